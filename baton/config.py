@@ -1,0 +1,153 @@
+"""serving.yaml: every key with its default and meaning. Parsed once, by the process that is started; unknown keys are refused.
+
+The file `serving.yaml` at the top of the repository documents the same keys; a test keeps the two equal.
+"""
+
+import difflib
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+import yaml
+from msgspec import Meta, Struct
+
+from baton.errors import ConfigError
+
+Port = Annotated[int, Meta(ge=0, le=65535)]
+Positive = Annotated[int, Meta(ge=1)]
+Seconds = Annotated[float, Meta(gt=0)]
+Weight = Annotated[float, Meta(ge=0)]
+
+
+class NatsConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    url: str | None = None  # None: `baton up` starts its own server
+    store_dir: str | None = None  # of the own server; None: a temporary folder
+
+
+class PlacementConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Cost of a worker = prefill_weight * (prompt blocks - overlap_weight * cached blocks + queued prefill blocks)
+    + load_weight * active decode blocks."""
+
+    overlap_weight: Weight = 1.0
+    prefill_weight: Weight = 1.0
+    load_weight: Weight = 1.0
+    temperature: Weight = 0.0  # 0: argmin with random ties; above: softmax over negative normalised costs
+    local_prefill_tokens: Annotated[int, Meta(ge=0)] = 32  # uncached prompts up to this long are not shipped
+    prefill_queue_tokens: Positive = 16384  # a prefill worker with more queued tokens gets no new request
+    charge_ttl_s: Seconds = 300.0  # a charge that nobody released is dropped after this long
+
+
+class RouterConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    host: str = "127.0.0.1"
+    http_port: Port = 8000  # 0 picks a free one
+    grpc_port: Port = 8001
+    queue_limit: Positive = 1024  # requests admitted and not finished, beyond which new ones are refused
+    max_running_per_worker: Positive = 256  # requests in flight on one decode worker; more wait in the queue
+    request_timeout_s: Seconds = 600.0  # when the caller names no deadline
+    no_worker_timeout_s: Seconds = 5.0  # how long a request waits for a worker to appear
+    max_attempts: Positive = 4  # replays after lost workers, the first attempt included
+    max_body_bytes: Positive = 8 * 1024 * 1024
+    placement: PlacementConfig = PlacementConfig()
+
+
+class WorkersConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    host: str = "127.0.0.1"
+    prefill: Annotated[int, Meta(ge=0)] = 1
+    decode: Annotated[int, Meta(ge=0)] = 1
+    ready_timeout_s: Seconds = 60.0
+    drain_timeout_s: Seconds = 30.0
+
+
+class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # auto: float32 on CPU, the model's own on GPU
+    attention: Literal["auto", "torch", "triton", "flash"] = "auto"
+    block_size: Literal[16, 32, 64, 128] = 16  # tokens per KV block
+    kv_memory: str = "512MiB"  # size of the KV slab, rounded down to whole blocks; on CPU pages are committed on first use
+    max_model_len: Positive | None = None  # None: what the model and the pool allow
+    max_batch_tokens: Positive = 512  # token budget of one step (chunked prefill)
+    max_running: Positive = 64  # sequences that decode together
+    threads: Annotated[int, Meta(ge=0)] = 0  # torch CPU threads per worker; 0: cores / workers of this machine, at least 1
+
+
+class TransferConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    transport: Literal["auto", "shm", "tcp"] = "auto"  # auto: shm when both workers share a host, else tcp
+    lease_ttl_s: Seconds = 120.0  # a grant that was not committed by then is cancelled and quarantined
+    connect_timeout_s: Seconds = 5.0
+    checksum: bool = False  # xxh3 of every block, sent along and verified before a sequence is admitted
+
+
+class DiscoveryConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    heartbeat_s: Seconds = 1.0
+    ttl_s: Seconds = 4.0  # a worker that was silent for this long is gone
+
+
+class LoggingConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["console", "json"] = "console"
+
+
+class ServingConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    model: str = "smollm2"  # `smollm2`, a folder in Hugging Face form, or a .gguf file
+    served_model_name: str | None = None  # None: the name or the folder's name
+    namespace: Annotated[str, Meta(pattern="^[a-z0-9_-]+$")] = "default"  # of NATS subjects, streams and buckets
+    nats: NatsConfig = NatsConfig()
+    router: RouterConfig = RouterConfig()
+    workers: WorkersConfig = WorkersConfig()
+    engine: EngineConfig = EngineConfig()
+    transfer: TransferConfig = TransferConfig()
+    discovery: DiscoveryConfig = DiscoveryConfig()
+    logging: LoggingConfig = LoggingConfig()
+
+
+def load_config(path: Path | None) -> ServingConfig:
+    """Reads serving.yaml (None gives the defaults). Raises ConfigError naming the key, and the nearest known one if unknown."""
+    if path is None:
+        return ServingConfig()
+    try:
+        data = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise ConfigError(str(path), error.strerror or str(error)) from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(str(path), f"not valid YAML: {error}") from error
+    return parse_config(data if data is not None else {}, str(path))
+
+
+def parse_config(data: Any, where: str = "configuration") -> ServingConfig:
+    """Checks plain data against the schema. Raises ConfigError."""
+    _refuse_unknown_keys(data, ServingConfig, where, ())
+    try:
+        return msgspec.convert(data, ServingConfig)
+    except msgspec.ValidationError as error:
+        problem, _, path = str(error).partition(" - at ")
+        raise ConfigError(f"{where}: {path.strip('`').removeprefix('$.') or 'top level'}", problem) from error
+
+
+def dump_config(config: ServingConfig) -> str:
+    """The whole configuration as YAML, defaults included."""
+    return yaml.safe_dump(msgspec.to_builtins(config), sort_keys=False)
+
+
+def _refuse_unknown_keys(data: Any, schema: type[Struct], where: str, path: tuple[str, ...]) -> None:
+    if not isinstance(data, dict):
+        return
+    fields = {field.name: field.type for field in msgspec.structs.fields(schema)}
+    for key, value in data.items():
+        at = ".".join((*path, str(key)))
+        if key not in fields:
+            near = difflib.get_close_matches(str(key), fields, n=1, cutoff=0.0)
+            raise ConfigError(f"{where}: {at}", f"unknown key; the nearest known one is {'.'.join((*path, near[0]))!r}")
+        inner = fields[key]
+        if isinstance(inner, type) and issubclass(inner, Struct):
+            _refuse_unknown_keys(value, inner, where, (*path, str(key)))
+
+
+def parse_bytes(text: str, where: str) -> int:
+    """'512MiB' -> 536870912. Units: B, KiB, MiB, GiB, KB, MB, GB. Raises ConfigError."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(B|[KMG]i?B)?\s*", text)
+    if not match:
+        raise ConfigError(where, f"{text!r} is not a size such as 512MiB")
+    number, unit = match.groups()
+    base = 1024 if "i" in (unit or "") else 1000
+    return int(float(number) * base ** " KMG".index((unit or " ")[0] if unit and unit != "B" else " "))

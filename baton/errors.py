@@ -1,0 +1,106 @@
+"""The error tree. Every error carries its fields and composes its sentence from them.
+
+BatonError
+├── InvalidRequestError     the caller's input; names the field and the limit
+│   └── UnknownModelError
+├── ConfigError             serving.yaml, a flag or a model folder
+├── OverloadedError         bounded queue is full; says when to try again
+├── UnavailableError        no worker that can serve
+├── DeadlineError           a hop or the whole request ran out of time
+├── WorkerLostError         a worker died or refused in mid-request; the router replays elsewhere
+├── TransferError           KV hand-over failed
+│   └── HandshakeError      the peers' slabs do not fit together
+├── ProtocolError           a peer sent something that its contract does not allow
+└── ModelError              weights, tokenizer or configuration of a model cannot be used
+"""
+
+
+class BatonError(Exception):
+    """Base of every error that Baton raises on purpose."""
+
+
+class InvalidRequestError(BatonError):
+    """The caller's input is refused. `field` is the name as the caller wrote it."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        self.field = field
+        self.problem = problem
+        super().__init__(f"{field}: {problem}")
+
+
+class UnknownModelError(InvalidRequestError):
+    def __init__(self, model: str, known: list[str]) -> None:
+        self.model = model
+        super().__init__("model", f"{model!r} is not served here; served: {', '.join(known) or 'none yet'}")
+
+
+class ConfigError(BatonError):
+    """A configuration that cannot be used. `where` is a key path, a flag or a file."""
+
+    def __init__(self, where: str, problem: str) -> None:
+        self.where = where
+        self.problem = problem
+        super().__init__(f"{where}: {problem}")
+
+
+class OverloadedError(BatonError):
+    def __init__(self, queue: str, limit: int, retry_after_s: float) -> None:
+        self.queue = queue
+        self.limit = limit
+        self.retry_after_s = retry_after_s
+        super().__init__(f"the {queue} holds its limit of {limit} requests; try again in {retry_after_s:.1f} s")
+
+
+class UnavailableError(BatonError):
+    """Nothing that could serve is alive or ready. `reason` is a sentence for the caller."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(reason)
+
+
+class DeadlineError(BatonError):
+    def __init__(self, what: str, timeout_s: float) -> None:
+        self.what = what
+        self.timeout_s = timeout_s
+        super().__init__(f"{what} did not finish within {timeout_s:.1f} s")
+
+
+class WorkerLostError(BatonError):
+    """The worker died, drained or refused; what it had streamed so far stays valid."""
+
+    def __init__(self, worker_id: str, reason: str) -> None:
+        self.worker_id = worker_id
+        self.reason = reason
+        super().__init__(f"worker {worker_id}: {reason}")
+
+
+class TransferError(BatonError):
+    def __init__(self, transfer_id: str, reason: str) -> None:
+        self.transfer_id = transfer_id
+        self.reason = reason
+        super().__init__(f"KV transfer {transfer_id}: {reason}")
+
+
+class HandshakeError(TransferError):
+    def __init__(self, field: str, ours: object, theirs: object) -> None:
+        self.field = field
+        self.ours = ours
+        self.theirs = theirs
+        super().__init__("handshake", f"{field} differs: ours {ours!r}, theirs {theirs!r}")
+
+
+class ProtocolError(BatonError):
+    """`peer` names who sent it, `problem` says what is wrong with it."""
+
+    def __init__(self, peer: str, problem: str) -> None:
+        self.peer = peer
+        self.problem = problem
+        super().__init__(f"{peer}: {problem}")
+
+
+class ModelError(BatonError):
+    def __init__(self, model: str, problem: str) -> None:
+        self.model = model
+        self.problem = problem
+        super().__init__(f"model {model}: {problem}")

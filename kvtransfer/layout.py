@@ -1,0 +1,42 @@
+"""Where a KV block lies in a slab. Both ends of a transfer agree on this, and nothing else, about each other's memory."""
+
+from dataclasses import dataclass
+
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class SlabLayout:
+    """A slab is one contiguous array `[layers, blocks, kv_heads, 2 (K, V), block_size, head_dim]`.
+
+    Any head range of one block, K and V together, is one contiguous run, so transfers between different tensor-parallel
+    sizes are plain runs.
+    """
+
+    num_layers: int
+    num_blocks: int
+    num_kv_heads: int
+    block_size: int
+    head_dim: int
+    dtype: str  # a key of ITEM_BYTES
+
+    @property
+    def shape(self) -> tuple[int, int, int, int, int, int]:
+        return (self.num_layers, self.num_blocks, self.num_kv_heads, 2, self.block_size, self.head_dim)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block in one layer."""
+        return self.num_kv_heads * 2 * self.block_size * self.head_dim * ITEM_BYTES[self.dtype]
+
+    @property
+    def layer_bytes(self) -> int:
+        return self.num_blocks * self.block_bytes
+
+    @property
+    def nbytes(self) -> int:
+        return self.num_layers * self.layer_bytes
+
+    def offset(self, layer: int, block: int) -> int:
+        """First byte of a block in a layer."""
+        return layer * self.layer_bytes + block * self.block_bytes

@@ -1,0 +1,75 @@
+"""What a worker says of itself in the discovery bucket, and how loaded it is on the metrics plane."""
+
+import msgspec
+from msgspec import Struct
+
+from baton_proto.version import check_major
+
+MAJOR = 1
+
+
+class TransferEndpoint(Struct, frozen=True):
+    """Where a decode worker's KV receiver listens. `host_id` equal on both sides means that shared memory can work."""
+
+    host_id: str  # boot id of the kernel, see baton/host.py
+    unix_path: str
+    tcp_address: str  # HOST:PORT
+
+
+class WorkerRecord(Struct, frozen=True):
+    """One live worker. Key in the bucket: the worker id. Rewritten every heartbeat; gone when its time to live ends."""
+
+    version: int
+    worker_id: str
+    incarnation: int  # rises with every start of the same worker id
+    role: str  # "prefill" | "decode"
+    state: str  # "ready" | "draining" | "sleeping"
+    rpc_address: str  # HOST:PORT of the worker's gRPC server
+    transfer: TransferEndpoint | None  # decode workers only
+    model: str  # name that clients use
+    model_hash: str  # weights and configuration, see engine/model_files.py
+    block_size: int
+    num_blocks: int
+    max_model_len: int  # tokens of prompt and output together, bounded by the pool
+    pid: int
+    metrics_address: str = ""  # HOST:PORT of the Prometheus endpoint
+
+
+class WorkerLoad(Struct, frozen=True):
+    """A worker's load after an engine step; in every StepMessage and, once a second, on `baton.<ns>.load.<worker_id>`."""
+
+    running: int = 0
+    waiting: int = 0
+    blocks_used: int = 0  # referenced by a sequence or a lease
+    blocks_cached: int = 0  # unreferenced, reusable
+    blocks_total: int = 0
+    queued_prefill_tokens: int = 0  # prompt tokens not computed yet
+    leases: int = 0  # not FREE, quarantined included
+    last_event_id: int = 0  # published
+    steps: int = 0
+    step_ms: float = 0.0  # duration of the last step
+
+
+class LoadReport(Struct, frozen=True):
+    version: int
+    worker_id: str
+    incarnation: int
+    load: WorkerLoad
+
+
+_record_decoder = msgspec.json.Decoder(WorkerRecord)
+_load_decoder = msgspec.msgpack.Decoder(LoadReport)
+
+
+def decode_record(data: bytes) -> WorkerRecord:
+    """Raises msgspec.DecodeError or ProtocolError."""
+    record = _record_decoder.decode(data)
+    check_major("worker record", record.version, MAJOR)
+    return record
+
+
+def decode_load_report(data: bytes) -> LoadReport:
+    """Raises msgspec.DecodeError or ProtocolError."""
+    report = _load_decoder.decode(data)
+    check_major("load report", report.version, MAJOR)
+    return report

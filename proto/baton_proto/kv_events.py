@@ -1,0 +1,59 @@
+"""KV cache events: what a worker tells the routers' radix trees, one batch per engine step.
+
+Subject `baton.<namespace>.kv_events.<worker_id>` in the JetStream stream of the namespace. Hash runs are little-endian u64
+arrays in bytes, so that numpy reads them without a copy. Hash definitions: see router/block_hash.py.
+"""
+
+import msgspec
+from msgspec import Struct
+
+from baton_proto.version import check_major
+
+MAJOR = 1
+
+
+class Stored(Struct, frozen=True, tag="stored"):
+    """A run of blocks, each the child of the one before; the first is the child of `parent`."""
+
+    parent: int | None  # sequence hash; None: the run starts at token 0
+    block_hashes: bytes  # u64 LE, one per block
+    sequence_hashes: bytes  # u64 LE, one per block
+
+
+class Removed(Struct, frozen=True, tag="removed"):
+    """Evicted blocks. A worker evicts leaves first, so no removed block leaves a stored child behind."""
+
+    sequence_hashes: bytes  # u64 LE
+
+
+class Cleared(Struct, frozen=True, tag="cleared"):
+    """The worker dropped its whole cache."""
+
+
+KvEvent = Stored | Removed | Cleared
+
+
+class KvEventBatch(Struct, frozen=True):
+    """`event_id` counts batches: 1, 2, 3, ... per incarnation of the worker, without holes."""
+
+    version: int
+    worker_id: str
+    incarnation: int
+    event_id: int
+    timestamp_s: float  # Unix time of the publisher, for people; never compared between machines
+    events: list[KvEvent]
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(KvEventBatch)
+
+
+def encode_batch(batch: KvEventBatch) -> bytes:
+    return _encoder.encode(batch)
+
+
+def decode_batch(data: bytes) -> KvEventBatch:
+    """Raises msgspec.DecodeError (malformed) or ProtocolError (another major version)."""
+    batch = _decoder.decode(data)
+    check_major("kv event", batch.version, MAJOR)
+    return batch

@@ -1,0 +1,207 @@
+"""The request plane: what travels on the gRPC service `baton.worker.v1.Worker` between router and workers.
+
+One bidirectional stream per (router, worker) pair: commands one way, one StepMessage per engine step the other way. Messages
+are msgspec (msgpack), carried by generic gRPC handlers: one type system from the router to the engine.
+"""
+
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from baton_proto.discovery import TransferEndpoint, WorkerLoad
+from baton_proto.kv_events import Stored
+from baton_proto.sampling import SamplingParams, TokenLogprobs
+
+MAJOR = 1
+SERVICE = "baton.worker.v1.Worker"
+STEPS = f"/{SERVICE}/Steps"  # stream WorkerCommand -> stream StepMessage
+PREFILL = f"/{SERVICE}/Prefill"  # stream PrefillCommand -> stream PrefillReport (decode worker to prefill worker)
+SNAPSHOT = f"/{SERVICE}/Snapshot"  # SnapshotRequest -> stream SnapshotChunk
+INSPECT = f"/{SERVICE}/Inspect"  # InspectRequest -> InspectReport
+DRAIN = f"/{SERVICE}/Drain"  # DrainRequest -> DrainReport
+
+
+class Hello(Struct, frozen=True, tag="hello"):
+    """First message of every stream, both ways; a worker of another incarnation than expected refuses."""
+
+    version: int
+    sender: str  # router id or worker id
+    incarnation: int = 0  # of the worker that is spoken to (as the client knows it) or that answers
+
+
+# --- router -> worker -------------------------------------------------------------------------------------------------
+
+
+class PrefillTarget(Struct, frozen=True):
+    """The prefill worker that the router chose for a request."""
+
+    worker_id: str
+    incarnation: int
+    rpc_address: str
+
+
+class Submit(Struct, frozen=True, tag="submit"):
+    """A request, or its replay: tokens beyond `num_prompt_tokens` are output that the client already has."""
+
+    request_id: str
+    token_ids: bytes  # u32 LE
+    num_prompt_tokens: int
+    sampling: SamplingParams
+    timeout_s: float  # what is left of the request's time
+    prefill: PrefillTarget | None = None  # None: the decode worker runs the prompt itself
+    priority: int = 0
+
+
+class Cancel(Struct, frozen=True, tag="cancel"):
+    request_id: str
+
+
+WorkerCommand = Hello | Submit | Cancel
+
+# --- worker -> router -------------------------------------------------------------------------------------------------
+
+
+class Handoff(Struct, frozen=True):
+    """What the prefill worker shipped for a request."""
+
+    prefill_worker: str
+    kv_blocks: int
+    kv_bytes: int
+    transport: str
+    cached_tokens: int  # prefix hit on the prefill worker
+
+
+class Failure(Struct, frozen=True):
+    """Why a request ended without an answer. `retryable`: the router may replay it elsewhere."""
+
+    code: str  # "prefill_lost" | "refused" | "deadline" | "internal"
+    message: str
+    retryable: bool
+    worker_id: str = ""  # who is to blame
+
+
+class Delta(Struct, frozen=True, omit_defaults=True):
+    """News of one request. The last one has `finish` or `failure`; nothing follows it."""
+
+    request_id: str
+    token_ids: list[int] = []  # noqa: RUF012
+    logprobs: list[TokenLogprobs] = []  # noqa: RUF012 (as many as token_ids, or none)
+    cached_tokens: int | None = None  # with the first token: prompt tokens that nobody had to compute
+    handoff: Handoff | None = None  # with the first token of a remote prefill
+    finish: str | None = None  # "stop" | "length" | "cancelled"
+    stop_token: int | None = None  # EOS or stop token that ended it; it is the last of token_ids
+    failure: Failure | None = None
+
+
+class StepMessage(Struct, frozen=True, tag="step"):
+    deltas: list[Delta]
+    load: WorkerLoad
+
+
+WorkerReport = Hello | StepMessage
+
+# --- decode worker <-> prefill worker ---------------------------------------------------------------------------------
+
+
+class Grant(Struct, frozen=True):
+    """Leave to write into a decode worker's slab, for one transfer. Block i of the list holds the tokens
+    [skip_tokens + i * block_size, ...) of the prompt."""
+
+    transfer_id: str
+    worker_id: str
+    incarnation: int
+    generation: int  # of the slab; a slab that was suspended since has another
+    block_ids: list[int]
+    skip_tokens: int  # multiple of the block size: the decode worker's own cached prefix
+    ttl_s: float  # remaining time to live, never a clock reading
+    endpoint: TransferEndpoint
+
+
+class PrefillRequest(Struct, frozen=True, tag="prefill"):
+    request_id: str
+    token_ids: bytes  # u32 LE, prompt and replayed output
+    num_prompt_tokens: int
+    sampling: SamplingParams
+    timeout_s: float
+    grant: Grant
+    priority: int = 0
+
+
+class PrefillCancel(Struct, frozen=True, tag="cancel"):
+    request_id: str
+
+
+PrefillCommand = Hello | PrefillRequest | PrefillCancel
+
+
+class PrefillFailed(Struct, frozen=True, tag="failed"):
+    """The prompt will not be finished. KV safety is the transfer's matter, not this message's."""
+
+    request_id: str
+    failure: Failure
+
+
+PrefillReport = Hello | PrefillFailed
+
+
+class FirstToken(Struct, frozen=True):
+    """Payload of the transfer's COMMIT: all that decoding needs beyond the KV blocks. Penalty counts and the position in the
+    random stream follow from the token list and the seed, which the decode worker has."""
+
+    version: int
+    token_id: int
+    logprobs: TokenLogprobs | None
+    cached_tokens: int  # prefix hit on the prefill worker
+
+
+# --- unary ------------------------------------------------------------------------------------------------------------
+
+
+class SnapshotRequest(Struct, frozen=True):
+    version: int
+
+
+class SnapshotChunk(Struct, frozen=True):
+    """Part of a worker's block table as runs, parents before children. `event_id`: the last event batch that is contained."""
+
+    incarnation: int
+    event_id: int
+    runs: list[Stored]
+    last: bool
+
+
+class InspectRequest(Struct, frozen=True):
+    version: int
+
+
+class InspectReport(Struct, frozen=True):
+    """The worker's own view, for status and tests. `problems` is what check_integrity() found, empty when all is well."""
+
+    worker_id: str
+    incarnation: int
+    state: str
+    load: WorkerLoad
+    problems: list[str]
+    rss_bytes: int
+
+
+class DrainRequest(Struct, frozen=True):
+    version: int
+    timeout_s: float
+
+
+class DrainReport(Struct, frozen=True):
+    remaining: int  # requests still in flight when the time was up
+
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode(message: Struct) -> bytes:
+    return _encoder.encode(message)
+
+
+def decoder(types: Any) -> Any:
+    """A bytes -> message function for gRPC; raises msgspec.DecodeError on anything else."""
+    return msgspec.msgpack.Decoder(types).decode

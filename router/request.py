@@ -1,0 +1,63 @@
+"""A parsed, validated, tokenized request, and what is streamed back for it: the contract between the APIs and generation."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from baton_proto.sampling import SamplingParams, TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """Every check is behind it: what is left to fail is the service, not the caller."""
+
+    request_id: str
+    prompt: npt.NDArray[np.uint32]  # [num_prompt_tokens], at least one
+    sampling: tuple[SamplingParams, ...]  # one per choice; choice i differs by its seed
+    stop: tuple[str, ...]  # stop strings; the text ends before the first one
+    deadline_s: float  # on time.monotonic()
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenDetail:
+    """One output token with its own text (not held back, may be part of a character) and log-probabilities."""
+
+    token_id: int
+    text: str
+    logprobs: TokenLogprobs | None
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """New output of one choice, in order. `text` may lag behind the tokens; `finish_reason` is set on the last piece."""
+
+    index: int
+    tokens: list[TokenDetail]
+    text: str
+    finish_reason: str | None = None  # "stop" | "length"
+
+
+@dataclass(slots=True)
+class Service:
+    """Who served one choice, for usage and for people."""
+
+    index: int
+    decode_worker: str = ""
+    prefill_worker: str = ""
+    kv_blocks: int = 0
+    kv_bytes: int = 0
+    transport: str = ""
+    attempts: int = 0
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Last item of the stream."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    served_by: list[Service] = field(default_factory=list)
