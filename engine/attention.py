@@ -1,0 +1,68 @@
+"""Attention over the paged KV cache: the interface, split by phase, and what binds it to one step of the model.
+
+A layer's cache is `slab[layer]`: [num_blocks, kv_heads, 2 (K, V), block_size, head_dim], contiguous.
+"""
+
+from collections.abc import Callable, Sequence as Run
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+
+class Span(NamedTuple):
+    """Tokens [start, end) of one sequence go through the model; `block_table` covers [0, end)."""
+
+    start: int
+    end: int
+    block_table: Run[int]
+
+
+class Attention(Protocol):
+    """A backend. `prepare` once per step, then for each layer `store` before `prefill` and `decode`.
+
+    Tokens lie flat: those of the prefill spans first, then one per decode span. Queries and results are
+    [num_tokens, heads, head_dim], keys and values [num_tokens, kv_heads, head_dim]. A query sees its sequence up to
+    itself.
+    """
+
+    def prepare(self, prefill: Run[Span], decode: Run[Span]) -> Any:
+        """The metadata that all layers of one step share: indices and masks, on the device."""
+        ...
+
+    def store(self, keys: Tensor, values: Tensor, layer_cache: Tensor, metadata: Any) -> None:
+        """Writes the step's KV into the blocks of its spans."""
+        ...
+
+    def prefill(self, queries: Tensor, layer_cache: Tensor, metadata: Any) -> Tensor:
+        """The prefill spans' queries, in order."""
+        ...
+
+    def decode(self, queries: Tensor, layer_cache: Tensor, metadata: Any) -> Tensor:
+        """One query per decode span, in order."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StepAttention:
+    """What a model calls in each layer of one step: it knows neither sequences nor blocks nor phases."""
+
+    backend: Attention
+    metadata: Any  # of `backend`
+    slab: Tensor  # [layers, blocks, kv_heads, 2, block_size, head_dim]
+    num_prefill_tokens: int
+    layer_done: Callable[[int], None] | None  # called as soon as a layer's KV is written, before it is read
+
+    def __call__(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """[num_tokens, heads, head_dim] like `queries`."""
+        cache, split = self.slab[layer], self.num_prefill_tokens
+        self.backend.store(keys, values, cache, self.metadata)
+        if self.layer_done is not None:
+            self.layer_done(layer)
+        if split == 0:
+            return self.backend.decode(queries, cache, self.metadata)
+        if split == len(queries):
+            return self.backend.prefill(queries, cache, self.metadata)
+        prefill = self.backend.prefill(queries[:split], cache, self.metadata)
+        return torch.cat((prefill, self.backend.decode(queries[split:], cache, self.metadata)))

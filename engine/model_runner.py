@@ -1,0 +1,122 @@
+"""Runs batches on one device: lays a batch out as flat tensors, calls the model, samples. Workers build one at start.
+
+It alone decides what `auto` means for device, dtype and attention.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Sequence as Run
+
+import torch
+from torch import Tensor
+
+from baton.config import EngineConfig, parse_bytes
+from baton.errors import ConfigError
+from engine.attention import Attention, Span, StepAttention
+from engine.batch import Batch, LayerDone, SampledToken, ScheduledSequence
+from engine.model_files import ModelFiles
+from engine.models.llama import Llama
+from engine.models.registry import MODELS
+from engine.sampler import Sampler
+from engine.torch_attention import TorchAttention
+from engine.weights import Weights
+from kvtransfer.layout import SlabLayout
+
+
+class ModelRunner:
+    """Implements `engine.batch.Runner`. Owned by the engine thread."""
+
+    def __init__(self, model: Llama, attention: Attention, slab: Tensor, sampler: Sampler) -> None:
+        self.num_layers = model.config.num_layers
+        self._model = model
+        self._attention = attention
+        self._slab = slab
+        self._sampler = sampler
+
+    @torch.inference_mode()
+    def run(self, batch: Batch, layer_done: LayerDone | None = None) -> list[SampledToken]:
+        """One SampledToken per item with `sample` set, in the order of `batch.items`."""
+        hidden = self._hidden(batch, layer_done)
+        sampled = [item.sequence for item in batch.items if item.sample]
+        if not sampled:
+            return []
+        return self._sampler.sample(self._model.logits(hidden[self._sample_rows(batch)]), sampled)
+
+    def _hidden(self, batch: Batch, layer_done: LayerDone | None) -> Tensor:
+        items = batch.items
+        token_ids = itertools.chain.from_iterable(item.sequence.token_ids[item.start : item.end] for item in items)
+        positions = itertools.chain.from_iterable(range(item.start, item.end) for item in items)
+        attend = StepAttention(
+            backend=self._attention,
+            metadata=self._attention.prepare(_spans(batch.prefill), _spans(batch.decode)),
+            slab=self._slab,
+            num_prefill_tokens=batch.num_tokens - len(batch.decode),
+            layer_done=layer_done,
+        )
+        return self._model.forward(self._tensor(list(token_ids)), self._tensor(list(positions)), attend)
+
+    def _sample_rows(self, batch: Batch) -> Tensor:
+        """Rows of the last token of each item that is sampled."""
+        ends = itertools.accumulate(item.num_tokens for item in batch.items)
+        return self._tensor([end - 1 for item, end in zip(batch.items, ends, strict=True) if item.sample])
+
+    def _tensor(self, values: list[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self._slab.device)
+
+
+def slab_layout(files: ModelFiles, config: EngineConfig) -> SlabLayout:
+    """The KV slab that `engine.kv_memory` has room for. Raises ConfigError when that is not one block."""
+    model = files.config
+    device = resolve_device(config)
+    one_block = SlabLayout(
+        num_layers=model.num_layers,
+        num_blocks=1,
+        num_kv_heads=model.num_kv_heads,
+        block_size=config.block_size,
+        head_dim=model.head_dim,
+        dtype=_dtype_name(model.dtype, config, device),
+    )
+    memory = parse_bytes(config.kv_memory, "engine.kv_memory")
+    if memory < one_block.nbytes:
+        problem = f"{config.kv_memory} is less than one KV block of {files.name}, {one_block.nbytes} bytes"
+        raise ConfigError("engine.kv_memory", problem)
+    return dataclasses.replace(one_block, num_blocks=memory // one_block.nbytes)
+
+
+def build_runner(files: ModelFiles, config: EngineConfig, slab: Tensor) -> ModelRunner:
+    """Loads the model onto the slab's device, in the slab's dtype. Raises ModelError, ConfigError.
+
+    `config.threads` above 0 sets torch's CPU threads for the whole process.
+    """
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    _, num_blocks, num_kv_heads, _, block_size, head_dim = slab.shape
+    name = str(slab.dtype).removeprefix("torch.")
+    layout = SlabLayout(files.config.num_layers, num_blocks, num_kv_heads, block_size, head_dim, name)
+    weights = Weights(files.folder, slab.device, slab.dtype)
+    model = MODELS[files.config.architecture](files.config, weights, slab.device)
+    return ModelRunner(model, _attention(config, layout, slab), slab, Sampler(files.eos_token_ids))
+
+
+def resolve_device(config: EngineConfig) -> torch.device:
+    """Raises ConfigError when the device is not there."""
+    available = torch.cuda.is_available()
+    if config.device == "cuda" and not available:
+        raise ConfigError("engine.device", "cuda is not available here")
+    return torch.device("cuda" if available and config.device != "cpu" else "cpu")
+
+
+def _dtype_name(published: str, config: EngineConfig, device: torch.device) -> str:
+    if config.dtype != "auto":
+        return config.dtype
+    return "float32" if device.type == "cpu" else published
+
+
+def _attention(config: EngineConfig, layout: SlabLayout, slab: Tensor) -> Attention:
+    if config.attention not in ("auto", "torch"):
+        raise ConfigError("engine.attention", f"{config.attention!r} is not available on {slab.device.type}")
+    return TorchAttention(layout, slab.dtype, slab.device)
+
+
+def _spans(items: Run[ScheduledSequence]) -> list[Span]:
+    return [Span(item.start, item.end, item.sequence.block_table) for item in items]

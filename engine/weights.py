@@ -1,0 +1,118 @@
+"""The tensors of a model folder, memory-mapped. Models take them by name; neighbours are fused without a copy.
+
+All workers of a machine map the same files, so the weights are in memory once. Format of a .safetensors file: 8 bytes
+little-endian header length, a JSON header `name -> {dtype, shape, data_offsets}`, the data.
+"""
+
+import itertools
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from baton.errors import ModelError
+from engine.model_files import weight_files
+
+DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """Where a tensor lies: bytes [start, end) of `data`, a mapped file."""
+
+    data: Tensor  # uint8, one-dimensional
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+    def follows(self, other: "_Entry") -> bool:
+        return self.data is other.data and self.dtype == other.dtype and self.start == other.end
+
+
+class Weights:
+    """Each tensor is taken once; `finish` tells which were left over."""
+
+    def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype) -> None:
+        """Raises ModelError when a file is missing or malformed."""
+        self._model = str(folder)
+        self._device = device
+        self._dtype = dtype
+        self._entries: dict[str, _Entry] = {}
+        for path in weight_files(folder):
+            self._entries |= _map(path)
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """The tensor `name`, which must be of that shape. Raises ModelError."""
+        return self.take_fused({name: shape})
+
+    def take_fused(self, shapes: dict[str, tuple[int, ...]]) -> Tensor:
+        """Several tensors stacked along their first dimension: a view of the file where they are neighbours in it."""
+        entries = [self._pop(name, shape) for name, shape in shapes.items()]
+        first, last = entries[0], entries[-1]
+        if all(entry.follows(before) for before, entry in itertools.pairwise(entries)):
+            rows = sum(entry.shape[0] for entry in entries)
+            return self._load(_Entry(first.data, first.dtype, (rows, *first.shape[1:]), first.start, last.end))
+        return torch.cat([self._load(entry) for entry in entries])
+
+    def finish(self, ignored: Iterable[str] = ()) -> None:
+        """Raises ModelError when the folder holds tensors that the model did not take."""
+        left = sorted(
+            name
+            for name in self._entries.keys() - set(ignored)
+            if not name.endswith("rotary_emb.inv_freq")  # a table that early Llama checkpoints stored
+        )
+        if left:
+            raise ModelError(self._model, f"{len(left)} tensors are not known to this architecture: {_listed(left)}")
+
+    def _pop(self, name: str, shape: tuple[int, ...]) -> _Entry:
+        entry = self._entries.pop(name, None)
+        if entry is None:
+            raise ModelError(self._model, f"tensor {name} is missing")
+        if entry.shape != shape:
+            raise ModelError(self._model, f"tensor {name} has shape {list(entry.shape)}, expected {list(shape)}")
+        return entry
+
+    def _load(self, entry: _Entry) -> Tensor:
+        data = entry.data[entry.start : entry.end]
+        if data.storage_offset() % entry.dtype.itemsize:  # files of early writers are not aligned
+            data = data.clone()
+        return data.view(entry.dtype).view(entry.shape).to(self._device, self._dtype)
+
+
+def _map(path: Path) -> dict[str, _Entry]:
+    """The file's tensors. The mapping is private and never written, so its pages are the page cache's."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            header_bytes = int.from_bytes(file.read(8), "little")
+            if size < 8 or header_bytes > size - 8:
+                raise ModelError(str(path), "is truncated or not a safetensors file")
+            header = json.loads(file.read(header_bytes))
+        data = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
+        header.pop("__metadata__", None)
+        return {name: _entry(data, 8 + header_bytes, fields) for name, fields in header.items()}
+    except OSError as error:
+        raise ModelError(str(path), f"cannot be read: {error}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(str(path), f"is not a safetensors file that can be used: {error!r}") from error
+
+
+def _entry(data: Tensor, base: int, fields: dict[str, Any]) -> _Entry:
+    """Raises ValueError, KeyError or TypeError when the header's fields do not fit together."""
+    if fields["dtype"] not in DTYPES:
+        raise ValueError(f"dtype {fields['dtype']} is not supported")
+    dtype, shape = DTYPES[fields["dtype"]], tuple(fields["shape"])
+    start, end = (base + offset for offset in fields["data_offsets"])
+    if not base <= start <= end <= data.numel() or end - start != math.prod(shape) * dtype.itemsize:
+        raise ValueError(f"offsets {fields['data_offsets']} do not fit shape {list(shape)} and the file's size")
+    return _Entry(data, dtype, shape, start, end)
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
