@@ -1,0 +1,138 @@
+"""A worker process from start to end: what `python -m prefill_worker` and `python -m decode_worker` run."""
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+
+import structlog
+
+from baton.config import ServingConfig
+from baton.discovery import Announcer
+from baton.errors import ConfigError
+from baton.event_publisher import EventPublisher
+from baton.load_board import publish_load
+from baton.nats_client import NatsClient, connect
+from baton.worker.assembly import EngineFactory, build_engine
+from baton.worker.role import Role
+from baton.worker.runtime import WorkerRuntime, new_incarnation
+from baton.worker.service import WorkerService
+from baton_proto.discovery import MAJOR, LoadReport, WorkerRecord
+from baton_proto.worker import Failure
+
+LOAD_INTERVAL_S = 1.0
+END_GRACE_S = 2.0  # for requests that the end of the drain timeout cut off
+STOP_TIMEOUT_S = 10.0
+
+log = structlog.get_logger()
+
+RoleFactory = Callable[[WorkerRuntime], Role]
+
+
+async def run_worker(
+    config: ServingConfig, worker_id: str, build_role: RoleFactory, build: EngineFactory = build_engine
+) -> None:
+    """Serves until SIGTERM or SIGINT, then drains. What is built last is closed first."""
+    if config.nats.url is None:
+        raise ConfigError("nats.url", "a worker needs the URL of a running NATS server")
+    stop = _stop_signal()
+    async with AsyncExitStack() as closing:
+        assembly = build(config)
+        closing.callback(assembly.close)
+        nats = await connect(config.nats.url, worker_id, config.namespace, config.workers.ready_timeout_s)
+        closing.push_async_callback(nats.close)
+        incarnation = new_incarnation()
+        publisher = EventPublisher(nats, worker_id, incarnation)
+        closing.push_async_callback(publisher.close)
+        runtime = WorkerRuntime(config, worker_id, incarnation, assembly, publisher)
+        closing.push_async_callback(runtime.bridge.stop, STOP_TIMEOUT_S)
+        role = build_role(runtime)
+        closing.push_async_callback(role.close)
+        streams = runtime.attach(role)
+        runtime.bridge.start()
+
+        service = WorkerService(runtime, streams)
+        rpc_address = await service.start(config.workers.host)
+        closing.push_async_callback(service.stop, END_GRACE_S)
+        closing.callback(streams.close)
+        metrics_address = runtime.metrics.serve(config.workers.host)
+        closing.callback(runtime.metrics.close)
+
+        record = _record(runtime, rpc_address, metrics_address)
+        runtime.announcer = Announcer(nats, record, config.discovery.heartbeat_s, config.discovery.ttl_s)
+        await runtime.announcer.start()
+        closing.push_async_callback(runtime.announcer.withdraw)
+        reports = asyncio.create_task(_report_load(runtime, nats))
+        closing.callback(reports.cancel)
+        _print_ready(role, record)
+
+        await _until_stopped(stop, runtime)
+        await _drain(runtime)
+
+
+def _stop_signal() -> asyncio.Event:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop
+
+
+async def _until_stopped(stop: asyncio.Event, runtime: WorkerRuntime) -> None:
+    """Raises what ended the engine, if that comes first: a worker without an engine is no use."""
+    stopped, ended = asyncio.create_task(stop.wait()), asyncio.create_task(runtime.bridge.ended())
+    await asyncio.wait({stopped, ended}, return_when=asyncio.FIRST_COMPLETED)
+    if ended.done():
+        ended.result()
+    ended.cancel()
+
+
+async def _drain(runtime: WorkerRuntime) -> None:
+    log.info("draining", in_flight=len(runtime.role.in_flight))
+    remaining = await runtime.drain(runtime.config.workers.drain_timeout_s)
+    if remaining:
+        log.warning("drain timeout: requests cut off", remaining=remaining)
+        message = f"{runtime.worker_id} drained before the request ended"
+        runtime.role.end_all(Failure("refused", message, retryable=True, worker_id=runtime.worker_id))
+        await runtime.role.in_flight.wait_empty(END_GRACE_S)
+
+
+async def _report_load(runtime: WorkerRuntime, nats: NatsClient) -> None:
+    while True:
+        load = await runtime.fresh_load()
+        runtime.metrics.observe(load)
+        await publish_load(nats, LoadReport(MAJOR, runtime.worker_id, runtime.incarnation, load))
+        await asyncio.sleep(LOAD_INTERVAL_S)
+
+
+def _record(runtime: WorkerRuntime, rpc_address: str, metrics_address: str) -> WorkerRecord:
+    assembly = runtime.assembly
+    return WorkerRecord(
+        version=MAJOR,
+        worker_id=runtime.worker_id,
+        incarnation=runtime.incarnation,
+        role=runtime.role.name,
+        state=runtime.state,
+        rpc_address=rpc_address,
+        transfer=runtime.role.endpoint,
+        model=assembly.model,
+        model_hash=assembly.model_hash,
+        block_size=assembly.layout.block_size,
+        num_blocks=assembly.layout.num_blocks,
+        max_model_len=assembly.max_model_len,
+        pid=os.getpid(),
+        metrics_address=metrics_address,
+    )
+
+
+def _print_ready(role: Role, record: WorkerRecord) -> None:
+    """The one line on stdout that whoever started the process waits for."""
+    ready = {
+        "process": f"{role.name}_worker",
+        "id": record.worker_id,
+        "pid": record.pid,
+        "addresses": {"rpc": record.rpc_address, "metrics": record.metrics_address},
+    }
+    print(f"BATON_READY {json.dumps(ready)}", flush=True)
+    log.info("ready", worker=record.worker_id, incarnation=record.incarnation, rpc=record.rpc_address)

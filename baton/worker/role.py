@@ -1,0 +1,50 @@
+"""What a kind of worker promises to the process around it: prefill_worker/ and decode_worker/ each have one."""
+
+from typing import Any, Protocol
+
+import grpc
+
+from baton.worker.in_flight import InFlight
+from baton.worker.step_stream import StepHandler
+from baton_proto.discovery import TransferEndpoint
+from baton_proto.worker import Failure
+from engine.engine import SequenceOutput
+
+
+class Role(Protocol):
+    """Called on the event loop, where nothing else is said."""
+
+    name: str  # "prefill" | "decode"
+
+    @property
+    def endpoint(self) -> TransferEndpoint | None:
+        """Of the KV receiver."""
+        ...
+
+    @property
+    def steps(self) -> StepHandler: ...
+
+    @property
+    def in_flight(self) -> InFlight[Any, Any]: ...
+
+    def methods(self) -> "dict[str, grpc.RpcMethodHandler[Any, Any]]":
+        """gRPC methods by full name, beside those that every worker has."""
+        ...
+
+    def outputs(self, outputs: list[SequenceOutput]) -> None:
+        """New tokens, after each engine step."""
+        ...
+
+    def lease_count(self) -> int: ...
+
+    def check_integrity(self) -> list[str]:
+        """What is wrong outside the engine."""
+        ...
+
+    def end_all(self, failure: Failure) -> None:
+        """Ends what is in flight."""
+        ...
+
+    async def close(self) -> None:
+        """Before the engine thread stops: ends connections and transfers."""
+        ...

@@ -1,0 +1,93 @@
+"""What both kinds of workers share while they run: the engine and its thread, the event and metrics planes, the state.
+
+Built by baton/worker/process.py; the roles (prefill_worker/, decode_worker/) work with it. Event loop only.
+"""
+
+import time
+
+import msgspec
+
+from baton.config import ServingConfig
+from baton.discovery import Announcer
+from baton.event_publisher import EventPublisher
+from baton.worker.assembly import EngineAssembly
+from baton.worker.engine_bridge import EngineBridge
+from baton.worker.metrics import WorkerMetrics
+from baton.worker.role import Role
+from baton.worker.step_stream import StepStreams
+from baton_proto.discovery import WorkerLoad
+from baton_proto.worker import MAJOR, Hello
+from engine.engine import StepOutput
+
+
+def new_incarnation() -> int:
+    """Rises with every start of a worker on one machine, without anything to remember: microseconds of Unix time."""
+    return time.time_ns() // 1000
+
+
+class WorkerRuntime:
+    def __init__(
+        self,
+        config: ServingConfig,
+        worker_id: str,
+        incarnation: int,
+        assembly: EngineAssembly,
+        publisher: EventPublisher,
+    ) -> None:
+        self.config = config
+        self.worker_id = worker_id
+        self.incarnation = incarnation
+        self.hello = Hello(MAJOR, worker_id, incarnation)
+        self.assembly = assembly
+        self.publisher = publisher
+        self.bridge = EngineBridge(assembly.engine, self._step_done)
+        self.metrics = WorkerMetrics(worker_id)
+        self.draining = False
+        self.announcer: Announcer | None = None  # once the gRPC server listens
+        self._engine_load = WorkerLoad()
+        self._role: Role | None = None
+        self._streams: StepStreams | None = None
+
+    def attach(self, role: Role) -> StepStreams:
+        """The role is built around this object, so it comes second."""
+        self._role = role
+        self._streams = StepStreams(self.hello, role.steps)
+        return self._streams
+
+    @property
+    def role(self) -> Role:
+        assert self._role is not None, "attach comes before anything runs"
+        return self._role
+
+    @property
+    def state(self) -> str:
+        return "draining" if self.draining else "ready"
+
+    @property
+    def load(self) -> WorkerLoad:
+        """As of the last step or `fresh_load`."""
+        return msgspec.structs.replace(
+            self._engine_load, leases=self.role.lease_count(), last_event_id=self.publisher.last_event_id
+        )
+
+    async def fresh_load(self) -> WorkerLoad:
+        """Waits for the running step to end."""
+        self._engine_load = await self.bridge.call(lambda engine: engine.load())
+        return self.load
+
+    async def drain(self, timeout_s: float) -> int:
+        """Takes no new request from now on. Returns how many are in flight when all have ended or the time is up."""
+        self.draining = True
+        if self.announcer is not None:
+            await self.announcer.set_state(self.state)
+        return await self.role.in_flight.wait_empty(timeout_s)
+
+    def _step_done(self, output: StepOutput, load: WorkerLoad) -> None:
+        if output.events:
+            self.publisher.publish(output.events)
+        self._engine_load = load
+        self.role.outputs(output.outputs)
+        load = self.load
+        self.metrics.observe(load)
+        if self._streams is not None:
+            self._streams.publish_load(load)

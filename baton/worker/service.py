@@ -1,0 +1,83 @@
+"""The gRPC server of a worker and the calls that both kinds answer alike: Steps, Snapshot, Inspect, Drain."""
+
+import os
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import psutil
+
+from baton.worker.runtime import WorkerRuntime
+from baton.worker.snapshot import chunks, take_snapshot
+from baton.worker.step_stream import StepStreams
+from baton_proto.worker import (
+    DRAIN,
+    INSPECT,
+    SERVICE,
+    SNAPSHOT,
+    STEPS,
+    DrainReport,
+    DrainRequest,
+    InspectReport,
+    InspectRequest,
+    SnapshotChunk,
+    SnapshotRequest,
+    WorkerCommand,
+    decoder,
+    encode,
+)
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+SERVER_OPTIONS = [
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_receive_message_length", 64 * 1024 * 1024),
+    # A peer's machine that vanished without closing its connections is noticed by pings.
+    ("grpc.keepalive_time_ms", 5_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
+    ("grpc.http2.max_ping_strikes", 0),
+]
+
+
+class WorkerService:
+    def __init__(self, runtime: WorkerRuntime, streams: StepStreams) -> None:
+        self._runtime = runtime
+        self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        methods = runtime.role.methods() | {
+            STEPS: grpc.stream_stream_rpc_method_handler(streams.serve, decoder(WorkerCommand), encode),
+            SNAPSHOT: grpc.unary_stream_rpc_method_handler(self._snapshot, decoder(SnapshotRequest), encode),
+            INSPECT: grpc.unary_unary_rpc_method_handler(self._inspect, decoder(InspectRequest), encode),
+            DRAIN: grpc.unary_unary_rpc_method_handler(self._drain, decoder(DrainRequest), encode),
+        }
+        by_name = {name.removeprefix(f"/{SERVICE}/"): handler for name, handler in methods.items()}
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, by_name),))
+
+    async def start(self, host: str) -> str:
+        """Returns HOST:PORT."""
+        port = self._server.add_insecure_port(f"{host}:0")
+        await self._server.start()
+        return f"{host}:{port}"
+
+    async def stop(self, grace_s: float) -> None:
+        await self._server.stop(grace_s)
+
+    async def _snapshot(self, request: SnapshotRequest, context: Context) -> AsyncIterator[SnapshotChunk]:
+        snapshot = await take_snapshot(self._runtime.bridge, self._runtime.publisher)
+        for chunk in chunks(snapshot, self._runtime.incarnation):
+            yield chunk
+
+    async def _inspect(self, request: InspectRequest, context: Context) -> InspectReport:
+        runtime = self._runtime
+        problems = await runtime.bridge.call(lambda engine: engine.check_integrity())
+        return InspectReport(
+            worker_id=runtime.worker_id,
+            incarnation=runtime.incarnation,
+            state=runtime.state,
+            load=await runtime.fresh_load(),
+            problems=problems + runtime.role.check_integrity(),
+            rss_bytes=psutil.Process(os.getpid()).memory_info().rss,
+        )
+
+    async def _drain(self, request: DrainRequest, context: Context) -> DrainReport:
+        return DrainReport(await self._runtime.drain(request.timeout_s))

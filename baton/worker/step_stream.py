@@ -1,0 +1,119 @@
+"""The `Steps` stream: commands of one router come in, one message per engine step goes out.
+
+Owns the open streams. What is to be sent is collected per router; when a router reads slowly, the news of several steps
+leave in one message instead of queueing up.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, Protocol
+
+import grpc
+import structlog
+
+from baton.worker.hello import receive_hello
+from baton_proto.discovery import WorkerLoad
+from baton_proto.worker import Cancel, Delta, Hello, StepMessage, Submit, WorkerCommand
+
+log = structlog.get_logger()
+
+
+class RouterStream:
+    """One router's open stream. Event loop only."""
+
+    def __init__(self, router_id: str) -> None:
+        self.router_id = router_id
+        self._deltas: list[Delta] = []
+        self._news = asyncio.Event()
+        self._closed = False
+
+    def send(self, delta: Delta) -> None:
+        """Leaves with everything else that is sent before the event loop comes around."""
+        self._deltas.append(delta)
+        self._news.set()
+
+    def wake(self) -> None:
+        """There is a new load to report, if nothing else."""
+        self._news.set()
+
+    def close(self) -> None:
+        """Ends the stream after what is pending was written."""
+        self._closed = True
+        self._news.set()
+
+    async def take(self) -> list[Delta] | None:
+        """Waits for news; None when the stream is closed and all is written."""
+        await self._news.wait()
+        deltas, self._deltas = self._deltas, []
+        if self._closed and not deltas:
+            return None
+        if not self._closed:
+            self._news.clear()
+        return deltas
+
+
+class StepHandler(Protocol):
+    """What a worker does with a router's commands."""
+
+    def submit(self, router: RouterStream, request: Submit) -> None: ...
+
+    def cancel(self, router: RouterStream, request_id: str) -> None: ...
+
+    def router_gone(self, router: RouterStream) -> None:
+        """Nobody listens any more: end the router's requests."""
+        ...
+
+
+class StepStreams:
+    def __init__(self, ours: Hello, handler: StepHandler) -> None:
+        self._ours = ours
+        self._handler = handler
+        self._open: set[RouterStream] = set()
+        self._load = WorkerLoad()
+
+    async def serve(
+        self, commands: AsyncIterator[WorkerCommand], context: grpc.aio.ServicerContext[WorkerCommand, Any]
+    ) -> None:
+        """gRPC handler of `Steps`."""
+        commands = aiter(commands)
+        hello = await receive_hello(commands, context, self._ours)
+        router = RouterStream(hello.sender)
+        self._open.add(router)
+        log.info("router connected", router=router.router_id)
+        reader = asyncio.create_task(self._read(router, commands))
+        try:
+            await self._write(router, context)
+            if reader.done():
+                reader.result()  # raises what a malformed command raised: the router gets an error status
+        finally:
+            reader.cancel()
+            self._open.discard(router)
+            self._handler.router_gone(router)
+            log.info("router disconnected", router=router.router_id)
+
+    def publish_load(self, load: WorkerLoad) -> None:
+        """Once per engine step, after the step's deltas were sent."""
+        self._load = load
+        for router in self._open:
+            router.wake()
+
+    def close(self) -> None:
+        for router in self._open:
+            router.close()
+
+    async def _read(self, router: RouterStream, commands: AsyncIterator[WorkerCommand]) -> None:
+        try:
+            async for command in commands:
+                match command:
+                    case Submit():
+                        self._handler.submit(router, command)
+                    case Cancel():
+                        self._handler.cancel(router, command.request_id)
+                    case Hello():
+                        log.warning("second hello ignored", router=router.router_id)
+        finally:
+            router.close()
+
+    async def _write(self, router: RouterStream, context: grpc.aio.ServicerContext[WorkerCommand, Any]) -> None:
+        while (deltas := await router.take()) is not None:
+            await context.write(StepMessage(deltas, self._load))

@@ -1,0 +1,26 @@
+"""`python -m decode_worker --config FILE --worker-id ID`: one decode worker."""
+
+import uvloop
+
+from baton.config import load_config
+from baton.die_with_parent import die_with_parent
+from baton.errors import BatonError
+from baton.logging import configure_logging
+from baton.worker.arguments import parse_arguments
+from baton.worker.process import run_worker
+from decode_worker.decode_worker import DecodeWorker
+
+
+def main() -> None:
+    die_with_parent()
+    arguments = parse_arguments("decode_worker")
+    try:
+        config = load_config(arguments.config)
+        configure_logging(config.logging, arguments.worker_id)
+        uvloop.run(run_worker(config, arguments.worker_id, DecodeWorker))
+    except BatonError as error:
+        raise SystemExit(f"{arguments.worker_id}: {error}") from None
+
+
+if __name__ == "__main__":
+    main()

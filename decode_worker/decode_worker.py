@@ -1,0 +1,182 @@
+"""Takes requests from routers, has their prompts run here or on a prefill worker, streams their tokens. Event loop.
+
+`_end` is the one place where a request ends for its router; `fail` also stops what the request was doing.
+"""
+
+import asyncio
+import itertools
+import time
+from typing import Any
+
+import grpc
+import numpy as np
+import structlog
+
+from baton.worker.in_flight import InFlight
+from baton.worker.runtime import WorkerRuntime
+from baton.worker.step_stream import RouterStream
+from baton_proto.worker import Delta, Failure, Submit
+from decode_worker.handoff import Handoffs
+from decode_worker.request import Phase, Request
+from engine.engine import Engine, SequenceOutput
+from engine.sequence import Sequence
+
+log = structlog.get_logger()
+
+
+class DecodeWorker:
+    """The decode role, and the handler of its `Steps` streams."""
+
+    name = "decode"
+
+    def __init__(self, runtime: WorkerRuntime) -> None:
+        self._runtime = runtime
+        self._serial = itertools.count(1)
+        self._handoffs = Handoffs(runtime, self)
+        self._by_key: dict[str, Request] = {}
+        self.steps = self
+        self.endpoint = self._handoffs.receiver.endpoint
+        self.in_flight: InFlight[tuple[RouterStream, str], Request] = InFlight()
+
+    # --- commands of a router -----------------------------------------------------------------------------------------
+
+    def submit(self, router: RouterStream, request: Submit) -> None:
+        token_ids = np.frombuffer(request.token_ids, dtype="<u4").tolist()
+        if failure := self._refusal(router, request, len(token_ids)):
+            router.send(Delta(request.request_id, failure=failure))
+            return
+        sequence = Sequence(
+            f"{request.request_id}/{next(self._serial)}",
+            token_ids,
+            request.num_prompt_tokens,
+            request.sampling,
+            priority=request.priority,
+        )
+        phase = Phase.RESERVING if request.prefill else Phase.RUNNING
+        accepted = Request(router, request, sequence, time.monotonic() + request.timeout_s, phase)
+        late = Failure("deadline", f"not finished within {request.timeout_s:.1f} s", retryable=False)
+        accepted.timer = asyncio.get_running_loop().call_later(request.timeout_s, self.fail, accepted, late)
+        self.in_flight.add(accepted.name, accepted)
+        self._by_key[accepted.key] = accepted
+        self._runtime.metrics.requests.inc()
+        if phase is Phase.RESERVING:
+            self._handoffs.start(accepted)
+        else:
+            self._runtime.bridge.post(lambda engine: engine.add(sequence))
+
+    def cancel(self, router: RouterStream, request_id: str) -> None:
+        if request := self.in_flight.get((router, request_id)):
+            phase = self._end(request, Delta(request_id, finish="cancelled"))
+            self._abandon(request, phase, "cancelled")
+
+    def router_gone(self, router: RouterStream) -> None:
+        for request in self.in_flight:
+            if request.router is router:
+                phase = self._end(request, None)
+                self._abandon(request, phase, "the router is gone")
+
+    def _refusal(self, router: RouterStream, request: Submit, num_tokens: int) -> Failure | None:
+        worker_id, limit = self._runtime.worker_id, self._runtime.assembly.max_model_len
+        if self._runtime.draining:
+            return Failure("refused", "the decode worker is draining", retryable=True, worker_id=worker_id)
+        if (router, request.request_id) in self.in_flight:
+            return Failure("refused", "a request of this id is in flight already", retryable=False, worker_id=worker_id)
+        if not 1 <= request.num_prompt_tokens <= num_tokens < request.num_prompt_tokens + request.sampling.max_tokens:
+            problem = f"{num_tokens} tokens, {request.num_prompt_tokens} of the prompt, leave nothing to generate"
+            return Failure("refused", problem, retryable=False, worker_id=worker_id)
+        if request.num_prompt_tokens + request.sampling.max_tokens > limit:
+            problem = f"{request.num_prompt_tokens} + {request.sampling.max_tokens} tokens are more than {limit}"
+            return Failure("refused", problem, retryable=False, worker_id=worker_id)
+        return None
+
+    # --- output and end of requests -----------------------------------------------------------------------------------
+
+    def outputs(self, outputs: list[SequenceOutput]) -> None:
+        for output in outputs:
+            request = self._by_key.get(output.sequence.request_id)
+            if request is None:
+                continue  # it ended while the step was running
+            if output.finish == "error":
+                worker_id = self._runtime.worker_id
+                failure = Failure("internal", output.error or "an engine step failed", True, worker_id)
+                self._end(request, _failed(request, failure))
+                continue
+            delta = _delta(request, output)
+            self._runtime.metrics.tokens.inc(len(output.token_ids))
+            if output.finish is None:
+                request.router.send(delta)
+            else:
+                self._end(request, delta)
+
+    def fail(self, request: Request, failure: Failure) -> None:
+        """Ends a request without an answer. Idempotent."""
+        if request.phase is not Phase.ENDED:
+            log.info("request failed", request=request.submit.request_id, code=failure.code, reason=failure.message)
+            self._runtime.metrics.failures.inc()
+            phase = self._end(request, _failed(request, failure))
+            self._abandon(request, phase, failure.message)
+
+    def end_all(self, failure: Failure) -> None:
+        for request in self.in_flight:
+            self.fail(request, failure)
+
+    def _end(self, request: Request, last: Delta | None) -> Phase:
+        """Returns the phase that it ended in. Nothing is sent for the request after `last`."""
+        phase, request.phase = request.phase, Phase.ENDED
+        if request.timer is not None:
+            request.timer.cancel()
+        self.in_flight.discard(request.name)
+        del self._by_key[request.key]
+        if last is not None:
+            request.router.send(last)
+        return phase
+
+    def _abandon(self, request: Request, phase: Phase, reason: str) -> None:
+        if phase is Phase.RUNNING:
+            self._runtime.bridge.post(lambda engine: self._abort(engine, request))
+        else:
+            self._handoffs.abandon(request, phase, reason)
+
+    def _abort(self, engine: Engine, request: Request) -> None:
+        """Engine thread. Nobody else learns that these blocks are free: an abort is no step."""
+        engine.abort(request.key)
+        self._handoffs.reservations.retry()
+
+    # --- called by the process ----------------------------------------------------------------------------------------
+
+    def methods(self) -> "dict[str, grpc.RpcMethodHandler[Any, Any]]":
+        return {}
+
+    def lease_count(self) -> int:
+        return self._handoffs.receiver.lease_count()
+
+    def check_integrity(self) -> list[str]:
+        problems = self._handoffs.receiver.check_integrity()
+        if len(self._by_key) != len(self.in_flight):
+            problems.append(f"{len(self._by_key)} sequences for {len(self.in_flight)} requests in flight")
+        return problems
+
+    async def close(self) -> None:
+        await self._handoffs.close()
+
+
+def _delta(request: Request, output: SequenceOutput) -> Delta:
+    cached_tokens = None
+    if not request.started:
+        own, theirs = request.sequence.num_cached_tokens, request.handoff.cached_tokens if request.handoff else 0
+        cached_tokens = min(max(own, theirs), request.submit.num_prompt_tokens)
+    delta = Delta(
+        request_id=request.submit.request_id,
+        token_ids=output.token_ids,
+        logprobs=output.logprobs,
+        cached_tokens=cached_tokens,
+        handoff=None if request.started else request.handoff,
+        finish=output.finish,
+        stop_token=output.stop_token,
+    )
+    request.started = True
+    return delta
+
+
+def _failed(request: Request, failure: Failure) -> Delta:
+    return Delta(request.submit.request_id, failure=failure)

@@ -1,0 +1,194 @@
+"""Prompts that run on a prefill worker: reserve blocks, grant them, wait for the KV, admit the sequence.
+
+Owns the KV receiver, the links to the prefill workers and every lease's request. A lease ends in exactly one of two
+events, and each frees or hands on its blocks: Committed (they belong to the sequence, which is admitted) or Released
+(they are freed).
+"""
+
+import asyncio
+import functools
+import time
+from typing import Protocol
+
+import msgspec
+import structlog
+
+from baton.errors import ProtocolError
+from baton.worker.runtime import WorkerRuntime
+from baton_proto.version import check_major
+from baton_proto.worker import MAJOR, Failure, FirstToken, Handoff, PrefillRequest, PrefillTarget, decoder
+from decode_worker.prefill_link import PrefillLink
+from decode_worker.request import Phase, Request
+from decode_worker.reservations import Reservations
+from engine.engine import Engine, SequenceOutput, StepOutput
+from kvtransfer.events import Committed, Failed, LayerArrived, Released, TransferEvent
+from kvtransfer.identity import SlabIdentity
+from kvtransfer.receiver import Receiver
+
+log = structlog.get_logger()
+
+_decode_first_token = decoder(FirstToken)
+
+
+class HandoffOwner(Protocol):
+    def fail(self, request: Request, failure: Failure) -> None:
+        """Ends a request; calls `abandon`."""
+        ...
+
+    def outputs(self, outputs: list[SequenceOutput]) -> None: ...
+
+
+class Handoffs:
+    """Event loop, where nothing else is said."""
+
+    def __init__(self, runtime: WorkerRuntime, owner: HandoffOwner) -> None:
+        self._runtime = runtime
+        self._bridge = runtime.bridge
+        self._owner = owner
+        assembly, config = runtime.assembly, runtime.config
+        identity = SlabIdentity(runtime.worker_id, runtime.incarnation, assembly.model_hash, assembly.layout)
+        self.receiver = Receiver(assembly.slab, identity, config.transfer, config.workers.host, self._receiver_event)
+        self.reservations = Reservations(
+            assembly.engine,
+            self.receiver,
+            assembly.layout.block_size,
+            config.transfer.lease_ttl_s,
+            functools.partial(self._bridge.to_event_loop, self._granted),
+        )
+        self._bridge.on_step_here = self._step_done
+        self._links: dict[PrefillTarget, PrefillLink] = {}
+        self._leases: dict[str, Request] = {}  # by transfer id, until Committed or Released
+
+    def start(self, request: Request) -> None:
+        assert request.phase is Phase.RESERVING
+        self._bridge.post(lambda _: self.reservations.add(request))
+
+    def abandon(self, request: Request, phase: Phase, reason: str) -> None:
+        """The request has ended in `phase`: stops what was under way. The blocks are freed when they are safe."""
+        if phase is Phase.RESERVING:
+            self._bridge.post(lambda _: self.reservations.cancel(request))
+        elif phase is Phase.PREFILLING and request.grant is not None:
+            if link := self._open_link(request):
+                link.cancel(request)
+            self.receiver.cancel(request.grant.transfer_id, reason)
+
+    async def close(self) -> None:
+        for link in list(self._links.values()):
+            await link.close()
+        await asyncio.to_thread(self.receiver.close)
+
+    # --- from the reservation to the prefill worker -------------------------------------------------------------------
+
+    def _step_done(self, output: StepOutput) -> None:
+        """Engine thread: a step may have freed blocks."""
+        self.reservations.retry()
+
+    def _granted(self, request: Request) -> None:
+        grant, submit = request.grant, request.submit
+        assert grant is not None
+        self._leases[grant.transfer_id] = request
+        if request.phase is Phase.ENDED:
+            self.receiver.cancel(grant.transfer_id, "the request ended before its prompt was sent")
+            return
+        request.phase = Phase.PREFILLING
+        command = PrefillRequest(
+            request_id=request.key,
+            token_ids=submit.token_ids,
+            num_prompt_tokens=submit.num_prompt_tokens,
+            sampling=submit.sampling,
+            timeout_s=max(0.0, request.deadline_s - time.monotonic()),
+            grant=grant,
+            priority=submit.priority,
+        )
+        link = self._open_link(request) or self._new_link(request)
+        link.send(request, command)
+
+    def _open_link(self, request: Request) -> PrefillLink | None:
+        assert request.submit.prefill is not None
+        return self._links.get(request.submit.prefill)
+
+    def _new_link(self, request: Request) -> PrefillLink:
+        target = request.submit.prefill
+        assert target is not None
+        timeout_s = self._runtime.config.transfer.connect_timeout_s
+        link = self._links[target] = PrefillLink(target, self._runtime.worker_id, timeout_s, self)
+        return link
+
+    # --- bad news -----------------------------------------------------------------------------------------------------
+
+    def prefill_failed(self, request: Request, failure: Failure) -> None:
+        """Whatever the reason, another prefill worker may do better; our own clock watches the request's deadline."""
+        self._owner.fail(request, _prefill_lost(request, failure.message))
+
+    def link_lost(self, link: PrefillLink, requests: list[Request], reason: str) -> None:
+        if self._links.get(link.target) is link:
+            del self._links[link.target]
+        for request in requests:
+            self._owner.fail(request, _prefill_lost(request, reason))
+
+    # --- events of the receiver ---------------------------------------------------------------------------------------
+
+    def _receiver_event(self, event: TransferEvent) -> None:
+        """A receiver's thread."""
+        if not isinstance(event, LayerArrived):
+            self._bridge.to_event_loop(self._transfer_event, event)
+
+    def _transfer_event(self, event: TransferEvent) -> None:
+        request = self._leases.get(event.transfer_id)
+        if request is None:
+            log.error("event of an unknown lease", event_kind=type(event).__name__, transfer=event.transfer_id)
+            return
+        match event:
+            case Committed():
+                del self._leases[event.transfer_id]
+                self._committed(request, event)
+            case Failed():
+                self._runtime.metrics.transfer_failures.inc()
+                self._fail_if_alive(request, event.reason)
+            case Released():
+                del self._leases[event.transfer_id]
+                self._fail_if_alive(request, "the lease ended without a commit")
+                self._bridge.post(functools.partial(self._release, request))
+
+    def _committed(self, request: Request, event: Committed) -> None:
+        if request.phase is Phase.ENDED:  # cancelled while the commit was under way
+            self._bridge.post(functools.partial(self._release, request))
+            return
+        try:
+            first: FirstToken = _decode_first_token(event.payload)
+            check_major("first token", first.version, MAJOR)
+        except (msgspec.DecodeError, ProtocolError) as error:
+            self._bridge.post(functools.partial(self._release, request))
+            self._fail_if_alive(request, f"unreadable commit: {error}")
+            return
+        if link := self._open_link(request):
+            link.forget(request)
+        request.phase = Phase.RUNNING
+        request.handoff = Handoff(
+            prefill_worker=request.submit.prefill.worker_id if request.submit.prefill else "",
+            kv_blocks=event.kv_blocks,
+            kv_bytes=event.kv_bytes,
+            transport=event.transport,
+            cached_tokens=first.cached_tokens,
+        )
+        self._runtime.metrics.transfers.inc()
+        self._runtime.metrics.transfer_bytes.inc(event.kv_bytes)
+        self._bridge.post(
+            lambda engine: engine.admit(request.sequence, first.token_id, first.logprobs),
+            lambda output: self._owner.outputs([output]),
+        )
+
+    def _release(self, request: Request, engine: Engine) -> None:
+        """Engine thread."""
+        engine.release(request.sequence)
+        self.reservations.retry()
+
+    def _fail_if_alive(self, request: Request, reason: str) -> None:
+        if request.phase is not Phase.ENDED:
+            self._owner.fail(request, _prefill_lost(request, reason))
+
+
+def _prefill_lost(request: Request, reason: str) -> Failure:
+    assert request.submit.prefill is not None
+    worker_id = request.submit.prefill.worker_id
+    return Failure("prefill_lost", f"prefill worker {worker_id}: {reason}", retryable=True, worker_id=worker_id)

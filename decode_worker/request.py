@@ -1,0 +1,49 @@
+"""A request on its way through a decode worker.
+
+    submit --(no prefill worker)-----------------------------> RUNNING -> ENDED
+           --(prefill worker)--> RESERVING --> PREFILLING ---> RUNNING -> ENDED
+
+Any phase may go to ENDED early: cancelled, out of time, or the prefill worker lost. ENDED is what the router knows; the
+blocks of a request that ended in PREFILLING are freed when its lease says that no peer writes them any more (see
+handoff.py).
+"""
+
+import asyncio
+import enum
+from dataclasses import dataclass
+
+from baton.worker.step_stream import RouterStream
+from baton_proto.worker import Grant, Handoff, Submit
+from engine.sequence import Sequence
+
+
+class Phase(enum.Enum):
+    RESERVING = "reserving"  # waits for blocks, first come first served
+    PREFILLING = "prefilling"  # a prefill worker runs the prompt and writes into our blocks
+    RUNNING = "running"  # with the engine: local prefill or decode
+    ENDED = "ended"
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """Owned by the event loop; the engine thread owns `sequence` and reads the rest."""
+
+    router: RouterStream
+    submit: Submit
+    sequence: Sequence  # its request_id is unique in this process, whatever a router replays
+    deadline_s: float  # on time.monotonic()
+    phase: Phase
+    timer: asyncio.TimerHandle | None = None
+    grant: Grant | None = None  # from PREFILLING on
+    handoff: Handoff | None = None  # what a prefill worker shipped
+    started: bool = False  # the router has the first token
+
+    @property
+    def name(self) -> tuple[RouterStream, str]:
+        """How its router calls it."""
+        return (self.router, self.submit.request_id)
+
+    @property
+    def key(self) -> str:
+        """How engine and prefill worker call it."""
+        return self.sequence.request_id

@@ -1,0 +1,22 @@
+"""What a prefill worker does on the `Steps` stream: reports its load and refuses requests."""
+
+from baton.worker.step_stream import RouterStream
+from baton_proto.worker import Delta, Failure, Submit
+
+
+class NoRequests:
+    """The StepHandler of a worker that takes prompts from decode workers only."""
+
+    def __init__(self, worker_id: str) -> None:
+        self._worker_id = worker_id
+
+    def submit(self, router: RouterStream, request: Submit) -> None:
+        problem = "a prefill worker takes prompts from decode workers only"
+        failure = Failure("refused", problem, retryable=True, worker_id=self._worker_id)
+        router.send(Delta(request.request_id, failure=failure))
+
+    def cancel(self, router: RouterStream, request_id: str) -> None:
+        """Nothing of a router's can be in flight."""
+
+    def router_gone(self, router: RouterStream) -> None:
+        """Nothing of a router's can be in flight."""

@@ -1,0 +1,187 @@
+"""Accepts prompts from decode workers and sees each of them through to the end of its transfer. Event loop side.
+
+A job ends in exactly one way: the sender says that nothing reads its blocks any more (`_push_done`). Cancels, deadlines
+and lost decode workers only make that happen sooner.
+"""
+
+import asyncio
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import numpy as np
+import structlog
+
+from baton.worker.in_flight import InFlight
+from baton.worker.runtime import WorkerRuntime
+from baton_proto.worker import (
+    PREFILL,
+    Failure,
+    PrefillCommand,
+    PrefillFailed,
+    PrefillRequest,
+    decoder,
+    encode,
+)
+from engine.engine import SequenceOutput
+from engine.sequence import Sequence
+from kvtransfer.identity import SlabIdentity
+from kvtransfer.push import PushResult
+from kvtransfer.sender import Sender
+from prefill_worker.no_requests import NoRequests
+from prefill_worker.prefill_stream import DecodeStream, PrefillStreams
+from prefill_worker.push_plan import PushPlan
+from prefill_worker.shipping import Shipping, ShippingJob
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True, eq=False)
+class Prompt:
+    """One accepted PrefillRequest."""
+
+    request: PrefillRequest
+    stream: DecodeStream
+    job: ShippingJob
+    deadline: asyncio.TimerHandle | None = None
+    failure: Failure | None = None  # why it is being ended early; None while all is well
+    silent: bool = False  # the decode worker asked for the end, or is gone
+
+    @property
+    def key(self) -> tuple[DecodeStream, str]:
+        return (self.stream, self.request.request_id)
+
+
+class PrefillWorker:
+    """The prefill role; see baton/worker/runtime.py for the calls."""
+
+    name = "prefill"
+    endpoint = None
+
+    def __init__(self, runtime: WorkerRuntime) -> None:
+        self._runtime = runtime
+        self._serial = itertools.count(1)
+        self.in_flight: InFlight[tuple[DecodeStream, str], Prompt] = InFlight()
+        self._by_job: dict[ShippingJob, Prompt] = {}
+        self.steps = NoRequests(runtime.worker_id)
+        self._streams = PrefillStreams(runtime.hello, self)
+        assembly = runtime.assembly
+        identity = SlabIdentity(runtime.worker_id, runtime.incarnation, assembly.model_hash, assembly.layout)
+        self._sender = Sender(assembly.slab, identity, runtime.config.transfer)
+        self._shipping = Shipping(assembly.engine, self._sender, self._zero_tail, self._push_done)
+        runtime.bridge.on_step_here = self._shipping.step_done
+
+    def methods(self) -> "dict[str, grpc.RpcMethodHandler[Any, Any]]":
+        return {
+            PREFILL: grpc.stream_stream_rpc_method_handler(
+                self._streams.serve, request_deserializer=decoder(PrefillCommand), response_serializer=encode
+            )
+        }
+
+    # --- prompts ------------------------------------------------------------------------------------------------------
+
+    def accept(self, stream: DecodeStream, request: PrefillRequest) -> None:
+        token_ids = np.frombuffer(request.token_ids, dtype="<u4").tolist()
+        layout = self._runtime.assembly.layout
+        if problem := self._problem(stream, request, len(token_ids)):
+            failure = Failure("refused", problem, retryable=True, worker_id=self._runtime.worker_id)
+            stream.send(PrefillFailed(request.request_id, failure))
+            return
+        sequence = Sequence(
+            f"{request.request_id}@{stream.decode_worker}/{next(self._serial)}",
+            token_ids,
+            request.num_prompt_tokens,
+            request.sampling,
+            priority=request.priority,
+            prefill_only=True,
+            pinned=True,
+        )
+        plan = PushPlan(len(token_ids), request.grant.skip_tokens, layout.block_size)
+        prompt = Prompt(request, stream, ShippingJob(sequence, plan))
+        timeout_s = min(request.timeout_s, request.grant.ttl_s)
+        failure = Failure("deadline", f"the prompt was not shipped within {timeout_s:.1f} s", retryable=False)
+        prompt.deadline = asyncio.get_running_loop().call_later(timeout_s, self._end_early, prompt, failure)
+        self.in_flight.add(prompt.key, prompt)
+        self._by_job[prompt.job] = prompt
+        self._runtime.metrics.requests.inc()
+        self._runtime.bridge.post(lambda _: self._shipping.add(prompt.job, request.grant))
+
+    def _problem(self, stream: DecodeStream, request: PrefillRequest, num_tokens: int) -> str | None:
+        """Why a prompt cannot be run here."""
+        layout, grant = self._runtime.assembly.layout, request.grant
+        if self._runtime.draining:
+            return "the prefill worker is draining"
+        if (stream, request.request_id) in self.in_flight:
+            return "the request is in flight already"
+        if num_tokens > layout.num_blocks * layout.block_size:
+            return f"{num_tokens} tokens do not fit the pool of {layout.num_blocks * layout.block_size}"
+        blocks = -(-num_tokens // layout.block_size) - grant.skip_tokens // layout.block_size
+        if grant.skip_tokens % layout.block_size or grant.skip_tokens >= num_tokens or len(grant.block_ids) != blocks:
+            return (
+                f"the grant of {len(grant.block_ids)} blocks after {grant.skip_tokens} tokens does not fit the prompt"
+            )
+        return None
+
+    def cancel(self, stream: DecodeStream, request_id: str) -> None:
+        if prompt := self.in_flight.get((stream, request_id)):
+            prompt.silent = True
+            self._end_early(prompt, Failure("cancelled", "cancelled by the decode worker", retryable=False))
+
+    def decode_worker_gone(self, stream: DecodeStream) -> None:
+        for prompt in self.in_flight:
+            if prompt.stream is stream:
+                prompt.silent = True
+                self._end_early(prompt, Failure("cancelled", "the decode worker is gone", retryable=False))
+
+    def end_all(self, failure: Failure) -> None:
+        for prompt in self.in_flight:
+            self._end_early(prompt, failure)
+
+    def _end_early(self, prompt: Prompt, failure: Failure) -> None:
+        """Idempotent; the first reason counts."""
+        if prompt.failure is None:
+            prompt.failure = failure
+            log.info("prompt ends early", request=prompt.request.request_id, reason=failure.message)
+            self._runtime.bridge.post(lambda _: self._shipping.cancel(prompt.job, failure.message))
+
+    # --- the end of a transfer ----------------------------------------------------------------------------------------
+
+    def _push_done(self, job: ShippingJob, result: PushResult) -> None:
+        """A sender's thread."""
+        self._runtime.bridge.post(lambda _: self._shipping.close(job), lambda _: self._closed(job, result))
+
+    def _closed(self, job: ShippingJob, result: PushResult) -> None:
+        prompt = self._by_job.pop(job)
+        self.in_flight.discard(prompt.key)
+        if prompt.deadline is not None:
+            prompt.deadline.cancel()
+        metrics = self._runtime.metrics
+        if result.ok:
+            metrics.transfers.inc()
+            metrics.transfer_bytes.inc(result.kv_bytes)
+            return
+        metrics.transfer_failures.inc()
+        metrics.failures.inc()
+        if not prompt.silent:
+            reason = prompt.failure or Failure("internal", result.reason, retryable=True)
+            failure = Failure(reason.code, reason.message, reason.retryable, worker_id=self._runtime.worker_id)
+            prompt.stream.send(PrefillFailed(prompt.request.request_id, failure))
+
+    # --- called by the process ----------------------------------------------------------------------------------------
+
+    def outputs(self, outputs: list[SequenceOutput]) -> None:
+        self._runtime.metrics.tokens.inc(sum(len(output.token_ids) for output in outputs))
+
+    def lease_count(self) -> int:
+        return 0
+
+    def check_integrity(self) -> list[str]:
+        jobs, prompts = len(self._by_job), len(self.in_flight)
+        return [] if jobs == prompts else [f"{jobs} transfers for {prompts} prompts in flight"]
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._sender.close)
+
+    def _zero_tail(self, layer: int, block: int, used: int) -> None:
+        self._runtime.assembly.slab.tensor[layer, block, :, :, used:] = 0

@@ -1,0 +1,101 @@
+"""Engine-thread side of prefill: runs prompts and hands their KV blocks to the sender, layer by layer.
+
+Owns every job from `add` to the moment when nothing reads its blocks any more. Methods run on the engine thread.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from baton_proto.sampling import TokenLogprobs
+from baton_proto.worker import MAJOR, FirstToken, Grant, encode
+from engine.batch import Batch
+from engine.engine import Engine, SequenceOutput, StepOutput
+from engine.sequence import Sequence, SequenceStatus
+from kvtransfer.push import Push, PushResult
+from kvtransfer.sender import Sender
+from prefill_worker.push_plan import PushPlan
+
+log = structlog.get_logger()
+
+ZeroTail = Callable[[int, int, int], None]
+"""(layer, block, used tokens): clears the rest of a block, so that no stale bytes are shipped."""
+
+
+@dataclass(slots=True, eq=False)
+class ShippingJob:
+    """A prompt under way to a decode worker."""
+
+    sequence: Sequence
+    plan: PushPlan
+    push: Push | None = None
+    chunk: range = range(0)  # blocks of the chunk that runs now
+
+
+class Shipping:
+    """`on_done` (any thread) is told of each job once, when its source blocks may be reused: answer with `close`."""
+
+    def __init__(
+        self, engine: Engine, sender: Sender, zero_tail: ZeroTail, on_done: Callable[[ShippingJob, PushResult], None]
+    ) -> None:
+        self._engine = engine
+        self._sender = sender
+        self._zero_tail = zero_tail
+        self._on_done = on_done
+        self._jobs: dict[str, ShippingJob] = {}
+        engine.on_layer = self._layer_done
+
+    def add(self, job: ShippingJob, grant: Grant) -> None:
+        """From here on `on_done` will come."""
+        self._jobs[job.sequence.request_id] = job
+        job.push = self._sender.begin(grant, lambda result: self._on_done(job, result))
+        self._engine.add(job.sequence)
+
+    def cancel(self, job: ShippingJob, reason: str) -> None:
+        """The blocks stay pinned until `on_done`."""
+        if job.sequence.request_id in self._jobs:
+            self._engine.abort(job.sequence.request_id)
+            if job.push is not None:
+                job.push.abort(reason)
+
+    def close(self, job: ShippingJob) -> None:
+        """The one release of a job's blocks, whatever way it ended."""
+        del self._jobs[job.sequence.request_id]
+        if job.sequence.status is not SequenceStatus.FINISHED:  # the push broke while the prompt was running
+            self._engine.abort(job.sequence.request_id)
+        self._engine.unpin(job.sequence)
+
+    def step_done(self, output: StepOutput) -> None:
+        for sequence_output in output.outputs:
+            job = self._jobs.get(sequence_output.sequence.request_id)
+            if job is None or job.push is None:
+                continue
+            if sequence_output.finish == "prefill":
+                job.push.commit(encode(_first_token(sequence_output)))
+            else:
+                job.push.abort(sequence_output.error or f"the prompt ended with {sequence_output.finish!r}")
+
+    def _layer_done(self, batch: Batch, layer: int) -> None:
+        for item in batch.items:  # a chunk of one token may count as a decode
+            job = self._jobs.get(item.sequence.request_id)
+            if job is None or job.push is None:
+                continue
+            if layer == 0:
+                job.chunk = job.plan.advance(item.end)
+            if not job.chunk:
+                continue
+            source = item.sequence.block_table[job.chunk.start : job.chunk.stop]
+            if used := job.plan.tail(item.end):
+                self._zero_tail(layer, source[-1], used)
+            job.push.layer_ready(layer, job.plan.grant_index(job.chunk.start), source)
+
+
+def _first_token(output: SequenceOutput) -> FirstToken:
+    logprobs: TokenLogprobs | None = output.logprobs[0] if output.logprobs else None
+    return FirstToken(
+        version=MAJOR,
+        token_id=output.token_ids[0],
+        logprobs=logprobs,
+        cached_tokens=output.sequence.num_cached_tokens,
+    )
