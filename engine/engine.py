@@ -1,0 +1,222 @@
+"""The engine: one `step()` after the other, each schedules a batch, runs it, and deals with what came out.
+
+Owned by one thread (`EngineLoop`), which alone calls anything here. Torch-free: the runner brings the tensors.
+"""
+
+import time
+from collections.abc import Callable, Sequence as Run
+from dataclasses import dataclass
+
+import structlog
+
+from baton.errors import InvalidRequestError
+from baton_proto.discovery import WorkerLoad
+from baton_proto.kv_events import KvEvent
+from baton_proto.sampling import TokenLogprobs
+from engine.batch import Batch, Runner, SampledToken
+from engine.block_manager import BlockManager
+from engine.scheduler import Scheduler
+from engine.sequence import Sequence, SequenceStatus
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceOutput:
+    """News of one sequence. After one with `finish` there are no more."""
+
+    sequence: Sequence
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs]  # as many as token_ids, or none
+    finish: str | None = None  # "stop" | "length" | "prefill" | "error"
+    stop_token: int | None = None  # the EOS or stop token that ended it; also the last of token_ids
+    error: str | None = None  # with finish "error": why
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """`num_tokens` went through the model; 0 and no outputs: every sequence waits for someone to free blocks."""
+
+    outputs: list[SequenceOutput]
+    events: list[KvEvent]
+    num_tokens: int = 0
+
+
+class Engine:
+    def __init__(
+        self,
+        runner: Runner,
+        block_manager: BlockManager,
+        *,
+        max_batch_tokens: int,
+        max_running: int,
+        eos_token_ids: frozenset[int],
+    ) -> None:
+        self.runner = runner
+        self.block_manager = block_manager
+        self.scheduler = Scheduler(block_manager, max_batch_tokens=max_batch_tokens, max_running=max_running)
+        self.eos_token_ids = eos_token_ids
+        self.on_layer: Callable[[Batch, int], None] | None = None  # after each layer of a batch, on this thread
+        self._sequences: dict[str, Sequence] = {}  # waiting and running ones by request id
+        self._num_steps = 0
+        self._step_ms = 0.0
+
+    # --- sequences come and go ----------------------------------------------------------------------------------------
+
+    def add(self, sequence: Sequence) -> None:
+        """Prefills and decodes the sequence here. Raises InvalidRequestError when its request id is in use."""
+        self._register(sequence)
+        self.scheduler.add(sequence)
+
+    def reserve(self, sequence: Sequence) -> bool:
+        """Blocks for a sequence that a prefill worker computes; its computed tokens become what is cached here.
+
+        False when they do not fit now: ask again after the next step or release, its turn is kept. Raises
+        InvalidRequestError when they never will.
+        """
+        if not self.scheduler.fits_pool(sequence.num_tokens):
+            raise InvalidRequestError("prompt", f"{sequence.num_tokens} tokens do not fit into this worker's KV pool")
+        return self.scheduler.reserve(sequence)
+
+    def admit(self, sequence: Sequence, token_id: int, logprobs: TokenLogprobs | None) -> SequenceOutput:
+        """The KV of a reserved sequence has arrived, with the token sampled after it: runs on, or ends at once.
+
+        The answer is the only report of that token; step() does not repeat it.
+        """
+        assert sequence.status is SequenceStatus.REMOTE
+        self._register(sequence)
+        sequence.num_computed_tokens = sequence.num_tokens
+        self.block_manager.commit(sequence)
+        self.scheduler.admit(sequence)
+        return self._append(sequence, SampledToken(token_id, logprobs))
+
+    def release(self, sequence: Sequence) -> None:
+        """Frees the blocks of a reserved sequence that will not be admitted and that nobody writes to any more."""
+        assert sequence.status is SequenceStatus.REMOTE
+        self.scheduler.finish(sequence)
+
+    def unpin(self, sequence: Sequence) -> None:
+        """Frees the blocks of a pinned sequence that has ended and that nobody reads any more."""
+        assert sequence.status is SequenceStatus.FINISHED
+        self.block_manager.free(sequence)
+
+    def abort(self, request_id: str) -> Sequence | None:
+        """Ends a waiting or running sequence without an output and returns it; None when there is no such one."""
+        sequence = self._sequences.get(request_id)
+        if sequence is not None:
+            self._finish(sequence)
+        return sequence
+
+    def clear_cache(self) -> None:
+        """Forgets all prefixes that no sequence holds."""
+        self.block_manager.clear()
+
+    # --- a step -------------------------------------------------------------------------------------------------------
+
+    def step(self) -> StepOutput:
+        """Raises nothing that a model, a batch or a request can cause: a failing batch ends with finish "error"."""
+        batch = self.scheduler.schedule()
+        tokens = self._run(batch)
+        outputs = self._postprocess(batch, tokens)
+        return self._publish(batch, outputs)
+
+    def _run(self, batch: Batch) -> Run[SampledToken] | Exception:
+        if batch.num_tokens == 0:
+            return []
+        hook = self.on_layer
+        started_s = time.perf_counter()
+        try:
+            tokens = self.runner.run(batch, None if hook is None else lambda layer: hook(batch, layer))
+            expected = sum(item.sample for item in batch.items)
+            if len(tokens) != expected:
+                raise RuntimeError(f"the runner sampled {len(tokens)} tokens where {expected} were due")
+        except Exception as error:
+            log.exception("step failed", requests=[item.sequence.request_id for item in batch.items])
+            return error
+        self._num_steps += 1
+        self._step_ms = (time.perf_counter() - started_s) * 1e3
+        return tokens
+
+    def _postprocess(self, batch: Batch, tokens: Run[SampledToken] | Exception) -> list[SequenceOutput]:
+        outputs = self._dead_ends()
+        if isinstance(tokens, Exception):
+            return outputs + [self._fail(item.sequence, tokens) for item in batch.items]
+        sampled = iter(tokens)
+        for item in batch.items:
+            item.sequence.num_computed_tokens = item.end
+            self.block_manager.commit(item.sequence)
+            if item.sample:
+                outputs.append(self._append(item.sequence, next(sampled)))
+        return outputs
+
+    def _publish(self, batch: Batch, outputs: list[SequenceOutput]) -> StepOutput:
+        return StepOutput(outputs, self.block_manager.take_events(), batch.num_tokens)
+
+    # --- how a sequence goes on or ends -------------------------------------------------------------------------------
+
+    def _append(self, sequence: Sequence, token: SampledToken) -> SequenceOutput:
+        sequence.token_ids.append(token.token_id)
+        finish, stop_token = self._finish_reason(sequence, token.token_id)
+        if finish is not None:
+            self._finish(sequence)
+        logprobs = [] if token.logprobs is None else [token.logprobs]
+        return SequenceOutput(sequence, [token.token_id], logprobs, finish, stop_token)
+
+    def _finish_reason(self, sequence: Sequence, token_id: int) -> tuple[str | None, int | None]:
+        """(finish, stop token). The sampler sees to it that nothing stops before min_tokens."""
+        sampling = sequence.sampling
+        if sequence.prefill_only:
+            return "prefill", None
+        if token_id in sampling.stop_token_ids or (token_id in self.eos_token_ids and not sampling.ignore_eos):
+            return "stop", token_id
+        if sequence.num_output_tokens >= sampling.max_tokens:
+            return "length", None
+        return None, None
+
+    def _fail(self, sequence: Sequence, error: Exception) -> SequenceOutput:
+        """What the failed step wrote was never committed, so freeing the blocks forgets it."""
+        self._finish(sequence)
+        return SequenceOutput(sequence, [], [], "error", error=f"the step failed: {type(error).__name__}: {error}")
+
+    def _dead_ends(self) -> list[SequenceOutput]:
+        ends = self.scheduler.take_dead_ends()
+        ends = [end for end in ends if self._sequences.get(end.sequence.request_id) is end.sequence]  # not aborted
+        for end in ends:
+            del self._sequences[end.sequence.request_id]
+        return [SequenceOutput(end.sequence, [], [], end.finish, error=end.error) for end in ends]
+
+    def _register(self, sequence: Sequence) -> None:
+        if sequence.request_id in self._sequences:
+            raise InvalidRequestError("request_id", f"{sequence.request_id!r} is already running on this worker")
+        self._sequences[sequence.request_id] = sequence
+
+    def _finish(self, sequence: Sequence) -> None:
+        del self._sequences[sequence.request_id]
+        self.scheduler.finish(sequence)
+
+    # --- what others want to know -------------------------------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step has something to try; it can still come out empty, see StepOutput."""
+        return self.scheduler.has_work or self.block_manager.has_events
+
+    def load(self) -> WorkerLoad:
+        """Leases and the last event id are the worker's to fill in."""
+        return WorkerLoad(
+            running=len(self.scheduler.running),
+            waiting=len(self.scheduler.waiting),
+            blocks_used=self.block_manager.num_used,
+            blocks_cached=self.block_manager.num_cached,
+            blocks_total=self.block_manager.num_blocks,
+            queued_prefill_tokens=self.scheduler.queued_prefill_tokens,
+            steps=self._num_steps,
+            step_ms=self._step_ms,
+        )
+
+    def check_integrity(self) -> list[str]:
+        """Between steps. Returns what is wrong, in sentences; empty when all is well."""
+        problems = self.block_manager.check_integrity() + self.scheduler.check_integrity()
+        known = {*self.scheduler.waiting, *self.scheduler.running}
+        problems.extend(f"{s} is queued without being registered" for s in known - set(self._sequences.values()))
+        return problems

@@ -1,0 +1,67 @@
+"""Collects what happens to the prefix cache between two publications, merged into as few events as possible.
+
+The prefix cache writes, the engine takes the events at the end of a step.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from baton_proto.kv_events import Cleared, KvEvent, Removed, Stored
+
+
+@dataclass(slots=True)
+class StoredRun:
+    """A growing `Stored`: a chain of blocks below `parent`."""
+
+    parent: int | None  # sequence hash
+    block_hashes: list[int] = field(default_factory=list)
+    sequence_hashes: list[int] = field(default_factory=list)
+
+    def event(self) -> Stored:
+        return Stored(self.parent, _u64(self.block_hashes), _u64(self.sequence_hashes))
+
+
+class KvEventLog:
+    def __init__(self) -> None:
+        self._pending: list[StoredRun | list[int] | Cleared] = []  # a list of sequence hashes is a `Removed`
+
+    def __bool__(self) -> bool:
+        return bool(self._pending)
+
+    def stored(self, parent: int | None, block_hash: int, sequence_hash: int) -> None:
+        last = self._pending[-1] if self._pending else None
+        if not isinstance(last, StoredRun) or last.sequence_hashes[-1] != parent:
+            last = StoredRun(parent)
+            self._pending.append(last)
+        last.block_hashes.append(block_hash)
+        last.sequence_hashes.append(sequence_hash)
+
+    def removed(self, sequence_hash: int) -> None:
+        last = self._pending[-1] if self._pending else None
+        if not isinstance(last, list):
+            last = []
+            self._pending.append(last)
+        last.append(sequence_hash)
+
+    def cleared(self, remaining: list[StoredRun]) -> None:
+        """Whatever was pending is history; what remains cached is told anew."""
+        self._pending = [Cleared(), *remaining]
+
+    def take(self) -> list[KvEvent]:
+        taken, self._pending = self._pending, []
+        return [_event(entry) for entry in taken]
+
+
+def _event(entry: StoredRun | list[int] | Cleared) -> KvEvent:
+    match entry:
+        case StoredRun():
+            return entry.event()
+        case list():
+            return Removed(_u64(entry))
+        case _:
+            return entry
+
+
+def _u64(hashes: list[int]) -> bytes:
+    return np.array(hashes, dtype="<u8").tobytes()

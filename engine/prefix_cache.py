@@ -1,0 +1,148 @@
+"""Which blocks hold which prefix: computed blocks by sequence hash, and the order in which they are given up.
+
+Used by the block manager alone, which counts references and says when a block comes to rest (nobody references it) or
+is used again. Two invariants of its calls make everything here simple: the parent of a cached block is cached, and
+the parent of a referenced block is referenced. Hence a sequence's cached blocks are a prefix of its blocks; and as
+the block manager lets go of a sequence's deepest block first, a block always comes to rest after its children, so the
+least recently used resting block is a leaf.
+"""
+
+from array import array
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Sequence as Run
+
+from baton_proto.kv_events import KvEvent, Stored
+from engine.kv_event_log import KvEventLog, StoredRun
+
+_NOT_CACHED = -2
+_ROOT = -1
+
+
+class PrefixCache:
+    """Arrays are indexed by block id and grow with the highest block ever cached, so an idle pool costs nothing."""
+
+    def __init__(self) -> None:
+        self._block_of: dict[int, int] = {}  # sequence hash -> block; parents were inserted before their children
+        self._parents = array("i")  # block id, _ROOT or _NOT_CACHED
+        self._block_hashes = array("Q")
+        self._sequence_hashes = array("Q")
+        self._resting: OrderedDict[int, None] = OrderedDict()  # unreferenced blocks, least recently used first
+        self._log = KvEventLog()
+
+    def __len__(self) -> int:
+        return len(self._block_of)
+
+    @property
+    def num_resting(self) -> int:
+        return len(self._resting)
+
+    def match(self, sequence_hashes: Run[int], limit: int) -> list[int]:
+        """Blocks of the longest cached prefix of at most `limit` blocks."""
+        block_of = self._block_of
+        depth = bisect_left(range(limit), True, key=lambda i: sequence_hashes[i] not in block_of)
+        return [block_of[sequence_hash] for sequence_hash in sequence_hashes[:depth]]
+
+    def find(self, sequence_hash: int) -> int | None:
+        return self._block_of.get(sequence_hash)
+
+    def holds(self, block: int) -> bool:
+        return block < len(self._parents) and self._parents[block] != _NOT_CACHED
+
+    def insert(self, block: int, block_hash: int, sequence_hash: int, parent: int | None) -> None:
+        """`block`, which is referenced, holds computed KV below the cached block `parent` (None: below the root)."""
+        missing = block + 1 - len(self._parents)
+        if missing > 0:
+            self._parents.extend([_NOT_CACHED] * missing)
+            self._block_hashes.extend([0] * missing)
+            self._sequence_hashes.extend([0] * missing)
+        self._block_of[sequence_hash] = block
+        self._parents[block] = _ROOT if parent is None else parent
+        self._block_hashes[block] = block_hash
+        self._sequence_hashes[block] = sequence_hash
+        self._log.stored(self._parent_hash(block), block_hash, sequence_hash)
+
+    def rest(self, block: int) -> None:
+        """Nobody references the block any more; it is the last to be evicted now."""
+        self._resting[block] = None
+
+    def wake(self, block: int) -> None:
+        """The resting block is referenced again."""
+        del self._resting[block]
+
+    def evict(self) -> int:
+        """Gives up the least recently used resting block, which is a leaf."""
+        block, _ = self._resting.popitem(last=False)
+        self._log.removed(self._forget(block))
+        return block
+
+    def clear(self) -> list[int]:
+        """Gives up all resting blocks. Referenced ones stay, and are announced again after the `Cleared`."""
+        blocks = list(self._resting)
+        for block in blocks:
+            self._forget(block)
+        self._resting.clear()
+        self._log.cleared(self._runs())
+        return blocks
+
+    def take_events(self) -> list[KvEvent]:
+        return self._log.take()
+
+    @property
+    def has_events(self) -> bool:
+        return bool(self._log)
+
+    def runs(self) -> list[Stored]:
+        """Everything cached, as chains, parents before children."""
+        return [run.event() for run in self._runs()]
+
+    def _runs(self) -> list[StoredRun]:
+        runs: list[StoredRun] = []
+        run_ending_at: dict[int, StoredRun] = {}  # block -> the run that it ends
+        for sequence_hash, block in self._block_of.items():
+            parent = self._parents[block]
+            run = run_ending_at.pop(parent, None)
+            if run is None:
+                run = StoredRun(self._parent_hash(block))
+                runs.append(run)
+            run.block_hashes.append(self._block_hashes[block])
+            run.sequence_hashes.append(sequence_hash)
+            run_ending_at[block] = run
+        return runs
+
+    def _parent_hash(self, block: int) -> int | None:
+        parent = self._parents[block]
+        return None if parent == _ROOT else self._sequence_hashes[parent]
+
+    def _forget(self, block: int) -> int:
+        sequence_hash = self._sequence_hashes[block]
+        del self._block_of[sequence_hash]
+        self._parents[block] = _NOT_CACHED
+        return sequence_hash
+
+    def check_integrity(self, references: Run[int]) -> list[str]:
+        """`references[block]` counts who uses a block. Returns what is wrong, in sentences."""
+        problems = []
+        cached = set(self._block_of.values())
+        if len(cached) != len(self._block_of):
+            problems.append("two sequence hashes name one block")
+        held = {block for block, parent in enumerate(self._parents) if parent != _NOT_CACHED}
+        if held != cached:
+            problems.append(f"blocks {sorted(held ^ cached)} are cached by one account only")
+        position = {block: i for i, block in enumerate(self._resting)}
+        for sequence_hash, block in self._block_of.items():
+            parent = self._parents[block]
+            if self._sequence_hashes[block] != sequence_hash:
+                problems.append(f"block {block} is filed under a foreign hash")
+            if (references[block] == 0) != (block in position):
+                problems.append(f"cached block {block} has {references[block]} references, resting {block in position}")
+            if parent == _ROOT:
+                continue
+            if parent not in cached:
+                problems.append(f"parent {parent} of cached block {block} is not cached")
+            elif references[block] and not references[parent]:
+                problems.append(f"parent {parent} of referenced block {block} is not referenced")
+            elif position.get(parent, len(position)) < position.get(block, -1):
+                problems.append(f"block {block} would be evicted after its parent {parent}")
+        problems.extend(f"resting block {block} is not cached" for block in position if block not in cached)
+        return problems

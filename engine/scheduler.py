@@ -1,0 +1,217 @@
+"""Decides what the next step computes and who holds memory. Pure bookkeeping: no tensors, no clock.
+
+One order rules everything, `Sequence.order`: higher priority first, then earlier arrival, and a sequence keeps its
+arrival through waiting for a reservation and through preemption. Memory is taken from the last in order for the first
+in order, and nothing that starts or reserves overtakes a sequence before it that waits for memory. So the first
+unfinished sequence always advances, and nobody starves.
+"""
+
+import itertools
+from collections import deque
+from dataclasses import dataclass
+
+from engine.batch import Batch, ScheduledSequence
+from engine.block_manager import BlockManager
+from engine.sequence import Sequence, SequenceStatus
+from engine.sequence_queue import SequenceQueue
+
+
+@dataclass(frozen=True, slots=True)
+class DeadEnd:
+    """A sequence that the pool can never serve, or not any further. It was finished and holds no blocks."""
+
+    sequence: Sequence
+    finish: str  # "error" | "length"
+    error: str | None
+
+
+class Scheduler:
+    """Running sequences prefill (in chunks) or decode; remote ones hold blocks and are known to their owner only."""
+
+    def __init__(self, block_manager: BlockManager, *, max_batch_tokens: int, max_running: int) -> None:
+        assert max_batch_tokens > 0
+        assert max_running > 0
+        self.block_manager = block_manager
+        self.max_batch_tokens = max_batch_tokens
+        self.max_running = max_running
+        self.waiting = SequenceQueue()
+        self.running = SequenceQueue()  # admitted remote sequences may exceed max_running; then the first ones decode
+        self.num_preemptions = 0
+        self._arrivals = itertools.count()
+        self._waiting_tokens = 0
+        self._starved: Sequence | None = None  # first of the waiting, when memory is what it waits for
+        self._dead_ends: list[DeadEnd] = []
+
+    def add(self, sequence: Sequence) -> None:
+        """Queues a sequence to be prefilled and decoded here."""
+        self._stamp(sequence)
+        if not self.fits_pool(sequence.num_tokens):
+            sequence.status = SequenceStatus.FINISHED
+            pool_tokens = self.block_manager.num_blocks * self.block_manager.block_size
+            problem = f"{sequence.num_tokens} tokens do not fit into the KV pool of {pool_tokens}"
+            self._dead_ends.append(DeadEnd(sequence, "error", problem))
+            return
+        self._wait(sequence)
+
+    def reserve(self, sequence: Sequence) -> bool:
+        """Takes blocks for a sequence that is prefilled elsewhere. False: its turn has not come, ask again later."""
+        self._stamp(sequence)
+        if self._starved is not None and self._starved.order < sequence.order:
+            return False
+        if not self.block_manager.allocate(sequence, keep_available=self._headroom()):
+            return False
+        sequence.status = SequenceStatus.REMOTE
+        return True
+
+    def admit(self, sequence: Sequence) -> None:
+        """The prompt's KV and the first token of a remote sequence are here: it decodes from now on."""
+        sequence.num_prefill_tokens = 0
+        sequence.status = SequenceStatus.RUNNING
+        self.running.add(sequence)
+
+    def finish(self, sequence: Sequence) -> None:
+        """Takes a sequence out, whatever state it is in, and frees its blocks unless they are pinned."""
+        if sequence.status is SequenceStatus.WAITING:
+            self._leave_waiting(sequence)
+        elif sequence.status is SequenceStatus.RUNNING:
+            self.running.remove(sequence)
+        sequence.status = SequenceStatus.FINISHED
+        if not sequence.pinned:
+            self.block_manager.free(sequence)
+
+    def schedule(self) -> Batch:
+        """The next step: one token for each that decodes, the rest of the budget for prompt chunks. May be empty."""
+        decode = self._schedule_decode()
+        prefill = self._schedule_prefill(self.max_batch_tokens - len(decode))
+        return Batch(prefill, decode)
+
+    def take_dead_ends(self) -> list[DeadEnd]:
+        taken, self._dead_ends = self._dead_ends, []
+        return taken
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.waiting or self.running or self._dead_ends)
+
+    @property
+    def queued_prefill_tokens(self) -> int:
+        """Tokens that have to be prefilled here; what the cache will spare the waiting ones is not known yet."""
+        started = (s.num_prefill_tokens - s.num_computed_tokens for s in self.running if s.is_prefilling)
+        return self._waiting_tokens + sum(started)
+
+    def fits_pool(self, num_tokens: int) -> bool:
+        """Whether a sequence of that length could be held if it were alone."""
+        return self.block_manager.blocks_for(num_tokens) <= self.block_manager.num_blocks
+
+    # --- decode -------------------------------------------------------------------------------------------------------
+
+    def _schedule_decode(self) -> list[ScheduledSequence]:
+        limit = min(self.max_running, self.max_batch_tokens)
+        items: list[ScheduledSequence] = []
+        for sequence in list(self.running):
+            if len(items) == limit:
+                break
+            if sequence.status is SequenceStatus.RUNNING and not sequence.is_prefilling and self._grow(sequence):
+                items.append(ScheduledSequence(sequence, sequence.num_computed_tokens, 1, sample=True))
+        return items
+
+    def _grow(self, sequence: Sequence) -> bool:
+        """Room for the newest token, at the cost of those behind in order. False: it pauses or has come to its end."""
+        if not self.fits_pool(sequence.num_tokens):
+            self.finish(sequence)
+            self._dead_ends.append(DeadEnd(sequence, "length", None))
+            return False
+        while not self.block_manager.append(sequence):
+            victim = self._last_preemptible()
+            if victim is None or victim.order <= sequence.order:
+                return False  # remote, pinned or earlier sequences hold the rest and will give it back
+            self._preempt(victim)
+        return True
+
+    def _last_preemptible(self) -> Sequence | None:
+        return next((sequence for sequence in reversed(self.running) if not sequence.prefill_only), None)
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Back to waiting, at its place in order. What it had computed stays cached until someone needs the blocks."""
+        self.running.remove(sequence)
+        self.block_manager.free(sequence)
+        sequence.num_preemptions += 1
+        self.num_preemptions += 1
+        self._wait(sequence)
+
+    # --- prefill ------------------------------------------------------------------------------------------------------
+
+    def _schedule_prefill(self, budget: int) -> list[ScheduledSequence]:
+        self._starved = None
+        items: list[ScheduledSequence] = []
+        started = deque(sequence for sequence in self.running if sequence.is_prefilling)
+        while budget > 0 and (sequence := self._next_prefill(started)) is not None:
+            start = sequence.num_computed_tokens
+            num_tokens = min(budget, sequence.num_prefill_tokens - start)
+            complete = start + num_tokens == sequence.num_prefill_tokens
+            items.append(ScheduledSequence(sequence, start, num_tokens, sample=complete))
+            budget -= num_tokens
+        return items
+
+    def _next_prefill(self, started: deque[Sequence]) -> Sequence | None:
+        """The first in order of those that have started and those that can start."""
+        head = self.waiting.first
+        if head is not None and (not started or head.order < started[0].order) and self._start(head):
+            return head
+        return started.popleft() if started else None
+
+    def _start(self, sequence: Sequence) -> bool:
+        if len(self.running) >= self.max_running or self._starved is sequence:
+            return False
+        if not self.block_manager.allocate(sequence, keep_available=self._headroom()):
+            self._starved = sequence
+            return False
+        self._leave_waiting(sequence)
+        sequence.num_prefill_tokens = sequence.num_tokens
+        sequence.status = SequenceStatus.RUNNING
+        self.running.add(sequence)
+        return True
+
+    def _headroom(self) -> int:
+        """Blocks that a newcomer must leave: each decoding sequence may need one soon, and preempting costs work."""
+        return sum(1 for sequence in self.running if not sequence.is_prefilling)
+
+    # --- waiting ------------------------------------------------------------------------------------------------------
+
+    def _stamp(self, sequence: Sequence) -> None:
+        if sequence.arrival is None:
+            sequence.arrival = next(self._arrivals)
+
+    def _wait(self, sequence: Sequence) -> None:
+        sequence.status = SequenceStatus.WAITING
+        sequence.num_prefill_tokens = 0
+        self.waiting.add(sequence)
+        self._waiting_tokens += sequence.num_tokens
+
+    def _leave_waiting(self, sequence: Sequence) -> None:
+        self.waiting.remove(sequence)
+        self._waiting_tokens -= sequence.num_tokens
+        if sequence is self._starved:
+            self._starved = None
+
+    def check_integrity(self) -> list[str]:
+        """What is wrong with the queues, in sentences; empty when all is well."""
+        problems = [
+            f"{sequence} is in the waiting queue"
+            for sequence in self.waiting
+            if sequence.status is not SequenceStatus.WAITING or sequence.block_table
+        ]
+        for sequence in self.running:
+            if sequence.status is not SequenceStatus.RUNNING or not sequence.block_table:
+                problems.append(f"{sequence} is among the running")
+            elif not sequence.is_prefilling and sequence.num_computed_tokens != sequence.num_tokens - 1:
+                problems.append(f"{sequence} decodes with {sequence.num_tokens} tokens")
+        if self._waiting_tokens != sum(sequence.num_tokens for sequence in self.waiting):
+            problems.append(f"{self._waiting_tokens} waiting tokens are not the sum over the waiting queue")
+        problems.extend(
+            f"{sequence} holds blocks"
+            for sequence in self.block_manager.holders
+            if sequence.status is SequenceStatus.WAITING
+            or (sequence.status is SequenceStatus.FINISHED and not sequence.pinned)
+        )
+        return problems

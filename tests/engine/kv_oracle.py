@@ -1,0 +1,160 @@
+"""A deterministic model for engine tests, whose KV can be checked, and the sequential answer that it must give.
+
+The "KV" of a position is a hash of all tokens up to it; the next token is a function of the last one. The runner reads
+the KV of the whole context through the block table, so any block that was freed too early, shared wrongly or not
+computed shows at once.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from baton_proto.kv_events import Cleared, KvEvent, Removed, Stored
+from baton_proto.sampling import SamplingParams
+from engine.batch import Batch, LayerDone, SampledToken
+from engine.block_manager import BlockManager
+from engine.engine import Engine
+from engine.sequence import Sequence
+
+VOCAB = 60
+EOS = frozenset({7, 11})
+
+
+def make_sequence(
+    request_id: str,
+    tokens: Iterable[int],
+    *,
+    max_tokens: int = 8,
+    num_prompt_tokens: int | None = None,
+    priority: int = 0,
+    prefill_only: bool = False,
+    pinned: bool = False,
+    **sampling: object,
+) -> Sequence:
+    token_ids = list(tokens)
+    return Sequence(
+        request_id,
+        token_ids,
+        len(token_ids) if num_prompt_tokens is None else num_prompt_tokens,
+        SamplingParams(max_tokens=max_tokens, temperature=0.0, **sampling),  # type: ignore[arg-type]
+        priority=priority,
+        prefill_only=prefill_only,
+        pinned=pinned,
+    )
+
+
+def prefix_hashes(tokens: list[int]) -> list[int]:
+    hashes, value = [], 1
+    for token in tokens:
+        value = (value * 1_000_003 + token + 1) % (2**61 - 1)
+        hashes.append(value)
+    return hashes
+
+
+def next_token(tokens: list[int]) -> int:
+    return (prefix_hashes(tokens)[-1] >> 7) % VOCAB
+
+
+def sequential_answer(prompt: list[int], max_tokens: int) -> list[int]:
+    """Output of the model for a prompt that is alone in the world, EOS included."""
+    tokens = list(prompt)
+    for _ in range(max_tokens):
+        tokens.append(next_token(tokens))
+        if tokens[-1] in EOS:
+            break
+    return tokens[len(prompt) :]
+
+
+class FakeSlab:
+    """(block, slot) -> prefix hash"""
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+        self.values: dict[tuple[int, int], int] = {}
+
+    def at(self, table: list[int], position: int) -> tuple[int, int]:
+        return table[position // self.block_size], position % self.block_size
+
+    def write(self, table: list[int], tokens: list[int], start: int, end: int) -> None:
+        hashes = prefix_hashes(tokens[:end])
+        for position in range(start, end):
+            self.values[self.at(table, position)] = hashes[position]
+
+    def check(self, table: list[int], tokens: list[int], end: int) -> None:
+        for position, expected in enumerate(prefix_hashes(tokens[:end])):
+            assert self.values.get(self.at(table, position)) == expected, f"wrong KV at position {position}"
+
+
+class FakeRunner:
+    num_layers = 2
+
+    def __init__(self, block_size: int) -> None:
+        self.slab = FakeSlab(block_size)
+        self.batches: list[Batch] = []
+        self.computed: dict[str, int] = {}  # tokens by request id
+        self.failure: Exception | None = None
+
+    def run(self, batch: Batch, layer_done: LayerDone | None) -> list[SampledToken]:
+        self.batches.append(batch)
+        if self.failure is not None:
+            failure, self.failure = self.failure, None
+            raise failure
+        sampled = []
+        for item in batch.items:
+            sequence = item.sequence
+            assert item.start == sequence.num_computed_tokens
+            assert item.num_tokens > 0
+            assert item.sample == (item.end == sequence.num_tokens)
+            self.slab.write(sequence.block_table, sequence.token_ids, item.start, item.end)
+            self.slab.check(sequence.block_table, sequence.token_ids, item.end)
+            self.computed[sequence.request_id] = self.computed.get(sequence.request_id, 0) + item.num_tokens
+            if item.sample:
+                sampled.append(SampledToken(next_token(sequence.token_ids), None))
+        for layer in range(self.num_layers):
+            if layer_done is not None:
+                layer_done(layer)
+        return sampled
+
+
+def make_engine(
+    num_blocks: int = 64, block_size: int = 4, *, max_batch_tokens: int = 32, max_running: int = 8
+) -> tuple[Engine, FakeRunner]:
+    runner = FakeRunner(block_size)
+    manager = BlockManager(num_blocks, block_size)
+    engine = Engine(runner, manager, max_batch_tokens=max_batch_tokens, max_running=max_running, eos_token_ids=EOS)
+    return engine, runner
+
+
+def u64(data: bytes) -> list[int]:
+    return [int(value) for value in np.frombuffer(data, dtype="<u8")]
+
+
+class EventReplica:
+    """What a router knows of the cache: sequence hash -> parent. Refuses events that break the stream's promises."""
+
+    def __init__(self) -> None:
+        self.parents: dict[int, int | None] = {}
+
+    def apply(self, events: Iterable[KvEvent]) -> None:
+        for event in events:
+            match event:
+                case Stored():
+                    parent = event.parent
+                    for sequence_hash in u64(event.sequence_hashes):
+                        assert parent is None or parent in self.parents, "stored below an unknown parent"
+                        assert sequence_hash not in self.parents, "stored twice"
+                        self.parents[sequence_hash] = parent
+                        parent = sequence_hash
+                case Removed():
+                    for sequence_hash in u64(event.sequence_hashes):
+                        assert sequence_hash not in self.parents.values(), "removed before its child"
+                        del self.parents[sequence_hash]
+                case Cleared():
+                    self.parents.clear()
+
+
+def snapshot(manager: BlockManager) -> dict[int, int | None]:
+    """runs() replayed: it must be applicable in its own order."""
+    replica = EventReplica()
+    replica.apply(manager.runs())
+    return replica.parents
