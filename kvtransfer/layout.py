@@ -1,4 +1,4 @@
-"""Where a KV block lies in a slab. Both ends of a transfer agree on this, and nothing else, about each other's memory."""
+"""Where a KV block lies in a slab. Both ends of a transfer agree on this, and on nothing else."""
 
 from dataclasses import dataclass
 

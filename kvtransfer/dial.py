@@ -1,0 +1,87 @@
+"""Opens the prefill side of a connection: picks the transport, shakes hands, returns what writes blocks."""
+
+import socket
+from dataclasses import dataclass, replace
+
+import structlog
+
+from baton.config import TransferConfig
+from baton.errors import HandshakeError, ProtocolError, TransferError
+from baton.host import host_id
+from baton_proto import transfer as wire
+from baton_proto.worker import Grant
+from kvtransfer.framing import Channel
+from kvtransfer.identity import SlabIdentity, hello
+from kvtransfer.layout import SlabLayout
+from kvtransfer.shm import NUM_FDS, ShmWriter
+from kvtransfer.slab import Slab
+from kvtransfer.tcp import TcpWriter, tune
+from kvtransfer.transport import STALL_TIMEOUT_S, BlockWriter, limit_sending
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Dialled:
+    channel: Channel[wire.ToPrefill]
+    writer: BlockWriter
+    peer_layout: SlabLayout
+
+
+def dial(slab: Slab, identity: SlabIdentity, config: TransferConfig, grant: Grant) -> Dialled:
+    """Raises HandshakeError when the slabs do not fit, another BatonError or OSError when no connection comes about."""
+    endpoint = grant.endpoint
+    same_host = endpoint.host_id == host_id()
+    if config.transport == "shm" or (config.transport == "auto" and same_host and endpoint.unix_path):
+        try:
+            if not endpoint.unix_path:
+                raise TransferError(grant.transfer_id, "shm is forced here, but the decode worker does not offer it")
+            return _greet(_connect_unix(endpoint.unix_path, config.connect_timeout_s), slab, identity, grant)
+        except OSError as error:  # another mount or network namespace on the same host
+            if config.transport == "shm" or not endpoint.tcp_address:
+                raise
+            log.info("no shared memory to the decode worker, TCP it is", worker_id=grant.worker_id, error=str(error))
+    if not endpoint.tcp_address:
+        raise TransferError(grant.transfer_id, "the decode worker offers no TCP, and shared memory is not possible")
+    return _greet(_connect_tcp(endpoint.tcp_address, config.connect_timeout_s), slab, identity, grant)
+
+
+def _connect_unix(path: str, timeout_s: float) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(timeout_s)
+        sock.connect(path)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _connect_tcp(address: str, timeout_s: float) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    if not port.isdecimal():
+        raise ProtocolError("grant", f"{address!r} is no HOST:PORT")
+    sock = socket.create_connection((host.strip("[]"), int(port)), timeout_s)
+    tune(sock)
+    return sock
+
+
+def _greet(sock: socket.socket, slab: Slab, identity: SlabIdentity, grant: Grant) -> Dialled:
+    """Hello, Welcome. Owns the socket from here on."""
+    channel: Channel[wire.ToPrefill] = Channel(sock, wire.to_prefill_decoder, f"decode worker {grant.worker_id}")
+    shared = sock.family == socket.AF_UNIX
+    try:
+        channel.send(hello(identity, grant))
+        answer, fds = channel.receive_with_fds(NUM_FDS if shared else 0)
+        if isinstance(answer, wire.Refused):
+            raise HandshakeError(answer.field, ours=answer.theirs, theirs=answer.ours)
+        if not isinstance(answer, wire.Welcome):
+            raise ProtocolError(channel.peer, f"answered Hello with {type(answer).__name__}, not Welcome")
+        peer_layout = replace(identity.layout, num_blocks=answer.num_blocks)
+        writer: BlockWriter = ShmWriter(channel, slab, peer_layout, fds) if shared else TcpWriter(channel, slab)
+        sock.settimeout(None)
+        limit_sending(sock, STALL_TIMEOUT_S)
+    except BaseException:
+        channel.close()
+        raise
+    return Dialled(channel, writer, peer_layout)

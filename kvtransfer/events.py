@@ -1,0 +1,41 @@
+"""What a receiver tells its owner about transfers, in order, from its own threads."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class LayerArrived:
+    """`blocks` more granted blocks of a layer are in the slab."""
+
+    transfer_id: str
+    layer: int
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """Every block of every layer is in the slab and the blocks belong to the owner's sequence. Ends the lease."""
+
+    transfer_id: str
+    payload: bytes
+    transport: str
+    kv_blocks: int
+    kv_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """No commit will come, for a reason other than the owner's own cancel(). Released follows, maybe much later."""
+
+    transfer_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """Nobody can write the blocks any more; the owner may reuse them. Ends the lease."""
+
+    transfer_id: str
+
+
+TransferEvent = LayerArrived | Committed | Failed | Released

@@ -1,0 +1,56 @@
+"""Who owns a slab and what its bytes mean: what both ends of a connection compare before the first byte moves."""
+
+from dataclasses import dataclass
+
+from baton.errors import HandshakeError
+from baton_proto import transfer as wire
+from baton_proto.worker import Grant
+from kvtransfer.layout import SlabLayout
+
+
+@dataclass(frozen=True, slots=True)
+class SlabIdentity:
+    worker_id: str
+    incarnation: int
+    model_hash: str
+    layout: SlabLayout
+
+
+def hello(identity: SlabIdentity, grant: Grant) -> wire.Hello:
+    """What a sender says of itself, and of the receiver as the grant names it."""
+    layout = identity.layout
+    return wire.Hello(
+        version=wire.MAJOR,
+        sender=identity.worker_id,
+        worker_id=grant.worker_id,
+        incarnation=grant.incarnation,
+        generation=grant.generation,
+        model_hash=identity.model_hash,
+        dtype=layout.dtype,
+        num_layers=layout.num_layers,
+        num_kv_heads=layout.num_kv_heads,
+        block_size=layout.block_size,
+        head_dim=layout.head_dim,
+    )
+
+
+def check_hello(said: wire.Hello, identity: SlabIdentity, generation: int) -> None:
+    """Raises HandshakeError naming the first field in which a sender's idea of this slab is wrong.
+
+    The number of blocks may differ: each side addresses its own slab by its own block ids.
+    """
+    layout = identity.layout
+    for field, ours, theirs in (
+        ("protocol version", wire.MAJOR, said.version),
+        ("worker_id", identity.worker_id, said.worker_id),
+        ("incarnation", identity.incarnation, said.incarnation),
+        ("generation", generation, said.generation),
+        ("model_hash", identity.model_hash, said.model_hash),
+        ("dtype", layout.dtype, said.dtype),
+        ("num_layers", layout.num_layers, said.num_layers),
+        ("num_kv_heads", layout.num_kv_heads, said.num_kv_heads),
+        ("block_size", layout.block_size, said.block_size),
+        ("head_dim", layout.head_dim, said.head_dim),
+    ):
+        if ours != theirs:
+            raise HandshakeError(field, ours, theirs)

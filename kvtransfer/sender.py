@@ -1,0 +1,76 @@
+"""The prefill side of KV transfers: one link per decode worker, made when a grant needs it.
+
+Owned by the prefill worker. Nothing here waits: connecting, copying and sending happen in the links' threads.
+"""
+
+import threading
+from collections.abc import Callable
+
+from baton.config import TransferConfig
+from baton.errors import UnavailableError
+from baton_proto.worker import Grant
+from kvtransfer.identity import SlabIdentity
+from kvtransfer.link import Link
+from kvtransfer.push import Push, PushResult
+from kvtransfer.slab import Slab
+
+CLOSE_GRACE_S = 2.0  # for aborts to reach the decode workers when the sender closes
+
+Peer = tuple[str, int, int]  # worker id, incarnation, slab generation
+
+
+class Sender:
+    """`on_done` of a push is called once, from a sender thread, when nobody reads the source blocks any more."""
+
+    def __init__(self, slab: Slab, identity: SlabIdentity, config: TransferConfig) -> None:
+        self._slab = slab
+        self._identity = identity
+        self._config = config
+        self._lock = threading.Lock()
+        self._links: dict[Peer, Link] = {}
+        self._ending: set[Link] = set()  # retired or replaced, with pushes left
+        self._closed = False
+
+    def begin(self, grant: Grant, on_done: Callable[[PushResult], None]) -> Push:
+        """Returns at once; failures, refusals too, come through `on_done`.
+
+        Raises UnavailableError after close(), ProtocolError for a grant that is in use; `on_done` is not called then.
+        """
+        peer = (grant.worker_id, grant.incarnation, grant.generation)
+        with self._lock:
+            if self._closed:
+                raise UnavailableError("the KV sender is closed")
+            link = self._links.get(peer)
+            push = link.add(grant, on_done) if link else None
+            if push is not None:
+                return push
+            self._retire_older(grant)
+            link = Link(self._slab, self._identity, self._config, grant, self._forget)
+            push = link.add(grant, on_done)
+            assert push is not None
+            self._links[peer] = link
+            link.start()
+            return push
+
+    def close(self) -> None:
+        """Aborts what is open, ends threads and connections. Idempotent."""
+        with self._lock:
+            self._closed = True
+            links = [*self._links.values(), *self._ending]
+        for link in links:
+            link.retire("the prefill worker is closing")
+        for link in links:
+            link.join(CLOSE_GRACE_S)
+
+    def _retire_older(self, grant: Grant) -> None:
+        """A worker that restarted or slept gets no more pushes of before."""
+        for peer in [peer for peer in self._links if peer[0] == grant.worker_id]:
+            link = self._links.pop(peer)
+            link.retire()
+            self._ending.add(link)
+
+    def _forget(self, link: Link) -> None:
+        with self._lock:
+            self._ending.discard(link)
+            for peer in [peer for peer, other in self._links.items() if other is link]:
+                del self._links[peer]

@@ -1,0 +1,62 @@
+"""What a transport is: one class that puts blocks into the peer's slab, and one that stands by where they land.
+
+shm.py and tcp.py implement both; link.py (prefill side) and connection.py (decode side) use them without knowing which.
+"""
+
+import socket
+import struct
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from baton_proto.transfer import Blocks, Welcome
+from kvtransfer.layout import SlabLayout
+
+STALL_TIMEOUT_S = 10.0  # a peer that takes or answers nothing for this long is given up
+MAX_PIECE_BYTES = 4 << 20  # blocks of one message; bounds how long a cancel waits on TCP
+MAX_PIECE_BLOCKS = 16384  # bounds the checksums of one message
+
+
+class BlockWriter(Protocol):
+    """Prefill side of one connection, used by the link's thread alone."""
+
+    transport: str
+
+    def write(
+        self, message: Blocks, source: Sequence[int], destination: Sequence[int], stopped: Callable[[], bool]
+    ) -> bool:
+        """Puts our blocks `source` into the peer's `destination` and says so. False: stopped before it was said."""
+
+    def close(self) -> None:
+        """After it, nothing here can write the peer's slab."""
+
+
+class BlockIntake(Protocol):
+    """Decode side of one connection, used by the connection's thread alone."""
+
+    transport: str
+
+    def welcome(self, message: Welcome) -> None:
+        """Answers the peer's hello, with what it needs in order to write."""
+
+    def await_message(self) -> None:
+        """Returns when the connection has news. Raises OSError when the peer died without closing it."""
+
+    def take(self, layer: int, blocks: Sequence[int]) -> None:
+        """Returns when the blocks that a message announced are in the slab."""
+
+    def await_silence(self, wake_fd: int) -> bool:
+        """Called when the connection has ended. True: the peer is proven unable to write. False: `wake_fd` woke us."""
+
+    def close(self) -> None: ...
+
+
+def piece_blocks(layout: SlabLayout) -> int:
+    """Blocks that one message may announce."""
+    return max(1, min(MAX_PIECE_BYTES // layout.block_bytes, MAX_PIECE_BLOCKS))
+
+
+def limit_sending(sock: socket.socket, timeout_s: float) -> None:
+    """Makes a blocking send fail when the peer took nothing for this long."""
+    seconds = int(timeout_s)
+    packed = struct.pack("ll", seconds, int((timeout_s - seconds) * 1e6))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, packed)

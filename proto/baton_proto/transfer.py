@@ -1,0 +1,129 @@
+"""What prefill and decode worker say to each other on a KV connection; see kvtransfer/framing.py for how it is framed.
+
+Block bytes are never inside a message: over shared memory they are in place before `Blocks` is sent, over TCP they
+follow it raw.
+"""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+
+MAJOR = 1
+
+MAX_NAME = 256
+MAX_REASON = 4096
+Name = Annotated[str, Meta(max_length=MAX_NAME)]
+Reason = Annotated[str, Meta(max_length=MAX_REASON)]
+Count = Annotated[int, Meta(ge=0, le=2**62)]
+
+# --- prefill -> decode ------------------------------------------------------------------------------------------------
+
+
+class Hello(Struct, frozen=True, tag="hello"):
+    """Opens a connection. The receiver's side of it (worker id, incarnation, generation) is what the grant said."""
+
+    version: int
+    sender: Name
+    worker_id: Name
+    incarnation: Count
+    generation: Count
+    model_hash: Name
+    dtype: Name
+    num_layers: Count
+    num_kv_heads: Count
+    block_size: Count
+    head_dim: Count
+
+
+class Begin(Struct, frozen=True, tag="begin"):
+    """Asks for leave to write. Nothing is written before the Accept."""
+
+    transfer_id: Name
+    num_blocks: Count
+    checksum: bool  # every Blocks of this transfer carries checksums
+
+
+class Blocks(Struct, frozen=True, tag="blocks"):
+    """Granted blocks [first, first + count) of a layer are in place (shared memory) or follow (TCP)."""
+
+    transfer_id: Name
+    layer: Count
+    first: Count
+    count: Count
+    checksums: bytes = b""  # xxh3_64 per block, u64 LE
+
+
+class Commit(Struct, frozen=True, tag="commit"):
+    """All blocks of all layers were sent. The payload is the workers' business (`FirstToken`)."""
+
+    transfer_id: Name
+    payload: bytes
+
+
+class Abort(Struct, frozen=True, tag="abort"):
+    """The sender gives up; it has written its last byte."""
+
+    transfer_id: Name
+    reason: Reason
+
+
+class Drained(Struct, frozen=True, tag="drained"):
+    """Answer to Cancel: the sender has written its last byte."""
+
+    transfer_id: Name
+
+
+ToDecode = Hello | Begin | Blocks | Commit | Abort | Drained
+
+# --- decode -> prefill ------------------------------------------------------------------------------------------------
+
+
+class Welcome(Struct, frozen=True, tag="welcome"):
+    """The slabs fit together. Over a Unix socket two file descriptors travel with it, see kvtransfer/shm.py."""
+
+    version: int
+    num_blocks: Count  # of the receiver's slab
+
+
+class Refused(Struct, frozen=True, tag="refused"):
+    """The slabs do not fit together; the connection ends. `ours` is the decode worker's value."""
+
+    field: Name
+    ours: Name
+    theirs: Name
+
+
+class Accept(Struct, frozen=True, tag="accept"):
+    transfer_id: Name
+
+
+class Reject(Struct, frozen=True, tag="reject"):
+    """No lease for this transfer, or no longer; it may not be written."""
+
+    transfer_id: Name
+    reason: Reason
+
+
+class Cancel(Struct, frozen=True, tag="cancel"):
+    """Stop writing and answer Drained."""
+
+    transfer_id: Name
+    reason: Reason
+
+
+class Committed(Struct, frozen=True, tag="committed"):
+    """Everything arrived; the blocks belong to the decode worker's sequence now."""
+
+    transfer_id: Name
+
+
+ToPrefill = Welcome | Refused | Accept | Reject | Cancel | Committed
+
+_encoder = msgspec.msgpack.Encoder()
+to_decode_decoder: msgspec.msgpack.Decoder[ToDecode] = msgspec.msgpack.Decoder(ToDecode)
+to_prefill_decoder: msgspec.msgpack.Decoder[ToPrefill] = msgspec.msgpack.Decoder(ToPrefill)
+
+
+def encode(message: ToDecode | ToPrefill) -> bytes:
+    return _encoder.encode(message)

@@ -1,0 +1,214 @@
+"""Both ends of KV transfers for tests: in this process, in child processes, and raw sockets that say what they like."""
+
+import json
+import os
+import queue
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from baton.config import TransferConfig
+from baton_proto import transfer as wire
+from baton_proto.worker import Grant
+from kvtransfer.events import TransferEvent
+from kvtransfer.framing import Channel
+from kvtransfer.identity import SlabIdentity, hello
+from kvtransfer.layout import SlabLayout
+from kvtransfer.push import Push, PushResult
+from kvtransfer.receiver import Receiver
+from kvtransfer.sender import Sender
+from kvtransfer.shm import NUM_FDS
+from kvtransfer.slab import MemfdSlab
+
+LAYOUT = SlabLayout(num_layers=4, num_blocks=32, num_kv_heads=2, block_size=16, head_dim=16, dtype="float32")
+PREFILL_LAYOUT = SlabLayout(num_layers=4, num_blocks=48, num_kv_heads=2, block_size=16, head_dim=16, dtype="float32")
+DECODE_IDENTITY = SlabIdentity("decode-0", 7, "model", LAYOUT)
+PREFILL_IDENTITY = SlabIdentity("prefill-0", 3, "model", PREFILL_LAYOUT)
+TIMEOUT_S = 20.0
+ROOT = Path(__file__).parents[2]
+
+Event = TypeVar("Event", bound=TransferEvent)
+
+
+def words(slab: MemfdSlab) -> "np.ndarray[Any, np.dtype[np.uint32]]":
+    """The slab as bits, `[layers, blocks, words]`: floats would not compare equal to themselves when they are NaN."""
+    layout = slab.layout
+    return np.frombuffer(slab.buffer, dtype=np.uint32).reshape(layout.num_layers, layout.num_blocks, -1)
+
+
+def fill(slab: MemfdSlab, seed: int) -> None:
+    view = words(slab)
+    view[:] = np.random.default_rng(seed).integers(1, 2**32, view.shape, dtype=np.uint32)
+
+
+class Decode:
+    """A slab with a receiver, and everything that it reported."""
+
+    def __init__(self, config: TransferConfig, identity: SlabIdentity = DECODE_IDENTITY) -> None:
+        self.slab = MemfdSlab(identity.layout)
+        self.events: list[TransferEvent] = []
+        self._changed = threading.Condition()
+        self.receiver = Receiver(self.slab, identity, config, "127.0.0.1", self._on_event)
+
+    def of(self, transfer_id: str) -> list[TransferEvent]:
+        with self._changed:
+            return [event for event in self.events if event.transfer_id == transfer_id]
+
+    def wait_for(self, kind: type[Event], transfer_id: str, **fields: object) -> Event:
+        """The first event of a kind, of a transfer, with these fields; fails when none comes."""
+
+        def found() -> Event | None:
+            for event in self.events:
+                if not isinstance(event, kind) or event.transfer_id != transfer_id:
+                    continue
+                if all(getattr(event, name) == value for name, value in fields.items()):
+                    return event
+            return None
+
+        with self._changed:
+            assert self._changed.wait_for(found, TIMEOUT_S), f"no {kind.__name__} {fields}; events: {self.events}"
+            event = found()
+        assert event is not None
+        return event
+
+    def close(self) -> None:
+        self.receiver.close()
+        self.slab.close()
+
+    def _on_event(self, event: TransferEvent) -> None:
+        with self._changed:
+            self.events.append(event)
+            self._changed.notify_all()
+
+
+class Prefill:
+    """A slab with random content and a sender."""
+
+    def __init__(self, config: TransferConfig, identity: SlabIdentity = PREFILL_IDENTITY, seed: int = 0) -> None:
+        self.slab = MemfdSlab(identity.layout)
+        fill(self.slab, seed)
+        self.sender = Sender(self.slab, identity, config)
+
+    def begin(self, grant: Grant) -> tuple[Push, "queue.Queue[PushResult]"]:
+        results: queue.Queue[PushResult] = queue.Queue()
+        return self.sender.begin(grant, results.put), results
+
+    def push(self, grant: Grant, source: Sequence[int], payload: bytes = b"first token") -> "queue.Queue[PushResult]":
+        """A whole transfer, block i of the grant from source[i]."""
+        push, results = self.begin(grant)
+        for layer in range(self.slab.layout.num_layers):
+            push.layer_ready(layer, 0, source)
+        push.commit(payload)
+        return results
+
+    def close(self) -> None:
+        self.sender.close()
+        self.slab.close()
+
+
+@contextmanager
+def pair(transport: str = "auto", **settings: Any) -> Iterator[tuple[Decode, Prefill]]:
+    """Both ends in this process, closed at the end."""
+    config = TransferConfig(transport=transport, **settings)  # type: ignore[arg-type]
+    decode, prefill = Decode(config), Prefill(config)
+    try:
+        yield decode, prefill
+    finally:
+        prefill.close()
+        decode.close()
+
+
+def assert_arrived(decode: MemfdSlab, destination: Sequence[int], prefill: MemfdSlab, source: Sequence[int]) -> None:
+    assert np.array_equal(words(decode)[:, list(destination)], words(prefill)[:, list(source)])
+
+
+class RawPeer:
+    """A prefill worker that keeps to the protocol exactly as far as a test wants."""
+
+    def __init__(self, grant: Grant, *, unix: bool, greet: bool = True) -> None:
+        if unix:
+            self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self.sock.connect(grant.endpoint.unix_path)
+        else:
+            host, _, port = grant.endpoint.tcp_address.rpartition(":")
+            self.sock = socket.create_connection((host, int(port)))
+        self.sock.settimeout(TIMEOUT_S)
+        self.channel: Channel[wire.ToPrefill] = Channel(self.sock, wire.to_prefill_decoder, "the decode worker")
+        self.fds: list[int] = []
+        self.grant = grant
+        if greet:
+            self.channel.send(hello(PREFILL_IDENTITY, grant))
+            answer, self.fds = self.channel.receive_with_fds(NUM_FDS if unix else 0)
+            assert isinstance(answer, wire.Welcome)
+
+    def begin(self) -> wire.ToPrefill | None:
+        self.channel.send(wire.Begin(self.grant.transfer_id, len(self.grant.block_ids), checksum=False))
+        return self.channel.receive()
+
+    def closed_by_peer(self) -> bool:
+        """Reads to the end."""
+        try:
+            while self.sock.recv(4096):
+                pass
+        except ConnectionResetError:
+            pass
+        return True
+
+    def close(self) -> None:
+        self.sock.close()
+        for fd in self.fds:
+            os.close(fd)
+
+
+class PeerProcess:
+    """A child of tests/kvtransfer/peer_process.py: JSON lines in, JSON lines out."""
+
+    def __init__(self, role: str, **settings: Any) -> None:
+        command = [sys.executable, "-m", "tests.kvtransfer.peer_process", role, json.dumps(settings)]
+        self.process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert self.hear() == {"ready": True}  # its start takes a while, which is nobody's deadline
+
+    def tell(self, **message: Any) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(msgspec.json.encode(message) + b"\n")
+        self.process.stdin.flush()
+
+    def hear(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, "the child ended"
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def kill(self) -> None:
+        """SIGKILL; the pipes stay open."""
+        self.process.kill()
+        self.process.wait(TIMEOUT_S)
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.close()
+        try:
+            self.process.wait(TIMEOUT_S)
+        finally:
+            self.process.kill()
+            self.process.wait(TIMEOUT_S)
+            self.process.stdout.close()
+
+
+@contextmanager
+def child(role: str, **settings: Any) -> Iterator[PeerProcess]:
+    process = PeerProcess(role, **settings)
+    try:
+        yield process
+    finally:
+        process.close()
