@@ -1,4 +1,4 @@
-"""serving.yaml: every key with its default and meaning. Parsed once, by the process that is started; unknown keys are refused.
+"""serving.yaml: every key with its default and meaning. Parsed once by each process; unknown keys are refused.
 
 The file `serving.yaml` at the top of the repository documents the same keys; a test keeps the two equal.
 """
@@ -64,11 +64,11 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # auto: float32 on CPU, the model's own on GPU
     attention: Literal["auto", "torch", "triton", "flash"] = "auto"
     block_size: Literal[16, 32, 64, 128] = 16  # tokens per KV block
-    kv_memory: str = "512MiB"  # size of the KV slab, rounded down to whole blocks; on CPU pages are committed on first use
+    kv_memory: str = "512MiB"  # KV slab, rounded down to whole blocks; on CPU pages are committed on first use
     max_model_len: Positive | None = None  # None: what the model and the pool allow
     max_batch_tokens: Positive = 512  # token budget of one step (chunked prefill)
     max_running: Positive = 64  # sequences that decode together
-    threads: Annotated[int, Meta(ge=0)] = 0  # torch CPU threads per worker; 0: cores / workers of this machine, at least 1
+    threads: Annotated[int, Meta(ge=0)] = 0  # torch CPU threads; 0: cores / workers of this machine, at least 1
 
 
 class TransferConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -102,7 +102,7 @@ class ServingConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def load_config(path: Path | None) -> ServingConfig:
-    """Reads serving.yaml (None gives the defaults). Raises ConfigError naming the key, and the nearest known one if unknown."""
+    """Reads serving.yaml (None: the defaults). Raises ConfigError naming the key, and the nearest known one if unknown."""
     if path is None:
         return ServingConfig()
     try:

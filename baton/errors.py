@@ -2,7 +2,9 @@
 
 BatonError
 ├── InvalidRequestError     the caller's input; names the field and the limit
-│   └── UnknownModelError
+│   ├── UnknownModelError
+│   ├── ContextLengthError    longer than the model or any worker's pool takes
+│   └── BodyTooLargeError
 ├── ConfigError             serving.yaml, a flag or a model folder
 ├── OverloadedError         bounded queue is full; says when to try again
 ├── UnavailableError        no worker that can serve
@@ -32,6 +34,16 @@ class UnknownModelError(InvalidRequestError):
     def __init__(self, model: str, known: list[str]) -> None:
         self.model = model
         super().__init__("model", f"{model!r} is not served here; served: {', '.join(known) or 'none yet'}")
+
+
+class ContextLengthError(InvalidRequestError):
+    """The request is longer than the model, or than any worker's KV pool."""
+
+
+class BodyTooLargeError(InvalidRequestError):
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        super().__init__("body", f"is larger than {limit_bytes} bytes")
 
 
 class ConfigError(BatonError):

@@ -10,7 +10,7 @@ from engine.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class ScheduledSequence:
-    """`num_tokens` tokens of `sequence` from position `start` (= its num_computed_tokens) go through the model this step.
+    """`num_tokens` tokens of `sequence` from `start` (= its num_computed_tokens) on go through the model this step.
 
     `sample`: the last of them is the last known token, so a new token is sampled after it.
     """
@@ -57,5 +57,5 @@ class Runner(Protocol):
     num_layers: int
 
     def run(self, batch: Batch, layer_done: LayerDone | None) -> Run[SampledToken]:
-        """One SampledToken per item with `sample` set, in the order of `batch.items`. Writes KV into the slab's blocks."""
+        """One SampledToken per item with `sample` set, in the order of `batch.items`. Writes KV into the slab."""
         ...

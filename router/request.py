@@ -1,4 +1,4 @@
-"""A parsed, validated, tokenized request, and what is streamed back for it: the contract between the APIs and generation."""
+"""A validated, tokenized request and what is streamed back for it: the contract between the APIs and generation."""
 
 from dataclasses import dataclass, field
 
@@ -31,7 +31,7 @@ class TokenDetail:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """New output of one choice, in order. `text` may lag behind the tokens; `finish_reason` is set on the last piece."""
+    """New output of one choice, in order. `text` may lag behind the tokens; the last piece has `finish_reason`."""
 
     index: int
     tokens: list[TokenDetail]

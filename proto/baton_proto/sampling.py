@@ -23,11 +23,11 @@ class SamplingParams(Struct, frozen=True, omit_defaults=True):
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None  # alternatives per token; 0 gives the sampled token's alone; None is off
-    logit_bias: dict[int, float] = {}  # noqa: RUF012 (msgspec copies mutable defaults)
+    logit_bias: dict[int, float] = {}
 
 
 class TokenLogprobs(Struct, frozen=True, array_like=True):
-    """Log-probabilities of the raw distribution (before temperature, penalties and bias), as vLLM and OpenAI give them."""
+    """Log-probabilities of the raw distribution (before temperature, penalties and bias), as OpenAI gives them."""
 
     logprob: float
     top: list[tuple[int, float]]  # (token id, logprob), best first

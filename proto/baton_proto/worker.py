@@ -1,7 +1,7 @@
 """The request plane: what travels on the gRPC service `baton.worker.v1.Worker` between router and workers.
 
-One bidirectional stream per (router, worker) pair: commands one way, one StepMessage per engine step the other way. Messages
-are msgspec (msgpack), carried by generic gRPC handlers: one type system from the router to the engine.
+One bidirectional stream per (router, worker) pair: commands one way, one StepMessage per engine step the other way.
+Messages are msgspec (msgpack), carried by generic gRPC handlers: one type system from the router to the engine.
 """
 
 from typing import Any
@@ -85,8 +85,8 @@ class Delta(Struct, frozen=True, omit_defaults=True):
     """News of one request. The last one has `finish` or `failure`; nothing follows it."""
 
     request_id: str
-    token_ids: list[int] = []  # noqa: RUF012
-    logprobs: list[TokenLogprobs] = []  # noqa: RUF012 (as many as token_ids, or none)
+    token_ids: list[int] = []
+    logprobs: list[TokenLogprobs] = []
     cached_tokens: int | None = None  # with the first token: prompt tokens that nobody had to compute
     handoff: Handoff | None = None  # with the first token of a remote prefill
     finish: str | None = None  # "stop" | "length" | "cancelled"
@@ -146,8 +146,8 @@ PrefillReport = Hello | PrefillFailed
 
 
 class FirstToken(Struct, frozen=True):
-    """Payload of the transfer's COMMIT: all that decoding needs beyond the KV blocks. Penalty counts and the position in the
-    random stream follow from the token list and the seed, which the decode worker has."""
+    """Payload of the transfer's COMMIT: all that decoding needs beyond the KV blocks. Penalty counts and the position in
+    the random stream follow from the token list and the seed, which the decode worker has."""
 
     version: int
     token_id: int
@@ -163,7 +163,7 @@ class SnapshotRequest(Struct, frozen=True):
 
 
 class SnapshotChunk(Struct, frozen=True):
-    """Part of a worker's block table as runs, parents before children. `event_id`: the last event batch that is contained."""
+    """Part of a worker's block table as runs, parents before children. `event_id`: the last batch that is contained."""
 
     incarnation: int
     event_id: int
@@ -176,7 +176,7 @@ class InspectRequest(Struct, frozen=True):
 
 
 class InspectReport(Struct, frozen=True):
-    """The worker's own view, for status and tests. `problems` is what check_integrity() found, empty when all is well."""
+    """The worker's own view, for status and tests. `problems`: what check_integrity() found, empty when all is well."""
 
     worker_id: str
     incarnation: int

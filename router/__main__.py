@@ -1,0 +1,35 @@
+"""`python -m router --config FILE --router-id ID`: one router."""
+
+import argparse
+from pathlib import Path
+
+import uvloop
+
+from baton.config import load_config
+from baton.die_with_parent import die_with_parent
+from baton.errors import BatonError
+from baton.logging import configure_logging
+from router.service import run_router
+
+
+def main() -> None:
+    die_with_parent()
+    arguments = parse_arguments()
+    try:
+        config = load_config(arguments.config)
+        configure_logging(config.logging, arguments.router_id)
+        uvloop.run(run_router(config, arguments.router_id))
+    except (BatonError, OSError) as error:
+        raise SystemExit(f"{arguments.router_id}: {error}") from None
+
+
+def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
+    """Ends the process with a usage message when they are wrong, as argparse does."""
+    parser = argparse.ArgumentParser(prog="python -m router", allow_abbrev=False)
+    parser.add_argument("--config", type=Path, required=True, help="serving.yaml with the NATS URL filled in")
+    parser.add_argument("--router-id", required=True, help="name in status, logs and on the workers' streams")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    main()

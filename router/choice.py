@@ -1,0 +1,225 @@
+"""One choice of a request: waits for workers, streams from them, and is replayed when they are lost.
+
+What the client has is `output`. A replay submits prompt and output together, and the engines' random stream depends on
+the position alone, so the next worker goes on exactly where the lost one stopped.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+
+import numpy as np
+import structlog
+
+from baton.config import RouterConfig
+from baton.errors import DeadlineError, InvalidRequestError, ProtocolError, UnavailableError, WorkerLostError
+from baton_proto.worker import Delta, Failure, Handoff, Submit
+from router.admission import AdmissionQueue, Ticket, Turn
+from router.assignment import Assigner, Assignment
+from router.block_hash import block_hashes
+from router.match import WorkerKey
+from router.metrics import RouterMetrics
+from router.output_text import OutputText
+from router.placement import Request
+from router.request import GenerateRequest, Piece, Service
+from router.tokenizer import Tokenizer
+from router.worker_pool import WorkerPool, largest
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the choices of all requests work with."""
+
+    tokenizer: Tokenizer
+    block_size: int
+    config: RouterConfig
+    pool: WorkerPool
+    assigner: Assigner
+    queue: AdmissionQueue
+    metrics: RouterMetrics
+
+
+class Choice:
+    def __init__(self, parts: Parts, request: GenerateRequest, index: int, ticket: Ticket) -> None:
+        self.service = Service(index)
+        self.output: list[int] = []
+        self._parts = parts
+        self._request = request
+        self._sampling = request.sampling[index]
+        self._ticket = ticket
+        self._text = OutputText(parts.tokenizer, request.stop, self._sampling.min_tokens)
+        self._excluded: set[WorkerKey] = set()
+        self._started_s = self._last_s = time.monotonic()
+        self._cached_known = False
+
+    async def stream(self) -> AsyncGenerator[Piece, None]:
+        """Ends after the piece with a finish reason. Raises as Generator.generate does."""
+        while True:
+            self.service.attempts += 1
+            try:
+                async with aclosing(self._attempt()) as pieces:
+                    async for piece in pieces:
+                        yield piece
+                return
+            except WorkerLostError as lost:
+                self._parts.metrics.failovers.inc()
+                log.warning("worker lost in a request", request_id=self._request.request_id, reason=str(lost))
+                if self.service.attempts >= self._parts.config.max_attempts:
+                    attempts = self.service.attempts
+                    raise UnavailableError(
+                        f"all {attempts} attempts lost their workers; the last one: {lost}"
+                    ) from lost
+
+    # --- one attempt --------------------------------------------------------------------------------------------------
+
+    async def _attempt(self) -> AsyncGenerator[Piece, None]:
+        parts, request = self._parts, self._request
+        tokens = np.concatenate([request.prompt, np.array(self.output, dtype=np.uint32)])
+        hashes = block_hashes(tokens, parts.block_size)
+        facts = Request(len(tokens), parts.block_size, frozenset(self._excluded))
+
+        def assign() -> Assignment | None:
+            return parts.assigner.assign(request.request_id, facts, self._max_tokens, hashes)
+
+        with parts.queue.turn(self._ticket, assign) as turn:
+            assignment = await self._wait(turn)
+            async with aclosing(self._serve(assignment, tokens.astype("<u4").tobytes())) as pieces:
+                async for piece in pieces:
+                    yield piece
+
+    @property
+    def _max_tokens(self) -> int:
+        return len(self._request.prompt) + self._sampling.max_tokens
+
+    async def _wait(self, turn: Turn[Assignment]) -> Assignment:
+        """For the turn, the deadline, or the end of patience with a service that has no worker."""
+        patience_s = self._parts.config.no_worker_timeout_s
+        began_s = time.monotonic()
+        timeout_s = 0.0
+        while (assignment := await turn.wait(timeout_s)) is None:
+            now = time.monotonic()
+            timeout_s = self._request.deadline_s - now
+            if timeout_s <= 0:
+                raise self._late()
+            self._check_fits()
+            absent_since_s = None if self._has_worker() else max(began_s, self._parts.pool.no_decode_since_s or 0.0)
+            left_s = patience_s if absent_since_s is None else absent_since_s + patience_s - now
+            if left_s <= 0:
+                raise UnavailableError(f"no decode worker that can serve was ready for {patience_s:.1f} s")
+            timeout_s = min(timeout_s, left_s)
+        return assignment
+
+    def _has_worker(self, besides: WorkerKey | None = None) -> bool:
+        """A decode worker that could take this choice, now or when it is less busy."""
+        able = self._parts.pool.ready_decode(self._max_tokens)
+        return any(worker.key != besides and worker.key not in self._excluded for worker in able)
+
+    def _check_fits(self) -> None:
+        """Raises InvalidRequestError when there are workers and all are too small."""
+        limit = largest(self._parts.pool.ready_decode())
+        if limit is not None and limit < self._max_tokens and not self.output:
+            problem = f"{len(self._request.prompt)} prompt tokens and {self._sampling.max_tokens} of output"
+            raise InvalidRequestError("prompt", f"{problem} are more than any worker takes: {limit} tokens")
+
+    async def _serve(self, assignment: Assignment, token_ids: bytes) -> AsyncGenerator[Piece, None]:
+        """Streams until the choice ends. Raises WorkerLostError when it has to go on elsewhere."""
+        request = self._request
+        timeout_s = max(0.0, request.deadline_s - time.monotonic())
+        submit = Submit(
+            request_id=f"{request.request_id}/{self.service.index}.{self.service.attempts}",
+            token_ids=token_ids,
+            num_prompt_tokens=len(request.prompt),
+            sampling=self._sampling,
+            timeout_s=timeout_s,
+            prefill=assignment.prefill,
+            priority=request.priority,
+        )
+        self.service.decode_worker = assignment.link.worker[0]
+        self.service.prefill_worker = assignment.prefill.worker_id if assignment.prefill else ""
+        self._parts.metrics.placements.labels(reason=assignment.placement.reason).inc()
+        inbox = assignment.link.submit(submit)
+        timer = asyncio.get_running_loop().call_later(timeout_s, inbox.fail, self._late())
+        try:
+            while True:
+                deltas = await inbox.take()
+                piece = self._accept(deltas, assignment)
+                if piece is not None:
+                    yield piece
+                    if piece.finish_reason is not None:
+                        return
+                if deltas[-1].failure is not None:
+                    raise self._failed(deltas[-1].failure, assignment)
+                if deltas[-1].finish is not None:
+                    raise WorkerLostError(assignment.link.worker[0], f"ended the request as {deltas[-1].finish!r}")
+        finally:
+            timer.cancel()
+            assignment.link.cancel(submit.request_id)
+
+    # --- what the worker says -----------------------------------------------------------------------------------------
+
+    def _accept(self, deltas: list[Delta], assignment: Assignment) -> Piece | None:
+        """The news of one or more steps as one piece; None when they hold no output."""
+        token_ids: list[int] = []
+        logprobs = []
+        for delta in deltas:
+            token_ids += delta.token_ids
+            logprobs += delta.logprobs
+            if delta.cached_tokens is not None:
+                self._note_start(delta.cached_tokens, delta.handoff)
+        if logprobs and len(logprobs) != len(token_ids):
+            raise ProtocolError(assignment.link.worker[0], f"{len(logprobs)} logprobs for {len(token_ids)} tokens")
+        finish = deltas[-1].finish if deltas[-1].finish in ("stop", "length") else None
+        if not token_ids and finish is None:
+            return None
+        details, text, stopped = self._text.push(token_ids, logprobs, deltas[-1].stop_token)
+        if token_ids:
+            self._note_tokens(len(details), assignment)
+        self.output += [detail.token_id for detail in details]
+        if stopped:
+            finish = "stop"
+        elif finish is not None:
+            text += self._text.flush()
+        return Piece(self.service.index, details, text, finish)
+
+    def _note_start(self, cached_tokens: int, handoff: Handoff | None) -> None:
+        if not self._cached_known:  # a replay finds its own prompt cached, the client's request did not
+            self._cached_known = True
+            self.service.cached_tokens = min(cached_tokens, len(self._request.prompt))
+        if handoff is not None:
+            self.service.prefill_worker = handoff.prefill_worker
+            self.service.kv_blocks += handoff.kv_blocks
+            self.service.kv_bytes += handoff.kv_bytes
+            self.service.transport = handoff.transport
+
+    def _note_tokens(self, count: int, assignment: Assignment) -> None:
+        now = time.monotonic()
+        if not self.output:
+            self._parts.metrics.ttft_s.observe(now - self._started_s)
+        else:
+            self._parts.metrics.itl_s.observe((now - self._last_s) / max(1, count))
+        self._last_s = now
+        assignment.charge.prefill_done()
+        assignment.charge.grow(len(self._request.prompt) + len(self.output) + count)
+
+    def _failed(self, failure: Failure, assignment: Assignment) -> Exception:
+        blamed = failure.worker_id or assignment.link.worker[0]
+        if failure.code == "deadline":
+            return self._late()
+        if not failure.retryable:
+            if failure.code == "refused":
+                return InvalidRequestError("prompt", f"worker {blamed} refused it: {failure.message}")
+            return ProtocolError(f"worker {blamed}", failure.message)
+        prefill = assignment.placement.prefill
+        if prefill is not None and (failure.code == "prefill_lost" or blamed == prefill[0]):
+            self._excluded.add(prefill)
+        elif failure.code == "refused" or self._has_worker(besides=assignment.link.worker):
+            # A worker that failed once is still better than none; one that refuses is not.
+            self._excluded.add(assignment.link.worker)
+        return WorkerLostError(blamed, failure.message)
+
+    def _late(self) -> DeadlineError:
+        return DeadlineError("the request", self._request.deadline_s - self._started_s)

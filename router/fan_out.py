@@ -1,0 +1,68 @@
+"""Runs the requests that one call of /v1/completions stands for, one per prompt, as one stream. Called by http_api."""
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import cast
+
+from router.frontend import Generator
+from router.openai_answer import Usage, sum_of, usage_of
+from router.request import Finished, GenerateRequest, Piece
+
+MAX_WAITING = 64  # pieces that the client has not taken yet
+
+_News = tuple[int, Piece | Finished | Exception]
+
+
+def pieces_of(generator: Generator, request: GenerateRequest) -> AsyncGenerator[Piece | Finished, None]:
+    """To be used with `aclosing`: nobody else tells the generator that its consumer has gone."""
+    return cast(AsyncGenerator[Piece | Finished, None], generator.generate(request))
+
+
+async def generate_all(
+    generator: Generator, requests: Sequence[GenerateRequest]
+) -> AsyncGenerator[Piece | Usage, None]:
+    """The pieces of all requests as they come, choices numbered through, then the usage of all together."""
+    usages: list[Usage] = []
+    async with aclosing(_merge(generator, requests)) as merged:
+        async for position, item in merged:
+            if isinstance(item, Finished):
+                usages.append(usage_of(item))
+            else:
+                offset = sum(len(request.sampling) for request in requests[:position])
+                yield dataclasses.replace(item, index=offset + item.index) if offset else item
+    yield sum_of(usages)
+
+
+async def _merge(
+    generator: Generator, requests: Sequence[GenerateRequest]
+) -> AsyncGenerator[tuple[int, Piece | Finished], None]:
+    if len(requests) == 1:
+        async with aclosing(pieces_of(generator, requests[0])) as pieces:
+            async for item in pieces:
+                yield 0, item
+        return
+    news: asyncio.Queue[_News] = asyncio.Queue(MAX_WAITING)
+    tasks = [asyncio.create_task(_pump(news, generator, i, request)) for i, request in enumerate(requests)]
+    try:
+        running = len(tasks)
+        while running:
+            position, arrived = await news.get()
+            if isinstance(arrived, Exception):
+                raise arrived
+            running -= isinstance(arrived, Finished)
+            yield position, arrived
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _pump(news: asyncio.Queue[_News], generator: Generator, position: int, request: GenerateRequest) -> None:
+    try:
+        async with aclosing(pieces_of(generator, request)) as pieces:
+            async for item in pieces:
+                await news.put((position, item))
+    except Exception as error:
+        await news.put((position, error))

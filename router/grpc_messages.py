@@ -1,0 +1,87 @@
+"""Translates between the messages of inference.proto and what the router works with. Called by grpc_api."""
+
+from typing import Any
+
+from baton.errors import InvalidRequestError
+from baton_proto.generated import inference_pb2 as pb
+from router.request import Finished, Piece, TokenDetail
+from router.sampling_options import Options
+from router.tokenizer import Tokenizer
+from router.validation import Chat, Prompt, plain_role
+
+FINISH_REASONS = {
+    None: pb.FINISH_REASON_UNSPECIFIED,
+    "stop": pb.FINISH_REASON_STOP,
+    "length": pb.FINISH_REASON_LENGTH,
+}
+FLOATS = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+OTHERS = ("top_k", "seed", "max_tokens", "min_tokens", "ignore_eos", "logprobs", "n")
+
+
+def prompt_of(request: pb.GenerateRequest) -> Prompt:
+    """Raises InvalidRequestError when there is none, or a role that nobody knows."""
+    match request.WhichOneof("input"):
+        case "text":
+            return request.text
+        case "chat":
+            messages = enumerate(request.chat.messages)
+            return Chat([{"role": plain_role(f"messages[{i}]", m.role), "content": m.content} for i, m in messages])
+        case "tokens":
+            return list(request.tokens.ids)
+    raise InvalidRequestError("input", "is missing; one of text, chat and tokens is needed")
+
+
+def options_of(sampling: pb.SamplingOptions) -> Options:
+    given: dict[str, Any] = {name: _shortest(getattr(sampling, name)) for name in FLOATS if sampling.HasField(name)}
+    given |= {name: getattr(sampling, name) for name in OTHERS if sampling.HasField(name)}
+    return Options(
+        **given,
+        stop=tuple(sampling.stop),
+        stop_token_ids=tuple(sampling.stop_token_ids),
+        logit_bias={token_id: _shortest(bias) for token_id, bias in sampling.logit_bias.items()},
+    )
+
+
+def piece_message(piece: Piece, tokenizer: Tokenizer) -> pb.Piece:
+    return pb.Piece(
+        index=piece.index,
+        token_ids=[token.token_id for token in piece.tokens],
+        text=piece.text,
+        logprobs=[_logprob_message(token, tokenizer) for token in piece.tokens if token.logprobs is not None],
+        finish_reason=FINISH_REASONS[piece.finish_reason],
+    )
+
+
+def finished_message(finished: Finished) -> pb.Finished:
+    usage = pb.Usage(
+        prompt_tokens=finished.prompt_tokens,
+        completion_tokens=finished.completion_tokens,
+        cached_tokens=finished.cached_tokens,
+    )
+    served_by = [
+        pb.ServedBy(
+            index=service.index,
+            decode_worker=service.decode_worker,
+            prefill_worker=service.prefill_worker,
+            kv_blocks=service.kv_blocks,
+            kv_bytes=service.kv_bytes,
+            transport=service.transport,
+            attempts=service.attempts,
+        )
+        for service in finished.served_by
+    ]
+    return pb.Finished(usage=usage, served_by=served_by)
+
+
+def _logprob_message(token: TokenDetail, tokenizer: Tokenizer) -> pb.TokenLogprob:
+    assert token.logprobs is not None
+    top = [
+        pb.TopLogprob(token_id=token_id, text=tokenizer.token_text(token_id), logprob=logprob)
+        for token_id, logprob in token.logprobs.top
+    ]
+    return pb.TokenLogprob(token_id=token.token_id, text=token.text, logprob=token.logprobs.logprob, top=top)
+
+
+def _shortest(value: float) -> float:
+    """The decimal that a caller meant by a 32-bit float: 0.7, not 0.699999988. The same request over HTTP says 0.7."""
+    return float(f"{value:.7g}")

@@ -1,0 +1,87 @@
+"""The OpenAI-compatible HTTP API of the router, its health and its metrics. Built by router/__main__.py."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import prometheus_client
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from baton.errors import UnknownModelError
+from router.frontend import Frontend
+from router.http_errors import error_response, on_http_exception
+from router.http_generation import GenerationEndpoint
+from router.json_response import json_response
+from router.openai_chat import ChatAnswer
+from router.openai_completions import CompletionAnswer
+from router.openai_types import ChatBody, CompletionBody
+from router.validation import make_request_id
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def create_app(frontend: Frontend, metrics: Callable[[], bytes]) -> Starlette:
+    """`metrics` gives the Prometheus text of this process."""
+    chat = GenerationEndpoint(frontend, ChatBody, ChatAnswer, "chatcmpl")
+    completions = GenerationEndpoint(frontend, CompletionBody, CompletionAnswer, "cmpl")
+    routes = [
+        Route("/v1/chat/completions", chat, methods=["POST"]),
+        Route("/v1/completions", completions, methods=["POST"]),
+        Route("/v1/models", _list_models(frontend)),
+        Route("/v1/models/{model:path}", _retrieve_model(frontend)),
+        Route("/health", _health),
+        Route("/ready", _ready(frontend)),
+        Route("/metrics", _metrics(metrics)),
+    ]
+    return Starlette(routes=routes, exception_handlers={HTTPException: on_http_exception})
+
+
+def _list_models(frontend: Frontend) -> Endpoint:
+    async def list_models(request: Request) -> Response:
+        return json_response({"object": "list", "data": [_model(frontend)]})
+
+    return list_models
+
+
+def _retrieve_model(frontend: Frontend) -> Endpoint:
+    async def retrieve_model(request: Request) -> Response:
+        wanted = request.path_params["model"]
+        if wanted != frontend.model:
+            return error_response(UnknownModelError(wanted, [frontend.model]), make_request_id(None)[0])
+        return json_response(_model(frontend))
+
+    return retrieve_model
+
+
+def _model(frontend: Frontend) -> dict[str, Any]:
+    return {
+        "id": frontend.model,
+        "object": "model",
+        "created": frontend.created_s,
+        "owned_by": "baton",
+        "max_model_len": frontend.generator.limits().max_model_len,
+    }
+
+
+async def _health(request: Request) -> Response:
+    """The process lives."""
+    return json_response({"status": "ok"})
+
+
+def _ready(frontend: Frontend) -> Endpoint:
+    async def ready(request: Request) -> Response:
+        """A request that came now would be served."""
+        problem = frontend.not_ready()
+        return json_response({"status": "ready"}) if problem is None else json_response({"status": problem}, 503)
+
+    return ready
+
+
+def _metrics(metrics: Callable[[], bytes]) -> Endpoint:
+    async def expose(request: Request) -> Response:
+        return Response(metrics(), headers={"content-type": prometheus_client.CONTENT_TYPE_LATEST})
+
+    return expose

@@ -1,0 +1,128 @@
+"""One HTTP request for text, from its body to its last event. Both OpenAI endpoints are this with other types."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+import structlog
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive, Scope, Send
+
+from baton.errors import BodyTooLargeError, InvalidRequestError
+from router.disconnect import until_disconnect
+from router.fan_out import generate_all
+from router.frontend import Frontend
+from router.http_errors import describe, error_response
+from router.json_response import json_response
+from router.openai_answer import Answer, Heading, Usage
+from router.openai_types import GenerationBody, parse_body
+from router.request import GenerateRequest, Piece
+from router.sampling_options import Options, check_range
+from router.server_sent_events import EventStream
+from router.validation import MAX_TIMEOUT_S, Call, make_request_id, validate
+
+REQUEST_ID_HEADER = "x-request-id"
+TIMEOUT_HEADER = "x-request-timeout-s"
+
+Items = AsyncGenerator[Piece | Usage, None]
+
+log = structlog.get_logger()
+
+
+class GenerationEndpoint:
+    """An ASGI application, since it has to watch the connection while it generates."""
+
+    def __init__(self, frontend: Frontend, body: type[GenerationBody], answer: type[Answer], prefix: str) -> None:
+        self._frontend = frontend
+        self._body = body
+        self._answer = answer
+        self._prefix = prefix  # of the answer's id
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        http = Request(scope, receive)
+        shown_id, work_id = make_request_id(None)
+        try:
+            shown_id, work_id = make_request_id(http.headers.get(REQUEST_ID_HEADER))
+            body = parse_body(await _read_body(http, self._frontend.max_body_bytes), self._body)
+            options = body.options()
+            requests = await self._validate(body, options, work_id, _timeout_s(http))
+            answer = self._new_answer(body, options, shown_id, requests)
+            items = generate_all(self._frontend.generator, requests)
+            if body.stream:
+                events = EventStream(send, {REQUEST_ID_HEADER: shown_id})
+                await until_disconnect(receive, _send_events(events, items, answer, body.include_usage, shown_id))
+            else:
+                whole = await until_disconnect(receive, _collect(items, answer))
+                await json_response(whole, headers={REQUEST_ID_HEADER: shown_id})(scope, receive, send)
+        except ClientDisconnect:
+            log.info("client disconnected", request_id=work_id)
+        except Exception as error:
+            await error_response(error, shown_id)(scope, receive, send)
+
+    async def _validate(
+        self, body: GenerationBody, options: Options, work_id: str, timeout_s: float | None
+    ) -> list[GenerateRequest]:
+        """One request per prompt."""
+        requests = []
+        prompts = body.prompts()
+        for position, prompt in enumerate(prompts):
+            request_id = work_id if len(prompts) == 1 else f"{work_id}-{position}"
+            call = Call(request_id=request_id, model=body.model, priority=body.priority or 0, timeout_s=timeout_s)
+            requests.append(await validate(self._frontend, call, prompt, options))
+        return requests
+
+    def _new_answer(
+        self, body: GenerationBody, options: Options, shown_id: str, requests: list[GenerateRequest]
+    ) -> Answer:
+        heading = Heading.new(self._prefix, shown_id, self._frontend.model)
+        num_choices = sum(len(request.sampling) for request in requests)
+        with_logprobs = options.logprobs is not None
+        return self._answer(heading, self._frontend.tokenizer, num_choices, with_logprobs, body.include_usage)
+
+
+async def _collect(items: Items, answer: Answer) -> object:
+    async with aclosing(items):
+        async for item in items:
+            if isinstance(item, Usage):
+                return answer.whole(item)
+            answer.add(item)
+    raise AssertionError("a stream without an end")
+
+
+async def _send_events(events: EventStream, items: Items, answer: Answer, include_usage: bool, request_id: str) -> None:
+    """An error before the first event is raised; later ones become the last event, without `[DONE]`."""
+    try:
+        async with aclosing(items):
+            async for item in items:
+                if not isinstance(item, Usage):
+                    for chunk in answer.chunks(item):
+                        await events.send(chunk)
+                elif include_usage:
+                    await events.send(answer.usage_chunk(item))
+        await events.done()
+    except Exception as error:
+        if not events.begun:
+            raise
+        _, described = describe(error, request_id)
+        await events.send(described)
+    await events.end()
+
+
+async def _read_body(http: Request, limit: int) -> bytes:
+    """Reads no more than the limit, whatever the client announces or sends. Raises BodyTooLargeError."""
+    announced = http.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced) > limit:
+        raise BodyTooLargeError(limit)
+    body = bytearray()
+    async for chunk in http.stream():
+        body += chunk
+        if len(body) > limit:
+            raise BodyTooLargeError(limit)
+    return bytes(body)
+
+
+def _timeout_s(http: Request) -> float | None:
+    text = http.headers.get(TIMEOUT_HEADER)
+    try:
+        return check_range(TIMEOUT_HEADER, None if text is None else float(text), 0.0, MAX_TIMEOUT_S, open_below=True)
+    except ValueError as error:
+        raise InvalidRequestError(TIMEOUT_HEADER, f"is {text!r}, must be a number of seconds") from error

@@ -1,0 +1,69 @@
+"""Serves an ASGI application over HTTP with uvicorn, in the event loop of its caller, router/__main__.py."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+from starlette.types import ASGIApp
+
+BACKLOG = 2048
+KEEP_ALIVE_S = 75  # longer than clients keep idle connections, so that none is closed while it is being reused
+
+
+class HttpServer:
+    """`async with await serve_http(app, host, port) as server:` serves until the block ends."""
+
+    def __init__(self, app: ASGIApp, listener: socket.socket) -> None:
+        self.host, self.port = listener.getsockname()[:2]
+        config = uvicorn.Config(
+            app,
+            http="httptools",
+            loop="none",  # the router's own
+            ws="none",
+            lifespan="off",
+            log_config=None,  # the router's own
+            access_log=False,
+            server_header=False,
+            backlog=BACKLOG,
+            timeout_keep_alive=KEEP_ALIVE_S,
+        )
+        self._server = _Server(config)
+        self._task = asyncio.create_task(self._server.serve([listener]), name="http server")
+
+    async def stop(self, grace_s: float = 0.0) -> None:
+        """Takes no new connections; requests in flight have `grace_s` to end, then they are cancelled. Idempotent."""
+        self._server.config.timeout_graceful_shutdown = grace_s  # type: ignore[assignment]  # uvicorn takes floats
+        self._server.should_exit = True
+        await self._task
+        if self._server.server_state.tasks:  # they were cancelled just now
+            await asyncio.wait(self._server.server_state.tasks)
+
+    async def __aenter__(self) -> "HttpServer":
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.stop()
+
+
+async def serve_http(app: ASGIApp, host: str, port: int) -> HttpServer:
+    """Accepts connections when it returns. Port 0 takes a free one. Raises OSError when the address cannot be used."""
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setblocking(False)
+        listener.bind(address)
+        listener.listen(BACKLOG)  # from here on connections queue up, whatever uvicorn still has to do
+    except OSError:
+        listener.close()
+        raise
+    return HttpServer(app, listener)
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are the router's matter."""
+        yield

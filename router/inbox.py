@@ -1,0 +1,42 @@
+"""Where the deltas of one submitted request wait for the coroutine that streams it. Event loop only."""
+
+import asyncio
+
+from baton_proto.worker import Delta
+
+
+class Inbox:
+    """One writer side (the worker's link, a deadline timer), one reader. What came before a failure is read first."""
+
+    __slots__ = ("_deltas", "_error", "_waiter")
+
+    def __init__(self) -> None:
+        self._deltas: list[Delta] = []
+        self._error: Exception | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, delta: Delta) -> None:
+        self._deltas.append(delta)
+        self._wake()
+
+    def fail(self, error: Exception) -> None:
+        """The first failure counts."""
+        if self._error is None:
+            self._error = error
+            self._wake()
+
+    async def take(self) -> list[Delta]:
+        """All that has arrived since, at least one: a slow reader gets the news of several steps at once."""
+        if not self._deltas:
+            if self._error is None:
+                self._waiter = asyncio.get_running_loop().create_future()
+                await self._waiter
+            if not self._deltas:
+                assert self._error is not None
+                raise self._error
+        deltas, self._deltas = self._deltas, []
+        return deltas
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

@@ -1,0 +1,12 @@
+"""JSON answers over HTTP, encoded by msgspec. Used by everything that answers over HTTP."""
+
+from collections.abc import Mapping
+
+import msgspec
+from starlette.responses import Response
+
+encode_json = msgspec.json.Encoder().encode
+
+
+def json_response(body: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(encode_json(body), status, headers, media_type="application/json")

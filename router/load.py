@@ -1,0 +1,184 @@
+"""How loaded each worker is, as this router knows it: what it has charged itself, and what the workers report.
+
+A charge is made when a request is routed, before its worker has heard of it, so that the next request sees it at once.
+The report covers what other routers sent. Both count the same requests, so the larger of the two holds. Event loop
+only.
+"""
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from types import TracebackType
+from typing import NamedTuple, Self
+
+import structlog
+
+from baton_proto.discovery import WorkerLoad
+from router.match import WorkerKey
+
+log = structlog.get_logger()
+
+
+class LoadView(NamedTuple):
+    """Of one worker."""
+
+    requests: int  # running and waiting
+    queued_prefill_tokens: int
+    active_blocks: int
+
+
+class _Account:
+    __slots__ = ("blocks", "prefill_tokens", "reported", "requests")
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.prefill_tokens = 0
+        self.blocks = 0
+        self.reported = WorkerLoad()
+
+
+class Charge:
+    """What one request costs its workers. Released once, at its end, by `with` or by hand; both may be repeated."""
+
+    __slots__ = ("_blocks", "_decode", "_ledger", "_prefill", "_prefill_tokens", "expires_s", "request_id")
+
+    def __init__(
+        self,
+        ledger: "LoadLedger",
+        request_id: str,
+        decode: _Account,
+        prefill: _Account,
+        blocks: int,
+        prefill_tokens: int,
+    ) -> None:
+        self.request_id = request_id
+        self.expires_s = 0.0  # set by the ledger
+        self._ledger = ledger
+        self._decode = decode
+        self._prefill = prefill  # the decode worker's own account when it runs the prompt
+        self._blocks = blocks
+        self._prefill_tokens = prefill_tokens
+        decode.requests += 1
+        decode.blocks += blocks
+        prefill.prefill_tokens += prefill_tokens
+
+    def prefill_done(self) -> None:
+        """At the first token."""
+        if self._prefill_tokens:
+            self._prefill.prefill_tokens -= self._prefill_tokens
+            self._prefill_tokens = 0
+            self._ledger.relieved()
+
+    def grow(self, num_tokens: int) -> None:
+        """The sequence has `num_tokens` tokens by now: charges the blocks that they fill, and proves that it lives."""
+        if self._ledger.renew(self):
+            blocks = self._ledger.blocks_of(num_tokens)
+            self._decode.blocks += blocks - self._blocks
+            self._blocks = blocks
+
+    def release(self) -> None:
+        if self._ledger.drop(self):
+            self.settle()
+            self._ledger.relieved()
+
+    def settle(self) -> None:
+        """Takes the charge off its workers' accounts. The ledger has dropped it."""
+        self._decode.requests -= 1
+        self._decode.blocks -= self._blocks
+        self._prefill.prefill_tokens -= self._prefill_tokens
+        self._prefill_tokens = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+class LoadLedger:
+    """`relieved` is called whenever a worker may take more than before; whoever waits for room sets it."""
+
+    def __init__(self, block_size: int, charge_ttl_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.relieved: Callable[[], None] = lambda: None
+        self._block_size = block_size
+        self._charge_ttl_s = charge_ttl_s
+        self._clock = clock
+        self._accounts: dict[WorkerKey, _Account] = {}
+        self._charges: OrderedDict[Charge, None] = OrderedDict()  # the one that expires first is first
+
+    def charge(
+        self, request_id: str, decode: WorkerKey, prefill: WorkerKey | None, num_tokens: int, prefill_tokens: int
+    ) -> Charge:
+        """Blocks for `num_tokens` on the decode worker, `prefill_tokens` on the worker that runs the prompt."""
+        decode_account = self._account(decode)
+        prefill_account = decode_account if prefill is None else self._account(prefill)
+        blocks = self.blocks_of(num_tokens)
+        charge = Charge(self, request_id, decode_account, prefill_account, blocks, prefill_tokens)
+        charge.expires_s = self._clock() + self._charge_ttl_s
+        self._charges[charge] = None
+        return charge
+
+    def report(self, worker: WorkerKey, load: WorkerLoad) -> None:
+        account = self._account(worker)
+        before, account.reported = account.reported, load
+        if (
+            load.queued_prefill_tokens < before.queued_prefill_tokens
+            or load.running + load.waiting < before.running + before.waiting
+        ):
+            self.relieved()
+
+    def reported(self, worker: WorkerKey) -> WorkerLoad:
+        account = self._accounts.get(worker)
+        return account.reported if account else WorkerLoad()
+
+    def view(self, worker: WorkerKey) -> LoadView:
+        self.expire()
+        account = self._account(worker)
+        reported = account.reported
+        return LoadView(
+            requests=max(account.requests, reported.running + reported.waiting),
+            queued_prefill_tokens=max(account.prefill_tokens, reported.queued_prefill_tokens),
+            active_blocks=max(account.blocks, reported.blocks_used),
+        )
+
+    def forget(self, worker: WorkerKey) -> None:
+        """The incarnation is gone. Charges on it are released by their requests as ever."""
+        self._accounts.pop(worker, None)
+
+    def expire(self) -> None:
+        """Drops charges that nobody released or renewed for their time to live: a request that was lost track of."""
+        now = self._clock()
+        while self._charges:
+            charge = next(iter(self._charges))
+            if charge.expires_s > now:
+                return
+            log.warning("a charge was never released", request_id=charge.request_id, ttl_s=self._charge_ttl_s)
+            del self._charges[charge]
+            charge.settle()
+            self.relieved()
+
+    def blocks_of(self, num_tokens: int) -> int:
+        return -(-num_tokens // self._block_size)
+
+    def renew(self, charge: Charge) -> bool:
+        """False when it was released or has expired."""
+        if charge not in self._charges:
+            return False
+        charge.expires_s = self._clock() + self._charge_ttl_s
+        self._charges.move_to_end(charge)
+        return True
+
+    def drop(self, charge: Charge) -> bool:
+        """False when it was gone already."""
+        if charge not in self._charges:
+            return False
+        del self._charges[charge]
+        return True
+
+    def _account(self, worker: WorkerKey) -> _Account:
+        account = self._accounts.get(worker)
+        if account is None:
+            account = self._accounts[worker] = _Account()
+        return account

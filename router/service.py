@@ -1,0 +1,183 @@
+"""Puts the router together and runs it: what `python -m router` does between its command line and its exit."""
+
+import asyncio
+import json
+import os
+import signal
+import time
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+import structlog
+
+from baton.config import ServingConfig
+from baton.discovery import Change, Directory
+from baton.errors import ConfigError
+from baton.load_board import LoadBoard
+from baton.nats_client import NatsClient, connect
+from engine.model_files import ModelFiles, resolve_model
+from router.admission import AdmissionQueue
+from router.assignment import Assigner
+from router.choice import Parts
+from router.frontend import Frontend
+from router.generation import Generator
+from router.grpc_api import GrpcApi
+from router.http_api import create_app
+from router.http_server import serve_http
+from router.indexer import Indexer
+from router.load import LoadLedger
+from router.metrics import RouterMetrics
+from router.status import StatusView
+from router.tokenizer import Tokenizer
+from router.worker_pool import WorkerPool
+
+END_GRACE_S = 2.0  # for requests that the end of the drain timeout cut off
+
+log = structlog.get_logger()
+
+
+async def run_router(config: ServingConfig, router_id: str) -> None:
+    """Serves until SIGTERM or SIGINT, then drains. What is built last is closed first. Raises BatonError or OSError."""
+    if config.nats.url is None:
+        raise ConfigError("nats.url", "a router needs the URL of a running NATS server")
+    stop = _stop_signal()
+    files = await asyncio.to_thread(resolve_model, config.model)
+    async with AsyncExitStack() as closing:
+        nats = await connect(config.nats.url, router_id, config.namespace, config.workers.ready_timeout_s)
+        closing.push_async_callback(nats.close)
+        view = _view(config, files, router_id, nats)
+        await _follow_workers(view, closing)
+        metrics = _metrics(view)
+        generator = _generator(config, files, view, metrics)
+        addresses = await _open_apis(config, _frontend(config, files, generator), view, metrics, closing)
+        _print_ready(router_id, addresses)
+        await stop.wait()
+        await _drain(generator, config.workers.drain_timeout_s)
+
+
+def _stop_signal() -> asyncio.Event:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """What the router knows of its workers and of the requests that wait for them."""
+
+    directory: Directory
+    load_board: LoadBoard
+    ledger: LoadLedger
+    queue: AdmissionQueue
+    pool: WorkerPool
+    indexer: Indexer
+    status: StatusView
+
+
+def _view(config: ServingConfig, files: ModelFiles, router_id: str, nats: NatsClient) -> _View:
+    directory, load_board = Directory(nats, config.discovery.ttl_s), LoadBoard(nats)
+    ledger = LoadLedger(config.engine.block_size, config.router.placement.charge_ttl_s)
+    queue = AdmissionQueue(config.router.queue_limit)
+    pool = WorkerPool(router_id, _model_name(config, files), config.engine.block_size, ledger)
+    indexer = Indexer(nats, pool.snapshot)
+    ledger.relieved = pool.changed = queue.wake
+    pool.load_seen = indexer.observe
+    status = StatusView(router_id, pool, ledger, indexer, queue)
+    return _View(directory, load_board, ledger, queue, pool, indexer, status)
+
+
+async def _follow_workers(view: _View, closing: AsyncExitStack) -> None:
+    """The pool hears of a worker before the indexer, which asks it for the worker's snapshot."""
+
+    def forget_reports(change: Change) -> None:
+        if change.kind == "removed":
+            view.load_board.discard(change.record.worker_id)
+
+    view.directory.on_change(view.pool.apply)
+    view.directory.on_change(view.indexer.apply)
+    view.directory.on_change(forget_reports)
+    view.load_board.on_report(view.pool.load_report)
+    closing.push_async_callback(view.pool.close)
+    await view.indexer.start()
+    closing.push_async_callback(view.indexer.close)
+    await view.load_board.start()
+    await view.directory.start()
+    closing.push_async_callback(view.directory.close)
+
+
+def _generator(config: ServingConfig, files: ModelFiles, view: _View, metrics: RouterMetrics) -> Generator:
+    parts = Parts(
+        tokenizer=Tokenizer(files.folder, files.config.vocab_size),
+        block_size=config.engine.block_size,
+        config=config.router,
+        pool=view.pool,
+        assigner=Assigner(view.pool, view.indexer, view.ledger, config.router),
+        queue=view.queue,
+        metrics=metrics,
+    )
+    return Generator(parts, min(files.max_position, config.engine.max_model_len or files.max_position))
+
+
+def _frontend(config: ServingConfig, files: ModelFiles, generator: Generator) -> Frontend:
+    return Frontend(
+        model=_model_name(config, files),
+        created_s=int(time.time()),
+        tokenizer=generator.tokenizer,
+        generator=generator,
+        not_ready=generator.not_ready,
+        request_timeout_s=config.router.request_timeout_s,
+        max_body_bytes=config.router.max_body_bytes,
+    )
+
+
+async def _open_apis(
+    config: ServingConfig, frontend: Frontend, view: _View, metrics: RouterMetrics, closing: AsyncExitStack
+) -> dict[str, str]:
+    """Returns HOST:PORT by API."""
+    host = config.router.host
+    grpc_api = GrpcApi(frontend, view.status.status)
+    grpc_port = await grpc_api.start(host, config.router.grpc_port)
+    closing.push_async_callback(grpc_api.stop, END_GRACE_S)
+    http_server = await serve_http(create_app(frontend, metrics.exposition), host, config.router.http_port)
+    closing.push_async_callback(http_server.stop, END_GRACE_S)
+    return {"grpc": f"{host}:{grpc_port}", "http": f"{host}:{http_server.port}"}
+
+
+def _metrics(view: _View) -> RouterMetrics:
+    queue, pool, indexer = view.queue, view.pool, view.indexer
+    metrics = RouterMetrics()
+    metrics.gauge("queue_waiting", "Choices that wait for workers", lambda: queue.view().waiting)
+    metrics.gauge("queue_running", "Choices that run on workers", lambda: queue.view().running)
+    metrics.gauge("queue_oldest_age_seconds", "Age of the oldest that waits", lambda: queue.view().oldest_age_s)
+    metrics.gauge("decode_workers", "Usable decode workers", lambda: len(pool.ready_decode()))
+    metrics.gauge("prefill_workers", "Usable prefill workers", lambda: len(pool.ready_prefill()))
+    metrics.gauge("tree_blocks", "Distinct blocks in the radix tree", lambda: indexer.tree.num_blocks)
+    metrics.count("event_gaps", "Holes in the workers' event numbers", lambda: indexer.gaps)
+    metrics.count("event_snapshots", "Block tables taken from workers", lambda: indexer.snapshots)
+    metrics.count("events_malformed", "Events that could not be read", lambda: indexer.malformed_events)
+    metrics.count("events_refused", "Events that contradict the tree", lambda: indexer.refused_events)
+    metrics.gauge(
+        "workers_with_trouble",
+        "Workers that status has a note on, such as missing events",
+        lambda: sum(1 for worker in pool.workers.values() if view.status.note(worker)),
+    )
+    return metrics
+
+
+async def _drain(generator: Generator, timeout_s: float) -> None:
+    log.info("draining")
+    remaining = await generator.drain(timeout_s)
+    if remaining:
+        log.warning("drain timeout: requests cut off", remaining=remaining)
+
+
+def _model_name(config: ServingConfig, files: ModelFiles) -> str:
+    return config.served_model_name or files.name
+
+
+def _print_ready(router_id: str, addresses: dict[str, str]) -> None:
+    """The one line on stdout that whoever started the process waits for."""
+    ready = {"process": "router", "id": router_id, "pid": os.getpid(), "addresses": addresses}
+    print(f"BATON_READY {json.dumps(ready)}", flush=True)
+    log.info("ready", **addresses)

@@ -1,0 +1,168 @@
+"""Turns what a caller asked for, through either API, into a GenerateRequest, or refuses it, naming field and limit.
+
+Called by grpc_api and http_api. Behind it no request can fail for a reason that lies in the request.
+"""
+
+import asyncio
+import re
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from baton.errors import ContextLengthError, InvalidRequestError, UnknownModelError
+from router.chat_template import Message
+from router.frontend import Frontend, Limits
+from router.request import GenerateRequest
+from router.sampling_options import MAX_SEED, Options, check_in_vocabulary, check_range, check_sampling
+from router.tokenizer import TokenIds, Tokenizer
+
+MAX_PRIORITY = 2**31 - 1
+MAX_TIMEOUT_S = 86400.0
+IN_PLACE_CHARS = 4096  # longer texts are tokenized in a thread, so that no other request waits for it
+REQUEST_ID = re.compile(r"[!-~]{1,128}")
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+"""Role -> as templates know it; `developer` is what OpenAI calls `system` by now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """Messages for the model's chat template; `variables` are the template's own switches."""
+
+    messages: Sequence[Message]
+    variables: Mapping[str, Any] = field(default_factory=dict)
+
+    def num_chars(self) -> int:
+        return sum(len(message["content"]) for message in self.messages)
+
+
+Prompt = str | Chat | Sequence[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """What stands around the prompt."""
+
+    request_id: str  # see make_request_id
+    model: str | None = None
+    priority: int = 0
+    timeout_s: float | None = None
+
+
+async def validate(frontend: Frontend, call: Call, prompt: Prompt, options: Options) -> GenerateRequest:
+    """Raises InvalidRequestError, and its kinds UnknownModelError and ContextLengthError."""
+    started_s = time.monotonic()
+    if call.model and call.model != frontend.model:
+        raise UnknownModelError(call.model, [frontend.model])
+    check_range("priority", call.priority, -MAX_PRIORITY - 1, MAX_PRIORITY)
+    timeout_s = frontend.request_timeout_s if call.timeout_s is None else min(call.timeout_s, MAX_TIMEOUT_S)
+    sampling = check_sampling(options, frontend.tokenizer.vocab_size)
+    limits = frontend.generator.limits()
+    tokens = await tokenize(frontend.tokenizer, prompt, limits)
+    sampling = msgspec.structs.replace(sampling, max_tokens=_check_length(len(tokens), options, limits))
+    if sampling.min_tokens > sampling.max_tokens:
+        problem = f"is {sampling.min_tokens}, above the {sampling.max_tokens} tokens that may be generated"
+        raise InvalidRequestError("min_tokens", problem)
+    choices = range(1 if options.n is None else options.n)
+    return GenerateRequest(
+        request_id=call.request_id,
+        prompt=tokens,
+        sampling=tuple(msgspec.structs.replace(sampling, seed=(sampling.seed + i) & MAX_SEED) for i in choices),
+        stop=tuple(options.stop),
+        deadline_s=started_s + timeout_s,
+        priority=call.priority,
+    )
+
+
+def make_request_id(wanted: str | None) -> tuple[str, str]:
+    """(the id that the caller sees, the id of the work). The second is unique even when callers repeat themselves.
+
+    Raises InvalidRequestError.
+    """
+    if not wanted:
+        request_id = secrets.token_hex(12)
+        return request_id, request_id
+    if not REQUEST_ID.fullmatch(wanted):
+        raise InvalidRequestError("request_id", "must be 1 to 128 visible ASCII characters")
+    return wanted, f"{wanted}-{secrets.token_hex(4)}"
+
+
+def plain_role(where: str, role: str) -> str:
+    """The role that the chat template sees. Raises InvalidRequestError."""
+    if role not in ROLES:
+        raise InvalidRequestError(f"{where}.role", f"is {role!r}, must be one of {', '.join(ROLES)}")
+    return ROLES[role]
+
+
+async def tokenize(tokenizer: Tokenizer, prompt: Prompt, limits: Limits) -> TokenIds:
+    """At least one token. Raises InvalidRequestError."""
+    if not isinstance(prompt, str | Chat):
+        return _check_token_ids(prompt, tokenizer.vocab_size)
+    name, num_chars = ("messages", prompt.num_chars()) if isinstance(prompt, Chat) else ("prompt", len(prompt))
+    if not num_chars and not isinstance(prompt, Chat):
+        raise InvalidRequestError(name, "is empty; at least one token is needed")
+    # What is far too long is refused before seconds of work are spent on it.
+    _check_fits(name, -(-num_chars // tokenizer.max_token_chars), limits, at_least="at least ")
+    if num_chars <= IN_PLACE_CHARS:
+        tokens = _encode(tokenizer, prompt)
+    else:
+        tokens = await asyncio.to_thread(_encode, tokenizer, prompt)
+    if not len(tokens):
+        raise InvalidRequestError(name, "gives no tokens; at least one is needed")
+    return tokens
+
+
+def _encode(tokenizer: Tokenizer, prompt: str | Chat) -> TokenIds:
+    if isinstance(prompt, Chat):
+        if not prompt.messages:
+            raise InvalidRequestError("messages", "is empty; at least one message is needed")
+        return tokenizer.chat(prompt.messages, prompt.variables)
+    return tokenizer.encode(prompt)
+
+
+def _check_token_ids(prompt: Sequence[int], vocab_size: int) -> TokenIds:
+    if not len(prompt):
+        raise InvalidRequestError("prompt", "is empty; at least one token is needed")
+    try:
+        tokens = np.array(prompt, dtype=np.uint32)
+    except OverflowError:  # negative, or more than 32 bits
+        check_in_vocabulary("prompt", prompt, vocab_size)
+        raise
+    if tokens.max() >= vocab_size:
+        check_in_vocabulary("prompt", prompt, vocab_size)
+    return tokens
+
+
+def _check_length(num_prompt_tokens: int, options: Options, limits: Limits) -> int:
+    """The number of tokens that may be generated: what the caller says, or all that fit."""
+    _check_fits("prompt", num_prompt_tokens, limits)
+    room = _longest(limits) - num_prompt_tokens
+    if options.max_tokens is None:
+        return room
+    check_range(options.max_tokens_field, options.max_tokens, 1, None)
+    if options.max_tokens > room:
+        problem = f"{options.max_tokens} and the prompt's {num_prompt_tokens} tokens are more than {_who_takes(limits)}"
+        raise ContextLengthError(options.max_tokens_field, problem)
+    return options.max_tokens
+
+
+def _check_fits(name: str, num_tokens: int, limits: Limits, at_least: str = "") -> None:
+    """One token more than the prompt must fit."""
+    if num_tokens < _longest(limits):
+        return
+    problem = f"has {at_least}{num_tokens} tokens, with at least one to generate; {_who_takes(limits)}"
+    raise ContextLengthError(name, problem)
+
+
+def _longest(limits: Limits) -> int:
+    return min(limits.max_model_len, limits.pool_tokens or limits.max_model_len)
+
+
+def _who_takes(limits: Limits) -> str:
+    if limits.pool_tokens is not None and limits.pool_tokens < limits.max_model_len:
+        return f"the largest worker's KV pool holds {limits.pool_tokens}"
+    return f"the model takes {limits.max_model_len}"

@@ -1,0 +1,233 @@
+"""The router's connection to one incarnation of one worker: the multiplexed step stream and the unary calls.
+
+Owned by the worker pool, which opens a link when discovery lists a worker and closes it when the worker is gone. A
+broken stream fails every request on it at once and is dialled again for as long as the link is open. Event loop only.
+"""
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+import structlog
+
+from baton.errors import ProtocolError, WorkerLostError
+from baton_proto.discovery import WorkerLoad, WorkerRecord
+from baton_proto.version import check_major
+from baton_proto.worker import (
+    DRAIN,
+    INSPECT,
+    MAJOR,
+    SNAPSHOT,
+    STEPS,
+    Cancel,
+    Delta,
+    DrainReport,
+    DrainRequest,
+    Hello,
+    InspectReport,
+    InspectRequest,
+    SnapshotChunk,
+    SnapshotRequest,
+    StepMessage,
+    Submit,
+    WorkerCommand,
+    WorkerReport,
+    decoder,
+    encode,
+)
+from router.inbox import Inbox
+from router.match import WorkerKey
+
+HELLO_TIMEOUT_S = 5.0
+CALL_TIMEOUT_S = 5.0
+MIN_BACKOFF_S = 0.05
+MAX_BACKOFF_S = 1.0
+
+CHANNEL_OPTIONS = [
+    ("grpc.use_local_subchannel_pool", 1),  # a new link never inherits the back-off of a dead one
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1_000),  # also the limit of one connection attempt
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.keepalive_time_ms", 5_000),  # a host that vanished without closing its sockets is noticed by pings
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.max_receive_message_length", 64 * 1024 * 1024),
+]
+
+log = structlog.get_logger()
+
+
+class WorkerLink:
+    """`on_load` gets the load of every step message; `on_change` is called when `connected` changes."""
+
+    def __init__(
+        self,
+        record: WorkerRecord,
+        router_id: str,
+        on_load: Callable[[WorkerLoad], None],
+        on_change: Callable[[], None],
+    ) -> None:
+        self.worker: WorkerKey = (record.worker_id, record.incarnation)
+        self.connected = False
+        self.failed = False  # the last stream broke, or could not be opened
+        self._router_id = router_id
+        self._on_load = on_load
+        self._on_change = on_change
+        self._inboxes: dict[str, Inbox] = {}
+        self._outgoing: asyncio.Queue[WorkerCommand] = asyncio.Queue()
+        self._channel = grpc.aio.insecure_channel(record.rpc_address, options=CHANNEL_OPTIONS)
+        self._steps: Any = self._channel.stream_stream(STEPS, encode, decoder(WorkerReport))
+        self._snapshot: Any = self._channel.unary_stream(SNAPSHOT, encode, decoder(SnapshotChunk))
+        self._inspect: Any = self._channel.unary_unary(INSPECT, encode, decoder(InspectReport))
+        self._drain: Any = self._channel.unary_unary(DRAIN, encode, decoder(DrainReport))
+        self._task = asyncio.create_task(self._keep_connected())
+
+    # --- requests -----------------------------------------------------------------------------------------------------
+
+    def submit(self, request: Submit) -> Inbox:
+        """Its deltas come into the inbox until the last one; WorkerLostError when the stream breaks before. Request ids
+        are never reused on a link. Raises WorkerLostError when there is no stream."""
+        if not self.connected:
+            raise WorkerLostError(self.worker[0], "not connected")
+        assert request.request_id not in self._inboxes
+        inbox = self._inboxes[request.request_id] = Inbox()
+        self._outgoing.put_nowait(request)
+        return inbox
+
+    def cancel(self, request_id: str) -> None:
+        """Nothing more comes for it. Without effect when it has ended."""
+        if self._inboxes.pop(request_id, None) is not None:
+            self._outgoing.put_nowait(Cancel(request_id))
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._inboxes)
+
+    # --- unary calls: raise WorkerLostError ---------------------------------------------------------------------------
+
+    async def inspect(self, timeout_s: float = CALL_TIMEOUT_S) -> InspectReport:
+        report: InspectReport = await self._call(self._inspect, InspectRequest(MAJOR), timeout_s)
+        return report
+
+    async def drain(self, timeout_s: float) -> DrainReport:
+        report: DrainReport = await self._call(self._drain, DrainRequest(MAJOR, timeout_s), timeout_s + CALL_TIMEOUT_S)
+        return report
+
+    async def snapshot(self, timeout_s: float) -> AsyncIterator[SnapshotChunk]:
+        """The worker's block table in order; ends after the chunk that is marked as last."""
+        try:
+            async for chunk in self._snapshot(SnapshotRequest(MAJOR), timeout=timeout_s):
+                if chunk is None or chunk.incarnation != self.worker[1]:
+                    raise WorkerLostError(self.worker[0], "sent a snapshot that cannot be used")
+                yield chunk
+                if chunk.last:
+                    return
+        except grpc.aio.AioRpcError as error:
+            raise WorkerLostError(self.worker[0], _describe(error)) from error
+        raise WorkerLostError(self.worker[0], "the snapshot ended early")
+
+    async def _call(self, method: Any, request: Any, timeout_s: float) -> Any:
+        try:
+            report = await method(request, timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise WorkerLostError(self.worker[0], _describe(error)) from error
+        if report is None:
+            raise WorkerLostError(self.worker[0], "sent an answer that cannot be decoded")
+        return report
+
+    # --- the stream ---------------------------------------------------------------------------------------------------
+
+    async def close(self, reason: str) -> None:
+        """Requests on the link fail with `reason`."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        self._disconnected(reason)
+        await self._channel.close()
+
+    async def _keep_connected(self) -> None:
+        backoff_s = MIN_BACKOFF_S
+        while True:
+            reason = await self._session()
+            if self.connected:
+                backoff_s = MIN_BACKOFF_S
+            self._disconnected(reason)
+            log.debug("no stream to the worker", worker=self.worker[0], reason=reason, retry_s=backoff_s)
+            await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
+            backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
+
+    async def _session(self) -> str:
+        """One stream from hello to its end; says why it ended."""
+        call = self._steps()
+        writer = None
+        try:
+            async with asyncio.timeout(HELLO_TIMEOUT_S):
+                await call.write(Hello(MAJOR, self._router_id, self.worker[1]))
+                self._check_hello(await call.read())
+            self.connected, self.failed = True, False
+            log.info("worker connected", worker=self.worker[0], incarnation=self.worker[1])
+            self._on_change()
+            writer = asyncio.create_task(self._write(call))
+            while (message := await call.read()) is not grpc.aio.EOF:
+                self._dispatch(message)
+            return "the worker ended the stream"
+        except TimeoutError:
+            return f"no hello within {HELLO_TIMEOUT_S:.1f} s"
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError, ProtocolError) as error:
+            return _describe(error)
+        finally:
+            if writer is not None:
+                writer.cancel()
+            call.cancel()
+
+    def _check_hello(self, message: Any) -> None:
+        worker_id = self.worker[0]
+        if message is grpc.aio.EOF:
+            raise ProtocolError(worker_id, "refused the stream")
+        if not isinstance(message, Hello):
+            raise ProtocolError(worker_id, "the first message of a stream must be a hello")
+        check_major("step stream", message.version, MAJOR)
+        if (message.sender, message.incarnation) != self.worker:
+            raise ProtocolError(
+                worker_id, f"another worker answers: {message.sender}, incarnation {message.incarnation}"
+            )
+
+    def _dispatch(self, message: Any) -> None:
+        if not isinstance(message, StepMessage):  # gRPC gives None for bytes that cannot be decoded
+            raise ProtocolError(self.worker[0], "sent a message that is not a step")
+        self._on_load(message.load)
+        for delta in message.deltas:
+            self._deliver(delta)
+
+    def _deliver(self, delta: Delta) -> None:
+        inbox = self._inboxes.get(delta.request_id)
+        if inbox is None:
+            return  # cancelled here while it was on its way
+        if delta.finish is not None or delta.failure is not None:
+            del self._inboxes[delta.request_id]
+        inbox.put(delta)
+
+    async def _write(self, call: Any) -> None:
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the reader sees the end too
+            while True:
+                await call.write(await self._outgoing.get())
+
+    def _disconnected(self, reason: str) -> None:
+        """Requests fail and what was not sent is dropped: the next stream starts from nothing."""
+        inboxes, self._inboxes = list(self._inboxes.values()), {}
+        self._outgoing = asyncio.Queue()
+        self.failed = True
+        if self.connected:
+            self.connected = False
+            log.warning("worker lost", worker=self.worker[0], reason=reason, requests=len(inboxes))
+            self._on_change()
+        for inbox in inboxes:
+            inbox.fail(WorkerLostError(self.worker[0], reason))
+
+
+def _describe(error: Exception) -> str:
+    if isinstance(error, grpc.aio.AioRpcError):
+        return f"{error.code().name}: {error.details()}"
+    return str(error)

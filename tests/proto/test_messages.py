@@ -1,0 +1,127 @@
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from baton.errors import ProtocolError
+from baton_proto import worker
+from baton_proto.discovery import (
+    LoadReport,
+    TransferEndpoint,
+    WorkerLoad,
+    WorkerRecord,
+    decode_load_report,
+    decode_record,
+)
+from baton_proto.kv_events import Cleared, KvEventBatch, Removed, Stored, decode_batch, encode_batch
+from baton_proto.sampling import SamplingParams, TokenLogprobs
+from baton_proto.version import check_major
+
+ENDPOINT = TransferEndpoint("boot-1", "/tmp/kv.sock", "127.0.0.1:7000")
+SAMPLING = SamplingParams(
+    max_tokens=9,
+    seed=2**63 - 1,
+    temperature=0.5,
+    top_k=4,
+    stop_token_ids=(1, 2),
+    ignore_eos=True,
+    logprobs=0,
+    logit_bias={5: -1.5},
+)
+LOGPROBS = TokenLogprobs(-0.25, [(7, -0.25), (8, -3.0)])
+GRANT = worker.Grant("t1", "decode-0", 3, 1, [4, 5], 16, 1.5, ENDPOINT)
+TOKENS = bytes(range(16))
+
+COMMANDS = [
+    worker.Hello(worker.MAJOR, "router-0", 3),
+    worker.Submit("r1", TOKENS, 3, SAMPLING, 2.5, worker.PrefillTarget("prefill-0", 1, "127.0.0.1:1"), 7),
+    worker.Submit("r1", TOKENS, 3, SamplingParams(max_tokens=1), 2.5),
+    worker.Cancel("r1"),
+]
+REPORTS = [
+    worker.Hello(worker.MAJOR, "decode-0", 3),
+    worker.StepMessage(
+        [
+            worker.Delta("r1", [7], [LOGPROBS], 16, worker.Handoff("prefill-0", 3, 4096, "shm", 16)),
+            worker.Delta("r2", [2], finish="stop", stop_token=2),
+            worker.Delta("r3", failure=worker.Failure("prefill_lost", "gone", True, "prefill-0")),
+        ],
+        WorkerLoad(running=1, steps=5, step_ms=1.5),
+    ),
+]
+PREFILL = [
+    worker.PrefillRequest("r1", TOKENS, 3, SAMPLING, 2.5, GRANT),
+    worker.PrefillCancel("r1"),
+]
+RUN = Stored(None, b"\x01" * 8, b"\x02" * 8)
+UNARY = [
+    worker.FirstToken(1, 7, LOGPROBS, 16),
+    worker.FirstToken(1, 7, None, 0),
+    worker.SnapshotRequest(1),
+    worker.SnapshotChunk(3, 9, [RUN], True),
+    worker.InspectRequest(1),
+    worker.InspectReport("decode-0", 3, "ready", WorkerLoad(), ["a problem"], 1 << 40),
+    worker.DrainRequest(1, 2.5),
+    worker.DrainReport(2),
+]
+BATCH = KvEventBatch(1, "decode-0", 3, 9, 1e9, [RUN, Stored(2**64 - 1, b"", b""), Removed(b"\x03" * 8), Cleared()])
+RECORD = WorkerRecord(
+    1, "decode-0", 3, "decode", "ready", "127.0.0.1:1", ENDPOINT, "smollm2", "abc", 16, 100, 1600, 42, "127.0.0.1:2"
+)
+REPORT = LoadReport(1, "decode-0", 3, WorkerLoad(running=1, blocks_total=100))
+
+
+@pytest.mark.parametrize(
+    ("message", "types"),
+    [(message, worker.WorkerCommand) for message in COMMANDS]
+    + [(message, worker.WorkerReport) for message in REPORTS]
+    + [(message, worker.PrefillCommand) for message in PREFILL]
+    + [(message, worker.PrefillReport) for message in [worker.PrefillFailed("r1", worker.Failure("x", "y", False))]]
+    + [(message, type(message)) for message in UNARY],
+)
+def test_worker_messages_survive_the_wire(message: msgspec.Struct, types: Any) -> None:
+    assert worker.decoder(types)(worker.encode(message)) == message
+
+
+def test_events_records_and_loads_survive_the_wire() -> None:
+    assert decode_batch(encode_batch(BATCH)) == BATCH
+    assert decode_record(msgspec.json.encode(RECORD)) == RECORD
+    assert decode_load_report(msgspec.msgpack.encode(REPORT)) == REPORT
+
+
+@pytest.mark.parametrize(
+    ("decode", "encode", "message"),
+    [
+        (decode_batch, msgspec.msgpack.encode, BATCH),
+        (decode_record, msgspec.json.encode, RECORD),
+        (decode_load_report, msgspec.msgpack.encode, REPORT),
+    ],
+)
+def test_other_major_versions_and_garbage_are_refused(
+    decode: Callable[[bytes], Any], encode: Callable[[Any], bytes], message: Any
+) -> None:
+    with pytest.raises(ProtocolError, match="major version 2 is not understood here; this build speaks 1"):
+        decode(encode(msgspec.structs.replace(message, version=2)))
+    for garbage in (b"", b"\xc1", encode(message)[:-1], encode({"version": 1})):
+        with pytest.raises(msgspec.DecodeError):
+            decode(garbage)
+
+
+def test_a_message_of_another_plane_is_refused() -> None:
+    with pytest.raises(msgspec.DecodeError):
+        worker.decoder(worker.WorkerCommand)(worker.encode(worker.PrefillCancel("r1")) + b"\x00")
+    with pytest.raises(msgspec.DecodeError):
+        worker.decoder(worker.WorkerCommand)(worker.encode(REPORTS[1]))
+
+
+def test_a_newer_minor_version_may_have_more_fields() -> None:
+    newer = msgspec.json.decode(msgspec.json.encode(RECORD))
+    newer["colour"] = "red"
+    assert decode_record(msgspec.json.encode(newer)) == RECORD
+
+
+def test_the_version_that_this_build_speaks_passes() -> None:
+    check_major("anything", 1, 1)
+    with pytest.raises(ProtocolError, match="anything"):
+        check_major("anything", 0, 1)

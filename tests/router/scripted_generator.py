@@ -1,0 +1,89 @@
+"""Stands in for generation in tests of the APIs: gives the tokens that it was told to, remembers what was asked."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+from baton_proto.sampling import SamplingParams, TokenLogprobs
+from router.frontend import Frontend, Limits
+from router.output_text import OutputText
+from router.request import Finished, GenerateRequest, Piece, Service
+from router.tokenizer import Tokenizer
+from tests.tiny_model import EOS_TOKEN_IDS, VOCAB_SIZE
+
+MODEL = "tiny"
+MAX_MODEL_LEN = 4096
+
+
+class ScriptedGenerator:
+    def __init__(self, tokenizer: Tokenizer, answers: Sequence[str] = ("Hello there.",)) -> None:
+        """Choice i of a request answers with `answers[i]`, token by token, and ends with an EOS token."""
+        self.tokenizer = tokenizer
+        self.answers = [[*map(int, tokenizer.encode(answer)), EOS_TOKEN_IDS[0]] for answer in answers]
+        self.requests: list[GenerateRequest] = []
+        self.error: Exception | None = None  # raised instead of token number `error_at` of any choice
+        self.error_at = 0
+        self.stuck_at: int | None = None  # waits forever instead of giving this token
+        self.cancelled = asyncio.Event()
+        self.max_model_len = MAX_MODEL_LEN
+        self.pool_tokens: int | None = None
+
+    def limits(self) -> Limits:
+        return Limits(self.max_model_len, self.pool_tokens)
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[Piece | Finished]:
+        self.requests.append(request)
+        completion_tokens = 0
+        completed = False
+        try:
+            for index, sampling in enumerate(request.sampling):
+                text = OutputText(self.tokenizer, request.stop, sampling.min_tokens)
+                for number, token_id in enumerate(self.answers[index % len(self.answers)]):
+                    piece = await self._piece(index, number, token_id, text, sampling)
+                    completion_tokens += len(piece.tokens)
+                    yield piece
+                    if piece.finish_reason is not None:
+                        break
+            completed = True
+        finally:
+            if not completed:
+                self.cancelled.set()
+        served_by = [Service(i, "decode-0", "prefill-0", 3, 4096, "shm", 1, 0) for i in range(len(request.sampling))]
+        yield Finished(len(request.prompt), completion_tokens, min(16, len(request.prompt) - 1), served_by)
+
+    async def _piece(self, index: int, number: int, token_id: int, text: OutputText, sampling: SamplingParams) -> Piece:
+        await asyncio.sleep(0)
+        if self.stuck_at == number:
+            await asyncio.Event().wait()
+        if self.error is not None and self.error_at == number:
+            raise self.error
+        logprobs = [] if sampling.logprobs is None else [logprobs_of(token_id, sampling.logprobs)]
+        stop_token = token_id if token_id in EOS_TOKEN_IDS else None
+        details, shown, stopped = text.push([token_id], logprobs, stop_token)
+        finish = "stop" if stopped or stop_token is not None else None
+        if finish is None and number + 1 == sampling.max_tokens:
+            finish = "length"
+        return Piece(index, details, shown + text.flush() if finish else shown, finish)
+
+
+def logprobs_of(token_id: int, count: int) -> TokenLogprobs:
+    """Made up: the sampled token and its successors in the vocabulary."""
+    top = [((token_id + i) % VOCAB_SIZE, -0.5 - i) for i in range(count)]
+    return TokenLogprobs(-0.5, top)
+
+
+def make_frontend(generator: ScriptedGenerator, not_ready: str | None = None) -> Frontend:
+    return Frontend(
+        model=MODEL,
+        created_s=int(time.time()),
+        tokenizer=generator.tokenizer,
+        generator=generator,
+        not_ready=lambda: not_ready,
+        request_timeout_s=60.0,
+        max_body_bytes=1 << 20,
+    )
+
+
+def tiny_tokenizer(folder: Path) -> Tokenizer:
+    return Tokenizer(folder, VOCAB_SIZE)

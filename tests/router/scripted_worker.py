@@ -1,0 +1,247 @@
+"""A worker that follows a script, behind a real gRPC server: for what the protocol allows and real workers rarely do.
+
+Its "model" is a function of the whole token list: a replay that loses or doubles a token changes all that follows.
+"""
+
+import asyncio
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+import numpy as np
+
+from baton.discovery import Change
+from baton_proto.discovery import WorkerLoad, WorkerRecord
+from baton_proto.kv_events import Stored
+from baton_proto.worker import (
+    MAJOR,
+    SERVICE,
+    Cancel,
+    Delta,
+    DrainReport,
+    DrainRequest,
+    Handoff,
+    Hello,
+    InspectReport,
+    InspectRequest,
+    SnapshotChunk,
+    SnapshotRequest,
+    StepMessage,
+    Submit,
+    WorkerCommand,
+    decoder,
+    encode,
+)
+
+FIRST_TOKEN, LAST_TOKEN = 40, 90  # plain characters of the tiny model's vocabulary
+
+
+def next_token(token_ids: list[int]) -> int:
+    digest = zlib.crc32(np.array(token_ids, dtype="<u4").tobytes())
+    return FIRST_TOKEN + digest % (LAST_TOKEN - FIRST_TOKEN)
+
+
+def greedy(prompt: list[int], num_tokens: int) -> list[int]:
+    """What an undisturbed worker answers."""
+    token_ids = list(prompt)
+    for _ in range(num_tokens):
+        token_ids.append(next_token(token_ids))
+    return token_ids[len(prompt) :]
+
+
+def tokens_of(submit: Submit) -> list[int]:
+    tokens: list[int] = np.frombuffer(submit.token_ids, dtype="<u4").tolist()
+    return tokens
+
+
+Script = Callable[["ScriptedWorker", Submit], Awaitable[None]]
+
+
+async def answer(worker: "ScriptedWorker", submit: Submit) -> None:
+    """Answers to the end, a token per step."""
+    await answer_until(worker, submit, None)
+
+
+async def answer_until(worker: "ScriptedWorker", submit: Submit, num_tokens: int | None) -> None:
+    """Stops in mid-answer after `num_tokens` of this attempt."""
+    token_ids = tokens_of(submit)
+    last = submit.num_prompt_tokens + submit.sampling.max_tokens
+    until = last if num_tokens is None else min(last, len(token_ids) + num_tokens)
+    first = True
+    while len(token_ids) < until:
+        await asyncio.sleep(0)
+        token_ids.append(next_token(token_ids))
+        handoff = None
+        if first and submit.prefill is not None:
+            handoff = Handoff(submit.prefill.worker_id, kv_blocks=3, kv_bytes=300, transport="shm", cached_tokens=16)
+        worker.send(
+            Delta(
+                submit.request_id,
+                token_ids=token_ids[-1:],
+                cached_tokens=16 if first else None,
+                handoff=handoff,
+                finish="length" if len(token_ids) == last else None,
+            )
+        )
+        first = False
+
+
+def steps_of(*scripts: Script) -> Script:
+    """One script per submission, in order; the last one for all that follow."""
+    remaining = list(scripts)
+
+    async def run(worker: "ScriptedWorker", submit: Submit) -> None:
+        script = remaining.pop(0) if len(remaining) > 1 else remaining[0]
+        await script(worker, submit)
+
+    return run
+
+
+class ScriptedWorker:
+    def __init__(self, worker_id: str, role: str = "decode", script: Script = answer, incarnation: int = 1) -> None:
+        self.worker_id = worker_id
+        self.role = role
+        self.script = script
+        self.incarnation = incarnation
+        self.hello = Hello(MAJOR, worker_id, incarnation)
+        self.max_model_len = 4096
+        self.load = WorkerLoad(blocks_total=256)
+        self.submits: list[Submit] = []
+        self.cancels: list[str] = []
+        self.connections = 0
+        self.problems: list[str] = []
+        self.refusals = 0  # streams that expected another incarnation
+        self._news = asyncio.Event()
+        self._outgoing: asyncio.Queue[Any] = asyncio.Queue()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._server: grpc.aio.Server | None = None
+        self.address = "127.0.0.1:0"
+
+    def record(self, state: str = "ready") -> WorkerRecord:
+        return WorkerRecord(
+            version=1,
+            worker_id=self.worker_id,
+            incarnation=self.incarnation,
+            role=self.role,
+            state=state,
+            rpc_address=self.address,
+            transfer=None,
+            model="tiny",
+            model_hash="hash",
+            block_size=16,
+            num_blocks=256,
+            max_model_len=self.max_model_len,
+            pid=0,
+        )
+
+    def added(self, state: str = "ready") -> Change:
+        return Change("added", self.record(state))
+
+    def send(self, delta: Delta) -> None:
+        self._outgoing.put_nowait(StepMessage([delta], self.load))
+
+    def send_bytes(self, data: bytes) -> None:
+        self._outgoing.put_nowait(data)
+
+    def report(self, load: WorkerLoad) -> None:
+        self.load = load
+        self._outgoing.put_nowait(StepMessage([], load))
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """For what the router does."""
+        async with asyncio.timeout(5.0):
+            while not condition():
+                self._news.clear()
+                await self._news.wait()
+
+    async def start(self) -> None:
+        """On the same address as before when it is started again."""
+        server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        methods = {
+            "Steps": grpc.stream_stream_rpc_method_handler(self._steps, decoder(WorkerCommand), _encode),
+            "Snapshot": grpc.unary_stream_rpc_method_handler(self._snapshot, decoder(SnapshotRequest), encode),
+            "Inspect": grpc.unary_unary_rpc_method_handler(self._inspect, decoder(InspectRequest), encode),
+            "Drain": grpc.unary_unary_rpc_method_handler(self._drain, decoder(DrainRequest), encode),
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
+        port = server.add_insecure_port(self.address)
+        self.address = f"127.0.0.1:{port}"
+        await server.start()
+        self._server = server
+
+    async def die(self) -> None:
+        """At once, all connections broken."""
+        for task in self._tasks:
+            task.cancel()
+        if self._server is not None:
+            server, self._server = self._server, None
+            await server.stop(None)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.die()
+
+    async def _steps(self, commands: AsyncIterator[WorkerCommand], context: Any) -> None:
+        hello = await anext(commands)
+        assert isinstance(hello, Hello)
+        if hello.incarnation not in (0, self.incarnation):
+            self.refusals += 1
+            self._news.set()
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "another incarnation")
+        await context.write(self.hello)
+        self.connections += 1
+        self._news.set()
+        self._outgoing = asyncio.Queue()
+        writer = asyncio.create_task(self._write(context))
+        try:
+            async for command in commands:
+                self._command(command)
+        finally:
+            writer.cancel()
+            for task in self._tasks:
+                task.cancel()
+
+    def _command(self, command: WorkerCommand) -> None:
+        match command:
+            case Submit():
+                self.submits.append(command)
+                task = asyncio.create_task(self._run(command))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            case Cancel():
+                self.cancels.append(command.request_id)
+        self._news.set()
+
+    async def _run(self, submit: Submit) -> None:
+        try:
+            await self.script(self, submit)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            self.problems.append(f"script: {error!r}")
+
+    async def _write(self, context: Any) -> None:
+        while True:
+            await context.write(await self._outgoing.get())
+
+    async def _snapshot(self, request: SnapshotRequest, context: Any) -> AsyncIterator[SnapshotChunk]:
+        run = Stored(None, bytes(8), bytes(8))
+        yield SnapshotChunk(self.incarnation, 7, [run], last=False)
+        yield SnapshotChunk(self.incarnation, 7, [], last=True)
+
+    async def _inspect(self, request: InspectRequest, context: Any) -> InspectReport:
+        return InspectReport(self.worker_id, self.incarnation, "ready", self.load, self.problems, 0)
+
+    async def _drain(self, request: DrainRequest, context: Any) -> DrainReport:
+        return DrainReport(0)
+
+
+def _encode(message: Any) -> bytes:
+    return message if isinstance(message, bytes) else encode(message)

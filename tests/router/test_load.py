@@ -1,0 +1,136 @@
+"""Charges: what is put on a worker comes off again, whatever happens in between."""
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, strategies as st
+
+from baton_proto.discovery import WorkerLoad
+from router.load import Charge, LoadLedger, LoadView
+
+D, P = ("d", 1), ("p", 1)
+IDLE = LoadView(0, 0, 0)
+
+
+@dataclass
+class Clock:
+    now_s: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def ledger(clock: Clock) -> LoadLedger:
+    return LoadLedger(block_size=16, charge_ttl_s=300.0, clock=clock)
+
+
+def test_a_charge_is_seen_at_once_and_its_prompt_leaves_with_the_first_token(ledger: LoadLedger) -> None:
+    charge = ledger.charge("r", D, P, num_tokens=100, prefill_tokens=80)
+    assert ledger.view(D) == LoadView(1, 0, 7)
+    assert ledger.view(P) == LoadView(0, 80, 0)
+    charge.prefill_done()
+    charge.prefill_done()
+    assert ledger.view(P) == IDLE
+    charge.grow(113)
+    assert ledger.view(D) == LoadView(1, 0, 8)
+    charge.release()
+    charge.release()
+    assert ledger.view(D) == IDLE
+
+
+def test_a_local_prompt_is_charged_to_the_decode_worker(ledger: LoadLedger) -> None:
+    with ledger.charge("r", D, None, num_tokens=20, prefill_tokens=20):
+        assert ledger.view(D) == LoadView(1, 20, 2)
+    assert ledger.view(D) == IDLE
+
+
+def test_a_charge_is_released_when_its_block_raises(ledger: LoadLedger) -> None:
+    with pytest.raises(RuntimeError), ledger.charge("r", D, P, 100, 100):
+        raise RuntimeError
+    assert ledger.view(D) == ledger.view(P) == IDLE
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["charge", "done", "grow", "release", "wait", "forget"]), st.integers(0, 4)),
+        max_size=60,
+    )
+)
+def test_loads_return_to_zero_after_any_course_of_events(steps: list[tuple[str, int]]) -> None:
+    clock = Clock()
+    ledger = LoadLedger(16, 300.0, clock)
+    workers = [("a", 1), ("b", 1), ("c", 1)]
+    charges: list[Charge] = []
+    tokens = 0
+    for action, n in steps:
+        tokens += 37
+        if action == "charge":
+            charges.append(ledger.charge("r", workers[n % 3], workers[(n + 1) % 3] if n > 2 else None, tokens, tokens))
+        elif action == "wait":
+            clock.now_s += 100.0 * n
+        elif action == "forget":
+            ledger.forget(workers[n % 3])
+        elif charges:
+            charge = charges[n % len(charges)]
+            match action:
+                case "done":
+                    charge.prefill_done()
+                case "grow":
+                    charge.grow(tokens)
+                case "release":
+                    charge.release()
+        for worker in workers:
+            assert min(ledger.view(worker)) >= 0
+    for charge in charges:
+        charge.release()
+    assert [ledger.view(worker) for worker in workers] == [IDLE] * 3
+
+
+def test_a_charge_that_nobody_released_expires_and_a_living_one_does_not(ledger: LoadLedger, clock: Clock) -> None:
+    lost = ledger.charge("lost", D, P, 100, 100)
+    living = ledger.charge("living", D, P, 32, 32)
+    clock.now_s = 200.0
+    living.prefill_done()
+    living.grow(33)
+    clock.now_s = 301.0
+    assert ledger.view(D) == LoadView(1, 0, 3)
+    assert ledger.view(P) == IDLE
+    lost.release()
+    assert ledger.view(D) == LoadView(1, 0, 3)
+
+
+def test_the_larger_of_charge_and_report_counts(ledger: LoadLedger) -> None:
+    with ledger.charge("r", D, P, num_tokens=160, prefill_tokens=160):
+        ledger.report(D, WorkerLoad(running=5, waiting=1, blocks_used=4))
+        ledger.report(P, WorkerLoad(queued_prefill_tokens=1000))
+        assert ledger.view(D) == LoadView(6, 0, 10)
+        assert ledger.view(P).queued_prefill_tokens == 1000
+
+
+def test_whoever_waits_for_room_is_told_of_relief_only(ledger: LoadLedger) -> None:
+    relieved: list[str] = []
+    ledger.relieved = lambda: relieved.append("x")
+    charge = ledger.charge("r", D, P, 100, 100)
+    ledger.report(P, WorkerLoad(queued_prefill_tokens=50))
+    assert len(relieved) == 0
+    ledger.report(P, WorkerLoad(queued_prefill_tokens=20))
+    assert len(relieved) == 1
+    charge.prefill_done()
+    assert len(relieved) == 2
+    charge.release()
+    assert len(relieved) == 3
+
+
+def test_a_new_incarnation_starts_without_the_load_of_the_old_one(ledger: LoadLedger) -> None:
+    charge = ledger.charge("r", D, None, 100, 100)
+    ledger.report(D, WorkerLoad(running=9))
+    ledger.forget(D)
+    assert ledger.view(D) == IDLE
+    charge.release()
+    assert ledger.view(D) == ledger.view(("d", 2)) == IDLE

@@ -1,0 +1,129 @@
+"""Status: every field of a worker and of the queue, and the notes an operator needs."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+
+import pytest
+from msgspec.structs import replace
+
+from baton.discovery import Change
+from baton_proto.discovery import LoadReport, WorkerLoad
+from router.admission import AdmissionQueue
+from router.load import LoadLedger, LoadView
+from router.match import WorkerKey
+from router.status import StatusView
+from router.worker_pool import WorkerPool
+from tests.router.scripted_worker import ScriptedWorker
+
+LOAD = WorkerLoad(running=2, waiting=1, blocks_used=7, blocks_cached=9, blocks_total=200, leases=3, last_event_id=5)
+
+
+@dataclass
+class Events:
+    notes: dict[WorkerKey, str] = field(default_factory=dict)
+
+    def last_event_id(self, worker: WorkerKey) -> int:
+        return 4
+
+    def note(self, worker: WorkerKey) -> str:
+        return self.notes.get(worker, "")
+
+
+class View:
+    """A pool with the status built on it."""
+
+    def __init__(self) -> None:
+        self.ledger = LoadLedger(16, 300.0)
+        self.queue = AdmissionQueue(100)
+        self.pool = WorkerPool("router-0", "tiny", 16, self.ledger)
+        self.events = Events()
+        self.status = StatusView("router-0", self.pool, self.ledger, self.events, self.queue).status
+        self.seen: list[tuple[WorkerKey, WorkerLoad]] = []
+        self.pool.load_seen = lambda worker, load: self.seen.append((worker, load))
+        self._changed = asyncio.Event()
+        self.pool.changed = self._changed.set
+
+    async def connected(self, worker_id: str) -> None:
+        async with asyncio.timeout(5.0):
+            while not self.pool.workers[worker_id].link.connected:
+                self._changed.clear()
+                await self._changed.wait()
+
+
+@pytest.fixture
+async def view() -> AsyncIterator[View]:
+    view = View()
+    yield view
+    await view.pool.close()
+
+
+async def test_a_worker_is_shown_with_its_load_and_the_trees_view_of_it(view: View) -> None:
+    async with ScriptedWorker("d0", incarnation=3) as decode, ScriptedWorker("a0", "prefill") as prefill:
+        view.pool.apply(decode.added())
+        view.pool.apply(prefill.added("draining"))
+        await view.connected("d0")
+        await view.connected("a0")
+        view.pool.load_report(LoadReport(1, "d0", 3, LOAD))
+        first, second = (await view.status()).workers
+        assert (first.worker_id, first.role, first.state, first.blocks_total) == ("a0", "prefill", "draining", 256)
+        assert (second.worker_id, second.role, second.state, second.incarnation) == ("d0", "decode", "ready", 3)
+        assert (second.blocks_used, second.blocks_cached, second.blocks_total) == (7, 9, 200)
+        assert (second.running, second.waiting, second.leases, second.last_event_id) == (2, 1, 3, 4)
+        assert (second.address, second.note) == (decode.address, "")
+        assert view.seen == [(("d0", 3), LOAD)]
+
+
+async def test_notes_name_what_is_wrong(view: View) -> None:
+    async with ScriptedWorker("d0") as decode, AsyncExitStack() as stack:
+        misfit = await stack.enter_async_context(ScriptedWorker("d1"))
+        view.pool.apply(decode.added())
+        view.pool.apply(Change("added", replace(misfit.record(), model="another")))
+        await view.connected("d0")
+        await view.connected("d1")
+        await decode.die()
+        async with asyncio.timeout(5.0):
+            while view.pool.workers["d0"].link.connected:
+                await asyncio.sleep(0.001)
+        view.events.notes["d0", 1] = "no events though 9 blocks are cached"
+        first, second = (await view.status()).workers
+        assert first.note == "the router has no connection to it; no events though 9 blocks are cached"
+        assert "serves model 'another'" in second.note
+
+
+async def test_the_queue_is_shown(view: View) -> None:
+    with view.queue.admit() as ticket, view.queue.turn(ticket, lambda: None) as turn:
+        await turn.wait(0.01)
+        queue = (await view.status()).queue
+        assert (queue.waiting, queue.running, queue.capacity) == (1, 0, 100)
+        assert queue.oldest_age_s >= 0.01
+    queue = (await view.status()).queue
+    assert (queue.waiting, queue.oldest_age_s) == (0, 0.0)
+
+
+async def test_a_new_incarnation_takes_the_place_of_the_old_one(view: View) -> None:
+    async with ScriptedWorker("d0", incarnation=1) as old, ScriptedWorker("d0", incarnation=2) as new:
+        view.pool.apply(old.added())
+        await view.connected("d0")
+        view.pool.load_report(LoadReport(1, "d0", 1, LOAD))
+        view.pool.apply(Change("removed", old.record()))
+        assert view.pool.no_decode_since_s is not None
+        view.pool.apply(new.added())
+        view.pool.load_report(LoadReport(1, "d0", 1, LOAD))  # last words
+        await view.connected("d0")
+        assert [worker.key for worker in view.pool.ready_decode()] == [("d0", 2)]
+        assert view.pool.no_decode_since_s is None
+        assert view.ledger.view(("d0", 2)) == LoadView(0, 0, 0)
+        (shown,) = (await view.status()).workers
+        assert (shown.incarnation, shown.running) == (2, 0)
+
+
+async def test_a_worker_that_leaves_is_shown_no_more(view: View) -> None:
+    async with ScriptedWorker("d0") as decode:
+        view.pool.apply(decode.added())
+        await view.connected("d0")
+        view.pool.apply(Change("changed", decode.record("draining")))
+        assert view.pool.ready_decode() == []
+        view.pool.apply(Change("removed", decode.record()))
+        assert not (await view.status()).workers

@@ -1,0 +1,33 @@
+"""What transformers' own `generate` answers for the same weights in float32: the oracle of every greedy test."""
+
+import warnings
+from pathlib import Path
+
+import torch
+
+
+class Oracle:
+    """A model of transformers on the CPU. Answers are kept, so several services can be compared with one run of it."""
+
+    def __init__(self, folder: Path) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # its own deprecations are not ours
+            from transformers import AutoModelForCausalLM
+
+            self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        self._model.eval()
+        self._answers: dict[tuple[tuple[int, ...], int, bool], list[int]] = {}
+
+    def greedy(self, prompt: list[int], max_tokens: int, ignore_eos: bool = False) -> list[int]:
+        """New token ids, the EOS that ended them included."""
+        key = (tuple(prompt), max_tokens, ignore_eos)
+        if key not in self._answers:
+            ids = torch.tensor([prompt])
+            ends = {"eos_token_id": None} if ignore_eos else {}
+            with torch.inference_mode(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                output = self._model.generate(
+                    ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_tokens, do_sample=False, **ends
+                )
+            self._answers[key] = output[0, len(prompt) :].tolist()
+        return self._answers[key]

@@ -1,0 +1,74 @@
+"""A client that leaves frees its blocks on both workers within a second, whatever its request was doing."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.service import Service, running_service
+from tests.spine.prompts import greedy, random_prompt
+from tests.spine.worker_view import inspect, until_idle, until_running
+
+SHIP_ALL = {"router": {"placement": {"local_prefill_tokens": 0}}}
+WITHIN_S = 1.0
+
+
+@pytest.fixture
+async def service(tiny_model: Path) -> AsyncIterator[Service]:
+    """Prompts of 3,000 tokens take hundreds of steps here."""
+    async with running_service(tiny_model, 1, 1, SHIP_ALL, engine={"max_batch_tokens": 16}) as service:
+        yield service
+
+
+async def test_leaving_frees_everything(service: Service) -> None:
+    """One service for all ways of leaving."""
+    await leaving_grpc_in_mid_stream(service)
+    await leaving_grpc_in_mid_prompt(service)
+    await leaving_http(service, stream=True)
+    await leaving_http(service, stream=False)
+    await the_deadline_passes(service)
+
+
+async def leaving_grpc_in_mid_stream(service: Service) -> None:
+    stream = service.client.stream(greedy(random_prompt(200, seed=1), 3000, ignore_eos=True), 60)
+    async for response in stream:
+        if response.WhichOneof("event") == "piece":
+            break
+    assert (await inspect(service, "decode-1")).load.blocks_used > 0
+    await stream.aclose()  # type: ignore[attr-defined]
+    assert await until_idle(service) < WITHIN_S
+
+
+async def leaving_grpc_in_mid_prompt(service: Service) -> None:
+    request = asyncio.create_task(service.client.generate(greedy(random_prompt(3000, seed=2), 10), 60))
+    await until_running(service, "prefill-1")
+    assert (await inspect(service, "decode-1")).load.leases == 1
+    request.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await request
+    assert await until_idle(service) < WITHIN_S
+
+
+async def leaving_http(service: Service, stream: bool) -> None:
+    body = {
+        "model": "tiny-llama",
+        "prompt": random_prompt(200, seed=3),
+        "max_tokens": 3000,
+        "ignore_eos": True,
+        "stream": stream,
+    }
+    async with httpx.AsyncClient(base_url=service.http_url, timeout=60) as client:
+        request = asyncio.create_task(client.post("/v1/completions", json=body))
+        await until_running(service, "decode-1")
+        request.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await request
+    assert await until_idle(service) < WITHIN_S
+
+
+async def the_deadline_passes(service: Service) -> None:
+    with pytest.raises(Exception, match=r"(?i)deadline"):
+        await service.client.generate(greedy(random_prompt(200, seed=4), 3000, ignore_eos=True), 0.5)
+    assert await until_idle(service) < WITHIN_S

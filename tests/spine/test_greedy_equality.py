@@ -1,0 +1,100 @@
+"""Greedy answers of a whole service are, token for token, those of transformers for the same weights in float32."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.model_files import resolve_model
+from router.tokenizer import Tokenizer
+from tests.service import Service, running_service
+from tests.spine.oracle import Oracle
+from tests.spine.prompts import LENGTHS, ask, random_prompt
+from tests.spine.worker_view import until_idle
+from tests.tiny_model import TEXT
+
+SHIP_ALL = {"router": {"placement": {"local_prefill_tokens": 0}}}
+TOPOLOGIES: dict[str, tuple[int, dict[str, Any]]] = {  # prefill workers, configuration
+    "aggregated": (0, {}),
+    "shm": (1, SHIP_ALL | {"transfer": {"transport": "shm", "checksum": True}}),
+    "tcp": (1, SHIP_ALL | {"transfer": {"transport": "tcp", "checksum": True}}),
+}
+
+
+@pytest.fixture(scope="module")
+def tiny_oracle(tiny_model: Path) -> Oracle:
+    return Oracle(tiny_model)
+
+
+@pytest.fixture(scope="module")
+def smollm2_folder() -> Path:
+    return resolve_model("smollm2", progress=False).folder
+
+
+@pytest.fixture(scope="module")
+def smollm2_oracle(smollm2_folder: Path) -> Iterator[Oracle]:
+    return Oracle(smollm2_folder)
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+async def test_answers_of_a_tiny_model_equal_those_of_transformers(
+    tiny_model: Path, tiny_oracle: Oracle, topology: str
+) -> None:
+    """A small token budget, so that long prompts are chunked and mixed with the decodes of others."""
+    prefill, overrides = TOPOLOGIES[topology]
+    async with running_service(tiny_model, prefill, 1, overrides, engine={"max_batch_tokens": 128}) as service:
+        prompts = [random_prompt(length, seed=length) for length in LENGTHS]
+        await equal_answers(service, tiny_oracle, prompts, max_tokens=24, shipped=prefill > 0, transport=topology)
+        await equal_conversations(service, tiny_oracle, conversations=4, turns=4)
+        await until_idle(service)
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+async def test_answers_of_smollm2_equal_those_of_transformers(
+    smollm2_folder: Path, smollm2_oracle: Oracle, topology: str
+) -> None:
+    prefill, overrides = TOPOLOGIES[topology]
+    files = resolve_model("smollm2")
+    text = Tokenizer(files.folder, files.config.vocab_size).encode(TEXT * 8, add_special_tokens=False).tolist()
+    prompts = [text[start : start + length] for start, length in enumerate((*LENGTHS[:13], 400, 900, 1500))]
+    async with running_service(smollm2_folder, prefill, 1, overrides, engine={"kv_memory": "256MiB"}) as service:
+        await equal_answers(service, smollm2_oracle, prompts, max_tokens=8, shipped=prefill > 0, transport=topology)
+        await until_idle(service)
+
+
+async def equal_answers(
+    service: Service, oracle: Oracle, prompts: list[list[int]], max_tokens: int, shipped: bool, transport: str
+) -> None:
+    """Eight requests at a time."""
+    slots = asyncio.Semaphore(8)
+
+    async def check(prompt: list[int]) -> None:
+        async with slots:
+            answer = await ask(service.client, prompt, max_tokens)
+        assert answer.token_ids == oracle.greedy(prompt, max_tokens), f"prompt of {len(prompt)} tokens"
+        assert answer.usage.prompt_tokens == len(prompt)
+        (served,) = answer.served_by
+        assert bool(served.prefill_worker) == shipped
+        assert served.transport == (transport if shipped else "")
+        assert not shipped or 1 <= served.kv_blocks <= -(-len(prompt) // 16)
+
+    await asyncio.gather(*(check(prompt) for prompt in prompts))
+
+
+async def equal_conversations(service: Service, oracle: Oracle, conversations: int, turns: int) -> None:
+    """Multi-turn: every prompt is the one before, its answer and something new; all share a system prompt."""
+    system = random_prompt(70, seed=1)
+
+    async def converse(number: int) -> None:
+        history = list(system)
+        for turn in range(turns):
+            history += random_prompt(9 + 5 * turn, seed=100 * number + turn)
+            answer = await ask(service.client, history, max_tokens=13)
+            assert answer.token_ids == oracle.greedy(history, 13), f"conversation {number}, turn {turn}"
+            if turn:
+                assert answer.usage.cached_tokens >= 64, "the system prompt's whole blocks are cached"
+            history += answer.token_ids
+
+    await asyncio.gather(*(converse(number) for number in range(conversations)))

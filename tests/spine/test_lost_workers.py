@@ -1,0 +1,105 @@
+"""kill -9 in mid-request: with another worker alive the client gets the exact answer, with none a clear error."""
+
+import asyncio
+import time
+from pathlib import Path
+
+import grpc
+import pytest
+
+from baton.client import Answer
+from baton_proto.generated import inference_pb2 as pb
+from tests.service import Service, running_service
+from tests.spine.oracle import Oracle
+from tests.spine.prompts import ask, greedy, random_prompt
+from tests.spine.worker_view import until_idle, until_running
+
+SHIP_ALL = {"router": {"placement": {"local_prefill_tokens": 0}, "no_worker_timeout_s": 2.0}}
+SLOW_PROMPTS = {"max_batch_tokens": 16}  # a long prompt takes hundreds of steps
+
+
+@pytest.fixture(scope="module")
+def oracle(tiny_model: Path) -> Oracle:
+    return Oracle(tiny_model)
+
+
+async def killed_in_mid_prompt(service: Service, prompts: list[list[int]], max_tokens: int) -> list[Answer]:
+    """Kills the prefill worker that is busy with a prompt."""
+    requests = [asyncio.create_task(ask(service.client, prompt, max_tokens)) for prompt in prompts]
+    await until_running(service, "prefill-1")
+    service.kill("prefill-1")
+    return list(await asyncio.gather(*requests))
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+async def test_a_prefill_worker_killed_in_mid_prompt_costs_no_answer(
+    tiny_model: Path, oracle: Oracle, transport: str
+) -> None:
+    prompts = [random_prompt(3000, seed=seed) for seed in range(3)]
+    async with running_service(
+        tiny_model, 2, 1, SHIP_ALL, engine=SLOW_PROMPTS, transfer={"transport": transport}
+    ) as service:
+        answers = await killed_in_mid_prompt(service, prompts, 12)
+        assert [answer.token_ids for answer in answers] == [oracle.greedy(prompt, 12) for prompt in prompts]
+        assert {answer.served_by[0].prefill_worker for answer in answers} == {"prefill-2"}
+        assert any(answer.served_by[0].attempts > 1 for answer in answers)
+        await until_idle(service)
+
+
+async def test_without_a_prefill_worker_left_the_decode_worker_runs_the_prompt(
+    tiny_model: Path, oracle: Oracle
+) -> None:
+    prompt = random_prompt(3000, seed=7)
+    async with running_service(tiny_model, 1, 1, SHIP_ALL, engine=SLOW_PROMPTS) as service:
+        (answer,) = await killed_in_mid_prompt(service, [prompt], 12)
+        assert answer.token_ids == oracle.greedy(prompt, 12)
+        assert answer.served_by[0].prefill_worker == ""
+        await until_idle(service)
+
+
+async def test_a_decode_worker_killed_in_mid_stream_loses_and_doubles_no_token(
+    tiny_model: Path, oracle: Oracle
+) -> None:
+    prompt = random_prompt(100, seed=11)
+    async with running_service(tiny_model, 1, 2, SHIP_ALL) as service:
+        answers: dict[int, Answer] = {}
+        killed: list[str] = []
+
+        async def stream(number: int) -> None:
+            tokens = 0
+
+            def kill_one(piece: pb.Piece) -> None:
+                nonlocal tokens
+                tokens += len(piece.token_ids)
+                if tokens > 20 and not killed:
+                    killed.append("decode-1")
+                    service.kill("decode-1")
+
+            request = greedy(prompt[number:], 300, ignore_eos=True)
+            answers[number] = await service.client.generate(request, 60, kill_one)
+
+        await asyncio.gather(*(stream(number) for number in range(4)))
+        for number, answer in answers.items():
+            assert answer.token_ids == oracle.greedy(prompt[number:], 300, ignore_eos=True)
+            assert {served.decode_worker for served in answer.served_by} == {"decode-2"}
+        assert any(answer.served_by[0].attempts > 1 for answer in answers.values())
+        await until_idle(service)
+
+
+async def test_without_a_decode_worker_left_the_client_gets_a_clear_error_in_time(tiny_model: Path) -> None:
+    async with running_service(tiny_model, 1, 1, SHIP_ALL) as service:
+        start_s = time.monotonic()
+
+        def kill(piece: pb.Piece) -> None:
+            service.kill("decode-1")
+
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await service.client.generate(greedy(random_prompt(50, seed=12), 3000, ignore_eos=True), 30, kill)
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert "no decode worker" in (caught.value.details() or "")
+        assert time.monotonic() - start_s < 10
+        await until_idle(service)
+
+        await service.start_worker("decode")
+        answer = await ask(service.client, random_prompt(50, seed=13), 5)
+        assert answer.served_by[0].decode_worker == "decode-2"

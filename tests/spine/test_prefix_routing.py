@@ -1,0 +1,66 @@
+"""A shared prefix is found again: the request goes to the worker that holds it, and only the rest is computed."""
+
+from pathlib import Path
+
+import openai
+
+from baton.client import Answer
+from tests.service import Service, running_service
+from tests.spine.prompts import ask, random_prompt
+from tests.spine.worker_view import until_idle, until_tree_is_right
+
+SHIP_ALL = {"router": {"placement": {"local_prefill_tokens": 0}}}
+BLOCK_SIZE = 16
+
+
+async def ask_and_settle(service: Service, prompt: list[int], max_tokens: int = 4) -> Answer:
+    answer = await ask(service.client, prompt, max_tokens)
+    await until_idle(service)
+    await until_tree_is_right(service)
+    return answer
+
+
+async def test_prefill_workers_are_chosen_by_the_prefix_that_they_hold(tiny_model: Path) -> None:
+    """Decode workers hold what was shipped to them, so this one has a decode worker for each request."""
+    async with running_service(tiny_model, 3, 1, SHIP_ALL) as service:
+        shared = {seed: random_prompt(400, seed) for seed in range(4)}
+        first = {seed: await ask_and_settle(service, [*prompt, 5]) for seed, prompt in shared.items()}
+        holders = {seed: answer.served_by[0].prefill_worker for seed, answer in first.items()}
+        assert len(set(holders.values())) > 1, "new prompts are spread"
+        for seed, prompt in shared.items():
+            answer = await ask_and_settle(service, prompt + random_prompt(40, seed + 50))
+            assert answer.served_by[0].prefill_worker == holders[seed]
+            assert answer.usage.cached_tokens == 400 // BLOCK_SIZE * BLOCK_SIZE
+            assert answer.served_by[0].kv_blocks == -(-440 // BLOCK_SIZE) - 400 // BLOCK_SIZE, (
+                "only the rest is shipped"
+            )
+        assert {answer.usage.cached_tokens for answer in first.values()} == {0}
+
+
+async def test_decode_workers_that_run_prompts_are_chosen_by_the_prefix_that_they_hold(tiny_model: Path) -> None:
+    async with running_service(tiny_model, 0, 3) as service:
+        shared = {seed: random_prompt(333, seed) for seed in range(4)}
+        holders = {
+            seed: (await ask_and_settle(service, prompt)).served_by[0].decode_worker for seed, prompt in shared.items()
+        }
+        assert len(set(holders.values())) > 1, "new prompts are spread"
+        for seed, prompt in shared.items():
+            answer = await ask_and_settle(service, [*prompt, 9, 9, 9])
+            assert answer.served_by[0].decode_worker == holders[seed]
+            assert answer.usage.cached_tokens == 333 // BLOCK_SIZE * BLOCK_SIZE
+
+
+async def test_usage_reports_cached_tokens_as_openai_does(tiny_model: Path) -> None:
+    async with running_service(tiny_model, 1, 1, SHIP_ALL) as service:
+        prompt = random_prompt(100, seed=3)
+        async with openai.AsyncOpenAI(base_url=f"{service.http_url}/v1", api_key="none") as client:
+            cached = []
+            for _ in range(2):
+                answer = await client.completions.create(model="tiny-llama", prompt=prompt, max_tokens=3, temperature=0)
+                assert answer.usage is not None
+                assert answer.usage.prompt_tokens_details is not None
+                assert answer.usage.prompt_tokens == 100
+                cached.append(answer.usage.prompt_tokens_details.cached_tokens)
+                await until_idle(service)
+                await until_tree_is_right(service)
+        assert cached == [0, 96]

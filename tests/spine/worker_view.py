@@ -1,0 +1,69 @@
+"""The workers' own view of themselves, asked over their gRPC: tests need at once what status shows with delay."""
+
+import asyncio
+import time
+
+import grpc
+
+from baton_proto.worker import INSPECT, MAJOR, InspectReport, InspectRequest, decoder, encode
+from tests.service import Service
+
+POLL_S = 0.01
+
+
+async def inspect(service: Service, worker_id: str) -> InspectReport:
+    address = service.supervisor.ready[worker_id].addresses["rpc"]
+    async with grpc.aio.insecure_channel(address) as channel:
+        call = channel.unary_unary(INSPECT, request_serializer=encode, response_deserializer=decoder(InspectReport))
+        report: InspectReport = await call(InspectRequest(MAJOR), timeout=5)
+        return report
+
+
+async def inspect_all(service: Service) -> list[InspectReport]:
+    """Of every worker whose process lives."""
+    ids = service.workers("prefill") + service.workers("decode")
+    return list(await asyncio.gather(*(inspect(service, worker_id) for worker_id in ids)))
+
+
+async def until_running(service: Service, worker_id: str, timeout_s: float = 10) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not (await inspect(service, worker_id)).load.running:
+            await asyncio.sleep(POLL_S)
+
+
+async def until_idle(service: Service, timeout_s: float = 10) -> float:
+    """Waits until no worker holds a block or a lease; returns how long that took. All accounts are in order then."""
+    start_s = time.monotonic()
+    reports: list[InspectReport] = []
+    try:
+        async with asyncio.timeout(timeout_s):
+            while True:
+                reports = await inspect_all(service)
+                if not any(_busy(report) for report in reports):
+                    break
+                await asyncio.sleep(POLL_S)
+    except TimeoutError:
+        raise AssertionError(
+            f"still busy after {timeout_s} s: {[report for report in reports if _busy(report)]}"
+        ) from None
+    took_s = time.monotonic() - start_s
+    for report in reports:
+        assert report.problems == [], report.worker_id
+    return took_s
+
+
+def _busy(report: InspectReport) -> bool:
+    load = report.load
+    return bool(load.running or load.waiting or load.blocks_used or load.leases)
+
+
+async def until_tree_is_right(service: Service, timeout_s: float = 10) -> None:
+    """Waits until the router's tree has applied every event that the workers have published, and has no complaint."""
+    async with asyncio.timeout(timeout_s):
+        while True:
+            published = {report.worker_id: report.load.last_event_id for report in await inspect_all(service)}
+            status = await service.client.status(5)
+            applied = {worker.worker_id: worker.last_event_id for worker in status.workers}
+            if applied == published and not any(worker.note for worker in status.workers):
+                return
+            await asyncio.sleep(POLL_S)
