@@ -102,7 +102,7 @@ class ServingConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def load_config(path: Path | None) -> ServingConfig:
-    """Reads serving.yaml (None: the defaults). Raises ConfigError naming the key, and the nearest known one if unknown."""
+    """Reads serving.yaml (None: the defaults). Raises ConfigError naming the key, for an unknown one the nearest too."""
     if path is None:
         return ServingConfig()
     try:

@@ -36,7 +36,7 @@ class WorkerRecord(Struct, frozen=True):
 
 
 class WorkerLoad(Struct, frozen=True):
-    """A worker's load after an engine step; in each StepMessage and, once a second, on `baton.<ns>.load.<worker_id>`."""
+    """A worker's load after an engine step; in StepMessages and, once a second, on `baton.<ns>.load.<worker_id>`."""
 
     running: int = 0
     waiting: int = 0

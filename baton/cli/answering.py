@@ -1,0 +1,60 @@
+"""What `chat` and `generate` share: one request, its answer on stdout as it comes or as JSON at the end."""
+
+import asyncio
+import json
+from typing import Any
+
+import typer
+from google.protobuf.json_format import MessageToDict
+
+from baton.cli.exit_codes import errors_reported
+from baton.client import Answer, Client
+from baton_proto.generated import inference_pb2 as pb
+
+
+def answer(request: pb.GenerateRequest, address: str, timeout_s: float | None, as_json: bool) -> None:
+    """Prints the answer. Ends the command with an exit code when there is none."""
+    with errors_reported():
+        result = asyncio.run(_ask(request, address, timeout_s, stream=not as_json))
+        typer.echo(json.dumps(answer_fields(result), ensure_ascii=False) if as_json else "")
+
+
+async def _ask(request: pb.GenerateRequest, address: str, timeout_s: float | None, stream: bool) -> Answer:
+    def show(piece: pb.Piece) -> None:
+        typer.echo(piece.text, nl=False)
+
+    async with Client(address) as client:
+        return await (client.generate(request, timeout_s, show) if stream else client.generate(request, timeout_s))
+
+
+def answer_fields(answer: Answer) -> dict[str, Any]:
+    """The answer as `--json` prints it."""
+    choice = answer.choices[0]
+    fields = {
+        "request_id": answer.request_id,
+        "model": answer.model,
+        "text": choice.text,
+        "token_ids": choice.token_ids,
+        "finish_reason": choice.finish_reason,
+        "usage": message_fields(answer.usage),
+        "served_by": [message_fields(served) for served in answer.served_by],
+        "ttft_s": round(answer.ttft_s, 4),
+        "duration_s": round(answer.duration_s, 4),
+        "tokens_per_s": round(answer.decode_tokens_per_s, 2),
+    }
+    if choice.logprobs:
+        fields["logprobs"] = [message_fields(token) for token in choice.logprobs]
+    return fields
+
+
+def message_fields(message: Any) -> dict[str, Any]:
+    """Every field of a protobuf message under its own name, default values too; 64-bit numbers stay numbers."""
+    fields: dict[str, Any] = MessageToDict(
+        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+    wide = [
+        field.name
+        for field in message.DESCRIPTOR.fields
+        if field.cpp_type in (field.CPPTYPE_INT64, field.CPPTYPE_UINT64)
+    ]
+    return fields | {name: getattr(message, name) for name in wide}

@@ -1,0 +1,84 @@
+"""`baton demo`: a whole service for one question, so that a newcomer sees prefill and decode hand over."""
+
+import asyncio
+import tempfile
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from baton.child_process import Ready
+from baton.cli.chat import chat_request
+from baton.cli.exit_codes import ExitCode, errors_reported
+from baton.cli.output import console, human_bytes
+from baton.client import Answer, Client
+from baton.config import ServingConfig
+from baton.config_overrides import with_overrides
+from baton.logging import configure_logging
+from baton.supervisor import Supervisor
+from baton_proto.generated import inference_pb2 as pb
+from engine.model_files import resolve_model
+
+QUESTION = "What is the capital of France?"
+ANSWER_TIMEOUT_S = 60.0
+MAX_TOKENS = 100
+OVERRIDES = {
+    "workers": {"prefill": 1, "decode": 1},
+    "router": {"http_port": 0, "grpc_port": 0, "placement": {"local_prefill_tokens": 0}},  # ship even a short prompt
+    "logging": {"level": "warning"},
+}
+
+
+def demo(
+    question: Annotated[str, typer.Argument(metavar="QUESTION", help="What to ask.")] = QUESTION,
+    model: Annotated[str, typer.Option(metavar="NAME_OR_PATH", help="As in `baton up`.")] = "smollm2",
+) -> None:
+    """Start a small service, ask it one question through gRPC, show who did what, end it."""
+    with errors_reported():
+        config = with_overrides(ServingConfig(), OVERRIDES | {"model": model})
+        configure_logging(config.logging, "baton")
+        resolve_model(config.model, progress=True)
+        answer = asyncio.run(_serve_and_ask(config, question))
+        if not answer.token_ids or not any(served.kv_blocks for served in answer.served_by):
+            typer.echo("error: the prompt's KV blocks were not shipped from a prefill to a decode worker", err=True)
+            raise typer.Exit(ExitCode.FAILED)
+
+
+async def _serve_and_ask(config: ServingConfig, question: str) -> Answer:
+    start_s = time.monotonic()
+
+    def process_ready(ready: Ready) -> None:
+        typer.echo(f"{ready.id:<12} ready after {time.monotonic() - start_s:4.1f} s  pid {ready.pid}")
+
+    with tempfile.TemporaryDirectory(prefix="baton-demo-") as log_dir:
+        async with Supervisor(config, Path(log_dir), process_ready) as supervisor:
+            answer = await _ask(supervisor.address("grpc"), question)
+            _show(answer)
+    typer.echo("all processes have ended")
+    return answer
+
+
+async def _ask(address: str, question: str) -> Answer:
+    request = chat_request(question)
+    request.sampling.CopyFrom(pb.SamplingOptions(temperature=0.0, max_tokens=MAX_TOKENS))
+    typer.echo(f"\n> {question}")
+    async with Client(address) as client:
+        answer = await client.generate(request, ANSWER_TIMEOUT_S, lambda piece: typer.echo(piece.text, nl=False))
+    typer.echo("\n")
+    return answer
+
+
+def _show(answer: Answer) -> None:
+    table = Table(show_header=False)
+    for served in answer.served_by:
+        table.add_row("prompt ran on", served.prefill_worker or f"{served.decode_worker} itself")
+        table.add_row("answer ran on", served.decode_worker)
+        table.add_row("KV shipped", f"{served.kv_blocks} blocks, {human_bytes(served.kv_bytes)}")
+        table.add_row("transport", served.transport or "none")
+    table.add_row("prompt", f"{answer.usage.prompt_tokens} tokens")
+    table.add_row("answer", f"{answer.usage.completion_tokens} tokens")
+    table.add_row("time to first token", f"{answer.ttft_s * 1000:.0f} ms")
+    table.add_row("tokens/s after it", f"{answer.decode_tokens_per_s:.1f}")
+    console().print(table)

@@ -1,0 +1,58 @@
+"""Exit codes of `baton`, and how errors become one of them and a sentence on stderr."""
+
+import enum
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import grpc
+import typer
+
+from baton.child_process import ChildFailedError
+from baton.errors import BatonError, ConfigError, InvalidRequestError, ModelError
+
+
+class ExitCode(enum.IntEnum):
+    OK = 0
+    FAILED = 1  # a process of the service died or could not start, or the service reported a fault of its own
+    USAGE = 2  # a flag, the configuration, the model or the request is wrong
+    UNAVAILABLE = 3  # nothing listens at the address, or no worker can serve
+    DEADLINE = 4  # the answer was not complete in time
+    OVERLOADED = 5  # the service's queue is full; try again
+    INTERRUPTED = 130  # Ctrl-C, as shells count it
+
+
+EXIT_CODES_HELP = (
+    "Exit codes: 0 done; 1 failed; 2 wrong flag, configuration, model or request; 3 no service or no worker there; "
+    "4 deadline passed; 5 overloaded, try again; 130 interrupted."
+)
+
+_BY_STATUS = {
+    grpc.StatusCode.INVALID_ARGUMENT: ExitCode.USAGE,
+    grpc.StatusCode.NOT_FOUND: ExitCode.USAGE,
+    grpc.StatusCode.OUT_OF_RANGE: ExitCode.USAGE,
+    grpc.StatusCode.UNAVAILABLE: ExitCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED: ExitCode.DEADLINE,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: ExitCode.OVERLOADED,
+}
+
+
+@contextmanager
+def errors_reported() -> Iterator[None]:
+    """Around the body of a command: an expected error ends it with its sentence and its code, not a stack trace."""
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        _fail(_BY_STATUS.get(error.code(), ExitCode.FAILED), error.details() or error.code().name)
+    except (ConfigError, ModelError, InvalidRequestError) as error:
+        _fail(ExitCode.USAGE, str(error))
+    except ChildFailedError as error:
+        _fail(ExitCode.FAILED, str(error))
+    except BatonError as error:
+        _fail(ExitCode.FAILED, str(error))
+    except KeyboardInterrupt:
+        raise typer.Exit(ExitCode.INTERRUPTED) from None
+
+
+def _fail(code: ExitCode, message: str) -> None:
+    typer.echo(f"error: {message}", err=True)
+    raise typer.Exit(code)

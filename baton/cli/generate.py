@@ -1,0 +1,78 @@
+"""`baton generate`: continues a text or a list of token ids, without a chat template."""
+
+from typing import Annotated
+
+import typer
+
+from baton.cli.answering import answer
+from baton.cli.options import (
+    DEFAULT_ADDRESS,
+    UINT32_MAX,
+    AddressOption,
+    JsonOption,
+    MaxTokensOption,
+    ModelOption,
+    SeedOption,
+    StopOption,
+    TemperatureOption,
+    TimeoutOption,
+    TopKOption,
+    TopPOption,
+)
+from baton_proto.generated import inference_pb2 as pb
+
+
+def generate(
+    prompt: Annotated[str | None, typer.Option("--prompt", "-p", metavar="TEXT", help="Text to continue.")] = None,
+    tokens: Annotated[str | None, typer.Option("--tokens", metavar="1,2,3", help="Token ids to continue.")] = None,
+    temperature: TemperatureOption = None,
+    max_tokens: MaxTokensOption = None,
+    min_tokens: Annotated[
+        int | None, typer.Option("--min-tokens", min=0, max=UINT32_MAX, metavar="N", help="Shortest answer.")
+    ] = None,
+    top_p: TopPOption = None,
+    top_k: TopKOption = None,
+    seed: SeedOption = None,
+    stop: StopOption = None,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after the model's own end.")] = False,
+    logprobs: Annotated[
+        int | None, typer.Option("--logprobs", min=0, max=20, metavar="N", help="Alternatives per token, in --json.")
+    ] = None,
+    model: ModelOption = "",
+    timeout_s: TimeoutOption = None,
+    address: AddressOption = DEFAULT_ADDRESS,
+    as_json: JsonOption = False,
+) -> None:
+    """Continue a text or a list of token ids."""
+    if (prompt is None) == (tokens is None):
+        raise typer.BadParameter("give one of --prompt and --tokens", param_hint="--prompt")
+    request = pb.GenerateRequest(model=model)
+    if tokens is not None:
+        request.tokens.ids.extend(_token_ids(tokens))
+        request.tokens.SetInParent()  # an empty list is for the service to refuse
+    else:
+        request.text = prompt or ""
+    request.sampling.CopyFrom(
+        pb.SamplingOptions(
+            temperature=temperature,
+            max_tokens=max_tokens,
+            min_tokens=min_tokens,
+            top_p=top_p,
+            top_k=top_k,
+            seed=seed,
+            stop=stop or [],
+            ignore_eos=ignore_eos,
+            logprobs=logprobs,
+        )
+    )
+    answer(request, address, timeout_s, as_json)
+
+
+def _token_ids(text: str) -> list[int]:
+    try:
+        ids = [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a list of numbers such as 1,2,3", param_hint="--tokens") from None
+    if not all(0 <= token_id <= UINT32_MAX for token_id in ids):
+        raise typer.BadParameter(f"token ids lie between 0 and {UINT32_MAX}", param_hint="--tokens")
+    return ids

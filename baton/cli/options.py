@@ -1,0 +1,41 @@
+"""Options that several commands take, with one wording each."""
+
+from typing import Annotated
+
+import typer
+
+UINT32_MAX = 2**32 - 1  # what fields of the protocol hold; smaller limits are the service's to say
+UINT64_MAX = 2**64 - 1
+
+AddressOption = Annotated[
+    str, typer.Option("--address", envvar="BATON_ADDRESS", metavar="HOST:PORT", help="gRPC address of the service.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+TimeoutOption = Annotated[
+    float | None, typer.Option("--timeout", min=0.001, metavar="SECONDS", help="Give up when it takes longer.")
+]
+ModelOption = Annotated[
+    str, typer.Option("--model", metavar="NAME", show_default=False, help="Of the model. [default: the one served]")
+]
+TemperatureOption = Annotated[
+    float | None, typer.Option("--temperature", "-t", metavar="T", help="0 is greedy. [default: 1.0]")
+]
+MaxTokensOption = Annotated[
+    int | None, typer.Option("--max-tokens", min=1, max=UINT32_MAX, metavar="N", help="Longest answer.")
+]
+TopPOption = Annotated[
+    float | None, typer.Option("--top-p", metavar="P", help="Sample from the most likely tokens of this mass.")
+]
+TopKOption = Annotated[
+    int | None,
+    typer.Option("--top-k", min=0, max=UINT32_MAX, metavar="K", help="Sample from the K most likely; 0 is all."),
+]
+SeedOption = Annotated[
+    int | None, typer.Option("--seed", min=0, max=UINT64_MAX, metavar="N", help="The same seed gives the same text.")
+]
+StopOption = Annotated[
+    list[str] | None, typer.Option("--stop", metavar="TEXT", help="End before this text; may be repeated.")
+]
+
+DEFAULT_ADDRESS = "127.0.0.1:8001"
+STATUS_TIMEOUT_S = 10.0

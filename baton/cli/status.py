@@ -1,0 +1,61 @@
+"""`baton status`: the workers and the router's queue."""
+
+import asyncio
+import json
+
+import typer
+from rich.table import Table
+
+from baton.cli.answering import message_fields
+from baton.cli.exit_codes import errors_reported
+from baton.cli.options import DEFAULT_ADDRESS, STATUS_TIMEOUT_S, AddressOption, JsonOption
+from baton.cli.output import console
+from baton.client import Client
+from baton_proto.generated import inference_pb2 as pb
+
+
+def status(address: AddressOption = DEFAULT_ADDRESS, as_json: JsonOption = False) -> None:
+    """Show the workers and the router's queue."""
+    with errors_reported():
+        response = asyncio.run(_ask(address))
+    if as_json:
+        fields = {
+            "router_id": response.router_id,
+            "workers": [message_fields(worker) for worker in response.workers],
+            "queue": message_fields(response.queue),
+        }
+        typer.echo(json.dumps(fields))
+    else:
+        _show(response)
+
+
+async def _ask(address: str) -> pb.StatusResponse:
+    async with Client(address) as client:
+        return await client.status(STATUS_TIMEOUT_S)
+
+
+def _show(response: pb.StatusResponse) -> None:
+    out = console()
+    table = Table(
+        "worker", "role", "state", "incarnation", title=f"{response.router_id}: {len(response.workers)} workers"
+    )
+    for header in ("blocks used/total", "cached", "running", "waiting", "leases", "last event"):
+        table.add_column(header, justify="right")
+    table.add_column("note")
+    for worker in response.workers:
+        table.add_row(
+            worker.worker_id,
+            worker.role,
+            worker.state,
+            str(worker.incarnation),
+            f"{worker.blocks_used}/{worker.blocks_total}",
+            *(
+                str(n)
+                for n in (worker.blocks_cached, worker.running, worker.waiting, worker.leases, worker.last_event_id)
+            ),
+            worker.note,
+        )
+    out.print(table)
+    queue = response.queue
+    oldest = f", the oldest for {queue.oldest_age_s:.1f} s" if queue.waiting else ""
+    out.print(f"queue: {queue.running} running, {queue.waiting} waiting{oldest}; room for {queue.capacity}")

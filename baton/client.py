@@ -1,0 +1,127 @@
+"""gRPC client of a Baton service: the command line and the tests speak through it.
+
+Calls raise `grpc.aio.AioRpcError`, whose status code and details are the service's own words.
+"""
+
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+import grpc
+
+from baton_proto.generated import inference_pb2 as pb, inference_pb2_grpc
+
+OPTIONS = [
+    ("grpc.enable_http_proxy", 0)
+]  # a proxy in the environment must not stand between two processes of one service
+
+
+@dataclass(slots=True)
+class Choice:
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[pb.TokenLogprob] = field(default_factory=list)
+    finish_reason: str = ""  # "stop" | "length"
+
+
+@dataclass(slots=True)
+class Answer:
+    """What a Generate stream adds up to."""
+
+    request_id: str = ""
+    model: str = ""
+    choices: list[Choice] = field(default_factory=list)
+    usage: pb.Usage = field(default_factory=pb.Usage)
+    served_by: list[pb.ServedBy] = field(default_factory=list)
+    ttft_s: float = 0.0  # from the call to the first token
+    duration_s: float = 0.0
+
+    @property
+    def text(self) -> str:
+        return self.choices[0].text if self.choices else ""
+
+    @property
+    def token_ids(self) -> list[int]:
+        return self.choices[0].token_ids if self.choices else []
+
+    @property
+    def decode_tokens_per_s(self) -> float:
+        """Rate of the tokens after the first one; 0 when there was none."""
+        later = sum(len(choice.token_ids) for choice in self.choices) - len(self.choices)
+        return later / (self.duration_s - self.ttft_s) if later > 0 and self.duration_s > self.ttft_s else 0.0
+
+
+class Client:
+    """`async with Client("127.0.0.1:8001") as client`."""
+
+    def __init__(self, address: str) -> None:
+        self._channel = grpc.aio.insecure_channel(address, options=OPTIONS)
+        self._inference = inference_pb2_grpc.InferenceStub(self._channel)
+        self._admin = inference_pb2_grpc.AdminStub(self._channel)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+    async def stream(
+        self, request: pb.GenerateRequest, timeout_s: float | None = None
+    ) -> AsyncIterator[pb.GenerateResponse]:
+        """Started, pieces, Finished as they arrive. Closing the iterator cancels the request."""
+        call = self._inference.Generate(request, timeout=timeout_s)
+        try:
+            async for response in call:
+                yield response
+        finally:
+            call.cancel()
+
+    async def generate(
+        self,
+        request: pb.GenerateRequest,
+        timeout_s: float | None = None,
+        on_piece: Callable[[pb.Piece], None] = lambda piece: None,
+    ) -> Answer:
+        """The whole answer; `on_piece` sees each part of it as it arrives."""
+        answer = Answer()
+        start_s = time.monotonic()
+        async for response in self.stream(request, timeout_s):
+            event = response.WhichOneof("event")
+            if event == "started":
+                answer.request_id, answer.model = response.request_id, response.started.model
+            elif event == "piece":
+                if response.piece.token_ids and not answer.ttft_s:
+                    answer.ttft_s = time.monotonic() - start_s
+                _add(answer.choices, response.piece)
+                on_piece(response.piece)
+            elif event == "finished":
+                answer.usage = response.finished.usage
+                answer.served_by = list(response.finished.served_by)
+        answer.duration_s = time.monotonic() - start_s
+        return answer
+
+    async def models(self, timeout_s: float | None = None) -> list[pb.Model]:
+        response: pb.ListModelsResponse = await self._inference.ListModels(pb.ListModelsRequest(), timeout=timeout_s)
+        return list(response.models)
+
+    async def status(self, timeout_s: float | None = None) -> pb.StatusResponse:
+        response: pb.StatusResponse = await self._admin.Status(pb.StatusRequest(), timeout=timeout_s)
+        return response
+
+
+def _add(choices: list[Choice], piece: pb.Piece) -> None:
+    while len(choices) <= piece.index:
+        choices.append(Choice())
+    choice = choices[piece.index]
+    choice.text += piece.text
+    choice.token_ids.extend(piece.token_ids)
+    choice.logprobs.extend(piece.logprobs)
+    if piece.finish_reason:
+        choice.finish_reason = pb.FinishReason.Name(piece.finish_reason).removeprefix("FINISH_REASON_").lower()

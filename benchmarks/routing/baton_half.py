@@ -1,0 +1,130 @@
+"""Baton's half: the router's own parts, called as the router calls them.
+
+    python -m benchmarks.routing.baton_half
+
+Prompts and queries are numpy arrays and events msgpack batches of one event, as they come from NATS; making them is not
+timed, decoding them is.
+"""
+
+import platform
+import time
+from collections import Counter
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from baton_proto.kv_events import MAJOR, Cleared, KvEvent, KvEventBatch, Removed, Stored, decode_batch, encode_batch
+from benchmarks.routing.baton_router import BatonRouter, apply
+from benchmarks.routing.half import serve
+from benchmarks.routing.inputs import (
+    BLOCK_SIZE,
+    MAX_TOKENS,
+    Hashes,
+    Run,
+    Stream,
+    chain_runs,
+    read_tokens,
+    stream_runs,
+)
+from benchmarks.routing.timing import rss_bytes, sample_us
+from router.block_hash import block_hashes, sequence_hashes
+from router.match import WorkerKey
+from router.radix_tree import RadixTree
+
+
+class BatonHalf:
+    _tree: RadixTree
+    _stream: Stream
+    _hashes: Hashes
+    _router: BatonRouter
+
+    def versions(self) -> dict[str, str]:
+        packages = {name: version(name) for name in ("baton-serve", "numpy", "xxhash", "msgspec")}
+        return {"python": platform.python_version(), **packages}
+
+    def hash(self, folder: str, num_tokens: int, budget_s: float) -> dict[str, Any]:
+        tokens = read_tokens(Path(folder), num_tokens)
+        hashes = block_hashes(tokens, BLOCK_SIZE)
+        samples = sample_us(lambda: block_hashes(tokens, BLOCK_SIZE), budget_s)
+        return {"us": samples, "check": [int(hashes[0]), int(hashes[-1]), len(hashes)]}
+
+    def share_prefix(self, folder: str, num_workers: int) -> None:
+        """A tree in which each of the workers holds the whole prompt."""
+        self._hashes = block_hashes(read_tokens(Path(folder), MAX_TOKENS), BLOCK_SIZE)
+        self._tree = RadixTree()
+        event = stored(Run(None, self._hashes, sequence_hashes(self._hashes)))
+        for number in range(num_workers):
+            apply(self._tree, worker(number), event)
+
+    def find(self, num_tokens: int, named: bool, budget_s: float) -> dict[str, Any]:
+        """`named`: the score of each worker is read, too."""
+        tree, query = self._tree, self._hashes[: num_tokens // BLOCK_SIZE]
+        samples = sample_us((lambda: tree.find(query).as_dict()) if named else (lambda: tree.find(query)), budget_s)
+        return {"us": samples, "check": sorted(Counter(tree.find(query).values()).items())}
+
+    def open_stream(self, folder: str, num_workers: int) -> None:
+        self._stream, self._tree = Stream(Path(folder), num_workers), RadixTree()
+
+    def run_stream(self, first: int, last: int) -> list[list[float]]:
+        """Per request: us to find, us to apply, events, blocks in them, sum of the scores of all workers."""
+        rows: list[list[float]] = []
+        tree, clock = self._tree, time.perf_counter_ns
+        for request in range(first, last):
+            step = self._stream.step(request)
+            query, key = step.query, worker(step.worker)
+            batches = []
+            if len(step.removed):
+                batches.append(encoded(Removed(step.removed.tobytes())))
+            if step.stored is not None:
+                batches.append(encoded(stored(step.stored)))
+            begin_ns = clock()
+            found = tree.find(query)
+            found_ns = clock()
+            score = sum(found.values())
+            apply_ns = clock()
+            for batch in batches:
+                for event in decode_batch(batch).events:
+                    apply(tree, key, event)
+            applied_ns = clock()
+            blocks = len(step.removed) + (len(step.stored.blocks) if step.stored else 0)
+            times_us = [(found_ns - begin_ns) / 1e3, (applied_ns - apply_ns) / 1e3]
+            rows.append([*times_us, len(batches), blocks, score])
+        return rows
+
+    def open_router(self, folder: str, num_workers: int, shipped: bool = False) -> None:
+        self._router = BatonRouter(Path(folder), num_workers, shipped)
+
+    def decide(self, num_tokens: int, budget_s: float) -> dict[str, Any]:
+        return self._router.decide(num_tokens, budget_s)
+
+    def memory(self, folder: str, shape: str, num_blocks: int, num_workers: int) -> list[int]:
+        """Bytes that the process grew by after each worker, all of which hold the same blocks. For a fresh process."""
+        tree = RadixTree()
+        apply(tree, worker(0), stored(next(chain_runs(1024))))
+        apply(tree, worker(0), Cleared())
+        before = rss_bytes()
+        grown: list[int] = []
+        for number in range(num_workers):
+            for run in chain_runs(num_blocks) if shape == "chain" else stream_runs(Path(folder)):
+                apply(tree, worker(number), stored(run))
+            grown.append(rss_bytes() - before)
+        return grown
+
+
+def worker(number: int) -> WorkerKey:
+    return (f"worker-{number}", 1)
+
+
+def stored(run: Run) -> Stored:
+    return Stored(run.parent, run.blocks.astype("<u8").tobytes(), run.sequences.astype("<u8").tobytes())
+
+
+def encoded(event: KvEvent) -> bytes:
+    return encode_batch(KvEventBatch(MAJOR, "worker-0", 1, 1, 0.0, [event]))
+
+
+if __name__ == "__main__":
+    np.seterr(over="ignore")
+    serve(BatonHalf())

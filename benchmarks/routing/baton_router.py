@@ -1,0 +1,100 @@
+"""The router's whole decision without its network: the real assigner, pool, ledger and radix tree; workers that nobody
+calls.
+
+Used by baton_half.py, as dynamo_router.py is by the other half.
+"""
+
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from baton.config import RouterConfig
+from baton_proto.discovery import MAJOR, WorkerRecord
+from baton_proto.kv_events import KvEvent, Removed, Stored
+from benchmarks.routing.inputs import BLOCK_SIZE, MAX_TOKENS, read_tokens
+from router.assignment import Assigner
+from router.block_hash import block_hashes, sequence_hashes
+from router.load import LoadLedger
+from router.match import WorkerKey
+from router.placement import Request
+from router.radix_tree import RadixTree
+from router.worker_link import WorkerLink
+from router.worker_pool import PooledWorker, WorkerPool
+
+MODEL = "benchmark"
+OUTPUT_TOKENS = 128
+
+
+class BatonRouter:
+    def __init__(self, folder: Path, num_workers: int, shipped: bool) -> None:
+        """Each worker holds the whole prompt. `shipped`: as many prefill as decode workers, otherwise decode ones."""
+        config = RouterConfig()
+        self._tokens = read_tokens(folder, MAX_TOKENS)
+        self._tree = RadixTree()
+        self._ledger = LoadLedger(BLOCK_SIZE, config.placement.charge_ttl_s)
+        pool = WorkerPool("router", MODEL, BLOCK_SIZE, self._ledger)
+        hashes = block_hashes(self._tokens, BLOCK_SIZE)
+        event = Stored(None, hashes.tobytes(), sequence_hashes(hashes).tobytes())
+        for role in ("decode", "prefill") if shipped else ("decode",):
+            for number in range(num_workers):
+                record = _record(f"{role}-{number}", role)
+                # A link opens a connection; the decision only asks whether it stands.
+                link = cast(WorkerLink, SimpleNamespace(connected=True, failed=False, worker=(record.worker_id, 1)))
+                pool.workers[record.worker_id] = PooledWorker(record, link, misfit="")
+                apply(self._tree, (record.worker_id, 1), event)
+        self._assigner = Assigner(pool, self, self._ledger, config)
+
+    def match(self, hashes: NDArray[np.uint64]) -> dict[WorkerKey, int]:
+        """The assigner's index, as router/indexer.py answers it."""
+        return self._tree.find(hashes).as_dict()
+
+    def decide(self, num_tokens: int, budget_s: float) -> dict[str, Any]:
+        """Whole decisions: hash, match, select, charge. Freeing the charge is not timed."""
+        tokens = self._tokens[:num_tokens]
+        clock = time.perf_counter_ns
+        samples: list[float] = []
+        end_ns = clock() + int(budget_s * 1e9)
+        begin_ns = clock()
+        cached = 0
+        while begin_ns < end_ns or len(samples) < 5:
+            request_id = f"request-{begin_ns}"
+            begin_ns = clock()
+            hashes = block_hashes(tokens, BLOCK_SIZE)
+            request = Request(num_tokens, BLOCK_SIZE)
+            assignment = self._assigner.assign(request_id, request, num_tokens + OUTPUT_TOKENS, hashes)
+            samples.append((clock() - begin_ns) / 1e3)
+            assert assignment is not None, "every worker is free"
+            cached = assignment.placement.cached_blocks
+            assignment.release()
+        return {"us": samples, "check": cached}
+
+
+def apply(tree: RadixTree, worker: WorkerKey, event: KvEvent) -> None:
+    if isinstance(event, Stored):
+        tree.apply_stored(worker, event.parent, event.block_hashes, event.sequence_hashes)
+    elif isinstance(event, Removed):
+        tree.apply_removed(worker, event.sequence_hashes)
+    else:
+        tree.clear(worker)
+
+
+def _record(worker_id: str, role: str) -> WorkerRecord:
+    return WorkerRecord(
+        version=MAJOR,
+        worker_id=worker_id,
+        incarnation=1,
+        role=role,
+        state="ready",
+        rpc_address="127.0.0.1:1",
+        transfer=None,
+        model=MODEL,
+        model_hash="",
+        block_size=BLOCK_SIZE,
+        num_blocks=65536,
+        max_model_len=1 << 20,
+        pid=0,
+    )

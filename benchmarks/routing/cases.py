@@ -1,0 +1,134 @@
+"""What is compared, and the goals: one function per case, each giving rows of the table."""
+
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks.routing.comparison import AnswersDifferError, Comparison, Goal, Row, percentile
+from benchmarks.routing.half import Half
+
+LENGTHS = {"1k": 1024, "8k": 8192, "32k": 32768, "128k": 131072}
+WORKERS = (8, 64, 256)
+DECISION_WORKERS = 8  # each of the peer's is a process
+DECISION_AT_MOST_US = {"1k": 60.0, "8k": 90.0, "128k": 600.0}
+PEER_LOOPS = ("uvloop", "asyncio")
+STREAM_CHUNK = 100  # requests of one half before it is the other one's turn
+MEMORY_WORKERS = 3
+
+StartHalf = Callable[[], Half]
+
+
+def hashing(comparison: Comparison) -> Iterator[Row]:
+    for name, tokens in LENGTHS.items():
+        goal = Goal(ratio=5 if tokens >= 8192 else 1)
+        folder = str(comparison.folder)
+        yield comparison.latency("hash", f"{name} tokens", goal, "hash", folder=folder, num_tokens=tokens)
+
+
+def find(comparison: Comparison) -> Iterator[Row]:
+    for workers in WORKERS:
+        comparison.both("share_prefix", folder=str(comparison.folder), num_workers=workers)
+        for case, named in (("find", False), ("find + scores", True)):
+            for name, tokens in LENGTHS.items():
+                goal = Goal(ratio=5 if tokens >= 8192 else 1)
+                what = f"{name} tokens, {workers} workers"
+                yield comparison.latency(case, what, goal, "find", num_tokens=tokens, named=named)
+
+
+def stream(comparison: Comparison, num_workers: int, num_requests: int) -> Iterator[Row]:
+    """The halves take turns by chunks of requests, so that they meet the same noise with trees of the same age."""
+    comparison.both("open_stream", folder=str(comparison.folder), num_workers=num_workers)
+    rows: dict[Half, list[list[float]]] = {comparison.ours: [], comparison.theirs: []}
+    for number, first in enumerate(range(0, num_requests, STREAM_CHUNK)):
+        last = min(first + STREAM_CHUNK, num_requests)
+        halves = list(rows) if number % 2 else list(rows)[::-1]
+        for half in halves:
+            rows[half] += half.call("run_stream", first=first, last=last)
+    ours, theirs = rows.values()
+    what = f"{num_workers} workers, {num_requests} requests"
+    for request, (mine, peer) in enumerate(zip(ours, theirs, strict=True)):
+        if mine[4] != peer[4]:
+            raise AnswersDifferError(f"stream, {what}, request {request}", mine[4], peer[4])
+    yield _stream_row(
+        "stream: find, p50", what, ours, theirs, Goal(ratio=1), lambda of: statistics.median(_column(of, 0))
+    )
+    yield _stream_row("stream: find, p99", what, ours, theirs, None, lambda of: percentile(_column(of, 0), 99))
+    yield _stream_row(
+        "stream: find, mean", what, ours, theirs, Goal(ratio=1), lambda of: statistics.mean(_column(of, 0))
+    )
+    yield _stream_row("stream: apply, per event", what, ours, theirs, Goal(ratio=2), _apply_us_per_event)
+    yield _stream_row("stream: apply, per 1000 blocks", what, ours, theirs, None, _apply_us_per_1000_blocks)
+    yield _stream_row("stream: find + apply, per request", what, ours, theirs, Goal(at_most=100), _us_per_request)
+
+
+def decision(comparison: Comparison, start_peer: StartHalf) -> Iterator[Row]:
+    """Every worker holds the whole prompt. The peer's router is a coroutine, so its event loop counts: both are measured, each
+    in a fresh process. Whoever is asked alone has workers of both roles, or more of them."""
+    folder = str(comparison.folder)
+    comparison.ours.call("open_router", folder=folder, num_workers=DECISION_WORKERS)
+    for loop in PEER_LOOPS:
+        with start_peer() as theirs:
+            theirs.call("open_router", folder=folder, num_workers=DECISION_WORKERS, loop=loop)
+            pair = replace(comparison, theirs=theirs)
+            for name, tokens in LENGTHS.items():
+                goal = Goal(ratio=2.5, at_most=DECISION_AT_MOST_US.get(name))
+                what = f"{name} tokens, {DECISION_WORKERS} workers"
+                yield pair.latency(f"decision (KvRouter on {loop})", what, goal, "decide", num_tokens=tokens)
+            theirs.call("close_router")
+    for workers, shipped in ((8, True), (64, False), (256, False)):
+        comparison.ours.call("open_router", folder=folder, num_workers=workers, shipped=shipped)
+        for name, tokens in LENGTHS.items():
+            fleet = f"{workers}P + {workers}D" if shipped else f"{workers} workers"
+            goal = Goal(at_most=DECISION_AT_MOST_US[name]) if name in DECISION_AT_MOST_US else None
+            yield comparison.latency_alone("decision", f"{name} tokens, {fleet}", goal, "decide", num_tokens=tokens)
+
+
+def memory(folder: Path, num_blocks: int, starts: tuple[StartHalf, StartHalf]) -> Iterator[Row]:
+    for shape in ("chain", "stream"):
+        grown: list[list[int]] = []
+        for start in starts:
+            with start() as half:  # a fresh process
+                arguments = {"folder": str(folder), "shape": shape, "num_blocks": num_blocks}
+                grown.append(half.call("memory", **arguments, num_workers=MEMORY_WORKERS))
+        first = [workers[0] / num_blocks for workers in grown]
+        further = [(workers[-1] - workers[0]) / (MEMORY_WORKERS - 1) / num_blocks for workers in grown]
+        for what, goal, (ours, theirs) in (("first worker", 80, first), ("each further worker", 12, further)):
+            ratio = theirs / ours if ours > 0 else None
+            yield Row(
+                "memory",
+                f"{shape} of {num_blocks:,} blocks, {what}",
+                "bytes/block",
+                ours,
+                theirs,
+                ratio,
+                Goal(at_most=goal),
+            )
+
+
+def _column(rows: list[list[float]], index: int) -> list[float]:
+    return [row[index] for row in rows]
+
+
+def _stream_row(
+    case: str,
+    what: str,
+    ours: list[list[float]],
+    theirs: list[list[float]],
+    goal: Goal | None,
+    measure: Callable[[list[list[float]]], float],
+) -> Row:
+    mine, peer = measure(ours), measure(theirs)
+    return Row(case, what, "us", mine, peer, peer / mine, goal)
+
+
+def _apply_us_per_event(rows: list[list[float]]) -> float:
+    return sum(_column(rows, 1)) / sum(_column(rows, 2))
+
+
+def _apply_us_per_1000_blocks(rows: list[list[float]]) -> float:
+    return 1000 * sum(_column(rows, 1)) / sum(_column(rows, 3))
+
+
+def _us_per_request(rows: list[list[float]]) -> float:
+    return (sum(_column(rows, 0)) + sum(_column(rows, 1))) / len(rows)

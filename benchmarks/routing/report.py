@@ -1,0 +1,70 @@
+"""The result for people and for programs, with the machine and the versions it was measured on."""
+
+import os
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.routing.comparison import Row
+from benchmarks.routing.half import ROOT
+
+BUSY_LOAD = 0.5  # running processes beside ours beyond which figures are not to be trusted
+
+
+def machine() -> dict[str, Any]:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    name = fields.get("model name", platform.processor())
+    cpu = f"{name} (family {fields.get('cpu family')}, model {fields.get('model')})"
+    return {
+        "cpu": cpu,
+        "cores": os.cpu_count(),
+        "kernel": platform.release(),
+        "load_1min": round(os.getloadavg()[0], 2),
+    }
+
+
+def commit() -> str:
+    """Of the working tree, with a plus when it has changes."""
+    git = ["git", "-C", str(ROOT)]
+    try:
+        head = subprocess.run([*git, "rev-parse", "--short", "HEAD"], check=True, capture_output=True, text=True)
+        changes = subprocess.run([*git, "status", "--porcelain"], check=True, capture_output=True, text=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return head.stdout.strip() + ("+" if changes.stdout else "")
+
+
+def print_table(console: Console, title: str, rows: list[Row]) -> None:
+    table = Table(title=title, title_justify="left")
+    for column in ("case", "what", "unit", "Baton", "Dynamo", "ratio", "goal", ""):
+        table.add_column(column, justify="right" if column in ("Baton", "Dynamo", "ratio") else "left", no_wrap=True)
+    case = ""
+    for row in rows:
+        verdict = {True: "[green]met[/]", False: "[bold red]missed[/]", None: ""}[row.met]
+        theirs = "" if row.theirs is None else f"{row.theirs:,.1f}"
+        ratio = "" if row.ratio is None else f"{row.ratio:.2f}x"
+        shown = row.case if row.case != case else ""
+        case = row.case
+        table.add_row(shown, row.what, row.unit, f"{row.ours:,.1f}", theirs, ratio, str(row.goal or ""), verdict)
+    console.print(table)
+
+
+def write_json(path: Path, rows: list[Row], versions: dict[str, dict[str, str]], began: dict[str, Any]) -> None:
+    document = {
+        "benchmark": "router_vs_dynamo",
+        "command": " ".join(["python", "-m", "benchmarks.router_vs_dynamo", *sys.argv[1:]]),
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "machine": began,
+        "commit": commit(),
+        "versions": versions,
+        "rows": [msgspec.to_builtins(row) | {"met": row.met} for row in rows],
+    }
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(document)) + b"\n")

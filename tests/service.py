@@ -1,0 +1,159 @@
+"""A real service for tests: NATS, router and workers as processes of their own, through the Supervisor of `baton up`.
+
+    async with running_service(tiny_model, decode=2, engine={"block_size": 32}) as service:
+        answer = await service.client.generate(request)
+        service.kill(service.workers("prefill")[0])
+
+Keywords beside the counts are sections of serving.yaml. Every port is 0 unless the test says otherwise. When the
+context ends, the service is drained, and a process that is left over fails the test.
+"""
+
+import contextlib
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from baton.client import Client
+from baton.config import ServingConfig
+from baton.config_overrides import with_overrides
+from baton.nats_server import NatsServer
+from baton.supervisor import Role, Supervisor
+
+GONE_TIMEOUT_S = 5.0
+TEST_DEFAULTS: dict[str, Any] = {
+    "router": {"http_port": 0, "grpc_port": 0},
+    "workers": {"drain_timeout_s": 10.0},
+    "engine": {"kv_memory": "64MiB", "threads": 1},
+}
+
+
+@dataclass
+class Service:
+    supervisor: Supervisor
+    client: Client
+    log_dir: Path
+    pids: set[int] = field(default_factory=set)  # every process that ever belonged to it
+
+    @property
+    def config(self) -> ServingConfig:
+        return self.supervisor.config
+
+    @property
+    def grpc_address(self) -> str:
+        return self.supervisor.address("grpc")
+
+    @property
+    def http_address(self) -> str:
+        return self.supervisor.address("http")
+
+    @property
+    def http_url(self) -> str:
+        return f"http://{self.http_address}"
+
+    @property
+    def nats(self) -> NatsServer:
+        """To stop and start it again in mid-test."""
+        assert self.supervisor.nats is not None
+        return self.supervisor.nats
+
+    def workers(self, role: Role) -> list[str]:
+        """Ids of the workers whose processes live."""
+        return self.supervisor.workers(role)
+
+    def pid(self, process_id: str) -> int:
+        """Of a worker, or of the router."""
+        return self.supervisor.children[process_id].pid
+
+    def kill(self, process_id: str, how: signal.Signals = signal.SIGKILL) -> None:
+        self.supervisor.children[process_id].send_signal(how)
+
+    async def start_worker(self, role: Role) -> str:
+        """Its id, once it is ready."""
+        worker_id = await self.supervisor.add_worker(role)
+        self.note_pids()
+        return worker_id
+
+    async def stop_worker(self, worker_id: str) -> bool:
+        """Drains it; False when it had to be killed."""
+        return await self.supervisor.stop_worker(worker_id)
+
+    def log(self, process_id: str) -> str:
+        """What the process has logged so far."""
+        path = self.log_dir / f"{process_id}.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def note_pids(self) -> None:
+        own = {child.pid for child in self.supervisor.children.values()}
+        if self.supervisor.nats is not None and self.supervisor.nats.alive:
+            own.add(self.supervisor.nats.pid)
+        for pid in own:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                self.pids |= {pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))}
+
+
+@asynccontextmanager
+async def running_service(
+    model: str | Path,
+    prefill: int = 1,
+    decode: int = 1,
+    overrides: dict[str, Any] | None = None,
+    **sections: Any,
+) -> AsyncIterator[Service]:
+    """`overrides` are dicts in the shape of serving.yaml, `sections` the same as keywords."""
+    config = with_overrides(ServingConfig(model=str(model)), TEST_DEFAULTS, "test defaults")
+    for changes in ({"workers": {"prefill": prefill, "decode": decode}}, overrides or {}, sections):
+        config = with_overrides(config, changes, "test")
+    with tempfile.TemporaryDirectory(prefix="baton-test-") as folder:
+        supervisor = Supervisor(config, log_dir=Path(folder))
+        service: Service | None = None
+        try:
+            await supervisor.start()
+            async with Client(supervisor.address("grpc")) as client:
+                service = Service(supervisor, client, Path(folder))
+                service.note_pids()
+                yield service
+        except BaseException:
+            _show_logs(supervisor)
+            raise
+        finally:
+            if service is not None:
+                service.note_pids()
+            await supervisor.stop()
+            if service is not None:
+                assert_gone(service.pids)
+
+
+def assert_gone(pids: Iterable[int], timeout_s: float = GONE_TIMEOUT_S) -> None:
+    """Fails when a process is still alive after `timeout_s`. A zombie that its parent has not collected is dead."""
+    deadline_s = time.monotonic() + timeout_s
+    alive = _alive(pids)
+    while alive and time.monotonic() < deadline_s:
+        time.sleep(0.02)
+        alive = _alive(pids)
+    assert not alive, f"processes are left over: {alive}"
+
+
+def _alive(pids: Iterable[int]) -> dict[int, str]:
+    found = {}
+    for pid in pids:
+        try:
+            process = psutil.Process(pid)
+            if process.status() != psutil.STATUS_ZOMBIE:
+                found[pid] = " ".join(process.cmdline())
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def _show_logs(supervisor: Supervisor) -> None:
+    """pytest shows it below a test that failed."""
+    for name, child in supervisor.children.items():
+        print(f"--- last log lines of {name} ---\n{child.log_tail()}", file=sys.stderr)
