@@ -61,6 +61,8 @@ async def test_answers_of_smollm2_equal_those_of_transformers(
     files = resolve_model("smollm2")
     text = Tokenizer(files.folder, files.config.vocab_size).encode(TEXT * 8, add_special_tokens=False).tolist()
     prompts = [text[start : start + length] for start, length in enumerate(SMOLLM2_LENGTHS)]
+    for prompt in prompts:  # takes many seconds, in which no request may wait for this event loop
+        smollm2_oracle.greedy(prompt, 6)
     async with running_service(smollm2_folder, prefill, 1, overrides, engine={"kv_memory": "256MiB"}) as service:
         await equal_answers(service, smollm2_oracle, prompts, max_tokens=6, shipped=prefill > 0, transport=topology)
         await until_idle(service)
