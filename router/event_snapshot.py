@@ -16,13 +16,12 @@ from baton.nats_client import NatsClient
 from baton.subjects import kv_events_stream, kv_events_subject
 from baton_proto.kv_events import Cleared, KvEvent, KvEventBatch, Removed, Stored, decode_batch
 from baton_proto.worker import SnapshotChunk
-from router.event_feed import EventFeed
 from router.match import WorkerKey
 from router.radix_tree import RadixTree
+from router.stored_feed import StoredFeed
 
 MESSAGES_PER_REQUEST = 1000
 RUNS_PER_CHUNK = 1000
-REORDER_BATCHES = 1024  # a publisher has fewer on their way: what is still missing after that many is gone
 
 log = structlog.get_logger()
 
@@ -36,45 +35,42 @@ async def snapshot_from_stream(nats: NatsClient, worker: WorkerKey) -> AsyncIter
         for message in messages:
             table.offer(message.payload)
         position = messages[-1].sequence + 1
-    table.skip_holes()
+    table.end()
     runs = list(table.tree.dump(worker))
     for start in range(0, len(runs), RUNS_PER_CHUNK):
         part = runs[start : start + RUNS_PER_CHUNK]
-        yield SnapshotChunk(worker[1], table.feed.applied, part, last=False)
-    yield SnapshotChunk(worker[1], table.feed.applied, [], last=True)
+        yield SnapshotChunk(worker[1], table.event_id, part, last=False)
+    yield SnapshotChunk(worker[1], table.event_id, [], last=True)
 
 
 class _Table:
     def __init__(self, worker: WorkerKey) -> None:
         self.tree = RadixTree()
-        self.feed = EventFeed()
         self._worker = worker
+        self._feed = StoredFeed()
         self._refused = 0
+
+    @property
+    def event_id(self) -> int:
+        return self._feed.applied
 
     def offer(self, payload: bytes) -> None:
         try:
             batch = decode_batch(payload)
         except (msgspec.DecodeError, ProtocolError):
             return
-        if (batch.worker_id, batch.incarnation) == self._worker and self.feed.offer(batch):
-            self._apply(self.feed.ready())
-            if self.feed.expected - self.feed.applied > REORDER_BATCHES:
-                self._skip_hole()
+        if (batch.worker_id, batch.incarnation) == self._worker:
+            self._apply(self._feed.offer(batch))
 
-    def skip_holes(self) -> None:
-        """What is missing in a stream that was read to its end will not come any more."""
-        while self.feed.holed:
-            self._skip_hole()
+    def end(self) -> None:
+        self._apply(self._feed.end())
         if self._refused:
             log.warning(
-                "the stream does not hold all of a worker's events; its blocks are known in part",
+                "the stream does not hold all events of a worker; its blocks are known in part",
                 worker=self._worker[0],
+                missing=self._feed.num_missing,
                 refused=self._refused,
             )
-
-    def _skip_hole(self) -> None:
-        self.feed.rebase(self.feed.missing.stop - 1)
-        self._apply(self.feed.ready())
 
     def _apply(self, batches: Iterable[KvEventBatch]) -> None:
         for batch in batches:
