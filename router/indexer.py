@@ -16,6 +16,7 @@ import structlog
 from numpy.typing import NDArray
 
 from baton.discovery import Change
+from baton.end_task import end_tasks
 from baton.errors import ProtocolError
 from baton.nats_client import NATS_ERRORS, NatsClient
 from baton.subjects import kv_events_subject, worker_of
@@ -85,11 +86,7 @@ class Indexer:
 
     async def close(self) -> None:
         tasks = [worker.healing for worker in self._workers.values()] + [self._watch]
-        running = [task for task in tasks if task is not None]
-        for task in running:
-            task.cancel()
-        if running:
-            await asyncio.wait(running)
+        await end_tasks(*(task for task in tasks if task is not None))
 
     def apply(self, change: Change) -> None:
         """A callback of the Directory's: takes a snapshot of what is added, forgets what is removed."""

@@ -8,6 +8,7 @@ import asyncio
 
 import structlog
 
+from baton.end_task import end_tasks
 from baton.errors import ProtocolError
 from baton.events.event_source import EventSource
 from baton.events.vllm_blocks import VllmBlocks
@@ -46,8 +47,7 @@ class Bridge:
                     case Message():
                         self._pass_on(item)
         finally:
-            chores.cancel()
-            await asyncio.wait([chores])
+            await end_tasks(chores)
 
     def keyframe(self) -> None:
         self._source.keyframe(self.blocks.runs())

@@ -11,6 +11,7 @@ from nats.js.errors import NotFoundError
 
 from baton.config import DiscoveryConfig
 from baton.discovery import Announcer
+from baton.end_task import end_tasks
 from baton.errors import UnavailableError
 from baton.event_publisher import EventPublisher
 from baton.incarnation import new_incarnation
@@ -78,8 +79,7 @@ class EventSource:
     async def close(self) -> None:
         """Its blocks disappear from the routers."""
         if self._reports is not None:
-            self._reports.cancel()
-            await asyncio.wait([self._reports])
+            await end_tasks(self._reports)
         await self._publisher.close()
         await self._announcer.withdraw()
 

@@ -14,6 +14,7 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
+from baton.end_task import end_tasks
 from baton.errors import ConfigError, UnavailableError
 
 NUMBER_BYTES = 8
@@ -94,10 +95,7 @@ class VllmStream:
                 yield item
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        await end_tasks(*self._tasks)
         for socket in self._sockets:
             socket.close(linger=0)
         self._context.term()

@@ -17,6 +17,7 @@ from baton.cli.events.options import (
 )
 from baton.cli.events.session import nats_session, until_stopped
 from baton.cli.exit_codes import errors_reported
+from baton.end_task import end_tasks
 from baton.events.recording import Recording
 from baton.events.replayer import Replayer
 
@@ -68,8 +69,7 @@ async def _replay(replayer: Replayer, recording: Recording) -> None:
                 progress.update(bar, completed=recording.bytes_read)
             work.result()
         finally:
-            work.cancel()
-            await asyncio.wait([work])
+            await end_tasks(work)
 
 
 async def _for_ever() -> None:

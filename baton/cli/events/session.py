@@ -1,13 +1,13 @@
 """What every command of `baton events` does around its work: a connection, and an end at Ctrl-C."""
 
 import asyncio
-import contextlib
 import signal
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
 from baton.config import LoggingConfig
+from baton.end_task import end_tasks
 from baton.errors import UnavailableError
 from baton.logging import configure_logging
 from baton.nats_client import NATS_ERRORS, NatsClient, connect
@@ -34,22 +34,18 @@ async def until_stopped(work: Coroutine[Any, Any, None], for_s: float | None = N
     """Runs the work until it is done, a signal comes or the time is up; it has ended then. False when it was cut
     short. Raises what the work raises."""
     task = asyncio.ensure_future(work)
+    stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in STOP_SIGNALS:
-        loop.add_signal_handler(number, task.cancel)
+        loop.add_signal_handler(number, stop.set)
+    stopping = asyncio.create_task(stop.wait())
     try:
-        async with asyncio.timeout(for_s):
-            await task
-    except TimeoutError:
-        if for_s is None or not task.cancelled():
-            raise
-        return False
-    except asyncio.CancelledError:
-        with contextlib.suppress(asyncio.CancelledError):
-            task.cancel()
-            await task
+        await asyncio.wait({task, stopping}, timeout=for_s, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+            return True
         return False
     finally:
+        await end_tasks(task, stopping)
         for number in STOP_SIGNALS:
             loop.remove_signal_handler(number)
-    return True
