@@ -106,6 +106,7 @@ async def baton(server: NatsServer, *arguments: str) -> asyncio.subprocess.Proce
     """The real program, running."""
     return await asyncio.create_subprocess_exec(
         *BATON,
+        "events",
         *arguments,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
