@@ -54,7 +54,7 @@ def tail(
 ) -> None:
     """Show what the workers store in their KV caches and drop from them, as it happens."""
     start = start_position(since, from_start)
-    view = _View(kind, as_json, rates)
+    view = TailView(kind, as_json, rates)
 
     async def run() -> None:
         async with nats_session(nats_url, namespace, timeout_s) as nats:
@@ -66,7 +66,7 @@ def tail(
         asyncio.run(run())
 
 
-class _View:
+class TailView:
     def __init__(self, kind: EventType | None, as_json: bool, rates_s: float) -> None:
         self._kind = kind
         self._format: Callable[[EventLine], str] = _json_line if as_json else _PeopleFormat().line
@@ -74,12 +74,15 @@ class _View:
 
     async def follow(self, log: EventLog, timeout_s: float) -> None:
         async for batches in log.follow(timeout_s):
-            lines = self._lines(batches)
-            if self._rates is not None and (summary := self._rates.due()):
-                lines.append(summary)
-            if lines:
-                sys.stdout.write("\n".join(lines) + "\n")
-                sys.stdout.flush()
+            self.show(batches)
+
+    def show(self, batches: list[StoredBatch]) -> None:
+        lines = self._lines(batches)
+        if self._rates is not None and (summary := self._rates.due()):
+            lines.append(summary)
+        if lines:
+            sys.stdout.write("\n".join(lines) + "\n")
+            sys.stdout.flush()
 
     def _lines(self, batches: list[StoredBatch]) -> list[str]:
         lines = []
