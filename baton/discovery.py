@@ -19,6 +19,7 @@ import msgspec
 import structlog
 from nats.js.api import DiscardPolicy, StorageType, StreamConfig
 
+from baton.end_task import end_tasks
 from baton.errors import DeadlineError, ProtocolError
 from baton.nats_client import NATS_ERRORS, NatsClient
 from baton.subjects import worker_of, workers_stream, workers_subject
@@ -64,8 +65,7 @@ class Announcer:
         """Ends the heartbeats and takes the record away. Idempotent; when NATS is away the record expires instead."""
         if self._task is None:
             return
-        self._task.cancel()
-        await asyncio.wait([self._task])
+        await end_tasks(self._task)
         self._task = None
         headers = {KV_OPERATION: "DEL", INCARNATION: str(self._record.incarnation)}
         try:
@@ -155,8 +155,7 @@ class Directory:
 
     async def close(self) -> None:
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+            await end_tasks(self._task)
 
     async def _read_bucket(self) -> None:
         stream = workers_stream(self._nats.namespace)

@@ -16,14 +16,16 @@ import structlog
 from numpy.typing import NDArray
 
 from baton.discovery import Change
+from baton.end_task import end_tasks
 from baton.errors import ProtocolError
 from baton.nats_client import NATS_ERRORS, NatsClient
 from baton.subjects import kv_events_subject, worker_of
-from baton_proto.discovery import WorkerLoad
-from baton_proto.kv_events import Cleared, KvEvent, Removed, Stored, decode_batch
+from baton_proto.discovery import EVENTS_ROLE, LoadReport, WorkerLoad
+from baton_proto.kv_events import decode_batch
 from baton_proto.worker import SnapshotChunk
 from router.event_feed import EventFeed
 from router.event_history import fetch_batches, last_batch
+from router.event_snapshot import apply_event, snapshot_from_stream
 from router.match import WorkerKey
 from router.radix_tree import RadixTree
 
@@ -47,8 +49,9 @@ log = structlog.get_logger()
 class _Worker:
     """What the indexer remembers of one incarnation of a worker."""
 
-    def __init__(self, key: WorkerKey) -> None:
+    def __init__(self, key: WorkerKey, fetch_snapshot: FetchSnapshot) -> None:
         self.key = key
+        self.fetch_snapshot = fetch_snapshot
         self.feed = EventFeed()
         self.needs_snapshot = True
         self.healing: asyncio.Task[None] | None = None
@@ -83,17 +86,15 @@ class Indexer:
 
     async def close(self) -> None:
         tasks = [worker.healing for worker in self._workers.values()] + [self._watch]
-        running = [task for task in tasks if task is not None]
-        for task in running:
-            task.cancel()
-        if running:
-            await asyncio.wait(running)
+        await end_tasks(*(task for task in tasks if task is not None))
 
     def apply(self, change: Change) -> None:
         """A callback of the Directory's: takes a snapshot of what is added, forgets what is removed."""
         key = (change.record.worker_id, change.record.incarnation)
         if change.kind == "added":
-            worker = self._workers[key[0]] = _Worker(key)
+            only_events = change.record.role == EVENTS_ROLE
+            worker = _Worker(key, self._snapshot_from_stream if only_events else self._fetch_snapshot)
+            self._workers[key[0]] = worker
             self._heal(worker)
         elif change.kind == "removed" and self._tracked(key) is not None:
             healing = self._workers.pop(key[0]).healing
@@ -138,6 +139,10 @@ class Indexer:
         if worker is not None and event_id > worker.feed.expected:
             worker.feed.expected = event_id
 
+    def load_report(self, report: LoadReport) -> None:
+        """From the metrics plane."""
+        self.expect(report.worker_id, report.incarnation, report.load.last_event_id)
+
     def observe(self, worker: WorkerKey, load: WorkerLoad) -> None:
         """A worker's load, from a step message or the metrics plane."""
         self.expect(*worker, load.last_event_id)
@@ -179,7 +184,7 @@ class Indexer:
             refused = self.refused_events
             for event in batch.events:
                 try:
-                    _apply_event(self.tree, worker.key, event)
+                    apply_event(self.tree, worker.key, event)
                 except ProtocolError as error:
                     self.refused_events += 1
                     log.warning("kv event refused", worker=worker.key[0], event_id=batch.event_id, error=str(error))
@@ -254,7 +259,7 @@ class Indexer:
         async with self._snapshot_slots, asyncio.timeout(SNAPSHOT_TIMEOUT_S):
             worker.feed.suspend()  # from before the snapshot is taken, or it might be older than what we apply
             event_id = None
-            chunks = self._fetch_snapshot(*worker.key)
+            chunks = worker.fetch_snapshot(*worker.key)
             try:
                 async for chunk in chunks:
                     if chunk.incarnation != worker.key[1]:
@@ -280,6 +285,9 @@ class Indexer:
         blocks, seconds = self.tree.num_blocks_of(worker.key), round(time.monotonic() - started_s, 3)
         log.info("snapshot applied", worker=worker.key[0], event_id=event_id, blocks=blocks, seconds=seconds)
         self._apply_ready(worker)
+
+    def _snapshot_from_stream(self, worker_id: str, incarnation: int) -> AsyncIterator[SnapshotChunk]:
+        return snapshot_from_stream(self._nats, (worker_id, incarnation))
 
     async def _watch_lags(self) -> None:
         while True:
@@ -315,14 +323,3 @@ class Indexer:
         if trouble != worker.trouble:
             log.warning("worker's events", worker=worker.key[0], incarnation=worker.key[1], trouble=trouble)
         worker.trouble = trouble
-
-
-def _apply_event(tree: RadixTree, worker: WorkerKey, event: KvEvent) -> None:
-    """Raises ProtocolError when the event contradicts the tree."""
-    match event:
-        case Stored():
-            tree.apply_stored(worker, event.parent, event.block_hashes, event.sequence_hashes)
-        case Removed():
-            tree.apply_removed(worker, event.sequence_hashes)
-        case Cleared():
-            tree.clear(worker)

@@ -98,6 +98,7 @@ async def _follow_workers(view: _View, closing: AsyncExitStack) -> None:
     view.directory.on_change(view.indexer.apply)
     view.directory.on_change(forget_reports)
     view.load_board.on_report(view.pool.load_report)
+    view.load_board.on_report(view.indexer.load_report)  # also of those that the pool does not know
     closing.push_async_callback(view.pool.close)
     await view.indexer.start()
     closing.push_async_callback(view.indexer.close)

@@ -8,7 +8,7 @@ import grpc
 import typer
 
 from baton.child_process import ChildFailedError
-from baton.errors import BatonError, ConfigError, InvalidRequestError, ModelError
+from baton.errors import BatonError, ConfigError, DeadlineError, InvalidRequestError, ModelError, UnavailableError
 
 
 class ExitCode(enum.IntEnum):
@@ -45,6 +45,10 @@ def errors_reported() -> Iterator[None]:
         _fail(_BY_STATUS.get(error.code(), ExitCode.FAILED), error.details() or error.code().name)
     except (ConfigError, ModelError, InvalidRequestError) as error:
         _fail(ExitCode.USAGE, str(error))
+    except UnavailableError as error:
+        _fail(ExitCode.UNAVAILABLE, str(error))
+    except DeadlineError as error:
+        _fail(ExitCode.DEADLINE, str(error))
     except ChildFailedError as error:
         _fail(ExitCode.FAILED, str(error))
     except BatonError as error:

@@ -93,7 +93,8 @@ class Foreground:
         await self._supervisor.start()
         grpc, http = self._supervisor.address("grpc"), self._supervisor.address("http")
         self._print(
-            f"gRPC on {grpc}, OpenAI API on http://{http}/v1, metrics on http://{http}/metrics",
+            f"gRPC on {grpc}, OpenAI API on http://{http}/v1, metrics on http://{http}/metrics, "
+            f"events on {self._supervisor.config.nats.url}",
             event="serving",
             grpc=grpc,
             http=http,

@@ -13,11 +13,12 @@ from baton.config import ServingConfig
 from baton.discovery import Announcer
 from baton.errors import ConfigError
 from baton.event_publisher import EventPublisher
+from baton.incarnation import new_incarnation
 from baton.load_board import publish_load
 from baton.nats_client import NatsClient, connect
 from baton.worker.assembly import EngineFactory, build_engine
 from baton.worker.role import Role
-from baton.worker.runtime import WorkerRuntime, new_incarnation
+from baton.worker.runtime import WorkerRuntime
 from baton.worker.service import WorkerService
 from baton_proto.discovery import MAJOR, LoadReport, WorkerRecord
 from baton_proto.worker import Failure

@@ -3,8 +3,6 @@
 Built by baton/worker/process.py; the roles (prefill_worker/, decode_worker/) work with it. Event loop only.
 """
 
-import time
-
 import msgspec
 
 from baton.config import ServingConfig
@@ -18,11 +16,6 @@ from baton.worker.step_stream import StepStreams
 from baton_proto.discovery import WorkerLoad
 from baton_proto.worker import MAJOR, Hello
 from engine.engine import StepOutput
-
-
-def new_incarnation() -> int:
-    """Rises with every start of a worker on one machine, without anything to remember: microseconds of Unix time."""
-    return time.time_ns() // 1000
 
 
 class WorkerRuntime:

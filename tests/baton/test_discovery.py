@@ -226,3 +226,11 @@ async def test_load_reports_arrive_and_malformed_ones_are_skipped(nats: NatsClie
     assert board.malformed_reports == 1
     board.discard("w")
     assert not board.reports
+
+
+async def test_withdrawing_in_the_middle_of_a_heartbeat_ends(nats: NatsClient) -> None:
+    for round_number in range(30):
+        announcer = Announcer(nats, record(), heartbeat_s=1e-4, ttl_s=TTL_S)
+        await announcer.start()
+        await asyncio.sleep(round_number * 1e-4)
+        await asyncio.wait_for(announcer.withdraw(), 5)
