@@ -82,9 +82,7 @@ class Assigner:
         target = self._pool.prefill_target(placement.prefill) if placement.prefill else None
         return Assignment(self._pool.link(placement.decode), target, placement, full, charge)
 
-    def weigh(
-        self, request: Request, max_tokens: int, hashes: NDArray[np.uint64]
-    ) -> tuple[Weighing, list[WorkerKey]]:
+    def weigh(self, request: Request, max_tokens: int, hashes: NDArray[np.uint64]) -> tuple[Weighing, list[WorkerKey]]:
         """What `assign` would decide, without a trace; and the decode workers that have no room for another request."""
         full: list[WorkerKey] = []
         decode = self._pool.ready_decode(max_tokens)

@@ -125,6 +125,16 @@ class Indexer:
         known = self._tracked(worker)
         return known.feed.applied if known is not None else 0
 
+    def contained(self, worker: WorkerKey) -> int | None:
+        """The event up to which the tree is what the worker had; None: it is just being filled from a snapshot.
+
+        Raises WorkerLostError.
+        """
+        known = self._tracked(worker)
+        if known is None:
+            raise WorkerLostError(worker[0], "is gone")
+        return None if known.feed.suspended or known.needs_snapshot else known.feed.applied
+
     def batches_of(self, worker: WorkerKey) -> int:
         """That were applied, without those that a snapshot stood for."""
         known = self._tracked(worker)

@@ -1,4 +1,4 @@
-"""How many tokens went through each worker, as this router saw them: counters that only rise, from which rates are made.
+"""How many tokens went through each worker, as this router saw them: counters that only rise.
 
 Counted by the choices of requests as tokens arrive, read by status.
 """

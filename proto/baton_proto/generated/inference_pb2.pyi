@@ -489,7 +489,7 @@ class PlacementRules(_message.Message):
     def __init__(self, block_size: _Optional[int] = ..., overlap_weight: _Optional[float] = ..., prefill_weight: _Optional[float] = ..., load_weight: _Optional[float] = ..., temperature: _Optional[float] = ..., local_prefill_tokens: _Optional[int] = ..., prefill_queue_tokens: _Optional[int] = ..., max_running_per_worker: _Optional[int] = ...) -> None: ...
 
 class Decision(_message.Message):
-    __slots__ = ("request_id", "choice", "attempt", "age_s", "waited_s", "num_tokens", "reason", "decode_worker", "prefill_worker", "candidates")
+    __slots__ = ("request_id", "choice", "attempt", "age_s", "waited_s", "num_tokens", "reason", "decode_worker", "prefill_worker", "candidates", "left_out")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     CHOICE_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -500,6 +500,7 @@ class Decision(_message.Message):
     DECODE_WORKER_FIELD_NUMBER: _ClassVar[int]
     PREFILL_WORKER_FIELD_NUMBER: _ClassVar[int]
     CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     choice: int
     attempt: int
@@ -510,7 +511,18 @@ class Decision(_message.Message):
     decode_worker: str
     prefill_worker: str
     candidates: _containers.RepeatedCompositeFieldContainer[CandidateCost]
-    def __init__(self, request_id: _Optional[str] = ..., choice: _Optional[int] = ..., attempt: _Optional[int] = ..., age_s: _Optional[float] = ..., waited_s: _Optional[float] = ..., num_tokens: _Optional[int] = ..., reason: _Optional[str] = ..., decode_worker: _Optional[str] = ..., prefill_worker: _Optional[str] = ..., candidates: _Optional[_Iterable[_Union[CandidateCost, _Mapping]]] = ...) -> None: ...
+    left_out: _containers.RepeatedCompositeFieldContainer[LeftOut]
+    def __init__(self, request_id: _Optional[str] = ..., choice: _Optional[int] = ..., attempt: _Optional[int] = ..., age_s: _Optional[float] = ..., waited_s: _Optional[float] = ..., num_tokens: _Optional[int] = ..., reason: _Optional[str] = ..., decode_worker: _Optional[str] = ..., prefill_worker: _Optional[str] = ..., candidates: _Optional[_Iterable[_Union[CandidateCost, _Mapping]]] = ..., left_out: _Optional[_Iterable[_Union[LeftOut, _Mapping]]] = ...) -> None: ...
+
+class LeftOut(_message.Message):
+    __slots__ = ("worker_id", "role", "reason")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    role: str
+    reason: str
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class CandidateCost(_message.Message):
     __slots__ = ("worker_id", "incarnation", "role", "prompt_blocks", "cached_blocks", "queued_prefill_tokens", "active_blocks", "uncached_tokens", "runs_prompt", "prompt_term", "cached_term", "queued_term", "load_term", "total", "barred", "chance", "chosen")
