@@ -134,7 +134,7 @@ def _candidate(request: Request, cost: Cost, chance: float, config: PlacementCon
         uncached_tokens=request.num_tokens - cost.cached_blocks * request.block_size,
         runs_prompt=cost.runs_prompt,
         prompt_term=config.prefill_weight * cost.prompt_blocks,
-        cached_term=-runs * config.overlap_weight * cost.cached_blocks,
+        cached_term=0.0 - runs * config.overlap_weight * cost.cached_blocks,  # never -0.0
         queued_term=runs * cost.queued_blocks,
         load_term=config.load_weight * cost.active_blocks,
         total=cost.total,

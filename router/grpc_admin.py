@@ -4,6 +4,7 @@ Nothing here may hold up requests or change what the router knows.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 
 import grpc
@@ -45,16 +46,20 @@ class AdminService(pb_grpc.AdminServicer):
     ) -> pb.StatusResponse:
         return await self._questions.status()
 
-    def Tree(  # noqa: N802
+    async def Tree(  # noqa: N802
         self, request: pb.TreeRequest, context: grpc.aio.ServicerContext[pb.TreeRequest, pb.TreeChunk]
     ) -> AsyncIterator[pb.TreeChunk]:
-        return self._questions.tree.listing(request)
+        async for chunk in self._questions.tree.listing(request):
+            yield chunk
 
-    def Diff(  # noqa: N802
+    async def Diff(  # noqa: N802
         self, request: pb.DiffRequest, context: grpc.aio.ServicerContext[pb.DiffRequest, pb.WorkerDiff]
     ) -> AsyncIterator[pb.WorkerDiff]:
         left_s = context.time_remaining()
-        return self._questions.diff.compare(request, DIFF_TIMEOUT_S if left_s is None else left_s * ANSWER_SHARE)
+        timeout_s = DIFF_TIMEOUT_S if left_s is None else left_s * ANSWER_SHARE
+        async with aclosing(self._questions.diff.compare(request, timeout_s)) as workers:
+            async for worker in workers:
+                yield worker
 
     async def Explain(  # noqa: N802
         self, request: pb.ExplainRequest, context: grpc.aio.ServicerContext[pb.ExplainRequest, pb.ExplainResponse]

@@ -8,7 +8,7 @@ snapshot's event id, and when it was past that already the worker is asked again
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -46,7 +46,7 @@ class TreeDiff:
         self._fetch_snapshot = fetch_snapshot
         self._workers = workers
 
-    async def compare(self, wanted: pb.DiffRequest, timeout_s: float) -> AsyncIterator[pb.WorkerDiff]:
+    async def compare(self, wanted: pb.DiffRequest, timeout_s: float) -> AsyncGenerator[pb.WorkerDiff, None]:
         """One message for each worker that is wanted, within `timeout_s`."""
         keys = {key[0]: key for key in self._workers()}
         until_s = time.monotonic() + timeout_s
