@@ -14,8 +14,9 @@ import grpc
 from baton_proto.generated import inference_pb2 as pb, inference_pb2_grpc
 
 OPTIONS = [
-    ("grpc.enable_http_proxy", 0)
-]  # a proxy in the environment must not stand between two processes of one service
+    ("grpc.enable_http_proxy", 0),  # a proxy in the environment must not stand between two processes of one service
+    ("grpc.max_reconnect_backoff_ms", 1_000),  # a service that comes back is found soon
+]
 
 
 @dataclass(slots=True)
