@@ -68,16 +68,26 @@ class TopApp(App[None]):
         for i, column in enumerate(COLUMNS):
             self._table.add_column(column.name, key=str(i))
         self._label_columns()
+
+    def on_ready(self) -> None:
         self.run_worker(self._follow(), name="status")
 
     # --- asking -------------------------------------------------------------------------------------------------------
 
     async def _follow(self) -> None:
-        while True:
+        """An answer that comes when the view is closing finds no widgets any more."""
+        while self.is_running:
+            answer: pb.StatusResponse | grpc.aio.AioRpcError
             try:
-                self._answered(await self._ask())
+                answer = await self._ask()
             except grpc.aio.AioRpcError as error:
-                self._not_answered(error)
+                answer = error
+            if not self.is_running:
+                return
+            if isinstance(answer, pb.StatusResponse):
+                self._answered(answer)
+            else:
+                self._not_answered(answer)
             await asyncio.sleep(self._interval_s)
 
     def _answered(self, status: pb.StatusResponse) -> None:

@@ -56,19 +56,24 @@ def _heading(summary: pb.TreeSummary) -> str:
     tokens = summary.blocks * summary.block_size
     workers = ", ".join(f"{owner.worker_id} {owner.blocks}" for owner in summary.workers)
     return (
-        f"{summary.router_id}: {summary.blocks} distinct blocks ({tokens} tokens) in {summary.runs} runs; "
+        f"{summary.router_id}: {_count(summary.blocks, 'distinct block')} ({tokens} tokens) "
+        f"in {_count(summary.runs, 'run')}; "
         f"held by {workers or 'nobody'}"
     )
 
 
 def _label(run: pb.TreeRun, block_size: int) -> Text:
-    label = Text(f"{run.blocks} blocks", style="bold")
+    label = Text(_count(run.blocks, "block"), style="bold")
     label.append(f"  tokens {run.first_block * block_size} to {(run.first_block + run.blocks) * block_size}", "")
     label.append(f"  {_owners(run.owners, run.blocks)}", "cyan")
     if run.hits:
-        label.append(f"  {run.hits} hits", "green")
+        label.append(f"  {_count(run.hits, 'hit')}", "green")
     label.append(f"  {run.first_hash:016x}", "dim")
     return label
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _owners(owners: Sequence[pb.TreeOwner], blocks: int) -> str:
