@@ -102,7 +102,7 @@ class ServingConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def load_config(path: Path | None) -> ServingConfig:
-    """Reads serving.yaml (None: the defaults). Raises ConfigError naming the key, for an unknown one the nearest too."""
+    """Reads serving.yaml (None: all defaults). Raises ConfigError naming the key and, if unknown, the nearest one."""
     if path is None:
         return ServingConfig()
     try:

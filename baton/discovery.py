@@ -116,6 +116,7 @@ class Directory:
         self._nats = nats
         self._ttl_s = ttl_s
         self._workers: dict[str, WorkerRecord] = {}
+        self._newest: dict[str, int] = {}  # highest incarnation ever seen, also of workers that are gone
         self._payloads: dict[str, bytes] = {}  # as last written: most heartbeats change nothing
         self._deadlines: dict[str, float] = {}  # monotonic
         self._callbacks: list[Callable[[Change], None]] = []
@@ -185,9 +186,10 @@ class Directory:
             self._update(record, payload)
 
     def _update(self, record: WorkerRecord, payload: bytes) -> None:
-        known = self._workers.get(record.worker_id)
-        if known is not None and known.incarnation > record.incarnation:
+        if record.incarnation < self._newest.get(record.worker_id, record.incarnation):
             return  # last words of a process that has been replaced
+        self._newest[record.worker_id] = record.incarnation
+        known = self._workers.get(record.worker_id)
         if known is not None and known.incarnation < record.incarnation:
             self._remove(record.worker_id, "was replaced")
             known = None

@@ -99,8 +99,8 @@ class NatsClient:
         await self._unless_away(self._jetstream.publish(subject, payload, headers=headers))
 
     async def publish_pipelined(self, subject: str, payload: bytes) -> "asyncio.Future[PubAck]":
-        """JetStream: returns at once; messages are stored in order. The future is the acknowledgement, which never comes
-        when the connection is lost. Raises NATS_ERRORS."""
+        """JetStream: returns at once; messages are stored in order. The future is the acknowledgement, which never
+        comes when the connection is lost. Raises NATS_ERRORS."""
         if not self.connected:
             raise nats.errors.ConnectionReconnectingError
         return await self._jetstream.publish_async(subject, payload)

@@ -7,7 +7,7 @@ is one bit of a mask. No I/O and no clock here.
 """
 
 from collections.abc import Iterator
-from itertools import compress
+from itertools import compress, pairwise
 from typing import Final
 
 import numpy as np
@@ -130,25 +130,22 @@ class RadixTree:
         if len(sequences) % HASH_BYTES:
             raise ProtocolError(f"worker {worker[0]}", "removed hashes are not a whole number of u64")
         num_hashes = len(sequences) // HASH_BYTES
+        if not num_hashes:
+            return
         bit = self._bits.get(worker)
         if bit is None:
             raise UnknownBlockError(worker, "removed", num_hashes)
+        hashes = np.frombuffer(sequences, dtype="<u8")
+        numbers = self._index.get_many(hashes)
+        cuts = [0, *(np.flatnonzero(numbers[1:] != numbers[:-1]) + 1).tolist(), num_hashes]
         touched: dict[Edge, None] = {}
         unknown = 0
-        numbers = self._index.get_many(np.frombuffer(sequences, dtype="<u8")).tolist()
-        for i, number in enumerate(numbers):
-            edge = self._edges[number]
-            if edge is None or (covered := edge.covered(bit)) == 0:
-                unknown += 1
-                continue
-            hash_bytes = sequences[i * HASH_BYTES : (i + 1) * HASH_BYTES]
-            offset = covered - HASH_BYTES  # where it is when leaves go first
-            if edge.sequences[offset:covered] != hash_bytes:
-                offset = find_hash(edge.sequences, hash_bytes)
-                if offset >= covered:
-                    unknown += 1
-                    continue
-            self._uncover(edge, bit, offset, touched)
+        for start, end in pairwise(cuts):
+            edge = self._edges[numbers[start]]
+            if edge is None:
+                unknown += end - start
+            else:
+                unknown += self._remove_from(edge, bit, hashes[start:end], touched)
         self._tidy(touched)
         if unknown:
             raise UnknownBlockError(worker, "removed", unknown)
@@ -299,6 +296,26 @@ class RadixTree:
             for grandchild in (edge.children or {}).values():
                 grandchild.parent = edge
             self._free(child)
+
+    def _remove_from(self, edge: Edge, bit: int, hashes: NDArray[np.uint64], touched: dict[Edge, None]) -> int:
+        """Removes blocks of one edge. Returns how many of them the worker did not hold."""
+        unknown = done = 0
+        run = np.frombuffer(edge.sequences, dtype="<u8")
+        while done < len(hashes) and (covered := edge.covered(bit) // HASH_BYTES):
+            leaves_first = run[:covered][::-1][: len(hashes) - done]
+            differs = leaves_first != hashes[done : done + len(leaves_first)]
+            gone = int(differs.argmax()) if differs.any() else len(leaves_first)
+            if gone:
+                self._uncover(edge, bit, (covered - gone) * HASH_BYTES, touched)
+                done += gone
+                continue
+            offset = find_hash(edge.sequences, hashes[done].tobytes())
+            if offset < covered * HASH_BYTES:
+                self._uncover(edge, bit, offset, touched)
+            else:
+                unknown += 1
+            done += 1
+        return unknown + len(hashes) - done
 
     def _uncover(self, edge: Edge, bit: int, length: int, touched: dict[Edge, None]) -> None:
         """Lowers a worker's coverage and drops all that it holds behind it. Structure is left to `_tidy`."""

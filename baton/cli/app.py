@@ -7,7 +7,7 @@ import typer
 
 from baton.cli.chat import chat
 from baton.cli.demo import demo
-from baton.cli.events.app import app as events
+from baton.cli.events.app import app as events_app
 from baton.cli.exit_codes import EXIT_CODES_HELP
 from baton.cli.generate import generate
 from baton.cli.status import status
@@ -25,7 +25,7 @@ app = typer.Typer(
 )
 for command in (up, chat, generate, status, top, demo):
     app.command(epilog=EXIT_CODES_HELP)(command)
-app.add_typer(events)
+app.add_typer(events_app)
 
 
 def _show_version(wanted: bool) -> None:

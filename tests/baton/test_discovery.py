@@ -129,7 +129,9 @@ async def test_a_restarted_worker_replaces_its_old_incarnation_whose_last_words_
             await directory.wait_for(lambda workers: workers["decode-0"].incarnation == 2, 5)
             await asyncio.sleep(3 * HEARTBEAT_S)  # the old one still writes
             assert directory.workers["decode-0"].incarnation == 2
-    await directory.wait_for(lambda workers: not workers, 5)
+        await directory.wait_for(lambda workers: not workers, 5)
+        await asyncio.sleep(3 * HEARTBEAT_S)
+        assert not directory.workers
     assert changes == [
         ("added", "decode-0", 1),
         ("removed", "decode-0", 1),

@@ -14,6 +14,7 @@ class Oracle:
             warnings.simplefilter("ignore")  # its own deprecations are not ours
             from transformers import AutoModelForCausalLM
 
+            torch.set_num_threads(1)  # the workers of other tests need the other core
             self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         self._model.eval()
         self._answers: dict[tuple[tuple[int, ...], int, bool], list[int]] = {}

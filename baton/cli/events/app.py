@@ -9,10 +9,8 @@ from baton.cli.exit_codes import EXIT_CODES_HELP
 
 app = typer.Typer(
     name="events",
-    help="Watch, record and question what the workers cache and where requests go.",
+    help="Watch, record, replay and question the KV event stream.",
     no_args_is_help=True,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
     epilog=EXIT_CODES_HELP,
 )
 app.command(epilog=EXIT_CODES_HELP)(tree)
