@@ -7,8 +7,8 @@ turn. The tree goes on changing meanwhile: a listing shows each run as it is whe
 import asyncio
 import heapq
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
-from typing import Final
+from collections.abc import AsyncIterator, Iterable, Mapping
+from typing import Final, TypeVar
 
 from baton_proto.generated import inference_pb2 as pb
 from router.block_index import NOWHERE
@@ -17,7 +17,10 @@ from router.match import WorkerKey
 from router.prefix_hits import PrefixHits
 from router.radix_tree import RadixTree
 
-SLICE_RUNS: Final = 256  # about 2 ms of work; also the runs of one message
+SLICE_RUNS: Final = 256  # of one message, about 2 ms of work
+SLICE_ITEMS: Final = 1024
+
+T = TypeVar("T")
 
 
 class TreeView:
@@ -29,10 +32,12 @@ class TreeView:
 
     async def listing(self, wanted: pb.TreeRequest) -> AsyncIterator[pb.TreeChunk]:
         through = await self._hits_through_runs()
-        chunk = pb.TreeChunk(summary=self._summary(wanted.max_hottest))
+        chunk = pb.TreeChunk(summary=self._summary())
+        chunk.summary.hottest.extend(await self._hottest(wanted.max_hottest))
         sent = 0
         # Depth first, so that what belongs together comes together. The last of the stack is the next.
-        stack = [(edge, 0, 1, 0) for edge in self._first(self._tree.children(), through, wanted.max_children)]
+        first = await self._first(self._tree.children(), through, wanted.max_children)
+        stack = [(edge, 0, 1, 0) for edge in first]
         while stack and (not wanted.max_runs or sent < wanted.max_runs):
             edge, parent, depth, first_block = stack.pop()
             if edge.number == NOWHERE:  # it has left the tree since
@@ -42,9 +47,8 @@ class TreeView:
             chunk.runs.append(self._run(edge, sent, parent, depth, first_block, through[edge], len(children)))
             if not wanted.max_depth or depth < wanted.max_depth:
                 behind = first_block + len(edge.blocks) // HASH_BYTES
-                stack += [
-                    (child, sent, depth + 1, behind) for child in self._first(children, through, wanted.max_children)
-                ]
+                following = await self._first(children, through, wanted.max_children)
+                stack += [(child, sent, depth + 1, behind) for child in following]
             if len(chunk.runs) == SLICE_RUNS:
                 yield chunk
                 chunk = pb.TreeChunk()
@@ -54,9 +58,7 @@ class TreeView:
     async def _hits_through_runs(self) -> Counter[Edge]:
         """Per edge: requests whose reused prefix ended in it or behind it."""
         through: Counter[Edge] = Counter()
-        for i, (block, count) in enumerate(self._hits.counts().items()):
-            if i % SLICE_RUNS == SLICE_RUNS - 1:
-                await asyncio.sleep(0)
+        async for block, count in _in_slices(self._hits.counts().items()):
             place = self._tree.locate(block)
             edge = place[0] if place else None
             while edge is not None:
@@ -64,15 +66,12 @@ class TreeView:
                 edge = edge.parent
         return through
 
-    def _first(self, edges: list[Edge], through: Mapping[Edge, int], count: int) -> list[Edge]:
+    async def _first(self, edges: list[Edge], through: Mapping[Edge, int], count: int) -> list[Edge]:
         """The most used ones, then the longest; the first one last, as a stack wants them."""
+        keyed = [(through[edge], len(edge.blocks), i) async for i, edge in _in_slices(enumerate(edges))]
+        return [edges[i] for _, _, i in heapq.nlargest(count or len(edges), keyed)][::-1]
 
-        def use(edge: Edge) -> tuple[int, int]:
-            return through[edge], len(edge.blocks)
-
-        return heapq.nlargest(count or len(edges), edges, key=use)[::-1]
-
-    def _summary(self, max_hottest: int) -> pb.TreeSummary:
+    def _summary(self) -> pb.TreeSummary:
         tree = self._tree
         return pb.TreeSummary(
             router_id=self._router_id,
@@ -80,23 +79,27 @@ class TreeView:
             blocks=tree.num_blocks,
             runs=tree.num_edges,
             workers=_owners({worker: tree.num_blocks_of(worker) for worker in tree.workers}),
-            hottest=self._hottest(max_hottest),
             first_runs=len(tree.children()),
         )
 
-    def _hottest(self, count: int) -> list[pb.HotPrefix]:
-        known = (
-            (hits, block, place) for block, hits in self._hits.counts().items() if (place := self._tree.locate(block))
-        )
-        return [
-            pb.HotPrefix(
-                last_hash=int.from_bytes(block, "little"),
-                blocks=_blocks_before(edge) + end,
-                hits=hits,
-                owners=_owners({worker: held for worker, held in self._tree.owners(edge).items() if held >= end}),
-            )
-            for hits, block, (edge, end) in heapq.nlargest(count, known, key=lambda item: item[0])
+    async def _hottest(self, count: int) -> list[pb.HotPrefix]:
+        known = [
+            (hits, block) async for block, hits in _in_slices(self._hits.counts().items()) if self._tree.locate(block)
         ]
+        return [
+            self._hot_prefix(hits, block, *place)
+            for hits, block in heapq.nlargest(count, known)
+            if (place := self._tree.locate(block))
+        ]
+
+    def _hot_prefix(self, hits: int, block: bytes, edge: Edge, end: int) -> pb.HotPrefix:
+        """The prefix that ends with block number `end` of an edge."""
+        return pb.HotPrefix(
+            last_hash=int.from_bytes(block, "little"),
+            blocks=_blocks_before(edge) + end,
+            hits=hits,
+            owners=_owners({worker: held for worker, held in self._tree.owners(edge).items() if held >= end}),
+        )
 
     def _run(
         self, edge: Edge, number: int, parent: int, depth: int, first_block: int, hits: int, children: int
@@ -112,6 +115,14 @@ class TreeView:
             hits=hits,
             children=children,
         )
+
+
+async def _in_slices(items: Iterable[T]) -> AsyncIterator[T]:
+    """The items; others have their turn now and then."""
+    for i, item in enumerate(items, 1):
+        yield item
+        if i % SLICE_ITEMS == 0:
+            await asyncio.sleep(0)
 
 
 def _owners(blocks: Mapping[WorkerKey, int]) -> list[pb.TreeOwner]:
