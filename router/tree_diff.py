@@ -98,7 +98,8 @@ class TreeDiff:
                 return list(indexer.tree.dump(key)), before  # of events that the worker never published
             compared.last_problem = f"event {event_id} has not reached the tree"
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(follower.caught.wait(), CATCH_UP_S)
+                async with asyncio.timeout(CATCH_UP_S):
+                    await follower.caught.wait()
         if follower.runs is None and follower.caught.is_set():
             compared.last_problem = "its events go on too fast to compare"
         return follower.runs, event_id
