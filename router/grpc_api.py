@@ -4,7 +4,6 @@ Built by router/__main__.py. Health is SERVING while a request that came now wou
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -16,6 +15,7 @@ from grpc_reflection.v1alpha import reflection
 from baton_proto.generated import inference_pb2 as pb, inference_pb2_grpc as pb_grpc
 from router.fan_out import pieces_of
 from router.frontend import Frontend
+from router.grpc_admin import AdminService, Questions
 from router.grpc_errors import Status, status_of
 from router.grpc_messages import finished_message, options_of, piece_message, prompt_of
 from router.request import Finished
@@ -25,13 +25,11 @@ REQUEST_ID_METADATA = "x-request-id"
 HEALTH_INTERVAL_S = 0.2
 SERVICES = [service.full_name for service in pb.DESCRIPTOR.services_by_name.values()]
 
-StatusSource = Callable[[], Awaitable[pb.StatusResponse]]
-
 
 class GrpcApi:
     """The running server."""
 
-    def __init__(self, frontend: Frontend, status: StatusSource) -> None:
+    def __init__(self, frontend: Frontend, questions: Questions) -> None:
         self.port = 0
         self._frontend = frontend
         self._inference = InferenceService(frontend)
@@ -39,7 +37,7 @@ class GrpcApi:
         options = [("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", frontend.max_body_bytes)]
         self._server = grpc.aio.server(options=options)
         pb_grpc.add_InferenceServicer_to_server(self._inference, self._server)
-        pb_grpc.add_AdminServicer_to_server(AdminService(status), self._server)
+        pb_grpc.add_AdminServicer_to_server(AdminService(frontend, questions), self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection([*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server)
         self._watch: asyncio.Task[None] | None = None
@@ -139,16 +137,6 @@ class InferenceService(pb_grpc.InferenceServicer):
             id=self._frontend.model, max_model_len=limits.max_model_len, created_s=self._frontend.created_s
         )
         return pb.ListModelsResponse(models=[model])
-
-
-class AdminService(pb_grpc.AdminServicer):
-    def __init__(self, status: StatusSource) -> None:
-        self._status = status
-
-    async def Status(  # noqa: N802
-        self, request: pb.StatusRequest, context: grpc.aio.ServicerContext[pb.StatusRequest, pb.StatusResponse]
-    ) -> pb.StatusResponse:
-        return await self._status()
 
 
 def _request_id(context: grpc.aio.ServicerContext[Any, Any]) -> str | None:

@@ -8,7 +8,8 @@ trouble never stops another one's. Workers come and go with the directory. Event
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 import msgspec
 import numpy as np
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from baton.discovery import Change
 from baton.end_task import end_tasks
-from baton.errors import ProtocolError
+from baton.errors import ProtocolError, WorkerLostError
 from baton.nats_client import NATS_ERRORS, NatsClient
 from baton.subjects import kv_events_subject, worker_of
 from baton_proto.discovery import EVENTS_ROLE, LoadReport, WorkerLoad
@@ -26,7 +27,8 @@ from baton_proto.worker import SnapshotChunk
 from router.event_feed import EventFeed
 from router.event_history import fetch_batches, last_batch
 from router.event_snapshot import apply_event, snapshot_from_stream
-from router.match import WorkerKey
+from router.match import Match, WorkerKey
+from router.prefix_hits import PrefixHits
 from router.radix_tree import RadixTree
 
 REORDER_PATIENCE_S = 0.05  # batches that were sent again may overtake each other
@@ -61,6 +63,8 @@ class _Worker:
         self.silent_since_s: float | None = None  # monotonic
         self.silent = False
         self.trouble = ""
+        self.batches = 0  # applied, as they came
+        self.followers: list[Callable[[int], None]] = []  # told each event id that the tree has come to
 
 
 class Indexer:
@@ -71,6 +75,9 @@ class Indexer:
         self.duplicates = 0
         self.gaps = 0
         self.snapshots = 0
+        self.batches = 0  # applied
+        self.hits = PrefixHits()
+        self._matched: Match | None = None
         self._nats = nats
         self._fetch_snapshot = fetch_snapshot
         self._workers: dict[str, _Worker] = {}
@@ -106,12 +113,45 @@ class Indexer:
 
     def match(self, hashes: NDArray[np.uint64]) -> dict[WorkerKey, int]:
         """How many leading blocks of a prompt each worker holds; workers without any are left out."""
-        return self.tree.find(hashes).as_dict()
+        self._matched = self.tree.find(hashes)
+        return self._matched.as_dict()
+
+    def count_hit(self) -> None:
+        """The prompt that was matched last has been given workers."""
+        if self._matched is not None:
+            self.hits.count(self._matched.last_block)
 
     def last_event_id(self, worker: WorkerKey) -> int:
         """Of the newest batch that the tree contains."""
         known = self._tracked(worker)
         return known.feed.applied if known is not None else 0
+
+    def contained(self, worker: WorkerKey) -> int | None:
+        """The event up to which the tree is what the worker had; None: it is just being filled from a snapshot.
+
+        Raises WorkerLostError.
+        """
+        known = self._tracked(worker)
+        if known is None:
+            raise WorkerLostError(worker[0], "is gone")
+        return None if known.feed.suspended or known.needs_snapshot else known.feed.applied
+
+    def batches_of(self, worker: WorkerKey) -> int:
+        """That were applied, without those that a snapshot stood for."""
+        known = self._tracked(worker)
+        return known.batches if known is not None else 0
+
+    @contextmanager
+    def following(self, worker: WorkerKey, seen: Callable[[int], None]) -> Iterator[None]:
+        """`seen` is called with each event id of the worker's that the tree comes to, before it goes on."""
+        known = self._tracked(worker)
+        if known is None:
+            raise WorkerLostError(worker[0], "is gone")
+        known.followers.append(seen)
+        try:
+            yield
+        finally:
+            known.followers.remove(seen)
 
     def note(self, worker: WorkerKey) -> str:
         """What an operator should know about a worker's events; empty when all is well."""
@@ -188,6 +228,10 @@ class Indexer:
                 except ProtocolError as error:
                     self.refused_events += 1
                     log.warning("kv event refused", worker=worker.key[0], event_id=batch.event_id, error=str(error))
+            worker.batches += 1
+            self.batches += 1
+            for seen in worker.followers:
+                seen(batch.event_id)
             if self.refused_events > refused:
                 worker.needs_snapshot = True
                 self._postpone_healing(worker)
@@ -282,6 +326,8 @@ class Indexer:
         self.snapshots += 1
         worker.needs_snapshot = False
         worker.feed.rebase(event_id)
+        for seen in worker.followers:
+            seen(event_id)
         blocks, seconds = self.tree.num_blocks_of(worker.key), round(time.monotonic() - started_s, 3)
         log.info("snapshot applied", worker=worker.key[0], event_id=event_id, blocks=blocks, seconds=seconds)
         self._apply_ready(worker)

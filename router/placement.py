@@ -58,6 +58,29 @@ class Placement(Struct, frozen=True):
     costs: list[Cost]  # of all candidates, the chosen ones included
 
 
+class Weighing(Struct, frozen=True):
+    """All candidates with their costs, and who came out first, even when the request has to wait."""
+
+    prefill: list[Cost]
+    decode: list[Cost]
+    chosen_prefill: Cost | None
+    chosen_decode: Cost | None
+    alone: bool  # no prefill worker is there to ship a prompt to
+
+    def placement(self) -> Placement | None:
+        """None: wait. There is no decode candidate, or the prompt must be shipped and every prefill worker has its
+        fill."""
+        decode, prefill = self.chosen_decode, self.chosen_prefill
+        if decode is None:
+            return None
+        costs = self.prefill + self.decode
+        if decode.runs_prompt:
+            reason = "no prefill worker" if self.alone else "short prompt"
+            return Placement(decode.worker, None, reason, decode.cached_blocks, costs)
+        assert prefill is not None, "a prompt is shipped only when a prefill worker takes it"
+        return Placement(decode.worker, prefill.worker, "shipped", prefill.cached_blocks, costs)
+
+
 def place(
     request: Request,
     decode: Sequence[Candidate],
@@ -65,20 +88,37 @@ def place(
     config: PlacementConfig,
     rng: random.Random,
 ) -> Placement | None:
-    """None: wait. There is no decode candidate, or the prompt must be shipped and every prefill worker has its fill."""
+    """None: wait."""
+    return weigh(request, decode, prefill, config, rng).placement()
+
+
+def weigh(
+    request: Request,
+    decode: Sequence[Candidate],
+    prefill: Sequence[Candidate],
+    config: PlacementConfig,
+    rng: random.Random,
+) -> Weighing:
     prefill_costs = [_prefill_cost(request, candidate, config) for candidate in prefill]
     chosen_prefill = _choose(prefill_costs, config.temperature, rng)
     alone = all(candidate.worker in request.excluded for candidate in prefill)
     decode_costs = [_decode_cost(request, candidate, alone, chosen_prefill is not None, config) for candidate in decode]
     chosen_decode = _choose(decode_costs, config.temperature, rng)
-    if chosen_decode is None:
-        return None
-    costs = prefill_costs + decode_costs
-    if chosen_decode.runs_prompt:
-        reason = "no prefill worker" if alone else "short prompt"
-        return Placement(chosen_decode.worker, None, reason, chosen_decode.cached_blocks, costs)
-    assert chosen_prefill is not None, "a prompt is shipped only when a prefill worker takes it"
-    return Placement(chosen_decode.worker, chosen_prefill.worker, "shipped", chosen_prefill.cached_blocks, costs)
+    return Weighing(prefill_costs, decode_costs, chosen_prefill, chosen_decode, alone)
+
+
+def chances(costs: Sequence[Cost], temperature: float) -> list[float]:
+    """How likely each of the candidates of one role was to be chosen, before the dice fell."""
+    eligible = [cost for cost in costs if not cost.barred]
+    if not eligible:
+        return [0.0] * len(costs)
+    lowest = min(cost.total for cost in eligible)
+    if temperature == 0:
+        weights = [float(not cost.barred and cost.total == lowest) for cost in costs]
+    else:
+        soft = iter(_softmax_weights(eligible, lowest, temperature))
+        weights = [0.0 if cost.barred else next(soft) for cost in costs]
+    return [weight / sum(weights) for weight in weights]
 
 
 def _prefill_cost(request: Request, candidate: Candidate, config: PlacementConfig) -> Cost:
@@ -138,6 +178,9 @@ def _choose(costs: Sequence[Cost], temperature: float, rng: random.Random) -> Co
     lowest = min(cost.total for cost in eligible)
     if temperature == 0:
         return rng.choice([cost for cost in eligible if cost.total == lowest])
+    return rng.choices(eligible, _softmax_weights(eligible, lowest, temperature))[0]
+
+
+def _softmax_weights(eligible: Sequence[Cost], lowest: float, temperature: float) -> list[float]:
     spread = max(cost.total for cost in eligible) - lowest or 1.0
-    weights = [math.exp((lowest - cost.total) / (spread * temperature)) for cost in eligible]
-    return rng.choices(eligible, weights)[0]
+    return [math.exp((lowest - cost.total) / (spread * temperature)) for cost in eligible]

@@ -7,7 +7,7 @@ is one bit of a mask. No I/O and no clock here.
 """
 
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import compress, pairwise
 from typing import Final
 
 import numpy as np
@@ -17,7 +17,7 @@ from baton.errors import ProtocolError
 from baton_proto.kv_events import Stored
 from router.block_index import NOWHERE, BlockIndex
 from router.edge import HASH_BYTES, Edge, common_bytes, find_hash
-from router.match import Match, WorkerKey
+from router.match import Match, WorkerKey, bits
 
 MAX_EXTENDED_BYTES: Final = 4096 * HASH_BYTES  # an edge is copied when it is extended, so it is not extended for ever
 EVERYONE: Final = -1  # as a mask: all bits are set
@@ -62,7 +62,7 @@ class RadixTree:
     def find(self, block_hashes: NDArray[np.uint64]) -> Match:
         """Longest cached prefix per worker of a prompt's block hashes [num_blocks]."""
         query = block_hashes.tobytes()
-        edge, position = self._root, 0
+        edge, position, length = self._root, 0, 0
         levels: list[tuple[int, int]] = []
         while edge.children is not None:
             child = edge.children.get(query[position : position + HASH_BYTES])
@@ -83,7 +83,7 @@ class RadixTree:
                 break
         if position and edge.full:
             levels.append((position // HASH_BYTES, edge.full))
-        return Match(levels, self._names)
+        return Match(levels, self._names, edge.sequences, length)
 
     def apply_stored(self, worker: WorkerKey, parent: int | None, blocks: bytes, sequences: bytes) -> None:
         """The worker holds a run of blocks (u64 LE hashes), the first one being the child of the block `parent`.
@@ -182,6 +182,22 @@ class RadixTree:
             yield Stored(parent, edge.blocks[:covered], edge.sequences[:covered])
             if covered == len(edge.blocks) and edge.children is not None:
                 stack.extend(edge.children.values())
+
+    def children(self, edge: Edge | None = None) -> list[Edge]:
+        """The runs right behind an edge; None: those that start at token 0. Edges live until the tree changes."""
+        return list(((edge or self._root).children or {}).values())
+
+    def owners(self, edge: Edge) -> dict[WorkerKey, int]:
+        """How many blocks of an edge each worker holds; those without any are left out."""
+        held = dict.fromkeys(compress(self._names, bits(edge.full)), len(edge.blocks) // HASH_BYTES)
+        for bit, covered in (edge.partial or {}).items():
+            held[self._names[bit]] = covered // HASH_BYTES
+        return held
+
+    def locate(self, sequence: bytes) -> tuple[Edge, int] | None:
+        """The edge that holds a block (u64 LE sequence hash), and the number of the edge's blocks up to its end."""
+        edge = self._edges[self._index.get(int.from_bytes(sequence, "little"))]
+        return None if edge is None else (edge, find_hash(edge.sequences, sequence) // HASH_BYTES + 1)
 
     # --- who and where ------------------------------------------------------------------------------------------------
 

@@ -19,8 +19,10 @@ from engine.model_files import ModelFiles, resolve_model
 from router.admission import AdmissionQueue
 from router.assignment import Assigner
 from router.choice import Parts
+from router.explain import Explainer
 from router.frontend import Frontend
 from router.generation import Generator
+from router.grpc_admin import Questions
 from router.grpc_api import GrpcApi
 from router.http_api import create_app
 from router.http_server import serve_http
@@ -29,6 +31,9 @@ from router.load import LoadLedger
 from router.metrics import RouterMetrics
 from router.status import StatusView
 from router.tokenizer import Tokenizer
+from router.traffic import Traffic
+from router.tree_diff import TreeDiff
+from router.tree_view import TreeView
 from router.worker_pool import WorkerPool
 
 END_GRACE_S = 2.0  # for requests that the end of the drain timeout cut off
@@ -48,8 +53,10 @@ async def run_router(config: ServingConfig, router_id: str) -> None:
         view = _view(config, files, router_id, nats)
         await _follow_workers(view, closing)
         metrics = _metrics(view)
-        generator = _generator(config, files, view, metrics)
-        addresses = await _open_apis(config, _frontend(config, files, generator), view, metrics, closing)
+        parts = _parts(config, files, view, metrics)
+        generator = _generator(config, files, parts)
+        questions = _questions(router_id, parts, view)
+        addresses = await _open_apis(config, _frontend(config, files, generator), questions, metrics, closing)
         _print_ready(router_id, addresses)
         await stop.wait()
         await _drain(generator, config.workers.drain_timeout_s)
@@ -73,6 +80,7 @@ class _View:
     pool: WorkerPool
     indexer: Indexer
     status: StatusView
+    traffic: Traffic
 
 
 def _view(config: ServingConfig, files: ModelFiles, router_id: str, nats: NatsClient) -> _View:
@@ -83,8 +91,9 @@ def _view(config: ServingConfig, files: ModelFiles, router_id: str, nats: NatsCl
     indexer = Indexer(nats, pool.snapshot)
     ledger.relieved = pool.changed = queue.wake
     pool.load_seen = indexer.observe
-    status = StatusView(router_id, pool, ledger, indexer, queue)
-    return _View(directory, load_board, ledger, queue, pool, indexer, status)
+    traffic = Traffic()
+    status = StatusView(router_id, pool, ledger, indexer, queue, traffic)
+    return _View(directory, load_board, ledger, queue, pool, indexer, status, traffic)
 
 
 async def _follow_workers(view: _View, closing: AsyncExitStack) -> None:
@@ -93,6 +102,7 @@ async def _follow_workers(view: _View, closing: AsyncExitStack) -> None:
     def forget_reports(change: Change) -> None:
         if change.kind == "removed":
             view.load_board.discard(change.record.worker_id)
+            view.traffic.forget((change.record.worker_id, change.record.incarnation))
 
     view.directory.on_change(view.pool.apply)
     view.directory.on_change(view.indexer.apply)
@@ -107,17 +117,33 @@ async def _follow_workers(view: _View, closing: AsyncExitStack) -> None:
     closing.push_async_callback(view.directory.close)
 
 
-def _generator(config: ServingConfig, files: ModelFiles, view: _View, metrics: RouterMetrics) -> Generator:
-    parts = Parts(
+def _parts(config: ServingConfig, files: ModelFiles, view: _View, metrics: RouterMetrics) -> Parts:
+    assigner = Assigner(view.pool, view.indexer, view.ledger, config.router)
+    assigner.placed = view.indexer.count_hit
+    return Parts(
         tokenizer=Tokenizer(files.folder, files.config.vocab_size),
         block_size=config.engine.block_size,
         config=config.router,
         pool=view.pool,
-        assigner=Assigner(view.pool, view.indexer, view.ledger, config.router),
+        assigner=assigner,
         queue=view.queue,
         metrics=metrics,
+        traffic=view.traffic,
     )
+
+
+def _generator(config: ServingConfig, files: ModelFiles, parts: Parts) -> Generator:
     return Generator(parts, min(files.max_position, config.engine.max_model_len or files.max_position))
+
+
+def _questions(router_id: str, parts: Parts, view: _View) -> Questions:
+    """What operators may ask of the router."""
+    return Questions(
+        status=view.status.status,
+        tree=TreeView(router_id, parts.block_size, view.indexer.tree, view.indexer.hits),
+        diff=TreeDiff(view.indexer, view.pool.snapshot, lambda: [worker.key for worker in view.pool.workers.values()]),
+        explain=Explainer(parts.assigner, parts.decisions, view.pool, parts.config, parts.block_size),
+    )
 
 
 def _frontend(config: ServingConfig, files: ModelFiles, generator: Generator) -> Frontend:
@@ -133,11 +159,11 @@ def _frontend(config: ServingConfig, files: ModelFiles, generator: Generator) ->
 
 
 async def _open_apis(
-    config: ServingConfig, frontend: Frontend, view: _View, metrics: RouterMetrics, closing: AsyncExitStack
+    config: ServingConfig, frontend: Frontend, questions: Questions, metrics: RouterMetrics, closing: AsyncExitStack
 ) -> dict[str, str]:
     """Returns HOST:PORT by API."""
     host = config.router.host
-    grpc_api = GrpcApi(frontend, view.status.status)
+    grpc_api = GrpcApi(frontend, questions)
     grpc_port = await grpc_api.start(host, config.router.grpc_port)
     closing.push_async_callback(grpc_api.stop, END_GRACE_S)
     http_server = await serve_http(create_app(frontend, metrics.exposition), host, config.router.http_port)

@@ -23,6 +23,7 @@ def status(address: AddressOption = DEFAULT_ADDRESS, as_json: JsonOption = False
             "router_id": response.router_id,
             "workers": [message_fields(worker) for worker in response.workers],
             "queue": message_fields(response.queue),
+            "totals": message_fields(response.totals),
         }
         typer.echo(json.dumps(fields))
     else:

@@ -14,6 +14,7 @@ from baton.errors import DeadlineError, OverloadedError, UnavailableError, Worke
 from baton_proto.generated import inference_pb2 as pb, inference_pb2_grpc as pb_grpc
 from router.frontend import Frontend
 from router.grpc_api import GrpcApi
+from tests.router.operator_questions import make_questions
 from tests.router.scripted_generator import MODEL, ScriptedGenerator, make_frontend, tiny_tokenizer
 from tests.tiny_model import VOCAB_SIZE
 
@@ -32,7 +33,7 @@ def generator(tiny_model: Path) -> ScriptedGenerator:
 
 @pytest.fixture
 async def api(generator: ScriptedGenerator) -> AsyncIterator[GrpcApi]:
-    api = GrpcApi(make_frontend(generator), status)
+    api = GrpcApi(make_frontend(generator), make_questions(status))
     await api.start("127.0.0.1", 0)
     yield api
     await api.stop()
@@ -268,7 +269,7 @@ async def test_health_follows_readiness_and_says_so_to_watchers(generator: Scrip
         **{name: getattr(frontend, name) for name in frontend.__slots__ if name != "not_ready"},
         not_ready=lambda: problem[0],
     )
-    api = GrpcApi(changing, status)
+    api = GrpcApi(changing, make_questions(status))
     port = await api.start("127.0.0.1", 0)
     async with asyncio.timeout(10), grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)  # its types know blocking channels only
@@ -317,7 +318,7 @@ async def test_stopping_cancels_what_outlives_the_grace(
 
 
 async def test_a_port_in_use_is_an_os_error(api: GrpcApi, generator: ScriptedGenerator) -> None:
-    second = GrpcApi(make_frontend(generator), status)
+    second = GrpcApi(make_frontend(generator), make_questions(status))
     with pytest.raises(OSError, match="cannot listen on"):
         await second.start("127.0.0.1", api.port)
     await second.stop()
