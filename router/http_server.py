@@ -26,6 +26,7 @@ class HttpServer:
             log_config=None,  # the router's own
             access_log=False,
             server_header=False,
+            proxy_headers=False,  # nobody asks for the client's address
             backlog=BACKLOG,
             timeout_keep_alive=KEEP_ALIVE_S,
         )
