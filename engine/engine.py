@@ -51,11 +51,14 @@ class Engine:
         max_batch_tokens: int,
         max_running: int,
         eos_token_ids: frozenset[int],
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        """`clock`: seconds, by which steps are measured."""
         self.runner = runner
         self.block_manager = block_manager
         self.scheduler = Scheduler(block_manager, max_batch_tokens=max_batch_tokens, max_running=max_running)
         self.eos_token_ids = eos_token_ids
+        self.clock = clock
         self.on_layer: Callable[[Batch, int], None] | None = None  # after each layer of a batch, on this thread
         self._sequences: dict[str, Sequence] = {}  # waiting and running ones by request id
         self._num_steps = 0
@@ -124,7 +127,7 @@ class Engine:
         if batch.num_tokens == 0:
             return []
         hook = self.on_layer
-        started_s = time.perf_counter()
+        started_s = self.clock()
         try:
             tokens = self.runner.run(batch, None if hook is None else lambda layer: hook(batch, layer))
             expected = sum(item.sample for item in batch.items)
@@ -134,7 +137,7 @@ class Engine:
             log.exception("step failed", requests=[item.sequence.request_id for item in batch.items])
             return error
         self._num_steps += 1
-        self._step_ms = (time.perf_counter() - started_s) * 1e3
+        self._step_ms = (self.clock() - started_s) * 1e3
         return tokens
 
     def _postprocess(self, batch: Batch, tokens: Run[SampledToken] | Exception) -> list[SequenceOutput]:

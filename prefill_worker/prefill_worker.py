@@ -69,7 +69,7 @@ class PrefillWorker:
         assembly = runtime.assembly
         identity = SlabIdentity(runtime.worker_id, runtime.incarnation, assembly.model_hash, assembly.layout)
         self._sender = Sender(assembly.slab, identity, runtime.config.transfer)
-        self._shipping = Shipping(assembly.engine, self._sender, self._zero_tail, self._push_done)
+        self._shipping = Shipping(assembly.engine, self._sender, assembly.zero_tail, self._push_done)
         runtime.bridge.on_step_here = self._shipping.step_done
 
     def methods(self) -> "dict[str, grpc.RpcMethodHandler[Any, Any]]":
@@ -182,6 +182,3 @@ class PrefillWorker:
 
     async def close(self) -> None:
         await asyncio.to_thread(self._sender.close)
-
-    def _zero_tail(self, layer: int, block: int, used: int) -> None:
-        self._runtime.assembly.slab.tensor[layer, block, :, :, used:] = 0

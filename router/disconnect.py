@@ -1,4 +1,4 @@
-"""Ends a request's work as soon as its HTTP client goes away. Called by http_api."""
+"""Ends a request's work as soon as its HTTP client goes away. Called by http_generation."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -11,20 +11,25 @@ T = TypeVar("T")
 
 
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Runs `work`, whose request body has been read. Raises what it raises, or ClientDisconnect after cancelling it."""
-    task = asyncio.create_task(work)
-    gone = asyncio.create_task(_disconnected(receive))
-    try:
-        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientDisconnect
-        return task.result()
-    finally:
+    """Runs `work`, whose request body has been read, in the caller's task. Raises what it raises, or ClientDisconnect
+    after cancelling it."""
+    task = asyncio.current_task()
+    assert task is not None
+    gone = False
+
+    async def watch() -> None:
+        nonlocal gone
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        gone = True
         task.cancel()
-        gone.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
 
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+    watcher = asyncio.create_task(watch())
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if gone and task.uncancel() == 0:  # else somebody else cancels us too
+            raise ClientDisconnect from None
+        raise
+    finally:
+        watcher.cancel()

@@ -89,21 +89,26 @@ async def _collect(items: Items, answer: Answer) -> object:
 
 
 async def _send_events(events: EventStream, items: Items, answer: Answer, include_usage: bool, request_id: str) -> None:
-    """An error before the first event is raised; later ones become the last event, without `[DONE]`."""
+    """An error before the first event is raised; later ones become the last event, without `[DONE]`.
+
+    What ends a choice waits for what follows it: as a rule the end of all, which then leaves in the same write.
+    """
     try:
         async with aclosing(items):
             async for item in items:
                 if not isinstance(item, Usage):
                     for chunk in answer.chunks(item):
-                        await events.send(chunk)
+                        events.add(chunk)
+                    if item.finish_reason is None:
+                        await events.flush()
                 elif include_usage:
-                    await events.send(answer.usage_chunk(item))
-        await events.done()
+                    events.add(answer.usage_chunk(item))
+        events.add_done()
     except Exception as error:
         if not events.begun:
             raise
         _, described = describe(error, request_id)
-        await events.send(described)
+        events.add(described)
     await events.end()
 
 

@@ -4,9 +4,11 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Iterator
+from typing import Any, cast
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 BACKLOG = 2048
 KEEP_ALIVE_S = 75  # longer than clients keep idle connections, so that none is closed while it is being reused
@@ -19,13 +21,14 @@ class HttpServer:
         self.host, self.port = listener.getsockname()[:2]
         config = uvicorn.Config(
             app,
-            http="httptools",
+            http=_Protocol,
             loop="none",  # the router's own
             ws="none",
             lifespan="off",
             log_config=None,  # the router's own
             access_log=False,
             server_header=False,
+            proxy_headers=False,  # nobody asks for the client's address
             backlog=BACKLOG,
             timeout_keep_alive=KEEP_ALIVE_S,
         )
@@ -60,6 +63,38 @@ async def serve_http(app: ASGIApp, host: str, port: int) -> HttpServer:
         listener.close()
         raise
     return HttpServer(app, listener)
+
+
+class _Protocol(HttpToolsProtocol):
+    """uvicorn's, with all that is written in one turn of the event loop in one system call: the head of a response and
+    its first bytes, above all."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(cast(asyncio.Transport, _GatheringTransport(transport, self.loop)))
+
+
+class _GatheringTransport:
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._pending: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        if not self._pending:
+            self._loop.call_soon(self._flush)
+        self._pending.append(data)
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        if self._pending:
+            pending, self._pending = self._pending, []
+            self._transport.write(b"".join(pending))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
 
 
 class _Server(uvicorn.Server):

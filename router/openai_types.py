@@ -5,7 +5,7 @@ are refused unless they have the value that changes nothing. Extensions (`top_k`
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 
 import msgspec
 from msgspec import Struct
@@ -152,13 +152,13 @@ class CompletionBody(GenerationBody, frozen=True, kw_only=True):
     def prompts(self) -> Sequence[Prompt]:
         if isinstance(self.prompt, str):
             return [self.prompt]
-        kinds = {type(part) for part in self.prompt}
+        kinds = set(map(type, self.prompt))
         if not kinds:
             raise InvalidRequestError("prompt", "is empty; at least one token is needed")
         if len(kinds) > 1:
             raise InvalidRequestError("prompt", "must be a string, token ids, or a list of either, not a mixture")
         if kinds == {int}:
-            return [[token_id for token_id in self.prompt if isinstance(token_id, int)]]
+            return [cast(list[int], self.prompt)]
         if len(self.prompt) > MAX_PROMPTS:
             raise InvalidRequestError("prompt", f"has {len(self.prompt)} prompts; at most {MAX_PROMPTS} are allowed")
         return [prompt for prompt in self.prompt if not isinstance(prompt, int)]

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from baton_proto.sampling import SamplingParams, TokenLogprobs
 
@@ -20,8 +21,7 @@ class GenerateRequest:
     priority: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class TokenDetail:
+class TokenDetail(Struct, frozen=True, gc=False):
     """One output token with its own text (not held back, may be part of a character) and log-probabilities."""
 
     token_id: int

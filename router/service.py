@@ -15,7 +15,8 @@ from baton.discovery import Change, Directory
 from baton.errors import ConfigError
 from baton.load_board import LoadBoard
 from baton.nats_client import NatsClient, connect
-from engine.model_files import ModelFiles, resolve_model
+from engine.model_files import ModelFiles
+from engine.served_model import served_model
 from router.admission import AdmissionQueue
 from router.assignment import Assigner
 from router.choice import Parts
@@ -46,7 +47,7 @@ async def run_router(config: ServingConfig, router_id: str) -> None:
     if config.nats.url is None:
         raise ConfigError("nats.url", "a router needs the URL of a running NATS server")
     stop = _stop_signal()
-    files = await asyncio.to_thread(resolve_model, config.model)
+    files = await asyncio.to_thread(served_model, config)
     async with AsyncExitStack() as closing:
         nats = await connect(config.nats.url, router_id, config.namespace, config.workers.ready_timeout_s)
         closing.push_async_callback(nats.close)

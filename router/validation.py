@@ -19,7 +19,8 @@ from router.chat_template import Message
 from router.frontend import Frontend, Limits
 from router.request import GenerateRequest
 from router.sampling_options import MAX_SEED, Options, check_in_vocabulary, check_range, check_sampling
-from router.tokenizer import TokenIds, Tokenizer
+from router.text_encoder import TokenIds
+from router.tokenizer import Tokenizer
 
 MAX_PRIORITY = 2**31 - 1
 MAX_TIMEOUT_S = 86400.0
@@ -107,21 +108,24 @@ async def tokenize(tokenizer: Tokenizer, prompt: Prompt, limits: Limits) -> Toke
         raise InvalidRequestError(name, "is empty; at least one token is needed")
     # What is far too long is refused before seconds of work are spent on it.
     _check_fits(name, -(-num_chars // tokenizer.max_token_chars), limits, at_least="at least ")
-    if num_chars <= IN_PLACE_CHARS:
-        tokens = _encode(tokenizer, prompt)
+    if isinstance(prompt, Chat):
+        tokens = await _tokenize_chat(tokenizer, prompt)
+    elif num_chars <= IN_PLACE_CHARS:
+        tokens = tokenizer.encode(prompt)
     else:
-        tokens = await asyncio.to_thread(_encode, tokenizer, prompt)
+        tokens = await asyncio.to_thread(tokenizer.encode, prompt)
     if not len(tokens):
         raise InvalidRequestError(name, "gives no tokens; at least one is needed")
     return tokens
 
 
-def _encode(tokenizer: Tokenizer, prompt: str | Chat) -> TokenIds:
-    if isinstance(prompt, Chat):
-        if not prompt.messages:
-            raise InvalidRequestError("messages", "is empty; at least one message is needed")
-        return tokenizer.chat(prompt.messages, prompt.variables)
-    return tokenizer.encode(prompt)
+async def _tokenize_chat(tokenizer: Tokenizer, chat: Chat) -> TokenIds:
+    if not chat.messages:
+        raise InvalidRequestError("messages", "is empty; at least one message is needed")
+    text = tokenizer.begin_chat(chat.messages, chat.variables)
+    if text.num_chars <= IN_PLACE_CHARS:
+        return tokenizer.finish_chat(text)
+    return await asyncio.to_thread(tokenizer.finish_chat, text)
 
 
 def _check_token_ids(prompt: Sequence[int], vocab_size: int) -> TokenIds:

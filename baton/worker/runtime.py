@@ -26,6 +26,7 @@ class WorkerRuntime:
         incarnation: int,
         assembly: EngineAssembly,
         publisher: EventPublisher,
+        metrics: WorkerMetrics,
     ) -> None:
         self.config = config
         self.worker_id = worker_id
@@ -33,8 +34,8 @@ class WorkerRuntime:
         self.hello = Hello(MAJOR, worker_id, incarnation)
         self.assembly = assembly
         self.publisher = publisher
-        self.bridge = EngineBridge(assembly.engine, self._step_done)
-        self.metrics = WorkerMetrics(worker_id)
+        self.bridge = EngineBridge(assembly.engine, self._step_done, assembly.loop)
+        self.metrics = metrics
         self.draining = False
         self.announcer: Announcer | None = None  # once the gRPC server listens
         self._engine_load = WorkerLoad()
