@@ -7,8 +7,13 @@ from collections.abc import Iterator
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from router.http_errors import ErrorAnswer, ErrorBody
+from router.json_response import encode_json
 
 BACKLOG = 2048
+MAX_HEAD_BYTES = 64 * 1024  # of a request line and its headers
 KEEP_ALIVE_S = 75  # longer than clients keep idle connections, so that none is closed while it is being reused
 
 
@@ -19,7 +24,7 @@ class HttpServer:
         self.host, self.port = listener.getsockname()[:2]
         config = uvicorn.Config(
             app,
-            http="httptools",
+            http=_Protocol,
             loop="none",  # the router's own
             ws="none",
             lifespan="off",
@@ -60,6 +65,35 @@ async def serve_http(app: ASGIApp, host: str, port: int) -> HttpServer:
         listener.close()
         raise
     return HttpServer(app, listener)
+
+
+class _Protocol(HttpToolsProtocol):
+    """Bounds the head of a request, which the parser would collect without end."""
+
+    _in_head = True
+    _head_bytes = 0
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._in_head:  # still: all of it belonged to the head
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+                self._refuse()
+
+    def on_message_begin(self) -> None:
+        self._in_head, self._head_bytes = True, 0
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        super().on_headers_complete()
+
+    def _refuse(self) -> None:
+        problem = f"headers: are larger than {MAX_HEAD_BYTES} bytes"
+        body = encode_json(ErrorAnswer(ErrorBody(problem, "invalid_request_error", "headers")))
+        head = "HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\nconnection: close\r\n"
+        self.transport.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        self.transport.close()
 
 
 class _Server(uvicorn.Server):

@@ -57,6 +57,7 @@ async def run_worker(
         rpc_address = await service.start(config.workers.host)
         closing.push_async_callback(service.stop, END_GRACE_S)
         closing.callback(streams.close)
+        closing.callback(role.end_streams)
         metrics_address = runtime.metrics.serve(config.workers.host)
         closing.callback(runtime.metrics.close)
 
