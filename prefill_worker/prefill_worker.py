@@ -142,7 +142,7 @@ class PrefillWorker:
         """Idempotent; the first reason counts."""
         if prompt.failure is None:
             prompt.failure = failure
-            log.info("prompt ends early", request=prompt.request.request_id, reason=failure.message)
+            log.info("prompt ends early", request_id=prompt.request.request_id, reason=failure.message)
             self._runtime.bridge.post(lambda _: self._shipping.cancel(prompt.job, failure.message))
 
     # --- the end of a transfer ----------------------------------------------------------------------------------------
@@ -179,6 +179,9 @@ class PrefillWorker:
     def check_integrity(self) -> list[str]:
         jobs, prompts = len(self._by_job), len(self.in_flight)
         return [] if jobs == prompts else [f"{jobs} transfers for {prompts} prompts in flight"]
+
+    def end_streams(self) -> None:
+        self._streams.close()
 
     async def close(self) -> None:
         await asyncio.to_thread(self._sender.close)

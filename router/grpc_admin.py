@@ -15,7 +15,7 @@ from baton_proto.generated import inference_pb2 as pb, inference_pb2_grpc as pb_
 from router.explain import Explainer
 from router.frontend import Frontend
 from router.grpc_errors import status_of
-from router.grpc_messages import prompt_of
+from router.grpc_messages import prompt_field_of, prompt_of
 from router.tree_diff import TreeDiff
 from router.tree_view import TreeView
 from router.validation import tokenize
@@ -75,7 +75,8 @@ class AdminService(pb_grpc.AdminServicer):
             return response
         asked = pb.GenerateRequest(**({} if subject is None else {subject: getattr(request, subject)}))
         try:
-            tokens = await tokenize(self._frontend.tokenizer, prompt_of(asked), self._frontend.generator.limits())
+            frontend, prompt, field = self._frontend, prompt_of(asked), prompt_field_of(asked)
+            tokens = await tokenize(frontend.tokenizer, prompt, field, frontend.generator.limits())
         except BatonError as error:
             status = status_of(error, "explain")
             await context.abort(status.code, status.details)

@@ -9,21 +9,25 @@ from typing import Any
 
 import grpc
 import grpc.aio
+import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from baton_proto.generated import inference_pb2 as pb, inference_pb2_grpc as pb_grpc
-from router.fan_out import pieces_of
+from router.fan_out import pieces_of, stall_limit_s
 from router.frontend import Frontend
 from router.grpc_admin import AdminService, Questions
+from router.grpc_decoding import RefuseUndecodable
 from router.grpc_errors import Status, status_of
-from router.grpc_messages import finished_message, options_of, piece_message, prompt_of
-from router.request import Finished
+from router.grpc_messages import finished_message, options_of, piece_message, prompt_field_of, prompt_of
+from router.request import Finished, GenerateRequest
 from router.validation import Call, make_request_id, validate
 
 REQUEST_ID_METADATA = "x-request-id"
 HEALTH_INTERVAL_S = 0.2
 SERVICES = [service.full_name for service in pb.DESCRIPTOR.services_by_name.values()]
+
+log = structlog.get_logger()
 
 
 class GrpcApi:
@@ -35,7 +39,8 @@ class GrpcApi:
         self._inference = InferenceService(frontend)
         self._health = health.aio.HealthServicer()
         options = [("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", frontend.max_body_bytes)]
-        self._server = grpc.aio.server(options=options)
+        guard = RefuseUndecodable(f"/{pb.DESCRIPTOR.package}.")
+        self._server = grpc.aio.server(options=options, interceptors=[guard])
         pb_grpc.add_InferenceServicer_to_server(self._inference, self._server)
         pb_grpc.add_AdminServicer_to_server(AdminService(frontend, questions), self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
@@ -107,6 +112,7 @@ class InferenceService(pb_grpc.InferenceServicer):
             shown_id, work_id = make_request_id(request.request_id or _request_id(context))
             call = Call(
                 request_id=work_id,
+                prompt_field=prompt_field_of(request),
                 model=request.model,
                 priority=request.priority,
                 timeout_s=context.time_remaining(),
@@ -115,17 +121,29 @@ class InferenceService(pb_grpc.InferenceServicer):
             await context.send_initial_metadata(((REQUEST_ID_METADATA, shown_id),))
             started = pb.Started(model=self._frontend.model, prompt_tokens=len(wanted.prompt))
             await context.write(pb.GenerateResponse(request_id=shown_id, started=started))
-            async with aclosing(pieces_of(self._frontend.generator, wanted)) as pieces:
-                async for item in pieces:
-                    if isinstance(item, Finished):
-                        event = pb.GenerateResponse(request_id=shown_id, finished=finished_message(item))
-                    else:
-                        piece = piece_message(item, self._frontend.tokenizer)
-                        event = pb.GenerateResponse(request_id=shown_id, piece=piece)
-                    await context.write(event)
+            async with asyncio.timeout(stall_limit_s([wanted])):
+                await self._stream(wanted, shown_id, context)
+        except TimeoutError:
+            log.warning("client does not read its answer", request_id=work_id)
+            return Status(grpc.StatusCode.DEADLINE_EXCEEDED, "the answer was not read in time")
         except Exception as error:
             return status_of(error, shown_id)
         return None
+
+    async def _stream(
+        self,
+        wanted: GenerateRequest,
+        shown_id: str,
+        context: grpc.aio.ServicerContext[pb.GenerateRequest, pb.GenerateResponse],
+    ) -> None:
+        async with aclosing(pieces_of(self._frontend.generator, wanted)) as pieces:
+            async for item in pieces:
+                if isinstance(item, Finished):
+                    event = pb.GenerateResponse(request_id=shown_id, finished=finished_message(item))
+                else:
+                    piece = piece_message(item, self._frontend.tokenizer)
+                    event = pb.GenerateResponse(request_id=shown_id, piece=piece)
+                await context.write(event)
 
     async def ListModels(  # noqa: N802
         self,

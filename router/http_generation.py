@@ -8,8 +8,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
 from baton.errors import BodyTooLargeError, InvalidRequestError
-from router.disconnect import until_disconnect
-from router.fan_out import generate_all
+from router.disconnect import StalledClientError, until_disconnect
+from router.fan_out import generate_all, stall_limit_s
 from router.frontend import Frontend
 from router.http_errors import describe, error_response
 from router.json_response import json_response
@@ -47,14 +47,18 @@ class GenerationEndpoint:
             requests = await self._validate(body, options, work_id, _timeout_s(http))
             answer = self._new_answer(body, options, shown_id, requests)
             items = generate_all(self._frontend.generator, requests)
+            limit_s = stall_limit_s(requests)
             if body.stream:
                 events = EventStream(send, {REQUEST_ID_HEADER: shown_id})
-                await until_disconnect(receive, _send_events(events, items, answer, body.include_usage, shown_id))
+                sending = _send_events(events, items, answer, body.include_usage, shown_id)
+                await until_disconnect(receive, sending, limit_s)
             else:
-                whole = await until_disconnect(receive, _collect(items, answer))
+                whole = await until_disconnect(receive, _collect(items, answer), limit_s)
                 await json_response(whole, headers={REQUEST_ID_HEADER: shown_id})(scope, receive, send)
         except ClientDisconnect:
-            log.info("client disconnected", request_id=work_id)
+            log.debug("client disconnected", request_id=work_id)
+        except StalledClientError:
+            log.warning("client does not read its answer", request_id=work_id)
         except Exception as error:
             await error_response(error, shown_id)(scope, receive, send)
 
@@ -65,8 +69,15 @@ class GenerationEndpoint:
         requests = []
         prompts = body.prompts()
         for position, prompt in enumerate(prompts):
-            request_id = work_id if len(prompts) == 1 else f"{work_id}-{position}"
-            call = Call(request_id=request_id, model=body.model, priority=body.priority or 0, timeout_s=timeout_s)
+            alone = len(prompts) == 1
+            request_id = work_id if alone else f"{work_id}-{position}"
+            call = Call(
+                request_id=request_id,
+                prompt_field=body.prompt_field if alone else f"{body.prompt_field}[{position}]",
+                model=body.model,
+                priority=body.priority or 0,
+                timeout_s=timeout_s,
+            )
             requests.append(await validate(self._frontend, call, prompt, options))
         return requests
 

@@ -10,7 +10,11 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from router.http_errors import ErrorAnswer, ErrorBody
+from router.json_response import encode_json
+
 BACKLOG = 2048
+MAX_HEAD_BYTES = 64 * 1024  # of a request line and its headers
 KEEP_ALIVE_S = 75  # longer than clients keep idle connections, so that none is closed while it is being reused
 
 
@@ -66,11 +70,36 @@ async def serve_http(app: ASGIApp, host: str, port: int) -> HttpServer:
 
 
 class _Protocol(HttpToolsProtocol):
-    """uvicorn's, with all that is written in one turn of the event loop in one system call: the head of a response and
-    its first bytes, above all."""
+    """uvicorn's, with all that is written in one turn of the event loop in one system call, the head of a response and
+    its first bytes above all, and with a bound on the head of a request, which the parser would collect without end."""
+
+    _in_head = True
+    _head_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(cast(asyncio.Transport, _GatheringTransport(transport, self.loop)))
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._in_head:  # still: all of it belonged to the head
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+                self._refuse()
+
+    def on_message_begin(self) -> None:
+        self._in_head, self._head_bytes = True, 0
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        super().on_headers_complete()
+
+    def _refuse(self) -> None:
+        problem = f"headers: are larger than {MAX_HEAD_BYTES} bytes"
+        body = encode_json(ErrorAnswer(ErrorBody(problem, "invalid_request_error", "headers")))
+        head = "HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\nconnection: close\r\n"
+        self.transport.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        self.transport.close()
 
 
 class _GatheringTransport:

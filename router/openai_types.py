@@ -4,6 +4,7 @@ Fields that are not known here are ignored, as other servers of this API do. Fie
 are refused unless they have the value that changes nothing. Extensions (`top_k` and others) are those of vLLM.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, TypeVar, cast
 
@@ -16,6 +17,12 @@ from router.sampling_options import Options
 from router.validation import Chat, Prompt, plain_role
 
 MAX_PROMPTS = 64
+
+# Programs that cut text by UTF-16 units cut emoji in half; msgspec takes that for the end of the data.
+_HALF_CHARACTER = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
+    rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+)
 
 Body = TypeVar("Body", bound="GenerationBody")
 
@@ -41,6 +48,7 @@ class GenerationBody(Struct, frozen=True, kw_only=True):
     """What both endpoints share."""
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {}  # field -> values that change nothing, besides null
+    prompt_field: ClassVar[str] = "prompt"
 
     model: str | None = None
     stream: bool | None = None
@@ -101,6 +109,7 @@ class ChatBody(GenerationBody, frozen=True, kw_only=True):
         "prediction": (),
         "web_search_options": (),
     }
+    prompt_field: ClassVar[str] = "messages"
 
     messages: list[ChatMessage]
     max_completion_tokens: int | None = None
@@ -172,7 +181,9 @@ def parse_body(data: bytes, kind: type[Body]) -> Body:
         problem, _, path = str(error).partition(" - at ")
         raise InvalidRequestError(_field_name(path, problem), problem) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequestError("body", f"is not valid JSON: {error}") from error
+        half = _HALF_CHARACTER.search(data)
+        problem = f"{half[0].decode()} is half a character" if half else str(error)
+        raise InvalidRequestError("body", f"is not valid JSON: {problem}") from error
     for name, harmless in kind.unsupported.items():
         value = getattr(body, name)
         if value is not None and value not in harmless:

@@ -96,6 +96,7 @@ async def serve_worker(
         rpc_address = await service.start(config.workers.host)
         closing.push_async_callback(service.stop, END_GRACE_S)
         closing.callback(streams.close)
+        closing.callback(role.end_streams)
 
         record = _record(runtime, rpc_address, shared.metrics_address)
         runtime.announcer = Announcer(nats, record, config.discovery.heartbeat_s, config.discovery.ttl_s)

@@ -1,6 +1,7 @@
 import asyncio
 import math
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -146,16 +147,16 @@ async def test_choices_have_their_index(stub: pb_grpc.InferenceStub) -> None:
     ("fields", "code", "words"),
     [
         ({}, "INVALID_ARGUMENT", "input: is missing; one of text, chat and tokens is needed"),
-        ({"text": ""}, "INVALID_ARGUMENT", "prompt: is empty"),
-        ({"tokens": pb.TokenIds()}, "INVALID_ARGUMENT", "prompt: is empty"),
-        ({"chat": pb.ChatMessages()}, "INVALID_ARGUMENT", "messages: is empty"),
+        ({"text": ""}, "INVALID_ARGUMENT", "text: is empty"),
+        ({"tokens": pb.TokenIds()}, "INVALID_ARGUMENT", "tokens.ids: is empty"),
+        ({"chat": pb.ChatMessages()}, "INVALID_ARGUMENT", "chat.messages: is empty"),
         (
             {"chat": pb.ChatMessages(messages=[pb.ChatMessage(role="robot", content="x")])},
             "INVALID_ARGUMENT",
-            "messages[0].role: is 'robot', must be one of system, developer, user, assistant",
+            "chat.messages[0].role: is 'robot', must be one of system, developer, user, assistant",
         ),
         ({"tokens": pb.TokenIds(ids=[VOCAB_SIZE])}, "INVALID_ARGUMENT", "token id 512 is not in the vocabulary"),
-        ({"tokens": pb.TokenIds(ids=[5] * 5000)}, "INVALID_ARGUMENT", "prompt: has 5000 tokens"),
+        ({"tokens": pb.TokenIds(ids=[5] * 5000)}, "INVALID_ARGUMENT", "tokens.ids: has 5000 tokens"),
         ({"text": "a", "model": "gpt-5"}, "NOT_FOUND", "'gpt-5' is not served here"),
         ({"text": "a", "request_id": "a b"}, "INVALID_ARGUMENT", "request_id: must be"),
         (
@@ -177,6 +178,36 @@ async def test_bad_input_names_field_and_limit(
     assert error.code().name == code
     assert words in (error.details() or "")
     assert generator.requests == []
+
+
+@pytest.mark.parametrize(
+    ("method", "data"),
+    [
+        ("Inference/Generate", b"\xff\xff\xff"),
+        ("Inference/Generate", b"\x12\x02\xff\xfe"),  # text that is not UTF-8
+        ("Inference/ListModels", b"\xff\xff\xff"),
+        ("Admin/Status", b"\xff\xff\xff"),
+    ],
+)
+async def test_bytes_that_are_no_request_are_refused(channel: grpc.aio.Channel, method: str, data: bytes) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await channel.unary_unary(f"/baton.v1.{method}")(data)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert (caught.value.details() or "").startswith("request: Error parsing message")
+
+
+async def test_a_client_that_does_not_read_loses_its_answer_after_the_deadline(
+    generator: ScriptedGenerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.fan_out.STALL_GRACE_S", 0.0)
+    generator.answers = [[5] * 100_000]
+    api = GrpcApi(replace(make_frontend(generator), request_timeout_s=0.5), status)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{await api.start('127.0.0.1', 0)}") as channel:
+        sampling = pb.SamplingOptions(max_tokens=4000, n=16, logprobs=20)
+        call = pb_grpc.InferenceStub(channel).Generate(pb.GenerateRequest(text="Hi", sampling=sampling))
+        await call.read()
+        await asyncio.wait_for(generator.cancelled.wait(), 5)
+    await api.stop()
 
 
 async def test_messages_of_10_mb_are_refused(stub: pb_grpc.InferenceStub) -> None:

@@ -19,6 +19,12 @@ class Oracle:
         self._model.eval()
         self._answers: dict[tuple[tuple[int, ...], int, bool], list[int]] = {}
 
+    def logits(self, tokens: list[int]) -> torch.Tensor:
+        """Of the token after each of `tokens`: float32 [len(tokens), vocab]"""
+        with torch.inference_mode():
+            logits: torch.Tensor = self._model(torch.tensor([tokens])).logits[0]
+        return logits
+
     def greedy(self, prompt: list[int], max_tokens: int, ignore_eos: bool = False) -> list[int]:
         """New token ids, the EOS that ended them included."""
         key = (tuple(prompt), max_tokens, ignore_eos)
