@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-DTYPES = [torch.float32, torch.bfloat16]
-DOT_DTYPES = [torch.float32, torch.bfloat16 if DEVICE.type == "cuda" else torch.float16]  # no bf16 products on CPU
+HALF = torch.bfloat16 if DEVICE.type == "cuda" else torch.float16  # the interpreter truncates to bfloat16
+DTYPES = [torch.float32, HALF]
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 6e-3}
 
 

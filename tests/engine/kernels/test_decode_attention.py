@@ -10,7 +10,7 @@ from engine.kernels.decode_attention import (
     decode_attention_reference,
     plan_pieces,
 )
-from tests.engine.kernels.device import DEVICE, DOT_DTYPES, TOLERANCE, random, relative_error
+from tests.engine.kernels.device import DEVICE, DTYPES, TOLERANCE, random, relative_error
 from tests.engine.kernels.paged import PagedCache
 
 
@@ -56,7 +56,7 @@ def check(
         assert not scratch.arrived.any()
 
 
-@pytest.mark.parametrize("dtype", DOT_DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("block_size", [16, 32, 64, 128])
 @pytest.mark.parametrize("extra", [0, 6])
 def test_block_sizes_with_and_without_splits(dtype: torch.dtype, block_size: int, extra: int) -> None:

@@ -9,7 +9,7 @@ from engine.kernels.prefill_attention import (
     prefill_attention_reference,
     query_tile,
 )
-from tests.engine.kernels.device import DEVICE, DOT_DTYPES, TOLERANCE, random, relative_error
+from tests.engine.kernels.device import DEVICE, DTYPES, TOLERANCE, random, relative_error
 from tests.engine.kernels.paged import PagedCache
 
 
@@ -41,7 +41,7 @@ def check(
     assert relative_error(found, expected) < TOLERANCE[dtype]
 
 
-@pytest.mark.parametrize("dtype", DOT_DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("block_size", [16, 64, 128])
 def test_chunks_of_several_sequences_at_any_offset(dtype: torch.dtype, block_size: int) -> None:
     check([(0, 1), (0, 130), (77, 40), (128, 3), (63, 65)], block_size=block_size, dtype=dtype)
