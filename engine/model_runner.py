@@ -12,11 +12,14 @@ from torch import Tensor
 
 from baton.config import EngineConfig, parse_bytes
 from baton.errors import ConfigError
-from engine.attention import Attention, Span, StepAttention
-from engine.batch import Batch, LayerDone, SampledToken, ScheduledSequence
+from engine.attention import Span, StepAttention
+from engine.batch import Batch, LayerDone, ScheduledSequence, StepDone
+from engine.model_config import ModelConfig
 from engine.model_files import ModelFiles
 from engine.models.llama import Llama
 from engine.models.registry import MODELS
+from engine.operations import TorchOperations
+from engine.rope import RotaryEmbedding
 from engine.sampler import Sampler
 from engine.torch_attention import TorchAttention
 from engine.weights import Weights
@@ -24,9 +27,11 @@ from kvtransfer.layout import SlabLayout
 
 
 class ModelRunner:
-    """Implements `engine.batch.Runner`. Owned by the engine thread."""
+    """Implements `engine.batch.Runner` in plain torch, one step after the other. Owned by the engine thread."""
 
-    def __init__(self, model: Llama, attention: Attention, slab: Tensor, sampler: Sampler) -> None:
+    depth = 0
+
+    def __init__(self, model: Llama, attention: TorchAttention, slab: Tensor, sampler: Sampler) -> None:
         self.num_layers = model.config.num_layers
         self._model = model
         self._attention = attention
@@ -34,18 +39,19 @@ class ModelRunner:
         self._sampler = sampler
 
     @torch.inference_mode()
-    def run(self, batch: Batch, layer_done: LayerDone | None = None) -> list[SampledToken]:
-        """One SampledToken per item with `sample` set, in the order of `batch.items`."""
-        hidden = self._hidden(batch, layer_done)
+    def submit(self, batch: Batch, layer_done: LayerDone | None = None) -> StepDone:
+        """Runs the batch to its end."""
+        hidden, delta = self._forward(batch, layer_done)
         sampled = [item.sequence for item in batch.items if item.sample]
         if not sampled:
-            return []
-        return self._sampler.sample(self._model.logits(hidden[self._sample_rows(batch)]), sampled)
+            return StepDone([])
+        rows = self._sample_rows(batch)
+        return StepDone(self._sampler.sample(self._model.logits(hidden[rows], delta[rows]), sampled))
 
-    def _hidden(self, batch: Batch, layer_done: LayerDone | None) -> Tensor:
-        items = batch.items
-        token_ids = itertools.chain.from_iterable(item.sequence.token_ids[item.start : item.end] for item in items)
-        positions = itertools.chain.from_iterable(range(item.start, item.end) for item in items)
+    def _forward(self, batch: Batch, layer_done: LayerDone | None) -> tuple[Tensor, Tensor]:
+        token_ids = itertools.chain.from_iterable(
+            item.sequence.token_ids[item.start : item.end] for item in batch.items
+        )
         attend = StepAttention(
             backend=self._attention,
             metadata=self._attention.prepare(_spans(batch.prefill), _spans(batch.decode)),
@@ -53,7 +59,7 @@ class ModelRunner:
             num_prefill_tokens=batch.num_tokens - len(batch.decode),
             layer_done=layer_done,
         )
-        return self._model.forward(self._tensor(list(token_ids)), self._tensor(list(positions)), attend)
+        return self._model.forward(self._tensor(list(token_ids)), attend)
 
     def _sample_rows(self, batch: Batch) -> Tensor:
         """Rows of the last token of each item that is sampled."""
@@ -94,8 +100,8 @@ def build_runner(files: ModelFiles, config: EngineConfig, slab: Tensor) -> Model
     name = str(slab.dtype).removeprefix("torch.")
     layout = SlabLayout(files.config.num_layers, num_blocks, num_kv_heads, block_size, head_dim, name)
     weights = Weights(files.folder, slab.device, slab.dtype)
-    model = MODELS[files.config.architecture](files.config, weights, slab.device)
-    return ModelRunner(model, _attention(config, layout, slab), slab, Sampler(files.eos_token_ids))
+    model = MODELS[files.config.architecture](files.config, weights, TorchOperations())
+    return ModelRunner(model, _attention(config, files.config, layout, slab), slab, Sampler(files.eos_token_ids))
 
 
 def resolve_device(config: EngineConfig) -> torch.device:
@@ -112,10 +118,10 @@ def _dtype_name(published: str, config: EngineConfig, device: torch.device) -> s
     return "float32" if device.type == "cpu" else published
 
 
-def _attention(config: EngineConfig, layout: SlabLayout, slab: Tensor) -> Attention:
+def _attention(config: EngineConfig, model: ModelConfig, layout: SlabLayout, slab: Tensor) -> TorchAttention:
     if config.attention not in ("auto", "torch"):
         raise ConfigError("engine.attention", f"{config.attention!r} is not available on {slab.device.type}")
-    return TorchAttention(layout, slab.dtype, slab.device)
+    return TorchAttention(layout, RotaryEmbedding(model, slab.device), slab.dtype, slab.device)
 
 
 def _spans(items: Run[ScheduledSequence]) -> list[Span]:
