@@ -135,8 +135,8 @@ class Engine:
     def step(self) -> StepOutput:
         """Raises nothing that a model, a batch or a request can cause: a failing batch ends with finish "error"."""
         batch = self._schedule()
-        self._submit(batch)
-        outputs, num_landed = self._collect(0 if batch.num_tokens == 0 else self.runner.depth)
+        is_under_way = self._submit(batch)
+        outputs, num_landed = self._collect(self.runner.depth if is_under_way else 0)
         return self._publish(batch.num_tokens or num_landed, outputs)
 
     def _schedule(self) -> Batch:
@@ -145,9 +145,10 @@ class Engine:
             return Batch([], [])
         return self.scheduler.schedule()
 
-    def _submit(self, batch: Batch) -> None:
+    def _submit(self, batch: Batch) -> bool:
+        """Whether there is a new step that may take its time."""
         if batch.num_tokens == 0:
-            return
+            return False
         hook = self.on_layer
         started_s = time.perf_counter()
         step: StepOnItsWay | Exception
@@ -162,6 +163,7 @@ class Engine:
                 sequence.token_ids.append(PENDING)
                 sequence.num_pending_tokens += 1
         self._in_flight.append(_InFlight(batch, step, started_s))
+        return not isinstance(step, Exception)
 
     def _collect(self, depth: int) -> tuple[list[SequenceOutput], int]:
         """Deals with the oldest steps until no more than `depth` are on their way. Returns their tokens' number too."""

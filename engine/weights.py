@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -33,6 +33,39 @@ class _Entry:
 
     def follows(self, other: "_Entry") -> bool:
         return self.data is other.data and self.dtype == other.dtype and self.start == other.end
+
+
+class TensorSource(Protocol):
+    """Where a model takes its tensors from, each once: a folder, or random numbers."""
+
+    def take(self, name: str, *shape: int) -> Tensor: ...
+
+    def take_fused(self, shapes: dict[str, tuple[int, ...]]) -> Tensor: ...
+
+    def finish(self, ignored: Iterable[str] = ()) -> None: ...
+
+
+class RandomWeights:
+    """Made on the device, for measurements: no file is read. Norms are near one, projections keep their input's size."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype, seed: int = 0) -> None:
+        self._device = device
+        self._dtype = dtype
+        self._generator = torch.Generator(device).manual_seed(seed)
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        values = torch.randn(shape, generator=self._generator, device=self._device, dtype=self._dtype)
+        if len(shape) == 1:
+            return values.mul_(0.1).add_(1)
+        return values if "embed_tokens" in name else values.mul_(shape[-1] ** -0.5)
+
+    def take_fused(self, shapes: dict[str, tuple[int, ...]]) -> Tensor:
+        rows = sum(shape[0] for shape in shapes.values())
+        first = next(iter(shapes.values()))
+        return self.take("+".join(shapes), rows, *first[1:])
+
+    def finish(self, ignored: Iterable[str] = ()) -> None:
+        """Nothing can be left over."""
 
 
 class Weights:

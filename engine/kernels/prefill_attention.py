@@ -1,5 +1,5 @@
-"""Causal attention of prompt chunks over the paged cache: queries of several sequences lie flat, and each chunk sees its
-sequence from the beginning. What serves on CUDA where flash-attn is not installed."""
+"""Causal attention of prompt chunks over the paged cache: queries of several sequences lie flat, and each chunk sees
+its sequence from the beginning. What serves on CUDA where flash-attn is not installed."""
 
 import math
 from dataclasses import dataclass

@@ -13,14 +13,14 @@ from torch import Tensor
 from engine.attention import HeadNorms
 from engine.model_config import ModelConfig
 from engine.operations import Operations
-from engine.weights import Weights
+from engine.weights import TensorSource
 
 Attend = Callable[[int, Tensor, HeadNorms | None], Tensor]
-"""(layer, projected queries, keys and values, norms of the heads) -> mixed values; see engine.attention.StepAttention."""
+"""(layer, projected queries, keys and values, norms of heads) -> mixed values; see engine.attention.StepAttention."""
 
 
 class LlamaLayer:
-    def __init__(self, config: ModelConfig, weights: Weights, operations: Operations, index: int) -> None:
+    def __init__(self, config: ModelConfig, weights: TensorSource, operations: Operations, index: int) -> None:
         prefix = f"model.layers.{index}"
         hidden, mlp = config.hidden_size, config.intermediate_size
         query, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
@@ -58,7 +58,7 @@ class Llama:
 
     layer_type: ClassVar[type[LlamaLayer]] = LlamaLayer
 
-    def __init__(self, config: ModelConfig, weights: Weights, operations: Operations) -> None:
+    def __init__(self, config: ModelConfig, weights: TensorSource, operations: Operations) -> None:
         """Takes its tensors from `weights`. Raises ModelError when they do not fit."""
         self.config = config
         self.operations = operations

@@ -8,11 +8,11 @@ from engine.attention import HeadNorms
 from engine.model_config import ModelConfig
 from engine.models.llama import Llama, LlamaLayer
 from engine.operations import Operations
-from engine.weights import Weights
+from engine.weights import TensorSource
 
 
 class Qwen3Layer(LlamaLayer):
-    def __init__(self, config: ModelConfig, weights: Weights, operations: Operations, index: int) -> None:
+    def __init__(self, config: ModelConfig, weights: TensorSource, operations: Operations, index: int) -> None:
         super().__init__(config, weights, operations, index)
         query = weights.take(f"model.layers.{index}.self_attn.q_norm.weight", config.head_dim)
         key = weights.take(f"model.layers.{index}.self_attn.k_norm.weight", config.head_dim)
