@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from baton_proto.sampling import SamplingParams
 from engine.attention import StepAttention
-from engine.batch import Batch, LayerDone, SampledToken
+from engine.batch import Batch, LayerDone, SampledToken, ScheduledSequence
 from engine.decode_graphs import DecodeGraphs
 from engine.kernels.sampling import partial_buffers, sample
 from engine.models.llama import Llama
@@ -72,6 +73,37 @@ class CudaRunner:
         self._hosts = itertools.cycle(hosts)
         self._graphs: DecodeGraphs | None = None
         self._max_rows = max_rows
+
+    @torch.inference_mode()
+    def measure_peak(self, max_model_len: int) -> int:
+        """Bytes that the largest step takes beside weights and KV. Any slab will do, it need not hold the tokens."""
+        self._run_largest(max_model_len)
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        self._run_largest(max_model_len)
+        torch.cuda.synchronize()
+        peak = torch.cuda.max_memory_allocated() - before
+        torch.cuda.empty_cache()
+        return peak
+
+    def _run_largest(self, max_model_len: int) -> None:
+        """As many tokens and as many samples as a step can have, all of them in the slab's first block."""
+        num_tokens = min(max_model_len, max(1, len(self._sampled) // self._max_rows))
+        blocks = [0] * -(-num_tokens // self._slab.shape[4])
+        items = []
+        for index in range(min(self._max_rows, len(self._sampled) // num_tokens)):
+            sequence = Sequence(f"peak {index}", [0] * num_tokens, num_tokens, SamplingParams(max_tokens=1))
+            sequence.block_table = blocks
+            items.append(ScheduledSequence(sequence, 0, num_tokens, sample=True))
+        self.submit(Batch(items, []))
+        self._rows = {}
+
+    def attach(self, slab: Tensor) -> None:
+        """Another slab than the one it was built with; before `capture`."""
+        assert self._graphs is None
+        self._slab = slab
 
     @torch.inference_mode()
     def capture(self) -> None:

@@ -1,4 +1,4 @@
-"""A step as the GPU sees it: all indices of a batch in one int32 buffer, so that one asynchronous copy brings them over.
+"""A step as the GPU sees it: all indices of a batch in one int32 buffer, so that one asynchronous copy brings them.
 
 The buffer's fields lie at places that its `StepShape` alone decides: a CUDA graph is captured for one shape, and every
 step that replays it fills the same places, padded. Host buffers take turns, because a copy may still read the last one.
@@ -235,7 +235,9 @@ class StepBuffer:
         self._device[:end].copy_(host[:end], non_blocking=True)
         return self.view(shape, max((item.num_tokens for item in batch.prefill), default=0))
 
-    def _put_samples(self, put: Callable[[str, np.ndarray], None], items: list[ScheduledSequence], last_rows: np.ndarray) -> None:
+    def _put_samples(
+        self, put: Callable[[str, np.ndarray], None], items: list[ScheduledSequence], last_rows: np.ndarray
+    ) -> None:
         sampled = [index for index, item in enumerate(items) if item.sample]
         if not sampled:
             return

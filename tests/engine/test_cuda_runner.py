@@ -2,7 +2,6 @@
 interpreter elsewhere."""
 
 import random
-from pathlib import Path
 
 import pytest
 import torch
