@@ -184,7 +184,9 @@ def run_layers(
     for size in chunks:
         item = [ScheduledSequence(sequence, start, size, sample=True)]
         batch = Batch(item, []) if size > 1 else Batch([], item)
-        inputs = runner._buffer.send(batch, runner._buffer.shape(batch), {})
+        shape = runner._buffer.shape(batch)
+        runner._buffer.send(batch, shape, {})
+        inputs = runner._buffer.view(shape)
         attend = StepAttention(runner._attention, inputs, runner._slab, size if size > 1 else 0, None)
         hidden, delta = model.operations.embed(inputs.token_ids, model.embeddings), None
         for index, layer in enumerate(model.layers):

@@ -117,9 +117,9 @@ class CudaRunner:
         if self._graphs is not None and not batch.prefill:
             size = self._graphs.size_for(len(batch.decode))
         shape = self._buffer.shape(batch) if size is None else self._buffer.decode_shape(size)
-        inputs = self._buffer.send(batch, shape, self._rows)
+        self._buffer.send(batch, shape, self._rows)
         if size is None or self._graphs is None:
-            logits = self._run(inputs, len(batch.prefill) and batch.num_tokens - len(batch.decode), layer_done)
+            logits = self._run(self._buffer.view(shape), shape.tokens - shape.rows, layer_done)
         else:
             logits = self._graphs.replay(size)
             if layer_done is not None:
@@ -153,7 +153,7 @@ class CudaRunner:
         host.copy_(self._sampled[: len(sequences)], non_blocking=True)
         copied = None
         if self._is_cuda:
-            copied = torch.cuda.Event()
+            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             copied.record()
         return CudaStep(host, copied, known)
 

@@ -32,7 +32,7 @@ class DecodeGraphs:
         """`step(rows)` runs a padded decode step from the device's buffers and returns its logits."""
         self.sizes = graph_sizes(max_rows)
         self._captured: dict[int, _Captured] = {}
-        self._stream = torch.cuda.Stream()
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         pool = torch.cuda.graph_pool_handle()
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):

@@ -4,6 +4,7 @@ The buffer's fields lie at places that its `StepShape` alone decides: a CUDA gra
 step that replays it fills the same places, padded. Host buffers take turns, because a copy may still read the last one.
 """
 
+import functools
 import itertools
 from array import array
 from collections.abc import Callable, Mapping, Sequence as Run
@@ -33,6 +34,7 @@ class StepShape:
     tiles: int  # of their queries
     samples: int
     pages: int = 0  # columns of the chunks' page table, where the backend wants one
+    longest_chunk: int = 0  # tokens
 
     def fields(self) -> dict[str, tuple[int, int]]:
         """name -> (words, what fills the padding), in their order; block tables follow."""
@@ -60,13 +62,23 @@ class StepShape:
             "page_table": (self.chunks * self.pages, 0),
         }
 
-    def places(self) -> tuple[dict[str, slice], int]:
-        """name -> words of the buffer, and where the block tables begin."""
-        places, at = {}, 0
-        for name, (words, _) in self.fields().items():
-            places[name] = slice(at, at + words)
-            at += -(-words // _ALIGNMENT) * _ALIGNMENT
-        return places, at
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    places: dict[str, slice]  # words of the buffer
+    padding: np.ndarray  # int32, all fields with nothing in them
+    tables: int  # where the block tables begin
+
+
+@functools.lru_cache(maxsize=64)
+def _layout(shape: StepShape) -> _Layout:
+    places, parts, at = {}, [], 0
+    for name, (words, padding) in shape.fields().items():
+        places[name] = slice(at, at + words)
+        aligned = -(-words // _ALIGNMENT) * _ALIGNMENT
+        parts.append(np.full(aligned, padding, dtype=np.int32))
+        at += aligned
+    return _Layout(places, np.concatenate(parts), at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,19 +137,20 @@ class StepBuffer:
             tiles=int((-(-lengths // self._query_tile)).sum()),
             samples=sum(item.sample for item in batch.items),
             pages=pages,
+            longest_chunk=int(lengths.max()) if chunks else 0,
         )
 
     def decode_shape(self, rows: int) -> StepShape:
         """Of a graph for that many decodes."""
         return StepShape(rows, rows, rows + self._extra_pieces, 0, 0, rows)
 
-    def view(self, shape: StepShape, longest_chunk: int = 0) -> StepInputs:
-        places, tables = shape.places()
+    def view(self, shape: StepShape) -> StepInputs:
+        layout = _layout(shape)
 
         def at(name: str) -> Tensor:
-            return self._device[places[name]]
+            return self._device[layout.places[name]]
 
-        flat = self._device[tables:]
+        flat = self._device[layout.tables :]
         return StepInputs(
             shape=shape,
             token_ids=at("token_ids"),
@@ -168,22 +181,21 @@ class StepBuffer:
             chunk_ends=at("end"),
             cumulative_lengths=at("query_start"),
             page_table=at("page_table").view(shape.chunks, shape.pages),
-            longest_chunk=longest_chunk,
+            longest_chunk=shape.longest_chunk,
         )
 
-    def send(self, batch: Batch, shape: StepShape, sampled_rows: Mapping[Sequence, int]) -> StepInputs:
-        """Copies the batch's indices to the device, in stream order.
+    def send(self, batch: Batch, shape: StepShape, sampled_rows: Mapping[Sequence, int]) -> None:
+        """Copies the batch's indices to the device, in stream order, to where `view(shape)` sees them.
 
         sampled_rows: where the step before put the tokens that are `PENDING` now.
         """
         host, words = next(self._hosts)
-        places, tables_at = shape.places()
-        for name, (count, padding) in shape.fields().items():
-            if count:
-                words[places[name]] = padding
+        layout = _layout(shape)
+        tables_at = layout.tables
+        words[:tables_at] = layout.padding
 
         def put(name: str, values: np.ndarray) -> None:
-            begin = places[name].start
+            begin = layout.places[name].start
             words[begin : begin + len(values)] = values
 
         items = batch.items
@@ -233,7 +245,6 @@ class StepBuffer:
         words[tables_at : tables_at + len(tables)] = tables
         end = tables_at + len(tables)
         self._device[:end].copy_(host[:end], non_blocking=True)
-        return self.view(shape, max((item.num_tokens for item in batch.prefill), default=0))
 
     def _put_samples(
         self, put: Callable[[str, np.ndarray], None], items: list[ScheduledSequence], last_rows: np.ndarray

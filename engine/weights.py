@@ -96,7 +96,7 @@ class Weights:
         rows = sum(entry.shape[0] for entry in entries)
         if self._memory is not None:
             fused = self._memory.tensor((rows, *first.shape[1:]), self._dtype)
-            for part, entry in zip(fused.split([entry.shape[0] for entry in entries]), entries, strict=True):
+            for part, entry in zip(torch.split(fused, [entry.shape[0] for entry in entries]), entries, strict=True):
                 part.copy_(self._load(entry))
             return fused
         if all(entry.follows(before) for before, entry in itertools.pairwise(entries)):

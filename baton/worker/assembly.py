@@ -14,9 +14,10 @@ from baton.config import ServingConfig
 from engine.block_manager import BlockManager
 from engine.engine import Engine
 from engine.model_files import resolve_model
-from engine.model_runner import build_runner, slab_layout
+from engine.model_runner import build_runner, resolve_device, slab_layout
+from kvtransfer.device_memory import DeviceSlab
 from kvtransfer.layout import SlabLayout
-from kvtransfer.slab import MemfdSlab
+from kvtransfer.slab import MemfdSlab, Slab
 
 log = structlog.get_logger()
 
@@ -24,7 +25,7 @@ log = structlog.get_logger()
 @dataclass(frozen=True, slots=True)
 class EngineAssembly:
     engine: Engine
-    slab: MemfdSlab
+    slab: Slab
     layout: SlabLayout
     model: str  # name that clients use
     model_hash: str
@@ -42,7 +43,8 @@ def build_engine(config: ServingConfig) -> EngineAssembly:
     """Raises ConfigError or ModelError."""
     files = resolve_model(config.model, progress=False)
     layout = slab_layout(files, config.engine)
-    slab = MemfdSlab(layout)
+    device = resolve_device(config.engine)
+    slab: Slab = MemfdSlab(layout) if device.type == "cpu" else DeviceSlab(layout, device)
     engine = Engine(
         build_runner(files, msgspec.structs.replace(config.engine, threads=_threads(config)), slab.tensor),
         BlockManager(layout.num_blocks, layout.block_size),

@@ -14,7 +14,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+# What benchmarks/kernel_speed.py found best on an H200.
 TILE = 64  # tokens that a program loads at once; pieces begin at multiples of it
+NUM_WARPS = 4
+NUM_STAGES = 3
 _MIN_ROWS = 16  # of a tl.dot: the query heads of a KV head are padded to it
 
 
@@ -110,8 +113,8 @@ def decode_attention(queries: Tensor, layer_cache: Tensor, plan: DecodePlan, scr
         BLOCK_SIZE=block_size,
         TILE=TILE,
         PRECISION="ieee" if wide else "tf32",
-        num_warps=4,
-        num_stages=1 if wide else 3,
+        num_warps=NUM_WARPS,
+        num_stages=1 if wide else NUM_STAGES,
     )
     return out
 

@@ -10,12 +10,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_KEY_TILE = 64
+# Queries and keys per tile, warps, stages. float32 has no tensor cores here, and registers for fewer.
+HALF_TILES = (128, 64, 8, 3)
+FLOAT_TILES = (32, 32, 4, 1)
 
 
 def query_tile(dtype: torch.dtype) -> int:
-    """Queries that a program takes: float32 has no tensor cores here, and registers for fewer."""
-    return 32 if dtype == torch.float32 else 128
+    """Queries that a program takes."""
+    return (FLOAT_TILES if dtype == torch.float32 else HALF_TILES)[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,7 @@ def prefill_attention(queries: Tensor, layer_cache: Tensor, plan: PrefillPlan) -
     _, kv_heads, _, block_size, _ = layer_cache.shape
     out = torch.empty(tokens, heads, head_dim, dtype=queries.dtype, device=queries.device)
     wide = queries.dtype == torch.float32
+    tile, key_tile, num_warps, num_stages = FLOAT_TILES if wide else HALF_TILES
     _prefill[(heads, len(plan.tile_chunk))](
         queries,
         layer_cache,
@@ -65,11 +68,11 @@ def prefill_attention(queries: Tensor, layer_cache: Tensor, plan: PrefillPlan) -
         KV_HEADS=kv_heads,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
-        QUERY_TILE=query_tile(queries.dtype),
-        KEY_TILE=32 if wide else _KEY_TILE,
+        QUERY_TILE=tile,
+        KEY_TILE=key_tile,
         PRECISION="ieee" if wide else "tf32",
-        num_warps=4 if wide else 8,
-        num_stages=1 if wide else 3,
+        num_warps=num_warps,
+        num_stages=num_stages,
     )
     return out
 

@@ -26,7 +26,7 @@ MAX_BATCH_TOKENS, MAX_RUNNING = 48, 6
 @pytest.fixture(scope="module", params=["llama", "qwen3"])
 def files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
     folder = tmp_path_factory.mktemp(request.param)
-    return resolve_model(str(write_tiny_model(folder, architecture=request.param, num_hidden_layers=2)))
+    return resolve_model(str(write_tiny_model(folder, architecture=request.param, num_hidden_layers=1)))
 
 
 def slab(files: ModelFiles, device: torch.device, stale: float = float("nan")) -> torch.Tensor:
@@ -91,25 +91,25 @@ def both(files: ModelFiles, params: list[SamplingParams], seed: int, num_blocks:
     torch_runner = build_runner(files, EngineConfig(device="cpu", attention="torch"), torch_slab)
     expected = run(engine(files, torch_runner, num_blocks), sequences(params, seed))
     assert run(engine(files, cuda_runner(files), num_blocks), sequences(params, seed)) == expected
-    assert sum(len(set(tokens)) for tokens in expected.values()) > 20, "the test says nothing when models repeat"
+    assert sum(len(set(tokens)) for tokens in expected.values()) > 12, "the test says nothing when models repeat"
 
 
 def test_greedy_and_seeded_sequences_in_mixed_batches(files: ModelFiles) -> None:
-    params = [SamplingParams(max_tokens=9, seed=i, temperature=(0.0, 0.8)[i // 2 % 2]) for i in range(8)]
+    params = [SamplingParams(max_tokens=6, seed=i, temperature=(0.0, 0.8)[i // 2 % 2]) for i in range(5)]
     both(files, params, seed=1)
 
 
 def test_sampling_that_the_kernel_does_not_know(files: ModelFiles) -> None:
     params = [
-        SamplingParams(max_tokens=8, seed=1, temperature=0.8, top_p=0.9),
-        SamplingParams(max_tokens=8, seed=2, temperature=0.8),
-        SamplingParams(max_tokens=8, seed=3, temperature=0.9, frequency_penalty=1.5, repetition_penalty=1.2),
-        SamplingParams(max_tokens=8, seed=4, temperature=0.0, min_tokens=5),
-        SamplingParams(max_tokens=8, seed=5, temperature=0.0, logprobs=2),
+        SamplingParams(max_tokens=6, seed=1, temperature=0.8, top_p=0.9),
+        SamplingParams(max_tokens=6, seed=2, temperature=0.8),
+        SamplingParams(max_tokens=6, seed=3, temperature=0.9, frequency_penalty=1.5, repetition_penalty=1.2),
+        SamplingParams(max_tokens=6, seed=4, temperature=0.0, min_tokens=4),
+        SamplingParams(max_tokens=6, seed=5, temperature=0.0, logprobs=2),
     ]
     both(files, params, seed=2)
 
 
 def test_preemption_under_a_small_pool(files: ModelFiles) -> None:
-    params = [SamplingParams(max_tokens=20, seed=i, temperature=0.7, ignore_eos=True) for i in range(6)]
-    both(files, params, seed=3, num_blocks=12)
+    params = [SamplingParams(max_tokens=18, seed=i, temperature=0.7, ignore_eos=True) for i in range(3)]
+    both(files, params, seed=3, num_blocks=6)
