@@ -49,7 +49,13 @@ LLAMA3 = {
 MODELS: dict[str, dict[str, Any]] = {
     "qwen3": {"architecture": "qwen3", "head_dim": 128, "num_attention_heads": 4, "num_key_value_heads": 2},
     "qwen3-tied": {"architecture": "qwen3", "head_dim": 64, "tie_word_embeddings": True},
-    "llama": {"architecture": "llama", "head_dim": 64, "num_attention_heads": 6, "num_key_value_heads": 2},
+    "llama": {
+        "architecture": "llama",
+        "hidden_size": 96,
+        "head_dim": 64,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+    },
     "llama3-rope": {"architecture": "llama", "head_dim": 64, "rope_theta": 5e5, "rope_scaling": LLAMA3},
 }
 Row = tuple[str, str, bool, str]  # section, case, passed, what was found

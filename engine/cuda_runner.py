@@ -15,7 +15,7 @@ from torch import Tensor
 from baton_proto.sampling import SamplingParams
 from engine.attention import StepAttention
 from engine.batch import Batch, LayerDone, SampledToken, ScheduledSequence
-from engine.decode_graphs import DecodeGraphs
+from engine.decode_graphs import LARGEST_GRAPH, DecodeGraphs
 from engine.kernels.sampling import partial_buffers, sample
 from engine.models.llama import Llama
 from engine.sampler import Sampler
@@ -72,6 +72,7 @@ class CudaRunner:
         hosts = [torch.zeros(len(sampled), dtype=torch.int32, pin_memory=self._is_cuda) for _ in range(_ON_THE_WAY)]
         self._hosts = itertools.cycle(hosts)
         self._graphs: DecodeGraphs | None = None
+        self._logits = torch.empty(0)  # of the last graph that ran
         self._max_rows = max_rows
 
     @torch.inference_mode()
@@ -109,7 +110,9 @@ class CudaRunner:
     def capture(self) -> None:
         """Records the CUDA graphs; until then, and on CPU, every step is launched kernel by kernel."""
         if self._is_cuda:
-            self._graphs = DecodeGraphs(self._max_rows, lambda rows: self._run_padded(rows))
+            shape = (min(self._max_rows, LARGEST_GRAPH), self._model.config.vocab_size)
+            self._logits = torch.empty(shape, dtype=self._slab.dtype, device=self._slab.device)
+            self._graphs = DecodeGraphs(self._max_rows, self._clear, self._run_padded)
 
     @torch.inference_mode()
     def submit(self, batch: Batch, layer_done: LayerDone | None = None) -> CudaStep:
@@ -121,19 +124,27 @@ class CudaRunner:
         if size is None or self._graphs is None:
             logits = self._run(self._buffer.view(shape), shape.tokens - shape.rows, layer_done)
         else:
-            logits = self._graphs.replay(size)
+            self._graphs.replay(size)
+            logits = self._logits[:size]
             if layer_done is not None:
                 for layer in range(self.num_layers):
                     layer_done(layer)
         self._rows = rows_of(batch.items)
         return self._read_back(logits, list(self._rows))
 
-    def _run_padded(self, rows: int) -> Tensor:
-        logits = self._run(self._buffer.view(self._buffer.decode_shape(rows)), 0, None)
-        assert logits is not None
-        return logits
+    def _clear(self, rows: int) -> None:
+        self._buffer.clear(self._buffer.decode_shape(rows))
 
-    def _run(self, inputs: StepInputs, num_prefill_tokens: int, layer_done: LayerDone | None) -> Tensor | None:
+    def _run_padded(self, rows: int) -> None:
+        self._run(self._buffer.view(self._buffer.decode_shape(rows)), 0, None, self._logits[:rows])
+
+    def _run(
+        self,
+        inputs: StepInputs,
+        num_prefill_tokens: int,
+        layer_done: LayerDone | None,
+        logits_out: Tensor | None = None,
+    ) -> Tensor | None:
         """Logits of the rows that are sampled, None when there are none; their tokens are in `sampled`."""
         attend = StepAttention(self._attention, inputs, self._slab, num_prefill_tokens, layer_done)
         hidden, delta = self._model.forward(inputs.token_ids, attend)
@@ -141,7 +152,7 @@ class CudaRunner:
             return None
         if num_prefill_tokens:  # decodes are sampled each, in order
             hidden, delta = (t.index_select(0, inputs.sample_rows) for t in (hidden, delta))
-        logits = self._model.logits(hidden, delta)
+        logits = self._model.logits(hidden, delta, logits_out)
         sample(logits, inputs.temperatures, inputs.seeds, inputs.output_positions, self._partial, self._sampled)
         return logits
 

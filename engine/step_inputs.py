@@ -184,6 +184,11 @@ class StepBuffer:
             longest_chunk=shape.longest_chunk,
         )
 
+    def clear(self, shape: StepShape) -> None:
+        """Fills what `view(shape)` sees with padding. Waits for the copy."""
+        layout = _layout(shape)
+        self._device[: layout.tables].copy_(torch.from_numpy(layout.padding))
+
     def send(self, batch: Batch, shape: StepShape, sampled_rows: Mapping[Sequence, int]) -> None:
         """Copies the batch's indices to the device, in stream order, to where `view(shape)` sees them.
 

@@ -7,6 +7,7 @@ The residual stream is kept as a pair, `hidden` and the `delta` that the next no
 from collections.abc import Callable
 from typing import ClassVar
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -81,6 +82,7 @@ class Llama:
         assert delta is not None, "a model has layers"
         return hidden, delta
 
-    def logits(self, hidden: Tensor, delta: Tensor) -> Tensor:
-        """[rows, hidden] twice, `hidden` grows by `delta` -> [rows, vocab]"""
-        return F.linear(self.operations.add_norm(hidden, delta, self.norm, self.config.rms_norm_eps), self.head)
+    def logits(self, hidden: Tensor, delta: Tensor, out: Tensor | None = None) -> Tensor:
+        """[rows, hidden] twice, `hidden` grows by `delta` -> [rows, vocab], in `out` if there is one."""
+        normed = self.operations.add_norm(hidden, delta, self.norm, self.config.rms_norm_eps)
+        return torch.mm(normed, self.head.t(), out=out)
