@@ -19,20 +19,27 @@ class Span(NamedTuple):
     block_table: Run[int]
 
 
+@dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """RMS norms of single heads, before they are rotated (Qwen3)."""
+
+    query: Tensor  # [head_dim]
+    key: Tensor  # [head_dim]
+    each: Tensor  # [heads + kv_heads, head_dim], the two repeated: one multiplication for queries and keys
+    eps: float
+
+
 class Attention(Protocol):
-    """A backend. `prepare` once per step, then for each layer `store` before `prefill` and `decode`.
+    """A backend. For each layer of a step `store` comes before `prefill` and `decode`.
 
     Tokens lie flat: those of the prefill spans first, then one per decode span. Queries and results are
-    [num_tokens, heads, head_dim], keys and values [num_tokens, kv_heads, head_dim]. A query sees its sequence up to
-    itself.
+    [num_tokens, heads, head_dim]. A query sees its sequence up to itself. `metadata` is what all layers of one step
+    share, indices on the device mostly; its type is the backend's own.
     """
 
-    def prepare(self, prefill: Run[Span], decode: Run[Span]) -> Any:
-        """The metadata that all layers of one step share: indices and masks, on the device."""
-        ...
-
-    def store(self, keys: Tensor, values: Tensor, layer_cache: Tensor, metadata: Any) -> None:
-        """Writes the step's KV into the blocks of its spans."""
+    def store(self, qkv: Tensor, norms: HeadNorms | None, layer_cache: Tensor, metadata: Any) -> Tensor:
+        """Queries that are ready for attention, from [num_tokens, heads + 2 * kv_heads, head_dim], which may be
+        overwritten; normalises, rotates, and writes the step's keys and values into the blocks of its spans."""
         ...
 
     def prefill(self, queries: Tensor, layer_cache: Tensor, metadata: Any) -> Tensor:
@@ -54,10 +61,10 @@ class StepAttention:
     num_prefill_tokens: int
     layer_done: Callable[[int], None] | None  # called as soon as a layer's KV is written, before it is read
 
-    def __call__(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """[num_tokens, heads, head_dim] like `queries`."""
+    def __call__(self, layer: int, qkv: Tensor, norms: HeadNorms | None) -> Tensor:
+        """[num_tokens, heads, head_dim] from [num_tokens, heads + 2 * kv_heads, head_dim]."""
         cache, split = self.slab[layer], self.num_prefill_tokens
-        self.backend.store(keys, values, cache, self.metadata)
+        queries = self.backend.store(qkv, norms, cache, self.metadata)
         if self.layer_done is not None:
             self.layer_done(layer)
         if split == 0:

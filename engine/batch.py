@@ -51,11 +51,34 @@ LayerDone = Callable[[int], None]
 """Called on the engine thread after the KV of a layer was written for the whole batch (on a GPU: enqueued)."""
 
 
+class StepOnItsWay(Protocol):
+    """A submitted step. Its KV is written before that of any step submitted later."""
+
+    def tokens(self) -> Run[SampledToken]:
+        """Waits for the step. One SampledToken per item with `sample` set, in the order of `batch.items`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    """A step that had ended when `submit` returned."""
+
+    sampled: Run[SampledToken]
+
+    def tokens(self) -> Run[SampledToken]:
+        return self.sampled
+
+
 class Runner(Protocol):
-    """Runs a batch. The model runner is one; the mock engine's is another."""
+    """Runs batches. The model runners are some; the mock engine's is another.
+
+    A runner of depth 1 takes a step while the one before is still on its way. The token that a sequence waits for is
+    then `PENDING` in its token ids: the runner knows it before anyone else.
+    """
 
     num_layers: int
+    depth: int  # steps that may be on their way when another one is submitted; 0: none
 
-    def run(self, batch: Batch, layer_done: LayerDone | None) -> Run[SampledToken]:
-        """One SampledToken per item with `sample` set, in the order of `batch.items`. Writes KV into the slab."""
+    def submit(self, batch: Batch, layer_done: LayerDone | None) -> StepOnItsWay:
+        """Starts the step. Writes KV into the slab."""
         ...

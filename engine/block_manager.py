@@ -89,7 +89,7 @@ class BlockManager:
         """Puts the full blocks that were computed since the last commit into the prefix cache.
 
         When another sequence was faster, this one moves over to the cached (canonical) block and gives up its own
-        copy. A pinned one keeps the copy until it is freed: a transfer may still read it.
+        copy. It keeps the copy for as long as someone may read it: a transfer (pinned) or a step on its way.
         """
         num_full = sequence.num_computed_tokens // self.block_size
         if num_full <= sequence.num_committed_blocks:
@@ -104,11 +104,18 @@ class BlockManager:
                 continue
             self._share(canonical)
             table[i] = canonical
-            if sequence.pinned:
+            if sequence.pinned or sequence.num_in_flight_tokens:
                 sequence.retired_blocks.append(own)
             else:
                 self._drop(own)
         sequence.num_committed_blocks = num_full
+
+    def settle(self, sequence: Sequence) -> None:
+        """No step reads the sequence's blocks at present: gives up the copies that it kept for one."""
+        if sequence.retired_blocks and not sequence.pinned:
+            for block in sequence.retired_blocks:
+                self._drop(block)
+            sequence.retired_blocks = []
 
     def free(self, sequence: Sequence) -> None:
         """Drops the sequence's references, deepest block first. Without blocks it does nothing."""

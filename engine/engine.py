@@ -1,10 +1,15 @@
 """The engine: one `step()` after the other, each schedules a batch, runs it, and deals with what came out.
 
+A runner of depth 1 computes a step while the next one is scheduled: what comes out of a batch is dealt with one step
+later, and a sequence that turns out to have ended was scheduled once too often; that surplus token is dropped. With
+depth 0 the same code deals with each batch at once.
+
 Owned by one thread (`EngineLoop`), which alone calls anything here. Torch-free: the runner brings the tensors.
 """
 
 import time
-from collections.abc import Callable, Sequence as Run
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import structlog
@@ -13,10 +18,10 @@ from baton.errors import InvalidRequestError
 from baton_proto.discovery import WorkerLoad
 from baton_proto.kv_events import KvEvent
 from baton_proto.sampling import TokenLogprobs
-from engine.batch import Batch, Runner, SampledToken
+from engine.batch import Batch, Runner, SampledToken, ScheduledSequence, StepOnItsWay
 from engine.block_manager import BlockManager
 from engine.scheduler import Scheduler
-from engine.sequence import Sequence, SequenceStatus
+from engine.sequence import PENDING, Sequence, SequenceStatus
 
 log = structlog.get_logger()
 
@@ -35,11 +40,21 @@ class SequenceOutput:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """`num_tokens` went through the model; 0 and no outputs: every sequence waits for someone to free blocks."""
+    """`num_tokens` went through the model, or set out to; 0 and no outputs: every sequence waits for someone to free
+    blocks."""
 
     outputs: list[SequenceOutput]
     events: list[KvEvent]
     num_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    """A batch that the runner took, or refused: then `step` says why."""
+
+    batch: Batch
+    step: StepOnItsWay | Exception
+    started_s: float
 
 
 class Engine:
@@ -60,8 +75,10 @@ class Engine:
         self.eos_token_ids = eos_token_ids
         self.clock = clock
         self.on_layer: Callable[[Batch, int], None] | None = None  # after each layer of a batch, on this thread
+        self._in_flight: deque[_InFlight] = deque()
         self._sequences: dict[str, Sequence] = {}  # waiting and running ones by request id
         self._num_steps = 0
+        self._landed_s = 0.0  # when the last step came back
         self._step_ms = 0.0
 
     # --- sequences come and go ----------------------------------------------------------------------------------------
@@ -91,7 +108,8 @@ class Engine:
         sequence.num_computed_tokens = sequence.num_tokens
         self.block_manager.commit(sequence)
         self.scheduler.admit(sequence)
-        return self._append(sequence, SampledToken(token_id, logprobs))
+        sequence.token_ids.append(token_id)
+        return self._report(sequence, SampledToken(token_id, logprobs))
 
     def release(self, sequence: Sequence) -> None:
         """Frees the blocks of a reserved sequence that will not be admitted and that nobody writes to any more."""
@@ -101,7 +119,8 @@ class Engine:
     def unpin(self, sequence: Sequence) -> None:
         """Frees the blocks of a pinned sequence that has ended and that nobody reads any more."""
         assert sequence.status is SequenceStatus.FINISHED
-        self.block_manager.free(sequence)
+        sequence.pinned = False
+        self.scheduler.release(sequence)
 
     def abort(self, request_id: str) -> Sequence | None:
         """Ends a waiting or running sequence without an output and returns it; None when there is no such one."""
@@ -118,47 +137,99 @@ class Engine:
 
     def step(self) -> StepOutput:
         """Raises nothing that a model, a batch or a request can cause: a failing batch ends with finish "error"."""
-        batch = self.scheduler.schedule()
-        tokens = self._run(batch)
-        outputs = self._postprocess(batch, tokens)
-        return self._publish(batch, outputs)
+        batch = self._schedule()
+        is_under_way = self._submit(batch)
+        outputs, num_landed = self._collect(self.runner.depth if is_under_way else 0)
+        return self._publish(batch.num_tokens or num_landed, outputs)
 
-    def _run(self, batch: Batch) -> Run[SampledToken] | Exception:
+    def _schedule(self) -> Batch:
+        """Empty while memory is short and a step is on its way: only a sequence that is not in it can be preempted."""
+        if self._in_flight and self.scheduler.is_short_of_memory:
+            return Batch([], [])
+        return self.scheduler.schedule()
+
+    def _submit(self, batch: Batch) -> bool:
+        """Whether there is a new step that may take its time."""
         if batch.num_tokens == 0:
-            return []
+            return False
         hook = self.on_layer
         started_s = self.clock()
+        step: StepOnItsWay | Exception
         try:
-            tokens = self.runner.run(batch, None if hook is None else lambda layer: hook(batch, layer))
-            expected = sum(item.sample for item in batch.items)
+            step = self.runner.submit(batch, None if hook is None else lambda layer: hook(batch, layer))
+        except Exception as error:
+            step = error
+        for item in batch.items:
+            sequence = item.sequence
+            sequence.num_in_flight_tokens += item.num_tokens
+            if item.sample:
+                sequence.token_ids.append(PENDING)
+                sequence.num_pending_tokens += 1
+        self._in_flight.append(_InFlight(batch, step, started_s))
+        return not isinstance(step, Exception)
+
+    def _collect(self, depth: int) -> tuple[list[SequenceOutput], int]:
+        """Deals with the oldest steps until no more than `depth` are on their way. Returns their tokens' number too."""
+        outputs, num_tokens = self._dead_ends(), 0
+        while len(self._in_flight) > depth:
+            landed = self._in_flight.popleft()
+            outputs += self._postprocess(landed)
+            num_tokens += landed.batch.num_tokens
+        return outputs, num_tokens
+
+    def _postprocess(self, done: _InFlight) -> list[SequenceOutput]:
+        tokens = self._tokens(done)
+        outputs = []
+        for item in done.batch.items:
+            token = next(tokens) if item.sample and not isinstance(tokens, Exception) else None
+            self._land(item, token)
+            if item.sequence.status is SequenceStatus.FINISHED:  # it ended or was aborted meanwhile
+                self.scheduler.release(item.sequence)
+            elif isinstance(tokens, Exception):
+                outputs.append(self._fail(item.sequence, tokens))
+            else:
+                self.block_manager.commit(item.sequence)
+                if token is not None:
+                    outputs.append(self._report(item.sequence, token))
+        return outputs
+
+    def _tokens(self, done: _InFlight) -> Iterator[SampledToken] | Exception:
+        """Waits for a step."""
+        try:
+            if isinstance(done.step, Exception):
+                raise done.step
+            tokens = done.step.tokens()
+            expected = sum(item.sample for item in done.batch.items)
             if len(tokens) != expected:
                 raise RuntimeError(f"the runner sampled {len(tokens)} tokens where {expected} were due")
         except Exception as error:
-            log.exception("step failed", requests=[item.sequence.request_id for item in batch.items])
+            log.exception("step failed", requests=[item.sequence.request_id for item in done.batch.items])
             return error
+        now_s = self.clock()
         self._num_steps += 1
-        self._step_ms = (self.clock() - started_s) * 1e3
-        return tokens
+        self._step_ms = (now_s - max(done.started_s, self._landed_s)) * 1e3
+        self._landed_s = now_s
+        return iter(tokens)
 
-    def _postprocess(self, batch: Batch, tokens: Run[SampledToken] | Exception) -> list[SequenceOutput]:
-        outputs = self._dead_ends()
-        if isinstance(tokens, Exception):
-            return outputs + [self._fail(item.sequence, tokens) for item in batch.items]
-        sampled = iter(tokens)
-        for item in batch.items:
-            item.sequence.num_computed_tokens = item.end
-            self.block_manager.commit(item.sequence)
-            if item.sample:
-                outputs.append(self._append(item.sequence, next(sampled)))
-        return outputs
+    def _land(self, item: ScheduledSequence, token: SampledToken | None) -> None:
+        """What the step did is on the books now instead of on its way."""
+        sequence = item.sequence
+        sequence.num_in_flight_tokens -= item.num_tokens
+        if sequence.status is not SequenceStatus.FINISHED:
+            sequence.num_computed_tokens = item.end
+            if token is not None:
+                sequence.token_ids[item.end] = token.token_id
+                sequence.num_pending_tokens -= 1
+        if not sequence.num_in_flight_tokens:
+            self.block_manager.settle(sequence)
 
-    def _publish(self, batch: Batch, outputs: list[SequenceOutput]) -> StepOutput:
-        return StepOutput(outputs, self.block_manager.take_events(), batch.num_tokens)
+    def _publish(self, num_tokens: int, outputs: list[SequenceOutput]) -> StepOutput:
+        return StepOutput(outputs, self.block_manager.take_events(), num_tokens)
 
     # --- how a sequence goes on or ends -------------------------------------------------------------------------------
 
-    def _append(self, sequence: Sequence, token: SampledToken) -> SequenceOutput:
-        sequence.token_ids.append(token.token_id)
+    def _report(self, sequence: Sequence, token: SampledToken) -> SequenceOutput:
+        """`token` is the last of the sequence's that are known."""
         finish, stop_token = self._finish_reason(sequence, token.token_id)
         if finish is not None:
             self._finish(sequence)
@@ -172,7 +243,7 @@ class Engine:
             return "prefill", None
         if token_id in sampling.stop_token_ids or (token_id in self.eos_token_ids and not sampling.ignore_eos):
             return "stop", token_id
-        if sequence.num_output_tokens >= sampling.max_tokens:
+        if sequence.num_output_tokens - sequence.num_pending_tokens >= sampling.max_tokens:
             return "length", None
         return None, None
 
@@ -195,6 +266,9 @@ class Engine:
 
     def _finish(self, sequence: Sequence) -> None:
         del self._sequences[sequence.request_id]
+        while sequence.token_ids[-1] == PENDING:  # nobody will learn these
+            sequence.token_ids.pop()
+        sequence.num_pending_tokens = 0
         self.scheduler.finish(sequence)
 
     # --- what others want to know -------------------------------------------------------------------------------------
@@ -202,7 +276,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step has something to try; it can still come out empty, see StepOutput."""
-        return self.scheduler.has_work or self.block_manager.has_events
+        return bool(self._in_flight) or self.scheduler.has_work or self.block_manager.has_events
 
     def load(self) -> WorkerLoad:
         """Leases and the last event id are the worker's to fill in."""

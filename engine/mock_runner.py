@@ -9,7 +9,7 @@ from collections.abc import Sequence as Run
 
 from baton.config import MockConfig
 from baton_proto.sampling import TokenLogprobs
-from engine.batch import Batch, LayerDone, SampledToken
+from engine.batch import Batch, LayerDone, SampledToken, StepDone
 from engine.sequence import Sequence
 
 MASK_64 = 2**64 - 1
@@ -41,6 +41,7 @@ class MockRunner:
     """Implements `engine.batch.Runner`. `vocabulary`: the tokens that answers are made of; `eos` ends them."""
 
     num_layers = 1
+    depth = 0
 
     def __init__(self, config: MockConfig, vocabulary: Run[int], eos: int) -> None:
         assert vocabulary
@@ -52,12 +53,11 @@ class MockRunner:
     def clock(self) -> float:
         return self.now_s
 
-    def run(self, batch: Batch, layer_done: LayerDone | None = None) -> list[SampledToken]:
-        """One SampledToken per item with `sample` set, in the order of `batch.items`."""
+    def submit(self, batch: Batch, layer_done: LayerDone | None = None) -> StepDone:
         self.now_s += step_ms(batch, self._config) / 1e3
         if layer_done is not None:
             layer_done(0)
-        return [self._sample(item.sequence) for item in batch.items if item.sample]
+        return StepDone([self._sample(item.sequence) for item in batch.items if item.sample])
 
     def _sample(self, sequence: Sequence) -> SampledToken:
         sampling = sequence.sampling

@@ -6,27 +6,36 @@ It alone decides what `auto` means for device, dtype and attention.
 import dataclasses
 import itertools
 from collections.abc import Sequence as Run
+from importlib.util import find_spec
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from baton.config import EngineConfig, parse_bytes
 from baton.errors import ConfigError
-from engine.attention import Attention, Span, StepAttention
-from engine.batch import Batch, LayerDone, SampledToken, ScheduledSequence
+from engine.attention import Span, StepAttention
+from engine.batch import Batch, LayerDone, Runner, ScheduledSequence, StepDone
+from engine.model_config import ModelConfig
 from engine.model_files import ModelFiles
 from engine.models.llama import Llama
 from engine.models.registry import MODELS
+from engine.operations import TorchOperations
+from engine.rope import RotaryEmbedding
 from engine.sampler import Sampler
 from engine.torch_attention import TorchAttention
 from engine.weights import Weights
 from kvtransfer.layout import SlabLayout
 
+TRITON_HEAD_DIMS = (16, 32, 64, 128)  # a kernel's tiles are powers of two
+
 
 class ModelRunner:
-    """Implements `engine.batch.Runner`. Owned by the engine thread."""
+    """Implements `engine.batch.Runner` in plain torch, one step after the other. Owned by the engine thread."""
 
-    def __init__(self, model: Llama, attention: Attention, slab: Tensor, sampler: Sampler) -> None:
+    depth = 0
+
+    def __init__(self, model: Llama, attention: TorchAttention, slab: Tensor, sampler: Sampler) -> None:
         self.num_layers = model.config.num_layers
         self._model = model
         self._attention = attention
@@ -34,18 +43,19 @@ class ModelRunner:
         self._sampler = sampler
 
     @torch.inference_mode()
-    def run(self, batch: Batch, layer_done: LayerDone | None = None) -> list[SampledToken]:
-        """One SampledToken per item with `sample` set, in the order of `batch.items`."""
-        hidden = self._hidden(batch, layer_done)
+    def submit(self, batch: Batch, layer_done: LayerDone | None = None) -> StepDone:
+        """Runs the batch to its end."""
+        hidden, delta = self._forward(batch, layer_done)
         sampled = [item.sequence for item in batch.items if item.sample]
         if not sampled:
-            return []
-        return self._sampler.sample(self._model.logits(hidden[self._sample_rows(batch)]), sampled)
+            return StepDone([])
+        rows = self._sample_rows(batch)
+        return StepDone(self._sampler.sample(self._model.logits(hidden[rows], delta[rows]), sampled))
 
-    def _hidden(self, batch: Batch, layer_done: LayerDone | None) -> Tensor:
-        items = batch.items
-        token_ids = itertools.chain.from_iterable(item.sequence.token_ids[item.start : item.end] for item in items)
-        positions = itertools.chain.from_iterable(range(item.start, item.end) for item in items)
+    def _forward(self, batch: Batch, layer_done: LayerDone | None) -> tuple[Tensor, Tensor]:
+        token_ids = itertools.chain.from_iterable(
+            item.sequence.token_ids[item.start : item.end] for item in batch.items
+        )
         attend = StepAttention(
             backend=self._attention,
             metadata=self._attention.prepare(_spans(batch.prefill), _spans(batch.decode)),
@@ -53,7 +63,7 @@ class ModelRunner:
             num_prefill_tokens=batch.num_tokens - len(batch.decode),
             layer_done=layer_done,
         )
-        return self._model.forward(self._tensor(list(token_ids)), self._tensor(list(positions)), attend)
+        return self._model.forward(self._tensor(list(token_ids)), attend)
 
     def _sample_rows(self, batch: Batch) -> Tensor:
         """Rows of the last token of each item that is sampled."""
@@ -83,7 +93,7 @@ def slab_layout(files: ModelFiles, config: EngineConfig) -> SlabLayout:
     return dataclasses.replace(one_block, num_blocks=memory // one_block.nbytes)
 
 
-def build_runner(files: ModelFiles, config: EngineConfig, slab: Tensor) -> ModelRunner:
+def build_runner(files: ModelFiles, config: EngineConfig, slab: Tensor) -> Runner:
     """Loads the model onto the slab's device, in the slab's dtype. Raises ModelError, ConfigError.
 
     `config.threads` above 0 sets torch's CPU threads for the whole process.
@@ -91,11 +101,42 @@ def build_runner(files: ModelFiles, config: EngineConfig, slab: Tensor) -> Model
     if config.threads:
         torch.set_num_threads(config.threads)
     _, num_blocks, num_kv_heads, _, block_size, head_dim = slab.shape
+    attention = resolve_attention(config, files.config, slab.device, slab.dtype)
+    weights = Weights(files.folder, slab.device, slab.dtype)
+    if attention != "torch":
+        from engine.cuda_build import build_cuda_runner  # here: Triton is installed only where there is a GPU
+
+        runner = build_cuda_runner(
+            files.config,
+            weights,
+            slab,
+            files.eos_token_ids,
+            max_batch_tokens=config.max_batch_tokens,
+            max_running=config.max_running,
+            max_model_len=min(files.max_position, config.max_model_len or files.max_position),
+            flash=attention == "flash",
+        )
+        runner.capture()
+        return runner
     name = str(slab.dtype).removeprefix("torch.")
     layout = SlabLayout(files.config.num_layers, num_blocks, num_kv_heads, block_size, head_dim, name)
-    weights = Weights(files.folder, slab.device, slab.dtype)
-    model = MODELS[files.config.architecture](files.config, weights, slab.device)
-    return ModelRunner(model, _attention(config, layout, slab), slab, Sampler(files.eos_token_ids))
+    model = MODELS[files.config.architecture](files.config, weights, TorchOperations())
+    backend = TorchAttention(layout, RotaryEmbedding(files.config, slab.device), slab.dtype, slab.device)
+    return ModelRunner(model, backend, slab, Sampler(files.eos_token_ids))
+
+
+def resolve_attention(
+    config: EngineConfig, model: ModelConfig, device: torch.device, dtype: torch.dtype
+) -> Literal["torch", "triton", "flash"]:
+    """What `auto` means here. Raises ConfigError when the backend that was asked for cannot run."""
+    has_triton = device.type == "cuda" and find_spec("triton") is not None and model.head_dim in TRITON_HEAD_DIMS
+    has_flash = has_triton and find_spec("flash_attn") is not None and dtype != torch.float32
+    if config.attention == "auto":
+        return "flash" if has_flash else "triton" if has_triton else "torch"
+    if (config.attention == "triton" and not has_triton) or (config.attention == "flash" and not has_flash):
+        problem = f"{config.attention!r} is not available on {device.type} for {dtype} and heads of {model.head_dim}"
+        raise ConfigError("engine.attention", problem)
+    return config.attention
 
 
 def resolve_device(config: EngineConfig) -> torch.device:
@@ -110,12 +151,6 @@ def _dtype_name(published: str, config: EngineConfig, device: torch.device) -> s
     if config.dtype != "auto":
         return config.dtype
     return "float32" if device.type == "cpu" else published
-
-
-def _attention(config: EngineConfig, layout: SlabLayout, slab: Tensor) -> Attention:
-    if config.attention not in ("auto", "torch"):
-        raise ConfigError("engine.attention", f"{config.attention!r} is not available on {slab.device.type}")
-    return TorchAttention(layout, slab.dtype, slab.device)
 
 
 def _spans(items: Run[ScheduledSequence]) -> list[Span]:

@@ -1,6 +1,6 @@
 """Rotary position embedding (Su et al., RoFormer), and Llama 3.1's scaling of its frequencies.
 
-Angles are computed in float32 from the positions of each step, so there is no table and no longest position.
+Angles are float32. On CPU they are computed from the positions of each step; the kernels read a table of them.
 """
 
 import math
@@ -24,6 +24,12 @@ class RotaryEmbedding:
         angles = positions.to(torch.float32)[:, None, None] * self._frequencies
         cos, sin = angles.cos(), angles.sin()
         return torch.cat((cos, cos), dim=-1).to(dtype), torch.cat((-sin, sin), dim=-1).to(dtype)
+
+    def table(self, num_positions: int) -> Tensor:
+        """[num_positions, head_dim] float32: the cosines of a position, then its sines, one per rotated pair."""
+        positions = torch.arange(num_positions, dtype=torch.float32, device=self._frequencies.device)
+        angles = positions[:, None] * self._frequencies
+        return torch.cat((angles.cos(), angles.sin()), dim=-1)
 
 
 def rotate(heads: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:

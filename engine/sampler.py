@@ -42,6 +42,13 @@ class Sampler:
         logprobs = _logprobs(logits, token_ids, params)
         return [SampledToken(token_id, logprobs.get(row)) for row, token_id in enumerate(token_ids)]
 
+    def is_plain(self, sequence: Sequence) -> bool:
+        """Whether the next token depends on logits, temperature and noise alone, and nothing else is asked for."""
+        sampling = sequence.sampling
+        return not (_adjusts(sampling) or _truncates(sampling) or sampling.logprobs is not None) and not self._is_short(
+            sequence
+        )
+
     def _is_short(self, sequence: Sequence) -> bool:
         return sequence.num_output_tokens < sequence.sampling.min_tokens
 

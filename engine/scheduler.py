@@ -70,13 +70,18 @@ class Scheduler:
         self.running.add(sequence)
 
     def finish(self, sequence: Sequence) -> None:
-        """Takes a sequence out, whatever state it is in, and frees its blocks unless they are pinned."""
+        """Takes a sequence out, whatever state it is in, and frees its blocks unless they are pinned or a step that is
+        on its way uses them."""
         if sequence.status is SequenceStatus.WAITING:
             self._leave_waiting(sequence)
         elif sequence.status is SequenceStatus.RUNNING:
             self.running.remove(sequence)
         sequence.status = SequenceStatus.FINISHED
-        if not sequence.pinned:
+        self.release(sequence)
+
+    def release(self, sequence: Sequence) -> None:
+        """Frees the blocks of a finished sequence once nobody uses them any more."""
+        if not sequence.pinned and not sequence.num_in_flight_tokens:
             self.block_manager.free(sequence)
 
     def schedule(self) -> Batch:
@@ -84,6 +89,17 @@ class Scheduler:
         decode = self._schedule_decode()
         prefill = self._schedule_prefill(self.max_batch_tokens - len(decode))
         return Batch(prefill, decode)
+
+    @property
+    def is_short_of_memory(self) -> bool:
+        """Whether a decoding sequence may not get the block that its next token needs without somebody else's."""
+        manager = self.block_manager
+        num_new = sum(
+            manager.blocks_for(sequence.num_tokens) - len(sequence.block_table)
+            for sequence in self.running
+            if not sequence.is_prefilling and not sequence.awaits_token
+        )
+        return num_new > manager.num_available
 
     def take_dead_ends(self) -> list[DeadEnd]:
         taken, self._dead_ends = self._dead_ends, []
@@ -111,8 +127,10 @@ class Scheduler:
         for sequence in list(self.running):
             if len(items) == limit:
                 break
-            if sequence.status is SequenceStatus.RUNNING and not sequence.is_prefilling and self._grow(sequence):
-                items.append(ScheduledSequence(sequence, sequence.num_computed_tokens, 1, sample=True))
+            if sequence.status is not SequenceStatus.RUNNING or sequence.is_prefilling or sequence.awaits_token:
+                continue
+            if self._grow(sequence):
+                items.append(ScheduledSequence(sequence, sequence.num_scheduled_tokens, 1, sample=True))
         return items
 
     def _grow(self, sequence: Sequence) -> bool:
@@ -146,7 +164,7 @@ class Scheduler:
         items: list[ScheduledSequence] = []
         started = deque(sequence for sequence in self.running if sequence.is_prefilling)
         while budget > 0 and (sequence := self._next_prefill(started)) is not None:
-            start = sequence.num_computed_tokens
+            start = sequence.num_scheduled_tokens
             num_tokens = min(budget, sequence.num_prefill_tokens - start)
             complete = start + num_tokens == sequence.num_prefill_tokens
             items.append(ScheduledSequence(sequence, start, num_tokens, sample=complete))
@@ -204,7 +222,7 @@ class Scheduler:
         for sequence in self.running:
             if sequence.status is not SequenceStatus.RUNNING or not sequence.block_table:
                 problems.append(f"{sequence} is among the running")
-            elif not sequence.is_prefilling and sequence.num_computed_tokens != sequence.num_tokens - 1:
+            elif not sequence.is_prefilling and sequence.num_scheduled_tokens != sequence.num_tokens - 1:
                 problems.append(f"{sequence} decodes with {sequence.num_tokens} tokens")
         if self._waiting_tokens != sum(sequence.num_tokens for sequence in self.waiting):
             problems.append(f"{self._waiting_tokens} waiting tokens are not the sum over the waiting queue")
@@ -212,6 +230,8 @@ class Scheduler:
             f"{sequence} holds blocks"
             for sequence in self.block_manager.holders
             if sequence.status is SequenceStatus.WAITING
-            or (sequence.status is SequenceStatus.FINISHED and not sequence.pinned)
+            or (
+                sequence.status is SequenceStatus.FINISHED and not sequence.pinned and not sequence.num_in_flight_tokens
+            )
         )
         return problems

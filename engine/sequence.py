@@ -11,6 +11,9 @@ import numpy as np
 from baton_proto.sampling import SamplingParams
 from router.block_hash import block_hashes, sequence_hashes
 
+PENDING = -1
+"""In token_ids: sampled by a step that is on its way, so nobody on the host knows it yet."""
+
 
 class SequenceStatus(enum.Enum):
     WAITING = "waiting"  # holds no blocks
@@ -33,6 +36,8 @@ class Sequence:
         "num_cached_tokens",
         "num_committed_blocks",
         "num_computed_tokens",
+        "num_in_flight_tokens",
+        "num_pending_tokens",
         "num_preemptions",
         "num_prefill_tokens",
         "num_prompt_tokens",
@@ -61,7 +66,7 @@ class Sequence:
         assert 0 < num_prompt_tokens <= len(token_ids)
         assert prefill_only or not pinned, "only a prefill-only sequence has readers of its blocks"
         self.request_id = request_id
-        self.token_ids = token_ids  # prompt + output; replayed output is there from the start
+        self.token_ids = token_ids  # prompt + output; replayed output is there from the start; see PENDING
         self.num_prompt_tokens = num_prompt_tokens
         self.sampling = sampling
         self.priority = priority  # higher runs first
@@ -71,6 +76,8 @@ class Sequence:
         self.arrival: int | None = None  # position in the engine's order of arrival
         self.num_prefill_tokens = 0  # tokens that this engine runs as prompt chunks before it decodes
         self.num_computed_tokens = 0  # tokens whose KV is in the slab
+        self.num_in_flight_tokens = 0  # tokens whose KV steps that are on their way will write
+        self.num_pending_tokens = 0  # tokens that those steps will have sampled: the last ones of token_ids
         self.num_cached_tokens = 0  # prefix hit when it was first allocated
         self.num_preemptions = 0
         self.block_table: list[int] = []
@@ -93,8 +100,27 @@ class Sequence:
         return self.token_ids[self.num_prompt_tokens :]
 
     @property
+    def num_scheduled_tokens(self) -> int:
+        """Tokens that are computed or on their way: the next step begins behind them."""
+        return self.num_computed_tokens + self.num_in_flight_tokens
+
+    @property
     def is_prefilling(self) -> bool:
-        return self.num_computed_tokens < self.num_prefill_tokens
+        return self.num_scheduled_tokens < self.num_prefill_tokens
+
+    @property
+    def awaits_token(self) -> bool:
+        """The next step cannot be scheduled before the pending token is known: it is the last, or sampling reads it."""
+        if not self.num_pending_tokens:
+            return False
+        sampling = self.sampling
+        return (
+            self.prefill_only
+            or self.num_output_tokens >= sampling.max_tokens
+            or sampling.repetition_penalty != 1
+            or sampling.frequency_penalty != 0
+            or sampling.presence_penalty != 0
+        )
 
     @property
     def order(self) -> tuple[int, int]:

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.attention import Span
+from engine.attention import HeadNorms, Span
+from engine.rope import RotaryEmbedding, rotate
 from kvtransfer.layout import SlabLayout
 
 GATHER_BYTES = 4 * 1024 * 1024  # decodes share a gather up to this size: what the CPU's caches hold
@@ -31,6 +32,7 @@ class _DecodeGroup:
 
 @dataclass(frozen=True, slots=True)
 class TorchMetadata:
+    angles: tuple[Tensor, Tensor]  # of `rotate`
     key_rows: Tensor  # [num_tokens * kv_heads] rows of the cache seen as [.., head_dim]
     prefill: list[_PrefillSpan]
     decode: list[_DecodeGroup]
@@ -43,7 +45,8 @@ class TorchAttention:
     so one index_select of whole rows yields [2, kv_heads, length, head_dim].
     """
 
-    def __init__(self, layout: SlabLayout, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, layout: SlabLayout, rotary: RotaryEmbedding, dtype: torch.dtype, device: torch.device) -> None:
+        self._rotary = rotary
         self._kv_heads = layout.num_kv_heads
         self._block_size = layout.block_size
         self._head_dim = layout.head_dim
@@ -54,16 +57,24 @@ class TorchAttention:
         self._group_blocks = max(1, GATHER_BYTES // layout.block_bytes)
 
     def prepare(self, prefill: Run[Span], decode: Run[Span]) -> TorchMetadata:
+        positions = np.concatenate([np.arange(span.start, span.end) for span in (*prefill, *decode)])
         return TorchMetadata(
+            angles=self._rotary.angles(self._tensor(positions), self._dtype),
             key_rows=self._key_rows([*prefill, *decode]),
             prefill=[self._prefill_span(span) for span in prefill],
             decode=[self._decode_group(group) for group in self._grouped(decode)],
         )
 
-    def store(self, keys: Tensor, values: Tensor, layer_cache: Tensor, metadata: TorchMetadata) -> None:
+    def store(self, qkv: Tensor, norms: HeadNorms | None, layer_cache: Tensor, metadata: TorchMetadata) -> Tensor:
+        queries_keys, values = qkv[:, : -self._kv_heads], qkv[:, -self._kv_heads :]
+        if norms is not None:
+            queries_keys = torch.rms_norm(queries_keys, [self._head_dim], eps=norms.eps) * norms.each
+        queries_keys = rotate(queries_keys, *metadata.angles)  # at once: half as many calls
+        queries, keys = queries_keys[:, : -self._kv_heads], queries_keys[:, -self._kv_heads :]
         rows = layer_cache.view(-1, self._head_dim)
         rows.index_copy_(0, metadata.key_rows, keys.reshape(-1, self._head_dim))
         rows.index_copy_(0, metadata.key_rows + self._block_size, values.reshape(-1, self._head_dim))
+        return queries
 
     def prefill(self, queries: Tensor, layer_cache: Tensor, metadata: TorchMetadata) -> Tensor:
         done, outputs = 0, []

@@ -10,13 +10,14 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from baton.errors import ModelError
 from engine.model_files import weight_files
+from kvtransfer.device_memory import DeviceMemory, padded_bytes
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -35,6 +36,39 @@ class _Entry:
         return self.data is other.data and self.dtype == other.dtype and self.start == other.end
 
 
+class TensorSource(Protocol):
+    """Where a model takes its tensors from, each once: a folder, or random numbers."""
+
+    def take(self, name: str, *shape: int) -> Tensor: ...
+
+    def take_fused(self, shapes: dict[str, tuple[int, ...]]) -> Tensor: ...
+
+    def finish(self, ignored: Iterable[str] = ()) -> None: ...
+
+
+class RandomWeights:
+    """Made on the device, for measurements: no file is read. Norms are near one, projections keep the input's scale."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype, seed: int = 0) -> None:
+        self._device = device
+        self._dtype = dtype
+        self._generator = torch.Generator(device).manual_seed(seed)
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        values = torch.randn(shape, generator=self._generator, device=self._device, dtype=self._dtype)
+        if len(shape) == 1:
+            return values.mul_(0.1).add_(1)
+        return values if "embed_tokens" in name else values.mul_(shape[-1] ** -0.5)
+
+    def take_fused(self, shapes: dict[str, tuple[int, ...]]) -> Tensor:
+        rows = sum(shape[0] for shape in shapes.values())
+        first = next(iter(shapes.values()))
+        return self.take("+".join(shapes), rows, *first[1:])
+
+    def finish(self, ignored: Iterable[str] = ()) -> None:
+        """Nothing can be left over."""
+
+
 class Weights:
     """Each tensor is taken once; `finish` tells which were left over."""
 
@@ -46,6 +80,10 @@ class Weights:
         self._entries: dict[str, _Entry] = {}
         for path in weight_files(folder):
             self._entries |= _map(path)
+        self._memory: DeviceMemory | None = None  # the CPU computes on the mapped files themselves
+        if device.type != "cpu":
+            sizes = (math.prod(entry.shape) * dtype.itemsize for entry in self._entries.values())
+            self._memory = DeviceMemory(sum(map(padded_bytes, sizes)), device)
 
     def take(self, name: str, *shape: int) -> Tensor:
         """The tensor `name`, which must be of that shape. Raises ModelError."""
@@ -55,10 +93,17 @@ class Weights:
         """Several tensors stacked along their first dimension: a view of the file where they are neighbours in it."""
         entries = [self._pop(name, shape) for name, shape in shapes.items()]
         first, last = entries[0], entries[-1]
+        rows = sum(entry.shape[0] for entry in entries)
+        if self._memory is not None:
+            fused = self._memory.tensor((rows, *first.shape[1:]), self._dtype)
+            for part, entry in zip(torch.split(fused, [entry.shape[0] for entry in entries]), entries, strict=True):
+                part.copy_(self._load(entry))
+            return fused
         if all(entry.follows(before) for before, entry in itertools.pairwise(entries)):
-            rows = sum(entry.shape[0] for entry in entries)
-            return self._load(_Entry(first.data, first.dtype, (rows, *first.shape[1:]), first.start, last.end))
-        return torch.cat([self._load(entry) for entry in entries])
+            return self._load(_Entry(first.data, first.dtype, (rows, *first.shape[1:]), first.start, last.end)).to(
+                self._dtype
+            )
+        return torch.cat([self._load(entry).to(self._dtype) for entry in entries])
 
     def finish(self, ignored: Iterable[str] = ()) -> None:
         """Raises ModelError when the folder holds tensors that the model did not take."""
@@ -82,7 +127,7 @@ class Weights:
         data = entry.data[entry.start : entry.end]
         if data.storage_offset() % entry.dtype.itemsize:  # files of early writers are not aligned
             data = data.clone()
-        return data.view(entry.dtype).view(entry.shape).to(self._device, self._dtype)
+        return data.view(entry.dtype).view(entry.shape)
 
 
 def _map(path: Path) -> dict[str, _Entry]:

@@ -21,8 +21,9 @@ from engine.mock_runner import MockRunner
 from engine.model_files import ModelFiles
 from engine.served_model import is_mock, served_model
 from engine.timed_loop import TimedLoop
+from kvtransfer.device_memory import DeviceSlab
 from kvtransfer.layout import SlabLayout
-from kvtransfer.slab import MemfdSlab
+from kvtransfer.slab import MemfdSlab, Slab
 
 log = structlog.get_logger()
 
@@ -33,7 +34,7 @@ ZeroTail = Callable[[int, int, int], None]
 @dataclass(frozen=True, slots=True)
 class EngineAssembly:
     engine: Engine
-    slab: MemfdSlab
+    slab: Slab
     layout: SlabLayout
     zero_tail: ZeroTail
     model: str  # name that clients use
@@ -56,10 +57,15 @@ def build_engine(config: ServingConfig) -> EngineAssembly:
 
 
 def _model_engine(files: ModelFiles, config: ServingConfig) -> EngineAssembly:
-    from engine.model_runner import build_runner, slab_layout  # here: torch takes seconds, and a mock needs none of it
+    from engine.model_runner import (  # here: torch takes seconds, and a mock needs none of it
+        build_runner,
+        resolve_device,
+        slab_layout,
+    )
 
     layout = slab_layout(files, config.engine)
-    slab = MemfdSlab(layout)
+    device = resolve_device(config.engine)
+    slab: Slab = MemfdSlab(layout) if device.type == "cpu" else DeviceSlab(layout, device)
     runner = build_runner(files, msgspec.structs.replace(config.engine, threads=_threads(config)), slab.tensor)
 
     def zero_tail(layer: int, block: int, used: int) -> None:
@@ -93,7 +99,7 @@ def _limits(files: ModelFiles, config: ServingConfig) -> dict[str, Any]:
 
 
 def _assembled(
-    files: ModelFiles, config: ServingConfig, engine: Engine, slab: MemfdSlab, zero_tail: ZeroTail, loop: LoopFactory
+    files: ModelFiles, config: ServingConfig, engine: Engine, slab: Slab, zero_tail: ZeroTail, loop: LoopFactory
 ) -> EngineAssembly:
     layout = slab.layout
     pool_tokens = layout.num_blocks * layout.block_size

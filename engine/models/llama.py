@@ -1,6 +1,7 @@
 """Llama (Touvron et al.) for a paged KV cache: tokens of all sequences of a step lie flat, [num_tokens, hidden].
 
 The model knows neither sequences nor blocks: `attend` stores the keys and values of a layer and attends to the cache.
+The residual stream is kept as a pair, `hidden` and the `delta` that the next norm adds to it in the same pass.
 """
 
 from collections.abc import Callable
@@ -10,21 +11,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.attention import HeadNorms
 from engine.model_config import ModelConfig
-from engine.rope import RotaryEmbedding, rotate
-from engine.weights import Weights
+from engine.operations import Operations
+from engine.weights import TensorSource
 
-Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""(layer, queries, keys, values) -> mixed values; see engine.attention.StepAttention."""
+Attend = Callable[[int, Tensor, HeadNorms | None], Tensor]
+"""(layer, projected queries, keys and values, norms of heads) -> mixed values; see engine.attention.StepAttention."""
 
 
 class LlamaLayer:
-    def __init__(self, config: ModelConfig, weights: Weights, index: int) -> None:
+    def __init__(self, config: ModelConfig, weights: TensorSource, operations: Operations, index: int) -> None:
         prefix = f"model.layers.{index}"
         hidden, mlp = config.hidden_size, config.intermediate_size
         query, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         self.config = config
+        self.operations = operations
         self.index = index
+        self.head_norms: HeadNorms | None = None
         self.input_norm = weights.take(f"{prefix}.input_layernorm.weight", hidden)
         self.qkv = weights.take_fused(
             {
@@ -40,20 +44,14 @@ class LlamaLayer:
         )
         self.down = weights.take(f"{prefix}.mlp.down_proj.weight", hidden, mlp)
 
-    def forward(self, hidden: Tensor, angles: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
-        """[num_tokens, hidden] in and out."""
-        config = self.config
-        qkv = F.linear(rms_norm(hidden, self.input_norm, config), self.qkv).view(len(hidden), -1, config.head_dim)
-        queries_keys, values = qkv[:, : -config.num_kv_heads], qkv[:, -config.num_kv_heads :]
-        queries_keys = rotate(self.normalised(queries_keys), *angles)  # at once: half as many calls
-        queries, keys = queries_keys[:, : config.num_heads], queries_keys[:, config.num_heads :]
-        hidden = hidden + F.linear(attend(self.index, queries, keys, values).flatten(1), self.output)
-        gate, up = F.linear(rms_norm(hidden, self.mlp_norm, config), self.gate_up).chunk(2, dim=-1)
-        return hidden + F.linear(F.silu(gate) * up, self.down)
-
-    def normalised(self, queries_keys: Tensor) -> Tensor:
-        """What an architecture does to its heads [num_tokens, heads + kv_heads, head_dim] before they are rotated."""
-        return queries_keys
+    def forward(self, hidden: Tensor, delta: Tensor | None, attend: Attend) -> Tensor:
+        """The layer's own delta. `hidden` [num_tokens, hidden] grows in place by `delta` and by what attention adds."""
+        config, operations = self.config, self.operations
+        normed = operations.add_norm(hidden, delta, self.input_norm, config.rms_norm_eps)
+        qkv = F.linear(normed, self.qkv).view(len(hidden), -1, config.head_dim)
+        mixed = F.linear(attend(self.index, qkv, self.head_norms).flatten(1), self.output)
+        normed = operations.add_norm(hidden, mixed, self.mlp_norm, config.rms_norm_eps)
+        return F.linear(operations.silu_mul(F.linear(normed, self.gate_up)), self.down)
 
 
 class Llama:
@@ -61,12 +59,12 @@ class Llama:
 
     layer_type: ClassVar[type[LlamaLayer]] = LlamaLayer
 
-    def __init__(self, config: ModelConfig, weights: Weights, device: torch.device) -> None:
+    def __init__(self, config: ModelConfig, weights: TensorSource, operations: Operations) -> None:
         """Takes its tensors from `weights`. Raises ModelError when they do not fit."""
         self.config = config
-        self.rotary = RotaryEmbedding(config, device)
+        self.operations = operations
         self.embeddings = weights.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
-        self.layers = [self.layer_type(config, weights, index) for index in range(config.num_layers)]
+        self.layers = [self.layer_type(config, weights, operations, index) for index in range(config.num_layers)]
         self.norm = weights.take("model.norm.weight", config.hidden_size)
         if config.tie_word_embeddings:
             self.head = self.embeddings
@@ -75,18 +73,16 @@ class Llama:
             self.head = weights.take("lm_head.weight", config.vocab_size, config.hidden_size)
             weights.finish()
 
-    def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """Hidden states [num_tokens, hidden] of [num_tokens] tokens at [num_tokens] positions."""
-        hidden = F.embedding(token_ids, self.embeddings)
-        angles = self.rotary.angles(positions, hidden.dtype)
+    def forward(self, token_ids: Tensor, attend: Attend) -> tuple[Tensor, Tensor]:
+        """(hidden, delta), whose sum are the hidden states [num_tokens, hidden] of [num_tokens] tokens."""
+        hidden = self.operations.embed(token_ids, self.embeddings)
+        delta: Tensor | None = None
         for layer in self.layers:
-            hidden = layer.forward(hidden, angles, attend)
-        return hidden
+            delta = layer.forward(hidden, delta, attend)
+        assert delta is not None, "a model has layers"
+        return hidden, delta
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[rows, hidden] -> [rows, vocab]"""
-        return F.linear(rms_norm(hidden, self.norm, self.config), self.head)
-
-
-def rms_norm(values: Tensor, weight: Tensor, config: ModelConfig) -> Tensor:
-    return F.rms_norm(values, weight.shape, weight, config.rms_norm_eps)
+    def logits(self, hidden: Tensor, delta: Tensor, out: Tensor | None = None) -> Tensor:
+        """[rows, hidden] twice, `hidden` grows by `delta` -> [rows, vocab], in `out` if there is one."""
+        normed = self.operations.add_norm(hidden, delta, self.norm, self.config.rms_norm_eps)
+        return torch.mm(normed, self.head.t(), out=out)

@@ -11,10 +11,10 @@ import numpy as np
 
 from baton_proto.kv_events import Cleared, KvEvent, Removed, Stored
 from baton_proto.sampling import SamplingParams
-from engine.batch import Batch, LayerDone, SampledToken
+from engine.batch import Batch, LayerDone, SampledToken, ScheduledSequence
 from engine.block_manager import BlockManager
 from engine.engine import Engine
-from engine.sequence import Sequence
+from engine.sequence import PENDING, Sequence
 
 VOCAB = 60
 EOS = frozenset({7, 11})
@@ -85,41 +85,75 @@ class FakeSlab:
             assert self.values.get(self.at(table, position)) == expected, f"wrong KV at position {position}"
 
 
+class FakeStep:
+    """A step whose KV is read and written when it runs, with the block tables that it was submitted with."""
+
+    def __init__(self, runner: "FakeRunner", batch: Batch) -> None:
+        self._runner = runner
+        self._items = [(item, list(item.sequence.block_table), runner.known_tokens(item)) for item in batch.items]
+        self._sampled: list[SampledToken] | None = None
+
+    def run(self) -> None:
+        if self._sampled is not None:
+            return
+        slab, self._sampled = self._runner.slab, []
+        for item, table, tokens in self._items:
+            slab.write(table, tokens, item.start, item.end)
+            slab.check(table, tokens, item.end)
+            if item.sample:
+                self._sampled.append(SampledToken(next_token(tokens), None))
+
+    def tokens(self) -> list[SampledToken]:
+        self.run()
+        assert self._sampled is not None
+        return self._sampled
+
+
 class FakeRunner:
+    """With depth 1 and no one who watches layers, a step runs when it has to: when its tokens are asked for."""
+
     num_layers = 2
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, depth: int = 0) -> None:
+        self.depth = depth
         self.slab = FakeSlab(block_size)
         self.batches: list[Batch] = []
         self.computed: dict[str, int] = {}  # tokens by request id
         self.failure: Exception | None = None
+        self._pending: dict[Sequence, int] = {}  # what the last step sampled, as the device knows it
 
-    def run(self, batch: Batch, layer_done: LayerDone | None) -> list[SampledToken]:
+    def submit(self, batch: Batch, layer_done: LayerDone | None) -> FakeStep:
         self.batches.append(batch)
         if self.failure is not None:
             failure, self.failure = self.failure, None
             raise failure
-        sampled = []
         for item in batch.items:
             sequence = item.sequence
-            assert item.start == sequence.num_computed_tokens
+            assert item.start == sequence.num_scheduled_tokens
             assert item.num_tokens > 0
             assert item.sample == (item.end == sequence.num_tokens)
-            self.slab.write(sequence.block_table, sequence.token_ids, item.start, item.end)
-            self.slab.check(sequence.block_table, sequence.token_ids, item.end)
             self.computed[sequence.request_id] = self.computed.get(sequence.request_id, 0) + item.num_tokens
-            if item.sample:
-                sampled.append(SampledToken(next_token(sequence.token_ids), None))
-        for layer in range(self.num_layers):
-            if layer_done is not None:
+        step = FakeStep(self, batch)
+        self._pending = {item.sequence: next_token(self.known_tokens(item)) for item in batch.items if item.sample}
+        if layer_done is not None or self.depth == 0:
+            step.run()
+        if layer_done is not None:
+            for layer in range(self.num_layers):
                 layer_done(layer)
-        return sampled
+        return step
+
+    def known_tokens(self, item: ScheduledSequence) -> list[int]:
+        tokens = item.sequence.token_ids[: item.end]
+        if tokens[-1] == PENDING:
+            tokens[-1] = self._pending[item.sequence]
+        assert PENDING not in tokens
+        return tokens
 
 
 def make_engine(
-    num_blocks: int = 64, block_size: int = 4, *, max_batch_tokens: int = 32, max_running: int = 8
+    num_blocks: int = 64, block_size: int = 4, *, max_batch_tokens: int = 32, max_running: int = 8, depth: int = 0
 ) -> tuple[Engine, FakeRunner]:
-    runner = FakeRunner(block_size)
+    runner = FakeRunner(block_size, depth)
     manager = BlockManager(num_blocks, block_size)
     engine = Engine(runner, manager, max_batch_tokens=max_batch_tokens, max_running=max_running, eos_token_ids=EOS)
     return engine, runner

@@ -35,7 +35,7 @@ class RunnerBench:
         chunks = [self._scheduled(sequence, num_tokens) for sequence, num_tokens in prefill]
         batch = Batch(prefill=chunks, decode=[self._scheduled(sequence, 1) for sequence in decode])
         layers: list[int] = []
-        result = list(self.runner.run(batch, layers.append))
+        result = list(self.runner.submit(batch, layers.append).tokens())
         assert layers == list(range(self.runner.num_layers))
         sampled = [item.sequence for item in batch.items if item.sample]
         for sequence, token in zip(sampled, result, strict=True):

@@ -36,6 +36,13 @@ class Dense:
         return torch.stack(outputs)
 
 
+class StandingStill:
+    """A rotary embedding that leaves heads as they are; rotation has its own tests."""
+
+    def angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        return torch.ones(len(positions), 1, HEAD_DIM), torch.zeros(len(positions), 1, HEAD_DIM)
+
+
 class Bench:
     """A slab, the attention under test and the oracle, fed with the same random tokens."""
 
@@ -45,7 +52,7 @@ class Bench:
         layout = SlabLayout(2, NUM_BLOCKS, KV_HEADS, block_size, HEAD_DIM, "float32")
         self.block_size = block_size
         self.slab = torch.full(layout.shape, POISON)
-        self.attention = TorchAttention(layout, torch.float32, torch.device("cpu"))
+        self.attention = TorchAttention(layout, StandingStill(), torch.float32, torch.device("cpu"))  # type: ignore[arg-type]
         self.free = self.random.permutation(NUM_BLOCKS).tolist()
 
     def sequence(self, max_tokens: int) -> Dense:
@@ -62,7 +69,7 @@ class Bench:
         step = StepAttention(self.attention, metadata, self.slab, total - len(decode), done.append)
         queries = torch.randn(total, HEADS, HEAD_DIM)
         keys, values = torch.randn(total, KV_HEADS, HEAD_DIM), torch.randn(total, KV_HEADS, HEAD_DIM)
-        result = step(1, queries, keys, values)
+        result = step(1, torch.cat((queries, keys, values), dim=1), None)
         assert done == [1]
         at = 0
         for sequence, count in work:

@@ -4,7 +4,7 @@ import pytest
 
 from baton.errors import InvalidRequestError
 from baton_proto.sampling import TokenLogprobs
-from engine.batch import Batch
+from engine.batch import Batch, StepDone
 from engine.engine import Engine, SequenceOutput
 from engine.sequence import Sequence, SequenceStatus
 from tests.engine.kv_oracle import EOS, FakeRunner, make_engine, make_sequence, next_token, sequential_answer
@@ -221,8 +221,8 @@ def test_a_failing_step_ends_its_batch_and_nothing_else() -> None:
 
 def test_a_runner_that_loses_tokens_is_a_failure() -> None:
     engine, runner = make_engine()
-    original = runner.run
-    runner.run = lambda batch, layer_done: original(batch, layer_done)[:-1]  # type: ignore[method-assign]
+    original = runner.submit
+    runner.submit = lambda batch, done: StepDone(original(batch, done).tokens()[:-1])  # type: ignore[assignment]
     engine.add(make_sequence("a", GOES_ON))
     [output] = engine.step().outputs
     assert output.finish == "error"

@@ -108,7 +108,7 @@ def test_kv_is_in_the_slab_when_a_layer_is_reported(files: ModelFiles) -> None:
         blocks = bench.slab[:, sequence.block_table[0]]
         written.append([bool((blocks[index] != STALE).all()) for index in range(bench.runner.num_layers)])
 
-    bench.runner.run(Batch(prefill=[bench._scheduled(sequence, 40)], decode=[]), layer_done)
+    bench.runner.submit(Batch(prefill=[bench._scheduled(sequence, 40)], decode=[]), layer_done)
     assert written == [[index <= layer for index in range(4)] for layer in range(4)]
 
 

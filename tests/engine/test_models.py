@@ -14,6 +14,8 @@ from engine.attention import Span, StepAttention
 from engine.model_files import resolve_model
 from engine.models.llama import Llama
 from engine.models.registry import MODELS
+from engine.operations import TorchOperations
+from engine.rope import RotaryEmbedding
 from engine.torch_attention import TorchAttention
 from engine.weights import Weights
 from kvtransfer.layout import SlabLayout
@@ -31,7 +33,8 @@ LLAMA3 = {
 
 def load(folder: Path) -> Llama:
     files = resolve_model(str(folder))
-    return MODELS[files.config.architecture](files.config, Weights(files.folder, CPU, torch.float32), CPU)
+    weights = Weights(files.folder, CPU, torch.float32)
+    return MODELS[files.config.architecture](files.config, weights, TorchOperations())
 
 
 def load_reference(folder: Path) -> Any:
@@ -46,16 +49,16 @@ def run(model: Llama, token_ids: Tensor, chunks: list[int], block_size: int) -> 
     num_blocks = len(token_ids) // block_size + 3
     layout = SlabLayout(config.num_layers, num_blocks, config.num_kv_heads, block_size, config.head_dim, "float32")
     slab, table = torch.full(layout.shape, 5.0), torch.randperm(num_blocks).tolist()
-    attention = TorchAttention(layout, torch.float32, CPU)
+    attention = TorchAttention(layout, RotaryEmbedding(config, CPU), torch.float32, CPU)
     hidden, start = [], 0
     for size in chunks:
         span = [Span(start, start + size, table)]
         prefill, decode = (span, []) if size > 1 else ([], span)
         step = StepAttention(attention, attention.prepare(prefill, decode), slab, size if size > 1 else 0, None)
-        hidden.append(model.forward(token_ids[start : start + size], torch.arange(start, start + size), step))
+        hidden.append(sum(model.forward(token_ids[start : start + size], step)))
         start += size
     assert start == len(token_ids)
-    return torch.cat(hidden), model.logits(torch.cat(hidden))
+    return torch.cat(hidden), model.logits(torch.cat(hidden), torch.zeros_like(torch.cat(hidden)))
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:

@@ -11,7 +11,7 @@ import torch
 from baton.config import TransferConfig
 from baton_proto.sampling import SamplingParams
 from baton_proto.worker import FirstToken, decoder
-from engine.batch import Batch, LayerDone, SampledToken
+from engine.batch import Batch, LayerDone, SampledToken, StepDone
 from engine.block_manager import BlockManager
 from engine.engine import Engine
 from engine.loop import EngineLoop
@@ -38,12 +38,13 @@ class WritingRunner:
     """`before_layer` is called before each layer is written."""
 
     num_layers = LAYOUT.num_layers
+    depth = 0
 
     def __init__(self, slab: torch.Tensor) -> None:
         self._slab = slab
         self.before_layer: Callable[[Batch, int], None] = lambda batch, layer: None
 
-    def run(self, batch: Batch, layer_done: LayerDone | None) -> list[SampledToken]:
+    def submit(self, batch: Batch, layer_done: LayerDone | None) -> StepDone:
         for layer in range(self.num_layers):
             self.before_layer(batch, layer)
             for item in batch.items:
@@ -53,7 +54,7 @@ class WritingRunner:
                     self._slab[layer, block, :, :, position % LAYOUT.block_size] = value
             assert layer_done is not None
             layer_done(layer)
-        return [SampledToken(42, None) for item in batch.items if item.sample]
+        return StepDone([SampledToken(42, None) for item in batch.items if item.sample])
 
 
 class Pair:

@@ -11,7 +11,7 @@ from baton.errors import UnavailableError
 from baton.worker.engine_bridge import EngineBridge
 from baton_proto.discovery import WorkerLoad
 from baton_proto.sampling import SamplingParams
-from engine.batch import Batch, LayerDone, SampledToken
+from engine.batch import Batch, LayerDone, SampledToken, StepDone
 from engine.block_manager import BlockManager
 from engine.engine import Engine, StepOutput
 from engine.sequence import Sequence
@@ -21,9 +21,10 @@ class CountingRunner:
     """Token 7, always."""
 
     num_layers = 1
+    depth = 0
 
-    def run(self, batch: Batch, layer_done: LayerDone | None) -> list[SampledToken]:
-        return [SampledToken(7, None) for item in batch.items if item.sample]
+    def submit(self, batch: Batch, layer_done: LayerDone | None) -> StepDone:
+        return StepDone([SampledToken(7, None) for item in batch.items if item.sample])
 
 
 class History:

@@ -1,0 +1,256 @@
+"""How fast the engine is on one GPU, beside nano-vllm on the same one: random weights, random tokens, bf16.
+
+    python benchmarks/engine_throughput.py --model 0.6b
+    python benchmarks/engine_throughput.py --model 8b --section decode1,prefill --profile
+
+Sections: `bench` is nano-vllm's bench.py (256 requests, prompts and outputs uniform in 100-1024, seed 0); `decode256`,
+`decode1` and `decode1_32k` time decoding alone; `prefill` runs 128 prompts of 1024 tokens. Each is warmed up first.
+"""
+
+import argparse
+import json
+import random
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from baton_proto.sampling import SamplingParams
+from benchmarks.kernel_profile import profile_steps
+from benchmarks.machine import describe, seconds_since_process_start
+from benchmarks.shapes import SHAPES
+from engine.batch import Batch, LayerDone, SampledToken
+from engine.block_manager import BlockManager
+from engine.cuda_build import GpuEngine, build_on_gpu
+from engine.cuda_runner import CudaStep
+from engine.engine import Engine
+from engine.flash_attention import flash_is_available
+from engine.sequence import Sequence
+from engine.weights import RandomWeights
+
+NANO_VLLM = {
+    "0.6b": {"bench": 18098, "decode256": 21800, "decode1": 432, "prefill": 367600},
+    "8b": {"bench": 8868, "decode256": 12200, "decode1": 168, "prefill": 42300},
+}
+GOALS = {
+    "0.6b": {"bench": 27000, "decode256": 27500, "decode1": 1200, "decode1_32k": 600, "prefill": 550000, "ready": 20},
+    "8b": {"bench": 11500, "decode256": 16500, "decode1": 240, "decode1_32k": 160, "prefill": 48000, "ready": 30},
+}
+SECTIONS = ("decode1", "decode1_32k", "decode256", "prefill", "bench")
+
+
+class HostClock:
+    """A runner that notes how long the host works on a step, and how long it waits for one."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        self.num_layers, self.depth = inner.num_layers, inner.depth
+        self.submit_s = self.wait_s = 0.0
+
+    def submit(self, batch: Batch, layer_done: LayerDone | None) -> "TimedStep":
+        started_s = time.perf_counter()
+        step = self.inner.submit(batch, layer_done)
+        self.submit_s += time.perf_counter() - started_s
+        return TimedStep(self, step)
+
+
+class TimedStep:
+    def __init__(self, clock: HostClock, step: CudaStep) -> None:
+        self.clock, self.step = clock, step
+
+    def tokens(self) -> Any:
+        started_s = time.perf_counter()
+        tokens: list[SampledToken] = list(self.step.tokens())
+        self.clock.wait_s += time.perf_counter() - started_s
+        return tokens
+
+
+class Bench:
+    def __init__(self, gpu: GpuEngine, arguments: argparse.Namespace) -> None:
+        layout = gpu.slab.layout
+        self.vocab_size = SHAPES[arguments.model].vocab_size
+        self.clock = HostClock(gpu.runner)
+        self.engine = Engine(
+            self.clock,
+            BlockManager(layout.num_blocks, layout.block_size),
+            max_batch_tokens=arguments.max_batch_tokens,
+            max_running=arguments.max_running,
+            eos_token_ids=frozenset(),
+        )
+        self.random = random.Random(1)
+        self.profiles: dict[str, Any] = {}
+        self.arguments = arguments
+
+    def add(self, prompt_tokens: int, max_tokens: int, index: int) -> None:
+        prompt = [self.random.randrange(10000) for _ in range(prompt_tokens)]
+        sampling = SamplingParams(max_tokens=max_tokens, seed=index, temperature=0.6, ignore_eos=True)
+        self.engine.add(Sequence(f"r{index}", prompt, prompt_tokens, sampling))
+
+    def finish(self) -> int:
+        """Runs to the end. Returns how many tokens came out."""
+        num_tokens = 0
+        while self.engine.has_work:
+            for output in self.engine.step().outputs:
+                assert output.error is None, output.error
+                num_tokens += len(output.token_ids)
+        torch.cuda.synchronize()
+        assert self.engine.check_integrity() == []
+        self.engine.clear_cache()
+        return num_tokens
+
+    def bench(self) -> dict[str, float]:
+        source = random.Random(0)
+        sizes = [(source.randint(100, 1024), source.randint(100, 1024)) for _ in range(256)]
+        for index, (prompt_tokens, max_tokens) in enumerate(sizes):
+            self.add(prompt_tokens, max_tokens, index)
+        started_s = time.perf_counter()
+        num_tokens = self.finish()
+        seconds = time.perf_counter() - started_s
+        assert num_tokens == sum(max_tokens for _, max_tokens in sizes)
+        return {"tokens_per_s": num_tokens / seconds, "seconds": seconds}
+
+    def prefill(self) -> dict[str, float]:
+        for index in range(128):
+            self.add(1024, 1, index)
+        started_s = time.perf_counter()
+        assert self.finish() == 128
+        seconds = time.perf_counter() - started_s
+        return {"tokens_per_s": 128 * 1024 / seconds, "seconds": seconds}
+
+    def decode(self, rows: int, context: int, num_steps: int) -> dict[str, float]:
+        for index in range(rows):
+            self.add(context, num_steps + 60, index)
+        while self.engine.load().queued_prefill_tokens or self.engine.load().waiting:
+            self.engine.step()
+        for _ in range(4):
+            self.engine.step()
+        self.clock.submit_s = self.clock.wait_s = 0.0
+        started_s = time.perf_counter()
+        num_tokens = sum(len(output.token_ids) for _ in range(num_steps) for output in self.engine.step().outputs)
+        seconds = time.perf_counter() - started_s
+        result = {
+            "tokens_per_s": num_tokens / seconds,
+            "step_ms": seconds / num_steps * 1e3,
+            "host_submit_ms": self.clock.submit_s / num_steps * 1e3,
+            "host_wait_ms": self.clock.wait_s / num_steps * 1e3,
+        }
+        if self.arguments.profile:
+            self.profiles[f"decode{rows}x{context}"] = profile_steps(lambda: self.engine.step(), 12)
+        self.finish()
+        return result
+
+    def section(self, name: str) -> dict[str, float]:
+        runs: dict[str, Callable[[], dict[str, float]]] = {
+            "bench": self.bench,
+            "prefill": self.prefill,
+            "decode256": lambda: self.decode(256, 1024, 100),
+            "decode1": lambda: self.decode(1, 1024, 200),
+            "decode1_32k": lambda: self.decode(1, 32768, 150),
+        }
+        if name == "prefill":  # the first time compiles kernels and finds matrix products
+            self.prefill()
+            if self.arguments.profile:
+                for index in range(32):
+                    self.add(1024, 1, index)
+                self.profiles["prefill"] = profile_steps(lambda: self.engine.step(), 2)
+                self.finish()
+        return runs[name]()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=SHAPES, default="0.6b")
+    parser.add_argument("--section", default=",".join(SECTIONS), help="comma-separated")
+    parser.add_argument("--block-size", type=int, default=64, choices=[16, 32, 64, 128])
+    parser.add_argument("--max-batch-tokens", type=int, default=16384)
+    parser.add_argument("--max-running", type=int, default=256)
+    parser.add_argument("--max-model-len", type=int, default=40960)
+    parser.add_argument("--attention", choices=["auto", "triton", "flash"], default="auto")
+    parser.add_argument("--no-graphs", action="store_true")
+    parser.add_argument("--profile", action="store_true", help="where the time of a step goes, by kind of kernel")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    parser.add_argument("--commit", help="where there is no git to ask")
+    arguments = parser.parse_args()
+
+    device = torch.device("cuda", 0)
+    flash = arguments.attention == "flash"
+    if arguments.attention == "auto":
+        flash = flash_is_available(device, torch.bfloat16)
+    config = SHAPES[arguments.model]
+    gpu = build_on_gpu(
+        config,
+        RandomWeights(device, torch.bfloat16),
+        frozenset(),
+        dtype="bfloat16",
+        block_size=arguments.block_size,
+        kv_bytes=None,
+        max_batch_tokens=arguments.max_batch_tokens,
+        max_running=arguments.max_running,
+        max_model_len=arguments.max_model_len,
+        flash=flash,
+        graphs=not arguments.no_graphs,
+    )
+    torch.cuda.synchronize()
+    ready_s = seconds_since_process_start()
+    print(f"ready after {ready_s:.1f} s, {gpu.slab.layout.num_blocks} blocks of {arguments.block_size}", flush=True)
+    bench = Bench(gpu, arguments)
+    results: dict[str, Any] = {"ready": {"seconds": ready_s}}
+    for name in arguments.section.split(","):
+        try:
+            started_s = time.perf_counter()
+            results[name] = bench.section(name)
+            print(f"{name}: {results[name]} ({time.perf_counter() - started_s:.1f} s in all)", flush=True)
+        except Exception as error:
+            traceback.print_exc()
+            results[name] = {"error": f"{type(error).__name__}: {error}"}
+            bench = Bench(gpu, arguments)
+    _write(arguments, flash, gpu, results, bench.profiles)
+    _print_table(arguments.model, results, bench.profiles)
+
+
+def _write(
+    arguments: argparse.Namespace, flash: bool, gpu: GpuEngine, results: dict[str, Any], profiles: dict[str, Any]
+) -> None:
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    document = {
+        "machine": describe(arguments.commit),
+        "model": arguments.model,
+        "settings": {
+            "block_size": arguments.block_size,
+            "max_batch_tokens": arguments.max_batch_tokens,
+            "max_running": arguments.max_running,
+            "prefill_attention": "flash-attn-4" if flash else "triton",
+            "cuda_graphs": not arguments.no_graphs,
+            "kv_blocks": gpu.slab.layout.num_blocks,
+        },
+        "results": results,
+        "profiles": profiles,
+    }
+    path = arguments.out / f"engine-{arguments.model}-block{arguments.block_size}.json"
+    path.write_text(json.dumps(document, indent=1))
+
+
+def _print_table(model: str, results: dict[str, Any], profiles: dict[str, Any]) -> None:
+    for name, profile in profiles.items():
+        print(f"\n{name}: where a step's {profile['wall_ms']:.3f} ms go")
+        for category, milliseconds in profile["ms"].items():
+            print(f"  {category:<24} {milliseconds:8.3f} ms  {100 * milliseconds / profile['wall_ms']:5.1f} %")
+        for kernel, milliseconds in profile["kernels"].items():
+            print(f"      {milliseconds:8.3f} ms  {kernel}")
+    print(f"\nQwen3-{model.upper()} shape   {'tok/s':>10} {'nano-vllm':>10} {'goal':>10}")
+    for name, result in results.items():
+        value = result.get("tokens_per_s", result.get("seconds"))
+        shown = result.get("error") or f"{value:10,.1f}"
+        peer, goal = NANO_VLLM[model].get(name, "-"), GOALS[model].get(name, "-")
+        print(f"{name:<16} {shown:>10} {peer:>10} {goal:>10}   {_details(result)}")
+
+
+def _details(result: dict[str, float]) -> str:
+    return "  ".join(f"{key} {value:.3f}" for key, value in result.items() if key.endswith("_ms"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,305 @@
+"""How fast single kernels are on one GPU, beside what memory and tensor cores allow: for choosing their parameters.
+
+    python benchmarks/kernel_speed.py [--section copy,decode,prefill,elementwise,matmul,sampler]
+
+Times are medians of replays of a CUDA graph that holds the kernel several times on different data, so neither launches
+nor a warm cache flatter it.
+"""
+
+import argparse
+import itertools
+import json
+import statistics
+import traceback
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchmarks.machine import describe
+from engine.flash_attention import flash_is_available
+from engine.kernels import decode_attention as decode_kernel, prefill_attention as prefill_kernel
+from engine.kernels.decode_attention import DecodePlan, DecodeScratch, plan_pieces
+from engine.kernels.prefill_attention import PrefillPlan, plan_tiles
+from engine.kernels.rms_norm import add_rms_norm
+from engine.kernels.rotate_store import rotate_store
+from engine.kernels.sampling import partial_buffers, sample
+from engine.kernels.silu_mul import silu_mul
+
+DEVICE = torch.device("cuda", 0)
+BF16 = torch.bfloat16
+Result = dict[str, Any]
+
+
+def seconds(calls: list[Callable[[], Any]], repeats: int = 7) -> float:
+    """Median time of one call; `calls` do the same on different data, often enough to pass over the cache."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for call in calls[:2]:
+            call()
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin()
+        keep = [call() for call in calls]
+        graph.capture_end()
+        times = []
+        for _ in range(repeats):
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            times.append(start.elapsed_time(end) / 1e3 / len(calls))
+    del keep
+    return statistics.median(times[1:])
+
+
+def copy() -> list[Result]:
+    source = torch.randn(1 << 30, device=DEVICE, dtype=BF16)
+    target = torch.empty_like(source)
+    spent = seconds([lambda: target.copy_(source)] * 2)
+    a, b = (torch.randn(8192, 8192, device=DEVICE, dtype=BF16) for _ in range(2))
+    product = seconds([lambda: a @ b] * 4)
+    return [
+        {"kernel": "copy", "GB/s": 2 * source.nbytes / spent / 1e9},
+        {"kernel": "matmul 8192^3", "TFLOP/s": 2 * 8192**3 / product / 1e12},
+    ]
+
+
+def _tables(lengths: list[int], block_size: int) -> tuple[Tensor, Tensor, int]:
+    counts = [-(-length // block_size) for length in lengths]
+    order = torch.randperm(sum(counts), device=DEVICE).int()
+    starts = torch.tensor([0, *counts[:-1]], device=DEVICE).cumsum(0).int()
+    return order, starts, sum(counts)
+
+
+def _decode_plan(lengths: list[int], block_size: int, extra: int) -> tuple[DecodePlan, int]:
+    tables, starts, num_blocks = _tables(lengths, block_size)
+    pieces = plan_pieces(np.array(lengths), extra)
+    grid = np.full(len(lengths) + extra, -1, dtype=np.int32)
+    grid[: len(pieces.row)] = pieces.row
+    arrays = (grid, pieces.start, pieces.end, pieces.first, pieces.count)
+    return DecodePlan(*(torch.from_numpy(array).to(DEVICE) for array in arrays), starts, tables), num_blocks
+
+
+def decode() -> list[Result]:
+    """0.6B heads (16/8) and 8B heads (32/8) of 128."""
+    results = []
+    cases = [(256, 1024), (64, 1024), (1, 1024), (1, 32768), (32, 8192)]
+    configs = [(64, 4, 3), (64, 4, 4), (64, 4, 2), (128, 4, 3), (128, 8, 3), (32, 4, 4), (64, 2, 3), (32, 2, 4)]
+    extras = [33, 66, 132]
+    for heads, (rows, context) in itertools.product((16, 32), cases):
+        lengths = [context + i % 7 for i in range(rows)]
+        for block_size in (16, 32, 64, 128):
+            best: Result = {}
+            tried = configs if block_size == 64 else configs[:4]
+            for (tile, warps, stages), extra in itertools.product(tried, extras if block_size == 64 else extras[1:2]):
+                try:
+                    found = _time_decode(heads, 8, lengths, block_size, tile, warps, stages, extra)
+                except Exception as error:
+                    results.append({"kernel": f"decode tile {tile}x{warps}w{stages}s", "error": str(error)[:120]})
+                    continue
+                if not best or found["us"] < best["us"]:
+                    best = found
+                if block_size == 64 and heads == 16 and rows in (1, 256):
+                    print("   ", found, flush=True)
+            print(best, flush=True)
+            results.append(best)
+    return results
+
+
+def _time_decode(
+    heads: int, kv_heads: int, lengths: list[int], block_size: int, tile: int, warps: int, stages: int, extra: int
+) -> Result:
+    decode_kernel.TILE, decode_kernel.NUM_WARPS, decode_kernel.NUM_STAGES = tile, warps, stages
+    plan, num_blocks = _decode_plan(lengths, block_size, extra)
+    kv_bytes = sum(lengths) * kv_heads * 2 * 128 * 2
+    layers = max(2, min(28, int(3e9 // kv_bytes)), -(-200_000_000 // kv_bytes))
+    slab = torch.randn(layers, num_blocks, kv_heads, 2, block_size, 128, device=DEVICE, dtype=BF16)
+    queries = torch.randn(len(lengths), heads, 128, device=DEVICE, dtype=BF16)
+    scratch = DecodeScratch.allocate(len(lengths), extra, heads, kv_heads, 128, DEVICE)
+    calls = [partial(decode_kernel.decode_attention, queries, cache, plan, scratch) for cache in slab]
+    spent = seconds(calls)
+    decode_kernel.TILE, decode_kernel.NUM_WARPS, decode_kernel.NUM_STAGES = _DEFAULTS
+    return {
+        "kernel": f"decode {heads}/{kv_heads} x{len(lengths)} ctx {lengths[0]} block {block_size}",
+        "config": f"tile {tile} warps {warps} stages {stages} extra {extra}",
+        "us": spent * 1e6,
+        "GB/s": kv_bytes / spent / 1e9,
+    }
+
+
+_DEFAULTS = (decode_kernel.TILE, decode_kernel.NUM_WARPS, decode_kernel.NUM_STAGES)
+
+
+def prefill() -> list[Result]:
+    results = []
+    for heads, lengths in itertools.product((16, 32), ([1024] * 16, [4096] * 4, [16384])):
+        flops = sum(4 * length**2 / 2 * heads * 128 for length in lengths)
+        for block_size in (16, 64, 128):
+            tables, starts, num_blocks = _tables(lengths, block_size)
+            slab = torch.randn(2, num_blocks, 8, 2, block_size, 128, device=DEVICE, dtype=BF16)
+            queries = torch.randn(sum(lengths), heads + 16, 128, device=DEVICE, dtype=BF16)[:, :heads]
+            name = f"prefill {heads}/8 {len(lengths)}x{lengths[0]} block {block_size}"
+            for tile, key_tile, warps, stages in ((128, 64, 8, 3), (128, 64, 8, 2), (128, 128, 8, 2), (64, 64, 4, 3)):
+                prefill_kernel.HALF_TILES = (tile, key_tile, warps, stages)
+                plan = _prefill_plan(lengths, tile, tables, starts)
+                try:
+                    spent = seconds(
+                        [partial(prefill_kernel.prefill_attention, queries, cache, plan) for cache in slab], 4
+                    )
+                except Exception as error:
+                    results.append({"kernel": name, "error": str(error)[:120]})
+                    continue
+                config = f"queries {tile} keys {key_tile} warps {warps} stages {stages}"
+                results.append({"kernel": name, "config": config, "us": spent * 1e6, "TFLOP/s": flops / spent / 1e12})
+                print(results[-1], flush=True)
+            prefill_kernel.HALF_TILES = _PREFILL_DEFAULTS
+            if flash_is_available(DEVICE, BF16):
+                results.append(_time_flash(name, lengths, queries, slab, tables, block_size, flops))
+                print(results[-1], flush=True)
+    return results
+
+
+_PREFILL_DEFAULTS = prefill_kernel.HALF_TILES
+
+
+def _prefill_plan(lengths: list[int], tile: int, tables: Tensor, starts: Tensor) -> PrefillPlan:
+    sizes = np.array(lengths)
+    arrays = (*plan_tiles(sizes, tile), np.cumsum(sizes) - sizes, np.zeros(len(sizes)), sizes)
+    return PrefillPlan(*(torch.from_numpy(array.astype(np.int32)).to(DEVICE) for array in arrays), starts, tables)
+
+
+def _time_flash(
+    name: str, lengths: list[int], queries: Tensor, slab: Tensor, tables: Tensor, block_size: int, flops: float
+) -> Result:
+    import flash_attn.cute as flash
+
+    ends = torch.tensor(lengths, device=DEVICE, dtype=torch.int32)
+    cumulative = torch.tensor([0, *lengths], device=DEVICE).cumsum(0).int()
+    pages = tables.view(len(lengths), -1)
+
+    def call(cache: Tensor) -> Any:
+        return flash.flash_attn_varlen_func(
+            queries,
+            cache[:, :, 0].permute(0, 2, 1, 3),
+            cache[:, :, 1].permute(0, 2, 1, 3),
+            cu_seqlens_q=cumulative,
+            max_seqlen_q=max(lengths),
+            seqused_k=ends,
+            page_table=pages,
+            causal=True,
+        )
+
+    spent = seconds([partial(call, cache) for cache in slab], 4)
+    return {"kernel": name, "config": "flash-attn-4", "us": spent * 1e6, "TFLOP/s": flops / spent / 1e12}
+
+
+def elementwise() -> list[Result]:
+    results = []
+    for rows, (hidden, mlp, heads) in itertools.product((1, 256, 16384), ((1024, 3072, 16), (4096, 12288, 32))):
+        many = 40 if rows < 1000 else 2
+        weight = torch.randn(hidden, device=DEVICE, dtype=BF16)
+        pairs = [torch.randn(2, rows, hidden, device=DEVICE, dtype=BF16) for _ in range(many)]
+        spent = seconds([partial(add_rms_norm, p[0], p[1], weight, 1e-6) for p in pairs])
+        results.append(_bandwidth(f"add_rms_norm {rows}x{hidden}", spent, 4 * rows * hidden * 2))
+        gates = [torch.randn(rows, 2 * mlp, device=DEVICE, dtype=BF16) for _ in range(many)]
+        spent = seconds([partial(silu_mul, g) for g in gates])
+        results.append(_bandwidth(f"silu_mul {rows}x{mlp}", spent, 3 * rows * mlp * 2))
+        blocks = -(-rows // 64) + 1
+        slab = torch.zeros(many, blocks, 8, 2, 64, 128, device=DEVICE, dtype=BF16)
+        qkv = torch.randn(many, rows, heads + 16, 128, device=DEVICE, dtype=BF16)
+        positions = torch.arange(rows, device=DEVICE, dtype=torch.int32)
+        table = torch.randn(rows, 128, device=DEVICE)
+        norm = torch.randn(128, device=DEVICE, dtype=BF16)
+        calls = [
+            partial(rotate_store, q, cache, positions, positions, table, norm, norm, 1e-6)
+            for q, cache in zip(qkv, slab, strict=True)
+        ]
+        results.append(_bandwidth(f"rotate_store {rows}x{heads}", seconds(calls), 2 * rows * (heads + 16) * 128 * 2))
+    for result in results:
+        print(result, flush=True)
+    return results
+
+
+def _bandwidth(name: str, spent: float, nbytes: int) -> Result:
+    return {"kernel": name, "us": spent * 1e6, "GB/s": nbytes / spent / 1e9}
+
+
+def matmul() -> list[Result]:
+    shapes = {
+        "0.6b": {"qkv": (4096, 1024), "out": (1024, 2048), "gate_up": (6144, 1024), "down": (1024, 3072)},
+        "8b": {"qkv": (6144, 4096), "out": (4096, 4096), "gate_up": (24576, 4096), "down": (4096, 12288)},
+    }
+    results = []
+    for model, named in shapes.items():
+        named = named | {"head": (151936, named["qkv"][1])}
+        for name, (n, k) in named.items():
+            copies = max(1, min(40, int(1.5e9 // (n * k * 2))))
+            weights = torch.randn(copies, n, k, device=DEVICE, dtype=BF16) * k**-0.5
+            for rows in (1, 4, 16, 64, 256, 16384):
+                if rows == 16384 and name == "head":
+                    continue
+                x = torch.randn(rows, k, device=DEVICE, dtype=BF16)
+                spent = seconds([partial(F.linear, x, w) for w in weights[: 4 if rows > 1000 else copies]])
+                results.append(
+                    {
+                        "kernel": f"matmul {model} {name} {rows}x{n}x{k}",
+                        "us": spent * 1e6,
+                        "GB/s": (n * k + rows * (n + k)) * 2 / spent / 1e9,
+                        "TFLOP/s": 2 * rows * n * k / spent / 1e12,
+                    }
+                )
+                print(results[-1], flush=True)
+            del weights
+    return results
+
+
+def sampler() -> list[Result]:
+    results = []
+    for rows in (1, 32, 256):
+        logits = [torch.randn(rows, 151936, device=DEVICE, dtype=BF16) for _ in range(4 if rows > 1 else 40)]
+        scratch = partial_buffers(rows, 151936, DEVICE)
+        out = torch.zeros(rows, dtype=torch.int32, device=DEVICE)
+        seeds = torch.zeros(rows, 2, dtype=torch.int32, device=DEVICE)
+        for temperature in (0.0, 0.6):
+            temperatures = torch.full((rows,), temperature, device=DEVICE)
+            calls = [partial(sample, x, temperatures, seeds, out, scratch, out) for x in logits]
+            results.append(_bandwidth(f"sample {rows} at {temperature}", seconds(calls), rows * 151936 * 2))
+            print(results[-1], flush=True)
+    return results
+
+
+SECTIONS = {f.__name__: f for f in (copy, decode, prefill, elementwise, matmul, sampler)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--section", default=",".join(SECTIONS))
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    arguments = parser.parse_args()
+    results: list[Result] = []
+    with torch.inference_mode():
+        for name in arguments.section.split(","):
+            try:
+                results += SECTIONS[name]()
+            except Exception as error:
+                traceback.print_exc()
+                results.append({"kernel": name, "error": str(error)[:200]})
+            torch.cuda.empty_cache()
+    print()
+    for result in results:
+        numbers = "  ".join(f"{key} {value:,.1f}" for key, value in result.items() if isinstance(value, float))
+        print(f"{result['kernel']:<48} {numbers}  {result.get('config', '')}{result.get('error', '')}")
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    document = {"machine": describe(), "results": results}
+    (arguments.out / "kernel-speed.json").write_text(json.dumps(document, indent=1))
+
+
+if __name__ == "__main__":
+    main()

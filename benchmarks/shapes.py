@@ -1,0 +1,30 @@
+"""Model shapes that measurements use: what decides speed is in the shape, so the weights may be random."""
+
+from dataclasses import replace
+
+from engine.model_config import ModelConfig
+
+_SMALL = ModelConfig(
+    architecture="qwen3",
+    vocab_size=151936,
+    hidden_size=1024,
+    intermediate_size=3072,
+    num_layers=28,
+    num_heads=16,
+    num_kv_heads=8,
+    head_dim=128,
+    max_position=40960,
+    rms_norm_eps=1e-6,
+    rope_theta=1e6,
+    rope_scaling=None,
+    tie_word_embeddings=True,
+    dtype="bfloat16",
+)
+
+SHAPES = {
+    "0.6b": _SMALL,
+    "8b": replace(
+        _SMALL, hidden_size=4096, intermediate_size=12288, num_layers=36, num_heads=32, tie_word_embeddings=False
+    ),
+}
+"""Qwen3-0.6B and Qwen3-8B"""

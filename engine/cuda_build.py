@@ -1,0 +1,123 @@
+"""Puts a CudaRunner together. Apart from the runner because everything in here needs Triton."""
+
+import dataclasses
+from dataclasses import dataclass
+
+import structlog
+import torch
+from torch import Tensor
+
+from baton.errors import ConfigError
+from engine.cuda_runner import CudaRunner
+from engine.flash_attention import FlashAttention
+from engine.kernels.decode_attention import DecodeScratch
+from engine.kernels.prefill_attention import query_tile
+from engine.model_config import ModelConfig
+from engine.models.registry import MODELS
+from engine.rope import RotaryEmbedding
+from engine.sampler import Sampler
+from engine.step_inputs import StepBuffer
+from engine.triton_attention import TritonAttention
+from engine.triton_operations import TritonOperations
+from engine.weights import TensorSource
+from kvtransfer.device_memory import DeviceSlab
+from kvtransfer.layout import SlabLayout
+
+log = structlog.get_logger()
+
+_GRAPH_BYTES = 1 << 30  # what CUDA graphs keep: their kernels' parameters and one step's activations
+_SPARE_SHARE = 0.03  # of the device, for what fragmentation and other libraries take
+_PROGRAMS_PER_PROCESSOR = 4  # of decode attention, enough to hide the latency of memory
+
+
+def build_cuda_runner(
+    config: ModelConfig,
+    weights: TensorSource,
+    slab: Tensor,
+    eos_token_ids: frozenset[int],
+    *,
+    max_batch_tokens: int,
+    max_running: int,
+    max_model_len: int,
+    flash: bool,
+) -> CudaRunner:
+    """On the slab's device, in its dtype. CUDA graphs are captured later, see CudaRunner.capture. Raises ModelError."""
+    device, block_size = slab.device, slab.shape[4]
+    extra_pieces = -(-_PROGRAMS_PER_PROCESSOR * _num_processors(device) // config.num_kv_heads)
+    max_rows = min(max_running, max_batch_tokens)
+    sampled = torch.zeros(max_batch_tokens, dtype=torch.int32, device=device)
+    model = MODELS[config.architecture](config, weights, TritonOperations(sampled))
+    scratch = DecodeScratch.allocate(
+        max_rows, extra_pieces, config.num_heads, config.num_kv_heads, config.head_dim, device
+    )
+    attention_type = FlashAttention if flash else TritonAttention
+    attention = attention_type(RotaryEmbedding(config, device).table(max_model_len), scratch)
+    buffer = StepBuffer(
+        max_tokens=max_batch_tokens,
+        table_words=max_running * -(-max_model_len // block_size),
+        block_size=block_size,
+        extra_pieces=extra_pieces,
+        query_tile=query_tile(slab.dtype),
+        with_page_table=attention.with_page_table,
+        device=device,
+    )
+    return CudaRunner(model, attention, slab, sampled, buffer, Sampler(eos_token_ids), max_rows)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuEngine:
+    runner: CudaRunner
+    slab: DeviceSlab
+
+
+def build_on_gpu(
+    config: ModelConfig,
+    weights: TensorSource,
+    eos_token_ids: frozenset[int],
+    *,
+    dtype: str,
+    block_size: int,
+    kv_bytes: int | None,
+    max_batch_tokens: int,
+    max_running: int,
+    max_model_len: int,
+    flash: bool,
+    graphs: bool = True,
+) -> GpuEngine:
+    """Loads the model, sizes the KV pool from the memory that the largest step leaves (`kv_bytes` None), captures.
+
+    Raises ModelError, and ConfigError when no KV block fits.
+    """
+    device = torch.device("cuda", torch.cuda.current_device())
+    one_block = SlabLayout(config.num_layers, 1, config.num_kv_heads, block_size, config.head_dim, dtype)
+    probe = DeviceSlab(one_block, device)
+    runner = build_cuda_runner(
+        config,
+        weights,
+        probe.tensor,
+        eos_token_ids,
+        max_batch_tokens=max_batch_tokens,
+        max_running=max_running,
+        max_model_len=max_model_len,
+        flash=flash,
+    )
+    peak = runner.measure_peak(max_model_len)
+    free, total = torch.cuda.mem_get_info(device)
+    room = free - peak - _GRAPH_BYTES - int(total * _SPARE_SHARE)
+    if kv_bytes is None or kv_bytes > room:
+        kv_bytes = room
+    num_blocks = kv_bytes // one_block.nbytes
+    if num_blocks < 1:
+        raise ConfigError("engine.kv_memory", f"{free >> 20} MiB are free, and a step alone takes {peak >> 20} MiB")
+    slab = DeviceSlab(dataclasses.replace(one_block, num_blocks=num_blocks), device)
+    runner.attach(slab.tensor)
+    if graphs:
+        runner.capture()
+    log.info("gpu engine built", blocks=num_blocks, kv_bytes=slab.layout.nbytes, peak_bytes=peak, flash=flash)
+    return GpuEngine(runner, slab)
+
+
+def _num_processors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 2  # the interpreter's programs run one after the other; this splits contexts now and then
+    return torch.cuda.get_device_properties(device).multi_processor_count

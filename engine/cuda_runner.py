@@ -1,0 +1,180 @@
+"""Runs batches on a GPU without ever waiting for it, except where tokens are read. Workers build one at start.
+
+A step is one copy of its indices to the device, a CUDA graph (decodes) or launches (anything with a prompt chunk), and
+one copy of its tokens back. The tokens of a step feed the next one on the device, so the next one can be submitted
+before anyone on the host has seen them. On CPU the same code runs in Triton's interpreter, for tests.
+"""
+
+import itertools
+from collections.abc import Sequence as Run
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from baton_proto.sampling import SamplingParams
+from engine.attention import StepAttention
+from engine.batch import Batch, LayerDone, SampledToken, ScheduledSequence
+from engine.decode_graphs import LARGEST_GRAPH, DecodeGraphs
+from engine.kernels.sampling import partial_buffers, sample
+from engine.models.llama import Llama
+from engine.sampler import Sampler
+from engine.sequence import Sequence
+from engine.step_inputs import StepBuffer, StepInputs, rows_of
+from engine.triton_attention import TritonAttention
+
+_ON_THE_WAY = 3  # steps whose tokens may be unread: depth + 1, and one that failed
+
+
+@dataclass(frozen=True, slots=True)
+class CudaStep:
+    """Implements `engine.batch.StepOnItsWay`."""
+
+    host: Tensor  # int32 [samples], pinned
+    copied: torch.cuda.Event | None
+    known: dict[int, SampledToken]  # by sample, those that were drawn on the host
+
+    def tokens(self) -> Run[SampledToken]:
+        if self.copied is not None:
+            self.copied.synchronize()
+        tokens = [SampledToken(token_id, None) for token_id in self.host.tolist()]
+        for index, token in self.known.items():
+            tokens[index] = token
+        return tokens
+
+
+class CudaRunner:
+    """Implements `engine.batch.Runner`. Owned by the engine thread."""
+
+    depth = 1
+
+    def __init__(
+        self,
+        model: Llama,
+        attention: TritonAttention,
+        slab: Tensor,
+        sampled: Tensor,
+        buffer: StepBuffer,
+        sampler: Sampler,
+        max_rows: int,
+    ) -> None:
+        """`sampled`: int32, a place for each token that one step can sample; the model's `embed` reads it."""
+        self.num_layers = model.config.num_layers
+        self._model = model
+        self._attention = attention
+        self._slab = slab
+        self._sampled = sampled
+        self._buffer = buffer
+        self._sampler = sampler
+        self._partial = partial_buffers(len(sampled), model.config.vocab_size, slab.device)
+        self._rows: dict[Sequence, int] = {}  # where `sampled` holds the last step's tokens
+        self._is_cuda = slab.device.type == "cuda"
+        hosts = [torch.zeros(len(sampled), dtype=torch.int32, pin_memory=self._is_cuda) for _ in range(_ON_THE_WAY)]
+        self._hosts = itertools.cycle(hosts)
+        self._graphs: DecodeGraphs | None = None
+        self._logits = torch.empty(0)  # of the last graph that ran
+        self._max_rows = max_rows
+
+    @torch.inference_mode()
+    def measure_peak(self, max_model_len: int) -> int:
+        """Bytes that the largest step takes beside weights and KV. Any slab will do, it need not hold the tokens."""
+        self._run_largest(max_model_len)
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        self._run_largest(max_model_len)
+        torch.cuda.synchronize()
+        peak = torch.cuda.max_memory_allocated() - before
+        torch.cuda.empty_cache()
+        return peak
+
+    def _run_largest(self, max_model_len: int) -> None:
+        """As many tokens and as many samples as a step can have, all of them in the slab's first block."""
+        num_tokens = min(max_model_len, max(1, len(self._sampled) // self._max_rows))
+        blocks = [0] * -(-num_tokens // self._slab.shape[4])
+        items = []
+        for index in range(min(self._max_rows, len(self._sampled) // num_tokens)):
+            sequence = Sequence(f"peak {index}", [0] * num_tokens, num_tokens, SamplingParams(max_tokens=1))
+            sequence.block_table = blocks
+            items.append(ScheduledSequence(sequence, 0, num_tokens, sample=True))
+        self.submit(Batch(items, []))
+        self._rows = {}
+
+    def attach(self, slab: Tensor) -> None:
+        """Another slab than the one it was built with; before `capture`."""
+        assert self._graphs is None
+        self._slab = slab
+
+    @torch.inference_mode()
+    def capture(self) -> None:
+        """Records the CUDA graphs; until then, and on CPU, every step is launched kernel by kernel."""
+        if self._is_cuda:
+            shape = (min(self._max_rows, LARGEST_GRAPH), self._model.config.vocab_size)
+            self._logits = torch.empty(shape, dtype=self._slab.dtype, device=self._slab.device)
+            self._graphs = DecodeGraphs(self._max_rows, self._clear, self._run_padded)
+
+    @torch.inference_mode()
+    def submit(self, batch: Batch, layer_done: LayerDone | None = None) -> CudaStep:
+        size = None
+        if self._graphs is not None and not batch.prefill:
+            size = self._graphs.size_for(len(batch.decode))
+        shape = self._buffer.shape(batch) if size is None else self._buffer.decode_shape(size)
+        self._buffer.send(batch, shape, self._rows)
+        if size is None or self._graphs is None:
+            logits = self._run(self._buffer.view(shape), shape.tokens - shape.rows, layer_done)
+        else:
+            self._graphs.replay(size)
+            logits = self._logits[:size]
+            if layer_done is not None:
+                for layer in range(self.num_layers):
+                    layer_done(layer)
+        self._rows = rows_of(batch.items)
+        return self._read_back(logits, list(self._rows))
+
+    def _clear(self, rows: int) -> None:
+        self._buffer.clear(self._buffer.decode_shape(rows))
+
+    def _run_padded(self, rows: int) -> None:
+        self._run(self._buffer.view(self._buffer.decode_shape(rows)), 0, None, self._logits[:rows])
+
+    def _run(
+        self,
+        inputs: StepInputs,
+        num_prefill_tokens: int,
+        layer_done: LayerDone | None,
+        logits_out: Tensor | None = None,
+    ) -> Tensor | None:
+        """Logits of the rows that are sampled, None when there are none; their tokens are in `sampled`."""
+        attend = StepAttention(self._attention, inputs, self._slab, num_prefill_tokens, layer_done)
+        hidden, delta = self._model.forward(inputs.token_ids, attend)
+        if inputs.shape.samples == 0:
+            return None
+        if num_prefill_tokens:  # decodes are sampled each, in order
+            hidden, delta = (t.index_select(0, inputs.sample_rows) for t in (hidden, delta))
+        logits = self._model.logits(hidden, delta, logits_out)
+        sample(logits, inputs.temperatures, inputs.seeds, inputs.output_positions, self._partial, self._sampled)
+        return logits
+
+    def _read_back(self, logits: Tensor | None, sequences: list[Sequence]) -> CudaStep:
+        known: dict[int, SampledToken] = {}
+        if logits is not None:
+            known = self._sample_on_host(logits, sequences)
+        host = next(self._hosts)[: len(sequences)]
+        host.copy_(self._sampled[: len(sequences)], non_blocking=True)
+        copied = None
+        if self._is_cuda:
+            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            copied.record()
+        return CudaStep(host, copied, known)
+
+    def _sample_on_host(self, logits: Tensor, sequences: list[Sequence]) -> dict[int, SampledToken]:
+        """Rows whose sampling the kernel does not know: they wait for the device, the batch with them."""
+        rows = [row for row, sequence in enumerate(sequences) if not self._sampler.is_plain(sequence)]
+        if not rows:
+            return {}
+        at = torch.tensor(rows, device=logits.device)
+        tokens = self._sampler.sample(logits[at], [sequences[row] for row in rows])
+        ids = torch.tensor([token.token_id for token in tokens], dtype=torch.int32, device=logits.device)
+        self._sampled[at] = ids
+        return dict(zip(rows, tokens, strict=True))

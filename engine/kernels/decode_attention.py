@@ -1,0 +1,243 @@
+"""Attention of one query per sequence over the paged cache, split along the context so that few long sequences fill the
+chip as well as many short ones (flash-decoding).
+
+The host cuts the contexts into pieces (`plan_pieces`); the grid is fixed and programs without a piece end at once, so
+the launch can be captured in a CUDA graph. The last program to finish a sequence's head merges its pieces.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+# What benchmarks/kernel_speed.py found best on an H200.
+TILE = 64  # tokens that a program loads at once; pieces begin at multiples of it
+NUM_WARPS = 4
+NUM_STAGES = 3
+_MIN_ROWS = 16  # of a tl.dot: the query heads of a KV head are padded to it
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """int32 arrays. Pieces of one row are neighbours; row r owns `count[r]` of them from `first[r]` on."""
+
+    row: np.ndarray  # [pieces]
+    start: np.ndarray  # [pieces], first token
+    end: np.ndarray  # [pieces]
+    first: np.ndarray  # [rows]
+    count: np.ndarray  # [rows]
+
+
+def plan_pieces(lengths: np.ndarray, extra: int) -> Pieces:
+    """Cuts contexts of `lengths` tokens into pieces of about equal length, at most len(lengths) + extra of them."""
+    piece = max(1, -(-int(lengths.sum()) // max(extra, 1)))
+    count = -(-lengths // piece)
+    size = -(-lengths // count)
+    size = -(-size // TILE) * TILE
+    count = -(-lengths // size)
+    first = np.cumsum(count) - count
+    row = np.repeat(np.arange(len(lengths)), count)
+    start = (np.arange(len(row)) - first[row]) * size[row]
+    end = np.minimum(start + size[row], lengths[row])
+    assert len(row) <= len(lengths) + extra
+    return Pieces(*(array.astype(np.int32) for array in (row, start, end, first, count)))
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeScratch:
+    """Unfinished results, shared by all layers: they run one after the other. `arrived` is zero between launches."""
+
+    mixed: Tensor  # float32 [pieces, heads, head_dim]
+    log_sums: Tensor  # float32 [pieces, heads], base 2
+    arrived: Tensor  # int32 [rows * kv_heads]
+
+    @classmethod
+    def allocate(
+        cls, max_rows: int, extra: int, heads: int, kv_heads: int, head_dim: int, device: torch.device
+    ) -> "DecodeScratch":
+        pieces = max_rows + extra
+        return cls(
+            torch.empty(pieces, heads, head_dim, dtype=torch.float32, device=device),
+            torch.empty(pieces, heads, dtype=torch.float32, device=device),
+            torch.zeros(max_rows * kv_heads, dtype=torch.int32, device=device),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DecodePlan:
+    """What the launches of one step share: int32 on the device."""
+
+    piece_row: Tensor  # [grid]; negative: no piece
+    piece_start: Tensor  # [grid]
+    piece_end: Tensor  # [grid]
+    first_piece: Tensor  # [rows]
+    num_pieces: Tensor  # [rows]
+    table_start: Tensor  # [rows], where a row's block table begins in `tables`
+    tables: Tensor  # block ids of all rows, one after the other
+
+
+def decode_attention(queries: Tensor, layer_cache: Tensor, plan: DecodePlan, scratch: DecodeScratch) -> Tensor:
+    """[rows, heads, head_dim] like `queries`, whose last two dimensions are contiguous.
+
+    layer_cache: [blocks, kv_heads, 2, block_size, head_dim]. Rows without a piece come back undefined.
+    """
+    rows, heads, head_dim = queries.shape
+    _, kv_heads, _, block_size, _ = layer_cache.shape
+    group = heads // kv_heads
+    out = torch.empty(rows, heads, head_dim, dtype=queries.dtype, device=queries.device)
+    wide = queries.dtype == torch.float32
+    _decode[(len(plan.piece_row), kv_heads)](
+        queries,
+        layer_cache,
+        out,
+        scratch.mixed,
+        scratch.log_sums,
+        scratch.arrived,
+        plan.piece_row,
+        plan.piece_start,
+        plan.piece_end,
+        plan.first_piece,
+        plan.num_pieces,
+        plan.table_start,
+        plan.tables,
+        queries.stride(0),
+        math.log2(math.e) / head_dim**0.5,
+        KV_HEADS=kv_heads,
+        GROUP=group,
+        ROWS=max(_MIN_ROWS, triton.next_power_of_2(group)),
+        HEAD_DIM=head_dim,
+        BLOCK_SIZE=block_size,
+        TILE=TILE,
+        PRECISION="ieee" if wide else "tf32",
+        num_warps=NUM_WARPS,
+        num_stages=1 if wide else NUM_STAGES,
+    )
+    return out
+
+
+def decode_attention_reference(
+    queries: Tensor, layer_cache: Tensor, lengths: list[int], tables: list[list[int]]
+) -> Tensor:
+    """Densely, sequence by sequence, in float64."""
+    _, kv_heads, _, block_size, head_dim = layer_cache.shape
+    results = []
+    for query, length, table in zip(queries.double(), lengths, tables, strict=True):
+        blocks = layer_cache[torch.tensor(table[: -(-length // block_size)], device=queries.device)].double()
+        keys, values = blocks.permute(2, 1, 0, 3, 4).reshape(2, kv_heads, -1, head_dim)[:, :, :length]
+        grouped = query.view(kv_heads, -1, head_dim)
+        scores = torch.einsum("kgd,ktd->kgt", grouped, keys) / head_dim**0.5
+        results.append(torch.einsum("kgt,ktd->kgd", scores.softmax(-1), values).reshape(query.shape))
+    return torch.stack(results)
+
+
+@triton.jit
+def _decode(
+    queries,
+    cache,
+    out,
+    mixed,
+    log_sums,
+    arrived,
+    piece_row,
+    piece_start,
+    piece_end,
+    first_piece,
+    num_pieces,
+    table_start,
+    tables,
+    query_stride,
+    scale,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """A program is one piece under one KV head, for all query heads of it."""
+    piece = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    row = tl.load(piece_row + piece)
+    if row >= 0:
+        start = tl.load(piece_start + piece)
+        end = tl.load(piece_end + piece)
+        table = tables + tl.load(table_start + row)
+        members = tl.arange(0, ROWS)
+        dims = tl.arange(0, HEAD_DIM)
+        slots = tl.arange(0, TILE)
+        is_member = (members < GROUP)[:, None]
+        heads = kv_head * GROUP + members
+        at = heads[:, None] * HEAD_DIM + dims[None, :]
+        query = tl.load(queries + row.to(tl.int64) * query_stride + at, mask=is_member, other=0.0)
+        best = tl.full((ROWS,), float("-inf"), tl.float32)
+        total = tl.zeros((ROWS,), tl.float32)
+        result = tl.zeros((ROWS, HEAD_DIM), tl.float32)
+        for first in tl.range(start, end, TILE):
+            tokens = first + slots
+            valid = tokens < end
+            if TILE <= BLOCK_SIZE:  # tiles do not cross blocks: one block id for all of it
+                block = tl.load(table + first // BLOCK_SIZE).to(tl.int64)
+                base = (block * KV_HEADS + kv_head) * (2 * BLOCK_SIZE * HEAD_DIM)
+                offsets = base + (first % BLOCK_SIZE + slots) * HEAD_DIM
+            else:
+                blocks = tl.load(table + tokens // BLOCK_SIZE, mask=valid, other=0).to(tl.int64)
+                bases = (blocks * KV_HEADS + kv_head) * (2 * BLOCK_SIZE * HEAD_DIM)
+                offsets = bases + (tokens % BLOCK_SIZE) * HEAD_DIM
+            keys = tl.load(cache + offsets[None, :] + dims[:, None], mask=valid[None, :], other=0.0)
+            scores = tl.dot(query, keys, input_precision=PRECISION) * scale
+            scores = tl.where(valid[None, :], scores, float("-inf"))
+            new_best = tl.maximum(best, tl.max(scores, axis=1))
+            weights = tl.exp2(scores - new_best[:, None])
+            shrink = tl.exp2(best - new_best)
+            total = total * shrink + tl.sum(weights, axis=1)
+            at_values = cache + BLOCK_SIZE * HEAD_DIM + offsets[:, None] + dims[None, :]
+            values = tl.load(at_values, mask=valid[:, None], other=0.0)
+            result = result * shrink[:, None]
+            result = tl.dot(weights.to(values.dtype), values, result, input_precision=PRECISION)
+            best = new_best
+        result = result / total[:, None]
+        out_at = out + row.to(tl.int64) * (KV_HEADS * GROUP * HEAD_DIM) + at
+        pieces = tl.load(num_pieces + row)
+        if pieces == 1:
+            tl.store(out_at, result.to(out.dtype.element_ty), mask=is_member)
+        else:
+            num_heads: tl.constexpr = KV_HEADS * GROUP
+            tl.store(mixed + piece * (num_heads * HEAD_DIM) + at, result, mask=is_member)
+            tl.store(log_sums + piece * num_heads + heads, best + tl.log2(total), mask=members < GROUP)
+            tl.debug_barrier()  # all threads have stored before one of them says so
+            before = tl.atomic_add(arrived + row * KV_HEADS + kv_head, 1, sem="acq_rel")
+            if before == pieces - 1:
+                tl.store(arrived + row * KV_HEADS + kv_head, 0)
+                origin = tl.load(first_piece + row)
+                for member in tl.static_range(GROUP):
+                    _merge(mixed, log_sums, out, row, kv_head * GROUP + member, origin, pieces, num_heads, HEAD_DIM)
+
+
+@triton.jit
+def _merge(mixed, log_sums, out, row, head, origin, pieces, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr):
+    """The pieces' results are read past the L1 cache: other multiprocessors wrote them."""
+    at_once: tl.constexpr = 16
+    dims = tl.arange(0, HEAD_DIM)
+    best = float("-inf")
+    total = 0.0
+    result = tl.zeros((HEAD_DIM,), tl.float32)
+    for first in range(0, pieces, at_once):
+        index = first + tl.arange(0, at_once)
+        valid = index < pieces
+        at = (origin + index) * HEADS + head
+        log_sum = tl.load(log_sums + at, mask=valid, other=float("-inf"), cache_modifier=".cg")
+        at_parts = mixed + at[:, None] * HEAD_DIM + dims[None, :]
+        parts = tl.load(at_parts, mask=valid[:, None], other=0.0, cache_modifier=".cg")
+        new_best = tl.maximum(best, tl.max(log_sum, axis=0))
+        shrink = tl.exp2(best - new_best)
+        weights = tl.exp2(log_sum - new_best)
+        result = result * shrink + tl.sum(parts * weights[:, None], axis=0)
+        total = total * shrink + tl.sum(weights, axis=0)
+        best = new_best
+    to = out + (row.to(tl.int64) * HEADS + head) * HEAD_DIM + dims
+    tl.store(to, (result / total).to(out.dtype.element_ty))

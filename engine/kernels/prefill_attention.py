@@ -1,0 +1,207 @@
+"""Causal attention of prompt chunks over the paged cache: queries of several sequences lie flat, and each chunk sees
+its sequence from the beginning. What serves on CUDA where flash-attn is not installed."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+# Queries and keys per tile, warps, stages. float32 has no tensor cores here, and registers for fewer.
+HALF_TILES = (128, 64, 8, 3)
+FLOAT_TILES = (32, 32, 4, 1)
+
+
+def query_tile(dtype: torch.dtype) -> int:
+    """Queries that a program takes."""
+    return (FLOAT_TILES if dtype == torch.float32 else HALF_TILES)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillPlan:
+    """What the launches of one step share: int32 on the device. A tile is up to `query_tile` queries of one chunk."""
+
+    tile_chunk: Tensor  # [tiles]
+    tile_start: Tensor  # [tiles], first query of the tile within its chunk
+    query_start: Tensor  # [chunks], row of a chunk's first query
+    context: Tensor  # [chunks], tokens of the sequence before the chunk
+    length: Tensor  # [chunks], queries
+    table_start: Tensor  # [chunks], where a chunk's block table begins in `tables`
+    tables: Tensor
+
+
+def plan_tiles(lengths: np.ndarray, tile: int) -> tuple[np.ndarray, np.ndarray]:
+    """(chunk, first query) of each tile, those that see most of their chunk first: they take longest."""
+    count = -(-lengths // tile)
+    chunk = np.repeat(np.arange(len(lengths)), count)
+    start = (np.arange(len(chunk)) - (np.cumsum(count) - count)[chunk]) * tile
+    return chunk[::-1].astype(np.int32), start[::-1].astype(np.int32)
+
+
+def prefill_attention(queries: Tensor, layer_cache: Tensor, plan: PrefillPlan) -> Tensor:
+    """[tokens, heads, head_dim] like `queries`, whose last two dimensions are contiguous.
+
+    layer_cache: [blocks, kv_heads, 2, block_size, head_dim], the chunks' own keys and values included.
+    """
+    tokens, heads, head_dim = queries.shape
+    _, kv_heads, _, block_size, _ = layer_cache.shape
+    out = torch.empty(tokens, heads, head_dim, dtype=queries.dtype, device=queries.device)
+    wide = queries.dtype == torch.float32
+    tile, key_tile, num_warps, num_stages = FLOAT_TILES if wide else HALF_TILES
+    _prefill[(heads, len(plan.tile_chunk))](
+        queries,
+        layer_cache,
+        out,
+        plan.tile_chunk,
+        plan.tile_start,
+        plan.query_start,
+        plan.context,
+        plan.length,
+        plan.table_start,
+        plan.tables,
+        queries.stride(0),
+        math.log2(math.e) / head_dim**0.5,
+        HEADS=heads,
+        KV_HEADS=kv_heads,
+        HEAD_DIM=head_dim,
+        BLOCK_SIZE=block_size,
+        QUERY_TILE=tile,
+        KEY_TILE=key_tile,
+        PRECISION="ieee" if wide else "tf32",
+        num_warps=num_warps,
+        num_stages=num_stages,
+    )
+    return out
+
+
+def prefill_attention_reference(
+    queries: Tensor, layer_cache: Tensor, contexts: list[int], lengths: list[int], tables: list[list[int]]
+) -> Tensor:
+    """Densely, chunk by chunk, in float64."""
+    _, kv_heads, _, block_size, head_dim = layer_cache.shape
+    results = []
+    for query, context, table in zip(queries.double().split(lengths), contexts, tables, strict=True):
+        end = context + len(query)
+        blocks = layer_cache[torch.tensor(table[: -(-end // block_size)], device=queries.device)].double()
+        keys, values = blocks.permute(2, 1, 0, 3, 4).reshape(2, kv_heads, -1, head_dim)[:, :, :end]
+        grouped = query.view(len(query), kv_heads, -1, head_dim)
+        scores = torch.einsum("qkgd,ktd->kgqt", grouped, keys) / head_dim**0.5
+        visible = torch.ones(len(query), end, dtype=torch.bool, device=queries.device).tril(context)
+        scores = scores.masked_fill(~visible, float("-inf"))
+        results.append(torch.einsum("kgqt,ktd->qkgd", scores.softmax(-1), values).reshape(query.shape))
+    return torch.cat(results)
+
+
+@triton.jit
+def _prefill(
+    queries,
+    cache,
+    out,
+    tile_chunk,
+    tile_start,
+    query_start,
+    context_lengths,
+    lengths,
+    table_start,
+    tables,
+    query_stride,
+    scale,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    QUERY_TILE: tl.constexpr,
+    KEY_TILE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """A program is one tile of queries under one head."""
+    head = tl.program_id(0)
+    tile = tl.program_id(1)
+    chunk = tl.load(tile_chunk + tile)
+    begin = tl.load(tile_start + tile)
+    context = tl.load(context_lengths + chunk)
+    length = tl.load(lengths + chunk)
+    table = tables + tl.load(table_start + chunk)
+    kv_head = head // (HEADS // KV_HEADS)
+    members = begin + tl.arange(0, QUERY_TILE)
+    dims = tl.arange(0, HEAD_DIM)
+    rows = (tl.load(query_start + chunk) + members).to(tl.int64)
+    is_query = (members < length)[:, None]
+    at = head * HEAD_DIM + dims[None, :]
+    query = tl.load(queries + rows[:, None] * query_stride + at, mask=is_query, other=0.0)
+    positions = context + members
+    best = tl.full((QUERY_TILE,), float("-inf"), tl.float32)
+    total = tl.zeros((QUERY_TILE,), tl.float32)
+    result = tl.zeros((QUERY_TILE, HEAD_DIM), tl.float32)
+    end = tl.minimum(context + begin + QUERY_TILE, context + length)
+    seen_by_all = (context + begin + 1) // KEY_TILE * KEY_TILE
+    best, total, result = _attend(
+        query, cache, table, positions, best, total, result, 0, seen_by_all, end, kv_head, dims, scale,
+        KV_HEADS, HEAD_DIM, BLOCK_SIZE, KEY_TILE, False, PRECISION,
+    )  # fmt: skip
+    best, total, result = _attend(
+        query, cache, table, positions, best, total, result, seen_by_all, end, end, kv_head, dims, scale,
+        KV_HEADS, HEAD_DIM, BLOCK_SIZE, KEY_TILE, True, PRECISION,
+    )  # fmt: skip
+    result = result / total[:, None]
+    tl.store(out + rows[:, None] * (HEADS * HEAD_DIM) + at, result.to(out.dtype.element_ty), mask=is_query)
+
+
+@triton.jit
+def _attend(
+    query,
+    cache,
+    table,
+    positions,
+    best,
+    total,
+    result,
+    start,
+    stop,
+    end,
+    kv_head,
+    dims,
+    scale,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    KEY_TILE: tl.constexpr,
+    MASKED: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Keys [start, stop) in tiles; MASKED ones end at `end` and hide what lies behind a query's position."""
+    slots = tl.arange(0, KEY_TILE)
+    for first in tl.range(start, stop, KEY_TILE):
+        tokens = first + slots
+        if KEY_TILE <= BLOCK_SIZE:
+            block = tl.load(table + first // BLOCK_SIZE).to(tl.int64)
+            base = (block * KV_HEADS + kv_head) * (2 * BLOCK_SIZE * HEAD_DIM)
+            offsets = base + (first % BLOCK_SIZE + slots) * HEAD_DIM
+        else:
+            # Behind the end there may be no block: the last one is read again, and masked.
+            blocks = tl.load(table + tl.minimum(tokens, end - 1) // BLOCK_SIZE).to(tl.int64)
+            bases = (blocks * KV_HEADS + kv_head) * (2 * BLOCK_SIZE * HEAD_DIM)
+            offsets = bases + (tokens % BLOCK_SIZE) * HEAD_DIM
+        if MASKED:
+            keys = tl.load(cache + offsets[None, :] + dims[:, None], mask=(tokens < end)[None, :], other=0.0)
+        else:
+            keys = tl.load(cache + offsets[None, :] + dims[:, None])
+        scores = tl.dot(query, keys, input_precision=PRECISION) * scale
+        if MASKED:
+            scores = tl.where(tokens[None, :] <= positions[:, None], scores, float("-inf"))
+        new_best = tl.maximum(best, tl.max(scores, axis=1))
+        weights = tl.exp2(scores - new_best[:, None])
+        shrink = tl.exp2(best - new_best)
+        total = total * shrink + tl.sum(weights, axis=1)
+        at_values = cache + BLOCK_SIZE * HEAD_DIM + offsets[:, None] + dims[None, :]
+        if MASKED:
+            values = tl.load(at_values, mask=(tokens < end)[:, None], other=0.0)
+        else:
+            values = tl.load(at_values)
+        result = result * shrink[:, None]
+        result = tl.dot(weights.to(values.dtype), values, result, input_precision=PRECISION)
+        best = new_best
+    return best, total, result

@@ -1,0 +1,144 @@
+"""What happens to a token's heads between projection and attention, in one pass: queries and keys are normalised
+(Qwen3) and rotated, keys and values go to their slot of the paged cache."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engine.rope import rotate
+
+_HEADS_AT_ONCE = 8
+
+
+def rotate_store(
+    qkv: Tensor,
+    layer_cache: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    table: Tensor,
+    query_norm: Tensor | None,
+    key_norm: Tensor | None,
+    eps: float,
+) -> Tensor:
+    """Returns the queries [tokens, heads, head_dim], written over their part of `qkv` [tokens, heads + 2 * kv_heads,
+    head_dim].
+
+    slots: int32 [tokens], block * block_size + offset; a negative one is stored nowhere (padding). positions: int32
+    [tokens]. table: float32 [positions, head_dim], the cosines of a position and then its sines. layer_cache:
+    [blocks, kv_heads, 2, block_size, head_dim]; the norms' weights: [head_dim], both or none.
+    """
+    tokens, total, head_dim = qkv.shape
+    _, kv_heads, _, block_size, _ = layer_cache.shape
+    heads = total - 2 * kv_heads
+    query_groups, key_groups = triton.cdiv(heads, _HEADS_AT_ONCE), triton.cdiv(kv_heads, _HEADS_AT_ONCE)
+    _rotate_store[(tokens, query_groups + key_groups)](
+        qkv,
+        layer_cache,
+        slots,
+        positions,
+        table,
+        table if query_norm is None else query_norm,
+        table if key_norm is None else key_norm,
+        eps,
+        HEADS=heads,
+        KV_HEADS=kv_heads,
+        BLOCK_SIZE=block_size,
+        HALF=head_dim // 2,
+        HALF_PADDED=triton.next_power_of_2(head_dim // 2),
+        AT_ONCE=_HEADS_AT_ONCE,
+        QUERY_GROUPS=query_groups,
+        NORMS=query_norm is not None,
+        num_warps=2,
+    )
+    return qkv[:, :heads]
+
+
+def rotate_store_reference(
+    qkv: Tensor,
+    layer_cache: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    table: Tensor,
+    query_norm: Tensor | None,
+    key_norm: Tensor | None,
+    eps: float,
+) -> Tensor:
+    _, kv_heads, _, block_size, head_dim = layer_cache.shape
+    wide = qkv.double()
+    queries, keys, values = wide.split((wide.shape[1] - 2 * kv_heads, kv_heads, kv_heads), dim=1)
+    if query_norm is not None and key_norm is not None:
+        queries = torch.rms_norm(queries, [head_dim], query_norm.double(), eps)
+        keys = torch.rms_norm(keys, [head_dim], key_norm.double(), eps)
+    cos, sin = table[positions.long()].double()[:, None].chunk(2, dim=-1)
+    cos, signed_sin = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+    used = slots >= 0
+    blocks, offsets = (slots[used] // block_size).long(), (slots[used] % block_size).long()
+    layer_cache[blocks, :, 0, offsets] = rotate(keys, cos, signed_sin)[used].to(layer_cache.dtype)
+    layer_cache[blocks, :, 1, offsets] = values[used].to(layer_cache.dtype)
+    return rotate(queries, cos, signed_sin).to(qkv.dtype)
+
+
+@triton.jit
+def _rotate_store(
+    qkv,
+    cache,
+    slots,
+    positions,
+    table,
+    query_norm,
+    key_norm,
+    eps,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HALF: tl.constexpr,
+    HALF_PADDED: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+    QUERY_GROUPS: tl.constexpr,
+    NORMS: tl.constexpr,
+):
+    """A program is one token and up to AT_ONCE heads: of the queries, or of the keys together with their values."""
+    token = tl.program_id(0).to(tl.int64)
+    group = tl.program_id(1)
+    dims = tl.arange(0, HALF_PADDED)[None, :]
+    in_half = dims < HALF
+    position = tl.load(positions + token).to(tl.int64)
+    cos = tl.load(table + position * (2 * HALF) + dims, mask=in_half, other=0.0)
+    sin = tl.load(table + position * (2 * HALF) + HALF + dims, mask=in_half, other=0.0)
+    row = qkv + token * ((HEADS + 2 * KV_HEADS) * 2 * HALF)
+    if group < QUERY_GROUPS:
+        heads = group * AT_ONCE + tl.arange(0, AT_ONCE)[:, None]
+        mask = (heads < HEADS) & in_half
+        at = row + heads * (2 * HALF) + dims
+        first, second = _rotated(at, mask, cos, sin, query_norm, dims, in_half, eps, HALF, NORMS)
+        tl.store(at, first.to(qkv.dtype.element_ty), mask=mask)
+        tl.store(at + HALF, second.to(qkv.dtype.element_ty), mask=mask)
+    else:
+        slot = tl.load(slots + token).to(tl.int64)
+        if slot >= 0:
+            heads = (group - QUERY_GROUPS) * AT_ONCE + tl.arange(0, AT_ONCE)[:, None]
+            mask = (heads < KV_HEADS) & in_half
+            at = row + (HEADS + heads) * (2 * HALF) + dims
+            first, second = _rotated(at, mask, cos, sin, key_norm, dims, in_half, eps, HALF, NORMS)
+            to = cache + ((slot // BLOCK_SIZE * KV_HEADS + heads) * (2 * BLOCK_SIZE) + slot % BLOCK_SIZE) * (2 * HALF)
+            to += dims
+            tl.store(to, first.to(cache.dtype.element_ty), mask=mask)
+            tl.store(to + HALF, second.to(cache.dtype.element_ty), mask=mask)
+            at += KV_HEADS * 2 * HALF
+            to += BLOCK_SIZE * 2 * HALF
+            tl.store(to, tl.load(at, mask=mask), mask=mask)
+            tl.store(to + HALF, tl.load(at + HALF, mask=mask), mask=mask)
+
+
+@triton.jit
+def _rotated(at, mask, cos, sin, norm, dims, in_half, eps, HALF: tl.constexpr, NORMS: tl.constexpr):
+    """Both halves of heads, float32, after norm and rotation of each pair (i, i + HALF)."""
+    first = tl.load(at, mask=mask, other=0.0).to(tl.float32)
+    second = tl.load(at + HALF, mask=mask, other=0.0).to(tl.float32)
+    if NORMS:
+        squares = tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)
+        scale = tl.rsqrt(squares / (2 * HALF) + eps)[:, None]
+        first *= scale * tl.load(norm + dims, mask=in_half, other=0.0).to(tl.float32)
+        second *= scale * tl.load(norm + HALF + dims, mask=in_half, other=0.0).to(tl.float32)
+    return first * cos - second * sin, second * cos + first * sin

@@ -1,0 +1,94 @@
+"""From logits to tokens inside a CUDA graph: argmax of logit / temperature + Gumbel noise, or of the logit alone.
+
+The noise is that of engine/philox.py, so a token does not depend on which of the two samplers drew it.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engine.philox import uniform_rows
+
+_CHUNK = 4096  # tokens of the vocabulary per program
+
+
+def sample(
+    logits: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor, partial: tuple[Tensor, Tensor], out: Tensor
+) -> None:
+    """Writes one token id per row of `logits` [rows, vocab] to int32 `out` [rows or more].
+
+    temperatures: float32 [rows], 0 is greedy. seeds: int32 [rows, 2], low and high word. positions: int32 [rows], the
+    output position of the token. partial: scratch of `partial_buffers`.
+    """
+    rows, vocab = logits.shape
+    chunks = triton.cdiv(vocab, _CHUNK)
+    values, indices = partial
+    assert values.numel() >= rows * chunks
+    _best_of_chunk[(rows, chunks)](
+        logits, temperatures, seeds, positions, values, indices, VOCAB=vocab, CHUNK=_CHUNK, CHUNKS=chunks, num_warps=8
+    )
+    _best_of_row[(rows,)](
+        values, indices, out, VOCAB=vocab, CHUNKS=chunks, PADDED=triton.next_power_of_2(chunks), num_warps=1
+    )
+
+
+def partial_buffers(max_rows: int, vocab: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    size = max_rows * triton.cdiv(vocab, _CHUNK)
+    return (
+        torch.empty(size, dtype=torch.float32, device=device),
+        torch.empty(size, dtype=torch.int32, device=device),
+    )
+
+
+def sample_reference(logits: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+    low, high = (seeds[:, i].long() & 0xFFFFFFFF for i in (0, 1))
+    uniform = uniform_rows(low | high << 32, positions.long(), logits.shape[1])
+    noise = -torch.log(-torch.log1p(-uniform))
+    drawn = logits.float() / temperatures.clamp(min=1e-9)[:, None] + noise
+    return torch.where(temperatures[:, None] > 0, drawn, logits.float()).argmax(-1).int()
+
+
+@triton.jit
+def _best_of_chunk(
+    logits,
+    temperatures,
+    seeds,
+    positions,
+    values,
+    indices,
+    VOCAB: tl.constexpr,
+    CHUNK: tl.constexpr,
+    CHUNKS: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    chunk = tl.program_id(1)
+    columns = chunk * CHUNK + tl.arange(0, CHUNK)
+    scores = tl.load(logits + row * VOCAB + columns, mask=columns < VOCAB, other=float("-inf")).to(tl.float32)
+    temperature = tl.load(temperatures + row)
+    if temperature > 0:
+        low = tl.load(seeds + row * 2).to(tl.uint32, bitcast=True).to(tl.uint64)
+        high = tl.load(seeds + row * 2 + 1).to(tl.uint32, bitcast=True).to(tl.uint64)
+        groups = (chunk * (CHUNK // 4) + tl.arange(0, CHUNK // 4)).to(tl.uint32)
+        zero = groups * 0
+        position = tl.load(positions + row).to(tl.uint32, bitcast=True) + zero
+        w0, w1, w2, w3 = tl.philox(low | (high << 32), groups, position, zero, zero)
+        words = tl.reshape(tl.join(tl.join(w0, w2), tl.join(w1, w3)), (CHUNK,))  # word i of counter g at 4 * g + i
+        uniform = tl.minimum((words.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 0.999999940395355224609375)
+        # -log1p(-u), after Kahan: exact also where 1 - u rounds, which is where the race is decided.
+        rest = 1.0 - uniform
+        exponential = tl.where(rest == 1.0, uniform, -tl.log(rest) * (uniform / (1.0 - rest)))
+        scores = scores / temperature - tl.log(exponential)
+    best = tl.argmax(scores, axis=0)
+    tl.store(values + row * CHUNKS + chunk, tl.max(scores, axis=0))
+    tl.store(indices + row * CHUNKS + chunk, chunk * CHUNK + best)
+
+
+@triton.jit
+def _best_of_row(values, indices, out, VOCAB: tl.constexpr, CHUNKS: tl.constexpr, PADDED: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    chunks = tl.arange(0, PADDED)
+    scores = tl.load(values + row * CHUNKS + chunks, mask=chunks < CHUNKS, other=float("-inf"))
+    chunk = tl.minimum(tl.argmax(scores, axis=0), CHUNKS - 1)
+    token = tl.load(indices + row * CHUNKS + chunk)
+    tl.store(out + row, tl.minimum(token, VOCAB - 1))  # in range even for rows of NaN

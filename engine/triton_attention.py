@@ -1,0 +1,32 @@
+"""Attention with Baton's own Triton kernels: the default on CUDA, and in tests on CPU through Triton's interpreter."""
+
+from torch import Tensor
+
+from engine.attention import HeadNorms
+from engine.kernels.decode_attention import DecodeScratch, decode_attention
+from engine.kernels.prefill_attention import prefill_attention
+from engine.kernels.rotate_store import rotate_store
+from engine.step_inputs import StepInputs
+
+
+class TritonAttention:
+    """Implements `engine.attention.Attention`."""
+
+    with_page_table = False  # whether prefill wants the chunks' block tables as rows of one matrix
+
+    def __init__(self, angles: Tensor, scratch: DecodeScratch) -> None:
+        """`angles`: RotaryEmbedding.table for every position that a sequence can have."""
+        self._angles = angles
+        self._scratch = scratch
+
+    def store(self, qkv: Tensor, norms: HeadNorms | None, layer_cache: Tensor, metadata: StepInputs) -> Tensor:
+        query_norm, key_norm, eps = (None, None, 0.0) if norms is None else (norms.query, norms.key, norms.eps)
+        return rotate_store(
+            qkv, layer_cache, metadata.slots, metadata.positions, self._angles, query_norm, key_norm, eps
+        )
+
+    def prefill(self, queries: Tensor, layer_cache: Tensor, metadata: StepInputs) -> Tensor:
+        return prefill_attention(queries, layer_cache, metadata.prefill)
+
+    def decode(self, queries: Tensor, layer_cache: Tensor, metadata: StepInputs) -> Tensor:
+        return decode_attention(queries, layer_cache, metadata.decode, self._scratch)

@@ -1,0 +1,19 @@
+"""Where kernel tests run, and how exact their results have to be."""
+
+import torch
+from torch import Tensor
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+HALF = torch.bfloat16 if DEVICE.type == "cuda" else torch.float16  # the interpreter truncates to bfloat16
+DTYPES = [torch.float32, HALF]
+TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 6e-3}
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32, scale: float = 1.0) -> Tensor:
+    return (torch.randn(*shape, device=DEVICE) * scale).to(dtype)
+
+
+def relative_error(found: Tensor, expected: Tensor) -> float:
+    """NaN when anything is NaN, which no comparison lets pass."""
+    wide = expected.double()
+    return float((found.double() - wide).norm() / wide.norm())

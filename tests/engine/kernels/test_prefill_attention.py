@@ -1,0 +1,53 @@
+import numpy as np
+import pytest
+import torch
+
+from engine.kernels.prefill_attention import (
+    PrefillPlan,
+    plan_tiles,
+    prefill_attention,
+    prefill_attention_reference,
+    query_tile,
+)
+from tests.engine.kernels.device import DEVICE, DTYPES, TOLERANCE, random, relative_error
+from tests.engine.kernels.paged import PagedCache
+
+
+def check(
+    chunks: list[tuple[int, int]],
+    *,
+    heads: int = 4,
+    kv_heads: int = 2,
+    head_dim: int = 64,
+    block_size: int = 16,
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    """chunks: (tokens before, tokens of the chunk)"""
+    contexts, lengths = [context for context, _ in chunks], [length for _, length in chunks]
+    paged = PagedCache([context + length for context, length in chunks], kv_heads, block_size, head_dim, dtype)
+    tables, starts = paged.flat_tables()
+    tile_chunk, tile_start = plan_tiles(np.array(lengths), query_tile(dtype))
+
+    def tensor(values: list[int] | np.ndarray) -> torch.Tensor:
+        return torch.tensor(np.array(values), dtype=torch.int32, device=DEVICE)
+
+    query_start = np.cumsum(lengths) - np.array(lengths)
+    plan = PrefillPlan(
+        tensor(tile_chunk), tensor(tile_start), tensor(query_start), tensor(contexts), tensor(lengths), starts, tables
+    )
+    queries = random(sum(lengths), heads + 2 * kv_heads, head_dim, dtype=dtype)[:, :heads]
+    found = prefill_attention(queries, paged.cache, plan)
+    expected = prefill_attention_reference(queries, paged.cache, contexts, lengths, paged.tables)
+    assert relative_error(found, expected) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("block_size", [16, 64, 128])
+def test_chunks_of_several_sequences_at_any_offset(dtype: torch.dtype, block_size: int) -> None:
+    check([(0, 1), (0, 130), (77, 40), (128, 3), (63, 65)], block_size=block_size, dtype=dtype)
+
+
+@pytest.mark.parametrize("head_dim", [16, 128])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (9, 3), (4, 1)])
+def test_head_shapes(head_dim: int, heads: int, kv_heads: int) -> None:
+    check([(5, 20), (0, 33)], heads=heads, kv_heads=kv_heads, head_dim=head_dim, block_size=32)

@@ -1,0 +1,56 @@
+import pytest
+import torch
+from torch import Tensor
+
+from engine.kernels.sampling import partial_buffers, sample, sample_reference
+from tests.engine.kernels.device import DEVICE, DTYPES, random
+
+
+def draw(logits: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+    rows, vocab = logits.shape
+    out = torch.full((rows + 2,), -7, dtype=torch.int32, device=DEVICE)
+    sample(logits, temperatures, seeds, positions, partial_buffers(rows, vocab, DEVICE), out)
+    assert out[rows:].tolist() == [-7, -7]
+    return out[:rows]
+
+
+def int32(values: list[int]) -> Tensor:
+    return torch.tensor(values, dtype=torch.int64, device=DEVICE).to(torch.int32)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("vocab", [60, 512, 10_001])
+def test_draws_are_those_of_the_reference(dtype: torch.dtype, vocab: int) -> None:
+    rows = 12
+    logits = random(rows, vocab, dtype=dtype, scale=3)
+    temperatures = torch.tensor([0.0, 0.6, 1.0, 2.5] * 3, device=DEVICE)
+    seeds = torch.randint(-(2**31), 2**31 - 1, (rows, 2), device=DEVICE).to(torch.int32)
+    seeds[:, 1] &= 0x7FFFFFFF
+    positions = torch.randint(0, 5000, (rows,), dtype=torch.int32, device=DEVICE)
+    found = draw(logits, temperatures, seeds, positions)
+    assert torch.equal(found, sample_reference(logits, temperatures, seeds, positions))
+    assert torch.equal(found[::4], logits[::4].argmax(-1).int())
+
+
+def test_a_token_does_not_depend_on_its_row() -> None:
+    logits = random(1, 5000).expand(6, -1).contiguous()
+    seeds = int32([5, 0, 9, 1] * 3).view(6, 2)
+    positions = int32([3, 4, 3, 4, 3, 5])
+    found = draw(logits, torch.full((6,), 1.0, device=DEVICE), seeds, positions).tolist()
+    assert found[0] == found[2] == found[4]
+    assert found[1] == found[3]
+    assert len(set(found)) > 2
+
+
+def test_frequencies_follow_the_distribution() -> None:
+    logits = torch.tensor([0.5, 0.25, 0.15, 0.1], device=DEVICE).log().expand(400, -1).contiguous()
+    seeds = int32([7, 0] * 400).view(400, 2)
+    found = draw(logits, torch.ones(400, device=DEVICE), seeds, torch.arange(400, device=DEVICE, dtype=torch.int32))
+    shares = torch.bincount(found.long(), minlength=4).double() / 400
+    assert (shares.cpu() - torch.tensor([0.5, 0.25, 0.15, 0.1])).abs().max() < 0.12
+
+
+def test_rows_of_nan_still_give_a_token() -> None:
+    logits = torch.full((1, 70), float("nan"), device=DEVICE)
+    found = draw(logits, torch.zeros(1, device=DEVICE), int32([0, 0]).view(1, 2), int32([0]))
+    assert 0 <= found.item() < 70
