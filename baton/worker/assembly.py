@@ -21,7 +21,6 @@ from engine.mock_runner import MockRunner
 from engine.model_files import ModelFiles
 from engine.served_model import is_mock, served_model
 from engine.timed_loop import TimedLoop
-from kvtransfer.device_memory import DeviceSlab
 from kvtransfer.layout import SlabLayout
 from kvtransfer.slab import MemfdSlab, Slab
 
@@ -57,11 +56,9 @@ def build_engine(config: ServingConfig) -> EngineAssembly:
 
 
 def _model_engine(files: ModelFiles, config: ServingConfig) -> EngineAssembly:
-    from engine.model_runner import (  # here: torch takes seconds, and a mock needs none of it
-        build_runner,
-        resolve_device,
-        slab_layout,
-    )
+    # Here, because torch takes seconds and a mock needs none of it.
+    from engine.model_runner import build_runner, resolve_device, slab_layout
+    from kvtransfer.device_memory import DeviceSlab
 
     layout = slab_layout(files, config.engine)
     device = resolve_device(config.engine)
