@@ -191,7 +191,7 @@ class TestAgainstAService:
         ("arguments", "words"),
         [
             (["never-heard-of"], "no decision for 'never-heard-of'"),
-            (["--prompt", ""], "prompt: is empty"),
+            (["--prompt", ""], "text: is empty"),
             (["--tokens", "100000"], "100000"),
         ],
     )
