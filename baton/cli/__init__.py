@@ -6,6 +6,6 @@ os.environ.setdefault(
     "GRPC_VERBOSITY", "ERROR"
 )  # before grpc is loaded: its notes on closed connections say nothing here
 
-from baton.cli.app import main  # noqa: E402
+from baton.cli.app import main
 
 __all__ = ["main"]
