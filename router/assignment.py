@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from baton.config import RouterConfig
 from baton_proto.worker import PrefillTarget
-from router.expected_prefixes import Expectation, ExpectedPrefixes
-from router.load import Charge, LoadLedger
+from router.expected_prefixes import Expectation, ExpectedPrefixes, Outlook
+from router.load import Charge, LoadLedger, LoadView
 from router.match import WorkerKey
 from router.placement import Candidate, Placement, Request, place
 from router.worker_link import WorkerLink
@@ -81,12 +81,11 @@ class Assigner:
         decode = self._pool.ready_decode(max_tokens)
         if not decode:
             return None
-        cached = self._expected.add_to(self._index.match(hashes), hashes)
+        outlook = self._expected.outlook(self._index.match(hashes), hashes)
         prefill = self._pool.ready_prefill(request.num_tokens)
-        decode_candidates = self._decode_candidates(decode, cached)
+        decode_candidates = self._decode_candidates(decode, outlook, request.block_size)
         prefill_candidates = [
-            Candidate(worker.key, cached.get(worker.key, 0), self._ledger.view(worker.key).queued_prefill_tokens, 0)
-            for worker in prefill
+            _candidate(worker, self._ledger.view(worker.key), outlook, request.block_size) for worker in prefill
         ]
         placement = place(request, decode_candidates, prefill_candidates, self._config.placement, self._rng)
         if placement is None:
@@ -97,14 +96,20 @@ class Assigner:
         expectation = self._expected.expect(placement.prefill or placement.decode, hashes, placement.cached_blocks)
         return Assignment(self._pool.link(placement.decode), target, placement, charge, expectation)
 
-    def _decode_candidates(self, workers: list[PooledWorker], cached: Mapping[WorkerKey, int]) -> list[Candidate]:
+    def _decode_candidates(self, workers: list[PooledWorker], outlook: Outlook, block_size: int) -> list[Candidate]:
         """Those with room for one more request."""
         candidates = []
         for worker in workers:
             load = self._ledger.view(worker.key)
             if load.requests < self._config.max_running_per_worker:
-                blocks = cached.get(worker.key, 0)
-                candidates.append(
-                    Candidate(worker.key, blocks, load.queued_prefill_tokens, load.active_blocks, load.requests)
-                )
+                candidates.append(_candidate(worker, load, outlook, block_size))
         return candidates
+
+
+def _candidate(worker: PooledWorker, load: LoadView, outlook: Outlook, block_size: int) -> Candidate:
+    key = worker.key
+    queued = load.queued_prefill_tokens
+    if outlook.computing:
+        queued = max(0, queued - outlook.computing.get(key, 0) * block_size)
+    active_blocks = load.active_blocks if worker.record.role == "decode" else 0
+    return Candidate(key, outlook.cached.get(key, 0), queued, active_blocks, load.requests)
