@@ -3,7 +3,9 @@
 gRPC itself would answer UNKNOWN with the name of a Python class, and log a stack trace.
 """
 
-from collections.abc import Awaitable, Callable
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +13,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 Handler = Any  # grpc.RpcMethodHandler[...]
-Behaviour = Callable[[Any, Any], Awaitable[Any]]
+Behaviour = Callable[[Any, Any], Any]  # a coroutine or an asynchronous generator
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +22,7 @@ class _Undecodable:
 
 
 class RefuseUndecodable(grpc.aio.ServerInterceptor):
-    """For the unary requests of services below `prefix`, whose methods must be coroutines."""
+    """For the unary requests of services below `prefix`, whose methods are coroutines or asynchronous generators."""
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
@@ -48,9 +50,18 @@ def _tolerant(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
 
 
 def _guarded(behaviour: Behaviour) -> Behaviour:
-    async def serve(request: Any, context: Any) -> Any:
+    async def check(request: Any, context: Any) -> None:
         if isinstance(request, _Undecodable):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"request: {request.problem}")
+
+    async def serve(request: Any, context: Any) -> Any:
+        await check(request, context)
         return await behaviour(request, context)
 
-    return serve
+    async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
+        await check(request, context)
+        async with aclosing(behaviour(request, context)) as messages:
+            async for message in messages:
+                yield message
+
+    return stream if inspect.isasyncgenfunction(behaviour) else serve
