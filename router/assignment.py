@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from baton.config import RouterConfig
 from baton_proto.worker import PrefillTarget
-from router.load import Charge, LoadLedger
+from router.expected_prefixes import Expectation, ExpectedPrefixes, Outlook
+from router.load import Charge, LoadLedger, LoadView
 from router.match import WorkerKey
 from router.placement import Candidate, Placement, Request, Weighing, weigh
 from router.worker_link import WorkerLink
@@ -30,7 +31,7 @@ class PrefixIndex(Protocol):
 class Assignment:
     """The workers of one attempt, charged until `release`."""
 
-    __slots__ = ("charge", "full", "link", "placement", "prefill")
+    __slots__ = ("charge", "expectation", "full", "link", "placement", "prefill")
 
     def __init__(
         self,
@@ -39,15 +40,25 @@ class Assignment:
         placement: Placement,
         full: list[WorkerKey],
         charge: Charge,
+        expectation: Expectation | None,
     ) -> None:
         self.link = link
         self.prefill = prefill
         self.placement = placement
         self.full = full  # decode workers that had no room
         self.charge = charge
+        self.expectation = expectation  # of the worker that runs the prompt; None: it holds all of it
+
+    def prefill_done(self) -> None:
+        """At the first token."""
+        self.charge.prefill_done()
+        if self.expectation is not None:
+            self.expectation.first_token()
 
     def release(self) -> None:
         self.charge.release()
+        if self.expectation is not None:
+            self.expectation.cancel()
 
 
 class Assigner:
@@ -60,6 +71,7 @@ class Assigner:
         ledger: LoadLedger,
         config: RouterConfig,
         rng: random.Random | None = None,
+        expected: ExpectedPrefixes | None = None,
     ) -> None:
         self.placed: Callable[[], None] = lambda: None
         self._pool = pool
@@ -67,6 +79,7 @@ class Assigner:
         self._ledger = ledger
         self._config = config
         self._rng = rng or random.Random()
+        self._expected = ExpectedPrefixes(config.placement.expected_prefix_ttl_s) if expected is None else expected
 
     def assign(
         self, request_id: str, request: Request, max_tokens: int, hashes: NDArray[np.uint64]
@@ -80,7 +93,8 @@ class Assigner:
         uncached = request.num_tokens - placement.cached_blocks * request.block_size
         charge = self._ledger.charge(request_id, placement.decode, placement.prefill, request.num_tokens, uncached)
         target = self._pool.prefill_target(placement.prefill) if placement.prefill else None
-        return Assignment(self._pool.link(placement.decode), target, placement, full, charge)
+        expectation = self._expected.expect(placement.prefill or placement.decode, hashes, placement.cached_blocks)
+        return Assignment(self._pool.link(placement.decode), target, placement, full, charge, expectation)
 
     def weigh(self, request: Request, max_tokens: int, hashes: NDArray[np.uint64]) -> tuple[Weighing, list[WorkerKey]]:
         """What `assign` would decide, without a trace; and the decode workers that have no room for another request."""
@@ -88,24 +102,32 @@ class Assigner:
         decode = self._pool.ready_decode(max_tokens)
         if not decode:
             return NOBODY, full
-        cached = self._index.match(hashes)
-        decode_candidates = self._decode_candidates(decode, cached, full)
+        outlook = self._expected.outlook(self._index.match(hashes), hashes)
+        decode_candidates = self._decode_candidates(decode, outlook, request.block_size, full)
         prefill_candidates = [
-            Candidate(worker.key, cached.get(worker.key, 0), self._ledger.view(worker.key).queued_prefill_tokens, 0)
+            _candidate(worker, self._ledger.view(worker.key), outlook, request.block_size)
             for worker in self._pool.ready_prefill(request.num_tokens)
         ]
         return weigh(request, decode_candidates, prefill_candidates, self._config.placement, self._rng), full
 
     def _decode_candidates(
-        self, workers: list[PooledWorker], cached: Mapping[WorkerKey, int], full: list[WorkerKey]
+        self, workers: list[PooledWorker], outlook: Outlook, block_size: int, full: list[WorkerKey]
     ) -> list[Candidate]:
         """Those with room for one more request; the others are added to `full`."""
         candidates = []
         for worker in workers:
             load = self._ledger.view(worker.key)
             if load.requests < self._config.max_running_per_worker:
-                blocks = cached.get(worker.key, 0)
-                candidates.append(Candidate(worker.key, blocks, load.queued_prefill_tokens, load.active_blocks))
+                candidates.append(_candidate(worker, load, outlook, block_size))
             else:
                 full.append(worker.key)
         return candidates
+
+
+def _candidate(worker: PooledWorker, load: LoadView, outlook: Outlook, block_size: int) -> Candidate:
+    key = worker.key
+    queued = load.queued_prefill_tokens
+    if outlook.computing:
+        queued = max(0, queued - outlook.computing.get(key, 0) * block_size)
+    active_blocks = load.active_blocks if worker.record.role == "decode" else 0
+    return Candidate(key, outlook.cached.get(key, 0), queued, active_blocks, load.requests)

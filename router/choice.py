@@ -89,8 +89,9 @@ class Choice:
         def assign() -> Assignment | None:
             return parts.assigner.assign(request.request_id, facts, self._max_tokens, hashes)
 
+        paid = self.service.attempts > 1  # the tenant is not to blame for a lost worker
         began_s = time.monotonic()
-        with parts.queue.turn(self._ticket, assign) as turn:
+        with parts.queue.turn(self._ticket, assign, 0 if paid else len(tokens)) as turn:
             assignment = await self._wait(turn)
             self._remember(facts, assignment, time.monotonic() - began_s)
             async with aclosing(self._serve(assignment, tokens.astype("<u4").tobytes())) as pieces:
@@ -225,7 +226,7 @@ class Choice:
             self._parts.metrics.itl_s.observe((now - self._last_s) / max(1, count))
         self._last_s = now
         self._parts.traffic.output(assignment.link.worker, count)
-        assignment.charge.prefill_done()
+        assignment.prefill_done()
         assignment.charge.grow(len(self._request.prompt) + len(self.output) + count)
 
     def _failed(self, failure: Failure, assignment: Assignment) -> Exception:

@@ -113,16 +113,19 @@ class Explainer:
             overlap_weight=placement.overlap_weight,
             prefill_weight=placement.prefill_weight,
             load_weight=placement.load_weight,
+            transfer_weight=placement.transfer_weight,
             temperature=placement.temperature,
             local_prefill_tokens=placement.local_prefill_tokens,
+            local_prefill_requests=placement.local_prefill_requests,
             prefill_queue_tokens=placement.prefill_queue_tokens,
             max_running_per_worker=self._config.max_running_per_worker,
         )
 
 
 def _candidate(request: Request, cost: Cost, chance: float, config: PlacementConfig) -> pb.CandidateCost:
-    """The cost, term by term; cache and queue cost nothing where the prompt does not run."""
+    """The cost, term by term; where the prompt does not run, its queue costs nothing and its cache saves transfer."""
     runs = config.prefill_weight if cost.runs_prompt else 0.0
+    shipped_blocks = 0 if cost.runs_prompt else cost.prompt_blocks - cost.cached_blocks
     return pb.CandidateCost(
         worker_id=cost.worker[0],
         incarnation=cost.worker[1],
@@ -136,6 +139,7 @@ def _candidate(request: Request, cost: Cost, chance: float, config: PlacementCon
         prompt_term=config.prefill_weight * cost.prompt_blocks,
         cached_term=0.0 - runs * config.overlap_weight * cost.cached_blocks,  # never -0.0
         queued_term=runs * cost.queued_blocks,
+        transfer_term=config.transfer_weight * shipped_blocks,
         load_term=config.load_weight * cost.active_blocks,
         total=cost.total,
         barred=cost.barred,

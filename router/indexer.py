@@ -22,7 +22,7 @@ from baton.errors import ProtocolError, WorkerLostError
 from baton.nats_client import NATS_ERRORS, NatsClient
 from baton.subjects import kv_events_subject, worker_of
 from baton_proto.discovery import EVENTS_ROLE, LoadReport, WorkerLoad
-from baton_proto.kv_events import decode_batch
+from baton_proto.kv_events import Stored, decode_batch
 from baton_proto.worker import SnapshotChunk
 from router.event_feed import EventFeed
 from router.event_history import fetch_batches, last_batch
@@ -78,6 +78,7 @@ class Indexer:
         self.batches = 0  # applied
         self.hits = PrefixHits()
         self._matched: Match | None = None
+        self.stored: Callable[[WorkerKey, bytes], None] = lambda worker, block_hashes: None  # called with what came
         self._nats = nats
         self._fetch_snapshot = fetch_snapshot
         self._workers: dict[str, _Worker] = {}
@@ -169,6 +170,11 @@ class Indexer:
         return ""
 
     @property
+    def silent(self) -> list[str]:
+        """Ids of the workers that cache blocks and publish no events."""
+        return [worker_id for worker_id, worker in self._workers.items() if worker.silent]
+
+    @property
     def settled(self) -> bool:
         """The tree contains all that is known to have been published, for every worker."""
         return all(not worker.needs_snapshot and not worker.feed.behind for worker in self._workers.values())
@@ -225,6 +231,8 @@ class Indexer:
             for event in batch.events:
                 try:
                     apply_event(self.tree, worker.key, event)
+                    if isinstance(event, Stored):
+                        self.stored(worker.key, event.block_hashes)
                 except ProtocolError as error:
                     self.refused_events += 1
                     log.warning("kv event refused", worker=worker.key[0], event_id=batch.event_id, error=str(error))

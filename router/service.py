@@ -19,7 +19,9 @@ from engine.model_files import ModelFiles
 from engine.served_model import served_model
 from router.admission import AdmissionQueue
 from router.assignment import Assigner
+from router.charge_sharing import ChargeSharing
 from router.choice import Parts
+from router.expected_prefixes import ExpectedPrefixes
 from router.explain import Explainer
 from router.frontend import Frontend
 from router.generation import Generator
@@ -80,6 +82,8 @@ class _View:
     queue: AdmissionQueue
     pool: WorkerPool
     indexer: Indexer
+    expected: ExpectedPrefixes
+    sharing: ChargeSharing
     status: StatusView
     traffic: Traffic
 
@@ -92,34 +96,40 @@ def _view(config: ServingConfig, files: ModelFiles, router_id: str, nats: NatsCl
     indexer = Indexer(nats, pool.snapshot)
     ledger.relieved = pool.changed = queue.wake
     pool.load_seen = indexer.observe
+    expected = ExpectedPrefixes(config.router.placement.expected_prefix_ttl_s)
+    indexer.stored = expected.stored
+    sharing = ChargeSharing(nats, ledger, router_id, config.router.charge_sharing)
     traffic = Traffic()
     status = StatusView(router_id, pool, ledger, indexer, queue, traffic)
-    return _View(directory, load_board, ledger, queue, pool, indexer, status, traffic)
+    return _View(directory, load_board, ledger, queue, pool, indexer, expected, sharing, status, traffic)
 
 
 async def _follow_workers(view: _View, closing: AsyncExitStack) -> None:
     """The pool hears of a worker before the indexer, which asks it for the worker's snapshot."""
 
-    def forget_reports(change: Change) -> None:
+    def forget(change: Change) -> None:
         if change.kind == "removed":
             view.load_board.discard(change.record.worker_id)
             view.traffic.forget((change.record.worker_id, change.record.incarnation))
+            view.expected.forget((change.record.worker_id, change.record.incarnation))
 
     view.directory.on_change(view.pool.apply)
     view.directory.on_change(view.indexer.apply)
-    view.directory.on_change(forget_reports)
+    view.directory.on_change(forget)
     view.load_board.on_report(view.pool.load_report)
     view.load_board.on_report(view.indexer.load_report)  # also of those that the pool does not know
     closing.push_async_callback(view.pool.close)
     await view.indexer.start()
     closing.push_async_callback(view.indexer.close)
     await view.load_board.start()
+    await view.sharing.start()
+    closing.push_async_callback(view.sharing.close)
     await view.directory.start()
     closing.push_async_callback(view.directory.close)
 
 
 def _parts(config: ServingConfig, files: ModelFiles, view: _View, metrics: RouterMetrics) -> Parts:
-    assigner = Assigner(view.pool, view.indexer, view.ledger, config.router)
+    assigner = Assigner(view.pool, view.indexer, view.ledger, config.router, expected=view.expected)
     assigner.placed = view.indexer.count_hit
     return Parts(
         tokenizer=Tokenizer(files.folder, files.config.vocab_size),
@@ -190,6 +200,15 @@ def _metrics(view: _View) -> RouterMetrics:
         "Workers that status has a note on, such as missing events",
         lambda: sum(1 for worker in pool.workers.values() if view.status.note(worker)),
     )
+    metrics.per_worker(
+        "worker_without_events",
+        "1 for each worker that caches blocks and publishes no events: it is chosen by load alone",
+        lambda: dict.fromkeys(indexer.silent, 1.0),
+    )
+    others = view.sharing.others
+    metrics.gauge("other_routers", "Routers that tell what they have charged", lambda: len(others.routers))
+    metrics.gauge("expected_prefixes", "Prompts whose events are awaited", lambda: view.expected.count)
+    metrics.count("charges_malformed", "Charge reports unread", lambda: view.sharing.malformed_reports)
     return metrics
 
 

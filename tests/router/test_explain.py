@@ -61,7 +61,7 @@ async def test_a_request_of_the_past_is_explained_with_its_candidates(tokenizer:
         assert (decision.decode_worker, decision.prefill_worker) == ("d0", "p0")
         weighed = by_worker(decision)
         assert [w for w, candidate in weighed.items() if candidate.chosen] == ["p0", "d0"]
-        assert (weighed["d1"].load_term, weighed["d1"].total - weighed["d0"].total) == (5.0, 5.0)
+        assert (weighed["d1"].load_term, weighed["d1"].total - weighed["d0"].total) == (5.0, pytest.approx(5.0))
         assert response.rules.local_prefill_tokens == 0
 
 
@@ -89,7 +89,9 @@ async def test_an_unknown_request_is_not_explained(tokenizer: Tokenizer) -> None
 
 
 async def test_terms_add_up_to_the_cost(tokenizer: Tokenizer) -> None:
-    placement = PlacementConfig(prefill_weight=2.0, overlap_weight=0.5, load_weight=3.0, local_prefill_tokens=100)
+    placement = PlacementConfig(
+        prefill_weight=2.0, overlap_weight=0.5, load_weight=3.0, transfer_weight=0.25, local_prefill_tokens=100
+    )
     config = RouterConfig(placement=placement)
     workers = [
         ScriptedWorker("p0", "prefill"),
@@ -105,13 +107,14 @@ async def test_terms_add_up_to_the_cost(tokenizer: Tokenizer) -> None:
         weighed = by_worker(decision)
         assert set(weighed) == {"p0", "p1", "d0", "d1"}
         for cost in weighed.values():
-            terms = cost.prompt_term + cost.cached_term + cost.queued_term + cost.load_term
+            terms = cost.prompt_term + cost.cached_term + cost.queued_term + cost.transfer_term + cost.load_term
             assert cost.total == pytest.approx(terms), cost.worker_id
         p0, d0, d1 = weighed["p0"], weighed["d0"], weighed["d1"]
         assert (p0.prompt_term, p0.cached_term, p0.queued_term, p0.load_term) == (26.0, -4.0, 5.0, 0.0)
         assert (d0.runs_prompt, d0.cached_term, d0.queued_term, d0.load_term) == (True, -8.0, 1.25, 21.0)
         assert (d0.uncached_tokens, d0.queued_prefill_tokens) == (72, 10)
         assert (d1.runs_prompt, d1.cached_term, d1.queued_term, d1.load_term) == (False, 0.0, 0.0, 3.0)
+        assert (p0.transfer_term, d0.transfer_term, d1.transfer_term) == (0.0, 0.0, 1.75)
         assert (d1.uncached_tokens, d1.queued_prefill_tokens) == (104, 90)
 
 

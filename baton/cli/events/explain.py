@@ -60,7 +60,8 @@ def _show(response: pb.ExplainResponse) -> None:
         out.print()
     out.print(
         f"cost in blocks of {rules.block_size} tokens: {rules.prefill_weight:g} * (prompt - {rules.overlap_weight:g} * "
-        f"cached + queued) + {rules.load_weight:g} * active; temperature {rules.temperature:g}"
+        f"cached + queued) + {rules.transfer_weight:g} * shipped + {rules.load_weight:g} * active; "
+        f"temperature {rules.temperature:g}"
     )
     if response.other_requests:
         out.print(f"{response.other_requests} older requests have the same id; the log names each one in full")
@@ -91,20 +92,29 @@ def _disaggregation(decode: pb.CandidateCost, decision: pb.Decision, rules: pb.P
     if decision.reason == "no prefill worker":
         return "no prefill worker could be asked, so that nothing was shipped"
     work = decode.uncached_tokens + decode.queued_prefill_tokens
-    comparison = "at most" if decode.runs_prompt else "more than"
-    return (
+    comparison = "at most" if work <= rules.local_prefill_tokens else "more than"
+    story = (
         f"{decode.uncached_tokens} tokens not cached on {decode.worker_id} + {decode.queued_prefill_tokens} queued "
         f"there = {work}, {comparison} local_prefill_tokens {rules.local_prefill_tokens}"
     )
+    if work <= rules.local_prefill_tokens and not decode.runs_prompt:
+        story += f", but it had local_prefill_requests {rules.local_prefill_requests} or more"
+    return story
 
 
 def _candidates(decision: pb.Decision) -> Table:
     table = Table("worker", "role", "prompt's KV")
-    for header in ("prompt", "- cached", "+ queued", "+ load", "= cost", "chance"):
+    for header in ("prompt", "- cached", "+ queued", "+ shipped", "+ load", "= cost", "chance"):
         table.add_column(header, justify="right")
     table.add_column("")
     for candidate in decision.candidates:
-        terms = (candidate.prompt_term, candidate.cached_term, candidate.queued_term, candidate.load_term)
+        terms = (
+            candidate.prompt_term,
+            candidate.cached_term,
+            candidate.queued_term,
+            candidate.transfer_term,
+            candidate.load_term,
+        )
         table.add_row(
             candidate.worker_id,
             candidate.role,

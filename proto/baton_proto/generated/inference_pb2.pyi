@@ -469,7 +469,7 @@ class ExplainResponse(_message.Message):
     def __init__(self, decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., rules: _Optional[_Union[PlacementRules, _Mapping]] = ..., other_requests: _Optional[int] = ...) -> None: ...
 
 class PlacementRules(_message.Message):
-    __slots__ = ("block_size", "overlap_weight", "prefill_weight", "load_weight", "temperature", "local_prefill_tokens", "prefill_queue_tokens", "max_running_per_worker")
+    __slots__ = ("block_size", "overlap_weight", "prefill_weight", "load_weight", "temperature", "local_prefill_tokens", "prefill_queue_tokens", "max_running_per_worker", "transfer_weight", "local_prefill_requests")
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     OVERLAP_WEIGHT_FIELD_NUMBER: _ClassVar[int]
     PREFILL_WEIGHT_FIELD_NUMBER: _ClassVar[int]
@@ -478,6 +478,8 @@ class PlacementRules(_message.Message):
     LOCAL_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_QUEUE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_RUNNING_PER_WORKER_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_PREFILL_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     block_size: int
     overlap_weight: float
     prefill_weight: float
@@ -486,7 +488,9 @@ class PlacementRules(_message.Message):
     local_prefill_tokens: int
     prefill_queue_tokens: int
     max_running_per_worker: int
-    def __init__(self, block_size: _Optional[int] = ..., overlap_weight: _Optional[float] = ..., prefill_weight: _Optional[float] = ..., load_weight: _Optional[float] = ..., temperature: _Optional[float] = ..., local_prefill_tokens: _Optional[int] = ..., prefill_queue_tokens: _Optional[int] = ..., max_running_per_worker: _Optional[int] = ...) -> None: ...
+    transfer_weight: float
+    local_prefill_requests: int
+    def __init__(self, block_size: _Optional[int] = ..., overlap_weight: _Optional[float] = ..., prefill_weight: _Optional[float] = ..., load_weight: _Optional[float] = ..., temperature: _Optional[float] = ..., local_prefill_tokens: _Optional[int] = ..., prefill_queue_tokens: _Optional[int] = ..., max_running_per_worker: _Optional[int] = ..., transfer_weight: _Optional[float] = ..., local_prefill_requests: _Optional[int] = ...) -> None: ...
 
 class Decision(_message.Message):
     __slots__ = ("request_id", "choice", "attempt", "age_s", "waited_s", "num_tokens", "reason", "decode_worker", "prefill_worker", "candidates", "left_out")
@@ -525,7 +529,7 @@ class LeftOut(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class CandidateCost(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "role", "prompt_blocks", "cached_blocks", "queued_prefill_tokens", "active_blocks", "uncached_tokens", "runs_prompt", "prompt_term", "cached_term", "queued_term", "load_term", "total", "barred", "chance", "chosen")
+    __slots__ = ("worker_id", "incarnation", "role", "prompt_blocks", "cached_blocks", "queued_prefill_tokens", "active_blocks", "uncached_tokens", "runs_prompt", "prompt_term", "cached_term", "queued_term", "load_term", "total", "barred", "chance", "chosen", "transfer_term")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -543,6 +547,7 @@ class CandidateCost(_message.Message):
     BARRED_FIELD_NUMBER: _ClassVar[int]
     CHANCE_FIELD_NUMBER: _ClassVar[int]
     CHOSEN_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_TERM_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: int
     role: str
@@ -560,4 +565,5 @@ class CandidateCost(_message.Message):
     barred: str
     chance: float
     chosen: bool
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., role: _Optional[str] = ..., prompt_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., active_blocks: _Optional[int] = ..., uncached_tokens: _Optional[int] = ..., runs_prompt: _Optional[bool] = ..., prompt_term: _Optional[float] = ..., cached_term: _Optional[float] = ..., queued_term: _Optional[float] = ..., load_term: _Optional[float] = ..., total: _Optional[float] = ..., barred: _Optional[str] = ..., chance: _Optional[float] = ..., chosen: _Optional[bool] = ...) -> None: ...
+    transfer_term: float
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., role: _Optional[str] = ..., prompt_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., active_blocks: _Optional[int] = ..., uncached_tokens: _Optional[int] = ..., runs_prompt: _Optional[bool] = ..., prompt_term: _Optional[float] = ..., cached_term: _Optional[float] = ..., queued_term: _Optional[float] = ..., load_term: _Optional[float] = ..., total: _Optional[float] = ..., barred: _Optional[str] = ..., chance: _Optional[float] = ..., chosen: _Optional[bool] = ..., transfer_term: _Optional[float] = ...) -> None: ...
