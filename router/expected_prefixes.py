@@ -22,6 +22,8 @@ from router.edge import HASH_BYTES, common_bytes
 from router.match import WorkerKey
 
 EVENT_GRACE_S = 1.0  # the event of a prompt is seldom later than its first token, and never by much
+MAX_WAITING = 1024  # prompts without a first token; beyond that the oldest is no longer expected
+MAX_RUNS = 32  # that a query follows: prompts that branch off one another after every block must not hold up the router
 
 
 class _Node:
@@ -105,6 +107,8 @@ class ExpectedPrefixes:
         if known_blocks >= len(hashes) or not self._ttl_s:
             return None
         self._expire()
+        if len(self._waiting) >= MAX_WAITING:
+            self._remove(next(iter(self._waiting)))
         path = hashes.tobytes()
         begin = self._descend(self._root, path[: known_blocks * HASH_BYTES])
         end = self._descend(begin, path[known_blocks * HASH_BYTES :])
@@ -122,7 +126,10 @@ class ExpectedPrefixes:
         computing: Counter[WorkerKey] = Counter()
         query = hashes.tobytes()
         node, position = self._root, 0
-        while child := node.children.get(query[position : position + HASH_BYTES]):
+        for _ in range(MAX_RUNS):
+            child = node.children.get(query[position : position + HASH_BYTES])
+            if child is None:
+                break
             whole = query.startswith(child.run, position)
             length = len(child.run) if whole else common_bytes(child.run, 0, query, position)
             position += length

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 from numpy.typing import NDArray
 
-from router.expected_prefixes import EVENT_GRACE_S, Expectation, ExpectedPrefixes
+from router.expected_prefixes import EVENT_GRACE_S, MAX_RUNS, MAX_WAITING, Expectation, ExpectedPrefixes
 
 A, B = ("a", 1), ("b", 1)
 
@@ -98,6 +98,21 @@ def test_nothing_is_expected_of_a_worker_that_is_gone_or_when_it_is_switched_off
     expected.forget(A)
     assert expected.outlook({}, blocks([1])).cached == {B: 1}
     assert ExpectedPrefixes(0.0).expect(A, blocks([1]), 0) is None
+
+
+def test_the_oldest_makes_room_when_too_many_prompts_wait(expected: ExpectedPrefixes) -> None:
+    for number in range(MAX_WAITING + 3):
+        expected.expect(A, blocks([number + 1, 5]), 0)
+    assert expected.count == MAX_WAITING
+    assert expected.outlook({}, blocks([3, 5])).cached == {}
+    assert expected.outlook({}, blocks([4, 5])).cached == {A: 2}
+
+
+def test_a_query_follows_a_bounded_number_of_branches(expected: ExpectedPrefixes) -> None:
+    trunk = list(range(1, 2 * MAX_RUNS))
+    for length in range(1, len(trunk)):
+        expected.expect(A, blocks([*trunk[:length], 999]), 0)
+    assert expected.outlook({}, blocks(trunk)).cached == {A: MAX_RUNS}
 
 
 paths = st.lists(st.integers(1, 3), min_size=1, max_size=8)
