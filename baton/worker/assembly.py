@@ -4,6 +4,7 @@
 """
 
 import os
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ from engine.model_files import resolve_model
 from engine.model_runner import build_runner, slab_layout
 from kvtransfer.layout import SlabLayout
 from kvtransfer.slab import MemfdSlab
+from router import block_hash
 
 log = structlog.get_logger()
 
@@ -40,6 +42,8 @@ EngineFactory = Callable[[ServingConfig], EngineAssembly]
 
 def build_engine(config: ServingConfig) -> EngineAssembly:
     """Raises ConfigError or ModelError."""
+    # While the model is read; who needs it before it is there waits.
+    threading.Thread(target=block_hash.prepare, name="load block hashing", daemon=True).start()
     files = resolve_model(config.model, progress=False)
     layout = slab_layout(files, config.engine)
     slab = MemfdSlab(layout)
