@@ -80,3 +80,14 @@ def common_bytes(a: bytes, a_from: int, b: bytes, b_from: int) -> int:
     hashes_a = np.frombuffer(a, dtype="<u8", count=count, offset=a_from)
     hashes_b = np.frombuffer(b, dtype="<u8", count=count, offset=b_from)
     return int((hashes_a != hashes_b).argmax()) * HASH_BYTES
+
+
+def common_end(a: bytes, a_to: int, b: bytes, b_to: int) -> int:
+    """Length of the common suffix, in whole hashes, of two runs up to their offsets."""
+    length = min(a_to, b_to)
+    if a[a_to - length : a_to] == b[b_to - length : b_to]:
+        return length
+    count = length // HASH_BYTES
+    hashes_a = np.frombuffer(a, dtype="<u8", count=count, offset=a_to - length)[::-1]
+    hashes_b = np.frombuffer(b, dtype="<u8", count=count, offset=b_to - length)[::-1]
+    return int((hashes_a != hashes_b).argmax()) * HASH_BYTES

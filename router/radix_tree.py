@@ -7,7 +7,6 @@ is one bit of a mask. No I/O and no clock here.
 """
 
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from baton.errors import ProtocolError
 from baton_proto.kv_events import Stored
 from router.block_index import NOWHERE, BlockIndex
-from router.edge import HASH_BYTES, Edge, common_bytes, find_hash
+from router.edge import HASH_BYTES, Edge, common_bytes, common_end, find_hash
 from router.match import Match, WorkerKey
 
 MAX_EXTENDED_BYTES: Final = 4096 * HASH_BYTES  # an edge is copied when it is extended, so it is not extended for ever
@@ -109,15 +108,14 @@ class RadixTree:
             covered.append(edge)
             edge, offset = child, 0
         new = sequences[position:]
-        if new:
-            self._check_new(worker, new)
+        number = self._enter(worker, edge, offset, new) if new else NOWHERE
         bit = self._register(worker)
         for passed in covered:
             self._held_bytes[bit] += passed.cover(bit, len(passed.blocks))
         self._held_bytes[bit] += edge.cover(bit, offset)
         if new:
             self._held_bytes[bit] += len(new)
-            self._attach(edge, offset, bit, blocks[position:], new)
+            self._attach(edge, offset, bit, blocks[position:], new, number)
         first = covered[0] if covered else edge
         for joinable in (first.parent, *covered, edge):
             self._absorb_children(joinable)
@@ -135,17 +133,15 @@ class RadixTree:
         bit = self._bits.get(worker)
         if bit is None:
             raise UnknownBlockError(worker, "removed", num_hashes)
-        hashes = np.frombuffer(sequences, dtype="<u8")
-        numbers = self._index.get_many(hashes)
-        cuts = [0, *(np.flatnonzero(numbers[1:] != numbers[:-1]) + 1).tolist(), num_hashes]
         touched: dict[Edge, None] = {}
         unknown = 0
-        for start, end in pairwise(cuts):
-            edge = self._edges[numbers[start]]
-            if edge is None:
-                unknown += end - start
-            else:
-                unknown += self._remove_from(edge, bit, hashes[start:end], touched)
+        climbing = np.frombuffer(sequences, dtype="<u8")[::-1].tobytes()  # leaves last, as edges have them
+        end = len(climbing)
+        while end:
+            gone = self._remove_last(bit, climbing, end, touched)
+            if not gone:
+                unknown, gone = unknown + 1, HASH_BYTES
+            end -= gone
         self._tidy(touched)
         if unknown:
             raise UnknownBlockError(worker, "removed", unknown)
@@ -211,32 +207,46 @@ class RadixTree:
                 return edge, offset + HASH_BYTES
         raise UnknownBlockError(worker, "stored behind", 1)
 
-    def _check_new(self, worker: WorkerKey, sequences: bytes) -> None:
-        """A hash names one block at one place. Raises ProtocolError."""
-        hashes = np.frombuffer(sequences, dtype="<u8")
-        if len(set(hashes.tolist())) < len(hashes) or not hashes.all() or self._index.contains_any(hashes):
+    def _enter(self, worker: WorkerKey, edge: Edge, offset: int, sequences: bytes) -> int:
+        """Enters new blocks behind `offset` bytes of an edge into the index. Returns the number of the edge that they
+        will be in: a new one, unless they just make this edge longer.
+
+        Raises ProtocolError, and has changed nothing, when a hash is not new: it names one block at one place.
+        """
+        bit = self._bits.get(worker)
+        longer = (
+            bit is not None
+            and offset == len(edge.blocks) < MAX_EXTENDED_BYTES
+            and edge.full == 1 << bit
+            and edge.children is None
+        )
+        number = edge.number if longer else self._take_number()
+        if not self._index.insert(np.frombuffer(sequences, dtype="<u8"), number):
+            if not longer:
+                self._free_numbers.append(number)
             raise ProtocolError(f"worker {worker[0]}", "a stored run has sequence hashes that name other blocks")
+        return number
+
+    def _take_number(self) -> int:
+        if self._free_numbers:
+            return self._free_numbers.pop()
+        self._edges.append(None)
+        return len(self._edges) - 1
 
     # --- structure ----------------------------------------------------------------------------------------------------
 
-    def _attach(self, edge: Edge, offset: int, bit: int, blocks: bytes, sequences: bytes) -> None:
+    def _attach(self, edge: Edge, offset: int, bit: int, blocks: bytes, sequences: bytes, number: int) -> None:
         """New blocks that only this worker holds, behind `offset` bytes of an edge that it covers so far."""
-        if offset < len(edge.blocks):
-            self._split(edge, offset)
-        if edge.full == 1 << bit and edge.children is None and len(edge.blocks) < MAX_EXTENDED_BYTES:
+        if number == edge.number:
             edge.blocks += blocks
             edge.sequences += sequences
-        else:
-            edge = self._new_edge(edge, blocks, sequences, 1 << bit)
-        self._index.insert(np.frombuffer(sequences, dtype="<u8"), edge.number)
+            return
+        if offset < len(edge.blocks):
+            self._split(edge, offset)
+        self._new_edge(number, edge, blocks, sequences, 1 << bit)
 
-    def _new_edge(self, parent: Edge, blocks: bytes, sequences: bytes, full: int) -> Edge:
-        number = self._free_numbers.pop() if self._free_numbers else len(self._edges)
-        edge = Edge(number, parent, blocks, sequences, full)
-        if number == len(self._edges):
-            self._edges.append(edge)
-        else:
-            self._edges[number] = edge
+    def _new_edge(self, number: int, parent: Edge, blocks: bytes, sequences: bytes, full: int) -> Edge:
+        edge = self._edges[number] = Edge(number, parent, blocks, sequences, full)
         if parent.children is None:
             parent.children = {}
         parent.children[blocks[:HASH_BYTES]] = edge
@@ -247,7 +257,7 @@ class RadixTree:
         blocks, sequences, children, partial = edge.blocks, edge.sequences, edge.children, edge.partial
         edge.blocks, edge.sequences = blocks[:length], sequences[:length]
         edge.children, edge.partial = None, None
-        rest = self._new_edge(edge, blocks[length:], sequences[length:], edge.full)
+        rest = self._new_edge(self._take_number(), edge, blocks[length:], sequences[length:], edge.full)
         rest.children = children
         for child in (children or {}).values():
             child.parent = rest
@@ -281,25 +291,23 @@ class RadixTree:
                 grandchild.parent = edge
             self._free(child)
 
-    def _remove_from(self, edge: Edge, bit: int, hashes: NDArray[np.uint64], touched: dict[Edge, None]) -> int:
-        """Removes blocks of one edge. Returns how many of them the worker did not hold."""
-        unknown = done = 0
-        run = np.frombuffer(edge.sequences, dtype="<u8")
-        while done < len(hashes) and (covered := edge.covered(bit) // HASH_BYTES):
-            leaves_first = run[:covered][::-1][: len(hashes) - done]
-            differs = leaves_first != hashes[done : done + len(leaves_first)]
-            gone = int(differs.argmax()) if differs.any() else len(leaves_first)
-            if gone:
-                self._uncover(edge, bit, (covered - gone) * HASH_BYTES, touched)
-                done += gone
-                continue
-            offset = find_hash(edge.sequences, hashes[done].tobytes())
-            if offset < covered * HASH_BYTES:
-                self._uncover(edge, bit, offset, touched)
-            else:
-                unknown += 1
-            done += 1
-        return unknown + len(hashes) - done
+    def _remove_last(self, bit: int, sequences: bytes, end: int, touched: dict[Edge, None]) -> int:
+        """Removes the last block of a run up to `end`, and with it what precedes it both there and in the tree. Returns
+        how many bytes of the run are done; 0 when the worker does not hold that block."""
+        last = sequences[end - HASH_BYTES : end]
+        edge = self._edges[self._index.get(int.from_bytes(last, "little"))]
+        covered = edge.covered(bit) if edge is not None else 0
+        if edge is None or not covered:
+            return 0
+        if edge.sequences.startswith(last, covered - HASH_BYTES):
+            done = common_end(edge.sequences, covered, sequences, end)
+            self._uncover(edge, bit, covered - done, touched)
+            return done
+        offset = find_hash(edge.sequences, last)
+        if offset >= covered:
+            return 0
+        self._uncover(edge, bit, offset, touched)
+        return HASH_BYTES
 
     def _uncover(self, edge: Edge, bit: int, length: int, touched: dict[Edge, None]) -> None:
         """Lowers a worker's coverage and drops all that it holds behind it. Structure is left to `_tidy`."""
