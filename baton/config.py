@@ -27,15 +27,27 @@ class NatsConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 class PlacementConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Cost of a worker = prefill_weight * (prompt blocks - overlap_weight * cached blocks + queued prefill blocks)
-    + load_weight * active decode blocks."""
+    + transfer_weight * blocks to be shipped to it + load_weight * active decode blocks."""
 
     overlap_weight: Weight = 1.0
     prefill_weight: Weight = 1.0
+    transfer_weight: Weight = 0.1
     load_weight: Weight = 1.0
     temperature: Weight = 0.0  # 0: argmin with random ties; above: softmax over negative normalised costs
     local_prefill_tokens: Annotated[int, Meta(ge=0)] = 32  # uncached prompts up to this long are not shipped
+    local_prefill_requests: Positive = 64  # a decode worker with as many requests in flight runs no prompts
     prefill_queue_tokens: Positive = 16384  # a prefill worker with more queued tokens gets no new request
     charge_ttl_s: Seconds = 300.0  # a charge that nobody released is dropped after this long
+    expected_prefix_ttl_s: Weight = (
+        30.0  # how long a prompt that was sent is taken for cached without an event; 0: never
+    )
+
+
+class ChargeSharingConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """How routers tell each other what they have sent to whom."""
+
+    interval_s: Seconds = 0.005  # at most one message in this time
+    ttl_s: Seconds = 3.0  # what a router charged is forgotten when it was silent for this long
 
 
 class RouterConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -49,6 +61,7 @@ class RouterConfig(Struct, frozen=True, forbid_unknown_fields=True):
     max_attempts: Positive = 4  # replays after lost workers, the first attempt included
     max_body_bytes: Positive = 8 * 1024 * 1024
     placement: PlacementConfig = PlacementConfig()
+    charge_sharing: ChargeSharingConfig = ChargeSharingConfig()
 
 
 class WorkersConfig(Struct, frozen=True, forbid_unknown_fields=True):

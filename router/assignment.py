@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from baton.config import RouterConfig
 from baton_proto.worker import PrefillTarget
+from router.expected_prefixes import Expectation, ExpectedPrefixes
 from router.load import Charge, LoadLedger
 from router.match import WorkerKey
 from router.placement import Candidate, Placement, Request, place
@@ -28,16 +29,32 @@ class PrefixIndex(Protocol):
 class Assignment:
     """The workers of one attempt, charged until `release`."""
 
-    __slots__ = ("charge", "link", "placement", "prefill")
+    __slots__ = ("charge", "expectation", "link", "placement", "prefill")
 
-    def __init__(self, link: WorkerLink, prefill: PrefillTarget | None, placement: Placement, charge: Charge) -> None:
+    def __init__(
+        self,
+        link: WorkerLink,
+        prefill: PrefillTarget | None,
+        placement: Placement,
+        charge: Charge,
+        expectation: Expectation | None,
+    ) -> None:
         self.link = link
         self.prefill = prefill
         self.placement = placement
         self.charge = charge
+        self.expectation = expectation  # of the worker that runs the prompt; None: it holds all of it
+
+    def prefill_done(self) -> None:
+        """At the first token."""
+        self.charge.prefill_done()
+        if self.expectation is not None:
+            self.expectation.first_token()
 
     def release(self) -> None:
         self.charge.release()
+        if self.expectation is not None:
+            self.expectation.cancel()
 
 
 class Assigner:
@@ -48,12 +65,14 @@ class Assigner:
         ledger: LoadLedger,
         config: RouterConfig,
         rng: random.Random | None = None,
+        expected: ExpectedPrefixes | None = None,
     ) -> None:
         self._pool = pool
         self._index = index
         self._ledger = ledger
         self._config = config
         self._rng = rng or random.Random()
+        self._expected = ExpectedPrefixes(config.placement.expected_prefix_ttl_s) if expected is None else expected
 
     def assign(
         self, request_id: str, request: Request, max_tokens: int, hashes: NDArray[np.uint64]
@@ -62,7 +81,7 @@ class Assigner:
         decode = self._pool.ready_decode(max_tokens)
         if not decode:
             return None
-        cached = self._index.match(hashes)
+        cached = self._expected.add_to(self._index.match(hashes), hashes)
         prefill = self._pool.ready_prefill(request.num_tokens)
         decode_candidates = self._decode_candidates(decode, cached)
         prefill_candidates = [
@@ -75,7 +94,8 @@ class Assigner:
         uncached = request.num_tokens - placement.cached_blocks * request.block_size
         charge = self._ledger.charge(request_id, placement.decode, placement.prefill, request.num_tokens, uncached)
         target = self._pool.prefill_target(placement.prefill) if placement.prefill else None
-        return Assignment(self._pool.link(placement.decode), target, placement, charge)
+        expectation = self._expected.expect(placement.prefill or placement.decode, hashes, placement.cached_blocks)
+        return Assignment(self._pool.link(placement.decode), target, placement, charge, expectation)
 
     def _decode_candidates(self, workers: list[PooledWorker], cached: Mapping[WorkerKey, int]) -> list[Candidate]:
         """Those with room for one more request."""
@@ -84,5 +104,7 @@ class Assigner:
             load = self._ledger.view(worker.key)
             if load.requests < self._config.max_running_per_worker:
                 blocks = cached.get(worker.key, 0)
-                candidates.append(Candidate(worker.key, blocks, load.queued_prefill_tokens, load.active_blocks))
+                candidates.append(
+                    Candidate(worker.key, blocks, load.queued_prefill_tokens, load.active_blocks, load.requests)
+                )
         return candidates

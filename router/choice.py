@@ -85,7 +85,8 @@ class Choice:
         def assign() -> Assignment | None:
             return parts.assigner.assign(request.request_id, facts, self._max_tokens, hashes)
 
-        with parts.queue.turn(self._ticket, assign) as turn:
+        paid = self.service.attempts > 1  # the tenant is not to blame for a lost worker
+        with parts.queue.turn(self._ticket, assign, 0 if paid else len(tokens)) as turn:
             assignment = await self._wait(turn)
             async with aclosing(self._serve(assignment, tokens.astype("<u4").tobytes())) as pieces:
                 async for piece in pieces:
@@ -202,7 +203,7 @@ class Choice:
         else:
             self._parts.metrics.itl_s.observe((now - self._last_s) / max(1, count))
         self._last_s = now
-        assignment.charge.prefill_done()
+        assignment.prefill_done()
         assignment.charge.grow(len(self._request.prompt) + len(self.output) + count)
 
     def _failed(self, failure: Failure, assignment: Assignment) -> Exception:

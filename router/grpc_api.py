@@ -19,9 +19,10 @@ from router.frontend import Frontend
 from router.grpc_errors import Status, status_of
 from router.grpc_messages import finished_message, options_of, piece_message, prompt_of
 from router.request import Finished
-from router.validation import Call, make_request_id, validate
+from router.validation import Call, check_tenant, make_request_id, validate
 
 REQUEST_ID_METADATA = "x-request-id"
+TENANT_METADATA = "baton-tenant"
 HEALTH_INTERVAL_S = 0.2
 SERVICES = [service.full_name for service in pb.DESCRIPTOR.services_by_name.values()]
 
@@ -106,11 +107,12 @@ class InferenceService(pb_grpc.InferenceServicer):
     ) -> Status | None:
         shown_id, work_id = make_request_id(None)
         try:
-            shown_id, work_id = make_request_id(request.request_id or _request_id(context))
+            shown_id, work_id = make_request_id(request.request_id or _metadata(context, REQUEST_ID_METADATA))
             call = Call(
                 request_id=work_id,
                 model=request.model,
                 priority=request.priority,
+                tenant=check_tenant(TENANT_METADATA, _metadata(context, TENANT_METADATA)),
                 timeout_s=context.time_remaining(),
             )
             wanted = await validate(self._frontend, call, prompt_of(request), options_of(request.sampling))
@@ -151,8 +153,8 @@ class AdminService(pb_grpc.AdminServicer):
         return await self._status()
 
 
-def _request_id(context: grpc.aio.ServicerContext[Any, Any]) -> str | None:
+def _metadata(context: grpc.aio.ServicerContext[Any, Any], name: str) -> str | None:
     for key, value in context.invocation_metadata() or ():
-        if key == REQUEST_ID_METADATA:
+        if key == name:
             return value if isinstance(value, str) else value.decode("latin-1")
     return None

@@ -18,10 +18,11 @@ from router.openai_types import GenerationBody, parse_body
 from router.request import GenerateRequest, Piece
 from router.sampling_options import Options, check_range
 from router.server_sent_events import EventStream
-from router.validation import MAX_TIMEOUT_S, Call, make_request_id, validate
+from router.validation import MAX_TIMEOUT_S, Call, check_tenant, make_request_id, validate
 
 REQUEST_ID_HEADER = "x-request-id"
 TIMEOUT_HEADER = "x-request-timeout-s"
+TENANT_HEADER = "x-baton-tenant"
 
 Items = AsyncGenerator[Piece | Usage, None]
 
@@ -44,7 +45,7 @@ class GenerationEndpoint:
             shown_id, work_id = make_request_id(http.headers.get(REQUEST_ID_HEADER))
             body = parse_body(await _read_body(http, self._frontend.max_body_bytes), self._body)
             options = body.options()
-            requests = await self._validate(body, options, work_id, _timeout_s(http))
+            requests = await self._validate(body, options, work_id, http)
             answer = self._new_answer(body, options, shown_id, requests)
             items = generate_all(self._frontend.generator, requests)
             if body.stream:
@@ -59,14 +60,22 @@ class GenerationEndpoint:
             await error_response(error, shown_id)(scope, receive, send)
 
     async def _validate(
-        self, body: GenerationBody, options: Options, work_id: str, timeout_s: float | None
+        self, body: GenerationBody, options: Options, work_id: str, http: Request
     ) -> list[GenerateRequest]:
         """One request per prompt."""
         requests = []
+        tenant = check_tenant(TENANT_HEADER, http.headers.get(TENANT_HEADER))
+        timeout_s = _timeout_s(http)
         prompts = body.prompts()
         for position, prompt in enumerate(prompts):
             request_id = work_id if len(prompts) == 1 else f"{work_id}-{position}"
-            call = Call(request_id=request_id, model=body.model, priority=body.priority or 0, timeout_s=timeout_s)
+            call = Call(
+                request_id=request_id,
+                model=body.model,
+                priority=body.priority or 0,
+                tenant=tenant,
+                timeout_s=timeout_s,
+            )
             requests.append(await validate(self._frontend, call, prompt, options))
         return requests
 

@@ -68,6 +68,7 @@ class Indexer:
         self.duplicates = 0
         self.gaps = 0
         self.snapshots = 0
+        self.stored: Callable[[WorkerKey, bytes], None] = lambda worker, block_hashes: None  # called with what came
         self._nats = nats
         self._fetch_snapshot = fetch_snapshot
         self._workers: dict[str, _Worker] = {}
@@ -180,6 +181,8 @@ class Indexer:
             for event in batch.events:
                 try:
                     _apply_event(self.tree, worker.key, event)
+                    if isinstance(event, Stored):
+                        self.stored(worker.key, event.block_hashes)
                 except ProtocolError as error:
                     self.refused_events += 1
                     log.warning("kv event refused", worker=worker.key[0], event_id=batch.event_id, error=str(error))

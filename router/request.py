@@ -18,6 +18,7 @@ class GenerateRequest:
     stop: tuple[str, ...]  # stop strings; the text ends before the first one
     deadline_s: float  # on time.monotonic()
     priority: int = 0
+    tenant: str = ""  # who shares the router with others; empty: all who do not say
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,9 @@ from baton.nats_client import NatsClient, connect
 from engine.model_files import ModelFiles, resolve_model
 from router.admission import AdmissionQueue
 from router.assignment import Assigner
+from router.charge_sharing import ChargeSharing
 from router.choice import Parts
+from router.expected_prefixes import ExpectedPrefixes
 from router.frontend import Frontend
 from router.generation import Generator
 from router.grpc_api import GrpcApi
@@ -72,6 +74,8 @@ class _View:
     queue: AdmissionQueue
     pool: WorkerPool
     indexer: Indexer
+    expected: ExpectedPrefixes
+    sharing: ChargeSharing
     status: StatusView
 
 
@@ -83,25 +87,31 @@ def _view(config: ServingConfig, files: ModelFiles, router_id: str, nats: NatsCl
     indexer = Indexer(nats, pool.snapshot)
     ledger.relieved = pool.changed = queue.wake
     pool.load_seen = indexer.observe
+    expected = ExpectedPrefixes(config.router.placement.expected_prefix_ttl_s)
+    indexer.stored = expected.stored
+    sharing = ChargeSharing(nats, ledger, router_id, config.router.charge_sharing)
     status = StatusView(router_id, pool, ledger, indexer, queue)
-    return _View(directory, load_board, ledger, queue, pool, indexer, status)
+    return _View(directory, load_board, ledger, queue, pool, indexer, expected, sharing, status)
 
 
 async def _follow_workers(view: _View, closing: AsyncExitStack) -> None:
     """The pool hears of a worker before the indexer, which asks it for the worker's snapshot."""
 
-    def forget_reports(change: Change) -> None:
+    def forget(change: Change) -> None:
         if change.kind == "removed":
             view.load_board.discard(change.record.worker_id)
+            view.expected.forget((change.record.worker_id, change.record.incarnation))
 
     view.directory.on_change(view.pool.apply)
     view.directory.on_change(view.indexer.apply)
-    view.directory.on_change(forget_reports)
+    view.directory.on_change(forget)
     view.load_board.on_report(view.pool.load_report)
     closing.push_async_callback(view.pool.close)
     await view.indexer.start()
     closing.push_async_callback(view.indexer.close)
     await view.load_board.start()
+    await view.sharing.start()
+    closing.push_async_callback(view.sharing.close)
     await view.directory.start()
     closing.push_async_callback(view.directory.close)
 
@@ -112,7 +122,7 @@ def _generator(config: ServingConfig, files: ModelFiles, view: _View, metrics: R
         block_size=config.engine.block_size,
         config=config.router,
         pool=view.pool,
-        assigner=Assigner(view.pool, view.indexer, view.ledger, config.router),
+        assigner=Assigner(view.pool, view.indexer, view.ledger, config.router, expected=view.expected),
         queue=view.queue,
         metrics=metrics,
     )

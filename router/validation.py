@@ -25,6 +25,7 @@ MAX_PRIORITY = 2**31 - 1
 MAX_TIMEOUT_S = 86400.0
 IN_PLACE_CHARS = 4096  # longer texts are tokenized in a thread, so that no other request waits for it
 REQUEST_ID = re.compile(r"[!-~]{1,128}")
+TENANT = re.compile(r"[!-~]{1,128}")
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 """Role -> as templates know it; `developer` is what OpenAI calls `system` by now."""
 
@@ -50,6 +51,7 @@ class Call:
     request_id: str  # see make_request_id
     model: str | None = None
     priority: int = 0
+    tenant: str = ""  # see check_tenant
     timeout_s: float | None = None
 
 
@@ -75,6 +77,7 @@ async def validate(frontend: Frontend, call: Call, prompt: Prompt, options: Opti
         stop=tuple(options.stop),
         deadline_s=started_s + timeout_s,
         priority=call.priority,
+        tenant=call.tenant,
     )
 
 
@@ -89,6 +92,15 @@ def make_request_id(wanted: str | None) -> tuple[str, str]:
     if not REQUEST_ID.fullmatch(wanted):
         raise InvalidRequestError("request_id", "must be 1 to 128 visible ASCII characters")
     return wanted, f"{wanted}-{secrets.token_hex(4)}"
+
+
+def check_tenant(where: str, tenant: str | None) -> str:
+    """Raises InvalidRequestError."""
+    if not tenant:
+        return ""
+    if not TENANT.fullmatch(tenant):
+        raise InvalidRequestError(where, "must be 1 to 128 visible ASCII characters")
+    return tenant
 
 
 def plain_role(where: str, role: str) -> str:

@@ -14,8 +14,8 @@ BLOCK_SIZE = 16
 CONFIG = PlacementConfig()
 
 
-def candidate(name: str, cached: int = 0, queued: int = 0, active: int = 0) -> Candidate:
-    return Candidate((name, 1), cached, queued, active)
+def candidate(name: str, cached: int = 0, queued: int = 0, active: int = 0, requests: int = 0) -> Candidate:
+    return Candidate((name, 1), cached, queued, active, requests)
 
 
 def request(num_tokens: int, *excluded: str) -> Request:
@@ -23,7 +23,7 @@ def request(num_tokens: int, *excluded: str) -> Request:
 
 
 def candidates(prefix: str, min_size: int) -> st.SearchStrategy[list[Candidate]]:
-    loads = st.tuples(st.integers(0, 200), st.integers(0, 20_000), st.integers(0, 500))
+    loads = st.tuples(st.integers(0, 200), st.integers(0, 20_000), st.integers(0, 500), st.integers(0, 10))
     return st.lists(loads, min_size=min_size, max_size=8).map(
         lambda rows: [candidate(f"{prefix}{i}", *row) for i, row in enumerate(rows)]
     )
@@ -35,7 +35,9 @@ configs = st.builds(
     overlap_weight=weights,
     prefill_weight=weights,
     load_weight=weights,
+    transfer_weight=weights,
     local_prefill_tokens=st.sampled_from([0, 32, 500]),
+    local_prefill_requests=st.sampled_from([1, 5, 64]),
     prefill_queue_tokens=st.sampled_from([1, 1000, 16384]),
 )
 
@@ -70,11 +72,12 @@ def test_the_choice_is_the_cheapest_that_is_allowed(
         if d.worker[0] in excluded:
             continue
         short = num_tokens - BLOCK_SIZE * usable(d) + d.queued_prefill_tokens <= config.local_prefill_tokens
-        if short or not alive:
+        if (short and d.requests < config.local_prefill_requests) or not alive:
             local.add(d.worker[0])
             costs[d.worker[0]] = run_cost(d)
         elif takers:
-            costs[d.worker[0]] = config.prefill_weight * prompt + config.load_weight * d.active_blocks
+            shipped = config.transfer_weight * (prompt - usable(d))
+            costs[d.worker[0]] = config.prefill_weight * prompt + shipped + config.load_weight * d.active_blocks
     if not costs:
         assert placement is None
         return
