@@ -12,10 +12,11 @@ from baton.config import RouterConfig
 from baton_proto.worker import PrefillTarget
 from router.expected_prefixes import Expectation, ExpectedPrefixes
 from router.load import Charge, LoadLedger
-from router.match import WorkerKey
-from router.placement import Candidate, Placement, Request, place
+from router.match import column
+from router.placement import Candidates, Placement, Request, place
+from router.roster import WorkerKey
 from router.worker_link import WorkerLink
-from router.worker_pool import PooledWorker, WorkerPool
+from router.worker_pool import WorkerPool
 
 
 class PrefixIndex(Protocol):
@@ -78,33 +79,23 @@ class Assigner:
         self, request_id: str, request: Request, max_tokens: int, hashes: NDArray[np.uint64]
     ) -> Assignment | None:
         """None: no workers can take it now. `max_tokens`: prompt and the longest possible output."""
-        decode = self._pool.ready_decode(max_tokens)
+        decode = self._pool.decode_keys(max_tokens)
         if not decode:
             return None
         cached = self._expected.add_to(self._index.match(hashes), hashes)
-        prefill = self._pool.ready_prefill(request.num_tokens)
-        decode_candidates = self._decode_candidates(decode, cached)
-        prefill_candidates = [
-            Candidate(worker.key, cached.get(worker.key, 0), self._ledger.view(worker.key).queued_prefill_tokens, 0)
-            for worker in prefill
-        ]
-        placement = place(request, decode_candidates, prefill_candidates, self._config.placement, self._rng)
+        prefill = self._pool.prefill_keys(request.num_tokens)
+        decode_candidates, prefill_candidates = self._candidates(decode, cached), self._candidates(prefill, cached)
+        max_running = self._config.max_running_per_worker
+        placement = place(
+            request, decode_candidates, prefill_candidates, self._config.placement, self._rng, max_running
+        )
         if placement is None:
             return None
         uncached = request.num_tokens - placement.cached_blocks * request.block_size
         charge = self._ledger.charge(request_id, placement.decode, placement.prefill, request.num_tokens, uncached)
         target = self._pool.prefill_target(placement.prefill) if placement.prefill else None
-        expectation = self._expected.expect(placement.prefill or placement.decode, hashes, placement.cached_blocks)
+        expectation = self._expected.expect(placement.prefill or placement.decode, hashes, placement.held_blocks)
         return Assignment(self._pool.link(placement.decode), target, placement, charge, expectation)
 
-    def _decode_candidates(self, workers: list[PooledWorker], cached: Mapping[WorkerKey, int]) -> list[Candidate]:
-        """Those with room for one more request."""
-        candidates = []
-        for worker in workers:
-            load = self._ledger.view(worker.key)
-            if load.requests < self._config.max_running_per_worker:
-                blocks = cached.get(worker.key, 0)
-                candidates.append(
-                    Candidate(worker.key, blocks, load.queued_prefill_tokens, load.active_blocks, load.requests)
-                )
-        return candidates
+    def _candidates(self, workers: tuple[WorkerKey, ...], cached: Mapping[WorkerKey, int]) -> Candidates:
+        return Candidates(workers, column(cached, workers), self._ledger.columns(workers))

@@ -24,7 +24,7 @@ from baton_proto.kv_events import Cleared, KvEvent, Removed, Stored, decode_batc
 from baton_proto.worker import SnapshotChunk
 from router.event_feed import EventFeed
 from router.event_history import fetch_batches, last_batch
-from router.match import WorkerKey
+from router.match import Match, WorkerKey
 from router.radix_tree import RadixTree
 
 REORDER_PATIENCE_S = 0.05  # batches that were sent again may overtake each other
@@ -104,9 +104,9 @@ class Indexer:
 
     # --- for placement and status -------------------------------------------------------------------------------------
 
-    def match(self, hashes: NDArray[np.uint64]) -> dict[WorkerKey, int]:
-        """How many leading blocks of a prompt each worker holds; workers without any are left out."""
-        return self.tree.find(hashes).as_dict()
+    def match(self, hashes: NDArray[np.uint64]) -> Match:
+        """How many leading blocks of a prompt each worker holds. To be read before the next event."""
+        return self.tree.find(hashes)
 
     def last_event_id(self, worker: WorkerKey) -> int:
         """Of the newest batch that the tree contains."""

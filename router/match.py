@@ -1,15 +1,17 @@
 """The answer of the radix tree to a query: how many leading blocks each worker holds.
 
-Kept as a few (blocks, mask of workers) pairs until somebody asks for the workers by name.
+Kept as a few (blocks, workers) pairs until somebody asks for it, as a column or by name.
 """
 
 from collections.abc import Iterator, Mapping
 from itertools import compress
 
 import numpy as np
+from numpy.typing import NDArray
 
-WorkerKey = tuple[str, int]
-"""Worker id and incarnation: what a worker had cached ends with its incarnation."""
+from router.roster import Roster, WorkerKey
+
+__all__ = ["Match", "WorkerKey", "column"]
 
 
 class Match(Mapping[WorkerKey, int]):
@@ -18,23 +20,36 @@ class Match(Mapping[WorkerKey, int]):
     To be read before the tree changes again.
     """
 
-    __slots__ = ("_blocks", "_levels", "_names")
+    __slots__ = ("_alone", "_blocks", "_levels", "_roster")
 
-    def __init__(self, levels: list[tuple[int, int]], names: list[WorkerKey]) -> None:
+    def __init__(self, levels: list[tuple[int, int]], alone: list[tuple[int, int]], roster: Roster) -> None:
         self._levels = levels  # (blocks, mask of workers)
-        self._names = names  # by bit number; bits of workers that left are in no mask
+        self._alone = alone  # (blocks, number of a worker that is in no mask)
+        self._roster = roster  # numbers of workers that left are in no mask
         self._blocks: dict[WorkerKey, int] | None = None
 
     @property
     def longest(self) -> int:
         """Blocks of the longest match; 0 when there is none."""
-        return max((blocks for blocks, _ in self._levels), default=0)
+        return max((blocks for blocks, _ in self._levels + self._alone), default=0)
+
+    def column(self, workers: tuple[WorkerKey, ...]) -> NDArray[np.int32]:
+        """Blocks that each of the workers holds: [n] -> [n]."""
+        blocks = np.zeros(len(self._roster.names) + 1, dtype=np.int32)  # the last one is NOBODY's
+        for level, mask in self._levels:
+            members = np.frombuffer(_bits(mask), dtype=np.bool_)
+            blocks[: len(members)][members] = level
+        for level, number in self._alone:
+            blocks[number] = level
+        held: NDArray[np.int32] = blocks[self._roster.numbers(workers)]
+        return held
 
     def as_dict(self) -> dict[WorkerKey, int]:
         if self._blocks is None:
-            self._blocks = {}
+            names = self._roster.names
+            self._blocks = {names[number]: blocks for blocks, number in self._alone}
             for blocks, mask in self._levels:
-                self._blocks.update(dict.fromkeys(compress(self._names, _bits(mask)), blocks))
+                self._blocks.update(dict.fromkeys(compress(names, _bits(mask)), blocks))
         return self._blocks
 
     def __getitem__(self, worker: WorkerKey) -> int:
@@ -50,7 +65,14 @@ class Match(Mapping[WorkerKey, int]):
         return f"Match({self.as_dict()})"
 
 
+def column(held: Mapping[WorkerKey, int], workers: tuple[WorkerKey, ...]) -> NDArray[np.int32]:
+    """Match.column of any mapping."""
+    if isinstance(held, Match):
+        return held.column(workers)
+    return np.array([held.get(worker, 0) for worker in workers], dtype=np.int32)
+
+
 def _bits(mask: int) -> bytes:
-    """One byte per bit, 0 or 1, the lowest bit first."""
-    packed = np.frombuffer(mask.to_bytes(mask.bit_length() // 8 + 1, "little"), dtype=np.uint8)
-    return np.unpackbits(packed, bitorder="little").tobytes()
+    """One byte per bit, 0 or 1, the lowest bit first, up to the highest that is set."""
+    packed = np.frombuffer(mask.to_bytes((mask.bit_length() + 7) // 8, "little"), dtype=np.uint8)
+    return np.unpackbits(packed, count=mask.bit_length(), bitorder="little").tobytes()

@@ -16,7 +16,8 @@ from baton.errors import ProtocolError
 from baton_proto.kv_events import Stored
 from router.block_index import NOWHERE, BlockIndex
 from router.edge import HASH_BYTES, Edge, common_bytes, common_end, find_hash
-from router.match import Match, WorkerKey
+from router.match import Match
+from router.roster import Roster, WorkerKey
 
 MAX_EXTENDED_BYTES: Final = 4096 * HASH_BYTES  # an edge is copied when it is extended, so it is not extended for ever
 EVERYONE: Final = -1  # as a mask: all bits are set
@@ -36,9 +37,7 @@ class RadixTree:
         self._index = BlockIndex()
         self._edges: list[Edge | None] = [None]  # by number; NOWHERE is nobody's
         self._free_numbers: list[int] = []
-        self._bits: dict[WorkerKey, int] = {}
-        self._names: list[WorkerKey] = []  # by bit number
-        self._free_bits: list[int] = []
+        self._roster = Roster()  # a worker's number is its bit in masks
         self._held_bytes: list[int] = []  # by bit number: coverage, summed over edges
 
     @property
@@ -52,10 +51,10 @@ class RadixTree:
 
     @property
     def workers(self) -> list[WorkerKey]:
-        return list(self._bits)
+        return list(self._roster)
 
     def num_blocks_of(self, worker: WorkerKey) -> int:
-        bit = self._bits.get(worker)
+        bit = self._roster.get(worker)
         return 0 if bit is None else self._held_bytes[bit] // HASH_BYTES
 
     def find(self, block_hashes: NDArray[np.uint64]) -> Match:
@@ -63,6 +62,7 @@ class RadixTree:
         query = block_hashes.tobytes()
         edge, position = self._root, 0
         levels: list[tuple[int, int]] = []
+        alone: list[tuple[int, int]] = []
         while edge.children is not None:
             child = edge.children.get(query[position : position + HASH_BYTES])
             if child is None:
@@ -73,7 +73,7 @@ class RadixTree:
             ended = edge.full & ~child.full if position else 0  # they go no further than the edge before
             if child.partial:
                 for bit, covered in child.partial.items():
-                    levels.append(((position + min(covered, length)) // HASH_BYTES, 1 << bit))
+                    alone.append(((position + min(covered, length)) // HASH_BYTES, bit))
                     ended &= ~(1 << bit)
             if ended:
                 levels.append((position // HASH_BYTES, ended))
@@ -82,7 +82,7 @@ class RadixTree:
                 break
         if position and edge.full:
             levels.append((position // HASH_BYTES, edge.full))
-        return Match(levels, self._names)
+        return Match(levels, alone, self._roster)
 
     def apply_stored(self, worker: WorkerKey, parent: int | None, blocks: bytes, sequences: bytes) -> None:
         """The worker holds a run of blocks (u64 LE hashes), the first one being the child of the block `parent`.
@@ -130,7 +130,7 @@ class RadixTree:
         num_hashes = len(sequences) // HASH_BYTES
         if not num_hashes:
             return
-        bit = self._bits.get(worker)
+        bit = self._roster.get(worker)
         if bit is None:
             raise UnknownBlockError(worker, "removed", num_hashes)
         touched: dict[Edge, None] = {}
@@ -148,7 +148,7 @@ class RadixTree:
 
     def clear(self, worker: WorkerKey) -> None:
         """The worker holds nothing any more."""
-        bit = self._bits.get(worker)
+        bit = self._roster.get(worker)
         if bit is not None:
             touched: dict[Edge, None] = {}
             self._uncover_below(self._root, bit, touched)
@@ -157,13 +157,11 @@ class RadixTree:
     def remove_worker(self, worker: WorkerKey) -> None:
         """Forgets the worker. Nothing happens when it is not known."""
         self.clear(worker)
-        bit = self._bits.pop(worker, None)
-        if bit is not None:
-            self._free_bits.append(bit)
+        self._roster.discard(worker)
 
     def dump(self, worker: WorkerKey) -> Iterator[Stored]:
         """What the worker holds, parents before children. The tree must not change meanwhile."""
-        bit = self._bits.get(worker)
+        bit = self._roster.get(worker)
         if bit is None:
             return
         stack = list((self._root.children or {}).values())
@@ -183,23 +181,16 @@ class RadixTree:
 
     def _register(self, worker: WorkerKey) -> int:
         """The worker's bit number; a free one when it is new."""
-        bit = self._bits.get(worker)
-        if bit is None:
-            if self._free_bits:
-                bit = self._free_bits.pop()
-                self._names[bit] = worker
-            else:
-                bit = len(self._names)
-                self._names.append(worker)
-                self._held_bytes.append(0)
-            self._bits[worker] = bit
+        bit = self._roster.add(worker)
+        if bit == len(self._held_bytes):
+            self._held_bytes.append(0)
         return bit
 
     def _after_parent(self, worker: WorkerKey, parent: int | None) -> tuple[Edge, int]:
         """The place behind a block that the worker holds. Raises UnknownBlockError."""
         if parent is None:
             return self._root, 0
-        bit = self._bits.get(worker)
+        bit = self._roster.get(worker)
         edge = self._edges[self._index.get(parent)]
         if bit is not None and edge is not None:
             offset = find_hash(edge.sequences, parent.to_bytes(HASH_BYTES, "little"))
@@ -213,7 +204,7 @@ class RadixTree:
 
         Raises ProtocolError, and has changed nothing, when a hash is not new: it names one block at one place.
         """
-        bit = self._bits.get(worker)
+        bit = self._roster.get(worker)
         longer = (
             bit is not None
             and offset == len(edge.blocks) < MAX_EXTENDED_BYTES
