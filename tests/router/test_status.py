@@ -127,3 +127,18 @@ async def test_a_worker_that_leaves_is_shown_no_more(view: View) -> None:
         assert view.pool.ready_decode() == []
         view.pool.apply(Change("removed", decode.record()))
         assert not (await view.status()).workers
+
+
+async def test_a_prefill_worker_that_was_never_reached_is_not_ready(view: View) -> None:
+    """Until the first attempt has failed it may be; nothing but that failure tells."""
+    async with ScriptedWorker("p0", "prefill") as prefill:
+        await prefill.die()
+        view.pool.apply(prefill.added())
+        keys = view.pool.prefill_keys()
+        assert keys == (("p0", 1),)
+        assert view.pool.prefill_keys(16) is keys
+        assert view.pool.prefill_keys(10**9) == ()
+        async with asyncio.timeout(5.0):
+            while view.pool.prefill_keys():
+                view._changed.clear()
+                await view._changed.wait()
