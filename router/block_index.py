@@ -15,7 +15,7 @@ MIN_SLOTS: Final = 1024
 MAX_LOAD: Final = 0.55  # beyond it searches get long
 MIN_LOAD: Final = 0.15
 GROWTH: Final = 1.5
-MOVED_PER_KEY: Final = 8  # slots of an old table; it is empty long before the new one has its fill
+MOVED_PER_KEY: Final = 8  # slots of an old table, which so gets new keys for an eighth of its slots at most
 
 NOWHERE: Final = 0  # as an edge: the hash is not here
 
@@ -38,20 +38,25 @@ class BlockIndex:
 
     def get(self, key: int) -> int:
         """Edge of one hash, or NOWHERE."""
-        return int(hash_table.get(self._keys, self._edges, self._old_keys, self._old_edges, np.uint64(key)))
+        edge = hash_table.get(self._keys, self._edges, np.uint64(key))
+        if edge == NOWHERE and self._rebuilding:
+            edge = hash_table.get(self._old_keys, self._old_edges, np.uint64(key))
+        return int(edge)
 
     def insert(self, keys: NDArray[np.uint64], edge: int) -> bool:
         """Adds hashes [n]. False, and nothing has changed, when one is here already, twice in `keys`, or 0 or 1."""
         if self._count + len(keys) > MAX_LOAD * len(self._keys):
             self._move(len(self._old_keys))
             self._rebuild(int(GROWTH * (self._count + len(keys)) / MAX_LOAD) + 1)
-        done = hash_table.insert(self._keys, self._edges, self._old_keys, keys, np.uint32(edge))
+        self._move(MOVED_PER_KEY * len(keys))  # before: so an old table gets too few new keys to become full
+        done = hash_table.insert(
+            *(self._keys, self._edges, self._old_keys, self._old_edges, np.uint64(self._moved)),
+            *(keys, np.uint32(edge)),
+        )
         self._count += done
         if done < len(keys):
             self.remove(keys[:done])
-            return False
-        self._move(MOVED_PER_KEY * done)
-        return True
+        return done == len(keys)
 
     def repoint(self, keys: NDArray[np.uint64], edge: int) -> None:
         """Gives hashes [n] that are here another edge."""

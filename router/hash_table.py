@@ -17,6 +17,9 @@ EMPTY = U64(0)
 GONE = U64(1)
 """Left an old table: searches go on behind it. In a new table gaps are closed instead."""
 
+AHEAD = 128
+"""Keys whose homes are read before they are searched."""
+
 Keys = NDArray[np.uint64]
 Values = NDArray[np.uint32]
 
@@ -44,6 +47,16 @@ def _search(table: Keys, key: np.uint64) -> tuple[bool, np.uint64]:
 
 
 @inlined
+def _read_ahead(table: Keys, keys: Keys, first: int, last: int) -> np.uint64:
+    """Reads the homes of keys [first, last): memory fetches them side by side then, not one after the other."""
+    size = U64(len(table))
+    seen = EMPTY
+    for i in range(first, last):
+        seen |= table[_home(keys[i], size)]
+    return seen
+
+
+@inlined
 def _close_gap(table: Keys, values: Values, gap: np.uint64) -> None:
     """Empties a slot: what lies behind it and may lie nearer to its home moves up."""
     size = U64(len(table))
@@ -64,32 +77,37 @@ def _close_gap(table: Keys, values: Values, gap: np.uint64) -> None:
     table[gap] = EMPTY
 
 
-@compiled(_KEYS, _VALUES, _KEYS, _VALUES, numba.uint64, returns=numba.uint32)
-def get(table: Keys, values: Values, old_table: Keys, old_values: Values, key: np.uint64) -> np.uint32:
-    """The value of a key, 0 when it is not there or none."""
-    value = np.uint32(0)
-    if key <= GONE:
-        return value
+@compiled(_KEYS, _VALUES, numba.uint64, returns=numba.uint32)
+def get(table: Keys, values: Values, key: np.uint64) -> np.uint32:
+    """The value of a key in one table, 0 when it is not there or none."""
     known, slot = _search(table, key)
-    if known:
-        value = values[slot]
-    else:
-        known, slot = _search(old_table, key)
-        if known:
-            value = old_values[slot]
-    return value
+    value: np.uint32 = values[slot]
+    return value if known and key > GONE else np.uint32(0)
 
 
-@compiled(_KEYS, _VALUES, _KEYS, HASHES, numba.uint32, returns=numba.int64)
-def insert(table: Keys, values: Values, old_table: Keys, keys: Keys, value: np.uint32) -> int:
-    """Stops before the first key that is there already, or is none. Returns how many are in."""
-    for i in range(len(keys)):
-        key = keys[i]
-        in_old, _ = _search(old_table, key)
-        known, slot = _search(table, key)
-        if known or in_old or key <= GONE:
-            return i
-        table[slot], values[slot] = key, value
+@compiled(_KEYS, _VALUES, _KEYS, _VALUES, numba.uint64, HASHES, numba.uint32, returns=numba.int64)
+def insert(
+    table: Keys, values: Values, old_table: Keys, old_values: Values, moved: np.uint64, keys: Keys, value: np.uint32
+) -> int:
+    """Stops before the first key that is there already, or is none. Returns how many are in.
+
+    What belongs behind the first `moved` slots of the old table still goes there. So the new one is written to from
+    front to back, and the system has to find memory for it little by little.
+    """
+    for first in range(0, len(keys), AHEAD):
+        last = min(first + AHEAD, len(keys))
+        if _read_ahead(table, keys, first, last) == GONE:  # never, but what is not used is not read
+            break
+        for i in range(first, last):
+            key = keys[i]
+            in_old, old_slot = _search(old_table, key)
+            known, slot = _search(table, key)
+            if known or in_old or key <= GONE:
+                return i
+            if old_slot >= moved:
+                old_table[old_slot], old_values[old_slot] = key, value
+            else:
+                table[slot], values[slot] = key, value
     return len(keys)
 
 
@@ -114,16 +132,20 @@ def assign(table: Keys, values: Values, old_table: Keys, old_values: Values, key
 def remove(table: Keys, values: Values, old_table: Keys, keys: Keys) -> int:
     """Takes out keys that are there. Returns how many were not."""
     missing = 0
-    for key in keys:
-        known, slot = _search(table, key)
-        if known:
-            _close_gap(table, values, slot)
-            continue
-        known, slot = _search(old_table, key)
-        if known:
-            old_table[slot] = GONE
-        else:
-            missing += 1
+    for first in range(0, len(keys), AHEAD):
+        last = min(first + AHEAD, len(keys))
+        if _read_ahead(table, keys, first, last) == GONE:  # never, but what is not used is not read
+            break
+        for i in range(first, last):
+            known, slot = _search(table, keys[i])
+            if known:
+                _close_gap(table, values, slot)
+                continue
+            known, slot = _search(old_table, keys[i])
+            if known:
+                old_table[slot] = GONE
+            else:
+                missing += 1
     return missing
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from baton.errors import ProtocolError
 from baton_proto.kv_events import Stored
 from router.block_index import NOWHERE, BlockIndex
-from router.edge import HASH_BYTES, Edge, common_bytes, common_end, find_hash
+from router.edge import HASH, HASH_BYTES, Edge, common_bytes, common_end, find_hash
 from router.match import Match
 from router.roster import Roster, WorkerKey
 
@@ -135,7 +135,7 @@ class RadixTree:
             raise UnknownBlockError(worker, "removed", num_hashes)
         touched: dict[Edge, None] = {}
         unknown = 0
-        climbing = np.frombuffer(sequences, dtype="<u8")[::-1].tobytes()  # leaves last, as edges have them
+        climbing = np.frombuffer(sequences, dtype=HASH)[::-1].tobytes()  # leaves last, as edges have them
         end = len(climbing)
         while end:
             gone = self._remove_last(bit, climbing, end, touched)
@@ -212,7 +212,7 @@ class RadixTree:
             and edge.children is None
         )
         number = edge.number if longer else self._take_number()
-        if not self._index.insert(np.frombuffer(sequences, dtype="<u8"), number):
+        if not self._index.insert(np.frombuffer(sequences, dtype=HASH), number):
             if not longer:
                 self._free_numbers.append(number)
             raise ProtocolError(f"worker {worker[0]}", "a stored run has sequence hashes that name other blocks")
@@ -259,11 +259,11 @@ class RadixTree:
         if len(edge.blocks) < len(rest.blocks):
             self._exchange_numbers(edge, rest)
             shorter = edge
-        self._index.repoint(np.frombuffer(shorter.sequences, dtype="<u8"), shorter.number)
+        self._index.repoint(np.frombuffer(shorter.sequences, dtype=HASH), shorter.number)
 
     def _absorb_children(self, edge: Edge | None) -> None:
         """Joins an edge with its only child while the same workers cover both: the run is broken for nothing."""
-        if edge is None or edge is self._root or edge.number == NOWHERE:
+        if edge is None or edge.number == NOWHERE:  # the root has no number either
             return
         while edge.children is not None and len(edge.children) == 1:
             (child,) = edge.children.values()
@@ -274,7 +274,7 @@ class RadixTree:
             if len(edge.blocks) < len(child.blocks):
                 self._exchange_numbers(edge, child)
                 shorter = edge
-            self._index.repoint(np.frombuffer(shorter.sequences, dtype="<u8"), edge.number)
+            self._index.repoint(np.frombuffer(shorter.sequences, dtype=HASH), edge.number)
             edge.blocks += child.blocks
             edge.sequences += child.sequences
             edge.children = child.children
@@ -321,7 +321,7 @@ class RadixTree:
         """Takes out the blocks that nobody holds any more and joins what need not be apart."""
         gone = [self._cut(edge) for edge in touched if not edge.full]
         if gone:
-            self._index.remove(np.frombuffer(b"".join(gone), dtype="<u8"))
+            self._index.remove(np.frombuffer(b"".join(gone), dtype=HASH))
         for edge in touched:
             self._absorb_children(edge)
             self._absorb_children(edge.parent)

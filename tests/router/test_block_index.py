@@ -80,6 +80,22 @@ def test_what_names_no_block_is_refused() -> None:
         assert (len(index), index.get(5), index.get(6), index.get(bad)) == (0, NOWHERE, NOWHERE, NOWHERE)
 
 
+def test_an_old_table_does_not_become_full_while_it_is_left() -> None:
+    """Even when all that is new belongs to its end, which moves last."""
+    rng = np.random.default_rng(3)
+    index = BlockIndex()
+    while not index._rebuilding or len(index) < 50_000:
+        index.insert(rng.integers(2, 2**64, size=1000, dtype=np.uint64), 1)
+    end = np.arange(2**64 - 200_000, 2**64 - 1, dtype=np.uint64)
+    before, added = len(index), 0
+    while index._rebuilding:
+        assert index.insert(end[added : added + 100], 2)
+        added += 100
+        assert np.count_nonzero(index._old_keys == 0) > 0.2 * len(index._old_keys) or not index._rebuilding
+    assert len(index) == before + added > before
+    assert set(held(index, end[:added])) == {2}
+
+
 def test_no_single_change_moves_the_whole_table() -> None:
     rng = np.random.default_rng(2)
     index = BlockIndex()
