@@ -13,7 +13,7 @@ from baton_proto.worker import PrefillTarget
 from router.expected_prefixes import Expectation, ExpectedPrefixes
 from router.load import Charge, LoadLedger
 from router.match import column
-from router.placement import Candidates, Placement, Request, place
+from router.placement import NO_CANDIDATES, Candidates, Placement, Request, place
 from router.roster import WorkerKey
 from router.worker_link import WorkerLink
 from router.worker_pool import WorkerPool
@@ -98,4 +98,6 @@ class Assigner:
         return Assignment(self._pool.link(placement.decode), target, placement, charge, expectation)
 
     def _candidates(self, workers: tuple[WorkerKey, ...], cached: Mapping[WorkerKey, int]) -> Candidates:
+        if not workers:
+            return NO_CANDIDATES
         return Candidates(workers, column(cached, workers), self._ledger.columns(workers))

@@ -96,8 +96,7 @@ class Charge:
         decode.requests += 1
         decode.blocks += blocks
         prefill.prefill_tokens += prefill_tokens
-        ledger.changed(decode)
-        ledger.changed(prefill)
+        ledger.changed(decode, prefill)
 
     def prefill_done(self) -> None:
         """At the first token."""
@@ -127,8 +126,7 @@ class Charge:
         self._decode.blocks -= self._blocks
         self._prefill.prefill_tokens -= self._prefill_tokens
         self._prefill_tokens = 0
-        self._ledger.changed(self._decode)
-        self._ledger.changed(self._prefill)
+        self._ledger.changed(self._decode, self._prefill)
 
     def __enter__(self) -> Self:
         return self
@@ -227,11 +225,13 @@ class LoadLedger:
 
     # --- for charges --------------------------------------------------------------------------------------------------
 
-    def changed(self, account: _Account) -> None:
+    def changed(self, account: _Account, other: _Account | None = None) -> None:
         if not self._changed:
             self.has_news()
         self._changed.add(account.worker)
         self._write_down(account)
+        if other is not None and other is not account:
+            self.changed(other)
 
     def expire(self) -> None:
         """Drops charges that nobody released or renewed for their time to live: a request that was lost track of."""

@@ -37,8 +37,7 @@ class Match(Mapping[WorkerKey, int]):
         """Blocks that each of the workers holds: [n] -> [n]."""
         blocks = np.zeros(len(self._roster.names) + 1, dtype=np.int32)  # the last one is NOBODY's
         for level, mask in self._levels:
-            members = np.frombuffer(_bits(mask), dtype=np.bool_)
-            blocks[: len(members)][members] = level
+            blocks[: mask.bit_length()][_bits(mask)] = level
         for level, number in self._alone:
             blocks[number] = level
         held: NDArray[np.int32] = blocks[self._roster.numbers(workers)]
@@ -49,7 +48,7 @@ class Match(Mapping[WorkerKey, int]):
             names = self._roster.names
             self._blocks = {names[number]: blocks for blocks, number in self._alone}
             for blocks, mask in self._levels:
-                self._blocks.update(dict.fromkeys(compress(names, _bits(mask)), blocks))
+                self._blocks.update(dict.fromkeys(compress(names, _bits(mask).tobytes()), blocks))
         return self._blocks
 
     def __getitem__(self, worker: WorkerKey) -> int:
@@ -72,7 +71,7 @@ def column(held: Mapping[WorkerKey, int], workers: tuple[WorkerKey, ...]) -> NDA
     return np.array([held.get(worker, 0) for worker in workers], dtype=np.int32)
 
 
-def _bits(mask: int) -> bytes:
-    """One byte per bit, 0 or 1, the lowest bit first, up to the highest that is set."""
+def _bits(mask: int) -> NDArray[np.bool_]:
+    """[bits of the mask] The lowest is first, the highest one that is set is last."""
     packed = np.frombuffer(mask.to_bytes((mask.bit_length() + 7) // 8, "little"), dtype=np.uint8)
-    return np.unpackbits(packed, count=mask.bit_length(), bitorder="little").tobytes()
+    return np.unpackbits(packed, count=mask.bit_length(), bitorder="little").view(np.bool_)

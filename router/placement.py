@@ -13,7 +13,6 @@ its own cache and queue enter the cost: the bonus for a prompt that needs no tra
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -57,6 +56,9 @@ class Candidates(NamedTuple):
     load: NDArray[np.int64]  # [n, 3] as LoadLedger.columns gives it
 
 
+NO_CANDIDATES: Final = Candidates((), np.empty(0, dtype=np.int32), np.empty((0, 3), dtype=np.int64))
+
+
 class Cost(Struct, frozen=True, gc=False):
     """The terms of one candidate's cost, in blocks."""
 
@@ -72,19 +74,18 @@ class Cost(Struct, frozen=True, gc=False):
     reason: str = ""  # of a decode worker: why it would run the prompt or have it shipped, see Placement
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(NamedTuple):
     decode: WorkerKey
     prefill: WorkerKey | None  # None: the decode worker runs the prompt
     reason: str  # LONG | BUSY, when the prompt is shipped | SHORT | ALONE, when it is not
     cached_blocks: int  # that the worker that runs the prompt need not compute
     held_blocks: int  # of the prompt, on that worker: one more when it holds all of it
-    _weighed: "tuple[_Weighed, _Weighed]"
+    weighed: "tuple[_Weighed, _Weighed]"
 
     @property
     def costs(self) -> list[Cost]:
         """Of all candidates, the chosen ones included."""
-        return [cost for weighed in self._weighed for cost in weighed.costs()]
+        return [cost for weighed in self.weighed for cost in weighed.costs()]
 
 
 def place(
