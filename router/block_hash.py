@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 SEED: Final = 1337
 MASK_64: Final = 2**64 - 1
-TOKEN_BYTES: Final = 4
+TOKEN: Final = np.dtype("<u4")
+WORD: Final = np.dtype("<u8")
 
 BATCHED_SIZES: Final = (8, 16, 24, 32)
 """Tokens in a block for which XXH3 is a short formula, that is computed for all blocks of a prompt at once."""
@@ -31,12 +32,12 @@ def prepare() -> None:
 def block_hashes(tokens: NDArray[np.uint32], block_size: int, seed: int = SEED) -> NDArray[np.uint64]:
     """Hashes of the full blocks of `tokens` [num_tokens] -> [num_tokens // block_size]."""
     num_blocks = len(tokens) // block_size
-    data = np.ascontiguousarray(tokens[: num_blocks * block_size], dtype="<u4")
+    data = np.ascontiguousarray(tokens[: num_blocks * block_size], dtype=TOKEN)
     hashes = np.empty(num_blocks, dtype=np.uint64)
     if block_size in BATCHED_SIZES:
         from router.xxh3 import hash_rows  # here, because workers load it while they load their model
 
-        hash_rows(data.view("<u8"), block_size * TOKEN_BYTES // 8, np.uint64(seed), hashes)
+        hash_rows(data.view(WORD), block_size * TOKEN.itemsize // WORD.itemsize, np.uint64(seed), hashes)
         return hashes
     rows = data.reshape(num_blocks, block_size)
     for block in range(num_blocks):

@@ -4,6 +4,7 @@ Kept as a few (blocks, workers) pairs until somebody asks for it, as a column or
 """
 
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from itertools import compress
 
 import numpy as np
@@ -71,7 +72,10 @@ def column(held: Mapping[WorkerKey, int], workers: tuple[WorkerKey, ...]) -> NDA
     return np.array([held.get(worker, 0) for worker in workers], dtype=np.int32)
 
 
+@lru_cache(maxsize=4096)  # the same few fleets hold most edges
 def _bits(mask: int) -> NDArray[np.bool_]:
     """[bits of the mask] The lowest is first, the highest one that is set is last."""
     packed = np.frombuffer(mask.to_bytes((mask.bit_length() + 7) // 8, "little"), dtype=np.uint8)
-    return np.unpackbits(packed, count=mask.bit_length(), bitorder="little").view(np.bool_)
+    bits = np.unpackbits(packed, count=mask.bit_length(), bitorder="little").view(np.bool_)
+    bits.flags.writeable = False
+    return bits

@@ -98,10 +98,9 @@ def place(
 ) -> Placement | None:
     """None: wait. No decode candidate has less than `max_running` requests, or the prompt must be shipped and every
     prefill worker has its fill."""
-    prefills = _Weighed("prefill", request, prefill)
+    prefills, decodes = _Weighed("prefill", request, prefill), _Weighed("decode", request, decode)
     shipper = prefills.choose(config, rng, alone=True, can_ship=False, max_queued_tokens=config.prefill_queue_tokens)
     alone = all(worker in request.excluded for worker in prefill.workers) if request.excluded else not prefill.workers
-    decodes = _Weighed("decode", request, decode)
     chosen = decodes.choose(config, rng, alone=alone, can_ship=shipper >= 0, max_requests=max_running)
     if chosen < 0:
         return None
@@ -120,10 +119,6 @@ class _Weighed:
     __slots__ = ("_barred", "_candidates", "_request", "_role", "_totals", "reasons")
 
     def __init__(self, role: str, request: Request, candidates: Candidates) -> None:
-        count = len(candidates.workers)
-        self.reasons = np.empty(count, dtype=np.int8)  # codes of router/cheapest.py
-        self._barred = np.empty(count, dtype=np.int8)
-        self._totals = np.empty(count)
         self._role = role
         self._request = request
         self._candidates = candidates
@@ -142,6 +137,9 @@ class _Weighed:
         request, (workers, cached, load) = self._request, self._candidates
         if not workers:
             return -1
+        self.reasons = np.empty(len(workers), dtype=np.int8)  # codes of router/cheapest.py
+        self._barred = np.empty(len(workers), dtype=np.int8)
+        self._totals = np.empty(len(workers))
         excluded = np.zeros(len(workers), dtype=np.bool_)
         if request.excluded:
             excluded[:] = [worker in request.excluded for worker in workers]
