@@ -3,20 +3,22 @@ request was charged, the next one sees."""
 
 import random
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from baton.config import RouterConfig
 from baton_proto.worker import PrefillTarget
-from router.expected_prefixes import Expectation, ExpectedPrefixes
-from router.load import Charge, LoadLedger
+from router.expected_prefixes import Expectation, ExpectedPrefixes, Outlook
+from router.load import Charge, LoadLedger, LoadView
 from router.match import column
 from router.placement import NO_CANDIDATES, Candidates, Placement, Request, place
 from router.roster import WorkerKey
 from router.worker_link import WorkerLink
 from router.worker_pool import WorkerPool
+
+QUEUED: Final = LoadView._fields.index("queued_prefill_tokens")
 
 
 class PrefixIndex(Protocol):
@@ -82,9 +84,9 @@ class Assigner:
         decode = self._pool.decode_keys(max_tokens)
         if not decode:
             return None
-        cached = self._expected.add_to(self._index.match(hashes), hashes)
-        prefill = self._pool.prefill_keys(request.num_tokens)
-        decode_candidates, prefill_candidates = self._candidates(decode, cached), self._candidates(prefill, cached)
+        outlook = self._expected.outlook(self._index.match(hashes), hashes)
+        decode_candidates = self._candidates(decode, outlook, request.block_size)
+        prefill_candidates = self._candidates(self._pool.prefill_keys(request.num_tokens), outlook, request.block_size)
         max_running = self._config.max_running_per_worker
         placement = place(
             request, decode_candidates, prefill_candidates, self._config.placement, self._rng, max_running
@@ -97,7 +99,11 @@ class Assigner:
         expectation = self._expected.expect(placement.prefill or placement.decode, hashes, placement.held_blocks)
         return Assignment(self._pool.link(placement.decode), target, placement, charge, expectation)
 
-    def _candidates(self, workers: tuple[WorkerKey, ...], cached: Mapping[WorkerKey, int]) -> Candidates:
+    def _candidates(self, workers: tuple[WorkerKey, ...], outlook: Outlook, block_size: int) -> Candidates:
         if not workers:
             return NO_CANDIDATES
-        return Candidates(workers, column(cached, workers), self._ledger.columns(workers))
+        load = self._ledger.columns(workers)
+        if outlook.computing:
+            queued = load[:, QUEUED]
+            queued -= np.minimum(queued, block_size * column(outlook.computing, workers))
+        return Candidates(workers, column(outlook.cached, workers), load)

@@ -81,13 +81,14 @@ class ChargeSharing:
         self._interval_s = config.interval_s
         self._sign_of_life_s = min(SIGN_OF_LIFE_S, config.ttl_s / 3)
         self._news = asyncio.Event()
-        self._say_all = True  # at the start, and to whoever is new
+        self._say_all = False
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         self._ledger.has_news = self._news.set
         await self._nats.subscribe(charges_subject(self._nats.namespace), self._receive)
         self._nats.on_reconnect(self._greet)
+        self._greet()
         self._task = asyncio.create_task(self._run(), name="charge sharing")
 
     async def close(self) -> None:

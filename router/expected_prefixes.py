@@ -4,12 +4,16 @@ Asked by assignment beside the radix tree. What a prompt adds to its worker's ca
 moment it is placed, until the worker's event comes, the request ends without a token, or its time is over. Usually
 empty or small, and costs next to nothing then. No I/O; event loop only.
 
+While the prompt is still to be computed, it stands in its worker's queue. A sibling need not wait for it beyond what it
+would compute itself elsewhere, so these blocks of the queue are told apart: they are no reason to go elsewhere.
+
 A trie over block hashes with runs as edges, like the radix tree, but with workers only on what they do not hold yet.
 """
 
 import time
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,18 +22,21 @@ from router.edge import HASH_BYTES, common_bytes
 from router.match import WorkerKey
 
 EVENT_GRACE_S = 1.0  # the event of a prompt is seldom later than its first token, and never by much
+MAX_WAITING = 1024  # prompts without a first token; beyond that the oldest is no longer expected
+MAX_RUNS = 32  # that a query follows: prompts that branch off one another after every block must not hold up the router
 
 
 class _Node:
     """A run of block hashes. It stays while an expectation ends in it or below it."""
 
-    __slots__ = ("children", "ending", "parent", "run", "workers")
+    __slots__ = ("children", "computing", "ending", "parent", "run", "workers")
 
     def __init__(self, parent: "_Node | None", run: bytes) -> None:
         self.parent = parent
         self.run = run  # u64 LE
         self.children: dict[bytes, _Node] = {}  # by first block hash
-        self.workers: dict[WorkerKey, int] = {}  # how many expectations cover the run
+        self.workers: Counter[WorkerKey] = Counter()  # expectations that cover the run; no zeros
+        self.computing: Counter[WorkerKey] = Counter()  # those of them that wait for their first token; no zeros
         self.ending = 0  # expectations that begin or end right behind the run
 
 
@@ -50,7 +57,8 @@ class Expectation:
         begin.ending += 1
         end.ending += 1
         for node in self.covered():
-            node.workers[worker] = node.workers.get(worker, 0) + 1
+            node.workers[worker] += 1
+            node.computing[worker] += 1
 
     def covered(self) -> list[_Node]:
         nodes = []
@@ -73,6 +81,13 @@ class Expectation:
         self._owner.cancel(self)
 
 
+class Outlook(NamedTuple):
+    """Leading blocks of a prompt, by worker."""
+
+    cached: Mapping[WorkerKey, int]  # held already or expected
+    computing: Mapping[WorkerKey, int]  # how many of them stand in the worker's queue
+
+
 class ExpectedPrefixes:
     def __init__(self, ttl_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._ttl_s = ttl_s
@@ -92,6 +107,8 @@ class ExpectedPrefixes:
         if known_blocks >= len(hashes) or not self._ttl_s:
             return None
         self._expire()
+        if len(self._waiting) >= MAX_WAITING:
+            self._remove(next(iter(self._waiting)))
         path = hashes.tobytes()
         begin = self._descend(self._root, path[: known_blocks * HASH_BYTES])
         end = self._descend(begin, path[known_blocks * HASH_BYTES :])
@@ -100,24 +117,31 @@ class ExpectedPrefixes:
         self._by_end.setdefault((worker, expectation.last_block), set()).add(expectation)
         return expectation
 
-    def add_to(self, cached: Mapping[WorkerKey, int], hashes: NDArray[np.uint64]) -> Mapping[WorkerKey, int]:
-        """Leading blocks of a prompt that each worker holds or is about to hold."""
+    def outlook(self, cached: Mapping[WorkerKey, int], hashes: NDArray[np.uint64]) -> Outlook:
+        """`cached`: leading blocks of a prompt that each worker holds, as the radix tree has it."""
         if not self._root.children:
-            return cached
+            return Outlook(cached, {})
         self._expire()
         expected: dict[WorkerKey, int] = {}
+        computing: Counter[WorkerKey] = Counter()
         query = hashes.tobytes()
         node, position = self._root, 0
-        while child := node.children.get(query[position : position + HASH_BYTES]):
+        for _ in range(MAX_RUNS):
+            child = node.children.get(query[position : position + HASH_BYTES])
+            if child is None:
+                break
             whole = query.startswith(child.run, position)
-            position += len(child.run) if whole else common_bytes(child.run, 0, query, position)
+            length = len(child.run) if whole else common_bytes(child.run, 0, query, position)
+            position += length
             for worker in child.workers:
                 expected[worker] = position // HASH_BYTES
+            for worker in child.computing:
+                computing[worker] += length // HASH_BYTES
             if not whole:
                 break
             node = child
         more = {worker: blocks for worker, blocks in expected.items() if blocks > cached.get(worker, 0)}
-        return {**cached, **more} if more else cached
+        return Outlook({**cached, **more} if more else cached, computing)
 
     def stored(self, worker: WorkerKey, block_hashes: bytes) -> None:
         """The worker's event: it holds a run of blocks (u64 LE)."""
@@ -133,7 +157,7 @@ class ExpectedPrefixes:
 
     def first_token(self, expectation: Expectation) -> None:
         if expectation in self._waiting:
-            del self._waiting[expectation]
+            self._end_of_wait(expectation)
             expectation.expires_s = self._clock() + EVENT_GRACE_S
             self._computed.append(expectation)
 
@@ -168,7 +192,7 @@ class ExpectedPrefixes:
         """Puts a node with the first `length` bytes of the run above it; whoever ends at the node ends there still."""
         assert node.parent is not None, "the root has no run"
         upper = _Node(node.parent, node.run[:length])
-        upper.workers = dict(node.workers)
+        upper.workers, upper.computing = node.workers.copy(), node.computing.copy()
         upper.children[node.run[length : length + HASH_BYTES]] = node
         node.parent.children[node.run[:HASH_BYTES]] = upper
         node.parent, node.run = upper, node.run[length:]
@@ -182,17 +206,27 @@ class ExpectedPrefixes:
         ending.remove(expectation)
         if not ending:
             del self._by_end[key]
-        self._waiting.pop(expectation, None)
+        if expectation in self._waiting:
+            self._end_of_wait(expectation)
         for node in expectation.covered():
-            node.workers[expectation.worker] -= 1
-            if not node.workers[expectation.worker]:
-                del node.workers[expectation.worker]
+            _decrement(node.workers, expectation.worker)
         for end in expectation.ends():
             end.ending -= 1
             self._prune(end)
+
+    def _end_of_wait(self, expectation: Expectation) -> None:
+        del self._waiting[expectation]
+        for node in expectation.covered():
+            _decrement(node.computing, expectation.worker)
 
     def _prune(self, node: _Node) -> None:
         """Takes out what no expectation needs any more. Splits stay until then."""
         while node.parent is not None and not node.children and not node.ending:
             del node.parent.children[node.run[:HASH_BYTES]]
             node = node.parent
+
+
+def _decrement(counts: Counter[WorkerKey], worker: WorkerKey) -> None:
+    counts[worker] -= 1
+    if not counts[worker]:
+        del counts[worker]

@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Iterable, Iterator
 from typing import Generic, Protocol, TypeVar
 
-MAX_IDLE_TENANTS = 64  # remembered beyond those that wait, before the outdated ones are swept out
+MAX_IDLE_TENANTS = 64  # remembered beyond those that wait
 
 
 class Waiter(Protocol):
@@ -81,7 +81,10 @@ class _Level(Generic[W]):
                 heapq.heapreplace(heads, (start + waiter.tokens, number, following, rest))
 
     def _sweep(self) -> None:
-        self._start = {of: start for of, start in self._start.items() if of in self.tenants or start > self._now}
+        """Of the tenants that do not wait, those are remembered that had most more than their share."""
+        idle = [of for of, start in self._start.items() if of not in self.tenants and start > self._now]
+        kept = [*self.tenants, *heapq.nlargest(MAX_IDLE_TENANTS // 2, idle, key=self._start.__getitem__)]
+        self._start = {tenant: self._start[tenant] for tenant in kept}
 
 
 class FairQueue(Generic[W]):

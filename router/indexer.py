@@ -129,6 +129,11 @@ class Indexer:
         return ""
 
     @property
+    def silent(self) -> list[str]:
+        """Ids of the workers that cache blocks and publish no events."""
+        return [worker_id for worker_id, worker in self._workers.items() if worker.silent]
+
+    @property
     def settled(self) -> bool:
         """The tree contains all that is known to have been published, for every worker."""
         return all(not worker.needs_snapshot and not worker.feed.behind for worker in self._workers.values())

@@ -172,6 +172,15 @@ def _metrics(view: _View) -> RouterMetrics:
         "Workers that status has a note on, such as missing events",
         lambda: sum(1 for worker in pool.workers.values() if view.status.note(worker)),
     )
+    metrics.per_worker(
+        "worker_without_events",
+        "1 for each worker that caches blocks and publishes no events: it is chosen by load alone",
+        lambda: dict.fromkeys(indexer.silent, 1.0),
+    )
+    others = view.sharing.others
+    metrics.gauge("other_routers", "Routers that tell what they have charged", lambda: len(others.routers))
+    metrics.gauge("expected_prefixes", "Prompts whose events are awaited", lambda: view.expected.count)
+    metrics.count("charges_malformed", "Charge reports unread", lambda: view.sharing.malformed_reports)
     return metrics
 
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from baton.cli.answering import message_fields
@@ -56,6 +57,9 @@ def _show(response: pb.StatusResponse) -> None:
             worker.note,
         )
     out.print(table)
+    for worker in response.workers:
+        if worker.note:
+            out.print(f"[bold red]{worker.worker_id}[/]: {escape(worker.note)}")
     queue = response.queue
     oldest = f", the oldest for {queue.oldest_age_s:.1f} s" if queue.waiting else ""
     out.print(f"queue: {queue.running} running, {queue.waiting} waiting{oldest}; room for {queue.capacity}")

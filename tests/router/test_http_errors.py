@@ -212,3 +212,12 @@ async def test_a_timeout_header_sets_the_deadline(http: httpx.AsyncClient, gener
     for bad in ("soon", "0", "nan", "-1"):
         answer = await http.post("/v1/completions", json=COMPLETION, headers={"x-request-timeout-s": bad})
         assert answer.json()["error"]["param"] == "x-request-timeout-s"
+
+
+async def test_a_header_names_the_tenant(http: httpx.AsyncClient, generator: ScriptedGenerator) -> None:
+    for headers in ({}, {"x-baton-tenant": "team-a"}):
+        await http.post("/v1/completions", json=COMPLETION | {"prompt": ["a", "b"]}, headers=headers)
+    assert [request.tenant for request in generator.requests] == ["", "", "team-a", "team-a"]
+    for bad in ("a b", "x" * 129):
+        answer = await http.post("/v1/completions", json=COMPLETION, headers={"x-baton-tenant": bad})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "x-baton-tenant")

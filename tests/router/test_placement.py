@@ -174,6 +174,57 @@ def test_a_decode_worker_that_runs_prompts_already_is_spared_another() -> None:
     assert placement.prefill == ("p", 1)
 
 
+@pytest.mark.parametrize(
+    ("num_tokens", "cached", "queued", "requests", "reason"),
+    [
+        (32, 0, 0, 0, "short prompt"),
+        (33, 0, 0, 0, "shipped"),
+        (40 * BLOCK_SIZE + 32, 40, 0, 0, "short prompt"),
+        (40 * BLOCK_SIZE + 33, 40, 0, 0, "shipped"),
+        (20, 0, 12, 0, "short prompt"),
+        (20, 0, 13, 0, "shipped, decode worker busy"),
+        (20, 0, 0, 63, "short prompt"),
+        (20, 0, 0, 64, "shipped, decode worker busy"),
+    ],
+)
+def test_a_prompt_is_shipped_beyond_a_threshold_each_and_the_reason_names_it(
+    num_tokens: int, cached: int, queued: int, requests: int, reason: str
+) -> None:
+    decode = [candidate("d", cached=cached, queued=queued, requests=requests)]
+    placement = place(request(num_tokens), decode, [candidate("p")], CONFIG, random.Random())
+    assert placement is not None
+    assert placement.reason == reason
+    assert (placement.prefill is None) == (reason == "short prompt")
+    (cost,) = [cost for cost in placement.costs if cost.role == "decode"]
+    assert cost.reason == reason
+
+
+def test_a_busy_decode_worker_runs_the_prompt_when_nobody_else_can() -> None:
+    busy = [candidate("d", queued=5000, requests=200)]
+    placement = place(request(20), busy, [], CONFIG, random.Random())
+    assert placement is not None
+    assert placement.reason == "no prefill worker"
+
+
+def test_of_equally_busy_decode_workers_the_one_that_holds_more_of_a_shipped_prompt_gets_it() -> None:
+    decode = [candidate("cold", active=50), candidate("warm", cached=30, active=50), candidate("idle", active=45)]
+    rng = random.Random()
+    for config, chosen in ((CONFIG, "idle"), (replace(CONFIG, transfer_weight=0.5), "warm")):
+        placement = place(request(1000), decode, [candidate("p")], config, rng)
+        assert placement is not None
+        assert (placement.decode[0], placement.reason) == (chosen, "shipped")
+    placement = place(request(1000), decode[:2], [candidate("p")], CONFIG, rng)
+    assert placement is not None
+    assert placement.decode[0] == "warm"
+
+
+def test_a_decode_worker_that_holds_the_prompt_is_left_when_it_is_much_busier_than_that_saves() -> None:
+    decode = [candidate("cold"), candidate("warm", cached=40, active=45)]
+    placement = place(request(40 * BLOCK_SIZE + 5), decode, [candidate("p", cached=40)], CONFIG, random.Random())
+    assert placement is not None
+    assert (placement.decode[0], placement.prefill) == ("cold", ("p", 1))
+
+
 def test_the_prompt_runs_on_the_decode_worker_when_no_prefill_worker_is_alive() -> None:
     for prefill, facts in (([], request(5000)), ([candidate("p")], request(5000, "p"))):
         placement = place(facts, [candidate("d")], prefill, CONFIG, random.Random())
