@@ -3,7 +3,7 @@ request was charged, the next one sees."""
 
 import random
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,12 +12,13 @@ from baton.config import RouterConfig
 from baton_proto.worker import PrefillTarget
 from router.expected_prefixes import Expectation, ExpectedPrefixes, Outlook
 from router.load import Charge, LoadLedger, LoadView
-from router.match import WorkerKey
-from router.placement import Candidate, Placement, Request, Weighing, weigh
+from router.match import column
+from router.placement import NO_CANDIDATES, Candidates, Placement, Request, Weighing, weigh
+from router.roster import WorkerKey
 from router.worker_link import WorkerLink
-from router.worker_pool import PooledWorker, WorkerPool
+from router.worker_pool import WorkerPool
 
-NOBODY = Weighing([], [], None, None, alone=True)
+QUEUED: Final = LoadView._fields.index("queued_prefill_tokens")
 
 
 class PrefixIndex(Protocol):
@@ -31,21 +32,19 @@ class PrefixIndex(Protocol):
 class Assignment:
     """The workers of one attempt, charged until `release`."""
 
-    __slots__ = ("charge", "expectation", "full", "link", "placement", "prefill")
+    __slots__ = ("charge", "expectation", "link", "placement", "prefill")
 
     def __init__(
         self,
         link: WorkerLink,
         prefill: PrefillTarget | None,
         placement: Placement,
-        full: list[WorkerKey],
         charge: Charge,
         expectation: Expectation | None,
     ) -> None:
         self.link = link
         self.prefill = prefill
         self.placement = placement
-        self.full = full  # decode workers that had no room
         self.charge = charge
         self.expectation = expectation  # of the worker that runs the prompt; None: it holds all of it
 
@@ -85,49 +84,31 @@ class Assigner:
         self, request_id: str, request: Request, max_tokens: int, hashes: NDArray[np.uint64]
     ) -> Assignment | None:
         """None: no workers can take it now. `max_tokens`: prompt and the longest possible output."""
-        weighing, full = self.weigh(request, max_tokens, hashes)
-        placement = weighing.placement()
+        placement = self.weigh(request, max_tokens, hashes).placement()
         if placement is None:
             return None
         self.placed()
         uncached = request.num_tokens - placement.cached_blocks * request.block_size
         charge = self._ledger.charge(request_id, placement.decode, placement.prefill, request.num_tokens, uncached)
         target = self._pool.prefill_target(placement.prefill) if placement.prefill else None
-        expectation = self._expected.expect(placement.prefill or placement.decode, hashes, placement.cached_blocks)
-        return Assignment(self._pool.link(placement.decode), target, placement, full, charge, expectation)
+        expectation = self._expected.expect(placement.prefill or placement.decode, hashes, placement.held_blocks)
+        return Assignment(self._pool.link(placement.decode), target, placement, charge, expectation)
 
-    def weigh(self, request: Request, max_tokens: int, hashes: NDArray[np.uint64]) -> tuple[Weighing, list[WorkerKey]]:
-        """What `assign` would decide, without a trace; and the decode workers that have no room for another request."""
-        full: list[WorkerKey] = []
-        decode = self._pool.ready_decode(max_tokens)
-        if not decode:
-            return NOBODY, full
-        outlook = self._expected.outlook(self._index.match(hashes), hashes)
-        decode_candidates = self._decode_candidates(decode, outlook, request.block_size, full)
-        prefill_candidates = [
-            _candidate(worker, self._ledger.view(worker.key), outlook, request.block_size)
-            for worker in self._pool.ready_prefill(request.num_tokens)
-        ]
-        return weigh(request, decode_candidates, prefill_candidates, self._config.placement, self._rng), full
+    def weigh(self, request: Request, max_tokens: int, hashes: NDArray[np.uint64]) -> Weighing:
+        """What `assign` would decide, without a trace."""
+        config = self._config
+        decode = prefill = NO_CANDIDATES
+        if decode_keys := self._pool.decode_keys(max_tokens):
+            outlook = self._expected.outlook(self._index.match(hashes), hashes)
+            decode = self._candidates(decode_keys, outlook, request.block_size)
+            prefill = self._candidates(self._pool.prefill_keys(request.num_tokens), outlook, request.block_size)
+        return weigh(request, decode, prefill, config.placement, self._rng, config.max_running_per_worker)
 
-    def _decode_candidates(
-        self, workers: list[PooledWorker], outlook: Outlook, block_size: int, full: list[WorkerKey]
-    ) -> list[Candidate]:
-        """Those with room for one more request; the others are added to `full`."""
-        candidates = []
-        for worker in workers:
-            load = self._ledger.view(worker.key)
-            if load.requests < self._config.max_running_per_worker:
-                candidates.append(_candidate(worker, load, outlook, block_size))
-            else:
-                full.append(worker.key)
-        return candidates
-
-
-def _candidate(worker: PooledWorker, load: LoadView, outlook: Outlook, block_size: int) -> Candidate:
-    key = worker.key
-    queued = load.queued_prefill_tokens
-    if outlook.computing:
-        queued = max(0, queued - outlook.computing.get(key, 0) * block_size)
-    active_blocks = load.active_blocks if worker.record.role == "decode" else 0
-    return Candidate(key, outlook.cached.get(key, 0), queued, active_blocks, load.requests)
+    def _candidates(self, workers: tuple[WorkerKey, ...], outlook: Outlook, block_size: int) -> Candidates:
+        if not workers:
+            return NO_CANDIDATES
+        load = self._ledger.columns(workers)
+        if outlook.computing:
+            queued = load[:, QUEUED]
+            queued -= np.minimum(queued, block_size * column(outlook.computing, workers))
+        return Candidates(workers, column(outlook.cached, workers), load)

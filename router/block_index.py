@@ -1,8 +1,7 @@
-"""Where in the radix tree a sequence hash is: a hash table in numpy arrays, about 25 bytes per block.
+"""Where in the radix tree a sequence hash is: a hash table of 20 to 30 bytes per block.
 
-Used by router/radix_tree.py alone, always with whole runs of hashes. Sequence hashes are uniformly distributed, so
-their own bits choose the bucket. A bucket has 8 slots that are searched in one vector comparison; the few hashes that
-find their bucket full live in a dict.
+Used by router/radix_tree.py alone, always with whole runs of hashes. It never stands still to grow: each change moves
+a part of the old table into the new one.
 """
 
 from typing import Final
@@ -10,28 +9,24 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-SLOTS: Final = 8  # per bucket
-MIN_BUCKETS: Final = 128
-MAX_LOAD: Final = 0.65  # beyond it too many buckets are full
+from router import hash_table
+
+MIN_SLOTS: Final = 1024
+MAX_LOAD: Final = 0.55  # beyond it searches get long
 MIN_LOAD: Final = 0.15
 GROWTH: Final = 1.5
-REBUILD_ROUND: Final = 1 << 16  # hashes that move at once when the table is rebuilt
+MOVED_PER_KEY: Final = 8  # slots of an old table, which so gets new keys for an eighth of its slots at most
 
 NOWHERE: Final = 0  # as an edge: the hash is not here
 
-_SHIFT_32: Final = np.uint64(32)
-
 
 class BlockIndex:
-    """Maps sequence hashes (u64, never 0) to edge numbers (u32, never 0)."""
-
-    _keys: NDArray[np.uint64]  # [buckets, slots]
-    _edges: NDArray[np.uint32]  # [buckets, slots]; NOWHERE: the slot is free
-    _overflow: dict[int, int]  # what found its bucket full
-    _count: int
+    """Maps sequence hashes (u64, above 1) to edge numbers (u32, never 0)."""
 
     def __init__(self) -> None:
-        self._allocate(MIN_BUCKETS)
+        self._count = 0
+        self._keys, self._edges = _slots(MIN_SLOTS)
+        self._forget_old()
 
     def __len__(self) -> int:
         return self._count
@@ -39,110 +34,65 @@ class BlockIndex:
     @property
     def nbytes(self) -> int:
         """Of the arrays."""
-        return self._keys.nbytes + self._edges.nbytes
+        return self._keys.nbytes + self._edges.nbytes + self._old_keys.nbytes + self._old_edges.nbytes
 
     def get(self, key: int) -> int:
         """Edge of one hash, or NOWHERE."""
-        bucket = (key >> 32) * len(self._keys) >> 32
-        keys = self._keys[bucket].tolist()
-        if key in keys:
-            return int(self._edges[bucket, keys.index(key)])
-        return self._overflow.get(key, NOWHERE)
+        edge = hash_table.get(self._keys, self._edges, np.uint64(key))
+        if edge == NOWHERE and self._rebuilding:
+            edge = hash_table.get(self._old_keys, self._old_edges, np.uint64(key))
+        return int(edge)
 
-    def get_many(self, keys: NDArray[np.uint64]) -> NDArray[np.uint32]:
-        """Edges of hashes [n] -> [n], NOWHERE for unknown ones."""
-        buckets = self._buckets(keys)
-        slots, found = self._slots(buckets, keys)
-        edges = self._edges[buckets, slots]
-        if not found.all():
-            for i in np.flatnonzero(~found).tolist():
-                edges[i] = self._overflow.get(int(keys[i]), NOWHERE)
-        return edges
-
-    def contains_any(self, keys: NDArray[np.uint64]) -> bool:
-        """Whether at least one of the hashes [n] is here."""
-        _, found = self._slots(self._buckets(keys), keys)
-        return bool(found.any()) or not self._overflow.keys().isdisjoint(keys.tolist())
-
-    def insert(self, keys: NDArray[np.uint64], edge: int) -> None:
-        """Adds distinct hashes [n] that are not here yet."""
-        needed = self._count + len(keys)
-        if needed > MAX_LOAD * self._keys.size:
-            self._rebuild(max(int(len(self._keys) * GROWTH), int(needed / MAX_LOAD / SLOTS) + 1))
-        self._count = needed
-        self._place(keys, np.full(len(keys), edge, dtype=np.uint32))
+    def insert(self, keys: NDArray[np.uint64], edge: int) -> bool:
+        """Adds hashes [n]. False, and nothing has changed, when one is here already, twice in `keys`, or 0 or 1."""
+        if self._count + len(keys) > MAX_LOAD * len(self._keys):
+            self._move(len(self._old_keys))
+            self._rebuild(int(GROWTH * (self._count + len(keys)) / MAX_LOAD) + 1)
+        self._move(MOVED_PER_KEY * len(keys))  # before: so an old table gets too few new keys to become full
+        done = hash_table.insert(
+            *(self._keys, self._edges, self._old_keys, self._old_edges, np.uint64(self._moved)),
+            *(keys, np.uint32(edge)),
+        )
+        self._count += done
+        if done < len(keys):
+            self.remove(keys[:done])
+        return done == len(keys)
 
     def repoint(self, keys: NDArray[np.uint64], edge: int) -> None:
         """Gives hashes [n] that are here another edge."""
-        buckets = self._buckets(keys)
-        slots, found = self._slots(buckets, keys)
-        if found.all():
-            self._edges[buckets, slots] = edge
-            return
-        self._edges[buckets[found], slots[found]] = edge
-        for key in keys[~found].tolist():
-            assert key in self._overflow, "only known hashes are repointed"
-            self._overflow[key] = edge
+        missing = hash_table.assign(self._keys, self._edges, self._old_keys, self._old_edges, keys, np.uint32(edge))
+        assert not missing, "only known hashes are repointed"
 
     def remove(self, keys: NDArray[np.uint64]) -> None:
         """Takes out hashes [n] that are here."""
-        buckets = self._buckets(keys)
-        slots, found = self._slots(buckets, keys)
-        if not found.all():
-            for key in keys[~found].tolist():
-                del self._overflow[key]
-            buckets, slots = buckets[found], slots[found]
-        self._keys[buckets, slots] = 0
-        self._edges[buckets, slots] = NOWHERE
+        missing = hash_table.remove(self._keys, self._edges, self._old_keys, keys)
+        assert not missing, "only known hashes are removed"
         self._count -= len(keys)
-        if len(self._keys) > MIN_BUCKETS and self._count < MIN_LOAD * self._keys.size:
-            self._rebuild(max(MIN_BUCKETS, len(self._keys) // 2))
+        self._move(MOVED_PER_KEY * len(keys))
+        if not self._rebuilding and self._count < MIN_LOAD * len(self._keys) > MIN_LOAD * MIN_SLOTS:
+            self._rebuild(max(MIN_SLOTS, len(self._keys) // 2))
 
-    def _allocate(self, num_buckets: int) -> None:
-        self._keys = np.zeros((num_buckets, SLOTS), dtype=np.uint64)
-        self._edges = np.zeros((num_buckets, SLOTS), dtype=np.uint32)
-        self._overflow = {}
-        self._count = 0
+    @property
+    def _rebuilding(self) -> bool:
+        return self._moved < len(self._old_keys)
 
-    def _buckets(self, keys: NDArray[np.uint64]) -> NDArray[np.intp]:
-        """High 32 bits of the hash, scaled to the number of buckets: [n] -> [n]."""
-        buckets: NDArray[np.uint64] = (keys >> _SHIFT_32) * np.uint64(len(self._keys)) >> _SHIFT_32
-        return buckets.astype(np.intp)
+    def _rebuild(self, num_slots: int) -> None:
+        """What is here goes to a table of another size, bit by bit."""
+        self._old_keys, self._old_edges, self._moved = self._keys, self._edges, 0
+        self._keys, self._edges = _slots(num_slots)
 
-    def _slots(self, buckets: NDArray[np.intp], keys: NDArray[np.uint64]) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
-        """Slot of each hash in its bucket [n] and whether it is there [n]; the slot of one that is not there means
-        nothing."""
-        equal = self._keys.take(buckets, axis=0) == keys[:, None]
-        return equal.argmax(axis=1), equal.any(axis=1)
+    def _move(self, num_slots: int) -> None:
+        if not self._rebuilding:
+            return
+        first, self._moved = self._moved, min(self._moved + num_slots, len(self._old_keys))
+        hash_table.move(self._keys, self._edges, self._old_keys, self._old_edges, first, self._moved)
+        if not self._rebuilding:
+            self._forget_old()
 
-    def _place(self, keys: NDArray[np.uint64], edges: NDArray[np.uint32]) -> None:
-        """Writes hashes into free slots of their buckets. Of several that compete for a slot the last one wins, the
-        others try the next free slot in another round."""
-        buckets = self._buckets(keys)
-        while len(keys):
-            free = self._edges.take(buckets, axis=0) == NOWHERE
-            slots = free.argmax(axis=1)
-            room = free.any(axis=1)
-            if not room.all():
-                full = ~room
-                self._overflow.update(zip(keys[full].tolist(), edges[full].tolist(), strict=True))
-                keys, edges, buckets, slots = keys[room], edges[room], buckets[room], slots[room]
-            self._keys[buckets, slots] = keys
-            self._edges[buckets, slots] = edges
-            lost = self._keys[buckets, slots] != keys
-            if not lost.any():
-                return
-            keys, edges, buckets = keys[lost], edges[lost], buckets[lost]
+    def _forget_old(self) -> None:
+        self._old_keys, self._old_edges = _slots(1)  # empty, so that searches end there at once
+        self._moved = 1
 
-    def _rebuild(self, num_buckets: int) -> None:
-        old_keys, old_edges, old_overflow, count = self._keys.ravel(), self._edges.ravel(), self._overflow, self._count
-        self._allocate(num_buckets)
-        self._count = count
-        for start in range(0, len(old_keys), REBUILD_ROUND):
-            edges = old_edges[start : start + REBUILD_ROUND]
-            used = edges != NOWHERE
-            self._place(old_keys[start : start + REBUILD_ROUND][used], edges[used])
-        self._place(
-            np.fromiter(old_overflow.keys(), dtype=np.uint64, count=len(old_overflow)),
-            np.fromiter(old_overflow.values(), dtype=np.uint32, count=len(old_overflow)),
-        )
+
+def _slots(number: int) -> tuple[NDArray[np.uint64], NDArray[np.uint32]]:
+    return np.zeros(number, dtype=np.uint64), np.zeros(number, dtype=np.uint32)

@@ -130,7 +130,6 @@ class Choice:
             waited_s,
             facts,
             assignment.placement,
-            assignment.full,
         )
 
     def _has_worker(self, besides: WorkerKey | None = None) -> bool:

@@ -7,7 +7,6 @@ from typing import Final
 
 from msgspec import Struct
 
-from router.match import WorkerKey
 from router.placement import Placement, Request
 
 MAX_DECISIONS: Final = 1024
@@ -23,7 +22,6 @@ class Decision(Struct, frozen=True):
     waited_s: float
     request: Request
     placement: Placement
-    full: list[WorkerKey]  # decode workers that had no room
 
 
 class DecisionLog:
@@ -44,16 +42,15 @@ class DecisionLog:
         waited_s: float,
         request: Request,
         placement: Placement,
-        full: list[WorkerKey],
     ) -> None:
         """The oldest ones are forgotten for it."""
-        decision = Decision(request_id, choice, attempt, time.monotonic(), waited_s, request, placement, full)
+        decision = Decision(request_id, choice, attempt, time.monotonic(), waited_s, request, placement)
         self._decisions.append(decision)
-        self._num_costs += len(placement.costs)
+        self._num_costs += placement.num_candidates
         while len(self._decisions) > self._max_decisions or (
             self._num_costs > self._max_costs and len(self._decisions) > 1
         ):
-            self._num_costs -= len(self._decisions.popleft().placement.costs)
+            self._num_costs -= self._decisions.popleft().placement.num_candidates
 
     def of(self, request_id: str) -> tuple[list[Decision], int]:
         """Decisions of a request in order, and how many older requests go by the same name.

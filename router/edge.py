@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 
 HASH_BYTES: Final = 8
+HASH: Final = np.dtype("<u8")
 
 
 class Edge:
@@ -73,10 +74,23 @@ def find_hash(hashes: bytes, wanted: bytes) -> int:
 
 def common_bytes(a: bytes, a_from: int, b: bytes, b_from: int) -> int:
     """Length of the common prefix, in whole hashes, of two runs from their offsets on."""
+    if a[a_from : a_from + HASH_BYTES] != b[b_from : b_from + HASH_BYTES]:
+        return 0
     length = min(len(a) - a_from, len(b) - b_from)
     if a[a_from : a_from + length] == b[b_from : b_from + length]:
         return length
     count = length // HASH_BYTES
-    hashes_a = np.frombuffer(a, dtype="<u8", count=count, offset=a_from)
-    hashes_b = np.frombuffer(b, dtype="<u8", count=count, offset=b_from)
+    hashes_a = np.frombuffer(a, dtype=HASH, count=count, offset=a_from)
+    hashes_b = np.frombuffer(b, dtype=HASH, count=count, offset=b_from)
+    return int((hashes_a != hashes_b).argmax()) * HASH_BYTES
+
+
+def common_end(a: bytes, a_to: int, b: bytes, b_to: int) -> int:
+    """Length of the common suffix, in whole hashes, of two runs up to their offsets."""
+    length = min(a_to, b_to)
+    if a[a_to - length : a_to] == b[b_to - length : b_to]:
+        return length
+    count = length // HASH_BYTES
+    hashes_a = np.frombuffer(a, dtype=HASH, count=count, offset=a_to - length)[::-1]
+    hashes_b = np.frombuffer(b, dtype=HASH, count=count, offset=b_to - length)[::-1]
     return int((hashes_a != hashes_b).argmax()) * HASH_BYTES

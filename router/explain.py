@@ -14,7 +14,7 @@ from router.assignment import Assigner
 from router.block_hash import block_hashes
 from router.decisions import Decision, DecisionLog
 from router.match import WorkerKey
-from router.placement import Cost, Request, Weighing, chances
+from router.placement import NO_ROOM, Cost, Request, Weighing, chances
 from router.worker_pool import PooledWorker, WorkerPool
 
 
@@ -39,11 +39,11 @@ class Explainer:
     def prompt(self, tokens: NDArray[np.uint32]) -> pb.ExplainResponse:
         """Where it would go if it came now, with one token to generate."""
         facts = Request(len(tokens), self._block_size)
-        weighing, full = self._assigner.weigh(facts, len(tokens) + 1, block_hashes(tokens, self._block_size))
-        decision = self._decision(facts, weighing.prefill + weighing.decode)
+        weighing = self._assigner.weigh(facts, len(tokens) + 1, block_hashes(tokens, self._block_size))
+        decision = self._decision(facts, weighing.costs())
         placement = weighing.placement()
         if placement is None:
-            decision.reason = self._why_it_waits(weighing, full)
+            decision.reason = _why_it_waits(weighing)
         else:
             decision.reason = placement.reason
             _mark_chosen(decision, placement.decode, placement.prefill)
@@ -62,9 +62,6 @@ class Explainer:
         message.age_s, message.waited_s = time.monotonic() - decision.at_s, decision.waited_s
         message.reason = placement.reason
         _mark_chosen(message, placement.decode, placement.prefill)
-        message.left_out.extend(
-            pb.LeftOut(worker_id=worker[0], role="decode", reason=self._no_room()) for worker in decision.full
-        )
         return message
 
     def _decision(self, request: Request, costs: list[Cost]) -> pb.Decision:
@@ -74,13 +71,6 @@ class Explainer:
             for cost, chance in zip(weighed, chances(weighed, self._config.placement.temperature), strict=True):
                 message.candidates.append(_candidate(request, cost, chance, self._config.placement))
         return message
-
-    def _why_it_waits(self, weighing: Weighing, full: list[WorkerKey]) -> str:
-        if weighing.decode:
-            return "it would wait: every prefill worker has its fill of queued prompts"
-        if full:
-            return "it would wait: every decode worker has its limit of requests"
-        return "it would wait: no decode worker that can take it is ready"
 
     def _left_out(self, decision: pb.Decision, num_tokens: int) -> list[pb.LeftOut]:
         weighed = {candidate.worker_id for candidate in decision.candidates}
@@ -101,10 +91,7 @@ class Explainer:
         needed = num_tokens if record.role == "decode" else num_tokens - 1
         if record.max_model_len < needed:
             return f"takes {record.max_model_len} tokens at most"
-        return self._no_room() if record.role == "decode" else "no decode worker could take the request"
-
-    def _no_room(self) -> str:
-        return f"has its limit of {self._config.max_running_per_worker} requests"
+        return "no decode worker could take the request"
 
     def _rules(self) -> pb.PlacementRules:
         placement = self._config.placement
@@ -145,6 +132,15 @@ def _candidate(request: Request, cost: Cost, chance: float, config: PlacementCon
         barred=cost.barred,
         chance=chance,
     )
+
+
+def _why_it_waits(weighing: Weighing) -> str:
+    decode = weighing.decode.costs()
+    if not decode:
+        return "it would wait: no decode worker that can take it is ready"
+    if all(cost.barred == NO_ROOM for cost in decode):
+        return "it would wait: every decode worker has its limit of requests"
+    return "it would wait: every prefill worker has its fill of queued prompts"
 
 
 def _mark_chosen(decision: pb.Decision, decode: WorkerKey, prefill: WorkerKey | None) -> None:

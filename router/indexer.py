@@ -112,10 +112,10 @@ class Indexer:
 
     # --- for placement and status -------------------------------------------------------------------------------------
 
-    def match(self, hashes: NDArray[np.uint64]) -> dict[WorkerKey, int]:
-        """How many leading blocks of a prompt each worker holds; workers without any are left out."""
+    def match(self, hashes: NDArray[np.uint64]) -> Match:
+        """How many leading blocks of a prompt each worker holds. To be read before the next event."""
         self._matched = self.tree.find(hashes)
-        return self._matched.as_dict()
+        return self._matched
 
     def count_hit(self) -> None:
         """The prompt that was matched last has been given workers."""

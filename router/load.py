@@ -11,10 +11,12 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import NamedTuple, Self
 
+import numpy as np
 import structlog
+from numpy.typing import NDArray
 
 from baton_proto.discovery import WorkerLoad
-from router.match import WorkerKey
+from router.roster import Roster, WorkerKey
 
 log = structlog.get_logger()
 
@@ -54,6 +56,14 @@ class _Account:
     def own(self) -> Totals:
         return Totals(self.requests, self.prefill_tokens, self.blocks)
 
+    def view(self) -> LoadView:
+        foreign, reported = self.foreign, self.reported
+        return LoadView(
+            requests=max(self.requests + foreign.requests, reported.running + reported.waiting),
+            queued_prefill_tokens=max(self.prefill_tokens + foreign.prefill_tokens, reported.queued_prefill_tokens),
+            active_blocks=max(self.blocks + foreign.blocks, reported.blocks_used),
+        )
+
     def set_foreign(self, router: str, totals: Totals) -> None:
         if totals == NOTHING:
             self.by_router.pop(router, None)
@@ -86,8 +96,7 @@ class Charge:
         decode.requests += 1
         decode.blocks += blocks
         prefill.prefill_tokens += prefill_tokens
-        ledger.changed(decode)
-        ledger.changed(prefill)
+        ledger.changed(decode, prefill)
 
     def prefill_done(self) -> None:
         """At the first token."""
@@ -117,8 +126,7 @@ class Charge:
         self._decode.blocks -= self._blocks
         self._prefill.prefill_tokens -= self._prefill_tokens
         self._prefill_tokens = 0
-        self._ledger.changed(self._decode)
-        self._ledger.changed(self._prefill)
+        self._ledger.changed(self._decode, self._prefill)
 
     def __enter__(self) -> Self:
         return self
@@ -141,6 +149,8 @@ class LoadLedger:
         self._charge_ttl_s = charge_ttl_s
         self._clock = clock
         self._accounts: dict[WorkerKey, _Account] = {}
+        self._roster = Roster()  # of those with an account
+        self._columns = np.zeros((1, len(LoadView._fields)), dtype=np.int64)  # by number; the last row is NOBODY's
         self._charges: OrderedDict[Charge, None] = OrderedDict()  # the one that expires first is first
 
     def charge(
@@ -158,6 +168,7 @@ class LoadLedger:
     def report(self, worker: WorkerKey, load: WorkerLoad) -> None:
         account = self._account(worker)
         before, account.reported = account.reported, load
+        self._write_down(account)
         if (
             load.queued_prefill_tokens < before.queued_prefill_tokens
             or load.running + load.waiting < before.running + before.waiting
@@ -170,17 +181,17 @@ class LoadLedger:
 
     def view(self, worker: WorkerKey) -> LoadView:
         self.expire()
-        account = self._account(worker)
-        foreign, reported = account.foreign, account.reported
-        return LoadView(
-            requests=max(account.requests + foreign.requests, reported.running + reported.waiting),
-            queued_prefill_tokens=max(account.prefill_tokens + foreign.prefill_tokens, reported.queued_prefill_tokens),
-            active_blocks=max(account.blocks + foreign.blocks, reported.blocks_used),
-        )
+        return self._account(worker).view()
+
+    def columns(self, workers: tuple[WorkerKey, ...]) -> NDArray[np.int64]:
+        """The views of many workers, [n, 3] in the order of LoadView's fields."""
+        self.expire()
+        rows: NDArray[np.int64] = self._columns[self._roster.numbers(workers)]
+        return rows
 
     def forget(self, worker: WorkerKey) -> None:
         """The incarnation is gone. Charges on it are released by their requests as ever."""
-        self._accounts.pop(worker, None)
+        self._close_account(worker)
         self._changed.discard(worker)
 
     # --- what routers tell each other ---------------------------------------------------------------------------------
@@ -202,8 +213,9 @@ class LoadLedger:
         account = self._account(worker)
         before = account.by_router.get(router, NOTHING)
         account.set_foreign(router, totals)
+        self._write_down(account)
         if account.own == NOTHING and not account.by_router and account.reported == WorkerLoad():
-            del self._accounts[worker]  # perhaps of a worker that is gone
+            self._close_account(worker)  # perhaps of a worker that is gone
         if totals.requests < before.requests or totals.prefill_tokens < before.prefill_tokens:
             self.relieved()
 
@@ -213,10 +225,13 @@ class LoadLedger:
 
     # --- for charges --------------------------------------------------------------------------------------------------
 
-    def changed(self, account: _Account) -> None:
+    def changed(self, account: _Account, other: _Account | None = None) -> None:
         if not self._changed:
             self.has_news()
         self._changed.add(account.worker)
+        self._write_down(account)
+        if other is not None and other is not account:
+            self.changed(other)
 
     def expire(self) -> None:
         """Drops charges that nobody released or renewed for their time to live: a request that was lost track of."""
@@ -252,4 +267,15 @@ class LoadLedger:
         account = self._accounts.get(worker)
         if account is None:
             account = self._accounts[worker] = _Account(worker)
+            if self._roster.add(worker) == len(self._columns) - 1:
+                self._columns = np.concatenate([self._columns, np.zeros_like(self._columns)])
         return account
+
+    def _close_account(self, worker: WorkerKey) -> None:
+        if self._accounts.pop(worker, None) is not None:
+            self._columns[self._roster.get(worker)] = 0
+            self._roster.discard(worker)
+
+    def _write_down(self, account: _Account) -> None:
+        if self._accounts.get(account.worker) is account:  # a charge may outlive its worker
+            self._columns[self._roster.get(account.worker)] = account.view()

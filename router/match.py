@@ -1,15 +1,18 @@
 """The answer of the radix tree to a query: how many leading blocks each worker holds.
 
-Kept as a few (blocks, mask of workers) pairs until somebody asks for the workers by name.
+Kept as a few (blocks, workers) pairs until somebody asks for it, as a column or by name.
 """
 
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from itertools import compress
 
 import numpy as np
+from numpy.typing import NDArray
 
-WorkerKey = tuple[str, int]
-"""Worker id and incarnation: what a worker had cached ends with its incarnation."""
+from router.roster import Roster, WorkerKey
+
+__all__ = ["Match", "WorkerKey", "bits", "column"]
 
 
 class Match(Mapping[WorkerKey, int]):
@@ -18,12 +21,15 @@ class Match(Mapping[WorkerKey, int]):
     To be read before the tree changes again.
     """
 
-    __slots__ = ("_blocks", "_end", "_levels", "_names", "_sequences")
+    __slots__ = ("_alone", "_blocks", "_end", "_levels", "_roster", "_sequences")
 
-    def __init__(self, levels: list[tuple[int, int]], names: list[WorkerKey], sequences: bytes, end: int) -> None:
+    def __init__(
+        self, levels: list[tuple[int, int]], alone: list[tuple[int, int]], roster: Roster, sequences: bytes, end: int
+    ) -> None:
         """`sequences`: u64 LE sequence hashes of the edge where the query left the tree, `end` bytes into it."""
         self._levels = levels  # (blocks, mask of workers)
-        self._names = names  # by bit number; bits of workers that left are in no mask
+        self._alone = alone  # (blocks, number of a worker that is in no mask)
+        self._roster = roster  # numbers of workers that left are in no mask
         self._sequences = sequences
         self._end = end
         self._blocks: dict[WorkerKey, int] | None = None
@@ -36,13 +42,24 @@ class Match(Mapping[WorkerKey, int]):
     @property
     def longest(self) -> int:
         """Blocks of the longest match; 0 when there is none."""
-        return max((blocks for blocks, _ in self._levels), default=0)
+        return max((blocks for blocks, _ in self._levels + self._alone), default=0)
+
+    def column(self, workers: tuple[WorkerKey, ...]) -> NDArray[np.int32]:
+        """Blocks that each of the workers holds: [n] -> [n]."""
+        blocks = np.zeros(len(self._roster.names) + 1, dtype=np.int32)  # the last one is NOBODY's
+        for level, mask in self._levels:
+            blocks[: mask.bit_length()][bits(mask)] = level
+        for level, number in self._alone:
+            blocks[number] = level
+        held: NDArray[np.int32] = blocks[self._roster.numbers(workers)]
+        return held
 
     def as_dict(self) -> dict[WorkerKey, int]:
         if self._blocks is None:
-            self._blocks = {}
+            names = self._roster.names
+            self._blocks = {names[number]: blocks for blocks, number in self._alone}
             for blocks, mask in self._levels:
-                self._blocks.update(dict.fromkeys(compress(self._names, bits(mask)), blocks))
+                self._blocks.update(dict.fromkeys(compress(names, bits(mask).tobytes()), blocks))
         return self._blocks
 
     def __getitem__(self, worker: WorkerKey) -> int:
@@ -58,7 +75,17 @@ class Match(Mapping[WorkerKey, int]):
         return f"Match({self.as_dict()})"
 
 
-def bits(mask: int) -> bytes:
-    """One byte per bit, 0 or 1, the lowest bit first."""
-    packed = np.frombuffer(mask.to_bytes(mask.bit_length() // 8 + 1, "little"), dtype=np.uint8)
-    return np.unpackbits(packed, bitorder="little").tobytes()
+def column(held: Mapping[WorkerKey, int], workers: tuple[WorkerKey, ...]) -> NDArray[np.int32]:
+    """Match.column of any mapping."""
+    if isinstance(held, Match):
+        return held.column(workers)
+    return np.array([held.get(worker, 0) for worker in workers], dtype=np.int32)
+
+
+@lru_cache(maxsize=4096)  # the same few fleets hold most edges
+def bits(mask: int) -> NDArray[np.bool_]:
+    """[bits of the mask] The lowest is first, the highest one that is set is last."""
+    packed = np.frombuffer(mask.to_bytes((mask.bit_length() + 7) // 8, "little"), dtype=np.uint8)
+    found = np.unpackbits(packed, count=mask.bit_length(), bitorder="little").view(np.bool_)
+    found.flags.writeable = False
+    return found

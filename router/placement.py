@@ -14,17 +14,33 @@ its own cache and queue enter the cost: the bonus for a prompt that needs no tra
 import math
 import random
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
+import numpy as np
 from msgspec import Struct
+from numpy.typing import NDArray
 
 from baton.config import PlacementConfig
-from router.match import WorkerKey
+from router import cheapest
+from router.roster import WorkerKey
 
 LONG: Final = "shipped"
 BUSY: Final = "shipped, decode worker busy"  # it is short, but the decode worker has its fill of prompts or of requests
 SHORT: Final = "short prompt"
 ALONE: Final = "no prefill worker"
+
+NO_ROOM: Final = "has its limit of requests"
+
+NO_LIMIT: Final = 2**62
+
+_REASONS: Final = {cheapest.LONG: LONG, cheapest.BUSY: BUSY, cheapest.SHORT: SHORT, cheapest.ALONE: ALONE}
+_BARRED: Final = {
+    cheapest.FREE: "",
+    cheapest.EXCLUDED: "excluded",
+    cheapest.QUEUE_FULL: "queue full",
+    cheapest.NO_ROOM: NO_ROOM,
+    cheapest.NOBODY_SHIPS: "prefill workers full",
+}
 
 
 class Request(Struct, frozen=True, gc=False):
@@ -35,14 +51,15 @@ class Request(Struct, frozen=True, gc=False):
     excluded: frozenset[WorkerKey] = frozenset()  # they failed or refused it
 
 
-class Candidate(Struct, frozen=True, gc=False):
-    """A worker that is ready. For a decode worker the caller has made sure that there is room."""
+class Candidates(NamedTuple):
+    """Workers of one role that are ready, as columns."""
 
-    worker: WorkerKey
-    cached_blocks: int  # of the prompt's prefix, as the radix tree has it
-    queued_prefill_tokens: int
-    active_blocks: int  # of running sequences; 0 for a prefill worker, whose queue says it all
-    requests: int = 0  # in flight on a decode worker
+    workers: Sequence[WorkerKey]
+    cached: NDArray[np.int32]  # [n] blocks of the prompt's prefix, as the radix tree has it
+    load: NDArray[np.int64]  # [n, 3] as LoadLedger.columns gives it
+
+
+NO_CANDIDATES: Final = Candidates((), np.empty(0, dtype=np.int32), np.empty((0, 3), dtype=np.int64))
 
 
 class Cost(Struct, frozen=True, gc=False):
@@ -60,157 +77,159 @@ class Cost(Struct, frozen=True, gc=False):
     reason: str = ""  # of a decode worker: why it would run the prompt or have it shipped, see Placement
 
 
-class Placement(Struct, frozen=True):
+class Placement(NamedTuple):
     decode: WorkerKey
     prefill: WorkerKey | None  # None: the decode worker runs the prompt
     reason: str  # LONG | BUSY, when the prompt is shipped | SHORT | ALONE, when it is not
-    cached_blocks: int  # on the worker that runs the prompt
-    costs: list[Cost]  # of all candidates, the chosen ones included
+    cached_blocks: int  # that the worker that runs the prompt need not compute
+    held_blocks: int  # of the prompt, on that worker: one more when it holds all of it
+    weighing: "Weighing"
+
+    @property
+    def costs(self) -> list[Cost]:
+        """Of all candidates, the chosen ones included."""
+        return self.weighing.costs()
+
+    @property
+    def num_candidates(self) -> int:
+        return len(self.weighing.prefill) + len(self.weighing.decode)
 
 
-class Weighing(Struct, frozen=True):
-    """All candidates with their costs, and who came out first, even when the request has to wait."""
+class Weighing(NamedTuple):
+    """All candidates with what they cost, and who came out first, even when the request has to wait."""
 
-    prefill: list[Cost]
-    decode: list[Cost]
-    chosen_prefill: Cost | None
-    chosen_decode: Cost | None
-    alone: bool  # no prefill worker is there to ship a prompt to
+    prefill: "_Weighed"
+    decode: "_Weighed"
+    chosen_prefill: int  # index; -1: all are barred, or there is none
+    chosen_decode: int
 
     def placement(self) -> Placement | None:
-        """None: wait. There is no decode candidate, or the prompt must be shipped and every prefill worker has its
-        fill."""
-        decode, prefill = self.chosen_decode, self.chosen_prefill
-        if decode is None:
+        """None: wait. No decode worker has room, or nobody can ship the prompt to it."""
+        prefill, decode, chosen, shipper = self.prefill, self.decode, self.chosen_decode, self.chosen_prefill
+        if chosen < 0:
             return None
-        costs = self.prefill + self.decode
-        if decode.runs_prompt:
-            return Placement(decode.worker, None, decode.reason, decode.cached_blocks, costs)
-        assert prefill is not None, "a prompt is shipped only when a prefill worker takes it"
-        return Placement(decode.worker, prefill.worker, decode.reason, prefill.cached_blocks, costs)
+        reason = int(decode.reasons[chosen])
+        if reason >= cheapest.RUNS_PROMPT:
+            cached, held = decode.cached_blocks(chosen), decode.held_blocks(chosen)
+            return Placement(decode.worker(chosen), None, _REASONS[reason], cached, held, self)
+        assert shipper >= 0, "a prompt is shipped only when a prefill worker takes it"
+        cached, held = prefill.cached_blocks(shipper), prefill.held_blocks(shipper)
+        return Placement(decode.worker(chosen), prefill.worker(shipper), _REASONS[reason], cached, held, self)
+
+    def costs(self) -> list[Cost]:
+        return self.prefill.costs() + self.decode.costs()
 
 
 def place(
     request: Request,
-    decode: Sequence[Candidate],
-    prefill: Sequence[Candidate],
+    decode: Candidates,
+    prefill: Candidates,
     config: PlacementConfig,
     rng: random.Random,
+    max_running: int = NO_LIMIT,
 ) -> Placement | None:
     """None: wait."""
-    return weigh(request, decode, prefill, config, rng).placement()
+    return weigh(request, decode, prefill, config, rng, max_running).placement()
 
 
 def weigh(
     request: Request,
-    decode: Sequence[Candidate],
-    prefill: Sequence[Candidate],
+    decode: Candidates,
+    prefill: Candidates,
     config: PlacementConfig,
     rng: random.Random,
+    max_running: int = NO_LIMIT,
 ) -> Weighing:
-    prefill_costs = [_prefill_cost(request, candidate, config) for candidate in prefill]
-    chosen_prefill = _choose(prefill_costs, config.temperature, rng)
-    alone = all(candidate.worker in request.excluded for candidate in prefill)
-    decode_costs = [_decode_cost(request, candidate, alone, chosen_prefill is not None, config) for candidate in decode]
-    chosen_decode = _choose(decode_costs, config.temperature, rng)
-    return Weighing(prefill_costs, decode_costs, chosen_prefill, chosen_decode, alone)
+    """`max_running`: a decode worker with as many requests has no room."""
+    prefills, decodes = _Weighed("prefill", request, prefill), _Weighed("decode", request, decode)
+    shipper = prefills.choose(config, rng, alone=True, can_ship=False, max_queued_tokens=config.prefill_queue_tokens)
+    alone = all(worker in request.excluded for worker in prefill.workers) if request.excluded else not prefill.workers
+    chosen = decodes.choose(config, rng, alone=alone, can_ship=shipper >= 0, max_requests=max_running)
+    return Weighing(prefills, decodes, shipper, chosen)
 
 
 def chances(costs: Sequence[Cost], temperature: float) -> list[float]:
     """How likely each of the candidates of one role was to be chosen, before the dice fell."""
-    eligible = [cost for cost in costs if not cost.barred]
-    if not eligible:
+    free = [cost.total for cost in costs if not cost.barred]
+    if not free:
         return [0.0] * len(costs)
-    lowest = min(cost.total for cost in eligible)
-    if temperature == 0:
-        weights = [float(not cost.barred and cost.total == lowest) for cost in costs]
-    else:
-        soft = iter(_softmax_weights(eligible, lowest, temperature))
-        weights = [0.0 if cost.barred else next(soft) for cost in costs]
+    lowest, spread = min(free), max(free) - min(free)
+    weights = [0.0 if cost.barred else _weight(cost.total - lowest, spread * temperature) for cost in costs]
     return [weight / sum(weights) for weight in weights]
 
 
-def _prefill_cost(request: Request, candidate: Candidate, config: PlacementConfig) -> Cost:
-    barred = ""
-    if candidate.worker in request.excluded:
-        barred = "excluded"
-    elif candidate.queued_prefill_tokens >= config.prefill_queue_tokens:
-        barred = "queue full"
-    return _cost(request, candidate, "prefill", True, barred, "", config)
+def _weight(dearer: float, scale: float) -> float:
+    if dearer == 0:
+        return 1.0
+    return math.exp(-dearer / scale) if scale > 0 else 0.0
 
 
-def _decode_cost(request: Request, candidate: Candidate, alone: bool, can_ship: bool, config: PlacementConfig) -> Cost:
-    reason = ALONE if alone else _disaggregation(request, candidate, config)
-    runs_prompt = reason in (ALONE, SHORT)
-    barred = ""
-    if candidate.worker in request.excluded:
-        barred = "excluded"
-    elif not runs_prompt and not can_ship:
-        barred = "prefill workers full"
-    return _cost(request, candidate, "decode", runs_prompt, barred, reason, config)
+class _Weighed:
+    """The candidates of one role with what each of them costs."""
 
+    __slots__ = ("_barred", "_candidates", "_request", "_role", "_totals", "reasons")
 
-def _disaggregation(request: Request, candidate: Candidate, config: PlacementConfig) -> str:
-    """Whether a decode worker would run the prompt or have it shipped, by the reason."""
-    uncached = request.num_tokens - _usable_cached_blocks(request, candidate) * request.block_size
-    if uncached > config.local_prefill_tokens:
-        return LONG
-    # Prompts that it runs already count too: together they may hold up its running sequences only so long.
-    too_many_tokens = uncached + candidate.queued_prefill_tokens > config.local_prefill_tokens
-    return BUSY if too_many_tokens or candidate.requests >= config.local_prefill_requests else SHORT
+    def __init__(self, role: str, request: Request, candidates: Candidates) -> None:
+        self._role = role
+        self._request = request
+        self._candidates = candidates
 
+    def choose(
+        self,
+        config: PlacementConfig,
+        rng: random.Random,
+        *,
+        alone: bool,
+        can_ship: bool,
+        max_requests: int = NO_LIMIT,
+        max_queued_tokens: int = NO_LIMIT,
+    ) -> int:
+        """Index of the chosen one, -1 when all are barred. `alone`: whoever is chosen runs the prompt."""
+        request, (workers, cached, load) = self._request, self._candidates
+        if not workers:
+            return -1
+        self.reasons = np.empty(len(workers), dtype=np.int8)  # codes of router/cheapest.py
+        self._barred = np.empty(len(workers), dtype=np.int8)
+        self._totals = np.empty(len(workers))
+        excluded = np.zeros(len(workers), dtype=np.bool_)
+        if request.excluded:
+            excluded[:] = [worker in request.excluded for worker in workers]
+        cheapest.weigh(
+            *(cached, load, excluded, request.num_tokens, request.block_size, alone, can_ship),
+            *(max_requests, max_queued_tokens, config.local_prefill_tokens, config.local_prefill_requests),
+            *(config.overlap_weight, config.prefill_weight, config.transfer_weight),
+            0.0 if self._role == "prefill" else config.load_weight,  # a prefill worker's queue says it all
+            *(self.reasons, self._barred, self._totals),
+        )
+        return cheapest.choose(self._barred, self._totals, config.temperature, rng.random())
 
-def _cost(
-    request: Request,
-    candidate: Candidate,
-    role: str,
-    runs_prompt: bool,
-    barred: str,
-    reason: str,
-    config: PlacementConfig,
-) -> Cost:
-    prompt_blocks = -(-request.num_tokens // request.block_size)
-    cached_blocks = _usable_cached_blocks(request, candidate)
-    queued_blocks = candidate.queued_prefill_tokens / request.block_size
-    prefill_blocks: float = prompt_blocks
-    if runs_prompt:
-        prefill_blocks += queued_blocks - config.overlap_weight * cached_blocks
-    shipped_blocks = 0 if runs_prompt else prompt_blocks - cached_blocks
-    total = (
-        config.prefill_weight * prefill_blocks
-        + config.transfer_weight * shipped_blocks
-        + config.load_weight * candidate.active_blocks
-    )
-    return Cost(
-        candidate.worker,
-        role,
-        prompt_blocks,
-        cached_blocks,
-        queued_blocks,
-        candidate.active_blocks,
-        runs_prompt,
-        total,
-        barred,
-        reason,
-    )
+    def __len__(self) -> int:
+        return len(self._candidates.workers)
 
+    def cached_blocks(self, index: int) -> int:
+        """The last token is always computed, for its logits."""
+        return min(int(self._candidates.cached[index]), (self._request.num_tokens - 1) // self._request.block_size)
 
-def _usable_cached_blocks(request: Request, candidate: Candidate) -> int:
-    """The last token is always computed, for its logits."""
-    return min(candidate.cached_blocks, (request.num_tokens - 1) // request.block_size)
+    def held_blocks(self, index: int) -> int:
+        return int(self._candidates.cached[index])
 
+    def worker(self, index: int) -> WorkerKey:
+        return self._candidates.workers[index]
 
-def _choose(costs: Sequence[Cost], temperature: float, rng: random.Random) -> Cost | None:
-    """The cheapest, ties at random; above temperature 0 by softmax over -(cost - lowest) / (highest - lowest)."""
-    eligible = [cost for cost in costs if not cost.barred]
-    if len(eligible) < 2:
-        return eligible[0] if eligible else None
-    lowest = min(cost.total for cost in eligible)
-    if temperature == 0:
-        return rng.choice([cost for cost in eligible if cost.total == lowest])
-    return rng.choices(eligible, _softmax_weights(eligible, lowest, temperature))[0]
-
-
-def _softmax_weights(eligible: Sequence[Cost], lowest: float, temperature: float) -> list[float]:
-    spread = max(cost.total for cost in eligible) - lowest or 1.0
-    return [math.exp((lowest - cost.total) / (spread * temperature)) for cost in eligible]
+    def costs(self) -> list[Cost]:
+        request, decodes = self._request, self._role == "decode"
+        return [
+            Cost(
+                worker=worker,
+                role=self._role,
+                prompt_blocks=-(-request.num_tokens // request.block_size),
+                cached_blocks=self.cached_blocks(i),
+                queued_blocks=int(self._candidates.load[i, 1]) / request.block_size,
+                active_blocks=int(self._candidates.load[i, 2]) if decodes else 0,
+                runs_prompt=int(self.reasons[i]) >= cheapest.RUNS_PROMPT,
+                total=float(self._totals[i]),
+                barred=_BARRED[int(self._barred[i])],
+                reason=_REASONS[int(self.reasons[i])] if decodes else "",
+            )
+            for i, worker in enumerate(self._candidates.workers)
+        ]

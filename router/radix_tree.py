@@ -7,7 +7,7 @@ is one bit of a mask. No I/O and no clock here.
 """
 
 from collections.abc import Iterator
-from itertools import compress, pairwise
+from itertools import compress
 from typing import Final
 
 import numpy as np
@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from baton.errors import ProtocolError
 from baton_proto.kv_events import Stored
 from router.block_index import NOWHERE, BlockIndex
-from router.edge import HASH_BYTES, Edge, common_bytes, find_hash
-from router.match import Match, WorkerKey, bits
+from router.edge import HASH, HASH_BYTES, Edge, common_bytes, common_end, find_hash
+from router.match import Match, bits
+from router.roster import Roster, WorkerKey
 
 MAX_EXTENDED_BYTES: Final = 4096 * HASH_BYTES  # an edge is copied when it is extended, so it is not extended for ever
 EVERYONE: Final = -1  # as a mask: all bits are set
@@ -37,9 +38,7 @@ class RadixTree:
         self._index = BlockIndex()
         self._edges: list[Edge | None] = [None]  # by number; NOWHERE is nobody's
         self._free_numbers: list[int] = []
-        self._bits: dict[WorkerKey, int] = {}
-        self._names: list[WorkerKey] = []  # by bit number
-        self._free_bits: list[int] = []
+        self._roster = Roster()  # a worker's number is its bit in masks
         self._held_bytes: list[int] = []  # by bit number: coverage, summed over edges
 
     @property
@@ -53,10 +52,10 @@ class RadixTree:
 
     @property
     def workers(self) -> list[WorkerKey]:
-        return list(self._bits)
+        return list(self._roster)
 
     def num_blocks_of(self, worker: WorkerKey) -> int:
-        bit = self._bits.get(worker)
+        bit = self._roster.get(worker)
         return 0 if bit is None else self._held_bytes[bit] // HASH_BYTES
 
     def find(self, block_hashes: NDArray[np.uint64]) -> Match:
@@ -64,6 +63,7 @@ class RadixTree:
         query = block_hashes.tobytes()
         edge, position, length = self._root, 0, 0
         levels: list[tuple[int, int]] = []
+        alone: list[tuple[int, int]] = []
         while edge.children is not None:
             child = edge.children.get(query[position : position + HASH_BYTES])
             if child is None:
@@ -74,7 +74,7 @@ class RadixTree:
             ended = edge.full & ~child.full if position else 0  # they go no further than the edge before
             if child.partial:
                 for bit, covered in child.partial.items():
-                    levels.append(((position + min(covered, length)) // HASH_BYTES, 1 << bit))
+                    alone.append(((position + min(covered, length)) // HASH_BYTES, bit))
                     ended &= ~(1 << bit)
             if ended:
                 levels.append((position // HASH_BYTES, ended))
@@ -83,7 +83,7 @@ class RadixTree:
                 break
         if position and edge.full:
             levels.append((position // HASH_BYTES, edge.full))
-        return Match(levels, self._names, edge.sequences, length)
+        return Match(levels, alone, self._roster, edge.sequences, length)
 
     def apply_stored(self, worker: WorkerKey, parent: int | None, blocks: bytes, sequences: bytes) -> None:
         """The worker holds a run of blocks (u64 LE hashes), the first one being the child of the block `parent`.
@@ -109,15 +109,14 @@ class RadixTree:
             covered.append(edge)
             edge, offset = child, 0
         new = sequences[position:]
-        if new:
-            self._check_new(worker, new)
+        number = self._enter(worker, edge, offset, new) if new else NOWHERE
         bit = self._register(worker)
         for passed in covered:
             self._held_bytes[bit] += passed.cover(bit, len(passed.blocks))
         self._held_bytes[bit] += edge.cover(bit, offset)
         if new:
             self._held_bytes[bit] += len(new)
-            self._attach(edge, offset, bit, blocks[position:], new)
+            self._attach(edge, offset, bit, blocks[position:], new, number)
         first = covered[0] if covered else edge
         for joinable in (first.parent, *covered, edge):
             self._absorb_children(joinable)
@@ -132,27 +131,25 @@ class RadixTree:
         num_hashes = len(sequences) // HASH_BYTES
         if not num_hashes:
             return
-        bit = self._bits.get(worker)
+        bit = self._roster.get(worker)
         if bit is None:
             raise UnknownBlockError(worker, "removed", num_hashes)
-        hashes = np.frombuffer(sequences, dtype="<u8")
-        numbers = self._index.get_many(hashes)
-        cuts = [0, *(np.flatnonzero(numbers[1:] != numbers[:-1]) + 1).tolist(), num_hashes]
         touched: dict[Edge, None] = {}
         unknown = 0
-        for start, end in pairwise(cuts):
-            edge = self._edges[numbers[start]]
-            if edge is None:
-                unknown += end - start
-            else:
-                unknown += self._remove_from(edge, bit, hashes[start:end], touched)
+        climbing = np.frombuffer(sequences, dtype=HASH)[::-1].tobytes()  # leaves last, as edges have them
+        end = len(climbing)
+        while end:
+            gone = self._remove_last(bit, climbing, end, touched)
+            if not gone:
+                unknown, gone = unknown + 1, HASH_BYTES
+            end -= gone
         self._tidy(touched)
         if unknown:
             raise UnknownBlockError(worker, "removed", unknown)
 
     def clear(self, worker: WorkerKey) -> None:
         """The worker holds nothing any more."""
-        bit = self._bits.get(worker)
+        bit = self._roster.get(worker)
         if bit is not None:
             touched: dict[Edge, None] = {}
             self._uncover_below(self._root, bit, touched)
@@ -161,13 +158,11 @@ class RadixTree:
     def remove_worker(self, worker: WorkerKey) -> None:
         """Forgets the worker. Nothing happens when it is not known."""
         self.clear(worker)
-        bit = self._bits.pop(worker, None)
-        if bit is not None:
-            self._free_bits.append(bit)
+        self._roster.discard(worker)
 
     def dump(self, worker: WorkerKey) -> Iterator[Stored]:
         """What the worker holds, parents before children. The tree must not change meanwhile."""
-        bit = self._bits.get(worker)
+        bit = self._roster.get(worker)
         if bit is None:
             return
         stack = list((self._root.children or {}).values())
@@ -189,9 +184,9 @@ class RadixTree:
 
     def owners(self, edge: Edge) -> dict[WorkerKey, int]:
         """How many blocks of an edge each worker holds; those without any are left out."""
-        held = dict.fromkeys(compress(self._names, bits(edge.full)), len(edge.blocks) // HASH_BYTES)
+        held = dict.fromkeys(compress(self._roster.names, bits(edge.full).tobytes()), len(edge.blocks) // HASH_BYTES)
         for bit, covered in (edge.partial or {}).items():
-            held[self._names[bit]] = covered // HASH_BYTES
+            held[self._roster.names[bit]] = covered // HASH_BYTES
         return held
 
     def locate(self, sequence: bytes) -> tuple[Edge, int] | None:
@@ -203,23 +198,16 @@ class RadixTree:
 
     def _register(self, worker: WorkerKey) -> int:
         """The worker's bit number; a free one when it is new."""
-        bit = self._bits.get(worker)
-        if bit is None:
-            if self._free_bits:
-                bit = self._free_bits.pop()
-                self._names[bit] = worker
-            else:
-                bit = len(self._names)
-                self._names.append(worker)
-                self._held_bytes.append(0)
-            self._bits[worker] = bit
+        bit = self._roster.add(worker)
+        if bit == len(self._held_bytes):
+            self._held_bytes.append(0)
         return bit
 
     def _after_parent(self, worker: WorkerKey, parent: int | None) -> tuple[Edge, int]:
         """The place behind a block that the worker holds. Raises UnknownBlockError."""
         if parent is None:
             return self._root, 0
-        bit = self._bits.get(worker)
+        bit = self._roster.get(worker)
         edge = self._edges[self._index.get(parent)]
         if bit is not None and edge is not None:
             offset = find_hash(edge.sequences, parent.to_bytes(HASH_BYTES, "little"))
@@ -227,32 +215,46 @@ class RadixTree:
                 return edge, offset + HASH_BYTES
         raise UnknownBlockError(worker, "stored behind", 1)
 
-    def _check_new(self, worker: WorkerKey, sequences: bytes) -> None:
-        """A hash names one block at one place. Raises ProtocolError."""
-        hashes = np.frombuffer(sequences, dtype="<u8")
-        if len(set(hashes.tolist())) < len(hashes) or not hashes.all() or self._index.contains_any(hashes):
+    def _enter(self, worker: WorkerKey, edge: Edge, offset: int, sequences: bytes) -> int:
+        """Enters new blocks behind `offset` bytes of an edge into the index. Returns the number of the edge that they
+        will be in: a new one, unless they just make this edge longer.
+
+        Raises ProtocolError, and has changed nothing, when a hash is not new: it names one block at one place.
+        """
+        bit = self._roster.get(worker)
+        longer = (
+            bit is not None
+            and offset == len(edge.blocks) < MAX_EXTENDED_BYTES
+            and edge.full == 1 << bit
+            and edge.children is None
+        )
+        number = edge.number if longer else self._take_number()
+        if not self._index.insert(np.frombuffer(sequences, dtype=HASH), number):
+            if not longer:
+                self._free_numbers.append(number)
             raise ProtocolError(f"worker {worker[0]}", "a stored run has sequence hashes that name other blocks")
+        return number
+
+    def _take_number(self) -> int:
+        if self._free_numbers:
+            return self._free_numbers.pop()
+        self._edges.append(None)
+        return len(self._edges) - 1
 
     # --- structure ----------------------------------------------------------------------------------------------------
 
-    def _attach(self, edge: Edge, offset: int, bit: int, blocks: bytes, sequences: bytes) -> None:
+    def _attach(self, edge: Edge, offset: int, bit: int, blocks: bytes, sequences: bytes, number: int) -> None:
         """New blocks that only this worker holds, behind `offset` bytes of an edge that it covers so far."""
-        if offset < len(edge.blocks):
-            self._split(edge, offset)
-        if edge.full == 1 << bit and edge.children is None and len(edge.blocks) < MAX_EXTENDED_BYTES:
+        if number == edge.number:
             edge.blocks += blocks
             edge.sequences += sequences
-        else:
-            edge = self._new_edge(edge, blocks, sequences, 1 << bit)
-        self._index.insert(np.frombuffer(sequences, dtype="<u8"), edge.number)
+            return
+        if offset < len(edge.blocks):
+            self._split(edge, offset)
+        self._new_edge(number, edge, blocks, sequences, 1 << bit)
 
-    def _new_edge(self, parent: Edge, blocks: bytes, sequences: bytes, full: int) -> Edge:
-        number = self._free_numbers.pop() if self._free_numbers else len(self._edges)
-        edge = Edge(number, parent, blocks, sequences, full)
-        if number == len(self._edges):
-            self._edges.append(edge)
-        else:
-            self._edges[number] = edge
+    def _new_edge(self, number: int, parent: Edge, blocks: bytes, sequences: bytes, full: int) -> Edge:
+        edge = self._edges[number] = Edge(number, parent, blocks, sequences, full)
         if parent.children is None:
             parent.children = {}
         parent.children[blocks[:HASH_BYTES]] = edge
@@ -263,7 +265,7 @@ class RadixTree:
         blocks, sequences, children, partial = edge.blocks, edge.sequences, edge.children, edge.partial
         edge.blocks, edge.sequences = blocks[:length], sequences[:length]
         edge.children, edge.partial = None, None
-        rest = self._new_edge(edge, blocks[length:], sequences[length:], edge.full)
+        rest = self._new_edge(self._take_number(), edge, blocks[length:], sequences[length:], edge.full)
         rest.children = children
         for child in (children or {}).values():
             child.parent = rest
@@ -274,11 +276,11 @@ class RadixTree:
         if len(edge.blocks) < len(rest.blocks):
             self._exchange_numbers(edge, rest)
             shorter = edge
-        self._index.repoint(np.frombuffer(shorter.sequences, dtype="<u8"), shorter.number)
+        self._index.repoint(np.frombuffer(shorter.sequences, dtype=HASH), shorter.number)
 
     def _absorb_children(self, edge: Edge | None) -> None:
         """Joins an edge with its only child while the same workers cover both: the run is broken for nothing."""
-        if edge is None or edge is self._root or edge.number == NOWHERE:
+        if edge is None or edge.number == NOWHERE:  # the root has no number either
             return
         while edge.children is not None and len(edge.children) == 1:
             (child,) = edge.children.values()
@@ -289,7 +291,7 @@ class RadixTree:
             if len(edge.blocks) < len(child.blocks):
                 self._exchange_numbers(edge, child)
                 shorter = edge
-            self._index.repoint(np.frombuffer(shorter.sequences, dtype="<u8"), edge.number)
+            self._index.repoint(np.frombuffer(shorter.sequences, dtype=HASH), edge.number)
             edge.blocks += child.blocks
             edge.sequences += child.sequences
             edge.children = child.children
@@ -297,25 +299,23 @@ class RadixTree:
                 grandchild.parent = edge
             self._free(child)
 
-    def _remove_from(self, edge: Edge, bit: int, hashes: NDArray[np.uint64], touched: dict[Edge, None]) -> int:
-        """Removes blocks of one edge. Returns how many of them the worker did not hold."""
-        unknown = done = 0
-        run = np.frombuffer(edge.sequences, dtype="<u8")
-        while done < len(hashes) and (covered := edge.covered(bit) // HASH_BYTES):
-            leaves_first = run[:covered][::-1][: len(hashes) - done]
-            differs = leaves_first != hashes[done : done + len(leaves_first)]
-            gone = int(differs.argmax()) if differs.any() else len(leaves_first)
-            if gone:
-                self._uncover(edge, bit, (covered - gone) * HASH_BYTES, touched)
-                done += gone
-                continue
-            offset = find_hash(edge.sequences, hashes[done].tobytes())
-            if offset < covered * HASH_BYTES:
-                self._uncover(edge, bit, offset, touched)
-            else:
-                unknown += 1
-            done += 1
-        return unknown + len(hashes) - done
+    def _remove_last(self, bit: int, sequences: bytes, end: int, touched: dict[Edge, None]) -> int:
+        """Removes the last block of a run up to `end`, and with it what precedes it both there and in the tree. Returns
+        how many bytes of the run are done; 0 when the worker does not hold that block."""
+        last = sequences[end - HASH_BYTES : end]
+        edge = self._edges[self._index.get(int.from_bytes(last, "little"))]
+        covered = edge.covered(bit) if edge is not None else 0
+        if edge is None or not covered:
+            return 0
+        if edge.sequences.startswith(last, covered - HASH_BYTES):
+            done = common_end(edge.sequences, covered, sequences, end)
+            self._uncover(edge, bit, covered - done, touched)
+            return done
+        offset = find_hash(edge.sequences, last)
+        if offset >= covered:
+            return 0
+        self._uncover(edge, bit, offset, touched)
+        return HASH_BYTES
 
     def _uncover(self, edge: Edge, bit: int, length: int, touched: dict[Edge, None]) -> None:
         """Lowers a worker's coverage and drops all that it holds behind it. Structure is left to `_tidy`."""
@@ -338,7 +338,7 @@ class RadixTree:
         """Takes out the blocks that nobody holds any more and joins what need not be apart."""
         gone = [self._cut(edge) for edge in touched if not edge.full]
         if gone:
-            self._index.remove(np.frombuffer(b"".join(gone), dtype="<u8"))
+            self._index.remove(np.frombuffer(b"".join(gone), dtype=HASH))
         for edge in touched:
             self._absorb_children(edge)
             self._absorb_children(edge.parent)

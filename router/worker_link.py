@@ -61,7 +61,7 @@ log = structlog.get_logger()
 
 
 class WorkerLink:
-    """`on_load` gets the load of every step message; `on_change` is called when `connected` changes."""
+    """`on_load` gets the load of every step message; `on_change` is called when `connected` or `failed` changes."""
 
     def __init__(
         self,
@@ -220,12 +220,13 @@ class WorkerLink:
         """Requests fail and what was not sent is dropped: the next stream starts from nothing."""
         inboxes, self._inboxes = list(self._inboxes.values()), {}
         self._outgoing = asyncio.Queue()
-        self.failed = True
-        if self.connected:
-            self.connected = False
+        was_connected, changed = self.connected, self.connected or not self.failed
+        self.connected, self.failed = False, True
+        if was_connected:
             in_order = not inboxes and (self._closing or reason == ENDED)
             report = log.info if in_order else log.warning
             report("worker disconnected", worker=self.worker[0], reason=reason, requests=len(inboxes))
+        if changed:
             self._on_change()
         for inbox in inboxes:
             inbox.fail(WorkerLostError(self.worker[0], reason))

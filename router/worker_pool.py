@@ -39,6 +39,23 @@ class PooledWorker:
         return reachable and self.record.state == "ready" and not self.misfit
 
 
+class _Ready:
+    """The usable workers of one role."""
+
+    def __init__(self, workers: list[PooledWorker]) -> None:
+        self.workers = workers
+        self.keys = tuple(worker.key for worker in workers)
+        self.all_take = min((worker.record.max_model_len for worker in workers), default=0)  # tokens
+
+    def that_take(self, num_tokens: int) -> list[PooledWorker]:
+        return [worker for worker in self.workers if worker.record.max_model_len >= num_tokens]
+
+    def keys_that_take(self, num_tokens: int) -> tuple[WorkerKey, ...]:
+        if num_tokens <= self.all_take:
+            return self.keys
+        return tuple(worker.key for worker in self.that_take(num_tokens))
+
+
 class WorkerPool:
     """`changed` is called when a worker may have become usable or has stopped being so; `load_seen` with every load."""
 
@@ -46,6 +63,7 @@ class WorkerPool:
         self.changed: Callable[[], None] = lambda: None
         self.load_seen: Callable[[WorkerKey, WorkerLoad], None] = lambda worker, load: None
         self.workers: dict[str, PooledWorker] = {}  # by worker id
+        self._by_role: dict[str, _Ready] = {}  # as far as it is known
         self._router_id = router_id
         self._model = model
         self._block_size = block_size
@@ -85,10 +103,17 @@ class WorkerPool:
 
     def ready_decode(self, num_tokens: int = 0) -> list[PooledWorker]:
         """Usable decode workers that take sequences of `num_tokens`."""
-        return self._ready("decode", num_tokens)
+        return self._ready("decode").that_take(num_tokens)
 
     def ready_prefill(self, num_tokens: int = 0) -> list[PooledWorker]:
-        return self._ready("prefill", num_tokens)
+        return self._ready("prefill").that_take(num_tokens)
+
+    def decode_keys(self, num_tokens: int = 0) -> tuple[WorkerKey, ...]:
+        """Of `ready_decode`; the same tuple while nothing changes."""
+        return self._ready("decode").keys_that_take(num_tokens)
+
+    def prefill_keys(self, num_tokens: int = 0) -> tuple[WorkerKey, ...]:
+        return self._ready("prefill").keys_that_take(num_tokens)
 
     def link(self, key: WorkerKey) -> WorkerLink:
         """Raises WorkerLostError."""
@@ -110,12 +135,13 @@ class WorkerPool:
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
-    def _ready(self, role: str, num_tokens: int) -> list[PooledWorker]:
-        return [
-            worker
-            for worker in self.workers.values()
-            if worker.record.role == role and worker.record.max_model_len >= num_tokens and worker.usable
-        ]
+    def _ready(self, role: str) -> "_Ready":
+        """Found once, not for each request: whatever changes it ends in `_changed`."""
+        ready = self._by_role.get(role)
+        if ready is None:
+            usable = [worker for worker in self.workers.values() if worker.record.role == role and worker.usable]
+            ready = self._by_role[role] = _Ready(usable)
+        return ready
 
     def _worker(self, key: WorkerKey) -> PooledWorker:
         worker = self.workers.get(key[0])
@@ -149,7 +175,8 @@ class WorkerPool:
         self.load_seen(key, load)
 
     def _changed(self) -> None:
-        if any(worker.record.role == "decode" and worker.usable for worker in self.workers.values()):
+        self._by_role.clear()
+        if self._ready("decode").workers:
             self._no_decode_since_s = None
         elif self._no_decode_since_s is None:
             self._no_decode_since_s = time.monotonic()

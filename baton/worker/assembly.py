@@ -4,6 +4,7 @@
 """
 
 import os
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,7 @@ from engine.served_model import is_mock, served_model
 from engine.timed_loop import TimedLoop
 from kvtransfer.layout import SlabLayout
 from kvtransfer.slab import MemfdSlab, Slab
+from router import block_hash
 
 log = structlog.get_logger()
 
@@ -51,6 +53,8 @@ EngineFactory = Callable[[ServingConfig], EngineAssembly]
 
 def build_engine(config: ServingConfig) -> EngineAssembly:
     """Raises ConfigError or ModelError."""
+    # While the model is read; who needs it before it is there waits.
+    threading.Thread(target=block_hash.prepare, name="load block hashing", daemon=True).start()
     files = served_model(config)
     return _mock_engine(files, config) if is_mock(config) else _model_engine(files, config)
 

@@ -59,9 +59,11 @@ class BatonHalf:
             apply(self._tree, worker(number), event)
 
     def find(self, num_tokens: int, named: bool, budget_s: float) -> dict[str, Any]:
-        """`named`: the score of each worker is read, too."""
-        tree, query = self._tree, self._hashes[: num_tokens // BLOCK_SIZE]
-        samples = sample_us((lambda: tree.find(query).as_dict()) if named else (lambda: tree.find(query)), budget_s)
+        """`named`: the score of each worker is read, too, as placement reads it."""
+        tree, query, workers = self._tree, self._hashes[: num_tokens // BLOCK_SIZE], tuple(self._tree.workers)
+        samples = sample_us(
+            (lambda: tree.find(query).column(workers)) if named else (lambda: tree.find(query)), budget_s
+        )
         return {"us": samples, "check": sorted(Counter(tree.find(query).values()).items())}
 
     def open_stream(self, folder: str, num_workers: int) -> None:

@@ -19,7 +19,7 @@ from benchmarks.routing.inputs import BLOCK_SIZE, MAX_TOKENS, read_tokens
 from router.assignment import Assigner
 from router.block_hash import block_hashes, sequence_hashes
 from router.load import LoadLedger
-from router.match import WorkerKey
+from router.match import Match, WorkerKey
 from router.placement import Request
 from router.radix_tree import RadixTree
 from router.worker_link import WorkerLink
@@ -48,9 +48,9 @@ class BatonRouter:
                 apply(self._tree, (record.worker_id, 1), event)
         self._assigner = Assigner(pool, self, self._ledger, config)
 
-    def match(self, hashes: NDArray[np.uint64]) -> dict[WorkerKey, int]:
+    def match(self, hashes: NDArray[np.uint64]) -> Match:
         """The assigner's index, as router/indexer.py answers it."""
-        return self._tree.find(hashes).as_dict()
+        return self._tree.find(hashes)
 
     def decide(self, num_tokens: int, budget_s: float) -> dict[str, Any]:
         """Whole decisions: hash, match, select, charge. Freeing the charge is not timed."""

@@ -13,6 +13,7 @@ WORKERS = (8, 64, 256)
 DECISION_WORKERS = 8  # each of the peer's is a process
 DECISION_AT_MOST_US = {"1k": 60.0, "8k": 90.0, "128k": 600.0}
 PEER_LOOPS = ("uvloop", "asyncio")
+STREAM_PASSES = 5
 STREAM_CHUNK = 100  # requests of one half before it is the other one's turn
 MEMORY_WORKERS = 3
 
@@ -37,14 +38,19 @@ def find(comparison: Comparison) -> Iterator[Row]:
 
 
 def stream(comparison: Comparison, num_workers: int, num_requests: int) -> Iterator[Row]:
-    """The halves take turns by chunks of requests, so that they meet the same noise with trees of the same age."""
-    comparison.both("open_stream", folder=str(comparison.folder), num_workers=num_workers)
+    """The halves take turns by chunks of requests, so that they meet the same noise with trees of the same age. Of each
+    request the best of several passes counts: what it costs without other processes in its way."""
     rows: dict[Half, list[list[float]]] = {comparison.ours: [], comparison.theirs: []}
-    for number, first in enumerate(range(0, num_requests, STREAM_CHUNK)):
-        last = min(first + STREAM_CHUNK, num_requests)
-        halves = list(rows) if number % 2 else list(rows)[::-1]
-        for half in halves:
-            rows[half] += half.call("run_stream", first=first, last=last)
+    for _ in range(STREAM_PASSES):
+        comparison.both("open_stream", folder=str(comparison.folder), num_workers=num_workers)
+        again: dict[Half, list[list[float]]] = {half: [] for half in rows}
+        for number, first in enumerate(range(0, num_requests, STREAM_CHUNK)):
+            last = min(first + STREAM_CHUNK, num_requests)
+            halves = list(rows) if number % 2 else list(rows)[::-1]
+            for half in halves:
+                again[half] += half.call("run_stream", first=first, last=last)
+        for half in rows:
+            rows[half] = _best(rows[half], again[half]) if rows[half] else again[half]
     ours, theirs = rows.values()
     what = f"{num_workers} workers, {num_requests} requests"
     for request, (mine, peer) in enumerate(zip(ours, theirs, strict=True)):
@@ -104,6 +110,11 @@ def memory(folder: Path, num_blocks: int, starts: tuple[StartHalf, StartHalf]) -
                 ratio,
                 Goal(at_most=goal),
             )
+
+
+def _best(rows: list[list[float]], again: list[list[float]]) -> list[list[float]]:
+    """The shorter times of two passes; the rest of a row is the same in both."""
+    return [[*map(min, row[:2], more[:2]), *more[2:]] for row, more in zip(rows, again, strict=True)]
 
 
 def _column(rows: list[list[float]], index: int) -> list[float]:

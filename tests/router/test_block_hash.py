@@ -8,11 +8,17 @@ import pytest
 import xxhash
 from hypothesis import given, strategies as st
 
-from router.block_hash import SEED, VECTOR_MIN_BLOCKS, VECTOR_ROUND_BLOCKS, block_hashes, lora_seed, sequence_hashes
+from router.block_hash import SEED, block_hashes, lora_seed, prepare, sequence_hashes
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "data" / "block_hashes.json").read_text())
 
 seeds = st.integers(0, 2**64 - 1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def prepared() -> None:
+    """The first call may compile, which no example's deadline allows for."""
+    prepare()
 
 
 def reference(tokens: np.ndarray[tuple[int], np.dtype[np.uint32]], block_size: int, seed: int) -> list[int]:
@@ -41,7 +47,7 @@ def test_a_lora_adapter_has_its_own_hashes_as_in_the_golden_vector() -> None:
 
 
 @given(
-    block_size=st.sampled_from([16, 32, 64, 128]),
+    block_size=st.sampled_from([8, 16, 24, 32, 64, 128]),
     num_blocks=st.integers(0, 300),
     rest=st.integers(0, 15),
     seed=seeds,
@@ -59,14 +65,8 @@ def test_hashes_equal_those_of_xxhash(block_size: int, num_blocks: int, rest: in
     seed=st.sampled_from([0, 1, SEED, 2**32 - 1, 2**32, 2**63, 2**64 - 1]),
 )
 def test_carries_of_extreme_tokens_and_seeds_are_right(lanes: list[int], seed: int) -> None:
-    tokens = np.array(lanes * VECTOR_MIN_BLOCKS, dtype=np.uint32)
+    tokens = np.array(lanes * 2, dtype=np.uint32)
     assert block_hashes(tokens, 16, seed).tolist() == reference(tokens, 16, seed)
-
-
-@pytest.mark.parametrize("num_blocks", [VECTOR_MIN_BLOCKS - 1, VECTOR_MIN_BLOCKS, VECTOR_ROUND_BLOCKS, 3000])
-def test_both_ways_of_hashing_agree_where_they_meet(num_blocks: int) -> None:
-    tokens = random_tokens(num_blocks * 16, num_blocks)
-    assert block_hashes(tokens, 16).tolist() == reference(tokens, 16, SEED)
 
 
 def test_a_view_of_other_tokens_is_hashed_as_a_copy_of_it_would_be() -> None:

@@ -1,16 +1,22 @@
 """The router's memory of its placements: found by either id, bounded by decisions and by candidates."""
 
+import random
+
+from baton.config import PlacementConfig
 from router.decisions import DecisionLog
-from router.placement import Cost, Placement, Request
+from router.placement import Placement, Request
+from tests.router.candidates import Candidate, place
 
 
-def placement(num_costs: int = 1) -> Placement:
-    costs = [Cost((f"d{i}", 1), "decode", 1, 0, 0.0, 0, True, 1.0) for i in range(num_costs)]
-    return Placement(("d0", 1), None, "short prompt", 0, costs)
+def placement(num_candidates: int = 1) -> Placement:
+    decode = [Candidate((f"d{i}", 1), 0, 0, 0) for i in range(num_candidates)]
+    placed = place(Request(10, 16), decode, [], PlacementConfig(), random.Random(1))
+    assert placed is not None
+    return placed
 
 
-def remember(log: DecisionLog, request_id: str, choice: int = 0, attempt: int = 1, num_costs: int = 1) -> None:
-    log.add(request_id, choice, attempt, 0.0, Request(10, 16), placement(num_costs), [])
+def remember(log: DecisionLog, request_id: str, choice: int = 0, attempt: int = 1, num_candidates: int = 1) -> None:
+    log.add(request_id, choice, attempt, 0.0, Request(10, 16), placement(num_candidates))
 
 
 def test_a_request_is_found_by_its_callers_id_with_all_choices_and_attempts() -> None:
@@ -55,8 +61,8 @@ def test_the_oldest_are_forgotten() -> None:
 def test_many_candidates_leave_room_for_fewer_decisions() -> None:
     log = DecisionLog(max_decisions=100, max_costs=10)
     for i in range(5):
-        remember(log, f"r{i}", num_costs=4)
+        remember(log, f"r{i}", num_candidates=4)
     assert [bool(log.of(f"r{i}")[0]) for i in range(5)] == [False, False, False, True, True]
-    remember(log, "large", num_costs=50)
+    remember(log, "large", num_candidates=50)
     assert len(log) == 1
     assert log.of("large")[0]

@@ -9,14 +9,16 @@ import numpy as np
 import pytest
 
 from baton.config import PlacementConfig, RouterConfig
+from baton.discovery import Change
 from baton_proto.discovery import LoadReport, WorkerLoad
 from baton_proto.generated import inference_pb2 as pb
 from baton_proto.worker import Failure
 from router.assignment import Assigner
 from router.explain import Explainer
 from router.load import LoadView
-from router.placement import Candidate, Request, chances, weigh
+from router.placement import NO_ROOM, Request, chances
 from router.tokenizer import Tokenizer
+from tests.router.candidates import Candidate, weigh
 from tests.router.scripted_worker import ScriptedWorker, answer, steps_of
 from tests.router.small_router import CONFIG, PROMPT, Holdings, Router, collect, request, routing, stream, then_fail
 from tests.tiny_model import VOCAB_SIZE
@@ -146,14 +148,14 @@ async def test_what_keeps_a_prompt_waiting_is_said(tokenizer: Tokenizer) -> None
         load(router, "d0", running=2)
         (decision,) = explainer(router, config).prompt(prompt(40)).decisions
         assert decision.reason == "it would wait: every decode worker has its limit of requests"
-        assert [(left.worker_id, left.reason) for left in decision.left_out] == [("d0", "has its limit of 2 requests")]
+        assert by_worker(decision)["d0"].barred == NO_ROOM
 
 
 async def test_workers_that_cannot_be_used_are_named_with_the_reason(tokenizer: Tokenizer) -> None:
     draining, small = ScriptedWorker("d1"), ScriptedWorker("d2")
     small.max_model_len = 20
     async with routing(tokenizer, ScriptedWorker("d0"), draining, small) as router:
-        router.pool.workers["d1"].record = draining.record("draining")
+        router.pool.apply(Change("changed", draining.record("draining")))
         (decision,) = explainer(router).prompt(prompt(40)).decisions
         assert [(left.worker_id, left.reason) for left in decision.left_out] == [
             ("d1", "is draining"),
@@ -171,7 +173,7 @@ async def test_a_request_that_found_a_worker_full_says_so(tokenizer: Tokenizer) 
         response = explainer(router, config).request(wanted.request_id)
         assert response is not None
         (decision,) = response.decisions
-        assert [left.worker_id for left in decision.left_out] == ["d0"]
+        assert [by_worker(decision)[w].barred for w in ("d0", "d1")] == [NO_ROOM, ""]
         assert decision.decode_worker == "d1"
 
 
@@ -184,8 +186,9 @@ def test_chances_are_how_often_each_is_chosen(temperature: float) -> None:
     rounds = 4000
     for facts in (Request(100, 16), excluded):
         weighings = [weigh(facts, candidates, [], config, rng) for _ in range(rounds)]
-        expected = chances(weighings[0].decode, temperature)
-        chosen = Counter(w.chosen_decode.worker for w in weighings if w.chosen_decode is not None)
-        for cost, chance in zip(weighings[0].decode, expected, strict=True):
+        costs = weighings[0].decode.costs()
+        expected = chances(costs, temperature)
+        chosen = Counter(w.decode.worker(w.chosen_decode) for w in weighings)
+        for cost, chance in zip(costs, expected, strict=True):
             assert chosen[cost.worker] / rounds == pytest.approx(chance, abs=0.04)
         assert sum(expected) == pytest.approx(1.0)

@@ -85,8 +85,10 @@ def test_loads_return_to_zero_after_any_course_of_events(steps: list[tuple[str, 
                     charge.grow(tokens)
                 case "release":
                     charge.release()
-        for worker in workers:
-            assert min(ledger.view(worker)) >= 0
+        asked = (workers[2], ("never heard of", 1), *workers)
+        columns = ledger.columns(asked).tolist()
+        assert columns == [list(ledger.view(worker)) if worker in workers else [0, 0, 0] for worker in asked]
+        assert min(map(min, columns)) >= 0
     for charge in charges:
         charge.release()
     assert [ledger.view(worker) for worker in workers] == [IDLE] * 3

@@ -8,7 +8,8 @@ from hypothesis import given, strategies as st
 from msgspec.structs import replace
 
 from baton.config import PlacementConfig
-from router.placement import Candidate, Request, place
+from router.placement import NO_ROOM, Request
+from tests.router.candidates import Candidate, place
 
 BLOCK_SIZE = 16
 CONFIG = PlacementConfig()
@@ -60,9 +61,10 @@ def test_the_choice_is_the_cheapest_that_is_allowed(
 
     prompt = (num_tokens + BLOCK_SIZE - 1) // BLOCK_SIZE
 
-    def run_cost(c: Candidate) -> float:
-        blocks = prompt - config.overlap_weight * usable(c) + c.queued_prefill_tokens / BLOCK_SIZE
-        return config.prefill_weight * blocks + config.load_weight * c.active_blocks
+    def prompt_cost(c: Candidate) -> float:
+        return config.prefill_weight * (
+            prompt - config.overlap_weight * usable(c) + c.queued_prefill_tokens / BLOCK_SIZE
+        )
 
     alive = [p for p in prefill if p.worker[0] not in excluded]
     takers = [p for p in alive if p.queued_prefill_tokens < config.prefill_queue_tokens]
@@ -74,7 +76,7 @@ def test_the_choice_is_the_cheapest_that_is_allowed(
         short = num_tokens - BLOCK_SIZE * usable(d) + d.queued_prefill_tokens <= config.local_prefill_tokens
         if (short and d.requests < config.local_prefill_requests) or not alive:
             local.add(d.worker[0])
-            costs[d.worker[0]] = run_cost(d)
+            costs[d.worker[0]] = prompt_cost(d) + config.load_weight * d.active_blocks
         elif takers:
             shipped = config.transfer_weight * (prompt - usable(d))
             costs[d.worker[0]] = config.prefill_weight * prompt + shipped + config.load_weight * d.active_blocks
@@ -86,12 +88,21 @@ def test_the_choice_is_the_cheapest_that_is_allowed(
     assert costs[chosen] == pytest.approx(min(costs.values()))
     assert (placement.prefill is None) == (chosen in local)
     if placement.prefill is not None:
-        cheapest = min(map(run_cost, takers))
+        cheapest = min(map(prompt_cost, takers))
         taken = next(p for p in takers if p.worker == placement.prefill)
-        assert run_cost(taken) == pytest.approx(cheapest)
+        assert prompt_cost(taken) == pytest.approx(cheapest)
     told = {cost.worker[0]: cost.total for cost in placement.costs if cost.role == "decode" and not cost.barred}
     assert told == pytest.approx(costs)
     assert len(placement.costs) == len(decode) + len(prefill)
+
+
+def test_decode_workers_without_room_are_passed_over_and_say_so() -> None:
+    decode = [candidate("full", cached=40, requests=8), candidate("roomy", active=500, requests=7)]
+    placement = place(request(640), decode, [], CONFIG, random.Random(), max_running=8)
+    assert placement is not None
+    assert placement.decode == ("roomy", 1)
+    assert [cost.barred for cost in placement.costs] == [NO_ROOM, ""]
+    assert place(request(640), decode, [], CONFIG, random.Random(), max_running=7) is None
 
 
 def test_equal_workers_share_at_random() -> None:

@@ -90,11 +90,13 @@ def herd_on_an_empty_worker(sharing: bool) -> float:
     simulation.run(3)
     for router, worker in zip(simulation.routers, pooled, strict=True):
         router.pool.workers["decode-16"] = worker
+        router.pool._changed()  # it remembers who is ready
     peak = 0.0
     while simulation.now < 4:
         simulation.run(simulation.now + 0.01)
         others = [worker.running for worker in simulation.workers.values() if worker is not latest]
         peak = max(peak, latest.running / (sum(others) / len(others)))
+    assert peak > 0.5, "it has joined"
     return peak
 
 

@@ -1,0 +1,107 @@
+"""The arithmetic of a placement as compiled loops over columns: what each candidate costs, and which one is chosen.
+
+Called by router/placement.py alone, whose docstring says what the terms mean.
+"""
+
+import math
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from router.compiled import compiled
+
+# Where the prompt of a candidate would run and why; RUNS_PROMPT and above: on the candidate itself.
+LONG, BUSY, SHORT, ALONE = 0, 1, 2, 3
+RUNS_PROMPT = SHORT
+
+# Why a candidate cannot be chosen.
+FREE, EXCLUDED, QUEUE_FULL, NO_ROOM, NOBODY_SHIPS = 0, 1, 2, 3, 4
+
+_INT, _FLOAT = numba.int64, numba.float64
+
+
+@compiled(
+    *(numba.int32[::1], numba.int64[:, ::1], numba.boolean[::1]),
+    *(_INT, _INT, numba.boolean, numba.boolean),
+    *(_INT, _INT, _INT, _INT),
+    *(_FLOAT, _FLOAT, _FLOAT, _FLOAT),
+    *(numba.int8[::1], numba.int8[::1], _FLOAT[::1]),
+)
+def weigh(
+    cached: NDArray[np.int32],
+    load: NDArray[np.int64],  # [n, 3]: requests, queued prefill tokens, active blocks
+    excluded: NDArray[np.bool_],
+    num_tokens: int,
+    block_size: int,
+    alone: bool,
+    can_ship: bool,
+    max_requests: int,
+    max_queued_tokens: int,
+    local_tokens: int,
+    local_requests: int,
+    overlap_weight: float,
+    prefill_weight: float,
+    transfer_weight: float,
+    load_weight: float,
+    reasons: NDArray[np.int8],
+    barred: NDArray[np.int8],
+    totals: NDArray[np.float64],
+) -> None:
+    """Fills `reasons`, `barred` and `totals`, one of each per candidate."""
+    prompt_blocks = -(-num_tokens // block_size)
+    for i in range(len(cached)):
+        requests, queued, active = load[i, 0], load[i, 1], load[i, 2]
+        cached_blocks = min(cached[i], (num_tokens - 1) // block_size)  # the last token is computed, for its logits
+        uncached = num_tokens - cached_blocks * block_size
+        if alone:
+            reasons[i] = ALONE
+        elif uncached > local_tokens:
+            reasons[i] = LONG
+        elif uncached + queued > local_tokens or requests >= local_requests:
+            reasons[i] = BUSY
+        else:
+            reasons[i] = SHORT
+        if reasons[i] >= RUNS_PROMPT:
+            prefill = prompt_blocks + queued / block_size - overlap_weight * cached_blocks
+            shipped = 0
+        else:
+            prefill = float(prompt_blocks)
+            shipped = prompt_blocks - cached_blocks
+        totals[i] = prefill_weight * prefill + transfer_weight * shipped + load_weight * active
+        if excluded[i]:
+            barred[i] = EXCLUDED
+        elif queued >= max_queued_tokens:
+            barred[i] = QUEUE_FULL
+        elif requests >= max_requests:
+            barred[i] = NO_ROOM
+        elif not can_ship and reasons[i] < RUNS_PROMPT:
+            barred[i] = NOBODY_SHIPS
+        else:
+            barred[i] = FREE
+
+
+@compiled(numba.int8[::1], _FLOAT[::1], _FLOAT, _FLOAT, returns=_INT)
+def choose(barred: NDArray[np.int8], totals: NDArray[np.float64], temperature: float, draw: float) -> int:
+    """Index of the cheapest that is free, ties by `draw` from [0, 1); above temperature 0 by softmax over
+    -(total - lowest) / (highest - lowest). -1: none is free."""
+    lowest, highest = math.inf, -math.inf
+    for i in range(len(totals)):
+        if barred[i] == FREE:
+            lowest, highest = min(lowest, totals[i]), max(highest, totals[i])
+    weights = np.zeros(len(totals))
+    for i in range(len(totals)):
+        if barred[i] == FREE:
+            if totals[i] == lowest:
+                weights[i] = 1.0
+            elif temperature > 0.0:
+                weights[i] = math.exp((lowest - totals[i]) / ((highest - lowest) * temperature))
+    left = draw * weights.sum()
+    chosen = -1
+    for i in range(len(totals)):
+        if weights[i] > 0.0:
+            chosen = i
+            left -= weights[i]
+            if left < 0.0:
+                break
+    return chosen

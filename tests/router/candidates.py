@@ -1,0 +1,51 @@
+"""Placement with candidates as rows, as a test writes them."""
+
+import random
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from baton.config import PlacementConfig
+from router import placement
+from router.placement import Candidates, Placement, Request, Weighing
+from router.roster import WorkerKey
+
+
+class Candidate(NamedTuple):
+    worker: WorkerKey
+    cached_blocks: int
+    queued_prefill_tokens: int
+    active_blocks: int
+    requests: int = 0
+
+
+def place(
+    facts: Request,
+    decode: Sequence[Candidate],
+    prefill: Sequence[Candidate],
+    config: PlacementConfig,
+    rng: random.Random,
+    **limits: int,
+) -> Placement | None:
+    return weigh(facts, decode, prefill, config, rng, **limits).placement()
+
+
+def weigh(
+    facts: Request,
+    decode: Sequence[Candidate],
+    prefill: Sequence[Candidate],
+    config: PlacementConfig,
+    rng: random.Random,
+    **limits: int,
+) -> Weighing:
+    return placement.weigh(facts, columns(decode), columns(prefill), config, rng, **limits)
+
+
+def columns(rows: Sequence[Candidate]) -> Candidates:
+    load = [(row.requests, row.queued_prefill_tokens, row.active_blocks) for row in rows]
+    return Candidates(
+        tuple(row.worker for row in rows),
+        np.array([row.cached_blocks for row in rows], dtype=np.int32),
+        np.array(load, dtype=np.int64).reshape(len(rows), 3),
+    )
