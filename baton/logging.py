@@ -6,9 +6,10 @@ write through the standard library's logging comes out in the same form. Lines a
 """
 
 import datetime
+import io
 import logging
 import sys
-from typing import Any
+from typing import Any, TextIO, cast
 
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
@@ -20,6 +21,19 @@ LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNI
 CHATTY_LIBRARIES = ("asyncio", "httpcore", "httpx", "nats", "uvicorn", "uvicorn.access", "uvicorn.error")
 
 
+class _CurrentStderr(io.TextIOBase):
+    """Whatever sys.stderr is when a line is written: loggers are kept, and whoever replaces sys.stderr closes it."""
+
+    def write(self, text: str) -> int:
+        return sys.stderr.write(text)
+
+    def flush(self) -> None:
+        sys.stderr.flush()
+
+
+_CURRENT_STDERR = cast(TextIO, _CurrentStderr())
+
+
 def configure_logging(config: LoggingConfig, process: str) -> None:
     """`process` stands in every line, such as `router-1`."""
     level = LEVELS[config.level]
@@ -27,10 +41,10 @@ def configure_logging(config: LoggingConfig, process: str) -> None:
     structlog.configure(
         processors=[structlog.processors.add_log_level, *rendering],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(_CURRENT_STDERR),
         cache_logger_on_first_use=True,
     )
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(_CURRENT_STDERR)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[
