@@ -154,8 +154,10 @@ class BlockManager:
         return block
 
     def _share(self, block: int) -> None:
+        """Of a block that somebody else has computed."""
         if self._references[block] == 0:
             self._cache.wake(block)
+        self._cache.reuse(block)
         self._references[block] += 1
 
     def _drop(self, block: int) -> None:

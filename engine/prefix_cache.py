@@ -3,8 +3,11 @@
 Used by the block manager alone, which counts references and says when a block comes to rest (nobody references it) or
 is used again. Two invariants of its calls make everything here simple: the parent of a cached block is cached, and
 the parent of a referenced block is referenced. Hence a sequence's cached blocks are a prefix of its blocks; and as
-the block manager lets go of a sequence's deepest block first, a block always comes to rest after its children, so the
-least recently used resting block is a leaf.
+the block manager lets go of a sequence's deepest block first, a block always comes to rest after its children.
+
+Blocks that were reused are likelier to be reused again, so they grow old more slowly: they are given up at REUSED_AGE
+times the age of others. Who reuses a block reuses its parent, so a parent is never older than its child, in this way of
+counting either, and the oldest resting block is a leaf.
 """
 
 from array import array
@@ -17,6 +20,7 @@ from engine.kv_event_log import KvEventLog, StoredRun
 
 _NOT_CACHED = -2
 _ROOT = -1
+REUSED_AGE = 3  # from conversation traces, where anything from 2 to 4 is as good
 
 
 class PrefixCache:
@@ -27,7 +31,10 @@ class PrefixCache:
         self._parents = array("i")  # block id, _ROOT or _NOT_CACHED
         self._block_hashes = array("Q")
         self._sequence_hashes = array("Q")
-        self._resting: OrderedDict[int, None] = OrderedDict()  # unreferenced blocks, least recently used first
+        self._reused = bytearray()  # by block id: 1 when somebody found the block here
+        # Unreferenced blocks, least recently used first, with the time when they came to rest: (never reused, reused).
+        self._resting: tuple[OrderedDict[int, int], OrderedDict[int, int]] = (OrderedDict(), OrderedDict())
+        self._now = 0  # counts the blocks that came to rest
         self._log = KvEventLog()
 
     def __len__(self) -> int:
@@ -35,7 +42,7 @@ class PrefixCache:
 
     @property
     def num_resting(self) -> int:
-        return len(self._resting)
+        return len(self._resting[0]) + len(self._resting[1])
 
     def match(self, sequence_hashes: Run[int], limit: int) -> list[int]:
         """Blocks of the longest cached prefix of at most `limit` blocks."""
@@ -56,32 +63,47 @@ class PrefixCache:
             self._parents.extend([_NOT_CACHED] * missing)
             self._block_hashes.extend([0] * missing)
             self._sequence_hashes.extend([0] * missing)
+            self._reused.extend(bytes(missing))
         self._block_of[sequence_hash] = block
         self._parents[block] = _ROOT if parent is None else parent
         self._block_hashes[block] = block_hash
         self._sequence_hashes[block] = sequence_hash
+        self._reused[block] = 0
         self._log.stored(self._parent_hash(block), block_hash, sequence_hash)
 
     def rest(self, block: int) -> None:
-        """Nobody references the block any more; it is the last to be evicted now."""
-        self._resting[block] = None
+        """Nobody references the block any more; it is as young as can be now."""
+        self._now += 1
+        self._resting[self._reused[block]][block] = self._now
 
     def wake(self, block: int) -> None:
         """The resting block is referenced again."""
-        del self._resting[block]
+        del self._resting[self._reused[block]][block]
+
+    def reuse(self, block: int) -> None:
+        """Somebody found the block, which is referenced, instead of computing it."""
+        self._reused[block] = 1
 
     def evict(self) -> int:
-        """Gives up the least recently used resting block, which is a leaf."""
-        block, _ = self._resting.popitem(last=False)
+        """Gives up the oldest resting block, which is a leaf."""
+        once, again = self._resting
+        oldest = once
+        if again and (not once or self._age(again) > REUSED_AGE * self._age(once)):
+            oldest = again
+        block, _ = oldest.popitem(last=False)
         self._log.removed(self._forget(block))
         return block
 
+    def _age(self, resting: OrderedDict[int, int]) -> int:
+        return self._now - next(iter(resting.values()))
+
     def clear(self) -> list[int]:
         """Gives up all resting blocks. Referenced ones stay, and are announced again after the `Cleared`."""
-        blocks = list(self._resting)
+        blocks = [block for resting in self._resting for block in resting]
         for block in blocks:
             self._forget(block)
-        self._resting.clear()
+        for resting in self._resting:
+            resting.clear()
         self._log.cleared(self._runs())
         return blocks
 
@@ -129,20 +151,27 @@ class PrefixCache:
         held = {block for block, parent in enumerate(self._parents) if parent != _NOT_CACHED}
         if held != cached:
             problems.append(f"blocks {sorted(held ^ cached)} are cached by one account only")
-        position = {block: i for i, block in enumerate(self._resting)}
+        rested = {block: (kind, at) for kind, resting in enumerate(self._resting) for block, at in resting.items()}
         for sequence_hash, block in self._block_of.items():
             parent = self._parents[block]
             if self._sequence_hashes[block] != sequence_hash:
                 problems.append(f"block {block} is filed under a foreign hash")
-            if (references[block] == 0) != (block in position):
-                problems.append(f"cached block {block} has {references[block]} references, resting {block in position}")
+            if (references[block] == 0) != (block in rested):
+                problems.append(f"cached block {block} has {references[block]} references, resting {block in rested}")
             if parent == _ROOT:
                 continue
             if parent not in cached:
                 problems.append(f"parent {parent} of cached block {block} is not cached")
             elif references[block] and not references[parent]:
                 problems.append(f"parent {parent} of referenced block {block} is not referenced")
-            elif position.get(parent, len(position)) < position.get(block, -1):
+            elif self._reused[parent] < self._reused[block]:
+                problems.append(f"block {block} was reused and its parent {parent} was not")
+            elif parent in rested and block in rested and rested[parent][1] < rested[block][1]:
                 problems.append(f"block {block} would be evicted after its parent {parent}")
-        problems.extend(f"resting block {block} is not cached" for block in position if block not in cached)
+        problems.extend(f"resting block {block} is not cached" for block in rested if block not in cached)
+        problems.extend(
+            f"block {block} rests in the wrong place"
+            for block, (kind, _) in rested.items()
+            if kind != self._reused[block]
+        )
         return problems
