@@ -32,6 +32,7 @@ class PlacementConfig(Struct, frozen=True, forbid_unknown_fields=True):
     overlap_weight: Weight = 1.0
     prefill_weight: Weight = 1.0
     load_weight: Weight = 1.0
+    eviction_weight: Weight = 0.0
     temperature: Weight = 0.0  # 0: argmin with random ties; above: softmax over negative normalised costs
     local_prefill_tokens: Annotated[int, Meta(ge=0)] = 32  # uncached prompts up to this long are not shipped
     prefill_queue_tokens: Positive = 16384  # a prefill worker with more queued tokens gets no new request

@@ -67,7 +67,9 @@ def main() -> None:
     console = Console() if sys.stdout.isatty() else Console(width=140)
     began = machine()
     if began["load_1min"] > BUSY_LOAD:
-        console.print(f"[yellow]The machine is busy (load {began['load_1min']}): the figures are worse than they are.[/]")
+        console.print(
+            f"[yellow]The machine is busy (load {began['load_1min']}): the figures are worse than they are.[/]"
+        )
     rows = asyncio.run(_measure(options))
     _print_table(console, f"Router under load on {began['cpu']}, {began['cores']} cores", rows)
     if options.json:

@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections import Counter
 
 from baton_proto.kv_events import KvEvent, Stored
-from engine.prefix_cache import PrefixCache
+from engine.prefix_cache import OUTPUT, PROMPT, PrefixCache
 from engine.sequence import Sequence
 
 
@@ -100,7 +100,8 @@ class BlockManager:
             own, sequence_hash = table[i], sequence.sequence_hashes[i]
             canonical = self._cache.find(sequence_hash)
             if canonical is None:
-                self._cache.insert(own, sequence.block_hashes[i], sequence_hash, table[i - 1] if i else None)
+                kind = PROMPT if (i + 1) * self.block_size <= sequence.num_prompt_tokens else OUTPUT
+                self._cache.insert(own, sequence.block_hashes[i], sequence_hash, table[i - 1] if i else None, kind)
                 continue
             self._share(canonical)
             table[i] = canonical

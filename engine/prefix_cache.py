@@ -5,9 +5,9 @@ is used again. Two invariants of its calls make everything here simple: the pare
 the parent of a referenced block is referenced. Hence a sequence's cached blocks are a prefix of its blocks; and as
 the block manager lets go of a sequence's deepest block first, a block always comes to rest after its children.
 
-Blocks that were reused are likelier to be reused again, so they grow old more slowly: they are given up at REUSED_AGE
-times the age of others. Who reuses a block reuses its parent, so a parent is never older than its child, in this way of
-counting either, and the oldest resting block is a leaf.
+Blocks are not equally likely to be asked for again, so they do not grow old at the same rate: see AGING. Who reuses a
+block reuses its parent, and the parent of a prompt's block is a prompt's, so a parent's rate is never above its child's
+and the oldest resting block is still a leaf.
 """
 
 from array import array
@@ -20,7 +20,12 @@ from engine.kv_event_log import KvEventLog, StoredRun
 
 _NOT_CACHED = -2
 _ROOT = -1
-REUSED_AGE = 3  # from conversation traces, where anything from 2 to 4 is as good
+
+# Kinds of blocks, and how fast each grows old while it rests. From traces of conversations: what was reused once will
+# be again; an answer comes back less often than its prompt, and without its reasoning it is another text. Anything near
+# these rates is as good.
+OUTPUT, PROMPT, REUSED = range(3)
+AGING = (2.0, 1.0, 1 / 3)
 
 
 class PrefixCache:
@@ -31,9 +36,9 @@ class PrefixCache:
         self._parents = array("i")  # block id, _ROOT or _NOT_CACHED
         self._block_hashes = array("Q")
         self._sequence_hashes = array("Q")
-        self._reused = bytearray()  # by block id: 1 when somebody found the block here
-        # Unreferenced blocks, least recently used first, with the time when they came to rest: (never reused, reused).
-        self._resting: tuple[OrderedDict[int, int], OrderedDict[int, int]] = (OrderedDict(), OrderedDict())
+        self._kinds = bytearray()  # by block id
+        # By kind: unreferenced blocks, least recently used first, with the time when they came to rest.
+        self._resting: list[OrderedDict[int, int]] = [OrderedDict() for _ in AGING]
         self._now = 0  # counts the blocks that came to rest
         self._log = KvEventLog()
 
@@ -42,7 +47,7 @@ class PrefixCache:
 
     @property
     def num_resting(self) -> int:
-        return len(self._resting[0]) + len(self._resting[1])
+        return sum(map(len, self._resting))
 
     def match(self, sequence_hashes: Run[int], limit: int) -> list[int]:
         """Blocks of the longest cached prefix of at most `limit` blocks."""
@@ -56,46 +61,44 @@ class PrefixCache:
     def holds(self, block: int) -> bool:
         return block < len(self._parents) and self._parents[block] != _NOT_CACHED
 
-    def insert(self, block: int, block_hash: int, sequence_hash: int, parent: int | None) -> None:
+    def insert(self, block: int, block_hash: int, sequence_hash: int, parent: int | None, kind: int) -> None:
         """`block`, which is referenced, holds computed KV below the cached block `parent` (None: below the root)."""
         missing = block + 1 - len(self._parents)
         if missing > 0:
             self._parents.extend([_NOT_CACHED] * missing)
             self._block_hashes.extend([0] * missing)
             self._sequence_hashes.extend([0] * missing)
-            self._reused.extend(bytes(missing))
+            self._kinds.extend(bytes(missing))
         self._block_of[sequence_hash] = block
         self._parents[block] = _ROOT if parent is None else parent
         self._block_hashes[block] = block_hash
         self._sequence_hashes[block] = sequence_hash
-        self._reused[block] = 0
+        self._kinds[block] = kind
         self._log.stored(self._parent_hash(block), block_hash, sequence_hash)
 
     def rest(self, block: int) -> None:
         """Nobody references the block any more; it is as young as can be now."""
         self._now += 1
-        self._resting[self._reused[block]][block] = self._now
+        self._resting[self._kinds[block]][block] = self._now
 
     def wake(self, block: int) -> None:
         """The resting block is referenced again."""
-        del self._resting[self._reused[block]][block]
+        del self._resting[self._kinds[block]][block]
 
     def reuse(self, block: int) -> None:
         """Somebody found the block, which is referenced, instead of computing it."""
-        self._reused[block] = 1
+        self._kinds[block] = REUSED
 
     def evict(self) -> int:
         """Gives up the oldest resting block, which is a leaf."""
-        once, again = self._resting
-        oldest = once
-        if again and (not once or self._age(again) > REUSED_AGE * self._age(once)):
-            oldest = again
-        block, _ = oldest.popitem(last=False)
+        block, _ = max(zip(self._resting, AGING, strict=True), key=self._age)[0].popitem(last=False)
         self._log.removed(self._forget(block))
         return block
 
-    def _age(self, resting: OrderedDict[int, int]) -> int:
-        return self._now - next(iter(resting.values()))
+    def _age(self, resting: tuple[OrderedDict[int, int], float]) -> float:
+        """Of the oldest of a kind; below all others when there is none."""
+        blocks, rate = resting
+        return (self._now - next(iter(blocks.values()))) * rate if blocks else -1.0
 
     def clear(self) -> list[int]:
         """Gives up all resting blocks. Referenced ones stay, and are announced again after the `Cleared`."""
@@ -164,14 +167,14 @@ class PrefixCache:
                 problems.append(f"parent {parent} of cached block {block} is not cached")
             elif references[block] and not references[parent]:
                 problems.append(f"parent {parent} of referenced block {block} is not referenced")
-            elif self._reused[parent] < self._reused[block]:
-                problems.append(f"block {block} was reused and its parent {parent} was not")
+            elif self._kinds[parent] < self._kinds[block]:
+                problems.append(f"block {block} grows old more slowly than its parent {parent}")
             elif parent in rested and block in rested and rested[parent][1] < rested[block][1]:
                 problems.append(f"block {block} would be evicted after its parent {parent}")
         problems.extend(f"resting block {block} is not cached" for block in rested if block not in cached)
         problems.extend(
             f"block {block} rests in the wrong place"
             for block, (kind, _) in rested.items()
-            if kind != self._reused[block]
+            if kind != self._kinds[block]
         )
         return problems

@@ -65,10 +65,7 @@ class Assigner:
         cached = self._index.match(hashes)
         prefill = self._pool.ready_prefill(request.num_tokens)
         decode_candidates = self._decode_candidates(decode, cached)
-        prefill_candidates = [
-            Candidate(worker.key, cached.get(worker.key, 0), self._ledger.view(worker.key).queued_prefill_tokens, 0)
-            for worker in prefill
-        ]
+        prefill_candidates = [self._candidate(worker.key, cached, decodes=False) for worker in prefill]
         placement = place(request, decode_candidates, prefill_candidates, self._config.placement, self._rng)
         if placement is None:
             return None
@@ -79,10 +76,19 @@ class Assigner:
 
     def _decode_candidates(self, workers: list[PooledWorker], cached: Mapping[WorkerKey, int]) -> list[Candidate]:
         """Those with room for one more request."""
-        candidates = []
-        for worker in workers:
-            load = self._ledger.view(worker.key)
-            if load.requests < self._config.max_running_per_worker:
-                blocks = cached.get(worker.key, 0)
-                candidates.append(Candidate(worker.key, blocks, load.queued_prefill_tokens, load.active_blocks))
-        return candidates
+        limit = self._config.max_running_per_worker
+        return [
+            self._candidate(worker.key, cached, decodes=True)
+            for worker in workers
+            if self._ledger.view(worker.key).requests < limit
+        ]
+
+    def _candidate(self, key: WorkerKey, cached: Mapping[WorkerKey, int], decodes: bool) -> Candidate:
+        load = self._ledger.view(key)
+        return Candidate(
+            worker=key,
+            cached_blocks=cached.get(key, 0),
+            queued_prefill_tokens=load.queued_prefill_tokens,
+            active_blocks=load.active_blocks if decodes else 0,
+            stored_blocks=self._ledger.stored_blocks(key),
+        )

@@ -16,6 +16,8 @@ import structlog
 from baton_proto.discovery import WorkerLoad
 from router.match import WorkerKey
 
+STORED_HALF_LIFE_S = 300.0  # about as long as a block stays cached when nobody asks for it
+
 log = structlog.get_logger()
 
 
@@ -28,13 +30,19 @@ class LoadView(NamedTuple):
 
 
 class _Account:
-    __slots__ = ("blocks", "prefill_tokens", "reported", "requests")
+    __slots__ = ("blocks", "prefill_tokens", "reported", "requests", "stored", "stored_at_s")
 
     def __init__(self) -> None:
         self.requests = 0
         self.prefill_tokens = 0
         self.blocks = 0
         self.reported = WorkerLoad()
+        self.stored = 0.0
+        self.stored_at_s = 0.0
+
+    def fade(self, now_s: float) -> None:
+        self.stored *= 0.5 ** ((now_s - self.stored_at_s) / STORED_HALF_LIFE_S)
+        self.stored_at_s = now_s
 
 
 class Charge:
@@ -116,7 +124,10 @@ class LoadLedger:
         prefill_account = decode_account if prefill is None else self._account(prefill)
         blocks = self.blocks_of(num_tokens)
         charge = Charge(self, request_id, decode_account, prefill_account, blocks, prefill_tokens)
-        charge.expires_s = self._clock() + self._charge_ttl_s
+        now_s = self._clock()
+        prefill_account.fade(now_s)
+        prefill_account.stored += self.blocks_of(prefill_tokens)
+        charge.expires_s = now_s + self._charge_ttl_s
         self._charges[charge] = None
         return charge
 
@@ -142,6 +153,12 @@ class LoadLedger:
             queued_prefill_tokens=max(account.prefill_tokens, reported.queued_prefill_tokens),
             active_blocks=max(account.blocks, reported.blocks_used),
         )
+
+    def stored_blocks(self, worker: WorkerKey) -> float:
+        """Blocks that prompts charged here had to store anew, halved for every STORED_HALF_LIFE_S that has passed."""
+        account = self._account(worker)
+        account.fade(self._clock())
+        return account.stored
 
     def forget(self, worker: WorkerKey) -> None:
         """The incarnation is gone. Charges on it are released by their requests as ever."""

@@ -3,6 +3,7 @@
 Called by generation for each attempt, through the admission queue. All costs are in KV blocks:
 
     prefill_weight * (prompt - overlap_weight * cached + queued prefill) + load_weight * active
+    + eviction_weight * stored
 
 A prefill worker is chosen by that cost. A decode worker is chosen by its load, for which the prompt counts in full when
 it is shipped; where the uncached rest of the prompt is short, or no prefill worker is alive, the decode worker would
@@ -34,6 +35,7 @@ class Candidate(Struct, frozen=True, gc=False):
     cached_blocks: int  # of the prompt's prefix, as the radix tree has it
     queued_prefill_tokens: int
     active_blocks: int  # of running sequences; 0 for a prefill worker, whose queue says it all
+    stored_blocks: float = 0.0  # that it had to store lately, each in the place of a cached one
 
 
 class Cost(Struct, frozen=True, gc=False):
@@ -48,6 +50,7 @@ class Cost(Struct, frozen=True, gc=False):
     runs_prompt: bool  # False: a decode worker that would receive the prompt's KV; cache and queue do not count
     total: float
     barred: str = ""  # why it could not be chosen
+    stored_blocks: float = 0.0
 
 
 class Placement(Struct, frozen=True):
@@ -109,9 +112,15 @@ def _cost(
     cached_blocks = _usable_cached_blocks(request, candidate)
     queued_blocks = candidate.queued_prefill_tokens / request.block_size
     prefill_blocks: float = prompt_blocks
+    stored_blocks = 0.0
     if runs_prompt:
         prefill_blocks += queued_blocks - config.overlap_weight * cached_blocks
-    total = config.prefill_weight * prefill_blocks + config.load_weight * candidate.active_blocks
+        stored_blocks = candidate.stored_blocks
+    total = (
+        config.prefill_weight * prefill_blocks
+        + config.load_weight * candidate.active_blocks
+        + config.eviction_weight * stored_blocks
+    )
     return Cost(
         candidate.worker,
         role,
@@ -122,6 +131,7 @@ def _cost(
         runs_prompt,
         total,
         barred,
+        stored_blocks,
     )
 
 

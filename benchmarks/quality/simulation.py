@@ -65,7 +65,7 @@ class Router:
     def choose(self, request: TraceRequest) -> tuple[WorkerKey, Charge | None]:
         if self._config is None:
             return next(self._turns), None
-        cached = self.tree.find(request.hashes).as_dict()
+        cached = self.tree.find(request.block_hashes).as_dict()
         facts = Request(request.prompt_tokens, self._block_size)
         placement = place(facts, self._candidates(cached), [], self._config, self._dice)
         assert placement is not None
@@ -74,10 +74,13 @@ class Router:
         return placement.decode, charge
 
     def _candidates(self, cached: Mapping[WorkerKey, int]) -> list[Candidate]:
-        loads = [(key, self.ledger.view(key)) for key in self._keys]
-        return [
-            Candidate(key, cached.get(key, 0), load.queued_prefill_tokens, load.active_blocks) for key, load in loads
-        ]
+        candidates = []
+        for key in self._keys:
+            load, stored = self.ledger.view(key), self.ledger.stored_blocks(key)
+            candidates.append(
+                Candidate(key, cached.get(key, 0), load.queued_prefill_tokens, load.active_blocks, stored)
+            )
+        return candidates
 
     def learn(self, key: WorkerKey, events: Iterable[KvEvent]) -> None:
         for event in events:

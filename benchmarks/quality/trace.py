@@ -32,9 +32,8 @@ class TraceRequest:
     batch_s: float
     prompt_tokens: int
     output_tokens: int
-    hashes: NDArray[np.uint64]  # of the prompt's full blocks
-    block_hashes: list[int]  # the same
-    sequence_hashes: list[int]
+    block_hashes: NDArray[np.uint64]  # of the prompt's full blocks
+    sequence_hashes: NDArray[np.uint64]
 
 
 def load_trace(path: Path, block_size: int, limit: int | None = None) -> list[TraceRequest]:
@@ -48,7 +47,6 @@ def load_trace(path: Path, block_size: int, limit: int | None = None) -> list[Tr
     for number, line in enumerate(lines):
         full = line.input_length // block_size
         hashes = np.concatenate([of_id[rows[hash_id]] for hash_id in line.hash_ids])[:full]
-        sequences = sequence_hashes(hashes)
         requests.append(
             TraceRequest(
                 number,
@@ -56,8 +54,7 @@ def load_trace(path: Path, block_size: int, limit: int | None = None) -> list[Tr
                 line.input_length,
                 max(1, line.output_length),
                 hashes,
-                hashes.tolist(),
-                sequences.tolist(),
+                sequence_hashes(hashes),
             )
         )
     return requests

@@ -193,8 +193,8 @@ def new_job(request: TraceRequest, now_s: float, charge: Charge | None) -> Job:
     sequence = Sequence(
         str(request.number), [_own_token(request)] * request.prompt_tokens, request.prompt_tokens, _SAMPLING
     )
-    sequence.block_hashes = list(request.block_hashes)
-    sequence.sequence_hashes = list(request.sequence_hashes)
+    sequence.block_hashes = request.block_hashes.tolist()
+    sequence.sequence_hashes = request.sequence_hashes.tolist()
     return Job(request, now_s, sequence, charge)
 
 

@@ -94,6 +94,47 @@ def test_eviction_takes_leaves_first_and_the_least_recently_used_chain_first() -
     assert manager.check_integrity() == []
 
 
+def test_blocks_that_were_reused_outlive_younger_ones_that_were_not() -> None:
+    manager = BlockManager(8, 4)
+
+    def serve(name: str, first_token: int) -> int:
+        sequence = make_sequence(name, [*range(first_token, first_token + 8), 999])
+        assert manager.allocate(sequence)
+        cached = sequence.num_cached_tokens
+        compute(manager, sequence)
+        manager.free(sequence)
+        assert manager.check_integrity() == []
+        return cached
+
+    assert serve("system prompt", 0) == 0
+    assert serve("system prompt again", 0) == 8
+    for number in range(1, 6):  # more than the pool holds beside it
+        serve("once", 100 * number)
+    assert serve("the system prompt is still there", 0) == 8
+    assert serve("the oldest of the others is not", 100) == 0
+    for number in range(6, 30):
+        serve("once", 100 * number)
+    assert serve("nothing lives for ever", 0) == 0
+
+
+def test_answers_are_given_up_before_older_prompts() -> None:
+    manager = BlockManager(8, 4)
+    prompt = make_sequence("prompt", range(8))
+    answer = make_sequence("answer", range(100, 116), num_prompt_tokens=4)
+    for sequence in (prompt, answer):
+        assert manager.allocate(sequence)
+        compute(manager, sequence)
+        manager.free(sequence)
+    newcomer = make_sequence("newcomer", range(200, 212))
+    assert manager.allocate(newcomer)
+    compute(manager, newcomer)
+    manager.free(newcomer)
+    assert manager.check_integrity() == []
+    again = make_sequence("again", [*range(8), 99])
+    assert manager.allocate(again)
+    assert again.num_cached_tokens == 8
+
+
 def test_allocation_that_does_not_fit_changes_nothing() -> None:
     manager = BlockManager(4, 4)
     first = make_sequence("first", range(8))

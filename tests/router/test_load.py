@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from baton_proto.discovery import WorkerLoad
-from router.load import Charge, LoadLedger, LoadView
+from router.load import STORED_HALF_LIFE_S, Charge, LoadLedger, LoadView
 
 D, P = ("d", 1), ("p", 1)
 IDLE = LoadView(0, 0, 0)
@@ -134,3 +134,13 @@ def test_a_new_incarnation_starts_without_the_load_of_the_old_one(ledger: LoadLe
     assert ledger.view(D) == IDLE
     charge.release()
     assert ledger.view(D) == ledger.view(("d", 2)) == IDLE
+
+
+def test_what_prompts_had_to_store_fades_with_time(ledger: LoadLedger, clock: Clock) -> None:
+    ledger.charge("local", D, None, num_tokens=320, prefill_tokens=160).release()
+    ledger.charge("shipped", D, P, num_tokens=320, prefill_tokens=320).release()
+    assert (ledger.stored_blocks(D), ledger.stored_blocks(P)) == (10.0, 20.0)
+    clock.now_s += STORED_HALF_LIFE_S
+    assert ledger.stored_blocks(D) == pytest.approx(5.0)
+    ledger.charge("another", D, None, num_tokens=32, prefill_tokens=32).release()
+    assert ledger.stored_blocks(D) == pytest.approx(7.0)
