@@ -27,12 +27,14 @@ class NatsConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 class PlacementConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Cost of a worker = prefill_weight * (prompt blocks - overlap_weight * cached blocks + queued prefill blocks)
-    + load_weight * active decode blocks."""
+    + load_weight * active decode blocks + eviction_weight * blocks stored lately. Without prefill workers,
+    mixed_load_weight takes the place of load_weight."""
 
-    overlap_weight: Weight = 1.0
+    overlap_weight: Weight = 2.0
     prefill_weight: Weight = 1.0
     load_weight: Weight = 1.0
-    eviction_weight: Weight = 0.0
+    mixed_load_weight: Weight = 0.06
+    eviction_weight: Weight = 0.006
     temperature: Weight = 0.0  # 0: argmin with random ties; above: softmax over negative normalised costs
     local_prefill_tokens: Annotated[int, Meta(ge=0)] = 32  # uncached prompts up to this long are not shipped
     prefill_queue_tokens: Positive = 16384  # a prefill worker with more queued tokens gets no new request

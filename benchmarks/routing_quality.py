@@ -42,10 +42,18 @@ TRACE_FOLDERS = (ROOT / "tests" / "data", ROOT.parent / "shared" / "data")
 GPUS_PER_WORKER = 2
 FLEET = Fleet(engine=MockConfig(speed_up=GPUS_PER_WORKER))
 OURS = "Baton"
+
+
+def dynamo_cost(prefill_load_scale: float) -> PlacementConfig:
+    return PlacementConfig(
+        overlap_weight=1, prefill_weight=prefill_load_scale, load_weight=1, mixed_load_weight=1, eviction_weight=0
+    )
+
+
 POLICIES: dict[str, PlacementConfig | None] = {
     "round robin": None,
-    "Dynamo, defaults": PlacementConfig(overlap_weight=1, prefill_weight=1, load_weight=1, eviction_weight=0),
-    "Dynamo, scale 16": PlacementConfig(overlap_weight=1, prefill_weight=16, load_weight=1, eviction_weight=0),
+    "Dynamo, defaults": dynamo_cost(prefill_load_scale=1),
+    "Dynamo, scale 16": dynamo_cost(prefill_load_scale=16),
     OURS: PlacementConfig(),
 }
 GOAL_HIT_RATE = 0.28  # at rate 1

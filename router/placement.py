@@ -5,6 +5,10 @@ Called by generation for each attempt, through the admission queue. All costs ar
     prefill_weight * (prompt - overlap_weight * cached + queued prefill) + load_weight * active
     + eviction_weight * stored
 
+Where there is no prefill worker, the same workers prefill and decode, and `mixed_load_weight` takes the place of
+`load_weight`: what decodes there delays a prompt far less than the prompts before it. `stored` is what prompts sent to
+a worker lately had to store, each block in the place of a cached one: it sends new prompts where the least is lost.
+
 A prefill worker is chosen by that cost. A decode worker is chosen by its load, for which the prompt counts in full when
 it is shipped; where the uncached rest of the prompt is short, or no prefill worker is alive, the decode worker would
 run the prompt itself and its own cache and queue enter the cost: the bonus for the blocks that need no transfer.
@@ -90,7 +94,7 @@ def _prefill_cost(request: Request, candidate: Candidate, config: PlacementConfi
         barred = "excluded"
     elif candidate.queued_prefill_tokens >= config.prefill_queue_tokens:
         barred = "queue full"
-    return _cost(request, candidate, "prefill", True, barred, config)
+    return _cost(request, candidate, "prefill", True, barred, config, config.load_weight)
 
 
 def _decode_cost(request: Request, candidate: Candidate, alone: bool, can_ship: bool, config: PlacementConfig) -> Cost:
@@ -102,11 +106,18 @@ def _decode_cost(request: Request, candidate: Candidate, alone: bool, can_ship: 
         barred = "excluded"
     elif not runs_prompt and not can_ship:
         barred = "prefill workers full"
-    return _cost(request, candidate, "decode", runs_prompt, barred, config)
+    load_weight = config.mixed_load_weight if alone else config.load_weight
+    return _cost(request, candidate, "decode", runs_prompt, barred, config, load_weight)
 
 
 def _cost(
-    request: Request, candidate: Candidate, role: str, runs_prompt: bool, barred: str, config: PlacementConfig
+    request: Request,
+    candidate: Candidate,
+    role: str,
+    runs_prompt: bool,
+    barred: str,
+    config: PlacementConfig,
+    load_weight: float,
 ) -> Cost:
     prompt_blocks = -(-request.num_tokens // request.block_size)
     cached_blocks = _usable_cached_blocks(request, candidate)
@@ -118,7 +129,7 @@ def _cost(
         stored_blocks = candidate.stored_blocks
     total = (
         config.prefill_weight * prefill_blocks
-        + config.load_weight * candidate.active_blocks
+        + load_weight * candidate.active_blocks
         + config.eviction_weight * stored_blocks
     )
     return Cost(

@@ -14,8 +14,8 @@ BLOCK_SIZE = 16
 CONFIG = PlacementConfig()
 
 
-def candidate(name: str, cached: int = 0, queued: int = 0, active: int = 0) -> Candidate:
-    return Candidate((name, 1), cached, queued, active)
+def candidate(name: str, cached: int = 0, queued: int = 0, active: int = 0, stored: float = 0.0) -> Candidate:
+    return Candidate((name, 1), cached, queued, active, stored)
 
 
 def request(num_tokens: int, *excluded: str) -> Request:
@@ -23,7 +23,7 @@ def request(num_tokens: int, *excluded: str) -> Request:
 
 
 def candidates(prefix: str, min_size: int) -> st.SearchStrategy[list[Candidate]]:
-    loads = st.tuples(st.integers(0, 200), st.integers(0, 20_000), st.integers(0, 500))
+    loads = st.tuples(st.integers(0, 200), st.integers(0, 20_000), st.integers(0, 500), st.integers(0, 5000))
     return st.lists(loads, min_size=min_size, max_size=8).map(
         lambda rows: [candidate(f"{prefix}{i}", *row) for i, row in enumerate(rows)]
     )
@@ -35,6 +35,8 @@ configs = st.builds(
     overlap_weight=weights,
     prefill_weight=weights,
     load_weight=weights,
+    mixed_load_weight=weights,
+    eviction_weight=st.sampled_from([0.0, 0.01]),
     local_prefill_tokens=st.sampled_from([0, 32, 500]),
     prefill_queue_tokens=st.sampled_from([1, 1000, 16384]),
 )
@@ -60,7 +62,9 @@ def test_the_choice_is_the_cheapest_that_is_allowed(
 
     def run_cost(c: Candidate) -> float:
         blocks = prompt - config.overlap_weight * usable(c) + c.queued_prefill_tokens / BLOCK_SIZE
-        return config.prefill_weight * blocks + config.load_weight * c.active_blocks
+        load_weight = config.load_weight if alive else config.mixed_load_weight
+        cost = config.prefill_weight * blocks + load_weight * c.active_blocks
+        return cost + config.eviction_weight * c.stored_blocks
 
     alive = [p for p in prefill if p.worker[0] not in excluded]
     takers = [p for p in alive if p.queued_prefill_tokens < config.prefill_queue_tokens]
@@ -166,3 +170,21 @@ def test_a_shared_prefix_does_not_draw_all_requests_to_one_worker() -> None:
         assert placement is not None
         active[placement.decode[0]] += 102
     assert max(active.values()) / (sum(active.values()) / len(active)) <= 1.3
+
+
+def test_a_new_prompt_goes_where_the_least_was_stored_lately() -> None:
+    decode = [candidate("busy", stored=900.0), candidate("quiet", stored=300.0)]
+    placement = place(request(640), decode, [], CONFIG, random.Random())
+    assert placement is not None
+    assert placement.decode[0] == "quiet"
+
+
+def test_a_conversation_stays_where_it_is_cached_behind_a_short_queue() -> None:
+    decode = [candidate("home", cached=90, queued=100 * BLOCK_SIZE), candidate("idle")]
+    placement = place(request(100 * BLOCK_SIZE), decode, [], CONFIG, random.Random())
+    assert placement is not None
+    assert placement.decode[0] == "home"
+    decode = [candidate("home", cached=90, queued=400 * BLOCK_SIZE), candidate("idle")]
+    placement = place(request(100 * BLOCK_SIZE), decode, [], CONFIG, random.Random())
+    assert placement is not None
+    assert placement.decode[0] == "idle"
