@@ -30,11 +30,11 @@ class PlacementConfig(Struct, frozen=True, forbid_unknown_fields=True):
     + load_weight * active decode blocks + eviction_weight * blocks stored lately. Without prefill workers,
     mixed_load_weight takes the place of load_weight."""
 
-    overlap_weight: Weight = 2.0
+    overlap_weight: Weight = 3.0
     prefill_weight: Weight = 1.0
     load_weight: Weight = 1.0
     mixed_load_weight: Weight = 0.06
-    eviction_weight: Weight = 0.006
+    eviction_weight: Weight = 0.01
     temperature: Weight = 0.0  # 0: argmin with random ties; above: softmax over negative normalised costs
     local_prefill_tokens: Annotated[int, Meta(ge=0)] = 32  # uncached prompts up to this long are not shipped
     prefill_queue_tokens: Positive = 16384  # a prefill worker with more queued tokens gets no new request
