@@ -27,12 +27,17 @@ class NatsConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 class PlacementConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Cost of a worker = prefill_weight * (prompt blocks - overlap_weight * cached blocks + queued prefill blocks)
-    + transfer_weight * blocks to be shipped to it + load_weight * active decode blocks."""
+    + transfer_weight * blocks to be shipped to it + load_weight * active decode blocks
+    + eviction_weight * blocks stored lately. Without prefill workers, mixed_overlap_weight and
+    mixed_load_weight take the place of overlap_weight and load_weight, and only then eviction_weight counts."""
 
     overlap_weight: Weight = 1.0
     prefill_weight: Weight = 1.0
     transfer_weight: Weight = 0.1
     load_weight: Weight = 1.0
+    mixed_overlap_weight: Weight = 3.0
+    mixed_load_weight: Weight = 0.06
+    eviction_weight: Weight = 0.01
     temperature: Weight = 0.0  # 0: argmin with random ties; above: softmax over negative normalised costs
     local_prefill_tokens: Annotated[int, Meta(ge=0)] = 32  # uncached prompts up to this long are not shipped
     local_prefill_requests: Positive = 64  # a decode worker with as many requests in flight runs no prompts

@@ -68,7 +68,7 @@ def main() -> None:
     began = machine()
     if began["load_1min"] > BUSY_LOAD:
         console.print(
-            f"[yellow]The machine is busy (load {began['load_1min']}): the figures look worse than they are.[/]"
+            f"[yellow]The machine is busy (load {began['load_1min']}): the figures are worse than they are.[/]"
         )
     rows = asyncio.run(_measure(options))
     _print_table(console, f"Router under load on {began['cpu']}, {began['cores']} cores", rows)

@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections import Counter
 
 from baton_proto.kv_events import KvEvent, Stored
-from engine.prefix_cache import PrefixCache
+from engine.prefix_cache import OUTPUT, PrefixCache, prompt_kind
 from engine.sequence import Sequence
 
 
@@ -96,11 +96,13 @@ class BlockManager:
             return
         sequence.hash_blocks(num_full, self.block_size)
         table = sequence.block_table
+        kind_of_prompt = prompt_kind(sequence.num_prompt_tokens)
         for i in range(sequence.num_committed_blocks, num_full):
             own, sequence_hash = table[i], sequence.sequence_hashes[i]
             canonical = self._cache.find(sequence_hash)
             if canonical is None:
-                self._cache.insert(own, sequence.block_hashes[i], sequence_hash, table[i - 1] if i else None)
+                kind = kind_of_prompt if (i + 1) * self.block_size <= sequence.num_prompt_tokens else OUTPUT
+                self._cache.insert(own, sequence.block_hashes[i], sequence_hash, table[i - 1] if i else None, kind)
                 continue
             self._share(canonical)
             table[i] = canonical
@@ -161,8 +163,10 @@ class BlockManager:
         return block
 
     def _share(self, block: int) -> None:
+        """Of a block that somebody else has computed."""
         if self._references[block] == 0:
             self._cache.wake(block)
+        self._cache.reuse(block)
         self._references[block] += 1
 
     def _drop(self, block: int) -> None:

@@ -3,8 +3,11 @@
 Used by the block manager alone, which counts references and says when a block comes to rest (nobody references it) or
 is used again. Two invariants of its calls make everything here simple: the parent of a cached block is cached, and
 the parent of a referenced block is referenced. Hence a sequence's cached blocks are a prefix of its blocks; and as
-the block manager lets go of a sequence's deepest block first, a block always comes to rest after its children, so the
-least recently used resting block is a leaf.
+the block manager lets go of a sequence's deepest block first, a block always comes to rest after its children.
+
+Blocks are not equally likely to be asked for again, so they do not grow old at the same rate: see AGING. Who reuses a
+block reuses its parent, and the parent of a prompt's block is a prompt's, so a parent's rate is never above its child's
+and the oldest resting block is still a leaf.
 """
 
 from array import array
@@ -18,6 +21,22 @@ from engine.kv_event_log import KvEventLog, StoredRun
 _NOT_CACHED = -2
 _ROOT = -1
 
+# Kinds of blocks, and how fast each grows old while it rests: an answer's, a prompt's by its length, and from SHORT + 1
+# on one kind for each time that a block was reused. From a trace of conversations, in which a prompt's new block comes
+# back with a chance of 26 % (33 % below 8k tokens, 22 % above 32k), and with 46, 54, 62, 70 and 96 % once it was reused
+# 1, 2, 3, 4 and more than 6 times. An answer comes back less often than its prompt: without its reasoning it is another
+# text. See benchmarks/routing_quality.py.
+OUTPUT, LONG, MEDIUM, SHORT = range(4)
+AGING = (8.0, 1.5, 1.0, 0.7, 0.5, 0.4, 0.3, 0.25, 0.2, 0.05)
+LONG_TOKENS, MEDIUM_TOKENS = 32768, 8192  # and more, of a prompt
+
+
+def prompt_kind(num_tokens: int) -> int:
+    """Of the blocks of a prompt when they are new."""
+    if num_tokens >= LONG_TOKENS:
+        return LONG
+    return MEDIUM if num_tokens >= MEDIUM_TOKENS else SHORT
+
 
 class PrefixCache:
     """Arrays are indexed by block id and grow with the highest block ever cached, so an idle pool costs nothing."""
@@ -27,7 +46,10 @@ class PrefixCache:
         self._parents = array("i")  # block id, _ROOT or _NOT_CACHED
         self._block_hashes = array("Q")
         self._sequence_hashes = array("Q")
-        self._resting: OrderedDict[int, None] = OrderedDict()  # unreferenced blocks, least recently used first
+        self._kinds = bytearray()  # by block id
+        # By kind: unreferenced blocks, least recently used first, with the time when they came to rest.
+        self._resting: list[OrderedDict[int, int]] = [OrderedDict() for _ in AGING]
+        self._now = 0  # counts the blocks that came to rest
         self._log = KvEventLog()
 
     def __len__(self) -> int:
@@ -35,7 +57,7 @@ class PrefixCache:
 
     @property
     def num_resting(self) -> int:
-        return len(self._resting)
+        return sum(map(len, self._resting))
 
     def match(self, sequence_hashes: Run[int], limit: int) -> list[int]:
         """Blocks of the longest cached prefix of at most `limit` blocks."""
@@ -49,39 +71,52 @@ class PrefixCache:
     def holds(self, block: int) -> bool:
         return block < len(self._parents) and self._parents[block] != _NOT_CACHED
 
-    def insert(self, block: int, block_hash: int, sequence_hash: int, parent: int | None) -> None:
+    def insert(self, block: int, block_hash: int, sequence_hash: int, parent: int | None, kind: int) -> None:
         """`block`, which is referenced, holds computed KV below the cached block `parent` (None: below the root)."""
         missing = block + 1 - len(self._parents)
         if missing > 0:
             self._parents.extend([_NOT_CACHED] * missing)
             self._block_hashes.extend([0] * missing)
             self._sequence_hashes.extend([0] * missing)
+            self._kinds.extend(bytes(missing))
         self._block_of[sequence_hash] = block
         self._parents[block] = _ROOT if parent is None else parent
         self._block_hashes[block] = block_hash
         self._sequence_hashes[block] = sequence_hash
+        self._kinds[block] = kind
         self._log.stored(self._parent_hash(block), block_hash, sequence_hash)
 
     def rest(self, block: int) -> None:
-        """Nobody references the block any more; it is the last to be evicted now."""
-        self._resting[block] = None
+        """Nobody references the block any more; it is as young as can be now."""
+        self._now += 1
+        self._resting[self._kinds[block]][block] = self._now
 
     def wake(self, block: int) -> None:
         """The resting block is referenced again."""
-        del self._resting[block]
+        del self._resting[self._kinds[block]][block]
+
+    def reuse(self, block: int) -> None:
+        """Somebody found the block, which is referenced, instead of computing it."""
+        self._kinds[block] = min(max(self._kinds[block], SHORT) + 1, len(AGING) - 1)
 
     def evict(self) -> int:
-        """Gives up the least recently used resting block, which is a leaf."""
-        block, _ = self._resting.popitem(last=False)
+        """Gives up the oldest resting block, which is a leaf."""
+        block, _ = max(zip(self._resting, AGING, strict=True), key=self._age)[0].popitem(last=False)
         self._log.removed(self._forget(block))
         return block
 
+    def _age(self, resting: tuple[OrderedDict[int, int], float]) -> float:
+        """Of the oldest of a kind; below all others when there is none."""
+        blocks, rate = resting
+        return (self._now - next(iter(blocks.values()))) * rate if blocks else -1.0
+
     def clear(self) -> list[int]:
         """Gives up all resting blocks. Referenced ones stay, and are announced again after the `Cleared`."""
-        blocks = list(self._resting)
+        blocks = [block for resting in self._resting for block in resting]
         for block in blocks:
             self._forget(block)
-        self._resting.clear()
+        for resting in self._resting:
+            resting.clear()
         self._log.cleared(self._runs())
         return blocks
 
@@ -129,20 +164,27 @@ class PrefixCache:
         held = {block for block, parent in enumerate(self._parents) if parent != _NOT_CACHED}
         if held != cached:
             problems.append(f"blocks {sorted(held ^ cached)} are cached by one account only")
-        position = {block: i for i, block in enumerate(self._resting)}
+        rested = {block: (kind, at) for kind, resting in enumerate(self._resting) for block, at in resting.items()}
         for sequence_hash, block in self._block_of.items():
             parent = self._parents[block]
             if self._sequence_hashes[block] != sequence_hash:
                 problems.append(f"block {block} is filed under a foreign hash")
-            if (references[block] == 0) != (block in position):
-                problems.append(f"cached block {block} has {references[block]} references, resting {block in position}")
+            if (references[block] == 0) != (block in rested):
+                problems.append(f"cached block {block} has {references[block]} references, resting {block in rested}")
             if parent == _ROOT:
                 continue
             if parent not in cached:
                 problems.append(f"parent {parent} of cached block {block} is not cached")
             elif references[block] and not references[parent]:
                 problems.append(f"parent {parent} of referenced block {block} is not referenced")
-            elif position.get(parent, len(position)) < position.get(block, -1):
+            elif self._kinds[parent] < self._kinds[block]:
+                problems.append(f"block {block} grows old more slowly than its parent {parent}")
+            elif parent in rested and block in rested and rested[parent][1] < rested[block][1]:
                 problems.append(f"block {block} would be evicted after its parent {parent}")
-        problems.extend(f"resting block {block} is not cached" for block in position if block not in cached)
+        problems.extend(f"resting block {block} is not cached" for block in rested if block not in cached)
+        problems.extend(
+            f"block {block} rests in the wrong place"
+            for block, (kind, _) in rested.items()
+            if kind != self._kinds[block]
+        )
         return problems

@@ -28,6 +28,10 @@ class PrefixIndex(Protocol):
         """How many leading blocks of a prompt each worker holds; workers without any may be left out."""
         ...
 
+    def recent_hits(self) -> float:
+        """How often the prefix that was matched last was reused lately, see PrefixHits.recent."""
+        ...
+
 
 class Assignment:
     """The workers of one attempt, charged until `release`."""
@@ -98,11 +102,13 @@ class Assigner:
         """What `assign` would decide, without a trace."""
         config = self._config
         decode = prefill = NO_CANDIDATES
+        hits = 0.0
         if decode_keys := self._pool.decode_keys(max_tokens):
             outlook = self._expected.outlook(self._index.match(hashes), hashes)
+            hits = self._index.recent_hits() * self._ledger.num_routers  # each sees its share
             decode = self._candidates(decode_keys, outlook, request.block_size)
             prefill = self._candidates(self._pool.prefill_keys(request.num_tokens), outlook, request.block_size)
-        return weigh(request, decode, prefill, config.placement, self._rng, config.max_running_per_worker)
+        return weigh(request, decode, prefill, config.placement, self._rng, config.max_running_per_worker, hits)
 
     def _candidates(self, workers: tuple[WorkerKey, ...], outlook: Outlook, block_size: int) -> Candidates:
         if not workers:
@@ -111,4 +117,4 @@ class Assigner:
         if outlook.computing:
             queued = load[:, QUEUED]
             queued -= np.minimum(queued, block_size * column(outlook.computing, workers))
-        return Candidates(workers, column(outlook.cached, workers), load)
+        return Candidates(workers, column(outlook.cached, workers), load, self._ledger.stored(workers))

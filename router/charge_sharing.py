@@ -48,6 +48,7 @@ class ForeignCharges:
             return False
         new = router not in self._heard_s
         self._heard_s[router] = self._clock()
+        self._ledger.num_routers = 1 + len(self._heard_s)
         told = {(charge.worker_id, charge.incarnation): _totals(charge) for charge in report.workers}
         if report.full:
             told |= dict.fromkeys(self._ledger.foreign(router) - told.keys(), NOTHING)
@@ -63,6 +64,7 @@ class ForeignCharges:
 
     def _forget(self, router: str) -> None:
         self._heard_s.pop(router, None)
+        self._ledger.num_routers = 1 + len(self._heard_s)
         for worker in self._ledger.foreign(router):
             self._ledger.set_foreign(router, worker, NOTHING)
 

@@ -22,15 +22,16 @@ _INT, _FLOAT = numba.int64, numba.float64
 
 
 @compiled(
-    *(numba.int32[::1], numba.int64[:, ::1], numba.boolean[::1]),
+    *(numba.int32[::1], numba.int64[:, ::1], numba.float64[::1], numba.boolean[::1]),
     *(_INT, _INT, numba.boolean, numba.boolean),
     *(_INT, _INT, _INT, _INT),
-    *(_FLOAT, _FLOAT, _FLOAT, _FLOAT),
+    *(_FLOAT, _FLOAT, _FLOAT, _FLOAT, _FLOAT),
     *(numba.int8[::1], numba.int8[::1], _FLOAT[::1]),
 )
 def weigh(
     cached: NDArray[np.int32],
     load: NDArray[np.int64],  # [n, 3]: requests, queued prefill tokens, active blocks
+    stored: NDArray[np.float64],  # [n] blocks
     excluded: NDArray[np.bool_],
     num_tokens: int,
     block_size: int,
@@ -44,6 +45,7 @@ def weigh(
     prefill_weight: float,
     transfer_weight: float,
     load_weight: float,
+    eviction_weight: float,
     reasons: NDArray[np.int8],
     barred: NDArray[np.int8],
     totals: NDArray[np.float64],
@@ -64,11 +66,11 @@ def weigh(
             reasons[i] = SHORT
         if reasons[i] >= RUNS_PROMPT:
             prefill = prompt_blocks + queued / block_size - overlap_weight * cached_blocks
-            shipped = 0
+            shipped, lost = 0, stored[i]
         else:
             prefill = float(prompt_blocks)
-            shipped = prompt_blocks - cached_blocks
-        totals[i] = prefill_weight * prefill + transfer_weight * shipped + load_weight * active
+            shipped, lost = prompt_blocks - cached_blocks, 0.0
+        totals[i] = prefill_weight * prefill + transfer_weight * shipped + load_weight * active + eviction_weight * lost
         if excluded[i]:
             barred[i] = EXCLUDED
         elif queued >= max_queued_tokens:

@@ -8,7 +8,7 @@ import time
 import numpy as np
 from numpy.typing import NDArray
 
-from baton.config import PlacementConfig, RouterConfig
+from baton.config import RouterConfig
 from baton_proto.generated import inference_pb2 as pb
 from router.assignment import Assigner
 from router.block_hash import block_hashes
@@ -69,7 +69,7 @@ class Explainer:
         for role in ("prefill", "decode"):
             weighed = [cost for cost in costs if cost.role == role]
             for cost, chance in zip(weighed, chances(weighed, self._config.placement.temperature), strict=True):
-                message.candidates.append(_candidate(request, cost, chance, self._config.placement))
+                message.candidates.append(_candidate(request, cost, chance))
         return message
 
     def _left_out(self, decision: pb.Decision, num_tokens: int) -> list[pb.LeftOut]:
@@ -100,6 +100,9 @@ class Explainer:
             overlap_weight=placement.overlap_weight,
             prefill_weight=placement.prefill_weight,
             load_weight=placement.load_weight,
+            mixed_overlap_weight=placement.mixed_overlap_weight,
+            mixed_load_weight=placement.mixed_load_weight,
+            eviction_weight=placement.eviction_weight,
             transfer_weight=placement.transfer_weight,
             temperature=placement.temperature,
             local_prefill_tokens=placement.local_prefill_tokens,
@@ -109,9 +112,10 @@ class Explainer:
         )
 
 
-def _candidate(request: Request, cost: Cost, chance: float, config: PlacementConfig) -> pb.CandidateCost:
+def _candidate(request: Request, cost: Cost, chance: float) -> pb.CandidateCost:
     """The cost, term by term; where the prompt does not run, its queue costs nothing and its cache saves transfer."""
-    runs = config.prefill_weight if cost.runs_prompt else 0.0
+    weights = cost.weights
+    runs = weights.prefill if cost.runs_prompt else 0.0
     shipped_blocks = 0 if cost.runs_prompt else cost.prompt_blocks - cost.cached_blocks
     return pb.CandidateCost(
         worker_id=cost.worker[0],
@@ -123,11 +127,13 @@ def _candidate(request: Request, cost: Cost, chance: float, config: PlacementCon
         active_blocks=cost.active_blocks,
         uncached_tokens=request.num_tokens - cost.cached_blocks * request.block_size,
         runs_prompt=cost.runs_prompt,
-        prompt_term=config.prefill_weight * cost.prompt_blocks,
-        cached_term=0.0 - runs * config.overlap_weight * cost.cached_blocks,  # never -0.0
+        prompt_term=weights.prefill * cost.prompt_blocks,
+        cached_term=0.0 - runs * weights.overlap * cost.cached_blocks,  # never -0.0
         queued_term=runs * cost.queued_blocks,
-        transfer_term=config.transfer_weight * shipped_blocks,
-        load_term=config.load_weight * cost.active_blocks,
+        transfer_term=weights.transfer * shipped_blocks,
+        load_term=weights.load * cost.active_blocks,
+        eviction_term=weights.eviction * cost.stored_blocks if cost.runs_prompt else 0.0,
+        overlap_weight=weights.overlap,
         total=cost.total,
         barred=cost.barred,
         chance=chance,

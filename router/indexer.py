@@ -117,6 +117,10 @@ class Indexer:
         self._matched = self.tree.find(hashes)
         return self._matched
 
+    def recent_hits(self) -> float:
+        """Of the prefix that was matched last, as PrefixHits.recent."""
+        return self.hits.recent(self._matched.last_block) if self._matched is not None else 0.0
+
     def count_hit(self) -> None:
         """The prompt that was matched last has been given workers."""
         if self._matched is not None:

@@ -9,7 +9,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Final, NamedTuple, Self
 
 import numpy as np
 import structlog
@@ -17,6 +17,9 @@ from numpy.typing import NDArray
 
 from baton_proto.discovery import WorkerLoad
 from router.roster import Roster, WorkerKey
+
+STORED_HALF_LIFE_S: Final = 300.0  # about as long as a block stays cached when nobody asks for it
+MAX_HALF_LIVES: Final = 100  # before what is stored is written down anew: a float has room for a thousand
 
 log = structlog.get_logger()
 
@@ -151,6 +154,9 @@ class LoadLedger:
         self._accounts: dict[WorkerKey, _Account] = {}
         self._roster = Roster()  # of those with an account
         self._columns = np.zeros((1, len(LoadView._fields)), dtype=np.int64)  # by number; the last row is NOBODY's
+        self.num_routers = 1  # that charge the same workers
+        self._stored = np.zeros(1)  # by number as well; as if all had been stored at _stored_since_s
+        self._stored_since_s = clock()
         self._charges: OrderedDict[Charge, None] = OrderedDict()  # the one that expires first is first
 
     def charge(
@@ -161,7 +167,9 @@ class LoadLedger:
         prefill_account = decode_account if prefill is None else self._account(prefill)
         blocks = self.blocks_of(num_tokens)
         charge = Charge(self, request_id, decode_account, prefill_account, blocks, prefill_tokens)
-        charge.expires_s = self._clock() + self._charge_ttl_s
+        now_s = self._clock()
+        self._store(prefill_account.worker, self.blocks_of(prefill_tokens), now_s)
+        charge.expires_s = now_s + self._charge_ttl_s
         self._charges[charge] = None
         return charge
 
@@ -188,6 +196,12 @@ class LoadLedger:
         self.expire()
         rows: NDArray[np.int64] = self._columns[self._roster.numbers(workers)]
         return rows
+
+    def stored(self, workers: tuple[WorkerKey, ...]) -> NDArray[np.float64]:
+        """Blocks that prompts charged here had to store anew, [n], halved for every STORED_HALF_LIFE_S since."""
+        left = 0.5 ** ((self._clock() - self._stored_since_s) / STORED_HALF_LIFE_S)
+        blocks: NDArray[np.float64] = left * self._stored[self._roster.numbers(workers)]
+        return blocks
 
     def forget(self, worker: WorkerKey) -> None:
         """The incarnation is gone. Charges on it are released by their requests as ever."""
@@ -269,11 +283,20 @@ class LoadLedger:
             account = self._accounts[worker] = _Account(worker)
             if self._roster.add(worker) == len(self._columns) - 1:
                 self._columns = np.concatenate([self._columns, np.zeros_like(self._columns)])
+                self._stored = np.concatenate([self._stored, np.zeros_like(self._stored)])
         return account
+
+    def _store(self, worker: WorkerKey, blocks: int, now_s: float) -> None:
+        half_lives = (now_s - self._stored_since_s) / STORED_HALF_LIFE_S
+        if half_lives > MAX_HALF_LIVES:
+            self._stored *= 0.5**half_lives
+            self._stored_since_s, half_lives = now_s, 0.0
+        self._stored[self._roster.get(worker)] += blocks * 2.0**half_lives
 
     def _close_account(self, worker: WorkerKey) -> None:
         if self._accounts.pop(worker, None) is not None:
-            self._columns[self._roster.get(worker)] = 0
+            number = self._roster.get(worker)
+            self._columns[number], self._stored[number] = 0, 0.0
             self._roster.discard(worker)
 
     def _write_down(self, account: _Account) -> None:

@@ -3,7 +3,14 @@
 Called by generation for each attempt, through the admission queue. All costs are in KV blocks:
 
     prefill_weight * (prompt - overlap_weight * cached + queued prefill)
-    + transfer_weight * shipped + load_weight * active
+    + transfer_weight * shipped + load_weight * active + eviction_weight * stored
+
+Where there is no prefill worker, the same workers prefill and decode, and other weights hold. What decodes there delays
+a prompt far less than the prompts before it: `mixed_load_weight`. A cached block is worth more than computing it again,
+since storing it anew pushes another one out: `mixed_overlap_weight`; except for a prefix that is asked for so often
+that each worker would be asked for it, which is worth having everywhere. `stored` is what prompts sent to a worker
+lately had to store, each block in the place of a cached one: it sends new prompts where the least is lost. Elsewhere
+it is 0.
 
 A prefill worker is chosen by that cost. A decode worker is chosen by its load, for which the prompt counts in full when
 it is shipped, and by the blocks that it holds already and nobody has to ship. Where the uncached rest of the prompt is
@@ -57,9 +64,23 @@ class Candidates(NamedTuple):
     workers: Sequence[WorkerKey]
     cached: NDArray[np.int32]  # [n] blocks of the prompt's prefix, as the radix tree has it
     load: NDArray[np.int64]  # [n, 3] as LoadLedger.columns gives it
+    stored: NDArray[np.float64]  # [n] blocks that each had to store lately, as LoadLedger.stored gives it
 
 
-NO_CANDIDATES: Final = Candidates((), np.empty(0, dtype=np.int32), np.empty((0, 3), dtype=np.int64))
+NO_CANDIDATES: Final = Candidates((), np.empty(0, dtype=np.int32), np.empty((0, 3), dtype=np.int64), np.empty(0))
+
+
+class Weights(NamedTuple):
+    """Of the terms of a cost, for candidates of one role."""
+
+    overlap: float
+    prefill: float
+    transfer: float
+    load: float
+    eviction: float
+
+
+NO_WEIGHTS: Final = Weights(0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 class Cost(Struct, frozen=True, gc=False):
@@ -75,6 +96,8 @@ class Cost(Struct, frozen=True, gc=False):
     total: float
     barred: str = ""  # why it could not be chosen
     reason: str = ""  # of a decode worker: why it would run the prompt or have it shipped, see Placement
+    stored_blocks: float = 0.0  # lately
+    weights: Weights = NO_WEIGHTS
 
 
 class Placement(NamedTuple):
@@ -127,9 +150,10 @@ def place(
     config: PlacementConfig,
     rng: random.Random,
     max_running: int = NO_LIMIT,
+    prefix_hits: float = 0.0,
 ) -> Placement | None:
     """None: wait."""
-    return weigh(request, decode, prefill, config, rng, max_running).placement()
+    return weigh(request, decode, prefill, config, rng, max_running, prefix_hits).placement()
 
 
 def weigh(
@@ -139,13 +163,35 @@ def weigh(
     config: PlacementConfig,
     rng: random.Random,
     max_running: int = NO_LIMIT,
+    prefix_hits: float = 0.0,
 ) -> Weighing:
-    """`max_running`: a decode worker with as many requests has no room."""
+    """`max_running`: a decode worker with as many requests has no room. `prefix_hits`: of the longest prefix that
+    anybody holds, lately, see PrefixHits.recent."""
     prefills, decodes = _Weighed("prefill", request, prefill), _Weighed("decode", request, decode)
-    shipper = prefills.choose(config, rng, alone=True, can_ship=False, max_queued_tokens=config.prefill_queue_tokens)
+    shipper = prefills.choose(
+        _prefill_weights(config), config, rng, alone=True, can_ship=False, max_queued_tokens=config.prefill_queue_tokens
+    )
     alone = all(worker in request.excluded for worker in prefill.workers) if request.excluded else not prefill.workers
-    chosen = decodes.choose(config, rng, alone=alone, can_ship=shipper >= 0, max_requests=max_running)
+    weights = _mixed_weights(config, len(decode.workers), prefix_hits) if alone else _decode_weights(config)
+    chosen = decodes.choose(weights, config, rng, alone=alone, can_ship=shipper >= 0, max_requests=max_running)
     return Weighing(prefills, decodes, shipper, chosen)
+
+
+def _prefill_weights(config: PlacementConfig) -> Weights:
+    """Its queue says it all, so the load of a prefill worker costs nothing."""
+    return Weights(config.overlap_weight, config.prefill_weight, config.transfer_weight, 0.0, 0.0)
+
+
+def _decode_weights(config: PlacementConfig) -> Weights:
+    return Weights(config.overlap_weight, config.prefill_weight, config.transfer_weight, config.load_weight, 0.0)
+
+
+def _mixed_weights(config: PlacementConfig, num_workers: int, prefix_hits: float) -> Weights:
+    """Of workers that prefill and decode. A prefix that each of them would be asked for is worth having everywhere."""
+    overlap = config.mixed_overlap_weight * (min(1.0, num_workers / prefix_hits) if prefix_hits else 1.0)
+    return Weights(
+        overlap, config.prefill_weight, config.transfer_weight, config.mixed_load_weight, config.eviction_weight
+    )
 
 
 def chances(costs: Sequence[Cost], temperature: float) -> list[float]:
@@ -167,7 +213,7 @@ def _weight(dearer: float, scale: float) -> float:
 class _Weighed:
     """The candidates of one role with what each of them costs."""
 
-    __slots__ = ("_barred", "_candidates", "_request", "_role", "_totals", "reasons")
+    __slots__ = ("_barred", "_candidates", "_request", "_role", "_totals", "_weights", "reasons")
 
     def __init__(self, role: str, request: Request, candidates: Candidates) -> None:
         self._role = role
@@ -176,6 +222,7 @@ class _Weighed:
 
     def choose(
         self,
+        weights: Weights,
         config: PlacementConfig,
         rng: random.Random,
         *,
@@ -185,7 +232,8 @@ class _Weighed:
         max_queued_tokens: int = NO_LIMIT,
     ) -> int:
         """Index of the chosen one, -1 when all are barred. `alone`: whoever is chosen runs the prompt."""
-        request, (workers, cached, load) = self._request, self._candidates
+        request, (workers, cached, load, stored) = self._request, self._candidates
+        self._weights = weights
         if not workers:
             return -1
         self.reasons = np.empty(len(workers), dtype=np.int8)  # codes of router/cheapest.py
@@ -195,11 +243,12 @@ class _Weighed:
         if request.excluded:
             excluded[:] = [worker in request.excluded for worker in workers]
         cheapest.weigh(
-            *(cached, load, excluded, request.num_tokens, request.block_size, alone, can_ship),
+            *(cached, load, stored, excluded, request.num_tokens, request.block_size, alone, can_ship),
             *(max_requests, max_queued_tokens, config.local_prefill_tokens, config.local_prefill_requests),
-            *(config.overlap_weight, config.prefill_weight, config.transfer_weight),
-            0.0 if self._role == "prefill" else config.load_weight,  # a prefill worker's queue says it all
-            *(self.reasons, self._barred, self._totals),
+            *weights,
+            self.reasons,
+            self._barred,
+            self._totals,
         )
         return cheapest.choose(self._barred, self._totals, config.temperature, rng.random())
 
@@ -230,6 +279,8 @@ class _Weighed:
                 total=float(self._totals[i]),
                 barred=_BARRED[int(self._barred[i])],
                 reason=_REASONS[int(self.reasons[i])] if decodes else "",
+                stored_blocks=float(self._candidates.stored[i]),
+                weights=self._weights,
             )
             for i, worker in enumerate(self._candidates.workers)
         ]

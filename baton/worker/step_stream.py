@@ -15,7 +15,7 @@ from baton.worker.hello import receive_hello
 from baton_proto.discovery import WorkerLoad
 from baton_proto.worker import Cancel, Delta, Hello, StepMessage, Submit, WorkerCommand
 
-GATHER_S = 0.003
+GATHER_S = 0.005
 
 log = structlog.get_logger()
 

@@ -38,18 +38,19 @@ class Load:
         """Raises LoadFailedError."""
         loop = asyncio.get_running_loop()
         measured = Measured()
-        began_s = time.perf_counter()
         connections = [
             (await loop.create_connection(lambda: _Connection(self, measured), self._host, self._port))[1]
             for _ in range(concurrency)
         ]
         began_s = time.perf_counter()
-        for connection in connections:
-            connection.begin(began_s + seconds)
-        await asyncio.gather(*(connection.done for connection in connections))
+        try:
+            for connection in connections:
+                connection.begin(began_s + seconds)
+            await asyncio.gather(*(connection.done for connection in connections))
+        finally:
+            for connection in connections:
+                connection.close()
         measured.duration_s = time.perf_counter() - began_s
-        for connection in connections:
-            connection.close()
         return measured
 
     def next_request(self) -> bytes:

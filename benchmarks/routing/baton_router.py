@@ -21,6 +21,7 @@ from router.block_hash import block_hashes, sequence_hashes
 from router.load import LoadLedger
 from router.match import Match, WorkerKey
 from router.placement import Request
+from router.prefix_hits import PrefixHits
 from router.radix_tree import RadixTree
 from router.worker_link import WorkerLink
 from router.worker_pool import PooledWorker, WorkerPool
@@ -46,11 +47,17 @@ class BatonRouter:
                 link = cast(WorkerLink, SimpleNamespace(connected=True, failed=False, worker=(record.worker_id, 1)))
                 pool.workers[record.worker_id] = PooledWorker(record, link, misfit="")
                 apply(self._tree, (record.worker_id, 1), event)
+        self._hits = PrefixHits()
         self._assigner = Assigner(pool, self, self._ledger, config)
+        self._assigner.placed = lambda: self._hits.count(self._matched.last_block)
 
     def match(self, hashes: NDArray[np.uint64]) -> Match:
         """The assigner's index, as router/indexer.py answers it."""
-        return self._tree.find(hashes)
+        self._matched = self._tree.find(hashes)
+        return self._matched
+
+    def recent_hits(self) -> float:
+        return self._hits.recent(self._matched.last_block)
 
     def decide(self, num_tokens: int, budget_s: float) -> dict[str, Any]:
         """Whole decisions: hash, match, select, charge. Freeing the charge is not timed."""

@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from baton_proto.kv_events import Cleared, Removed, Stored
 from engine.block_manager import BlockManager
+from engine.prefix_cache import LONG_TOKENS
 from engine.sequence import Sequence
 from tests.engine.kv_oracle import EventReplica, make_sequence, snapshot, u64
 
@@ -92,6 +93,65 @@ def test_eviction_takes_leaves_first_and_the_least_recently_used_chain_first() -
     assert isinstance(event, Removed)
     assert u64(event.sequence_hashes) == [*reversed(old.sequence_hashes), young.sequence_hashes[1]]
     assert manager.check_integrity() == []
+
+
+def test_blocks_that_were_reused_outlive_younger_ones_that_were_not() -> None:
+    manager = BlockManager(8, 4)
+
+    def serve(name: str, first_token: int) -> int:
+        sequence = make_sequence(name, [*range(first_token, first_token + 8), 999])
+        assert manager.allocate(sequence)
+        cached = sequence.num_cached_tokens
+        compute(manager, sequence)
+        manager.free(sequence)
+        assert manager.check_integrity() == []
+        return cached
+
+    assert serve("system prompt", 0) == 0
+    for _ in range(4):
+        assert serve("system prompt again", 0) == 8
+    for number in range(1, 5):  # more than the pool holds beside it
+        serve("once", 100 * number)
+    assert serve("the system prompt is still there", 0) == 8
+    assert serve("the oldest of the others is not", 100) == 0
+    for number in range(5, 30):
+        serve("once", 100 * number)
+    assert serve("nothing lives for ever", 0) == 0
+
+
+def test_long_prompts_are_given_up_before_older_short_ones() -> None:
+    manager = BlockManager(12, LONG_TOKENS // 8)
+    for name, first_token, num_tokens in (("short", 0, LONG_TOKENS // 8), ("long", 10**6, LONG_TOKENS)):
+        sequence = make_sequence(name, range(first_token, first_token + num_tokens))
+        assert manager.allocate(sequence)
+        compute(manager, sequence)
+        manager.free(sequence)
+    newcomer = make_sequence("newcomer", range(2 * 10**6, 2 * 10**6 + LONG_TOKENS // 2))
+    assert manager.allocate(newcomer)
+    compute(manager, newcomer)
+    manager.free(newcomer)
+    assert manager.check_integrity() == []
+    again = make_sequence("again", range(LONG_TOKENS // 8 + 1))
+    assert manager.allocate(again)
+    assert again.num_cached_tokens == LONG_TOKENS // 8
+
+
+def test_answers_are_given_up_before_older_prompts() -> None:
+    manager = BlockManager(8, 4)
+    prompt = make_sequence("prompt", range(8))
+    answer = make_sequence("answer", range(100, 116), num_prompt_tokens=4)
+    for sequence in (prompt, answer):
+        assert manager.allocate(sequence)
+        compute(manager, sequence)
+        manager.free(sequence)
+    newcomer = make_sequence("newcomer", range(200, 212))
+    assert manager.allocate(newcomer)
+    compute(manager, newcomer)
+    manager.free(newcomer)
+    assert manager.check_integrity() == []
+    again = make_sequence("again", [*range(8), 99])
+    assert manager.allocate(again)
+    assert again.num_cached_tokens == 8
 
 
 def test_allocation_that_does_not_fit_changes_nothing() -> None:

@@ -18,6 +18,7 @@ class Candidate(NamedTuple):
     queued_prefill_tokens: int
     active_blocks: int
     requests: int = 0
+    stored_blocks: float = 0.0
 
 
 def place(
@@ -26,7 +27,7 @@ def place(
     prefill: Sequence[Candidate],
     config: PlacementConfig,
     rng: random.Random,
-    **limits: int,
+    **limits: float,
 ) -> Placement | None:
     return weigh(facts, decode, prefill, config, rng, **limits).placement()
 
@@ -37,7 +38,7 @@ def weigh(
     prefill: Sequence[Candidate],
     config: PlacementConfig,
     rng: random.Random,
-    **limits: int,
+    **limits: float,
 ) -> Weighing:
     return placement.weigh(facts, columns(decode), columns(prefill), config, rng, **limits)
 
@@ -48,4 +49,5 @@ def columns(rows: Sequence[Candidate]) -> Candidates:
         tuple(row.worker for row in rows),
         np.array([row.cached_blocks for row in rows], dtype=np.int32),
         np.array(load, dtype=np.int64).reshape(len(rows), 3),
+        np.array([row.stored_blocks for row in rows], dtype=np.float64),
     )

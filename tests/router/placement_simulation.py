@@ -31,6 +31,7 @@ from router.expected_prefixes import ExpectedPrefixes
 from router.load import LoadLedger
 from router.match import WorkerKey
 from router.placement import Request
+from router.prefix_hits import PrefixHits
 from router.radix_tree import RadixTree
 from router.worker_link import WorkerLink
 from router.worker_pool import PooledWorker, WorkerPool
@@ -98,14 +99,20 @@ class SimulatedRouter:
         self.ledger = LoadLedger(BLOCK_SIZE, 300.0, simulation.clock)
         self.others = ForeignCharges(self.ledger, 1e9, simulation.clock)
         self.expected = ExpectedPrefixes(config.placement.expected_prefix_ttl_s, simulation.clock)
+        self.hits = PrefixHits(clock=simulation.clock)
         self.pool = WorkerPool(name, "model", BLOCK_SIZE, self.ledger)
         self.assigner = Assigner(self.pool, self, self.ledger, config, random.Random(seed), self.expected)
+        self.assigner.placed = lambda: self.hits.count(self._matched.last_block)
         for worker in simulation.workers.values():
             link = cast(WorkerLink, SimpleNamespace(connected=True, failed=False, worker=worker.key))
             self.pool.workers[worker.key[0]] = PooledWorker(_record(worker), link, misfit="")
 
     def match(self, hashes: NDArray[np.uint64]) -> dict[WorkerKey, int]:
-        return self.tree.find(hashes).as_dict()
+        self._matched = self.tree.find(hashes)
+        return self._matched.as_dict()
+
+    def recent_hits(self) -> float:
+        return self.hits.recent(self._matched.last_block)
 
     def apply(self, worker: WorkerKey, events: list[KvEvent]) -> None:
         for event in events:

@@ -48,6 +48,9 @@ class Holdings:
     def match(self, hashes: NDArray[np.uint64]) -> dict[WorkerKey, int]:
         return self.cached
 
+    def recent_hits(self) -> float:
+        return 0.0
+
 
 class Router:
     """All of a router but discovery, events and the client APIs."""

@@ -109,7 +109,14 @@ async def test_terms_add_up_to_the_cost(tokenizer: Tokenizer) -> None:
         weighed = by_worker(decision)
         assert set(weighed) == {"p0", "p1", "d0", "d1"}
         for cost in weighed.values():
-            terms = cost.prompt_term + cost.cached_term + cost.queued_term + cost.transfer_term + cost.load_term
+            terms = (
+                cost.prompt_term
+                + cost.cached_term
+                + cost.queued_term
+                + cost.transfer_term
+                + cost.load_term
+                + cost.eviction_term
+            )
             assert cost.total == pytest.approx(terms), cost.worker_id
         p0, d0, d1 = weighed["p0"], weighed["d0"], weighed["d1"]
         assert (p0.prompt_term, p0.cached_term, p0.queued_term, p0.load_term) == (26.0, -4.0, 5.0, 0.0)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from baton_proto.discovery import WorkerLoad
-from router.load import NOTHING, Charge, LoadLedger, LoadView, Totals
+from router.load import MAX_HALF_LIVES, NOTHING, STORED_HALF_LIFE_S, Charge, LoadLedger, LoadView, Totals
 
 D, P = ("d", 1), ("p", 1)
 IDLE = LoadView(0, 0, 0)
@@ -184,3 +184,19 @@ def test_workers_that_are_gone_leave_no_account_behind(ledger: LoadLedger) -> No
     ledger.set_foreign("r1", ("late", 1), Totals(1, 1, 1))
     ledger.set_foreign("r1", ("late", 1), NOTHING)
     assert ("late", 1) not in ledger._accounts
+
+
+def test_what_prompts_had_to_store_fades_with_time(ledger: LoadLedger, clock: Clock) -> None:
+    ledger.charge("local", D, None, num_tokens=320, prefill_tokens=160).release()
+    ledger.charge("shipped", D, P, num_tokens=320, prefill_tokens=320).release()
+    assert ledger.stored((D, P, ("unknown", 1))).tolist() == [10.0, 20.0, 0.0]
+    clock.now_s += STORED_HALF_LIFE_S
+    assert ledger.stored((D,)).tolist() == pytest.approx([5.0])
+    ledger.charge("another", D, None, num_tokens=32, prefill_tokens=32).release()
+    assert ledger.stored((D,)).tolist() == pytest.approx([7.0])
+    for _ in range(3):  # however long it goes on
+        clock.now_s += (MAX_HALF_LIVES / 2 + 1) * STORED_HALF_LIFE_S
+        ledger.charge("late", D, None, num_tokens=64, prefill_tokens=64).release()
+        assert ledger.stored((D,)).tolist() == pytest.approx([4.0])
+    ledger.forget(D)
+    assert ledger.stored((D,)).tolist() == [0.0]

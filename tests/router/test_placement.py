@@ -15,8 +15,10 @@ BLOCK_SIZE = 16
 CONFIG = PlacementConfig()
 
 
-def candidate(name: str, cached: int = 0, queued: int = 0, active: int = 0, requests: int = 0) -> Candidate:
-    return Candidate((name, 1), cached, queued, active, requests)
+def candidate(
+    name: str, cached: int = 0, queued: int = 0, active: int = 0, requests: int = 0, stored: float = 0.0
+) -> Candidate:
+    return Candidate((name, 1), cached, queued, active, requests, stored)
 
 
 def request(num_tokens: int, *excluded: str) -> Request:
@@ -24,7 +26,8 @@ def request(num_tokens: int, *excluded: str) -> Request:
 
 
 def candidates(prefix: str, min_size: int) -> st.SearchStrategy[list[Candidate]]:
-    loads = st.tuples(st.integers(0, 200), st.integers(0, 20_000), st.integers(0, 500), st.integers(0, 10))
+    cached, queued, active = st.integers(0, 200), st.integers(0, 20_000), st.integers(0, 500)
+    loads = st.tuples(cached, queued, active, st.integers(0, 10), st.integers(0, 5000))
     return st.lists(loads, min_size=min_size, max_size=8).map(
         lambda rows: [candidate(f"{prefix}{i}", *row) for i, row in enumerate(rows)]
     )
@@ -34,9 +37,12 @@ weights = st.sampled_from([0.0, 0.5, 1.0, 2.0])
 configs = st.builds(
     PlacementConfig,
     overlap_weight=weights,
+    mixed_overlap_weight=weights,
     prefill_weight=weights,
     load_weight=weights,
     transfer_weight=weights,
+    mixed_load_weight=weights,
+    eviction_weight=st.sampled_from([0.0, 0.01]),
     local_prefill_tokens=st.sampled_from([0, 32, 500]),
     local_prefill_requests=st.sampled_from([1, 5, 64]),
     prefill_queue_tokens=st.sampled_from([1, 1000, 16384]),
@@ -61,10 +67,12 @@ def test_the_choice_is_the_cheapest_that_is_allowed(
 
     prompt = (num_tokens + BLOCK_SIZE - 1) // BLOCK_SIZE
 
-    def prompt_cost(c: Candidate) -> float:
-        return config.prefill_weight * (
-            prompt - config.overlap_weight * usable(c) + c.queued_prefill_tokens / BLOCK_SIZE
-        )
+    def prompt_cost(c: Candidate, overlap_weight: float) -> float:
+        return config.prefill_weight * (prompt - overlap_weight * usable(c) + c.queued_prefill_tokens / BLOCK_SIZE)
+
+    def mixed_cost(c: Candidate) -> float:
+        cost = prompt_cost(c, config.mixed_overlap_weight) + config.mixed_load_weight * c.active_blocks
+        return cost + config.eviction_weight * c.stored_blocks
 
     alive = [p for p in prefill if p.worker[0] not in excluded]
     takers = [p for p in alive if p.queued_prefill_tokens < config.prefill_queue_tokens]
@@ -76,7 +84,8 @@ def test_the_choice_is_the_cheapest_that_is_allowed(
         short = num_tokens - BLOCK_SIZE * usable(d) + d.queued_prefill_tokens <= config.local_prefill_tokens
         if (short and d.requests < config.local_prefill_requests) or not alive:
             local.add(d.worker[0])
-            costs[d.worker[0]] = prompt_cost(d) + config.load_weight * d.active_blocks
+            own = prompt_cost(d, config.overlap_weight) + config.load_weight * d.active_blocks
+            costs[d.worker[0]] = own if alive else mixed_cost(d)
         elif takers:
             shipped = config.transfer_weight * (prompt - usable(d))
             costs[d.worker[0]] = config.prefill_weight * prompt + shipped + config.load_weight * d.active_blocks
@@ -88,9 +97,9 @@ def test_the_choice_is_the_cheapest_that_is_allowed(
     assert costs[chosen] == pytest.approx(min(costs.values()))
     assert (placement.prefill is None) == (chosen in local)
     if placement.prefill is not None:
-        cheapest = min(map(prompt_cost, takers))
+        cheapest = min(prompt_cost(p, config.overlap_weight) for p in takers)
         taken = next(p for p in takers if p.worker == placement.prefill)
-        assert prompt_cost(taken) == pytest.approx(cheapest)
+        assert prompt_cost(taken, config.overlap_weight) == pytest.approx(cheapest)
     told = {cost.worker[0]: cost.total for cost in placement.costs if cost.role == "decode" and not cost.barred}
     assert told == pytest.approx(costs)
     assert len(placement.costs) == len(decode) + len(prefill)
@@ -231,3 +240,31 @@ def test_a_shared_prefix_does_not_draw_all_requests_to_one_worker() -> None:
         assert placement is not None
         active[placement.decode[0]] += 102
     assert max(active.values()) / (sum(active.values()) / len(active)) <= 1.3
+
+
+def test_a_new_prompt_goes_where_the_least_was_stored_lately() -> None:
+    decode = [candidate("busy", stored=900.0), candidate("quiet", stored=300.0)]
+    placement = place(request(640), decode, [], CONFIG, random.Random())
+    assert placement is not None
+    assert placement.decode[0] == "quiet"
+
+
+def test_a_conversation_stays_where_it_is_cached_behind_a_short_queue() -> None:
+    decode = [candidate("home", cached=90, queued=100 * BLOCK_SIZE), candidate("idle")]
+    placement = place(request(100 * BLOCK_SIZE), decode, [], CONFIG, random.Random())
+    assert placement is not None
+    assert placement.decode[0] == "home"
+    decode = [candidate("home", cached=90, queued=400 * BLOCK_SIZE), candidate("idle")]
+    placement = place(request(100 * BLOCK_SIZE), decode, [], CONFIG, random.Random())
+    assert placement is not None
+    assert placement.decode[0] == "idle"
+
+
+def test_a_prefix_that_everybody_asks_for_binds_no_request() -> None:
+    decode = [candidate("holds it", cached=60, active=40), candidate("idle")]
+    chosen = {}
+    for hits in (0.0, 2.0, 400.0):
+        placement = place(request(64 * BLOCK_SIZE), decode, [], CONFIG, random.Random(), prefix_hits=hits)
+        assert placement is not None
+        chosen[hits] = placement.decode[0]
+    assert chosen == {0.0: "holds it", 2.0: "holds it", 400.0: "idle"}

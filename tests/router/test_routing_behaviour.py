@@ -58,7 +58,7 @@ def test_a_shared_system_prompt_is_served_by_all_64_workers_alike(num_routers: i
 
 
 def test_without_the_load_in_its_cost_one_worker_would_get_it_all() -> None:
-    simulation = Simulation(decode=64, placement={"load_weight": 0.0})
+    simulation = Simulation(decode=64, placement={"mixed_load_weight": 0.0, "eviction_weight": 0.0})
     shared_system_prompt(simulation, per_s=100, until_s=4, unique=(32, 256), output=(64, 192))
     steady_state(simulation, 2, 4)
     assert simulation.imbalance("decode", "request_seconds") > 5

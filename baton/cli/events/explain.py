@@ -63,6 +63,10 @@ def _show(response: pb.ExplainResponse) -> None:
         f"cached + queued) + {rules.transfer_weight:g} * shipped + {rules.load_weight:g} * active; "
         f"temperature {rules.temperature:g}"
     )
+    out.print(
+        f"without prefill workers: {rules.mixed_overlap_weight:g} * cached, less for a prefix that everybody asks for; "
+        f"{rules.mixed_load_weight:g} * active; + {rules.eviction_weight:g} * stored lately"
+    )
     if response.other_requests:
         out.print(f"{response.other_requests} older requests have the same id; the log names each one in full")
 
@@ -104,7 +108,7 @@ def _disaggregation(decode: pb.CandidateCost, decision: pb.Decision, rules: pb.P
 
 def _candidates(decision: pb.Decision) -> Table:
     table = Table("worker", "role", "prompt's KV")
-    for header in ("prompt", "- cached", "+ queued", "+ shipped", "+ load", "= cost", "chance"):
+    for header in ("prompt", "- cached", "+ queued", "+ shipped", "+ load", "+ stored", "= cost", "chance"):
         table.add_column(header, justify="right")
     table.add_column("")
     for candidate in decision.candidates:
@@ -114,12 +118,13 @@ def _candidates(decision: pb.Decision) -> Table:
             candidate.queued_term,
             candidate.transfer_term,
             candidate.load_term,
+            candidate.eviction_term,
         )
         table.add_row(
             candidate.worker_id,
             candidate.role,
             "computed" if candidate.runs_prompt else "received",
-            *(f"{term:g}" for term in (*terms, candidate.total)),
+            *(f"{term:.6g}" for term in (*terms, candidate.total)),
             f"{candidate.chance:.0%}",
             _outcome(candidate, decision),
             style="bold" if candidate.chosen else None,

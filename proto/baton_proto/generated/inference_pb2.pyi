@@ -469,7 +469,7 @@ class ExplainResponse(_message.Message):
     def __init__(self, decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., rules: _Optional[_Union[PlacementRules, _Mapping]] = ..., other_requests: _Optional[int] = ...) -> None: ...
 
 class PlacementRules(_message.Message):
-    __slots__ = ("block_size", "overlap_weight", "prefill_weight", "load_weight", "temperature", "local_prefill_tokens", "prefill_queue_tokens", "max_running_per_worker", "transfer_weight", "local_prefill_requests")
+    __slots__ = ("block_size", "overlap_weight", "prefill_weight", "load_weight", "temperature", "local_prefill_tokens", "prefill_queue_tokens", "max_running_per_worker", "transfer_weight", "local_prefill_requests", "mixed_overlap_weight", "mixed_load_weight", "eviction_weight")
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     OVERLAP_WEIGHT_FIELD_NUMBER: _ClassVar[int]
     PREFILL_WEIGHT_FIELD_NUMBER: _ClassVar[int]
@@ -480,6 +480,9 @@ class PlacementRules(_message.Message):
     MAX_RUNNING_PER_WORKER_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_WEIGHT_FIELD_NUMBER: _ClassVar[int]
     LOCAL_PREFILL_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    MIXED_OVERLAP_WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    MIXED_LOAD_WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    EVICTION_WEIGHT_FIELD_NUMBER: _ClassVar[int]
     block_size: int
     overlap_weight: float
     prefill_weight: float
@@ -490,7 +493,10 @@ class PlacementRules(_message.Message):
     max_running_per_worker: int
     transfer_weight: float
     local_prefill_requests: int
-    def __init__(self, block_size: _Optional[int] = ..., overlap_weight: _Optional[float] = ..., prefill_weight: _Optional[float] = ..., load_weight: _Optional[float] = ..., temperature: _Optional[float] = ..., local_prefill_tokens: _Optional[int] = ..., prefill_queue_tokens: _Optional[int] = ..., max_running_per_worker: _Optional[int] = ..., transfer_weight: _Optional[float] = ..., local_prefill_requests: _Optional[int] = ...) -> None: ...
+    mixed_overlap_weight: float
+    mixed_load_weight: float
+    eviction_weight: float
+    def __init__(self, block_size: _Optional[int] = ..., overlap_weight: _Optional[float] = ..., prefill_weight: _Optional[float] = ..., load_weight: _Optional[float] = ..., temperature: _Optional[float] = ..., local_prefill_tokens: _Optional[int] = ..., prefill_queue_tokens: _Optional[int] = ..., max_running_per_worker: _Optional[int] = ..., transfer_weight: _Optional[float] = ..., local_prefill_requests: _Optional[int] = ..., mixed_overlap_weight: _Optional[float] = ..., mixed_load_weight: _Optional[float] = ..., eviction_weight: _Optional[float] = ...) -> None: ...
 
 class Decision(_message.Message):
     __slots__ = ("request_id", "choice", "attempt", "age_s", "waited_s", "num_tokens", "reason", "decode_worker", "prefill_worker", "candidates", "left_out")
@@ -529,7 +535,7 @@ class LeftOut(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class CandidateCost(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "role", "prompt_blocks", "cached_blocks", "queued_prefill_tokens", "active_blocks", "uncached_tokens", "runs_prompt", "prompt_term", "cached_term", "queued_term", "load_term", "total", "barred", "chance", "chosen", "transfer_term")
+    __slots__ = ("worker_id", "incarnation", "role", "prompt_blocks", "cached_blocks", "queued_prefill_tokens", "active_blocks", "uncached_tokens", "runs_prompt", "prompt_term", "cached_term", "queued_term", "load_term", "total", "barred", "chance", "chosen", "transfer_term", "eviction_term", "overlap_weight")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -548,6 +554,8 @@ class CandidateCost(_message.Message):
     CHANCE_FIELD_NUMBER: _ClassVar[int]
     CHOSEN_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_TERM_FIELD_NUMBER: _ClassVar[int]
+    EVICTION_TERM_FIELD_NUMBER: _ClassVar[int]
+    OVERLAP_WEIGHT_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: int
     role: str
@@ -566,4 +574,6 @@ class CandidateCost(_message.Message):
     chance: float
     chosen: bool
     transfer_term: float
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., role: _Optional[str] = ..., prompt_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., active_blocks: _Optional[int] = ..., uncached_tokens: _Optional[int] = ..., runs_prompt: _Optional[bool] = ..., prompt_term: _Optional[float] = ..., cached_term: _Optional[float] = ..., queued_term: _Optional[float] = ..., load_term: _Optional[float] = ..., total: _Optional[float] = ..., barred: _Optional[str] = ..., chance: _Optional[float] = ..., chosen: _Optional[bool] = ..., transfer_term: _Optional[float] = ...) -> None: ...
+    eviction_term: float
+    overlap_weight: float
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., role: _Optional[str] = ..., prompt_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., active_blocks: _Optional[int] = ..., uncached_tokens: _Optional[int] = ..., runs_prompt: _Optional[bool] = ..., prompt_term: _Optional[float] = ..., cached_term: _Optional[float] = ..., queued_term: _Optional[float] = ..., load_term: _Optional[float] = ..., total: _Optional[float] = ..., barred: _Optional[str] = ..., chance: _Optional[float] = ..., chosen: _Optional[bool] = ..., transfer_term: _Optional[float] = ..., eviction_term: _Optional[float] = ..., overlap_weight: _Optional[float] = ...) -> None: ...

@@ -9,7 +9,7 @@ import grpc
 import pytest
 import pytest_asyncio
 
-from baton.worker.step_stream import RouterStream, StepStreams
+from baton.worker.step_stream import GATHER_S, RouterStream, StepStreams
 from baton_proto.discovery import WorkerLoad
 from baton_proto.sampling import SamplingParams
 from baton_proto.worker import (
@@ -100,6 +100,26 @@ async def test_the_deltas_of_one_step_leave_in_one_message_with_the_load(steps: 
         router.send(delta)
     steps.streams.publish_load(WorkerLoad(running=2))
     assert await call.read() == StepMessage(deltas, WorkerLoad(running=2))
+    call.cancel()
+
+
+async def test_tokens_of_quick_steps_leave_together_and_the_first_and_the_last_do_not_wait(steps: Fixture) -> None:
+    call = await steps.open()
+    await call.read()
+    await call.write(SUBMIT)
+    router, _ = await steps.memory.commands.get()
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    router.send(Delta("r1", [1], cached_tokens=0))
+    assert (await call.read()).deltas == [Delta("r1", [1], cached_tokens=0)]
+    for token in (2, 3, 4):
+        router.send(Delta("r1", [token]))
+        await asyncio.sleep(0)
+    assert [delta.token_ids for delta in (await call.read()).deltas] == [[2], [3], [4]]
+    assert loop.time() - began_s >= GATHER_S
+    router.send(Delta("r1", [5]))
+    router.send(Delta("r1", [6], finish="length"))
+    assert [delta.token_ids for delta in (await call.read()).deltas] == [[5], [6]]
     call.cancel()
 
 

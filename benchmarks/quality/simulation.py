@@ -1,0 +1,151 @@
+"""One run of the trace through a router's placement and simulated workers: discrete events, no waiting.
+
+The router's parts are the real ones: radix tree, load ledger and `place`. Events reach the tree when their step ends.
+"""
+
+import heapq
+import itertools
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from baton.config import MockConfig, PlacementConfig
+from baton_proto.kv_events import Cleared, KvEvent, Removed, Stored
+from benchmarks.quality.trace import TraceRequest
+from benchmarks.quality.worker import Job, SimulatedWorker, new_job
+from router.load import Charge, LoadLedger
+from router.match import WorkerKey
+from router.placement import NO_CANDIDATES, Candidates, Request, place
+from router.prefix_hits import PrefixHits
+from router.radix_tree import RadixTree
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    workers: int = 8
+    tokens_per_worker: int = 1_000_000
+    block_size: int = 64
+    engine: MockConfig = field(default_factory=MockConfig)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Of a run."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    ttft_s: list[float] = field(default_factory=list)
+
+    @property
+    def hit_rate(self) -> float:
+        return self.cached_tokens / self.prompt_tokens
+
+    @property
+    def mean_ttft_ms(self) -> float:
+        return float(np.mean(self.ttft_s)) * 1e3
+
+    def ttft_ms(self, percentile: float) -> float:
+        return float(np.percentile(self.ttft_s, percentile)) * 1e3
+
+
+class Router:
+    """Chooses a worker by KV cost; `config` None: one after the other."""
+
+    def __init__(self, keys: list[WorkerKey], fleet: Fleet, config: PlacementConfig | None, seed: int) -> None:
+        self.now_s = 0.0
+        self.tree = RadixTree()
+        self.ledger = LoadLedger(fleet.block_size, 300.0, clock=lambda: self.now_s)
+        self._keys = tuple(keys)
+        self._block_size = fleet.block_size
+        self._config = config
+        self._turns = itertools.cycle(keys)
+        self._dice = random.Random(seed)
+        self._hits = PrefixHits(clock=lambda: self.now_s)
+
+    def choose(self, request: TraceRequest) -> tuple[WorkerKey, Charge | None]:
+        if self._config is None:
+            return next(self._turns), None
+        keys = self._keys
+        match = self.tree.find(request.block_hashes)
+        candidates = Candidates(keys, match.column(keys), self.ledger.columns(keys), self.ledger.stored(keys))
+        hits = self._hits.recent(match.last_block)
+        facts = Request(request.prompt_tokens, self._block_size)
+        placement = place(facts, candidates, NO_CANDIDATES, self._config, self._dice, prefix_hits=hits)
+        assert placement is not None
+        self._hits.count(match.last_block)
+        uncached = request.prompt_tokens - placement.cached_blocks * self._block_size
+        charge = self.ledger.charge(str(request.number), placement.decode, None, request.prompt_tokens, uncached)
+        return placement.decode, charge
+
+    def learn(self, key: WorkerKey, events: Iterable[KvEvent]) -> None:
+        for event in events:
+            match event:
+                case Stored():
+                    self.tree.apply_stored(key, event.parent, event.block_hashes, event.sequence_hashes)
+                case Removed():
+                    self.tree.apply_removed(key, event.sequence_hashes)
+                case Cleared():
+                    self.tree.clear(key)
+
+
+def simulate(
+    coming: Iterable[tuple[float, TraceRequest]],
+    fleet: Fleet,
+    config: PlacementConfig | None,
+    seed: int,
+    progress: Callable[[], None] = lambda: None,
+) -> Outcome:
+    """`progress` is called for each request that has arrived."""
+    keys: list[WorkerKey] = [(f"decode-{number}", 1) for number in range(fleet.workers)]
+    num_blocks = fleet.tokens_per_worker // fleet.block_size
+    workers = {key: SimulatedWorker(num_blocks, fleet.block_size, fleet.engine) for key in keys}
+    router, outcome = Router(keys, fleet, config, seed), Outcome()
+    ends: list[tuple[float, int, WorkerKey]] = []  # of steps; an entry whose step was shortened since is skipped
+    serial = itertools.count()
+
+    def push(key: WorkerKey, end_s: float | None) -> None:
+        if end_s is not None:
+            heapq.heappush(ends, (end_s, next(serial), key))
+
+    def end_steps(until_s: float) -> None:
+        while ends and ends[0][0] <= until_s:
+            end_s, _, key = heapq.heappop(ends)
+            worker = workers[key]
+            if worker.step is None or worker.step.end_s != end_s:
+                continue
+            router.now_s = end_s
+            _end_step(router, key, worker, outcome)
+            push(key, worker.begin(end_s))
+
+    for now_s, request in coming:
+        end_steps(now_s)
+        router.now_s = now_s
+        key, charge = router.choose(request)
+        worker = workers[key]
+        worker.submit(new_job(request, now_s, charge), now_s)
+        push(key, worker.begin(now_s) if worker.step is None else worker.step.end_s)
+        progress()
+    end_steps(float("inf"))
+    return outcome
+
+
+def _end_step(router: Router, key: WorkerKey, worker: SimulatedWorker, outcome: Outcome) -> None:
+    ended = worker.end()
+    router.learn(key, ended.events)
+    for job in ended.first_tokens:
+        _note(job, outcome)
+        if job.charge is not None:
+            job.charge.prefill_done()
+            job.charge.grow(job.sequence.num_tokens)
+    for job in ended.finished:
+        if job.charge is not None:
+            job.charge.release()
+    router.ledger.report(key, worker.load())
+
+
+def _note(job: Job, outcome: Outcome) -> None:
+    outcome.prompt_tokens += job.request.prompt_tokens
+    outcome.cached_tokens += job.sequence.num_cached_tokens
+    outcome.ttft_s.append(job.first_token_s - job.arrived_s)

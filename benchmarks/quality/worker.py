@@ -1,0 +1,206 @@
+"""A mock worker in simulated time: the block manager is the engine's own, its steps are the mock engine's formula.
+
+The engine's scheduler makes a step for every token; here the steps between two events of a worker, in which only
+decoding goes on, are one. Otherwise its rules hold: first come, first served, prompts in chunks beside the decodes.
+"""
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+
+from baton.config import MockConfig
+from baton_proto.discovery import WorkerLoad
+from baton_proto.kv_events import KvEvent
+from baton_proto.sampling import SamplingParams
+from benchmarks.quality.trace import TraceRequest
+from engine.block_manager import BlockManager
+from engine.mock_runner import decode_ms
+from engine.sequence import Sequence
+from router.load import Charge
+
+MAX_BATCH_TOKENS = 8192
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A request on a worker."""
+
+    request: TraceRequest
+    arrived_s: float
+    sequence: Sequence
+    charge: Charge | None
+    first_token_s: float = 0.0
+
+    @property
+    def left(self) -> int:
+        """Tokens still to be generated."""
+        return self.request.output_tokens - (self.sequence.num_tokens - self.request.prompt_tokens)
+
+
+@dataclass(slots=True)
+class Step:
+    """What runs now: either prompt chunks with one token for each decode beside them, or `count` steps of decodes."""
+
+    began_s: float
+    end_s: float
+    chunks: list[tuple[Job, int]]  # with the tokens of each
+    decodes: list[Job]
+    count: int
+
+
+@dataclass(slots=True)
+class Ended:
+    """What a step has brought."""
+
+    events: list[KvEvent] = field(default_factory=list)
+    first_tokens: list[Job] = field(default_factory=list)
+    finished: list[Job] = field(default_factory=list)
+
+
+class SimulatedWorker:
+    def __init__(self, num_blocks: int, block_size: int, config: MockConfig) -> None:
+        self.blocks = BlockManager(num_blocks, block_size)
+        self.step: Step | None = None
+        self._config = config
+        self._waiting: deque[Job] = deque()
+        self._prefilling: deque[Job] = deque()
+        self._decoding: list[Job] = []
+        self._context = 0  # tokens of the decoding sequences
+
+    def submit(self, job: Job, now_s: float) -> None:
+        """Ends a run of decode steps with the one that is under way."""
+        self._waiting.append(job)
+        if self.step is not None and not self.step.chunks:
+            self._shorten(self.step, now_s)
+
+    def begin(self, now_s: float) -> float | None:
+        """Starts the next step; returns its end, None when there is nothing to do."""
+        assert self.step is None
+        chunks = self._schedule_prefill()
+        decodes = list(self._decoding)
+        if chunks:
+            ms = self._prefill_ms(chunks) + (self._decodes_ms(1) if decodes else 0.0)
+            self.step = Step(now_s, now_s + ms / 1e3, chunks, decodes, 1)
+        elif decodes:
+            count = min(job.left for job in decodes)
+            self.step = Step(now_s, now_s + self._decodes_ms(count) / 1e3, [], decodes, count)
+        return None if self.step is None else self.step.end_s
+
+    def end(self) -> Ended:
+        """The step's time has come."""
+        step, self.step = self.step, None
+        assert step is not None
+        ended = Ended()
+        for job in step.decodes:
+            self._append(job, step.count)
+            if job.left == 0:
+                self._finish(job, ended)
+        for job, num_tokens in step.chunks:
+            job.sequence.num_computed_tokens += num_tokens
+            self.blocks.commit(job.sequence)
+            if job.sequence.num_computed_tokens == job.request.prompt_tokens:
+                self._first_token(job, step.end_s, ended)
+        ended.events = self.blocks.take_events()
+        return ended
+
+    def load(self) -> WorkerLoad:
+        queued = sum(job.request.prompt_tokens for job in self._waiting)
+        queued += sum(job.request.prompt_tokens - job.sequence.num_computed_tokens for job in self._prefilling)
+        return WorkerLoad(
+            running=len(self._prefilling) + len(self._decoding),
+            waiting=len(self._waiting),
+            blocks_used=self.blocks.num_used,
+            queued_prefill_tokens=queued,
+        )
+
+    # --- steps --------------------------------------------------------------------------------------------------------
+
+    def _schedule_prefill(self) -> list[tuple[Job, int]]:
+        budget = MAX_BATCH_TOKENS - len(self._decoding)
+        chunks = []
+        started = deque(self._prefilling)
+        while budget > 0:
+            if started:
+                job = started.popleft()
+            elif self._waiting and self.blocks.allocate(self._waiting[0].sequence, keep_available=len(self._decoding)):
+                job = self._waiting.popleft()
+                self._prefilling.append(job)
+            else:
+                break
+            num_tokens = min(budget, job.request.prompt_tokens - job.sequence.num_computed_tokens)
+            chunks.append((job, num_tokens))
+            budget -= num_tokens
+        return chunks
+
+    def _prefill_ms(self, chunks: list[tuple[Job, int]]) -> float:
+        config = self._config
+        tokens = sum(count for _, count in chunks)
+        pairs = sum(count * (job.sequence.num_computed_tokens + count / 2) for job, count in chunks)
+        ms = max(config.prefill_floor_ms, config.prefill_token_ms * tokens + config.prefill_pair_ms * pairs)
+        return ms / config.speed_up
+
+    def _decodes_ms(self, count: int) -> float:
+        """Of so many steps in a row, each of which adds a token to every context."""
+        batch = len(self._decoding)
+        added = batch * count * (count - 1) / 2
+        ms = count * decode_ms(batch, self._context, self._config) + self._config.decode_token_ms * added
+        return ms / self._config.speed_up
+
+    def _shorten(self, step: Step, now_s: float) -> None:
+        """To the first end of a single step at or after `now_s`."""
+        low, high = 1, step.count
+        while low < high:
+            middle = (low + high) // 2
+            if step.began_s + self._decodes_ms(middle) / 1e3 >= now_s:
+                high = middle
+            else:
+                low = middle + 1
+        step.count = low
+        step.end_s = step.began_s + self._decodes_ms(low) / 1e3
+
+    # --- what becomes of a job ----------------------------------------------------------------------------------------
+
+    def _first_token(self, job: Job, now_s: float, ended: Ended) -> None:
+        self._prefilling.remove(job)
+        job.first_token_s = now_s
+        ended.first_tokens.append(job)
+        self._decoding.append(job)
+        self._context += job.sequence.num_tokens
+        job.sequence.token_ids.append(_own_token(job.request))
+        self._context += 1
+        if job.left == 0:
+            self._finish(job, ended)
+
+    def _append(self, job: Job, count: int) -> None:
+        """The KV of the last token is computed with the next one, as in the engine."""
+        sequence = job.sequence
+        sequence.token_ids.extend([_own_token(job.request)] * count)
+        self._context += count
+        if not self.blocks.append(sequence):
+            raise RuntimeError("the pool is too small for what decodes; preemption is not simulated")
+        sequence.num_computed_tokens = sequence.num_tokens - 1
+        self.blocks.commit(sequence)
+
+    def _finish(self, job: Job, ended: Ended) -> None:
+        self._decoding.remove(job)
+        self._context -= job.sequence.num_tokens
+        self.blocks.free(job.sequence)
+        ended.finished.append(job)
+
+
+def new_job(request: TraceRequest, now_s: float, charge: Charge | None) -> Job:
+    """The tokens of its prompt are never looked at: the hashes of its full blocks are there already."""
+    sequence = Sequence(
+        str(request.number), [_own_token(request)] * request.prompt_tokens, request.prompt_tokens, _SAMPLING
+    )
+    sequence.block_hashes = request.block_hashes.tolist()
+    sequence.sequence_hashes = request.sequence_hashes.tolist()
+    return Job(request, now_s, sequence, charge)
+
+
+def _own_token(request: TraceRequest) -> int:
+    """No other request has it, so that nobody shares a block of the output."""
+    return 2**31 + request.number
+
+
+_SAMPLING = SamplingParams(max_tokens=math.floor(1e9))
