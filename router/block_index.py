@@ -1,4 +1,4 @@
-"""Where in the radix tree a sequence hash is: a hash table of 20 to 30 bytes per block.
+"""Where in the radix tree a sequence hash is: a hash table of 22 to 40 bytes per block.
 
 Used by router/radix_tree.py alone, always with whole runs of hashes. It never stands still to grow: each change moves
 a part of the old table into the new one.
@@ -14,7 +14,7 @@ from router import hash_table
 MIN_SLOTS: Final = 1024
 MAX_LOAD: Final = 0.55  # beyond it searches get long
 MIN_LOAD: Final = 0.15
-GROWTH: Final = 1.5
+GROWTH: Final = 1.8
 MOVED_PER_KEY: Final = 8  # slots of an old table, which so gets new keys for an eighth of its slots at most
 
 NOWHERE: Final = 0  # as an edge: the hash is not here
