@@ -121,8 +121,9 @@ class Bench:
         return {"tokens_per_s": 128 * 1024 / seconds, "seconds": seconds}
 
     def decode(self, rows: int, context: int, num_steps: int) -> dict[str, float]:
+        # The context is `context` tokens long on average over the steps that are timed.
         for index in range(rows):
-            self.add(context, num_steps + 60, index)
+            self.add(context - num_steps // 2 - 12, num_steps + 60, index)
         while self.engine.load().queued_prefill_tokens or self.engine.load().waiting:
             self.engine.step()
         for _ in range(4):
@@ -229,7 +230,8 @@ def _write(
         "results": results,
         "profiles": profiles,
     }
-    path = arguments.out / f"engine-{arguments.model}-block{arguments.block_size}.json"
+    only = "" if arguments.section == ",".join(SECTIONS) else "-" + arguments.section.replace(",", "-")
+    path = arguments.out / f"engine-{arguments.model}-block{arguments.block_size}{only}.json"
     path.write_text(json.dumps(document, indent=1))
 
 

@@ -197,8 +197,7 @@ def run_layers(
         hidden, delta = model.operations.embed(inputs.token_ids, model.embeddings), None
         for index, layer in enumerate(model.layers):
             delta = layer.forward(hidden, delta, attend)
-            layers[index].append(hidden + delta)
-        assert delta is not None
+            layers[index].append(hidden.clone() if delta is None else hidden + delta)
         logits.append(model.logits(hidden, delta))
         start += size
     assert start == len(tokens)

@@ -23,13 +23,18 @@ from torch import Tensor
 
 from benchmarks.machine import describe
 from engine.flash_attention import flash_is_available
-from engine.kernels import decode_attention as decode_kernel, prefill_attention as prefill_kernel
+from engine.kernels import (
+    decode_attention as decode_kernel,
+    prefill_attention as prefill_kernel,
+    small_linear as small_kernel,
+)
 from engine.kernels.decode_attention import DecodePlan, DecodeScratch, plan_pieces
 from engine.kernels.prefill_attention import PrefillPlan, plan_tiles
 from engine.kernels.rms_norm import add_rms_norm
 from engine.kernels.rotate_store import rotate_store
 from engine.kernels.sampling import partial_buffers, sample
 from engine.kernels.silu_mul import silu_mul
+from engine.kernels.small_linear import small_linear
 
 DEVICE = torch.device("cuda", 0)
 BF16 = torch.bfloat16
@@ -39,6 +44,7 @@ Result = dict[str, Any]
 def seconds(calls: list[Callable[[], Any]], repeats: int = 7) -> float:
     """Median time of one call; `calls` do the same on different data, often enough to pass over the cache."""
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for call in calls[:2]:
             call()
@@ -91,13 +97,13 @@ def decode() -> list[Result]:
     """0.6B heads (16/8) and 8B heads (32/8) of 128."""
     results = []
     cases = [(256, 1024), (64, 1024), (1, 1024), (1, 32768), (32, 8192)]
-    configs = [(64, 4, 3), (64, 4, 4), (64, 4, 2), (128, 4, 3), (128, 8, 3), (32, 4, 4), (64, 2, 3), (32, 2, 4)]
-    extras = [33, 66, 132]
+    configs = [(64, 2, 3), (64, 2, 4), (128, 2, 3), (64, 1, 3), (32, 2, 3), (64, 2, 2)]
+    extras = [17, 33, 66]
     for heads, (rows, context) in itertools.product((16, 32), cases):
         lengths = [context + i % 7 for i in range(rows)]
         for block_size in (16, 32, 64, 128):
             best: Result = {}
-            tried = configs if block_size == 64 else configs[:4]
+            tried = configs if block_size == 64 else configs[:2]
             for (tile, warps, stages), extra in itertools.product(tried, extras if block_size == 64 else extras[1:2]):
                 try:
                     found = _time_decode(heads, 8, lengths, block_size, tile, warps, stages, extra)
@@ -146,7 +152,7 @@ def prefill() -> list[Result]:
             slab = torch.randn(2, num_blocks, 8, 2, block_size, 128, device=DEVICE, dtype=BF16)
             queries = torch.randn(sum(lengths), heads + 16, 128, device=DEVICE, dtype=BF16)[:, :heads]
             name = f"prefill {heads}/8 {len(lengths)}x{lengths[0]} block {block_size}"
-            for tile, key_tile, warps, stages in ((128, 64, 8, 3), (128, 64, 8, 2), (128, 128, 8, 2), (64, 64, 4, 3)):
+            for tile, key_tile, warps, stages in ((64, 64, 4, 3), (64, 64, 4, 2), (64, 128, 4, 2), (64, 32, 4, 4)):
                 prefill_kernel.HALF_TILES = (tile, key_tile, warps, stages)
                 plan = _prefill_plan(lengths, tile, tables, starts)
                 try:
@@ -256,8 +262,48 @@ def matmul() -> list[Result]:
                     }
                 )
                 print(results[-1], flush=True)
+                if rows in (1, 4):
+                    results += _small_variants(model, name, x, weights)
+                    print(results[-1], flush=True)
             del weights
     return results
+
+
+_SMALL_CONFIGS = [
+    (8192, 2048, 4, 1),
+    (8192, 1024, 4, 3),
+    (4096, 1024, 4, 1),
+    (8192, 1024, 4, 1),
+    (8192, 2048, 4, 3),
+    (16384, 2048, 8, 1),
+    (16384, 4096, 8, 1),
+    (4096, 2048, 2, 1),
+    (4096, 512, 4, 1),
+    (2048, 1024, 2, 1),
+]
+
+
+def _small_variants(model: str, name: str, x: Tensor, weights: Tensor) -> list[Result]:
+    """The fastest of small_linear's launch parameters, with what the model fuses into it, last; the others before."""
+    rows, (_, n, k) = len(x), weights.shape
+    tried: list[Result] = []
+    norm = torch.randn(k, device=DEVICE, dtype=BF16)
+    gate_up = torch.randn(rows, 2 * k, device=DEVICE, dtype=BF16)
+    stream = torch.randn(rows, n, device=DEVICE, dtype=BF16)
+    defaults = (small_kernel.TILE, small_kernel.MAX_BLOCK_K, small_kernel.NUM_WARPS, small_kernel.NUM_STAGES)
+    for tile, block_k, warps, stages in _SMALL_CONFIGS if rows == 1 else _SMALL_CONFIGS[:3]:
+        small_kernel.TILE, small_kernel.MAX_BLOCK_K = tile, block_k
+        small_kernel.NUM_WARPS, small_kernel.NUM_STAGES = warps, stages
+        if name == "down":
+            calls = [partial(small_linear, gate_up, w, silu=True, add_to=stream) for w in weights]
+        elif name == "out":
+            calls = [partial(small_linear, x, w, add_to=stream) for w in weights]
+        else:
+            calls = [partial(small_linear, x, w, norm=norm, eps=1e-6) for w in weights]
+        found = _bandwidth(f"small {model} {name} {rows}x{n}x{k}", seconds(calls, 4), n * k * 2)
+        tried.append(found | {"config": f"tile {tile} block_k {block_k} warps {warps} stages {stages}"})
+    small_kernel.TILE, small_kernel.MAX_BLOCK_K, small_kernel.NUM_WARPS, small_kernel.NUM_STAGES = defaults
+    return sorted(tried, key=lambda result: -float(result["us"]))
 
 
 def sampler() -> list[Result]:

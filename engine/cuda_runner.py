@@ -151,7 +151,8 @@ class CudaRunner:
         if inputs.shape.samples == 0:
             return None
         if num_prefill_tokens:  # decodes are sampled each, in order
-            hidden, delta = (t.index_select(0, inputs.sample_rows) for t in (hidden, delta))
+            hidden = hidden.index_select(0, inputs.sample_rows)
+            delta = None if delta is None else delta.index_select(0, inputs.sample_rows)
         logits = self._model.logits(hidden, delta, logits_out)
         sample(logits, inputs.temperatures, inputs.seeds, inputs.output_positions, self._partial, self._sampled)
         return logits

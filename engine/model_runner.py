@@ -50,9 +50,10 @@ class ModelRunner:
         if not sampled:
             return StepDone([])
         rows = self._sample_rows(batch)
-        return StepDone(self._sampler.sample(self._model.logits(hidden[rows], delta[rows]), sampled))
+        logits = self._model.logits(hidden[rows], None if delta is None else delta[rows])
+        return StepDone(self._sampler.sample(logits, sampled))
 
-    def _forward(self, batch: Batch, layer_done: LayerDone | None) -> tuple[Tensor, Tensor]:
+    def _forward(self, batch: Batch, layer_done: LayerDone | None) -> tuple[Tensor, Tensor | None]:
         token_ids = itertools.chain.from_iterable(
             item.sequence.token_ids[item.start : item.end] for item in batch.items
         )

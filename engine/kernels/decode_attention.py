@@ -16,7 +16,7 @@ from torch import Tensor
 
 # What benchmarks/kernel_speed.py found best on an H200.
 TILE = 64  # tokens that a program loads at once; pieces begin at multiples of it
-NUM_WARPS = 4
+NUM_WARPS = 2
 NUM_STAGES = 3
 _MIN_ROWS = 16  # of a tl.dot: the query heads of a KV head are padded to it
 
