@@ -1,8 +1,8 @@
 """Matrix products for one to four rows, where reading the weights is all that counts: cuBLAS keeps too little of the
 memory busy there.
 
-What comes before and after the product goes into the same pass: the RMS norm of the input, silu(gate) * up, the addition
-to the residual stream.
+What comes before and after the product goes into the same pass: the RMS norm of the input, silu(gate) * up, and the
+addition to the residual stream.
 """
 
 import torch
