@@ -26,6 +26,7 @@ from engine.flash_attention import flash_is_available
 from engine.kernels import (
     decode_attention as decode_kernel,
     prefill_attention as prefill_kernel,
+    rotate_store as rotate_kernel,
     small_linear as small_kernel,
 )
 from engine.kernels.decode_attention import DecodePlan, DecodeScratch, plan_pieces
@@ -227,7 +228,12 @@ def elementwise() -> list[Result]:
             partial(rotate_store, q, cache, positions, positions, table, norm, norm, 1e-6)
             for q, cache in zip(qkv, slab, strict=True)
         ]
-        results.append(_bandwidth(f"rotate_store {rows}x{heads}", seconds(calls), 2 * rows * (heads + 16) * 128 * 2))
+        defaults = (rotate_kernel.HEADS_AT_ONCE, rotate_kernel.NUM_WARPS)
+        for at_once, warps in ((8, 2), (8, 1), (8, 4), (4, 1), (16, 4), (16, 2), (32, 4)):
+            rotate_kernel.HEADS_AT_ONCE, rotate_kernel.NUM_WARPS = at_once, warps
+            found = _bandwidth(f"rotate_store {rows}x{heads}", seconds(calls), 2 * rows * (heads + 16) * 128 * 2)
+            results.append(found | {"config": f"heads {at_once} warps {warps}"})
+        rotate_kernel.HEADS_AT_ONCE, rotate_kernel.NUM_WARPS = defaults
     for result in results:
         print(result, flush=True)
     return results
@@ -248,20 +254,26 @@ def matmul() -> list[Result]:
         for name, (n, k) in named.items():
             copies = max(1, min(40, int(1.5e9 // (n * k * 2))))
             weights = torch.randn(copies, n, k, device=DEVICE, dtype=BF16) * k**-0.5
-            for rows in (1, 4, 16, 64, 256, 16384):
+            for rows in (1, 4, 8, 16, 32, 64, 128, 256, 16384):
                 if rows == 16384 and name == "head":
                     continue
                 x = torch.randn(rows, k, device=DEVICE, dtype=BF16)
-                spent = seconds([partial(F.linear, x, w) for w in weights[: 4 if rows > 1000 else copies]])
-                results.append(
-                    {
-                        "kernel": f"matmul {model} {name} {rows}x{n}x{k}",
-                        "us": spent * 1e6,
-                        "GB/s": (n * k + rows * (n + k)) * 2 / spent / 1e9,
-                        "TFLOP/s": 2 * rows * n * k / spent / 1e12,
-                    }
-                )
-                print(results[-1], flush=True)
+                some = weights[: 4 if rows > 1000 else copies]
+                cases = {"matmul": [partial(F.linear, x, w) for w in some]}
+                if name in ("out", "down"):
+                    stream = torch.randn(rows, n, device=DEVICE, dtype=BF16)
+                    cases["addmm"] = [partial(stream.addmm_, x, w.t()) for w in some]
+                for kind, calls in cases.items():
+                    spent = seconds(calls)
+                    results.append(
+                        {
+                            "kernel": f"{kind} {model} {name} {rows}x{n}x{k}",
+                            "us": spent * 1e6,
+                            "GB/s": (n * k + rows * (n + k)) * 2 / spent / 1e9,
+                            "TFLOP/s": 2 * rows * n * k / spent / 1e12,
+                        }
+                    )
+                    print(results[-1], flush=True)
                 if rows in (1, 4):
                     results += _small_variants(model, name, x, weights)
                     print(results[-1], flush=True)
@@ -269,18 +281,7 @@ def matmul() -> list[Result]:
     return results
 
 
-_SMALL_CONFIGS = [
-    (8192, 2048, 4, 1),
-    (8192, 1024, 4, 3),
-    (4096, 1024, 4, 1),
-    (8192, 1024, 4, 1),
-    (8192, 2048, 4, 3),
-    (16384, 2048, 8, 1),
-    (16384, 4096, 8, 1),
-    (4096, 2048, 2, 1),
-    (4096, 512, 4, 1),
-    (2048, 1024, 2, 1),
-]
+_SMALL_CONFIGS = [(8192, 4), (4096, 4), (4096, 2), (8192, 8), (16384, 8), (16384, 4)]
 
 
 def _small_variants(model: str, name: str, x: Tensor, weights: Tensor) -> list[Result]:
@@ -290,10 +291,9 @@ def _small_variants(model: str, name: str, x: Tensor, weights: Tensor) -> list[R
     norm = torch.randn(k, device=DEVICE, dtype=BF16)
     gate_up = torch.randn(rows, 2 * k, device=DEVICE, dtype=BF16)
     stream = torch.randn(rows, n, device=DEVICE, dtype=BF16)
-    defaults = (small_kernel.TILE, small_kernel.MAX_BLOCK_K, small_kernel.NUM_WARPS, small_kernel.NUM_STAGES)
-    for tile, block_k, warps, stages in _SMALL_CONFIGS if rows == 1 else _SMALL_CONFIGS[:3]:
-        small_kernel.TILE, small_kernel.MAX_BLOCK_K = tile, block_k
-        small_kernel.NUM_WARPS, small_kernel.NUM_STAGES = warps, stages
+    defaults = (small_kernel.TILE, small_kernel.NUM_WARPS)
+    for tile, warps in _SMALL_CONFIGS:
+        small_kernel.TILE, small_kernel.NUM_WARPS = tile, warps
         if name == "down":
             calls = [partial(small_linear, gate_up, w, silu=True, add_to=stream) for w in weights]
         elif name == "out":
@@ -301,8 +301,8 @@ def _small_variants(model: str, name: str, x: Tensor, weights: Tensor) -> list[R
         else:
             calls = [partial(small_linear, x, w, norm=norm, eps=1e-6) for w in weights]
         found = _bandwidth(f"small {model} {name} {rows}x{n}x{k}", seconds(calls, 4), n * k * 2)
-        tried.append(found | {"config": f"tile {tile} block_k {block_k} warps {warps} stages {stages}"})
-    small_kernel.TILE, small_kernel.MAX_BLOCK_K, small_kernel.NUM_WARPS, small_kernel.NUM_STAGES = defaults
+        tried.append(found | {"config": f"tile {tile} warps {warps}"})
+    small_kernel.TILE, small_kernel.NUM_WARPS = defaults
     return sorted(tried, key=lambda result: -float(result["us"]))
 
 

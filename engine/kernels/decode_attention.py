@@ -13,6 +13,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from engine.kernels.dependent_launch import dependent_launch
 
 # What benchmarks/kernel_speed.py found best on an H200.
 TILE = 64  # tokens that a program loads at once; pieces begin at multiples of it
@@ -90,6 +93,7 @@ def decode_attention(queries: Tensor, layer_cache: Tensor, plan: DecodePlan, scr
     group = heads // kv_heads
     out = torch.empty(rows, heads, head_dim, dtype=queries.dtype, device=queries.device)
     wide = queries.dtype == torch.float32
+    overlap = dependent_launch(queries)
     _decode[(len(plan.piece_row), kv_heads)](
         queries,
         layer_cache,
@@ -113,8 +117,10 @@ def decode_attention(queries: Tensor, layer_cache: Tensor, plan: DecodePlan, scr
         BLOCK_SIZE=block_size,
         TILE=TILE,
         PRECISION="ieee" if wide else "tf32",
+        OVERLAP=overlap,
         num_warps=NUM_WARPS,
         num_stages=1 if wide else NUM_STAGES,
+        launch_pdl=overlap,
     )
     return out
 
@@ -158,14 +164,19 @@ def _decode(
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
     PRECISION: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """A program is one piece under one KV head, for all query heads of it."""
     piece = tl.program_id(0)
     kv_head = tl.program_id(1)
+    if OVERLAP:
+        gdc_launch_dependents()
     row = tl.load(piece_row + piece)
+    start = tl.load(piece_start + piece)
+    end = tl.load(piece_end + piece)
+    if OVERLAP:
+        gdc_wait()
     if row >= 0:
-        start = tl.load(piece_start + piece)
-        end = tl.load(piece_end + piece)
         table = tables + tl.load(table_start + row)
         members = tl.arange(0, ROWS)
         dims = tl.arange(0, HEAD_DIM)

@@ -4,6 +4,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from engine.kernels.dependent_launch import dependent_launch
 
 
 def add_rms_norm(hidden: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
@@ -11,6 +14,7 @@ def add_rms_norm(hidden: Tensor, delta: Tensor | None, weight: Tensor, eps: floa
     rows, size = hidden.shape
     normed = torch.empty_like(hidden)
     block = triton.next_power_of_2(size)
+    overlap = dependent_launch(hidden)
     _add_rms_norm[(rows,)](
         hidden,
         hidden if delta is None else delta,
@@ -20,7 +24,9 @@ def add_rms_norm(hidden: Tensor, delta: Tensor | None, weight: Tensor, eps: floa
         SIZE=size,
         BLOCK=block,
         HAS_DELTA=delta is not None,
+        OVERLAP=overlap,
         num_warps=min(8, max(1, block // 512)),
+        launch_pdl=overlap,
     )
     return normed
 
@@ -43,10 +49,16 @@ def _add_rms_norm(
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     HAS_DELTA: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
+    if OVERLAP:
+        gdc_launch_dependents()
     at = tl.program_id(0).to(tl.int64) * SIZE
     columns = tl.arange(0, BLOCK)
     mask = columns < SIZE
+    weights = tl.load(weight + columns, mask=mask, other=0.0)
+    if OVERLAP:
+        gdc_wait()
     values = tl.load(hidden + at + columns, mask=mask, other=0.0).to(tl.float32)
     if HAS_DELTA:
         values += tl.load(delta + at + columns, mask=mask, other=0.0).to(tl.float32)
@@ -54,5 +66,4 @@ def _add_rms_norm(
         tl.store(hidden + at + columns, rounded, mask=mask)
         values = rounded.to(tl.float32)  # what the next layer adds to is what is normalised here
     scale = tl.rsqrt(tl.sum(values * values, axis=0) / SIZE + eps)
-    weights = tl.load(weight + columns, mask=mask, other=0.0).to(tl.float32)
-    tl.store(normed + at + columns, (values * scale * weights).to(normed.dtype.element_ty), mask=mask)
+    tl.store(normed + at + columns, (values * scale * weights.to(tl.float32)).to(normed.dtype.element_ty), mask=mask)

@@ -7,7 +7,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from engine.kernels.dependent_launch import dependent_launch
 from engine.philox import uniform_rows
 
 _CHUNK = 4096  # tokens of the vocabulary per program
@@ -25,11 +27,31 @@ def sample(
     chunks = triton.cdiv(vocab, _CHUNK)
     values, indices = partial
     assert values.numel() >= rows * chunks
+    overlap = dependent_launch(logits)
     _best_of_chunk[(rows, chunks)](
-        logits, temperatures, seeds, positions, values, indices, VOCAB=vocab, CHUNK=_CHUNK, CHUNKS=chunks, num_warps=8
+        logits,
+        temperatures,
+        seeds,
+        positions,
+        values,
+        indices,
+        VOCAB=vocab,
+        CHUNK=_CHUNK,
+        CHUNKS=chunks,
+        OVERLAP=overlap,
+        num_warps=8,
+        launch_pdl=overlap,
     )
     _best_of_row[(rows,)](
-        values, indices, out, VOCAB=vocab, CHUNKS=chunks, PADDED=triton.next_power_of_2(chunks), num_warps=1
+        values,
+        indices,
+        out,
+        VOCAB=vocab,
+        CHUNKS=chunks,
+        PADDED=triton.next_power_of_2(chunks),
+        OVERLAP=overlap,
+        num_warps=1,
+        launch_pdl=overlap,
     )
 
 
@@ -60,7 +82,11 @@ def _best_of_chunk(
     VOCAB: tl.constexpr,
     CHUNK: tl.constexpr,
     CHUNKS: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     columns = chunk * CHUNK + tl.arange(0, CHUNK)
@@ -85,7 +111,12 @@ def _best_of_chunk(
 
 
 @triton.jit
-def _best_of_row(values, indices, out, VOCAB: tl.constexpr, CHUNKS: tl.constexpr, PADDED: tl.constexpr):
+def _best_of_row(
+    values, indices, out, VOCAB: tl.constexpr, CHUNKS: tl.constexpr, PADDED: tl.constexpr, OVERLAP: tl.constexpr
+):
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     chunks = tl.arange(0, PADDED)
     scores = tl.load(values + row * CHUNKS + chunks, mask=chunks < CHUNKS, other=float("-inf"))

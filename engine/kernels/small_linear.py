@@ -2,7 +2,8 @@
 memory busy there.
 
 What comes before and after the product goes into the same pass: the RMS norm of the input, silu(gate) * up, and the
-addition to the residual stream.
+addition to the residual stream. A program holds all of its weights in registers at once, and asks for them before it
+waits for the kernel that computes its input: so the memory stays busy from one product to the next.
 """
 
 import torch
@@ -10,13 +11,15 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from engine.kernels.dependent_launch import dependent_launch
 
 MAX_ROWS = 4
+MAX_K = 16384  # of an input; a program of 8 warps holds as many weights
 # What benchmarks/kernel_speed.py found best on an H200.
-TILE = 8192  # weights that a program holds at once, for one row
-MAX_BLOCK_K = 2048
+TILE = 8192  # weights that a program of NUM_WARPS holds
 NUM_WARPS = 4
-NUM_STAGES = 2
 MIN_PROGRAMS = 256  # about two for each multiprocessor
 
 
@@ -37,15 +40,16 @@ def small_linear(
     """
     rows, (n, k) = len(x), weight.shape
     assert rows <= MAX_ROWS
+    assert k <= MAX_K
     if add_to is not None:
         out = add_to
     elif out is None:
         out = torch.empty(rows, n, dtype=x.dtype, device=x.device)
-    padded_rows = triton.next_power_of_2(rows)
-    block_k = min(MAX_BLOCK_K, triton.next_power_of_2(k))
-    block_n = max(1, TILE // padded_rows // block_k)
+    block_k = triton.next_power_of_2(k)
+    block_n = max(1, TILE // block_k)
     while block_n > 1 and triton.cdiv(n, block_n) < MIN_PROGRAMS:
         block_n //= 2
+    overlap = dependent_launch(x)
     _small_linear[(triton.cdiv(n, block_n),)](
         x,
         x if norm is None else norm,
@@ -53,7 +57,6 @@ def small_linear(
         out,
         eps,
         ROWS=rows,
-        PADDED_ROWS=padded_rows,
         N=n,
         K=k,
         BLOCK_N=block_n,
@@ -61,8 +64,9 @@ def small_linear(
         NORM=norm is not None,
         SILU=silu,
         ADD=add_to is not None,
-        NUM_STAGES=NUM_STAGES,
-        num_warps=NUM_WARPS,
+        OVERLAP=overlap,
+        num_warps=NUM_WARPS if block_k <= TILE else 2 * NUM_WARPS,
+        launch_pdl=overlap,
     )
     return out
 
@@ -94,7 +98,6 @@ def _small_linear(
     out,
     eps,
     ROWS: tl.constexpr,
-    PADDED_ROWS: tl.constexpr,
     N: tl.constexpr,
     K: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -102,35 +105,35 @@ def _small_linear(
     NORM: tl.constexpr,
     SILU: tl.constexpr,
     ADD: tl.constexpr,
-    NUM_STAGES: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """A program is BLOCK_N columns of the result, for all rows."""
-    x_width: tl.constexpr = 2 * K if SILU else K
-    rows = tl.arange(0, PADDED_ROWS)
+    if OVERLAP:
+        gdc_launch_dependents()
     columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    is_row = (rows < ROWS)[:, None]
-    is_column = (columns < N)[:, None]
-    weight_rows = weight + columns.to(tl.int64)[:, None] * K
-    products = tl.zeros((PADDED_ROWS, BLOCK_N, BLOCK_K), tl.float32)
-    squares = tl.zeros((PADDED_ROWS, BLOCK_K), tl.float32)
-    for first in tl.range(0, K, BLOCK_K, num_stages=NUM_STAGES):
-        inner = first + tl.arange(0, BLOCK_K)[None, :]
-        in_k = inner < K  # folded away where BLOCK_K divides K
-        weights = tl.load(weight_rows + inner, mask=is_column & in_k, other=0.0).to(tl.float32)
-        values = tl.load(x + rows[:, None] * x_width + inner, mask=is_row & in_k, other=0.0).to(tl.float32)
+    inner = tl.arange(0, BLOCK_K)
+    is_column = columns < N
+    in_k = inner < K  # folded away where BLOCK_K is K
+    at = weight + columns.to(tl.int64)[:, None] * K + inner[None, :]
+    weights = tl.load(at, mask=is_column[:, None] & in_k[None, :], other=0.0, eviction_policy="evict_first")
+    if NORM:
+        norms = tl.load(norm + inner, mask=in_k, other=0.0)
+    if OVERLAP:
+        gdc_wait()
+    for row in tl.static_range(ROWS):
+        x_row = x + row * (2 * K if SILU else K) + inner
+        values = tl.load(x_row, mask=in_k, other=0.0).to(tl.float32)
         if SILU:
-            up = tl.load(x + rows[:, None] * x_width + K + inner, mask=is_row & in_k, other=0.0).to(tl.float32)
+            up = tl.load(x_row + K, mask=in_k, other=0.0).to(tl.float32)
             shrunk = tl.exp(-tl.abs(values))
             values = values * tl.where(values >= 0, 1.0, shrunk) / (1.0 + shrunk) * up
-        if NORM:  # the scale of a row is a common factor, applied at the end
-            squares += values * values
-            values *= tl.load(norm + inner, mask=in_k, other=0.0).to(tl.float32)
-        products += weights[None, :, :] * values[:, None, :]
-    result = tl.sum(products, axis=2)
-    if NORM:
-        result *= tl.rsqrt(tl.sum(squares, axis=1) / K + eps)[:, None]
-    to = out + rows[:, None] * N + columns[None, :]
-    mask = is_row & (columns < N)[None, :]
-    if ADD:
-        result += tl.load(to, mask=mask, other=0.0).to(tl.float32)
-    tl.store(to, result.to(out.dtype.element_ty), mask=mask)
+        if NORM:
+            scale = tl.rsqrt(tl.sum(values * values, axis=0) / K + eps)
+            values *= norms.to(tl.float32)
+        result = tl.sum(weights.to(tl.float32) * values[None, :], axis=1)
+        if NORM:  # the scale is a common factor
+            result *= scale
+        to = out + row * N + columns
+        if ADD:
+            result += tl.load(to, mask=is_column, other=0.0).to(tl.float32)
+        tl.store(to, result.to(out.dtype.element_ty), mask=is_column)
