@@ -194,11 +194,11 @@ def run_layers(
         runner._buffer.send(batch, shape, {})
         inputs = runner._buffer.view(shape)
         attend = StepAttention(runner._attention, inputs, runner._slab, size if size > 1 else 0, None)
-        hidden, delta = model.operations.embed(inputs.token_ids, model.embeddings), None
+        hidden = model.operations.embed(inputs.token_ids, model.embeddings)
         for index, layer in enumerate(model.layers):
-            delta = layer.forward(hidden, delta, attend)
-            layers[index].append(hidden.clone() if delta is None else hidden + delta)
-        logits.append(model.logits(hidden, delta))
+            layer.forward(hidden, attend)
+            layers[index].append(hidden.clone())
+        logits.append(model.logits(hidden))
         start += size
     assert start == len(tokens)
     collected = [torch.cat(parts) for parts in layers]

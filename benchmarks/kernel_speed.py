@@ -31,7 +31,7 @@ from engine.kernels import (
 )
 from engine.kernels.decode_attention import DecodePlan, DecodeScratch, plan_pieces
 from engine.kernels.prefill_attention import PrefillPlan, plan_tiles
-from engine.kernels.rms_norm import add_rms_norm
+from engine.kernels.rms_norm import rms_norm
 from engine.kernels.rotate_store import rotate_store
 from engine.kernels.sampling import partial_buffers, sample
 from engine.kernels.silu_mul import silu_mul
@@ -212,9 +212,9 @@ def elementwise() -> list[Result]:
     for rows, (hidden, mlp, heads) in itertools.product((1, 256, 16384), ((1024, 3072, 16), (4096, 12288, 32))):
         many = 40 if rows < 1000 else 2
         weight = torch.randn(hidden, device=DEVICE, dtype=BF16)
-        pairs = [torch.randn(2, rows, hidden, device=DEVICE, dtype=BF16) for _ in range(many)]
-        spent = seconds([partial(add_rms_norm, p[0], p[1], weight, 1e-6) for p in pairs])
-        results.append(_bandwidth(f"add_rms_norm {rows}x{hidden}", spent, 4 * rows * hidden * 2))
+        streams = [torch.randn(rows, hidden, device=DEVICE, dtype=BF16) for _ in range(many)]
+        spent = seconds([partial(rms_norm, stream, weight, 1e-6) for stream in streams])
+        results.append(_bandwidth(f"rms_norm {rows}x{hidden}", spent, 2 * rows * hidden * 2))
         gates = [torch.randn(rows, 2 * mlp, device=DEVICE, dtype=BF16) for _ in range(many)]
         spent = seconds([partial(silu_mul, g) for g in gates])
         results.append(_bandwidth(f"silu_mul {rows}x{mlp}", spent, 3 * rows * mlp * 2))
@@ -228,12 +228,13 @@ def elementwise() -> list[Result]:
             partial(rotate_store, q, cache, positions, positions, table, norm, norm, 1e-6)
             for q, cache in zip(qkv, slab, strict=True)
         ]
-        defaults = (rotate_kernel.HEADS_AT_ONCE, rotate_kernel.NUM_WARPS)
+        defaults = (rotate_kernel.HEADS_AT_ONCE, rotate_kernel.WARPS_FOR_FEW, rotate_kernel.WARPS_FOR_MANY)
         for at_once, warps in ((8, 2), (8, 1), (8, 4), (4, 1), (16, 4), (16, 2), (32, 4)):
-            rotate_kernel.HEADS_AT_ONCE, rotate_kernel.NUM_WARPS = at_once, warps
+            rotate_kernel.HEADS_AT_ONCE = at_once
+            rotate_kernel.WARPS_FOR_FEW = rotate_kernel.WARPS_FOR_MANY = warps
             found = _bandwidth(f"rotate_store {rows}x{heads}", seconds(calls), 2 * rows * (heads + 16) * 128 * 2)
             results.append(found | {"config": f"heads {at_once} warps {warps}"})
-        rotate_kernel.HEADS_AT_ONCE, rotate_kernel.NUM_WARPS = defaults
+        rotate_kernel.HEADS_AT_ONCE, rotate_kernel.WARPS_FOR_FEW, rotate_kernel.WARPS_FOR_MANY = defaults
     for result in results:
         print(result, flush=True)
     return results
@@ -254,7 +255,7 @@ def matmul() -> list[Result]:
         for name, (n, k) in named.items():
             copies = max(1, min(40, int(1.5e9 // (n * k * 2))))
             weights = torch.randn(copies, n, k, device=DEVICE, dtype=BF16) * k**-0.5
-            for rows in (1, 4, 8, 16, 32, 64, 128, 256, 16384):
+            for rows in (1, 2, 8, 16, 32, 64, 128, 256, 16384):
                 if rows == 16384 and name == "head":
                     continue
                 x = torch.randn(rows, k, device=DEVICE, dtype=BF16)
@@ -274,7 +275,7 @@ def matmul() -> list[Result]:
                         }
                     )
                     print(results[-1], flush=True)
-                if rows in (1, 4):
+                if rows in (1, 2):
                     results += _small_variants(model, name, x, weights)
                     print(results[-1], flush=True)
             del weights
@@ -289,15 +290,14 @@ def _small_variants(model: str, name: str, x: Tensor, weights: Tensor) -> list[R
     rows, (_, n, k) = len(x), weights.shape
     tried: list[Result] = []
     norm = torch.randn(k, device=DEVICE, dtype=BF16)
-    gate_up = torch.randn(rows, 2 * k, device=DEVICE, dtype=BF16)
     stream = torch.randn(rows, n, device=DEVICE, dtype=BF16)
     defaults = (small_kernel.TILE, small_kernel.NUM_WARPS)
     for tile, warps in _SMALL_CONFIGS:
         small_kernel.TILE, small_kernel.NUM_WARPS = tile, warps
-        if name == "down":
-            calls = [partial(small_linear, gate_up, w, silu=True, add_to=stream) for w in weights]
-        elif name == "out":
+        if name in ("out", "down"):
             calls = [partial(small_linear, x, w, add_to=stream) for w in weights]
+        elif name == "gate_up":
+            calls = [partial(small_linear, x, w, norm=norm, eps=1e-6, gated=True) for w in weights]
         else:
             calls = [partial(small_linear, x, w, norm=norm, eps=1e-6) for w in weights]
         found = _bandwidth(f"small {model} {name} {rows}x{n}x{k}", seconds(calls, 4), n * k * 2)

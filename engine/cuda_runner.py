@@ -147,13 +147,12 @@ class CudaRunner:
     ) -> Tensor | None:
         """Logits of the rows that are sampled, None when there are none; their tokens are in `sampled`."""
         attend = StepAttention(self._attention, inputs, self._slab, num_prefill_tokens, layer_done)
-        hidden, delta = self._model.forward(inputs.token_ids, attend)
+        hidden = self._model.forward(inputs.token_ids, attend)
         if inputs.shape.samples == 0:
             return None
         if num_prefill_tokens:  # decodes are sampled each, in order
             hidden = hidden.index_select(0, inputs.sample_rows)
-            delta = None if delta is None else delta.index_select(0, inputs.sample_rows)
-        logits = self._model.logits(hidden, delta, logits_out)
+        logits = self._model.logits(hidden, logits_out)
         sample(logits, inputs.temperatures, inputs.seeds, inputs.output_positions, self._partial, self._sampled)
         return logits
 

@@ -45,15 +45,14 @@ class ModelRunner:
     @torch.inference_mode()
     def submit(self, batch: Batch, layer_done: LayerDone | None = None) -> StepDone:
         """Runs the batch to its end."""
-        hidden, delta = self._forward(batch, layer_done)
+        hidden = self._forward(batch, layer_done)
         sampled = [item.sequence for item in batch.items if item.sample]
         if not sampled:
             return StepDone([])
-        rows = self._sample_rows(batch)
-        logits = self._model.logits(hidden[rows], None if delta is None else delta[rows])
+        logits = self._model.logits(hidden[self._sample_rows(batch)])
         return StepDone(self._sampler.sample(logits, sampled))
 
-    def _forward(self, batch: Batch, layer_done: LayerDone | None) -> tuple[Tensor, Tensor | None]:
+    def _forward(self, batch: Batch, layer_done: LayerDone | None) -> Tensor:
         token_ids = itertools.chain.from_iterable(
             item.sequence.token_ids[item.start : item.end] for item in batch.items
         )

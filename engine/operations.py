@@ -1,7 +1,7 @@
 """What a model does around attention, behind one interface: plain torch here, fused Triton kernels in
 engine/triton_operations.py. The runner's builder chooses.
 
-The residual stream is a pair: `hidden`, and a `delta` that is still to be added to it, or None when that is done.
+`hidden` is the residual stream, [num_tokens, hidden]; linear weights are [n, k].
 """
 
 from typing import Protocol
@@ -17,17 +17,17 @@ class Operations(Protocol):
         ...
 
     def norm_linear(
-        self, hidden: Tensor, delta: Tensor | None, norm: Tensor, eps: float, weight: Tensor, out: Tensor | None = None
+        self, hidden: Tensor, norm: Tensor, eps: float, weight: Tensor, out: Tensor | None = None
     ) -> Tensor:
-        """hidden += delta, in place; the product of its RMS norm with `weight` [n, hidden], in `out` if given."""
+        """The product of the RMS norm of `hidden` with `weight`, in `out` if given."""
         ...
 
-    def add_linear(self, hidden: Tensor, x: Tensor, weight: Tensor) -> Tensor | None:
-        """x @ weight.T, which belongs to `hidden`: the delta, or None when it was added at once."""
+    def norm_gated_linear(self, hidden: Tensor, norm: Tensor, eps: float, gate_up: Tensor) -> Tensor:
+        """silu(gate) * up [num_tokens, n] of the halves of the RMS norm's product with `gate_up` [2 * n, k]."""
         ...
 
-    def add_silu_linear(self, hidden: Tensor, gate_up: Tensor, weight: Tensor) -> Tensor | None:
-        """The same for silu of the first half of `gate_up` times the second."""
+    def add_linear(self, hidden: Tensor, x: Tensor, weight: Tensor) -> None:
+        """hidden += x @ weight.T, in place."""
         ...
 
 
@@ -36,15 +36,13 @@ class TorchOperations:
         return F.embedding(token_ids, table)
 
     def norm_linear(
-        self, hidden: Tensor, delta: Tensor | None, norm: Tensor, eps: float, weight: Tensor, out: Tensor | None = None
+        self, hidden: Tensor, norm: Tensor, eps: float, weight: Tensor, out: Tensor | None = None
     ) -> Tensor:
-        if delta is not None:
-            hidden += delta
         return torch.mm(F.rms_norm(hidden, norm.shape, norm, eps), weight.t(), out=out)
 
-    def add_linear(self, hidden: Tensor, x: Tensor, weight: Tensor) -> Tensor | None:
-        return F.linear(x, weight)
+    def norm_gated_linear(self, hidden: Tensor, norm: Tensor, eps: float, gate_up: Tensor) -> Tensor:
+        gate, up = self.norm_linear(hidden, norm, eps, gate_up).chunk(2, dim=-1)
+        return F.silu(gate) * up
 
-    def add_silu_linear(self, hidden: Tensor, gate_up: Tensor, weight: Tensor) -> Tensor | None:
-        gate, up = gate_up.chunk(2, dim=-1)
-        return F.linear(F.silu(gate) * up, weight)
+    def add_linear(self, hidden: Tensor, x: Tensor, weight: Tensor) -> None:
+        hidden.addmm_(x, weight.t())

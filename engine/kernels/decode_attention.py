@@ -26,7 +26,8 @@ _MIN_ROWS = 16  # of a tl.dot: the query heads of a KV head are padded to it
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """int32 arrays. Pieces of one row are neighbours; row r owns `count[r]` of them from `first[r]` on."""
+    """int32 arrays. Pieces of one row are neighbours; row r owns `count[r]` of them from `first[r]` on. Long ones come
+    first: programs start in that order, and the short ones fill the gaps at the end."""
 
     row: np.ndarray  # [pieces]
     start: np.ndarray  # [pieces], first token
@@ -42,8 +43,10 @@ def plan_pieces(lengths: np.ndarray, extra: int) -> Pieces:
     size = -(-lengths // count)
     size = -(-size // TILE) * TILE
     count = -(-lengths // size)
-    first = np.cumsum(count) - count
-    row = np.repeat(np.arange(len(lengths)), count)
+    order = np.argsort(-np.minimum(size, lengths), kind="stable")
+    first = np.empty_like(count)
+    first[order] = np.cumsum(count[order]) - count[order]
+    row = np.repeat(order, count[order])
     start = (np.arange(len(row)) - first[row]) * size[row]
     end = np.minimum(start + size[row], lengths[row])
     assert len(row) <= len(lengths) + extra
@@ -94,7 +97,7 @@ def decode_attention(queries: Tensor, layer_cache: Tensor, plan: DecodePlan, scr
     out = torch.empty(rows, heads, head_dim, dtype=queries.dtype, device=queries.device)
     wide = queries.dtype == torch.float32
     overlap = dependent_launch(queries)
-    _decode[(len(plan.piece_row), kv_heads)](
+    _decode[(kv_heads, len(plan.piece_row))](
         queries,
         layer_cache,
         out,
@@ -167,8 +170,8 @@ def _decode(
     OVERLAP: tl.constexpr,
 ):
     """A program is one piece under one KV head, for all query heads of it."""
-    piece = tl.program_id(0)
-    kv_head = tl.program_id(1)
+    kv_head = tl.program_id(0)
+    piece = tl.program_id(1)
     if OVERLAP:
         gdc_launch_dependents()
     row = tl.load(piece_row + piece)

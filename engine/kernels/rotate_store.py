@@ -10,9 +10,10 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from engine.kernels.dependent_launch import dependent_launch
 from engine.rope import rotate
 
-# What benchmarks/kernel_speed.py found best on an H200.
 HEADS_AT_ONCE = 8
-NUM_WARPS = 2
+# What benchmarks/kernel_speed.py found best on an H200: few tokens want to be done soon, many want little per program.
+MANY_TOKENS = 2048
+WARPS_FOR_FEW, WARPS_FOR_MANY = 4, 1
 
 
 def rotate_store(
@@ -55,7 +56,7 @@ def rotate_store(
         QUERY_GROUPS=query_groups,
         NORMS=query_norm is not None,
         OVERLAP=overlap,
-        num_warps=NUM_WARPS,
+        num_warps=WARPS_FOR_MANY if tokens >= MANY_TOKENS else WARPS_FOR_FEW,
         launch_pdl=overlap,
     )
     return qkv[:, :heads]

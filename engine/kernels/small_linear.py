@@ -1,8 +1,8 @@
-"""Matrix products for one to four rows, where reading the weights is all that counts: cuBLAS keeps too little of the
+"""Matrix products for one or two rows, where reading the weights is all that counts: cuBLAS keeps too little of the
 memory busy there.
 
-What comes before and after the product goes into the same pass: the RMS norm of the input, silu(gate) * up, and the
-addition to the residual stream. A program holds all of its weights in registers at once, and asks for them before it
+What comes before and after the product goes into the same pass: the RMS norm of the input, silu(gate) * up of the
+result, and the addition to the residual stream. A program holds all of its weights in registers at once, and asks for them before it
 waits for the kernel that computes its input: so the memory stays busy from one product to the next.
 """
 
@@ -15,12 +15,16 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from engine.kernels.dependent_launch import dependent_launch
 
-MAX_ROWS = 4
+MAX_ROWS = 2
 MAX_K = 16384  # of an input; a program of 8 warps holds as many weights
 # What benchmarks/kernel_speed.py found best on an H200.
 TILE = 8192  # weights that a program of NUM_WARPS holds
 NUM_WARPS = 4
 MIN_PROGRAMS = 256  # about two for each multiprocessor
+
+
+def is_small(x: Tensor) -> bool:
+    return len(x) <= MAX_ROWS and x.shape[1] <= MAX_K
 
 
 def small_linear(
@@ -29,24 +33,25 @@ def small_linear(
     *,
     norm: Tensor | None = None,
     eps: float = 0.0,
-    silu: bool = False,
+    gated: bool = False,
     add_to: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """x @ weight.T for up to MAX_ROWS rows: [rows, k] and [n, k] -> [rows, n], in `out` if there is one.
 
-    norm: weights [k] of the RMS norm that x goes through first. silu: x is [rows, 2 * k], gate and up. add_to [rows, n]
-    grows in place by the product, and is what comes back.
+    norm: weights [k] of the RMS norm that x goes through first. gated: `weight` is [2 * n, k], and what comes back is silu
+    of the product's first half times its second. add_to [rows, n] grows in place by the product, and is what comes back.
     """
+    assert is_small(x)
     rows, (n, k) = len(x), weight.shape
-    assert rows <= MAX_ROWS
-    assert k <= MAX_K
+    if gated:
+        n //= 2
     if add_to is not None:
         out = add_to
     elif out is None:
         out = torch.empty(rows, n, dtype=x.dtype, device=x.device)
     block_k = triton.next_power_of_2(k)
-    block_n = max(1, TILE // block_k)
+    block_n = max(1, TILE // block_k // (2 if gated else 1))
     while block_n > 1 and triton.cdiv(n, block_n) < MIN_PROGRAMS:
         block_n //= 2
     overlap = dependent_launch(x)
@@ -62,7 +67,7 @@ def small_linear(
         BLOCK_N=block_n,
         BLOCK_K=block_k,
         NORM=norm is not None,
-        SILU=silu,
+        GATED=gated,
         ADD=add_to is not None,
         OVERLAP=overlap,
         num_warps=NUM_WARPS if block_k <= TILE else 2 * NUM_WARPS,
@@ -77,16 +82,16 @@ def small_linear_reference(
     *,
     norm: Tensor | None = None,
     eps: float = 0.0,
-    silu: bool = False,
+    gated: bool = False,
     add_to: Tensor | None = None,
 ) -> Tensor:
     wide = x.double()
     if norm is not None:
         wide = torch.rms_norm(wide, norm.shape, norm.double(), eps)
-    if silu:
-        gate, up = wide.chunk(2, dim=-1)
-        wide = F.silu(gate) * up
     product = wide @ weight.double().t()
+    if gated:
+        gate, up = product.chunk(2, dim=-1)
+        product = F.silu(gate) * up
     return product if add_to is None else add_to.double() + product
 
 
@@ -103,7 +108,7 @@ def _small_linear(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     NORM: tl.constexpr,
-    SILU: tl.constexpr,
+    GATED: tl.constexpr,
     ADD: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -115,24 +120,28 @@ def _small_linear(
     is_column = columns < N
     in_k = inner < K  # folded away where BLOCK_K is K
     at = weight + columns.to(tl.int64)[:, None] * K + inner[None, :]
-    weights = tl.load(at, mask=is_column[:, None] & in_k[None, :], other=0.0, eviction_policy="evict_first")
+    mask = is_column[:, None] & in_k[None, :]
+    weights = tl.load(at, mask=mask, other=0.0, eviction_policy="evict_first")
+    if GATED:
+        up_weights = tl.load(at + N * K, mask=mask, other=0.0, eviction_policy="evict_first")
     if NORM:
         norms = tl.load(norm + inner, mask=in_k, other=0.0)
     if OVERLAP:
         gdc_wait()
     for row in tl.static_range(ROWS):
-        x_row = x + row * (2 * K if SILU else K) + inner
-        values = tl.load(x_row, mask=in_k, other=0.0).to(tl.float32)
-        if SILU:
-            up = tl.load(x_row + K, mask=in_k, other=0.0).to(tl.float32)
-            shrunk = tl.exp(-tl.abs(values))
-            values = values * tl.where(values >= 0, 1.0, shrunk) / (1.0 + shrunk) * up
+        values = tl.load(x + row * K + inner, mask=in_k, other=0.0).to(tl.float32)
         if NORM:
             scale = tl.rsqrt(tl.sum(values * values, axis=0) / K + eps)
             values *= norms.to(tl.float32)
         result = tl.sum(weights.to(tl.float32) * values[None, :], axis=1)
         if NORM:  # the scale is a common factor
             result *= scale
+        if GATED:
+            up = tl.sum(up_weights.to(tl.float32) * values[None, :], axis=1)
+            if NORM:
+                up *= scale
+            shrunk = tl.exp(-tl.abs(result))  # never overflows
+            result = result * tl.where(result >= 0, 1.0, shrunk) / (1.0 + shrunk) * up
         to = out + row * N + columns
         if ADD:
             result += tl.load(to, mask=is_column, other=0.0).to(tl.float32)

@@ -1,7 +1,6 @@
 """Llama (Touvron et al.) for a paged KV cache: tokens of all sequences of a step lie flat, [num_tokens, hidden].
 
-The model knows neither sequences nor blocks: `attend` stores the keys and values of a layer and attends to the cache.
-The residual stream is a pair, `hidden` and `delta`; see engine.operations.
+The model knows neither sequences nor blocks: `attend` stores a layer's keys and values and attends to the cache.
 """
 
 from collections.abc import Callable
@@ -42,14 +41,14 @@ class LlamaLayer:
         )
         self.down = weights.take(f"{prefix}.mlp.down_proj.weight", hidden, mlp)
 
-    def forward(self, hidden: Tensor, delta: Tensor | None, attend: Attend) -> Tensor | None:
-        """The layer's own delta. `hidden` [num_tokens, hidden] grows in place by `delta` and by what attention adds."""
+    def forward(self, hidden: Tensor, attend: Attend) -> None:
+        """`hidden` [num_tokens, hidden], the residual stream, grows in place by what the layer adds."""
         config, operations = self.config, self.operations
-        qkv = operations.norm_linear(hidden, delta, self.input_norm, config.rms_norm_eps, self.qkv)
+        qkv = operations.norm_linear(hidden, self.input_norm, config.rms_norm_eps, self.qkv)
         mixed = attend(self.index, qkv.view(len(hidden), -1, config.head_dim), self.head_norms).flatten(1)
-        delta = operations.add_linear(hidden, mixed, self.output)
-        gate_up = operations.norm_linear(hidden, delta, self.mlp_norm, config.rms_norm_eps, self.gate_up)
-        return operations.add_silu_linear(hidden, gate_up, self.down)
+        operations.add_linear(hidden, mixed, self.output)
+        activations = operations.norm_gated_linear(hidden, self.mlp_norm, config.rms_norm_eps, self.gate_up)
+        operations.add_linear(hidden, activations, self.down)
 
 
 class Llama:
@@ -71,14 +70,13 @@ class Llama:
             self.head = weights.take("lm_head.weight", config.vocab_size, config.hidden_size)
             weights.finish()
 
-    def forward(self, token_ids: Tensor, attend: Attend) -> tuple[Tensor, Tensor | None]:
-        """(hidden, delta), whose sum are the hidden states [num_tokens, hidden] of [num_tokens] tokens."""
+    def forward(self, token_ids: Tensor, attend: Attend) -> Tensor:
+        """[num_tokens] -> [num_tokens, hidden]"""
         hidden = self.operations.embed(token_ids, self.embeddings)
-        delta: Tensor | None = None
         for layer in self.layers:
-            delta = layer.forward(hidden, delta, attend)
-        return hidden, delta
+            layer.forward(hidden, attend)
+        return hidden
 
-    def logits(self, hidden: Tensor, delta: Tensor | None, out: Tensor | None = None) -> Tensor:
-        """[rows, hidden], `hidden` grows by `delta` -> [rows, vocab], in `out` if there is one."""
-        return self.operations.norm_linear(hidden, delta, self.norm, self.config.rms_norm_eps, self.head, out)
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """[rows, hidden] -> [rows, vocab], in `out` if there is one."""
+        return self.operations.norm_linear(hidden, self.norm, self.config.rms_norm_eps, self.head, out)
