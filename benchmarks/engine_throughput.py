@@ -89,35 +89,33 @@ class Bench:
         sampling = SamplingParams(max_tokens=max_tokens, seed=index, temperature=0.6, ignore_eos=True)
         self.engine.add(Sequence(f"r{index}", prompt, prompt_tokens, sampling))
 
-    def finish(self) -> int:
-        """Runs to the end. Returns how many tokens came out."""
-        num_tokens = 0
+    def finish(self) -> tuple[int, float]:
+        """Runs to the end. Returns how many tokens came out, and in how many seconds."""
+        num_tokens, started_s = 0, time.perf_counter()
         while self.engine.has_work:
             for output in self.engine.step().outputs:
                 assert output.error is None, output.error
                 num_tokens += len(output.token_ids)
         torch.cuda.synchronize()
+        seconds = time.perf_counter() - started_s
         assert self.engine.check_integrity() == []
         self.engine.clear_cache()
-        return num_tokens
+        return num_tokens, seconds
 
     def bench(self) -> dict[str, float]:
         source = random.Random(0)
         sizes = [(source.randint(100, 1024), source.randint(100, 1024)) for _ in range(256)]
         for index, (prompt_tokens, max_tokens) in enumerate(sizes):
             self.add(prompt_tokens, max_tokens, index)
-        started_s = time.perf_counter()
-        num_tokens = self.finish()
-        seconds = time.perf_counter() - started_s
+        num_tokens, seconds = self.finish()
         assert num_tokens == sum(max_tokens for _, max_tokens in sizes)
         return {"tokens_per_s": num_tokens / seconds, "seconds": seconds}
 
     def prefill(self) -> dict[str, float]:
         for index in range(128):
             self.add(1024, 1, index)
-        started_s = time.perf_counter()
-        assert self.finish() == 128
-        seconds = time.perf_counter() - started_s
+        num_tokens, seconds = self.finish()
+        assert num_tokens == 128
         return {"tokens_per_s": 128 * 1024 / seconds, "seconds": seconds}
 
     def decode(self, rows: int, context: int, num_steps: int) -> dict[str, float]:

@@ -81,61 +81,65 @@ def copy() -> list[Result]:
 def _tables(lengths: list[int], block_size: int) -> tuple[Tensor, Tensor, int]:
     counts = [-(-length // block_size) for length in lengths]
     order = torch.randperm(sum(counts), device=DEVICE).int()
-    starts = torch.tensor([0, *counts[:-1]], device=DEVICE).cumsum(0).int()
+    starts = (torch.tensor(counts, device=DEVICE).cumsum(0) - torch.tensor(counts, device=DEVICE)).int()
     return order, starts, sum(counts)
 
 
-def _decode_plan(lengths: list[int], block_size: int, extra: int) -> tuple[DecodePlan, int]:
+def _decode_plan(lengths: list[int], block_size: int, programs: int) -> tuple[DecodePlan, int]:
     tables, starts, num_blocks = _tables(lengths, block_size)
-    pieces = plan_pieces(np.array(lengths), extra)
-    grid = np.full(len(lengths) + extra, -1, dtype=np.int32)
-    grid[: len(pieces.row)] = pieces.row
-    arrays = (grid, pieces.start, pieces.end, pieces.first, pieces.count)
+    pieces = plan_pieces(np.array(lengths), programs)
+    arrays = (pieces.program_first, pieces.row, pieces.start, pieces.end, pieces.first, pieces.count)
     return DecodePlan(*(torch.from_numpy(array).to(DEVICE) for array in arrays), starts, tables), num_blocks
 
 
 def decode() -> list[Result]:
     """0.6B heads (16/8) and 8B heads (32/8) of 128."""
     results = []
-    cases = [(256, 1024), (64, 1024), (1, 1024), (1, 32768), (32, 8192)]
-    configs = [(64, 2, 3), (64, 2, 4), (128, 2, 3), (64, 1, 3), (32, 2, 3), (64, 2, 2)]
-    extras = [17, 33, 66]
-    for heads, (rows, context) in itertools.product((16, 32), cases):
-        lengths = [context + i % 7 for i in range(rows)]
+    source = np.random.default_rng(0)
+    cases: dict[str, list[int]] = {
+        f"x{rows} ctx {context}": [context + i % 7 for i in range(rows)]
+        for rows, context in ((256, 1024), (1, 1024), (1, 32768), (32, 8192))
+    }
+    cases |= {f"x{rows} ctx 300-1900": source.integers(300, 1900, rows).tolist() for rows in (16, 128)}
+    configs = [(64, 2, 3), (64, 2, 2), (32, 2, 4), (64, 4, 3), (128, 4, 2)]
+    grids = [33, 49, 66, 132]
+    for heads, (case, lengths) in itertools.product((16, 32), cases.items()):
         for block_size in (16, 32, 64, 128):
             best: Result = {}
-            tried = configs if block_size == 64 else configs[:2]
-            for (tile, warps, stages), extra in itertools.product(tried, extras if block_size == 64 else extras[1:2]):
+            tried = (
+                list(itertools.product(configs, grids)) if block_size == 64 else [(configs[0], 33), (configs[0], 66)]
+            )
+            for (tile, warps, stages), programs in tried:
                 try:
-                    found = _time_decode(heads, 8, lengths, block_size, tile, warps, stages, extra)
+                    found = _time_decode(heads, 8, lengths, block_size, tile, warps, stages, programs)
+                    found["kernel"] = f"decode {heads}/8 {case} block {block_size}"
                 except Exception as error:
                     results.append({"kernel": f"decode tile {tile}x{warps}w{stages}s", "error": str(error)[:120]})
                     continue
                 if not best or found["us"] < best["us"]:
                     best = found
-                if block_size == 64 and heads == 16 and rows in (1, 256):
-                    print("   ", found, flush=True)
+                if block_size == 64:
+                    print(f"    {case} {found['us']:.1f} us {found['config']}", flush=True)
             print(best, flush=True)
             results.append(best)
     return results
 
 
 def _time_decode(
-    heads: int, kv_heads: int, lengths: list[int], block_size: int, tile: int, warps: int, stages: int, extra: int
+    heads: int, kv_heads: int, lengths: list[int], block_size: int, tile: int, warps: int, stages: int, programs: int
 ) -> Result:
     decode_kernel.TILE, decode_kernel.NUM_WARPS, decode_kernel.NUM_STAGES = tile, warps, stages
-    plan, num_blocks = _decode_plan(lengths, block_size, extra)
+    plan, num_blocks = _decode_plan(lengths, block_size, programs)
     kv_bytes = sum(lengths) * kv_heads * 2 * 128 * 2
     layers = max(2, min(28, int(3e9 // kv_bytes)), -(-200_000_000 // kv_bytes))
     slab = torch.randn(layers, num_blocks, kv_heads, 2, block_size, 128, device=DEVICE, dtype=BF16)
     queries = torch.randn(len(lengths), heads, 128, device=DEVICE, dtype=BF16)
-    scratch = DecodeScratch.allocate(len(lengths), extra, heads, kv_heads, 128, DEVICE)
+    scratch = DecodeScratch.allocate(len(lengths), programs, heads, kv_heads, 128, DEVICE)
     calls = [partial(decode_kernel.decode_attention, queries, cache, plan, scratch) for cache in slab]
     spent = seconds(calls)
     decode_kernel.TILE, decode_kernel.NUM_WARPS, decode_kernel.NUM_STAGES = _DEFAULTS
     return {
-        "kernel": f"decode {heads}/{kv_heads} x{len(lengths)} ctx {lengths[0]} block {block_size}",
-        "config": f"tile {tile} warps {warps} stages {stages} extra {extra}",
+        "config": f"tile {tile} warps {warps} stages {stages} programs {programs}",
         "us": spent * 1e6,
         "GB/s": kv_bytes / spent / 1e9,
     }

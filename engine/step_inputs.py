@@ -29,12 +29,17 @@ class StepShape:
 
     tokens: int
     rows: int  # decodes
-    pieces: int  # of their contexts
+    programs: int  # of decode attention
     chunks: int  # prompt chunks
     tiles: int  # of their queries
     samples: int
     pages: int = 0  # columns of the chunks' page table, where the backend wants one
     longest_chunk: int = 0  # tokens
+
+    @property
+    def pieces(self) -> int:
+        """At most, of the decodes' contexts."""
+        return self.rows + self.programs
 
     def fields(self) -> dict[str, tuple[int, int]]:
         """name -> (words, what fills the padding), in their order; block tables follow."""
@@ -46,7 +51,8 @@ class StepShape:
             "temperatures": (self.samples, 0),
             "output_positions": (self.samples, 0),
             "seeds": (2 * self.samples, 0),
-            "piece_row": (self.pieces, -1),
+            "program_first": (self.programs + 1 if self.rows else 0, 0),
+            "piece_row": (self.pieces, 0),
             "piece_start": (self.pieces, 0),
             "piece_end": (self.pieces, 0),
             "first_piece": (self.rows, 0),
@@ -108,17 +114,17 @@ class StepBuffer:
         max_tokens: int,
         table_words: int,
         block_size: int,
-        extra_pieces: int,
+        decode_programs: int,
         query_tile: int,
         with_page_table: bool,
         device: torch.device,
     ) -> None:
         """`table_words`: room for the block tables of one step, all sequences together."""
         self._block_size = block_size
-        self._extra_pieces = extra_pieces
+        self._decode_programs = decode_programs
         self._query_tile = query_tile
         self._with_page_table = with_page_table
-        words = 24 * (max_tokens + extra_pieces + 32 * _ALIGNMENT) + table_words * (2 if with_page_table else 1)
+        words = 24 * (max_tokens + decode_programs + 32 * _ALIGNMENT) + table_words * (2 if with_page_table else 1)
         self._device = torch.zeros(words, dtype=torch.int32, device=device)
         pinned = device.type == "cuda"
         hosts = [torch.zeros(words, dtype=torch.int32, pin_memory=pinned) for _ in range(_HOST_BUFFERS)]
@@ -132,7 +138,7 @@ class StepBuffer:
         return StepShape(
             tokens=batch.num_tokens,
             rows=rows,
-            pieces=rows + self._extra_pieces if rows else 0,
+            programs=self._decode_programs if rows else 0,
             chunks=chunks,
             tiles=int((-(-lengths // self._query_tile)).sum()),
             samples=sum(item.sample for item in batch.items),
@@ -142,7 +148,7 @@ class StepBuffer:
 
     def decode_shape(self, rows: int) -> StepShape:
         """Of a graph for that many decodes."""
-        return StepShape(rows, rows, rows + self._extra_pieces, 0, 0, rows)
+        return StepShape(rows, rows, self._decode_programs, 0, 0, rows)
 
     def view(self, shape: StepShape) -> StepInputs:
         layout = _layout(shape)
@@ -161,6 +167,7 @@ class StepBuffer:
             output_positions=at("output_positions"),
             seeds=at("seeds").view(-1, 2),
             decode=DecodePlan(
+                program_first=at("program_first"),
                 piece_row=at("piece_row"),
                 piece_start=at("piece_start"),
                 piece_end=at("piece_end"),
@@ -224,7 +231,8 @@ class StepBuffer:
         self._put_samples(put, items, begins + counts - 1)
         num_chunks = len(batch.prefill)
         if batch.decode:
-            pieces = plan_pieces(starts[num_chunks:] + 1, self._extra_pieces)
+            pieces = plan_pieces(starts[num_chunks:] + 1, self._decode_programs)
+            put("program_first", pieces.program_first)
             put("piece_row", pieces.row)
             put("piece_start", pieces.start)
             put("piece_end", pieces.end)

@@ -1,8 +1,9 @@
 """Attention of one query per sequence over the paged cache, split along the context so that few long sequences fill the
-chip as well as many short ones (flash-decoding).
+chip as well as many short ones (flash-decoding, with the even shares of stream-K).
 
-The host cuts the contexts into pieces (`plan_pieces`); the grid is fixed and programs without a piece end at once, so
-the launch can be captured in a CUDA graph. The last program to finish a sequence's head merges its pieces.
+The host deals all contexts out to a fixed number of programs in equal shares (`plan_pieces`), so the launch can be
+captured in a CUDA graph and all programs end at about the same time. A share may begin or end within a sequence: the
+last program to finish a sequence's head merges its pieces.
 """
 
 import math
@@ -22,13 +23,15 @@ TILE = 64  # tokens that a program loads at once; pieces begin at multiples of i
 NUM_WARPS = 2
 NUM_STAGES = 3
 _MIN_ROWS = 16  # of a tl.dot: the query heads of a KV head are padded to it
+_PARTS_AT_ONCE = 32  # heads times pieces that a merge holds in registers
 
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """int32 arrays. Pieces of one row are neighbours; row r owns `count[r]` of them from `first[r]` on. Long ones come
-    first: programs start in that order, and the short ones fill the gaps at the end."""
+    """int32 arrays. Program p works on pieces [program_first[p], program_first[p + 1]); row r consists of `count[r]`
+    pieces from `first[r]` on."""
 
+    program_first: np.ndarray  # [programs + 1]
     row: np.ndarray  # [pieces]
     start: np.ndarray  # [pieces], first token
     end: np.ndarray  # [pieces]
@@ -36,21 +39,26 @@ class Pieces:
     count: np.ndarray  # [rows]
 
 
-def plan_pieces(lengths: np.ndarray, extra: int) -> Pieces:
-    """Cuts contexts of `lengths` tokens into pieces of about equal length, at most len(lengths) + extra of them."""
-    piece = max(1, -(-int(lengths.sum()) // max(extra, 1)))
-    count = -(-lengths // piece)
-    size = -(-lengths // count)
-    size = -(-size // TILE) * TILE
-    count = -(-lengths // size)
-    order = np.argsort(-np.minimum(size, lengths), kind="stable")
-    first = np.empty_like(count)
-    first[order] = np.cumsum(count[order]) - count[order]
-    row = np.repeat(order, count[order])
-    start = (np.arange(len(row)) - first[row]) * size[row]
-    end = np.minimum(start + size[row], lengths[row])
-    assert len(row) <= len(lengths) + extra
-    return Pieces(*(array.astype(np.int32) for array in (row, start, end, first, count)))
+def plan_pieces(lengths: np.ndarray, programs: int) -> Pieces:
+    """Deals contexts of `lengths` tokens, all positive, out to `programs` in equal shares of whole tiles. There are
+    fewer than len(lengths) + programs pieces."""
+    tiles = -(-lengths // TILE)
+    row_first = np.cumsum(tiles) - tiles
+    total = int(tiles.sum())
+    share = -(-total // programs)
+    begin = np.union1d(row_first, np.arange(0, total, share))
+    stop = np.append(begin[1:], total)
+    row = np.searchsorted(row_first, begin, side="right") - 1
+    count = np.bincount(row, minlength=len(lengths))
+    arrays = (
+        np.searchsorted(begin, np.arange(programs + 1) * share),
+        row,
+        (begin - row_first[row]) * TILE,
+        np.minimum((stop - row_first[row]) * TILE, lengths[row]),
+        np.cumsum(count) - count,
+        count,
+    )
+    return Pieces(*(array.astype(np.int32) for array in arrays))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +71,9 @@ class DecodeScratch:
 
     @classmethod
     def allocate(
-        cls, max_rows: int, extra: int, heads: int, kv_heads: int, head_dim: int, device: torch.device
+        cls, max_rows: int, programs: int, heads: int, kv_heads: int, head_dim: int, device: torch.device
     ) -> "DecodeScratch":
-        pieces = max_rows + extra
+        pieces = max_rows + programs
         return cls(
             torch.empty(pieces, heads, head_dim, dtype=torch.float32, device=device),
             torch.empty(pieces, heads, dtype=torch.float32, device=device),
@@ -75,11 +83,12 @@ class DecodeScratch:
 
 @dataclass(frozen=True, slots=True)
 class DecodePlan:
-    """What the launches of one step share: int32 on the device."""
+    """What the launches of one step share: int32 on the device. See `Pieces`."""
 
-    piece_row: Tensor  # [grid]; negative: no piece
-    piece_start: Tensor  # [grid]
-    piece_end: Tensor  # [grid]
+    program_first: Tensor  # [programs + 1]
+    piece_row: Tensor  # [pieces]
+    piece_start: Tensor  # [pieces]
+    piece_end: Tensor  # [pieces]
     first_piece: Tensor  # [rows]
     num_pieces: Tensor  # [rows]
     table_start: Tensor  # [rows], where a row's block table begins in `tables`
@@ -94,16 +103,18 @@ def decode_attention(queries: Tensor, layer_cache: Tensor, plan: DecodePlan, scr
     rows, heads, head_dim = queries.shape
     _, kv_heads, _, block_size, _ = layer_cache.shape
     group = heads // kv_heads
+    padded_group = triton.next_power_of_2(group)
     out = torch.empty(rows, heads, head_dim, dtype=queries.dtype, device=queries.device)
     wide = queries.dtype == torch.float32
     overlap = dependent_launch(queries)
-    _decode[(kv_heads, len(plan.piece_row))](
+    _decode[(kv_heads, len(plan.program_first) - 1)](
         queries,
         layer_cache,
         out,
         scratch.mixed,
         scratch.log_sums,
         scratch.arrived,
+        plan.program_first,
         plan.piece_row,
         plan.piece_start,
         plan.piece_end,
@@ -115,10 +126,12 @@ def decode_attention(queries: Tensor, layer_cache: Tensor, plan: DecodePlan, scr
         math.log2(math.e) / head_dim**0.5,
         KV_HEADS=kv_heads,
         GROUP=group,
-        ROWS=max(_MIN_ROWS, triton.next_power_of_2(group)),
+        PADDED_GROUP=padded_group,
+        ROWS=max(_MIN_ROWS, padded_group),
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
         TILE=TILE,
+        PIECES_AT_ONCE=max(1, _PARTS_AT_ONCE // padded_group),
         PRECISION="ieee" if wide else "tf32",
         OVERLAP=overlap,
         num_warps=NUM_WARPS,
@@ -151,6 +164,7 @@ def _decode(
     mixed,
     log_sums,
     arrived,
+    program_first,
     piece_row,
     piece_start,
     piece_end,
@@ -162,31 +176,43 @@ def _decode(
     scale,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
+    PADDED_GROUP: tl.constexpr,
     ROWS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
+    PIECES_AT_ONCE: tl.constexpr,
     PRECISION: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """A program is one piece under one KV head, for all query heads of it."""
-    kv_head = tl.program_id(0)
-    piece = tl.program_id(1)
+    """A program is one share of the contexts under one KV head, for all query heads of it."""
     if OVERLAP:
         gdc_launch_dependents()
-    row = tl.load(piece_row + piece)
-    start = tl.load(piece_start + piece)
-    end = tl.load(piece_end + piece)
+    kv_head = tl.program_id(0)
+    program = tl.program_id(1)
+    begin = tl.load(program_first + program)
+    stop = tl.load(program_first + program + 1)
+    members = tl.arange(0, ROWS)
+    dims = tl.arange(0, HEAD_DIM)
+    slots = tl.arange(0, TILE)
+    is_member = (members < GROUP)[:, None]
+    heads = kv_head * GROUP + members
+    at = heads[:, None] * HEAD_DIM + dims[None, :]
     if OVERLAP:
+        if TILE <= BLOCK_SIZE and begin < stop:
+            first = tl.load(piece_start + begin)
+            block = tl.load(tables + tl.load(table_start + tl.load(piece_row + begin)) + first // BLOCK_SIZE)
+            tile = cache + (block.to(tl.int64) * KV_HEADS + kv_head) * (2 * BLOCK_SIZE * HEAD_DIM)
+            tile += first % BLOCK_SIZE * HEAD_DIM
+            _fetch(tile, TILE * HEAD_DIM)
+            _fetch(tile + BLOCK_SIZE * HEAD_DIM, TILE * HEAD_DIM)
         gdc_wait()
-    if row >= 0:
+    for piece in range(begin, stop):
+        row = tl.load(piece_row + piece)
+        start = tl.load(piece_start + piece)
+        end = tl.load(piece_end + piece)
+        pieces = tl.load(num_pieces + row)
         table = tables + tl.load(table_start + row)
-        members = tl.arange(0, ROWS)
-        dims = tl.arange(0, HEAD_DIM)
-        slots = tl.arange(0, TILE)
-        is_member = (members < GROUP)[:, None]
-        heads = kv_head * GROUP + members
-        at = heads[:, None] * HEAD_DIM + dims[None, :]
         query = tl.load(queries + row.to(tl.int64) * query_stride + at, mask=is_member, other=0.0)
         best = tl.full((ROWS,), float("-inf"), tl.float32)
         total = tl.zeros((ROWS,), tl.float32)
@@ -215,9 +241,8 @@ def _decode(
             result = tl.dot(weights.to(values.dtype), values, result, input_precision=PRECISION)
             best = new_best
         result = result / total[:, None]
-        out_at = out + row.to(tl.int64) * (KV_HEADS * GROUP * HEAD_DIM) + at
-        pieces = tl.load(num_pieces + row)
         if pieces == 1:
+            out_at = out + row.to(tl.int64) * (KV_HEADS * GROUP * HEAD_DIM) + at
             tl.store(out_at, result.to(out.dtype.element_ty), mask=is_member)
         else:
             num_heads: tl.constexpr = KV_HEADS * GROUP
@@ -228,30 +253,57 @@ def _decode(
             if before == pieces - 1:
                 tl.store(arrived + row * KV_HEADS + kv_head, 0)
                 origin = tl.load(first_piece + row)
-                for member in tl.static_range(GROUP):
-                    _merge(mixed, log_sums, out, row, kv_head * GROUP + member, origin, pieces, num_heads, HEAD_DIM)
+                _merge(
+                    mixed, log_sums, out, row, kv_head, origin, pieces,
+                    KV_HEADS, GROUP, PADDED_GROUP, HEAD_DIM, PIECES_AT_ONCE,
+                )  # fmt: skip
 
 
 @triton.jit
-def _merge(mixed, log_sums, out, row, head, origin, pieces, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr):
+def _fetch(start, SIZE: tl.constexpr):
+    """Asks for SIZE elements to be brought into the L2 cache: into none that could hold on to stale ones."""
+    line: tl.constexpr = 128 // (start.dtype.element_ty.primitive_bitwidth // 8)
+    lines = start + tl.arange(0, SIZE // line) * line
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [lines], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
+def _merge(
+    mixed,
+    log_sums,
+    out,
+    row,
+    kv_head,
+    origin,
+    pieces,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    PADDED_GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+):
     """The pieces' results are read past the L1 cache: other multiprocessors wrote them."""
-    at_once: tl.constexpr = 16
+    num_heads: tl.constexpr = KV_HEADS * GROUP
     dims = tl.arange(0, HEAD_DIM)
-    best = float("-inf")
-    total = 0.0
-    result = tl.zeros((HEAD_DIM,), tl.float32)
-    for first in range(0, pieces, at_once):
-        index = first + tl.arange(0, at_once)
-        valid = index < pieces
-        at = (origin + index) * HEADS + head
+    members = tl.arange(0, PADDED_GROUP)
+    heads = kv_head * GROUP + tl.minimum(members, GROUP - 1)  # padding repeats the last one
+    best = tl.full((PADDED_GROUP,), float("-inf"), tl.float32)
+    total = tl.zeros((PADDED_GROUP,), tl.float32)
+    result = tl.zeros((PADDED_GROUP, HEAD_DIM), tl.float32)
+    for first in range(0, pieces, AT_ONCE):
+        index = first + tl.arange(0, AT_ONCE)
+        valid = (index < pieces)[:, None]
+        at = (origin + index)[:, None] * num_heads + heads[None, :]
+        at_parts = mixed + at[:, :, None] * HEAD_DIM + dims[None, None, :]
+        parts = tl.load(at_parts, mask=valid[:, :, None], other=0.0, cache_modifier=".cg")
         log_sum = tl.load(log_sums + at, mask=valid, other=float("-inf"), cache_modifier=".cg")
-        at_parts = mixed + at[:, None] * HEAD_DIM + dims[None, :]
-        parts = tl.load(at_parts, mask=valid[:, None], other=0.0, cache_modifier=".cg")
         new_best = tl.maximum(best, tl.max(log_sum, axis=0))
         shrink = tl.exp2(best - new_best)
-        weights = tl.exp2(log_sum - new_best)
-        result = result * shrink + tl.sum(parts * weights[:, None], axis=0)
+        weights = tl.exp2(log_sum - new_best[None, :])
+        result = result * shrink[:, None] + tl.sum(parts * weights[:, :, None], axis=0)
         total = total * shrink + tl.sum(weights, axis=0)
         best = new_best
-    to = out + (row.to(tl.int64) * HEADS + head) * HEAD_DIM + dims
-    tl.store(to, (result / total).to(out.dtype.element_ty))
+    to = out + (row.to(tl.int64) * num_heads + heads[:, None]) * HEAD_DIM + dims[None, :]
+    tl.store(to, (result / total[:, None]).to(out.dtype.element_ty), mask=(members < GROUP)[:, None])

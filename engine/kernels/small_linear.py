@@ -2,8 +2,8 @@
 memory busy there.
 
 What comes before and after the product goes into the same pass: the RMS norm of the input, silu(gate) * up of the
-result, and the addition to the residual stream. A program holds all of its weights in registers at once, and asks for them before it
-waits for the kernel that computes its input: so the memory stays busy from one product to the next.
+result, and the addition to the residual stream. A program holds all of its weights in registers at once, and asks for
+them before it waits for the kernel that computes its input: so the memory stays busy from one product to the next.
 """
 
 import torch
@@ -39,8 +39,8 @@ def small_linear(
 ) -> Tensor:
     """x @ weight.T for up to MAX_ROWS rows: [rows, k] and [n, k] -> [rows, n], in `out` if there is one.
 
-    norm: weights [k] of the RMS norm that x goes through first. gated: `weight` is [2 * n, k], and what comes back is silu
-    of the product's first half times its second. add_to [rows, n] grows in place by the product, and is what comes back.
+    norm: weights [k] of the RMS norm that x goes through first. gated: `weight` is [2 * n, k], and what comes back is
+    silu of the product's first half times its second. add_to [rows, n] grows in place by the product, and comes back.
     """
     assert is_small(x)
     rows, (n, k) = len(x), weight.shape
