@@ -157,7 +157,13 @@ def prefill() -> list[Result]:
             slab = torch.randn(2, num_blocks, 8, 2, block_size, 128, device=DEVICE, dtype=BF16)
             queries = torch.randn(sum(lengths), heads + 16, 128, device=DEVICE, dtype=BF16)[:, :heads]
             name = f"prefill {heads}/8 {len(lengths)}x{lengths[0]} block {block_size}"
-            for tile, key_tile, warps, stages in ((64, 64, 4, 3), (64, 64, 4, 2), (64, 128, 4, 2), (64, 32, 4, 4)):
+            for tile, key_tile, warps, stages in (
+                (64, 64, 4, 3),
+                (64, 64, 4, 2),
+                (64, 128, 4, 2),
+                (128, 64, 8, 3),
+                (128, 128, 8, 2),
+            ):
                 prefill_kernel.HALF_TILES = (tile, key_tile, warps, stages)
                 plan = _prefill_plan(lengths, tile, tables, starts)
                 try:

@@ -27,7 +27,7 @@ log = structlog.get_logger()
 
 _GRAPH_BYTES = 1 << 30  # what CUDA graphs keep: their kernels' parameters and one step's activations
 _SPARE_SHARE = 0.03  # of the device, for what fragmentation and other libraries take
-_PROGRAMS_PER_PROCESSOR = 2  # of decode attention: as many as run at once (benchmarks/kernel_speed.py, on an H200)
+_PROGRAMS_PER_PROCESSOR = 4  # of decode attention: as many as run at once (benchmarks/kernel_speed.py, on an H200)
 
 
 def build_cuda_runner(

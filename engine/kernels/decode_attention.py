@@ -1,5 +1,6 @@
 """Attention of one query per sequence over the paged cache, split along the context so that few long sequences fill the
-chip as well as many short ones (flash-decoding, with the even shares of stream-K).
+chip as well as many short ones (flash-decoding, with the even shares of stream-K). Norm, rotation and the new token's
+way into the cache (engine/kernels/rotate_store.py) can go into the same launch.
 
 The host deals all contexts out to a fixed number of programs in equal shares (`plan_pieces`), so the launch can be
 captured in a CUDA graph and all programs end at about the same time. A share may begin or end within a sequence: the
@@ -23,7 +24,7 @@ TILE = 64  # tokens that a program loads at once; pieces begin at multiples of i
 NUM_WARPS = 2
 NUM_STAGES = 3
 _MIN_ROWS = 16  # of a tl.dot: the query heads of a KV head are padded to it
-_PARTS_AT_ONCE = 32  # heads times pieces that a merge holds in registers
+_PARTS_AT_ONCE = 64  # heads times pieces that a merge holds in registers
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,18 +96,36 @@ class DecodePlan:
     tables: Tensor  # block ids of all rows, one after the other
 
 
-def decode_attention(queries: Tensor, layer_cache: Tensor, plan: DecodePlan, scratch: DecodeScratch) -> Tensor:
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """What `rotate_store` takes, for decodes whose heads are not rotated and stored yet."""
+
+    slots: Tensor  # int32 [rows]
+    positions: Tensor  # int32 [rows]
+    table: Tensor  # float32 [positions, head_dim]
+    query_norm: Tensor | None  # [head_dim]; both or none
+    key_norm: Tensor | None
+    eps: float
+
+
+def decode_attention(
+    queries: Tensor, layer_cache: Tensor, plan: DecodePlan, scratch: DecodeScratch, rotation: Rotation | None = None
+) -> Tensor:
     """[rows, heads, head_dim] like `queries`, whose last two dimensions are contiguous.
 
-    layer_cache: [blocks, kv_heads, 2, block_size, head_dim]. Rows without a piece come back undefined.
+    layer_cache: [blocks, kv_heads, 2, block_size, head_dim]. Rows without a piece come back undefined. With `rotation`,
+    `queries` are followed by keys and values, [rows, heads + 2 * kv_heads, head_dim], which are stored.
     """
     rows, heads, head_dim = queries.shape
     _, kv_heads, _, block_size, _ = layer_cache.shape
+    if rotation is not None:
+        heads -= 2 * kv_heads
     group = heads // kv_heads
     padded_group = triton.next_power_of_2(group)
     out = torch.empty(rows, heads, head_dim, dtype=queries.dtype, device=queries.device)
     wide = queries.dtype == torch.float32
     overlap = dependent_launch(queries)
+    unused = plan.tables
     _decode[(kv_heads, len(plan.program_first) - 1)](
         queries,
         layer_cache,
@@ -122,6 +141,12 @@ def decode_attention(queries: Tensor, layer_cache: Tensor, plan: DecodePlan, scr
         plan.num_pieces,
         plan.table_start,
         plan.tables,
+        unused if rotation is None else rotation.slots,
+        unused if rotation is None else rotation.positions,
+        unused if rotation is None else rotation.table,
+        unused if rotation is None or rotation.query_norm is None else rotation.query_norm,
+        unused if rotation is None or rotation.key_norm is None else rotation.key_norm,
+        0.0 if rotation is None else rotation.eps,
         queries.stride(0),
         math.log2(math.e) / head_dim**0.5,
         KV_HEADS=kv_heads,
@@ -132,6 +157,8 @@ def decode_attention(queries: Tensor, layer_cache: Tensor, plan: DecodePlan, scr
         BLOCK_SIZE=block_size,
         TILE=TILE,
         PIECES_AT_ONCE=max(1, _PARTS_AT_ONCE // padded_group),
+        ROTATE=rotation is not None,
+        NORMS=rotation is not None and rotation.query_norm is not None,
         PRECISION="ieee" if wide else "tf32",
         OVERLAP=overlap,
         num_warps=NUM_WARPS,
@@ -172,6 +199,12 @@ def _decode(
     num_pieces,
     table_start,
     tables,
+    slots,
+    positions,
+    angles,
+    query_norm,
+    key_norm,
+    eps,
     query_stride,
     scale,
     KV_HEADS: tl.constexpr,
@@ -182,6 +215,8 @@ def _decode(
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
     PIECES_AT_ONCE: tl.constexpr,
+    ROTATE: tl.constexpr,
+    NORMS: tl.constexpr,
     PRECISION: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -194,7 +229,7 @@ def _decode(
     stop = tl.load(program_first + program + 1)
     members = tl.arange(0, ROWS)
     dims = tl.arange(0, HEAD_DIM)
-    slots = tl.arange(0, TILE)
+    places = tl.arange(0, TILE)
     is_member = (members < GROUP)[:, None]
     heads = kv_head * GROUP + members
     at = heads[:, None] * HEAD_DIM + dims[None, :]
@@ -213,17 +248,35 @@ def _decode(
         end = tl.load(piece_end + piece)
         pieces = tl.load(num_pieces + row)
         table = tables + tl.load(table_start + row)
-        query = tl.load(queries + row.to(tl.int64) * query_stride + at, mask=is_member, other=0.0)
+        heads_of_row = queries + row.to(tl.int64) * query_stride
+        if ROTATE:
+            angle = angles + tl.load(positions + row).to(tl.int64) * HEAD_DIM
+            query = _rotated(
+                heads_of_row + heads[:, None] * HEAD_DIM, is_member, angle, query_norm, eps, HEAD_DIM, NORMS
+            )
+            query = query.to(cache.dtype.element_ty)
+            if end > tl.load(positions + row):  # the newest token is in this piece
+                slot = tl.load(slots + row).to(tl.int64)
+                new = heads_of_row + (KV_HEADS * GROUP + kv_head + tl.arange(0, 1)[:, None]) * HEAD_DIM
+                key = _rotated(new, tl.arange(0, 1)[:, None] == 0, angle, key_norm, eps, HEAD_DIM, NORMS)
+                value = tl.load(new + KV_HEADS * HEAD_DIM + dims[None, :])
+                to = (slot // BLOCK_SIZE * KV_HEADS + kv_head) * (2 * BLOCK_SIZE) + slot % BLOCK_SIZE
+                to = cache + to * HEAD_DIM + dims[None, :]
+                tl.store(to, key.to(cache.dtype.element_ty))
+                tl.store(to + BLOCK_SIZE * HEAD_DIM, value)
+                tl.debug_barrier()  # read below by other threads
+        else:
+            query = tl.load(heads_of_row + at, mask=is_member, other=0.0)
         best = tl.full((ROWS,), float("-inf"), tl.float32)
         total = tl.zeros((ROWS,), tl.float32)
         result = tl.zeros((ROWS, HEAD_DIM), tl.float32)
         for first in tl.range(start, end, TILE):
-            tokens = first + slots
+            tokens = first + places
             valid = tokens < end
             if TILE <= BLOCK_SIZE:  # tiles do not cross blocks: one block id for all of it
                 block = tl.load(table + first // BLOCK_SIZE).to(tl.int64)
                 base = (block * KV_HEADS + kv_head) * (2 * BLOCK_SIZE * HEAD_DIM)
-                offsets = base + (first % BLOCK_SIZE + slots) * HEAD_DIM
+                offsets = base + (first % BLOCK_SIZE + places) * HEAD_DIM
             else:
                 blocks = tl.load(table + tokens // BLOCK_SIZE, mask=valid, other=0).to(tl.int64)
                 bases = (blocks * KV_HEADS + kv_head) * (2 * BLOCK_SIZE * HEAD_DIM)
@@ -257,6 +310,23 @@ def _decode(
                     mixed, log_sums, out, row, kv_head, origin, pieces,
                     KV_HEADS, GROUP, PADDED_GROUP, HEAD_DIM, PIECES_AT_ONCE,
                 )  # fmt: skip
+
+
+@triton.jit
+def _rotated(start, mask, angle, norm, eps, HEAD_DIM: tl.constexpr, NORMS: tl.constexpr):
+    """Heads [n, HEAD_DIM], float32, after norm and rotation of each pair (i, i + HEAD_DIM / 2). start: of each head."""
+    half: tl.constexpr = HEAD_DIM // 2
+    dims = tl.arange(0, HEAD_DIM)[None, :]
+    partners = (dims + half) % HEAD_DIM
+    values = tl.load(start + dims, mask=mask, other=0.0).to(tl.float32)
+    others = tl.load(start + partners, mask=mask, other=0.0).to(tl.float32)
+    if NORMS:
+        scale = tl.rsqrt(tl.sum(values * values, axis=1) / HEAD_DIM + eps)[:, None]
+        values *= scale * tl.load(norm + dims).to(tl.float32)
+        others *= scale * tl.load(norm + partners).to(tl.float32)
+    cos = tl.load(angle + dims % half)
+    sin = tl.load(angle + half + dims % half)
+    return values * cos + others * tl.where(dims < half, -sin, sin)
 
 
 @triton.jit

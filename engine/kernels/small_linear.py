@@ -20,6 +20,7 @@ MAX_K = 16384  # of an input; a program of 8 warps holds as many weights
 # What benchmarks/kernel_speed.py found best on an H200.
 TILE = 8192  # weights that a program of NUM_WARPS holds
 NUM_WARPS = 4
+WIDE_K = 4096  # from here on programs are twice as large
 MIN_PROGRAMS = 256  # about two for each multiprocessor
 
 
@@ -51,7 +52,8 @@ def small_linear(
     elif out is None:
         out = torch.empty(rows, n, dtype=x.dtype, device=x.device)
     block_k = triton.next_power_of_2(k)
-    block_n = max(1, TILE // block_k // (2 if gated else 1))
+    size = 2 if k >= WIDE_K else 1
+    block_n = max(1, size * TILE // block_k // (2 if gated else 1))
     while block_n > 1 and triton.cdiv(n, block_n) < MIN_PROGRAMS:
         block_n //= 2
     overlap = dependent_launch(x)
@@ -70,7 +72,7 @@ def small_linear(
         GATED=gated,
         ADD=add_to is not None,
         OVERLAP=overlap,
-        num_warps=NUM_WARPS if block_k <= TILE else 2 * NUM_WARPS,
+        num_warps=size * NUM_WARPS,
         launch_pdl=overlap,
     )
     return out

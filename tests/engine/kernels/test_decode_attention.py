@@ -8,26 +8,19 @@ from engine.kernels.decode_attention import (
     TILE,
     DecodePlan,
     DecodeScratch,
+    Rotation,
     decode_attention,
     decode_attention_reference,
     plan_pieces,
 )
+from engine.kernels.rotate_store import rotate_store_reference
 from tests.engine.kernels.device import DEVICE, DTYPES, TOLERANCE, random, relative_error
 from tests.engine.kernels.paged import PagedCache
 
 
-def check(
-    lengths: list[int],
-    *,
-    heads: int = 4,
-    kv_heads: int = 2,
-    head_dim: int = 64,
-    block_size: int = 16,
-    dtype: torch.dtype = torch.float32,
-    programs: int = 1,
-    padding: int = 2,
-) -> None:
-    paged = PagedCache(lengths, kv_heads, block_size, head_dim, dtype)
+def make_plan(
+    paged: PagedCache, lengths: list[int], programs: int, heads: int, kv_heads: int, head_dim: int, padding: int
+) -> tuple[DecodePlan, DecodeScratch]:
     rows = len(lengths) + padding
     pieces = plan_pieces(np.array(lengths), programs)
     tables, starts = paged.flat_tables()
@@ -48,6 +41,23 @@ def check(
     scratch = DecodeScratch.allocate(rows, programs, heads, kv_heads, head_dim, DEVICE)
     scratch.mixed.fill_(float("nan"))
     scratch.log_sums.fill_(float("nan"))
+    return plan, scratch
+
+
+def check(
+    lengths: list[int],
+    *,
+    heads: int = 4,
+    kv_heads: int = 2,
+    head_dim: int = 64,
+    block_size: int = 16,
+    dtype: torch.dtype = torch.float32,
+    programs: int = 1,
+    padding: int = 2,
+) -> None:
+    paged = PagedCache(lengths, kv_heads, block_size, head_dim, dtype)
+    rows = len(lengths) + padding
+    plan, scratch = make_plan(paged, lengths, programs, heads, kv_heads, head_dim, padding)
     # Rows further apart than they are long, as in a fused projection.
     queries = random(rows, heads + 2 * kv_heads, head_dim, dtype=dtype)[:, :heads]
     for _ in range(2):  # the counters are back at zero after each launch
@@ -62,6 +72,49 @@ def check(
 @pytest.mark.parametrize("programs", [1, 3, 20])
 def test_block_sizes_with_and_without_splits(dtype: torch.dtype, block_size: int, programs: int) -> None:
     check([1, 63, 64, 65, 200], block_size=block_size, dtype=dtype, programs=programs)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("norms", [True, False])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 2, 16), (9, 3, 64), (16, 8, 128)])
+def test_new_tokens_are_rotated_and_stored_on_the_way(
+    dtype: torch.dtype, norms: bool, heads: int, kv_heads: int, head_dim: int
+) -> None:
+    lengths, block_size = [1, 64, 65, 200], 16
+    paged = PagedCache(lengths, kv_heads, block_size, head_dim, dtype)
+    plan, scratch = make_plan(paged, lengths, 5, heads, kv_heads, head_dim, padding=1)
+    rows = len(lengths) + 1
+    newest = [paged.tables[row][(length - 1) // block_size] for row, length in enumerate(lengths)]
+    slots = [block * block_size + (length - 1) % block_size for block, length in zip(newest, lengths, strict=True)]
+    for slot in slots:
+        paged.cache[slot // block_size, :, :, slot % block_size] = float("nan")
+    angles = random(200, head_dim // 2, scale=5)
+    rotation = Rotation(
+        slots=torch.tensor([*slots, -1], dtype=torch.int32, device=DEVICE),
+        positions=torch.tensor([*(length - 1 for length in lengths), 0], dtype=torch.int32, device=DEVICE),
+        table=torch.cat((angles.cos(), angles.sin()), dim=-1),
+        query_norm=random(head_dim, dtype=dtype) if norms else None,
+        key_norm=random(head_dim, dtype=dtype) if norms else None,
+        eps=1e-6,
+    )
+    qkv = random(rows, heads + 2 * kv_heads, head_dim, dtype=dtype)
+    expected_cache = paged.cache.clone()
+    queries = rotate_store_reference(
+        qkv,
+        expected_cache,
+        rotation.slots,
+        rotation.positions,
+        rotation.table,
+        rotation.query_norm,
+        rotation.key_norm,
+        rotation.eps,
+    )[: len(lengths)]
+    expected = decode_attention_reference(queries, expected_cache, lengths, paged.tables)
+    found = decode_attention(qkv, paged.cache, plan, scratch, rotation)[: len(lengths)]
+    assert relative_error(found, expected) < TOLERANCE[dtype]
+    assert torch.equal(paged.cache.isnan(), expected_cache.isnan())
+    written = ~expected_cache.isnan()
+    assert relative_error(paged.cache[written], expected_cache[written]) < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("head_dim", [16, 64, 128])
