@@ -29,13 +29,13 @@ from engine.kernels import (
     rotate_store as rotate_kernel,
     small_linear as small_kernel,
 )
-from engine.kernels.decode_attention import DecodePlan, DecodeScratch, plan_pieces
+from engine.kernels.decode_attention import DecodePlan, DecodeScratch, equal_shares, longest_first
 from engine.kernels.prefill_attention import PrefillPlan, plan_tiles
 from engine.kernels.rms_norm import rms_norm
 from engine.kernels.rotate_store import rotate_store
 from engine.kernels.sampling import partial_buffers, sample
 from engine.kernels.silu_mul import silu_mul
-from engine.kernels.small_linear import small_linear
+from engine.kernels.small_linear import is_small, small_linear
 
 DEVICE = torch.device("cuda", 0)
 BF16 = torch.bfloat16
@@ -87,7 +87,9 @@ def _tables(lengths: list[int], block_size: int) -> tuple[Tensor, Tensor, int]:
 
 def _decode_plan(lengths: list[int], block_size: int, programs: int) -> tuple[DecodePlan, int]:
     tables, starts, num_blocks = _tables(lengths, block_size)
-    pieces = plan_pieces(np.array(lengths), programs)
+    few = len(lengths) <= decode_kernel.FEW_ROWS
+    sizes = np.array(lengths)
+    pieces = equal_shares(sizes, programs) if few else longest_first(sizes, programs, len(lengths) + programs)
     arrays = (pieces.program_first, pieces.row, pieces.start, pieces.end, pieces.first, pieces.count)
     return DecodePlan(*(torch.from_numpy(array).to(DEVICE) for array in arrays), starts, tables), num_blocks
 
@@ -285,14 +287,14 @@ def matmul() -> list[Result]:
                         }
                     )
                     print(results[-1], flush=True)
-                if rows in (1, 2):
+                if is_small(x):
                     results += _small_variants(model, name, x, weights)
                     print(results[-1], flush=True)
             del weights
     return results
 
 
-_SMALL_CONFIGS = [(8192, 4), (4096, 4), (4096, 2), (8192, 8), (16384, 8), (16384, 4)]
+_SMALL_TILES = [(4096, 1), (8192, 1), (8192, 2), (8192, 4), (16384, 1)]
 
 
 def _small_variants(model: str, name: str, x: Tensor, weights: Tensor) -> list[Result]:
@@ -301,9 +303,9 @@ def _small_variants(model: str, name: str, x: Tensor, weights: Tensor) -> list[R
     tried: list[Result] = []
     norm = torch.randn(k, device=DEVICE, dtype=BF16)
     stream = torch.randn(rows, n, device=DEVICE, dtype=BF16)
-    defaults = (small_kernel.TILE, small_kernel.NUM_WARPS)
-    for tile, warps in _SMALL_CONFIGS:
-        small_kernel.TILE, small_kernel.NUM_WARPS = tile, warps
+    defaults = (small_kernel.TILE, small_kernel.MIN_WEIGHT_ROWS)
+    for tile, weight_rows in _SMALL_TILES:
+        small_kernel.TILE, small_kernel.MIN_WEIGHT_ROWS = tile, weight_rows
         if name in ("out", "down"):
             calls = [partial(small_linear, x, w, add_to=stream) for w in weights]
         elif name == "gate_up":
@@ -311,8 +313,8 @@ def _small_variants(model: str, name: str, x: Tensor, weights: Tensor) -> list[R
         else:
             calls = [partial(small_linear, x, w, norm=norm, eps=1e-6) for w in weights]
         found = _bandwidth(f"small {model} {name} {rows}x{n}x{k}", seconds(calls, 4), n * k * 2)
-        tried.append(found | {"config": f"tile {tile} warps {warps}"})
-    small_kernel.TILE, small_kernel.NUM_WARPS = defaults
+        tried.append(found | {"config": f"tile {tile}, at least {weight_rows} rows"})
+    small_kernel.TILE, small_kernel.MIN_WEIGHT_ROWS = defaults
     return sorted(tried, key=lambda result: -float(result["us"]))
 
 

@@ -43,12 +43,12 @@ def build_cuda_runner(
 ) -> CudaRunner:
     """On the slab's device, in its dtype. CUDA graphs are captured later, see CudaRunner.capture. Raises ModelError."""
     device, block_size = slab.device, slab.shape[4]
-    decode_programs = max(1, _PROGRAMS_PER_PROCESSOR * _num_processors(device) // config.num_kv_heads)
+    programs_at_once = max(1, _PROGRAMS_PER_PROCESSOR * _num_processors(device) // config.num_kv_heads)
     max_rows = min(max_running, max_batch_tokens)
     sampled = torch.zeros(max_batch_tokens, dtype=torch.int32, device=device)
     model = MODELS[config.architecture](config, weights, TritonOperations(sampled))
     scratch = DecodeScratch.allocate(
-        max_rows, decode_programs, config.num_heads, config.num_kv_heads, config.head_dim, device
+        max_rows, programs_at_once, config.num_heads, config.num_kv_heads, config.head_dim, device
     )
     attention_type = FlashAttention if flash else TritonAttention
     attention = attention_type(RotaryEmbedding(config, device).table(max_model_len), scratch)
@@ -56,7 +56,7 @@ def build_cuda_runner(
         max_tokens=max_batch_tokens,
         table_words=max_running * -(-max_model_len // block_size),
         block_size=block_size,
-        decode_programs=decode_programs,
+        programs_at_once=programs_at_once,
         query_tile=query_tile(slab.dtype),
         with_page_table=attention.with_page_table,
         device=device,

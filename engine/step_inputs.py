@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from engine.batch import Batch, ScheduledSequence
-from engine.kernels.decode_attention import DecodePlan, plan_pieces
+from engine.kernels.decode_attention import DecodePlan, num_programs, plan_pieces
 from engine.kernels.prefill_attention import PrefillPlan, plan_tiles
 from engine.sequence import PENDING, Sequence
 
@@ -29,17 +29,13 @@ class StepShape:
 
     tokens: int
     rows: int  # decodes
-    programs: int  # of decode attention
+    programs: int  # of decode attention, under each KV head
+    pieces: int  # at most, of the decodes' contexts
     chunks: int  # prompt chunks
     tiles: int  # of their queries
     samples: int
     pages: int = 0  # columns of the chunks' page table, where the backend wants one
     longest_chunk: int = 0  # tokens
-
-    @property
-    def pieces(self) -> int:
-        """At most, of the decodes' contexts."""
-        return self.rows + self.programs
 
     def fields(self) -> dict[str, tuple[int, int]]:
         """name -> (words, what fills the padding), in their order; block tables follow."""
@@ -114,17 +110,17 @@ class StepBuffer:
         max_tokens: int,
         table_words: int,
         block_size: int,
-        decode_programs: int,
+        programs_at_once: int,
         query_tile: int,
         with_page_table: bool,
         device: torch.device,
     ) -> None:
         """`table_words`: room for the block tables of one step, all sequences together."""
         self._block_size = block_size
-        self._decode_programs = decode_programs
+        self._programs_at_once = programs_at_once
         self._query_tile = query_tile
         self._with_page_table = with_page_table
-        words = 24 * (max_tokens + decode_programs + 32 * _ALIGNMENT) + table_words * (2 if with_page_table else 1)
+        words = 24 * (max_tokens + programs_at_once + 32 * _ALIGNMENT) + table_words * (2 if with_page_table else 1)
         self._device = torch.zeros(words, dtype=torch.int32, device=device)
         pinned = device.type == "cuda"
         hosts = [torch.zeros(words, dtype=torch.int32, pin_memory=pinned) for _ in range(_HOST_BUFFERS)]
@@ -138,7 +134,8 @@ class StepBuffer:
         return StepShape(
             tokens=batch.num_tokens,
             rows=rows,
-            programs=self._decode_programs if rows else 0,
+            programs=num_programs(rows, self._programs_at_once) if rows else 0,
+            pieces=rows + self._programs_at_once if rows else 0,
             chunks=chunks,
             tiles=int((-(-lengths // self._query_tile)).sum()),
             samples=sum(item.sample for item in batch.items),
@@ -148,7 +145,8 @@ class StepBuffer:
 
     def decode_shape(self, rows: int) -> StepShape:
         """Of a graph for that many decodes."""
-        return StepShape(rows, rows, self._decode_programs, 0, 0, rows)
+        at_once = self._programs_at_once
+        return StepShape(rows, rows, num_programs(rows, at_once), rows + at_once, 0, 0, rows)
 
     def view(self, shape: StepShape) -> StepInputs:
         layout = _layout(shape)
@@ -231,7 +229,7 @@ class StepBuffer:
         self._put_samples(put, items, begins + counts - 1)
         num_chunks = len(batch.prefill)
         if batch.decode:
-            pieces = plan_pieces(starts[num_chunks:] + 1, self._decode_programs)
+            pieces = plan_pieces(starts[num_chunks:] + 1, shape.rows, self._programs_at_once)
             put("program_first", pieces.program_first)
             put("piece_row", pieces.row)
             put("piece_start", pieces.start)

@@ -1,10 +1,11 @@
 """Attention of one query per sequence over the paged cache, split along the context so that few long sequences fill the
 chip as well as many short ones (flash-decoding, with the even shares of stream-K). Norm, rotation and the new token's
-way into the cache (engine/kernels/rotate_store.py) can go into the same launch.
+way into the cache (engine/kernels/rotate_store.py) can go into the same launch, which pays for few sequences.
 
-The host deals all contexts out to a fixed number of programs in equal shares (`plan_pieces`), so the launch can be
-captured in a CUDA graph and all programs end at about the same time. A share may begin or end within a sequence: the
-last program to finish a sequence's head merges its pieces.
+The host cuts the contexts into pieces and deals them out to a fixed number of programs (`plan_pieces`), so the launch
+can be captured in a CUDA graph. A few sequences go in equal shares to as many programs as run at once; of many, each
+piece has its program, and the multiprocessors take them in turn, the longest first. The last program to finish a
+sequence's head merges its pieces.
 """
 
 import math
@@ -23,6 +24,7 @@ from engine.kernels.dependent_launch import dependent_launch
 TILE = 64  # tokens that a program loads at once; pieces begin at multiples of it
 NUM_WARPS = 2
 NUM_STAGES = 3
+FEW_ROWS = 32
 _MIN_ROWS = 16  # of a tl.dot: the query heads of a KV head are padded to it
 _PARTS_AT_ONCE = 64  # heads times pieces that a merge holds in registers
 
@@ -40,9 +42,20 @@ class Pieces:
     count: np.ndarray  # [rows]
 
 
-def plan_pieces(lengths: np.ndarray, programs: int) -> Pieces:
-    """Deals contexts of `lengths` tokens, all positive, out to `programs` in equal shares of whole tiles. There are
-    fewer than len(lengths) + programs pieces."""
+def num_programs(rows: int, at_once: int) -> int:
+    """Programs for so many rows on a device that runs `at_once` under each KV head."""
+    return at_once if rows <= FEW_ROWS else rows + at_once
+
+
+def plan_pieces(lengths: np.ndarray, rows: int, at_once: int) -> Pieces:
+    """For contexts of `lengths` tokens, all positive, in a launch for `rows`. At most rows + at_once pieces."""
+    if rows <= FEW_ROWS:
+        return equal_shares(lengths, at_once)
+    return longest_first(lengths, at_once, num_programs(rows, at_once))
+
+
+def equal_shares(lengths: np.ndarray, programs: int) -> Pieces:
+    """The same number of tiles for each program. There are fewer than len(lengths) + programs pieces."""
     tiles = -(-lengths // TILE)
     row_first = np.cumsum(tiles) - tiles
     total = int(tiles.sum())
@@ -62,6 +75,30 @@ def plan_pieces(lengths: np.ndarray, programs: int) -> Pieces:
     return Pieces(*(array.astype(np.int32) for array in arrays))
 
 
+def longest_first(lengths: np.ndarray, extra: int, programs: int) -> Pieces:
+    """A program for each piece; no context is cut that is not far longer than the others, and there are at most
+    len(lengths) + extra pieces."""
+    size = max(1, -(-int(lengths.sum()) // extra))
+    count = -(-lengths // size)
+    size = -(-lengths // count)
+    size = -(-size // TILE) * TILE
+    count = -(-lengths // size)
+    order = np.argsort(-np.minimum(size, lengths), kind="stable")
+    first = np.empty_like(count)
+    first[order] = np.cumsum(count[order]) - count[order]
+    row = np.repeat(order, count[order])
+    start = (np.arange(len(row)) - first[row]) * size[row]
+    arrays = (
+        np.minimum(np.arange(programs + 1), len(row)),
+        row,
+        start,
+        np.minimum(start + size[row], lengths[row]),
+        first,
+        count,
+    )
+    return Pieces(*(array.astype(np.int32) for array in arrays))
+
+
 @dataclass(frozen=True, slots=True)
 class DecodeScratch:
     """Unfinished results, shared by all layers: they run one after the other. `arrived` is zero between launches."""
@@ -72,9 +109,9 @@ class DecodeScratch:
 
     @classmethod
     def allocate(
-        cls, max_rows: int, programs: int, heads: int, kv_heads: int, head_dim: int, device: torch.device
+        cls, max_rows: int, at_once: int, heads: int, kv_heads: int, head_dim: int, device: torch.device
     ) -> "DecodeScratch":
-        pieces = max_rows + programs
+        pieces = max_rows + at_once
         return cls(
             torch.empty(pieces, heads, head_dim, dtype=torch.float32, device=device),
             torch.empty(pieces, heads, dtype=torch.float32, device=device),

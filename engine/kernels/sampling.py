@@ -107,8 +107,8 @@ def _best_of_chunk(
         series = uniform * (1.0 + uniform * (0.5 + uniform * (1.0 / 3.0 + uniform * 0.25)))
         exponential = tl.where(uniform < 0.03, series, -_log(1.0 - uniform, FAST))
         scores = scores * (1.0 / temperature) - _log(exponential, FAST)
-    best = tl.argmax(scores, axis=0)
-    tl.store(values + row * CHUNKS + chunk, tl.max(scores, axis=0))
+    score, best = tl.max(scores, axis=0, return_indices=True)
+    tl.store(values + row * CHUNKS + chunk, score)
     tl.store(indices + row * CHUNKS + chunk, chunk * CHUNK + best)
 
 

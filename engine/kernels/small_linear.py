@@ -15,17 +15,18 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from engine.kernels.dependent_launch import dependent_launch
 
-MAX_ROWS = 2
-MAX_K = 16384  # of an input; a program of 8 warps holds as many weights
 # What benchmarks/kernel_speed.py found best on an H200.
-TILE = 8192  # weights that a program of NUM_WARPS holds
-NUM_WARPS = 4
-WIDE_K = 4096  # from here on programs are twice as large
+MAX_ROWS = 2
+MAX_K_OF_TWO = 3072  # a second row is read again for each program; beyond, cuBLAS is better
+MAX_K = 16384
+TILE = 8192  # weights that a program holds, or more where that is less than MIN_WEIGHT_ROWS
+MIN_WEIGHT_ROWS = 4
+MAX_TILE = 32768  # what the registers hold
 MIN_PROGRAMS = 256  # about two for each multiprocessor
 
 
 def is_small(x: Tensor) -> bool:
-    return len(x) <= MAX_ROWS and x.shape[1] <= MAX_K
+    return len(x) <= MAX_ROWS and x.shape[1] <= (MAX_K if len(x) == 1 else MAX_K_OF_TWO)
 
 
 def small_linear(
@@ -52,8 +53,8 @@ def small_linear(
     elif out is None:
         out = torch.empty(rows, n, dtype=x.dtype, device=x.device)
     block_k = triton.next_power_of_2(k)
-    size = 2 if k >= WIDE_K else 1
-    block_n = max(1, size * TILE // block_k // (2 if gated else 1))
+    tile = min(max(TILE, MIN_WEIGHT_ROWS * block_k), MAX_TILE)
+    block_n = max(1, tile // block_k // (2 if gated else 1))
     while block_n > 1 and triton.cdiv(n, block_n) < MIN_PROGRAMS:
         block_n //= 2
     overlap = dependent_launch(x)
@@ -72,7 +73,7 @@ def small_linear(
         GATED=gated,
         ADD=add_to is not None,
         OVERLAP=overlap,
-        num_warps=size * NUM_WARPS,
+        num_warps=4 if tile <= 8192 else 8,
         launch_pdl=overlap,
     )
     return out

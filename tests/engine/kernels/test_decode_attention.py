@@ -5,12 +5,16 @@ import pytest
 import torch
 
 from engine.kernels.decode_attention import (
+    FEW_ROWS,
     TILE,
     DecodePlan,
     DecodeScratch,
     Rotation,
     decode_attention,
     decode_attention_reference,
+    equal_shares,
+    longest_first,
+    num_programs,
     plan_pieces,
 )
 from engine.kernels.rotate_store import rotate_store_reference
@@ -19,10 +23,17 @@ from tests.engine.kernels.paged import PagedCache
 
 
 def make_plan(
-    paged: PagedCache, lengths: list[int], programs: int, heads: int, kv_heads: int, head_dim: int, padding: int
+    paged: PagedCache,
+    lengths: list[int],
+    programs: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    padding: int,
+    one_each: bool = False,
 ) -> tuple[DecodePlan, DecodeScratch]:
     rows = len(lengths) + padding
-    pieces = plan_pieces(np.array(lengths), programs)
+    pieces = longest_first(np.array(lengths), 2, programs) if one_each else equal_shares(np.array(lengths), programs)
     tables, starts = paged.flat_tables()
 
     def tensor(values: np.ndarray) -> torch.Tensor:
@@ -54,10 +65,11 @@ def check(
     dtype: torch.dtype = torch.float32,
     programs: int = 1,
     padding: int = 2,
+    one_each: bool = False,
 ) -> None:
     paged = PagedCache(lengths, kv_heads, block_size, head_dim, dtype)
     rows = len(lengths) + padding
-    plan, scratch = make_plan(paged, lengths, programs, heads, kv_heads, head_dim, padding)
+    plan, scratch = make_plan(paged, lengths, programs, heads, kv_heads, head_dim, padding, one_each)
     # Rows further apart than they are long, as in a fused projection.
     queries = random(rows, heads + 2 * kv_heads, head_dim, dtype=dtype)[:, :heads]
     for _ in range(2):  # the counters are back at zero after each launch
@@ -72,6 +84,12 @@ def check(
 @pytest.mark.parametrize("programs", [1, 3, 20])
 def test_block_sizes_with_and_without_splits(dtype: torch.dtype, block_size: int, programs: int) -> None:
     check([1, 63, 64, 65, 200], block_size=block_size, dtype=dtype, programs=programs)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("block_size", [16, 64])
+def test_a_program_for_each_piece(dtype: torch.dtype, block_size: int) -> None:
+    check([1, 300, 64, 65, 200], block_size=block_size, dtype=dtype, programs=9, one_each=True)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -133,7 +151,7 @@ def test_pieces_cover_every_context_once_in_equal_shares(programs: int) -> None:
     for _ in range(50):
         lengths = random_lengths.integers(1, 3000, random_lengths.integers(1, 20))
         lengths[0] = random_lengths.choice([1, 64, 131072])
-        pieces = plan_pieces(lengths, programs)
+        pieces = equal_shares(lengths, programs)
         assert len(pieces.row) < len(lengths) + programs
         assert len(pieces.program_first) == programs + 1
         assert (pieces.program_first[0], pieces.program_first[-1]) == (0, len(pieces.row))
@@ -146,3 +164,22 @@ def test_pieces_cover_every_context_once_in_equal_shares(programs: int) -> None:
             assert pieces.start[own].tolist() == [0, *pieces.end[own][:-1]]
             assert pieces.end[own][-1] == length
             assert not (pieces.start[own] % TILE).any()
+
+
+@pytest.mark.parametrize("at_once", [1, 7, 66])
+def test_pieces_of_many_come_longest_first_each_with_its_program(at_once: int) -> None:
+    random_lengths = np.random.default_rng(at_once)
+    for _ in range(30):
+        rows = int(random_lengths.integers(FEW_ROWS + 1, 200))
+        lengths = random_lengths.integers(1, 3000, rows - 3)  # three rows of padding
+        pieces = plan_pieces(lengths, rows, at_once)
+        assert len(pieces.program_first) == num_programs(rows, at_once) + 1
+        assert len(pieces.row) <= rows + at_once
+        assert (np.diff(pieces.program_first)[: len(pieces.row)] == 1).all()
+        assert pieces.program_first[-1] == len(pieces.row)
+        assert sorted(set(pieces.row)) == list(range(len(lengths)))
+        sizes = pieces.end - pieces.start
+        firsts = [sizes[first] for first in sorted(pieces.first)]
+        assert firsts == sorted(firsts, reverse=True)
+        assert np.bincount(pieces.row, weights=sizes).astype(int).tolist() == lengths.tolist()
+        assert np.bincount(pieces.row).tolist() == pieces.count.tolist()
