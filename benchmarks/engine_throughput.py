@@ -20,7 +20,7 @@ import torch
 
 from baton_proto.sampling import SamplingParams
 from benchmarks.kernel_profile import profile_steps
-from benchmarks.machine import describe, seconds_since_process_start
+from benchmarks.machine import describe, measure_ceilings, seconds_since_process_start
 from benchmarks.shapes import SHAPES
 from engine.batch import Batch, LayerDone, SampledToken
 from engine.block_manager import BlockManager
@@ -214,8 +214,11 @@ def _write(
     arguments: argparse.Namespace, flash: bool, gpu: GpuEngine, results: dict[str, Any], profiles: dict[str, Any]
 ) -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
+    ceilings = measure_ceilings()
+    print(f"this GPU: {ceilings}", flush=True)
     document = {
         "machine": describe(arguments.commit),
+        "ceilings": ceilings,
         "model": arguments.model,
         "settings": {
             "block_size": arguments.block_size,

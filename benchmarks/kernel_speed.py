@@ -1,6 +1,6 @@
 """How fast single kernels are on one GPU, beside what memory and tensor cores allow: for choosing their parameters.
 
-    python benchmarks/kernel_speed.py [--section copy,decode,prefill,elementwise,matmul,sampler]
+    python benchmarks/kernel_speed.py [--section ceilings,decode,prefill,elementwise,matmul,sampler]
 
 Times are medians of replays of a CUDA graph that holds the kernel several times on different data, so neither launches
 nor a warm cache flatter it.
@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.machine import describe
+from benchmarks.machine import describe, measure_ceilings
 from engine.flash_attention import flash_is_available
 from engine.kernels import (
     decode_attention as decode_kernel,
@@ -66,15 +66,11 @@ def seconds(calls: list[Callable[[], Any]], repeats: int = 7) -> float:
     return statistics.median(times[1:])
 
 
-def copy() -> list[Result]:
-    source = torch.randn(1 << 30, device=DEVICE, dtype=BF16)
-    target = torch.empty_like(source)
-    spent = seconds([lambda: target.copy_(source)] * 2)
-    a, b = (torch.randn(8192, 8192, device=DEVICE, dtype=BF16) for _ in range(2))
-    product = seconds([lambda: a @ b] * 4)
+def ceilings() -> list[Result]:
+    found = measure_ceilings()
     return [
-        {"kernel": "copy", "GB/s": 2 * source.nbytes / spent / 1e9},
-        {"kernel": "matmul 8192^3", "TFLOP/s": 2 * 8192**3 / product / 1e12},
+        {"kernel": "copy", "GB/s": found["copy_tb_s"] * 1e3},
+        {"kernel": "matmul 8192^3", "TFLOP/s": found["matmul_tflop_s"]},
     ]
 
 
@@ -333,7 +329,7 @@ def sampler() -> list[Result]:
     return results
 
 
-SECTIONS = {f.__name__: f for f in (copy, decode, prefill, elementwise, matmul, sampler)}
+SECTIONS = {f.__name__: f for f in (ceilings, decode, prefill, elementwise, matmul, sampler)}
 
 
 def main() -> None:

@@ -86,7 +86,7 @@ def build_on_gpu(
 ) -> GpuEngine:
     """Loads the model, sizes the KV pool from the memory that the largest step leaves (`kv_bytes` None), captures.
 
-    Raises ModelError, and ConfigError when no KV block fits.
+    Raises ModelError, and ConfigError when there is no room for one KV block, or for `kv_bytes`.
     """
     device = torch.device("cuda", torch.cuda.current_device())
     one_block = SlabLayout(config.num_layers, 1, config.num_kv_heads, block_size, config.head_dim, dtype)
@@ -104,11 +104,11 @@ def build_on_gpu(
     peak = runner.measure_peak(max_model_len)
     free, total = torch.cuda.mem_get_info(device)
     room = free - peak - _GRAPH_BYTES - int(total * _SPARE_SHARE)
-    if kv_bytes is None or kv_bytes > room:
-        kv_bytes = room
-    num_blocks = kv_bytes // one_block.nbytes
-    if num_blocks < 1:
-        raise ConfigError("engine.kv_memory", f"{free >> 20} MiB are free, and a step alone takes {peak >> 20} MiB")
+    wanted = room if kv_bytes is None else kv_bytes
+    num_blocks = wanted // one_block.nbytes
+    if num_blocks < 1 or wanted > room:
+        problem = f"{max(room, 0) >> 20} MiB are left beside the weights and a step, which takes {peak >> 20} MiB"
+        raise ConfigError("engine.kv_memory", f"{problem}; a block takes {one_block.nbytes / 2**20:.1f} MiB")
     slab = DeviceSlab(dataclasses.replace(one_block, num_blocks=num_blocks), device)
     runner.attach(slab.tensor)
     if graphs:

@@ -13,11 +13,10 @@ import structlog
 from baton.config import ServingConfig
 from engine.block_manager import BlockManager
 from engine.engine import Engine
+from engine.loaded_model import load_model
 from engine.model_files import resolve_model
-from engine.model_runner import build_runner, resolve_device, slab_layout
-from kvtransfer.device_memory import DeviceSlab
 from kvtransfer.layout import SlabLayout
-from kvtransfer.slab import MemfdSlab, Slab
+from kvtransfer.slab import Slab
 
 log = structlog.get_logger()
 
@@ -42,11 +41,10 @@ EngineFactory = Callable[[ServingConfig], EngineAssembly]
 def build_engine(config: ServingConfig) -> EngineAssembly:
     """Raises ConfigError or ModelError."""
     files = resolve_model(config.model, progress=False)
-    layout = slab_layout(files, config.engine)
-    device = resolve_device(config.engine)
-    slab: Slab = MemfdSlab(layout) if device.type == "cpu" else DeviceSlab(layout, device)
+    loaded = load_model(files, msgspec.structs.replace(config.engine, threads=_threads(config)))
+    layout = loaded.slab.layout
     engine = Engine(
-        build_runner(files, msgspec.structs.replace(config.engine, threads=_threads(config)), slab.tensor),
+        loaded.runner,
         BlockManager(layout.num_blocks, layout.block_size),
         max_batch_tokens=config.engine.max_batch_tokens,
         max_running=config.engine.max_running,
@@ -57,7 +55,7 @@ def build_engine(config: ServingConfig) -> EngineAssembly:
     log.info("engine built", model=files.name, blocks=layout.num_blocks, kv_bytes=layout.nbytes, dtype=layout.dtype)
     return EngineAssembly(
         engine=engine,
-        slab=slab,
+        slab=loaded.slab,
         layout=layout,
         model=config.served_model_name or files.name,
         model_hash=files.model_hash,
