@@ -21,6 +21,7 @@ from engine.sequence import PENDING, Sequence
 
 _ALIGNMENT = 32  # words: kernels are compiled once, for pointers that are aligned to 16 bytes
 _HOST_BUFFERS = 3
+_SAMPLE_STEP = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +117,7 @@ class StepBuffer:
         device: torch.device,
     ) -> None:
         """`table_words`: room for the block tables of one step, all sequences together."""
+        self._max_tokens = max_tokens
         self._block_size = block_size
         self._programs_at_once = programs_at_once
         self._query_tile = query_tile
@@ -138,10 +140,14 @@ class StepBuffer:
             pieces=rows + self._programs_at_once if rows else 0,
             chunks=chunks,
             tiles=int((-(-lengths // self._query_tile)).sum()),
-            samples=sum(item.sample for item in batch.items),
+            samples=self._padded_samples(sum(item.sample for item in batch.items)),
             pages=pages,
             longest_chunk=int(lengths.max()) if chunks else 0,
         )
+
+    def _padded_samples(self, samples: int) -> int:
+        """As many as the graphs have: cuBLAS loads a kernel for another size when it is first wanted, and all wait."""
+        return min(-(-samples // _SAMPLE_STEP) * _SAMPLE_STEP, self._max_tokens)
 
     def decode_shape(self, rows: int) -> StepShape:
         """Of a graph for that many decodes."""

@@ -16,6 +16,7 @@ class TritonAttention:
 
     def __init__(self, angles: Tensor, scratch: DecodeScratch) -> None:
         """`angles`: RotaryEmbedding.table for every position that a sequence can have."""
+        self.num_positions = len(angles)
         self._angles = angles
         self._scratch = scratch
 
