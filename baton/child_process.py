@@ -16,6 +16,7 @@ from typing import IO
 import msgspec
 
 from baton.errors import BatonError
+from baton.launch import launch_command
 
 READY_PREFIX = b"BATON_READY "
 LOG_TAIL_LINES = 20
@@ -72,7 +73,7 @@ class ChildProcess:
         self.name = name
         self.stopping = False  # its end is expected
         # -P: a folder `router` in the current one must not hide ours
-        self._command = [sys.executable, "-P", "-m", "baton.launch", str(os.getpid()), module, *arguments]
+        self._command = [*launch_command(module), *arguments]
         self._environment = dict(environment)
         self._log_file = log_file
         self._process: asyncio.subprocess.Process | None = None

@@ -14,8 +14,9 @@ import grpc
 from baton_proto.generated import inference_pb2 as pb, inference_pb2_grpc
 
 OPTIONS = [
-    ("grpc.enable_http_proxy", 0)
-]  # a proxy in the environment must not stand between two processes of one service
+    ("grpc.enable_http_proxy", 0),  # a proxy in the environment must not stand between two processes of one service
+    ("grpc.max_reconnect_backoff_ms", 1_000),  # a service that comes back is found soon
+]
 
 
 @dataclass(slots=True)
@@ -113,6 +114,25 @@ class Client:
 
     async def status(self, timeout_s: float | None = None) -> pb.StatusResponse:
         response: pb.StatusResponse = await self._admin.Status(pb.StatusRequest(), timeout=timeout_s)
+        return response
+
+    async def tree(
+        self, request: pb.TreeRequest, timeout_s: float | None = None
+    ) -> tuple[pb.TreeSummary, list[pb.TreeRun]]:
+        """The radix tree's runs, each after its parent."""
+        summary, runs = pb.TreeSummary(), list[pb.TreeRun]()
+        async for chunk in self._admin.Tree(request, timeout=timeout_s):
+            if chunk.HasField("summary"):
+                summary = chunk.summary
+            runs += chunk.runs
+        return summary, runs
+
+    async def diff(self, request: pb.DiffRequest, timeout_s: float | None = None) -> list[pb.WorkerDiff]:
+        """The router's tree against each worker's own block table."""
+        return [worker async for worker in self._admin.Diff(request, timeout=timeout_s)]
+
+    async def explain(self, request: pb.ExplainRequest, timeout_s: float | None = None) -> pb.ExplainResponse:
+        response: pb.ExplainResponse = await self._admin.Explain(request, timeout=timeout_s)
         return response
 
 

@@ -27,15 +27,27 @@ class NatsConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 class PlacementConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Cost of a worker = prefill_weight * (prompt blocks - overlap_weight * cached blocks + queued prefill blocks)
-    + load_weight * active decode blocks."""
+    + transfer_weight * blocks to be shipped to it + load_weight * active decode blocks."""
 
     overlap_weight: Weight = 1.0
     prefill_weight: Weight = 1.0
+    transfer_weight: Weight = 0.1
     load_weight: Weight = 1.0
     temperature: Weight = 0.0  # 0: argmin with random ties; above: softmax over negative normalised costs
     local_prefill_tokens: Annotated[int, Meta(ge=0)] = 32  # uncached prompts up to this long are not shipped
+    local_prefill_requests: Positive = 64  # a decode worker with as many requests in flight runs no prompts
     prefill_queue_tokens: Positive = 16384  # a prefill worker with more queued tokens gets no new request
     charge_ttl_s: Seconds = 300.0  # a charge that nobody released is dropped after this long
+    expected_prefix_ttl_s: Weight = (
+        30.0  # how long a prompt that was sent is taken for cached without an event; 0: never
+    )
+
+
+class ChargeSharingConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """How routers tell each other what they have sent to whom."""
+
+    interval_s: Seconds = 0.005  # at most one message in this time
+    ttl_s: Seconds = 3.0  # what a router charged is forgotten when it was silent for this long
 
 
 class RouterConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -49,12 +61,14 @@ class RouterConfig(Struct, frozen=True, forbid_unknown_fields=True):
     max_attempts: Positive = 4  # replays after lost workers, the first attempt included
     max_body_bytes: Positive = 8 * 1024 * 1024
     placement: PlacementConfig = PlacementConfig()
+    charge_sharing: ChargeSharingConfig = ChargeSharingConfig()
 
 
 class WorkersConfig(Struct, frozen=True, forbid_unknown_fields=True):
     host: str = "127.0.0.1"
     prefill: Annotated[int, Meta(ge=0)] = 1
     decode: Annotated[int, Meta(ge=0)] = 1
+    per_process: Positive | None = None  # workers that share a process; None: one, of the mock engine all
     ready_timeout_s: Seconds = 60.0
     drain_timeout_s: Seconds = 30.0
 
@@ -69,6 +83,24 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     max_batch_tokens: Positive = 512  # token budget of one step (chunked prefill)
     max_running: Positive = 64  # sequences that decode together
     threads: Annotated[int, Meta(ge=0)] = 0  # torch CPU threads; 0: cores / workers of this machine, at least 1
+
+
+class MockConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """With `model: mock`, how long a step takes. For n new prompt tokens behind p earlier ones of the same sequence:
+    max(prefill_floor_ms, prefill_token_ms * n + prefill_pair_ms * n * (p + n / 2)); for B sequences that decode, with K
+    tokens of context in all: decode_floor_ms + decode_sequence_ms * B + decode_token_ms * K. A step that does both
+    takes the sum. The defaults are those of an 8B model on one H200, by order of magnitude."""
+
+    prefill_floor_ms: Weight = 6.0  # one pass over the weights
+    prefill_token_ms: Weight = 0.02
+    prefill_pair_ms: Weight = 1.2e-6  # attention of one token to one other
+    decode_floor_ms: Weight = 5.0
+    decode_sequence_ms: Weight = 0.02
+    decode_token_ms: Weight = 4.2e-5  # reading one token's KV
+    speed_up: Annotated[float, Meta(gt=0)] = 1.0  # all times are divided by it
+    kv_blocks: Positive = 32768  # per worker
+    answer_tokens: Positive = 64  # an answer ends by itself after as many tokens
+    tokenizer: str = "bytes"  # `bytes`: one token per byte; else what `model` takes, for its tokenizer alone
 
 
 class TransferConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -89,20 +121,21 @@ class LoggingConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ServingConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    model: str = "smollm2"  # `smollm2`, a folder in Hugging Face form, or a .gguf file
+    model: str = "smollm2"  # `smollm2`, a folder in Hugging Face form, a .gguf file, or `mock`
     served_model_name: str | None = None  # None: the name or the folder's name
     namespace: Annotated[str, Meta(pattern="^[a-z0-9_-]+$")] = "default"  # of NATS subjects, streams and buckets
     nats: NatsConfig = NatsConfig()
     router: RouterConfig = RouterConfig()
     workers: WorkersConfig = WorkersConfig()
     engine: EngineConfig = EngineConfig()
+    mock: MockConfig = MockConfig()
     transfer: TransferConfig = TransferConfig()
     discovery: DiscoveryConfig = DiscoveryConfig()
     logging: LoggingConfig = LoggingConfig()
 
 
 def load_config(path: Path | None) -> ServingConfig:
-    """Reads serving.yaml (None: the defaults). Raises ConfigError naming the key, for an unknown one the nearest too."""
+    """Reads serving.yaml (None: all defaults). Raises ConfigError naming the key and, if unknown, the nearest one."""
     if path is None:
         return ServingConfig()
     try:

@@ -1,6 +1,6 @@
 """Ties a child's life to its parent's: the kernel kills the child when the parent ends, however it ends.
 
-Called in the child, either as `preexec_fn` of a foreign binary or first thing in `main()`. The setting survives exec.
+Called in the child, first thing after its start (see launch.py). The setting survives exec.
 """
 
 import ctypes

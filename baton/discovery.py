@@ -19,6 +19,7 @@ import msgspec
 import structlog
 from nats.js.api import DiscardPolicy, StorageType, StreamConfig
 
+from baton.end_task import end_tasks
 from baton.errors import DeadlineError, ProtocolError
 from baton.nats_client import NATS_ERRORS, NatsClient
 from baton.subjects import worker_of, workers_stream, workers_subject
@@ -64,8 +65,7 @@ class Announcer:
         """Ends the heartbeats and takes the record away. Idempotent; when NATS is away the record expires instead."""
         if self._task is None:
             return
-        self._task.cancel()
-        await asyncio.wait([self._task])
+        await end_tasks(self._task)
         self._task = None
         headers = {KV_OPERATION: "DEL", INCARNATION: str(self._record.incarnation)}
         try:
@@ -116,6 +116,7 @@ class Directory:
         self._nats = nats
         self._ttl_s = ttl_s
         self._workers: dict[str, WorkerRecord] = {}
+        self._newest: dict[str, int] = {}  # highest incarnation ever seen, also of workers that are gone
         self._payloads: dict[str, bytes] = {}  # as last written: most heartbeats change nothing
         self._deadlines: dict[str, float] = {}  # monotonic
         self._callbacks: list[Callable[[Change], None]] = []
@@ -154,8 +155,7 @@ class Directory:
 
     async def close(self) -> None:
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+            await end_tasks(self._task)
 
     async def _read_bucket(self) -> None:
         stream = workers_stream(self._nats.namespace)
@@ -185,9 +185,10 @@ class Directory:
             self._update(record, payload)
 
     def _update(self, record: WorkerRecord, payload: bytes) -> None:
-        known = self._workers.get(record.worker_id)
-        if known is not None and known.incarnation > record.incarnation:
+        if record.incarnation < self._newest.get(record.worker_id, record.incarnation):
             return  # last words of a process that has been replaced
+        self._newest[record.worker_id] = record.incarnation
+        known = self._workers.get(record.worker_id)
         if known is not None and known.incarnation < record.incarnation:
             self._remove(record.worker_id, "was replaced")
             known = None

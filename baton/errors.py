@@ -33,7 +33,7 @@ class InvalidRequestError(BatonError):
 class UnknownModelError(InvalidRequestError):
     def __init__(self, model: str, known: list[str]) -> None:
         self.model = model
-        super().__init__("model", f"{model!r} is not served here; served: {', '.join(known) or 'none yet'}")
+        super().__init__("model", f"{model[:100]!r} is not served here; served: {', '.join(known) or 'none yet'}")
 
 
 class ContextLengthError(InvalidRequestError):

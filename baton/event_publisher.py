@@ -15,6 +15,7 @@ import nats.errors
 import structlog
 from nats.js.api import PubAck, StorageType, StreamConfig
 
+from baton.end_task import end_tasks
 from baton.nats_client import NATS_ERRORS, NatsClient
 from baton.subjects import kv_events_stream, kv_events_subject
 from baton_proto.kv_events import MAJOR, Cleared, KvEvent, KvEventBatch, Removed, Stored, encode_batch
@@ -101,8 +102,7 @@ class EventPublisher:
         """Gives what is on its way a moment, then stops."""
         if self._nats.connected:
             await self.flush(CLOSE_TIMEOUT_S)
-        self._task.cancel()
-        await asyncio.wait([self._task])
+        await end_tasks(self._task)
         self._take_back()
 
     async def _run(self) -> None:

@@ -1,9 +1,11 @@
-"""`python -m baton.launch PARENT_PID MODULE [ARGUMENT...]`: `python -m MODULE` in a process that dies with its parent.
+"""`python -m baton.launch PARENT_PID PROGRAM [ARGUMENT...]`: a program in a process that dies with its parent.
 
-ChildProcess starts every child through it. The tie is made in the new process, before anything else is imported, and
-not by a `preexec_fn` in the old one: that forks, which gRPC's threads, if the old process has any, do not survive.
+PROGRAM is a Python module, run as `python -m` does, or the path of a binary. Every child is started through it. The tie
+is made in the new process, before it imports anything else, and not by a `preexec_fn` in the old one: that forks, which
+gRPC's threads, if the old process has any, do not survive.
 """
 
+import os
 import runpy
 import sys
 
@@ -11,10 +13,17 @@ from baton.die_with_parent import die_with_parent
 
 
 def main() -> None:
-    _, parent_pid, module, *arguments = sys.argv
+    _, parent_pid, program, *arguments = sys.argv
     die_with_parent(int(parent_pid))
-    sys.argv = [module, *arguments]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    if os.path.isabs(program):
+        os.execv(program, [program, *arguments])
+    sys.argv = [program, *arguments]
+    runpy.run_module(program, run_name="__main__", alter_sys=True)
+
+
+def launch_command(program: str) -> list[str]:
+    """The command line that starts PROGRAM tied to this process; its arguments follow."""
+    return [sys.executable, "-P", "-m", "baton.launch", str(os.getpid()), program]
 
 
 if __name__ == "__main__":

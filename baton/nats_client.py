@@ -7,6 +7,7 @@ Whoever needs more (baton/event_publisher.py, baton/discovery.py) keeps its own 
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from datetime import datetime
 from typing import Any, TypeVar
 
 import nats.errors
@@ -18,6 +19,7 @@ from nats.aio.subscription import Subscription
 from nats.js import JetStreamContext
 from nats.js.api import PubAck, RawStreamMsg, StreamConfig
 
+from baton.direct_get import StoredMessage, direct_get
 from baton.errors import UnavailableError
 
 CONNECT_TIMEOUT_S = 2.0
@@ -99,8 +101,8 @@ class NatsClient:
         await self._unless_away(self._jetstream.publish(subject, payload, headers=headers))
 
     async def publish_pipelined(self, subject: str, payload: bytes) -> "asyncio.Future[PubAck]":
-        """JetStream: returns at once; messages are stored in order. The future is the acknowledgement, which never comes
-        when the connection is lost. Raises NATS_ERRORS."""
+        """JetStream: returns at once; messages are stored in order. The future is the acknowledgement, which never
+        comes when the connection is lost. Raises NATS_ERRORS."""
         if not self.connected:
             raise nats.errors.ConnectionReconnectingError
         return await self._jetstream.publish_async(subject, payload)
@@ -136,6 +138,14 @@ class NatsClient:
         """Sequence numbers from the first to the last message that the stream holds. Raises NATS_ERRORS."""
         state = (await self._unless_away(self._jetstream.stream_info(stream))).state
         return range(state.first_seq, state.last_seq + 1)
+
+    async def stored_messages(
+        self, stream: str, subject: str, start: int | datetime, limit: int
+    ) -> list[StoredMessage]:
+        """Up to `limit` messages of a subject in order, from a sequence number or a time on. Empty when
+        nothing is stored there (yet), or when there is no such stream. Raises NATS_ERRORS."""
+        request = direct_get(self._client, stream, subject, start, limit, REQUEST_TIMEOUT_S)
+        return await self._unless_away(request)
 
     async def _unless_away(self, request: Coroutine[Any, Any, T]) -> T:
         """A request whose connection is lost would wait for its timeout; here it fails in that moment."""

@@ -6,21 +6,19 @@ interface.
 
 import asyncio
 import contextlib
-import os
 import re
 import shutil
 import signal
 import sys
 import tempfile
 from collections import deque
-from functools import partial
 from importlib import metadata
 from pathlib import Path
 
 import structlog
 
-from baton.die_with_parent import die_with_parent
 from baton.errors import ConfigError, UnavailableError
+from baton.launch import launch_command
 
 HOST = "127.0.0.1"
 START_TIMEOUT_S = 10.0
@@ -65,13 +63,12 @@ class NatsServer:
             self._temporary_dir = tempfile.mkdtemp(prefix="baton-nats-")
         self._log_tail.clear()
         self._process = await asyncio.create_subprocess_exec(
-            str(find_binary()),
+            *launch_command(str(find_binary())),
             *("--addr", HOST, "--port", str(self.port or -1), "--jetstream", "--store_dir", str(self.store_dir)),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,  # Ctrl-C in a terminal is for us; the server must outlive the draining workers
-            preexec_fn=partial(die_with_parent, os.getpid()),
         )
         ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._log_task = asyncio.create_task(self._read_log(self._process, ready))

@@ -5,8 +5,9 @@
 | `baton.<ns>.kv_events.<worker_id>` | KvEventBatch | stream `BATON_<ns>_KV_EVENTS` |
 | `$KV.baton_<ns>_workers.<worker_id>` | WorkerRecord | bucket `baton_<ns>_workers` |
 | `baton.<ns>.load.<worker_id>` | LoadReport | core NATS |
+| `baton.<ns>.charges.<router_id>` | ChargeReport | core NATS |
 
-Worker ids and namespaces are single subject tokens: no dots, spaces or wildcards.
+Worker and router ids and namespaces are single subject tokens: no dots, spaces or wildcards.
 """
 
 ANY = "*"
@@ -22,6 +23,10 @@ def kv_events_stream(namespace: str) -> str:
 
 def load_subject(namespace: str, worker_id: str = ANY) -> str:
     return f"baton.{namespace}.load.{worker_id}"
+
+
+def charges_subject(namespace: str, router_id: str = ANY) -> str:
+    return f"baton.{namespace}.charges.{router_id}"
 
 
 def workers_bucket(namespace: str) -> str:

@@ -10,7 +10,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
@@ -22,6 +22,7 @@ from baton.child_process import ChildExit, ChildFailedError, ChildProcess, Ready
 from baton.client import Client
 from baton.config import ServingConfig, dump_config
 from baton.nats_server import NatsServer
+from engine.served_model import is_mock
 
 Role = Literal["prefill", "decode"]
 
@@ -49,6 +50,7 @@ class Supervisor:
         self._on_ready = on_ready or (lambda ready: None)
         self._threads = config.engine.threads or _threads_per_worker(config.workers.prefill + config.workers.decode)
         self._started = {"prefill": 0, "decode": 0}
+        self._process_of: dict[str, str] = {}  # worker id -> name of the child that it lives in
         self._folder: Path | None = None
         self._watchers: set[asyncio.Task[None]] = set()
         self._exits: asyncio.Queue[ChildExit] = asyncio.Queue()
@@ -72,10 +74,12 @@ class Supervisor:
             await self._start_nats()
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._start_router())
-                for _ in range(self.config.workers.prefill):
-                    group.create_task(self._start_worker("prefill"))
-                for _ in range(self.config.workers.decode):
-                    group.create_task(self._start_worker("decode"))
+                if self._workers_per_process == 1:
+                    for role in self._wanted():
+                        group.create_task(self._start_worker(role))
+                else:
+                    for number, roles in enumerate(batched(self._wanted(), self._workers_per_process), 1):
+                        group.create_task(self._start_workers(f"workers-{number}", roles))
             await self._until_used([*self.workers("prefill"), *self.workers("decode")])
         except BaseException as error:
             await self.kill()
@@ -91,8 +95,9 @@ class Supervisor:
         return worker_id
 
     async def stop_worker(self, worker_id: str) -> bool:
-        """Drains it. False when it did not end in order, or not in time, and had to be killed."""
-        return await self.children[worker_id].stop(self._stop_limit_s)
+        """Drains it, with those that share its process. False when it did not end in order, or not in time, and had to
+        be killed."""
+        return await self.children[self._process_of[worker_id]].stop(self._stop_limit_s)
 
     async def wait(self) -> ChildExit:
         """The next child that ends without having been told to."""
@@ -132,7 +137,22 @@ class Supervisor:
 
     def workers(self, role: Role) -> list[str]:
         """Ids of the workers whose processes live."""
-        return [name for name, child in self.children.items() if name.startswith(f"{role}-") and child.alive]
+        own = [name for name in self._process_of if name.startswith(f"{role}-")]
+        return [name for name in own if self._lives(name)]
+
+    def _lives(self, worker_id: str) -> bool:
+        child = self.children.get(self._process_of[worker_id])
+        return child is not None and child.alive
+
+    def _wanted(self) -> list[Role]:
+        """The role of each worker that the configuration asks for."""
+        roles: list[Role] = ["prefill"] * self.config.workers.prefill
+        return roles + ["decode"] * self.config.workers.decode
+
+    @property
+    def _workers_per_process(self) -> int:
+        workers = self.config.workers
+        return workers.per_process or (max(1, workers.prefill + workers.decode) if is_mock(self.config) else 1)
 
     @property
     def _stop_limit_s(self) -> float:
@@ -157,10 +177,21 @@ class Supervisor:
         )
 
     async def _start_worker(self, role: Role) -> str:
-        self._started[role] += 1
-        worker_id = f"{role}-{self._started[role]}"
+        worker_id = self._new_worker(role, None)
         arguments = ["--config", str(self._write_config()), "--worker-id", worker_id]
         await self._start_child(worker_id, f"{role}_worker", arguments, self._threads)
+        return worker_id
+
+    async def _start_workers(self, name: str, roles: Sequence[Role]) -> None:
+        """All in one process."""
+        worker_ids = [self._new_worker(role, name) for role in roles]
+        arguments = ["--config", str(self._write_config()), "--name", name, *worker_ids]
+        await self._start_child(name, "baton.worker.many", arguments, self._threads)
+
+    def _new_worker(self, role: Role, process: str | None) -> str:
+        self._started[role] += 1
+        worker_id = f"{role}-{self._started[role]}"
+        self._process_of[worker_id] = process or worker_id
         return worker_id
 
     async def _until_used(self, worker_ids: Iterable[str]) -> None:
@@ -171,7 +202,7 @@ class Supervisor:
             while any(state != READY for state in states.values()):
                 await asyncio.sleep(ROUTER_POLL_S)
                 for worker_id, state in states.items():
-                    if state != READY and not (self.children[worker_id].alive and time.monotonic() < deadline_s):
+                    if state != READY and not (self._lives(worker_id) and time.monotonic() < deadline_s):
                         raise ChildFailedError(worker_id, f"is not used by the router: {state}", "")
                 try:
                     known = (await client.status(self.config.workers.ready_timeout_s)).workers
@@ -220,3 +251,8 @@ class Supervisor:
 
 def _threads_per_worker(workers: int) -> int:
     return max(1, len(os.sched_getaffinity(0)) // max(1, workers))
+
+
+def batched(roles: Sequence[Role], size: int) -> Iterator[Sequence[Role]]:
+    """As itertools.batched, which Python 3.11 lacks."""
+    return (roles[start : start + size] for start in range(0, len(roles), size))

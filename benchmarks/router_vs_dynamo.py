@@ -33,7 +33,7 @@ TRACE_FOLDERS = (ROOT / "tests" / "data", ROOT.parent / "shared" / "data")
 
 def main() -> None:
     options = _parse()
-    console = Console() if sys.stdout.isatty() else Console(width=140)
+    console = Console() if sys.stdout.isatty() else Console(width=150)
     with tempfile.TemporaryDirectory(prefix="router-vs-dynamo-") as name:
         folder = Path(name)
         _write_inputs(folder, options)

@@ -111,7 +111,7 @@ class DecodeWorker:
     def fail(self, request: Request, failure: Failure) -> None:
         """Ends a request without an answer. Idempotent."""
         if request.phase is not Phase.ENDED:
-            log.info("request failed", request=request.submit.request_id, code=failure.code, reason=failure.message)
+            log.info("request failed", request_id=request.submit.request_id, code=failure.code, reason=failure.message)
             self._runtime.metrics.failures.inc()
             phase = self._end(request, _failed(request, failure))
             self._abandon(request, phase, failure.message)
@@ -155,6 +155,9 @@ class DecodeWorker:
         if len(self._by_key) != len(self.in_flight):
             problems.append(f"{len(self._by_key)} sequences for {len(self.in_flight)} requests in flight")
         return problems
+
+    def end_streams(self) -> None:
+        """It has none but the routers'."""
 
     async def close(self) -> None:
         await self._handoffs.close()

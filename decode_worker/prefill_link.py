@@ -11,6 +11,7 @@ import msgspec
 import structlog
 
 from baton.errors import ProtocolError
+from baton.keepalive import KEEPALIVE
 from baton_proto.version import check_major
 from baton_proto.worker import (
     MAJOR,
@@ -30,9 +31,7 @@ from decode_worker.request import Request
 
 CHANNEL_OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),  # a new link never inherits the back-off of a dead one
-    ("grpc.keepalive_time_ms", 5_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.http2.max_pings_without_data", 0),
+    *KEEPALIVE,
 ]
 
 log = structlog.get_logger()

@@ -66,11 +66,14 @@ class Engine:
         max_batch_tokens: int,
         max_running: int,
         eos_token_ids: frozenset[int],
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        """`clock`: seconds, by which steps are measured."""
         self.runner = runner
         self.block_manager = block_manager
         self.scheduler = Scheduler(block_manager, max_batch_tokens=max_batch_tokens, max_running=max_running)
         self.eos_token_ids = eos_token_ids
+        self.clock = clock
         self.on_layer: Callable[[Batch, int], None] | None = None  # after each layer of a batch, on this thread
         self._in_flight: deque[_InFlight] = deque()
         self._sequences: dict[str, Sequence] = {}  # waiting and running ones by request id
@@ -150,7 +153,7 @@ class Engine:
         if batch.num_tokens == 0:
             return False
         hook = self.on_layer
-        started_s = time.perf_counter()
+        started_s = self.clock()
         step: StepOnItsWay | Exception
         try:
             step = self.runner.submit(batch, None if hook is None else lambda layer: hook(batch, layer))
@@ -202,7 +205,7 @@ class Engine:
         except Exception as error:
             log.exception("step failed", requests=[item.sequence.request_id for item in done.batch.items])
             return error
-        now_s = time.perf_counter()
+        now_s = self.clock()
         self._num_steps += 1
         self._step_ms = (now_s - max(done.started_s, self._landed_s)) * 1e3
         self._landed_s = now_s

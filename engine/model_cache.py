@@ -27,24 +27,37 @@ def converted_folder(source: Path, convert: Callable[[Path, Path], None]) -> Pat
     raises.
     """
     try:
-        folder = cache_folder() / "models" / f"{source.stem}-{fingerprint(source)}-v{VERSION}"
-        if folder.is_dir():
-            return folder
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(folder.with_name(folder.name + ".lock")):
-            if not folder.is_dir():
-                _fill(source, folder, convert)
+        name = f"{source.stem}-{fingerprint(source)}-v{VERSION}"
+        return _made(name, lambda folder: convert(source, folder))
     except OSError as error:
         raise ModelError(str(source), f"cannot be converted: {error}") from error
+
+
+def made_folder(name: str, make: Callable[[Path], None]) -> Path:
+    """The folder that `make(folder)` fills on the first call. Raises ModelError."""
+    try:
+        return _made(name, make)
+    except OSError as error:
+        raise ModelError(name, f"cannot be written into the cache: {error}") from error
+
+
+def _made(name: str, make: Callable[[Path], None]) -> Path:
+    folder = cache_folder() / "models" / name
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(folder.with_name(folder.name + ".lock")):
+        if not folder.is_dir():
+            _fill(folder, make)
     return folder
 
 
-def _fill(source: Path, folder: Path, convert: Callable[[Path, Path], None]) -> None:
+def _fill(folder: Path, make: Callable[[Path], None]) -> None:
     unfinished = folder.with_name(folder.name + ".unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)  # of a conversion that was killed
     unfinished.mkdir()
     try:
-        convert(source, unfinished)
+        make(unfinished)
         unfinished.rename(folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)

@@ -105,7 +105,8 @@ class Link:
                 self._advance(state, self._dialled)
         except (BatonError, OSError) as error:
             reason = str(error) or type(error).__name__
-            log.warning("KV link to decode worker ended", worker_id=self._first.worker_id, reason=reason)
+            report = log.warning if self._pushes else log.info
+            report("KV link to decode worker ended", worker_id=self._first.worker_id, reason=reason)
         except Exception as error:  # a fault of ours: it ends this link, not the worker
             log.exception("KV link failed", worker_id=self._first.worker_id)
             reason = f"internal error: {error}"

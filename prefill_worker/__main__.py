@@ -3,7 +3,6 @@
 import uvloop
 
 from baton.config import load_config
-from baton.die_with_parent import die_with_parent
 from baton.errors import BatonError
 from baton.logging import configure_logging
 from baton.worker.arguments import parse_arguments
@@ -12,7 +11,6 @@ from prefill_worker.prefill_worker import PrefillWorker
 
 
 def main() -> None:
-    die_with_parent()
     arguments = parse_arguments("prefill_worker")
     try:
         config = load_config(arguments.config)

@@ -21,10 +21,18 @@ class DecodeStream:
 
     def __init__(self, decode_worker: str) -> None:
         self.decode_worker = decode_worker
-        self.outgoing: asyncio.Queue[PrefillFailed] = asyncio.Queue()
+        self._outgoing: asyncio.Queue[PrefillFailed | None] = asyncio.Queue()
 
     def send(self, failed: PrefillFailed) -> None:
-        self.outgoing.put_nowait(failed)
+        self._outgoing.put_nowait(failed)
+
+    def close(self) -> None:
+        """Ends the stream after what is pending was written."""
+        self._outgoing.put_nowait(None)
+
+    async def take(self) -> PrefillFailed | None:
+        """None: the stream is closed."""
+        return await self._outgoing.get()
 
 
 class PrefillHandler(Protocol):
@@ -41,6 +49,11 @@ class PrefillStreams:
     def __init__(self, ours: Hello, handler: PrefillHandler) -> None:
         self._ours = ours
         self._handler = handler
+        self._open: set[DecodeStream] = set()
+
+    def close(self) -> None:
+        for stream in self._open:
+            stream.close()
 
     async def serve(
         self, commands: AsyncIterator[PrefillCommand], context: grpc.aio.ServicerContext[PrefillCommand, Any]
@@ -50,7 +63,20 @@ class PrefillStreams:
         hello = await receive_hello(commands, context, self._ours)
         stream = DecodeStream(hello.sender)
         log.info("decode worker connected", decode_worker=stream.decode_worker)
-        writer = asyncio.create_task(self._write(stream, context))
+        self._open.add(stream)
+        reader = asyncio.create_task(self._read(stream, commands))
+        try:
+            while (failed := await stream.take()) is not None:
+                await context.write(failed)
+            if reader.done():
+                reader.result()  # raises what a malformed command raised: the decode worker gets an error status
+        finally:
+            reader.cancel()
+            self._open.discard(stream)
+            self._handler.decode_worker_gone(stream)
+            log.info("decode worker disconnected", decode_worker=stream.decode_worker)
+
+    async def _read(self, stream: DecodeStream, commands: AsyncIterator[PrefillCommand]) -> None:
         try:
             async for command in commands:
                 match command:
@@ -61,10 +87,4 @@ class PrefillStreams:
                     case Hello():
                         log.warning("second hello ignored", decode_worker=stream.decode_worker)
         finally:
-            writer.cancel()
-            self._handler.decode_worker_gone(stream)
-            log.info("decode worker disconnected", decode_worker=stream.decode_worker)
-
-    async def _write(self, stream: DecodeStream, context: grpc.aio.ServicerContext[PrefillCommand, Any]) -> None:
-        while True:
-            await context.write(await stream.outgoing.get())
+            stream.close()

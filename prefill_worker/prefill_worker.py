@@ -69,7 +69,7 @@ class PrefillWorker:
         assembly = runtime.assembly
         identity = SlabIdentity(runtime.worker_id, runtime.incarnation, assembly.model_hash, assembly.layout)
         self._sender = Sender(assembly.slab, identity, runtime.config.transfer)
-        self._shipping = Shipping(assembly.engine, self._sender, self._zero_tail, self._push_done)
+        self._shipping = Shipping(assembly.engine, self._sender, assembly.zero_tail, self._push_done)
         runtime.bridge.on_step_here = self._shipping.step_done
 
     def methods(self) -> "dict[str, grpc.RpcMethodHandler[Any, Any]]":
@@ -142,7 +142,7 @@ class PrefillWorker:
         """Idempotent; the first reason counts."""
         if prompt.failure is None:
             prompt.failure = failure
-            log.info("prompt ends early", request=prompt.request.request_id, reason=failure.message)
+            log.info("prompt ends early", request_id=prompt.request.request_id, reason=failure.message)
             self._runtime.bridge.post(lambda _: self._shipping.cancel(prompt.job, failure.message))
 
     # --- the end of a transfer ----------------------------------------------------------------------------------------
@@ -180,8 +180,8 @@ class PrefillWorker:
         jobs, prompts = len(self._by_job), len(self.in_flight)
         return [] if jobs == prompts else [f"{jobs} transfers for {prompts} prompts in flight"]
 
+    def end_streams(self) -> None:
+        self._streams.close()
+
     async def close(self) -> None:
         await asyncio.to_thread(self._sender.close)
-
-    def _zero_tail(self, layer: int, block: int, used: int) -> None:
-        self._runtime.assembly.slab.tensor[layer, block, :, :, used:] = 0

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from baton.worker.assembly import ZeroTail
 from baton_proto.sampling import TokenLogprobs
 from baton_proto.worker import MAJOR, FirstToken, Grant, encode
 from engine.batch import Batch
@@ -18,9 +19,6 @@ from kvtransfer.sender import Sender
 from prefill_worker.push_plan import PushPlan
 
 log = structlog.get_logger()
-
-ZeroTail = Callable[[int, int, int], None]
-"""(layer, block, used tokens): clears the rest of a block, so that no stale bytes are shipped."""
 
 
 @dataclass(slots=True, eq=False)

@@ -6,14 +6,12 @@ from pathlib import Path
 import uvloop
 
 from baton.config import load_config
-from baton.die_with_parent import die_with_parent
 from baton.errors import BatonError
 from baton.logging import configure_logging
 from router.service import run_router
 
 
 def main() -> None:
-    die_with_parent()
     arguments = parse_arguments()
     try:
         config = load_config(arguments.config)

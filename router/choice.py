@@ -8,7 +8,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import structlog
@@ -19,12 +19,14 @@ from baton_proto.worker import Delta, Failure, Handoff, Submit
 from router.admission import AdmissionQueue, Ticket, Turn
 from router.assignment import Assigner, Assignment
 from router.block_hash import block_hashes
+from router.decisions import DecisionLog
 from router.match import WorkerKey
 from router.metrics import RouterMetrics
 from router.output_text import OutputText
 from router.placement import Request
 from router.request import GenerateRequest, Piece, Service
 from router.tokenizer import Tokenizer
+from router.traffic import Traffic
 from router.worker_pool import WorkerPool, largest
 
 log = structlog.get_logger()
@@ -41,6 +43,8 @@ class Parts:
     assigner: Assigner
     queue: AdmissionQueue
     metrics: RouterMetrics
+    decisions: DecisionLog = field(default_factory=DecisionLog)
+    traffic: Traffic = field(default_factory=Traffic)
 
 
 class Choice:
@@ -85,8 +89,11 @@ class Choice:
         def assign() -> Assignment | None:
             return parts.assigner.assign(request.request_id, facts, self._max_tokens, hashes)
 
-        with parts.queue.turn(self._ticket, assign) as turn:
+        paid = self.service.attempts > 1  # the tenant is not to blame for a lost worker
+        began_s = time.monotonic()
+        with parts.queue.turn(self._ticket, assign, 0 if paid else len(tokens)) as turn:
             assignment = await self._wait(turn)
+            self._remember(facts, assignment, time.monotonic() - began_s)
             async with aclosing(self._serve(assignment, tokens.astype("<u4").tobytes())) as pieces:
                 async for piece in pieces:
                     yield piece
@@ -112,6 +119,19 @@ class Choice:
                 raise UnavailableError(f"no decode worker that can serve was ready for {patience_s:.1f} s")
             timeout_s = min(timeout_s, left_s)
         return assignment
+
+    def _remember(self, facts: Request, assignment: Assignment, waited_s: float) -> None:
+        """For whoever asks why the choice went where it went."""
+        self._parts.traffic.placed += 1
+        self._parts.decisions.add(
+            self._request.request_id,
+            self.service.index,
+            self.service.attempts,
+            waited_s,
+            facts,
+            assignment.placement,
+            assignment.full,
+        )
 
     def _has_worker(self, besides: WorkerKey | None = None) -> bool:
         """A decode worker that could take this choice, now or when it is less busy."""
@@ -169,7 +189,7 @@ class Choice:
             token_ids += delta.token_ids
             logprobs += delta.logprobs
             if delta.cached_tokens is not None:
-                self._note_start(delta.cached_tokens, delta.handoff)
+                self._note_start(delta.cached_tokens, delta.handoff, assignment)
         if logprobs and len(logprobs) != len(token_ids):
             raise ProtocolError(assignment.link.worker[0], f"{len(logprobs)} logprobs for {len(token_ids)} tokens")
         finish = deltas[-1].finish if deltas[-1].finish in ("stop", "length") else None
@@ -185,10 +205,13 @@ class Choice:
             text += self._text.flush()
         return Piece(self.service.index, details, text, finish)
 
-    def _note_start(self, cached_tokens: int, handoff: Handoff | None) -> None:
+    def _note_start(self, cached_tokens: int, handoff: Handoff | None, assignment: Assignment) -> None:
         if not self._cached_known:  # a replay finds its own prompt cached, the client's request did not
             self._cached_known = True
             self.service.cached_tokens = min(cached_tokens, len(self._request.prompt))
+            placement = assignment.placement
+            ran_on = placement.prefill or placement.decode
+            self._parts.traffic.prompt_done(ran_on, len(self._request.prompt), self.service.cached_tokens)
         if handoff is not None:
             self.service.prefill_worker = handoff.prefill_worker
             self.service.kv_blocks += handoff.kv_blocks
@@ -202,7 +225,8 @@ class Choice:
         else:
             self._parts.metrics.itl_s.observe((now - self._last_s) / max(1, count))
         self._last_s = now
-        assignment.charge.prefill_done()
+        self._parts.traffic.output(assignment.link.worker, count)
+        assignment.prefill_done()
         assignment.charge.grow(len(self._request.prompt) + len(self.output) + count)
 
     def _failed(self, failure: Failure, assignment: Assignment) -> Exception:

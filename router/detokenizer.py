@@ -5,6 +5,7 @@ tokens is given out with its last byte; bytes that are no UTF-8 become U+FFFD.
 """
 
 import codecs
+from collections.abc import Sequence
 from typing import Protocol
 
 from router.tokenizer import Tokenizer
@@ -16,6 +17,10 @@ MAX_UNFINISHED = 8  # tokens; no character needs more than four bytes, so a long
 class Detokenizer(Protocol):
     def push(self, token_id: int) -> str:
         """Text that is certain now."""
+        ...
+
+    def push_all(self, token_ids: Sequence[int]) -> str:
+        """The same for several."""
         ...
 
     def flush(self) -> str:
@@ -39,6 +44,10 @@ class ByteLevelDetokenizer:
             return ""
         return self._decoder.decode(self._tokenizer.token_bytes(token_id))
 
+    def push_all(self, token_ids: Sequence[int]) -> str:
+        special, bytes_of = self._tokenizer.special_token_ids, self._tokenizer.token_bytes
+        return self._decoder.decode(b"".join([bytes_of(one) for one in token_ids if one not in special]))
+
     def flush(self) -> str:
         return self._decoder.decode(b"", final=True)
 
@@ -60,6 +69,9 @@ class WindowDetokenizer:
             return ""
         self._waiting.append(token_id)
         return "" if self._tokenizer.is_byte_fallback(token_id) else self._difference(final=False)
+
+    def push_all(self, token_ids: Sequence[int]) -> str:
+        return "".join(map(self.push, token_ids))
 
     def flush(self) -> str:
         return self._difference(final=True)

@@ -1,4 +1,6 @@
-"""Ends a request's work as soon as its HTTP client goes away. Called by http_api."""
+"""Ends a request's work as soon as its HTTP client goes away, or no longer takes what it asked for. Called by
+http_generation.
+"""
 
 import asyncio
 from collections.abc import Coroutine
@@ -10,21 +12,37 @@ from starlette.types import Receive
 T = TypeVar("T")
 
 
-async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Runs `work`, whose request body has been read. Raises what it raises, or ClientDisconnect after cancelling it."""
-    task = asyncio.create_task(work)
-    gone = asyncio.create_task(_disconnected(receive))
-    try:
-        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientDisconnect
-        return task.result()
-    finally:
+class StalledClientError(Exception):
+    """The client has kept its connection and does not read from it."""
+
+
+async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
+    """Runs `work`, whose request body has been read, in the caller's task. Raises what it raises, or cancels it and
+    raises ClientDisconnect, or StalledClientError after `timeout_s`: the work keeps its own deadline, so only sending
+    can take longer.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    reason: Exception | None = None
+
+    def end(error: Exception) -> None:
+        nonlocal reason
+        reason = reason or error
         task.cancel()
-        gone.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
 
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        end(ClientDisconnect())
 
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+    watcher = asyncio.create_task(watch())
+    stalled = asyncio.get_running_loop().call_later(timeout_s, end, StalledClientError())
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if reason is not None and task.uncancel() == 0:  # else somebody else cancels us too
+            raise reason from None
+        raise
+    finally:
+        watcher.cancel()
+        stalled.cancel()

@@ -1,7 +1,11 @@
-"""Runs the requests that one call of /v1/completions stands for, one per prompt, as one stream. Called by http_api."""
+"""Runs the requests that one call stands for as one stream: one request, or one per prompt of /v1/completions.
+
+Called by both APIs.
+"""
 
 import asyncio
 import dataclasses
+import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import cast
@@ -11,8 +15,15 @@ from router.openai_answer import Usage, sum_of, usage_of
 from router.request import Finished, GenerateRequest, Piece
 
 MAX_WAITING = 64  # pieces that the client has not taken yet
+STALL_GRACE_S = 5.0  # beyond the deadline, for a client to take what is left
 
 _News = tuple[int, Piece | Finished | Exception]
+
+
+def stall_limit_s(requests: Sequence[GenerateRequest]) -> float:
+    """Seconds after which a client that has not taken its answer gets no more of it. Generation ends by itself at the
+    deadline, but not while it waits for a client that does not read."""
+    return max(request.deadline_s for request in requests) - time.monotonic() + STALL_GRACE_S
 
 
 def pieces_of(generator: Generator, request: GenerateRequest) -> AsyncGenerator[Piece | Finished, None]:

@@ -44,7 +44,7 @@ class Generator:
         try:
             if self._draining:
                 raise UnavailableError("the router is draining and takes no new requests")
-            with self._parts.queue.admit(request.priority) as ticket:
+            with self._parts.queue.admit(request.priority, request.tenant, request.deadline_s) as ticket:
                 choices = [Choice(self._parts, request, index, ticket) for index in range(len(request.sampling))]
                 async with aclosing(_merge([choice.stream() for choice in choices])) as pieces:
                     async for piece in pieces:

@@ -4,42 +4,46 @@ Built by router/__main__.py. Health is SERVING while a request that came now wou
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from typing import Any
 
 import grpc
 import grpc.aio
+import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from baton_proto.generated import inference_pb2 as pb, inference_pb2_grpc as pb_grpc
-from router.fan_out import pieces_of
+from router.fan_out import pieces_of, stall_limit_s
 from router.frontend import Frontend
+from router.grpc_admin import AdminService, Questions
+from router.grpc_decoding import RefuseUndecodable
 from router.grpc_errors import Status, status_of
-from router.grpc_messages import finished_message, options_of, piece_message, prompt_of
-from router.request import Finished
-from router.validation import Call, make_request_id, validate
+from router.grpc_messages import finished_message, options_of, piece_message, prompt_field_of, prompt_of
+from router.request import Finished, GenerateRequest
+from router.validation import Call, check_tenant, make_request_id, validate
 
 REQUEST_ID_METADATA = "x-request-id"
+TENANT_METADATA = "baton-tenant"
 HEALTH_INTERVAL_S = 0.2
 SERVICES = [service.full_name for service in pb.DESCRIPTOR.services_by_name.values()]
 
-StatusSource = Callable[[], Awaitable[pb.StatusResponse]]
+log = structlog.get_logger()
 
 
 class GrpcApi:
     """The running server."""
 
-    def __init__(self, frontend: Frontend, status: StatusSource) -> None:
+    def __init__(self, frontend: Frontend, questions: Questions) -> None:
         self.port = 0
         self._frontend = frontend
         self._inference = InferenceService(frontend)
         self._health = health.aio.HealthServicer()
         options = [("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", frontend.max_body_bytes)]
-        self._server = grpc.aio.server(options=options)
+        guard = RefuseUndecodable(f"/{pb.DESCRIPTOR.package}.")
+        self._server = grpc.aio.server(options=options, interceptors=[guard])
         pb_grpc.add_InferenceServicer_to_server(self._inference, self._server)
-        pb_grpc.add_AdminServicer_to_server(AdminService(status), self._server)
+        pb_grpc.add_AdminServicer_to_server(AdminService(frontend, questions), self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection([*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server)
         self._watch: asyncio.Task[None] | None = None
@@ -106,28 +110,42 @@ class InferenceService(pb_grpc.InferenceServicer):
     ) -> Status | None:
         shown_id, work_id = make_request_id(None)
         try:
-            shown_id, work_id = make_request_id(request.request_id or _request_id(context))
+            shown_id, work_id = make_request_id(request.request_id or _metadata(context, REQUEST_ID_METADATA))
             call = Call(
                 request_id=work_id,
+                prompt_field=prompt_field_of(request),
                 model=request.model,
                 priority=request.priority,
+                tenant=check_tenant(TENANT_METADATA, _metadata(context, TENANT_METADATA)),
                 timeout_s=context.time_remaining(),
             )
             wanted = await validate(self._frontend, call, prompt_of(request), options_of(request.sampling))
             await context.send_initial_metadata(((REQUEST_ID_METADATA, shown_id),))
             started = pb.Started(model=self._frontend.model, prompt_tokens=len(wanted.prompt))
             await context.write(pb.GenerateResponse(request_id=shown_id, started=started))
-            async with aclosing(pieces_of(self._frontend.generator, wanted)) as pieces:
-                async for item in pieces:
-                    if isinstance(item, Finished):
-                        event = pb.GenerateResponse(request_id=shown_id, finished=finished_message(item))
-                    else:
-                        piece = piece_message(item, self._frontend.tokenizer)
-                        event = pb.GenerateResponse(request_id=shown_id, piece=piece)
-                    await context.write(event)
+            async with asyncio.timeout(stall_limit_s([wanted])):
+                await self._stream(wanted, shown_id, context)
+        except TimeoutError:
+            log.warning("client does not read its answer", request_id=work_id)
+            return Status(grpc.StatusCode.DEADLINE_EXCEEDED, "the answer was not read in time")
         except Exception as error:
             return status_of(error, shown_id)
         return None
+
+    async def _stream(
+        self,
+        wanted: GenerateRequest,
+        shown_id: str,
+        context: grpc.aio.ServicerContext[pb.GenerateRequest, pb.GenerateResponse],
+    ) -> None:
+        async with aclosing(pieces_of(self._frontend.generator, wanted)) as pieces:
+            async for item in pieces:
+                if isinstance(item, Finished):
+                    event = pb.GenerateResponse(request_id=shown_id, finished=finished_message(item))
+                else:
+                    piece = piece_message(item, self._frontend.tokenizer)
+                    event = pb.GenerateResponse(request_id=shown_id, piece=piece)
+                await context.write(event)
 
     async def ListModels(  # noqa: N802
         self,
@@ -141,18 +159,8 @@ class InferenceService(pb_grpc.InferenceServicer):
         return pb.ListModelsResponse(models=[model])
 
 
-class AdminService(pb_grpc.AdminServicer):
-    def __init__(self, status: StatusSource) -> None:
-        self._status = status
-
-    async def Status(  # noqa: N802
-        self, request: pb.StatusRequest, context: grpc.aio.ServicerContext[pb.StatusRequest, pb.StatusResponse]
-    ) -> pb.StatusResponse:
-        return await self._status()
-
-
-def _request_id(context: grpc.aio.ServicerContext[Any, Any]) -> str | None:
+def _metadata(context: grpc.aio.ServicerContext[Any, Any], name: str) -> str | None:
     for key, value in context.invocation_metadata() or ():
-        if key == REQUEST_ID_METADATA:
+        if key == name:
             return value if isinstance(value, str) else value.decode("latin-1")
     return None

@@ -28,12 +28,13 @@ class Status:
 
 
 def status_of(error: Exception, request_id: str) -> Status:
-    """What nobody raised on purpose is logged here and shown as its request id alone."""
+    """Logs what nobody else does: refusals, and what nobody raised on purpose, which is shown as its request id
+    alone."""
     match error:
-        case UnknownModelError():
-            return Status(grpc.StatusCode.NOT_FOUND, str(error))
         case InvalidRequestError():
-            return Status(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            log.info("request refused", request_id=request_id, reason=str(error))
+            unknown = isinstance(error, UnknownModelError)
+            return Status(grpc.StatusCode.NOT_FOUND if unknown else grpc.StatusCode.INVALID_ARGUMENT, str(error))
         case OverloadedError():
             retry_after_ms = str(max(1, round(error.retry_after_s * 1000)))
             return Status(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error), ((RETRY_AFTER, retry_after_ms),))

@@ -14,6 +14,8 @@ FINISH_REASONS = {
     "stop": pb.FINISH_REASON_STOP,
     "length": pb.FINISH_REASON_LENGTH,
 }
+PROMPT_FIELDS = {"text": "text", "chat": "chat.messages", "tokens": "tokens.ids", None: "input"}
+"""By the kind of input."""
 FLOATS = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
 OTHERS = ("top_k", "seed", "max_tokens", "min_tokens", "ignore_eos", "logprobs", "n")
 
@@ -25,10 +27,16 @@ def prompt_of(request: pb.GenerateRequest) -> Prompt:
             return request.text
         case "chat":
             messages = enumerate(request.chat.messages)
-            return Chat([{"role": plain_role(f"messages[{i}]", m.role), "content": m.content} for i, m in messages])
+            return Chat(
+                [{"role": plain_role(f"chat.messages[{i}]", m.role), "content": m.content} for i, m in messages]
+            )
         case "tokens":
             return list(request.tokens.ids)
     raise InvalidRequestError("input", "is missing; one of text, chat and tokens is needed")
+
+
+def prompt_field_of(request: pb.GenerateRequest) -> str:
+    return PROMPT_FIELDS[request.WhichOneof("input")]
 
 
 def options_of(sampling: pb.SamplingOptions) -> Options:

@@ -9,6 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from baton.errors import UnknownModelError
 from router.frontend import Frontend
@@ -23,10 +24,15 @@ from router.validation import make_request_id
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-def create_app(frontend: Frontend, metrics: Callable[[], bytes]) -> Starlette:
-    """`metrics` gives the Prometheus text of this process."""
+def create_app(frontend: Frontend, metrics: Callable[[], bytes]) -> ASGIApp:
+    """`metrics` gives the Prometheus text of this process.
+
+    Requests for text go straight to their endpoints, which answer their own errors: each layer between would cost
+    something for every event.
+    """
     chat = GenerationEndpoint(frontend, ChatBody, ChatAnswer, "chatcmpl")
     completions = GenerationEndpoint(frontend, CompletionBody, CompletionAnswer, "cmpl")
+    direct = {"/v1/chat/completions": chat, "/v1/completions": completions}
     routes = [
         Route("/v1/chat/completions", chat, methods=["POST"]),
         Route("/v1/completions", completions, methods=["POST"]),
@@ -36,7 +42,13 @@ def create_app(frontend: Frontend, metrics: Callable[[], bytes]) -> Starlette:
         Route("/ready", _ready(frontend)),
         Route("/metrics", _metrics(metrics)),
     ]
-    return Starlette(routes=routes, exception_handlers={HTTPException: on_http_exception})
+    others = Starlette(routes=routes, exception_handlers={HTTPException: on_http_exception})
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        endpoint: ASGIApp | None = direct.get(scope["path"]) if scope.get("method") == "POST" else None
+        await (endpoint or others)(scope, receive, send)
+
+    return app
 
 
 def _list_models(frontend: Frontend) -> Endpoint:

@@ -35,9 +35,11 @@ class ErrorAnswer(Struct, frozen=True):
 
 
 def describe(error: Exception, request_id: str) -> tuple[int, ErrorAnswer]:
-    """(HTTP status, body). What nobody raised on purpose is logged here and shown as its request id alone."""
+    """(HTTP status, body). Logs what nobody else does: refusals, and what nobody raised on purpose, which is shown as
+    its request id alone."""
     match error:
         case InvalidRequestError():
+            log.info("request refused", request_id=request_id, reason=str(error))
             status, code = _status_of_refusal(error)
             return status, ErrorAnswer(ErrorBody(str(error), "invalid_request_error", error.field, code))
         case OverloadedError():

@@ -8,8 +8,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
 from baton.errors import BodyTooLargeError, InvalidRequestError
-from router.disconnect import until_disconnect
-from router.fan_out import generate_all
+from router.disconnect import StalledClientError, until_disconnect
+from router.fan_out import generate_all, stall_limit_s
 from router.frontend import Frontend
 from router.http_errors import describe, error_response
 from router.json_response import json_response
@@ -18,10 +18,11 @@ from router.openai_types import GenerationBody, parse_body
 from router.request import GenerateRequest, Piece
 from router.sampling_options import Options, check_range
 from router.server_sent_events import EventStream
-from router.validation import MAX_TIMEOUT_S, Call, make_request_id, validate
+from router.validation import MAX_TIMEOUT_S, Call, check_tenant, make_request_id, validate
 
 REQUEST_ID_HEADER = "x-request-id"
 TIMEOUT_HEADER = "x-request-timeout-s"
+TENANT_HEADER = "x-baton-tenant"
 
 Items = AsyncGenerator[Piece | Usage, None]
 
@@ -44,29 +45,43 @@ class GenerationEndpoint:
             shown_id, work_id = make_request_id(http.headers.get(REQUEST_ID_HEADER))
             body = parse_body(await _read_body(http, self._frontend.max_body_bytes), self._body)
             options = body.options()
-            requests = await self._validate(body, options, work_id, _timeout_s(http))
+            requests = await self._validate(body, options, work_id, http)
             answer = self._new_answer(body, options, shown_id, requests)
             items = generate_all(self._frontend.generator, requests)
+            limit_s = stall_limit_s(requests)
             if body.stream:
                 events = EventStream(send, {REQUEST_ID_HEADER: shown_id})
-                await until_disconnect(receive, _send_events(events, items, answer, body.include_usage, shown_id))
+                sending = _send_events(events, items, answer, body.include_usage, shown_id)
+                await until_disconnect(receive, sending, limit_s)
             else:
-                whole = await until_disconnect(receive, _collect(items, answer))
+                whole = await until_disconnect(receive, _collect(items, answer), limit_s)
                 await json_response(whole, headers={REQUEST_ID_HEADER: shown_id})(scope, receive, send)
         except ClientDisconnect:
-            log.info("client disconnected", request_id=work_id)
+            log.debug("client disconnected", request_id=work_id)
+        except StalledClientError:
+            log.warning("client does not read its answer", request_id=work_id)
         except Exception as error:
             await error_response(error, shown_id)(scope, receive, send)
 
     async def _validate(
-        self, body: GenerationBody, options: Options, work_id: str, timeout_s: float | None
+        self, body: GenerationBody, options: Options, work_id: str, http: Request
     ) -> list[GenerateRequest]:
         """One request per prompt."""
         requests = []
+        tenant = check_tenant(TENANT_HEADER, http.headers.get(TENANT_HEADER))
+        timeout_s = _timeout_s(http)
         prompts = body.prompts()
         for position, prompt in enumerate(prompts):
-            request_id = work_id if len(prompts) == 1 else f"{work_id}-{position}"
-            call = Call(request_id=request_id, model=body.model, priority=body.priority or 0, timeout_s=timeout_s)
+            alone = len(prompts) == 1
+            request_id = work_id if alone else f"{work_id}-{position}"
+            call = Call(
+                request_id=request_id,
+                prompt_field=body.prompt_field if alone else f"{body.prompt_field}[{position}]",
+                model=body.model,
+                priority=body.priority or 0,
+                tenant=tenant,
+                timeout_s=timeout_s,
+            )
             requests.append(await validate(self._frontend, call, prompt, options))
         return requests
 
@@ -89,21 +104,26 @@ async def _collect(items: Items, answer: Answer) -> object:
 
 
 async def _send_events(events: EventStream, items: Items, answer: Answer, include_usage: bool, request_id: str) -> None:
-    """An error before the first event is raised; later ones become the last event, without `[DONE]`."""
+    """An error before the first event is raised; later ones become the last event, without `[DONE]`.
+
+    What ends a choice waits for what follows it: as a rule the end of all, which then leaves in the same write.
+    """
     try:
         async with aclosing(items):
             async for item in items:
                 if not isinstance(item, Usage):
                     for chunk in answer.chunks(item):
-                        await events.send(chunk)
+                        events.add(chunk)
+                    if item.finish_reason is None:
+                        await events.flush()
                 elif include_usage:
-                    await events.send(answer.usage_chunk(item))
-        await events.done()
+                    events.add(answer.usage_chunk(item))
+        events.add_done()
     except Exception as error:
         if not events.begun:
             raise
         _, described = describe(error, request_id)
-        await events.send(described)
+        events.add(described)
     await events.end()
 
 

@@ -4,11 +4,17 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Iterator
+from typing import Any, cast
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from router.http_errors import ErrorAnswer, ErrorBody
+from router.json_response import encode_json
 
 BACKLOG = 2048
+MAX_HEAD_BYTES = 64 * 1024  # of a request line and its headers
 KEEP_ALIVE_S = 75  # longer than clients keep idle connections, so that none is closed while it is being reused
 
 
@@ -19,13 +25,14 @@ class HttpServer:
         self.host, self.port = listener.getsockname()[:2]
         config = uvicorn.Config(
             app,
-            http="httptools",
+            http=_Protocol,
             loop="none",  # the router's own
             ws="none",
             lifespan="off",
             log_config=None,  # the router's own
             access_log=False,
             server_header=False,
+            proxy_headers=False,  # nobody asks for the client's address
             backlog=BACKLOG,
             timeout_keep_alive=KEEP_ALIVE_S,
         )
@@ -60,6 +67,63 @@ async def serve_http(app: ASGIApp, host: str, port: int) -> HttpServer:
         listener.close()
         raise
     return HttpServer(app, listener)
+
+
+class _Protocol(HttpToolsProtocol):
+    """uvicorn's, with all that is written in one turn of the event loop in one system call, the head of a response and
+    its first bytes above all, and with a bound on the head of a request, which the parser would collect without end."""
+
+    _in_head = True
+    _head_bytes = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(cast(asyncio.Transport, _GatheringTransport(transport, self.loop)))
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._in_head:  # still: all of it belonged to the head
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+                self._refuse()
+
+    def on_message_begin(self) -> None:
+        self._in_head, self._head_bytes = True, 0
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        super().on_headers_complete()
+
+    def _refuse(self) -> None:
+        problem = f"headers: are larger than {MAX_HEAD_BYTES} bytes"
+        body = encode_json(ErrorAnswer(ErrorBody(problem, "invalid_request_error", "headers")))
+        head = "HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\nconnection: close\r\n"
+        self.transport.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        self.transport.close()
+
+
+class _GatheringTransport:
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._pending: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        if not self._pending:
+            self._loop.call_soon(self._flush)
+        self._pending.append(data)
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        if self._pending:
+            pending, self._pending = self._pending, []
+            self._transport.write(b"".join(pending))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
 
 
 class _Server(uvicorn.Server):

@@ -8,7 +8,8 @@ trouble never stops another one's. Workers come and go with the directory. Event
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 import msgspec
 import numpy as np
@@ -16,15 +17,18 @@ import structlog
 from numpy.typing import NDArray
 
 from baton.discovery import Change
-from baton.errors import ProtocolError
+from baton.end_task import end_tasks
+from baton.errors import ProtocolError, WorkerLostError
 from baton.nats_client import NATS_ERRORS, NatsClient
 from baton.subjects import kv_events_subject, worker_of
-from baton_proto.discovery import WorkerLoad
-from baton_proto.kv_events import Cleared, KvEvent, Removed, Stored, decode_batch
+from baton_proto.discovery import EVENTS_ROLE, LoadReport, WorkerLoad
+from baton_proto.kv_events import Stored, decode_batch
 from baton_proto.worker import SnapshotChunk
 from router.event_feed import EventFeed
 from router.event_history import fetch_batches, last_batch
-from router.match import WorkerKey
+from router.event_snapshot import apply_event, snapshot_from_stream
+from router.match import Match, WorkerKey
+from router.prefix_hits import PrefixHits
 from router.radix_tree import RadixTree
 
 REORDER_PATIENCE_S = 0.05  # batches that were sent again may overtake each other
@@ -47,8 +51,9 @@ log = structlog.get_logger()
 class _Worker:
     """What the indexer remembers of one incarnation of a worker."""
 
-    def __init__(self, key: WorkerKey) -> None:
+    def __init__(self, key: WorkerKey, fetch_snapshot: FetchSnapshot) -> None:
         self.key = key
+        self.fetch_snapshot = fetch_snapshot
         self.feed = EventFeed()
         self.needs_snapshot = True
         self.healing: asyncio.Task[None] | None = None
@@ -58,6 +63,8 @@ class _Worker:
         self.silent_since_s: float | None = None  # monotonic
         self.silent = False
         self.trouble = ""
+        self.batches = 0  # applied, as they came
+        self.followers: list[Callable[[int], None]] = []  # told each event id that the tree has come to
 
 
 class Indexer:
@@ -68,6 +75,10 @@ class Indexer:
         self.duplicates = 0
         self.gaps = 0
         self.snapshots = 0
+        self.batches = 0  # applied
+        self.hits = PrefixHits()
+        self._matched: Match | None = None
+        self.stored: Callable[[WorkerKey, bytes], None] = lambda worker, block_hashes: None  # called with what came
         self._nats = nats
         self._fetch_snapshot = fetch_snapshot
         self._workers: dict[str, _Worker] = {}
@@ -83,17 +94,15 @@ class Indexer:
 
     async def close(self) -> None:
         tasks = [worker.healing for worker in self._workers.values()] + [self._watch]
-        running = [task for task in tasks if task is not None]
-        for task in running:
-            task.cancel()
-        if running:
-            await asyncio.wait(running)
+        await end_tasks(*(task for task in tasks if task is not None))
 
     def apply(self, change: Change) -> None:
         """A callback of the Directory's: takes a snapshot of what is added, forgets what is removed."""
         key = (change.record.worker_id, change.record.incarnation)
         if change.kind == "added":
-            worker = self._workers[key[0]] = _Worker(key)
+            only_events = change.record.role == EVENTS_ROLE
+            worker = _Worker(key, self._snapshot_from_stream if only_events else self._fetch_snapshot)
+            self._workers[key[0]] = worker
             self._heal(worker)
         elif change.kind == "removed" and self._tracked(key) is not None:
             healing = self._workers.pop(key[0]).healing
@@ -105,12 +114,45 @@ class Indexer:
 
     def match(self, hashes: NDArray[np.uint64]) -> dict[WorkerKey, int]:
         """How many leading blocks of a prompt each worker holds; workers without any are left out."""
-        return self.tree.find(hashes).as_dict()
+        self._matched = self.tree.find(hashes)
+        return self._matched.as_dict()
+
+    def count_hit(self) -> None:
+        """The prompt that was matched last has been given workers."""
+        if self._matched is not None:
+            self.hits.count(self._matched.last_block)
 
     def last_event_id(self, worker: WorkerKey) -> int:
         """Of the newest batch that the tree contains."""
         known = self._tracked(worker)
         return known.feed.applied if known is not None else 0
+
+    def contained(self, worker: WorkerKey) -> int | None:
+        """The event up to which the tree is what the worker had; None: it is just being filled from a snapshot.
+
+        Raises WorkerLostError.
+        """
+        known = self._tracked(worker)
+        if known is None:
+            raise WorkerLostError(worker[0], "is gone")
+        return None if known.feed.suspended or known.needs_snapshot else known.feed.applied
+
+    def batches_of(self, worker: WorkerKey) -> int:
+        """That were applied, without those that a snapshot stood for."""
+        known = self._tracked(worker)
+        return known.batches if known is not None else 0
+
+    @contextmanager
+    def following(self, worker: WorkerKey, seen: Callable[[int], None]) -> Iterator[None]:
+        """`seen` is called with each event id of the worker's that the tree comes to, before it goes on."""
+        known = self._tracked(worker)
+        if known is None:
+            raise WorkerLostError(worker[0], "is gone")
+        known.followers.append(seen)
+        try:
+            yield
+        finally:
+            known.followers.remove(seen)
 
     def note(self, worker: WorkerKey) -> str:
         """What an operator should know about a worker's events; empty when all is well."""
@@ -128,6 +170,11 @@ class Indexer:
         return ""
 
     @property
+    def silent(self) -> list[str]:
+        """Ids of the workers that cache blocks and publish no events."""
+        return [worker_id for worker_id, worker in self._workers.items() if worker.silent]
+
+    @property
     def settled(self) -> bool:
         """The tree contains all that is known to have been published, for every worker."""
         return all(not worker.needs_snapshot and not worker.feed.behind for worker in self._workers.values())
@@ -137,6 +184,10 @@ class Indexer:
         worker = self._tracked((worker_id, incarnation))
         if worker is not None and event_id > worker.feed.expected:
             worker.feed.expected = event_id
+
+    def load_report(self, report: LoadReport) -> None:
+        """From the metrics plane."""
+        self.expect(report.worker_id, report.incarnation, report.load.last_event_id)
 
     def observe(self, worker: WorkerKey, load: WorkerLoad) -> None:
         """A worker's load, from a step message or the metrics plane."""
@@ -179,10 +230,16 @@ class Indexer:
             refused = self.refused_events
             for event in batch.events:
                 try:
-                    _apply_event(self.tree, worker.key, event)
+                    apply_event(self.tree, worker.key, event)
+                    if isinstance(event, Stored):
+                        self.stored(worker.key, event.block_hashes)
                 except ProtocolError as error:
                     self.refused_events += 1
                     log.warning("kv event refused", worker=worker.key[0], event_id=batch.event_id, error=str(error))
+            worker.batches += 1
+            self.batches += 1
+            for seen in worker.followers:
+                seen(batch.event_id)
             if self.refused_events > refused:
                 worker.needs_snapshot = True
                 self._postpone_healing(worker)
@@ -254,7 +311,7 @@ class Indexer:
         async with self._snapshot_slots, asyncio.timeout(SNAPSHOT_TIMEOUT_S):
             worker.feed.suspend()  # from before the snapshot is taken, or it might be older than what we apply
             event_id = None
-            chunks = self._fetch_snapshot(*worker.key)
+            chunks = worker.fetch_snapshot(*worker.key)
             try:
                 async for chunk in chunks:
                     if chunk.incarnation != worker.key[1]:
@@ -277,9 +334,14 @@ class Indexer:
         self.snapshots += 1
         worker.needs_snapshot = False
         worker.feed.rebase(event_id)
+        for seen in worker.followers:
+            seen(event_id)
         blocks, seconds = self.tree.num_blocks_of(worker.key), round(time.monotonic() - started_s, 3)
         log.info("snapshot applied", worker=worker.key[0], event_id=event_id, blocks=blocks, seconds=seconds)
         self._apply_ready(worker)
+
+    def _snapshot_from_stream(self, worker_id: str, incarnation: int) -> AsyncIterator[SnapshotChunk]:
+        return snapshot_from_stream(self._nats, (worker_id, incarnation))
 
     async def _watch_lags(self) -> None:
         while True:
@@ -315,14 +377,3 @@ class Indexer:
         if trouble != worker.trouble:
             log.warning("worker's events", worker=worker.key[0], incarnation=worker.key[1], trouble=trouble)
         worker.trouble = trouble
-
-
-def _apply_event(tree: RadixTree, worker: WorkerKey, event: KvEvent) -> None:
-    """Raises ProtocolError when the event contradicts the tree."""
-    match event:
-        case Stored():
-            tree.apply_stored(worker, event.parent, event.block_hashes, event.sequence_hashes)
-        case Removed():
-            tree.apply_removed(worker, event.sequence_hashes)
-        case Cleared():
-            tree.clear(worker)

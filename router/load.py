@@ -1,8 +1,8 @@
 """How loaded each worker is, as this router knows it: what it has charged itself, and what the workers report.
 
 A charge is made when a request is routed, before its worker has heard of it, so that the next request sees it at once.
-The report covers what other routers sent. Both count the same requests, so the larger of the two holds. Event loop
-only.
+Other routers tell what they have charged (router/charge_sharing.py). The worker's report covers what has reached it.
+Charges and report count the same requests, so the larger of the two holds. Event loop only.
 """
 
 import time
@@ -27,14 +27,39 @@ class LoadView(NamedTuple):
     active_blocks: int
 
 
-class _Account:
-    __slots__ = ("blocks", "prefill_tokens", "reported", "requests")
+class Totals(NamedTuple):
+    """What one router has charged one worker."""
 
-    def __init__(self) -> None:
+    requests: int
+    prefill_tokens: int
+    blocks: int
+
+
+NOTHING = Totals(0, 0, 0)
+
+
+class _Account:
+    __slots__ = ("blocks", "by_router", "foreign", "prefill_tokens", "reported", "requests", "worker")
+
+    def __init__(self, worker: WorkerKey) -> None:
+        self.worker = worker
         self.requests = 0
         self.prefill_tokens = 0
         self.blocks = 0
+        self.foreign = NOTHING  # the sum of by_router
+        self.by_router: dict[str, Totals] = {}  # other routers, without those that charge nothing
         self.reported = WorkerLoad()
+
+    @property
+    def own(self) -> Totals:
+        return Totals(self.requests, self.prefill_tokens, self.blocks)
+
+    def set_foreign(self, router: str, totals: Totals) -> None:
+        if totals == NOTHING:
+            self.by_router.pop(router, None)
+        else:
+            self.by_router[router] = totals
+        self.foreign = Totals(*map(sum, zip(NOTHING, *self.by_router.values(), strict=True)))
 
 
 class Charge:
@@ -61,20 +86,25 @@ class Charge:
         decode.requests += 1
         decode.blocks += blocks
         prefill.prefill_tokens += prefill_tokens
+        ledger.changed(decode)
+        ledger.changed(prefill)
 
     def prefill_done(self) -> None:
         """At the first token."""
         if self._prefill_tokens:
             self._prefill.prefill_tokens -= self._prefill_tokens
             self._prefill_tokens = 0
+            self._ledger.changed(self._prefill)
             self._ledger.relieved()
 
     def grow(self, num_tokens: int) -> None:
         """The sequence has `num_tokens` tokens by now: charges the blocks that they fill, and proves that it lives."""
         if self._ledger.renew(self):
             blocks = self._ledger.blocks_of(num_tokens)
-            self._decode.blocks += blocks - self._blocks
-            self._blocks = blocks
+            if blocks != self._blocks:
+                self._decode.blocks += blocks - self._blocks
+                self._blocks = blocks
+                self._ledger.changed(self._decode)
 
     def release(self) -> None:
         if self._ledger.drop(self):
@@ -87,6 +117,8 @@ class Charge:
         self._decode.blocks -= self._blocks
         self._prefill.prefill_tokens -= self._prefill_tokens
         self._prefill_tokens = 0
+        self._ledger.changed(self._decode)
+        self._ledger.changed(self._prefill)
 
     def __enter__(self) -> Self:
         return self
@@ -98,10 +130,13 @@ class Charge:
 
 
 class LoadLedger:
-    """`relieved` is called whenever a worker may take more than before; whoever waits for room sets it."""
+    """`relieved` is called whenever a worker may take more than before; whoever waits for room sets it. `has_news` is
+    called when own charges differ from what `take_changed` returned last; whoever tells other routers sets it."""
 
     def __init__(self, block_size: int, charge_ttl_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.relieved: Callable[[], None] = lambda: None
+        self.has_news: Callable[[], None] = lambda: None
+        self._changed: set[WorkerKey] = set()
         self._block_size = block_size
         self._charge_ttl_s = charge_ttl_s
         self._clock = clock
@@ -136,16 +171,52 @@ class LoadLedger:
     def view(self, worker: WorkerKey) -> LoadView:
         self.expire()
         account = self._account(worker)
-        reported = account.reported
+        foreign, reported = account.foreign, account.reported
         return LoadView(
-            requests=max(account.requests, reported.running + reported.waiting),
-            queued_prefill_tokens=max(account.prefill_tokens, reported.queued_prefill_tokens),
-            active_blocks=max(account.blocks, reported.blocks_used),
+            requests=max(account.requests + foreign.requests, reported.running + reported.waiting),
+            queued_prefill_tokens=max(account.prefill_tokens + foreign.prefill_tokens, reported.queued_prefill_tokens),
+            active_blocks=max(account.blocks + foreign.blocks, reported.blocks_used),
         )
 
     def forget(self, worker: WorkerKey) -> None:
         """The incarnation is gone. Charges on it are released by their requests as ever."""
         self._accounts.pop(worker, None)
+        self._changed.discard(worker)
+
+    # --- what routers tell each other ---------------------------------------------------------------------------------
+
+    def take_changed(self) -> dict[WorkerKey, Totals]:
+        """Own charges of the workers for which they have changed since the last call."""
+        changed = {worker: self._accounts[worker].own for worker in self._changed if worker in self._accounts}
+        self._changed.clear()
+        return changed
+
+    def charged(self) -> dict[WorkerKey, Totals]:
+        """Own charges of all workers that have any."""
+        return {worker: account.own for worker, account in self._accounts.items() if account.own != NOTHING}
+
+    def set_foreign(self, router: str, worker: WorkerKey, totals: Totals) -> None:
+        """Another router has charged so much by now."""
+        if worker not in self._accounts and totals == NOTHING:
+            return
+        account = self._account(worker)
+        before = account.by_router.get(router, NOTHING)
+        account.set_foreign(router, totals)
+        if account.own == NOTHING and not account.by_router and account.reported == WorkerLoad():
+            del self._accounts[worker]  # perhaps of a worker that is gone
+        if totals.requests < before.requests or totals.prefill_tokens < before.prefill_tokens:
+            self.relieved()
+
+    def foreign(self, router: str) -> list[WorkerKey]:
+        """Workers that another router has charged."""
+        return [worker for worker, account in self._accounts.items() if router in account.by_router]
+
+    # --- for charges --------------------------------------------------------------------------------------------------
+
+    def changed(self, account: _Account) -> None:
+        if not self._changed:
+            self.has_news()
+        self._changed.add(account.worker)
 
     def expire(self) -> None:
         """Drops charges that nobody released or renewed for their time to live: a request that was lost track of."""
@@ -180,5 +251,5 @@ class LoadLedger:
     def _account(self, worker: WorkerKey) -> _Account:
         account = self._accounts.get(worker)
         if account is None:
-            account = self._accounts[worker] = _Account()
+            account = self._accounts[worker] = _Account(worker)
         return account

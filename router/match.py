@@ -18,12 +18,20 @@ class Match(Mapping[WorkerKey, int]):
     To be read before the tree changes again.
     """
 
-    __slots__ = ("_blocks", "_levels", "_names")
+    __slots__ = ("_blocks", "_end", "_levels", "_names", "_sequences")
 
-    def __init__(self, levels: list[tuple[int, int]], names: list[WorkerKey]) -> None:
+    def __init__(self, levels: list[tuple[int, int]], names: list[WorkerKey], sequences: bytes, end: int) -> None:
+        """`sequences`: u64 LE sequence hashes of the edge where the query left the tree, `end` bytes into it."""
         self._levels = levels  # (blocks, mask of workers)
         self._names = names  # by bit number; bits of workers that left are in no mask
+        self._sequences = sequences
+        self._end = end
         self._blocks: dict[WorkerKey, int] | None = None
+
+    @property
+    def last_block(self) -> bytes:
+        """Sequence hash (u64 LE) of the last block that matched; empty when none did."""
+        return self._sequences[max(0, self._end - 8) : self._end]
 
     @property
     def longest(self) -> int:
@@ -34,7 +42,7 @@ class Match(Mapping[WorkerKey, int]):
         if self._blocks is None:
             self._blocks = {}
             for blocks, mask in self._levels:
-                self._blocks.update(dict.fromkeys(compress(self._names, _bits(mask)), blocks))
+                self._blocks.update(dict.fromkeys(compress(self._names, bits(mask)), blocks))
         return self._blocks
 
     def __getitem__(self, worker: WorkerKey) -> int:
@@ -50,7 +58,7 @@ class Match(Mapping[WorkerKey, int]):
         return f"Match({self.as_dict()})"
 
 
-def _bits(mask: int) -> bytes:
+def bits(mask: int) -> bytes:
     """One byte per bit, 0 or 1, the lowest bit first."""
     packed = np.frombuffer(mask.to_bytes(mask.bit_length() // 8 + 1, "little"), dtype=np.uint8)
     return np.unpackbits(packed, bitorder="little").tobytes()

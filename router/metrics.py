@@ -1,9 +1,9 @@
 """The router's Prometheus metrics, in a registry of their own. Gauges ask when they are scraped."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 LATENCY_BUCKETS_S = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
@@ -18,6 +18,19 @@ class _Borrowed(Collector):
 
     def collect(self) -> Iterable[Metric]:
         yield CounterMetricFamily(self._name, self._what, value=self._read())
+
+
+class _PerWorker(Collector):
+    """A gauge with a value per worker, for those that are named at each scrape."""
+
+    def __init__(self, name: str, what: str, read: Callable[[], Mapping[str, float]]) -> None:
+        self._name, self._what, self._read = name, what, read
+
+    def collect(self) -> Iterable[Metric]:
+        family = GaugeMetricFamily(self._name, self._what, labels=["worker"])
+        for worker_id, value in self._read().items():
+            family.add_metric([worker_id], value)
+        yield family
 
 
 class RouterMetrics:
@@ -56,6 +69,10 @@ class RouterMetrics:
     def count(self, name: str, what: str, read: Callable[[], float]) -> None:
         """Adds a counter that somebody else keeps."""
         self.registry.register(_Borrowed(f"baton_router_{name}", what, read))
+
+    def per_worker(self, name: str, what: str, read: Callable[[], Mapping[str, float]]) -> None:
+        """Adds a gauge with a value for each worker that `read` names at a scrape."""
+        self.registry.register(_PerWorker(f"baton_router_{name}", what, read))
 
     def exposition(self) -> bytes:
         """What a scrape gets, in Prometheus' text format."""

@@ -4,8 +4,9 @@ Fields that are not known here are ignored, as other servers of this API do. Fie
 are refused unless they have the value that changes nothing. Extensions (`top_k` and others) are those of vLLM.
 """
 
+import re
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 
 import msgspec
 from msgspec import Struct
@@ -16,6 +17,12 @@ from router.sampling_options import Options
 from router.validation import Chat, Prompt, plain_role
 
 MAX_PROMPTS = 64
+
+# Programs that cut text by UTF-16 units cut emoji in half; msgspec takes that for the end of the data.
+_HALF_CHARACTER = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
+    rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+)
 
 Body = TypeVar("Body", bound="GenerationBody")
 
@@ -41,6 +48,7 @@ class GenerationBody(Struct, frozen=True, kw_only=True):
     """What both endpoints share."""
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {}  # field -> values that change nothing, besides null
+    prompt_field: ClassVar[str] = "prompt"
 
     model: str | None = None
     stream: bool | None = None
@@ -101,6 +109,7 @@ class ChatBody(GenerationBody, frozen=True, kw_only=True):
         "prediction": (),
         "web_search_options": (),
     }
+    prompt_field: ClassVar[str] = "messages"
 
     messages: list[ChatMessage]
     max_completion_tokens: int | None = None
@@ -152,13 +161,13 @@ class CompletionBody(GenerationBody, frozen=True, kw_only=True):
     def prompts(self) -> Sequence[Prompt]:
         if isinstance(self.prompt, str):
             return [self.prompt]
-        kinds = {type(part) for part in self.prompt}
+        kinds = set(map(type, self.prompt))
         if not kinds:
             raise InvalidRequestError("prompt", "is empty; at least one token is needed")
         if len(kinds) > 1:
             raise InvalidRequestError("prompt", "must be a string, token ids, or a list of either, not a mixture")
         if kinds == {int}:
-            return [[token_id for token_id in self.prompt if isinstance(token_id, int)]]
+            return [cast(list[int], self.prompt)]
         if len(self.prompt) > MAX_PROMPTS:
             raise InvalidRequestError("prompt", f"has {len(self.prompt)} prompts; at most {MAX_PROMPTS} are allowed")
         return [prompt for prompt in self.prompt if not isinstance(prompt, int)]
@@ -172,7 +181,9 @@ def parse_body(data: bytes, kind: type[Body]) -> Body:
         problem, _, path = str(error).partition(" - at ")
         raise InvalidRequestError(_field_name(path, problem), problem) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequestError("body", f"is not valid JSON: {error}") from error
+        half = _HALF_CHARACTER.search(data)
+        problem = f"{half[0].decode()} is half a character" if half else str(error)
+        raise InvalidRequestError("body", f"is not valid JSON: {problem}") from error
     for name, harmless in kind.unsupported.items():
         value = getattr(body, name)
         if value is not None and value not in harmless:

@@ -1,7 +1,6 @@
 """The text of one choice as its tokens arrive: whole characters, ended by a stop string. Used by generation."""
 
 from collections.abc import Sequence
-from itertools import zip_longest
 
 from baton_proto.sampling import TokenLogprobs
 from router.detokenizer import make_detokenizer
@@ -15,7 +14,7 @@ class OutputText:
         """Stop strings are looked for in the text that tokens from number `min_tokens` on add."""
         self._tokenizer = tokenizer
         self._detokenizer = make_detokenizer(tokenizer)
-        self._stop_strings = StopStrings(stop)
+        self._stop_strings = StopStrings(stop) if stop else None
         self._min_tokens = min_tokens
         self._num_tokens = 0
         self._stopped = False
@@ -31,28 +30,37 @@ class OutputText:
         """
         if self._stopped:
             return [], "", True
-        details: list[TokenDetail] = []
+        if self._stop_strings is None:
+            has_text = token_ids[:-1] if token_ids and token_ids[-1] == stop_token else token_ids
+            return self._details(token_ids, logprobs), self._detokenizer.push_all(has_text), False
         shown: list[str] = []
-        last = len(token_ids) - 1
-        for position, (token_id, logprob) in enumerate(zip_longest(token_ids, logprobs)):
-            details.append(TokenDetail(token_id, self._tokenizer.token_text(token_id), logprob))
+        accepted = 0
+        for accepted, token_id in enumerate(token_ids, 1):
             self._num_tokens += 1
-            if position == last and token_id == stop_token:
+            if accepted == len(token_ids) and token_id == stop_token:
                 break
-            shown.append(self._search(self._detokenizer.push(token_id)))
+            shown.append(self._search(self._stop_strings, self._detokenizer.push(token_id)))
             if self._stopped:
                 break
-        return details, "".join(shown), self._stopped
+        return self._details(token_ids[:accepted], logprobs), "".join(shown), self._stopped
 
     def flush(self) -> str:
         """What was held back, at the end of a choice that no stop string has ended; empty if one has."""
         if self._stopped:
             return ""
-        rest = self._search(self._detokenizer.flush())
-        return rest + self._stop_strings.flush()
+        rest = self._detokenizer.flush()
+        if self._stop_strings is None:
+            return rest
+        return self._search(self._stop_strings, rest) + self._stop_strings.flush()
 
-    def _search(self, text: str) -> str:
+    def _search(self, stop_strings: StopStrings, text: str) -> str:
         if self._num_tokens < self._min_tokens:
             return text
-        shown, self._stopped = self._stop_strings.push(text)
+        shown, self._stopped = stop_strings.push(text)
         return shown
+
+    def _details(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> list[TokenDetail]:
+        text_of = self._tokenizer.token_text
+        if not logprobs:
+            return [TokenDetail(token_id, text_of(token_id), None) for token_id in token_ids]
+        return [TokenDetail(token_id, text_of(token_id), one) for token_id, one in zip(token_ids, logprobs)]  # noqa: B905

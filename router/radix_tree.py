@@ -7,6 +7,7 @@ is one bit of a mask. No I/O and no clock here.
 """
 
 from collections.abc import Iterator
+from itertools import compress, pairwise
 from typing import Final
 
 import numpy as np
@@ -16,7 +17,7 @@ from baton.errors import ProtocolError
 from baton_proto.kv_events import Stored
 from router.block_index import NOWHERE, BlockIndex
 from router.edge import HASH_BYTES, Edge, common_bytes, find_hash
-from router.match import Match, WorkerKey
+from router.match import Match, WorkerKey, bits
 
 MAX_EXTENDED_BYTES: Final = 4096 * HASH_BYTES  # an edge is copied when it is extended, so it is not extended for ever
 EVERYONE: Final = -1  # as a mask: all bits are set
@@ -61,7 +62,7 @@ class RadixTree:
     def find(self, block_hashes: NDArray[np.uint64]) -> Match:
         """Longest cached prefix per worker of a prompt's block hashes [num_blocks]."""
         query = block_hashes.tobytes()
-        edge, position = self._root, 0
+        edge, position, length = self._root, 0, 0
         levels: list[tuple[int, int]] = []
         while edge.children is not None:
             child = edge.children.get(query[position : position + HASH_BYTES])
@@ -82,7 +83,7 @@ class RadixTree:
                 break
         if position and edge.full:
             levels.append((position // HASH_BYTES, edge.full))
-        return Match(levels, self._names)
+        return Match(levels, self._names, edge.sequences, length)
 
     def apply_stored(self, worker: WorkerKey, parent: int | None, blocks: bytes, sequences: bytes) -> None:
         """The worker holds a run of blocks (u64 LE hashes), the first one being the child of the block `parent`.
@@ -129,25 +130,22 @@ class RadixTree:
         if len(sequences) % HASH_BYTES:
             raise ProtocolError(f"worker {worker[0]}", "removed hashes are not a whole number of u64")
         num_hashes = len(sequences) // HASH_BYTES
+        if not num_hashes:
+            return
         bit = self._bits.get(worker)
         if bit is None:
             raise UnknownBlockError(worker, "removed", num_hashes)
+        hashes = np.frombuffer(sequences, dtype="<u8")
+        numbers = self._index.get_many(hashes)
+        cuts = [0, *(np.flatnonzero(numbers[1:] != numbers[:-1]) + 1).tolist(), num_hashes]
         touched: dict[Edge, None] = {}
         unknown = 0
-        numbers = self._index.get_many(np.frombuffer(sequences, dtype="<u8")).tolist()
-        for i, number in enumerate(numbers):
-            edge = self._edges[number]
-            if edge is None or (covered := edge.covered(bit)) == 0:
-                unknown += 1
-                continue
-            hash_bytes = sequences[i * HASH_BYTES : (i + 1) * HASH_BYTES]
-            offset = covered - HASH_BYTES  # where it is when leaves go first
-            if edge.sequences[offset:covered] != hash_bytes:
-                offset = find_hash(edge.sequences, hash_bytes)
-                if offset >= covered:
-                    unknown += 1
-                    continue
-            self._uncover(edge, bit, offset, touched)
+        for start, end in pairwise(cuts):
+            edge = self._edges[numbers[start]]
+            if edge is None:
+                unknown += end - start
+            else:
+                unknown += self._remove_from(edge, bit, hashes[start:end], touched)
         self._tidy(touched)
         if unknown:
             raise UnknownBlockError(worker, "removed", unknown)
@@ -184,6 +182,22 @@ class RadixTree:
             yield Stored(parent, edge.blocks[:covered], edge.sequences[:covered])
             if covered == len(edge.blocks) and edge.children is not None:
                 stack.extend(edge.children.values())
+
+    def children(self, edge: Edge | None = None) -> list[Edge]:
+        """The runs right behind an edge; None: those that start at token 0. Edges live until the tree changes."""
+        return list(((edge or self._root).children or {}).values())
+
+    def owners(self, edge: Edge) -> dict[WorkerKey, int]:
+        """How many blocks of an edge each worker holds; those without any are left out."""
+        held = dict.fromkeys(compress(self._names, bits(edge.full)), len(edge.blocks) // HASH_BYTES)
+        for bit, covered in (edge.partial or {}).items():
+            held[self._names[bit]] = covered // HASH_BYTES
+        return held
+
+    def locate(self, sequence: bytes) -> tuple[Edge, int] | None:
+        """The edge that holds a block (u64 LE sequence hash), and the number of the edge's blocks up to its end."""
+        edge = self._edges[self._index.get(int.from_bytes(sequence, "little"))]
+        return None if edge is None else (edge, find_hash(edge.sequences, sequence) // HASH_BYTES + 1)
 
     # --- who and where ------------------------------------------------------------------------------------------------
 
@@ -282,6 +296,26 @@ class RadixTree:
             for grandchild in (edge.children or {}).values():
                 grandchild.parent = edge
             self._free(child)
+
+    def _remove_from(self, edge: Edge, bit: int, hashes: NDArray[np.uint64], touched: dict[Edge, None]) -> int:
+        """Removes blocks of one edge. Returns how many of them the worker did not hold."""
+        unknown = done = 0
+        run = np.frombuffer(edge.sequences, dtype="<u8")
+        while done < len(hashes) and (covered := edge.covered(bit) // HASH_BYTES):
+            leaves_first = run[:covered][::-1][: len(hashes) - done]
+            differs = leaves_first != hashes[done : done + len(leaves_first)]
+            gone = int(differs.argmax()) if differs.any() else len(leaves_first)
+            if gone:
+                self._uncover(edge, bit, (covered - gone) * HASH_BYTES, touched)
+                done += gone
+                continue
+            offset = find_hash(edge.sequences, hashes[done].tobytes())
+            if offset < covered * HASH_BYTES:
+                self._uncover(edge, bit, offset, touched)
+            else:
+                unknown += 1
+            done += 1
+        return unknown + len(hashes) - done
 
     def _uncover(self, edge: Edge, bit: int, length: int, touched: dict[Edge, None]) -> None:
         """Lowers a worker's coverage and drops all that it holds behind it. Structure is left to `_tidy`."""

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from baton_proto.sampling import SamplingParams, TokenLogprobs
 
@@ -18,10 +19,10 @@ class GenerateRequest:
     stop: tuple[str, ...]  # stop strings; the text ends before the first one
     deadline_s: float  # on time.monotonic()
     priority: int = 0
+    tenant: str = ""  # who shares the router with others; empty: all who do not say
 
 
-@dataclass(frozen=True, slots=True)
-class TokenDetail:
+class TokenDetail(Struct, frozen=True, gc=False):
     """One output token with its own text (not held back, may be part of a character) and log-probabilities."""
 
     token_id: int

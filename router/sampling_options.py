@@ -13,6 +13,7 @@ T = TypeVar("T")
 
 MAX_CHOICES = 16
 MAX_STOP_STRINGS = 16
+MAX_STOP_CHARS = 1024  # of each: all that might begin one is compared with it after every token
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 100.0
 MAX_TOP_K = 2**31 - 1
@@ -51,6 +52,9 @@ def check_sampling(options: Options, vocab_size: int) -> SamplingParams:
         raise InvalidRequestError("stop", f"has {len(options.stop)} strings; at most {MAX_STOP_STRINGS} are allowed")
     if not all(options.stop):
         raise InvalidRequestError("stop", "has an empty string; a stop string needs at least one character")
+    if (longest := max(map(len, options.stop), default=0)) > MAX_STOP_CHARS:
+        problem = f"has a string of {longest} characters; at most {MAX_STOP_CHARS} are allowed"
+        raise InvalidRequestError("stop", problem)
     check_in_vocabulary("stop_token_ids", options.stop_token_ids, vocab_size)
     check_in_vocabulary("logit_bias", options.logit_bias, vocab_size)
     for token_id, bias in options.logit_bias.items():
@@ -61,7 +65,7 @@ def check_sampling(options: Options, vocab_size: int) -> SamplingParams:
         seed=secrets.randbits(63) if seed is None else seed,
         temperature=_default(check_range("temperature", options.temperature, 0.0, 2.0), 1.0),
         top_p=_default(check_range("top_p", options.top_p, 0.0, 1.0, open_below=True), 1.0),
-        top_k=_default(check_range("top_k", options.top_k, 0, MAX_TOP_K), 0),
+        top_k=max(0, _default(check_range("top_k", options.top_k, -1, MAX_TOP_K), 0)),  # -1 is how vLLM says off
         min_p=_default(check_range("min_p", options.min_p, 0.0, 1.0), 0.0),
         presence_penalty=_default(check_range("presence_penalty", options.presence_penalty, -2.0, 2.0), 0.0),
         frequency_penalty=_default(check_range("frequency_penalty", options.frequency_penalty, -2.0, 2.0), 0.0),

@@ -11,28 +11,39 @@ HEADERS = {
     "cache-control": "no-cache",
     "x-accel-buffering": "no",  # nginx would collect the events otherwise
 }
+ENCODED_HEADERS = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
 
 
 class EventStream:
-    """The response begins with the first event, so that an error before it can still be an HTTP error."""
+    """Events are collected until `flush` or `end`, since every write costs a system call and wakes the client.
+
+    The response begins with the first write, so that an error before it can still be an HTTP error.
+    """
 
     def __init__(self, send: Send, headers: Mapping[str, str]) -> None:
         self._send = send
-        self._headers = HEADERS | dict(headers)
+        self._headers = headers
+        self._pending = bytearray()
         self.begun = False
 
-    async def send(self, body: object) -> None:
-        await self._write(b"data: %b\n\n" % encode_json(body))
+    def add(self, body: object) -> None:
+        self._pending += b"data: %b\n\n" % encode_json(body)
 
-    async def done(self) -> None:
-        await self._write(b"data: [DONE]\n\n")
+    def add_done(self) -> None:
+        self._pending += b"data: [DONE]\n\n"
+
+    async def flush(self) -> None:
+        """Waits when the client reads slowly."""
+        if self._pending:
+            await self._write(more=True)
 
     async def end(self) -> None:
-        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+        await self._write(more=False)
 
-    async def _write(self, data: bytes) -> None:
+    async def _write(self, more: bool) -> None:
         if not self.begun:
             self.begun = True
-            headers = [(name.encode(), value.encode()) for name, value in self._headers.items()]
+            headers = ENCODED_HEADERS + [(name.encode(), value.encode()) for name, value in self._headers.items()]
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        data, self._pending = self._pending, bytearray()
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})

@@ -15,12 +15,17 @@ from baton.discovery import Change, Directory
 from baton.errors import ConfigError
 from baton.load_board import LoadBoard
 from baton.nats_client import NatsClient, connect
-from engine.model_files import ModelFiles, resolve_model
+from engine.model_files import ModelFiles
+from engine.served_model import served_model
 from router.admission import AdmissionQueue
 from router.assignment import Assigner
+from router.charge_sharing import ChargeSharing
 from router.choice import Parts
+from router.expected_prefixes import ExpectedPrefixes
+from router.explain import Explainer
 from router.frontend import Frontend
 from router.generation import Generator
+from router.grpc_admin import Questions
 from router.grpc_api import GrpcApi
 from router.http_api import create_app
 from router.http_server import serve_http
@@ -29,6 +34,9 @@ from router.load import LoadLedger
 from router.metrics import RouterMetrics
 from router.status import StatusView
 from router.tokenizer import Tokenizer
+from router.traffic import Traffic
+from router.tree_diff import TreeDiff
+from router.tree_view import TreeView
 from router.worker_pool import WorkerPool
 
 END_GRACE_S = 2.0  # for requests that the end of the drain timeout cut off
@@ -41,15 +49,17 @@ async def run_router(config: ServingConfig, router_id: str) -> None:
     if config.nats.url is None:
         raise ConfigError("nats.url", "a router needs the URL of a running NATS server")
     stop = _stop_signal()
-    files = await asyncio.to_thread(resolve_model, config.model)
+    files = await asyncio.to_thread(served_model, config)
     async with AsyncExitStack() as closing:
         nats = await connect(config.nats.url, router_id, config.namespace, config.workers.ready_timeout_s)
         closing.push_async_callback(nats.close)
         view = _view(config, files, router_id, nats)
         await _follow_workers(view, closing)
         metrics = _metrics(view)
-        generator = _generator(config, files, view, metrics)
-        addresses = await _open_apis(config, _frontend(config, files, generator), view, metrics, closing)
+        parts = _parts(config, files, view, metrics)
+        generator = _generator(config, files, parts)
+        questions = _questions(router_id, parts, view)
+        addresses = await _open_apis(config, _frontend(config, files, generator), questions, metrics, closing)
         _print_ready(router_id, addresses)
         await stop.wait()
         await _drain(generator, config.workers.drain_timeout_s)
@@ -72,7 +82,10 @@ class _View:
     queue: AdmissionQueue
     pool: WorkerPool
     indexer: Indexer
+    expected: ExpectedPrefixes
+    sharing: ChargeSharing
     status: StatusView
+    traffic: Traffic
 
 
 def _view(config: ServingConfig, files: ModelFiles, router_id: str, nats: NatsClient) -> _View:
@@ -83,40 +96,65 @@ def _view(config: ServingConfig, files: ModelFiles, router_id: str, nats: NatsCl
     indexer = Indexer(nats, pool.snapshot)
     ledger.relieved = pool.changed = queue.wake
     pool.load_seen = indexer.observe
-    status = StatusView(router_id, pool, ledger, indexer, queue)
-    return _View(directory, load_board, ledger, queue, pool, indexer, status)
+    expected = ExpectedPrefixes(config.router.placement.expected_prefix_ttl_s)
+    indexer.stored = expected.stored
+    sharing = ChargeSharing(nats, ledger, router_id, config.router.charge_sharing)
+    traffic = Traffic()
+    status = StatusView(router_id, pool, ledger, indexer, queue, traffic)
+    return _View(directory, load_board, ledger, queue, pool, indexer, expected, sharing, status, traffic)
 
 
 async def _follow_workers(view: _View, closing: AsyncExitStack) -> None:
     """The pool hears of a worker before the indexer, which asks it for the worker's snapshot."""
 
-    def forget_reports(change: Change) -> None:
+    def forget(change: Change) -> None:
         if change.kind == "removed":
             view.load_board.discard(change.record.worker_id)
+            view.traffic.forget((change.record.worker_id, change.record.incarnation))
+            view.expected.forget((change.record.worker_id, change.record.incarnation))
 
     view.directory.on_change(view.pool.apply)
     view.directory.on_change(view.indexer.apply)
-    view.directory.on_change(forget_reports)
+    view.directory.on_change(forget)
     view.load_board.on_report(view.pool.load_report)
+    view.load_board.on_report(view.indexer.load_report)  # also of those that the pool does not know
     closing.push_async_callback(view.pool.close)
     await view.indexer.start()
     closing.push_async_callback(view.indexer.close)
     await view.load_board.start()
+    await view.sharing.start()
+    closing.push_async_callback(view.sharing.close)
     await view.directory.start()
     closing.push_async_callback(view.directory.close)
 
 
-def _generator(config: ServingConfig, files: ModelFiles, view: _View, metrics: RouterMetrics) -> Generator:
-    parts = Parts(
+def _parts(config: ServingConfig, files: ModelFiles, view: _View, metrics: RouterMetrics) -> Parts:
+    assigner = Assigner(view.pool, view.indexer, view.ledger, config.router, expected=view.expected)
+    assigner.placed = view.indexer.count_hit
+    return Parts(
         tokenizer=Tokenizer(files.folder, files.config.vocab_size),
         block_size=config.engine.block_size,
         config=config.router,
         pool=view.pool,
-        assigner=Assigner(view.pool, view.indexer, view.ledger, config.router),
+        assigner=assigner,
         queue=view.queue,
         metrics=metrics,
+        traffic=view.traffic,
     )
+
+
+def _generator(config: ServingConfig, files: ModelFiles, parts: Parts) -> Generator:
     return Generator(parts, min(files.max_position, config.engine.max_model_len or files.max_position))
+
+
+def _questions(router_id: str, parts: Parts, view: _View) -> Questions:
+    """What operators may ask of the router."""
+    return Questions(
+        status=view.status.status,
+        tree=TreeView(router_id, parts.block_size, view.indexer.tree, view.indexer.hits),
+        diff=TreeDiff(view.indexer, view.pool.snapshot, lambda: [worker.key for worker in view.pool.workers.values()]),
+        explain=Explainer(parts.assigner, parts.decisions, view.pool, parts.config, parts.block_size),
+    )
 
 
 def _frontend(config: ServingConfig, files: ModelFiles, generator: Generator) -> Frontend:
@@ -132,11 +170,11 @@ def _frontend(config: ServingConfig, files: ModelFiles, generator: Generator) ->
 
 
 async def _open_apis(
-    config: ServingConfig, frontend: Frontend, view: _View, metrics: RouterMetrics, closing: AsyncExitStack
+    config: ServingConfig, frontend: Frontend, questions: Questions, metrics: RouterMetrics, closing: AsyncExitStack
 ) -> dict[str, str]:
     """Returns HOST:PORT by API."""
     host = config.router.host
-    grpc_api = GrpcApi(frontend, view.status.status)
+    grpc_api = GrpcApi(frontend, questions)
     grpc_port = await grpc_api.start(host, config.router.grpc_port)
     closing.push_async_callback(grpc_api.stop, END_GRACE_S)
     http_server = await serve_http(create_app(frontend, metrics.exposition), host, config.router.http_port)
@@ -162,6 +200,15 @@ def _metrics(view: _View) -> RouterMetrics:
         "Workers that status has a note on, such as missing events",
         lambda: sum(1 for worker in pool.workers.values() if view.status.note(worker)),
     )
+    metrics.per_worker(
+        "worker_without_events",
+        "1 for each worker that caches blocks and publishes no events: it is chosen by load alone",
+        lambda: dict.fromkeys(indexer.silent, 1.0),
+    )
+    others = view.sharing.others
+    metrics.gauge("other_routers", "Routers that tell what they have charged", lambda: len(others.routers))
+    metrics.gauge("expected_prefixes", "Prompts whose events are awaited", lambda: view.expected.count)
+    metrics.count("charges_malformed", "Charge reports unread", lambda: view.sharing.malformed_reports)
     return metrics
 
 

@@ -1,16 +1,32 @@
 """What `baton status` shows: the workers as the router sees them, and its queue. Asked by the gRPC Admin service."""
 
+import time
 from typing import Protocol
 
 from baton_proto.generated import inference_pb2 as pb
 from router.admission import AdmissionQueue
 from router.load import LoadLedger
 from router.match import WorkerKey
+from router.radix_tree import RadixTree
+from router.traffic import Traffic
 from router.worker_pool import PooledWorker, WorkerPool
 
 
 class EventView(Protocol):
     """What status needs of the indexer."""
+
+    batches: int
+    refused_events: int
+    malformed_events: int
+    gaps: int
+    snapshots: int
+
+    @property
+    def tree(self) -> RadixTree: ...
+
+    def batches_of(self, worker: WorkerKey) -> int:
+        """That the tree has applied."""
+        ...
 
     def last_event_id(self, worker: WorkerKey) -> int:
         """As the tree has applied it; 0: none."""
@@ -23,18 +39,27 @@ class EventView(Protocol):
 
 class StatusView:
     def __init__(
-        self, router_id: str, pool: WorkerPool, ledger: LoadLedger, events: EventView, queue: AdmissionQueue
+        self,
+        router_id: str,
+        pool: WorkerPool,
+        ledger: LoadLedger,
+        events: EventView,
+        queue: AdmissionQueue,
+        traffic: Traffic,
     ) -> None:
         self._router_id = router_id
         self._pool = pool
         self._ledger = ledger
         self._events = events
         self._queue = queue
+        self._traffic = traffic
 
     async def status(self) -> pb.StatusResponse:
         """Workers in the order of their ids."""
         workers = [self._worker(worker) for _, worker in sorted(self._pool.workers.items())]
-        return pb.StatusResponse(router_id=self._router_id, workers=workers, queue=self._queue_status())
+        return pb.StatusResponse(
+            router_id=self._router_id, workers=workers, queue=self._queue_status(), totals=self._totals()
+        )
 
     def note(self, worker: PooledWorker) -> str:
         """What an operator should know; empty when all is well."""
@@ -45,6 +70,7 @@ class StatusView:
 
     def _worker(self, worker: PooledWorker) -> pb.WorkerStatus:
         record, load = worker.record, self._ledger.reported(worker.key)
+        flow = self._traffic.of(worker.key)
         return pb.WorkerStatus(
             worker_id=record.worker_id,
             role=record.role,
@@ -59,6 +85,30 @@ class StatusView:
             address=record.rpc_address,
             leases=load.leases,
             note=self.note(worker),
+            blocks_in_tree=self._events.tree.num_blocks_of(worker.key),
+            event_batches=self._events.batches_of(worker.key),
+            prompt_tokens=flow.prompt_tokens,
+            cached_tokens=flow.cached_tokens,
+            output_tokens=flow.output_tokens,
+            queued_prefill_tokens=load.queued_prefill_tokens,
+            step_ms=load.step_ms,
+        )
+
+    def _totals(self) -> pb.Totals:
+        events, flow = self._events, self._traffic.total
+        return pb.Totals(
+            clock_s=time.monotonic(),
+            requests=self._traffic.placed,
+            prompt_tokens=flow.prompt_tokens,
+            cached_tokens=flow.cached_tokens,
+            output_tokens=flow.output_tokens,
+            event_batches=events.batches,
+            events_refused=events.refused_events,
+            events_malformed=events.malformed_events,
+            event_gaps=events.gaps,
+            snapshots=events.snapshots,
+            tree_blocks=events.tree.num_blocks,
+            tree_runs=events.tree.num_edges,
         )
 
     def _queue_status(self) -> pb.QueueStatus:

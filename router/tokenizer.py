@@ -9,14 +9,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import tokenizers
 
-from baton.errors import InvalidRequestError, ModelError
+from baton.errors import ModelError
 from router.chat_template import Message, load_chat_template
-
-TokenIds = npt.NDArray[np.uint32]
+from router.segment_cache import SegmentCache, Unfinished, boundary_pattern
+from router.text_encoder import TokenIds, text_encoder
 
 _BYTE_FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _WORD_START = "▁"  # SentencePiece's sign for the space before a word
@@ -29,24 +27,30 @@ class Tokenizer:
         self._tokenizer = _load(folder)
         self._template = load_chat_template(folder)
         added = self._tokenizer.get_added_tokens_decoder()
+        self._encode = text_encoder(self._tokenizer, folder / "tokenizer.json")
+        self._segments = SegmentCache(self._encode, boundary_pattern(added.values()))
         self.special_token_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self.max_token_chars = max(map(len, self._tokenizer.get_vocab()), default=1)
         decoder = json.loads(self._tokenizer.to_str()).get("decoder") or {}
         self.is_byte_level = decoder.get("type") == "ByteLevel"  # else text depends on more than each token's own bytes
         self._has_byte_fallback = "ByteFallback" in json.dumps(decoder)
         self._token_bytes: dict[int, bytes] = {}
+        self._token_texts: dict[int, str] = {}
 
     def encode(self, text: str, add_special_tokens: bool = True) -> TokenIds:
         """Token ids of `text`, [num_tokens]; special tokens that are spelled out in it are recognised."""
-        try:
-            encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        except (TypeError, UnicodeError) as error:  # lone surrogates cannot be UTF-8
-            raise InvalidRequestError("prompt", "the text is not valid Unicode") from error
-        return np.array(encoding.ids, dtype=np.uint32)
+        return self._encode([text], add_special_tokens)[0]
+
+    def begin_chat(self, messages: Sequence[Message], variables: Mapping[str, Any] | None = None) -> Unfinished:
+        """Renders the model's chat template, up to where the assistant speaks. Raises InvalidRequestError."""
+        return self._segments.begin(self._template.render(messages, variables))
+
+    def finish_chat(self, text: Unfinished) -> TokenIds:
+        return self._segments.finish(text)
 
     def chat(self, messages: Sequence[Message], variables: Mapping[str, Any] | None = None) -> TokenIds:
-        """Renders the model's chat template, up to where the assistant speaks. Raises InvalidRequestError."""
-        return self.encode(self._template.render(messages, variables), add_special_tokens=False)
+        """Both, for who has no reason to hurry."""
+        return self.finish_chat(self.begin_chat(messages, variables))
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         text: str = self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
@@ -61,7 +65,10 @@ class Tokenizer:
 
     def token_text(self, token_id: int) -> str:
         """The same as text; a part of a character gives U+FFFD."""
-        return self.token_bytes(token_id).decode("utf-8", "replace")
+        known = self._token_texts.get(token_id)
+        if known is None:
+            known = self._token_texts[token_id] = self.token_bytes(token_id).decode("utf-8", "replace")
+        return known
 
     def is_byte_fallback(self, token_id: int) -> bool:
         """True for <0x00> to <0xFF>, which byte-fallback tokenizers join with their neighbours into characters."""

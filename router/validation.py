@@ -19,12 +19,14 @@ from router.chat_template import Message
 from router.frontend import Frontend, Limits
 from router.request import GenerateRequest
 from router.sampling_options import MAX_SEED, Options, check_in_vocabulary, check_range, check_sampling
-from router.tokenizer import TokenIds, Tokenizer
+from router.text_encoder import TokenIds
+from router.tokenizer import Tokenizer
 
 MAX_PRIORITY = 2**31 - 1
 MAX_TIMEOUT_S = 86400.0
 IN_PLACE_CHARS = 4096  # longer texts are tokenized in a thread, so that no other request waits for it
 REQUEST_ID = re.compile(r"[!-~]{1,128}")
+TENANT = re.compile(r"[!-~]{1,128}")
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 """Role -> as templates know it; `developer` is what OpenAI calls `system` by now."""
 
@@ -48,8 +50,10 @@ class Call:
     """What stands around the prompt."""
 
     request_id: str  # see make_request_id
+    prompt_field: str = "prompt"  # as the caller calls it
     model: str | None = None
     priority: int = 0
+    tenant: str = ""  # see check_tenant
     timeout_s: float | None = None
 
 
@@ -62,8 +66,9 @@ async def validate(frontend: Frontend, call: Call, prompt: Prompt, options: Opti
     timeout_s = frontend.request_timeout_s if call.timeout_s is None else min(call.timeout_s, MAX_TIMEOUT_S)
     sampling = check_sampling(options, frontend.tokenizer.vocab_size)
     limits = frontend.generator.limits()
-    tokens = await tokenize(frontend.tokenizer, prompt, limits)
-    sampling = msgspec.structs.replace(sampling, max_tokens=_check_length(len(tokens), options, limits))
+    tokens = await tokenize(frontend.tokenizer, prompt, call.prompt_field, limits)
+    max_tokens = _check_length(call.prompt_field, len(tokens), options, limits)
+    sampling = msgspec.structs.replace(sampling, max_tokens=max_tokens)
     if sampling.min_tokens > sampling.max_tokens:
         problem = f"is {sampling.min_tokens}, above the {sampling.max_tokens} tokens that may be generated"
         raise InvalidRequestError("min_tokens", problem)
@@ -75,6 +80,7 @@ async def validate(frontend: Frontend, call: Call, prompt: Prompt, options: Opti
         stop=tuple(options.stop),
         deadline_s=started_s + timeout_s,
         priority=call.priority,
+        tenant=call.tenant,
     )
 
 
@@ -91,61 +97,73 @@ def make_request_id(wanted: str | None) -> tuple[str, str]:
     return wanted, f"{wanted}-{secrets.token_hex(4)}"
 
 
+def check_tenant(where: str, tenant: str | None) -> str:
+    """Raises InvalidRequestError."""
+    if not tenant:
+        return ""
+    if not TENANT.fullmatch(tenant):
+        raise InvalidRequestError(where, "must be 1 to 128 visible ASCII characters")
+    return tenant
+
+
 def plain_role(where: str, role: str) -> str:
     """The role that the chat template sees. Raises InvalidRequestError."""
     if role not in ROLES:
-        raise InvalidRequestError(f"{where}.role", f"is {role!r}, must be one of {', '.join(ROLES)}")
+        raise InvalidRequestError(f"{where}.role", f"is {role[:100]!r}, must be one of {', '.join(ROLES)}")
     return ROLES[role]
 
 
-async def tokenize(tokenizer: Tokenizer, prompt: Prompt, limits: Limits) -> TokenIds:
-    """At least one token. Raises InvalidRequestError."""
+async def tokenize(tokenizer: Tokenizer, prompt: Prompt, name: str, limits: Limits) -> TokenIds:
+    """At least one token. `name` is what the caller calls the prompt. Raises InvalidRequestError."""
     if not isinstance(prompt, str | Chat):
-        return _check_token_ids(prompt, tokenizer.vocab_size)
-    name, num_chars = ("messages", prompt.num_chars()) if isinstance(prompt, Chat) else ("prompt", len(prompt))
-    if not num_chars and not isinstance(prompt, Chat):
+        return _check_token_ids(prompt, name, tokenizer.vocab_size)
+    if isinstance(prompt, Chat) and not prompt.messages:
+        raise InvalidRequestError(name, "is empty; at least one message is needed")
+    if not prompt:
         raise InvalidRequestError(name, "is empty; at least one token is needed")
+    num_chars = prompt.num_chars() if isinstance(prompt, Chat) else len(prompt)
     # What is far too long is refused before seconds of work are spent on it.
     _check_fits(name, -(-num_chars // tokenizer.max_token_chars), limits, at_least="at least ")
-    if num_chars <= IN_PLACE_CHARS:
-        tokens = _encode(tokenizer, prompt)
+    if isinstance(prompt, Chat):
+        tokens = await _tokenize_chat(tokenizer, prompt)
+    elif num_chars <= IN_PLACE_CHARS:
+        tokens = tokenizer.encode(prompt)
     else:
-        tokens = await asyncio.to_thread(_encode, tokenizer, prompt)
+        tokens = await asyncio.to_thread(tokenizer.encode, prompt)
     if not len(tokens):
         raise InvalidRequestError(name, "gives no tokens; at least one is needed")
     return tokens
 
 
-def _encode(tokenizer: Tokenizer, prompt: str | Chat) -> TokenIds:
-    if isinstance(prompt, Chat):
-        if not prompt.messages:
-            raise InvalidRequestError("messages", "is empty; at least one message is needed")
-        return tokenizer.chat(prompt.messages, prompt.variables)
-    return tokenizer.encode(prompt)
+async def _tokenize_chat(tokenizer: Tokenizer, chat: Chat) -> TokenIds:
+    text = tokenizer.begin_chat(chat.messages, chat.variables)
+    if text.num_chars <= IN_PLACE_CHARS:
+        return tokenizer.finish_chat(text)
+    return await asyncio.to_thread(tokenizer.finish_chat, text)
 
 
-def _check_token_ids(prompt: Sequence[int], vocab_size: int) -> TokenIds:
+def _check_token_ids(prompt: Sequence[int], name: str, vocab_size: int) -> TokenIds:
     if not len(prompt):
-        raise InvalidRequestError("prompt", "is empty; at least one token is needed")
+        raise InvalidRequestError(name, "is empty; at least one token is needed")
     try:
         tokens = np.array(prompt, dtype=np.uint32)
     except OverflowError:  # negative, or more than 32 bits
-        check_in_vocabulary("prompt", prompt, vocab_size)
+        check_in_vocabulary(name, prompt, vocab_size)
         raise
     if tokens.max() >= vocab_size:
-        check_in_vocabulary("prompt", prompt, vocab_size)
+        check_in_vocabulary(name, prompt, vocab_size)
     return tokens
 
 
-def _check_length(num_prompt_tokens: int, options: Options, limits: Limits) -> int:
+def _check_length(name: str, num_prompt_tokens: int, options: Options, limits: Limits) -> int:
     """The number of tokens that may be generated: what the caller says, or all that fit."""
-    _check_fits("prompt", num_prompt_tokens, limits)
+    _check_fits(name, num_prompt_tokens, limits)
     room = _longest(limits) - num_prompt_tokens
     if options.max_tokens is None:
         return room
     check_range(options.max_tokens_field, options.max_tokens, 1, None)
     if options.max_tokens > room:
-        problem = f"{options.max_tokens} and the prompt's {num_prompt_tokens} tokens are more than {_who_takes(limits)}"
+        problem = f"is {options.max_tokens}, the prompt has {num_prompt_tokens} tokens; {_who_takes(limits)} in all"
         raise ContextLengthError(options.max_tokens_field, problem)
     return options.max_tokens
 

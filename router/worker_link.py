@@ -14,6 +14,7 @@ import grpc
 import structlog
 
 from baton.errors import ProtocolError, WorkerLostError
+from baton.keepalive import KEEPALIVE
 from baton_proto.discovery import WorkerLoad, WorkerRecord
 from baton_proto.version import check_major
 from baton_proto.worker import (
@@ -45,16 +46,15 @@ HELLO_TIMEOUT_S = 5.0
 CALL_TIMEOUT_S = 5.0
 MIN_BACKOFF_S = 0.05
 MAX_BACKOFF_S = 1.0
+ENDED = "the worker ended the stream"
 
 CHANNEL_OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),  # a new link never inherits the back-off of a dead one
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1_000),  # also the limit of one connection attempt
     ("grpc.max_reconnect_backoff_ms", 1_000),
-    ("grpc.keepalive_time_ms", 5_000),  # a host that vanished without closing its sockets is noticed by pings
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.http2.max_pings_without_data", 0),
     ("grpc.max_receive_message_length", 64 * 1024 * 1024),
+    *KEEPALIVE,
 ]
 
 log = structlog.get_logger()
@@ -73,6 +73,7 @@ class WorkerLink:
         self.worker: WorkerKey = (record.worker_id, record.incarnation)
         self.connected = False
         self.failed = False  # the last stream broke, or could not be opened
+        self._closing = False
         self._router_id = router_id
         self._on_load = on_load
         self._on_change = on_change
@@ -142,6 +143,7 @@ class WorkerLink:
 
     async def close(self, reason: str) -> None:
         """Requests on the link fail with `reason`."""
+        self._closing = True
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         self._disconnected(reason)
@@ -172,7 +174,7 @@ class WorkerLink:
             writer = asyncio.create_task(self._write(call))
             while (message := await call.read()) is not grpc.aio.EOF:
                 self._dispatch(message)
-            return "the worker ended the stream"
+            return ENDED
         except TimeoutError:
             return f"no hello within {HELLO_TIMEOUT_S:.1f} s"
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError, ProtocolError) as error:
@@ -221,7 +223,9 @@ class WorkerLink:
         self.failed = True
         if self.connected:
             self.connected = False
-            log.warning("worker lost", worker=self.worker[0], reason=reason, requests=len(inboxes))
+            in_order = not inboxes and (self._closing or reason == ENDED)
+            report = log.info if in_order else log.warning
+            report("worker disconnected", worker=self.worker[0], reason=reason, requests=len(inboxes))
             self._on_change()
         for inbox in inboxes:
             inbox.fail(WorkerLostError(self.worker[0], reason))

@@ -11,7 +11,7 @@ import structlog
 
 from baton.discovery import Change
 from baton.errors import WorkerLostError
-from baton_proto.discovery import LoadReport, WorkerLoad, WorkerRecord
+from baton_proto.discovery import EVENTS_ROLE, LoadReport, WorkerLoad, WorkerRecord
 from baton_proto.worker import PrefillTarget, SnapshotChunk
 from router.load import LoadLedger
 from router.match import WorkerKey
@@ -58,6 +58,8 @@ class WorkerPool:
     def apply(self, change: Change) -> None:
         """A callback of the Directory's: opens a link to what is added, closes it when it is removed."""
         record = change.record
+        if record.role == EVENTS_ROLE:
+            return  # the indexer's alone
         known = self.workers.get(record.worker_id)
         if change.kind == "removed":
             if known is not None:

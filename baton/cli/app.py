@@ -7,9 +7,11 @@ import typer
 
 from baton.cli.chat import chat
 from baton.cli.demo import demo
+from baton.cli.events.app import app as events_app
 from baton.cli.exit_codes import EXIT_CODES_HELP
 from baton.cli.generate import generate
 from baton.cli.status import status
+from baton.cli.top import top
 from baton.cli.up import up
 
 app = typer.Typer(
@@ -21,8 +23,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=EXIT_CODES_HELP,
 )
-for command in (up, chat, generate, status, demo):
+for command in (up, chat, generate, status, top, demo):
     app.command(epilog=EXIT_CODES_HELP)(command)
+app.add_typer(events_app)
 
 
 def _show_version(wanted: bool) -> None:

@@ -19,7 +19,7 @@ from baton.config_overrides import with_overrides
 from baton.logging import configure_logging
 from baton.supervisor import Supervisor
 from baton_proto.generated import inference_pb2 as pb
-from engine.model_files import resolve_model
+from engine.served_model import served_model
 
 QUESTION = "What is the capital of France?"
 ANSWER_TIMEOUT_S = 60.0
@@ -39,7 +39,7 @@ def demo(
     with errors_reported():
         config = with_overrides(ServingConfig(), OVERRIDES | {"model": model})
         configure_logging(config.logging, "baton")
-        resolve_model(config.model, progress=True)
+        served_model(config, progress=True)
         answer = asyncio.run(_serve_and_ask(config, question))
         if not answer.token_ids or not any(served.kv_blocks for served in answer.served_by):
             typer.echo("error: the prompt's KV blocks were not shipped from a prefill to a decode worker", err=True)

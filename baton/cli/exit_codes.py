@@ -3,17 +3,20 @@
 import enum
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
 import grpc
 import typer
 
 from baton.child_process import ChildFailedError
-from baton.errors import BatonError, ConfigError, InvalidRequestError, ModelError
+from baton.errors import BatonError, ConfigError, DeadlineError, InvalidRequestError, ModelError, UnavailableError
 
 
 class ExitCode(enum.IntEnum):
     OK = 0
-    FAILED = 1  # a process of the service died or could not start, or the service reported a fault of its own
+    FAILED = (
+        1  # a process of the service died or could not start, the service reported a fault of its own, or a difference
+    )
     USAGE = 2  # a flag, the configuration, the model or the request is wrong
     UNAVAILABLE = 3  # nothing listens at the address, or no worker can serve
     DEADLINE = 4  # the answer was not complete in time
@@ -42,17 +45,22 @@ def errors_reported() -> Iterator[None]:
     try:
         yield
     except grpc.aio.AioRpcError as error:
-        _fail(_BY_STATUS.get(error.code(), ExitCode.FAILED), error.details() or error.code().name)
+        fail(_BY_STATUS.get(error.code(), ExitCode.FAILED), error.details() or error.code().name)
     except (ConfigError, ModelError, InvalidRequestError) as error:
-        _fail(ExitCode.USAGE, str(error))
+        fail(ExitCode.USAGE, str(error))
+    except UnavailableError as error:
+        fail(ExitCode.UNAVAILABLE, str(error))
+    except DeadlineError as error:
+        fail(ExitCode.DEADLINE, str(error))
     except ChildFailedError as error:
-        _fail(ExitCode.FAILED, str(error))
+        fail(ExitCode.FAILED, str(error))
     except BatonError as error:
-        _fail(ExitCode.FAILED, str(error))
+        fail(ExitCode.FAILED, str(error))
     except KeyboardInterrupt:
         raise typer.Exit(ExitCode.INTERRUPTED) from None
 
 
-def _fail(code: ExitCode, message: str) -> None:
+def fail(code: ExitCode, message: str) -> NoReturn:
+    """Ends the command."""
     typer.echo(f"error: {message}", err=True)
     raise typer.Exit(code)

@@ -19,6 +19,7 @@ from baton.cli.options import (
     TopKOption,
     TopPOption,
 )
+from baton.cli.token_list import token_ids
 from baton_proto.generated import inference_pb2 as pb
 
 
@@ -48,7 +49,7 @@ def generate(
         raise typer.BadParameter("give one of --prompt and --tokens", param_hint="--prompt")
     request = pb.GenerateRequest(model=model)
     if tokens is not None:
-        request.tokens.ids.extend(_token_ids(tokens))
+        request.tokens.ids.extend(token_ids(tokens))
         request.tokens.SetInParent()  # an empty list is for the service to refuse
     else:
         request.text = prompt or ""
@@ -66,13 +67,3 @@ def generate(
         )
     )
     answer(request, address, timeout_s, as_json)
-
-
-def _token_ids(text: str) -> list[int]:
-    try:
-        ids = [int(part) for part in text.split(",") if part.strip()]
-    except ValueError:
-        raise typer.BadParameter(f"{text!r} is not a list of numbers such as 1,2,3", param_hint="--tokens") from None
-    if not all(0 <= token_id <= UINT32_MAX for token_id in ids):
-        raise typer.BadParameter(f"token ids lie between 0 and {UINT32_MAX}", param_hint="--tokens")
-    return ids

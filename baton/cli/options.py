@@ -14,6 +14,9 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for program
 TimeoutOption = Annotated[
     float | None, typer.Option("--timeout", min=0.001, metavar="SECONDS", help="Give up when it takes longer.")
 ]
+WaitOption = Annotated[
+    float, typer.Option("--timeout", min=0.1, metavar="SECONDS", help="Give up when the router takes longer.")
+]
 ModelOption = Annotated[
     str, typer.Option("--model", metavar="NAME", show_default=False, help="Of the model. [default: the one served]")
 ]

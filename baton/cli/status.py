@@ -4,6 +4,7 @@ import asyncio
 import json
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from baton.cli.answering import message_fields
@@ -23,6 +24,7 @@ def status(address: AddressOption = DEFAULT_ADDRESS, as_json: JsonOption = False
             "router_id": response.router_id,
             "workers": [message_fields(worker) for worker in response.workers],
             "queue": message_fields(response.queue),
+            "totals": message_fields(response.totals),
         }
         typer.echo(json.dumps(fields))
     else:
@@ -56,6 +58,9 @@ def _show(response: pb.StatusResponse) -> None:
             worker.note,
         )
     out.print(table)
+    for worker in response.workers:
+        if worker.note:
+            out.print(f"[bold red]{worker.worker_id}[/]: {escape(worker.note)}")
     queue = response.queue
     oldest = f", the oldest for {queue.oldest_age_s:.1f} s" if queue.waiting else ""
     out.print(f"queue: {queue.running} running, {queue.waiting} waiting{oldest}; room for {queue.capacity}")

@@ -16,7 +16,7 @@ from baton.config import ServingConfig, load_config
 from baton.config_overrides import with_overrides
 from baton.logging import configure_logging
 from baton.supervisor import ROUTER_ID, Supervisor
-from engine.model_files import resolve_model
+from engine.served_model import served_model
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ def up(
         Path | None, typer.Option(metavar="FILE", help="Such as serving.yaml; flags go before it.")
     ] = None,
     model: Annotated[
-        str | None, typer.Option(metavar="NAME_OR_PATH", help="smollm2, a Hugging Face folder or a .gguf file.")
+        str | None, typer.Option(metavar="NAME_OR_PATH", help="smollm2, a Hugging Face folder, a .gguf file or mock.")
     ] = None,
     prefill: CountOption = None,
     decode: CountOption = None,
@@ -65,7 +65,7 @@ def up(
     with errors_reported():
         serving = with_overrides(load_config(config), _given(flags))
         configure_logging(serving.logging, "baton")
-        resolve_model(serving.model, progress=True)  # converts it, once, where a person can see it
+        served_model(serving, progress=True)  # converts it, once, where a person can see it
         code = asyncio.run(Foreground(serving, log_dir, as_json).run())
     raise typer.Exit(code)
 
@@ -93,7 +93,8 @@ class Foreground:
         await self._supervisor.start()
         grpc, http = self._supervisor.address("grpc"), self._supervisor.address("http")
         self._print(
-            f"gRPC on {grpc}, OpenAI API on http://{http}/v1, metrics on http://{http}/metrics",
+            f"gRPC on {grpc}, OpenAI API on http://{http}/v1, metrics on http://{http}/metrics, "
+            f"events on {self._supervisor.config.nats.url}",
             event="serving",
             grpc=grpc,
             http=http,

@@ -15,12 +15,12 @@ def parse_arguments(program: str, argv: list[str] | None = None) -> WorkerArgume
     """Ends the process with a usage message when they are wrong, as argparse does."""
     parser = argparse.ArgumentParser(prog=f"python -m {program}", allow_abbrev=False)
     parser.add_argument("--config", type=Path, required=True, help="serving.yaml with the NATS URL filled in")
-    parser.add_argument("--worker-id", required=True, help="name in discovery; [A-Za-z0-9_-]+", type=_worker_id)
+    parser.add_argument("--worker-id", required=True, help="name in discovery; [A-Za-z0-9_-]+", type=worker_id)
     arguments = parser.parse_args(argv)
     return WorkerArguments(config=arguments.config, worker_id=arguments.worker_id)
 
 
-def _worker_id(text: str) -> str:
+def worker_id(text: str) -> str:
     """A worker id is a token of NATS subjects: no dots, spaces or wildcards."""
     if not text or not all(character.isascii() and (character.isalnum() or character in "_-") for character in text):
         raise argparse.ArgumentTypeError(f"{text!r} may hold letters, digits, '-' and '_' only")

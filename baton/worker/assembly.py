@@ -6,19 +6,28 @@
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import structlog
 
 from baton.config import ServingConfig
+from baton.worker.engine_bridge import LoopFactory
 from engine.block_manager import BlockManager
 from engine.engine import Engine
-from engine.loaded_model import load_model
-from engine.model_files import resolve_model
+from engine.loop import EngineLoop
+from engine.mock_model import answer_vocabulary
+from engine.mock_runner import MockRunner
+from engine.model_files import ModelFiles
+from engine.served_model import is_mock, served_model
+from engine.timed_loop import TimedLoop
 from kvtransfer.layout import SlabLayout
-from kvtransfer.slab import Slab
+from kvtransfer.slab import MemfdSlab, Slab
 
 log = structlog.get_logger()
+
+ZeroTail = Callable[[int, int, int], None]
+"""(layer, block, used tokens): clears the rest of a block, so that no stale bytes are shipped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +35,11 @@ class EngineAssembly:
     engine: Engine
     slab: Slab
     layout: SlabLayout
+    zero_tail: ZeroTail
     model: str  # name that clients use
     model_hash: str
     max_model_len: int  # prompt and output together
+    loop: LoopFactory = EngineLoop  # what steps the engine
 
     def close(self) -> None:
         """After the engine thread and the transfers have ended."""
@@ -40,26 +51,63 @@ EngineFactory = Callable[[ServingConfig], EngineAssembly]
 
 def build_engine(config: ServingConfig) -> EngineAssembly:
     """Raises ConfigError or ModelError."""
-    files = resolve_model(config.model, progress=False)
+    files = served_model(config)
+    return _mock_engine(files, config) if is_mock(config) else _model_engine(files, config)
+
+
+def _model_engine(files: ModelFiles, config: ServingConfig) -> EngineAssembly:
+    # Here, because torch takes seconds and a mock needs none of it.
+    from engine.loaded_model import load_model
+
     loaded = load_model(files, msgspec.structs.replace(config.engine, threads=_threads(config)))
-    layout = loaded.slab.layout
-    engine = Engine(
-        loaded.runner,
-        BlockManager(layout.num_blocks, layout.block_size),
-        max_batch_tokens=config.engine.max_batch_tokens,
-        max_running=config.engine.max_running,
-        eos_token_ids=files.eos_token_ids,
+    slab = loaded.slab
+
+    def zero_tail(layer: int, block: int, used: int) -> None:
+        slab.tensor[layer, block, :, :, used:] = 0
+
+    manager = BlockManager(slab.layout.num_blocks, slab.layout.block_size)
+    engine = Engine(loaded.runner, manager, **_limits(files, config))
+    return _assembled(files, config, engine, slab, zero_tail, EngineLoop)
+
+
+def _mock_engine(files: ModelFiles, config: ServingConfig) -> EngineAssembly:
+    model, block_size = files.config, config.engine.block_size
+    layout = SlabLayout(
+        model.num_layers, config.mock.kv_blocks, model.num_kv_heads, block_size, model.head_dim, model.dtype
     )
+    runner = MockRunner(config.mock, answer_vocabulary(files, config.mock), min(files.eos_token_ids))
+    manager = BlockManager(layout.num_blocks, block_size)
+    engine = Engine(runner, manager, **_limits(files, config), clock=runner.clock)
+    return _assembled(files, config, engine, MemfdSlab(layout), _nothing_to_zero, TimedLoop)
+
+
+def _nothing_to_zero(layer: int, block: int, used: int) -> None:
+    """Nobody reads a mock's KV."""
+
+
+def _limits(files: ModelFiles, config: ServingConfig) -> dict[str, Any]:
+    return {
+        "max_batch_tokens": config.engine.max_batch_tokens,
+        "max_running": config.engine.max_running,
+        "eos_token_ids": files.eos_token_ids,
+    }
+
+
+def _assembled(
+    files: ModelFiles, config: ServingConfig, engine: Engine, slab: Slab, zero_tail: ZeroTail, loop: LoopFactory
+) -> EngineAssembly:
+    layout = slab.layout
     pool_tokens = layout.num_blocks * layout.block_size
-    limits = [files.max_position, pool_tokens, config.engine.max_model_len or pool_tokens]
     log.info("engine built", model=files.name, blocks=layout.num_blocks, kv_bytes=layout.nbytes, dtype=layout.dtype)
     return EngineAssembly(
         engine=engine,
-        slab=loaded.slab,
+        slab=slab,
         layout=layout,
+        zero_tail=zero_tail,
         model=config.served_model_name or files.name,
         model_hash=files.model_hash,
-        max_model_len=min(limits),
+        max_model_len=min(files.max_position, pool_tokens, config.engine.max_model_len or pool_tokens),
+        loop=loop,
     )
 
 

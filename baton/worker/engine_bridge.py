@@ -8,7 +8,7 @@ on it.
 import asyncio
 import concurrent.futures
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import structlog
 
@@ -21,16 +21,37 @@ T = TypeVar("T")
 log = structlog.get_logger()
 
 
-class EngineBridge:
-    """`on_step` runs on the event loop after each step, with the load at that moment; `on_step_here`, when a role sets
-    it before the start, on the engine thread before that."""
+class Loop(Protocol):
+    """What steps an engine: `engine.loop.EngineLoop`, or the mock's `engine.timed_loop.TimedLoop`."""
 
-    def __init__(self, engine: Engine, on_step: Callable[[StepOutput, WorkerLoad], None]) -> None:
+    ended: concurrent.futures.Future[None]
+
+    def start(self) -> None: ...
+
+    def stop(self, timeout_s: float) -> None: ...
+
+    def call(self, fn: Callable[[Engine], T]) -> concurrent.futures.Future[T]: ...
+
+
+LoopFactory = Callable[[Engine, Callable[[StepOutput], None]], Loop]
+
+
+class EngineBridge:
+    """The engine thread is whatever `loop_factory` runs the engine on. `on_step` runs on the event loop after each
+    step, with the load at that moment; `on_step_here`, when a role sets it before the start, on the engine thread
+    before that."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        on_step: Callable[[StepOutput, WorkerLoad], None],
+        loop_factory: LoopFactory = EngineLoop,
+    ) -> None:
         self.on_step_here: Callable[[StepOutput], None] | None = None
         self._engine = engine
         self._on_step = on_step
         self._loop = asyncio.get_running_loop()
-        self._thread = EngineLoop(engine, self._step_done)
+        self._thread = loop_factory(engine, self._step_done)
 
     def start(self) -> None:
         self._thread.start()

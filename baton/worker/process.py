@@ -1,11 +1,13 @@
-"""A worker process from start to end: what `python -m prefill_worker` and `python -m decode_worker` run."""
+"""A worker from start to end: what `python -m prefill_worker` and `python -m decode_worker` run once, and
+baton/worker/many.py many times in one process."""
 
 import asyncio
 import json
 import os
 import signal
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 
 import structlog
 
@@ -13,11 +15,13 @@ from baton.config import ServingConfig
 from baton.discovery import Announcer
 from baton.errors import ConfigError
 from baton.event_publisher import EventPublisher
+from baton.incarnation import new_incarnation
 from baton.load_board import publish_load
 from baton.nats_client import NatsClient, connect
-from baton.worker.assembly import EngineFactory, build_engine
+from baton.worker.assembly import EngineAssembly, EngineFactory, build_engine
+from baton.worker.metrics import MetricsEndpoint, WorkerMetrics
 from baton.worker.role import Role
-from baton.worker.runtime import WorkerRuntime, new_incarnation
+from baton.worker.runtime import WorkerRuntime
 from baton.worker.service import WorkerService
 from baton_proto.discovery import MAJOR, LoadReport, WorkerRecord
 from baton_proto.worker import Failure
@@ -34,19 +38,54 @@ RoleFactory = Callable[[WorkerRuntime], Role]
 async def run_worker(
     config: ServingConfig, worker_id: str, build_role: RoleFactory, build: EngineFactory = build_engine
 ) -> None:
-    """Serves until SIGTERM or SIGINT, then drains. What is built last is closed first."""
+    """Serves until SIGTERM or SIGINT, then drains."""
+    stop = stop_signal()
+    assembly = build(config)
+    async with shared_parts(config, worker_id) as shared:
+        await serve_worker(shared, worker_id, build_role, assembly, stop, _print_ready)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedParts:
+    """What the workers of one process have in common."""
+
+    config: ServingConfig
+    nats: NatsClient
+    metrics: MetricsEndpoint
+    metrics_address: str
+
+
+@asynccontextmanager
+async def shared_parts(config: ServingConfig, name: str) -> AsyncIterator[SharedParts]:
+    """Raises ConfigError, or UnavailableError when NATS does not answer."""
     if config.nats.url is None:
         raise ConfigError("nats.url", "a worker needs the URL of a running NATS server")
-    stop = _stop_signal()
+    nats = await connect(config.nats.url, name, config.namespace, config.workers.ready_timeout_s)
+    metrics = MetricsEndpoint()
+    try:
+        yield SharedParts(config, nats, metrics, metrics.serve(config.workers.host))
+    finally:
+        metrics.close()
+        await nats.close()
+
+
+async def serve_worker(
+    shared: SharedParts,
+    worker_id: str,
+    build_role: RoleFactory,
+    assembly: EngineAssembly,
+    stop: asyncio.Event,
+    on_ready: Callable[[WorkerRecord], None],
+) -> None:
+    """One worker from its start until `stop`, when it drains. What is built last is closed first."""
+    config, nats = shared.config, shared.nats
     async with AsyncExitStack() as closing:
-        assembly = build(config)
         closing.callback(assembly.close)
-        nats = await connect(config.nats.url, worker_id, config.namespace, config.workers.ready_timeout_s)
-        closing.push_async_callback(nats.close)
         incarnation = new_incarnation()
         publisher = EventPublisher(nats, worker_id, incarnation)
         closing.push_async_callback(publisher.close)
-        runtime = WorkerRuntime(config, worker_id, incarnation, assembly, publisher)
+        metrics = WorkerMetrics(shared.metrics, worker_id)
+        runtime = WorkerRuntime(config, worker_id, incarnation, assembly, publisher, metrics)
         closing.push_async_callback(runtime.bridge.stop, STOP_TIMEOUT_S)
         role = build_role(runtime)
         closing.push_async_callback(role.close)
@@ -57,22 +96,22 @@ async def run_worker(
         rpc_address = await service.start(config.workers.host)
         closing.push_async_callback(service.stop, END_GRACE_S)
         closing.callback(streams.close)
-        metrics_address = runtime.metrics.serve(config.workers.host)
-        closing.callback(runtime.metrics.close)
+        closing.callback(role.end_streams)
 
-        record = _record(runtime, rpc_address, metrics_address)
+        record = _record(runtime, rpc_address, shared.metrics_address)
         runtime.announcer = Announcer(nats, record, config.discovery.heartbeat_s, config.discovery.ttl_s)
         await runtime.announcer.start()
         closing.push_async_callback(runtime.announcer.withdraw)
         reports = asyncio.create_task(_report_load(runtime, nats))
         closing.callback(reports.cancel)
-        _print_ready(role, record)
+        on_ready(record)
 
         await _until_stopped(stop, runtime)
         await _drain(runtime)
 
 
-def _stop_signal() -> asyncio.Event:
+def stop_signal() -> asyncio.Event:
+    """Set by SIGTERM and SIGINT."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -126,13 +165,13 @@ def _record(runtime: WorkerRuntime, rpc_address: str, metrics_address: str) -> W
     )
 
 
-def _print_ready(role: Role, record: WorkerRecord) -> None:
-    """The one line on stdout that whoever started the process waits for."""
-    ready = {
-        "process": f"{role.name}_worker",
-        "id": record.worker_id,
-        "pid": record.pid,
-        "addresses": {"rpc": record.rpc_address, "metrics": record.metrics_address},
-    }
-    print(f"BATON_READY {json.dumps(ready)}", flush=True)
+def _print_ready(record: WorkerRecord) -> None:
+    addresses = {"rpc": record.rpc_address, "metrics": record.metrics_address}
+    print_ready(f"{record.role}_worker", record.worker_id, addresses)
     log.info("ready", worker=record.worker_id, incarnation=record.incarnation, rpc=record.rpc_address)
+
+
+def print_ready(process: str, name: str, addresses: dict[str, str]) -> None:
+    """The one line on stdout that whoever started the process waits for."""
+    ready = {"process": process, "id": name, "pid": os.getpid(), "addresses": addresses}
+    print(f"BATON_READY {json.dumps(ready)}", flush=True)

@@ -45,6 +45,10 @@ class Role(Protocol):
         """Ends what is in flight."""
         ...
 
+    def end_streams(self) -> None:
+        """After the drain: ends the streams of its own methods, so that the server can stop."""
+        ...
+
     async def close(self) -> None:
         """Before the engine thread stops: ends connections and transfers."""
         ...

@@ -3,8 +3,6 @@
 Built by baton/worker/process.py; the roles (prefill_worker/, decode_worker/) work with it. Event loop only.
 """
 
-import time
-
 import msgspec
 
 from baton.config import ServingConfig
@@ -20,11 +18,6 @@ from baton_proto.worker import MAJOR, Hello
 from engine.engine import StepOutput
 
 
-def new_incarnation() -> int:
-    """Rises with every start of a worker on one machine, without anything to remember: microseconds of Unix time."""
-    return time.time_ns() // 1000
-
-
 class WorkerRuntime:
     def __init__(
         self,
@@ -33,6 +26,7 @@ class WorkerRuntime:
         incarnation: int,
         assembly: EngineAssembly,
         publisher: EventPublisher,
+        metrics: WorkerMetrics,
     ) -> None:
         self.config = config
         self.worker_id = worker_id
@@ -40,8 +34,8 @@ class WorkerRuntime:
         self.hello = Hello(MAJOR, worker_id, incarnation)
         self.assembly = assembly
         self.publisher = publisher
-        self.bridge = EngineBridge(assembly.engine, self._step_done)
-        self.metrics = WorkerMetrics(worker_id)
+        self.bridge = EngineBridge(assembly.engine, self._step_done, assembly.loop)
+        self.metrics = metrics
         self.draining = False
         self.announcer: Announcer | None = None  # once the gRPC server listens
         self._engine_load = WorkerLoad()

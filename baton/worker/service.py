@@ -7,6 +7,7 @@ from typing import Any
 import grpc
 import psutil
 
+from baton.keepalive import ACCEPT_PINGS, KEEPALIVE
 from baton.worker.runtime import WorkerRuntime
 from baton.worker.snapshot import chunks, take_snapshot
 from baton.worker.step_stream import StepStreams
@@ -32,11 +33,8 @@ Context = grpc.aio.ServicerContext[Any, Any]
 SERVER_OPTIONS = [
     ("grpc.so_reuseport", 0),
     ("grpc.max_receive_message_length", 64 * 1024 * 1024),
-    # A peer's machine that vanished without closing its connections is noticed by pings.
-    ("grpc.keepalive_time_ms", 5_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
-    ("grpc.http2.max_ping_strikes", 0),
+    *KEEPALIVE,
+    *ACCEPT_PINGS,
 ]
 
 

@@ -57,14 +57,14 @@ def stream(comparison: Comparison, num_workers: int, num_requests: int) -> Itera
     yield _stream_row(
         "stream: find, mean", what, ours, theirs, Goal(ratio=1), lambda of: statistics.mean(_column(of, 0))
     )
-    yield _stream_row("stream: apply, per event", what, ours, theirs, Goal(ratio=2), _apply_us_per_event)
-    yield _stream_row("stream: apply, per 1000 blocks", what, ours, theirs, None, _apply_us_per_1000_blocks)
-    yield _stream_row("stream: find + apply, per request", what, ours, theirs, Goal(at_most=100), _us_per_request)
+    yield _stream_row("stream: apply an event", what, ours, theirs, Goal(ratio=2), _apply_us_per_event)
+    yield _stream_row("stream: apply 1000 blocks", what, ours, theirs, None, _apply_us_per_1000_blocks)
+    yield _stream_row("stream: find + apply, a request", what, ours, theirs, Goal(at_most=100), _us_per_request)
 
 
 def decision(comparison: Comparison, start_peer: StartHalf) -> Iterator[Row]:
-    """Every worker holds the whole prompt. The peer's router is a coroutine, so its event loop counts: both are measured, each
-    in a fresh process. Whoever is asked alone has workers of both roles, or more of them."""
+    """Every worker holds the whole prompt. The peer's router is a coroutine, so its event loop counts: both are
+    measured, each in a fresh process. We alone are asked with workers of both roles, and with more of them."""
     folder = str(comparison.folder)
     comparison.ours.call("open_router", folder=folder, num_workers=DECISION_WORKERS)
     for loop in PEER_LOOPS:
@@ -80,8 +80,8 @@ def decision(comparison: Comparison, start_peer: StartHalf) -> Iterator[Row]:
         comparison.ours.call("open_router", folder=folder, num_workers=workers, shipped=shipped)
         for name, tokens in LENGTHS.items():
             fleet = f"{workers}P + {workers}D" if shipped else f"{workers} workers"
-            goal = Goal(at_most=DECISION_AT_MOST_US[name]) if name in DECISION_AT_MOST_US else None
-            yield comparison.latency_alone("decision", f"{name} tokens, {fleet}", goal, "decide", num_tokens=tokens)
+            alone = Goal(at_most=DECISION_AT_MOST_US[name]) if name in DECISION_AT_MOST_US else None
+            yield comparison.latency_alone("decision", f"{name} tokens, {fleet}", alone, "decide", num_tokens=tokens)
 
 
 def memory(folder: Path, num_blocks: int, starts: tuple[StartHalf, StartHalf]) -> Iterator[Row]:

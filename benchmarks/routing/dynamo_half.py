@@ -1,6 +1,6 @@
 """Dynamo's half: its Python binding, called as its own components call it. Runs in the peer's environment.
 
-    DYN_LOG=error PEER/bin/python -m benchmarks.routing.dynamo_half
+    PEER/bin/python -m benchmarks.routing.dynamo_half
 
 Prompts and queries are lists of int and events JSON bytes, because that is what the binding takes; making them is not
 timed.

@@ -27,7 +27,7 @@ class Half:
 
     def __init__(self, python: Path, module: str) -> None:
         self._module = module
-        environment = os.environ | {"DYN_LOG": "error", "OMP_NUM_THREADS": "1"}
+        environment = os.environ | {"DYN_LOG": "off", "OMP_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
             [python, "-m", module],
             cwd=ROOT,

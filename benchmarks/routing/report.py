@@ -15,6 +15,7 @@ from rich.table import Table
 from benchmarks.routing.comparison import Row
 from benchmarks.routing.half import ROOT
 
+NUMBERS = ("Baton", "Dynamo", "ratio")
 BUSY_LOAD = 0.5  # running processes beside ours beyond which figures are not to be trusted
 
 
@@ -45,7 +46,7 @@ def commit() -> str:
 def print_table(console: Console, title: str, rows: list[Row]) -> None:
     table = Table(title=title, title_justify="left")
     for column in ("case", "what", "unit", "Baton", "Dynamo", "ratio", "goal", ""):
-        table.add_column(column, justify="right" if column in ("Baton", "Dynamo", "ratio") else "left", no_wrap=True)
+        table.add_column(column, justify="right" if column in NUMBERS else "left", no_wrap=column in NUMBERS)
     case = ""
     for row in rows:
         verdict = {True: "[green]met[/]", False: "[bold red]missed[/]", None: ""}[row.met]

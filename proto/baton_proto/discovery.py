@@ -7,6 +7,10 @@ from baton_proto.version import check_major
 
 MAJOR = 1
 
+# Nothing that requests could be sent to: a replayed recording, or an engine of another kind behind a bridge. Routers
+# index its KV events, and have nothing but the stream of them to learn its blocks from.
+EVENTS_ROLE = "events"
+
 
 class TransferEndpoint(Struct, frozen=True):
     """Where a decode worker's KV receiver listens. `host_id` equal on both sides means that shared memory can work."""
@@ -22,9 +26,9 @@ class WorkerRecord(Struct, frozen=True):
     version: int
     worker_id: str
     incarnation: int  # rises with every start of the same worker id
-    role: str  # "prefill" | "decode"
+    role: str  # "prefill" | "decode" | EVENTS_ROLE
     state: str  # "ready" | "draining" | "sleeping"
-    rpc_address: str  # HOST:PORT of the worker's gRPC server
+    rpc_address: str  # HOST:PORT of the worker's gRPC server; empty for EVENTS_ROLE
     transfer: TransferEndpoint | None  # decode workers only
     model: str  # name that clients use
     model_hash: str  # weights and configuration, see engine/model_files.py

@@ -1,5 +1,6 @@
 """serving.yaml: what is accepted, what is refused, and that the message helps."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,23 @@ def test_serving_yaml_holds_every_key_with_its_default() -> None:
     path = Path(__file__).parents[2] / "serving.yaml"
     assert load_config(path) == ServingConfig()
     assert _keys(msgspec.to_builtins(ServingConfig())) == _keys(_plain(path))
+
+
+def test_serving_yaml_documents_every_key() -> None:
+    """By a comment right above it, or one that names it further up in its section."""
+    comments: list[str] = []  # of the section so far
+    above = False
+    for line in (Path(__file__).parents[2] / "serving.yaml").read_text().splitlines():
+        text = line.strip()
+        if text.startswith("#"):
+            comments.append(text)
+        elif text:
+            key, _, value = text.partition(":")
+            if value.strip():
+                assert above or any(re.search(rf"\b{key}\b", comment) for comment in comments), key
+        else:
+            comments = []
+        above = text.startswith("#")
 
 
 def _plain(path: Path) -> Any:

@@ -129,7 +129,9 @@ async def test_a_restarted_worker_replaces_its_old_incarnation_whose_last_words_
             await directory.wait_for(lambda workers: workers["decode-0"].incarnation == 2, 5)
             await asyncio.sleep(3 * HEARTBEAT_S)  # the old one still writes
             assert directory.workers["decode-0"].incarnation == 2
-    await directory.wait_for(lambda workers: not workers, 5)
+        await directory.wait_for(lambda workers: not workers, 5)
+        await asyncio.sleep(3 * HEARTBEAT_S)
+        assert not directory.workers
     assert changes == [
         ("added", "decode-0", 1),
         ("removed", "decode-0", 1),
@@ -224,3 +226,11 @@ async def test_load_reports_arrive_and_malformed_ones_are_skipped(nats: NatsClie
     assert board.malformed_reports == 1
     board.discard("w")
     assert not board.reports
+
+
+async def test_withdrawing_in_the_middle_of_a_heartbeat_ends(nats: NatsClient) -> None:
+    for round_number in range(30):
+        announcer = Announcer(nats, record(), heartbeat_s=1e-4, ttl_s=TTL_S)
+        await announcer.start()
+        await asyncio.sleep(round_number * 1e-4)
+        await asyncio.wait_for(announcer.withdraw(), 5)

@@ -1,5 +1,6 @@
 """Log lines: their form, their place, and their level."""
 
+import io
 import json
 import logging
 
@@ -64,3 +65,16 @@ def test_chatty_libraries_are_heard_at_debug_level_only(capsys: pytest.CaptureFi
         configure_logging(LoggingConfig(level=level), "x")  # type: ignore[arg-type]
         logging.getLogger("httpx").info("GET /")
         assert ("GET /" in capsys.readouterr().err) is seen
+
+
+def test_a_logger_that_was_used_before_writes_to_the_stderr_of_the_moment(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log, first = structlog.get_logger(), io.StringIO()
+    with monkeypatch.context() as patched:
+        patched.setattr("sys.stderr", first)
+        configure_logging(LoggingConfig(), "router-1")
+        log.info("early")
+    first.close()
+    log.info("late")
+    assert "late" in capsys.readouterr().err

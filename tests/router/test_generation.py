@@ -187,3 +187,22 @@ async def test_draining_finishes_what_runs_and_refuses_what_comes(tokenizer: Tok
         assert await draining == 0
         assert (await running).tokens == {0: greedy(PROMPT, 5)}
         assert router.generator.not_ready() == "the router is draining"
+
+
+async def test_requests_with_a_new_prefix_follow_the_first_one_and_stop_when_it_is_cancelled(
+    tokenizer: Tokenizer,
+) -> None:
+    """No event comes from any of the four prefill workers."""
+    prefill = [ScriptedWorker(f"p{number}", "prefill") for number in range(4)]
+    decode = ScriptedWorker("d0", script=silent)
+    async with routing(tokenizer, *prefill, decode) as router:
+        tasks = [asyncio.create_task(collect(stream(router, request(10)))) for _ in range(3)]
+        await decode.until(lambda: len(decode.submits) == 3)
+        chosen = [submit.prefill.worker_id for submit in decode.submits if submit.prefill is not None]
+        assert len(chosen) == 3
+        assert len(set(chosen)) == 1
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert router.expected.count == 0
+        router.check_idle()

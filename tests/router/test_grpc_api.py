@@ -1,6 +1,7 @@
 import asyncio
 import math
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from baton.errors import DeadlineError, OverloadedError, UnavailableError, Worke
 from baton_proto.generated import inference_pb2 as pb, inference_pb2_grpc as pb_grpc
 from router.frontend import Frontend
 from router.grpc_api import GrpcApi
+from tests.router.operator_questions import make_questions
 from tests.router.scripted_generator import MODEL, ScriptedGenerator, make_frontend, tiny_tokenizer
 from tests.tiny_model import VOCAB_SIZE
 
@@ -32,7 +34,7 @@ def generator(tiny_model: Path) -> ScriptedGenerator:
 
 @pytest.fixture
 async def api(generator: ScriptedGenerator) -> AsyncIterator[GrpcApi]:
-    api = GrpcApi(make_frontend(generator), status)
+    api = GrpcApi(make_frontend(generator), make_questions(status))
     await api.start("127.0.0.1", 0)
     yield api
     await api.stop()
@@ -145,16 +147,16 @@ async def test_choices_have_their_index(stub: pb_grpc.InferenceStub) -> None:
     ("fields", "code", "words"),
     [
         ({}, "INVALID_ARGUMENT", "input: is missing; one of text, chat and tokens is needed"),
-        ({"text": ""}, "INVALID_ARGUMENT", "prompt: is empty"),
-        ({"tokens": pb.TokenIds()}, "INVALID_ARGUMENT", "prompt: is empty"),
-        ({"chat": pb.ChatMessages()}, "INVALID_ARGUMENT", "messages: is empty"),
+        ({"text": ""}, "INVALID_ARGUMENT", "text: is empty"),
+        ({"tokens": pb.TokenIds()}, "INVALID_ARGUMENT", "tokens.ids: is empty"),
+        ({"chat": pb.ChatMessages()}, "INVALID_ARGUMENT", "chat.messages: is empty"),
         (
             {"chat": pb.ChatMessages(messages=[pb.ChatMessage(role="robot", content="x")])},
             "INVALID_ARGUMENT",
-            "messages[0].role: is 'robot', must be one of system, developer, user, assistant",
+            "chat.messages[0].role: is 'robot', must be one of system, developer, user, assistant",
         ),
         ({"tokens": pb.TokenIds(ids=[VOCAB_SIZE])}, "INVALID_ARGUMENT", "token id 512 is not in the vocabulary"),
-        ({"tokens": pb.TokenIds(ids=[5] * 5000)}, "INVALID_ARGUMENT", "prompt: has 5000 tokens"),
+        ({"tokens": pb.TokenIds(ids=[5] * 5000)}, "INVALID_ARGUMENT", "tokens.ids: has 5000 tokens"),
         ({"text": "a", "model": "gpt-5"}, "NOT_FOUND", "'gpt-5' is not served here"),
         ({"text": "a", "request_id": "a b"}, "INVALID_ARGUMENT", "request_id: must be"),
         (
@@ -176,6 +178,36 @@ async def test_bad_input_names_field_and_limit(
     assert error.code().name == code
     assert words in (error.details() or "")
     assert generator.requests == []
+
+
+@pytest.mark.parametrize(
+    ("method", "data"),
+    [
+        ("Inference/Generate", b"\xff\xff\xff"),
+        ("Inference/Generate", b"\x12\x02\xff\xfe"),  # text that is not UTF-8
+        ("Inference/ListModels", b"\xff\xff\xff"),
+        ("Admin/Status", b"\xff\xff\xff"),
+    ],
+)
+async def test_bytes_that_are_no_request_are_refused(channel: grpc.aio.Channel, method: str, data: bytes) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await channel.unary_unary(f"/baton.v1.{method}")(data)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert (caught.value.details() or "").startswith("request: Error parsing message")
+
+
+async def test_a_client_that_does_not_read_loses_its_answer_after_the_deadline(
+    generator: ScriptedGenerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.fan_out.STALL_GRACE_S", 0.0)
+    generator.answers = [[5] * 100_000]
+    api = GrpcApi(replace(make_frontend(generator), request_timeout_s=0.5), status)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{await api.start('127.0.0.1', 0)}") as channel:
+        sampling = pb.SamplingOptions(max_tokens=4000, n=16, logprobs=20)
+        call = pb_grpc.InferenceStub(channel).Generate(pb.GenerateRequest(text="Hi", sampling=sampling))
+        await call.read()
+        await asyncio.wait_for(generator.cancelled.wait(), 5)
+    await api.stop()
 
 
 async def test_messages_of_10_mb_are_refused(stub: pb_grpc.InferenceStub) -> None:
@@ -254,6 +286,14 @@ async def test_request_ids_travel_as_metadata_too(stub: pb_grpc.InferenceStub, g
     assert generator.requests[0].request_id.startswith("m1-")
 
 
+async def test_a_tenant_is_named_in_the_metadata(stub: pb_grpc.InferenceStub, generator: ScriptedGenerator) -> None:
+    for metadata in ((), (("baton-tenant", "team-a"),)):
+        [_ async for _ in stub.Generate(pb.GenerateRequest(text="a"), metadata=metadata)]
+    assert [request.tenant for request in generator.requests] == ["", "team-a"]
+    with pytest.raises(grpc.aio.AioRpcError, match="baton-tenant: must be 1 to 128 visible"):
+        [_ async for _ in stub.Generate(pb.GenerateRequest(text="a"), metadata=(("baton-tenant", "a b"),))]
+
+
 async def test_models_and_status(stub: pb_grpc.InferenceStub, channel: grpc.aio.Channel) -> None:
     (model,) = (await stub.ListModels(pb.ListModelsRequest())).models
     assert (model.id, model.max_model_len) == (MODEL, 4096)
@@ -268,7 +308,7 @@ async def test_health_follows_readiness_and_says_so_to_watchers(generator: Scrip
         **{name: getattr(frontend, name) for name in frontend.__slots__ if name != "not_ready"},
         not_ready=lambda: problem[0],
     )
-    api = GrpcApi(changing, status)
+    api = GrpcApi(changing, make_questions(status))
     port = await api.start("127.0.0.1", 0)
     async with asyncio.timeout(10), grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)  # its types know blocking channels only
@@ -317,7 +357,7 @@ async def test_stopping_cancels_what_outlives_the_grace(
 
 
 async def test_a_port_in_use_is_an_os_error(api: GrpcApi, generator: ScriptedGenerator) -> None:
-    second = GrpcApi(make_frontend(generator), status)
+    second = GrpcApi(make_frontend(generator), make_questions(status))
     with pytest.raises(OSError, match="cannot listen on"):
         await second.start("127.0.0.1", api.port)
     await second.stop()

@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -43,8 +44,9 @@ CHAT_REFUSALS: list[tuple[dict[str, Any], int, str, str | None]] = [
     ({"temperature": "hot"}, 400, "temperature", None),
     ({"max_tokens": 1.5}, 400, "max_tokens", None),
     ({"max_completion_tokens": 0}, 400, "max_completion_tokens", None),
+    ({"messages": [{"role": "user", "content": "ő" * 2100}]}, 400, "messages", "context_length_exceeded"),
     ({"max_tokens": 5000}, 400, "max_tokens", "context_length_exceeded"),
-    ({"messages": [{"role": "user", "content": "a b" * 9000}]}, 400, "prompt", "context_length_exceeded"),
+    ({"messages": [{"role": "user", "content": "a b" * 9000}]}, 400, "messages", "context_length_exceeded"),
     ({"model": "gpt-5"}, 404, "model", "model_not_found"),
     ({"top_logprobs": 2}, 400, "top_logprobs", None),
     ({"tools": [{"type": "function"}]}, 400, "tools", None),
@@ -58,6 +60,7 @@ COMPLETION_REFUSALS: list[tuple[dict[str, Any], int, str, str | None]] = [
     ({"prompt": ""}, 400, "prompt", None),
     ({"prompt": []}, 400, "prompt", None),
     ({"prompt": [[]]}, 400, "prompt", None),
+    ({"prompt": ["a", ""]}, 400, "prompt[1]", None),
     ({"prompt": ["a", 1]}, 400, "prompt", None),
     ({"prompt": [512]}, 400, "prompt", None),
     ({"prompt": ["a"] * 65}, 400, "prompt", None),
@@ -92,11 +95,57 @@ async def test_bad_input_is_refused_as_openai_does(
     assert generator.requests == []
 
 
+async def test_what_is_refused_is_not_sent_back_whole(http: httpx.AsyncClient) -> None:
+    long = "long " * 10_000
+    for change in ({"model": long}, {"messages": [{"role": long, "content": "x"}]}):
+        answer = await http.post("/v1/chat/completions", json=CHAT | change)
+        assert answer.status_code in (400, 404)
+        assert len(answer.content) < 1000
+
+
 async def test_malformed_json_is_refused(http: httpx.AsyncClient) -> None:
     for body in (b"", b"{", b'{"model": "\xff"}', b"[" * 100_000, b'{"prompt": "\\ud800"}', b"[]", b"1e999"):
         answer = await http.post("/v1/completions", content=body)
         assert answer.status_code == 400, body[:30]
         assert answer.json()["error"]["param"] in ("body", "prompt")
+
+
+@pytest.mark.parametrize("text", ["\\ud83d", "\\ud83d x", "x \\udc00", "\\ud83d\\u0041"])
+async def test_half_an_emoji_is_called_what_it_is(http: httpx.AsyncClient, text: str) -> None:
+    answer = await http.post("/v1/completions", content=f'{{"prompt": "{text}"}}')
+    assert answer.status_code == 400
+    assert "is half a character" in answer.json()["error"]["message"]
+
+
+async def test_escaped_characters_are_no_problem(http: httpx.AsyncClient, generator: ScriptedGenerator) -> None:
+    answer = await http.post("/v1/completions", content=r'{"prompt": "\ud83d\ude00 \\ud83d"}')
+    assert answer.status_code == 200
+    assert generator.tokenizer.decode(generator.requests[0].prompt.tolist()) == "😀 \\ud83d"
+
+
+async def test_headers_without_end_are_refused(server: HttpServer) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    with contextlib.suppress(ConnectionError):  # it is closed while we write
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx: ")
+        for _ in range(100):
+            writer.write(b"a" * 100_000)
+            await asyncio.wait_for(writer.drain(), 5)
+    with contextlib.suppress(ConnectionError):
+        assert (await asyncio.wait_for(reader.read(), 5)).startswith(b"HTTP/1.1 431 ")
+    writer.close()
+
+
+async def test_a_client_that_does_not_read_loses_its_answer_after_the_deadline(
+    server: HttpServer, generator: ScriptedGenerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.fan_out.STALL_GRACE_S", 0.0)
+    generator.answers = [[5] * 100_000]
+    body = json.dumps(COMPLETION | {"stream": True, "max_tokens": 4000, "n": 16, "logprobs": 20}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-request-timeout-s: 0.5\r\ncontent-length: %d\r\n\r\n"
+    _, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1024)
+    writer.write(head % len(body) + body)
+    await asyncio.wait_for(generator.cancelled.wait(), 5)
+    writer.transport.abort()
 
 
 async def test_fields_that_change_nothing_are_taken(http: httpx.AsyncClient) -> None:
@@ -212,3 +261,12 @@ async def test_a_timeout_header_sets_the_deadline(http: httpx.AsyncClient, gener
     for bad in ("soon", "0", "nan", "-1"):
         answer = await http.post("/v1/completions", json=COMPLETION, headers={"x-request-timeout-s": bad})
         assert answer.json()["error"]["param"] == "x-request-timeout-s"
+
+
+async def test_a_header_names_the_tenant(http: httpx.AsyncClient, generator: ScriptedGenerator) -> None:
+    for headers in ({}, {"x-baton-tenant": "team-a"}):
+        await http.post("/v1/completions", json=COMPLETION | {"prompt": ["a", "b"]}, headers=headers)
+    assert [request.tenant for request in generator.requests] == ["", "", "team-a", "team-a"]
+    for bad in ("a b", "x" * 129):
+        answer = await http.post("/v1/completions", json=COMPLETION, headers={"x-baton-tenant": bad})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "x-baton-tenant")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from baton_proto.discovery import WorkerLoad
-from router.load import Charge, LoadLedger, LoadView
+from router.load import NOTHING, Charge, LoadLedger, LoadView, Totals
 
 D, P = ("d", 1), ("p", 1)
 IDLE = LoadView(0, 0, 0)
@@ -134,3 +134,51 @@ def test_a_new_incarnation_starts_without_the_load_of_the_old_one(ledger: LoadLe
     assert ledger.view(D) == IDLE
     charge.release()
     assert ledger.view(D) == ledger.view(("d", 2)) == IDLE
+
+
+def test_what_other_routers_charged_is_added_to_our_own(ledger: LoadLedger) -> None:
+    ledger.set_foreign("r1", D, Totals(2, 300, 40))
+    ledger.set_foreign("r2", D, Totals(1, 0, 5))
+    with ledger.charge("r", D, None, num_tokens=160, prefill_tokens=160):
+        assert ledger.view(D) == LoadView(4, 460, 55)
+        ledger.report(D, WorkerLoad(running=3, blocks_used=60, queued_prefill_tokens=100))
+        assert ledger.view(D) == LoadView(4, 460, 60), "the report counts the same requests"
+        ledger.set_foreign("r1", D, NOTHING)
+        assert ledger.view(D) == LoadView(3, 160, 60)
+    assert ledger.charged() == {}
+
+
+def test_relief_by_another_router_is_told_too(ledger: LoadLedger) -> None:
+    relieved: list[str] = []
+    ledger.relieved = lambda: relieved.append("x")
+    ledger.set_foreign("r1", D, Totals(2, 300, 40))
+    assert not relieved
+    ledger.set_foreign("r1", D, Totals(2, 0, 40))
+    assert len(relieved) == 1
+
+
+def test_what_changed_is_told_once_and_as_totals(ledger: LoadLedger) -> None:
+    news: list[str] = []
+    ledger.has_news = lambda: news.append("x")
+    first = ledger.charge("r", D, P, num_tokens=100, prefill_tokens=80)
+    second = ledger.charge("r", D, P, num_tokens=16, prefill_tokens=16)
+    assert len(news) == 1
+    assert ledger.take_changed() == {D: Totals(2, 0, 8), P: Totals(0, 96, 0)}
+    assert ledger.take_changed() == {}
+    second.prefill_done()
+    assert len(news) == 2
+    assert ledger.take_changed() == {P: Totals(0, 80, 0)}
+    second.grow(16)
+    assert ledger.take_changed() == {}, "the same blocks"
+    first.release()
+    second.release()
+    assert ledger.take_changed() == {D: NOTHING, P: NOTHING}
+
+
+def test_workers_that_are_gone_leave_no_account_behind(ledger: LoadLedger) -> None:
+    ledger.set_foreign("r1", D, Totals(2, 300, 40))
+    ledger.forget(D)
+    assert ledger.view(D) == IDLE
+    ledger.set_foreign("r1", ("late", 1), Totals(1, 1, 1))
+    ledger.set_foreign("r1", ("late", 1), NOTHING)
+    assert ("late", 1) not in ledger._accounts

@@ -14,8 +14,8 @@ BLOCK_SIZE = 16
 CONFIG = PlacementConfig()
 
 
-def candidate(name: str, cached: int = 0, queued: int = 0, active: int = 0) -> Candidate:
-    return Candidate((name, 1), cached, queued, active)
+def candidate(name: str, cached: int = 0, queued: int = 0, active: int = 0, requests: int = 0) -> Candidate:
+    return Candidate((name, 1), cached, queued, active, requests)
 
 
 def request(num_tokens: int, *excluded: str) -> Request:
@@ -23,7 +23,7 @@ def request(num_tokens: int, *excluded: str) -> Request:
 
 
 def candidates(prefix: str, min_size: int) -> st.SearchStrategy[list[Candidate]]:
-    loads = st.tuples(st.integers(0, 200), st.integers(0, 20_000), st.integers(0, 500))
+    loads = st.tuples(st.integers(0, 200), st.integers(0, 20_000), st.integers(0, 500), st.integers(0, 10))
     return st.lists(loads, min_size=min_size, max_size=8).map(
         lambda rows: [candidate(f"{prefix}{i}", *row) for i, row in enumerate(rows)]
     )
@@ -35,7 +35,9 @@ configs = st.builds(
     overlap_weight=weights,
     prefill_weight=weights,
     load_weight=weights,
+    transfer_weight=weights,
     local_prefill_tokens=st.sampled_from([0, 32, 500]),
+    local_prefill_requests=st.sampled_from([1, 5, 64]),
     prefill_queue_tokens=st.sampled_from([1, 1000, 16384]),
 )
 
@@ -70,11 +72,12 @@ def test_the_choice_is_the_cheapest_that_is_allowed(
         if d.worker[0] in excluded:
             continue
         short = num_tokens - BLOCK_SIZE * usable(d) + d.queued_prefill_tokens <= config.local_prefill_tokens
-        if short or not alive:
+        if (short and d.requests < config.local_prefill_requests) or not alive:
             local.add(d.worker[0])
             costs[d.worker[0]] = run_cost(d)
         elif takers:
-            costs[d.worker[0]] = config.prefill_weight * prompt + config.load_weight * d.active_blocks
+            shipped = config.transfer_weight * (prompt - usable(d))
+            costs[d.worker[0]] = config.prefill_weight * prompt + shipped + config.load_weight * d.active_blocks
     if not costs:
         assert placement is None
         return
@@ -127,6 +130,57 @@ def test_a_decode_worker_that_runs_prompts_already_is_spared_another() -> None:
     placement = place(request(20), busy, [candidate("p")], CONFIG, random.Random())
     assert placement is not None
     assert placement.prefill == ("p", 1)
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "cached", "queued", "requests", "reason"),
+    [
+        (32, 0, 0, 0, "short prompt"),
+        (33, 0, 0, 0, "shipped"),
+        (40 * BLOCK_SIZE + 32, 40, 0, 0, "short prompt"),
+        (40 * BLOCK_SIZE + 33, 40, 0, 0, "shipped"),
+        (20, 0, 12, 0, "short prompt"),
+        (20, 0, 13, 0, "shipped, decode worker busy"),
+        (20, 0, 0, 63, "short prompt"),
+        (20, 0, 0, 64, "shipped, decode worker busy"),
+    ],
+)
+def test_a_prompt_is_shipped_beyond_a_threshold_each_and_the_reason_names_it(
+    num_tokens: int, cached: int, queued: int, requests: int, reason: str
+) -> None:
+    decode = [candidate("d", cached=cached, queued=queued, requests=requests)]
+    placement = place(request(num_tokens), decode, [candidate("p")], CONFIG, random.Random())
+    assert placement is not None
+    assert placement.reason == reason
+    assert (placement.prefill is None) == (reason == "short prompt")
+    (cost,) = [cost for cost in placement.costs if cost.role == "decode"]
+    assert cost.reason == reason
+
+
+def test_a_busy_decode_worker_runs_the_prompt_when_nobody_else_can() -> None:
+    busy = [candidate("d", queued=5000, requests=200)]
+    placement = place(request(20), busy, [], CONFIG, random.Random())
+    assert placement is not None
+    assert placement.reason == "no prefill worker"
+
+
+def test_of_equally_busy_decode_workers_the_one_that_holds_more_of_a_shipped_prompt_gets_it() -> None:
+    decode = [candidate("cold", active=50), candidate("warm", cached=30, active=50), candidate("idle", active=45)]
+    rng = random.Random()
+    for config, chosen in ((CONFIG, "idle"), (replace(CONFIG, transfer_weight=0.5), "warm")):
+        placement = place(request(1000), decode, [candidate("p")], config, rng)
+        assert placement is not None
+        assert (placement.decode[0], placement.reason) == (chosen, "shipped")
+    placement = place(request(1000), decode[:2], [candidate("p")], CONFIG, rng)
+    assert placement is not None
+    assert placement.decode[0] == "warm"
+
+
+def test_a_decode_worker_that_holds_the_prompt_is_left_when_it_is_much_busier_than_that_saves() -> None:
+    decode = [candidate("cold"), candidate("warm", cached=40, active=45)]
+    placement = place(request(40 * BLOCK_SIZE + 5), decode, [candidate("p", cached=40)], CONFIG, random.Random())
+    assert placement is not None
+    assert (placement.decode[0], placement.prefill) == ("cold", ("p", 1))
 
 
 def test_the_prompt_runs_on_the_decode_worker_when_no_prefill_worker_is_alive() -> None:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from baton.errors import ProtocolError
 from router.block_hash import sequence_hashes
-from router.edge import HASH_BYTES
+from router.edge import HASH_BYTES, find_hash
 from router.match import WorkerKey
 from router.radix_tree import MAX_EXTENDED_BYTES, RadixTree, UnknownBlockError
 
@@ -191,6 +191,11 @@ def test_an_empty_tree_matches_nothing() -> None:
     assert len(tree.find(blocks(1))) == 0
 
 
+def test_a_hash_is_not_found_across_two_others() -> None:
+    wanted = bytes(range(8))
+    assert find_hash(b"\xff" * 4 + wanted + b"\xff" * 4 + wanted, wanted) == 16
+
+
 def test_each_worker_matches_as_far_as_it_holds_the_prefix() -> None:
     tree = RadixTree()
     store(tree, A, [1, 2, 3, 4])
@@ -292,6 +297,7 @@ def test_contradicting_hashes_are_refused_and_change_nothing() -> None:
             tree.apply_stored(A, parent, block_run, sequence_run)
     with pytest.raises(ProtocolError):
         tree.apply_removed(A, b"123")
+    tree.apply_removed(A, b"")
     assert found(tree, 1, 2, 3, 8) == {A: 3}
     assert tree.num_blocks == 3
     check_structure(tree)

@@ -13,16 +13,37 @@ from baton_proto.discovery import LoadReport, WorkerLoad
 from router.admission import AdmissionQueue
 from router.load import LoadLedger, LoadView
 from router.match import WorkerKey
+from router.radix_tree import RadixTree
 from router.status import StatusView
+from router.traffic import Traffic
 from router.worker_pool import WorkerPool
 from tests.router.scripted_worker import ScriptedWorker
 
-LOAD = WorkerLoad(running=2, waiting=1, blocks_used=7, blocks_cached=9, blocks_total=200, leases=3, last_event_id=5)
+LOAD = WorkerLoad(
+    running=2,
+    waiting=1,
+    blocks_used=7,
+    blocks_cached=9,
+    blocks_total=200,
+    queued_prefill_tokens=70,
+    leases=3,
+    last_event_id=5,
+    step_ms=1.5,
+)
 
 
 @dataclass
 class Events:
     notes: dict[WorkerKey, str] = field(default_factory=dict)
+    batches: int = 11
+    refused_events: int = 1
+    malformed_events: int = 2
+    gaps: int = 3
+    snapshots: int = 4
+    tree: RadixTree = field(default_factory=RadixTree)
+
+    def batches_of(self, worker: WorkerKey) -> int:
+        return 6
 
     def last_event_id(self, worker: WorkerKey) -> int:
         return 4
@@ -39,7 +60,8 @@ class View:
         self.queue = AdmissionQueue(100)
         self.pool = WorkerPool("router-0", "tiny", 16, self.ledger)
         self.events = Events()
-        self.status = StatusView("router-0", self.pool, self.ledger, self.events, self.queue).status
+        self.traffic = Traffic()
+        self.status = StatusView("router-0", self.pool, self.ledger, self.events, self.queue, self.traffic).status
         self.seen: list[tuple[WorkerKey, WorkerLoad]] = []
         self.pool.load_seen = lambda worker, load: self.seen.append((worker, load))
         self._changed = asyncio.Event()
@@ -127,3 +149,25 @@ async def test_a_worker_that_leaves_is_shown_no_more(view: View) -> None:
         assert view.pool.ready_decode() == []
         view.pool.apply(Change("removed", decode.record()))
         assert not (await view.status()).workers
+
+
+async def test_traffic_and_events_are_counted_per_worker_and_in_all(view: View) -> None:
+    async with ScriptedWorker("d0") as decode:
+        view.pool.apply(decode.added())
+        await view.connected("d0")
+        view.pool.load_report(LoadReport(1, "d0", 1, LOAD))
+        view.events.tree.apply_stored(("d0", 1), None, bytes(range(1, 17)), bytes(range(1, 17)))
+        view.traffic.placed = 2
+        view.traffic.prompt_done(("d0", 1), 100, 32)
+        view.traffic.prompt_done(("gone", 1), 10, 0)
+        view.traffic.output(("d0", 1), 5)
+        view.traffic.forget(("gone", 1))
+        status = await view.status()
+    (shown,) = status.workers
+    assert (shown.prompt_tokens, shown.cached_tokens, shown.output_tokens) == (100, 32, 5)
+    assert (shown.event_batches, shown.blocks_in_tree, shown.queued_prefill_tokens, shown.step_ms) == (6, 2, 70, 1.5)
+    totals = status.totals
+    assert (totals.requests, totals.prompt_tokens, totals.cached_tokens, totals.output_tokens) == (2, 110, 32, 5)
+    assert (totals.event_batches, totals.events_refused, totals.events_malformed) == (11, 1, 2)
+    assert (totals.event_gaps, totals.snapshots, totals.tree_blocks, totals.tree_runs) == (3, 4, 2, 1)
+    assert totals.clock_s > 0

@@ -44,6 +44,10 @@ async def test_absent_options_take_the_documented_defaults(frontend: Frontend) -
     assert request.deadline_s == pytest.approx(time.monotonic() + 60, abs=5)
 
 
+async def test_top_k_is_off_at_0_and_at_minus_1(frontend: Frontend) -> None:
+    assert [(await check(frontend, top_k=top_k)).sampling[0].top_k for top_k in (-1, 0, 1)] == [0, 0, 1]
+
+
 async def test_a_seed_is_drawn_when_none_is_given(frontend: Frontend) -> None:
     seeds = {(await check(frontend)).sampling[0].seed for _ in range(4)}
     assert len(seeds) == 4
@@ -65,7 +69,7 @@ async def test_choices_differ_by_their_seed_alone(frontend: Frontend) -> None:
         ({"temperature": math.inf}, "temperature", "is inf"),
         ({"top_p": 0.0}, "top_p", "must be above 0.0 and at most 1.0"),
         ({"top_p": 1.1}, "top_p", "at most 1.0"),
-        ({"top_k": -1}, "top_k", "at least 0"),
+        ({"top_k": -2}, "top_k", "at least -1"),
         ({"top_k": 10**40}, "top_k", "at most 2147483647"),
         ({"min_p": 1.5}, "min_p", "at most 1.0"),
         ({"presence_penalty": -2.5}, "presence_penalty", "at least -2.0"),
@@ -79,6 +83,7 @@ async def test_choices_differ_by_their_seed_alone(frontend: Frontend) -> None:
         ({"min_tokens": 6, "max_tokens": 5}, "min_tokens", "is 6, above the 5 tokens"),
         ({"stop": ["a"] * 17}, "stop", "has 17 strings; at most 16"),
         ({"stop": ["a", ""]}, "stop", "empty string"),
+        ({"stop": ["a" * 1025]}, "stop", "has a string of 1025 characters; at most 1024"),
         (
             {"stop_token_ids": [VOCAB_SIZE]},
             "stop_token_ids",
@@ -120,7 +125,9 @@ async def test_values_at_their_limits_are_taken(frontend: Frontend) -> None:
         "seed": MAX_SEED,
     }
     await check(frontend, **low, logprobs=0, n=1, logit_bias={0: -100.0}, stop=["x"])
-    await check(frontend, **high, logprobs=20, n=16, logit_bias={511: 100.0}, stop=["x"] * 16, stop_token_ids=[511])
+    await check(
+        frontend, **high, logprobs=20, n=16, logit_bias={511: 100.0}, stop=["x" * 1024] * 16, stop_token_ids=[511]
+    )
 
 
 @pytest.mark.parametrize(
@@ -128,7 +135,7 @@ async def test_values_at_their_limits_are_taken(frontend: Frontend) -> None:
     [
         ("", "prompt", "is empty"),
         ([], "prompt", "is empty"),
-        (Chat([]), "messages", "is empty"),
+        (Chat([]), "prompt", "is empty; at least one message"),
         ([1, VOCAB_SIZE], "prompt", "token id 512 is not in the vocabulary, 0 to 511"),
         ([-1], "prompt", "token id -1"),
         ([2**70], "prompt", "is not in the vocabulary"),
@@ -140,6 +147,15 @@ async def test_bad_prompts_are_refused(frontend: Frontend, prompt: Prompt, field
         await check(frontend, prompt)
     assert caught.value.field == field
     assert problem in caught.value.problem
+
+
+async def test_the_prompt_is_called_what_its_caller_calls_it(frontend: Frontend) -> None:
+    with_limits(frontend, 100)
+    long_chat = Chat([{"role": "user", "content": "ő" * 60}])  # few characters, many tokens
+    for prompt in ("", [], [VOCAB_SIZE], [5] * 100, "a b" * 99, Chat([]), long_chat):
+        with pytest.raises(InvalidRequestError) as caught:
+            await check(frontend, prompt, replace(CALL, prompt_field="chat.messages"))
+        assert caught.value.field == "chat.messages"
 
 
 async def test_an_unknown_model_is_named_with_those_that_are_served(frontend: Frontend) -> None:
@@ -161,9 +177,8 @@ async def test_a_prompt_must_leave_room_for_one_token(frontend: Frontend, length
 async def test_prompt_and_output_together_must_fit(frontend: Frontend) -> None:
     with_limits(frontend, 100)
     assert (await check(frontend, [5] * 90, max_tokens=10)).sampling[0].max_tokens == 10
-    with pytest.raises(
-        ContextLengthError, match="max_tokens: 11 and the prompt's 90 tokens are more than the model takes"
-    ):
+    problem = "max_tokens: is 11, the prompt has 90 tokens; the model takes 100 in all"
+    with pytest.raises(ContextLengthError, match=problem):
         await check(frontend, [5] * 90, max_tokens=11)
 
 
@@ -181,7 +196,7 @@ async def test_absurdly_long_text_is_refused_without_tokenizing_it(frontend: Fro
     monkeypatch.setattr(type(frontend.tokenizer), "encode", lambda *_: pytest.fail("tokenized"))
     with pytest.raises(ContextLengthError, match=r"prompt: has at least \d+ tokens"):
         await check(frontend, "a" * 8_000_000)
-    with pytest.raises(ContextLengthError, match=r"messages: has at least \d+ tokens"):
+    with pytest.raises(ContextLengthError, match=r"prompt: has at least \d+ tokens"):
         await check(frontend, Chat([{"role": "user", "content": "a" * 8_000_000}]))
 
 

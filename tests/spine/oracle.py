@@ -14,9 +14,16 @@ class Oracle:
             warnings.simplefilter("ignore")  # its own deprecations are not ours
             from transformers import AutoModelForCausalLM
 
+            torch.set_num_threads(1)  # the workers of other tests need the other core
             self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         self._model.eval()
         self._answers: dict[tuple[tuple[int, ...], int, bool], list[int]] = {}
+
+    def logits(self, tokens: list[int]) -> torch.Tensor:
+        """Of the token after each of `tokens`: float32 [len(tokens), vocab]"""
+        with torch.inference_mode():
+            logits: torch.Tensor = self._model(torch.tensor([tokens])).logits[0]
+        return logits
 
     def greedy(self, prompt: list[int], max_tokens: int, ignore_eos: bool = False) -> list[int]:
         """New token ids, the EOS that ended them included."""

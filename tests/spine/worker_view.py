@@ -57,6 +57,17 @@ def _busy(report: InspectReport) -> bool:
     return bool(load.running or load.waiting or load.blocks_used or load.leases)
 
 
+async def until_used(service: Service, timeout_s: float = 10) -> None:
+    """Waits until the router uses every worker whose process lives."""
+    alive = {*service.workers("prefill"), *service.workers("decode")}
+    async with asyncio.timeout(timeout_s):
+        while True:
+            workers = (await service.client.status(5)).workers
+            if {worker.worker_id for worker in workers if worker.state == "ready" and not worker.note} == alive:
+                return
+            await asyncio.sleep(POLL_S)
+
+
 async def until_tree_is_right(service: Service, timeout_s: float = 10) -> None:
     """Waits until the router's tree has applied every event that the workers have published, and has no complaint."""
     async with asyncio.timeout(timeout_s):

@@ -12,9 +12,22 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
     FINISH_REASON_STOP: _ClassVar[FinishReason]
     FINISH_REASON_LENGTH: _ClassVar[FinishReason]
+
+class DiffVerdict(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    DIFF_VERDICT_UNSPECIFIED: _ClassVar[DiffVerdict]
+    DIFF_VERDICT_EQUAL: _ClassVar[DiffVerdict]
+    DIFF_VERDICT_DIFFERENT: _ClassVar[DiffVerdict]
+    DIFF_VERDICT_UNREACHABLE: _ClassVar[DiffVerdict]
+    DIFF_VERDICT_MOVING: _ClassVar[DiffVerdict]
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
+DIFF_VERDICT_UNSPECIFIED: DiffVerdict
+DIFF_VERDICT_EQUAL: DiffVerdict
+DIFF_VERDICT_DIFFERENT: DiffVerdict
+DIFF_VERDICT_UNREACHABLE: DiffVerdict
+DIFF_VERDICT_MOVING: DiffVerdict
 
 class GenerateRequest(_message.Message):
     __slots__ = ("model", "text", "chat", "tokens", "sampling", "request_id", "priority")
@@ -214,17 +227,47 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatusResponse(_message.Message):
-    __slots__ = ("router_id", "workers", "queue")
+    __slots__ = ("router_id", "workers", "queue", "totals")
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     QUEUE_FIELD_NUMBER: _ClassVar[int]
+    TOTALS_FIELD_NUMBER: _ClassVar[int]
     router_id: str
     workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
     queue: QueueStatus
-    def __init__(self, router_id: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., queue: _Optional[_Union[QueueStatus, _Mapping]] = ...) -> None: ...
+    totals: Totals
+    def __init__(self, router_id: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., queue: _Optional[_Union[QueueStatus, _Mapping]] = ..., totals: _Optional[_Union[Totals, _Mapping]] = ...) -> None: ...
+
+class Totals(_message.Message):
+    __slots__ = ("clock_s", "requests", "prompt_tokens", "cached_tokens", "output_tokens", "event_batches", "events_refused", "events_malformed", "event_gaps", "snapshots", "tree_blocks", "tree_runs")
+    CLOCK_S_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    EVENT_BATCHES_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_REFUSED_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_MALFORMED_FIELD_NUMBER: _ClassVar[int]
+    EVENT_GAPS_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
+    TREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    TREE_RUNS_FIELD_NUMBER: _ClassVar[int]
+    clock_s: float
+    requests: int
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    event_batches: int
+    events_refused: int
+    events_malformed: int
+    event_gaps: int
+    snapshots: int
+    tree_blocks: int
+    tree_runs: int
+    def __init__(self, clock_s: _Optional[float] = ..., requests: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., event_batches: _Optional[int] = ..., events_refused: _Optional[int] = ..., events_malformed: _Optional[int] = ..., event_gaps: _Optional[int] = ..., snapshots: _Optional[int] = ..., tree_blocks: _Optional[int] = ..., tree_runs: _Optional[int] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("worker_id", "role", "state", "incarnation", "blocks_used", "blocks_cached", "blocks_total", "running", "waiting", "last_event_id", "address", "leases", "note")
+    __slots__ = ("worker_id", "role", "state", "incarnation", "blocks_used", "blocks_cached", "blocks_total", "running", "waiting", "last_event_id", "address", "leases", "note", "blocks_in_tree", "event_batches", "prompt_tokens", "cached_tokens", "output_tokens", "queued_prefill_tokens", "step_ms")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -238,6 +281,13 @@ class WorkerStatus(_message.Message):
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     LEASES_FIELD_NUMBER: _ClassVar[int]
     NOTE_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_IN_TREE_FIELD_NUMBER: _ClassVar[int]
+    EVENT_BATCHES_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STEP_MS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     role: str
     state: str
@@ -251,7 +301,14 @@ class WorkerStatus(_message.Message):
     address: str
     leases: int
     note: str
-    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ..., state: _Optional[str] = ..., incarnation: _Optional[int] = ..., blocks_used: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., blocks_total: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., last_event_id: _Optional[int] = ..., address: _Optional[str] = ..., leases: _Optional[int] = ..., note: _Optional[str] = ...) -> None: ...
+    blocks_in_tree: int
+    event_batches: int
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    queued_prefill_tokens: int
+    step_ms: float
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ..., state: _Optional[str] = ..., incarnation: _Optional[int] = ..., blocks_used: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., blocks_total: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., last_event_id: _Optional[int] = ..., address: _Optional[str] = ..., leases: _Optional[int] = ..., note: _Optional[str] = ..., blocks_in_tree: _Optional[int] = ..., event_batches: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., step_ms: _Optional[float] = ...) -> None: ...
 
 class QueueStatus(_message.Message):
     __slots__ = ("waiting", "running", "capacity", "oldest_age_s")
@@ -264,3 +321,249 @@ class QueueStatus(_message.Message):
     capacity: int
     oldest_age_s: float
     def __init__(self, waiting: _Optional[int] = ..., running: _Optional[int] = ..., capacity: _Optional[int] = ..., oldest_age_s: _Optional[float] = ...) -> None: ...
+
+class TreeRequest(_message.Message):
+    __slots__ = ("max_depth", "max_children", "max_runs", "max_hottest")
+    MAX_DEPTH_FIELD_NUMBER: _ClassVar[int]
+    MAX_CHILDREN_FIELD_NUMBER: _ClassVar[int]
+    MAX_RUNS_FIELD_NUMBER: _ClassVar[int]
+    MAX_HOTTEST_FIELD_NUMBER: _ClassVar[int]
+    max_depth: int
+    max_children: int
+    max_runs: int
+    max_hottest: int
+    def __init__(self, max_depth: _Optional[int] = ..., max_children: _Optional[int] = ..., max_runs: _Optional[int] = ..., max_hottest: _Optional[int] = ...) -> None: ...
+
+class TreeChunk(_message.Message):
+    __slots__ = ("summary", "runs")
+    SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    RUNS_FIELD_NUMBER: _ClassVar[int]
+    summary: TreeSummary
+    runs: _containers.RepeatedCompositeFieldContainer[TreeRun]
+    def __init__(self, summary: _Optional[_Union[TreeSummary, _Mapping]] = ..., runs: _Optional[_Iterable[_Union[TreeRun, _Mapping]]] = ...) -> None: ...
+
+class TreeSummary(_message.Message):
+    __slots__ = ("router_id", "block_size", "blocks", "runs", "workers", "hottest", "first_runs")
+    ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    RUNS_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    HOTTEST_FIELD_NUMBER: _ClassVar[int]
+    FIRST_RUNS_FIELD_NUMBER: _ClassVar[int]
+    router_id: str
+    block_size: int
+    blocks: int
+    runs: int
+    workers: _containers.RepeatedCompositeFieldContainer[TreeOwner]
+    hottest: _containers.RepeatedCompositeFieldContainer[HotPrefix]
+    first_runs: int
+    def __init__(self, router_id: _Optional[str] = ..., block_size: _Optional[int] = ..., blocks: _Optional[int] = ..., runs: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[TreeOwner, _Mapping]]] = ..., hottest: _Optional[_Iterable[_Union[HotPrefix, _Mapping]]] = ..., first_runs: _Optional[int] = ...) -> None: ...
+
+class TreeOwner(_message.Message):
+    __slots__ = ("worker_id", "incarnation", "blocks")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    incarnation: int
+    blocks: int
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., blocks: _Optional[int] = ...) -> None: ...
+
+class TreeRun(_message.Message):
+    __slots__ = ("number", "parent", "depth", "first_block", "blocks", "first_hash", "owners", "hits", "children")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    DEPTH_FIELD_NUMBER: _ClassVar[int]
+    FIRST_BLOCK_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_HASH_FIELD_NUMBER: _ClassVar[int]
+    OWNERS_FIELD_NUMBER: _ClassVar[int]
+    HITS_FIELD_NUMBER: _ClassVar[int]
+    CHILDREN_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    parent: int
+    depth: int
+    first_block: int
+    blocks: int
+    first_hash: int
+    owners: _containers.RepeatedCompositeFieldContainer[TreeOwner]
+    hits: int
+    children: int
+    def __init__(self, number: _Optional[int] = ..., parent: _Optional[int] = ..., depth: _Optional[int] = ..., first_block: _Optional[int] = ..., blocks: _Optional[int] = ..., first_hash: _Optional[int] = ..., owners: _Optional[_Iterable[_Union[TreeOwner, _Mapping]]] = ..., hits: _Optional[int] = ..., children: _Optional[int] = ...) -> None: ...
+
+class HotPrefix(_message.Message):
+    __slots__ = ("last_hash", "blocks", "hits", "owners")
+    LAST_HASH_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    HITS_FIELD_NUMBER: _ClassVar[int]
+    OWNERS_FIELD_NUMBER: _ClassVar[int]
+    last_hash: int
+    blocks: int
+    hits: int
+    owners: _containers.RepeatedCompositeFieldContainer[TreeOwner]
+    def __init__(self, last_hash: _Optional[int] = ..., blocks: _Optional[int] = ..., hits: _Optional[int] = ..., owners: _Optional[_Iterable[_Union[TreeOwner, _Mapping]]] = ...) -> None: ...
+
+class DiffRequest(_message.Message):
+    __slots__ = ("worker_ids", "max_blocks")
+    WORKER_IDS_FIELD_NUMBER: _ClassVar[int]
+    MAX_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    worker_ids: _containers.RepeatedScalarFieldContainer[str]
+    max_blocks: int
+    def __init__(self, worker_ids: _Optional[_Iterable[str]] = ..., max_blocks: _Optional[int] = ...) -> None: ...
+
+class WorkerDiff(_message.Message):
+    __slots__ = ("worker_id", "incarnation", "verdict", "event_id", "tree_event_id", "worker_blocks", "tree_blocks", "missing", "extra", "changed", "missing_hashes", "extra_hashes", "changed_hashes", "attempts", "note")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    EVENT_ID_FIELD_NUMBER: _ClassVar[int]
+    TREE_EVENT_ID_FIELD_NUMBER: _ClassVar[int]
+    WORKER_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    TREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    EXTRA_FIELD_NUMBER: _ClassVar[int]
+    CHANGED_FIELD_NUMBER: _ClassVar[int]
+    MISSING_HASHES_FIELD_NUMBER: _ClassVar[int]
+    EXTRA_HASHES_FIELD_NUMBER: _ClassVar[int]
+    CHANGED_HASHES_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    incarnation: int
+    verdict: DiffVerdict
+    event_id: int
+    tree_event_id: int
+    worker_blocks: int
+    tree_blocks: int
+    missing: int
+    extra: int
+    changed: int
+    missing_hashes: _containers.RepeatedScalarFieldContainer[int]
+    extra_hashes: _containers.RepeatedScalarFieldContainer[int]
+    changed_hashes: _containers.RepeatedScalarFieldContainer[int]
+    attempts: int
+    note: str
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., verdict: _Optional[_Union[DiffVerdict, str]] = ..., event_id: _Optional[int] = ..., tree_event_id: _Optional[int] = ..., worker_blocks: _Optional[int] = ..., tree_blocks: _Optional[int] = ..., missing: _Optional[int] = ..., extra: _Optional[int] = ..., changed: _Optional[int] = ..., missing_hashes: _Optional[_Iterable[int]] = ..., extra_hashes: _Optional[_Iterable[int]] = ..., changed_hashes: _Optional[_Iterable[int]] = ..., attempts: _Optional[int] = ..., note: _Optional[str] = ...) -> None: ...
+
+class ExplainRequest(_message.Message):
+    __slots__ = ("request_id", "text", "chat", "tokens")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    CHAT_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    text: str
+    chat: ChatMessages
+    tokens: TokenIds
+    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[ChatMessages, _Mapping]] = ..., tokens: _Optional[_Union[TokenIds, _Mapping]] = ...) -> None: ...
+
+class ExplainResponse(_message.Message):
+    __slots__ = ("decisions", "rules", "other_requests")
+    DECISIONS_FIELD_NUMBER: _ClassVar[int]
+    RULES_FIELD_NUMBER: _ClassVar[int]
+    OTHER_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    decisions: _containers.RepeatedCompositeFieldContainer[Decision]
+    rules: PlacementRules
+    other_requests: int
+    def __init__(self, decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., rules: _Optional[_Union[PlacementRules, _Mapping]] = ..., other_requests: _Optional[int] = ...) -> None: ...
+
+class PlacementRules(_message.Message):
+    __slots__ = ("block_size", "overlap_weight", "prefill_weight", "load_weight", "temperature", "local_prefill_tokens", "prefill_queue_tokens", "max_running_per_worker", "transfer_weight", "local_prefill_requests")
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    OVERLAP_WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    LOAD_WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_QUEUE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_RUNNING_PER_WORKER_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_PREFILL_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    block_size: int
+    overlap_weight: float
+    prefill_weight: float
+    load_weight: float
+    temperature: float
+    local_prefill_tokens: int
+    prefill_queue_tokens: int
+    max_running_per_worker: int
+    transfer_weight: float
+    local_prefill_requests: int
+    def __init__(self, block_size: _Optional[int] = ..., overlap_weight: _Optional[float] = ..., prefill_weight: _Optional[float] = ..., load_weight: _Optional[float] = ..., temperature: _Optional[float] = ..., local_prefill_tokens: _Optional[int] = ..., prefill_queue_tokens: _Optional[int] = ..., max_running_per_worker: _Optional[int] = ..., transfer_weight: _Optional[float] = ..., local_prefill_requests: _Optional[int] = ...) -> None: ...
+
+class Decision(_message.Message):
+    __slots__ = ("request_id", "choice", "attempt", "age_s", "waited_s", "num_tokens", "reason", "decode_worker", "prefill_worker", "candidates", "left_out")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    WAITED_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    DECODE_WORKER_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_WORKER_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    choice: int
+    attempt: int
+    age_s: float
+    waited_s: float
+    num_tokens: int
+    reason: str
+    decode_worker: str
+    prefill_worker: str
+    candidates: _containers.RepeatedCompositeFieldContainer[CandidateCost]
+    left_out: _containers.RepeatedCompositeFieldContainer[LeftOut]
+    def __init__(self, request_id: _Optional[str] = ..., choice: _Optional[int] = ..., attempt: _Optional[int] = ..., age_s: _Optional[float] = ..., waited_s: _Optional[float] = ..., num_tokens: _Optional[int] = ..., reason: _Optional[str] = ..., decode_worker: _Optional[str] = ..., prefill_worker: _Optional[str] = ..., candidates: _Optional[_Iterable[_Union[CandidateCost, _Mapping]]] = ..., left_out: _Optional[_Iterable[_Union[LeftOut, _Mapping]]] = ...) -> None: ...
+
+class LeftOut(_message.Message):
+    __slots__ = ("worker_id", "role", "reason")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    role: str
+    reason: str
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class CandidateCost(_message.Message):
+    __slots__ = ("worker_id", "incarnation", "role", "prompt_blocks", "cached_blocks", "queued_prefill_tokens", "active_blocks", "uncached_tokens", "runs_prompt", "prompt_term", "cached_term", "queued_term", "load_term", "total", "barred", "chance", "chosen", "transfer_term")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ACTIVE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    UNCACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RUNS_PROMPT_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TERM_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TERM_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_TERM_FIELD_NUMBER: _ClassVar[int]
+    LOAD_TERM_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    BARRED_FIELD_NUMBER: _ClassVar[int]
+    CHANCE_FIELD_NUMBER: _ClassVar[int]
+    CHOSEN_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_TERM_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    incarnation: int
+    role: str
+    prompt_blocks: int
+    cached_blocks: int
+    queued_prefill_tokens: int
+    active_blocks: int
+    uncached_tokens: int
+    runs_prompt: bool
+    prompt_term: float
+    cached_term: float
+    queued_term: float
+    load_term: float
+    total: float
+    barred: str
+    chance: float
+    chosen: bool
+    transfer_term: float
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., role: _Optional[str] = ..., prompt_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., active_blocks: _Optional[int] = ..., uncached_tokens: _Optional[int] = ..., runs_prompt: _Optional[bool] = ..., prompt_term: _Optional[float] = ..., cached_term: _Optional[float] = ..., queued_term: _Optional[float] = ..., load_term: _Optional[float] = ..., total: _Optional[float] = ..., barred: _Optional[str] = ..., chance: _Optional[float] = ..., chosen: _Optional[bool] = ..., transfer_term: _Optional[float] = ...) -> None: ...

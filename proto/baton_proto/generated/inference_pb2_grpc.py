@@ -165,6 +165,21 @@ class AdminStub:
                 request_serializer=baton_dot_v1_dot_inference__pb2.StatusRequest.SerializeToString,
                 response_deserializer=baton_dot_v1_dot_inference__pb2.StatusResponse.FromString,
                 _registered_method=True)
+        self.Tree = channel.unary_stream(
+                '/baton.v1.Admin/Tree',
+                request_serializer=baton_dot_v1_dot_inference__pb2.TreeRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_inference__pb2.TreeChunk.FromString,
+                _registered_method=True)
+        self.Diff = channel.unary_stream(
+                '/baton.v1.Admin/Diff',
+                request_serializer=baton_dot_v1_dot_inference__pb2.DiffRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_inference__pb2.WorkerDiff.FromString,
+                _registered_method=True)
+        self.Explain = channel.unary_unary(
+                '/baton.v1.Admin/Explain',
+                request_serializer=baton_dot_v1_dot_inference__pb2.ExplainRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_inference__pb2.ExplainResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer:
@@ -177,6 +192,28 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Tree(self, request, context):
+        """The radix tree: a summary first, then runs, each after the run that it follows. The tree goes on changing meanwhile.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Diff(self, request, context):
+        """The tree against each worker's own block table, both at the same event; one message per worker, as they are ready.
+        Within the caller's deadline every worker is answered for.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Explain(self, request, context):
+        """Why a request went where it went, or where a prompt would go now. NOT_FOUND: the request is not remembered.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -184,6 +221,21 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.Status,
                     request_deserializer=baton_dot_v1_dot_inference__pb2.StatusRequest.FromString,
                     response_serializer=baton_dot_v1_dot_inference__pb2.StatusResponse.SerializeToString,
+            ),
+            'Tree': grpc.unary_stream_rpc_method_handler(
+                    servicer.Tree,
+                    request_deserializer=baton_dot_v1_dot_inference__pb2.TreeRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_inference__pb2.TreeChunk.SerializeToString,
+            ),
+            'Diff': grpc.unary_stream_rpc_method_handler(
+                    servicer.Diff,
+                    request_deserializer=baton_dot_v1_dot_inference__pb2.DiffRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_inference__pb2.WorkerDiff.SerializeToString,
+            ),
+            'Explain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Explain,
+                    request_deserializer=baton_dot_v1_dot_inference__pb2.ExplainRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_inference__pb2.ExplainResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -214,6 +266,87 @@ class Admin:
             '/baton.v1.Admin/Status',
             baton_dot_v1_dot_inference__pb2.StatusRequest.SerializeToString,
             baton_dot_v1_dot_inference__pb2.StatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tree(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/baton.v1.Admin/Tree',
+            baton_dot_v1_dot_inference__pb2.TreeRequest.SerializeToString,
+            baton_dot_v1_dot_inference__pb2.TreeChunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Diff(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/baton.v1.Admin/Diff',
+            baton_dot_v1_dot_inference__pb2.DiffRequest.SerializeToString,
+            baton_dot_v1_dot_inference__pb2.WorkerDiff.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Explain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Admin/Explain',
+            baton_dot_v1_dot_inference__pb2.ExplainRequest.SerializeToString,
+            baton_dot_v1_dot_inference__pb2.ExplainResponse.FromString,
             options,
             channel_credentials,
             insecure,

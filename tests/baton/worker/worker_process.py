@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import grpc
 import numpy as np
 
 from baton.config import ServingConfig, dump_config
+from baton.launch import launch_command
 from baton_proto.worker import (
     INSPECT,
     MAJOR,
@@ -100,7 +100,7 @@ async def start_worker(role: str, worker_id: str, config: ServingConfig, folder:
     log = folder / f"{worker_id}.log"
     with log.open("w") as stderr:
         process = subprocess.Popen(
-            [sys.executable, "-m", f"{role}_worker", "--config", str(path), "--worker-id", worker_id],
+            [*launch_command(f"{role}_worker"), "--config", str(path), "--worker-id", worker_id],
             stdout=subprocess.PIPE,
             stderr=stderr,
             text=True,

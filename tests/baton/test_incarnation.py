@@ -1,6 +1,6 @@
 import time
 
-from baton.worker.runtime import new_incarnation
+from baton.incarnation import new_incarnation
 
 
 def test_every_start_has_a_higher_incarnation() -> None:

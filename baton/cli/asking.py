@@ -1,0 +1,32 @@
+"""One question to the router's Admin API, with errors that name the router."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import grpc
+
+from baton.cli.exit_codes import ExitCode, errors_reported, fail
+from baton.client import Client
+
+T = TypeVar("T")
+
+
+def ask(address: str, timeout_s: float, question: Callable[[Client], Awaitable[T]]) -> T:
+    """The answer. Ends the command with an exit code when there is none; `question` keeps to `timeout_s` itself."""
+
+    async def answer() -> T:
+        async with Client(address) as client:
+            return await question(client)
+
+    with errors_reported():
+        try:
+            return asyncio.run(answer())
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNAVAILABLE:
+                fail(ExitCode.UNAVAILABLE, f"no router answers at {address}: {error.details()}")
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                fail(ExitCode.DEADLINE, f"the router at {address} did not answer within {timeout_s:g} s")
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                fail(ExitCode.FAILED, f"the router at {address} is older than this command and cannot answer it")
+            raise

@@ -1,0 +1,1 @@
+"""`baton events`: the KV event stream, watched, recorded, replayed and fed."""

@@ -1,0 +1,65 @@
+"""`baton events bridge`: another engine's KV events for Baton's routers."""
+
+import asyncio
+import re
+from contextlib import AsyncExitStack
+from typing import Annotated
+
+import typer
+
+from baton.cli.events.options import (
+    DEFAULT_NATS_URL,
+    DEFAULT_TIMEOUT_S,
+    EventsTimeoutOption,
+    NamespaceOption,
+    NatsUrlOption,
+    check_name,
+)
+from baton.cli.events.session import nats_session, until_stopped
+from baton.cli.exit_codes import errors_reported
+from baton.config import EngineConfig
+from baton.events.bridge import Bridge
+from baton.events.event_source import EventSource, discovery_ttl_s
+from baton.events.vllm_stream import VllmStream
+
+
+def bridge(
+    vllm: Annotated[str, typer.Option("--vllm", metavar="tcp://HOST:PORT", help="vLLM's --kv-events-config endpoint.")],
+    vllm_replay: Annotated[
+        str | None,
+        typer.Option(
+            "--vllm-replay", metavar="tcp://HOST:PORT", help="Its replay_endpoint, to ask for what was missed."
+        ),
+    ] = None,
+    topic: Annotated[str, typer.Option("--topic", metavar="TEXT", help="As in vLLM's configuration.")] = "",
+    worker_id: Annotated[
+        str | None,
+        typer.Option(
+            "--worker-id", metavar="ID", callback=check_name, help="To appear as. [default: from the endpoint]"
+        ),
+    ] = None,
+    model: Annotated[str, typer.Option("--model", metavar="NAME", help="That the engine serves.")] = "",
+    block_size: Annotated[
+        int, typer.Option("--block-size", min=1, metavar="TOKENS", help="Of the cluster, and of the engine.")
+    ] = EngineConfig().block_size,
+    nats_url: NatsUrlOption = DEFAULT_NATS_URL,
+    namespace: NamespaceOption = "default",
+    timeout_s: EventsTimeoutOption = DEFAULT_TIMEOUT_S,
+) -> None:
+    """Let routers know what a vLLM engine has cached, until Ctrl-C. They send no requests to it."""
+    name = worker_id or "vllm-" + re.sub(r"[^A-Za-z0-9_-]+", "-", vllm.partition("://")[2]).strip("-")
+
+    async def run() -> None:
+        async with AsyncExitStack() as closing:
+            nats = await closing.enter_async_context(nats_session(nats_url, namespace, timeout_s))
+            stream = VllmStream(vllm, vllm_replay, topic, timeout_s)
+            closing.push_async_callback(stream.close)
+            await stream.open()
+            source = EventSource(nats, name, model, block_size, await discovery_ttl_s(nats))
+            closing.push_async_callback(source.close)
+            await source.start(timeout_s)
+            typer.echo(f"{vllm} appears as worker {name}", err=True)
+            await until_stopped(Bridge(nats, stream, source, block_size).run())
+
+    with errors_reported():
+        asyncio.run(run())

@@ -1,0 +1,94 @@
+"""`baton events diff`: the router's radix tree against each worker's own block table."""
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from baton.cli.asking import ask
+from baton.cli.exit_codes import ExitCode
+from baton.cli.options import DEFAULT_ADDRESS, AddressOption, JsonOption, WaitOption
+from baton.cli.output import console
+from baton_proto.generated import inference_pb2 as pb
+
+DIFF_TIMEOUT_S = 30.0
+
+WORDS = {
+    pb.DIFF_VERDICT_EQUAL: "equal",
+    pb.DIFF_VERDICT_DIFFERENT: "different",
+    pb.DIFF_VERDICT_UNREACHABLE: "unreachable",
+    pb.DIFF_VERDICT_MOVING: "moving",
+}
+# The gravest one decides; what follows is what the command ends with.
+CODES = {
+    pb.DIFF_VERDICT_DIFFERENT: ExitCode.FAILED,
+    pb.DIFF_VERDICT_UNREACHABLE: ExitCode.UNAVAILABLE,
+    pb.DIFF_VERDICT_MOVING: ExitCode.DEADLINE,
+}
+KINDS = {
+    "missing": "only the worker has",
+    "extra": "only the tree has",
+    "changed": "have another block hash",
+}
+
+
+def diff(
+    workers: Annotated[
+        list[str] | None, typer.Option("--worker", metavar="ID", help="Only this one; may be repeated.")
+    ] = None,
+    max_blocks: Annotated[int, typer.Option("--blocks", min=0, metavar="N", help="Differing blocks to list.")] = 10,
+    timeout_s: WaitOption = DIFF_TIMEOUT_S,
+    address: AddressOption = DEFAULT_ADDRESS,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare what the router thinks is cached with what the workers have; both at the same event.
+
+    Ends with 0 when all agree, 1 when a worker differs, else 3 when one could not be asked, else 4 when one's events
+    went on too fast to compare.
+    """
+    wanted = pb.DiffRequest(worker_ids=workers or [], max_blocks=max_blocks)
+    diffs = ask(address, timeout_s, lambda client: client.diff(wanted, timeout_s))
+    if as_json:
+        typer.echo(json.dumps({"workers": [_fields(diff) for diff in diffs]}))
+    else:
+        _show(diffs)
+    code = next((code for verdict, code in CODES.items() if any(diff.verdict == verdict for diff in diffs)), None)
+    if code is not None:
+        raise typer.Exit(code)
+
+
+def _show(diffs: Sequence[pb.WorkerDiff]) -> None:
+    out = console()
+    if not diffs:
+        out.print("no workers")
+        return
+    table = Table("worker", "verdict")
+    for header in ("event", "worker's blocks", "tree's blocks", *KINDS):
+        table.add_column(header, justify="right")
+    table.add_column("note")
+    for diff in diffs:
+        counts = (diff.event_id, diff.worker_blocks, diff.tree_blocks, diff.missing, diff.extra, diff.changed)
+        compared = diff.verdict in (pb.DIFF_VERDICT_EQUAL, pb.DIFF_VERDICT_DIFFERENT)
+        numbers = map(str, counts) if compared else "-" * len(counts)
+        table.add_row(diff.worker_id, WORDS[diff.verdict], *numbers, diff.note)
+    out.print(table)
+    for diff in diffs:
+        for kind, words in KINDS.items():
+            hashes = getattr(diff, f"{kind}_hashes")
+            if hashes:
+                more = getattr(diff, kind) - len(hashes)
+                out.print(f"{diff.worker_id}: {getattr(diff, kind)} blocks {words}, by sequence hash:")
+                out.print("  " + " ".join(f"{name:016x}" for name in hashes) + (f" and {more} more" if more else ""))
+
+
+def _fields(diff: pb.WorkerDiff) -> dict[str, Any]:
+    numbers = ("incarnation", "event_id", "tree_event_id", "worker_blocks", "tree_blocks", "attempts")
+    return {
+        "worker_id": diff.worker_id,
+        "verdict": WORDS[diff.verdict],
+        **{name: getattr(diff, name) for name in (*numbers, *KINDS)},
+        **{f"{kind}_hashes": [f"{name:016x}" for name in getattr(diff, f"{kind}_hashes")] for kind in KINDS},
+        "note": diff.note,
+    }

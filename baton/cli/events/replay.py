@@ -1,0 +1,84 @@
+"""`baton events replay`: a recording into a NATS, for its routers."""
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from baton.cli.events.options import (
+    DEFAULT_NATS_URL,
+    DEFAULT_TIMEOUT_S,
+    EventsTimeoutOption,
+    NamespaceOption,
+    NatsUrlOption,
+)
+from baton.cli.events.session import nats_session, until_stopped
+from baton.cli.exit_codes import errors_reported
+from baton.end_task import end_tasks
+from baton.events.recording import Recording
+from baton.events.replayer import Replayer
+
+PROGRESS_S = 0.25
+
+
+def replay(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="As `baton events record` has written it.")],
+    speed: Annotated[
+        float | None, typer.Option("--speed", min=0.001, metavar="X", help="Times as fast as recorded. [default: 1]")
+    ] = None,
+    at_once: Annotated[bool, typer.Option("--max", help="As fast as NATS takes it.")] = False,
+    hold: Annotated[
+        bool, typer.Option("--hold", help="Keep the replayed workers in the routers' trees until Ctrl-C.")
+    ] = False,
+    prefix: Annotated[str, typer.Option("--prefix", metavar="TEXT", help="To stand before every worker id.")] = "",
+    nats_url: NatsUrlOption = DEFAULT_NATS_URL,
+    namespace: NamespaceOption = "default",
+    timeout_s: EventsTimeoutOption = DEFAULT_TIMEOUT_S,
+) -> None:
+    """Publish a recording, so that routers index it. The replayed workers get no requests, and leave at the end."""
+    if at_once and speed is not None:
+        raise typer.BadParameter("--speed and --max exclude each other")
+
+    async def run() -> None:
+        recording = Recording(file)
+        async with nats_session(nats_url, namespace, timeout_s) as nats:
+            replayer = Replayer(nats, recording, None if at_once else speed or 1.0, prefix, timeout_s)
+            try:
+                if await until_stopped(_replay(replayer, recording)):
+                    _tell(replayer, recording)
+                    if hold:
+                        typer.echo("the workers stay until Ctrl-C", err=True)
+                        await until_stopped(_for_ever())
+            finally:
+                await replayer.close()
+
+    with errors_reported():
+        asyncio.run(run())
+
+
+async def _replay(replayer: Replayer, recording: Recording) -> None:
+    with Progress(console=Console(stderr=True), disable=not Console(stderr=True).is_terminal) as progress:
+        bar = progress.add_task(recording.path.name, total=recording.num_bytes)
+        work = asyncio.create_task(replayer.run())
+        try:
+            while not work.done():
+                await asyncio.wait([work], timeout=PROGRESS_S)
+                progress.update(bar, completed=recording.bytes_read)
+            work.result()
+        finally:
+            await end_tasks(work)
+
+
+async def _for_ever() -> None:
+    await asyncio.Event().wait()
+
+
+def _tell(replayer: Replayer, recording: Recording) -> None:
+    typer.echo(f"{recording.path}: {replayer.num_events} events in {replayer.num_batches} batches replayed")
+    if recording.damage:
+        typer.echo(f"warning: {recording.damage}; what comes before it was replayed", err=True)
+    elif not recording.ended_in_order:
+        typer.echo("warning: the recording was not ended in order; its last moments may be missing", err=True)

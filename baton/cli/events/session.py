@@ -1,0 +1,51 @@
+"""What every command of `baton events` does around its work: a connection, and an end at Ctrl-C."""
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+from baton.config import LoggingConfig
+from baton.end_task import end_tasks
+from baton.errors import UnavailableError
+from baton.logging import configure_logging
+from baton.nats_client import NATS_ERRORS, NatsClient, connect
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@asynccontextmanager
+async def nats_session(url: str, namespace: str, timeout_s: float) -> AsyncIterator[NatsClient]:
+    """Warnings go to stderr. Raises UnavailableError when NATS cannot be reached or stops answering."""
+    configure_logging(LoggingConfig(level="warning"), "baton")
+    nats = await connect(url, "baton-events", namespace, timeout_s)
+    try:
+        yield nats
+    except BrokenPipeError:
+        raise  # of our stdout: whoever read it has seen enough
+    except NATS_ERRORS as error:
+        raise UnavailableError(f"NATS at {url} does not answer: {str(error) or type(error).__name__}") from error
+    finally:
+        await nats.close()
+
+
+async def until_stopped(work: Coroutine[Any, Any, None], for_s: float | None = None) -> bool:
+    """Runs the work until it is done, a signal comes or the time is up; it has ended then. False when it was cut
+    short. Raises what the work raises."""
+    task = asyncio.ensure_future(work)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in STOP_SIGNALS:
+        loop.add_signal_handler(number, stop.set)
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({task, stopping}, timeout=for_s, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+            return True
+        return False
+    finally:
+        await end_tasks(task, stopping)
+        for number in STOP_SIGNALS:
+            loop.remove_signal_handler(number)

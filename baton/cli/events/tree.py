@@ -1,0 +1,145 @@
+"""`baton events tree`: the router's radix tree, the most used prefixes first."""
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any
+
+import typer
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+from rich.tree import Tree
+
+from baton.cli.asking import ask
+from baton.cli.options import DEFAULT_ADDRESS, STATUS_TIMEOUT_S, AddressOption, JsonOption, WaitOption
+from baton.cli.output import console
+from baton_proto.generated import inference_pb2 as pb
+
+OWNERS_SHOWN = 4
+
+
+def tree(
+    depth: Annotated[int, typer.Option("--depth", min=0, metavar="N", help="Levels of runs; 0 shows all.")] = 3,
+    children: Annotated[
+        int, typer.Option("--children", min=0, metavar="N", help="Runs behind each run, the most used; 0 shows all.")
+    ] = 8,
+    max_runs: Annotated[int, typer.Option("--max-runs", min=0, metavar="N", help="In all; 0 shows all.")] = 1000,
+    hottest: Annotated[int, typer.Option("--hottest", min=0, metavar="N", help="Prefixes reused most.")] = 5,
+    timeout_s: WaitOption = STATUS_TIMEOUT_S,
+    address: AddressOption = DEFAULT_ADDRESS,
+    as_json: JsonOption = False,
+) -> None:
+    """Show which prefixes the router knows to be cached, where, and how much they are used."""
+    wanted = pb.TreeRequest(max_depth=depth, max_children=children, max_runs=max_runs, max_hottest=hottest)
+    summary, runs = ask(address, timeout_s, lambda client: client.tree(wanted, timeout_s))
+    if as_json:
+        typer.echo(json.dumps({"summary": _summary_fields(summary), "runs": [_run_fields(run) for run in runs]}))
+    else:
+        console().print(Group(_tree(summary, runs), *([_hottest(summary)] if summary.hottest else [])))
+
+
+def _tree(summary: pb.TreeSummary, runs: Sequence[pb.TreeRun]) -> Tree:
+    root = Tree(_heading(summary))
+    branches = {0: root}
+    hidden = {0: summary.first_runs}
+    for run in runs:
+        branches[run.number] = branches[run.parent].add(_label(run, summary.block_size))
+        hidden[run.number] = run.children
+        hidden[run.parent] -= 1
+    for number, count in hidden.items():
+        if count > 0:
+            branches[number].add(Text(f"{count} more", style="dim"))
+    return root
+
+
+def _heading(summary: pb.TreeSummary) -> str:
+    tokens = summary.blocks * summary.block_size
+    workers = ", ".join(f"{owner.worker_id} {owner.blocks}" for owner in summary.workers)
+    return (
+        f"{summary.router_id}: {_count(summary.blocks, 'distinct block')} ({tokens} tokens) "
+        f"in {_count(summary.runs, 'run')}; "
+        f"held by {workers or 'nobody'}"
+    )
+
+
+def _label(run: pb.TreeRun, block_size: int) -> Text:
+    label = Text(_count(run.blocks, "block"), style="bold")
+    label.append(f"  tokens {run.first_block * block_size} to {(run.first_block + run.blocks) * block_size}", "")
+    label.append(f"  {_owners(run.owners, run.blocks)}", "cyan")
+    if run.hits:
+        label.append(f"  {_count(run.hits, 'hit')}", "green")
+    label.append(f"  {run.first_hash:016x}", "dim")
+    return label
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _owners(owners: Sequence[pb.TreeOwner], blocks: int) -> str:
+    """Names; with their number of blocks where they do not hold all."""
+    names = [
+        owner.worker_id if owner.blocks == blocks else f"{owner.worker_id} ({owner.blocks})"
+        for owner in owners[:OWNERS_SHOWN]
+    ]
+    more = len(owners) - len(names)
+    return ", ".join(names) + (f" and {more} more" if more else "")
+
+
+def _hottest(summary: pb.TreeSummary) -> Table:
+    table = Table(title="reused most, lately")
+    for header in ("hits", "blocks", "tokens"):
+        table.add_column(header, justify="right")
+    table.add_column("held by")
+    table.add_column("last block")
+    for prefix in summary.hottest:
+        tokens = prefix.blocks * summary.block_size
+        holders = ", ".join(_holders(prefix.owners))
+        table.add_row(str(prefix.hits), str(prefix.blocks), str(tokens), holders, f"{prefix.last_hash:016x}")
+    return table
+
+
+def _holders(owners: Sequence[pb.TreeOwner]) -> Iterable[str]:
+    yield from (owner.worker_id for owner in owners[:OWNERS_SHOWN])
+    if len(owners) > OWNERS_SHOWN:
+        yield f"{len(owners) - OWNERS_SHOWN} more"
+
+
+def _summary_fields(summary: pb.TreeSummary) -> dict[str, Any]:
+    return {
+        "router_id": summary.router_id,
+        "block_size": summary.block_size,
+        "blocks": summary.blocks,
+        "runs": summary.runs,
+        "first_runs": summary.first_runs,
+        "workers": _owner_fields(summary.workers),
+        "hottest": [
+            {
+                "last_hash": f"{prefix.last_hash:016x}",
+                "blocks": prefix.blocks,
+                "hits": prefix.hits,
+                "owners": _owner_fields(prefix.owners),
+            }
+            for prefix in summary.hottest
+        ],
+    }
+
+
+def _run_fields(run: pb.TreeRun) -> dict[str, Any]:
+    return {
+        "number": run.number,
+        "parent": run.parent,
+        "depth": run.depth,
+        "first_block": run.first_block,
+        "blocks": run.blocks,
+        "first_hash": f"{run.first_hash:016x}",
+        "hits": run.hits,
+        "children": run.children,
+        "owners": _owner_fields(run.owners),
+    }
+
+
+def _owner_fields(owners: Iterable[pb.TreeOwner]) -> list[dict[str, Any]]:
+    return [
+        {"worker_id": owner.worker_id, "incarnation": owner.incarnation, "blocks": owner.blocks} for owner in owners
+    ]

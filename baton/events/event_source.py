@@ -1,0 +1,102 @@
+"""A worker that is known by its KV events alone: a replayed recording, or an engine of another kind behind a bridge.
+
+Announces itself with EVENTS_ROLE, so that routers index its blocks and send it nothing. They cannot ask it for a
+snapshot: all they have is the stream, which forgets. Who publishes for long therefore calls `keyframe` now and then.
+"""
+
+import asyncio
+import os
+
+from nats.js.errors import NotFoundError
+
+from baton.config import DiscoveryConfig
+from baton.discovery import Announcer
+from baton.end_task import end_tasks
+from baton.errors import UnavailableError
+from baton.event_publisher import EventPublisher
+from baton.incarnation import new_incarnation
+from baton.load_board import publish_load
+from baton.nats_client import NATS_ERRORS, NatsClient
+from baton.subjects import workers_stream
+from baton_proto.discovery import EVENTS_ROLE, MAJOR, LoadReport, WorkerLoad, WorkerRecord
+from baton_proto.kv_events import Cleared, KvEvent, Stored
+
+LOAD_INTERVAL_S = 1.0
+HEARTBEATS_PER_TTL = 4
+UNACKNOWLEDGED_LIMIT = 2000  # batches: whoever publishes faster than JetStream stores waits in `drain`
+
+
+class EventSource:
+    def __init__(self, nats: NatsClient, worker_id: str, model: str, block_size: int, ttl_s: float) -> None:
+        self.worker_id = worker_id
+        self.incarnation = new_incarnation()
+        self.num_blocks = 0  # as its load report tells it; kept by the owner
+        self._nats = nats
+        self._publisher = EventPublisher(nats, worker_id, self.incarnation)
+        record = WorkerRecord(
+            version=MAJOR,
+            worker_id=worker_id,
+            incarnation=self.incarnation,
+            role=EVENTS_ROLE,
+            state="ready",
+            rpc_address="",
+            transfer=None,
+            model=model,
+            model_hash="",
+            block_size=block_size,
+            num_blocks=0,
+            max_model_len=0,
+            pid=os.getpid(),
+        )
+        self._announcer = Announcer(nats, record, ttl_s / HEARTBEATS_PER_TTL, ttl_s)
+        self._reports: asyncio.Task[None] | None = None
+
+    @property
+    def last_event_id(self) -> int:
+        return self._publisher.last_event_id
+
+    async def start(self, timeout_s: float) -> None:
+        """Raises UnavailableError when NATS does not take the announcement in time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._announcer.start()
+        except TimeoutError as error:
+            raise UnavailableError(f"NATS did not take an announcement within {timeout_s:g} s") from error
+        self._reports = asyncio.create_task(self._report_load())
+
+    def publish(self, events: list[KvEvent]) -> None:
+        self._publisher.publish(events)
+
+    def keyframe(self, runs: list[Stored]) -> None:
+        """All that it holds once more, parents before children: from here on the stream is enough to know it."""
+        self._publisher.publish([Cleared(), *runs])
+
+    async def drain(self, timeout_s: float, limit: int = UNACKNOWLEDGED_LIMIT) -> None:
+        """Waits when JetStream lags behind by more than `limit` batches. Raises UnavailableError."""
+        if self._publisher.unacknowledged > limit and not await self._publisher.flush(timeout_s):
+            raise UnavailableError(f"NATS did not store the events within {timeout_s:g} s")
+
+    async def close(self) -> None:
+        """Its blocks disappear from the routers."""
+        if self._reports is not None:
+            await end_tasks(self._reports)
+        await self._publisher.close()
+        await self._announcer.withdraw()
+
+    async def _report_load(self) -> None:
+        """With the last id, so that routers notice what they have not heard."""
+        while True:
+            load = WorkerLoad(blocks_cached=self.num_blocks, last_event_id=self.last_event_id)
+            await publish_load(self._nats, LoadReport(MAJOR, self.worker_id, self.incarnation, load))
+            await asyncio.sleep(LOAD_INTERVAL_S)
+
+
+async def discovery_ttl_s(nats: NatsClient) -> float:
+    """The cluster's time to live of a record, which announcing must not change. Raises UnavailableError."""
+    try:
+        config = (await nats.jetstream.stream_info(workers_stream(nats.namespace))).config
+    except NotFoundError:
+        return DiscoveryConfig().ttl_s  # an empty NATS
+    except NATS_ERRORS as error:
+        raise UnavailableError(f"NATS does not answer: {error}") from error
+    return config.max_age or DiscoveryConfig().ttl_s

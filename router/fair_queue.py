@@ -1,0 +1,141 @@
+"""The order in which waiting requests should go: higher priority first, then tenants by turns. Pure; no clock, no I/O.
+
+Used by admission. Within a priority it is start-time fair queueing (Goyal, Vin, Cheng 1996) by prompt tokens: each
+tenant's next request carries a start tag, the tokens that the tenant has had since it began to wait, and the smallest
+goes first. While two tenants both have requests waiting, what they got differs by no more than one request of each,
+and a tenant that comes later starts where the others are by then. What a tenant had is forgotten once nobody waits.
+"""
+
+import heapq
+from collections.abc import Iterable, Iterator
+from typing import Generic, Protocol, TypeVar
+
+MAX_IDLE_TENANTS = 64  # remembered beyond those that wait
+
+
+class Waiter(Protocol):
+    @property
+    def priority(self) -> int: ...
+
+    @property
+    def tenant(self) -> str: ...
+
+    @property
+    def tokens(self) -> int:
+        """What it costs its tenant to go. 0: it has paid before, and goes before those that have not."""
+        ...
+
+
+W = TypeVar("W", bound=Waiter)
+
+
+class _Level(Generic[W]):
+    """Requests of one priority."""
+
+    def __init__(self) -> None:
+        self.again: dict[W, None] = {}  # those that have paid, in the order of arrival
+        self.tenants: dict[str, dict[W, None]] = {}  # those that wait, by tenant, in the order of arrival
+        self._start: dict[str, int] = {}  # tag of a tenant's next request; of idle tenants while it is in the future
+        self._now = 0  # highest start tag that went
+
+    def add(self, waiter: W) -> None:
+        if not waiter.tokens:
+            self.again[waiter] = None
+            return
+        if waiter.tenant not in self.tenants:
+            self.tenants[waiter.tenant] = {}
+            self._start[waiter.tenant] = max(self._now, self._start.get(waiter.tenant, 0))
+        self.tenants[waiter.tenant][waiter] = None
+
+    def remove(self, waiter: W) -> None:
+        if not waiter.tokens:
+            del self.again[waiter]
+            return
+        waiting = self.tenants[waiter.tenant]
+        del waiting[waiter]
+        if not waiting:
+            del self.tenants[waiter.tenant]
+            if len(self._start) > len(self.tenants) + MAX_IDLE_TENANTS:
+                self._sweep()
+
+    def charge(self, waiter: W) -> None:
+        if waiter.tokens:
+            start = self._start[waiter.tenant]
+            self._now = max(self._now, start)
+            self._start[waiter.tenant] = start + waiter.tokens
+
+    def order(self) -> Iterator[W]:
+        yield from list(self.again)
+        heads = []
+        for number, (tenant, waiting) in enumerate(self.tenants.items()):
+            rest = iter(list(waiting))
+            heads.append((self._start[tenant], number, next(rest), rest))
+        heapq.heapify(heads)
+        while heads:
+            start, number, waiter, rest = heads[0]
+            yield waiter
+            following = next(rest, None)
+            if following is None:
+                heapq.heappop(heads)
+            else:
+                heapq.heapreplace(heads, (start + waiter.tokens, number, following, rest))
+
+    def _sweep(self) -> None:
+        """Of the tenants that do not wait, those are remembered that had most more than their share."""
+        idle = [of for of, start in self._start.items() if of not in self.tenants and start > self._now]
+        kept = [*self.tenants, *heapq.nlargest(MAX_IDLE_TENANTS // 2, idle, key=self._start.__getitem__)]
+        self._start = {tenant: self._start[tenant] for tenant in kept}
+
+
+class FairQueue(Generic[W]):
+    def __init__(self) -> None:
+        self._levels: dict[int, _Level[W]] = {}  # by priority; none is empty
+        self._waiting: dict[W, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __contains__(self, waiter: object) -> bool:
+        return waiter in self._waiting
+
+    def __iter__(self) -> Iterator[W]:
+        """In the order of arrival."""
+        return iter(self._waiting)
+
+    def push(self, waiter: W) -> None:
+        self._waiting[waiter] = None
+        self._levels.setdefault(waiter.priority, _Level()).add(waiter)
+
+    def remove(self, waiter: W) -> None:
+        """It leaves without having gone."""
+        del self._waiting[waiter]
+        level = self._levels[waiter.priority]
+        level.remove(waiter)
+        if not level.again and not level.tenants:
+            del self._levels[waiter.priority]
+
+    def take(self, waiter: W) -> None:
+        """It goes, at its tenant's cost. Not only the first of `order` may go."""
+        self._levels[waiter.priority].charge(waiter)
+        self.remove(waiter)
+
+    def order(self) -> Iterator[W]:
+        """All that wait, as they should go if all of them can. What is taken or removed meanwhile does no harm."""
+        for priority in sorted(self._levels, reverse=True):
+            if level := self._levels.get(priority):
+                yield from level.order()
+
+    def last_of(self, tenants: Iterable[str], priority: int) -> Iterator[W]:
+        """What waits with a priority and has not paid, tenant by tenant, the latest arrival first."""
+        if level := self._levels.get(priority):
+            for tenant in tenants:
+                yield from reversed(level.tenants.get(tenant, {}))
+
+    @property
+    def lowest_priority(self) -> int | None:
+        return min(self._levels, default=None)
+
+    def tenants(self, priority: int) -> list[str]:
+        """That have requests waiting with a priority."""
+        level = self._levels.get(priority)
+        return list(level.tenants) if level else []

@@ -1,0 +1,98 @@
+"""A service that is told to stop: what is in flight ends, what is new is refused clearly, and all processes end with 0.
+A single worker that is told to stop does so without a request noticing."""
+
+import asyncio
+from pathlib import Path
+
+import grpc
+import httpx
+import openai
+import pytest
+
+from baton.client import Client
+from tests.service import Service, running_service
+from tests.spine.oracle import Oracle
+from tests.spine.prompts import ask, random_prompt
+from tests.spine.worker_view import until_idle, until_running, until_tree_is_right
+
+SHIP_ALL = {"router": {"placement": {"local_prefill_tokens": 0}}}
+REFUSAL = "the router is draining and takes no new requests"
+LENGTH = 400
+
+
+async def test_draining(tiny_model: Path) -> None:
+    """First one worker of each role, then the whole service."""
+    async with running_service(tiny_model, 2, 2, SHIP_ALL) as service:
+        oracle = Oracle(tiny_model)
+        prompts = [random_prompt(60 + i, seed=i) for i in range(4)]
+        requests = [asyncio.create_task(ask(service.client, prompt, LENGTH, ignore_eos=True)) for prompt in prompts]
+        await until_running(service, "decode-1")
+        assert await asyncio.gather(service.stop_worker("decode-1"), service.stop_worker("prefill-1")) == [True, True]
+        answers = await asyncio.gather(*requests)
+        assert "decode-1" in {answer.served_by[0].decode_worker for answer in answers}
+        for prompt, answer in zip(prompts, answers, strict=True):
+            assert answer.token_ids == oracle.greedy(prompt, LENGTH, ignore_eos=True)
+            assert answer.served_by[0].attempts == 1, "it was told to end it, not to drop it"
+        later = await ask(service.client, prompts[0], 5)
+        assert (later.served_by[0].prefill_worker, later.served_by[0].decode_worker) == ("prefill-2", "decode-2")
+        await until_idle(service)
+        await until_tree_is_right(service)
+        await the_service_drains(service)
+
+
+async def the_service_drains(service: Service) -> None:
+    body = {"prompt": random_prompt(50, seed=50), "max_tokens": LENGTH, "ignore_eos": True}
+    async with (
+        httpx.AsyncClient(base_url=service.http_url, timeout=60) as http,
+        openai.AsyncOpenAI(base_url=f"{service.http_url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        over_grpc = asyncio.create_task(ask(service.client, random_prompt(50, seed=51), LENGTH, ignore_eos=True))
+        streamed = asyncio.create_task(stream(client, random_prompt(50, seed=52)))
+        whole = asyncio.create_task(http.post("/v1/completions", json=body))
+        await until_answering(service, 3)
+        stopping = asyncio.create_task(service.supervisor.stop())
+        await until_not_ready(http)
+        await refused_over_grpc(service.client)
+        async with Client(service.grpc_address) as newcomer:
+            await refused_over_grpc(newcomer)
+        refused = await http.post("/v1/completions", json=body)
+        assert (refused.status_code, refused.json()["error"]["message"]) == (503, REFUSAL)
+        assert (await http.get("/health")).status_code == 200
+        assert not any(request.done() for request in (over_grpc, streamed, whole)), "all was refused while they ran"
+
+        assert len((await over_grpc).token_ids) == LENGTH
+        assert await streamed == "length"
+        assert (await whole).json()["usage"]["completion_tokens"] == LENGTH
+    assert await stopping
+    exit_codes = {name: (await child.wait()).returncode for name, child in service.supervisor.children.items()}
+    assert set(exit_codes.values()) == {0}, exit_codes
+    for name in service.supervisor.children:
+        assert "Traceback" not in service.log(name)
+        assert "warning" not in service.log(name), service.log(name)
+
+
+async def stream(client: openai.AsyncOpenAI, prompt: list[int]) -> str | None:
+    """The finish reason."""
+    events = await client.completions.create(
+        model="tiny-llama", prompt=prompt, max_tokens=LENGTH, stream=True, extra_body={"ignore_eos": True}
+    )
+    return [chunk.choices[0].finish_reason async for chunk in events][-1]
+
+
+async def refused_over_grpc(client: Client) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await ask(client, [5, 6], 3)
+    assert (caught.value.code(), caught.value.details()) == (grpc.StatusCode.UNAVAILABLE, REFUSAL)
+
+
+async def until_answering(service: Service, count: int) -> None:
+    async with asyncio.timeout(10):
+        while (await service.client.status(5)).queue.running < count:
+            await asyncio.sleep(0.01)
+
+
+async def until_not_ready(http: httpx.AsyncClient) -> None:
+    async with asyncio.timeout(10):
+        while (answer := await http.get("/ready")).status_code == 200:
+            await asyncio.sleep(0.01)
+    assert (answer.status_code, answer.json()) == (503, {"status": "the router is draining"})

@@ -1,0 +1,94 @@
+"""A worker that hangs (stopped with SIGSTOP: alive, connected, silent) costs no answer either, and is used again when
+it goes on."""
+
+import asyncio
+import signal
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from tests.service import Service, running_service
+from tests.spine.oracle import Oracle
+from tests.spine.prompts import ask, random_prompt
+from tests.spine.worker_view import inspect, until_idle, until_running, until_tree_is_right, until_used
+
+SHIP_ALL = {"router": {"placement": {"local_prefill_tokens": 0}, "no_worker_timeout_s": 2.0}}
+SLOW_PROMPTS = {"max_batch_tokens": 16}
+SOON_GONE = {"heartbeat_s": 0.5, "ttl_s": 2.5}
+NOTICED_WITHIN_S = 12.0  # five seconds, and time to run the prompt again on a busy machine
+
+
+@pytest.fixture(scope="module")
+def oracle(tiny_model: Path) -> Oracle:
+    return Oracle(tiny_model)
+
+
+@pytest.fixture
+async def service(tiny_model: Path) -> AsyncIterator[Service]:
+    async with running_service(tiny_model, 1, 2, SHIP_ALL, engine=SLOW_PROMPTS, discovery=SOON_GONE) as service:
+        yield service
+
+
+async def test_hung_workers_cost_no_answer(service: Service, oracle: Oracle) -> None:
+    """One service for all of them."""
+    await a_prefill_worker_in_mid_prompt(service, oracle)
+    await a_decode_worker_in_mid_stream(service, oracle)
+    await all_decode_workers(service)
+
+
+async def a_prefill_worker_in_mid_prompt(service: Service, oracle: Oracle) -> None:
+    prompt = random_prompt(2000, seed=1)
+    request = asyncio.create_task(ask(service.client, prompt, 10))
+    await until_running(service, "prefill-1")
+    service.kill("prefill-1", signal.SIGSTOP)
+    start_s = time.monotonic()
+    answer = await request
+    assert time.monotonic() - start_s < NOTICED_WITHIN_S
+    assert answer.token_ids == oracle.greedy(prompt, 10)
+    assert (answer.served_by[0].prefill_worker, answer.served_by[0].attempts) == ("", 2)
+    leases = [(await inspect(service, worker_id)).load.leases for worker_id in ("decode-1", "decode-2")]
+    assert sum(leases) == 1, "what it may still write into stays reserved"
+
+    service.kill("prefill-1", signal.SIGCONT)
+    await until_used(service)
+    await until_idle(service)
+    assert (await ask(service.client, random_prompt(100, seed=2), 3)).served_by[0].prefill_worker == "prefill-1"
+    await until_tree_is_right(service)
+
+
+async def a_decode_worker_in_mid_stream(service: Service, oracle: Oracle) -> None:
+    prompts = [random_prompt(50 + i, seed=3) for i in range(4)]
+    requests = [asyncio.create_task(ask(service.client, prompt, 400, ignore_eos=True)) for prompt in prompts]
+    waits = {asyncio.create_task(until_running(service, name)): name for name in ("decode-1", "decode-2")}
+    running, others = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    hung = waits[running.pop()]
+    service.kill(hung, signal.SIGSTOP)
+    for wait in others:
+        wait.cancel()
+    answers = await asyncio.gather(*requests)
+    assert hung not in {answer.served_by[0].decode_worker for answer in answers}
+    assert any(answer.served_by[0].attempts > 1 for answer in answers)
+    for prompt, answer in zip(prompts, answers, strict=True):
+        assert answer.token_ids == oracle.greedy(prompt, 400, ignore_eos=True)
+
+    service.kill(hung, signal.SIGCONT)
+    await until_used(service)
+    await until_idle(service)
+    await until_tree_is_right(service)
+
+
+async def all_decode_workers(service: Service) -> None:
+    for worker_id in service.workers("decode"):
+        service.kill(worker_id, signal.SIGSTOP)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await ask(service.client, [5, 6, 7], 3, timeout_s=30)
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert "no decode worker" in (caught.value.details() or "")
+    for worker_id in service.workers("decode"):
+        service.kill(worker_id, signal.SIGCONT)
+    await until_used(service)
+    await until_idle(service)
+    assert len((await ask(service.client, [5, 6, 7], 3)).token_ids) == 3

@@ -1,0 +1,61 @@
+"""A worker that caches blocks and publishes no events is named where an operator looks, by a real service."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+from msgspec.structs import replace
+
+from baton.discovery import Announcer
+from baton.load_board import publish_load
+from baton.nats_client import NatsClient, connect
+from baton_proto.discovery import MAJOR, LoadReport, WorkerLoad
+from baton_proto.worker import SnapshotChunk, SnapshotRequest
+from router.indexer import SILENT_NOTE
+from tests.baton.test_cli import baton
+from tests.router.scripted_worker import ScriptedWorker
+from tests.service import Service, running_service
+
+MUTE = "decode-mute"
+METRIC = "baton_router_worker_without_events"
+
+
+class MuteWorker(ScriptedWorker):
+    """Its load says that it caches blocks; nothing else ever does."""
+
+    async def _snapshot(self, request: SnapshotRequest, context: Any) -> AsyncIterator[SnapshotChunk]:
+        yield SnapshotChunk(self.incarnation, 0, [], last=True)
+
+
+async def until_named(service: Service, nats: NatsClient, mute: MuteWorker) -> dict[str, str]:
+    """The notes of all workers."""
+    load = WorkerLoad(blocks_cached=5, blocks_total=256)
+    deadline_s = time.monotonic() + 30
+    while True:
+        await publish_load(nats, LoadReport(MAJOR, MUTE, mute.incarnation, load))
+        notes = {worker.worker_id: worker.note for worker in (await service.client.status(5)).workers}
+        if SILENT_NOTE in notes.get(MUTE, ""):
+            return notes
+        assert time.monotonic() < deadline_s, notes
+        await asyncio.sleep(0.25)
+
+
+async def test_a_worker_without_events_is_named_in_status_metrics_and_log(tiny_model: Path) -> None:
+    async with running_service(tiny_model, 0, 1) as service, MuteWorker(MUTE) as mute, httpx.AsyncClient() as http:
+        (healthy,) = service.workers("decode")
+        nats = await connect(service.nats.url, MUTE, service.config.namespace, 5)
+        announcer = Announcer(nats, replace(mute.record(), model=tiny_model.name), 0.5, service.config.discovery.ttl_s)
+        await announcer.start()
+        assert await until_named(service, nats, mute) == {MUTE: SILENT_NOTE, healthy: ""}
+        metrics = (await http.get(f"{service.http_url}/metrics")).text
+        assert f'{METRIC}{{worker="{MUTE}"}} 1.0' in metrics
+        assert f'{METRIC}{{worker="{healthy}"}}' not in metrics
+        assert "baton_router_workers_with_trouble 1.0" in metrics
+        assert "worker publishes no events" in service.log("router-1")
+        shown = await baton(service, "status")
+        assert f"{MUTE}: {SILENT_NOTE}" in shown.stdout
+        await announcer.withdraw()
+        await nats.close()
