@@ -232,7 +232,8 @@ def _write(
         "profiles": profiles,
     }
     only = "" if arguments.section == ",".join(SECTIONS) else "-" + arguments.section.replace(",", "-")
-    path = arguments.out / f"engine-{arguments.model}-block{arguments.block_size}{only}.json"
+    name = f"engine-{arguments.model}-block{arguments.block_size}{only}{'-flash' if flash else ''}.json"
+    path = arguments.out / name
     path.write_text(json.dumps(document, indent=1))
 
 
