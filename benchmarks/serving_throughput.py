@@ -1,7 +1,7 @@
 """What the service costs beside its own engine: the same requests through the engine alone, over gRPC, and over HTTP.
 
-    python benchmarks/serving_throughput.py --model 0.6b [--concurrency 256] [--requests 512]
-    python benchmarks/serving_throughput.py --model tiny --concurrency 8 --requests 16     (on a CPU: does it run)
+    python -m benchmarks.serving_throughput --model 0.6b [--concurrency 256] [--requests 512]
+    python -m benchmarks.serving_throughput --model tiny --concurrency 8 --requests 16     (on a CPU: does it run)
 
 One decode worker that prefills for itself, one router, NATS: what `baton up --prefill 0 --decode 1` starts. Weights are
 random, written once as a model folder. Prompts are random token ids, answers end after a fixed number of tokens.
@@ -196,7 +196,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as scratch:
         folder = str(write_model(Path(scratch) / "model", arguments.model))
-        command = [sys.executable, __file__, *sys.argv[1:], "--engine-of", folder]
+        command = [sys.executable, "-m", "benchmarks.serving_throughput", *sys.argv[1:], "--engine-of", folder]
         alone = float(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.split()[-1])
         results = {"engine": alone, **asyncio.run(run_service(folder, arguments))}
     if arguments.out:
