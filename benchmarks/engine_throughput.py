@@ -20,7 +20,7 @@ import torch
 
 from baton_proto.sampling import SamplingParams
 from benchmarks.kernel_profile import profile_steps
-from benchmarks.machine import describe, seconds_since_process_start
+from benchmarks.machine import describe, measure_ceilings, seconds_since_process_start
 from benchmarks.shapes import SHAPES
 from engine.batch import Batch, LayerDone, SampledToken
 from engine.block_manager import BlockManager
@@ -89,40 +89,39 @@ class Bench:
         sampling = SamplingParams(max_tokens=max_tokens, seed=index, temperature=0.6, ignore_eos=True)
         self.engine.add(Sequence(f"r{index}", prompt, prompt_tokens, sampling))
 
-    def finish(self) -> int:
-        """Runs to the end. Returns how many tokens came out."""
-        num_tokens = 0
+    def finish(self) -> tuple[int, float]:
+        """Runs to the end. Returns how many tokens came out, and in how many seconds."""
+        num_tokens, started_s = 0, time.perf_counter()
         while self.engine.has_work:
             for output in self.engine.step().outputs:
                 assert output.error is None, output.error
                 num_tokens += len(output.token_ids)
         torch.cuda.synchronize()
+        seconds = time.perf_counter() - started_s
         assert self.engine.check_integrity() == []
         self.engine.clear_cache()
-        return num_tokens
+        return num_tokens, seconds
 
     def bench(self) -> dict[str, float]:
         source = random.Random(0)
         sizes = [(source.randint(100, 1024), source.randint(100, 1024)) for _ in range(256)]
         for index, (prompt_tokens, max_tokens) in enumerate(sizes):
             self.add(prompt_tokens, max_tokens, index)
-        started_s = time.perf_counter()
-        num_tokens = self.finish()
-        seconds = time.perf_counter() - started_s
+        num_tokens, seconds = self.finish()
         assert num_tokens == sum(max_tokens for _, max_tokens in sizes)
         return {"tokens_per_s": num_tokens / seconds, "seconds": seconds}
 
     def prefill(self) -> dict[str, float]:
         for index in range(128):
             self.add(1024, 1, index)
-        started_s = time.perf_counter()
-        assert self.finish() == 128
-        seconds = time.perf_counter() - started_s
+        num_tokens, seconds = self.finish()
+        assert num_tokens == 128
         return {"tokens_per_s": 128 * 1024 / seconds, "seconds": seconds}
 
     def decode(self, rows: int, context: int, num_steps: int) -> dict[str, float]:
+        # The context is `context` tokens long on average over the steps that are timed.
         for index in range(rows):
-            self.add(context, num_steps + 60, index)
+            self.add(context - num_steps // 2 - 12, num_steps + 60, index)
         while self.engine.load().queued_prefill_tokens or self.engine.load().waiting:
             self.engine.step()
         for _ in range(4):
@@ -215,8 +214,11 @@ def _write(
     arguments: argparse.Namespace, flash: bool, gpu: GpuEngine, results: dict[str, Any], profiles: dict[str, Any]
 ) -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
+    ceilings = measure_ceilings()
+    print(f"this GPU: {ceilings}", flush=True)
     document = {
         "machine": describe(arguments.commit),
+        "ceilings": ceilings,
         "model": arguments.model,
         "settings": {
             "block_size": arguments.block_size,
@@ -229,7 +231,9 @@ def _write(
         "results": results,
         "profiles": profiles,
     }
-    path = arguments.out / f"engine-{arguments.model}-block{arguments.block_size}.json"
+    only = "" if arguments.section == ",".join(SECTIONS) else "-" + arguments.section.replace(",", "-")
+    name = f"engine-{arguments.model}-block{arguments.block_size}{only}{'-flash' if flash else ''}.json"
+    path = arguments.out / name
     path.write_text(json.dumps(document, indent=1))
 
 

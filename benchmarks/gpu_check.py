@@ -1,6 +1,6 @@
 """Is the engine right on this GPU: kernels, layers and whole answers against references, each with fresh random inputs.
 
-    python benchmarks/gpu_check.py [--section kernels,layers,greedy,bfloat16,seeds,flash] [--seed N]
+    python benchmarks/gpu_check.py [--section kernels,layers,greedy,bfloat16,seeds,backends] [--seed N]
 
 `kernels` runs tests/engine/kernels compiled. `layers` compares hidden states after each layer with transformers in
 float32; `greedy` 64 prompts in mixed batches with prefix hits, chunked prefill, preemption and cancellation, with and
@@ -25,6 +25,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from baton.config import EngineConfig
+from baton.errors import ConfigError
 from baton_proto.sampling import SamplingParams
 from engine.attention import StepAttention
 from engine.batch import Batch, ScheduledSequence
@@ -33,6 +35,7 @@ from engine.cuda_build import build_cuda_runner
 from engine.cuda_runner import CudaRunner
 from engine.engine import Engine
 from engine.flash_attention import flash_is_available
+from engine.loaded_model import load_model
 from engine.model_files import ModelFiles, resolve_model
 from engine.sequence import Sequence
 from engine.weights import Weights
@@ -194,12 +197,11 @@ def run_layers(
         runner._buffer.send(batch, shape, {})
         inputs = runner._buffer.view(shape)
         attend = StepAttention(runner._attention, inputs, runner._slab, size if size > 1 else 0, None)
-        hidden, delta = model.operations.embed(inputs.token_ids, model.embeddings), None
+        hidden = model.operations.embed(inputs.token_ids, model.embeddings)
         for index, layer in enumerate(model.layers):
-            delta = layer.forward(hidden, delta, attend)
-            layers[index].append(hidden + delta)
-        assert delta is not None
-        logits.append(model.logits(hidden, delta))
+            layer.forward(hidden, attend)
+            layers[index].append(hidden.clone())
+        logits.append(model.logits(hidden))
         start += size
     assert start == len(tokens)
     collected = [torch.cat(parts) for parts in layers]
@@ -359,12 +361,47 @@ def _collect(engine: Engine, outputs: dict[str, list[int]]) -> None:
         outputs[output.sequence.request_id] += output.token_ids
 
 
+def backends(source: random.Random, folder: Path) -> Iterator[Row]:
+    """As a worker loads a model: each attention backend, KV memory measured and given."""
+    files = write_model(folder, "qwen3", source.randrange(10**6))
+    model = reference(files, torch.float32)
+    prompts = [[source.randrange(VOCAB_SIZE) for _ in range(source.randint(1, 200))] for _ in range(16)]
+    sampling = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0, ignore_eos=True)
+    for attention, kv_memory in (("auto", "auto"), ("triton", "64MiB"), ("torch", "64MiB")):
+        config = EngineConfig(device="cuda", dtype="float32", attention=attention, kv_memory=kv_memory, block_size=64)
+        loaded = load_model(files, config)
+        num_blocks, limit = loaded.slab.layout.num_blocks, config.max_batch_tokens
+        engine = Engine(
+            loaded.runner,
+            BlockManager(num_blocks, 64),
+            max_batch_tokens=limit,
+            max_running=config.max_running,
+            eos_token_ids=frozenset(),
+        )
+        outputs: dict[str, list[int]] = {str(index): [] for index in range(len(prompts))}
+        for index, prompt in enumerate(prompts):
+            engine.add(Sequence(str(index), list(prompt), len(prompt), sampling))
+        while engine.has_work:
+            _collect(engine, outputs)
+        problems = [p for i, prompt in enumerate(prompts) if (p := _check_greedy(model, prompt, outputs[str(i)]))]
+        found = f"{len(prompts) - len(problems)} of {len(prompts)} equal, {num_blocks} blocks"
+        yield "backends", f"attention {attention}, KV memory {kv_memory}", not problems, found
+        del loaded, engine
+        torch.cuda.empty_cache()
+    try:
+        load_model(files, EngineConfig(device="cuda", kv_memory="900GiB"))
+        yield "backends", "more KV memory than there is", False, "was accepted"
+    except ConfigError as error:
+        yield "backends", "more KV memory than there is", True, f"refused: {error}"
+
+
 SECTIONS: dict[str, Callable[[random.Random, Path], Iterator[Row]]] = {
     "kernels": kernels,
     "layers": layers,
     "greedy": greedy,
     "bfloat16": bfloat16,
     "seeds": seeds,
+    "backends": backends,
 }
 
 

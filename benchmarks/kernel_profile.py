@@ -10,9 +10,9 @@ import torch
 
 _KINDS = {
     "attention": r"^_decode|^_prefill|flash|fmha",
-    "norm, rope, activation": r"^_add_rms_norm|^_silu_mul|^_rotate_store|^_embed",
+    "norm, rope, activation": r"^_rms_norm|^_silu_mul|^_rotate_store|^_embed",
     "sampler": r"^_best_of",
-    "matmul": r"gemm|gemv|nvjet|cutlass|splitk|split_k|cublas|^_linear|^_matvec",
+    "matmul": r"gemm|gemv|nvjet|cutlass|splitk|split_k|cublas|^_small_linear|^_skinny",
     "copies": r"memcpy|memset",
 }
 

@@ -1,6 +1,6 @@
 """How fast single kernels are on one GPU, beside what memory and tensor cores allow: for choosing their parameters.
 
-    python benchmarks/kernel_speed.py [--section copy,decode,prefill,elementwise,matmul,sampler]
+    python benchmarks/kernel_speed.py [--section ceilings,decode,prefill,elementwise,matmul,sampler]
 
 Times are medians of replays of a CUDA graph that holds the kernel several times on different data, so neither launches
 nor a warm cache flatter it.
@@ -21,15 +21,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.machine import describe
+from benchmarks.machine import describe, measure_ceilings
 from engine.flash_attention import flash_is_available
-from engine.kernels import decode_attention as decode_kernel, prefill_attention as prefill_kernel
-from engine.kernels.decode_attention import DecodePlan, DecodeScratch, plan_pieces
+from engine.kernels import (
+    decode_attention as decode_kernel,
+    prefill_attention as prefill_kernel,
+    rotate_store as rotate_kernel,
+    small_linear as small_kernel,
+)
+from engine.kernels.decode_attention import DecodePlan, DecodeScratch, equal_shares, longest_first
 from engine.kernels.prefill_attention import PrefillPlan, plan_tiles
-from engine.kernels.rms_norm import add_rms_norm
+from engine.kernels.rms_norm import rms_norm
 from engine.kernels.rotate_store import rotate_store
 from engine.kernels.sampling import partial_buffers, sample
 from engine.kernels.silu_mul import silu_mul
+from engine.kernels.small_linear import is_small, small_linear
 
 DEVICE = torch.device("cuda", 0)
 BF16 = torch.bfloat16
@@ -39,6 +45,7 @@ Result = dict[str, Any]
 def seconds(calls: list[Callable[[], Any]], repeats: int = 7) -> float:
     """Median time of one call; `calls` do the same on different data, often enough to pass over the cache."""
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for call in calls[:2]:
             call()
@@ -59,76 +66,78 @@ def seconds(calls: list[Callable[[], Any]], repeats: int = 7) -> float:
     return statistics.median(times[1:])
 
 
-def copy() -> list[Result]:
-    source = torch.randn(1 << 30, device=DEVICE, dtype=BF16)
-    target = torch.empty_like(source)
-    spent = seconds([lambda: target.copy_(source)] * 2)
-    a, b = (torch.randn(8192, 8192, device=DEVICE, dtype=BF16) for _ in range(2))
-    product = seconds([lambda: a @ b] * 4)
+def ceilings() -> list[Result]:
+    found = measure_ceilings()
     return [
-        {"kernel": "copy", "GB/s": 2 * source.nbytes / spent / 1e9},
-        {"kernel": "matmul 8192^3", "TFLOP/s": 2 * 8192**3 / product / 1e12},
+        {"kernel": "copy", "GB/s": found["copy_tb_s"] * 1e3},
+        {"kernel": "matmul 8192^3", "TFLOP/s": found["matmul_tflop_s"]},
     ]
 
 
 def _tables(lengths: list[int], block_size: int) -> tuple[Tensor, Tensor, int]:
     counts = [-(-length // block_size) for length in lengths]
     order = torch.randperm(sum(counts), device=DEVICE).int()
-    starts = torch.tensor([0, *counts[:-1]], device=DEVICE).cumsum(0).int()
+    starts = (torch.tensor(counts, device=DEVICE).cumsum(0) - torch.tensor(counts, device=DEVICE)).int()
     return order, starts, sum(counts)
 
 
-def _decode_plan(lengths: list[int], block_size: int, extra: int) -> tuple[DecodePlan, int]:
+def _decode_plan(lengths: list[int], block_size: int, programs: int) -> tuple[DecodePlan, int]:
     tables, starts, num_blocks = _tables(lengths, block_size)
-    pieces = plan_pieces(np.array(lengths), extra)
-    grid = np.full(len(lengths) + extra, -1, dtype=np.int32)
-    grid[: len(pieces.row)] = pieces.row
-    arrays = (grid, pieces.start, pieces.end, pieces.first, pieces.count)
+    few = len(lengths) <= decode_kernel.FEW_ROWS
+    sizes = np.array(lengths)
+    pieces = equal_shares(sizes, programs) if few else longest_first(sizes, programs, len(lengths) + programs)
+    arrays = (pieces.program_first, pieces.row, pieces.start, pieces.end, pieces.first, pieces.count)
     return DecodePlan(*(torch.from_numpy(array).to(DEVICE) for array in arrays), starts, tables), num_blocks
 
 
 def decode() -> list[Result]:
     """0.6B heads (16/8) and 8B heads (32/8) of 128."""
     results = []
-    cases = [(256, 1024), (64, 1024), (1, 1024), (1, 32768), (32, 8192)]
-    configs = [(64, 4, 3), (64, 4, 4), (64, 4, 2), (128, 4, 3), (128, 8, 3), (32, 4, 4), (64, 2, 3), (32, 2, 4)]
-    extras = [33, 66, 132]
-    for heads, (rows, context) in itertools.product((16, 32), cases):
-        lengths = [context + i % 7 for i in range(rows)]
+    source = np.random.default_rng(0)
+    cases: dict[str, list[int]] = {
+        f"x{rows} ctx {context}": [context + i % 7 for i in range(rows)]
+        for rows, context in ((256, 1024), (1, 1024), (1, 32768), (32, 8192))
+    }
+    cases |= {f"x{rows} ctx 300-1900": source.integers(300, 1900, rows).tolist() for rows in (16, 128)}
+    configs = [(64, 2, 3), (64, 2, 2), (32, 2, 4), (64, 4, 3), (128, 4, 2)]
+    grids = [33, 49, 66, 132]
+    for heads, (case, lengths) in itertools.product((16, 32), cases.items()):
         for block_size in (16, 32, 64, 128):
             best: Result = {}
-            tried = configs if block_size == 64 else configs[:4]
-            for (tile, warps, stages), extra in itertools.product(tried, extras if block_size == 64 else extras[1:2]):
+            tried = (
+                list(itertools.product(configs, grids)) if block_size == 64 else [(configs[0], 33), (configs[0], 66)]
+            )
+            for (tile, warps, stages), programs in tried:
                 try:
-                    found = _time_decode(heads, 8, lengths, block_size, tile, warps, stages, extra)
+                    found = _time_decode(heads, 8, lengths, block_size, tile, warps, stages, programs)
+                    found["kernel"] = f"decode {heads}/8 {case} block {block_size}"
                 except Exception as error:
                     results.append({"kernel": f"decode tile {tile}x{warps}w{stages}s", "error": str(error)[:120]})
                     continue
                 if not best or found["us"] < best["us"]:
                     best = found
-                if block_size == 64 and heads == 16 and rows in (1, 256):
-                    print("   ", found, flush=True)
+                if block_size == 64:
+                    print(f"    {case} {found['us']:.1f} us {found['config']}", flush=True)
             print(best, flush=True)
             results.append(best)
     return results
 
 
 def _time_decode(
-    heads: int, kv_heads: int, lengths: list[int], block_size: int, tile: int, warps: int, stages: int, extra: int
+    heads: int, kv_heads: int, lengths: list[int], block_size: int, tile: int, warps: int, stages: int, programs: int
 ) -> Result:
     decode_kernel.TILE, decode_kernel.NUM_WARPS, decode_kernel.NUM_STAGES = tile, warps, stages
-    plan, num_blocks = _decode_plan(lengths, block_size, extra)
+    plan, num_blocks = _decode_plan(lengths, block_size, programs)
     kv_bytes = sum(lengths) * kv_heads * 2 * 128 * 2
     layers = max(2, min(28, int(3e9 // kv_bytes)), -(-200_000_000 // kv_bytes))
     slab = torch.randn(layers, num_blocks, kv_heads, 2, block_size, 128, device=DEVICE, dtype=BF16)
     queries = torch.randn(len(lengths), heads, 128, device=DEVICE, dtype=BF16)
-    scratch = DecodeScratch.allocate(len(lengths), extra, heads, kv_heads, 128, DEVICE)
+    scratch = DecodeScratch.allocate(len(lengths), programs, heads, kv_heads, 128, DEVICE)
     calls = [partial(decode_kernel.decode_attention, queries, cache, plan, scratch) for cache in slab]
     spent = seconds(calls)
     decode_kernel.TILE, decode_kernel.NUM_WARPS, decode_kernel.NUM_STAGES = _DEFAULTS
     return {
-        "kernel": f"decode {heads}/{kv_heads} x{len(lengths)} ctx {lengths[0]} block {block_size}",
-        "config": f"tile {tile} warps {warps} stages {stages} extra {extra}",
+        "config": f"tile {tile} warps {warps} stages {stages} programs {programs}",
         "us": spent * 1e6,
         "GB/s": kv_bytes / spent / 1e9,
     }
@@ -146,7 +155,13 @@ def prefill() -> list[Result]:
             slab = torch.randn(2, num_blocks, 8, 2, block_size, 128, device=DEVICE, dtype=BF16)
             queries = torch.randn(sum(lengths), heads + 16, 128, device=DEVICE, dtype=BF16)[:, :heads]
             name = f"prefill {heads}/8 {len(lengths)}x{lengths[0]} block {block_size}"
-            for tile, key_tile, warps, stages in ((128, 64, 8, 3), (128, 64, 8, 2), (128, 128, 8, 2), (64, 64, 4, 3)):
+            for tile, key_tile, warps, stages in (
+                (64, 64, 4, 3),
+                (64, 64, 4, 2),
+                (64, 128, 4, 2),
+                (128, 64, 8, 3),
+                (128, 128, 8, 2),
+            ):
                 prefill_kernel.HALF_TILES = (tile, key_tile, warps, stages)
                 plan = _prefill_plan(lengths, tile, tables, starts)
                 try:
@@ -205,9 +220,9 @@ def elementwise() -> list[Result]:
     for rows, (hidden, mlp, heads) in itertools.product((1, 256, 16384), ((1024, 3072, 16), (4096, 12288, 32))):
         many = 40 if rows < 1000 else 2
         weight = torch.randn(hidden, device=DEVICE, dtype=BF16)
-        pairs = [torch.randn(2, rows, hidden, device=DEVICE, dtype=BF16) for _ in range(many)]
-        spent = seconds([partial(add_rms_norm, p[0], p[1], weight, 1e-6) for p in pairs])
-        results.append(_bandwidth(f"add_rms_norm {rows}x{hidden}", spent, 4 * rows * hidden * 2))
+        streams = [torch.randn(rows, hidden, device=DEVICE, dtype=BF16) for _ in range(many)]
+        spent = seconds([partial(rms_norm, stream, weight, 1e-6) for stream in streams])
+        results.append(_bandwidth(f"rms_norm {rows}x{hidden}", spent, 2 * rows * hidden * 2))
         gates = [torch.randn(rows, 2 * mlp, device=DEVICE, dtype=BF16) for _ in range(many)]
         spent = seconds([partial(silu_mul, g) for g in gates])
         results.append(_bandwidth(f"silu_mul {rows}x{mlp}", spent, 3 * rows * mlp * 2))
@@ -221,7 +236,13 @@ def elementwise() -> list[Result]:
             partial(rotate_store, q, cache, positions, positions, table, norm, norm, 1e-6)
             for q, cache in zip(qkv, slab, strict=True)
         ]
-        results.append(_bandwidth(f"rotate_store {rows}x{heads}", seconds(calls), 2 * rows * (heads + 16) * 128 * 2))
+        defaults = (rotate_kernel.HEADS_AT_ONCE, rotate_kernel.WARPS_FOR_FEW, rotate_kernel.WARPS_FOR_MANY)
+        for at_once, warps in ((8, 2), (8, 1), (8, 4), (4, 1), (16, 4), (16, 2), (32, 4)):
+            rotate_kernel.HEADS_AT_ONCE = at_once
+            rotate_kernel.WARPS_FOR_FEW = rotate_kernel.WARPS_FOR_MANY = warps
+            found = _bandwidth(f"rotate_store {rows}x{heads}", seconds(calls), 2 * rows * (heads + 16) * 128 * 2)
+            results.append(found | {"config": f"heads {at_once} warps {warps}"})
+        rotate_kernel.HEADS_AT_ONCE, rotate_kernel.WARPS_FOR_FEW, rotate_kernel.WARPS_FOR_MANY = defaults
     for result in results:
         print(result, flush=True)
     return results
@@ -242,22 +263,55 @@ def matmul() -> list[Result]:
         for name, (n, k) in named.items():
             copies = max(1, min(40, int(1.5e9 // (n * k * 2))))
             weights = torch.randn(copies, n, k, device=DEVICE, dtype=BF16) * k**-0.5
-            for rows in (1, 4, 16, 64, 256, 16384):
+            for rows in (1, 2, 8, 16, 32, 64, 128, 256, 16384):
                 if rows == 16384 and name == "head":
                     continue
                 x = torch.randn(rows, k, device=DEVICE, dtype=BF16)
-                spent = seconds([partial(F.linear, x, w) for w in weights[: 4 if rows > 1000 else copies]])
-                results.append(
-                    {
-                        "kernel": f"matmul {model} {name} {rows}x{n}x{k}",
-                        "us": spent * 1e6,
-                        "GB/s": (n * k + rows * (n + k)) * 2 / spent / 1e9,
-                        "TFLOP/s": 2 * rows * n * k / spent / 1e12,
-                    }
-                )
-                print(results[-1], flush=True)
+                some = weights[: 4 if rows > 1000 else copies]
+                cases = {"matmul": [partial(F.linear, x, w) for w in some]}
+                if name in ("out", "down"):
+                    stream = torch.randn(rows, n, device=DEVICE, dtype=BF16)
+                    cases["addmm"] = [partial(stream.addmm_, x, w.t()) for w in some]
+                for kind, calls in cases.items():
+                    spent = seconds(calls)
+                    results.append(
+                        {
+                            "kernel": f"{kind} {model} {name} {rows}x{n}x{k}",
+                            "us": spent * 1e6,
+                            "GB/s": (n * k + rows * (n + k)) * 2 / spent / 1e9,
+                            "TFLOP/s": 2 * rows * n * k / spent / 1e12,
+                        }
+                    )
+                    print(results[-1], flush=True)
+                if is_small(x):
+                    results += _small_variants(model, name, x, weights)
+                    print(results[-1], flush=True)
             del weights
     return results
+
+
+_SMALL_TILES = [(4096, 1), (8192, 1), (8192, 2), (8192, 4), (16384, 1)]
+
+
+def _small_variants(model: str, name: str, x: Tensor, weights: Tensor) -> list[Result]:
+    """The fastest of small_linear's launch parameters, with what the model fuses into it, last; the others before."""
+    rows, (_, n, k) = len(x), weights.shape
+    tried: list[Result] = []
+    norm = torch.randn(k, device=DEVICE, dtype=BF16)
+    stream = torch.randn(rows, n, device=DEVICE, dtype=BF16)
+    defaults = (small_kernel.TILE, small_kernel.MIN_WEIGHT_ROWS)
+    for tile, weight_rows in _SMALL_TILES:
+        small_kernel.TILE, small_kernel.MIN_WEIGHT_ROWS = tile, weight_rows
+        if name in ("out", "down"):
+            calls = [partial(small_linear, x, w, add_to=stream) for w in weights]
+        elif name == "gate_up":
+            calls = [partial(small_linear, x, w, norm=norm, eps=1e-6, gated=True) for w in weights]
+        else:
+            calls = [partial(small_linear, x, w, norm=norm, eps=1e-6) for w in weights]
+        found = _bandwidth(f"small {model} {name} {rows}x{n}x{k}", seconds(calls, 4), n * k * 2)
+        tried.append(found | {"config": f"tile {tile}, at least {weight_rows} rows"})
+    small_kernel.TILE, small_kernel.MIN_WEIGHT_ROWS = defaults
+    return sorted(tried, key=lambda result: -float(result["us"]))
 
 
 def sampler() -> list[Result]:
@@ -275,7 +329,7 @@ def sampler() -> list[Result]:
     return results
 
 
-SECTIONS = {f.__name__: f for f in (copy, decode, prefill, elementwise, matmul, sampler)}
+SECTIONS = {f.__name__: f for f in (ceilings, decode, prefill, elementwise, matmul, sampler)}
 
 
 def main() -> None:

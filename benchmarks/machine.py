@@ -2,9 +2,11 @@
 
 import os
 import platform
+import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,27 @@ def describe(commit: str | None = None) -> dict[str, Any]:
         "command": " ".join([Path(sys.executable).name, *sys.argv]),
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
+
+
+def measure_ceilings() -> dict[str, float]:
+    """What this very GPU reaches right now: two of the same kind differ by 5 % and more. Takes 1.5 GB for a moment."""
+    source = torch.randn(1 << 28, device="cuda", dtype=torch.bfloat16)
+    target = torch.empty_like(source)
+    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    copy_s, product_s = _median_s(lambda: target.copy_(source)), _median_s(lambda: a @ b)
+    return {"copy_tb_s": 2 * source.nbytes / copy_s / 1e12, "matmul_tflop_s": 2 * 8192**3 / product_s / 1e12}
+
+
+def _median_s(call: Callable[[], Any], repeats: int = 20) -> float:
+    times = []
+    for _ in range(repeats):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        call()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) / 1e3)
+    return statistics.median(times)
 
 
 def seconds_since_process_start() -> float:

@@ -42,6 +42,10 @@ class Attention(Protocol):
         overwritten; normalises, rotates, and writes the step's keys and values into the blocks of its spans."""
         ...
 
+    def store_and_decode(self, qkv: Tensor, norms: HeadNorms | None, layer_cache: Tensor, metadata: Any) -> Tensor:
+        """Both for a step of decodes alone, where a backend may do them at once."""
+        ...
+
     def prefill(self, queries: Tensor, layer_cache: Tensor, metadata: Any) -> Tensor:
         """The prefill spans' queries, in order."""
         ...
@@ -59,17 +63,22 @@ class StepAttention:
     metadata: Any  # of `backend`
     slab: Tensor  # [layers, blocks, kv_heads, 2, block_size, head_dim]
     num_prefill_tokens: int
-    layer_done: Callable[[int], None] | None  # called as soon as a layer's KV is written, before it is read
+    layer_done: Callable[[int], None] | None  # called as soon as a layer's KV is written
 
     def __call__(self, layer: int, qkv: Tensor, norms: HeadNorms | None) -> Tensor:
         """[num_tokens, heads, head_dim] from [num_tokens, heads + 2 * kv_heads, head_dim]."""
         cache, split = self.slab[layer], self.num_prefill_tokens
-        queries = self.backend.store(qkv, norms, cache, self.metadata)
-        if self.layer_done is not None:
-            self.layer_done(layer)
         if split == 0:
-            return self.backend.decode(queries, cache, self.metadata)
+            mixed = self.backend.store_and_decode(qkv, norms, cache, self.metadata)
+            self._tell(layer)
+            return mixed
+        queries = self.backend.store(qkv, norms, cache, self.metadata)
+        self._tell(layer)
         if split == len(queries):
             return self.backend.prefill(queries, cache, self.metadata)
         prefill = self.backend.prefill(queries[:split], cache, self.metadata)
         return torch.cat((prefill, self.backend.decode(queries[split:], cache, self.metadata)))
+
+    def _tell(self, layer: int) -> None:
+        if self.layer_done is not None:
+            self.layer_done(layer)

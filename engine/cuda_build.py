@@ -27,7 +27,7 @@ log = structlog.get_logger()
 
 _GRAPH_BYTES = 1 << 30  # what CUDA graphs keep: their kernels' parameters and one step's activations
 _SPARE_SHARE = 0.03  # of the device, for what fragmentation and other libraries take
-_PROGRAMS_PER_PROCESSOR = 4  # of decode attention, enough to hide the latency of memory
+_PROGRAMS_PER_PROCESSOR = 4  # of decode attention: as many as run at once (benchmarks/kernel_speed.py, on an H200)
 
 
 def build_cuda_runner(
@@ -43,12 +43,12 @@ def build_cuda_runner(
 ) -> CudaRunner:
     """On the slab's device, in its dtype. CUDA graphs are captured later, see CudaRunner.capture. Raises ModelError."""
     device, block_size = slab.device, slab.shape[4]
-    extra_pieces = -(-_PROGRAMS_PER_PROCESSOR * _num_processors(device) // config.num_kv_heads)
+    programs_at_once = max(1, _PROGRAMS_PER_PROCESSOR * _num_processors(device) // config.num_kv_heads)
     max_rows = min(max_running, max_batch_tokens)
     sampled = torch.zeros(max_batch_tokens, dtype=torch.int32, device=device)
     model = MODELS[config.architecture](config, weights, TritonOperations(sampled))
     scratch = DecodeScratch.allocate(
-        max_rows, extra_pieces, config.num_heads, config.num_kv_heads, config.head_dim, device
+        max_rows, programs_at_once, config.num_heads, config.num_kv_heads, config.head_dim, device
     )
     attention_type = FlashAttention if flash else TritonAttention
     attention = attention_type(RotaryEmbedding(config, device).table(max_model_len), scratch)
@@ -56,7 +56,7 @@ def build_cuda_runner(
         max_tokens=max_batch_tokens,
         table_words=max_running * -(-max_model_len // block_size),
         block_size=block_size,
-        extra_pieces=extra_pieces,
+        programs_at_once=programs_at_once,
         query_tile=query_tile(slab.dtype),
         with_page_table=attention.with_page_table,
         device=device,
@@ -86,7 +86,7 @@ def build_on_gpu(
 ) -> GpuEngine:
     """Loads the model, sizes the KV pool from the memory that the largest step leaves (`kv_bytes` None), captures.
 
-    Raises ModelError, and ConfigError when no KV block fits.
+    Raises ModelError, and ConfigError when there is no room for one KV block, or for `kv_bytes`.
     """
     device = torch.device("cuda", torch.cuda.current_device())
     one_block = SlabLayout(config.num_layers, 1, config.num_kv_heads, block_size, config.head_dim, dtype)
@@ -104,11 +104,11 @@ def build_on_gpu(
     peak = runner.measure_peak(max_model_len)
     free, total = torch.cuda.mem_get_info(device)
     room = free - peak - _GRAPH_BYTES - int(total * _SPARE_SHARE)
-    if kv_bytes is None or kv_bytes > room:
-        kv_bytes = room
-    num_blocks = kv_bytes // one_block.nbytes
-    if num_blocks < 1:
-        raise ConfigError("engine.kv_memory", f"{free >> 20} MiB are free, and a step alone takes {peak >> 20} MiB")
+    wanted = room if kv_bytes is None else kv_bytes
+    num_blocks = wanted // one_block.nbytes
+    if num_blocks < 1 or wanted > room:
+        problem = f"{max(room, 0) >> 20} MiB are left beside the weights and a step, which takes {peak >> 20} MiB"
+        raise ConfigError("engine.kv_memory", f"{problem}; a block takes {one_block.nbytes / 2**20:.1f} MiB")
     slab = DeviceSlab(dataclasses.replace(one_block, num_blocks=num_blocks), device)
     runner.attach(slab.tensor)
     if graphs:

@@ -90,12 +90,16 @@ class CudaRunner:
         return peak
 
     def _run_largest(self, max_model_len: int) -> None:
-        """As many tokens and as many samples as a step can have, all of them in the slab's first block."""
+        """As many tokens and as many samples as a step can have."""
         num_tokens = min(max_model_len, max(1, len(self._sampled) // self._max_rows))
+        self._run_prompts(min(self._max_rows, len(self._sampled) // num_tokens), num_tokens)
+
+    def _run_prompts(self, count: int, num_tokens: int) -> None:
+        """Prompts of zeros, all of them in the slab's first block."""
         blocks = [0] * -(-num_tokens // self._slab.shape[4])
         items = []
-        for index in range(min(self._max_rows, len(self._sampled) // num_tokens)):
-            sequence = Sequence(f"peak {index}", [0] * num_tokens, num_tokens, SamplingParams(max_tokens=1))
+        for index in range(count):
+            sequence = Sequence(f"prompt {index}", [0] * num_tokens, num_tokens, SamplingParams(max_tokens=1))
             sequence.block_table = blocks
             items.append(ScheduledSequence(sequence, 0, num_tokens, sample=True))
         self.submit(Batch(items, []))
@@ -110,6 +114,7 @@ class CudaRunner:
     def capture(self) -> None:
         """Records the CUDA graphs; until then, and on CPU, every step is launched kernel by kernel."""
         if self._is_cuda:
+            self._warm_up()
             shape = (min(self._max_rows, LARGEST_GRAPH), self._model.config.vocab_size)
             self._logits = torch.empty(shape, dtype=self._slab.dtype, device=self._slab.device)
             self._graphs = DecodeGraphs(self._max_rows, self._clear, self._run_padded)
@@ -132,6 +137,16 @@ class CudaRunner:
         self._rows = rows_of(batch.items)
         return self._read_back(logits, list(self._rows))
 
+    def _warm_up(self) -> None:
+        """Prompts of each order of size: kernels that are loaded when they are first wanted stop the GPU. They leave
+        numbers in the slab's first block, which nobody reads before he has written it."""
+        num_tokens = 2 * self._slab.shape[4]
+        while num_tokens <= len(self._sampled):
+            length = min(num_tokens, self._attention.num_positions)
+            self._run_prompts(min(self._max_rows, num_tokens // length), length)
+            num_tokens *= 2
+        torch.cuda.synchronize()
+
     def _clear(self, rows: int) -> None:
         self._buffer.clear(self._buffer.decode_shape(rows))
 
@@ -147,12 +162,12 @@ class CudaRunner:
     ) -> Tensor | None:
         """Logits of the rows that are sampled, None when there are none; their tokens are in `sampled`."""
         attend = StepAttention(self._attention, inputs, self._slab, num_prefill_tokens, layer_done)
-        hidden, delta = self._model.forward(inputs.token_ids, attend)
+        hidden = self._model.forward(inputs.token_ids, attend)
         if inputs.shape.samples == 0:
             return None
         if num_prefill_tokens:  # decodes are sampled each, in order
-            hidden, delta = (t.index_select(0, inputs.sample_rows) for t in (hidden, delta))
-        logits = self._model.logits(hidden, delta, logits_out)
+            hidden = hidden.index_select(0, inputs.sample_rows)
+        logits = self._model.logits(hidden, logits_out)
         sample(logits, inputs.temperatures, inputs.seeds, inputs.output_positions, self._partial, self._sampled)
         return logits
 

@@ -28,6 +28,7 @@ from engine.weights import Weights
 from kvtransfer.layout import SlabLayout
 
 TRITON_HEAD_DIMS = (16, 32, 64, 128)  # a kernel's tiles are powers of two
+_AUTO_KV_BYTES = 512 << 20  # where nothing is measured: on a CPU it is taken when it is first used
 
 
 class ModelRunner:
@@ -45,14 +46,14 @@ class ModelRunner:
     @torch.inference_mode()
     def submit(self, batch: Batch, layer_done: LayerDone | None = None) -> StepDone:
         """Runs the batch to its end."""
-        hidden, delta = self._forward(batch, layer_done)
+        hidden = self._forward(batch, layer_done)
         sampled = [item.sequence for item in batch.items if item.sample]
         if not sampled:
             return StepDone([])
-        rows = self._sample_rows(batch)
-        return StepDone(self._sampler.sample(self._model.logits(hidden[rows], delta[rows]), sampled))
+        logits = self._model.logits(hidden[self._sample_rows(batch)])
+        return StepDone(self._sampler.sample(logits, sampled))
 
-    def _forward(self, batch: Batch, layer_done: LayerDone | None) -> tuple[Tensor, Tensor]:
+    def _forward(self, batch: Batch, layer_done: LayerDone | None) -> Tensor:
         token_ids = itertools.chain.from_iterable(
             item.sequence.token_ids[item.start : item.end] for item in batch.items
         )
@@ -75,7 +76,8 @@ class ModelRunner:
 
 
 def slab_layout(files: ModelFiles, config: EngineConfig) -> SlabLayout:
-    """The KV slab that `engine.kv_memory` has room for. Raises ConfigError when that is not one block."""
+    """The KV slab that `engine.kv_memory` has room for, where memory is not measured. Raises ConfigError when that is
+    not one block."""
     model = files.config
     device = resolve_device(config)
     one_block = SlabLayout(
@@ -84,9 +86,9 @@ def slab_layout(files: ModelFiles, config: EngineConfig) -> SlabLayout:
         num_kv_heads=model.num_kv_heads,
         block_size=config.block_size,
         head_dim=model.head_dim,
-        dtype=_dtype_name(model.dtype, config, device),
+        dtype=dtype_name(model.dtype, config, device),
     )
-    memory = parse_bytes(config.kv_memory, "engine.kv_memory")
+    memory = _AUTO_KV_BYTES if is_auto(config.kv_memory) else parse_bytes(config.kv_memory, "engine.kv_memory")
     if memory < one_block.nbytes:
         problem = f"{config.kv_memory} is less than one KV block of {files.name}, {one_block.nbytes} bytes"
         raise ConfigError("engine.kv_memory", problem)
@@ -94,30 +96,14 @@ def slab_layout(files: ModelFiles, config: EngineConfig) -> SlabLayout:
 
 
 def build_runner(files: ModelFiles, config: EngineConfig, slab: Tensor) -> Runner:
-    """Loads the model onto the slab's device, in the slab's dtype. Raises ModelError, ConfigError.
+    """Loads the model onto the slab's device, in the slab's dtype, for attention in plain torch. Raises ModelError.
 
     `config.threads` above 0 sets torch's CPU threads for the whole process.
     """
     if config.threads:
         torch.set_num_threads(config.threads)
     _, num_blocks, num_kv_heads, _, block_size, head_dim = slab.shape
-    attention = resolve_attention(config, files.config, slab.device, slab.dtype)
     weights = Weights(files.folder, slab.device, slab.dtype)
-    if attention != "torch":
-        from engine.cuda_build import build_cuda_runner  # here: Triton is installed only where there is a GPU
-
-        runner = build_cuda_runner(
-            files.config,
-            weights,
-            slab,
-            files.eos_token_ids,
-            max_batch_tokens=config.max_batch_tokens,
-            max_running=config.max_running,
-            max_model_len=min(files.max_position, config.max_model_len or files.max_position),
-            flash=attention == "flash",
-        )
-        runner.capture()
-        return runner
     name = str(slab.dtype).removeprefix("torch.")
     layout = SlabLayout(files.config.num_layers, num_blocks, num_kv_heads, block_size, head_dim, name)
     model = MODELS[files.config.architecture](files.config, weights, TorchOperations())
@@ -147,7 +133,11 @@ def resolve_device(config: EngineConfig) -> torch.device:
     return torch.device("cuda" if available and config.device != "cpu" else "cpu")
 
 
-def _dtype_name(published: str, config: EngineConfig, device: torch.device) -> str:
+def is_auto(kv_memory: str) -> bool:
+    return kv_memory.strip() == "auto"
+
+
+def dtype_name(published: str, config: EngineConfig, device: torch.device) -> str:
     if config.dtype != "auto":
         return config.dtype
     return "float32" if device.type == "cpu" else published

@@ -13,11 +13,12 @@ from engine.model_config import Llama3RopeScaling, ModelConfig
 
 class RotaryEmbedding:
     def __init__(self, config: ModelConfig, device: torch.device) -> None:
-        exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device=device) / config.head_dim
+        # On the CPU, wherever they go: at a position in the thousands the last bit of a frequency counts.
+        exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
         frequencies = 1.0 / config.rope_theta**exponents
         if config.rope_scaling is not None:
             frequencies = _llama3_scaled(frequencies, config.rope_scaling)
-        self._frequencies = frequencies  # [head_dim / 2], radians per position
+        self._frequencies = frequencies.to(device)  # [head_dim / 2], radians per position
 
     def angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Cosines and signed sines [num_tokens, 1, head_dim] of [num_tokens] positions, for `rotate`."""

@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 
 from engine.batch import Batch, ScheduledSequence
-from engine.kernels.decode_attention import DecodePlan, plan_pieces
+from engine.kernels.decode_attention import DecodePlan, num_programs, plan_pieces
 from engine.kernels.prefill_attention import PrefillPlan, plan_tiles
 from engine.sequence import PENDING, Sequence
 
 _ALIGNMENT = 32  # words: kernels are compiled once, for pointers that are aligned to 16 bytes
 _HOST_BUFFERS = 3
+_SAMPLE_STEP = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,8 @@ class StepShape:
 
     tokens: int
     rows: int  # decodes
-    pieces: int  # of their contexts
+    programs: int  # of decode attention, under each KV head
+    pieces: int  # at most, of the decodes' contexts
     chunks: int  # prompt chunks
     tiles: int  # of their queries
     samples: int
@@ -46,7 +48,8 @@ class StepShape:
             "temperatures": (self.samples, 0),
             "output_positions": (self.samples, 0),
             "seeds": (2 * self.samples, 0),
-            "piece_row": (self.pieces, -1),
+            "program_first": (self.programs + 1 if self.rows else 0, 0),
+            "piece_row": (self.pieces, 0),
             "piece_start": (self.pieces, 0),
             "piece_end": (self.pieces, 0),
             "first_piece": (self.rows, 0),
@@ -108,17 +111,18 @@ class StepBuffer:
         max_tokens: int,
         table_words: int,
         block_size: int,
-        extra_pieces: int,
+        programs_at_once: int,
         query_tile: int,
         with_page_table: bool,
         device: torch.device,
     ) -> None:
         """`table_words`: room for the block tables of one step, all sequences together."""
+        self._max_tokens = max_tokens
         self._block_size = block_size
-        self._extra_pieces = extra_pieces
+        self._programs_at_once = programs_at_once
         self._query_tile = query_tile
         self._with_page_table = with_page_table
-        words = 24 * (max_tokens + extra_pieces + 32 * _ALIGNMENT) + table_words * (2 if with_page_table else 1)
+        words = 24 * (max_tokens + programs_at_once + 32 * _ALIGNMENT) + table_words * (2 if with_page_table else 1)
         self._device = torch.zeros(words, dtype=torch.int32, device=device)
         pinned = device.type == "cuda"
         hosts = [torch.zeros(words, dtype=torch.int32, pin_memory=pinned) for _ in range(_HOST_BUFFERS)]
@@ -132,17 +136,23 @@ class StepBuffer:
         return StepShape(
             tokens=batch.num_tokens,
             rows=rows,
-            pieces=rows + self._extra_pieces if rows else 0,
+            programs=num_programs(rows, self._programs_at_once) if rows else 0,
+            pieces=rows + self._programs_at_once if rows else 0,
             chunks=chunks,
             tiles=int((-(-lengths // self._query_tile)).sum()),
-            samples=sum(item.sample for item in batch.items),
+            samples=self._padded_samples(sum(item.sample for item in batch.items)),
             pages=pages,
             longest_chunk=int(lengths.max()) if chunks else 0,
         )
 
+    def _padded_samples(self, samples: int) -> int:
+        """As many as the graphs have: cuBLAS loads a kernel for another size when it is first wanted, and all wait."""
+        return min(-(-samples // _SAMPLE_STEP) * _SAMPLE_STEP, self._max_tokens)
+
     def decode_shape(self, rows: int) -> StepShape:
         """Of a graph for that many decodes."""
-        return StepShape(rows, rows, rows + self._extra_pieces, 0, 0, rows)
+        at_once = self._programs_at_once
+        return StepShape(rows, rows, num_programs(rows, at_once), rows + at_once, 0, 0, rows)
 
     def view(self, shape: StepShape) -> StepInputs:
         layout = _layout(shape)
@@ -161,6 +171,7 @@ class StepBuffer:
             output_positions=at("output_positions"),
             seeds=at("seeds").view(-1, 2),
             decode=DecodePlan(
+                program_first=at("program_first"),
                 piece_row=at("piece_row"),
                 piece_start=at("piece_start"),
                 piece_end=at("piece_end"),
@@ -224,7 +235,8 @@ class StepBuffer:
         self._put_samples(put, items, begins + counts - 1)
         num_chunks = len(batch.prefill)
         if batch.decode:
-            pieces = plan_pieces(starts[num_chunks:] + 1, self._extra_pieces)
+            pieces = plan_pieces(starts[num_chunks:] + 1, shape.rows, self._programs_at_once)
+            put("program_first", pieces.program_first)
             put("piece_row", pieces.row)
             put("piece_start", pieces.start)
             put("piece_end", pieces.end)

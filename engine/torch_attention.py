@@ -76,6 +76,11 @@ class TorchAttention:
         rows.index_copy_(0, metadata.key_rows + self._block_size, values.reshape(-1, self._head_dim))
         return queries
 
+    def store_and_decode(
+        self, qkv: Tensor, norms: HeadNorms | None, layer_cache: Tensor, metadata: TorchMetadata
+    ) -> Tensor:
+        return self.decode(self.store(qkv, norms, layer_cache, metadata), layer_cache, metadata)
+
     def prefill(self, queries: Tensor, layer_cache: Tensor, metadata: TorchMetadata) -> Tensor:
         done, outputs = 0, []
         for span in metadata.prefill:

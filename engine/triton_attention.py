@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from engine.attention import HeadNorms
-from engine.kernels.decode_attention import DecodeScratch, decode_attention
+from engine.kernels.decode_attention import FEW_ROWS, DecodeScratch, Rotation, decode_attention
 from engine.kernels.prefill_attention import prefill_attention
 from engine.kernels.rotate_store import rotate_store
 from engine.step_inputs import StepInputs
@@ -16,6 +16,7 @@ class TritonAttention:
 
     def __init__(self, angles: Tensor, scratch: DecodeScratch) -> None:
         """`angles`: RotaryEmbedding.table for every position that a sequence can have."""
+        self.num_positions = len(angles)
         self._angles = angles
         self._scratch = scratch
 
@@ -24,6 +25,15 @@ class TritonAttention:
         return rotate_store(
             qkv, layer_cache, metadata.slots, metadata.positions, self._angles, query_norm, key_norm, eps
         )
+
+    def store_and_decode(
+        self, qkv: Tensor, norms: HeadNorms | None, layer_cache: Tensor, metadata: StepInputs
+    ) -> Tensor:
+        if len(qkv) > FEW_ROWS:
+            return self.decode(self.store(qkv, norms, layer_cache, metadata), layer_cache, metadata)
+        query_norm, key_norm, eps = (None, None, 0.0) if norms is None else (norms.query, norms.key, norms.eps)
+        rotation = Rotation(metadata.slots, metadata.positions, self._angles, query_norm, key_norm, eps)
+        return decode_attention(qkv, layer_cache, metadata.decode, self._scratch, rotation)
 
     def prefill(self, queries: Tensor, layer_cache: Tensor, metadata: StepInputs) -> Tensor:
         return prefill_attention(queries, layer_cache, metadata.prefill)

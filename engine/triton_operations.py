@@ -1,10 +1,16 @@
-"""The model's elementwise work as fused Triton kernels: on a GPU, and in Triton's interpreter in tests."""
+"""The model's work around attention as fused Triton kernels: on a GPU, and in Triton's interpreter in tests.
 
+The matrix products of one or two rows are Triton's too, with all that surrounds them inside; beyond, cuBLAS is better.
+"""
+
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from engine.kernels.embedding import embed
-from engine.kernels.rms_norm import add_rms_norm
+from engine.kernels.rms_norm import rms_norm
 from engine.kernels.silu_mul import silu_mul
+from engine.kernels.small_linear import is_small, small_linear
 
 
 class TritonOperations:
@@ -17,8 +23,20 @@ class TritonOperations:
     def embed(self, token_ids: Tensor, table: Tensor) -> Tensor:
         return embed(token_ids, self._sampled, table)
 
-    def add_norm(self, hidden: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
-        return add_rms_norm(hidden, delta, weight, eps)
+    def norm_linear(
+        self, hidden: Tensor, norm: Tensor, eps: float, weight: Tensor, out: Tensor | None = None
+    ) -> Tensor:
+        if is_small(hidden):
+            return small_linear(hidden, weight, norm=norm, eps=eps, out=out)
+        return torch.mm(rms_norm(hidden, norm, eps), weight.t(), out=out)
 
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
-        return silu_mul(gate_up)
+    def norm_gated_linear(self, hidden: Tensor, norm: Tensor, eps: float, gate_up: Tensor) -> Tensor:
+        if is_small(hidden):
+            return small_linear(hidden, gate_up, norm=norm, eps=eps, gated=True)
+        return silu_mul(F.linear(rms_norm(hidden, norm, eps), gate_up))
+
+    def add_linear(self, hidden: Tensor, x: Tensor, weight: Tensor) -> None:
+        if is_small(x):
+            small_linear(x, weight, add_to=hidden)
+        else:
+            hidden.addmm_(x, weight.t())

@@ -7,17 +7,23 @@ little-endian header length, a JSON header `name -> {dtype, shape, data_offsets}
 import itertools
 import json
 import math
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import structlog
 import torch
 from torch import Tensor
 
 from baton.errors import ModelError
 from engine.model_files import weight_files
 from kvtransfer.device_memory import DeviceMemory, padded_bytes
+
+_PROGRESS_INTERVAL_S = 2.0
+
+log = structlog.get_logger()
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -80,6 +86,8 @@ class Weights:
         self._entries: dict[str, _Entry] = {}
         for path in weight_files(folder):
             self._entries |= _map(path)
+        self._loaded_bytes = 0
+        self._told_s = time.monotonic()
         self._memory: DeviceMemory | None = None  # the CPU computes on the mapped files themselves
         if device.type != "cpu":
             sizes = (math.prod(entry.shape) * dtype.itemsize for entry in self._entries.values())
@@ -98,6 +106,7 @@ class Weights:
             fused = self._memory.tensor((rows, *first.shape[1:]), self._dtype)
             for part, entry in zip(torch.split(fused, [entry.shape[0] for entry in entries]), entries, strict=True):
                 part.copy_(self._load(entry))
+            self._tell(fused.nbytes, self._memory.nbytes)
             return fused
         if all(entry.follows(before) for before, entry in itertools.pairwise(entries)):
             return self._load(_Entry(first.data, first.dtype, (rows, *first.shape[1:]), first.start, last.end)).to(
@@ -122,6 +131,13 @@ class Weights:
         if entry.shape != shape:
             raise ModelError(self._model, f"tensor {name} has shape {list(entry.shape)}, expected {list(shape)}")
         return entry
+
+    def _tell(self, nbytes: int, total: int) -> None:
+        """Progress, now and then: what a folder of many GB takes on its way to a GPU."""
+        self._loaded_bytes += nbytes
+        if time.monotonic() - self._told_s >= _PROGRESS_INTERVAL_S:
+            self._told_s = time.monotonic()
+            log.info("loading weights", model=self._model, mib=self._loaded_bytes >> 20, of_mib=total >> 20)
 
     def _load(self, entry: _Entry) -> Tensor:
         data = entry.data[entry.start : entry.end]

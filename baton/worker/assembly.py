@@ -61,18 +61,16 @@ def build_engine(config: ServingConfig) -> EngineAssembly:
 
 def _model_engine(files: ModelFiles, config: ServingConfig) -> EngineAssembly:
     # Here, because torch takes seconds and a mock needs none of it.
-    from engine.model_runner import build_runner, resolve_device, slab_layout
-    from kvtransfer.device_memory import DeviceSlab
+    from engine.loaded_model import load_model
 
-    layout = slab_layout(files, config.engine)
-    device = resolve_device(config.engine)
-    slab: Slab = MemfdSlab(layout) if device.type == "cpu" else DeviceSlab(layout, device)
-    runner = build_runner(files, msgspec.structs.replace(config.engine, threads=_threads(config)), slab.tensor)
+    loaded = load_model(files, msgspec.structs.replace(config.engine, threads=_threads(config)))
+    slab = loaded.slab
 
     def zero_tail(layer: int, block: int, used: int) -> None:
         slab.tensor[layer, block, :, :, used:] = 0
 
-    engine = Engine(runner, BlockManager(layout.num_blocks, layout.block_size), **_limits(files, config))
+    manager = BlockManager(slab.layout.num_blocks, slab.layout.block_size)
+    engine = Engine(loaded.runner, manager, **_limits(files, config))
     return _assembled(files, config, engine, slab, zero_tail, EngineLoop)
 
 

@@ -1,8 +1,11 @@
 """Attention of one query per sequence over the paged cache, split along the context so that few long sequences fill the
-chip as well as many short ones (flash-decoding).
+chip as well as many short ones (flash-decoding, with the even shares of stream-K). Norm, rotation and the new token's
+way into the cache (engine/kernels/rotate_store.py) can go into the same launch, which pays for few sequences.
 
-The host cuts the contexts into pieces (`plan_pieces`); the grid is fixed and programs without a piece end at once, so
-the launch can be captured in a CUDA graph. The last program to finish a sequence's head merges its pieces.
+The host cuts the contexts into pieces and deals them out to a fixed number of programs (`plan_pieces`), so the launch
+can be captured in a CUDA graph. A few sequences go in equal shares to as many programs as run at once; of many, each
+piece has its program, and the multiprocessors take them in turn, the longest first. The last program to finish a
+sequence's head merges its pieces.
 """
 
 import math
@@ -13,18 +16,25 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from engine.kernels.dependent_launch import dependent_launch
 
 # What benchmarks/kernel_speed.py found best on an H200.
 TILE = 64  # tokens that a program loads at once; pieces begin at multiples of it
-NUM_WARPS = 4
+NUM_WARPS = 2
 NUM_STAGES = 3
+FEW_ROWS = 32
 _MIN_ROWS = 16  # of a tl.dot: the query heads of a KV head are padded to it
+_PARTS_AT_ONCE = 64  # heads times pieces that a merge holds in registers
 
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """int32 arrays. Pieces of one row are neighbours; row r owns `count[r]` of them from `first[r]` on."""
+    """int32 arrays. Program p works on pieces [program_first[p], program_first[p + 1]); row r consists of `count[r]`
+    pieces from `first[r]` on."""
 
+    program_first: np.ndarray  # [programs + 1]
     row: np.ndarray  # [pieces]
     start: np.ndarray  # [pieces], first token
     end: np.ndarray  # [pieces]
@@ -32,19 +42,61 @@ class Pieces:
     count: np.ndarray  # [rows]
 
 
-def plan_pieces(lengths: np.ndarray, extra: int) -> Pieces:
-    """Cuts contexts of `lengths` tokens into pieces of about equal length, at most len(lengths) + extra of them."""
-    piece = max(1, -(-int(lengths.sum()) // max(extra, 1)))
-    count = -(-lengths // piece)
+def num_programs(rows: int, at_once: int) -> int:
+    """Programs for so many rows on a device that runs `at_once` under each KV head."""
+    return at_once if rows <= FEW_ROWS else rows + at_once
+
+
+def plan_pieces(lengths: np.ndarray, rows: int, at_once: int) -> Pieces:
+    """For contexts of `lengths` tokens, all positive, in a launch for `rows`. At most rows + at_once pieces."""
+    if rows <= FEW_ROWS:
+        return equal_shares(lengths, at_once)
+    return longest_first(lengths, at_once, num_programs(rows, at_once))
+
+
+def equal_shares(lengths: np.ndarray, programs: int) -> Pieces:
+    """The same number of tiles for each program. There are fewer than len(lengths) + programs pieces."""
+    tiles = -(-lengths // TILE)
+    row_first = np.cumsum(tiles) - tiles
+    total = int(tiles.sum())
+    share = -(-total // programs)
+    begin = np.union1d(row_first, np.arange(0, total, share))
+    stop = np.append(begin[1:], total)
+    row = np.searchsorted(row_first, begin, side="right") - 1
+    count = np.bincount(row, minlength=len(lengths))
+    arrays = (
+        np.searchsorted(begin, np.arange(programs + 1) * share),
+        row,
+        (begin - row_first[row]) * TILE,
+        np.minimum((stop - row_first[row]) * TILE, lengths[row]),
+        np.cumsum(count) - count,
+        count,
+    )
+    return Pieces(*(array.astype(np.int32) for array in arrays))
+
+
+def longest_first(lengths: np.ndarray, extra: int, programs: int) -> Pieces:
+    """A program for each piece; no context is cut that is not far longer than the others, and there are at most
+    len(lengths) + extra pieces."""
+    size = max(1, -(-int(lengths.sum()) // extra))
+    count = -(-lengths // size)
     size = -(-lengths // count)
     size = -(-size // TILE) * TILE
     count = -(-lengths // size)
-    first = np.cumsum(count) - count
-    row = np.repeat(np.arange(len(lengths)), count)
+    order = np.argsort(-np.minimum(size, lengths), kind="stable")
+    first = np.empty_like(count)
+    first[order] = np.cumsum(count[order]) - count[order]
+    row = np.repeat(order, count[order])
     start = (np.arange(len(row)) - first[row]) * size[row]
-    end = np.minimum(start + size[row], lengths[row])
-    assert len(row) <= len(lengths) + extra
-    return Pieces(*(array.astype(np.int32) for array in (row, start, end, first, count)))
+    arrays = (
+        np.minimum(np.arange(programs + 1), len(row)),
+        row,
+        start,
+        np.minimum(start + size[row], lengths[row]),
+        first,
+        count,
+    )
+    return Pieces(*(array.astype(np.int32) for array in arrays))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +109,9 @@ class DecodeScratch:
 
     @classmethod
     def allocate(
-        cls, max_rows: int, extra: int, heads: int, kv_heads: int, head_dim: int, device: torch.device
+        cls, max_rows: int, at_once: int, heads: int, kv_heads: int, head_dim: int, device: torch.device
     ) -> "DecodeScratch":
-        pieces = max_rows + extra
+        pieces = max_rows + at_once
         return cls(
             torch.empty(pieces, heads, head_dim, dtype=torch.float32, device=device),
             torch.empty(pieces, heads, dtype=torch.float32, device=device),
@@ -69,34 +121,56 @@ class DecodeScratch:
 
 @dataclass(frozen=True, slots=True)
 class DecodePlan:
-    """What the launches of one step share: int32 on the device."""
+    """What the launches of one step share: int32 on the device. See `Pieces`."""
 
-    piece_row: Tensor  # [grid]; negative: no piece
-    piece_start: Tensor  # [grid]
-    piece_end: Tensor  # [grid]
+    program_first: Tensor  # [programs + 1]
+    piece_row: Tensor  # [pieces]
+    piece_start: Tensor  # [pieces]
+    piece_end: Tensor  # [pieces]
     first_piece: Tensor  # [rows]
     num_pieces: Tensor  # [rows]
     table_start: Tensor  # [rows], where a row's block table begins in `tables`
     tables: Tensor  # block ids of all rows, one after the other
 
 
-def decode_attention(queries: Tensor, layer_cache: Tensor, plan: DecodePlan, scratch: DecodeScratch) -> Tensor:
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """What `rotate_store` takes, for decodes whose heads are not rotated and stored yet."""
+
+    slots: Tensor  # int32 [rows]
+    positions: Tensor  # int32 [rows]
+    table: Tensor  # float32 [positions, head_dim]
+    query_norm: Tensor | None  # [head_dim]; both or none
+    key_norm: Tensor | None
+    eps: float
+
+
+def decode_attention(
+    queries: Tensor, layer_cache: Tensor, plan: DecodePlan, scratch: DecodeScratch, rotation: Rotation | None = None
+) -> Tensor:
     """[rows, heads, head_dim] like `queries`, whose last two dimensions are contiguous.
 
-    layer_cache: [blocks, kv_heads, 2, block_size, head_dim]. Rows without a piece come back undefined.
+    layer_cache: [blocks, kv_heads, 2, block_size, head_dim]. Rows without a piece come back undefined. With `rotation`,
+    `queries` are followed by keys and values, [rows, heads + 2 * kv_heads, head_dim], which are stored.
     """
     rows, heads, head_dim = queries.shape
     _, kv_heads, _, block_size, _ = layer_cache.shape
+    if rotation is not None:
+        heads -= 2 * kv_heads
     group = heads // kv_heads
+    padded_group = triton.next_power_of_2(group)
     out = torch.empty(rows, heads, head_dim, dtype=queries.dtype, device=queries.device)
     wide = queries.dtype == torch.float32
-    _decode[(len(plan.piece_row), kv_heads)](
+    overlap = dependent_launch(queries)
+    unused = plan.tables
+    _decode[(kv_heads, len(plan.program_first) - 1)](
         queries,
         layer_cache,
         out,
         scratch.mixed,
         scratch.log_sums,
         scratch.arrived,
+        plan.program_first,
         plan.piece_row,
         plan.piece_start,
         plan.piece_end,
@@ -104,17 +178,29 @@ def decode_attention(queries: Tensor, layer_cache: Tensor, plan: DecodePlan, scr
         plan.num_pieces,
         plan.table_start,
         plan.tables,
+        unused if rotation is None else rotation.slots,
+        unused if rotation is None else rotation.positions,
+        unused if rotation is None else rotation.table,
+        unused if rotation is None or rotation.query_norm is None else rotation.query_norm,
+        unused if rotation is None or rotation.key_norm is None else rotation.key_norm,
+        0.0 if rotation is None else rotation.eps,
         queries.stride(0),
         math.log2(math.e) / head_dim**0.5,
         KV_HEADS=kv_heads,
         GROUP=group,
-        ROWS=max(_MIN_ROWS, triton.next_power_of_2(group)),
+        PADDED_GROUP=padded_group,
+        ROWS=max(_MIN_ROWS, padded_group),
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
         TILE=TILE,
+        PIECES_AT_ONCE=max(1, _PARTS_AT_ONCE // padded_group),
+        ROTATE=rotation is not None,
+        NORMS=rotation is not None and rotation.query_norm is not None,
         PRECISION="ieee" if wide else "tf32",
+        OVERLAP=overlap,
         num_warps=NUM_WARPS,
         num_stages=1 if wide else NUM_STAGES,
+        launch_pdl=overlap,
     )
     return out
 
@@ -142,6 +228,7 @@ def _decode(
     mixed,
     log_sums,
     arrived,
+    program_first,
     piece_row,
     piece_start,
     piece_end,
@@ -149,41 +236,84 @@ def _decode(
     num_pieces,
     table_start,
     tables,
+    slots,
+    positions,
+    angles,
+    query_norm,
+    key_norm,
+    eps,
     query_stride,
     scale,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
+    PADDED_GROUP: tl.constexpr,
     ROWS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
+    PIECES_AT_ONCE: tl.constexpr,
+    ROTATE: tl.constexpr,
+    NORMS: tl.constexpr,
     PRECISION: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
-    """A program is one piece under one KV head, for all query heads of it."""
-    piece = tl.program_id(0)
-    kv_head = tl.program_id(1)
-    row = tl.load(piece_row + piece)
-    if row >= 0:
+    """A program is one share of the contexts under one KV head, for all query heads of it."""
+    if OVERLAP:
+        gdc_launch_dependents()
+    kv_head = tl.program_id(0)
+    program = tl.program_id(1)
+    begin = tl.load(program_first + program)
+    stop = tl.load(program_first + program + 1)
+    members = tl.arange(0, ROWS)
+    dims = tl.arange(0, HEAD_DIM)
+    places = tl.arange(0, TILE)
+    is_member = (members < GROUP)[:, None]
+    heads = kv_head * GROUP + members
+    at = heads[:, None] * HEAD_DIM + dims[None, :]
+    if OVERLAP:
+        if TILE <= BLOCK_SIZE and begin < stop:
+            first = tl.load(piece_start + begin)
+            block = tl.load(tables + tl.load(table_start + tl.load(piece_row + begin)) + first // BLOCK_SIZE)
+            tile = cache + (block.to(tl.int64) * KV_HEADS + kv_head) * (2 * BLOCK_SIZE * HEAD_DIM)
+            tile += first % BLOCK_SIZE * HEAD_DIM
+            _fetch(tile, TILE * HEAD_DIM)
+            _fetch(tile + BLOCK_SIZE * HEAD_DIM, TILE * HEAD_DIM)
+        gdc_wait()
+    for piece in range(begin, stop):
+        row = tl.load(piece_row + piece)
         start = tl.load(piece_start + piece)
         end = tl.load(piece_end + piece)
+        pieces = tl.load(num_pieces + row)
         table = tables + tl.load(table_start + row)
-        members = tl.arange(0, ROWS)
-        dims = tl.arange(0, HEAD_DIM)
-        slots = tl.arange(0, TILE)
-        is_member = (members < GROUP)[:, None]
-        heads = kv_head * GROUP + members
-        at = heads[:, None] * HEAD_DIM + dims[None, :]
-        query = tl.load(queries + row.to(tl.int64) * query_stride + at, mask=is_member, other=0.0)
+        heads_of_row = queries + row.to(tl.int64) * query_stride
+        if ROTATE:
+            angle = angles + tl.load(positions + row).to(tl.int64) * HEAD_DIM
+            query = _rotated(
+                heads_of_row + heads[:, None] * HEAD_DIM, is_member, angle, query_norm, eps, HEAD_DIM, NORMS
+            )
+            query = query.to(cache.dtype.element_ty)
+            if end > tl.load(positions + row):  # the newest token is in this piece
+                slot = tl.load(slots + row).to(tl.int64)
+                new = heads_of_row + (KV_HEADS * GROUP + kv_head + tl.arange(0, 1)[:, None]) * HEAD_DIM
+                key = _rotated(new, tl.arange(0, 1)[:, None] == 0, angle, key_norm, eps, HEAD_DIM, NORMS)
+                value = tl.load(new + KV_HEADS * HEAD_DIM + dims[None, :])
+                to = (slot // BLOCK_SIZE * KV_HEADS + kv_head) * (2 * BLOCK_SIZE) + slot % BLOCK_SIZE
+                to = cache + to * HEAD_DIM + dims[None, :]
+                tl.store(to, key.to(cache.dtype.element_ty))
+                tl.store(to + BLOCK_SIZE * HEAD_DIM, value)
+                tl.debug_barrier()  # read below by other threads
+        else:
+            query = tl.load(heads_of_row + at, mask=is_member, other=0.0)
         best = tl.full((ROWS,), float("-inf"), tl.float32)
         total = tl.zeros((ROWS,), tl.float32)
         result = tl.zeros((ROWS, HEAD_DIM), tl.float32)
         for first in tl.range(start, end, TILE):
-            tokens = first + slots
+            tokens = first + places
             valid = tokens < end
             if TILE <= BLOCK_SIZE:  # tiles do not cross blocks: one block id for all of it
                 block = tl.load(table + first // BLOCK_SIZE).to(tl.int64)
                 base = (block * KV_HEADS + kv_head) * (2 * BLOCK_SIZE * HEAD_DIM)
-                offsets = base + (first % BLOCK_SIZE + slots) * HEAD_DIM
+                offsets = base + (first % BLOCK_SIZE + places) * HEAD_DIM
             else:
                 blocks = tl.load(table + tokens // BLOCK_SIZE, mask=valid, other=0).to(tl.int64)
                 bases = (blocks * KV_HEADS + kv_head) * (2 * BLOCK_SIZE * HEAD_DIM)
@@ -201,9 +331,8 @@ def _decode(
             result = tl.dot(weights.to(values.dtype), values, result, input_precision=PRECISION)
             best = new_best
         result = result / total[:, None]
-        out_at = out + row.to(tl.int64) * (KV_HEADS * GROUP * HEAD_DIM) + at
-        pieces = tl.load(num_pieces + row)
         if pieces == 1:
+            out_at = out + row.to(tl.int64) * (KV_HEADS * GROUP * HEAD_DIM) + at
             tl.store(out_at, result.to(out.dtype.element_ty), mask=is_member)
         else:
             num_heads: tl.constexpr = KV_HEADS * GROUP
@@ -214,30 +343,74 @@ def _decode(
             if before == pieces - 1:
                 tl.store(arrived + row * KV_HEADS + kv_head, 0)
                 origin = tl.load(first_piece + row)
-                for member in tl.static_range(GROUP):
-                    _merge(mixed, log_sums, out, row, kv_head * GROUP + member, origin, pieces, num_heads, HEAD_DIM)
+                _merge(
+                    mixed, log_sums, out, row, kv_head, origin, pieces,
+                    KV_HEADS, GROUP, PADDED_GROUP, HEAD_DIM, PIECES_AT_ONCE,
+                )  # fmt: skip
 
 
 @triton.jit
-def _merge(mixed, log_sums, out, row, head, origin, pieces, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr):
+def _rotated(start, mask, angle, norm, eps, HEAD_DIM: tl.constexpr, NORMS: tl.constexpr):
+    """Heads [n, HEAD_DIM], float32, after norm and rotation of each pair (i, i + HEAD_DIM / 2). start: of each head."""
+    half: tl.constexpr = HEAD_DIM // 2
+    dims = tl.arange(0, HEAD_DIM)[None, :]
+    partners = (dims + half) % HEAD_DIM
+    values = tl.load(start + dims, mask=mask, other=0.0).to(tl.float32)
+    others = tl.load(start + partners, mask=mask, other=0.0).to(tl.float32)
+    if NORMS:
+        scale = tl.rsqrt(tl.sum(values * values, axis=1) / HEAD_DIM + eps)[:, None]
+        values *= scale * tl.load(norm + dims).to(tl.float32)
+        others *= scale * tl.load(norm + partners).to(tl.float32)
+    cos = tl.load(angle + dims % half)
+    sin = tl.load(angle + half + dims % half)
+    return values * cos + others * tl.where(dims < half, -sin, sin)
+
+
+@triton.jit
+def _fetch(start, SIZE: tl.constexpr):
+    """Asks for SIZE elements to be brought into the L2 cache: into none that could hold on to stale ones."""
+    line: tl.constexpr = 128 // (start.dtype.element_ty.primitive_bitwidth // 8)
+    lines = start + tl.arange(0, SIZE // line) * line
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [lines], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
+def _merge(
+    mixed,
+    log_sums,
+    out,
+    row,
+    kv_head,
+    origin,
+    pieces,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    PADDED_GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+):
     """The pieces' results are read past the L1 cache: other multiprocessors wrote them."""
-    at_once: tl.constexpr = 16
+    num_heads: tl.constexpr = KV_HEADS * GROUP
     dims = tl.arange(0, HEAD_DIM)
-    best = float("-inf")
-    total = 0.0
-    result = tl.zeros((HEAD_DIM,), tl.float32)
-    for first in range(0, pieces, at_once):
-        index = first + tl.arange(0, at_once)
-        valid = index < pieces
-        at = (origin + index) * HEADS + head
+    members = tl.arange(0, PADDED_GROUP)
+    heads = kv_head * GROUP + tl.minimum(members, GROUP - 1)  # padding repeats the last one
+    best = tl.full((PADDED_GROUP,), float("-inf"), tl.float32)
+    total = tl.zeros((PADDED_GROUP,), tl.float32)
+    result = tl.zeros((PADDED_GROUP, HEAD_DIM), tl.float32)
+    for first in range(0, pieces, AT_ONCE):
+        index = first + tl.arange(0, AT_ONCE)
+        valid = (index < pieces)[:, None]
+        at = (origin + index)[:, None] * num_heads + heads[None, :]
+        at_parts = mixed + at[:, :, None] * HEAD_DIM + dims[None, None, :]
+        parts = tl.load(at_parts, mask=valid[:, :, None], other=0.0, cache_modifier=".cg")
         log_sum = tl.load(log_sums + at, mask=valid, other=float("-inf"), cache_modifier=".cg")
-        at_parts = mixed + at[:, None] * HEAD_DIM + dims[None, :]
-        parts = tl.load(at_parts, mask=valid[:, None], other=0.0, cache_modifier=".cg")
         new_best = tl.maximum(best, tl.max(log_sum, axis=0))
         shrink = tl.exp2(best - new_best)
-        weights = tl.exp2(log_sum - new_best)
-        result = result * shrink + tl.sum(parts * weights[:, None], axis=0)
+        weights = tl.exp2(log_sum - new_best[None, :])
+        result = result * shrink[:, None] + tl.sum(parts * weights[:, :, None], axis=0)
         total = total * shrink + tl.sum(weights, axis=0)
         best = new_best
-    to = out + (row.to(tl.int64) * HEADS + head) * HEAD_DIM + dims
-    tl.store(to, (result / total).to(out.dtype.element_ty))
+    to = out + (row.to(tl.int64) * num_heads + heads[:, None]) * HEAD_DIM + dims[None, :]
+    tl.store(to, (result / total[:, None]).to(out.dtype.element_ty), mask=(members < GROUP)[:, None])

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 # Queries and keys per tile, warps, stages. float32 has no tensor cores here, and registers for fewer.
-HALF_TILES = (128, 64, 8, 3)
+HALF_TILES = (64, 64, 4, 3)
 FLOAT_TILES = (32, 32, 4, 1)
 
 

@@ -5,10 +5,15 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from engine.kernels.dependent_launch import dependent_launch
 from engine.rope import rotate
 
-_HEADS_AT_ONCE = 8
+HEADS_AT_ONCE = 8
+# What benchmarks/kernel_speed.py found best on an H200: few tokens want to be done soon, many want little per program.
+MANY_TOKENS = 2048
+WARPS_FOR_FEW, WARPS_FOR_MANY = 4, 1
 
 
 def rotate_store(
@@ -31,7 +36,8 @@ def rotate_store(
     tokens, total, head_dim = qkv.shape
     _, kv_heads, _, block_size, _ = layer_cache.shape
     heads = total - 2 * kv_heads
-    query_groups, key_groups = triton.cdiv(heads, _HEADS_AT_ONCE), triton.cdiv(kv_heads, _HEADS_AT_ONCE)
+    query_groups, key_groups = triton.cdiv(heads, HEADS_AT_ONCE), triton.cdiv(kv_heads, HEADS_AT_ONCE)
+    overlap = dependent_launch(qkv)
     _rotate_store[(tokens, query_groups + key_groups)](
         qkv,
         layer_cache,
@@ -46,10 +52,12 @@ def rotate_store(
         BLOCK_SIZE=block_size,
         HALF=head_dim // 2,
         HALF_PADDED=triton.next_power_of_2(head_dim // 2),
-        AT_ONCE=_HEADS_AT_ONCE,
+        AT_ONCE=HEADS_AT_ONCE,
         QUERY_GROUPS=query_groups,
         NORMS=query_norm is not None,
-        num_warps=2,
+        OVERLAP=overlap,
+        num_warps=WARPS_FOR_MANY if tokens >= MANY_TOKENS else WARPS_FOR_FEW,
+        launch_pdl=overlap,
     )
     return qkv[:, :heads]
 
@@ -97,8 +105,11 @@ def _rotate_store(
     AT_ONCE: tl.constexpr,
     QUERY_GROUPS: tl.constexpr,
     NORMS: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """A program is one token and up to AT_ONCE heads: of the queries, or of the keys together with their values."""
+    if OVERLAP:
+        gdc_launch_dependents()
     token = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1)
     dims = tl.arange(0, HALF_PADDED)[None, :]
@@ -106,6 +117,9 @@ def _rotate_store(
     position = tl.load(positions + token).to(tl.int64)
     cos = tl.load(table + position * (2 * HALF) + dims, mask=in_half, other=0.0)
     sin = tl.load(table + position * (2 * HALF) + HALF + dims, mask=in_half, other=0.0)
+    slot = tl.load(slots + token).to(tl.int64)
+    if OVERLAP:
+        gdc_wait()
     row = qkv + token * ((HEADS + 2 * KV_HEADS) * 2 * HALF)
     if group < QUERY_GROUPS:
         heads = group * AT_ONCE + tl.arange(0, AT_ONCE)[:, None]
@@ -115,7 +129,6 @@ def _rotate_store(
         tl.store(at, first.to(qkv.dtype.element_ty), mask=mask)
         tl.store(at + HALF, second.to(qkv.dtype.element_ty), mask=mask)
     else:
-        slot = tl.load(slots + token).to(tl.int64)
         if slot >= 0:
             heads = (group - QUERY_GROUPS) * AT_ONCE + tl.arange(0, AT_ONCE)[:, None]
             mask = (heads < KV_HEADS) & in_half

@@ -1,14 +1,11 @@
 """Llama (Touvron et al.) for a paged KV cache: tokens of all sequences of a step lie flat, [num_tokens, hidden].
 
-The model knows neither sequences nor blocks: `attend` stores the keys and values of a layer and attends to the cache.
-The residual stream is kept as a pair, `hidden` and the `delta` that the next norm adds to it in the same pass.
+The model knows neither sequences nor blocks: `attend` stores a layer's keys and values and attends to the cache.
 """
 
 from collections.abc import Callable
 from typing import ClassVar
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from engine.attention import HeadNorms
@@ -44,14 +41,14 @@ class LlamaLayer:
         )
         self.down = weights.take(f"{prefix}.mlp.down_proj.weight", hidden, mlp)
 
-    def forward(self, hidden: Tensor, delta: Tensor | None, attend: Attend) -> Tensor:
-        """The layer's own delta. `hidden` [num_tokens, hidden] grows in place by `delta` and by what attention adds."""
+    def forward(self, hidden: Tensor, attend: Attend) -> None:
+        """`hidden` [num_tokens, hidden], the residual stream, grows in place by what the layer adds."""
         config, operations = self.config, self.operations
-        normed = operations.add_norm(hidden, delta, self.input_norm, config.rms_norm_eps)
-        qkv = F.linear(normed, self.qkv).view(len(hidden), -1, config.head_dim)
-        mixed = F.linear(attend(self.index, qkv, self.head_norms).flatten(1), self.output)
-        normed = operations.add_norm(hidden, mixed, self.mlp_norm, config.rms_norm_eps)
-        return F.linear(operations.silu_mul(F.linear(normed, self.gate_up)), self.down)
+        qkv = operations.norm_linear(hidden, self.input_norm, config.rms_norm_eps, self.qkv)
+        mixed = attend(self.index, qkv.view(len(hidden), -1, config.head_dim), self.head_norms).flatten(1)
+        operations.add_linear(hidden, mixed, self.output)
+        activations = operations.norm_gated_linear(hidden, self.mlp_norm, config.rms_norm_eps, self.gate_up)
+        operations.add_linear(hidden, activations, self.down)
 
 
 class Llama:
@@ -73,16 +70,13 @@ class Llama:
             self.head = weights.take("lm_head.weight", config.vocab_size, config.hidden_size)
             weights.finish()
 
-    def forward(self, token_ids: Tensor, attend: Attend) -> tuple[Tensor, Tensor]:
-        """(hidden, delta), whose sum are the hidden states [num_tokens, hidden] of [num_tokens] tokens."""
+    def forward(self, token_ids: Tensor, attend: Attend) -> Tensor:
+        """[num_tokens] -> [num_tokens, hidden]"""
         hidden = self.operations.embed(token_ids, self.embeddings)
-        delta: Tensor | None = None
         for layer in self.layers:
-            delta = layer.forward(hidden, delta, attend)
-        assert delta is not None, "a model has layers"
-        return hidden, delta
+            layer.forward(hidden, attend)
+        return hidden
 
-    def logits(self, hidden: Tensor, delta: Tensor, out: Tensor | None = None) -> Tensor:
-        """[rows, hidden] twice, `hidden` grows by `delta` -> [rows, vocab], in `out` if there is one."""
-        normed = self.operations.add_norm(hidden, delta, self.norm, self.config.rms_norm_eps)
-        return torch.mm(normed, self.head.t(), out=out)
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """[rows, hidden] -> [rows, vocab], in `out` if there is one."""
+        return self.operations.norm_linear(hidden, self.norm, self.config.rms_norm_eps, self.head, out)

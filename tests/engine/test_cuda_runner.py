@@ -12,6 +12,7 @@ from engine.batch import Runner
 from engine.block_manager import BlockManager
 from engine.cuda_build import build_cuda_runner
 from engine.engine import Engine
+from engine.kernels import small_linear
 from engine.model_files import ModelFiles, resolve_model
 from engine.model_runner import build_runner
 from engine.sequence import Sequence
@@ -21,6 +22,14 @@ from tests.tiny_model import VOCAB_SIZE, write_tiny_model
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 NUM_BLOCKS, BLOCK_SIZE = 40, 16
 MAX_BATCH_TOKENS, MAX_RUNNING = 48, 6
+
+
+@pytest.fixture(autouse=True)
+def few_large_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter's time goes by programs, whatever their size."""
+    if DEVICE.type == "cpu":
+        monkeypatch.setattr(small_linear, "TILE", 1 << 16)
+        monkeypatch.setattr(small_linear, "MIN_PROGRAMS", 1)
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen3"])

@@ -11,8 +11,9 @@ import transformers
 from baton.config import EngineConfig
 from baton.errors import ConfigError, ModelError
 from engine.batch import Batch
+from engine.loaded_model import load_model
 from engine.model_files import ModelFiles, resolve_model
-from engine.model_runner import build_runner, resolve_device, slab_layout
+from engine.model_runner import resolve_device, slab_layout
 from tests.engine.runner_bench import STALE, RunnerBench
 from tests.tiny_model import VOCAB_SIZE, write_tiny_model
 
@@ -125,18 +126,25 @@ def test_the_slab_takes_the_memory_that_it_was_given(files: ModelFiles) -> None:
     layout = slab_layout(files, EngineConfig(device="cpu", kv_memory="1MiB", block_size=32))
     assert layout.shape == (4, 1024 * 1024 // (4 * 2 * 2 * 32 * 16 * 4), 2, 2, 32, 16)
     assert layout.dtype == "float32"
-    assert slab_layout(files, EngineConfig(device="cpu", dtype="bfloat16")).dtype == "bfloat16"
+    auto = slab_layout(files, EngineConfig(device="cpu", dtype="bfloat16", kv_memory="auto"))
+    assert (auto.dtype, auto.nbytes) == ("bfloat16", 512 << 20)
     with pytest.raises(ConfigError, match=r"1KiB is less than one KV block"):
         slab_layout(files, EngineConfig(device="cpu", kv_memory="1KiB"))
 
 
 def test_a_backend_or_device_that_is_not_there_is_refused(files: ModelFiles, monkeypatch: pytest.MonkeyPatch) -> None:
-    slab = torch.zeros(slab_layout(files, CONFIG).shape)
     with pytest.raises(ConfigError, match="'triton' is not available on cpu"):
-        build_runner(files, EngineConfig(device="cpu", attention="triton"), slab)
+        load_model(files, EngineConfig(device="cpu", attention="triton"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigError, match="cuda is not available"):
         resolve_device(EngineConfig(device="cuda"))
+
+
+def test_a_model_is_loaded_with_the_slab_that_its_configuration_gives(files: ModelFiles) -> None:
+    loaded = load_model(files, EngineConfig(device="cpu", kv_memory="1MiB"))
+    assert loaded.slab.layout.nbytes <= 1 << 20
+    assert loaded.runner.num_layers == files.config.num_layers
+    loaded.slab.close()
 
 
 def test_threads_are_set_when_the_configuration_names_them(files: ModelFiles) -> None:

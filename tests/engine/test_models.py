@@ -55,10 +55,10 @@ def run(model: Llama, token_ids: Tensor, chunks: list[int], block_size: int) -> 
         span = [Span(start, start + size, table)]
         prefill, decode = (span, []) if size > 1 else ([], span)
         step = StepAttention(attention, attention.prepare(prefill, decode), slab, size if size > 1 else 0, None)
-        hidden.append(sum(model.forward(token_ids[start : start + size], step)))
+        hidden.append(model.forward(token_ids[start : start + size], step))
         start += size
     assert start == len(token_ids)
-    return torch.cat(hidden), model.logits(torch.cat(hidden), torch.zeros_like(torch.cat(hidden)))
+    return torch.cat(hidden), model.logits(torch.cat(hidden))
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:

@@ -1,17 +1,58 @@
+import itertools
+
 import numpy as np
 import pytest
 import torch
 
 from engine.kernels.decode_attention import (
+    FEW_ROWS,
     TILE,
     DecodePlan,
     DecodeScratch,
+    Rotation,
     decode_attention,
     decode_attention_reference,
+    equal_shares,
+    longest_first,
+    num_programs,
     plan_pieces,
 )
+from engine.kernels.rotate_store import rotate_store_reference
 from tests.engine.kernels.device import DEVICE, DTYPES, TOLERANCE, random, relative_error
 from tests.engine.kernels.paged import PagedCache
+
+
+def make_plan(
+    paged: PagedCache,
+    lengths: list[int],
+    programs: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    padding: int,
+    one_each: bool = False,
+) -> tuple[DecodePlan, DecodeScratch]:
+    rows = len(lengths) + padding
+    pieces = longest_first(np.array(lengths), 2, programs) if one_each else equal_shares(np.array(lengths), programs)
+    tables, starts = paged.flat_tables()
+
+    def tensor(values: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(values).to(DEVICE)
+
+    plan = DecodePlan(
+        tensor(pieces.program_first),
+        tensor(pieces.row),
+        tensor(pieces.start),
+        tensor(pieces.end),
+        tensor(pieces.first),
+        tensor(pieces.count),
+        starts,
+        tables,
+    )
+    scratch = DecodeScratch.allocate(rows, programs, heads, kv_heads, head_dim, DEVICE)
+    scratch.mixed.fill_(float("nan"))
+    scratch.log_sums.fill_(float("nan"))
+    return plan, scratch
 
 
 def check(
@@ -22,31 +63,13 @@ def check(
     head_dim: int = 64,
     block_size: int = 16,
     dtype: torch.dtype = torch.float32,
-    extra: int = 0,
+    programs: int = 1,
     padding: int = 2,
+    one_each: bool = False,
 ) -> None:
     paged = PagedCache(lengths, kv_heads, block_size, head_dim, dtype)
     rows = len(lengths) + padding
-    pieces = plan_pieces(np.array(lengths), extra)
-    grid = np.full(rows + extra, -1, dtype=np.int32)
-    grid[: len(pieces.row)] = pieces.row
-    tables, starts = paged.flat_tables()
-
-    def tensor(values: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(values).to(DEVICE)
-
-    plan = DecodePlan(
-        tensor(grid),
-        tensor(pieces.start),
-        tensor(pieces.end),
-        tensor(pieces.first),
-        tensor(pieces.count),
-        starts,
-        tables,
-    )
-    scratch = DecodeScratch.allocate(rows, extra, heads, kv_heads, head_dim, DEVICE)
-    scratch.mixed.fill_(float("nan"))
-    scratch.log_sums.fill_(float("nan"))
+    plan, scratch = make_plan(paged, lengths, programs, heads, kv_heads, head_dim, padding, one_each)
     # Rows further apart than they are long, as in a fused projection.
     queries = random(rows, heads + 2 * kv_heads, head_dim, dtype=dtype)[:, :heads]
     for _ in range(2):  # the counters are back at zero after each launch
@@ -58,32 +81,105 @@ def check(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("block_size", [16, 32, 64, 128])
-@pytest.mark.parametrize("extra", [0, 6])
-def test_block_sizes_with_and_without_splits(dtype: torch.dtype, block_size: int, extra: int) -> None:
-    check([1, 63, 64, 65, 200], block_size=block_size, dtype=dtype, extra=extra)
+@pytest.mark.parametrize("programs", [1, 3, 20])
+def test_block_sizes_with_and_without_splits(dtype: torch.dtype, block_size: int, programs: int) -> None:
+    check([1, 63, 64, 65, 200], block_size=block_size, dtype=dtype, programs=programs)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("block_size", [16, 64])
+def test_a_program_for_each_piece(dtype: torch.dtype, block_size: int) -> None:
+    check([1, 300, 64, 65, 200], block_size=block_size, dtype=dtype, programs=9, one_each=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("norms", [True, False])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 2, 16), (9, 3, 64), (16, 8, 128)])
+def test_new_tokens_are_rotated_and_stored_on_the_way(
+    dtype: torch.dtype, norms: bool, heads: int, kv_heads: int, head_dim: int
+) -> None:
+    lengths, block_size = [1, 64, 65, 200], 16
+    paged = PagedCache(lengths, kv_heads, block_size, head_dim, dtype)
+    plan, scratch = make_plan(paged, lengths, 5, heads, kv_heads, head_dim, padding=1)
+    rows = len(lengths) + 1
+    newest = [paged.tables[row][(length - 1) // block_size] for row, length in enumerate(lengths)]
+    slots = [block * block_size + (length - 1) % block_size for block, length in zip(newest, lengths, strict=True)]
+    for slot in slots:
+        paged.cache[slot // block_size, :, :, slot % block_size] = float("nan")
+    angles = random(200, head_dim // 2, scale=5)
+    rotation = Rotation(
+        slots=torch.tensor([*slots, -1], dtype=torch.int32, device=DEVICE),
+        positions=torch.tensor([*(length - 1 for length in lengths), 0], dtype=torch.int32, device=DEVICE),
+        table=torch.cat((angles.cos(), angles.sin()), dim=-1),
+        query_norm=random(head_dim, dtype=dtype) if norms else None,
+        key_norm=random(head_dim, dtype=dtype) if norms else None,
+        eps=1e-6,
+    )
+    qkv = random(rows, heads + 2 * kv_heads, head_dim, dtype=dtype)
+    expected_cache = paged.cache.clone()
+    queries = rotate_store_reference(
+        qkv,
+        expected_cache,
+        rotation.slots,
+        rotation.positions,
+        rotation.table,
+        rotation.query_norm,
+        rotation.key_norm,
+        rotation.eps,
+    )[: len(lengths)]
+    expected = decode_attention_reference(queries, expected_cache, lengths, paged.tables)
+    found = decode_attention(qkv, paged.cache, plan, scratch, rotation)[: len(lengths)]
+    assert relative_error(found, expected) < TOLERANCE[dtype]
+    assert torch.equal(paged.cache.isnan(), expected_cache.isnan())
+    written = ~expected_cache.isnan()
+    assert relative_error(paged.cache[written], expected_cache[written]) < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("head_dim", [16, 64, 128])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (16, 8), (9, 3), (8, 1), (20, 1)])
 def test_head_shapes(head_dim: int, heads: int, kv_heads: int) -> None:
-    check([130, 17], heads=heads, kv_heads=kv_heads, head_dim=head_dim, extra=3)
+    check([130, 17], heads=heads, kv_heads=kv_heads, head_dim=head_dim, programs=3)
 
 
 def test_one_long_context_is_spread_over_the_grid() -> None:
-    check([2500, 5], extra=40, heads=2, kv_heads=1, block_size=32)
+    check([2500, 5], programs=40, heads=2, kv_heads=1, block_size=32)
 
 
-@pytest.mark.parametrize("extra", [0, 1, 7, 49])
-def test_pieces_cover_every_context_once_and_fit_the_grid(extra: int) -> None:
-    random_lengths = np.random.default_rng(extra)
+@pytest.mark.parametrize("programs", [1, 7, 33])
+def test_pieces_cover_every_context_once_in_equal_shares(programs: int) -> None:
+    random_lengths = np.random.default_rng(programs)
     for _ in range(50):
         lengths = random_lengths.integers(1, 3000, random_lengths.integers(1, 20))
         lengths[0] = random_lengths.choice([1, 64, 131072])
-        pieces = plan_pieces(lengths, extra)
-        assert len(pieces.row) <= len(lengths) + extra
+        pieces = equal_shares(lengths, programs)
+        assert len(pieces.row) < len(lengths) + programs
+        assert len(pieces.program_first) == programs + 1
+        assert (pieces.program_first[0], pieces.program_first[-1]) == (0, len(pieces.row))
+        tiles = -(-(pieces.end - pieces.start) // TILE)
+        shares = [tiles[first:stop].sum() for first, stop in itertools.pairwise(pieces.program_first)]
+        assert max(shares) == -(-tiles.sum() // programs)
         for row, length in enumerate(lengths):
             own = slice(pieces.first[row], pieces.first[row] + pieces.count[row])
             assert set(pieces.row[own]) == {row}
             assert pieces.start[own].tolist() == [0, *pieces.end[own][:-1]]
             assert pieces.end[own][-1] == length
             assert not (pieces.start[own] % TILE).any()
+
+
+@pytest.mark.parametrize("at_once", [1, 7, 66])
+def test_pieces_of_many_come_longest_first_each_with_its_program(at_once: int) -> None:
+    random_lengths = np.random.default_rng(at_once)
+    for _ in range(30):
+        rows = int(random_lengths.integers(FEW_ROWS + 1, 200))
+        lengths = random_lengths.integers(1, 3000, rows - 3)  # three rows of padding
+        pieces = plan_pieces(lengths, rows, at_once)
+        assert len(pieces.program_first) == num_programs(rows, at_once) + 1
+        assert len(pieces.row) <= rows + at_once
+        assert (np.diff(pieces.program_first)[: len(pieces.row)] == 1).all()
+        assert pieces.program_first[-1] == len(pieces.row)
+        assert sorted(set(pieces.row)) == list(range(len(lengths)))
+        sizes = pieces.end - pieces.start
+        firsts = [sizes[first] for first in sorted(pieces.first)]
+        assert firsts == sorted(firsts, reverse=True)
+        assert np.bincount(pieces.row, weights=sizes).astype(int).tolist() == lengths.tolist()
+        assert np.bincount(pieces.row).tolist() == pieces.count.tolist()

@@ -1,0 +1,151 @@
+"""Matrix products for one or two rows, where reading the weights is all that counts: cuBLAS keeps too little of the
+memory busy there.
+
+What comes before and after the product goes into the same pass: the RMS norm of the input, silu(gate) * up of the
+result, and the addition to the residual stream. A program holds all of its weights in registers at once, and asks for
+them before it waits for the kernel that computes its input: so the memory stays busy from one product to the next.
+"""
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from engine.kernels.dependent_launch import dependent_launch
+
+# What benchmarks/kernel_speed.py found best on an H200.
+MAX_ROWS = 2
+MAX_K_OF_TWO = 3072  # a second row is read again for each program; beyond, cuBLAS is better
+MAX_K = 16384
+TILE = 8192  # weights that a program holds, or more where that is less than MIN_WEIGHT_ROWS
+MIN_WEIGHT_ROWS = 4
+MAX_TILE = 32768  # what the registers hold
+MIN_PROGRAMS = 256  # about two for each multiprocessor
+
+
+def is_small(x: Tensor) -> bool:
+    return len(x) <= MAX_ROWS and x.shape[1] <= (MAX_K if len(x) == 1 else MAX_K_OF_TWO)
+
+
+def small_linear(
+    x: Tensor,
+    weight: Tensor,
+    *,
+    norm: Tensor | None = None,
+    eps: float = 0.0,
+    gated: bool = False,
+    add_to: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """x @ weight.T for up to MAX_ROWS rows: [rows, k] and [n, k] -> [rows, n], in `out` if there is one.
+
+    norm: weights [k] of the RMS norm that x goes through first. gated: `weight` is [2 * n, k], and what comes back is
+    silu of the product's first half times its second. add_to [rows, n] grows in place by the product, and comes back.
+    """
+    assert is_small(x)
+    rows, (n, k) = len(x), weight.shape
+    if gated:
+        n //= 2
+    if add_to is not None:
+        out = add_to
+    elif out is None:
+        out = torch.empty(rows, n, dtype=x.dtype, device=x.device)
+    block_k = triton.next_power_of_2(k)
+    tile = min(max(TILE, MIN_WEIGHT_ROWS * block_k), MAX_TILE)
+    block_n = max(1, tile // block_k // (2 if gated else 1))
+    while block_n > 1 and triton.cdiv(n, block_n) < MIN_PROGRAMS:
+        block_n //= 2
+    overlap = dependent_launch(x)
+    _small_linear[(triton.cdiv(n, block_n),)](
+        x,
+        x if norm is None else norm,
+        weight,
+        out,
+        eps,
+        ROWS=rows,
+        N=n,
+        K=k,
+        BLOCK_N=block_n,
+        BLOCK_K=block_k,
+        NORM=norm is not None,
+        GATED=gated,
+        ADD=add_to is not None,
+        OVERLAP=overlap,
+        num_warps=4 if tile <= 8192 else 8,
+        launch_pdl=overlap,
+    )
+    return out
+
+
+def small_linear_reference(
+    x: Tensor,
+    weight: Tensor,
+    *,
+    norm: Tensor | None = None,
+    eps: float = 0.0,
+    gated: bool = False,
+    add_to: Tensor | None = None,
+) -> Tensor:
+    wide = x.double()
+    if norm is not None:
+        wide = torch.rms_norm(wide, norm.shape, norm.double(), eps)
+    product = wide @ weight.double().t()
+    if gated:
+        gate, up = product.chunk(2, dim=-1)
+        product = F.silu(gate) * up
+    return product if add_to is None else add_to.double() + product
+
+
+@triton.jit
+def _small_linear(
+    x,
+    norm,
+    weight,
+    out,
+    eps,
+    ROWS: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    NORM: tl.constexpr,
+    GATED: tl.constexpr,
+    ADD: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """A program is BLOCK_N columns of the result, for all rows."""
+    if OVERLAP:
+        gdc_launch_dependents()
+    columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    inner = tl.arange(0, BLOCK_K)
+    is_column = columns < N
+    in_k = inner < K  # folded away where BLOCK_K is K
+    at = weight + columns.to(tl.int64)[:, None] * K + inner[None, :]
+    mask = is_column[:, None] & in_k[None, :]
+    weights = tl.load(at, mask=mask, other=0.0, eviction_policy="evict_first")
+    if GATED:
+        up_weights = tl.load(at + N * K, mask=mask, other=0.0, eviction_policy="evict_first")
+    if NORM:
+        norms = tl.load(norm + inner, mask=in_k, other=0.0)
+    if OVERLAP:
+        gdc_wait()
+    for row in tl.static_range(ROWS):
+        values = tl.load(x + row * K + inner, mask=in_k, other=0.0).to(tl.float32)
+        if NORM:
+            scale = tl.rsqrt(tl.sum(values * values, axis=0) / K + eps)
+            values *= norms.to(tl.float32)
+        result = tl.sum(weights.to(tl.float32) * values[None, :], axis=1)
+        if NORM:  # the scale is a common factor
+            result *= scale
+        if GATED:
+            up = tl.sum(up_weights.to(tl.float32) * values[None, :], axis=1)
+            if NORM:
+                up *= scale
+            shrunk = tl.exp(-tl.abs(result))  # never overflows
+            result = result * tl.where(result >= 0, 1.0, shrunk) / (1.0 + shrunk) * up
+        to = out + row * N + columns
+        if ADD:
+            result += tl.load(to, mask=is_column, other=0.0).to(tl.float32)
+        tl.store(to, result.to(out.dtype.element_ty), mask=is_column)
