@@ -84,6 +84,7 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     attention: Literal["auto", "torch", "triton", "flash"] = "auto"
     block_size: Literal[16, 32, 64, 128] = 16  # tokens per KV block
     kv_memory: str = "auto"  # KV slab, rounded down to whole blocks; auto: 512 MiB on CPU, what is left on a GPU
+    gpu_share: Positive = 1  # workers that share one GPU: kv_memory auto takes as small a part of it
     max_model_len: Positive | None = None  # None: what the model and the pool allow
     max_batch_tokens: Positive = 512  # token budget of one step (chunked prefill)
     max_running: Positive = 64  # sequences that decode together

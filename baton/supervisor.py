@@ -21,6 +21,7 @@ import msgspec
 from baton.child_process import ChildExit, ChildFailedError, ChildProcess, Ready, environment
 from baton.client import Client
 from baton.config import ServingConfig, dump_config
+from baton.gpu_places import GpuPlaces, visible_gpus
 from baton.nats_server import NatsServer
 from engine.served_model import is_mock
 
@@ -48,6 +49,7 @@ class Supervisor:
         self.nats: NatsServer | None = None
         self._log_dir = log_dir
         self._on_ready = on_ready or (lambda ready: None)
+        self._gpus = GpuPlaces(visible_gpus(), config.workers.prefill + config.workers.decode)
         self._threads = config.engine.threads or _threads_per_worker(config.workers.prefill + config.workers.decode)
         self._started = {"prefill": 0, "decode": 0}
         self._process_of: dict[str, str] = {}  # worker id -> name of the child that it lives in
@@ -179,14 +181,14 @@ class Supervisor:
     async def _start_worker(self, role: Role) -> str:
         worker_id = self._new_worker(role, None)
         arguments = ["--config", str(self._write_config()), "--worker-id", worker_id]
-        await self._start_child(worker_id, f"{role}_worker", arguments, self._threads)
+        await self._start_child(worker_id, f"{role}_worker", arguments, self._threads, self._gpus.next())
         return worker_id
 
     async def _start_workers(self, name: str, roles: Sequence[Role]) -> None:
         """All in one process."""
         worker_ids = [self._new_worker(role, name) for role in roles]
         arguments = ["--config", str(self._write_config()), "--name", name, *worker_ids]
-        await self._start_child(name, "baton.worker.many", arguments, self._threads)
+        await self._start_child(name, "baton.worker.many", arguments, self._threads, self._gpus.next())
 
     def _new_worker(self, role: Role, process: str | None) -> str:
         self._started[role] += 1
@@ -212,9 +214,12 @@ class Supervisor:
                     worker.worker_id: worker.note or worker.state for worker in known if worker.worker_id in states
                 }
 
-    async def _start_child(self, name: str, module: str, arguments: list[str], threads: int) -> None:
+    async def _start_child(
+        self, name: str, module: str, arguments: list[str], threads: int, place: dict[str, str] | None = None
+    ) -> None:
         log_file = self._log_dir / f"{name}.log" if self._log_dir is not None else None
-        variables = environment(threads) | {"TMPDIR": str(self._folder)}  # what a killed child leaves, `stop` removes
+        variables = environment(threads) | (place or {})
+        variables |= {"TMPDIR": str(self._folder)}  # what a killed child leaves, `stop` removes
         child = ChildProcess(name, module, arguments, variables, log_file)
         await child.start()
         self.children[name] = child
@@ -240,11 +245,12 @@ class Supervisor:
             self._exits.put_nowait(ended)
 
     def _write_config(self) -> Path:
-        """What the children read: our configuration with the NATS address and the number of threads filled in."""
+        """What the children read: our configuration with the NATS address, threads and share of a GPU filled in."""
         assert self._folder is not None, "not started"
         path = self._folder / "serving.yaml"
         if not path.exists():
-            engine = msgspec.structs.replace(self.config.engine, threads=self._threads)
+            share = max(self.config.engine.gpu_share, self._gpus.share)
+            engine = msgspec.structs.replace(self.config.engine, threads=self._threads, gpu_share=share)
             path.write_text(dump_config(msgspec.structs.replace(self.config, engine=engine)))
         return path
 

@@ -83,8 +83,11 @@ def build_on_gpu(
     max_model_len: int,
     flash: bool,
     graphs: bool = True,
+    gpu_share: int = 1,
 ) -> GpuEngine:
     """Loads the model, sizes the KV pool from the memory that the largest step leaves (`kv_bytes` None), captures.
+
+    `gpu_share` processes use the device alike: each takes so small a part of it.
 
     Raises ModelError, and ConfigError when there is no room for one KV block, or for `kv_bytes`.
     """
@@ -103,8 +106,10 @@ def build_on_gpu(
     )
     peak = runner.measure_peak(max_model_len)
     free, total = torch.cuda.mem_get_info(device)
-    room = free - peak - _GRAPH_BYTES - int(total * _SPARE_SHARE)
-    wanted = room if kv_bytes is None else kv_bytes
+    kept = peak + _GRAPH_BYTES + int(total * _SPARE_SHARE)
+    room = free - kept
+    share = total // gpu_share - torch.cuda.memory_reserved(device) - kept if gpu_share > 1 else room
+    wanted = min(room, share) if kv_bytes is None else kv_bytes
     num_blocks = wanted // one_block.nbytes
     if num_blocks < 1 or wanted > room:
         problem = f"{max(room, 0) >> 20} MiB are left beside the weights and a step, which takes {peak >> 20} MiB"

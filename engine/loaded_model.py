@@ -39,6 +39,7 @@ def load_model(files: ModelFiles, config: EngineConfig) -> LoadedModel:
         dtype=str(dtype).removeprefix("torch."),
         block_size=config.block_size,
         kv_bytes=None if is_auto(config.kv_memory) else parse_bytes(config.kv_memory, "engine.kv_memory"),
+        gpu_share=config.gpu_share,
         max_batch_tokens=config.max_batch_tokens,
         max_running=config.max_running,
         max_model_len=min(files.max_position, config.max_model_len or files.max_position),

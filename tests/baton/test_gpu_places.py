@@ -1,0 +1,26 @@
+"""Workers spread over the GPUs of a host."""
+
+from pathlib import Path
+
+from baton.gpu_places import GpuPlaces, visible_gpus
+
+
+def test_workers_take_one_gpu_after_the_other_and_share_when_there_are_more_of_them() -> None:
+    places = GpuPlaces(["0", "1", "2", "3"], workers=6)
+    assert [places.next()["CUDA_VISIBLE_DEVICES"] for _ in range(6)] == ["0", "1", "2", "3", "0", "1"]
+    assert places.share == 2
+    assert GpuPlaces(["0", "1", "2", "3"], workers=4).share == 1
+
+
+def test_without_gpus_workers_are_told_nothing() -> None:
+    places = GpuPlaces([], workers=2)
+    assert (places.next(), places.share) == ({}, 1)
+
+
+def test_the_named_gpus_come_before_what_the_driver_has(tmp_path: Path) -> None:
+    for name in ("0000:01:00.0", "0000:02:00.0"):
+        (tmp_path / name).mkdir()
+    assert visible_gpus({}, tmp_path) == ["0", "1"]
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "3, GPU-a"}, tmp_path) == ["3", "GPU-a"]
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": ""}, tmp_path) == []
+    assert visible_gpus({}, tmp_path / "nowhere") == []
