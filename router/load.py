@@ -2,7 +2,8 @@
 
 A charge is made when a request is routed, before its worker has heard of it, so that the next request sees it at once.
 Other routers tell what they have charged (router/charge_sharing.py). The worker's report covers what has reached it.
-Charges and report count the same requests, so the larger of the two holds. Event loop only.
+Charges and report count the same requests, so the larger of the two holds; but of queued prompts the report knows what
+is computed already. Event loop only.
 """
 
 import time
@@ -19,6 +20,7 @@ from baton_proto.discovery import WorkerLoad
 from router.roster import Roster, WorkerKey
 
 STORED_HALF_LIFE_S: Final = 300.0  # about as long as a block stays cached when nobody asks for it
+REPORT_DELAY_S: Final = 0.2  # a report may not know what was charged so shortly before it came
 MAX_HALF_LIVES: Final = 100  # before what is stored is written down anew: a float has room for a thousand
 
 log = structlog.get_logger()
@@ -44,7 +46,10 @@ NOTHING = Totals(0, 0, 0)
 
 
 class _Account:
-    __slots__ = ("blocks", "by_router", "foreign", "prefill_tokens", "reported", "requests", "worker")
+    __slots__ = (
+        *("blocks", "by_router", "foreign", "prefill_tokens", "reported", "requests", "worker"),
+        *("_charged_before", "_charged_since", "_since_s"),
+    )
 
     def __init__(self, worker: WorkerKey) -> None:
         self.worker = worker
@@ -54,20 +59,36 @@ class _Account:
         self.foreign = NOTHING  # the sum of by_router
         self.by_router: dict[str, Totals] = {}  # other routers, without those that charge nothing
         self.reported = WorkerLoad()
+        self._charged_since = 0  # prefill tokens, since
+        self._since_s = 0.0
+        self._charged_before = 0  # and for at least REPORT_DELAY_S before
+
+    def add_prefill(self, tokens: int) -> None:
+        self.prefill_tokens += tokens
+        self._charged_since += tokens
+
+    def take_report(self, load: WorkerLoad, now_s: float) -> None:
+        self.reported = load
+        if now_s - self._since_s >= REPORT_DELAY_S:
+            self._charged_before, self._charged_since, self._since_s = self._charged_since, 0, now_s
 
     @property
     def own(self) -> Totals:
         return Totals(self.requests, self.prefill_tokens, self.blocks)
 
     def view(self) -> LoadView:
+        """A prompt is charged in full until its first token; the report knows how much of it is left to compute."""
         foreign, reported = self.foreign, self.reported
+        queued = reported.queued_prefill_tokens
+        charged = self.prefill_tokens + foreign.prefill_tokens
         return LoadView(
             requests=max(self.requests + foreign.requests, reported.running + reported.waiting),
-            queued_prefill_tokens=max(self.prefill_tokens + foreign.prefill_tokens, reported.queued_prefill_tokens),
+            queued_prefill_tokens=max(queued, min(charged, queued + self._charged_before + self._charged_since)),
             active_blocks=max(self.blocks + foreign.blocks, reported.blocks_used),
         )
 
     def set_foreign(self, router: str, totals: Totals) -> None:
+        self._charged_since += max(0, totals.prefill_tokens - self.by_router.get(router, NOTHING).prefill_tokens)
         if totals == NOTHING:
             self.by_router.pop(router, None)
         else:
@@ -98,7 +119,7 @@ class Charge:
         self._prefill_tokens = prefill_tokens
         decode.requests += 1
         decode.blocks += blocks
-        prefill.prefill_tokens += prefill_tokens
+        prefill.add_prefill(prefill_tokens)
         ledger.changed(decode, prefill)
 
     def prefill_done(self) -> None:
@@ -175,7 +196,8 @@ class LoadLedger:
 
     def report(self, worker: WorkerKey, load: WorkerLoad) -> None:
         account = self._account(worker)
-        before, account.reported = account.reported, load
+        before = account.reported
+        account.take_report(load, self._clock())
         self._write_down(account)
         if (
             load.queued_prefill_tokens < before.queued_prefill_tokens

@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given, strategies as st
 
 from baton_proto.discovery import WorkerLoad
-from router.load import MAX_HALF_LIVES, NOTHING, STORED_HALF_LIFE_S, Charge, LoadLedger, LoadView, Totals
+from router.load import (
+    MAX_HALF_LIVES,
+    NOTHING,
+    REPORT_DELAY_S,
+    STORED_HALF_LIFE_S,
+    Charge,
+    LoadLedger,
+    LoadView,
+    Totals,
+)
 
 D, P = ("d", 1), ("p", 1)
 IDLE = LoadView(0, 0, 0)
@@ -200,3 +209,24 @@ def test_what_prompts_had_to_store_fades_with_time(ledger: LoadLedger, clock: Cl
         assert ledger.stored((D,)).tolist() == pytest.approx([4.0])
     ledger.forget(D)
     assert ledger.stored((D,)).tolist() == [0.0]
+
+
+def test_the_report_knows_how_much_of_a_long_prompt_is_computed(ledger: LoadLedger, clock: Clock) -> None:
+    clock.now_s += 10
+    ledger.report(D, WorkerLoad())
+    charge = ledger.charge("long", D, None, num_tokens=16_000, prefill_tokens=16_000)
+    ledger.report(D, WorkerLoad(waiting=1, queued_prefill_tokens=16_000))
+    assert ledger.view(D).queued_prefill_tokens == 16_000, "it was charged a moment ago, and is not counted twice"
+    for left in (12_000, 8000, 4000):
+        clock.now_s += 1.1 * REPORT_DELAY_S
+        ledger.report(D, WorkerLoad(running=1, queued_prefill_tokens=left))
+    assert ledger.view(D).queued_prefill_tokens == 4000
+    with ledger.charge("next", D, None, num_tokens=160, prefill_tokens=160):
+        assert ledger.view(D).queued_prefill_tokens == 4160, "which the report cannot know yet"
+        ledger.set_foreign("r1", D, Totals(1, 300, 20))
+        assert ledger.view(D).queued_prefill_tokens == 4460
+    charge.prefill_done()
+    assert ledger.view(D).queued_prefill_tokens == 4000, "until the next report"
+    ledger.report(D, WorkerLoad(running=1))
+    ledger.set_foreign("r1", D, NOTHING)
+    assert ledger.view(D).queued_prefill_tokens == 0
