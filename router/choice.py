@@ -15,6 +15,7 @@ import structlog
 
 from baton.config import RouterConfig
 from baton.errors import DeadlineError, InvalidRequestError, ProtocolError, UnavailableError, WorkerLostError
+from baton_proto.sampling import TokenLogprobs
 from baton_proto.worker import Delta, Failure, Handoff, Submit
 from router.admission import AdmissionQueue, Ticket, Turn
 from router.assignment import Assigner, Assignment
@@ -183,7 +184,7 @@ class Choice:
     def _accept(self, deltas: list[Delta], assignment: Assignment) -> Piece | None:
         """The news of one or more steps as one piece; None when they hold no output."""
         token_ids: list[int] = []
-        logprobs = []
+        logprobs: list[TokenLogprobs] = []
         for delta in deltas:
             token_ids += delta.token_ids
             logprobs += delta.logprobs
@@ -194,15 +195,16 @@ class Choice:
         finish = deltas[-1].finish if deltas[-1].finish in ("stop", "length") else None
         if not token_ids and finish is None:
             return None
-        details, text, stopped = self._text.push(token_ids, logprobs, deltas[-1].stop_token)
+        accepted, text, stopped = self._text.push(token_ids, deltas[-1].stop_token)
         if token_ids:
-            self._note_tokens(len(details), assignment)
-        self.output += [detail.token_id for detail in details]
+            self._note_tokens(accepted, assignment)
+        del token_ids[accepted:], logprobs[accepted:]
+        self.output += token_ids
         if stopped:
             finish = "stop"
         elif finish is not None:
             text += self._text.flush()
-        return Piece(self.service.index, details, text, finish)
+        return Piece(self.service.index, token_ids, text, finish, logprobs)
 
     def _note_start(self, cached_tokens: int, handoff: Handoff | None, assignment: Assignment) -> None:
         if not self._cached_known:  # a replay finds its own prompt cached, the client's request did not

@@ -40,13 +40,10 @@ class ByteLevelDetokenizer:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_id: int) -> str:
-        if token_id in self._tokenizer.special_token_ids:
-            return ""
-        return self._decoder.decode(self._tokenizer.token_bytes(token_id))
+        return self.push_all((token_id,))
 
     def push_all(self, token_ids: Sequence[int]) -> str:
-        special, bytes_of = self._tokenizer.special_token_ids, self._tokenizer.token_bytes
-        return self._decoder.decode(b"".join([bytes_of(one) for one in token_ids if one not in special]))
+        return self._decoder.decode(self._tokenizer.shown_bytes(token_ids))
 
     def flush(self) -> str:
         return self._decoder.decode(b"", final=True)

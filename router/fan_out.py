@@ -4,11 +4,12 @@ Called by both APIs.
 """
 
 import asyncio
-import dataclasses
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import cast
+
+import msgspec
 
 from router.frontend import Generator
 from router.openai_answer import Usage, sum_of, usage_of
@@ -42,7 +43,7 @@ async def generate_all(
                 usages.append(usage_of(item))
             else:
                 offset = sum(len(request.sampling) for request in requests[:position])
-                yield dataclasses.replace(item, index=offset + item.index) if offset else item
+                yield msgspec.structs.replace(item, index=offset + item.index) if offset else item
     yield sum_of(usages)
 
 

@@ -4,7 +4,8 @@ from typing import Any
 
 from baton.errors import InvalidRequestError
 from baton_proto.generated import inference_pb2 as pb
-from router.request import Finished, Piece, TokenDetail
+from baton_proto.sampling import TokenLogprobs
+from router.request import Finished, Piece
 from router.sampling_options import Options
 from router.tokenizer import Tokenizer
 from router.validation import Chat, Prompt, plain_role
@@ -53,9 +54,14 @@ def options_of(sampling: pb.SamplingOptions) -> Options:
 def piece_message(piece: Piece, tokenizer: Tokenizer) -> pb.Piece:
     return pb.Piece(
         index=piece.index,
-        token_ids=[token.token_id for token in piece.tokens],
+        token_ids=piece.token_ids,
         text=piece.text,
-        logprobs=[_logprob_message(token, tokenizer) for token in piece.tokens if token.logprobs is not None],
+        logprobs=[
+            _logprob_message(token_id, logprobs, tokenizer)
+            for token_id, logprobs in zip(piece.token_ids, piece.logprobs, strict=True)
+        ]
+        if piece.logprobs
+        else (),
         finish_reason=FINISH_REASONS[piece.finish_reason],
     )
 
@@ -81,13 +87,13 @@ def finished_message(finished: Finished) -> pb.Finished:
     return pb.Finished(usage=usage, served_by=served_by)
 
 
-def _logprob_message(token: TokenDetail, tokenizer: Tokenizer) -> pb.TokenLogprob:
-    assert token.logprobs is not None
+def _logprob_message(token_id: int, logprobs: TokenLogprobs, tokenizer: Tokenizer) -> pb.TokenLogprob:
     top = [
-        pb.TopLogprob(token_id=token_id, text=tokenizer.token_text(token_id), logprob=logprob)
-        for token_id, logprob in token.logprobs.top
+        pb.TopLogprob(token_id=other_id, text=tokenizer.token_text(other_id), logprob=logprob)
+        for other_id, logprob in logprobs.top
     ]
-    return pb.TokenLogprob(token_id=token.token_id, text=token.text, logprob=token.logprobs.logprob, top=top)
+    text = tokenizer.token_text(token_id)
+    return pb.TokenLogprob(token_id=token_id, text=text, logprob=logprobs.logprob, top=top)
 
 
 def _shortest(value: float) -> float:

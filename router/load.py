@@ -175,6 +175,7 @@ class LoadLedger:
         self._accounts: dict[WorkerKey, _Account] = {}
         self._roster = Roster()  # of those with an account
         self._columns = np.zeros((1, len(LoadView._fields)), dtype=np.int64)  # by number; the last row is NOBODY's
+        self._stale: set[_Account] = set()  # their rows are not what their views are
         self.num_routers = 1  # that charge the same workers
         self._stored = np.zeros(1)  # by number as well; as if all had been stored at _stored_since_s
         self._stored_since_s = clock()
@@ -198,7 +199,7 @@ class LoadLedger:
         account = self._account(worker)
         before = account.reported
         account.take_report(load, self._clock())
-        self._write_down(account)
+        self._stale.add(account)
         if (
             load.queued_prefill_tokens < before.queued_prefill_tokens
             or load.running + load.waiting < before.running + before.waiting
@@ -216,6 +217,7 @@ class LoadLedger:
     def columns(self, workers: tuple[WorkerKey, ...]) -> NDArray[np.int64]:
         """The views of many workers, [n, 3] in the order of LoadView's fields."""
         self.expire()
+        self._write_down()
         rows: NDArray[np.int64] = self._columns[self._roster.numbers(workers)]
         return rows
 
@@ -249,7 +251,7 @@ class LoadLedger:
         account = self._account(worker)
         before = account.by_router.get(router, NOTHING)
         account.set_foreign(router, totals)
-        self._write_down(account)
+        self._stale.add(account)
         if account.own == NOTHING and not account.by_router and account.reported == WorkerLoad():
             self._close_account(worker)  # perhaps of a worker that is gone
         if totals.requests < before.requests or totals.prefill_tokens < before.prefill_tokens:
@@ -265,7 +267,7 @@ class LoadLedger:
         if not self._changed:
             self.has_news()
         self._changed.add(account.worker)
-        self._write_down(account)
+        self._stale.add(account)
         if other is not None and other is not account:
             self.changed(other)
 
@@ -316,11 +318,16 @@ class LoadLedger:
         self._stored[self._roster.get(worker)] += blocks * 2.0**half_lives
 
     def _close_account(self, worker: WorkerKey) -> None:
-        if self._accounts.pop(worker, None) is not None:
+        account = self._accounts.pop(worker, None)
+        if account is not None:
+            self._stale.discard(account)
             number = self._roster.get(worker)
             self._columns[number], self._stored[number] = 0, 0.0
             self._roster.discard(worker)
 
-    def _write_down(self, account: _Account) -> None:
-        if self._accounts.get(account.worker) is account:  # a charge may outlive its worker
-            self._columns[self._roster.get(account.worker)] = account.view()
+    def _write_down(self) -> None:
+        """When somebody asks, not for each of the many reports that come between two requests."""
+        for account in self._stale:
+            if self._accounts.get(account.worker) is account:  # a charge may outlive its worker
+                self._columns[self._roster.get(account.worker)] = account.view()
+        self._stale.clear()

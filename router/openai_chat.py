@@ -1,12 +1,13 @@
 """Answers of /v1/chat/completions: one whole object, or chunks. Shapes as OpenAI documents them."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from msgspec import UNSET, Struct, UnsetType
 
+from baton_proto.sampling import TokenLogprobs
 from router.openai_answer import Heading, Usage, finite
-from router.request import Piece, TokenDetail
+from router.request import Piece
 from router.tokenizer import Tokenizer
 
 
@@ -93,7 +94,7 @@ class ChatAnswer:
         if piece.index not in self._begun:
             self._begun.add(piece.index)
             yield self._chunk(ChunkChoice(piece.index, Delta(role="assistant", content="")))
-        logprobs = self._logprobs(piece.tokens) if self._with_logprobs else None
+        logprobs = self._logprobs(piece) if self._with_logprobs else None
         if piece.text or (logprobs and logprobs.content):
             yield self._chunk(ChunkChoice(piece.index, Delta(content=piece.text), logprobs))
         if piece.finish_reason is not None:
@@ -107,7 +108,7 @@ class ChatAnswer:
         collected.text.append(piece.text)
         collected.finish_reason = piece.finish_reason
         if self._with_logprobs:
-            collected.logprobs += self._logprobs(piece.tokens).content
+            collected.logprobs += self._logprobs(piece).content
 
     def whole(self, usage: Usage) -> ChatCompletion:
         choices = [
@@ -124,13 +125,12 @@ class ChatAnswer:
     def _chunk(self, choice: ChunkChoice) -> ChatChunk:
         return ChatChunk(self._heading.id, self._heading.created, self._heading.model, [choice], self._no_usage)
 
-    def _logprobs(self, tokens: Iterable[TokenDetail]) -> ChoiceLogprobs:
-        return ChoiceLogprobs([self._token_logprob(token) for token in tokens if token.logprobs is not None])
+    def _logprobs(self, piece: Piece) -> ChoiceLogprobs:
+        return ChoiceLogprobs(list(map(self._token_logprob, piece.token_ids, piece.logprobs)))
 
-    def _token_logprob(self, token: TokenDetail) -> TokenLogprob:
-        assert token.logprobs is not None
-        top = [self._top_logprob(token_id, logprob) for token_id, logprob in token.logprobs.top]
-        sampled = self._top_logprob(token.token_id, token.logprobs.logprob)
+    def _token_logprob(self, token_id: int, logprobs: TokenLogprobs) -> TokenLogprob:
+        top = [self._top_logprob(other_id, logprob) for other_id, logprob in logprobs.top]
+        sampled = self._top_logprob(token_id, logprobs.logprob)
         return TokenLogprob(sampled.token, sampled.logprob, sampled.bytes, top)
 
     def _top_logprob(self, token_id: int, logprob: float) -> TopLogprob:

@@ -3,13 +3,14 @@
 A request may have several prompts; choice j of prompt i has the index i * n + j.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from msgspec import UNSET, Struct, UnsetType
 
+from baton_proto.sampling import TokenLogprobs
 from router.detokenizer import Detokenizer, make_detokenizer
 from router.openai_answer import Heading, Usage, finite
-from router.request import Piece, TokenDetail
+from router.request import Piece
 from router.tokenizer import Tokenizer
 
 
@@ -76,7 +77,7 @@ class CompletionAnswer:
 
     def _choice(self, piece: Piece) -> Choice:
         writer = self._writers[piece.index]
-        logprobs = None if writer is None else writer.write(piece.tokens)
+        logprobs = None if writer is None else writer.write(piece)
         return Choice(piece.index, piece.text, logprobs, piece.finish_reason)
 
 
@@ -88,22 +89,20 @@ class _LogprobWriter:
         self._detokenizer: Detokenizer = make_detokenizer(tokenizer)
         self._offset = 0
 
-    def write(self, tokens: Iterable[TokenDetail]) -> Logprobs:
+    def write(self, piece: Piece) -> Logprobs:
         written = Logprobs()
-        for token in tokens:
-            if token.logprobs is None:
-                continue
-            written.tokens.append(token.text)
-            written.token_logprobs.append(finite(token.logprobs.logprob))
-            written.top_logprobs.append(self._top(token))
-            written.text_offset.append(self._offset)
-            self._offset += len(self._detokenizer.push(token.token_id))
+        if piece.logprobs:
+            for token_id, logprobs in zip(piece.token_ids, piece.logprobs, strict=True):
+                written.tokens.append(self._tokenizer.token_text(token_id))
+                written.token_logprobs.append(finite(logprobs.logprob))
+                written.top_logprobs.append(self._top(token_id, logprobs))
+                written.text_offset.append(self._offset)
+                self._offset += len(self._detokenizer.push(token_id))
         return written
 
-    def _top(self, token: TokenDetail) -> dict[str, float]:
+    def _top(self, sampled_id: int, logprobs: TokenLogprobs) -> dict[str, float]:
         """By text, as the API has it; the sampled token is always among them."""
-        assert token.logprobs is not None
         top: dict[str, float] = {}
-        for token_id, logprob in (*token.logprobs.top, (token.token_id, token.logprobs.logprob)):
+        for token_id, logprob in (*logprobs.top, (sampled_id, logprobs.logprob)):
             top.setdefault(self._tokenizer.token_text(token_id), finite(logprob))
         return top

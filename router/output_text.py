@@ -2,9 +2,7 @@
 
 from collections.abc import Sequence
 
-from baton_proto.sampling import TokenLogprobs
 from router.detokenizer import make_detokenizer
-from router.request import TokenDetail
 from router.stop_strings import StopStrings
 from router.tokenizer import Tokenizer
 
@@ -12,27 +10,24 @@ from router.tokenizer import Tokenizer
 class OutputText:
     def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...], min_tokens: int = 0) -> None:
         """Stop strings are looked for in the text that tokens from number `min_tokens` on add."""
-        self._tokenizer = tokenizer
         self._detokenizer = make_detokenizer(tokenizer)
         self._stop_strings = StopStrings(stop) if stop else None
         self._min_tokens = min_tokens
         self._num_tokens = 0
         self._stopped = False
 
-    def push(
-        self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], stop_token: int | None = None
-    ) -> tuple[list[TokenDetail], str, bool]:
-        """(details of the accepted tokens, text that may be shown now, stopped).
+    def push(self, token_ids: Sequence[int], stop_token: int | None = None) -> tuple[int, str, bool]:
+        """(how many of the tokens are accepted, text that may be shown now, stopped).
 
-        `logprobs` has an entry per token, or none. `stop_token` is the EOS or stop token that ends the choice, if the
-        last token is one: it is accepted but has no text. With the token that completes a stop string the choice has
-        stopped; that token is the last that is accepted, then and ever after.
+        `stop_token` is the EOS or stop token that ends the choice, if the last token is one: it is accepted but has no
+        text. With the token that completes a stop string the choice has stopped; that token is the last that is
+        accepted, then and ever after.
         """
         if self._stopped:
-            return [], "", True
+            return 0, "", True
         if self._stop_strings is None:
             has_text = token_ids[:-1] if token_ids and token_ids[-1] == stop_token else token_ids
-            return self._details(token_ids, logprobs), self._detokenizer.push_all(has_text), False
+            return len(token_ids), self._detokenizer.push_all(has_text), False
         shown: list[str] = []
         accepted = 0
         for accepted, token_id in enumerate(token_ids, 1):
@@ -42,7 +37,7 @@ class OutputText:
             shown.append(self._search(self._stop_strings, self._detokenizer.push(token_id)))
             if self._stopped:
                 break
-        return self._details(token_ids[:accepted], logprobs), "".join(shown), self._stopped
+        return accepted, "".join(shown), self._stopped
 
     def flush(self) -> str:
         """What was held back, at the end of a choice that no stop string has ended; empty if one has."""
@@ -58,9 +53,3 @@ class OutputText:
             return text
         shown, self._stopped = stop_strings.push(text)
         return shown
-
-    def _details(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> list[TokenDetail]:
-        text_of = self._tokenizer.token_text
-        if not logprobs:
-            return [TokenDetail(token_id, text_of(token_id), None) for token_id in token_ids]
-        return [TokenDetail(token_id, text_of(token_id), one) for token_id, one in zip(token_ids, logprobs)]  # noqa: B905

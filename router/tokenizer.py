@@ -35,6 +35,7 @@ class Tokenizer:
         self.is_byte_level = decoder.get("type") == "ByteLevel"  # else text depends on more than each token's own bytes
         self._has_byte_fallback = "ByteFallback" in json.dumps(decoder)
         self._token_bytes: dict[int, bytes] = {}
+        self._shown: dict[int, bytes] = {}
         self._token_texts: dict[int, str] = {}
 
     def encode(self, text: str, add_special_tokens: bool = True) -> TokenIds:
@@ -62,6 +63,16 @@ class Tokenizer:
         if known is None:
             known = self._token_bytes[token_id] = self._spell(token_id)
         return known
+
+    def shown_bytes(self, token_ids: Sequence[int]) -> bytes:
+        """What tokens add to a text that is shown, where special tokens are nothing. For byte-level BPE."""
+        shown = self._shown
+        try:
+            return b"".join([shown[token_id] for token_id in token_ids])
+        except KeyError:
+            for token_id in token_ids:
+                shown[token_id] = b"" if token_id in self.special_token_ids else self.token_bytes(token_id)
+            return b"".join([shown[token_id] for token_id in token_ids])
 
     def token_text(self, token_id: int) -> str:
         """The same as text; a part of a character gives U+FFFD."""

@@ -249,7 +249,8 @@ async def test_one_message_per_step_carries_all_sequences_and_the_load(decode: W
         for answer in answers:
             await answer.end()
         carrying = [message for message in router.messages if message.deltas]
-        assert sum(len(message.deltas) for message in carrying) == 400
+        assert sum(len(delta.token_ids) for message in carrying for delta in message.deltas) == 400
         assert len(carrying) <= 110  # 100 steps, and a few more for the prompts
+        assert all(len({delta.request_id for delta in message.deltas}) == len(message.deltas) for message in carrying)
         assert all(message.load.blocks_total == 512 for message in carrying)
         assert max(message.load.running for message in router.messages) == 4

@@ -41,7 +41,7 @@ class ScriptedGenerator:
                 text = OutputText(self.tokenizer, request.stop, sampling.min_tokens)
                 for number, token_id in enumerate(self.answers[index % len(self.answers)]):
                     piece = await self._piece(index, number, token_id, text, sampling)
-                    completion_tokens += len(piece.tokens)
+                    completion_tokens += len(piece.token_ids)
                     yield piece
                     if piece.finish_reason is not None:
                         break
@@ -60,11 +60,12 @@ class ScriptedGenerator:
             raise self.error
         logprobs = [] if sampling.logprobs is None else [logprobs_of(token_id, sampling.logprobs)]
         stop_token = token_id if token_id in EOS_TOKEN_IDS else None
-        details, shown, stopped = text.push([token_id], logprobs, stop_token)
+        accepted, shown, stopped = text.push([token_id], stop_token)
         finish = "stop" if stopped or stop_token is not None else None
         if finish is None and number + 1 == sampling.max_tokens:
             finish = "length"
-        return Piece(index, details, shown + text.flush() if finish else shown, finish)
+        shown = shown + text.flush() if finish else shown
+        return Piece(index, [token_id][:accepted], shown, finish, logprobs[:accepted])
 
 
 def logprobs_of(token_id: int, count: int) -> TokenLogprobs:

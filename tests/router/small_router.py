@@ -134,7 +134,7 @@ async def collect(stream: AsyncIterator[Piece | Finished]) -> Result:
             result.finished = item
             continue
         assert item.index not in result.reasons, "a piece after the last one"
-        result.tokens.setdefault(item.index, []).extend(token.token_id for token in item.tokens)
+        result.tokens.setdefault(item.index, []).extend(item.token_ids)
         result.texts[item.index] = result.texts.get(item.index, "") + item.text
         if item.finish_reason is not None:
             result.reasons[item.index] = item.finish_reason
@@ -145,7 +145,7 @@ async def watching(pieces: AsyncIterator[Piece | Finished], seen: list[int]) -> 
     """Notes the tokens as they pass."""
     async for item in pieces:
         if isinstance(item, Piece):
-            seen += [token.token_id for token in item.tokens]
+            seen += item.token_ids
         yield item
 
 

@@ -5,7 +5,7 @@ from hypothesis import given, strategies as st
 
 from router.output_text import OutputText
 from router.tokenizer import Tokenizer
-from tests.router.scripted_generator import logprobs_of, tiny_tokenizer
+from tests.router.scripted_generator import tiny_tokenizer
 from tests.tiny_model import EOS_TOKEN_IDS, VOCAB_SIZE
 
 
@@ -18,62 +18,58 @@ def ids(tokenizer: Tokenizer, text: str) -> list[int]:
     return [int(token_id) for token_id in tokenizer.encode(text)]
 
 
-def test_details_spell_every_token_while_text_waits_for_whole_characters(tokenizer: Tokenizer) -> None:
+def test_text_waits_for_whole_characters(tokenizer: Tokenizer) -> None:
     text = OutputText(tokenizer, ())
     first, second, third = ids(tokenizer, "€")
-    details, shown, stopped = text.push([first, second], [logprobs_of(first, 2), logprobs_of(second, 2)])
-    assert [(detail.token_id, detail.text) for detail in details] == [(first, "\ufffd"), (second, "\ufffd")]
-    assert [detail.logprobs for detail in details] == [logprobs_of(first, 2), logprobs_of(second, 2)]
-    assert (shown, stopped) == ("", False)
-    assert text.push([third], [])[1] == "€"
+    assert text.push([first, second]) == (2, "", False)
+    assert text.push([third]) == (1, "€", False)
     assert text.flush() == ""
 
 
 def test_a_stop_string_drops_the_tokens_after_the_one_that_completes_it(tokenizer: Tokenizer) -> None:
     text = OutputText(tokenizer, ("42",))
     token_ids = ids(tokenizer, "It is 42, I say.")
-    details, shown, stopped = text.push(token_ids, [])
+    accepted, shown, stopped = text.push(token_ids)
     assert (shown, stopped) == ("It is ", True)
-    spelled = "".join(detail.text for detail in details)
-    assert spelled.startswith("It is 42")
-    assert "42" not in "".join(detail.text for detail in details[:-1])
+    assert tokenizer.decode(token_ids[:accepted]).startswith("It is 42")
+    assert "42" not in tokenizer.decode(token_ids[: accepted - 1])
     assert text.flush() == ""
-    assert text.push(token_ids, []) == ([], "", True)
+    assert text.push(token_ids) == (0, "", True)
 
 
 def test_a_possible_stop_string_is_held_back_until_it_is_none(tokenizer: Tokenizer) -> None:
     text = OutputText(tokenizer, ("\n\nUser:",))
-    assert text.push(ids(tokenizer, "Yes.\n"), [])[1] == "Yes."
-    assert text.push(ids(tokenizer, "\nUs"), [])[1] == ""
-    assert text.push(ids(tokenizer, "ual"), [])[1] == "\n\nUsual"
-    assert text.push(ids(tokenizer, "\n"), [])[1] == ""
+    assert text.push(ids(tokenizer, "Yes.\n"))[1] == "Yes."
+    assert text.push(ids(tokenizer, "\nUs"))[1] == ""
+    assert text.push(ids(tokenizer, "ual"))[1] == "\n\nUsual"
+    assert text.push(ids(tokenizer, "\n"))[1] == ""
     assert text.flush() == "\n"
 
 
 def test_stop_strings_before_min_tokens_are_not_seen(tokenizer: Tokenizer) -> None:
     token_ids = ids(tokenizer, "aXbXcX")
     text = OutputText(tokenizer, ("X",), min_tokens=len(ids(tokenizer, "aXb")))
-    details, shown, stopped = text.push(token_ids, [])
+    accepted, shown, stopped = text.push(token_ids)
     assert (shown, stopped) == ("aXb", True)
-    assert "".join(detail.text for detail in details) == "aXbX"
+    assert tokenizer.decode(token_ids[:accepted]) == "aXbX"
 
 
 def test_the_token_that_reaches_min_tokens_may_complete_a_stop_string(tokenizer: Tokenizer) -> None:
     text = OutputText(tokenizer, ("X",), min_tokens=len(ids(tokenizer, "aX")))
-    assert text.push(ids(tokenizer, "aX"), [])[1:] == ("a", True)
+    assert text.push(ids(tokenizer, "aX"))[1:] == ("a", True)
 
 
 def test_an_end_token_is_accepted_without_text(tokenizer: Tokenizer) -> None:
     text = OutputText(tokenizer, ())
-    details, shown, stopped = text.push([*ids(tokenizer, "Hi"), EOS_TOKEN_IDS[0]], [], EOS_TOKEN_IDS[0])
-    assert (details[-1].text, shown, stopped) == ("<|im_end|>", "Hi", False)
+    token_ids = [*ids(tokenizer, "Hi"), EOS_TOKEN_IDS[0]]
+    assert text.push(token_ids, EOS_TOKEN_IDS[0]) == (len(token_ids), "Hi", False)
 
 
 def test_a_stop_token_that_is_a_word_is_not_in_the_text(tokenizer: Tokenizer) -> None:
     token_ids = ids(tokenizer, "one. one.")
     text = OutputText(tokenizer, ())
-    details, shown, _ = text.push(token_ids, [], stop_token=token_ids[-1])
-    assert [detail.token_id for detail in details] == token_ids
+    accepted, shown, _ = text.push(token_ids, stop_token=token_ids[-1])
+    assert accepted == len(token_ids)
     assert shown + text.flush() == "one. one"
 
 
@@ -89,8 +85,8 @@ def test_text_and_accepted_tokens_do_not_depend_on_how_steps_are_cut(
         text, accepted, shown, position = OutputText(tokenizer, stop), [], "", 0
         stopped = False
         for size in sizes:
-            details, more, stopped = text.push(token_ids[position : position + size], [])
-            accepted += [detail.token_id for detail in details]
+            count, more, stopped = text.push(token_ids[position : position + size])
+            accepted += token_ids[position : position + count]
             shown += more
             position += size
         return accepted, shown + text.flush(), stopped

@@ -9,15 +9,17 @@ import grpc
 import pytest
 import pytest_asyncio
 
-from baton.worker.step_stream import GATHER_S, RouterStream, StepStreams
+from baton.worker.step_stream import RouterStream, StepStreams
 from baton_proto.discovery import WorkerLoad
-from baton_proto.sampling import SamplingParams
+from baton_proto.sampling import SamplingParams, TokenLogprobs
 from baton_proto.worker import (
     MAJOR,
     SERVICE,
     STEPS,
     Cancel,
     Delta,
+    Failure,
+    Handoff,
     Hello,
     StepMessage,
     Submit,
@@ -30,6 +32,7 @@ from baton_proto.worker import (
 # One event loop for all: gRPC's poller stumbles over loops that were closed.
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
+GATHER_S = 0.005
 OURS = Hello(MAJOR, "decode-0", incarnation=42)
 SUBMIT = Submit("r1", b"", 0, SamplingParams(max_tokens=1), timeout_s=1.0)
 
@@ -68,7 +71,7 @@ class Fixture:
 @pytest_asyncio.fixture(loop_scope="session")
 async def steps() -> AsyncIterator[Fixture]:
     memory = Memory()
-    streams = StepStreams(OURS, memory)
+    streams = StepStreams(OURS, memory, GATHER_S)
     handler = grpc.stream_stream_rpc_method_handler(streams.serve, decoder(WorkerCommand), encode)
     server = grpc.aio.server()
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Steps": handler}),))
@@ -95,7 +98,7 @@ async def test_the_deltas_of_one_step_leave_in_one_message_with_the_load(steps: 
     await call.read()
     await call.write(SUBMIT)
     router, _ = await steps.memory.commands.get()
-    deltas = [Delta("r1", [1]), Delta("r2", [2]), Delta("r1", [3], finish="stop")]
+    deltas = [Delta("r1", [1]), Delta("r2", [2]), Delta("r3", [3], finish="stop")]
     for delta in deltas:
         router.send(delta)
     steps.streams.publish_load(WorkerLoad(running=2))
@@ -115,11 +118,11 @@ async def test_tokens_of_quick_steps_leave_together_and_the_first_and_the_last_d
     for token in (2, 3, 4):
         router.send(Delta("r1", [token]))
         await asyncio.sleep(0)
-    assert [delta.token_ids for delta in (await call.read()).deltas] == [[2], [3], [4]]
+    assert [delta.token_ids for delta in (await call.read()).deltas] == [[2, 3, 4]]
     assert loop.time() - began_s >= GATHER_S
     router.send(Delta("r1", [5]))
     router.send(Delta("r1", [6], finish="length"))
-    assert [delta.token_ids for delta in (await call.read()).deltas] == [[5], [6]]
+    assert [delta.token_ids for delta in (await call.read()).deltas] == [[5, 6]]
     call.cancel()
 
 
@@ -181,3 +184,22 @@ async def test_closing_ends_the_stream_after_the_last_news(steps: Fixture) -> No
     steps.streams.close()
     assert (await call.read()).deltas == [Delta("r1", finish="stop")]
     assert await call.read() is grpc.aio.EOF
+
+
+async def test_the_news_of_one_request_join_in_order_and_end_as_the_last_of_them_does(steps: Fixture) -> None:
+    call = await steps.open()
+    await call.read()
+    await call.write(SUBMIT)
+    router, _ = await steps.memory.commands.get()
+    handoff = Handoff("prefill-0", 3, 4096, "shm", 16)
+    one, two, three = (TokenLogprobs(-float(token), [(token, -1.0)]) for token in (1, 2, 3))
+    router.send(Delta("r1", [1], [one], cached_tokens=16, handoff=handoff))
+    router.send(Delta("r2", [7]))
+    router.send(Delta("r1", [2], [two]))
+    router.send(Delta("r2", failure=Failure("internal", "broken", False)))
+    router.send(Delta("r1", [3], [three], finish="stop", stop_token=3))
+    assert (await call.read()).deltas == [
+        Delta("r1", [1, 2, 3], [one, two, three], 16, handoff, "stop", 3),
+        Delta("r2", [7], failure=Failure("internal", "broken", False)),
+    ]
+    call.cancel()
