@@ -22,7 +22,7 @@ class RouterStream:
     """One router's open stream. Event loop only.
 
     News that somebody waits for, the first and the last of a request, leave at once. The rest leaves at most every
-    `gather_s`: a message costs the router about as much as 50 tokens, whatever it holds.
+    `gather_s`, for what a message costs the router hardly depends on how many tokens are in it.
     """
 
     def __init__(self, router_id: str, gather_s: float) -> None:

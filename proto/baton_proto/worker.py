@@ -1,6 +1,7 @@
 """The request plane: what travels on the gRPC service `baton.worker.v1.Worker` between router and workers.
 
-One bidirectional stream per (router, worker) pair: commands one way, one StepMessage per engine step the other way.
+One bidirectional stream per (router, worker) pair: commands one way, one StepMessage per engine step, or for
+several quick ones, the other way.
 Messages are msgspec (msgpack), carried by generic gRPC handlers: one type system from the router to the engine.
 """
 
