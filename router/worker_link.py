@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 import structlog
 
+from baton.end_task import end_tasks
 from baton.errors import ProtocolError, WorkerLostError
 from baton.keepalive import KEEPALIVE
 from baton_proto.discovery import WorkerLoad, WorkerRecord
@@ -144,8 +145,7 @@ class WorkerLink:
     async def close(self, reason: str) -> None:
         """Requests on the link fail with `reason`."""
         self._closing = True
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await end_tasks(self._task)
         self._disconnected(reason)
         await self._channel.close()
 
