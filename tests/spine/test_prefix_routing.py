@@ -23,7 +23,7 @@ async def ask_and_settle(service: Service, prompt: list[int], max_tokens: int = 
 async def test_prefill_workers_are_chosen_by_the_prefix_that_they_hold(tiny_model: Path) -> None:
     """Decode workers hold what was shipped to them, so this one has a decode worker for each request."""
     async with running_service(tiny_model, 3, 1, SHIP_ALL) as service:
-        shared = {seed: random_prompt(400, seed) for seed in range(4)}
+        shared = {seed: random_prompt(400, seed) for seed in range(10)}
         first = {seed: await ask_and_settle(service, [*prompt, 5]) for seed, prompt in shared.items()}
         holders = {seed: answer.served_by[0].prefill_worker for seed, answer in first.items()}
         assert len(set(holders.values())) > 1, "new prompts are spread"
@@ -39,7 +39,7 @@ async def test_prefill_workers_are_chosen_by_the_prefix_that_they_hold(tiny_mode
 
 async def test_decode_workers_that_run_prompts_are_chosen_by_the_prefix_that_they_hold(tiny_model: Path) -> None:
     async with running_service(tiny_model, 0, 3) as service:
-        shared = {seed: random_prompt(333, seed) for seed in range(4)}
+        shared = {seed: random_prompt(333, seed) for seed in range(10)}
         holders = {
             seed: (await ask_and_settle(service, prompt)).served_by[0].decode_worker for seed, prompt in shared.items()
         }
