@@ -49,7 +49,15 @@ class _Sent:
 class EventPublisher:
     """To be made and used on the event loop."""
 
-    def __init__(self, nats: NatsClient, worker_id: str, incarnation: int, buffer_bytes: int = BUFFER_BYTES) -> None:
+    def __init__(
+        self,
+        nats: NatsClient,
+        worker_id: str,
+        incarnation: int,
+        buffer_bytes: int = BUFFER_BYTES,
+        gather_s: float = 0.0,
+    ) -> None:
+        """Batches leave at most every `gather_s`: a message costs each router more than the events in it."""
         self._nats = nats
         self._worker_id = worker_id
         self._incarnation = incarnation
@@ -57,6 +65,10 @@ class EventPublisher:
         self._stream = stream_config(nats.namespace)
         self._stream_exists = False
         self._buffer_limit = buffer_bytes
+        self._gather_s = gather_s
+        self._gathered: list[KvEvent] = []
+        self._timer: asyncio.TimerHandle | None = None  # when they become a batch
+        self._not_before_s = 0.0
         self._buffered_bytes = 0  # of waiting and sent batches
         self._waiting: deque[_Batch] = deque()
         self._sent: deque[_Sent] = deque()
@@ -70,7 +82,7 @@ class EventPublisher:
 
     @property
     def last_event_id(self) -> int:
-        """Of the newest batch that was handed to `publish`; 0 before the first one."""
+        """Of the newest batch; 0 before the first one."""
         return self._last_event_id
 
     @property
@@ -79,7 +91,24 @@ class EventPublisher:
         return len(self._waiting) + len(self._sent)
 
     def publish(self, events: list[KvEvent]) -> None:
-        """One batch, or several when it would be too large for one message."""
+        """In order with all before them, now or a little later."""
+        self._gathered += events
+        loop = asyncio.get_running_loop()
+        if loop.time() >= self._not_before_s:
+            self.pack()
+        elif self._timer is None:
+            self._timer = loop.call_at(self._not_before_s, self.pack)
+
+    def pack(self) -> None:
+        """What was gathered becomes one batch, or several when it would be too large for one message: `last_event_id`
+        then counts all that was published."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        events, self._gathered = self._gathered, []
+        if not events:
+            return
+        self._not_before_s = asyncio.get_running_loop().time() + self._gather_s
         for part in split_events(events):
             self._last_event_id += 1
             batch = KvEventBatch(MAJOR, self._worker_id, self._incarnation, self._last_event_id, time.time(), part)
@@ -92,6 +121,7 @@ class EventPublisher:
 
     async def flush(self, timeout_s: float) -> bool:
         """Waits until JetStream has everything; False when the time is up."""
+        self.pack()
         try:
             await asyncio.wait_for(self._idle.wait(), timeout_s)
         except TimeoutError:
@@ -100,6 +130,7 @@ class EventPublisher:
 
     async def close(self) -> None:
         """Gives what is on its way a moment, then stops."""
+        self.pack()
         if self._nats.connected:
             await self.flush(CLOSE_TIMEOUT_S)
         await end_tasks(self._task)

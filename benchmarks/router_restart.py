@@ -26,16 +26,18 @@ from rich.console import Console
 from rich.table import Table
 
 from baton.discovery import Change
+from baton.message_stream import MessageStream
 from baton.nats_client import connect
 from baton.nats_server import NatsServer
 from baton.worker.snapshot import Snapshot, chunks
+from baton.worker.stream_server import StreamServer
 from baton_proto.discovery import MAJOR, WorkerRecord
 from baton_proto.worker import (
     SERVICE,
+    STEPS,
     Hello,
     SnapshotChunk,
     SnapshotRequest,
-    WorkerCommand,
     decoder,
     encode,
 )
@@ -107,14 +109,14 @@ async def _measure(num_blocks: int, num_workers: int, rounds: int) -> Result:
             process.join()
 
 
-async def _restart(nats_url: str, addresses: list[str], blocks_each: int) -> tuple[float, float, int]:
+async def _restart(nats_url: str, addresses: list[tuple[str, str]], blocks_each: int) -> tuple[float, float, int]:
     nats = await connect(nats_url, "router", timeout_s=5)
     pool = WorkerPool("router", "model", BLOCK_SIZE, LoadLedger(BLOCK_SIZE, 300.0))
     indexer = Indexer(nats, pool.snapshot)
     await indexer.start()
     begin_s, cpu_begin_s = time.perf_counter(), time.process_time()
-    for number, address in enumerate(addresses):
-        change = Change("added", _record(number, address, blocks_each))
+    for number, pair in enumerate(addresses):
+        change = Change("added", _record(number, pair, blocks_each))
         pool.apply(change)
         indexer.apply(change)
     while not indexer.settled:
@@ -129,14 +131,15 @@ async def _restart(nats_url: str, addresses: list[str], blocks_each: int) -> tup
     return wall_s, cpu_s, blocks
 
 
-def _record(number: int, address: str, blocks: int) -> WorkerRecord:
+def _record(number: int, addresses: tuple[str, str], blocks: int) -> WorkerRecord:
     return WorkerRecord(
         version=MAJOR,
         worker_id=f"worker-{number}",
         incarnation=1,
         role="decode",
         state="ready",
-        rpc_address=address,
+        rpc_address=addresses[0],
+        stream_address=addresses[1],
         transfer=None,
         model="model",
         model_hash="",
@@ -163,22 +166,19 @@ class _Worker:
     async def serve(self, pipe: Connection) -> None:
         server = grpc.aio.server()
         methods = {
-            "Steps": grpc.stream_stream_rpc_method_handler(self._steps, decoder(WorkerCommand), encode),
             "Snapshot": grpc.unary_stream_rpc_method_handler(self._snapshot, decoder(SnapshotRequest), encode),
         }
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
-        pipe.send(f"127.0.0.1:{port}")
+        streams = StreamServer(self._hello, {STEPS: self._steps})
+        pipe.send((f"127.0.0.1:{port}", await streams.start("127.0.0.1")))
         await asyncio.to_thread(pipe.recv)
         pipe.send(self._spent_s)
         await asyncio.to_thread(pipe.recv)
 
-    async def _steps(self, commands: AsyncIterator[WorkerCommand], context: Any) -> None:
-        await anext(commands)
-        await context.write(self._hello)
-        async for _ in commands:
-            pass
+    async def _steps(self, stream: MessageStream, router_id: str) -> None:
+        await stream.ended()
 
     async def _snapshot(self, request: SnapshotRequest, context: Any) -> AsyncIterator[SnapshotChunk]:
         begin_s = time.process_time()

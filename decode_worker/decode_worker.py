@@ -6,15 +6,14 @@
 import asyncio
 import itertools
 import time
-from typing import Any
 
-import grpc
 import numpy as np
 import structlog
 
 from baton.worker.in_flight import InFlight
 from baton.worker.runtime import WorkerRuntime
 from baton.worker.step_stream import RouterStream
+from baton.worker.stream_server import Handler
 from baton_proto.worker import Delta, Failure, Submit
 from decode_worker.handoff import Handoffs
 from decode_worker.request import Phase, Request
@@ -144,7 +143,7 @@ class DecodeWorker:
 
     # --- called by the process ----------------------------------------------------------------------------------------
 
-    def methods(self) -> "dict[str, grpc.RpcMethodHandler[Any, Any]]":
+    def stream_handlers(self) -> dict[str, Handler]:
         return {}
 
     def lease_count(self) -> int:

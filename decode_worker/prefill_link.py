@@ -4,14 +4,13 @@ Kept open between requests; the next request makes a new one when it broke.
 """
 
 import asyncio
-from typing import Any, Protocol
+from typing import Protocol
 
-import grpc
-import msgspec
 import structlog
 
+from baton.end_task import end_tasks
 from baton.errors import ProtocolError
-from baton.keepalive import KEEPALIVE
+from baton.message_stream import MessageStream, dial
 from baton_proto.version import check_major
 from baton_proto.worker import (
     MAJOR,
@@ -19,20 +18,16 @@ from baton_proto.worker import (
     Failure,
     Hello,
     PrefillCancel,
-    PrefillCommand,
     PrefillFailed,
     PrefillReport,
     PrefillRequest,
     PrefillTarget,
+    decode_greeting,
     decoder,
-    encode,
 )
 from decode_worker.request import Request
 
-CHANNEL_OPTIONS = [
-    ("grpc.use_local_subchannel_pool", 1),  # a new link never inherits the back-off of a dead one
-    *KEEPALIVE,
-]
+decode_report = decoder(PrefillReport)
 
 log = structlog.get_logger()
 
@@ -54,63 +49,62 @@ class PrefillLink:
         self._connect_timeout_s = connect_timeout_s
         self._owner = owner
         self._requests: dict[str, Request] = {}
-        self._outgoing: asyncio.Queue[PrefillCommand] = asyncio.Queue()
+        self._stream: MessageStream | None = None
+        self._waiting: list[PrefillRequest | PrefillCancel] = []  # until there is a stream
         self._task = asyncio.create_task(self._run())
 
     def send(self, request: Request, command: PrefillRequest) -> None:
         self._requests[request.key] = request
-        self._outgoing.put_nowait(command)
+        self._send(command)
 
     def cancel(self, request: Request) -> None:
         if self._requests.pop(request.key, None) is not None:
-            self._outgoing.put_nowait(PrefillCancel(request.key))
+            self._send(PrefillCancel(request.key))
 
     def forget(self, request: Request) -> None:
         """Its KV has arrived."""
         self._requests.pop(request.key, None)
 
     async def close(self) -> None:
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await end_tasks(self._task)
+
+    def _send(self, command: PrefillRequest | PrefillCancel) -> None:
+        if self._stream is None:
+            self._waiting.append(command)
+        else:
+            self._stream.send(command)
 
     async def _run(self) -> None:
         reason = "the link ended"
         try:
-            async with grpc.aio.insecure_channel(self.target.rpc_address, options=CHANNEL_OPTIONS) as channel:
-                await self._talk(channel)
-                reason = "the prefill worker closed the stream"
+            reason = await self._talk()
         except TimeoutError:
             reason = f"no answer within {self._connect_timeout_s:.1f} s"
-        except grpc.aio.AioRpcError as error:
-            reason = f"{error.code().name}: {error.details()}"
-        except (ProtocolError, msgspec.DecodeError) as error:
+        except (ProtocolError, OSError) as error:
             reason = str(error)
         finally:
             requests, self._requests = list(self._requests.values()), {}
             log.info("prefill link ended", prefill_worker=self.target.worker_id, reason=reason, requests=len(requests))
             self._owner.link_lost(self, requests, reason)
 
-    async def _talk(self, channel: grpc.aio.Channel) -> None:
-        """Returns when the peer ends the stream."""
-        stub: Any = channel.stream_stream(
-            PREFILL, request_serializer=encode, response_deserializer=decoder(PrefillReport)
-        )
-        call = stub()
-        async with asyncio.timeout(self._connect_timeout_s):
-            await call.write(Hello(MAJOR, self._worker_id, self.target.incarnation))
-            hello = await call.read()
-        if not isinstance(hello, Hello):
-            raise ProtocolError(self.target.worker_id, "the first message of a stream must be a hello")
-        check_major("prefill stream", hello.version, MAJOR)
-        writer = asyncio.create_task(self._write(call))
+    async def _talk(self) -> str:
+        """From the hellos to the end of the stream; says why it ended."""
+        stream = None
         try:
-            while (report := await call.read()) is not grpc.aio.EOF:
-                if isinstance(report, PrefillFailed) and (request := self._requests.pop(report.request_id, None)):
-                    self._owner.prefill_failed(request, report.failure)
+            async with asyncio.timeout(self._connect_timeout_s):
+                stream = await dial(self.target.stream_address, self.target.worker_id)
+                stream.send(Hello(MAJOR, self._worker_id, self.target.incarnation, PREFILL))
+                hello = await stream.receive(decode_greeting)
+            check_major("prefill stream", hello.version, MAJOR)
+            self._stream = stream
+            for command in self._waiting:
+                stream.send(command)
+            stream.listen(decode_report, self._read)
+            return await stream.ended()
         finally:
-            writer.cancel()
-            call.cancel()
+            if stream is not None:
+                stream.abort("the link is closed")
 
-    async def _write(self, call: Any) -> None:
-        while True:
-            await call.write(await self._outgoing.get())
+    def _read(self, report: PrefillFailed) -> None:
+        if request := self._requests.pop(report.request_id, None):
+            self._owner.prefill_failed(request, report.failure)

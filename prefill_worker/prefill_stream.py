@@ -1,17 +1,16 @@
-"""The `Prefill` stream: prompts and grants of one decode worker come in, bad news goes out.
+"""The `prefill` streams: prompts and grants of one decode worker come in, bad news goes out.
 
 Good news travels with the KV.
 """
 
-import asyncio
-from collections.abc import AsyncIterator
-from typing import Any, Protocol
+from typing import Protocol
 
-import grpc
 import structlog
 
-from baton.worker.hello import receive_hello
-from baton_proto.worker import Hello, PrefillCancel, PrefillCommand, PrefillFailed, PrefillRequest
+from baton.message_stream import MessageStream
+from baton_proto.worker import PrefillCancel, PrefillCommand, PrefillFailed, PrefillRequest, decoder
+
+decode_command = decoder(PrefillCommand)
 
 log = structlog.get_logger()
 
@@ -19,20 +18,16 @@ log = structlog.get_logger()
 class DecodeStream:
     """One decode worker's open stream. Event loop only."""
 
-    def __init__(self, decode_worker: str) -> None:
+    def __init__(self, decode_worker: str, stream: MessageStream) -> None:
         self.decode_worker = decode_worker
-        self._outgoing: asyncio.Queue[PrefillFailed | None] = asyncio.Queue()
+        self._stream = stream
 
     def send(self, failed: PrefillFailed) -> None:
-        self._outgoing.put_nowait(failed)
+        self._stream.send(failed)
 
     def close(self) -> None:
         """Ends the stream after what is pending was written."""
-        self._outgoing.put_nowait(None)
-
-    async def take(self) -> PrefillFailed | None:
-        """None: the stream is closed."""
-        return await self._outgoing.get()
+        self._stream.close()
 
 
 class PrefillHandler(Protocol):
@@ -46,45 +41,29 @@ class PrefillHandler(Protocol):
 
 
 class PrefillStreams:
-    def __init__(self, ours: Hello, handler: PrefillHandler) -> None:
-        self._ours = ours
+    def __init__(self, handler: PrefillHandler) -> None:
         self._handler = handler
         self._open: set[DecodeStream] = set()
+
+    async def serve(self, stream: MessageStream, decode_worker: str) -> None:
+        """From the hellos to the end."""
+        decode = DecodeStream(decode_worker, stream)
+        self._open.add(decode)
+        log.info("decode worker connected", decode_worker=decode_worker)
+        try:
+            stream.listen(decode_command, lambda command: self._obey(decode, command))
+            reason = await stream.ended()
+        finally:
+            self._open.discard(decode)
+            self._handler.decode_worker_gone(decode)
+        log.info("decode worker disconnected", decode_worker=decode_worker, reason=reason)
 
     def close(self) -> None:
         for stream in self._open:
             stream.close()
 
-    async def serve(
-        self, commands: AsyncIterator[PrefillCommand], context: grpc.aio.ServicerContext[PrefillCommand, Any]
-    ) -> None:
-        """gRPC handler of `Prefill`."""
-        commands = aiter(commands)
-        hello = await receive_hello(commands, context, self._ours)
-        stream = DecodeStream(hello.sender)
-        log.info("decode worker connected", decode_worker=stream.decode_worker)
-        self._open.add(stream)
-        reader = asyncio.create_task(self._read(stream, commands))
-        try:
-            while (failed := await stream.take()) is not None:
-                await context.write(failed)
-            if reader.done():
-                reader.result()  # raises what a malformed command raised: the decode worker gets an error status
-        finally:
-            reader.cancel()
-            self._open.discard(stream)
-            self._handler.decode_worker_gone(stream)
-            log.info("decode worker disconnected", decode_worker=stream.decode_worker)
-
-    async def _read(self, stream: DecodeStream, commands: AsyncIterator[PrefillCommand]) -> None:
-        try:
-            async for command in commands:
-                match command:
-                    case PrefillRequest():
-                        self._handler.accept(stream, command)
-                    case PrefillCancel():
-                        self._handler.cancel(stream, command.request_id)
-                    case Hello():
-                        log.warning("second hello ignored", decode_worker=stream.decode_worker)
-        finally:
-            stream.close()
+    def _obey(self, stream: DecodeStream, command: PrefillRequest | PrefillCancel) -> None:
+        if isinstance(command, PrefillRequest):
+            self._handler.accept(stream, command)
+        else:
+            self._handler.cancel(stream, command.request_id)

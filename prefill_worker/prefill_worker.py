@@ -7,23 +7,14 @@ and lost decode workers only make that happen sooner.
 import asyncio
 import itertools
 from dataclasses import dataclass
-from typing import Any
 
-import grpc
 import numpy as np
 import structlog
 
 from baton.worker.in_flight import InFlight
 from baton.worker.runtime import WorkerRuntime
-from baton_proto.worker import (
-    PREFILL,
-    Failure,
-    PrefillCommand,
-    PrefillFailed,
-    PrefillRequest,
-    decoder,
-    encode,
-)
+from baton.worker.stream_server import Handler
+from baton_proto.worker import PREFILL, Failure, PrefillFailed, PrefillRequest
 from engine.engine import SequenceOutput
 from engine.sequence import Sequence
 from kvtransfer.identity import SlabIdentity
@@ -65,19 +56,15 @@ class PrefillWorker:
         self.in_flight: InFlight[tuple[DecodeStream, str], Prompt] = InFlight()
         self._by_job: dict[ShippingJob, Prompt] = {}
         self.steps = NoRequests(runtime.worker_id)
-        self._streams = PrefillStreams(runtime.hello, self)
+        self._streams = PrefillStreams(self)
         assembly = runtime.assembly
         identity = SlabIdentity(runtime.worker_id, runtime.incarnation, assembly.model_hash, assembly.layout)
         self._sender = Sender(assembly.slab, identity, runtime.config.transfer)
         self._shipping = Shipping(assembly.engine, self._sender, assembly.zero_tail, self._push_done)
         runtime.bridge.on_step_here = self._shipping.step_done
 
-    def methods(self) -> "dict[str, grpc.RpcMethodHandler[Any, Any]]":
-        return {
-            PREFILL: grpc.stream_stream_rpc_method_handler(
-                self._streams.serve, request_deserializer=decoder(PrefillCommand), response_serializer=encode
-            )
-        }
+    def stream_handlers(self) -> dict[str, Handler]:
+        return {PREFILL: self._streams.serve}
 
     # --- prompts ------------------------------------------------------------------------------------------------------
 

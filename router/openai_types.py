@@ -14,7 +14,7 @@ from msgspec import Struct
 from baton.errors import InvalidRequestError
 from router.chat_template import Message
 from router.sampling_options import Options
-from router.validation import Chat, Prompt, plain_role
+from router.validation import MIXTURE, Chat, Prompt, plain_role
 
 MAX_PROMPTS = 64
 
@@ -161,13 +161,12 @@ class CompletionBody(GenerationBody, frozen=True, kw_only=True):
     def prompts(self) -> Sequence[Prompt]:
         if isinstance(self.prompt, str):
             return [self.prompt]
-        kinds = set(map(type, self.prompt))
-        if not kinds:
+        if not self.prompt:
             raise InvalidRequestError("prompt", "is empty; at least one token is needed")
-        if len(kinds) > 1:
-            raise InvalidRequestError("prompt", "must be a string, token ids, or a list of either, not a mixture")
-        if kinds == {int}:
-            return [cast(list[int], self.prompt)]
+        if isinstance(self.prompt[0], int):
+            return [cast(list[int], self.prompt)]  # validation sees whether all are
+        if len(set(map(type, self.prompt))) > 1:
+            raise InvalidRequestError("prompt", MIXTURE)
         if len(self.prompt) > MAX_PROMPTS:
             raise InvalidRequestError("prompt", f"has {len(self.prompt)} prompts; at most {MAX_PROMPTS} are allowed")
         return [prompt for prompt in self.prompt if not isinstance(prompt, int)]

@@ -5,7 +5,7 @@ Built on the `tokenizers` library alone; transformers, which would bring torch a
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,8 @@ class Tokenizer:
         decoder = json.loads(self._tokenizer.to_str()).get("decoder") or {}
         self.is_byte_level = decoder.get("type") == "ByteLevel"  # else text depends on more than each token's own bytes
         self._has_byte_fallback = "ByteFallback" in json.dumps(decoder)
-        self._token_bytes: dict[int, bytes] = {}
-        self._shown: dict[int, bytes] = {}
+        self._token_bytes = _Table(self._spell)
+        self._shown = _Table(lambda token_id: b"" if token_id in self.special_token_ids else self.token_bytes(token_id))
         self._token_texts: dict[int, str] = {}
 
     def encode(self, text: str, add_special_tokens: bool = True) -> TokenIds:
@@ -59,20 +59,12 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """What one token stands for by itself, special tokens spelled out; empty for ids that the tokenizer lacks."""
-        known = self._token_bytes.get(token_id)
-        if known is None:
-            known = self._token_bytes[token_id] = self._spell(token_id)
-        return known
+        return self._token_bytes[token_id]
 
     def shown_bytes(self, token_ids: Sequence[int]) -> bytes:
         """What tokens add to a text that is shown, where special tokens are nothing. For byte-level BPE."""
         shown = self._shown
-        try:
-            return b"".join([shown[token_id] for token_id in token_ids])
-        except KeyError:
-            for token_id in token_ids:
-                shown[token_id] = b"" if token_id in self.special_token_ids else self.token_bytes(token_id)
-            return b"".join([shown[token_id] for token_id in token_ids])
+        return b"".join([shown[token_id] for token_id in token_ids])
 
     def token_text(self, token_id: int) -> str:
         """The same as text; a part of a character gives U+FFFD."""
@@ -99,6 +91,18 @@ class Tokenizer:
         if _WORD_START in token:
             return token.replace(_WORD_START, " ").encode()
         return self.decode([token_id], skip_special_tokens=False).encode()
+
+
+class _Table(dict[int, bytes]):
+    """By token id, spelled when it is first asked for."""
+
+    def __init__(self, spell: Callable[[int], bytes]) -> None:
+        super().__init__()
+        self._spell = spell
+
+    def __missing__(self, token_id: int) -> bytes:
+        spelled = self[token_id] = self._spell(token_id)
+        return spelled
 
 
 def _load(folder: Path) -> tokenizers.Tokenizer:

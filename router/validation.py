@@ -7,6 +7,7 @@ import asyncio
 import re
 import secrets
 import time
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +24,7 @@ from router.text_encoder import TokenIds
 from router.tokenizer import Tokenizer
 
 MAX_PRIORITY = 2**31 - 1
+MIXTURE = "must be a string, token ids, or a list of either, not a mixture"
 MAX_TIMEOUT_S = 86400.0
 IN_PLACE_CHARS = 4096  # longer texts are tokenized in a thread, so that no other request waits for it
 REQUEST_ID = re.compile(r"[!-~]{1,128}")
@@ -146,7 +148,9 @@ def _check_token_ids(prompt: Sequence[int], name: str, vocab_size: int) -> Token
     if not len(prompt):
         raise InvalidRequestError(name, "is empty; at least one token is needed")
     try:
-        tokens = np.array(prompt, dtype=np.uint32)
+        tokens = np.frombuffer(array("I", prompt), dtype=np.uint32)
+    except TypeError:
+        raise InvalidRequestError(name, MIXTURE) from None
     except OverflowError:  # negative, or more than 32 bits
         check_in_vocabulary(name, prompt, vocab_size)
         raise

@@ -5,7 +5,6 @@ broken stream fails every request on it at once and is dialled again for as long
 """
 
 import asyncio
-import contextlib
 import random
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -15,7 +14,7 @@ import structlog
 
 from baton.end_task import end_tasks
 from baton.errors import ProtocolError, WorkerLostError
-from baton.keepalive import KEEPALIVE
+from baton.message_stream import ENDED, MessageStream, dial
 from baton_proto.discovery import WorkerLoad, WorkerRecord
 from baton_proto.version import check_major
 from baton_proto.worker import (
@@ -35,8 +34,8 @@ from baton_proto.worker import (
     SnapshotRequest,
     StepMessage,
     Submit,
-    WorkerCommand,
     WorkerReport,
+    decode_greeting,
     decoder,
     encode,
 )
@@ -47,7 +46,6 @@ HELLO_TIMEOUT_S = 5.0
 CALL_TIMEOUT_S = 5.0
 MIN_BACKOFF_S = 0.05
 MAX_BACKOFF_S = 1.0
-ENDED = "the worker ended the stream"
 
 CHANNEL_OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),  # a new link never inherits the back-off of a dead one
@@ -55,8 +53,9 @@ CHANNEL_OPTIONS = [
     ("grpc.min_reconnect_backoff_ms", 1_000),  # also the limit of one connection attempt
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.max_receive_message_length", 64 * 1024 * 1024),
-    *KEEPALIVE,
 ]
+
+decode_report = decoder(WorkerReport)
 
 log = structlog.get_logger()
 
@@ -72,16 +71,15 @@ class WorkerLink:
         on_change: Callable[[], None],
     ) -> None:
         self.worker: WorkerKey = (record.worker_id, record.incarnation)
-        self.connected = False
         self.failed = False  # the last stream broke, or could not be opened
         self._closing = False
         self._router_id = router_id
         self._on_load = on_load
         self._on_change = on_change
         self._inboxes: dict[str, Inbox] = {}
-        self._outgoing: asyncio.Queue[WorkerCommand] = asyncio.Queue()
+        self._address = record.stream_address
+        self._stream: MessageStream | None = None  # after the hellos
         self._channel = grpc.aio.insecure_channel(record.rpc_address, options=CHANNEL_OPTIONS)
-        self._steps: Any = self._channel.stream_stream(STEPS, encode, decoder(WorkerReport))
         self._snapshot: Any = self._channel.unary_stream(SNAPSHOT, encode, decoder(SnapshotChunk))
         self._inspect: Any = self._channel.unary_unary(INSPECT, encode, decoder(InspectReport))
         self._drain: Any = self._channel.unary_unary(DRAIN, encode, decoder(DrainReport))
@@ -92,17 +90,21 @@ class WorkerLink:
     def submit(self, request: Submit) -> Inbox:
         """Its deltas come into the inbox until the last one; WorkerLostError when the stream breaks before. Request ids
         are never reused on a link. Raises WorkerLostError when there is no stream."""
-        if not self.connected:
+        if self._stream is None:
             raise WorkerLostError(self.worker[0], "not connected")
         assert request.request_id not in self._inboxes
         inbox = self._inboxes[request.request_id] = Inbox()
-        self._outgoing.put_nowait(request)
+        self._stream.send(request)
         return inbox
 
     def cancel(self, request_id: str) -> None:
         """Nothing more comes for it. Without effect when it has ended."""
-        if self._inboxes.pop(request_id, None) is not None:
-            self._outgoing.put_nowait(Cancel(request_id))
+        if self._inboxes.pop(request_id, None) is not None and self._stream is not None:
+            self._stream.send(Cancel(request_id))
+
+    @property
+    def connected(self) -> bool:
+        return self._stream is not None
 
     @property
     def in_flight(self) -> int:
@@ -162,43 +164,33 @@ class WorkerLink:
 
     async def _session(self) -> str:
         """One stream from hello to its end; says why it ended."""
-        call = self._steps()
-        writer = None
+        stream = None
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
-                await call.write(Hello(MAJOR, self._router_id, self.worker[1]))
-                self._check_hello(await call.read())
-            self.connected, self.failed = True, False
+                stream = await dial(self._address, self.worker[0])
+                stream.send(Hello(MAJOR, self._router_id, self.worker[1], STEPS))
+                self._check_hello(await stream.receive(decode_greeting))
+            self._stream, self.failed = stream, False
             log.info("worker connected", worker=self.worker[0], incarnation=self.worker[1])
             self._on_change()
-            writer = asyncio.create_task(self._write(call))
-            while (message := await call.read()) is not grpc.aio.EOF:
-                self._dispatch(message)
-            return ENDED
+            stream.listen(decode_report, self._dispatch)
+            return await stream.ended()
         except TimeoutError:
             return f"no hello within {HELLO_TIMEOUT_S:.1f} s"
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError, ProtocolError) as error:
-            return _describe(error)
+        except (OSError, ProtocolError) as error:
+            return str(error)
         finally:
-            if writer is not None:
-                writer.cancel()
-            call.cancel()
+            if stream is not None:
+                stream.abort("the link is closed")
 
-    def _check_hello(self, message: Any) -> None:
-        worker_id = self.worker[0]
-        if message is grpc.aio.EOF:
-            raise ProtocolError(worker_id, "refused the stream")
-        if not isinstance(message, Hello):
-            raise ProtocolError(worker_id, "the first message of a stream must be a hello")
-        check_major("step stream", message.version, MAJOR)
-        if (message.sender, message.incarnation) != self.worker:
+    def _check_hello(self, hello: Hello) -> None:
+        check_major("step stream", hello.version, MAJOR)
+        if (hello.sender, hello.incarnation) != self.worker:
             raise ProtocolError(
-                worker_id, f"another worker answers: {message.sender}, incarnation {message.incarnation}"
+                self.worker[0], f"another worker answers: {hello.sender}, incarnation {hello.incarnation}"
             )
 
-    def _dispatch(self, message: Any) -> None:
-        if not isinstance(message, StepMessage):  # gRPC gives None for bytes that cannot be decoded
-            raise ProtocolError(self.worker[0], "sent a message that is not a step")
+    def _dispatch(self, message: StepMessage) -> None:
         self._on_load(message.load)
         for delta in message.deltas:
             self._deliver(delta)
@@ -211,17 +203,11 @@ class WorkerLink:
             del self._inboxes[delta.request_id]
         inbox.put(delta)
 
-    async def _write(self, call: Any) -> None:
-        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the reader sees the end too
-            while True:
-                await call.write(await self._outgoing.get())
-
     def _disconnected(self, reason: str) -> None:
-        """Requests fail and what was not sent is dropped: the next stream starts from nothing."""
+        """Requests fail: the next stream starts from nothing."""
         inboxes, self._inboxes = list(self._inboxes.values()), {}
-        self._outgoing = asyncio.Queue()
         was_connected, changed = self.connected, self.connected or not self.failed
-        self.connected, self.failed = False, True
+        self._stream, self.failed = None, True
         if was_connected:
             in_order = not inboxes and (self._closing or reason == ENDED)
             report = log.info if in_order else log.warning
@@ -232,7 +218,5 @@ class WorkerLink:
             inbox.fail(WorkerLostError(self.worker[0], reason))
 
 
-def _describe(error: Exception) -> str:
-    if isinstance(error, grpc.aio.AioRpcError):
-        return f"{error.code().name}: {error.details()}"
-    return str(error)
+def _describe(error: grpc.aio.AioRpcError) -> str:
+    return f"{error.code().name}: {error.details()}"

@@ -122,7 +122,7 @@ class WorkerPool:
     def prefill_target(self, key: WorkerKey) -> PrefillTarget:
         """Raises WorkerLostError."""
         record = self._worker(key).record
-        return PrefillTarget(record.worker_id, record.incarnation, record.rpc_address)
+        return PrefillTarget(record.worker_id, record.incarnation, record.stream_address)
 
     def snapshot(self, worker_id: str, incarnation: int) -> AsyncIterator[SnapshotChunk]:
         """For the indexer. Raises WorkerLostError, at once or while it is read."""

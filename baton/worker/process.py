@@ -23,8 +23,9 @@ from baton.worker.metrics import MetricsEndpoint, WorkerMetrics
 from baton.worker.role import Role
 from baton.worker.runtime import WorkerRuntime
 from baton.worker.service import WorkerService
+from baton.worker.stream_server import StreamServer
 from baton_proto.discovery import MAJOR, LoadReport, WorkerRecord
-from baton_proto.worker import Failure
+from baton_proto.worker import STEPS, Failure
 
 LOAD_INTERVAL_S = 1.0
 END_GRACE_S = 2.0  # for requests that the end of the drain timeout cut off
@@ -82,7 +83,8 @@ async def serve_worker(
     async with AsyncExitStack() as closing:
         closing.callback(assembly.close)
         incarnation = new_incarnation()
-        publisher = EventPublisher(nats, worker_id, incarnation)
+        gather_s = config.workers.gather_events_ms / 1000
+        publisher = EventPublisher(nats, worker_id, incarnation, gather_s=gather_s)
         closing.push_async_callback(publisher.close)
         metrics = WorkerMetrics(shared.metrics, worker_id)
         runtime = WorkerRuntime(config, worker_id, incarnation, assembly, publisher, metrics)
@@ -92,13 +94,16 @@ async def serve_worker(
         streams = runtime.attach(role)
         runtime.bridge.start()
 
-        service = WorkerService(runtime, streams)
+        service = WorkerService(runtime)
         rpc_address = await service.start(config.workers.host)
         closing.push_async_callback(service.stop, END_GRACE_S)
+        server = StreamServer(runtime.hello, {STEPS: streams.serve} | role.stream_handlers())
+        stream_address = await server.start(config.workers.host)
+        closing.push_async_callback(server.stop, END_GRACE_S)
         closing.callback(streams.close)
         closing.callback(role.end_streams)
 
-        record = _record(runtime, rpc_address, shared.metrics_address)
+        record = _record(runtime, rpc_address, stream_address, shared.metrics_address)
         runtime.announcer = Announcer(nats, record, config.discovery.heartbeat_s, config.discovery.ttl_s)
         await runtime.announcer.start()
         closing.push_async_callback(runtime.announcer.withdraw)
@@ -145,7 +150,7 @@ async def _report_load(runtime: WorkerRuntime, nats: NatsClient) -> None:
         await asyncio.sleep(LOAD_INTERVAL_S)
 
 
-def _record(runtime: WorkerRuntime, rpc_address: str, metrics_address: str) -> WorkerRecord:
+def _record(runtime: WorkerRuntime, rpc_address: str, stream_address: str, metrics_address: str) -> WorkerRecord:
     assembly = runtime.assembly
     return WorkerRecord(
         version=MAJOR,
@@ -154,6 +159,7 @@ def _record(runtime: WorkerRuntime, rpc_address: str, metrics_address: str) -> W
         role=runtime.role.name,
         state=runtime.state,
         rpc_address=rpc_address,
+        stream_address=stream_address,
         transfer=runtime.role.endpoint,
         model=assembly.model,
         model_hash=assembly.model_hash,
@@ -166,7 +172,7 @@ def _record(runtime: WorkerRuntime, rpc_address: str, metrics_address: str) -> W
 
 
 def _print_ready(record: WorkerRecord) -> None:
-    addresses = {"rpc": record.rpc_address, "metrics": record.metrics_address}
+    addresses = {"rpc": record.rpc_address, "stream": record.stream_address, "metrics": record.metrics_address}
     print_ready(f"{record.role}_worker", record.worker_id, addresses)
     log.info("ready", worker=record.worker_id, incarnation=record.incarnation, rpc=record.rpc_address)
 

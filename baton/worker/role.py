@@ -2,10 +2,9 @@
 
 from typing import Any, Protocol
 
-import grpc
-
 from baton.worker.in_flight import InFlight
 from baton.worker.step_stream import StepHandler
+from baton.worker.stream_server import Handler
 from baton_proto.discovery import TransferEndpoint
 from baton_proto.worker import Failure
 from engine.engine import SequenceOutput
@@ -27,8 +26,8 @@ class Role(Protocol):
     @property
     def in_flight(self) -> InFlight[Any, Any]: ...
 
-    def methods(self) -> "dict[str, grpc.RpcMethodHandler[Any, Any]]":
-        """gRPC methods by full name, beside those that every worker has."""
+    def stream_handlers(self) -> dict[str, Handler]:
+        """Of its own streams, by what they are for."""
         ...
 
     def outputs(self, outputs: list[SequenceOutput]) -> None:
@@ -46,7 +45,7 @@ class Role(Protocol):
         ...
 
     def end_streams(self) -> None:
-        """After the drain: ends the streams of its own methods, so that the server can stop."""
+        """After the drain: ends its own streams, so that the server can stop."""
         ...
 
     async def close(self) -> None:

@@ -45,7 +45,7 @@ class WorkerRuntime:
     def attach(self, role: Role) -> StepStreams:
         """The role is built around this object, so it comes second."""
         self._role = role
-        self._streams = StepStreams(self.hello, role.steps, self.config.workers.gather_ms / 1000)
+        self._streams = StepStreams(role.steps, self.config.workers.gather_ms / 1000)
         return self._streams
 
     @property

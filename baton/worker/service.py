@@ -1,4 +1,4 @@
-"""The gRPC server of a worker and the calls that both kinds answer alike: Steps, Snapshot, Inspect, Drain."""
+"""The gRPC server of a worker: calls that both kinds answer alike, Snapshot, Inspect and Drain."""
 
 import os
 from collections.abc import AsyncIterator
@@ -7,23 +7,19 @@ from typing import Any
 import grpc
 import psutil
 
-from baton.keepalive import ACCEPT_PINGS, KEEPALIVE
 from baton.worker.runtime import WorkerRuntime
 from baton.worker.snapshot import chunks, take_snapshot
-from baton.worker.step_stream import StepStreams
 from baton_proto.worker import (
     DRAIN,
     INSPECT,
     SERVICE,
     SNAPSHOT,
-    STEPS,
     DrainReport,
     DrainRequest,
     InspectReport,
     InspectRequest,
     SnapshotChunk,
     SnapshotRequest,
-    WorkerCommand,
     decoder,
     encode,
 )
@@ -33,17 +29,14 @@ Context = grpc.aio.ServicerContext[Any, Any]
 SERVER_OPTIONS = [
     ("grpc.so_reuseport", 0),
     ("grpc.max_receive_message_length", 64 * 1024 * 1024),
-    *KEEPALIVE,
-    *ACCEPT_PINGS,
 ]
 
 
 class WorkerService:
-    def __init__(self, runtime: WorkerRuntime, streams: StepStreams) -> None:
+    def __init__(self, runtime: WorkerRuntime) -> None:
         self._runtime = runtime
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
-        methods = runtime.role.methods() | {
-            STEPS: grpc.stream_stream_rpc_method_handler(streams.serve, decoder(WorkerCommand), encode),
+        methods = {
             SNAPSHOT: grpc.unary_stream_rpc_method_handler(self._snapshot, decoder(SnapshotRequest), encode),
             INSPECT: grpc.unary_unary_rpc_method_handler(self._inspect, decoder(InspectRequest), encode),
             DRAIN: grpc.unary_unary_rpc_method_handler(self._drain, decoder(DrainRequest), encode),

@@ -35,6 +35,7 @@ async def take_snapshot(bridge: EngineBridge, publisher: EventPublisher) -> Snap
         events, runs = taken
         if events:
             publisher.publish(events)
+        publisher.pack()
         if not future.done():
             future.set_result(Snapshot(publisher.last_event_id, runs))
 

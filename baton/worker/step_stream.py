@@ -1,19 +1,20 @@
-"""The `Steps` stream: commands of one router come in, one message per engine step goes out.
+"""The `steps` streams: commands of one router come in, one message per engine step goes out.
 
 Owns the open streams. What is to be sent is collected per router; when a router reads slowly, or steps are quicker than
 `workers.gather_ms`, the news of several steps leave in one message, with one delta per request.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Protocol
 
-import grpc
 import structlog
 
-from baton.worker.hello import receive_hello
+from baton.message_stream import MessageStream
 from baton_proto.discovery import WorkerLoad
-from baton_proto.worker import Cancel, Delta, Hello, StepMessage, Submit, WorkerCommand
+from baton_proto.worker import Cancel, Delta, StepMessage, Submit, WorkerCommand, decoder
+
+decode_command = decoder(WorkerCommand)
 
 log = structlog.get_logger()
 
@@ -21,55 +22,75 @@ log = structlog.get_logger()
 class RouterStream:
     """One router's open stream. Event loop only.
 
-    News that somebody waits for, the first and the last of a request, leave at once. The rest leaves at most every
-    `gather_s`, for what a message costs the router hardly depends on how many tokens are in it.
+    News that somebody waits for, the first and the last of a request, leave when the event loop comes around. The rest
+    leaves at most every `gather_s`, for what a message costs the router hardly depends on how many tokens are in it.
     """
 
-    def __init__(self, router_id: str, gather_s: float) -> None:
+    def __init__(
+        self, router_id: str, stream: MessageStream, gather_s: float, current_load: Callable[[], WorkerLoad]
+    ) -> None:
         self.router_id = router_id
+        self._stream = stream
         self._gather_s = gather_s
+        self._current_load = current_load
+        self._loop = asyncio.get_running_loop()
         self._deltas: dict[str, list[Delta]] = {}  # by request
-        self._due = asyncio.Event()
+        self._soon: asyncio.Handle | None = None  # leaves on the next turn of the event loop
+        self._timer: asyncio.TimerHandle | None = None  # or then
+        self._blocked = False  # or when the router has read what it got
         self._not_before_s = 0.0
-        self._timer: asyncio.TimerHandle | None = None
-        self._closed = False
+        stream.on_writable = self._leave
 
     def send(self, delta: Delta) -> None:
-        """Leaves with everything else that is sent before the event loop comes around."""
+        """Leaves with everything else that is sent before the step is over or the event loop comes around."""
         self._deltas.setdefault(delta.request_id, []).append(delta)
         if delta.cached_tokens is not None or delta.finish is not None or delta.failure is not None:
-            self._due.set()
+            self._leave_soon()
         else:
-            self.wake()
+            self._leave_in_time()
 
-    def wake(self) -> None:
-        """There is a new load to report, if nothing else."""
-        if self._timer is not None or self._due.is_set():
-            return
-        loop = asyncio.get_running_loop()
-        if loop.time() >= self._not_before_s:
-            self._due.set()
-        else:
-            self._timer = loop.call_at(self._not_before_s, self._due.set)
+    def step_is_over(self) -> None:
+        """All of its news were sent, and there is a new load to report, if nothing else: what is due leaves now."""
+        self._leave_in_time()
+        if self._soon is not None:
+            self._leave()
+
+    @property
+    def writable(self) -> bool:
+        """The router keeps up with what it is sent."""
+        return self._stream.writable
 
     def close(self) -> None:
         """Ends the stream after what is pending was written."""
-        self._closed = True
-        self._due.set()
+        if self._deltas:
+            self._write()
+        self._stream.close()
 
-    async def take(self) -> list[Delta] | None:
-        """Waits for news; None when the stream is closed and all is written."""
-        await self._due.wait()
+    def _leave_soon(self) -> None:
+        if self._soon is None and not self._blocked:
+            self._soon = self._loop.call_soon(self._leave)
+
+    def _leave_in_time(self) -> None:
+        if self._soon is None and self._timer is None:
+            if self._loop.time() >= self._not_before_s:
+                self._leave_soon()
+            else:
+                self._timer = self._loop.call_at(self._not_before_s, self._leave)
+
+    def _leave(self) -> None:
+        for handle in (self._soon, self._timer):
+            if handle is not None:
+                handle.cancel()
+        self._soon = self._timer = None
+        self._blocked = not self._stream.writable
+        if not self._blocked:
+            self._write()
+
+    def _write(self) -> None:
         deltas = list(map(_joined, self._deltas.values()))
         self._deltas.clear()
-        if self._closed:
-            return deltas or None
-        self._due.clear()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        self._not_before_s = asyncio.get_running_loop().time() + self._gather_s
-        return deltas
+        self._stream.send(StepMessage(deltas, self._current_load()))
+        self._not_before_s = self._loop.time() + self._gather_s
 
 
 class StepHandler(Protocol):
@@ -85,59 +106,40 @@ class StepHandler(Protocol):
 
 
 class StepStreams:
-    def __init__(self, ours: Hello, handler: StepHandler, gather_s: float) -> None:
-        self._ours = ours
+    def __init__(self, handler: StepHandler, gather_s: float) -> None:
         self._gather_s = gather_s
         self._handler = handler
         self._open: set[RouterStream] = set()
         self._load = WorkerLoad()
 
-    async def serve(
-        self, commands: AsyncIterator[WorkerCommand], context: grpc.aio.ServicerContext[WorkerCommand, Any]
-    ) -> None:
-        """gRPC handler of `Steps`."""
-        commands = aiter(commands)
-        hello = await receive_hello(commands, context, self._ours)
-        router = RouterStream(hello.sender, self._gather_s)
+    async def serve(self, stream: MessageStream, router_id: str) -> None:
+        """From the hellos to the end."""
+        router = RouterStream(router_id, stream, self._gather_s, lambda: self._load)
         self._open.add(router)
-        log.info("router connected", router=router.router_id)
-        reader = asyncio.create_task(self._read(router, commands))
+        log.info("router connected", router=router_id)
         try:
-            await self._write(router, context)
-            if reader.done():
-                reader.result()  # raises what a malformed command raised: the router gets an error status
+            stream.listen(decode_command, lambda command: self._obey(router, command))
+            reason = await stream.ended()
         finally:
-            reader.cancel()
             self._open.discard(router)
             self._handler.router_gone(router)
-            log.info("router disconnected", router=router.router_id)
+        log.info("router disconnected", router=router_id, reason=reason)
 
     def publish_load(self, load: WorkerLoad) -> None:
         """Once per engine step, after the step's deltas were sent."""
         self._load = load
         for router in self._open:
-            router.wake()
+            router.step_is_over()
 
     def close(self) -> None:
         for router in self._open:
             router.close()
 
-    async def _read(self, router: RouterStream, commands: AsyncIterator[WorkerCommand]) -> None:
-        try:
-            async for command in commands:
-                match command:
-                    case Submit():
-                        self._handler.submit(router, command)
-                    case Cancel():
-                        self._handler.cancel(router, command.request_id)
-                    case Hello():
-                        log.warning("second hello ignored", router=router.router_id)
-        finally:
-            router.close()
-
-    async def _write(self, router: RouterStream, context: grpc.aio.ServicerContext[WorkerCommand, Any]) -> None:
-        while (deltas := await router.take()) is not None:
-            await context.write(StepMessage(deltas, self._load))
+    def _obey(self, router: RouterStream, command: Submit | Cancel) -> None:
+        if isinstance(command, Submit):
+            self._handler.submit(router, command)
+        else:
+            self._handler.cancel(router, command.request_id)
 
 
 def _joined(deltas: list[Delta]) -> Delta:

@@ -97,6 +97,7 @@ def _record(worker_id: str, role: str) -> WorkerRecord:
         role=role,
         state="ready",
         rpc_address="127.0.0.1:1",
+        stream_address="127.0.0.1:1",
         transfer=None,
         model=MODEL,
         model_hash="",

@@ -37,6 +37,7 @@ class WorkerRecord(Struct, frozen=True):
     max_model_len: int  # tokens of prompt and output together, bounded by the pool
     pid: int
     metrics_address: str = ""  # HOST:PORT of the Prometheus endpoint
+    stream_address: str = ""  # HOST:PORT where it takes streams of messages; empty for EVENTS_ROLE
 
 
 class WorkerLoad(Struct, frozen=True):

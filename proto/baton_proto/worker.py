@@ -1,8 +1,9 @@
-"""The request plane: what travels on the gRPC service `baton.worker.v1.Worker` between router and workers.
+"""The request plane: what routers, decode workers and prefill workers say to each other.
 
-One bidirectional stream per (router, worker) pair: commands one way, one StepMessage per engine step, or for
-several quick ones, the other way.
-Messages are msgspec (msgpack), carried by generic gRPC handlers: one type system from the router to the engine.
+One stream (baton/message_stream.py) per router and worker: commands one way, one StepMessage per engine step, or for
+several quick ones, the other way; and one per decode worker and prefill worker. What is said rarely are calls of the
+gRPC service `baton.worker.v1.Worker`. Messages are msgspec (msgpack) everywhere: one type system from the router to the
+engine.
 """
 
 from typing import Any
@@ -16,11 +17,13 @@ from baton_proto.sampling import SamplingParams, TokenLogprobs
 
 MAJOR = 1
 SERVICE = "baton.worker.v1.Worker"
-STEPS = f"/{SERVICE}/Steps"  # stream WorkerCommand -> stream StepMessage
-PREFILL = f"/{SERVICE}/Prefill"  # stream PrefillCommand -> stream PrefillReport (decode worker to prefill worker)
 SNAPSHOT = f"/{SERVICE}/Snapshot"  # SnapshotRequest -> stream SnapshotChunk
 INSPECT = f"/{SERVICE}/Inspect"  # InspectRequest -> InspectReport
 DRAIN = f"/{SERVICE}/Drain"  # DrainRequest -> DrainReport
+
+# What a stream is for, in the hello of who dials.
+STEPS = "steps"  # router to worker: WorkerCommand there, WorkerReport back
+PREFILL = "prefill"  # decode worker to prefill worker: PrefillCommand there, PrefillReport back
 
 
 class Hello(Struct, frozen=True, tag="hello"):
@@ -28,7 +31,14 @@ class Hello(Struct, frozen=True, tag="hello"):
 
     version: int
     sender: str  # router id or worker id
-    incarnation: int = 0  # of the worker that is spoken to (as the client knows it) or that answers
+    incarnation: int = 0  # of the worker that is spoken to (as the client knows it; 0: any) or that answers
+    stream: str = STEPS
+
+
+class Refused(Struct, frozen=True, tag="refused"):
+    """Last message of a stream, either way: why it ends."""
+
+    reason: str
 
 
 # --- router -> worker -------------------------------------------------------------------------------------------------
@@ -39,7 +49,7 @@ class PrefillTarget(Struct, frozen=True):
 
     worker_id: str
     incarnation: int
-    rpc_address: str
+    stream_address: str
 
 
 class Submit(Struct, frozen=True, tag="submit"):
@@ -58,7 +68,7 @@ class Cancel(Struct, frozen=True, tag="cancel"):
     request_id: str
 
 
-WorkerCommand = Hello | Submit | Cancel
+WorkerCommand = Submit | Cancel | Refused
 
 # --- worker -> router -------------------------------------------------------------------------------------------------
 
@@ -100,7 +110,7 @@ class StepMessage(Struct, frozen=True, tag="step"):
     load: WorkerLoad
 
 
-WorkerReport = Hello | StepMessage
+WorkerReport = StepMessage | Refused
 
 # --- decode worker <-> prefill worker ---------------------------------------------------------------------------------
 
@@ -133,7 +143,7 @@ class PrefillCancel(Struct, frozen=True, tag="cancel"):
     request_id: str
 
 
-PrefillCommand = Hello | PrefillRequest | PrefillCancel
+PrefillCommand = PrefillRequest | PrefillCancel | Refused
 
 
 class PrefillFailed(Struct, frozen=True, tag="failed"):
@@ -143,7 +153,7 @@ class PrefillFailed(Struct, frozen=True, tag="failed"):
     failure: Failure
 
 
-PrefillReport = Hello | PrefillFailed
+PrefillReport = PrefillFailed | Refused
 
 
 class FirstToken(Struct, frozen=True):
@@ -204,5 +214,8 @@ def encode(message: Struct) -> bytes:
 
 
 def decoder(types: Any) -> Any:
-    """A bytes -> message function for gRPC; raises msgspec.DecodeError on anything else."""
+    """A bytes -> message function; raises msgspec.DecodeError on anything else."""
     return msgspec.msgpack.Decoder(types).decode
+
+
+decode_greeting = decoder(Hello | Refused)

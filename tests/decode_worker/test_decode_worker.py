@@ -170,7 +170,7 @@ async def test_a_prefill_worker_that_was_restarted_refuses_its_former_incarnatio
     decode: WorkerProcess, prefill_shm: WorkerProcess
 ) -> None:
     target = prefill_shm.target
-    former = PrefillTarget(target.worker_id, target.incarnation - 1, target.rpc_address)
+    former = PrefillTarget(target.worker_id, target.incarnation - 1, target.stream_address)
     async with RouterClient(decode) as router:
         answer = await (await router.submit(prompt(40, seed=280), prefill=former)).end(5)
     assert answer.failure is not None

@@ -106,6 +106,7 @@ async def test_a_ready_worker_is_announced_with_what_routers_need(
     assert prefill_record is not None
     assert (record.role, record.state, record.incarnation) == ("decode", "ready", decode.incarnation)
     assert record.rpc_address == decode.addresses["rpc"]
+    assert record.stream_address == decode.addresses["stream"]
     assert record.transfer is not None
     assert (record.block_size, record.num_blocks, record.max_model_len) == (16, 512, 4096)
     assert record.pid == decode.process.pid

@@ -33,14 +33,13 @@ LOGPROBS = TokenLogprobs(-0.25, [(7, -0.25), (8, -3.0)])
 GRANT = worker.Grant("t1", "decode-0", 3, 1, [4, 5], 16, 1.5, ENDPOINT)
 TOKENS = bytes(range(16))
 
+GREETINGS = [worker.Hello(worker.MAJOR, "router-0", 3, worker.PREFILL), worker.Refused("too old")]
 COMMANDS = [
-    worker.Hello(worker.MAJOR, "router-0", 3),
     worker.Submit("r1", TOKENS, 3, SAMPLING, 2.5, worker.PrefillTarget("prefill-0", 1, "127.0.0.1:1"), 7),
     worker.Submit("r1", TOKENS, 3, SamplingParams(max_tokens=1), 2.5),
     worker.Cancel("r1"),
 ]
 REPORTS = [
-    worker.Hello(worker.MAJOR, "decode-0", 3),
     worker.StepMessage(
         [
             worker.Delta("r1", [7], [LOGPROBS], 16, worker.Handoff("prefill-0", 3, 4096, "shm", 16)),
@@ -67,7 +66,20 @@ UNARY = [
 ]
 BATCH = KvEventBatch(1, "decode-0", 3, 9, 1e9, [RUN, Stored(2**64 - 1, b"", b""), Removed(b"\x03" * 8), Cleared()])
 RECORD = WorkerRecord(
-    1, "decode-0", 3, "decode", "ready", "127.0.0.1:1", ENDPOINT, "smollm2", "abc", 16, 100, 1600, 42, "127.0.0.1:2"
+    1,
+    "decode-0",
+    3,
+    "decode",
+    "ready",
+    "127.0.0.1:1",
+    ENDPOINT,
+    "smollm2",
+    "abc",
+    16,
+    100,
+    1600,
+    42,
+    "127.0.0.1:2",
 )
 REPORT = LoadReport(1, "decode-0", 3, WorkerLoad(running=1, blocks_total=100))
 
@@ -112,7 +124,7 @@ def test_a_message_of_another_plane_is_refused() -> None:
     with pytest.raises(msgspec.DecodeError):
         worker.decoder(worker.WorkerCommand)(worker.encode(worker.PrefillCancel("r1")) + b"\x00")
     with pytest.raises(msgspec.DecodeError):
-        worker.decoder(worker.WorkerCommand)(worker.encode(REPORTS[1]))
+        worker.decoder(worker.WorkerCommand)(worker.encode(REPORTS[0]))
 
 
 def test_a_newer_minor_version_may_have_more_fields() -> None:

@@ -1,4 +1,4 @@
-"""A worker that follows a script, behind a real gRPC server: for what the protocol allows and real workers rarely do.
+"""A worker that follows a script, behind real sockets: for what the protocol allows and real workers rarely do.
 
 Its "model" is a function of the whole token list: a replay that loses or doubles a token changes all that follows.
 """
@@ -11,8 +11,10 @@ from typing import Any, Self
 
 import grpc
 import numpy as np
+from msgspec import Struct
 
 from baton.discovery import Change
+from baton.message_stream import MessageStream, accept_streams
 from baton_proto.discovery import WorkerLoad, WorkerRecord
 from baton_proto.kv_events import Stored
 from baton_proto.worker import (
@@ -31,6 +33,7 @@ from baton_proto.worker import (
     StepMessage,
     Submit,
     WorkerCommand,
+    decode_greeting,
     decoder,
     encode,
 )
@@ -114,10 +117,11 @@ class ScriptedWorker:
         self.problems: list[str] = []
         self.refusals = 0  # streams that expected another incarnation
         self._news = asyncio.Event()
-        self._outgoing: asyncio.Queue[Any] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: grpc.aio.Server | None = None
-        self.address = "127.0.0.1:0"
+        self.address = self.stream_address = "127.0.0.1:0"
+        self._streams: asyncio.Server | None = None
+        self._stream: MessageStream | None = None  # of the router, after the hellos
 
     def record(self, state: str = "ready") -> WorkerRecord:
         return WorkerRecord(
@@ -127,6 +131,7 @@ class ScriptedWorker:
             role=self.role,
             state=state,
             rpc_address=self.address,
+            stream_address=self.stream_address,
             transfer=None,
             model="tiny",
             model_hash="hash",
@@ -140,14 +145,15 @@ class ScriptedWorker:
         return Change("added", self.record(state))
 
     def send(self, delta: Delta) -> None:
-        self._outgoing.put_nowait(StepMessage([delta], self.load))
+        self.send_any(StepMessage([delta], self.load))
 
-    def send_bytes(self, data: bytes) -> None:
-        self._outgoing.put_nowait(data)
+    def send_any(self, message: Struct) -> None:
+        if self._stream is not None:
+            self._stream.send(message)
 
     def report(self, load: WorkerLoad) -> None:
         self.load = load
-        self._outgoing.put_nowait(StepMessage([], load))
+        self.send_any(StepMessage([], load))
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """For what the router does."""
@@ -160,7 +166,6 @@ class ScriptedWorker:
         """On the same address as before when it is started again."""
         server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         methods = {
-            "Steps": grpc.stream_stream_rpc_method_handler(self._steps, decoder(WorkerCommand), _encode),
             "Snapshot": grpc.unary_stream_rpc_method_handler(self._snapshot, decoder(SnapshotRequest), encode),
             "Inspect": grpc.unary_unary_rpc_method_handler(self._inspect, decoder(InspectRequest), encode),
             "Drain": grpc.unary_unary_rpc_method_handler(self._drain, decoder(DrainRequest), encode),
@@ -170,11 +175,17 @@ class ScriptedWorker:
         self.address = f"127.0.0.1:{port}"
         await server.start()
         self._server = server
+        self._streams = await accept_streams("127.0.0.1", int(self.stream_address.rpartition(":")[2]), self._accepted)
+        self.stream_address = f"127.0.0.1:{self._streams.sockets[0].getsockname()[1]}"
 
     async def die(self) -> None:
         """At once, all connections broken."""
         for task in self._tasks:
             task.cancel()
+        if self._streams is not None:
+            self._streams.close()
+        if self._stream is not None:
+            self._stream.abort("the worker dies")
         if self._server is not None:
             server, self._server = self._server, None
             await server.stop(None)
@@ -188,25 +199,23 @@ class ScriptedWorker:
     ) -> None:
         await self.die()
 
-    async def _steps(self, commands: AsyncIterator[WorkerCommand], context: Any) -> None:
-        hello = await anext(commands)
-        assert isinstance(hello, Hello)
+    def _accepted(self, stream: MessageStream) -> None:
+        task = asyncio.create_task(self._steps(stream))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _steps(self, stream: MessageStream) -> None:
+        hello = await stream.receive(decode_greeting)
         if hello.incarnation not in (0, self.incarnation):
             self.refusals += 1
             self._news.set()
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "another incarnation")
-        await context.write(self.hello)
+            stream.refuse("another incarnation")
+            return
+        stream.send(self.hello)
+        self._stream = stream
         self.connections += 1
         self._news.set()
-        self._outgoing = asyncio.Queue()
-        writer = asyncio.create_task(self._write(context))
-        try:
-            async for command in commands:
-                self._command(command)
-        finally:
-            writer.cancel()
-            for task in self._tasks:
-                task.cancel()
+        stream.listen(decoder(WorkerCommand), self._command)
 
     def _command(self, command: WorkerCommand) -> None:
         match command:
@@ -227,10 +236,6 @@ class ScriptedWorker:
         except Exception as error:
             self.problems.append(f"script: {error!r}")
 
-    async def _write(self, context: Any) -> None:
-        while True:
-            await context.write(await self._outgoing.get())
-
     async def _snapshot(self, request: SnapshotRequest, context: Any) -> AsyncIterator[SnapshotChunk]:
         run = Stored(None, bytes(8), bytes(8))
         yield SnapshotChunk(self.incarnation, 7, [run], last=False)
@@ -241,7 +246,3 @@ class ScriptedWorker:
 
     async def _drain(self, request: DrainRequest, context: Any) -> DrainReport:
         return DrainReport(0)
-
-
-def _encode(message: Any) -> bytes:
-    return message if isinstance(message, bytes) else encode(message)

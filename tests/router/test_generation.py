@@ -55,7 +55,7 @@ async def test_a_request_is_placed_streamed_and_accounted(tokenizer: Tokenizer) 
         assert result.finished.cached_tokens == 16
         (submitted,) = decode.submits
         assert submitted.prefill is not None
-        assert submitted.prefill.rpc_address == prefill.address
+        assert submitted.prefill.stream_address == prefill.stream_address
         assert not prefill.submits
         router.check_idle()
         scraped = router.metrics.exposition().decode()

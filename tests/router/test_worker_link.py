@@ -10,7 +10,7 @@ import pytest
 from baton.errors import WorkerLostError
 from baton_proto.discovery import WorkerLoad
 from baton_proto.sampling import SamplingParams
-from baton_proto.worker import MAJOR, Delta, Hello, Submit
+from baton_proto.worker import MAJOR, Cancel, Delta, Hello, Submit
 from router.inbox import Inbox
 from router.worker_link import WorkerLink
 from tests.router.scripted_worker import ScriptedWorker, answer_until, greedy
@@ -161,12 +161,12 @@ async def test_a_worker_that_runs_as_another_incarnation_refuses_the_stream() ->
         await watched.link.close("the test is over")
 
 
-async def test_bytes_that_cannot_be_decoded_end_the_stream_and_not_the_link() -> None:
+async def test_a_message_that_cannot_be_decoded_ends_the_stream_and_not_the_link() -> None:
     async with ScriptedWorker("d0", script=_silent) as worker, linked(worker) as watched:
         await watched.connected()
         inbox = watched.link.submit(submit())
-        worker.send_bytes(b"\xc1 no message")
-        with pytest.raises(WorkerLostError, match="not a step"):
+        worker.send_any(Cancel("r"))
+        with pytest.raises(WorkerLostError, match="cannot be decoded"):
             await asyncio.wait_for(inbox.take(), 2.0)
         await watched.connected()
         assert worker.connections == 2

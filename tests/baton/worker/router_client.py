@@ -5,9 +5,9 @@ import itertools
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-import grpc
 import numpy as np
 
+from baton.message_stream import dial
 from baton_proto.discovery import WorkerLoad
 from baton_proto.sampling import SamplingParams, TokenLogprobs
 from baton_proto.worker import (
@@ -22,8 +22,8 @@ from baton_proto.worker import (
     StepMessage,
     Submit,
     WorkerReport,
+    decode_greeting,
     decoder,
-    encode,
 )
 from tests.baton.worker.worker_process import WorkerProcess
 
@@ -82,21 +82,18 @@ class RouterClient:
         self.loads: list[WorkerLoad] = []
 
     async def __aenter__(self) -> Self:
-        self._channel = grpc.aio.insecure_channel(self._worker.addresses["rpc"])
-        stub: Any = self._channel.stream_stream(STEPS, encode, decoder(WorkerReport))
-        self._call = stub()
-        await self._call.write(Hello(MAJOR, "router-under-test", self._worker.incarnation))
-        assert isinstance(await self._call.read(), Hello)
-        self._reader = asyncio.create_task(self._read())
+        self._stream = await dial(self._worker.addresses["stream"], self._worker.worker_id)
+        self._stream.send(Hello(MAJOR, "router-under-test", self._worker.incarnation, STEPS))
+        await self._stream.receive(decode_greeting)
+        self._stream.listen(decoder(WorkerReport), self._read)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.break_stream()
 
     async def break_stream(self) -> None:
-        self._reader.cancel()
-        self._call.cancel()
-        await self._channel.close()
+        self._stream.abort("the test broke it")
+        await self._stream.ended()
 
     async def submit(
         self,
@@ -120,15 +117,13 @@ class RouterClient:
             timeout_s=timeout_s,
             prefill=prefill,
         )
-        await self._call.write(submit)
+        self._stream.send(submit)
         return answer
 
     async def cancel(self, answer: Answer) -> None:
-        await self._call.write(Cancel(answer.request_id))
+        self._stream.send(Cancel(answer.request_id))
 
-    async def _read(self) -> None:
-        while (message := await self._call.read()) is not grpc.aio.EOF:
-            assert isinstance(message, StepMessage)
-            self.messages.append(message)
-            for delta in message.deltas:
-                self._answers[delta.request_id].apply(delta)
+    def _read(self, message: StepMessage) -> None:
+        self.messages.append(message)
+        for delta in message.deltas:
+            self._answers[delta.request_id].apply(delta)

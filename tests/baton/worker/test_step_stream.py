@@ -1,20 +1,21 @@
-"""The Steps stream over a real gRPC server, with a handler that only remembers."""
+"""The steps stream over real sockets, with a handler that only remembers."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import grpc
 import pytest
 import pytest_asyncio
 
+from baton.errors import ProtocolError
+from baton.message_stream import ENDED, MessageStream, dial
 from baton.worker.step_stream import RouterStream, StepStreams
+from baton.worker.stream_server import StreamServer
 from baton_proto.discovery import WorkerLoad
 from baton_proto.sampling import SamplingParams, TokenLogprobs
 from baton_proto.worker import (
     MAJOR,
-    SERVICE,
     STEPS,
     Cancel,
     Delta,
@@ -23,14 +24,10 @@ from baton_proto.worker import (
     Hello,
     StepMessage,
     Submit,
-    WorkerCommand,
     WorkerReport,
+    decode_greeting,
     decoder,
-    encode,
 )
-
-# One event loop for all: gRPC's poller stumbles over loops that were closed.
-pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 GATHER_S = 0.005
 OURS = Hello(MAJOR, "decode-0", incarnation=42)
@@ -56,60 +53,70 @@ class Memory:
 class Fixture:
     streams: StepStreams
     memory: Memory
-    channel: grpc.aio.Channel
+    address: str
+    opened: list[MessageStream] = field(default_factory=list)
 
-    async def open(self, hello: Any = None, raw: bytes | None = None) -> Any:
-        call = self.channel.stream_stream(
-            STEPS,
-            request_serializer=lambda m: m if isinstance(m, bytes) else encode(m),
-            response_deserializer=decoder(WorkerReport),
-        )()
-        await call.write(hello or Hello(MAJOR, "router-0", incarnation=42))
-        return call
+    async def open(self, name: str = "router-0") -> "Router":
+        stream = await dial(self.address, "decode-0")
+        self.opened.append(stream)
+        stream.send(Hello(MAJOR, name, incarnation=42))
+        assert await stream.receive(decode_greeting) == OURS
+        return Router(stream)
 
 
-@pytest_asyncio.fixture(loop_scope="session")
+@dataclass
+class Router:
+    """The other end."""
+
+    stream: MessageStream
+
+    @property
+    def transport(self) -> asyncio.Transport:
+        assert self.stream._transport is not None
+        return self.stream._transport
+
+    async def read(self) -> StepMessage:
+        async with asyncio.timeout(5):
+            message = await self.stream.receive(decoder(WorkerReport))
+        assert isinstance(message, StepMessage)
+        return message
+
+
+@pytest_asyncio.fixture
 async def steps() -> AsyncIterator[Fixture]:
     memory = Memory()
-    streams = StepStreams(OURS, memory, GATHER_S)
-    handler = grpc.stream_stream_rpc_method_handler(streams.serve, decoder(WorkerCommand), encode)
-    server = grpc.aio.server()
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Steps": handler}),))
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        yield Fixture(streams, memory, channel)
-    await server.stop(None)
+    streams = StepStreams(memory, GATHER_S)
+    server = StreamServer(OURS, {STEPS: streams.serve})
+    fixture = Fixture(streams, memory, await server.start("127.0.0.1"))
+    yield fixture
+    for stream in fixture.opened:
+        stream.abort("the test is over")
+    await server.stop(1.0)
 
 
 async def test_both_sides_say_hello_and_commands_arrive_in_order(steps: Fixture) -> None:
     call = await steps.open()
-    assert await call.read() == OURS
-    await call.write(SUBMIT)
-    await call.write(Cancel("r1"))
+    call.stream.send(SUBMIT)
+    call.stream.send(Cancel("r1"))
     router, first = await steps.memory.commands.get()
     assert (router.router_id, first) == ("router-0", SUBMIT)
     assert await steps.memory.commands.get() == (router, "r1")
-    call.cancel()
 
 
 async def test_the_deltas_of_one_step_leave_in_one_message_with_the_load(steps: Fixture) -> None:
     call = await steps.open()
-    await call.read()
-    await call.write(SUBMIT)
+    call.stream.send(SUBMIT)
     router, _ = await steps.memory.commands.get()
     deltas = [Delta("r1", [1]), Delta("r2", [2]), Delta("r3", [3], finish="stop")]
     for delta in deltas:
         router.send(delta)
     steps.streams.publish_load(WorkerLoad(running=2))
     assert await call.read() == StepMessage(deltas, WorkerLoad(running=2))
-    call.cancel()
 
 
 async def test_tokens_of_quick_steps_leave_together_and_the_first_and_the_last_do_not_wait(steps: Fixture) -> None:
     call = await steps.open()
-    await call.read()
-    await call.write(SUBMIT)
+    call.stream.send(SUBMIT)
     router, _ = await steps.memory.commands.get()
     loop = asyncio.get_running_loop()
     began_s = loop.time()
@@ -123,73 +130,73 @@ async def test_tokens_of_quick_steps_leave_together_and_the_first_and_the_last_d
     router.send(Delta("r1", [5]))
     router.send(Delta("r1", [6], finish="length"))
     assert [delta.token_ids for delta in (await call.read()).deltas] == [[5, 6]]
-    call.cancel()
 
 
 async def test_a_load_without_deltas_is_reported_too(steps: Fixture) -> None:
     call = await steps.open()
-    await call.read()
     steps.streams.publish_load(WorkerLoad(waiting=1))
     assert await call.read() == StepMessage([], WorkerLoad(waiting=1))
-    call.cancel()
 
 
-@pytest.mark.parametrize("end", ["cancel", "half-close"])
+@pytest.mark.parametrize("end", ["abort", "close"])
 async def test_a_router_that_leaves_is_reported(steps: Fixture, end: str) -> None:
     call = await steps.open()
-    await call.read()
-    await call.write(SUBMIT)
+    call.stream.send(SUBMIT)
     router, _ = await steps.memory.commands.get()
-    if end == "cancel":
-        call.cancel()
+    if end == "abort":
+        call.stream.abort("gone")
     else:
-        await call.done_writing()
+        call.stream.close()
     assert await asyncio.wait_for(steps.memory.gone.get(), 5) is router
 
 
-@pytest.mark.parametrize(
-    ("hello", "status", "detail"),
-    [
-        (Hello(MAJOR, "router-0", incarnation=41), grpc.StatusCode.FAILED_PRECONDITION, "incarnation 42, not 41"),
-        (Hello(MAJOR + 1, "router-0"), grpc.StatusCode.FAILED_PRECONDITION, "version 2"),
-        (Cancel("r1"), grpc.StatusCode.INVALID_ARGUMENT, "hello"),
-    ],
-)
-async def test_a_wrong_hello_is_refused(steps: Fixture, hello: Any, status: grpc.StatusCode, detail: str) -> None:
-    call = await steps.open(hello)
-    with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await call.read()
-    assert refused.value.code() is status
-    assert detail in (refused.value.details() or "")
-    assert steps.memory.commands.empty()
-
-
 async def test_a_malformed_command_ends_that_stream_alone(steps: Fixture) -> None:
-    bad, good = await steps.open(), await steps.open()
-    await bad.read()
-    await good.read()
-    await bad.write(b"\xc1 not msgpack")
-    assert (await asyncio.wait_for(steps.memory.gone.get(), 5)).router_id == "router-0"
-    await good.write(SUBMIT)
+    bad, good = await steps.open("bad"), await steps.open("good")
+    bad.stream.send(Failure("no", "command", False))
+    assert (await asyncio.wait_for(steps.memory.gone.get(), 5)).router_id == "bad"
+    with pytest.raises(ProtocolError, match="cannot be decoded"):
+        await bad.read()
+    good.stream.send(SUBMIT)
     assert (await steps.memory.commands.get())[1] == SUBMIT
-    good.cancel()
+
+
+async def test_a_router_that_does_not_read_gets_all_news_joined_when_it_reads_again(steps: Fixture) -> None:
+    """What waits for it is bounded by what its requests say, not by how long it sleeps."""
+    call = await steps.open()
+    call.stream.send(SUBMIT)
+    router, _ = await steps.memory.commands.get()
+    call.transport.pause_reading()
+    sent = 0
+    while router.writable:
+        router.send(Delta("r1", list(range(sent, sent + 10_000)), cached_tokens=0))
+        sent += 10_000
+        await asyncio.sleep(0)
+    for token in range(sent, sent + 100):
+        router.send(Delta("r1", [token], cached_tokens=0))
+        await asyncio.sleep(0)
+    router.send(Delta("r1", [sent + 100], finish="length"))
+    call.transport.resume_reading()
+    messages = [await call.read()]
+    while messages[-1].deltas[-1].finish is None:
+        messages.append(await call.read())
+    tokens = [token for message in messages for delta in message.deltas for token in delta.token_ids]
+    assert tokens == list(range(sent + 101))
+    assert messages[-1].deltas[-1].token_ids[-101:] == list(range(sent, sent + 101)), "in one message"
 
 
 async def test_closing_ends_the_stream_after_the_last_news(steps: Fixture) -> None:
     call = await steps.open()
-    await call.read()
-    await call.write(SUBMIT)
+    call.stream.send(SUBMIT)
     router, _ = await steps.memory.commands.get()
     router.send(Delta("r1", finish="stop"))
     steps.streams.close()
     assert (await call.read()).deltas == [Delta("r1", finish="stop")]
-    assert await call.read() is grpc.aio.EOF
+    assert await asyncio.wait_for(call.stream.ended(), 5) == ENDED
 
 
 async def test_the_news_of_one_request_join_in_order_and_end_as_the_last_of_them_does(steps: Fixture) -> None:
     call = await steps.open()
-    await call.read()
-    await call.write(SUBMIT)
+    call.stream.send(SUBMIT)
     router, _ = await steps.memory.commands.get()
     handoff = Handoff("prefill-0", 3, 4096, "shm", 16)
     one, two, three = (TokenLogprobs(-float(token), [(token, -1.0)]) for token in (1, 2, 3))
@@ -202,4 +209,3 @@ async def test_the_news_of_one_request_join_in_order_and_end_as_the_last_of_them
         Delta("r1", [1, 2, 3], [one, two, three], 16, handoff, "stop", 3),
         Delta("r2", [7], failure=Failure("internal", "broken", False)),
     ]
-    call.cancel()

@@ -40,7 +40,7 @@ class WorkerProcess:
 
     @property
     def target(self) -> PrefillTarget:
-        return PrefillTarget(self.worker_id, self.incarnation, self.addresses["rpc"])
+        return PrefillTarget(self.worker_id, self.incarnation, self.addresses["stream"])
 
     def kill(self) -> None:
         self.process.kill()
