@@ -24,7 +24,7 @@ log = structlog.get_logger()
 
 
 class DecodeWorker:
-    """The decode role, and the handler of its `Steps` streams."""
+    """The decode role, and what its routers' commands do."""
 
     name = "decode"
 

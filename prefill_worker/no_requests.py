@@ -1,4 +1,4 @@
-"""What a prefill worker does on the `Steps` stream: reports its load and refuses requests."""
+"""What a prefill worker does on a router's stream: reports its load and refuses requests."""
 
 from baton.worker.step_stream import RouterStream
 from baton_proto.worker import Delta, Failure, Submit

@@ -37,7 +37,7 @@ class WorkerRuntime:
         self.bridge = EngineBridge(assembly.engine, self._step_done, assembly.loop)
         self.metrics = metrics
         self.draining = False
-        self.announcer: Announcer | None = None  # once the gRPC server listens
+        self.announcer: Announcer | None = None  # once the servers listen
         self._engine_load = WorkerLoad()
         self._role: Role | None = None
         self._streams: StepStreams | None = None

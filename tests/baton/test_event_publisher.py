@@ -149,3 +149,28 @@ def test_small_events_share_a_batch_and_removals_are_split_too() -> None:
     parts = list(split_events([Removed(hashes)]))
     assert len(parts) == 2
     assert b"".join(event.sequence_hashes for part in parts for event in part if isinstance(event, Removed)) == hashes
+
+
+async def test_events_of_quick_steps_leave_as_one_batch_and_none_waits_for_long(nats: NatsClient) -> None:
+    publisher = EventPublisher(nats, WORKER, incarnation=3, gather_s=0.05)
+    began_s = asyncio.get_running_loop().time()
+    publisher.publish([removed(1)])
+    assert publisher.last_event_id == 1, "the first one has nobody to wait for"
+    publisher.publish([removed(2)])
+    publisher.publish([removed(3), removed(4)])
+    assert publisher.last_event_id == 1
+    while publisher.last_event_id < 2:
+        await asyncio.sleep(0.005)
+    assert 0.05 <= asyncio.get_running_loop().time() - began_s < 1.0
+    publisher.publish([removed(5)])
+    publisher.pack()
+    assert publisher.last_event_id == 3, "who counts events does not wait"
+    publisher.publish([removed(6)])
+    await publisher.close()
+    batches = await stored_batches(nats)
+    assert [batch.events for batch in batches] == [
+        [removed(1)],
+        [removed(2), removed(3), removed(4)],
+        [removed(5)],
+        [removed(6)],
+    ]
