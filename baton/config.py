@@ -74,7 +74,7 @@ class WorkersConfig(Struct, frozen=True, forbid_unknown_fields=True):
     prefill: Annotated[int, Meta(ge=0)] = 1
     decode: Annotated[int, Meta(ge=0)] = 1
     per_process: Positive | None = None  # workers that share a process; None: one, of the mock engine all
-    gather_ms: Annotated[float, Meta(ge=0)] = 5.0  # tokens between a request's first and last leave at most so often
+    gather_ms: Annotated[float, Meta(ge=0)] = 10.0  # tokens between a request's first and last leave at most so often
     gather_events_ms: Annotated[float, Meta(ge=0)] = 20.0  # KV events leave at most so often
     ready_timeout_s: Seconds = 60.0
     drain_timeout_s: Seconds = 30.0

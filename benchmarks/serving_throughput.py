@@ -4,23 +4,26 @@
     python -m benchmarks.serving_throughput --model tiny --concurrency 8 --requests 16     (on a CPU: does it run)
 
 One decode worker that prefills for itself, one router, NATS: what `baton up --prefill 0 --decode 1` starts. Weights are
-random, written once as a model folder. Prompts are random token ids, answers end after a fixed number of tokens.
+random, written once as a model folder. Prompts are random token ids, answers end after a fixed number of tokens. The
+clients have processes of their own.
 """
 
 import argparse
 import asyncio
 import json
+import multiprocessing
 import random
+import re
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
-import httpx
 import torch
+import uvloop
 from safetensors.torch import save_file
 
 from baton.client import Client
@@ -29,6 +32,7 @@ from baton.config_overrides import with_overrides
 from baton.supervisor import Supervisor
 from baton_proto.generated import inference_pb2 as pb
 from baton_proto.sampling import SamplingParams
+from benchmarks.frontend.load_client import END_OF_BODY
 from benchmarks.machine import describe
 from benchmarks.shapes import SHAPES
 from engine.block_manager import BlockManager
@@ -37,9 +41,6 @@ from engine.loaded_model import load_model
 from engine.model_files import resolve_model
 from engine.sequence import Sequence
 from tests.tiny_model import tiny_config, tiny_weights, write_tiny_model
-
-Ask = Callable[[list[int]], Awaitable[int]]
-"""Sends a prompt, returns how many tokens came back."""
 
 
 def write_model(folder: Path, name: str) -> Path:
@@ -122,58 +123,126 @@ def run_engine(folder: str, arguments: argparse.Namespace) -> float:
     return num_tokens / (time.perf_counter() - started_s)
 
 
-async def load(ask: Ask, arguments: argparse.Namespace) -> float:
-    """Tokens per second, `concurrency` requests at a time."""
-    queue = prompts(arguments)
-    num_tokens = 0
-
-    async def caller() -> None:
-        nonlocal num_tokens
-        while queue:
-            answered = await ask(queue.pop())
-            num_tokens += answered  # not in one statement: others add while this one waits
-
-    started_s = time.perf_counter()
-    await asyncio.gather(*(caller() for _ in range(arguments.concurrency)))
-    assert num_tokens == arguments.requests * arguments.output, num_tokens
-    return num_tokens / (time.perf_counter() - started_s)
-
-
 async def run_service(folder: str, arguments: argparse.Namespace) -> dict[str, float]:
-    results = {}
     with tempfile.TemporaryDirectory() as logs:
         supervisor = Supervisor(serving_config(folder, arguments), log_dir=Path(logs))
         try:
             await supervisor.start()
-            async with Client(supervisor.address("grpc")) as client:
-
-                async def grpc(prompt: list[int]) -> int:
-                    sampling = pb.SamplingOptions(max_tokens=arguments.output, temperature=1.0, ignore_eos=True)
-                    request = pb.GenerateRequest(tokens=pb.TokenIds(ids=prompt), sampling=sampling)
-                    return len((await client.generate(request)).token_ids)
-
-                await load(grpc, argparse.Namespace(**vars(arguments) | {"requests": 4, "seed": 1}))
-                results["grpc"] = await load(grpc, arguments)
-            limits = httpx.Limits(max_connections=None)
-            async with httpx.AsyncClient(timeout=None, trust_env=False, limits=limits) as http:
-
-                async def ask(prompt: list[int]) -> int:
-                    body = {"prompt": prompt, "max_tokens": arguments.output, "ignore_eos": True, "stream": True}
-                    body |= {"model": "", "stream_options": {"include_usage": True}}
-                    usage = 0
-                    url = f"http://{supervisor.address('http')}/v1/completions"
-                    async with http.stream("POST", url, json=body) as response:
-                        response.raise_for_status()
-                        async for line in response.aiter_lines():
-                            if '"usage":{' in line or '"usage": {' in line:
-                                usage = json.loads(line.removeprefix("data: "))["usage"]["completion_tokens"]
-                    return usage
-
-                arguments.seed += 2
-                results["http"] = await load(ask, arguments)
+            return {
+                api: await asyncio.to_thread(run_clients, api, supervisor.address(api), arguments)
+                for api in ("grpc", "http")
+            }
         finally:
             await supervisor.stop()
-    return results
+
+
+# --- clients: processes of their own, so that none of them is what is measured ----------------------------------------
+
+
+def run_clients(api: str, address: str, arguments: argparse.Namespace) -> float:
+    """Tokens per second of all clients together."""
+    arguments.seed += 1  # no prompt twice
+    everything = prompts(arguments)
+    context = multiprocessing.get_context("spawn")
+    pipes, processes = [], []
+    for number in range(arguments.clients):
+        ours, theirs = context.Pipe()
+        work = everything[number :: arguments.clients]
+        concurrency = len(range(number, arguments.concurrency, arguments.clients))
+        process = context.Process(target=_client, args=(theirs, api, address, work, arguments.output, concurrency))
+        process.start()
+        pipes.append(ours)
+        processes.append(process)
+    try:
+        for pipe in pipes:
+            pipe.recv()
+        began_s = time.perf_counter()
+        for pipe in pipes:
+            pipe.send("go")
+        num_tokens = sum(pipe.recv() for pipe in pipes)
+        duration_s = time.perf_counter() - began_s
+    finally:
+        for process in processes:
+            process.terminate()
+            process.join()
+    assert num_tokens == arguments.requests * arguments.output, num_tokens
+    return num_tokens / duration_s
+
+
+def _client(pipe: Connection, api: str, address: str, work: list[list[int]], output: int, concurrency: int) -> None:
+    uvloop.run(_run_client(pipe, GrpcAsker if api == "grpc" else HttpAsker, address, work, output, concurrency))
+
+
+async def _run_client(
+    pipe: Connection, asker: "type[Asker]", address: str, work: list[list[int]], output: int, concurrency: int
+) -> None:
+    askers = [asker(address, output) for _ in range(concurrency)]
+    for one in askers:
+        await one.connect()
+    await askers[0].ask(work[0][:3])
+    pipe.send("ready")
+    await asyncio.to_thread(pipe.recv)
+    answered = 0
+
+    async def caller(one: Asker) -> None:
+        nonlocal answered
+        while work:
+            count = await one.ask(work.pop())
+            answered += count  # not in one statement: others add while this one waits
+
+    await asyncio.gather(*map(caller, askers))
+    pipe.send(answered)
+
+
+class Asker(Protocol):
+    """One connection with one request in flight."""
+
+    def __init__(self, address: str, output: int) -> None: ...
+
+    async def connect(self) -> None: ...
+
+    async def ask(self, prompt: list[int]) -> int:
+        """Returns how many tokens came back."""
+        ...
+
+
+class GrpcAsker:
+    _clients: ClassVar[list[Client]] = []  # one channel per process, as clients of gRPC have it
+
+    def __init__(self, address: str, output: int) -> None:
+        self._address = address
+        self._sampling = pb.SamplingOptions(max_tokens=output, temperature=1.0, ignore_eos=True)
+
+    async def connect(self) -> None:
+        if not self._clients:
+            self._clients.append(Client(self._address))
+
+    async def ask(self, prompt: list[int]) -> int:
+        request = pb.GenerateRequest(tokens=pb.TokenIds(ids=prompt), sampling=self._sampling)
+        return len((await self._clients[0].generate(request)).token_ids)
+
+
+class HttpAsker:
+    def __init__(self, address: str, output: int) -> None:
+        self._address = address
+        self._body = {"max_tokens": output, "ignore_eos": True, "stream": True, "model": ""}
+        self._body["stream_options"] = {"include_usage": True}
+
+    async def connect(self) -> None:
+        host, _, port = self._address.rpartition(":")
+        self._reader, self._writer = await asyncio.open_connection(host, int(port))
+
+    async def ask(self, prompt: list[int]) -> int:
+        body = json.dumps(self._body | {"prompt": prompt}).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: {self._address}\r\nContent-Length: {len(body)}\r\n\r\n"
+        self._writer.write(head.encode() + body)
+        answer = bytearray()
+        while not answer.endswith(END_OF_BODY):
+            data = await self._reader.read(1 << 16)
+            assert data, f"connection closed: {bytes(answer[:1000])!r}"
+            answer += data
+        (count,) = re.findall(rb'"completion_tokens":\s*(\d+)', answer)
+        return int(count)
 
 
 def main() -> None:
@@ -184,6 +253,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=512, help="tokens")
     parser.add_argument("--output", type=int, default=256, help="tokens")
     parser.add_argument("--max-batch-tokens", type=int, default=8192)
+    parser.add_argument("--clients", type=int, default=4, help="processes")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)
     parser.add_argument(

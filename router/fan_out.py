@@ -36,6 +36,11 @@ async def generate_all(
     generator: Generator, requests: Sequence[GenerateRequest]
 ) -> AsyncGenerator[Piece | Usage, None]:
     """The pieces of all requests as they come, choices numbered through, then the usage of all together."""
+    if len(requests) == 1:
+        async with aclosing(pieces_of(generator, requests[0])) as pieces:
+            async for item in pieces:
+                yield usage_of(item) if isinstance(item, Finished) else item
+        return
     usages: list[Usage] = []
     async with aclosing(_merge(generator, requests)) as merged:
         async for position, item in merged:
@@ -50,11 +55,6 @@ async def generate_all(
 async def _merge(
     generator: Generator, requests: Sequence[GenerateRequest]
 ) -> AsyncGenerator[tuple[int, Piece | Finished], None]:
-    if len(requests) == 1:
-        async with aclosing(pieces_of(generator, requests[0])) as pieces:
-            async for item in pieces:
-                yield 0, item
-        return
     news: asyncio.Queue[_News] = asyncio.Queue(MAX_WAITING)
     tasks = [asyncio.create_task(_pump(news, generator, i, request)) for i, request in enumerate(requests)]
     try:

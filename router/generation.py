@@ -46,7 +46,8 @@ class Generator:
                 raise UnavailableError("the router is draining and takes no new requests")
             with self._parts.queue.admit(request.priority, request.tenant, request.deadline_s) as ticket:
                 choices = [Choice(self._parts, request, index, ticket) for index in range(len(request.sampling))]
-                async with aclosing(_merge([choice.stream() for choice in choices])) as pieces:
+                streams = [choice.stream() for choice in choices]
+                async with aclosing(streams[0] if len(streams) == 1 else _merge(streams)) as pieces:
                     async for piece in pieces:
                         yield piece
             outcome = "completed"
@@ -121,11 +122,6 @@ def _outcome(error: BatonError) -> str:
 
 async def _merge(streams: Sequence[AsyncGenerator[Piece, None]]) -> AsyncGenerator[Piece, None]:
     """The pieces of all streams as they come. The first failure ends the others."""
-    if len(streams) == 1:
-        async with aclosing(streams[0]) as pieces:
-            async for piece in pieces:
-                yield piece
-        return
     arrived: asyncio.Queue[Piece | Exception | None] = asyncio.Queue()
 
     async def pump(stream: AsyncGenerator[Piece, None]) -> None:

@@ -1,7 +1,7 @@
 """Text to token ids, by the quickest library that is there. Used by router/tokenizer.py.
 
-`tokenizers` is always there. `fastokens` is five times as fast for byte-level BPE; it is used where it is installed and
-agrees with `tokenizers` on texts that are hard to split.
+`tokenizers` is always there. `fastokens`, which has no wheels for some platforms, is five times as fast for byte-level
+BPE; it is used where it agrees with `tokenizers` on texts that are hard to split.
 """
 
 from collections.abc import Callable, Sequence
