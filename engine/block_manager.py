@@ -74,6 +74,12 @@ class BlockManager:
         self._holders[sequence] = None
         return True
 
+    def cached_tokens(self, sequence: Sequence) -> int:
+        """Tokens that a sequence without blocks would not have to compute if it got them now."""
+        limit = (sequence.num_tokens - 1) // self.block_size
+        sequence.hash_blocks(limit, self.block_size)
+        return len(self._cache.match(sequence.sequence_hashes, limit)) * self.block_size
+
     def append(self, sequence: Sequence) -> bool:
         """Makes room for all tokens that the sequence has now. False, and nothing changed, when there is none."""
         num_new = self.blocks_for(sequence.num_tokens) - len(sequence.block_table)

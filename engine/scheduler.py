@@ -1,19 +1,26 @@
 """Decides what the next step computes and who holds memory. Pure bookkeeping: no tensors, no clock.
 
-One order rules everything, `Sequence.order`: higher priority first, then earlier arrival, and a sequence keeps its
-arrival through waiting for a reservation and through preemption. Memory is taken from the last in order for the first
-in order, and nothing that starts or reserves overtakes a sequence before it that waits for memory. So the first
-unfinished sequence always advances, and nobody starves.
+One order rules memory, `Sequence.order`: higher priority first, then earlier arrival, and a sequence keeps its arrival
+through waiting for a reservation and through preemption. Memory is taken from the last in order for the first in order,
+and nothing that starts or reserves overtakes a sequence before it that waits for memory. Of the tokens that a step may
+compute, the first prompt in order has half by right (engine/prefill_budget.py). So the first unfinished sequence always
+advances, and nobody starves.
 """
 
 import itertools
-from collections import deque
+from bisect import bisect_left
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby, islice
+from operator import attrgetter
 
 from engine.batch import Batch, ScheduledSequence
 from engine.block_manager import BlockManager
+from engine.prefill_budget import share_out, slips_in
 from engine.sequence import Sequence, SequenceStatus
 from engine.sequence_queue import SequenceQueue
+
+LOOK_AHEAD = 8  # waiting sequences that may slip in
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,28 +168,46 @@ class Scheduler:
 
     def _schedule_prefill(self, budget: int) -> list[ScheduledSequence]:
         self._starved = None
+        prompts = [sequence for sequence in self.running if sequence.is_prefilling]
+        if self.waiting and budget > 0:
+            self._start_waiting(prompts, budget)
         items: list[ScheduledSequence] = []
-        started = deque(sequence for sequence in self.running if sequence.is_prefilling)
-        while budget > 0 and (sequence := self._next_prefill(started)) is not None:
-            start = sequence.num_scheduled_tokens
-            num_tokens = min(budget, sequence.num_prefill_tokens - start)
-            complete = start + num_tokens == sequence.num_prefill_tokens
-            items.append(ScheduledSequence(sequence, start, num_tokens, sample=complete))
-            budget -= num_tokens
+        for _, equals in groupby(prompts, key=attrgetter("priority")):
+            for sequence, num_tokens in _share(budget, list(equals)):
+                start = sequence.num_scheduled_tokens
+                complete = start + num_tokens == sequence.num_prefill_tokens
+                items.append(ScheduledSequence(sequence, start, num_tokens, sample=complete))
+                budget -= num_tokens
         return items
 
-    def _next_prefill(self, started: deque[Sequence]) -> Sequence | None:
-        """The first in order of those that have started and those that can start."""
-        head = self.waiting.first
-        if head is not None and (not started or head.order < started[0].order) and self._start(head):
-            return head
-        return started.popleft() if started else None
+    def _start_waiting(self, prompts: list[Sequence], budget: int) -> None:
+        """Those whose turn comes in this step, in order until memory is short, and those that slip in before it. They
+        join `prompts`, which stay in order."""
+        passed: Sequence | None = None  # the first whose turn does not come; memory for it is kept
+        for sequence in list(islice(self.waiting, LOOK_AHEAD)):
+            if len(self.running) >= self.max_running:
+                return
+            place = bisect_left(prompts, sequence.order, key=attrgetter("order"))
+            if not self._has_turn(sequence, prompts[:place], budget):
+                passed = passed or sequence
+                continue
+            kept = 0 if passed is None else self.block_manager.blocks_for(passed.num_tokens)
+            if self._start(sequence, self._headroom() + kept):
+                prompts.insert(place, sequence)
+            elif passed is None:
+                self._starved = sequence
+                return
 
-    def _start(self, sequence: Sequence) -> bool:
-        if len(self.running) >= self.max_running or self._starved is sequence:
-            return False
-        if not self.block_manager.allocate(sequence, keep_available=self._headroom()):
-            self._starved = sequence
+    def _has_turn(self, sequence: Sequence, before: list[Sequence], budget: int) -> bool:
+        if sum(map(_left, before)) < budget:
+            return True
+        first = before[0]
+        return first.priority == sequence.priority and slips_in(
+            sequence.num_tokens - self.block_manager.cached_tokens(sequence), _left(first)
+        )
+
+    def _start(self, sequence: Sequence, keep_available: int) -> bool:
+        if not self.block_manager.allocate(sequence, keep_available=keep_available):
             return False
         self._leave_waiting(sequence)
         sequence.num_prefill_tokens = sequence.num_tokens
@@ -235,3 +260,14 @@ class Scheduler:
             )
         )
         return problems
+
+
+def _left(sequence: Sequence) -> int:
+    """Tokens of its prompt that no step has yet."""
+    return sequence.num_prefill_tokens - sequence.num_scheduled_tokens
+
+
+def _share(budget: int, prompts: list[Sequence]) -> Iterator[tuple[Sequence, int]]:
+    """Of equal priority, in order: who gets how many tokens."""
+    shares = share_out(budget, list(map(_left, prompts)))
+    return ((sequence, share) for sequence, share in zip(prompts, shares, strict=True) if share)

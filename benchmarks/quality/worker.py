@@ -1,10 +1,12 @@
 """A mock worker in simulated time: the block manager is the engine's own, its steps are the mock engine's formula.
 
 The engine's scheduler makes a step for every token; here the steps between two events of a worker, in which only
-decoding goes on, are one. Otherwise its rules hold: first come, first served, prompts in chunks beside the decodes.
+decoding goes on, are one. Otherwise its rules hold: prompts in chunks beside the decodes, in shares of the budget.
 """
 
+import itertools
 import math
+from bisect import bisect_left, insort
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -15,6 +17,8 @@ from baton_proto.sampling import SamplingParams
 from benchmarks.quality.trace import TraceRequest
 from engine.block_manager import BlockManager
 from engine.mock_runner import decode_ms
+from engine.prefill_budget import share_out, slips_in
+from engine.scheduler import LOOK_AHEAD
 from engine.sequence import Sequence
 from router.load import Charge
 
@@ -63,7 +67,7 @@ class SimulatedWorker:
         self.step: Step | None = None
         self._config = config
         self._waiting: deque[Job] = deque()
-        self._prefilling: deque[Job] = deque()
+        self._prefilling: list[Job] = []  # in order
         self._decoding: list[Job] = []
         self._context = 0  # tokens of the decoding sequences
 
@@ -105,7 +109,7 @@ class SimulatedWorker:
 
     def load(self) -> WorkerLoad:
         queued = sum(job.request.prompt_tokens for job in self._waiting)
-        queued += sum(job.request.prompt_tokens - job.sequence.num_computed_tokens for job in self._prefilling)
+        queued += sum(map(_left, self._prefilling))
         return WorkerLoad(
             running=len(self._prefilling) + len(self._decoding),
             waiting=len(self._waiting),
@@ -117,20 +121,28 @@ class SimulatedWorker:
 
     def _schedule_prefill(self) -> list[tuple[Job, int]]:
         budget = MAX_BATCH_TOKENS - len(self._decoding)
-        chunks = []
-        started = deque(self._prefilling)
-        while budget > 0:
-            if started:
-                job = started.popleft()
-            elif self._waiting and self.blocks.allocate(self._waiting[0].sequence, keep_available=len(self._decoding)):
-                job = self._waiting.popleft()
-                self._prefilling.append(job)
-            else:
+        passed: Job | None = None
+        for job in list(itertools.islice(self._waiting, LOOK_AHEAD)):
+            keep = len(self._decoding)
+            if not self._has_turn(job, budget):
+                passed = passed or job
+                continue
+            if passed is not None:
+                keep += self.blocks.blocks_for(passed.request.prompt_tokens)
+            if self.blocks.allocate(job.sequence, keep_available=keep):
+                self._waiting.remove(job)
+                insort(self._prefilling, job, key=_number)
+            elif passed is None:
                 break
-            num_tokens = min(budget, job.request.prompt_tokens - job.sequence.num_computed_tokens)
-            chunks.append((job, num_tokens))
-            budget -= num_tokens
-        return chunks
+        shares = share_out(budget, list(map(_left, self._prefilling)))
+        return [(job, share) for job, share in zip(self._prefilling, shares, strict=True) if share]
+
+    def _has_turn(self, job: Job, budget: int) -> bool:
+        before = self._prefilling[: bisect_left(self._prefilling, _number(job), key=_number)]
+        if sum(map(_left, before)) < budget:
+            return True
+        left = job.request.prompt_tokens - self.blocks.cached_tokens(job.sequence)
+        return slips_in(left, _left(before[0]))
 
     def _prefill_ms(self, chunks: list[tuple[Job, int]]) -> float:
         config = self._config
@@ -186,6 +198,16 @@ class SimulatedWorker:
         self._context -= job.sequence.num_tokens
         self.blocks.free(job.sequence)
         ended.finished.append(job)
+
+
+def _number(job: Job) -> int:
+    """In order of arrival."""
+    return job.request.number
+
+
+def _left(job: Job) -> int:
+    """Tokens of the prompt to be computed."""
+    return job.request.prompt_tokens - job.sequence.num_computed_tokens
 
 
 def new_job(request: TraceRequest, now_s: float, charge: Charge | None) -> Job:

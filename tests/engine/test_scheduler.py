@@ -1,5 +1,6 @@
 """Who runs when: by hand for the rules, at random for the promises (exact, within budget, nobody starves)."""
 
+import itertools
 from collections import defaultdict
 from dataclasses import dataclass, field
 
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from engine.batch import Batch
 from engine.block_manager import BlockManager
 from engine.engine import Engine
+from engine.prefill_budget import share_out
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence, SequenceStatus
 from tests.engine.kv_oracle import (
@@ -70,6 +72,77 @@ def test_higher_priority_overtakes_a_prompt_that_is_under_way() -> None:
     batch = step(scheduler)
     assert names(batch) == (["urgent", "a"], [])
     assert [item.num_tokens for item in batch.prefill] == [6, 2]
+
+
+def test_a_much_shorter_prompt_slips_in_beside_a_long_one_that_keeps_half_of_each_step() -> None:
+    scheduler = make_scheduler(64, max_batch_tokens=8)
+    scheduler.add(distinct("long", 60))
+    step(scheduler)
+    scheduler.add(distinct("short", 7))
+    batch = step(scheduler)
+    assert names(batch) == (["long", "short"], [])
+    assert [item.num_tokens for item in batch.prefill] == [4, 4]
+    batch = step(scheduler)
+    assert [item.num_tokens for item in batch.prefill] == [5, 3], "what the short one leaves is the long one's"
+    assert [item.sample for item in batch.prefill] == [False, True]
+
+
+def test_prompts_that_are_alike_come_one_after_the_other_so_that_the_second_finds_what_the_first_computed() -> None:
+    scheduler = make_scheduler(64, max_batch_tokens=8)
+    shared = list(range(500, 524))
+    scheduler.add(make_sequence("a", [*shared, 1, 2]))
+    step(scheduler)
+    second = make_sequence("b", [*shared, 3])
+    scheduler.add(second)
+    while second.status is SequenceStatus.WAITING:
+        step(scheduler)
+    assert second.num_cached_tokens >= 20
+
+
+def test_a_short_prompt_whose_prefix_is_cached_counts_as_short() -> None:
+    scheduler = make_scheduler(64, max_batch_tokens=8)
+    shared = list(range(500, 540))
+    scheduler.add(make_sequence("a", [*shared, 1], max_tokens=1))
+    while scheduler.queued_prefill_tokens:
+        step(scheduler)
+    scheduler.add(distinct("long", 60))
+    step(scheduler)
+    scheduler.add(make_sequence("b", [*shared, 2]))
+    assert names(step(scheduler))[0] == ["long", "b"]
+
+
+def test_what_slips_in_leaves_the_memory_for_those_whom_it_passes() -> None:
+    scheduler = make_scheduler(16, max_batch_tokens=8)
+    scheduler.add(distinct("long", 36))
+    step(scheduler)
+    scheduler.add(distinct("next", 24))
+    scheduler.add(distinct("short", 6))
+    assert names(step(scheduler))[0] == ["long"], "7 blocks are free, 6 of them for the next, and it needs 2"
+    scheduler.add(distinct("tiny", 3))
+    assert names(step(scheduler))[0] == ["long", "tiny"]
+
+
+def test_a_short_prompt_does_not_slip_in_beside_one_of_higher_priority() -> None:
+    scheduler = make_scheduler(64, max_batch_tokens=8)
+    scheduler.add(distinct("urgent", 60, priority=1))
+    step(scheduler)
+    scheduler.add(distinct("short", 4))
+    batch = step(scheduler)
+    assert names(batch) == (["urgent"], [])
+    assert [item.num_tokens for item in batch.prefill] == [8]
+
+
+@given(st.integers(1, 40), st.lists(st.integers(1, 30), min_size=1, max_size=6))
+def test_a_step_is_used_up_the_first_has_its_half_and_of_the_rest_the_shortest_comes_first(
+    budget: int, left: list[int]
+) -> None:
+    shares = share_out(budget, left)
+    assert sum(shares) == min(budget, sum(left))
+    assert all(0 <= share <= rest for share, rest in zip(shares, left, strict=True))
+    assert shares[0] >= min(left[0], budget // 2)
+    others = sorted(range(1, len(left)), key=lambda i: (left[i], i))
+    for shorter, longer in itertools.pairwise(others):
+        assert shares[longer] == 0 or shares[shorter] == left[shorter]
 
 
 def test_no_more_than_max_running_start() -> None:
