@@ -5,6 +5,7 @@ table, the engine appends its tokens; workers create it and read it.
 """
 
 import enum
+from array import array
 
 import numpy as np
 
@@ -133,7 +134,9 @@ class Sequence:
         known = len(self.block_hashes)
         if num_blocks <= known:
             return
-        tokens = np.array(self.token_ids[known * block_size : num_blocks * block_size], dtype=np.uint32)
+        tokens = np.frombuffer(
+            array("I", self.token_ids[known * block_size : num_blocks * block_size]), dtype=np.uint32
+        )
         assert len(tokens) == (num_blocks - known) * block_size
         new = block_hashes(tokens, block_size)
         parent = self.sequence_hashes[-1] if known else None

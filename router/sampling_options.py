@@ -1,6 +1,6 @@
 """How to sample: as a caller wrote it, and the check that makes it the engine's SamplingParams. Used by validation."""
 
-import secrets
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -18,6 +18,8 @@ MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 100.0
 MAX_TOP_K = 2**31 - 1
 MAX_SEED = 2**63 - 1
+
+_dice = random.Random()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +64,7 @@ def check_sampling(options: Options, vocab_size: int) -> SamplingParams:
     seed = check_range("seed", options.seed, 0, MAX_SEED)
     return SamplingParams(
         max_tokens=1,
-        seed=secrets.randbits(63) if seed is None else seed,
+        seed=_dice.getrandbits(63) if seed is None else seed,
         temperature=_default(check_range("temperature", options.temperature, 0.0, 2.0), 1.0),
         top_p=_default(check_range("top_p", options.top_p, 0.0, 1.0, open_below=True), 1.0),
         top_k=max(0, _default(check_range("top_k", options.top_k, -1, MAX_TOP_K), 0)),  # -1 is how vLLM says off

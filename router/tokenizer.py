@@ -115,20 +115,21 @@ def _load(folder: Path) -> tokenizers.Tokenizer:
     return tokenizer
 
 
-def _byte_level_alphabet() -> dict[str, int]:
+def _byte_level_alphabet() -> dict[int, int]:
     """Character -> byte of byte-level BPE as GPT-2 defined it: printable Latin-1 stands for itself, the characters from
-    U+0100 for the other bytes in order."""
+    U+0100 for the other bytes in order. What a byte has as its own character otherwise stands for none."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+    return dict.fromkeys(others, _NO_BYTE) | {256 + i: byte for i, byte in enumerate(others)}
 
 
+_NO_BYTE = 0xFFFF
 _BYTE_OF = _byte_level_alphabet()
 
 
 def _bytes_of_byte_level(token: str) -> bytes:
     """Tokens with a character outside the alphabet were added as they are, as the library's own decoder sees it."""
     try:
-        return bytes([_BYTE_OF[character] for character in token])
-    except KeyError:
+        return token.translate(_BYTE_OF).encode("latin-1")
+    except UnicodeEncodeError:
         return token.encode()

@@ -4,8 +4,8 @@ Called by grpc_api and http_api. Behind it no request can fail for a reason that
 """
 
 import asyncio
+import random
 import re
-import secrets
 import time
 from array import array
 from collections.abc import Mapping, Sequence
@@ -22,6 +22,8 @@ from router.request import GenerateRequest
 from router.sampling_options import MAX_SEED, Options, check_in_vocabulary, check_range, check_sampling
 from router.text_encoder import TokenIds
 from router.tokenizer import Tokenizer
+
+_dice = random.Random()  # ids need to be unique, not secret
 
 MAX_PRIORITY = 2**31 - 1
 MIXTURE = "must be a string, token ids, or a list of either, not a mixture"
@@ -92,11 +94,11 @@ def make_request_id(wanted: str | None) -> tuple[str, str]:
     Raises InvalidRequestError.
     """
     if not wanted:
-        request_id = secrets.token_hex(12)
+        request_id = f"{_dice.getrandbits(96):024x}"
         return request_id, request_id
     if not REQUEST_ID.fullmatch(wanted):
         raise InvalidRequestError("request_id", "must be 1 to 128 visible ASCII characters")
-    return wanted, f"{wanted}-{secrets.token_hex(4)}"
+    return wanted, f"{wanted}-{_dice.getrandbits(32):08x}"
 
 
 def check_tenant(where: str, tenant: str | None) -> str:

@@ -114,12 +114,14 @@ class Bodies:
             yield b"".join((head, self.number(count), suffix, self.tail))
 
 
-def bodies(case: Case, tokenizer: Tokenizer, seed: int) -> Bodies:
-    """Of streaming requests over the OpenAI API."""
+def bodies(case: Case, tokenizer: Tokenizer, seed: int, model: str | None = None) -> Bodies:
+    """Of streaming requests over the OpenAI API. `model` is named in each where the server wants that."""
     dice = random.Random(seed)
     prefix_tokens = round(case.prompt_tokens * PREFIX_SHARE)
     suffix_tokens = case.prompt_tokens - prefix_tokens
     options = f'"stream":true,"max_tokens":{case.output_tokens},"ignore_eos":true'.encode()
+    if model is not None:
+        options += b',"model":' + msgspec.json.encode(model)
     if case.kind == "tokens":
         return _token_bodies(dice, tokenizer.vocab_size, prefix_tokens, suffix_tokens, options)
     return _chat_bodies(dice, tokenizer, prefix_tokens, suffix_tokens, options)

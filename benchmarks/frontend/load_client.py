@@ -22,6 +22,7 @@ class LoadFailedError(Exception):
 class Measured:
     ttft_s: list[float] = field(default_factory=list)
     total_s: list[float] = field(default_factory=list)
+    events: int = 0  # of all answers
     duration_s: float = 0.0
 
 
@@ -104,6 +105,7 @@ class _Connection(asyncio.Protocol):
             return
         self._measured.ttft_s.append(self._first_s - self._sent_s)
         self._measured.total_s.append(now_s - self._sent_s)
+        self._measured.events += self._received.count(b"data: ")
         if now_s < self._until_s:
             self._send()
         elif not self.done.done():

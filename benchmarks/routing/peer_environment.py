@@ -1,42 +1,59 @@
-"""The peer's own virtual environment: made once, in the user's cache, never ours."""
+"""The peer's own virtual environments: each made once, in the user's cache, never ours."""
 
 import subprocess
 import sys
 import venv
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
 DYNAMO_VERSION = "1.6.1"
 PEERS = Path.home() / ".cache" / "baton" / "peers"
+RUNTIME = f"ai-dynamo-runtime=={DYNAMO_VERSION}"
+FRONTEND = f"ai-dynamo=={DYNAMO_VERSION}"
+FRONTEND_IMPORTS = ("msgspec", "packaging", "prometheus-client", "pyyaml")
 
 
 class PeerMissingError(Exception):
-    def __init__(self, folder: Path, reason: str) -> None:
+    def __init__(self, package: str, folder: Path, reason: str) -> None:
         super().__init__(
-            f"cannot install ai-dynamo-runtime=={DYNAMO_VERSION} into {folder}: {reason}\n"
+            f"cannot install {package} into {folder}: {reason}\n"
             "It needs PyPI (or an index that pip is configured for), Linux with glibc 2.28 or newer."
         )
 
 
 def dynamo_python(console: Console) -> Path:
-    """The interpreter of an environment with Dynamo in it. Raises PeerMissingError."""
+    """The interpreter of an environment with Dynamo's binding in it. Raises PeerMissingError."""
     folder = PEERS / f"dynamo-{DYNAMO_VERSION}"
+    return _environment(console, folder, RUNTIME, [[RUNTIME, "numpy>=2"]], "dynamo.llm")
+
+
+def dynamo_frontend_python(console: Console) -> Path:
+    """One that also runs `dynamo.frontend` and `dynamo.mocker`. Raises PeerMissingError.
+
+    Of what ai-dynamo wants, only what these two import is installed: the rest are clients of Kubernetes and Redis,
+    transformers, and a simulator that is downloaded from an index of its own.
+    """
+    folder = PEERS / f"dynamo-frontend-{DYNAMO_VERSION}"
+    steps = [[RUNTIME, *FRONTEND_IMPORTS], ["--no-deps", FRONTEND]]
+    return _environment(console, folder, FRONTEND, steps, "dynamo.frontend.main, dynamo.mocker.main")
+
+
+def _environment(console: Console, folder: Path, package: str, steps: Sequence[Sequence[str]], modules: str) -> Path:
+    """`steps`: arguments of one `pip install` each; `modules` must then be importable."""
     python = folder / "bin" / "python"
     installed = folder / ".installed"
     if installed.exists():
         return python
-    console.print(f"Installing ai-dynamo-runtime=={DYNAMO_VERSION} into {folder} (its own environment, 350 MB, once)")
+    console.print(f"Installing {package} into {folder} (its own environment, 350 MB, once)")
     try:
         venv.create(folder, with_pip=True, clear=True)
-        packages = [f"ai-dynamo-runtime=={DYNAMO_VERSION}", "numpy>=2"]
-        subprocess.run(
-            [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages],
-            check=True,
-            stdout=sys.stderr,
-        )
-        subprocess.run([python, "-c", "import dynamo.llm"], check=True, stdout=sys.stderr)
+        for arguments in steps:
+            pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *arguments]
+            subprocess.run(pip, check=True, stdout=sys.stderr)
+        subprocess.run([python, "-E", "-P", "-c", f"import {modules}"], check=True, stdout=sys.stderr)
     except (OSError, subprocess.CalledProcessError) as error:
-        raise PeerMissingError(folder, str(error)) from error
+        raise PeerMissingError(package, folder, str(error)) from error
     installed.touch()
     return python
