@@ -35,7 +35,7 @@ class PlacementConfig(Struct, frozen=True, forbid_unknown_fields=True):
     prefill_weight: Weight = 1.0
     transfer_weight: Weight = 0.1
     load_weight: Weight = 1.0
-    mixed_overlap_weight: Weight = 1.7
+    mixed_overlap_weight: Weight = 2.0
     mixed_load_weight: Weight = 0.06
     eviction_weight: Weight = 0.01
     temperature: Weight = 0.0  # 0: argmin with random ties; above: softmax over negative normalised costs

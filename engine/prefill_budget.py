@@ -1,14 +1,15 @@
 """How prompts share the tokens that a step may compute. Used by the scheduler, and by what simulates it.
 
 In order of arrival alone a question of a hundred tokens would wait for the whole of a book that came before it. So only
-half of a step is the first prompt's by right, and the other half goes where least is left: a long prompt takes at most
-twice as long, and only while shorter ones come.
+a quarter of a step is the first prompt's by right, and the rest goes where least is left: a long prompt takes at most
+four times as long, and only while shorter ones come.
 """
 
 from collections.abc import Sequence
 from typing import Final
 
-MUCH_SHORTER: Final = 4
+RIGHT_OF_FIRST: Final = 4  # of a step: this part
+MUCH_SHORTER: Final = 2
 
 
 def share_out(budget: int, left: Sequence[int]) -> list[int]:
@@ -16,7 +17,7 @@ def share_out(budget: int, left: Sequence[int]) -> list[int]:
     if not left:
         return []
     shares = [0] * len(left)
-    shares[0] = min(left[0], budget - budget // 2)
+    shares[0] = min(left[0], -(-budget // RIGHT_OF_FIRST))
     budget -= shares[0]
     for i in sorted(range(len(left)), key=left.__getitem__):
         more = min(left[i] - shares[i], budget)

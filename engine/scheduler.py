@@ -3,8 +3,8 @@
 One order rules memory, `Sequence.order`: higher priority first, then earlier arrival, and a sequence keeps its arrival
 through waiting for a reservation and through preemption. Memory is taken from the last in order for the first in order,
 and nothing that starts or reserves overtakes a sequence before it that waits for memory. Of the tokens that a step may
-compute, the first prompt in order has half by right (engine/prefill_budget.py). So the first unfinished sequence always
-advances, and nobody starves.
+compute, the first prompt in order has a quarter by right (engine/prefill_budget.py). So the first unfinished sequence
+always advances, and nobody starves.
 """
 
 import itertools

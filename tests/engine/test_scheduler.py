@@ -74,16 +74,16 @@ def test_higher_priority_overtakes_a_prompt_that_is_under_way() -> None:
     assert [item.num_tokens for item in batch.prefill] == [6, 2]
 
 
-def test_a_much_shorter_prompt_slips_in_beside_a_long_one_that_keeps_half_of_each_step() -> None:
+def test_a_much_shorter_prompt_slips_in_beside_a_long_one_that_keeps_a_quarter_of_each_step() -> None:
     scheduler = make_scheduler(64, max_batch_tokens=8)
     scheduler.add(distinct("long", 60))
     step(scheduler)
     scheduler.add(distinct("short", 7))
     batch = step(scheduler)
     assert names(batch) == (["long", "short"], [])
-    assert [item.num_tokens for item in batch.prefill] == [4, 4]
+    assert [item.num_tokens for item in batch.prefill] == [2, 6]
     batch = step(scheduler)
-    assert [item.num_tokens for item in batch.prefill] == [5, 3], "what the short one leaves is the long one's"
+    assert [item.num_tokens for item in batch.prefill] == [7, 1], "what the short one leaves is the long one's"
     assert [item.sample for item in batch.prefill] == [False, True]
 
 
@@ -133,13 +133,13 @@ def test_a_short_prompt_does_not_slip_in_beside_one_of_higher_priority() -> None
 
 
 @given(st.integers(1, 40), st.lists(st.integers(1, 30), min_size=1, max_size=6))
-def test_a_step_is_used_up_the_first_has_its_half_and_of_the_rest_the_shortest_comes_first(
+def test_a_step_is_used_up_the_first_has_its_quarter_and_of_the_rest_the_shortest_comes_first(
     budget: int, left: list[int]
 ) -> None:
     shares = share_out(budget, left)
     assert sum(shares) == min(budget, sum(left))
     assert all(0 <= share <= rest for share, rest in zip(shares, left, strict=True))
-    assert shares[0] >= min(left[0], budget // 2)
+    assert shares[0] >= min(left[0], budget // 4)
     others = sorted(range(1, len(left)), key=lambda i: (left[i], i))
     for shorter, longer in itertools.pairwise(others):
         assert shares[longer] == 0 or shares[shorter] == left[shorter]
