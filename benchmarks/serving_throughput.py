@@ -4,8 +4,8 @@
     python -m benchmarks.serving_throughput --model tiny --concurrency 8 --requests 16     (on a CPU: does it run)
 
 One decode worker that prefills for itself, one router, NATS: what `baton up --prefill 0 --decode 1` starts. Weights are
-random, written once as a model folder. Prompts are random token ids, answers end after a fixed number of tokens. The
-clients have processes of their own.
+random, written once as a model folder. Prompts are random token ids. When all answers have one length (`--output 256`),
+they all end in one step, and the next 256 requests come at once. The clients have processes of their own.
 """
 
 import argparse
@@ -82,14 +82,28 @@ def serving_config(folder: str, arguments: argparse.Namespace) -> ServingConfig:
     changes = {
         "router": {"http_port": 0, "grpc_port": 0},
         "workers": {"prefill": 0, "decode": 1, "ready_timeout_s": 120.0},
-        "engine": engine | {"block_size": 64, "max_model_len": arguments.prompt + arguments.output + 8},
+        "engine": engine
+        | {"block_size": 64, "max_model_len": (arguments.prompt or LENGTHS[1]) + (arguments.output or LENGTHS[1]) + 8},
     }
     return with_overrides(ServingConfig(model=folder), changes, "benchmark")
 
 
-def prompts(arguments: argparse.Namespace) -> list[list[int]]:
+LENGTHS = (100, 1024)
+
+Work = tuple[list[int], int]
+"""A prompt, and how many tokens it is answered with."""
+
+
+def all_work(arguments: argparse.Namespace) -> list[Work]:
     source = random.Random(arguments.seed)
-    return [[source.randrange(3, 500) for _ in range(arguments.prompt)] for _ in range(arguments.requests)]
+
+    def length(fixed: int | None) -> int:
+        return source.randint(*LENGTHS) if fixed is None else fixed
+
+    return [
+        ([source.randrange(3, 500) for _ in range(length(arguments.prompt))], length(arguments.output))
+        for _ in range(arguments.requests)
+    ]
 
 
 def run_engine(folder: str, arguments: argparse.Namespace) -> float:
@@ -106,10 +120,8 @@ def run_engine(folder: str, arguments: argparse.Namespace) -> float:
         eos_token_ids=files.eos_token_ids,
     )
     waiting = [
-        Sequence(
-            str(i), list(prompt), len(prompt), SamplingParams(max_tokens=arguments.output, seed=i, ignore_eos=True)
-        )
-        for i, prompt in enumerate(prompts(arguments))
+        Sequence(str(i), list(prompt), len(prompt), SamplingParams(max_tokens=output, seed=i, ignore_eos=True))
+        for i, (prompt, output) in enumerate(all_work(arguments))
     ]
     num_running = num_tokens = 0
     started_s = time.perf_counter()
@@ -123,17 +135,19 @@ def run_engine(folder: str, arguments: argparse.Namespace) -> float:
     return num_tokens / (time.perf_counter() - started_s)
 
 
-async def run_service(folder: str, arguments: argparse.Namespace) -> dict[str, float]:
+async def run_service(folder: str, arguments: argparse.Namespace, alone: float) -> dict[str, float]:
+    results = {"engine": alone}
     with tempfile.TemporaryDirectory() as logs:
         supervisor = Supervisor(serving_config(folder, arguments), log_dir=Path(logs))
         try:
             await supervisor.start()
-            return {
-                api: await asyncio.to_thread(run_clients, api, supervisor.address(api), arguments)
-                for api in ("grpc", "http")
-            }
+            for api in ("grpc", "http"):
+                rate = await asyncio.to_thread(run_clients, api, supervisor.address(api), arguments)
+                results[api] = rate
+                print(f"{api:<8} {rate:10,.0f} tok/s   {100 * (1 - rate / alone):5.1f} % lost", flush=True)
         finally:
             await supervisor.stop()
+    return results
 
 
 # --- clients: processes of their own, so that none of them is what is measured ----------------------------------------
@@ -142,14 +156,14 @@ async def run_service(folder: str, arguments: argparse.Namespace) -> dict[str, f
 def run_clients(api: str, address: str, arguments: argparse.Namespace) -> float:
     """Tokens per second of all clients together."""
     arguments.seed += 1  # no prompt twice
-    everything = prompts(arguments)
+    everything = all_work(arguments)
     context = multiprocessing.get_context("spawn")
     pipes, processes = [], []
     for number in range(arguments.clients):
         ours, theirs = context.Pipe()
         work = everything[number :: arguments.clients]
         concurrency = len(range(number, arguments.concurrency, arguments.clients))
-        process = context.Process(target=_client, args=(theirs, api, address, work, arguments.output, concurrency))
+        process = context.Process(target=_client, args=(theirs, api, address, work, concurrency))
         process.start()
         pipes.append(ours)
         processes.append(process)
@@ -165,21 +179,19 @@ def run_clients(api: str, address: str, arguments: argparse.Namespace) -> float:
         for process in processes:
             process.terminate()
             process.join()
-    assert num_tokens == arguments.requests * arguments.output, num_tokens
+    assert num_tokens == sum(output for _, output in everything), num_tokens
     return num_tokens / duration_s
 
 
-def _client(pipe: Connection, api: str, address: str, work: list[list[int]], output: int, concurrency: int) -> None:
-    uvloop.run(_run_client(pipe, GrpcAsker if api == "grpc" else HttpAsker, address, work, output, concurrency))
+def _client(pipe: Connection, api: str, address: str, work: list[Work], concurrency: int) -> None:
+    uvloop.run(_run_client(pipe, GrpcAsker if api == "grpc" else HttpAsker, address, work, concurrency))
 
 
-async def _run_client(
-    pipe: Connection, asker: "type[Asker]", address: str, work: list[list[int]], output: int, concurrency: int
-) -> None:
-    askers = [asker(address, output) for _ in range(concurrency)]
+async def _run_client(pipe: Connection, asker: "type[Asker]", address: str, work: list[Work], concurrency: int) -> None:
+    askers = [asker(address) for _ in range(concurrency)]
     for one in askers:
         await one.connect()
-    await askers[0].ask(work[0][:3])
+    await askers[0].ask([3, 4, 5], 2)
     pipe.send("ready")
     await asyncio.to_thread(pipe.recv)
     answered = 0
@@ -187,7 +199,7 @@ async def _run_client(
     async def caller(one: Asker) -> None:
         nonlocal answered
         while work:
-            count = await one.ask(work.pop())
+            count = await one.ask(*work.pop())
             answered += count  # not in one statement: others add while this one waits
 
     await asyncio.gather(*map(caller, askers))
@@ -197,11 +209,11 @@ async def _run_client(
 class Asker(Protocol):
     """One connection with one request in flight."""
 
-    def __init__(self, address: str, output: int) -> None: ...
+    def __init__(self, address: str) -> None: ...
 
     async def connect(self) -> None: ...
 
-    async def ask(self, prompt: list[int]) -> int:
+    async def ask(self, prompt: list[int], output: int) -> int:
         """Returns how many tokens came back."""
         ...
 
@@ -209,31 +221,30 @@ class Asker(Protocol):
 class GrpcAsker:
     _clients: ClassVar[list[Client]] = []  # one channel per process, as clients of gRPC have it
 
-    def __init__(self, address: str, output: int) -> None:
+    def __init__(self, address: str) -> None:
         self._address = address
-        self._sampling = pb.SamplingOptions(max_tokens=output, temperature=1.0, ignore_eos=True)
 
     async def connect(self) -> None:
         if not self._clients:
             self._clients.append(Client(self._address))
 
-    async def ask(self, prompt: list[int]) -> int:
-        request = pb.GenerateRequest(tokens=pb.TokenIds(ids=prompt), sampling=self._sampling)
+    async def ask(self, prompt: list[int], output: int) -> int:
+        sampling = pb.SamplingOptions(max_tokens=output, temperature=1.0, ignore_eos=True)
+        request = pb.GenerateRequest(tokens=pb.TokenIds(ids=prompt), sampling=sampling)
         return len((await self._clients[0].generate(request)).token_ids)
 
 
 class HttpAsker:
-    def __init__(self, address: str, output: int) -> None:
+    def __init__(self, address: str) -> None:
         self._address = address
-        self._body = {"max_tokens": output, "ignore_eos": True, "stream": True, "model": ""}
-        self._body["stream_options"] = {"include_usage": True}
+        self._body = {"ignore_eos": True, "stream": True, "model": "", "stream_options": {"include_usage": True}}
 
     async def connect(self) -> None:
         host, _, port = self._address.rpartition(":")
         self._reader, self._writer = await asyncio.open_connection(host, int(port))
 
-    async def ask(self, prompt: list[int]) -> int:
-        body = json.dumps(self._body | {"prompt": prompt}).encode()
+    async def ask(self, prompt: list[int], output: int) -> int:
+        body = json.dumps(self._body | {"prompt": prompt, "max_tokens": output}).encode()
         head = f"POST /v1/completions HTTP/1.1\r\nHost: {self._address}\r\nContent-Length: {len(body)}\r\n\r\n"
         self._writer.write(head.encode() + body)
         answer = bytearray()
@@ -250,8 +261,8 @@ def main() -> None:
     parser.add_argument("--model", choices=[*SHAPES, "tiny"], default="0.6b")
     parser.add_argument("--concurrency", type=int, default=256)
     parser.add_argument("--requests", type=int, default=512)
-    parser.add_argument("--prompt", type=int, default=512, help="tokens")
-    parser.add_argument("--output", type=int, default=256, help="tokens")
+    parser.add_argument("--prompt", type=int, help="tokens; default: uniform in 100-1024, as nano-vllm's bench has it")
+    parser.add_argument("--output", type=int, help="tokens, likewise")
     parser.add_argument("--max-batch-tokens", type=int, default=8192)
     parser.add_argument("--clients", type=int, default=4, help="processes")
     parser.add_argument("--seed", type=int, default=0)
@@ -268,7 +279,8 @@ def main() -> None:
         folder = str(write_model(Path(scratch) / "model", arguments.model))
         command = [sys.executable, "-m", "benchmarks.serving_throughput", *sys.argv[1:], "--engine-of", folder]
         alone = float(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.split()[-1])
-        results = {"engine": alone, **asyncio.run(run_service(folder, arguments))}
+        print(f"engine   {alone:10,.0f} tok/s", flush=True)
+        results = asyncio.run(run_service(folder, arguments, alone))
     if arguments.out:
         arguments.out.mkdir(parents=True, exist_ok=True)
         document: dict[str, Any] = {
@@ -277,8 +289,6 @@ def main() -> None:
             "results": results,
         }
         (arguments.out / f"serving-{arguments.model}.json").write_text(json.dumps(document, indent=1))
-    for name, rate in results.items():
-        print(f"{name:<8} {rate:10,.0f} tok/s   {100 * (1 - rate / results['engine']):5.1f} % lost")
 
 
 if __name__ == "__main__":

@@ -3,9 +3,10 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
+import structlog
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -13,7 +14,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from router.http_errors import ErrorAnswer, ErrorBody
 from router.json_response import encode_json
 
+log = structlog.get_logger()
+
 BACKLOG = 2048
+RETRY_ACCEPT_S = 0.5
 MAX_HEAD_BYTES = 64 * 1024  # of a request line and its headers
 KEEP_ALIVE_S = 75  # longer than clients keep idle connections, so that none is closed while it is being reused
 
@@ -126,7 +130,54 @@ class _GatheringTransport:
         return getattr(self._transport, name)
 
 
+class _Acceptor:
+    """Takes all connections that wait, where uvloop takes one per turn: a crowd that comes at once would wait for as many
+    turns, and turns are long when there is much to do. In the place of an asyncio.Server."""
+
+    def __init__(self, listener: socket.socket, make_protocol: Callable[[], asyncio.Protocol]) -> None:
+        self._listener = listener
+        self._make_protocol = make_protocol
+        self._loop = asyncio.get_running_loop()
+        self._closed = False
+        self._opening: set[asyncio.Task[Any]] = set()
+        self._loop.add_reader(listener.fileno(), self._accept)
+
+    def close(self) -> None:
+        self._closed = True
+        self._loop.remove_reader(self._listener.fileno())
+
+    async def wait_closed(self) -> None: ...
+
+    def _accept(self) -> None:
+        for _ in range(BACKLOG):
+            try:
+                connection, _ = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:  # no file descriptors are left, as a rule
+                log.error("cannot accept connections", reason=str(error), retry_s=RETRY_ACCEPT_S)
+                self._loop.remove_reader(self._listener.fileno())
+                self._loop.call_later(RETRY_ACCEPT_S, self._resume)
+                return
+            connection.setblocking(False)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            task = self._loop.create_task(self._loop.connect_accepted_socket(self._make_protocol, connection))
+            self._opening.add(task)
+            task.add_done_callback(self._opening.discard)
+
+    def _resume(self) -> None:
+        if not self._closed:
+            self._loop.add_reader(self._listener.fileno(), self._accept)
+
+
 class _Server(uvicorn.Server):
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        def make_protocol() -> asyncio.Protocol:
+            return _Protocol(self.config, self.server_state, self.lifespan.state)
+
+        self.servers = [_Acceptor(listener, make_protocol) for listener in sockets or []]  # type: ignore[misc]
+        self.started = True
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Signals are the router's matter."""
