@@ -41,7 +41,7 @@ from baton_proto.worker import (
     decoder,
     encode,
 )
-from engine.prefix_cache import PrefixCache
+from engine.prefix_cache import MEDIUM, PrefixCache
 from router.indexer import Indexer
 from router.load import LoadLedger
 from router.worker_pool import WorkerPool
@@ -199,7 +199,7 @@ def _filled_cache(number: int, num_blocks: int) -> PrefixCache:
     def store(hashes: np.random.Generator, parent: int | None, count: int) -> int:
         nonlocal block
         for block_hash, sequence_hash in hashes.integers(1, 2**63, (min(count, num_blocks - block), 2)).tolist():
-            cache.insert(block, block_hash, sequence_hash, parent)
+            cache.insert(block, block_hash, sequence_hash, parent, MEDIUM)
             parent, block = block, block + 1
         assert parent is not None
         return parent

@@ -1,7 +1,9 @@
 """An open-addressing hash table from u64 keys to u32 values, as arrays and compiled loops over whole runs of keys.
 
-A key's home is the high half of it, scaled to the size of the table; what finds its home taken goes to the next free
-slot. So keys lie nearly in order, and moving them to a larger table reads and writes memory from front to back.
+A key's home is the high half of what SPREAD times the key leaves in 64 bits, scaled to the size of the table; what
+finds its home taken goes to the next free slot. So keys lie nearly in the order of these products, and moving them to a
+larger table reads and writes memory from front to back. Without SPREAD, keys that are not even over 64 bits, such as
+hashes of 63 bits from elsewhere, would crowd a part of the table.
 
 A table that is being left for another one is searched too, after the new one. Used by router/block_index.py alone,
 whose invariants hold here: keys are above GONE, each is in one of the two tables, both have an empty slot.
@@ -17,6 +19,9 @@ EMPTY = U64(0)
 GONE = U64(1)
 """Left an old table: searches go on behind it. In a new table gaps are closed instead."""
 
+SPREAD = U64(0x9E3779B97F4A7C15)
+"""2**64 over the golden ratio, odd: Knuth's multiplicative hashing (The Art of Computer Programming 3, 6.4)."""
+
 AHEAD = 128
 """Keys whose homes are read before they are searched."""
 
@@ -29,7 +34,7 @@ _ZERO, _ONE, _SHIFT_32 = U64(0), U64(1), U64(32)
 
 @inlined
 def _home(key: np.uint64, size: np.uint64) -> np.uint64:
-    return (key >> _SHIFT_32) * size >> _SHIFT_32
+    return (key * SPREAD >> _SHIFT_32) * size >> _SHIFT_32
 
 
 @inlined

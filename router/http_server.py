@@ -131,8 +131,8 @@ class _GatheringTransport:
 
 
 class _Acceptor:
-    """Takes all connections that wait, where uvloop takes one per turn: a crowd that comes at once would wait for as many
-    turns, and turns are long when there is much to do. In the place of an asyncio.Server."""
+    """Takes all connections that wait, where uvloop takes one per turn: a crowd that comes at once would wait for as
+    many turns, and turns are long when there is much to do. In the place of an asyncio.Server."""
 
     def __init__(self, listener: socket.socket, make_protocol: Callable[[], asyncio.Protocol]) -> None:
         self._listener = listener

@@ -5,6 +5,7 @@ from hypothesis import given, settings, strategies as st
 from numpy.typing import NDArray
 
 from router.block_index import MAX_LOAD, MIN_SLOTS, MOVED_PER_KEY, NOWHERE, BlockIndex
+from router.hash_table import SPREAD
 
 
 def held(index: BlockIndex, keys: NDArray[np.uint64]) -> list[int]:
@@ -48,9 +49,13 @@ def test_it_agrees_with_a_dict_while_it_grows_and_shrinks() -> None:
     assert (len(index._keys), len(index._old_keys)) == (MIN_SLOTS, 1)
 
 
+UNSPREAD = pow(int(SPREAD), -1, 2**64)
+
 # Homes at the end of the table, where searches go on at its start, and in its middle; many share one.
 crowded = st.builds(
-    lambda home, low: home << 32 | low, st.sampled_from([2**32 - 1, 2**32 - 2**22, 2**31, 0]), st.integers(2, 40)
+    lambda home, low: (home << 32 | low) * UNSPREAD % 2**64,
+    st.sampled_from([2**32 - 1, 2**32 - 2**22, 2**31, 0]),
+    st.integers(2, 40),
 )
 
 
@@ -73,6 +78,17 @@ def test_hashes_that_share_a_home_find_room_and_gaps_are_closed(steps: list[tupl
         assert held(index, np.array(list(expected), dtype=np.uint64)) == list(expected.values())
 
 
+def test_hashes_that_differ_in_few_bits_do_not_crowd_the_table() -> None:
+    """Keys from elsewhere may have zeros at either end."""
+    for shift in (0, 20, 44):
+        index = BlockIndex()
+        keys = np.arange(2, 20_002, dtype=np.uint64) << np.uint64(shift)
+        assert index.insert(keys, 7)
+        used = np.flatnonzero(index._keys)
+        runs = np.split(used, np.flatnonzero(np.diff(used) > 1) + 1)
+        assert max(map(len, runs)) < 200
+
+
 def test_what_names_no_block_is_refused() -> None:
     index = BlockIndex()
     for bad in (0, 1):
@@ -86,7 +102,7 @@ def test_an_old_table_does_not_become_full_while_it_is_left() -> None:
     index = BlockIndex()
     while not index._rebuilding or len(index) < 50_000:
         index.insert(rng.integers(2, 2**64, size=1000, dtype=np.uint64), 1)
-    end = np.arange(2**64 - 200_000, 2**64 - 1, dtype=np.uint64)
+    end = np.arange(2**64 - 200_000, 2**64 - 1, dtype=np.uint64) * np.uint64(UNSPREAD)
     before, added = len(index), 0
     while index._rebuilding:
         assert index.insert(end[added : added + 100], 2)

@@ -64,5 +64,5 @@ async def test_a_process_without_file_descriptors_takes_connections_again_when_i
 async def test_a_closed_server_refuses_connections() -> None:
     async with await serve_http(hello, "127.0.0.1", 0) as server:
         assert (await get(server)).startswith(b"HTTP/1.1 200")
-    with pytest.raises(OSError):
+    with pytest.raises(ConnectionRefusedError):
         await asyncio.open_connection(server.host, server.port)
