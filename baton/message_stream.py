@@ -16,7 +16,8 @@ import msgspec
 import structlog
 
 from baton.errors import ProtocolError
-from baton_proto.worker import Refused, encode
+from baton_proto.version import check_major
+from baton_proto.worker import Hello, Refused, decode_greeting, encode
 
 PING_INTERVAL_S: Final = 1.0
 SILENT_PINGS: Final = 5  # without a byte from the peer
@@ -187,6 +188,23 @@ class MessageStream(asyncio.Protocol):
         elif self._quiet:
             self._write(_PING)
         self._quiet = True
+
+
+async def open_stream(address: str, peer: str, ours: Hello, timeout_s: float) -> tuple[MessageStream, Hello]:
+    """Connects to HOST:PORT and exchanges hellos; the stream is the caller's to end. Raises TimeoutError, OSError, and
+    ProtocolError when the peer refuses or speaks another version."""
+    stream = None
+    try:
+        async with asyncio.timeout(timeout_s):
+            stream = await dial(address, peer)
+            stream.send(ours)
+            theirs = await stream.receive(decode_greeting)
+        check_major(f"{ours.stream} stream", theirs.version, ours.version)
+        return stream, theirs
+    except BaseException:
+        if stream is not None:
+            stream.abort("no hello")
+        raise
 
 
 async def dial(address: str, peer: str) -> MessageStream:

@@ -19,12 +19,9 @@ import logging
 import multiprocessing
 import statistics
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import structlog
 from msgspec import Struct
 from rich.console import Console
@@ -35,7 +32,7 @@ from baton.config import MockConfig, PlacementConfig
 from benchmarks.quality.simulation import Fleet, simulate
 from benchmarks.quality.trace import TraceRequest, arrivals, load_trace
 from benchmarks.routing.half import ROOT
-from benchmarks.routing.report import commit, machine
+from benchmarks.routing.report import machine, write_results
 
 TRACE = "mooncake_conversation.jsonl.gz"
 TRACE_FOLDERS = (ROOT / "tests" / "data", ROOT.parent / "shared" / "data")
@@ -181,19 +178,8 @@ def _print_table(console: Console, rows: list[Row], num_seeds: int) -> None:
 
 
 def _write_json(path: Path, rows: list[Row], runs: list[Run]) -> None:
-    document: dict[str, Any] = {
-        "benchmark": "routing_quality",
-        "command": " ".join(["python", "-m", "benchmarks.routing_quality", *sys.argv[1:]]),
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "machine": machine(),
-        "commit": commit(),
-        "policies": POLICIES,
-        "engine": FLEET.engine,
-        "rows": rows,
-        "runs": runs,
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(document)) + b"\n")
+    results = {"policies": POLICIES, "engine": FLEET.engine, "rows": rows, "runs": runs}
+    write_results(path, "routing_quality", machine(), results)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,7 @@ import structlog
 
 from baton.end_task import end_tasks
 from baton.errors import ProtocolError
-from baton.message_stream import MessageStream, dial
-from baton_proto.version import check_major
+from baton.message_stream import MessageStream, open_stream
 from baton_proto.worker import (
     MAJOR,
     PREFILL,
@@ -22,7 +21,6 @@ from baton_proto.worker import (
     PrefillReport,
     PrefillRequest,
     PrefillTarget,
-    decode_greeting,
     decoder,
 )
 from decode_worker.request import Request
@@ -89,21 +87,16 @@ class PrefillLink:
 
     async def _talk(self) -> str:
         """From the hellos to the end of the stream; says why it ended."""
-        stream = None
+        target, ours = self.target, Hello(MAJOR, self._worker_id, self.target.incarnation, PREFILL)
+        stream, _ = await open_stream(target.stream_address, target.worker_id, ours, self._connect_timeout_s)
         try:
-            async with asyncio.timeout(self._connect_timeout_s):
-                stream = await dial(self.target.stream_address, self.target.worker_id)
-                stream.send(Hello(MAJOR, self._worker_id, self.target.incarnation, PREFILL))
-                hello = await stream.receive(decode_greeting)
-            check_major("prefill stream", hello.version, MAJOR)
             self._stream = stream
             for command in self._waiting:
                 stream.send(command)
             stream.listen(decode_report, self._read)
             return await stream.ended()
         finally:
-            if stream is not None:
-                stream.abort("the link is closed")
+            stream.abort("the link is closed")
 
     def _read(self, report: PrefillFailed) -> None:
         if request := self._requests.pop(report.request_id, None):

@@ -8,34 +8,21 @@ from typing import Protocol
 import structlog
 
 from baton.message_stream import MessageStream
-from baton_proto.worker import PrefillCancel, PrefillCommand, PrefillFailed, PrefillRequest, decoder
+from baton_proto.worker import PrefillCancel, PrefillCommand, PrefillRequest, decoder
 
 decode_command = decoder(PrefillCommand)
 
 log = structlog.get_logger()
 
 
-class DecodeStream:
-    """One decode worker's open stream. Event loop only."""
-
-    def __init__(self, decode_worker: str, stream: MessageStream) -> None:
-        self.decode_worker = decode_worker
-        self._stream = stream
-
-    def send(self, failed: PrefillFailed) -> None:
-        self._stream.send(failed)
-
-    def close(self) -> None:
-        """Ends the stream after what is pending was written."""
-        self._stream.close()
-
-
 class PrefillHandler(Protocol):
-    def accept(self, stream: DecodeStream, request: PrefillRequest) -> None: ...
+    """What a prefill worker does with a decode worker's commands. Event loop only."""
 
-    def cancel(self, stream: DecodeStream, request_id: str) -> None: ...
+    def accept(self, stream: MessageStream, request: PrefillRequest) -> None: ...
 
-    def decode_worker_gone(self, stream: DecodeStream) -> None:
+    def cancel(self, stream: MessageStream, request_id: str) -> None: ...
+
+    def decode_worker_gone(self, stream: MessageStream) -> None:
         """Nobody wants the KV any more: end the stream's prompts."""
         ...
 
@@ -43,26 +30,26 @@ class PrefillHandler(Protocol):
 class PrefillStreams:
     def __init__(self, handler: PrefillHandler) -> None:
         self._handler = handler
-        self._open: set[DecodeStream] = set()
+        self._open: set[MessageStream] = set()
 
     async def serve(self, stream: MessageStream, decode_worker: str) -> None:
         """From the hellos to the end."""
-        decode = DecodeStream(decode_worker, stream)
-        self._open.add(decode)
+        self._open.add(stream)
         log.info("decode worker connected", decode_worker=decode_worker)
         try:
-            stream.listen(decode_command, lambda command: self._obey(decode, command))
+            stream.listen(decode_command, lambda command: self._obey(stream, command))
             reason = await stream.ended()
         finally:
-            self._open.discard(decode)
-            self._handler.decode_worker_gone(decode)
+            self._open.discard(stream)
+            self._handler.decode_worker_gone(stream)
         log.info("decode worker disconnected", decode_worker=decode_worker, reason=reason)
 
     def close(self) -> None:
+        """Ends the streams after what is pending was written."""
         for stream in self._open:
             stream.close()
 
-    def _obey(self, stream: DecodeStream, command: PrefillRequest | PrefillCancel) -> None:
+    def _obey(self, stream: MessageStream, command: PrefillRequest | PrefillCancel) -> None:
         if isinstance(command, PrefillRequest):
             self._handler.accept(stream, command)
         else:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import structlog
 
+from baton.message_stream import MessageStream
 from baton.worker.in_flight import InFlight
 from baton.worker.runtime import WorkerRuntime
 from baton.worker.stream_server import Handler
@@ -21,7 +22,7 @@ from kvtransfer.identity import SlabIdentity
 from kvtransfer.push import PushResult
 from kvtransfer.sender import Sender
 from prefill_worker.no_requests import NoRequests
-from prefill_worker.prefill_stream import DecodeStream, PrefillStreams
+from prefill_worker.prefill_stream import PrefillStreams
 from prefill_worker.push_plan import PushPlan
 from prefill_worker.shipping import Shipping, ShippingJob
 
@@ -33,14 +34,14 @@ class Prompt:
     """One accepted PrefillRequest."""
 
     request: PrefillRequest
-    stream: DecodeStream
+    stream: MessageStream
     job: ShippingJob
     deadline: asyncio.TimerHandle | None = None
     failure: Failure | None = None  # why it is being ended early; None while all is well
     silent: bool = False  # the decode worker asked for the end, or is gone
 
     @property
-    def key(self) -> tuple[DecodeStream, str]:
+    def key(self) -> tuple[MessageStream, str]:
         return (self.stream, self.request.request_id)
 
 
@@ -53,7 +54,7 @@ class PrefillWorker:
     def __init__(self, runtime: WorkerRuntime) -> None:
         self._runtime = runtime
         self._serial = itertools.count(1)
-        self.in_flight: InFlight[tuple[DecodeStream, str], Prompt] = InFlight()
+        self.in_flight: InFlight[tuple[MessageStream, str], Prompt] = InFlight()
         self._by_job: dict[ShippingJob, Prompt] = {}
         self.steps = NoRequests(runtime.worker_id)
         self._streams = PrefillStreams(self)
@@ -68,7 +69,7 @@ class PrefillWorker:
 
     # --- prompts ------------------------------------------------------------------------------------------------------
 
-    def accept(self, stream: DecodeStream, request: PrefillRequest) -> None:
+    def accept(self, stream: MessageStream, request: PrefillRequest) -> None:
         token_ids = np.frombuffer(request.token_ids, dtype="<u4").tolist()
         layout = self._runtime.assembly.layout
         if problem := self._problem(stream, request, len(token_ids)):
@@ -76,7 +77,7 @@ class PrefillWorker:
             stream.send(PrefillFailed(request.request_id, failure))
             return
         sequence = Sequence(
-            f"{request.request_id}@{stream.decode_worker}/{next(self._serial)}",
+            f"{request.request_id}@{stream.peer}/{next(self._serial)}",
             token_ids,
             request.num_prompt_tokens,
             request.sampling,
@@ -94,7 +95,7 @@ class PrefillWorker:
         self._runtime.metrics.requests.inc()
         self._runtime.bridge.post(lambda _: self._shipping.add(prompt.job, request.grant))
 
-    def _problem(self, stream: DecodeStream, request: PrefillRequest, num_tokens: int) -> str | None:
+    def _problem(self, stream: MessageStream, request: PrefillRequest, num_tokens: int) -> str | None:
         """Why a prompt cannot be run here."""
         layout, grant = self._runtime.assembly.layout, request.grant
         if self._runtime.draining:
@@ -110,12 +111,12 @@ class PrefillWorker:
             )
         return None
 
-    def cancel(self, stream: DecodeStream, request_id: str) -> None:
+    def cancel(self, stream: MessageStream, request_id: str) -> None:
         if prompt := self.in_flight.get((stream, request_id)):
             prompt.silent = True
             self._end_early(prompt, Failure("cancelled", "cancelled by the decode worker", retryable=False))
 
-    def decode_worker_gone(self, stream: DecodeStream) -> None:
+    def decode_worker_gone(self, stream: MessageStream) -> None:
         for prompt in self.in_flight:
             if prompt.stream is stream:
                 prompt.silent = True

@@ -37,7 +37,6 @@ class HttpServer:
             access_log=False,
             server_header=False,
             proxy_headers=False,  # nobody asks for the client's address
-            backlog=BACKLOG,
             timeout_keep_alive=KEEP_ALIVE_S,
         )
         self._server = _Server(config)

@@ -14,9 +14,8 @@ import structlog
 
 from baton.end_task import end_tasks
 from baton.errors import ProtocolError, WorkerLostError
-from baton.message_stream import ENDED, MessageStream, dial
+from baton.message_stream import ENDED, MessageStream, open_stream
 from baton_proto.discovery import WorkerLoad, WorkerRecord
-from baton_proto.version import check_major
 from baton_proto.worker import (
     DRAIN,
     INSPECT,
@@ -35,7 +34,6 @@ from baton_proto.worker import (
     StepMessage,
     Submit,
     WorkerReport,
-    decode_greeting,
     decoder,
     encode,
 )
@@ -165,11 +163,10 @@ class WorkerLink:
     async def _session(self) -> str:
         """One stream from hello to its end; says why it ended."""
         stream = None
+        ours = Hello(MAJOR, self._router_id, self.worker[1], STEPS)
         try:
-            async with asyncio.timeout(HELLO_TIMEOUT_S):
-                stream = await dial(self._address, self.worker[0])
-                stream.send(Hello(MAJOR, self._router_id, self.worker[1], STEPS))
-                self._check_hello(await stream.receive(decode_greeting))
+            stream, theirs = await open_stream(self._address, self.worker[0], ours, HELLO_TIMEOUT_S)
+            self._check_hello(theirs)
             self._stream, self.failed = stream, False
             log.info("worker connected", worker=self.worker[0], incarnation=self.worker[1])
             self._on_change()
@@ -184,7 +181,6 @@ class WorkerLink:
                 stream.abort("the link is closed")
 
     def _check_hello(self, hello: Hello) -> None:
-        check_major("step stream", hello.version, MAJOR)
         if (hello.sender, hello.incarnation) != self.worker:
             raise ProtocolError(
                 self.worker[0], f"another worker answers: {hello.sender}, incarnation {hello.incarnation}"

@@ -1,19 +1,17 @@
 """The figures of the load benchmark for people and for programs."""
 
 import sys
-import time
 from collections.abc import Iterator
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from msgspec import Struct
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.routing.report import commit
+from benchmarks.routing.report import write_results
 
 VERSIONS = ("grpcio", "httptools", "msgspec", "tokenizers", "uvicorn", "uvloop")
 FIGURES = ("requests/s", "TTFT p50 ms", "p99", "whole p50", "router CPU ms")
@@ -85,19 +83,10 @@ def _verdict(row: Row) -> str:
 
 def write_json(path: Path, rows: list[Row], began: dict[str, Any], dynamo: dict[str, Any] | None) -> None:
     """`dynamo`: what was compared with, when something was."""
-    document = {
-        "benchmark": "frontend_load",
-        "command": " ".join(["python", "-m", "benchmarks.frontend_load", *sys.argv[1:]]),
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "machine": began,
-        "commit": commit(),
-        "versions": dict(_versions()),
-        "rows": rows,
-    }
+    results: dict[str, Any] = {"versions": dict(_versions()), "rows": rows}
     if dynamo is not None:
-        document["dynamo"] = dynamo
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(document)) + b"\n")
+        results["dynamo"] = dynamo
+    write_results(path, "frontend_load", began, results)
 
 
 def _versions() -> Iterator[tuple[str, str]]:

@@ -59,13 +59,19 @@ def print_table(console: Console, title: str, rows: list[Row]) -> None:
 
 
 def write_json(path: Path, rows: list[Row], versions: dict[str, dict[str, str]], began: dict[str, Any]) -> None:
+    results = {"versions": versions, "rows": [msgspec.to_builtins(row) | {"met": row.met} for row in rows]}
+    write_results(path, "router_vs_dynamo", began, results)
+
+
+def write_results(path: Path, benchmark: str, began: dict[str, Any], results: dict[str, Any]) -> None:
+    """What the run of a benchmark gave, behind what names the run. `began`: the machine as it was then."""
     document = {
-        "benchmark": "router_vs_dynamo",
-        "command": " ".join(["python", "-m", "benchmarks.router_vs_dynamo", *sys.argv[1:]]),
+        "benchmark": benchmark,
+        "command": " ".join(["python", "-m", f"benchmarks.{benchmark}", *sys.argv[1:]]),
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "machine": began,
         "commit": commit(),
-        "versions": versions,
-        "rows": [msgspec.to_builtins(row) | {"met": row.met} for row in rows],
+        **results,
     }
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(msgspec.json.format(msgspec.json.encode(document)) + b"\n")

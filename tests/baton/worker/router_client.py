@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from baton.message_stream import dial
+from baton.message_stream import open_stream
 from baton_proto.discovery import WorkerLoad
 from baton_proto.sampling import SamplingParams, TokenLogprobs
 from baton_proto.worker import (
@@ -22,7 +22,6 @@ from baton_proto.worker import (
     StepMessage,
     Submit,
     WorkerReport,
-    decode_greeting,
     decoder,
 )
 from tests.baton.worker.worker_process import WorkerProcess
@@ -82,9 +81,8 @@ class RouterClient:
         self.loads: list[WorkerLoad] = []
 
     async def __aenter__(self) -> Self:
-        self._stream = await dial(self._worker.addresses["stream"], self._worker.worker_id)
-        self._stream.send(Hello(MAJOR, "router-under-test", self._worker.incarnation, STEPS))
-        await self._stream.receive(decode_greeting)
+        ours = Hello(MAJOR, "router-under-test", self._worker.incarnation, STEPS)
+        self._stream, _ = await open_stream(self._worker.addresses["stream"], self._worker.worker_id, ours, 5.0)
         self._stream.listen(decoder(WorkerReport), self._read)
         return self
 
