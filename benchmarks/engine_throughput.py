@@ -28,8 +28,9 @@ from engine.cuda_build import GpuEngine, build_on_gpu
 from engine.cuda_runner import CudaStep
 from engine.engine import Engine
 from engine.flash_attention import flash_is_available
+from engine.random_weights import RandomWeights
 from engine.sequence import Sequence
-from engine.weights import RandomWeights
+from kvtransfer.memory_driver import memory_of
 
 NANO_VLLM = {
     "0.6b": {"bench": 18098, "decode256": 21800, "decode1": 432, "prefill": 367600},
@@ -181,7 +182,7 @@ def main() -> None:
     config = SHAPES[arguments.model]
     gpu = build_on_gpu(
         config,
-        RandomWeights(device, torch.bfloat16),
+        RandomWeights(config, torch.bfloat16, memory_of(device)),
         frozenset(),
         dtype="bfloat16",
         block_size=arguments.block_size,

@@ -39,6 +39,7 @@ from engine.loaded_model import load_model
 from engine.model_files import ModelFiles, resolve_model
 from engine.sequence import Sequence
 from engine.weights import Weights
+from kvtransfer.memory_driver import memory_of
 from tests.tiny_model import VOCAB_SIZE, write_tiny_model
 
 DEVICE = torch.device("cuda", 0)
@@ -96,7 +97,7 @@ def build(
     slab = torch.full(shape, stale, dtype=dtype, device=DEVICE)
     runner = build_cuda_runner(
         config,
-        Weights(files.folder, DEVICE, dtype),
+        Weights(files.folder, dtype, memory_of(DEVICE)),
         slab,
         files.eos_token_ids,
         max_batch_tokens=max_batch_tokens,

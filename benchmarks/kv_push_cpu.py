@@ -24,7 +24,7 @@ from kvtransfer.identity import SlabIdentity
 from kvtransfer.layout import SlabLayout
 from kvtransfer.receiver import Receiver
 from kvtransfer.sender import Sender
-from kvtransfer.slab import MemfdSlab
+from kvtransfer.slab import Slab
 
 LAYOUT = SlabLayout(num_layers=30, num_blocks=256, num_kv_heads=3, block_size=16, head_dim=64, dtype="float32")
 
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def _plain_copy_s(nbytes: int, rounds: int) -> float:
-    source, destination = (np.frombuffer(MemfdSlab(LAYOUT).buffer, dtype=np.uint8)[:nbytes] for _ in range(2))
+    source, destination = (np.frombuffer(Slab(LAYOUT).buffer, dtype=np.uint8)[:nbytes] for _ in range(2))
     times = []
     for _ in range(rounds + 1):
         begin_s = time.perf_counter()
@@ -66,7 +66,7 @@ def _block_ids(order: str, count: int, seed: int) -> list[int]:
 
 def _push_s(transport: str, order: str, blocks: int, rounds: int) -> float:
     """Median time from the first layer_ready to Committed on the decode side."""
-    slab = MemfdSlab(LAYOUT)
+    slab = Slab(LAYOUT)
     np.frombuffer(slab.buffer, dtype=np.uint8)[:] = 1
     events: queue.Queue[TransferEvent] = queue.Queue()
     config = TransferConfig(transport=transport)  # type: ignore[arg-type]
@@ -89,7 +89,7 @@ def _push_s(transport: str, order: str, blocks: int, rounds: int) -> float:
 
 
 def _prefill(pipe: Connection, config: TransferConfig, order: str, blocks: int) -> None:
-    slab = MemfdSlab(LAYOUT)
+    slab = Slab(LAYOUT)
     np.frombuffer(slab.buffer, dtype=np.uint8)[:] = 2
     sender = Sender(slab, SlabIdentity("prefill", 1, "model", LAYOUT), config)
     results: queue.Queue[object] = queue.Queue()

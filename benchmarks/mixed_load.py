@@ -24,8 +24,9 @@ from engine.block_manager import BlockManager
 from engine.cuda_build import GpuEngine, build_on_gpu
 from engine.engine import Engine
 from engine.flash_attention import flash_is_available
+from engine.random_weights import RandomWeights
 from engine.sequence import Sequence
-from engine.weights import RandomWeights
+from kvtransfer.memory_driver import memory_of
 
 READERS, READER_PROMPT, PROMPT = 64, 1024, 8192
 
@@ -104,7 +105,7 @@ def main() -> None:
     device = torch.device("cuda", 0)
     gpu = build_on_gpu(
         SHAPES[arguments.model],
-        RandomWeights(device, torch.bfloat16),
+        RandomWeights(SHAPES[arguments.model], torch.bfloat16, memory_of(device)),
         frozenset(),
         dtype="bfloat16",
         block_size=arguments.block_size,

@@ -20,8 +20,9 @@ from engine.step_inputs import StepBuffer
 from engine.triton_attention import TritonAttention
 from engine.triton_operations import TritonOperations
 from engine.weights import TensorSource
-from kvtransfer.device_memory import DeviceSlab
 from kvtransfer.layout import SlabLayout
+from kvtransfer.memory_driver import memory_of
+from kvtransfer.slab import Slab
 
 log = structlog.get_logger()
 
@@ -67,7 +68,7 @@ def build_cuda_runner(
 @dataclass(frozen=True, slots=True)
 class GpuEngine:
     runner: CudaRunner
-    slab: DeviceSlab
+    slab: Slab
 
 
 def build_on_gpu(
@@ -93,7 +94,8 @@ def build_on_gpu(
     """
     device = torch.device("cuda", torch.cuda.current_device())
     one_block = SlabLayout(config.num_layers, 1, config.num_kv_heads, block_size, config.head_dim, dtype)
-    probe = DeviceSlab(one_block, device)
+    driver = memory_of(device)
+    probe = Slab(one_block, driver)
     runner = build_cuda_runner(
         config,
         weights,
@@ -108,14 +110,16 @@ def build_on_gpu(
     free, total = torch.cuda.mem_get_info(device)
     kept = peak + _GRAPH_BYTES + int(total * _SPARE_SHARE)
     room = free - kept
-    share = total // gpu_share - torch.cuda.memory_reserved(device) - kept if gpu_share > 1 else room
+    taken = torch.cuda.memory_reserved(device) + (weights.memory.nbytes if weights.memory else 0)
+    share = total // gpu_share - taken - kept if gpu_share > 1 else room
     wanted = min(room, share) if kv_bytes is None else kv_bytes
     num_blocks = wanted // one_block.nbytes
     if num_blocks < 1 or wanted > room:
         problem = f"{max(room, 0) >> 20} MiB are left beside the weights and a step, which takes {peak >> 20} MiB"
         raise ConfigError("engine.kv_memory", f"{problem}; a block takes {one_block.nbytes / 2**20:.1f} MiB")
-    slab = DeviceSlab(dataclasses.replace(one_block, num_blocks=num_blocks), device)
+    slab = Slab(dataclasses.replace(one_block, num_blocks=num_blocks), driver)
     runner.attach(slab.tensor)
+    probe.close()
     if graphs:
         runner.capture()
     log.info("gpu engine built", blocks=num_blocks, kv_bytes=slab.layout.nbytes, peak_bytes=peak, flash=flash)

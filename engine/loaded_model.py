@@ -9,8 +9,8 @@ from engine.batch import Runner
 from engine.model_files import ModelFiles
 from engine.model_runner import build_runner, dtype_name, is_auto, resolve_attention, resolve_device, slab_layout
 from engine.weights import Weights
-from kvtransfer.device_memory import DeviceSlab
-from kvtransfer.slab import MemfdSlab, Slab
+from kvtransfer.memory_driver import memory_of
+from kvtransfer.slab import Slab
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,16 +25,16 @@ def load_model(files: ModelFiles, config: EngineConfig) -> LoadedModel:
     dtype = getattr(torch, dtype_name(files.config.dtype, config, device))
     attention = resolve_attention(config, files.config, device, dtype)
     if device.type == "cpu":
-        host_slab = MemfdSlab(slab_layout(files, config))
+        host_slab = Slab(slab_layout(files, config))
         return LoadedModel(build_runner(files, config, host_slab.tensor), host_slab)
     if attention == "torch":
-        device_slab = DeviceSlab(slab_layout(files, config), device)
+        device_slab = Slab(slab_layout(files, config), memory_of(device))
         return LoadedModel(build_runner(files, config, device_slab.tensor), device_slab)
     from engine.cuda_build import build_on_gpu  # here: Triton is installed only where there is a GPU
 
     gpu = build_on_gpu(
         files.config,
-        Weights(files.folder, device, dtype),
+        Weights(files.folder, dtype, memory_of(device)),
         files.eos_token_ids,
         dtype=str(dtype).removeprefix("torch."),
         block_size=config.block_size,

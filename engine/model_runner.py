@@ -26,6 +26,7 @@ from engine.sampler import Sampler
 from engine.torch_attention import TorchAttention
 from engine.weights import Weights
 from kvtransfer.layout import SlabLayout
+from kvtransfer.memory_driver import memory_of
 
 TRITON_HEAD_DIMS = (16, 32, 64, 128)  # a kernel's tiles are powers of two
 _AUTO_KV_BYTES = 512 << 20  # where nothing is measured: on a CPU it is taken when it is first used
@@ -103,7 +104,7 @@ def build_runner(files: ModelFiles, config: EngineConfig, slab: Tensor) -> Runne
     if config.threads:
         torch.set_num_threads(config.threads)
     _, num_blocks, num_kv_heads, _, block_size, head_dim = slab.shape
-    weights = Weights(files.folder, slab.device, slab.dtype)
+    weights = Weights(files.folder, slab.dtype, None if slab.device.type == "cpu" else memory_of(slab.device))
     name = str(slab.dtype).removeprefix("torch.")
     layout = SlabLayout(files.config.num_layers, num_blocks, num_kv_heads, block_size, head_dim, name)
     model = MODELS[files.config.architecture](files.config, weights, TorchOperations())

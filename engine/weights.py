@@ -19,7 +19,8 @@ from torch import Tensor
 
 from baton.errors import ModelError
 from engine.model_files import weight_files
-from kvtransfer.device_memory import DeviceMemory, padded_bytes
+from kvtransfer.memory_driver import MemoryDriver
+from kvtransfer.memory_range import MemoryRange, padded_bytes
 
 _PROGRESS_INTERVAL_S = 2.0
 
@@ -45,6 +46,8 @@ class _Entry:
 class TensorSource(Protocol):
     """Where a model takes its tensors from, each once: a folder, or random numbers."""
 
+    memory: MemoryRange | None  # that holds them, if they have one of their own
+
     def take(self, name: str, *shape: int) -> Tensor: ...
 
     def take_fused(self, shapes: dict[str, tuple[int, ...]]) -> Tensor: ...
@@ -52,46 +55,23 @@ class TensorSource(Protocol):
     def finish(self, ignored: Iterable[str] = ()) -> None: ...
 
 
-class RandomWeights:
-    """Made on the device, for measurements: no file is read. Norms are near one, projections keep the input's scale."""
-
-    def __init__(self, device: torch.device, dtype: torch.dtype, seed: int = 0) -> None:
-        self._device = device
-        self._dtype = dtype
-        self._generator = torch.Generator(device).manual_seed(seed)
-
-    def take(self, name: str, *shape: int) -> Tensor:
-        values = torch.randn(shape, generator=self._generator, device=self._device, dtype=self._dtype)
-        if len(shape) == 1:
-            return values.mul_(0.1).add_(1)
-        return values if "embed_tokens" in name else values.mul_(shape[-1] ** -0.5)
-
-    def take_fused(self, shapes: dict[str, tuple[int, ...]]) -> Tensor:
-        rows = sum(shape[0] for shape in shapes.values())
-        first = next(iter(shapes.values()))
-        return self.take("+".join(shapes), rows, *first[1:])
-
-    def finish(self, ignored: Iterable[str] = ()) -> None:
-        """Nothing can be left over."""
-
-
 class Weights:
     """Each tensor is taken once; `finish` tells which were left over."""
 
-    def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype) -> None:
-        """Raises ModelError when a file is missing or malformed."""
+    def __init__(self, folder: Path, dtype: torch.dtype, driver: MemoryDriver | None = None) -> None:
+        """`driver`: of the device whose memory they are copied to; None: the CPU computes on the mapped files
+        themselves. Raises ModelError when a file is missing or malformed, UnavailableError when there is no room."""
         self._model = str(folder)
-        self._device = device
         self._dtype = dtype
         self._entries: dict[str, _Entry] = {}
         for path in weight_files(folder):
             self._entries |= _map(path)
         self._loaded_bytes = 0
         self._told_s = time.monotonic()
-        self._memory: DeviceMemory | None = None  # the CPU computes on the mapped files themselves
-        if device.type != "cpu":
+        self.memory: MemoryRange | None = None
+        if driver is not None:
             sizes = (math.prod(entry.shape) * dtype.itemsize for entry in self._entries.values())
-            self._memory = DeviceMemory(sum(map(padded_bytes, sizes)), device)
+            self.memory = MemoryRange(driver, sum(map(padded_bytes, sizes)))
 
     def take(self, name: str, *shape: int) -> Tensor:
         """The tensor `name`, which must be of that shape. Raises ModelError."""
@@ -102,11 +82,11 @@ class Weights:
         entries = [self._pop(name, shape) for name, shape in shapes.items()]
         first, last = entries[0], entries[-1]
         rows = sum(entry.shape[0] for entry in entries)
-        if self._memory is not None:
-            fused = self._memory.tensor((rows, *first.shape[1:]), self._dtype)
+        if self.memory is not None:
+            fused = self.memory.tensor((rows, *first.shape[1:]), self._dtype)
             for part, entry in zip(torch.split(fused, [entry.shape[0] for entry in entries]), entries, strict=True):
                 part.copy_(self._load(entry))
-            self._tell(fused.nbytes, self._memory.nbytes)
+            self._tell(fused.nbytes, self.memory.nbytes)
             return fused
         if all(entry.follows(before) for before, entry in itertools.pairwise(entries)):
             return self._load(_Entry(first.data, first.dtype, (rows, *first.shape[1:]), first.start, last.end)).to(

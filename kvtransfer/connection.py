@@ -16,7 +16,7 @@ from kvtransfer.checksum import block_checksums, mismatches
 from kvtransfer.framing import Channel
 from kvtransfer.identity import SlabIdentity, check_hello
 from kvtransfer.ledger import Ledger, Notice
-from kvtransfer.shm import ShmIntake
+from kvtransfer.mapped import MappedIntake
 from kvtransfer.slab import Slab
 from kvtransfer.tcp import TcpIntake, tune
 from kvtransfer.transport import STALL_TIMEOUT_S, BlockIntake
@@ -49,7 +49,7 @@ class Connection:
         self._channel: Channel[wire.ToDecode] = Channel(sock, wire.to_decode_decoder, self.peer)
         self._intake: BlockIntake
         if sock.family == socket.AF_UNIX:
-            self._intake = ShmIntake(self._channel, slab)
+            self._intake = MappedIntake(self._channel, slab)
         else:
             tune(sock)
             self._intake = TcpIntake(self._channel, slab)

@@ -13,7 +13,8 @@ from baton_proto.worker import Grant
 from kvtransfer.framing import Channel
 from kvtransfer.identity import SlabIdentity, hello
 from kvtransfer.layout import SlabLayout
-from kvtransfer.shm import NUM_FDS, ShmWriter
+from kvtransfer.mapped import NUM_FDS
+from kvtransfer.shm import ShmWriter
 from kvtransfer.slab import Slab
 from kvtransfer.tcp import TcpWriter, tune
 from kvtransfer.transport import STALL_TIMEOUT_S, BlockWriter, limit_sending

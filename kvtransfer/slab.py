@@ -3,108 +3,67 @@
 The worker creates it; the model runner computes on `tensor`, the transports move bytes of `buffer` or `export()` it.
 """
 
-import fcntl
-import mmap
-import os
-from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from baton.errors import UnavailableError
 from kvtransfer.layout import SlabLayout
+from kvtransfer.memory_driver import HostMemory, MemoryDriver
+from kvtransfer.memory_range import MemoryRange
 
 if TYPE_CHECKING:
     import torch
 
 
-class Slab(Protocol):
-    """What transfers and engine need of a slab, wherever it lives."""
+class Slab:
+    """Zeroed, because stale bytes that happen to be NaN survive any mask."""
 
-    layout: SlabLayout
+    def __init__(self, layout: SlabLayout, driver: MemoryDriver | None = None) -> None:
+        """`driver` None: in this host's memory. Raises UnavailableError when there is not that much."""
+        self.layout = layout
+        self.driver = driver or HostMemory()
+        self._memory = MemoryRange(self.driver, layout.nbytes)
+        self._tensor: torch.Tensor | None = None
+        self._generation = 1
 
     @property
     def generation(self) -> int:
         """Rises with every resume: who was allowed to write an earlier one has to ask again."""
-
-    @property
-    def suspended(self) -> bool: ...
-
-    @property
-    def tensor(self) -> "torch.Tensor":
-        """`[layers, blocks, kv_heads, 2, block_size, head_dim]`, see SlabLayout."""
-
-    @property
-    def buffer(self) -> memoryview:
-        """The slab's bytes, for transports that go through host memory."""
-
-    def export(self) -> int:
-        """A descriptor that another process maps to write the slab; it stays the slab's. Raises UnavailableError."""
-
-    def suspend(self) -> None:
-        """Gives the physical memory back and keeps the addresses. No lease may be open."""
-
-    def resume(self) -> None:
-        """Zeroed memory at the same addresses, under a new generation."""
-
-    def close(self) -> None: ...
-
-
-class MemfdSlab:
-    """A slab in anonymous shared memory of this host. Pages are zero and are committed when first touched."""
-
-    def __init__(self, layout: SlabLayout) -> None:
-        self.layout = layout
-        self._generation = 1
-        self._suspended = False
-        self._fd = os.memfd_create("baton-kv-slab", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        try:
-            os.ftruncate(self._fd, layout.nbytes)
-            # A peer that maps the slab may rely on its size: touching a page behind the end would kill the peer.
-            fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-            self._map = mmap.mmap(self._fd, layout.nbytes)
-        except BaseException:
-            os.close(self._fd)
-            raise
-        self._buffer = memoryview(self._map)
-
-    @property
-    def generation(self) -> int:
         return self._generation
 
     @property
     def suspended(self) -> bool:
-        return self._suspended
+        return not self._memory.is_mapped
 
-    @cached_property
+    @property
     def tensor(self) -> "torch.Tensor":
-        import torch  # here, because moving bytes needs none of it
+        """`[layers, blocks, kv_heads, 2, block_size, head_dim]`, see SlabLayout."""
+        if self._tensor is None:
+            import torch  # here, because moving bytes needs none of it
 
-        dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[self.layout.dtype]
-        return torch.frombuffer(self._map, dtype=dtype).view(self.layout.shape)
+            self._tensor = self._memory.tensor(self.layout.shape, getattr(torch, self.layout.dtype))
+        return self._tensor
 
     @property
     def buffer(self) -> memoryview:
-        return self._buffer
+        """The slab's bytes, for transports that go through host memory. Raises UnavailableError."""
+        if self.driver.kind != "host":
+            raise UnavailableError("the KV slab lies in GPU memory, which has no bytes here")
+        return self._memory.buffer()[: self.layout.nbytes]
 
     def export(self) -> int:
-        if self._suspended:
-            raise UnavailableError("the KV slab is suspended")
-        return self._fd
+        """A descriptor, the caller's own, that another process maps to write the slab. Raises UnavailableError."""
+        return self._memory.export()
 
     def suspend(self) -> None:
-        self._suspended = True
-        self._map.madvise(mmap.MADV_REMOVE)  # punches the pages out of the file, for every mapping of it
+        """Gives the memory back and keeps the addresses. No lease may be open, and no peer may map it."""
+        self._memory.unmap()
 
     def resume(self) -> None:
-        assert self._suspended
+        """Zeroed memory at the same addresses, under a new generation. Raises UnavailableError."""
+        self._memory.map()
         self._generation += 1
-        self._suspended = False
 
     def close(self) -> None:
-        """Idempotent. Whoever still holds the tensor keeps the mapping, but not the descriptor."""
-        if self._fd < 0:
-            return
-        os.close(self._fd)
-        self._fd = -1
-        self.__dict__.pop("tensor", None)
-        self._buffer = memoryview(b"")
-        del self._map  # it unmaps with its last holder: closing it would pull the memory from under a tensor
+        """Gives the memory back for good; nobody computes or transfers any more. Idempotent."""
+        if self._memory.is_mapped:
+            self._memory.unmap()

@@ -24,7 +24,7 @@ from engine.model_files import ModelFiles
 from engine.served_model import is_mock, served_model
 from engine.timed_loop import TimedLoop
 from kvtransfer.layout import SlabLayout
-from kvtransfer.slab import MemfdSlab, Slab
+from kvtransfer.slab import Slab
 from router import block_hash
 
 log = structlog.get_logger()
@@ -87,7 +87,7 @@ def _mock_engine(files: ModelFiles, config: ServingConfig) -> EngineAssembly:
     runner = MockRunner(config.mock, answer_vocabulary(files, config.mock), min(files.eos_token_ids))
     manager = BlockManager(layout.num_blocks, block_size)
     engine = Engine(runner, manager, **_limits(files, config), clock=runner.clock)
-    return _assembled(files, config, engine, MemfdSlab(layout), _nothing_to_zero, TimedLoop)
+    return _assembled(files, config, engine, Slab(layout), _nothing_to_zero, TimedLoop)
 
 
 def _nothing_to_zero(layer: int, block: int, used: int) -> None:

@@ -17,6 +17,7 @@ from engine.model_files import ModelFiles, resolve_model
 from engine.model_runner import build_runner
 from engine.sequence import Sequence
 from engine.weights import Weights
+from kvtransfer.memory_driver import memory_of
 from tests.tiny_model import VOCAB_SIZE, write_tiny_model
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -47,7 +48,7 @@ def slab(files: ModelFiles, device: torch.device, stale: float = float("nan")) -
 def cuda_runner(files: ModelFiles) -> Runner:
     runner = build_cuda_runner(
         files.config,
-        Weights(files.folder, DEVICE, torch.float32),
+        Weights(files.folder, torch.float32, memory_of(DEVICE)),
         slab(files, DEVICE),
         files.eos_token_ids,
         max_batch_tokens=MAX_BATCH_TOKENS,

@@ -33,7 +33,7 @@ LLAMA3 = {
 
 def load(folder: Path) -> Llama:
     files = resolve_model(str(folder))
-    weights = Weights(files.folder, CPU, torch.float32)
+    weights = Weights(files.folder, torch.float32)
     return MODELS[files.config.architecture](files.config, weights, TorchOperations())
 
 

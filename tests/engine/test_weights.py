@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -7,9 +8,13 @@ import torch
 from safetensors.numpy import save_file
 
 from baton.errors import ModelError
+from benchmarks.shapes import SHAPES
+from engine.models.registry import MODELS
+from engine.operations import TorchOperations
+from engine.random_weights import RandomWeights
 from engine.weights import Weights
+from kvtransfer.memory_driver import HostMemory
 
-CPU = torch.device("cpu")
 FUSED = {"q": (4, 8), "k": (2, 8), "v": (2, 8)}
 
 
@@ -29,7 +34,7 @@ def write_in_order(path: Path, arrays: dict[str, np.ndarray]) -> None:
 
 
 def open_weights(folder: Path, dtype: torch.dtype = torch.float32) -> Weights:
-    return Weights(folder, CPU, dtype)
+    return Weights(folder, dtype)
 
 
 def test_neighbours_are_fused_into_a_view_of_the_file(tmp_path: Path) -> None:
@@ -113,3 +118,30 @@ def test_a_header_that_contradicts_the_file_is_refused(tmp_path: Path, fields: d
     (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(16))
     with pytest.raises(ModelError, match="is not a safetensors file that can be used"):
         open_weights(tmp_path)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_with_memory_of_their_own_the_weights_are_copied_into_it(tmp_path: Path, dtype: torch.dtype) -> None:
+    arrays = tensors()
+    write_in_order(tmp_path / "model.safetensors", {name: arrays[name] for name in ("k", "q", "v")})
+    weights = Weights(tmp_path, dtype, HostMemory())
+    fused = weights.take_fused(FUSED)
+    assert weights.memory is not None
+    held = weights.memory.bytes()
+    assert held.data_ptr() <= fused.data_ptr() < held.data_ptr() + len(held)
+    expected = torch.from_numpy(np.concatenate(list(arrays.values()))).to(dtype)
+    assert torch.equal(fused, expected)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_random_weights_take_as_much_memory_as_the_model_wants(tied: bool) -> None:
+    small = replace(SHAPES["0.6b"], vocab_size=1000, hidden_size=256, num_layers=2, tie_word_embeddings=tied)
+    weights = RandomWeights(small, torch.float32, HostMemory())
+    model = MODELS[small.architecture](small, weights, TorchOperations())
+    assert weights.memory is not None
+    page = HostMemory.granularity
+    held = weights.memory.bytes()
+    last = model.norm if tied else model.head
+    assert 0 <= held.data_ptr() + len(held) - (last.data_ptr() + last.nbytes) < page
+    assert abs(float(model.norm.mean()) - 1) < 0.1
+    assert float(model.layers[0].down.std()) == pytest.approx(small.intermediate_size**-0.5, rel=0.1)

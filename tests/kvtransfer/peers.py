@@ -22,11 +22,11 @@ from kvtransfer.events import TransferEvent
 from kvtransfer.framing import Channel
 from kvtransfer.identity import SlabIdentity, hello
 from kvtransfer.layout import SlabLayout
+from kvtransfer.mapped import NUM_FDS
 from kvtransfer.push import Push, PushResult
 from kvtransfer.receiver import Receiver
 from kvtransfer.sender import Sender
-from kvtransfer.shm import NUM_FDS
-from kvtransfer.slab import MemfdSlab
+from kvtransfer.slab import Slab
 
 LAYOUT = SlabLayout(num_layers=4, num_blocks=32, num_kv_heads=2, block_size=16, head_dim=16, dtype="float32")
 PREFILL_LAYOUT = SlabLayout(num_layers=4, num_blocks=48, num_kv_heads=2, block_size=16, head_dim=16, dtype="float32")
@@ -38,13 +38,13 @@ ROOT = Path(__file__).parents[2]
 Event = TypeVar("Event", bound=TransferEvent)
 
 
-def words(slab: MemfdSlab) -> "np.ndarray[Any, np.dtype[np.uint32]]":
+def words(slab: Slab) -> "np.ndarray[Any, np.dtype[np.uint32]]":
     """The slab as bits, `[layers, blocks, words]`: floats would not compare equal to themselves when they are NaN."""
     layout = slab.layout
     return np.frombuffer(slab.buffer, dtype=np.uint32).reshape(layout.num_layers, layout.num_blocks, -1)
 
 
-def fill(slab: MemfdSlab, seed: int) -> None:
+def fill(slab: Slab, seed: int) -> None:
     view = words(slab)
     view[:] = np.random.default_rng(seed).integers(1, 2**32, view.shape, dtype=np.uint32)
 
@@ -53,7 +53,7 @@ class Decode:
     """A slab with a receiver, and everything that it reported."""
 
     def __init__(self, config: TransferConfig, identity: SlabIdentity = DECODE_IDENTITY) -> None:
-        self.slab = MemfdSlab(identity.layout)
+        self.slab = Slab(identity.layout)
         self.events: list[TransferEvent] = []
         self._changed = threading.Condition()
         self.receiver = Receiver(self.slab, identity, config, "127.0.0.1", self._on_event)
@@ -93,7 +93,7 @@ class Prefill:
     """A slab with random content and a sender."""
 
     def __init__(self, config: TransferConfig, identity: SlabIdentity = PREFILL_IDENTITY, seed: int = 0) -> None:
-        self.slab = MemfdSlab(identity.layout)
+        self.slab = Slab(identity.layout)
         fill(self.slab, seed)
         self.sender = Sender(self.slab, identity, config)
 
@@ -126,7 +126,7 @@ def pair(transport: str = "auto", **settings: Any) -> Iterator[tuple[Decode, Pre
         decode.close()
 
 
-def assert_arrived(decode: MemfdSlab, destination: Sequence[int], prefill: MemfdSlab, source: Sequence[int]) -> None:
+def assert_arrived(decode: Slab, destination: Sequence[int], prefill: Slab, source: Sequence[int]) -> None:
     assert np.array_equal(words(decode)[:, list(destination)], words(prefill)[:, list(source)])
 
 

@@ -5,12 +5,16 @@ import torch
 
 from baton.errors import UnavailableError
 from kvtransfer.layout import SlabLayout
-from kvtransfer.slab import MemfdSlab
+from kvtransfer.slab import Slab
 from tests.kvtransfer.peers import LAYOUT
 
 
-def committed_bytes(slab: MemfdSlab) -> int:
-    return os.fstat(slab.export()).st_blocks * 512
+def committed_bytes(slab: Slab) -> int:
+    fd = slab.export()
+    try:
+        return os.fstat(fd).st_blocks * 512
+    finally:
+        os.close(fd)
 
 
 @pytest.mark.parametrize(
@@ -18,7 +22,7 @@ def committed_bytes(slab: MemfdSlab) -> int:
 )
 def test_the_tensor_is_the_slab_zeroed_in_its_layout_and_dtype(name: str, dtype: torch.dtype) -> None:
     layout = SlabLayout(num_layers=2, num_blocks=5, num_kv_heads=3, block_size=16, head_dim=8, dtype=name)
-    slab = MemfdSlab(layout)
+    slab = Slab(layout)
     assert slab.tensor.dtype is dtype
     assert tuple(slab.tensor.shape) == layout.shape
     assert not slab.tensor.any()
@@ -31,23 +35,23 @@ def test_the_tensor_is_the_slab_zeroed_in_its_layout_and_dtype(name: str, dtype:
 
 
 def test_pages_are_committed_when_they_are_touched() -> None:
-    slab = MemfdSlab(SlabLayout(8, 1024, num_kv_heads=2, block_size=16, head_dim=64, dtype="float32"))
+    slab = Slab(SlabLayout(8, 1024, num_kv_heads=2, block_size=16, head_dim=64, dtype="float32"))
     assert committed_bytes(slab) == 0
     slab.tensor[0, 0] = 1.0
     assert 0 < committed_bytes(slab) <= slab.layout.nbytes // 64
     slab.close()
 
 
-def test_suspend_frees_the_memory_and_keeps_the_addresses() -> None:
-    slab = MemfdSlab(LAYOUT)
+def test_suspend_gives_the_memory_back_and_keeps_the_addresses() -> None:
+    slab = Slab(LAYOUT)
     slab.tensor.fill_(1.0)
-    address, fd = slab.tensor.data_ptr(), slab.export()
+    address = slab.tensor.data_ptr()
     slab.suspend()
-    assert os.fstat(fd).st_blocks == 0
-    with pytest.raises(UnavailableError, match="suspended"):
+    assert slab.suspended
+    with pytest.raises(UnavailableError, match="given back"):
         slab.export()
     slab.resume()
-    assert slab.generation == 2
+    assert (slab.suspended, slab.generation) == (False, 2)
     assert slab.tensor.data_ptr() == address
     assert not slab.tensor.any()
     slab.tensor.fill_(2.0)
@@ -56,17 +60,16 @@ def test_suspend_frees_the_memory_and_keeps_the_addresses() -> None:
 
 
 def test_a_mapped_slab_cannot_shrink_under_its_peer() -> None:
-    slab = MemfdSlab(LAYOUT)
+    slab = Slab(LAYOUT)
+    fd = slab.export()
     with pytest.raises(PermissionError):
-        os.ftruncate(slab.export(), 0)
+        os.ftruncate(fd, 0)
+    os.close(fd)
     slab.close()
 
 
-def test_closing_gives_the_descriptor_back_though_a_tensor_is_still_held() -> None:
-    slab = MemfdSlab(LAYOUT)
-    fd, tensor = slab.export(), slab.tensor
+def test_closing_twice_is_closing() -> None:
+    slab = Slab(LAYOUT)
     slab.close()
     slab.close()
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(fd)
-    tensor.fill_(1.0)
+    assert slab.suspended

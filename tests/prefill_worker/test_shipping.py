@@ -22,7 +22,7 @@ from kvtransfer.layout import SlabLayout
 from kvtransfer.push import PushResult
 from kvtransfer.receiver import Receiver
 from kvtransfer.sender import Sender
-from kvtransfer.slab import MemfdSlab
+from kvtransfer.slab import Slab
 from prefill_worker.push_plan import PushPlan
 from prefill_worker.shipping import Shipping, ShippingJob
 
@@ -62,7 +62,7 @@ class Pair:
 
     def __init__(self, transport: Any) -> None:
         config = TransferConfig(transport=transport, checksum=True, connect_timeout_s=2.0)
-        self.source, self.target = MemfdSlab(LAYOUT), MemfdSlab(LAYOUT)
+        self.source, self.target = Slab(LAYOUT), Slab(LAYOUT)
         self.source.tensor.fill_(float("nan"))  # what was never computed must not travel
         self.events: queue.Queue[TransferEvent] = queue.Queue()
         self.layers: queue.Queue[LayerArrived] = queue.Queue()

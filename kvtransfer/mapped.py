@@ -1,0 +1,103 @@
+"""What the transports share in which the prefill worker maps the decode worker's slab: over host memory and over CUDA.
+
+With its welcome the decode worker sends two descriptors: the slab, and the write end of a pipe, the *token*. The peer
+holds the token exactly as long as its mapping: it closes it after unmapping, and the kernel, which takes a dying
+process's memory before its descriptors, closes it otherwise. A closed socket proves nothing here; a hung-up token or an
+exited process does.
+"""
+
+import os
+import select
+import socket
+import struct
+from collections.abc import Sequence
+
+from baton.errors import ProtocolError
+from baton_proto.transfer import ToDecode, Welcome
+from kvtransfer.framing import Channel
+from kvtransfer.memory_driver import MemoryDriver
+from kvtransfer.memory_range import PeerRange
+from kvtransfer.slab import Slab
+
+NUM_FDS = 2  # slab, token
+TRANSPORTS = {"host": "shm", "cuda": "cuda_ipc"}  # by the kind of memory
+
+
+class PeerSlab:
+    """The decode worker's slab, mapped by the prefill worker."""
+
+    def __init__(self, driver: MemoryDriver, fds: list[int], nbytes: int, peer: str) -> None:
+        """Takes the descriptors over. Raises ProtocolError when they are not what a welcome brings."""
+        if len(fds) != NUM_FDS:
+            _close_all(fds)
+            raise ProtocolError(peer, f"sent {len(fds)} file descriptors with its welcome, not {NUM_FDS}")
+        slab_fd, self._token = fds
+        try:
+            self.memory = PeerRange(driver, slab_fd, nbytes, peer)
+        except BaseException:
+            os.close(self._token)
+            raise
+        finally:
+            os.close(slab_fd)
+
+    def close(self) -> None:
+        self.memory.close()
+        os.close(self._token)  # only now: it says that the mapping is gone
+
+
+class MappedIntake:
+    """Implements `kvtransfer.transport.BlockIntake`: the blocks are in place before they are announced."""
+
+    def __init__(self, channel: Channel[ToDecode], slab: Slab) -> None:
+        self.transport = TRANSPORTS[slab.driver.kind]
+        self._channel = channel
+        self._slab = slab
+        self._token = -1
+        self._pidfd = _pidfd_of_peer(channel.sock)
+        self._news = select.poll()
+        self._news.register(channel.sock, select.POLLIN)
+        if self._pidfd is not None:
+            self._news.register(self._pidfd, select.POLLIN)
+
+    def welcome(self, message: Welcome) -> None:
+        fds = [self._slab.export()]
+        try:
+            self._token, peers_end = os.pipe2(os.O_CLOEXEC)
+            fds.append(peers_end)
+            self._channel.send_now(message, fds)
+        finally:
+            _close_all(fds)
+
+    def await_message(self) -> None:
+        """A dead peer's child may hold the socket open, so the process is watched as well."""
+        if all(fd != self._channel.sock.fileno() for fd, _ in self._news.poll()):
+            raise ConnectionResetError(f"the process of {self._channel.peer} ended")
+
+    def take(self, layer: int, blocks: Sequence[int]) -> None:
+        """Nothing to do: the blocks were in place before the message was sent."""
+
+    def await_silence(self, wake_fd: int) -> bool:
+        poll = select.poll()
+        poll.register(wake_fd, select.POLLIN)
+        poll.register(self._token, 0)  # hang-up is always reported
+        if self._pidfd is not None:
+            poll.register(self._pidfd, select.POLLIN)
+        return any(fd != wake_fd for fd, _ in poll.poll())
+
+    def close(self) -> None:
+        _close_all([fd for fd in (self._token, self._pidfd) if fd is not None and fd >= 0])
+        self._token, self._pidfd = -1, None
+
+
+def _pidfd_of_peer(sock: socket.socket) -> int | None:
+    """None when the peer is in a process namespace that we cannot see, or gone; the token is proof enough then."""
+    pid, _, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    try:
+        return os.pidfd_open(pid) if pid > 0 else None
+    except OSError:
+        return None
+
+
+def _close_all(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)
