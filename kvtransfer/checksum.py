@@ -1,20 +1,19 @@
 """xxh3_64 of every block of a message: the mode that proves, block by block, that what was sent is what arrived."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import numpy as np
 import xxhash
 
-from kvtransfer.layout import SlabLayout
 
-
-def block_checksums(buffer: memoryview, layout: SlabLayout, layer: int, blocks: Sequence[int]) -> bytes:
-    """u64 LE per block."""
-    sums = np.empty(len(blocks), dtype="<u8")
-    for index, block in enumerate(blocks):
-        begin = layout.offset(layer, block)
-        sums[index] = xxhash.xxh3_64_intdigest(buffer[begin : begin + layout.block_bytes])
-    return sums.tobytes()
+def block_checksums(pieces: Iterable[memoryview], block_bytes: int) -> bytes:
+    """u64 LE per block; each piece is whole blocks, one behind the other."""
+    sums = [
+        xxhash.xxh3_64_intdigest(piece[begin : begin + block_bytes])
+        for piece in pieces
+        for begin in range(0, len(piece), block_bytes)
+    ]
+    return np.array(sums, dtype="<u8").tobytes()
 
 
 def mismatches(ours: bytes, theirs: bytes) -> list[int]:

@@ -14,6 +14,7 @@ from baton.errors import BatonError, HandshakeError, ProtocolError
 from baton_proto import transfer as wire
 from kvtransfer.checksum import block_checksums, mismatches
 from kvtransfer.framing import Channel
+from kvtransfer.host_window import HostWindow
 from kvtransfer.identity import SlabIdentity, check_hello
 from kvtransfer.ledger import Ledger, Notice
 from kvtransfer.mapped import MappedIntake
@@ -39,6 +40,7 @@ class Connection:
         self.number = number
         self.peer = f"prefill connection {number}"
         self._slab = slab
+        self._window = HostWindow(slab)
         self._identity = identity
         self._config = config
         self._ledger = ledger
@@ -190,7 +192,7 @@ class Connection:
 
     def _verify(self, message: wire.Blocks, blocks: tuple[int, ...]) -> None:
         """Raises ProtocolError when a block is not what was sent."""
-        ours = block_checksums(self._slab.buffer, self._slab.layout, message.layer, blocks)
+        ours = block_checksums(self._window.read(message.layer, blocks), self._slab.layout.block_bytes)
         if len(message.checksums) != len(ours):
             raise ProtocolError(self.peer, f"sent {len(message.checksums)} bytes of checksums for {len(blocks)} blocks")
         wrong = mismatches(ours, message.checksums)

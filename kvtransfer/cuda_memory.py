@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from cuda.bindings import driver as cuda
 
-from baton.errors import ProtocolError, UnavailableError
+from baton.errors import UnavailableError
 from kvtransfer.memory_driver import MemoryKind
 
 
@@ -21,8 +21,9 @@ class CudaMemory:
     def __init__(self, device: torch.device) -> None:
         torch.cuda.init()  # type: ignore[no-untyped-call]
         index = torch.cuda.current_device() if device.index is None else device.index
-        self._device = _checked(cuda.cuDeviceGet(index))
-        self._context = _checked(cuda.cuDevicePrimaryCtxRetain(self._device))  # the one that torch uses
+        self.device = torch.device("cuda", index)
+        # The context that torch uses.
+        self._context = _checked(cuda.cuDevicePrimaryCtxRetain(_checked(cuda.cuDeviceGet(index))))
         self._location = cuda.CUmemLocation()
         self._location.type = cuda.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
         self._location.id = index
@@ -68,10 +69,7 @@ class CudaMemory:
         return int(self._call(cuda.cuMemExportToShareableHandle, handle, _FILE_DESCRIPTOR, 0))
 
     def adopt(self, fd: int, nbytes: int, peer: str) -> int:
-        try:
-            return int(self._call(cuda.cuMemImportFromShareableHandle, fd, _FILE_DESCRIPTOR))
-        except UnavailableError as error:
-            raise ProtocolError(peer, f"sent memory that this GPU cannot use: {error}") from error
+        return int(self._call(cuda.cuMemImportFromShareableHandle, fd, _FILE_DESCRIPTOR))
 
     def _call(self, function: Any, *arguments: Any) -> Any:
         """In torch's context, which a new thread does not have yet. Raises UnavailableError."""

@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 import structlog
 
 from baton.config import TransferConfig
-from baton.errors import HandshakeError, ProtocolError, TransferError
+from baton.errors import HandshakeError, ProtocolError, TransferError, UnavailableError
 from baton.host import host_id
 from baton_proto import transfer as wire
 from baton_proto.worker import Grant
 from kvtransfer.framing import Channel
 from kvtransfer.identity import SlabIdentity, hello
 from kvtransfer.layout import SlabLayout
-from kvtransfer.mapped import NUM_FDS
+from kvtransfer.mapped import NUM_FDS, TRANSPORTS
 from kvtransfer.shm import ShmWriter
 from kvtransfer.slab import Slab
 from kvtransfer.tcp import TcpWriter, tune
@@ -31,19 +31,27 @@ class Dialled:
 
 def dial(slab: Slab, identity: SlabIdentity, config: TransferConfig, grant: Grant) -> Dialled:
     """Raises HandshakeError when the slabs do not fit, another BatonError or OSError when no connection comes about."""
-    endpoint = grant.endpoint
-    same_host = endpoint.host_id == host_id()
-    if config.transport == "shm" or (config.transport == "auto" and same_host and endpoint.unix_path):
+    endpoint, mapped = grant.endpoint, TRANSPORTS[slab.driver.kind]
+    near = endpoint.host_id == host_id() and endpoint.memory == slab.driver.kind and endpoint.unix_path
+    if config.transport == mapped or (config.transport == "auto" and near):
         try:
             if not endpoint.unix_path:
-                raise TransferError(grant.transfer_id, "shm is forced here, but the decode worker does not offer it")
+                raise TransferError(
+                    grant.transfer_id, f"{mapped} is forced here, but the decode worker does not offer it"
+                )
             return _greet(_connect_unix(endpoint.unix_path, config.connect_timeout_s), slab, identity, grant)
-        except OSError as error:  # another mount or network namespace on the same host
-            if config.transport == "shm" or not endpoint.tcp_address:
+        except (OSError, UnavailableError) as error:  # another mount or network namespace; GPUs without a link
+            if config.transport == mapped or not endpoint.tcp_address:
                 raise
-            log.info("no shared memory to the decode worker, TCP it is", worker_id=grant.worker_id, error=str(error))
+            log.info(
+                "the decode worker's slab cannot be mapped, TCP it is", worker_id=grant.worker_id, error=str(error)
+            )
+    elif config.transport not in ("auto", "tcp"):
+        raise TransferError(
+            grant.transfer_id, f"{config.transport} is forced, but our KV lies in {slab.driver.kind} memory"
+        )
     if not endpoint.tcp_address:
-        raise TransferError(grant.transfer_id, "the decode worker offers no TCP, and shared memory is not possible")
+        raise TransferError(grant.transfer_id, "the decode worker offers no TCP, and its slab cannot be mapped")
     return _greet(_connect_tcp(endpoint.tcp_address, config.connect_timeout_s), slab, identity, grant)
 
 
@@ -79,10 +87,20 @@ def _greet(sock: socket.socket, slab: Slab, identity: SlabIdentity, grant: Grant
         if not isinstance(answer, wire.Welcome):
             raise ProtocolError(channel.peer, f"answered Hello with {type(answer).__name__}, not Welcome")
         peer_layout = replace(identity.layout, num_blocks=answer.num_blocks)
-        writer: BlockWriter = ShmWriter(channel, slab, peer_layout, fds) if shared else TcpWriter(channel, slab)
+        writer = _mapped_writer(channel, slab, peer_layout, fds) if shared else TcpWriter(channel, slab)
         sock.settimeout(None)
         limit_sending(sock, STALL_TIMEOUT_S)
     except BaseException:
         channel.close()
         raise
     return Dialled(channel, writer, peer_layout)
+
+
+def _mapped_writer(
+    channel: Channel[wire.ToPrefill], slab: Slab, peer_layout: SlabLayout, fds: list[int]
+) -> BlockWriter:
+    if slab.driver.kind == "host":
+        return ShmWriter(channel, slab, peer_layout, fds)
+    from kvtransfer.cuda_ipc import CudaIpcWriter  # here, because Triton is installed only where there is a GPU
+
+    return CudaIpcWriter(channel, slab, peer_layout, fds)

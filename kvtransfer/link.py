@@ -17,10 +17,11 @@ from baton_proto import transfer as wire
 from baton_proto.worker import Grant
 from kvtransfer.checksum import block_checksums
 from kvtransfer.dial import Dialled, dial
+from kvtransfer.host_window import HostWindow
 from kvtransfer.identity import SlabIdentity
 from kvtransfer.push import LayerBlocks, Push, PushResult, PushState
 from kvtransfer.slab import Slab
-from kvtransfer.transport import STALL_TIMEOUT_S, piece_blocks
+from kvtransfer.transport import STALL_TIMEOUT_S, BlockWriter, piece_blocks
 
 log = structlog.get_logger()
 
@@ -37,6 +38,7 @@ class Link:
         on_closed: Callable[["Link"], None],
     ) -> None:
         self._slab = slab
+        self._window = HostWindow(slab)
         self._identity = identity
         self._config = config
         self._first = first
@@ -101,7 +103,7 @@ class Link:
         try:
             self._dialled = dial(self._slab, self._identity, self._config, self._first)
             self._listener.start()
-            while (state := self._next()) is not None:
+            while (state := self._next(self._dialled.writer)) is not None:
                 self._advance(state, self._dialled)
         except (BatonError, OSError) as error:
             reason = str(error) or type(error).__name__
@@ -112,10 +114,12 @@ class Link:
             reason = f"internal error: {error}"
         self._wind_up(reason)
 
-    def _next(self) -> PushState | None:
-        """Waits for a push with something to do; None when a retired link has none left. Raises ConnectionError."""
-        with self._changed:
-            while True:
+    def _next(self, writer: BlockWriter) -> PushState | None:
+        """Waits for a push with something to do, for blocks on their way meanwhile; None when a retired link has none
+        left. Raises ConnectionError."""
+        settled = True
+        while True:
+            with self._changed:
                 if self._broken:
                     raise ConnectionError(self._broken)
                 self._stop_overdue(time.monotonic())
@@ -125,14 +129,17 @@ class Link:
                     return state
                 if self._retired and not self._pushes:
                     return None
-                due_s = min((state.deadline_s for state in self._pushes.values()), default=None)
-                self._changed.wait(None if due_s is None else max(0.0, due_s - time.monotonic()))
+                if not settled:
+                    due_s = min((state.deadline_s for state in self._pushes.values()), default=None)
+                    self._changed.wait(None if due_s is None else max(0.0, due_s - time.monotonic()))
+            settled = writer.settle()
 
     def _advance(self, state: PushState, dialled: Dialled) -> None:
         """One step of one push, so that pushes to the same worker take turns."""
         if state.done:
             return
         if state.stop is not None:
+            self._settle_all(dialled.writer)
             dialled.channel.send(state.stop)  # even if it was not begun: the lease ends sooner
             self._finish(state, ok=False, reason=state.reason)
         elif not state.begun:
@@ -159,12 +166,17 @@ class Link:
             if isinstance(operation, wire.Commit):
                 state.deadline_s = min(state.deadline_s, time.monotonic() + STALL_TIMEOUT_S)
         if isinstance(operation, wire.Commit):
+            self._settle_all(dialled.writer)
             dialled.channel.send(operation)
         else:
             self._write(state, operation, dialled)
         with self._changed:
             if state.operations:
                 self._wake(state)
+
+    def _settle_all(self, writer: BlockWriter) -> None:
+        while writer.settle():
+            pass
 
     def _write(self, state: PushState, operation: LayerBlocks, dialled: Dialled) -> None:
         layout = self._slab.layout
@@ -174,10 +186,11 @@ class Link:
             first = operation.first + begin
             checksums = b""
             if self._config.checksum:
-                checksums = block_checksums(self._slab.buffer, layout, operation.layer, source)
+                pieces = self._window.read(operation.layer, source, operation.ready)
+                checksums = block_checksums(pieces, layout.block_bytes)
             message = wire.Blocks(state.grant.transfer_id, operation.layer, first, len(source), checksums)
             destination = granted[first : first + len(source)]
-            if not dialled.writer.write(message, source, destination, lambda: state.stop is not None):
+            if not dialled.writer.write(message, source, destination, operation.ready, lambda: state.stop is not None):
                 return
             state.kv_bytes += len(source) * layout.block_bytes
 

@@ -52,7 +52,8 @@ class MemoryDriver(Protocol):
         """A file descriptor, the caller's own, by which another process gets at the memory."""
 
     def adopt(self, fd: int, nbytes: int, peer: str) -> int:
-        """A handle of another process's memory; the descriptor stays the caller's. Raises ProtocolError."""
+        """A handle of another process's memory; the descriptor stays the caller's. Raises ProtocolError when it is not
+        what it should be, UnavailableError when this device cannot reach it."""
 
 
 class HostMemory:

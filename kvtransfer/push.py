@@ -8,6 +8,7 @@ from typing import Protocol
 from baton_proto import transfer as wire
 from baton_proto.worker import Grant
 from kvtransfer.framing import MAX_PAYLOAD_BYTES
+from kvtransfer.slab import Mark
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,7 @@ class LayerBlocks:
     layer: int
     first: int
     source: Sequence[int]
+    ready: Mark | None = None  # when they are computed
 
 
 @dataclass(slots=True, eq=False)
@@ -71,14 +73,14 @@ class Push:
     def transfer_id(self) -> str:
         return self._state.grant.transfer_id
 
-    def layer_ready(self, layer: int, first: int, source_blocks: Sequence[int]) -> None:
-        """`source_blocks[i]` holds what belongs into `grant.block_ids[first + i]`, and stays as it is until on_done.
+    def layer_ready(self, layer: int, first: int, source_blocks: Sequence[int], ready: Mark | None = None) -> None:
+        """`source_blocks[i]` holds what belongs into `grant.block_ids[first + i]`, from `ready` on and until on_done.
 
         The unused tail of a last, partial block is shipped too: the caller has zeroed it where stale values could hurt.
         """
         assert 0 <= first <= first + len(source_blocks) <= len(self._state.grant.block_ids)
         if source_blocks:
-            self._queue.enqueue(self._state, LayerBlocks(layer, first, tuple(source_blocks)))
+            self._queue.enqueue(self._state, LayerBlocks(layer, first, tuple(source_blocks), ready))
 
     def commit(self, payload: bytes) -> None:
         """After the last layer_ready."""

@@ -138,7 +138,7 @@ class Receiver:
 
     def _listen(self, host: str) -> TransferEndpoint:
         unix_path = tcp_address = ""
-        if self._config.transport in ("auto", "shm"):
+        if self._config.transport != "tcp":
             self._folder = create_socket_folder()
             unix_path = str(self._folder / SOCKET)
             listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -151,7 +151,7 @@ class Receiver:
             port = listener.getsockname()[1]
             tcp_address = f"[{host}]:{port}" if family == socket.AF_INET6 else f"{host}:{port}"
             self._listeners.append(listener)
-        return TransferEndpoint(host_id(), unix_path, tcp_address)
+        return TransferEndpoint(host_id(), unix_path, tcp_address, self._slab.driver.kind)
 
     def _accept(self, listener: socket.socket) -> None:
         while not self._closed:

@@ -9,7 +9,7 @@ from kvtransfer.framing import Channel
 from kvtransfer.layout import SlabLayout
 from kvtransfer.mapped import PeerSlab
 from kvtransfer.plan import paired_runs
-from kvtransfer.slab import Slab
+from kvtransfer.slab import Mark, Slab
 
 
 class ShmWriter:
@@ -27,7 +27,12 @@ class ShmWriter:
         self._destination = np.asarray(self._peer.memory.array)
 
     def write(
-        self, message: Blocks, source: Sequence[int], destination: Sequence[int], stopped: Callable[[], bool]
+        self,
+        message: Blocks,
+        source: Sequence[int],
+        destination: Sequence[int],
+        ready: Mark | None,
+        stopped: Callable[[], bool],
     ) -> bool:
         for run in paired_runs(self._layout, self._peer_layout, message.layer, source, destination):
             if stopped():
@@ -36,6 +41,9 @@ class ShmWriter:
             self._destination[run.destination : run.destination + run.nbytes] = ours  # numpy copies without the GIL
         self._channel.send(message)
         return True
+
+    def settle(self) -> bool:
+        return False
 
     def close(self) -> None:
         del self._source, self._destination

@@ -3,7 +3,7 @@
 The worker creates it; the model runner computes on `tensor`, the transports move bytes of `buffer` or `export()` it.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from baton.errors import UnavailableError
 from kvtransfer.layout import SlabLayout
@@ -12,6 +12,13 @@ from kvtransfer.memory_range import MemoryRange
 
 if TYPE_CHECKING:
     import torch
+
+
+class Mark(Protocol):
+    """A moment in a device's work: a CUDA event."""
+
+    def wait(self, stream: Any) -> None:
+        """What the stream is given from now on comes after it."""
 
 
 class Slab:
@@ -49,6 +56,16 @@ class Slab:
         if self.driver.kind != "host":
             raise UnavailableError("the KV slab lies in GPU memory, which has no bytes here")
         return self._memory.buffer()[: self.layout.nbytes]
+
+    def mark(self) -> Mark | None:
+        """What the calling thread has enqueued until now; None: it is all done."""
+        if self.driver.kind == "host":
+            return None
+        import torch
+
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        return event
 
     def export(self) -> int:
         """A descriptor, the caller's own, that another process maps to write the slab. Raises UnavailableError."""

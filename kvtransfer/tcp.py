@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 
 from baton_proto.transfer import Blocks, ToDecode, ToPrefill, Welcome
 from kvtransfer.framing import Channel
-from kvtransfer.plan import byte_ranges
-from kvtransfer.slab import Slab
+from kvtransfer.host_window import HostWindow
+from kvtransfer.slab import Mark, Slab
 from kvtransfer.transport import STALL_TIMEOUT_S
 
 
@@ -18,17 +18,23 @@ class TcpWriter:
 
     def __init__(self, channel: Channel[ToPrefill], slab: Slab) -> None:
         self._channel = channel
-        self._slab = slab
+        self._window = HostWindow(slab)
 
     def write(
-        self, message: Blocks, source: Sequence[int], destination: Sequence[int], stopped: Callable[[], bool]
+        self,
+        message: Blocks,
+        source: Sequence[int],
+        destination: Sequence[int],
+        ready: Mark | None,
+        stopped: Callable[[], bool],
     ) -> bool:
         if stopped():
             return False
-        buffer = self._slab.buffer
-        ranges = byte_ranges(self._slab.layout, message.layer, source)
-        self._channel.send(message, [buffer[begin:end] for begin, end in ranges])
+        self._channel.send(message, self._window.read(message.layer, source, ready))
         return True
+
+    def settle(self) -> bool:
+        return False
 
     def close(self) -> None:
         """Nothing to undo: what is not sent cannot arrive."""
@@ -39,7 +45,7 @@ class TcpIntake:
 
     def __init__(self, channel: Channel[ToDecode], slab: Slab) -> None:
         self._channel = channel
-        self._slab = slab
+        self._window = HostWindow(slab)
 
     def welcome(self, message: Welcome) -> None:
         self._channel.send_now(message)
@@ -48,8 +54,8 @@ class TcpIntake:
         """The channel waits by itself."""
 
     def take(self, layer: int, blocks: Sequence[int]) -> None:
-        buffer = self._slab.buffer
-        self._channel.receive_into([buffer[begin:end] for begin, end in byte_ranges(self._slab.layout, layer, blocks)])
+        self._channel.receive_into(self._window.landing(layer, blocks))
+        self._window.land(layer, blocks)
 
     def await_silence(self, wake_fd: int) -> bool:
         return True

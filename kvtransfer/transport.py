@@ -1,6 +1,7 @@
 """What a transport is: one class that puts blocks into the peer's slab, and one that stands by where they land.
 
-shm.py and tcp.py implement both; link.py (prefill side) and connection.py (decode side) use them without knowing which.
+shm.py, cuda_ipc.py and tcp.py implement them; link.py (prefill side) and connection.py (decode side) do not know which
+one they use.
 """
 
 import socket
@@ -10,6 +11,7 @@ from typing import Protocol
 
 from baton_proto.transfer import Blocks, Welcome
 from kvtransfer.layout import SlabLayout
+from kvtransfer.slab import Mark
 
 STALL_TIMEOUT_S = 10.0  # a peer that takes or answers nothing for this long is given up
 MAX_PIECE_BYTES = 4 << 20  # blocks of one message; bounds how long a cancel waits on TCP
@@ -22,9 +24,18 @@ class BlockWriter(Protocol):
     transport: str
 
     def write(
-        self, message: Blocks, source: Sequence[int], destination: Sequence[int], stopped: Callable[[], bool]
+        self,
+        message: Blocks,
+        source: Sequence[int],
+        destination: Sequence[int],
+        ready: Mark | None,
+        stopped: Callable[[], bool],
     ) -> bool:
-        """Puts our blocks `source` into the peer's `destination` and says so. False: stopped before it was said."""
+        """Puts our blocks `source` into the peer's `destination` when they are `ready`, and says so, now or in
+        `settle`. False: stopped before it was said."""
+
+    def settle(self) -> bool:
+        """Waits for the oldest blocks that are still on their way, and says so. False: there are none."""
 
     def close(self) -> None:
         """After it, nothing here can write the peer's slab."""

@@ -61,7 +61,9 @@ class PrefillWorker:
         assembly = runtime.assembly
         identity = SlabIdentity(runtime.worker_id, runtime.incarnation, assembly.model_hash, assembly.layout)
         self._sender = Sender(assembly.slab, identity, runtime.config.transfer)
-        self._shipping = Shipping(assembly.engine, self._sender, assembly.zero_tail, self._push_done)
+        self._shipping = Shipping(
+            assembly.engine, self._sender, assembly.zero_tail, assembly.slab.mark, self._push_done
+        )
         runtime.bridge.on_step_here = self._shipping.step_done
 
     def stream_handlers(self) -> dict[str, Handler]:

@@ -16,6 +16,7 @@ from engine.engine import Engine, SequenceOutput, StepOutput
 from engine.sequence import Sequence, SequenceStatus
 from kvtransfer.push import Push, PushResult
 from kvtransfer.sender import Sender
+from kvtransfer.slab import Mark
 from prefill_worker.push_plan import PushPlan
 
 log = structlog.get_logger()
@@ -35,11 +36,18 @@ class Shipping:
     """`on_done` (any thread) is told of each job once, when its source blocks may be reused: answer with `close`."""
 
     def __init__(
-        self, engine: Engine, sender: Sender, zero_tail: ZeroTail, on_done: Callable[[ShippingJob, PushResult], None]
+        self,
+        engine: Engine,
+        sender: Sender,
+        zero_tail: ZeroTail,
+        mark: Callable[[], Mark | None],
+        on_done: Callable[[ShippingJob, PushResult], None],
     ) -> None:
+        """`mark`: what the engine has enqueued on its device until now."""
         self._engine = engine
         self._sender = sender
         self._zero_tail = zero_tail
+        self._mark = mark
         self._on_done = on_done
         self._jobs: dict[str, ShippingJob] = {}
         engine.on_layer = self._layer_done
@@ -75,6 +83,7 @@ class Shipping:
                 job.push.abort(sequence_output.error or f"the prompt ended with {sequence_output.finish!r}")
 
     def _layer_done(self, batch: Batch, layer: int) -> None:
+        pieces: list[tuple[ShippingJob, Push, list[int]]] = []
         for item in batch.items:  # a chunk of one token may count as a decode
             job = self._jobs.get(item.sequence.request_id)
             if job is None or job.push is None:
@@ -86,7 +95,10 @@ class Shipping:
             source = item.sequence.block_table[job.chunk.start : job.chunk.stop]
             if used := job.plan.tail(item.end):
                 self._zero_tail(layer, source[-1], used)
-            job.push.layer_ready(layer, job.plan.grant_index(job.chunk.start), source)
+            pieces.append((job, job.push, source))
+        ready = self._mark() if pieces else None
+        for job, push, source in pieces:
+            push.layer_ready(layer, job.plan.grant_index(job.chunk.start), source, ready)
 
 
 def _first_token(output: SequenceOutput) -> FirstToken:

@@ -13,7 +13,6 @@ import msgspec
 import structlog
 
 from baton.config import ServingConfig
-from baton.errors import ConfigError
 from baton.worker.engine_bridge import LoopFactory
 from engine.block_manager import BlockManager
 from engine.engine import Engine
@@ -63,11 +62,7 @@ def build_engine(config: ServingConfig) -> EngineAssembly:
 def _model_engine(files: ModelFiles, config: ServingConfig) -> EngineAssembly:
     # Here, because torch takes seconds and a mock needs none of it.
     from engine.loaded_model import load_model
-    from engine.model_runner import resolve_device
 
-    if config.workers.prefill and resolve_device(config.engine).type != "cpu":
-        problem = f"is {config.workers.prefill}, and KV blocks cannot be shipped out of GPU memory yet"
-        raise ConfigError("workers.prefill", f"{problem}: set it to 0 (--prefill 0), or engine.device to cpu")
     loaded = load_model(files, msgspec.structs.replace(config.engine, threads=_threads(config)))
     slab = loaded.slab
 

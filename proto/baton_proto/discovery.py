@@ -18,6 +18,7 @@ class TransferEndpoint(Struct, frozen=True):
     host_id: str  # boot id of the kernel, see baton/host.py
     unix_path: str
     tcp_address: str  # HOST:PORT
+    memory: str = "host"  # "host" | "cuda": where the slab lies; a peer maps only memory of its own kind
 
 
 class WorkerRecord(Struct, frozen=True):

@@ -79,7 +79,7 @@ class Pair:
             eos_token_ids=frozenset(),
         )
         self.sender = Sender(self.source, SlabIdentity("prefill", 1, "hash", LAYOUT), config)
-        self.shipping = Shipping(self.engine, self.sender, self._zero_tail, self._done)
+        self.shipping = Shipping(self.engine, self.sender, self._zero_tail, self.source.mark, self._done)
         self.loop = EngineLoop(self.engine, self.shipping.step_done)
         self.loop.start()
 
