@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from baton_proto.transfer import Blocks, ToPrefill
-from engine.kernels.copy_blocks import copy_blocks
+from engine.kernels.copy_blocks import BlockCopy
 from kvtransfer.cuda_memory import CudaMemory
 from kvtransfer.framing import Channel
 from kvtransfer.layout import SlabLayout
 from kvtransfer.mapped import PeerSlab
 from kvtransfer.slab import Mark, Slab
+from kvtransfer.transport import MAX_PIECE_BLOCKS
 
 _WORD_BYTES = 8
 
@@ -33,6 +34,7 @@ class CudaIpcWriter:
     """Implements `kvtransfer.transport.BlockWriter`."""
 
     transport = "cuda_ipc"
+    piece_blocks = MAX_PIECE_BLOCKS
 
     def __init__(self, channel: Channel[ToPrefill], slab: Slab, peer_layout: SlabLayout, fds: list[int]) -> None:
         """Takes the descriptors over. Raises ProtocolError when they are not what a welcome brings, UnavailableError
@@ -40,16 +42,16 @@ class CudaIpcWriter:
         assert isinstance(slab.driver, CudaMemory)
         self._channel = channel
         self._device = slab.driver.device
-        torch.cuda.set_device(self._device)  # for this thread
         self._peer = PeerSlab(slab.driver, fds, peer_layout.nbytes, channel.peer)
+        torch.cuda.set_device(self._device)  # of this thread, and so is the stream: nobody else writes here
         self._stream = torch.cuda.Stream(self._device, priority=-1)  # type: ignore[no-untyped-call]
-        self._source = _words(slab.tensor.flatten().view(torch.uint8), slab.layout)
-        self._destination = _words(torch.as_tensor(self._peer.memory.array, device=self._device), peer_layout)
+        torch.cuda.set_stream(self._stream)
+        source = _words(slab.tensor.flatten().view(torch.uint8), slab.layout)
+        destination = _words(torch.as_tensor(self._peer.memory.array, device=self._device), peer_layout)
+        self._copy: BlockCopy | None = BlockCopy(source, destination)
         self._on_their_way: deque[_OnItsWay] = deque()
         self._blocks: tuple[Sequence[int], Sequence[int]] = ((), ())
         self._table = torch.empty(2, 0, dtype=torch.int32, device=self._device)
-        with torch.cuda.stream(self._stream):  # loads the kernel before somebody waits for it
-            copy_blocks(self._source[0], self._destination[0], self._table)
 
     def write(
         self,
@@ -59,15 +61,15 @@ class CudaIpcWriter:
         ready: Mark | None,
         stopped: Callable[[], bool],
     ) -> bool:
+        assert self._copy is not None
         if stopped():
             return False
         written = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-        with torch.cuda.stream(self._stream):
-            table = self._table_of(source, destination)
-            if ready is not None:
-                ready.wait(self._stream)
-            copy_blocks(self._source[message.layer], self._destination[message.layer], table)
-            written.record()
+        table = self._table_of(source, destination)
+        if ready is not None:
+            ready.wait(self._stream)
+        self._copy(message.layer, table)
+        written.record(self._stream)
         self._on_their_way.append(_OnItsWay(message, written, table))
         while self._on_their_way and self._on_their_way[0].written.query():  # type: ignore[no-untyped-call]
             self._announce()
@@ -83,7 +85,7 @@ class CudaIpcWriter:
     def close(self) -> None:
         self._stream.synchronize()
         self._on_their_way.clear()
-        del self._source, self._destination
+        self._copy = None
         self._peer.close()
 
     def _announce(self) -> None:

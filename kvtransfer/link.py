@@ -180,7 +180,8 @@ class Link:
 
     def _write(self, state: PushState, operation: LayerBlocks, dialled: Dialled) -> None:
         layout = self._slab.layout
-        granted, size = state.grant.block_ids, piece_blocks(layout)
+        granted = state.grant.block_ids
+        size = piece_blocks(layout) if self._config.checksum else dialled.writer.piece_blocks
         for begin in range(0, len(operation.source), size):
             source = operation.source[begin : begin + size]
             first = operation.first + begin

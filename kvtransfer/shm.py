@@ -10,12 +10,14 @@ from kvtransfer.layout import SlabLayout
 from kvtransfer.mapped import PeerSlab
 from kvtransfer.plan import paired_runs
 from kvtransfer.slab import Mark, Slab
+from kvtransfer.transport import MAX_PIECE_BLOCKS
 
 
 class ShmWriter:
     """Implements `kvtransfer.transport.BlockWriter`."""
 
     transport = "shm"
+    piece_blocks = MAX_PIECE_BLOCKS
 
     def __init__(self, channel: Channel[ToPrefill], slab: Slab, peer_layout: SlabLayout, fds: list[int]) -> None:
         """Takes the descriptors over. Raises ProtocolError when they are not what a welcome brings."""

@@ -10,13 +10,14 @@ from baton_proto.transfer import Blocks, ToDecode, ToPrefill, Welcome
 from kvtransfer.framing import Channel
 from kvtransfer.host_window import HostWindow
 from kvtransfer.slab import Mark, Slab
-from kvtransfer.transport import STALL_TIMEOUT_S
+from kvtransfer.transport import STALL_TIMEOUT_S, piece_blocks
 
 
 class TcpWriter:
     transport = "tcp"
 
     def __init__(self, channel: Channel[ToPrefill], slab: Slab) -> None:
+        self.piece_blocks = piece_blocks(slab.layout)
         self._channel = channel
         self._window = HostWindow(slab)
 

@@ -14,14 +14,15 @@ from kvtransfer.layout import SlabLayout
 from kvtransfer.slab import Mark
 
 STALL_TIMEOUT_S = 10.0  # a peer that takes or answers nothing for this long is given up
-MAX_PIECE_BYTES = 4 << 20  # blocks of one message; bounds how long a cancel waits on TCP
-MAX_PIECE_BLOCKS = 16384  # bounds the checksums of one message
+MAX_PIECE_BYTES = 4 << 20  # what one message announces where bytes go through host memory; a cancel waits for it
+MAX_PIECE_BLOCKS = 16384  # what one message announces at all
 
 
 class BlockWriter(Protocol):
-    """Prefill side of one connection, used by the link's thread alone."""
+    """Prefill side of one connection, made and used by the link's thread alone."""
 
     transport: str
+    piece_blocks: int  # how many one `write` takes
 
     def write(
         self,
@@ -62,7 +63,7 @@ class BlockIntake(Protocol):
 
 
 def piece_blocks(layout: SlabLayout) -> int:
-    """Blocks that one message may announce."""
+    """Blocks that one message may announce where bytes go through host memory."""
     return max(1, min(MAX_PIECE_BYTES // layout.block_bytes, MAX_PIECE_BLOCKS))
 
 

@@ -29,7 +29,8 @@ class ShippingJob:
     sequence: Sequence
     plan: PushPlan
     push: Push | None = None
-    chunk: range = range(0)  # blocks of the chunk that runs now
+    first: int = 0  # of the granted blocks, that the chunk completes that runs now
+    source: tuple[int, ...] = ()  # our blocks that belong there and after it
 
 
 class Shipping:
@@ -83,22 +84,23 @@ class Shipping:
                 job.push.abort(sequence_output.error or f"the prompt ended with {sequence_output.finish!r}")
 
     def _layer_done(self, batch: Batch, layer: int) -> None:
-        pieces: list[tuple[ShippingJob, Push, list[int]]] = []
+        pieces: list[tuple[Push, ShippingJob]] = []
         for item in batch.items:  # a chunk of one token may count as a decode
             job = self._jobs.get(item.sequence.request_id)
             if job is None or job.push is None:
                 continue
             if layer == 0:
-                job.chunk = job.plan.advance(item.end)
-            if not job.chunk:
+                chunk = job.plan.advance(item.end)
+                job.first = job.plan.grant_index(chunk.start)
+                job.source = tuple(item.sequence.block_table[chunk.start : chunk.stop])
+            if not job.source:
                 continue
-            source = item.sequence.block_table[job.chunk.start : job.chunk.stop]
             if used := job.plan.tail(item.end):
-                self._zero_tail(layer, source[-1], used)
-            pieces.append((job, job.push, source))
+                self._zero_tail(layer, job.source[-1], used)
+            pieces.append((job.push, job))
         ready = self._mark() if pieces else None
-        for job, push, source in pieces:
-            push.layer_ready(layer, job.plan.grant_index(job.chunk.start), source, ready)
+        for push, job in pieces:
+            push.layer_ready(layer, job.first, job.source, ready)
 
 
 def _first_token(output: SequenceOutput) -> FirstToken:

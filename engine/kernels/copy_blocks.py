@@ -3,20 +3,24 @@
 A driver's copy engine wants one call, and several microseconds, for each run of bytes; a kernel takes a table of them.
 """
 
+from typing import Any
+
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-_WORDS = 1024  # of 8 bytes, that a program copies at a time
-_PROGRAMS = 64  # enough to fill the link, few enough to leave the multiprocessors to the model (benchmarks/kv_push.py)
+# 2 KiB a thread, and enough programs to fill NVLink: fewer reach 290 to 350 of 368 GB/s (benchmarks/kv_push.py, H200).
+_WORDS, _WARPS = 2048, 8
+_PROGRAMS = 128
 
 
-def copy_blocks(source: Tensor, destination: Tensor, table: Tensor, num_programs: int = _PROGRAMS) -> None:
+def copy_blocks(source: Tensor, destination: Tensor, table: Tensor, num_programs: int = _PROGRAMS) -> Any:
     """source, destination: int64 [blocks, words of a block], one layer of a slab each, rows contiguous.
 
-    table: int32 [2, count], from which block to which. Enqueued on the current stream.
+    table: int32 [2, count], from which block to which. Enqueued on the current stream. Returns the compiled kernel.
     """
-    _copy_blocks[(num_programs,)](
+    return _copy_blocks[(num_programs,)](
         source,
         destination,
         table,
@@ -25,8 +29,32 @@ def copy_blocks(source: Tensor, destination: Tensor, table: Tensor, num_programs
         source.stride(0),
         destination.stride(0),
         WORDS=_WORDS,
-        num_warps=8,
+        num_warps=_WARPS,
     )
+
+
+class BlockCopy:
+    """The kernel between two slabs, compiled once: finding it anew by its arguments takes the host 25 us a call."""
+
+    def __init__(self, source: Tensor, destination: Tensor) -> None:
+        """int64 [layers, blocks, words of a block], on a GPU or mapped there. Loads the kernel."""
+        self._source, self._destination = source, destination
+        nothing = torch.empty(2, 0, dtype=torch.int32, device=source.device)
+        self._launch = copy_blocks(source[0], destination[0], nothing)[(_PROGRAMS, 1, 1)]
+
+    def __call__(self, layer: int, table: Tensor) -> None:
+        """On the current stream; see `copy_blocks`."""
+        source, destination = self._source, self._destination
+        self._launch(
+            source.data_ptr() + layer * source.stride(0) * source.itemsize,
+            destination.data_ptr() + layer * destination.stride(0) * destination.itemsize,
+            table.data_ptr(),
+            table.shape[1],
+            source.shape[2],
+            source.stride(1),
+            destination.stride(1),
+            _WORDS,
+        )
 
 
 @triton.jit(do_not_specialize=["count"])
