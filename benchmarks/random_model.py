@@ -1,0 +1,44 @@
+"""A model folder with the shape of a real model and random weights, for measurements through the whole service."""
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from benchmarks.shapes import SHAPES
+from tests.tiny_model import tiny_config, tiny_weights, write_tiny_model
+
+
+def write_model(folder: Path, name: str) -> Path:
+    """A folder as Hugging Face has them. The tokenizer is the tiny model's: ids go in, text does not matter."""
+    if name == "tiny":
+        return write_tiny_model(folder)
+    shape = SHAPES[name]
+    config = tiny_config(shape.architecture) | {
+        "vocab_size": shape.vocab_size,
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.intermediate_size,
+        "num_hidden_layers": shape.num_layers,
+        "num_attention_heads": shape.num_heads,
+        "num_key_value_heads": shape.num_kv_heads,
+        "head_dim": shape.head_dim,
+        "max_position_embeddings": shape.max_position,
+        "tie_word_embeddings": shape.tie_word_embeddings,
+        "torch_dtype": "bfloat16",
+    }
+    write_tiny_model(folder)
+    (folder / "config.json").write_text(json.dumps(config))
+    # Names and shapes from a model of one layer and a few tokens, numbers from torch: numpy would take minutes.
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    small = tiny_weights(config | {"vocab_size": 1, "num_hidden_layers": 1}, seed=0)
+    tensors: dict[str, torch.Tensor] = {}
+    for key, value in small.items():
+        size = (shape.vocab_size, *value.shape[1:]) if "embed_tokens" in key or "lm_head" in key else value.shape
+        copies = range(shape.num_layers) if ".layers.0." in key else (0,)
+        for layer in copies:
+            numbers = torch.randn(size, device=device, dtype=torch.bfloat16)
+            scaled = numbers * 0.1 + 1 if len(size) == 1 else numbers * size[-1] ** -0.5
+            tensors[key.replace(".layers.0.", f".layers.{layer}.")] = scaled.cpu()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
