@@ -89,6 +89,7 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     gpu_share: Positive = 1  # workers that share one GPU: kv_memory auto takes as small a part of it
     max_model_len: Positive | None = None  # None: what the model and the pool allow
     max_batch_tokens: Positive = 512  # token budget of one step (chunked prefill)
+    prefill_batch_tokens: Positive | None = None  # of a prefill worker, where nobody decodes; None: max_batch_tokens
     max_running: Positive = 64  # sequences that decode together
     threads: Annotated[int, Meta(ge=0)] = 0  # torch CPU threads; 0: cores / workers of this machine, at least 1
 
@@ -164,6 +165,13 @@ def parse_config(data: Any, where: str = "configuration") -> ServingConfig:
     except msgspec.ValidationError as error:
         problem, _, path = str(error).partition(" - at ")
         raise ConfigError(f"{where}: {path.strip('`').removeprefix('$.') or 'top level'}", problem) from error
+
+
+def for_prefill_worker(config: ServingConfig) -> ServingConfig:
+    """With what differs for prefill workers put in place."""
+    engine = config.engine
+    tokens = engine.prefill_batch_tokens or engine.max_batch_tokens
+    return msgspec.structs.replace(config, engine=msgspec.structs.replace(engine, max_batch_tokens=tokens))
 
 
 def dump_config(config: ServingConfig) -> str:

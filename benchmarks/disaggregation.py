@@ -63,6 +63,7 @@ class Load:
             "engine": {
                 "block_size": arguments.block_size,
                 "max_batch_tokens": arguments.max_batch_tokens,
+                "prefill_batch_tokens": arguments.prefill_batch_tokens,
                 "max_running": 128,
                 "max_model_len": longest,
             },
@@ -241,6 +242,7 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=0.7, help="of the capacity that `load` offers")
     parser.add_argument("--seconds", type=float, default=30.0, help="of `load`")
     parser.add_argument("--max-batch-tokens", type=int, default=2048)
+    parser.add_argument("--prefill-batch-tokens", type=int, help="of the prefill worker; default: the same")
     parser.add_argument("--block-size", type=int, default=64)
     parser.add_argument("--transport", default="auto")
     parser.add_argument("--seed", type=int, default=0)
@@ -254,7 +256,8 @@ def main() -> None:
     for section in rows:
         _show(section, rows[section])
     if arguments.out is not None:
-        document = {"benchmark": "disaggregation", **describe(), "model": arguments.model, "results": rows}
+        settings = {key: str(value) for key, value in vars(arguments).items()}
+        document = {"benchmark": "disaggregation", **describe(), "settings": settings, "results": rows}
         name = f"disaggregation-{arguments.model}-{'-'.join(rows)}.json"
         (arguments.out / name).write_text(json.dumps(document, indent=1) + "\n")
 

@@ -47,6 +47,7 @@ TIMEOUT_S = 120.0
 CPU_LAYOUT = SlabLayout(num_layers=30, num_blocks=256, num_kv_heads=3, block_size=16, head_dim=64, dtype="float32")
 GPU_LAYOUT = SlabLayout(num_layers=36, num_blocks=2560, num_kv_heads=8, block_size=16, head_dim=128, dtype="bfloat16")
 RUN_KIB = (8, 16, 32, 64, 256)
+LONG_RUN_KIB = (256, 512, 1024, 4096)  # what copy engines are measured with as well
 RAW_MIB = (4, 64, 512)
 PROMPT_TOKENS = {"cpu": (1024,), "cuda": (1024, 8192, 32768)}
 
@@ -195,12 +196,33 @@ def _raw_cuda(case: Case, ours: Slab, peer: PeerRange) -> Any:
             alone_s, host_s = _gpu_median_s(copy, case.rounds)
             row = {"way": "kernel", "MiB": nbytes >> 20, "run KiB": kib, "GB/s": nbytes / alone_s / 1e9}
             yield {**row, "us": alone_s * 1e6, "host us": host_s * 1e6}
+            if kib == RUN_KIB[-1] and mib < RAW_MIB[-1]:
+                yield from _engine_rows(case, source, destination, mib)
             if kib == 64:
                 batch = _batch_copy(rows, places.tolist(), kib << 10)
                 alone_s, host_s = _gpu_median_s(batch, min(case.rounds, 5))
                 row |= {"way": "cuMemcpyBatchAsync", "GB/s": nbytes / alone_s / 1e9}
                 yield {**row, "us": alone_s * 1e6, "host us": host_s * 1e6}
     torch.cuda.synchronize()
+
+
+def _engine_rows(case: Case, source: Any, destination: Any, mib: int) -> Any:
+    import torch
+
+    driver = memory_of(source.device)
+    stream = torch.cuda.current_stream().cuda_stream
+    for kib in LONG_RUN_KIB:
+        nbytes = kib << 10
+        count = (mib << 20) // nbytes
+        places = torch.stack([torch.randperm(source.nbytes // nbytes)[:count] for _ in range(2)]).T.tolist()
+
+        def copy(nbytes: int = nbytes, places: Any = places) -> None:
+            for ours, theirs in places:
+                driver.copy(destination.data_ptr() + theirs * nbytes, source.data_ptr() + ours * nbytes, nbytes, stream)
+
+        alone_s, host_s = _gpu_median_s(copy, case.rounds)
+        row = {"way": "copy engine", "MiB": mib, "run KiB": kib, "GB/s": (mib << 20) / alone_s / 1e9}
+        yield {**row, "us": alone_s * 1e6, "host us": host_s * 1e6}
 
 
 def _batch_copy(rows: Any, places: list[list[int]], nbytes: int) -> Callable[[], None]:

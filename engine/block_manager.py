@@ -66,7 +66,8 @@ class BlockManager:
             return False
         for block in hits:
             self._share(block)
-        sequence.block_table = hits + [self._take() for _ in range(num_new)]
+        # In the order of memory: what was evicted deepest first is one run again, and is shipped as one.
+        sequence.block_table = hits + sorted(self._take() for _ in range(num_new))
         sequence.num_committed_blocks = len(hits)
         sequence.num_computed_tokens = len(hits) * self.block_size
         if sequence.num_preemptions == 0:

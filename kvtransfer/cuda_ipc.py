@@ -1,7 +1,11 @@
-"""CUDA memory of one host: a kernel writes a layer's blocks over NVLink into the decode worker's slab, see mapped.py.
+"""CUDA memory of one host: a layer's blocks go over NVLink straight into the decode worker's slab, see mapped.py.
 
-Writing is asynchronous: a kernel waits on a stream of its own for the layer to be computed, and its blocks are
-announced when it has ended. So the engine never waits for the link, and the link's thread only when it is idle.
+Writing is asynchronous: on a stream of its own it waits for the layer to be computed, and the blocks are announced when
+it has ended. So the engine never waits for the link, and the link's thread only when it is idle.
+
+Long runs of blocks go by the GPU's copy engines, which leave its processors to the model; many short ones by a kernel,
+because a copy engine takes 4 us a run. (While a kernel occupies a processor, a matrix product that wants all of them
+takes twice as long: 90 us a layer and chunk of 2,048 tokens, for a copy of 25. See benchmarks/disaggregation.py.)
 """
 
 from collections import deque
@@ -12,22 +16,34 @@ import torch
 from torch import Tensor
 
 from baton_proto.transfer import Blocks, ToPrefill
-from engine.kernels.copy_blocks import BlockCopy
+from engine.kernels.copy_blocks import copy_blocks
 from kvtransfer.cuda_memory import CudaMemory
 from kvtransfer.framing import Channel
 from kvtransfer.layout import SlabLayout
 from kvtransfer.mapped import PeerSlab
+from kvtransfer.plan import Run, paired_runs
 from kvtransfer.slab import Mark, Slab
 from kvtransfer.transport import MAX_PIECE_BLOCKS
 
 _WORD_BYTES = 8
+_LONG_RUN_BYTES = 512 << 10  # on average; a copy engine then moves 90 GB/s and more
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """How the blocks of a chunk are copied; its layers share one."""
+
+    source: Sequence[int]
+    destination: Sequence[int]
+    runs: list[Run]  # of layer 0, if they are long
+    table: Tensor | None  # int32 [2, count] on the device, if they are not
 
 
 @dataclass(frozen=True, slots=True)
 class _OnItsWay:
     message: Blocks
     written: torch.cuda.Event
-    table: Tensor  # the kernel reads it
+    way: _Way  # the kernel reads its table
 
 
 class CudaIpcWriter:
@@ -41,17 +57,16 @@ class CudaIpcWriter:
         when this GPU cannot reach the memory."""
         assert isinstance(slab.driver, CudaMemory)
         self._channel = channel
-        self._device = slab.driver.device
+        self._driver, self._layout, self._peer_layout = slab.driver, slab.layout, peer_layout
         self._peer = PeerSlab(slab.driver, fds, peer_layout.nbytes, channel.peer)
-        torch.cuda.set_device(self._device)  # of this thread, and so is the stream: nobody else writes here
-        self._stream = torch.cuda.Stream(self._device, priority=-1)  # type: ignore[no-untyped-call]
+        torch.cuda.set_device(self._driver.device)  # of this thread, and so is the stream: nobody else writes here
+        self._stream = torch.cuda.Stream(self._driver.device, priority=-1)  # type: ignore[no-untyped-call]
         torch.cuda.set_stream(self._stream)
-        source = _words(slab.tensor.flatten().view(torch.uint8), slab.layout)
-        destination = _words(torch.as_tensor(self._peer.memory.array, device=self._device), peer_layout)
-        self._copy: BlockCopy | None = BlockCopy(source, destination)
+        self._source = _words(slab.tensor.flatten().view(torch.uint8), slab.layout)
+        self._destination = _words(torch.as_tensor(self._peer.memory.array, device=self._driver.device), peer_layout)
         self._on_their_way: deque[_OnItsWay] = deque()
-        self._blocks: tuple[Sequence[int], Sequence[int]] = ((), ())
-        self._table = torch.empty(2, 0, dtype=torch.int32, device=self._device)
+        self._way = _Way((), (), [], torch.empty(2, 0, dtype=torch.int32, device=self._driver.device))
+        self._copy(self._way, 0)  # loads the kernel before somebody waits for it
 
     def write(
         self,
@@ -61,16 +76,16 @@ class CudaIpcWriter:
         ready: Mark | None,
         stopped: Callable[[], bool],
     ) -> bool:
-        assert self._copy is not None
         if stopped():
             return False
-        written = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-        table = self._table_of(source, destination)
+        if self._way.source is not source or self._way.destination != destination:
+            self._way = self._way_of(source, destination)
         if ready is not None:
             ready.wait(self._stream)
-        self._copy(message.layer, table)
+        self._copy(self._way, message.layer)
+        written = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         written.record(self._stream)
-        self._on_their_way.append(_OnItsWay(message, written, table))
+        self._on_their_way.append(_OnItsWay(message, written, self._way))
         while self._on_their_way and self._on_their_way[0].written.query():  # type: ignore[no-untyped-call]
             self._announce()
         return True
@@ -85,20 +100,29 @@ class CudaIpcWriter:
     def close(self) -> None:
         self._stream.synchronize()
         self._on_their_way.clear()
-        self._copy = None
+        del self._source, self._destination
         self._peer.close()
 
     def _announce(self) -> None:
         self._channel.send(self._on_their_way[0].message)
         self._on_their_way.popleft()
 
-    def _table_of(self, source: Sequence[int], destination: Sequence[int]) -> Tensor:
-        """int32 [2, count] on the device; the layers of a chunk share one."""
-        if self._blocks != (source, destination):
-            host = torch.tensor([source, destination], dtype=torch.int32, pin_memory=True)
-            self._table = host.to(self._device, non_blocking=True)
-            self._blocks = (source, destination)
-        return self._table
+    def _way_of(self, source: Sequence[int], destination: Sequence[int]) -> _Way:
+        runs = paired_runs(self._layout, self._peer_layout, 0, source, destination)
+        if len(source) * self._layout.block_bytes >= len(runs) * _LONG_RUN_BYTES:
+            return _Way(source, destination, runs, None)
+        table = torch.tensor([source, destination], dtype=torch.int32, pin_memory=True)
+        return _Way(source, destination, [], table.to(self._driver.device, non_blocking=True))
+
+    def _copy(self, way: _Way, layer: int) -> None:
+        """Enqueues it on the thread's stream."""
+        if way.table is not None:
+            copy_blocks(self._source[layer], self._destination[layer], way.table)
+            return
+        ours = self._source.data_ptr() + layer * self._layout.layer_bytes
+        theirs = self._destination.data_ptr() + layer * self._peer_layout.layer_bytes
+        for run in way.runs:
+            self._driver.copy(theirs + run.destination, ours + run.source, run.nbytes, self._stream.cuda_stream)
 
 
 def _words(memory: Tensor, layout: SlabLayout) -> Tensor:

@@ -2,7 +2,7 @@
 
 import uvloop
 
-from baton.config import load_config
+from baton.config import for_prefill_worker, load_config
 from baton.errors import BatonError
 from baton.logging import configure_logging
 from baton.worker.arguments import parse_arguments
@@ -13,7 +13,7 @@ from prefill_worker.prefill_worker import PrefillWorker
 def main() -> None:
     arguments = parse_arguments("prefill_worker")
     try:
-        config = load_config(arguments.config)
+        config = for_prefill_worker(load_config(arguments.config))
         configure_logging(config.logging, arguments.worker_id)
         uvloop.run(run_worker(config, arguments.worker_id, PrefillWorker))
     except BatonError as error:

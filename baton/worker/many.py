@@ -14,7 +14,7 @@ from pathlib import Path
 import structlog
 import uvloop
 
-from baton.config import ServingConfig, load_config
+from baton.config import ServingConfig, for_prefill_worker, load_config
 from baton.die_with_parent import die_with_parent
 from baton.errors import BatonError
 from baton.logging import configure_logging
@@ -58,7 +58,7 @@ async def run_workers(config: ServingConfig, name: str, worker_ids: Sequence[str
         try:
             async with asyncio.TaskGroup() as group:
                 for one in worker_ids:
-                    assembly = build_engine(config)
+                    assembly = build_engine(for_prefill_worker(config) if role_of(one) == "prefill" else config)
                     group.create_task(serve_worker(shared, one, ROLES[role_of(one)], assembly, stop, on_ready))
         except* BatonError as errors:
             raise errors.exceptions[0] from None

@@ -5,6 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.kernels.quick_launch import QuickLaunch
+
 
 def embed(token_ids: Tensor, sampled: Tensor, table: Tensor) -> Tensor:
     """[rows, hidden] of int32 `token_ids`; a negative one, -1 - i, stands for sampled[i]."""
@@ -20,6 +22,7 @@ def embed_reference(token_ids: Tensor, sampled: Tensor, table: Tensor) -> Tensor
     return table[known.long()]
 
 
+@QuickLaunch
 @triton.jit
 def _embed(token_ids, sampled, table, result, SIZE: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)

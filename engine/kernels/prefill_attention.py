@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.kernels.quick_launch import QuickLaunch
+
 # Queries and keys per tile, warps, stages. float32 has no tensor cores here, and registers for fewer.
 HALF_TILES = (64, 64, 4, 3)
 FLOAT_TILES = (32, 32, 4, 1)
@@ -95,6 +97,7 @@ def prefill_attention_reference(
     return torch.cat(results)
 
 
+@QuickLaunch
 @triton.jit
 def _prefill(
     queries,

@@ -7,6 +7,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from engine.kernels.dependent_launch import dependent_launch
+from engine.kernels.quick_launch import QuickLaunch
 
 
 def rms_norm(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -33,6 +34,7 @@ def rms_norm_reference(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
     return torch.rms_norm(hidden.double(), weight.shape, weight.double(), eps)
 
 
+@QuickLaunch
 @triton.jit
 def _rms_norm(hidden, weight, normed, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
     if OVERLAP:

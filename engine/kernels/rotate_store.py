@@ -8,6 +8,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from engine.kernels.dependent_launch import dependent_launch
+from engine.kernels.quick_launch import QuickLaunch
 from engine.rope import rotate
 
 HEADS_AT_ONCE = 8
@@ -87,6 +88,7 @@ def rotate_store_reference(
     return rotate(queries, cos, signed_sin).to(qkv.dtype)
 
 
+@QuickLaunch
 @triton.jit
 def _rotate_store(
     qkv,

@@ -10,6 +10,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait, libdevice
 
 from engine.kernels.dependent_launch import dependent_launch
+from engine.kernels.quick_launch import QuickLaunch
 from engine.philox import uniform_rows
 
 _CHUNK = 4096  # tokens of the vocabulary per program
@@ -72,6 +73,7 @@ def sample_reference(logits: Tensor, temperatures: Tensor, seeds: Tensor, positi
     return torch.where(temperatures[:, None] > 0, drawn, logits.float()).argmax(-1).int()
 
 
+@QuickLaunch
 @triton.jit
 def _best_of_chunk(
     logits,
@@ -122,6 +124,7 @@ def _log(x, FAST: tl.constexpr):
     return result
 
 
+@QuickLaunch
 @triton.jit
 def _best_of_row(
     values, indices, out, VOCAB: tl.constexpr, CHUNKS: tl.constexpr, PADDED: tl.constexpr, OVERLAP: tl.constexpr

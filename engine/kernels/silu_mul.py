@@ -8,6 +8,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from engine.kernels.dependent_launch import dependent_launch
+from engine.kernels.quick_launch import QuickLaunch
 
 _BLOCK = 1024
 
@@ -28,6 +29,7 @@ def silu_mul_reference(gate_up: Tensor) -> Tensor:
     return (F.silu(gate) * up).to(gate_up.dtype)
 
 
+@QuickLaunch
 @triton.jit
 def _silu_mul(gate_up, result, SIZE: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
     if OVERLAP:

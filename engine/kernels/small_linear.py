@@ -14,6 +14,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from engine.kernels.dependent_launch import dependent_launch
+from engine.kernels.quick_launch import QuickLaunch
 
 # What benchmarks/kernel_speed.py found best on an H200.
 MAX_ROWS = 2
@@ -98,6 +99,7 @@ def small_linear_reference(
     return product if add_to is None else add_to.double() + product
 
 
+@QuickLaunch
 @triton.jit
 def _small_linear(
     x,
