@@ -1,0 +1,88 @@
+"""The whole way of a prompt's KV: sender, link, receiver, ledger."""
+
+import queue
+import statistics
+import threading
+import time
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+
+from baton.config import TransferConfig
+from baton_proto.worker import Grant
+from benchmarks.transfer.case import Case, Device
+from kvtransfer.events import Committed, TransferEvent
+from kvtransfer.identity import SlabIdentity
+from kvtransfer.layout import SlabLayout
+from kvtransfer.receiver import Receiver
+from kvtransfer.sender import Sender
+from kvtransfer.slab import Slab
+
+TIMEOUT_S = 120.0
+CPU_LAYOUT = SlabLayout(num_layers=30, num_blocks=256, num_kv_heads=3, block_size=16, head_dim=64, dtype="float32")
+GPU_LAYOUT = SlabLayout(num_layers=36, num_blocks=2560, num_kv_heads=8, block_size=16, head_dim=128, dtype="bfloat16")
+PROMPT_TOKENS = (1024, 8192, 32768)
+
+
+def _lines(device: Device) -> list[tuple[str, int, str]]:
+    """transport, tokens of the prompt, where its blocks lie"""
+    if device == "cpu":
+        return [(transport, 1024, order) for transport in ("shm", "tcp") for order in ("runs", "random")]
+    return [("cuda_ipc", tokens, "random") for tokens in PROMPT_TOKENS] + [("tcp", 8192, "random")]
+
+
+def _blocks(order: str, count: int, seed: int, of: int) -> list[int]:
+    if order == "runs":
+        return list(range(count))
+    return np.random.default_rng(seed).permutation(of)[:count].tolist()
+
+
+def _layout(device: Device) -> SlabLayout:
+    return CPU_LAYOUT if device == "cpu" else GPU_LAYOUT
+
+
+def decode(case: Case, pipe: Connection, answers: Any) -> None:
+    driver, layout = case.start(), _layout(case.device)
+    slab = Slab(layout, driver)
+    for transport, tokens, order in _lines(case.device):
+        events: queue.Queue[TransferEvent] = queue.Queue()
+        config = TransferConfig(transport=transport)  # type: ignore[arg-type]
+        receiver = Receiver(slab, SlabIdentity("decode", 1, "model", layout), config, "127.0.0.1", events.put)
+        for number in range(case.rounds + 1):
+            pipe.send(receiver.reserve(_blocks(order, tokens // layout.block_size, number, layout.num_blocks), 0))
+            while not isinstance(events.get(timeout=TIMEOUT_S), Committed):
+                pass
+            pipe.send("committed")
+            assert pipe.recv() == "next"
+        receiver.close()
+        pipe.send("closed")
+
+
+def prefill(case: Case, pipe: Connection, answers: Any) -> None:
+    driver, layout = case.start(), _layout(case.device)
+    slab = Slab(layout, driver)
+    for transport, tokens, order in _lines(case.device):
+        sender = Sender(slab, SlabIdentity("prefill", 1, "model", layout), TransferConfig(transport=transport))  # type: ignore[arg-type]
+        source = _blocks(order, tokens // layout.block_size, 1000, layout.num_blocks)
+        times, costs = [], []
+        while isinstance(grant := pipe.recv(), Grant):
+            begin_s, begin_cpu_s = time.perf_counter(), time.process_time()
+            done: queue.Queue[Any] = queue.Queue()
+            push = sender.begin(grant, done.put)
+            for layer in range(layout.num_layers):
+                push.layer_ready(layer, 0, source, slab.mark())
+            push.commit(b"")
+            assert pipe.recv() == "committed"
+            times.append(time.perf_counter() - begin_s)
+            assert done.get(timeout=TIMEOUT_S).ok
+            costs.append(time.process_time() - begin_cpu_s)
+            pipe.send("next")
+        sender.close()
+        nbytes = len(source) * layout.num_layers * layout.block_bytes
+        seconds = statistics.median(times[1:])  # the first one connects
+        row = {"way": transport, "tokens": tokens, "blocks": order, "MB": nbytes / 1e6, "ms": seconds * 1e3}
+        cost_us = statistics.median(costs[1:]) / layout.num_layers * 1e6
+        answers.put(row | {"GB/s": nbytes / seconds / 1e9, "CPU us a layer": cost_us, "connect ms": times[0] * 1e3})
+    answers.put(None)
+    threading.Event().wait()  # until the other side was heard
