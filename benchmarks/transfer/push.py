@@ -64,7 +64,7 @@ def prefill(case: Case, pipe: Connection, answers: Any) -> None:
     slab = Slab(layout, driver)
     for transport, tokens, order in _lines(case.device):
         sender = Sender(slab, SlabIdentity("prefill", 1, "model", layout), TransferConfig(transport=transport))  # type: ignore[arg-type]
-        source = _blocks(order, tokens // layout.block_size, 1000, layout.num_blocks)
+        source = tuple(_blocks(order, tokens // layout.block_size, 1000, layout.num_blocks))
         times, costs = [], []
         while isinstance(grant := pipe.recv(), Grant):
             begin_s, begin_cpu_s = time.perf_counter(), time.process_time()

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from baton.config import ServingConfig, dump_config, load_config, parse_bytes, parse_config
+from baton.config import ServingConfig, dump_config, for_prefill_worker, load_config, parse_bytes, parse_config
 from baton.config_overrides import with_overrides
 from baton.errors import ConfigError
 
@@ -149,3 +149,9 @@ def _keys(data: Any, prefix: str = "") -> list[str]:
     if not isinstance(data, dict):
         return [prefix]
     return [key for name, value in data.items() for key in _keys(value, f"{prefix}.{name}")]
+
+
+def test_a_prefill_worker_has_a_step_budget_of_its_own_where_one_is_set() -> None:
+    config = parse_config({"engine": {"max_batch_tokens": 512, "prefill_batch_tokens": 4096}})
+    assert for_prefill_worker(config).engine.max_batch_tokens == 4096
+    assert for_prefill_worker(ServingConfig()).engine.max_batch_tokens == ServingConfig().engine.max_batch_tokens

@@ -370,3 +370,14 @@ class BlockManagerMachine(RuleBasedStateMachine):
 
 BlockManagerMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
 TestBlockManagerMachine = BlockManagerMachine.TestCase
+
+
+def test_blocks_that_evictions_gave_up_are_one_run_again() -> None:
+    manager = BlockManager(num_blocks=8, block_size=4)
+    first, second = (make_sequence(str(seed), [seed * 100 + i for i in range(32)]) for seed in (1, 2))
+    assert manager.allocate(first)
+    first.num_computed_tokens = 32
+    manager.commit(first)
+    manager.free(first)
+    assert manager.allocate(second)
+    assert second.block_table == list(range(8))
