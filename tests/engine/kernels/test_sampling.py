@@ -2,14 +2,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.kernels.sampling import partial_buffers, sample, sample_reference
+from engine.kernels.sampling import partial_buffer, sample, sample_reference
 from tests.engine.kernels.device import DEVICE, DTYPES, random
 
 
 def draw(logits: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
     rows, vocab = logits.shape
     out = torch.full((rows + 2,), -7, dtype=torch.int32, device=DEVICE)
-    sample(logits, temperatures, seeds, positions, partial_buffers(rows, vocab, DEVICE), out)
+    sample(logits, temperatures, seeds, positions, partial_buffer(rows, vocab, DEVICE), out)
     assert out[rows:].tolist() == [-7, -7]
     return out[:rows]
 
