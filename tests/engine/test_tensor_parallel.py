@@ -96,7 +96,9 @@ def slab_of(pid: int, num_layers: int, num_kv_heads: int, head_dim: int) -> Tens
 def answers_and_kv(files: ModelFiles, num_blocks: int) -> tuple[dict[str, list[int]], Tensor]:
     """Of one rank."""
     model = load_model(files, config(1))
-    answers = run(small_engine(files, model.runner, num_blocks, 48, 6), sequences(greedy(5), seed=1))
+    engine = small_engine(files, model.runner, num_blocks, 48, 6)
+    answers = run(engine, sequences(greedy(5), seed=1))
+    assert (engine.scheduler.num_preemptions > 0) == (num_blocks == PRESSED_BLOCKS)
     assert sum(len(set(tokens)) for tokens in answers.values()) > 12, "the test says nothing when the model repeats"
     return answers, model.slab.tensor
 
