@@ -35,8 +35,9 @@ class Collective:
         self.rank = rank
         self.size = size
         self._device = device
-        store = dist.FileStore(str(meeting), size)  # type: ignore[attr-defined]
-        self._group = _nccl(store, rank, size) if device.type == "cuda" else _gloo(store, rank, size)
+        self._store: Any = dist.FileStore(str(meeting), size)  # type: ignore[attr-defined]
+        self._group = _nccl(self._store, rank, size) if device.type == "cuda" else _gloo(self._store, rank, size)
+        self._ahead = _c10d.AllreduceOptions()
         self._sum, self._least = _c10d.AllreduceOptions(), _c10d.AllreduceOptions()
         self._least.reduceOp = _c10d.ReduceOp.MIN
         self._gather, self._broadcast = _c10d.AllgatherOptions(), _c10d.BroadcastOptions()
@@ -48,6 +49,11 @@ class Collective:
         ranks, and stays the same on all of them."""
         _finish(self._group.allreduce([part], self._sum))
         hidden.add_(part)
+
+    def begin_sum(self, part: Tensor) -> Any:
+        """`part` becomes the sum of all ranks', beside what is computed meanwhile; `wait()` of what comes back lets the
+        current stream wait for it. Not for CUDA graphs."""
+        return self._group.allreduce([part], self._ahead)
 
     def gather(self, part: Tensor) -> Tensor:
         """[size, *part.shape], by rank."""
@@ -69,6 +75,11 @@ class Collective:
         values = torch.tensor([value], dtype=torch.int64, device=self._device)
         _finish(self._group.allreduce([values], self._least))
         return int(values.item())
+
+    def exchange(self, what: str, value: bytes) -> list[bytes]:
+        """Everyone's, by rank; each `what` once."""
+        self._store.set(f"{what} {self.rank}", value)
+        return [self._store.get(f"{what} {rank}") for rank in range(self.size)]
 
     def close(self) -> None:
         """When nothing is on its way."""

@@ -16,6 +16,7 @@ from engine.kernels.prefill_attention import query_tile
 from engine.model_config import ModelConfig
 from engine.models.registry import MODELS
 from engine.operations import Operations
+from engine.peer_sum import make_peer_sum
 from engine.rope import RotaryEmbedding
 from engine.sampler import Sampler
 from engine.sharded_operations import ShardedOperations
@@ -59,7 +60,7 @@ def build_cuda_runner(
     sampled = torch.zeros(max_batch_tokens, dtype=torch.int32, device=device)
     operations: Operations = TritonOperations(sampled)
     if collective is not None:
-        operations = ShardedOperations(operations, collective)
+        operations = ShardedOperations(operations, collective, make_peer_sum(collective, device, slab.dtype))
     model = MODELS[config.architecture](config, weights, operations, shard.vocabulary)
     scratch = DecodeScratch.allocate(
         max_rows, programs_at_once, config.num_heads, config.num_kv_heads, config.head_dim, device
