@@ -27,6 +27,7 @@ class PeerSum:
         `keep` is what the mappings live by."""
         self._segments = segments
         self._own = own
+        self.device = own.device
         self._rank = rank
         self._keep = keep
         self._first = flag_bytes(len(segments))
@@ -55,30 +56,36 @@ def make_peer_sum(collective: Collective, device: torch.device, dtype: torch.dty
     """None where ranks cannot read each other's memory, or it was switched off. All ranks get one, or none does."""
     if device.type != "cuda" or os.environ.get(SWITCH) == "0":
         return None
-    peer_sum, problem = None, ""
+    nbytes = flag_bytes(collective.size) + _BUFFERS * BUFFER_BYTES[collective.size]
+    own = torch.zeros(nbytes, dtype=torch.uint8, device=device)
+    torch.cuda.synchronize()
+    peer_sum, right, problem = None, False, ""
+    everyone = collective.exchange("peer sum", _shared(own))  # after that all flags are zero
     try:
-        own = torch.zeros(
-            flag_bytes(collective.size) + _BUFFERS * BUFFER_BYTES[collective.size], dtype=torch.uint8, device=device
-        )
-        torch.cuda.synchronize()
-        shared = msgspec.msgpack.encode(own.untyped_storage()._share_cuda_())  # type: ignore[no-untyped-call]
-    except RuntimeError as error:
-        shared, problem = b"", str(error)
-    everyone = collective.exchange("peer sum", shared)  # and so all flags are zero
-    try:
-        if all(everyone):
-            storages = [
-                own.untyped_storage() if rank == collective.rank else _mapped(one, device.index or 0)
-                for rank, one in enumerate(everyone)
-            ]
-            segments = torch.tensor([storage.data_ptr() for storage in storages], dtype=torch.int64, device=device)
-            peer_sum = PeerSum(segments, own, collective.rank, storages)
-    except RuntimeError as error:
-        problem = str(error)
-    if not collective.smallest(peer_sum is not None) or not collective.smallest(_is_right(peer_sum, collective, dtype)):
-        log.warning("sums over ranks are left to NCCL", problem=problem or "peers' memory cannot be read")
+        storages = [
+            own.untyped_storage() if rank == collective.rank else _mapped(one, device.index or 0)
+            for rank, one in enumerate(everyone)
+        ]
+        segments = torch.tensor([storage.data_ptr() for storage in storages], dtype=torch.int64, device=device)
+        peer_sum = PeerSum(segments, own, collective.rank, storages)
+        _compile(own, collective, dtype)
+    except Exception as error:
+        peer_sum, problem = None, f"{type(error).__name__}: {error}"
+    if collective.smallest(peer_sum is not None) and peer_sum is not None:
+        right = _is_right(peer_sum, collective, dtype)
+    if not collective.smallest(right):
+        log.warning("sums over ranks are left to NCCL", problem=problem or "another rank's, or wrong sums")
         return None
     return peer_sum
+
+
+def _shared(own: Tensor) -> bytes:
+    """What another process of this host needs to map it; empty when it cannot be shared."""
+    try:
+        return msgspec.msgpack.encode(own.untyped_storage()._share_cuda_())  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        log.warning("GPU memory cannot be shared", problem=str(error))
+        return b""
 
 
 def _mapped(shared: bytes, device: int) -> torch.UntypedStorage:
@@ -88,12 +95,20 @@ def _mapped(shared: bytes, device: int) -> torch.UntypedStorage:
     return storage
 
 
-def _is_right(peer_sum: PeerSum | None, collective: Collective, dtype: torch.dtype) -> bool:
-    """Whether it finds what NCCL does, for both buffers, some sizes, and often enough to get out of step."""
-    assert peer_sum is not None
+def _compile(own: Tensor, collective: Collective, dtype: torch.dtype) -> None:
+    """The check's kernel, with nobody to wait for: while one rank compiles, the other's patience would end."""
+    nowhere = torch.zeros_like(own)
+    segments = torch.full((collective.size,), nowhere.data_ptr(), dtype=torch.int64, device=own.device)
+    hidden = torch.zeros(1, 1024, dtype=dtype, device=own.device)
+    PeerSum(segments, nowhere, collective.rank).add_to(hidden, max_turns=0)
+    torch.cuda.synchronize()
+
+
+def _is_right(peer_sum: PeerSum, collective: Collective, dtype: torch.dtype) -> bool:
+    """Whether it finds what NCCL does: in both buffers, for some sizes, so often that it would get out of step."""
     right = True
     for turn, rows in enumerate((1, 3, 40, 1, 77, 2, 5, 1)):
-        values = torch.arange(rows * 1024, device=peer_sum._own.device) % 251
+        values = torch.arange(rows * 1024, device=peer_sum.device) % 251
         hidden = (values % 16).to(dtype).view(rows, 1024)
         part = ((values + 7 * collective.rank + turn) % 32).to(dtype).view(rows, 1024)
         expected = hidden.clone()

@@ -52,7 +52,7 @@ def add_peer_sum(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["max_turns"])
 def _add_peer_sum(
     hidden,
     segments,
