@@ -152,6 +152,13 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
     return resolve_model(str(write_tiny_model(tmp_path_factory.mktemp("llama"))))
 
 
+def test_several_engines_share_a_host(llama: ModelFiles) -> None:
+    with loaded(llama, 2) as one, loaded(llama, 2) as other:
+        ours, theirs = (run(engine(llama, model), sequences(greedy(2), seed=1)) for model in (one, other))
+        assert ours == theirs
+    assert not set(one.ranks.pids) & set(other.ranks.pids)
+
+
 def test_a_killed_rank_is_noticed_at_once_and_ends_the_engine(llama: ModelFiles) -> None:
     lost = Lost()
     with loaded(llama, 2, lost) as model:

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -58,13 +57,15 @@ def config(size: int) -> EngineConfig:
     )
 
 
-@pytest.fixture
-def expected(files: ModelFiles) -> Iterator[dict[str, list[int]]]:
+@pytest.fixture(scope="module")
+def expected(files: ModelFiles) -> dict[str, list[int]]:
+    """Of one GPU."""
     from engine.loaded_model import load_model
 
     model = load_model(files, config(1))
-    yield run(small_engine(files, model.runner, NUM_BLOCKS, 64, 8), sequences(PARAMS, seed=1))
+    answers = run(small_engine(files, model.runner, NUM_BLOCKS, 64, 8), sequences(PARAMS, seed=1))
     model.close()
+    return answers
 
 
 @pytest.mark.parametrize("sums", ["peers", "nccl"])
