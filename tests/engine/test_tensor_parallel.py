@@ -3,6 +3,7 @@
 import contextlib
 import mmap
 import os
+import re
 import signal
 import threading
 import time
@@ -25,12 +26,13 @@ from engine.rank_commands import ZeroTail
 from engine.ranks import Ranks
 from engine.shard import shard_of
 from engine.tensor_parallel import TensorParallelModel, load_tensor_parallel
+from kvtransfer.layout import SlabLayout
 from tests.engine.engine_runs import run, sequences, small_engine
 from tests.service import assert_gone
 from tests.tiny_model import write_tiny_model
 
 NUM_BLOCKS = 40
-PRESSED_BLOCKS = 8  # of which two sequences take all
+PRESSED_BLOCKS = 8
 SHAPES = {
     "llama": {"num_attention_heads": 8, "num_key_value_heads": 8},
     "qwen3": {"num_attention_heads": 8, "num_key_value_heads": 8, "tie_word_embeddings": True},
@@ -80,17 +82,17 @@ def engine(files: ModelFiles, model: TensorParallelModel, num_blocks: int = NUM_
     return small_engine(files, model.runner, num_blocks, max_batch_tokens=48, max_running=6)
 
 
-def greedy(count: int, max_tokens: int = 12) -> list[SamplingParams]:
+def greedy(count: int, max_tokens: int = 24) -> list[SamplingParams]:
     return [SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True) for _ in range(count)]
 
 
-def slab_of(pid: int, num_layers: int, num_kv_heads: int, head_dim: int) -> Tensor:
+def slab_of(pid: int, layout: SlabLayout) -> Tensor:
     """Of another rank, through its descriptor: float32 [layers, blocks, kv_heads, 2, block_size, head_dim]."""
     links = Path(f"/proc/{pid}/fd").iterdir()
-    path = next(link for link in links if os.readlink(link).startswith("/memfd:baton-kv-slab"))
+    path = next(link for link in links if re.match("/memfd:baton-(?!commands)", os.readlink(link)))
     with path.open("r+b") as file:
-        mapping = mmap.mmap(file.fileno(), 0)
-    return torch.frombuffer(mapping, dtype=torch.float32).view(num_layers, -1, num_kv_heads, 2, 16, head_dim)
+        mapping = mmap.mmap(file.fileno(), layout.nbytes)
+    return torch.frombuffer(mapping, dtype=torch.float32).view(layout.shape)
 
 
 def answers_and_kv(files: ModelFiles, num_blocks: int) -> tuple[dict[str, list[int]], Tensor]:
@@ -115,8 +117,7 @@ def test_tokens_and_kv_of_all_ranks_are_those_of_one(files: ModelFiles, size: in
             heads = shard_of(files.config, rank, size).kv_heads
             slab = model.slab.tensor
             if rank:
-                shape = (files.config.num_layers, len(heads), files.config.head_dim)
-                slab = slab_of(model.ranks.pids[rank - 1], *shape)
+                slab = slab_of(model.ranks.pids[rank - 1], model.slab.layout)
             here = slab[:, :num_blocks]
             torch.testing.assert_close(here, whole[:, :num_blocks, heads.start : heads.stop], rtol=1e-4, atol=1e-5)
             assert here.abs().sum() > 100, "the slab holds something"
@@ -137,8 +138,7 @@ def test_sampling_of_every_kind_is_that_of_one_rank(files: ModelFiles) -> None:
 def test_the_tail_of_a_block_is_cleared_on_every_rank(files: ModelFiles) -> None:
     with loaded(files, 2) as model:
         run(engine(files, model), sequences(greedy(2), seed=1))
-        heads = len(shard_of(files.config, 1, 2).kv_heads)
-        theirs = slab_of(model.ranks.pids[0], files.config.num_layers, heads, files.config.head_dim)
+        theirs = slab_of(model.ranks.pids[0], model.slab.layout)
         model.zero_tail(1, 0, 5)
         model.ranks.wait_done(model.ranks.tell(ZeroTail(0, NUM_BLOCKS, 0)), timeout_s=10)  # and so what came before it
         for slab in (model.slab.tensor, theirs):
