@@ -5,6 +5,8 @@ import mmap
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -31,6 +33,7 @@ from tests.engine.engine_runs import run, sequences, small_engine
 from tests.service import assert_gone
 from tests.tiny_model import write_tiny_model
 
+ROOT = Path(__file__).parents[2]
 NUM_BLOCKS = 40
 PRESSED_BLOCKS = 8
 SHAPES = {
@@ -177,6 +180,35 @@ def test_a_killed_rank_is_noticed_at_once_and_ends_the_engine(llama: ModelFiles)
         with pytest.raises(RankLostError, match=told):
             own.step()
         assert time.monotonic() - killed_s < 2.5
+
+
+LEADING = """
+import sys
+from engine.model_files import resolve_model
+from engine.tensor_parallel import load_tensor_parallel
+from tests.engine.test_tensor_parallel import config
+
+model = load_tensor_parallel(resolve_model(sys.argv[1]), config(4))
+print(*model.ranks.pids, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_ranks_end_with_the_process_that_leads_them(llama: ModelFiles) -> None:
+    leader = subprocess.Popen(
+        [sys.executable, "-c", LEADING, str(llama.folder)],
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'proto'}"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with leader:
+        assert leader.stdout is not None
+        pids = [int(pid) for pid in leader.stdout.readline().split()]
+        assert len(pids) == 3
+        leader.kill()
+        leader.wait()
+        assert_gone(pids, timeout_s=1.0)
 
 
 def test_a_rank_that_stands_still_counts_as_lost(llama: ModelFiles, monkeypatch: pytest.MonkeyPatch) -> None:
