@@ -42,13 +42,7 @@ class ChildExit:
     log_tail: str = ""
 
     def __str__(self) -> str:
-        how = "has ended"
-        if self.returncode is not None:
-            by_signal = self.returncode < 0
-            how = (
-                f"was ended by {_signal_name(-self.returncode)}" if by_signal else f"exited with code {self.returncode}"
-            )
-        return f"{self.name} (pid {self.pid}) {how}"
+        return f"{self.name} (pid {self.pid}) {how_it_ended(self.returncode)}"
 
 
 class ChildFailedError(BatonError):
@@ -183,6 +177,13 @@ def _stderr_target(log_file: Path | None) -> Iterator[IO[bytes] | None]:
 def environment(threads: int) -> dict[str, str]:
     """Ours, with the number of threads that numeric libraries may start in the child."""
     return {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
+
+
+def how_it_ended(returncode: int | None) -> str:
+    """As in ChildExit, in words that follow its name."""
+    if returncode is None:
+        return "has ended"
+    return f"was ended by {_signal_name(-returncode)}" if returncode < 0 else f"exited with code {returncode}"
 
 
 def _signal_name(number: int) -> str:

@@ -85,7 +85,8 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # auto: float32 on CPU, the model's own on GPU
     attention: Literal["auto", "torch", "triton", "flash"] = "auto"
     block_size: Literal[16, 32, 64, 128] = 16  # tokens per KV block
-    kv_memory: str = "auto"  # KV slab, rounded down to whole blocks; auto: 512 MiB on CPU, what is left on a GPU
+    kv_memory: str = "auto"  # KV slab, per GPU, in whole blocks; auto: 512 MiB on CPU, what is left on a GPU
+    tensor_parallel: Literal[1, 2, 4, 8] = 1  # GPUs of one worker (on CPU: processes), each with a part of the model
     gpu_share: Positive = 1  # workers that share one GPU: kv_memory auto takes as small a part of it
     max_model_len: Positive | None = None  # None: what the model and the pool allow
     max_batch_tokens: Positive = 512  # token budget of one step (chunked prefill)

@@ -12,6 +12,7 @@ BatonError
 ├── WorkerLostError         a worker died or refused in mid-request; the router replays elsewhere
 ├── TransferError           KV hand-over failed
 │   └── HandshakeError      the peers' slabs do not fit together
+├── RankLostError           a process of a tensor-parallel worker died, hangs or fell out of step; the worker ends
 ├── ProtocolError           a peer sent something that its contract does not allow
 └── ModelError              weights, tokenizer or configuration of a model cannot be used
 """
@@ -85,6 +86,16 @@ class WorkerLostError(BatonError):
         self.worker_id = worker_id
         self.reason = reason
         super().__init__(f"worker {worker_id}: {reason}")
+
+
+class RankLostError(BatonError):
+    """The ranks of a worker are one machine: without one of them no step can be computed, and the worker ends."""
+
+    def __init__(self, rank: int, pid: int, problem: str) -> None:
+        self.rank = rank
+        self.pid = pid
+        self.problem = problem
+        super().__init__(f"tensor-parallel rank {rank} (pid {pid}) {problem}")
 
 
 class TransferError(BatonError):

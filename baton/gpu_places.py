@@ -1,4 +1,4 @@
-"""Which GPU of this host each worker gets. Used by the supervisor, which starts them.
+"""Which GPUs of this host each worker gets. Used by the supervisor, which starts them.
 
 Without an opinion of the driver (no NVIDIA GPU here) there are none, and workers are told nothing.
 """
@@ -8,24 +8,31 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from baton.errors import ConfigError
+
 DRIVER_GPUS: Final = Path("/proc/driver/nvidia/gpus")  # one entry each
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 
 
 class GpuPlaces:
-    def __init__(self, gpus: list[str], workers: int) -> None:
-        """`gpus`: names as CUDA_VISIBLE_DEVICES takes them. `workers`: how many are to be placed."""
-        self._gpus = gpus
+    def __init__(self, gpus: list[str], workers: int, per_worker: int = 1) -> None:
+        """`gpus`: names as CUDA_VISIBLE_DEVICES takes them. `workers`: how many are to be placed, on `per_worker` GPUs
+        each. Raises ConfigError when there are some, but fewer than that."""
+        if gpus and len(gpus) < per_worker:
+            problem = f"a worker takes {per_worker} GPUs, and {len(gpus)} are here"
+            raise ConfigError("engine.tensor_parallel", problem)
+        starts = range(0, len(gpus) - per_worker + 1, per_worker)
+        self._places = [",".join(gpus[start : start + per_worker]) for start in starts]
         self._taken = 0
-        self.share = max(1, -(-workers // len(gpus))) if gpus else 1
+        self.share = max(1, -(-workers // len(self._places))) if self._places else 1
 
     def next(self) -> dict[str, str]:
-        """Environment of the next worker: one GPU after the other, then from the first again."""
-        if not self._gpus:
+        """Environment of the next worker: one place after the other, then from the first again."""
+        if not self._places:
             return {}
-        gpu = self._gpus[self._taken % len(self._gpus)]
+        place = self._places[self._taken % len(self._places)]
         self._taken += 1
-        return {VISIBLE: gpu}
+        return {VISIBLE: place}
 
 
 def visible_gpus(environment: Mapping[str, str] = os.environ, driver: Path = DRIVER_GPUS) -> list[str]:

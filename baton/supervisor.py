@@ -49,8 +49,9 @@ class Supervisor:
         self.nats: NatsServer | None = None
         self._log_dir = log_dir
         self._on_ready = on_ready or (lambda ready: None)
-        self._gpus = GpuPlaces(visible_gpus(), config.workers.prefill + config.workers.decode)
-        self._threads = config.engine.threads or _threads_per_worker(config.workers.prefill + config.workers.decode)
+        workers, ranks = config.workers.prefill + config.workers.decode, config.engine.tensor_parallel
+        self._gpus = GpuPlaces(visible_gpus(), workers, per_worker=1 if config.engine.device == "cpu" else ranks)
+        self._threads = config.engine.threads or _threads_per_rank(workers * ranks)
         self._started = {"prefill": 0, "decode": 0}
         self._process_of: dict[str, str] = {}  # worker id -> name of the child that it lives in
         self._folder: Path | None = None
@@ -255,8 +256,9 @@ class Supervisor:
         return path
 
 
-def _threads_per_worker(workers: int) -> int:
-    return max(1, len(os.sched_getaffinity(0)) // max(1, workers))
+def _threads_per_rank(ranks: int) -> int:
+    """Of all workers."""
+    return max(1, len(os.sched_getaffinity(0)) // max(1, ranks))
 
 
 def batched(roles: Sequence[Role], size: int) -> Iterator[Sequence[Role]]:

@@ -30,6 +30,7 @@ from engine.engine import Engine
 from engine.flash_attention import flash_is_available
 from engine.random_weights import RandomWeights
 from engine.sequence import Sequence
+from engine.shard import Shard
 from kvtransfer.memory_driver import memory_of
 
 NANO_VLLM = {
@@ -182,7 +183,7 @@ def main() -> None:
     config = SHAPES[arguments.model]
     gpu = build_on_gpu(
         config,
-        RandomWeights(config, torch.bfloat16, memory_of(device)),
+        RandomWeights(Shard(config, 0, 1), torch.bfloat16, memory_of(device)),
         frozenset(),
         dtype="bfloat16",
         block_size=arguments.block_size,

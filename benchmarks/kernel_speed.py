@@ -33,7 +33,7 @@ from engine.kernels.decode_attention import DecodePlan, DecodeScratch, equal_sha
 from engine.kernels.prefill_attention import PrefillPlan, plan_tiles
 from engine.kernels.rms_norm import rms_norm
 from engine.kernels.rotate_store import rotate_store
-from engine.kernels.sampling import partial_buffers, sample
+from engine.kernels.sampling import partial_buffer, sample
 from engine.kernels.silu_mul import silu_mul
 from engine.kernels.small_linear import is_small, small_linear
 
@@ -318,7 +318,7 @@ def sampler() -> list[Result]:
     results = []
     for rows in (1, 32, 256):
         logits = [torch.randn(rows, 151936, device=DEVICE, dtype=BF16) for _ in range(4 if rows > 1 else 40)]
-        scratch = partial_buffers(rows, 151936, DEVICE)
+        scratch = partial_buffer(rows, 151936, DEVICE)
         out = torch.zeros(rows, dtype=torch.int32, device=DEVICE)
         seeds = torch.zeros(rows, 2, dtype=torch.int32, device=DEVICE)
         for temperature in (0.0, 0.6):

@@ -26,6 +26,7 @@ from engine.engine import Engine
 from engine.flash_attention import flash_is_available
 from engine.random_weights import RandomWeights
 from engine.sequence import Sequence
+from engine.shard import Shard
 from kvtransfer.memory_driver import memory_of
 
 READERS, READER_PROMPT, PROMPT = 64, 1024, 8192
@@ -105,7 +106,7 @@ def main() -> None:
     device = torch.device("cuda", 0)
     gpu = build_on_gpu(
         SHAPES[arguments.model],
-        RandomWeights(SHAPES[arguments.model], torch.bfloat16, memory_of(device)),
+        RandomWeights(Shard(SHAPES[arguments.model], 0, 1), torch.bfloat16, memory_of(device)),
         frozenset(),
         dtype="bfloat16",
         block_size=arguments.block_size,

@@ -8,14 +8,18 @@ import torch
 from torch import Tensor
 
 from baton.errors import ConfigError
+from engine.collective import Collective, own_shard
 from engine.cuda_runner import CudaRunner
 from engine.flash_attention import FlashAttention
 from engine.kernels.decode_attention import DecodeScratch
 from engine.kernels.prefill_attention import query_tile
 from engine.model_config import ModelConfig
 from engine.models.registry import MODELS
+from engine.operations import Operations
+from engine.peer_sum import make_peer_sum
 from engine.rope import RotaryEmbedding
 from engine.sampler import Sampler
+from engine.sharded_operations import ShardedOperations
 from engine.step_inputs import StepBuffer
 from engine.triton_attention import TritonAttention
 from engine.triton_operations import TritonOperations
@@ -41,13 +45,24 @@ def build_cuda_runner(
     max_running: int,
     max_model_len: int,
     flash: bool,
+    collective: Collective | None = None,
 ) -> CudaRunner:
-    """On the slab's device, in its dtype. CUDA graphs are captured later, see CudaRunner.capture. Raises ModelError."""
+    """On the slab's device, in its dtype. CUDA graphs are captured later, see CudaRunner.capture. Raises ModelError.
+
+    `config` is the whole model's; with ranks, `weights` and slab are this rank's.
+    """
     device, block_size = slab.device, slab.shape[4]
+    shard = own_shard(config, collective)
+    config = shard.config
     programs_at_once = max(1, _PROGRAMS_PER_PROCESSOR * _num_processors(device) // config.num_kv_heads)
+    if collective is not None:  # what rank 0 packs says which program does what
+        programs_at_once = collective.smallest(programs_at_once)
     max_rows = min(max_running, max_batch_tokens)
     sampled = torch.zeros(max_batch_tokens, dtype=torch.int32, device=device)
-    model = MODELS[config.architecture](config, weights, TritonOperations(sampled))
+    operations: Operations = TritonOperations(sampled)
+    if collective is not None:
+        operations = ShardedOperations(operations, collective, make_peer_sum(collective, device, slab.dtype))
+    model = MODELS[config.architecture](config, weights, operations, shard.vocabulary)
     scratch = DecodeScratch.allocate(
         max_rows, programs_at_once, config.num_heads, config.num_kv_heads, config.head_dim, device
     )
@@ -62,7 +77,7 @@ def build_cuda_runner(
         with_page_table=attention.with_page_table,
         device=device,
     )
-    return CudaRunner(model, attention, slab, sampled, buffer, Sampler(eos_token_ids), max_rows)
+    return CudaRunner(model, attention, slab, sampled, buffer, Sampler(eos_token_ids), max_rows, collective)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +100,18 @@ def build_on_gpu(
     flash: bool,
     graphs: bool = True,
     gpu_share: int = 1,
+    collective: Collective | None = None,
 ) -> GpuEngine:
     """Loads the model, sizes the KV pool from the memory that the largest step leaves (`kv_bytes` None), captures.
+    Ranks do it together, and get as many blocks as the one with the least room.
 
     `gpu_share` processes use the device alike: each takes so small a part of it.
 
     Raises ModelError, and ConfigError when there is no room for one KV block, or for `kv_bytes`.
     """
     device = torch.device("cuda", torch.cuda.current_device())
-    one_block = SlabLayout(config.num_layers, 1, config.num_kv_heads, block_size, config.head_dim, dtype)
+    num_kv_heads = len(own_shard(config, collective).kv_heads)
+    one_block = SlabLayout(config.num_layers, 1, num_kv_heads, block_size, config.head_dim, dtype)
     driver = memory_of(device)
     probe = Slab(one_block, driver)
     runner = build_cuda_runner(
@@ -105,6 +123,7 @@ def build_on_gpu(
         max_running=max_running,
         max_model_len=max_model_len,
         flash=flash,
+        collective=collective,
     )
     peak = runner.measure_peak(max_model_len)
     free, total = torch.cuda.mem_get_info(device)
@@ -113,8 +132,10 @@ def build_on_gpu(
     taken = torch.cuda.memory_reserved(device) + (weights.memory.nbytes if weights.memory else 0)
     share = total // gpu_share - taken - kept if gpu_share > 1 else room
     wanted = min(room, share) if kv_bytes is None else kv_bytes
-    num_blocks = wanted // one_block.nbytes
-    if num_blocks < 1 or wanted > room:
+    num_blocks = wanted // one_block.nbytes if wanted <= room else 0
+    if collective is not None:
+        num_blocks = collective.smallest(num_blocks)
+    if num_blocks < 1:
         problem = f"{max(room, 0) >> 20} MiB are left beside the weights and a step, which takes {peak >> 20} MiB"
         raise ConfigError("engine.kv_memory", f"{problem}; a block takes {one_block.nbytes / 2**20:.1f} MiB")
     slab = Slab(dataclasses.replace(one_block, num_blocks=num_blocks), driver)

@@ -6,7 +6,7 @@ before anyone on the host has seen them. On CPU the same code runs in Triton's i
 """
 
 import itertools
-from collections.abc import Sequence as Run
+from collections.abc import Callable, Sequence as Run
 from dataclasses import dataclass
 
 import torch
@@ -15,12 +15,16 @@ from torch import Tensor
 from baton_proto.sampling import SamplingParams
 from engine.attention import StepAttention
 from engine.batch import Batch, LayerDone, SampledToken, ScheduledSequence
+from engine.collective import Collective
 from engine.decode_graphs import LARGEST_GRAPH, DecodeGraphs
-from engine.kernels.sampling import partial_buffers, sample
+from engine.kernels.sampling import VocabularySplit, partial_buffer, sample
 from engine.models.llama import Llama
+from engine.rank_commands import DeviceStep
 from engine.sampler import Sampler
 from engine.sequence import Sequence
+from engine.shard import vocabulary_share
 from engine.step_inputs import StepBuffer, StepInputs, rows_of
+from engine.step_shape import StepShape
 from engine.triton_attention import TritonAttention
 
 _ON_THE_WAY = 3  # steps whose tokens may be unread: depth + 1, and one that failed
@@ -44,7 +48,10 @@ class CudaStep:
 
 
 class CudaRunner:
-    """Implements `engine.batch.Runner`. Owned by the engine thread."""
+    """Implements `engine.batch.Runner`. Owned by the engine thread.
+
+    With ranks, rank 0's is submitted to and tells the others, which `follow`: what it packed says all.
+    """
 
     depth = 1
 
@@ -57,8 +64,10 @@ class CudaRunner:
         buffer: StepBuffer,
         sampler: Sampler,
         max_rows: int,
+        collective: Collective | None = None,
     ) -> None:
         """`sampled`: int32, a place for each token that one step can sample; the model's `embed` reads it."""
+        self.tell: Callable[[DeviceStep], object] | None = None  # before a step runs here
         self.num_layers = model.config.num_layers
         self._model = model
         self._attention = attention
@@ -66,7 +75,13 @@ class CudaRunner:
         self._sampled = sampled
         self._buffer = buffer
         self._sampler = sampler
-        self._partial = partial_buffers(len(sampled), model.config.vocab_size, slab.device)
+        self._collective = collective
+        self._vocab_size = model.config.vocab_size
+        self._share = vocabulary_share(self._vocab_size, 1 if collective is None else collective.size)
+        self._split: VocabularySplit | None = None
+        if collective is not None:
+            self._split = VocabularySplit(model.vocabulary.start, self._share, self._vocab_size, collective.gather)
+        self._partial = partial_buffer(len(sampled), self._share, slab.device)
         self._rows: dict[Sequence, int] = {}  # where `sampled` holds the last step's tokens
         self._is_cuda = slab.device.type == "cuda"
         hosts = [torch.zeros(len(sampled), dtype=torch.int32, pin_memory=self._is_cuda) for _ in range(_ON_THE_WAY)]
@@ -115,7 +130,7 @@ class CudaRunner:
         """Records the CUDA graphs; until then, and on CPU, every step is launched kernel by kernel."""
         if self._is_cuda:
             self._warm_up()
-            shape = (min(self._max_rows, LARGEST_GRAPH), self._model.config.vocab_size)
+            shape = (min(self._max_rows, LARGEST_GRAPH), len(self._model.vocabulary))
             self._logits = torch.empty(shape, dtype=self._slab.dtype, device=self._slab.device)
             self._graphs = DecodeGraphs(self._max_rows, self._clear, self._run_padded)
 
@@ -125,17 +140,35 @@ class CudaRunner:
         if self._graphs is not None and not batch.prefill:
             size = self._graphs.size_for(len(batch.decode))
         shape = self._buffer.shape(batch) if size is None else self._buffer.decode_shape(size)
-        self._buffer.send(batch, shape, self._rows)
-        if size is None or self._graphs is None:
-            logits = self._run(self._buffer.view(shape), shape.tokens - shape.rows, layer_done)
-        else:
-            self._graphs.replay(size)
-            logits = self._logits[:size]
-            if layer_done is not None:
-                for layer in range(self.num_layers):
-                    layer_done(layer)
-        self._rows = rows_of(batch.items)
-        return self._read_back(logits, list(self._rows))
+        words = self._buffer.pack(batch, shape, self._rows)
+        rows = rows_of(batch.items)
+        drawn = [row for sequence, row in rows.items() if not self._sampler.is_plain(sequence)]
+        if self.tell is not None:
+            self.tell(DeviceStep(shape, size, drawn, words.numpy().data.cast("B")))
+        logits = self._execute(shape, size, words, layer_done)
+        self._rows = rows
+        sequences = list(rows)
+        known = self._draw(logits, drawn, [sequences[row] for row in drawn]) if drawn else {}
+        return self._read_back(len(rows), known)
+
+    @torch.inference_mode()
+    def follow(self, step: DeviceStep) -> None:
+        """Another rank's part of a step."""
+        logits = self._execute(step.shape, step.graph, self._buffer.take(step.words), None)
+        if step.drawn_rows:
+            self._draw(logits, step.drawn_rows, None)
+
+    def _execute(
+        self, shape: StepShape, graph: int | None, words: Tensor, layer_done: LayerDone | None
+    ) -> Tensor | None:
+        self._buffer.upload(words)
+        if graph is None or self._graphs is None:
+            return self._run(self._buffer.view(shape), shape.tokens - shape.rows, layer_done)
+        self._graphs.replay(graph)
+        if layer_done is not None:
+            for layer in range(self.num_layers):
+                layer_done(layer)
+        return self._logits[:graph]
 
     def _warm_up(self) -> None:
         """Prompts of each order of size: kernels that are loaded when they are first wanted stop the GPU. They leave
@@ -168,28 +201,39 @@ class CudaRunner:
         if num_prefill_tokens:  # decodes are sampled each, in order
             hidden = hidden.index_select(0, inputs.sample_rows)
         logits = self._model.logits(hidden, logits_out)
-        sample(logits, inputs.temperatures, inputs.seeds, inputs.output_positions, self._partial, self._sampled)
+        sample(
+            logits,
+            inputs.temperatures,
+            inputs.seeds,
+            inputs.output_positions,
+            self._partial,
+            self._sampled,
+            self._split,
+        )
         return logits
 
-    def _read_back(self, logits: Tensor | None, sequences: list[Sequence]) -> CudaStep:
-        known: dict[int, SampledToken] = {}
-        if logits is not None:
-            known = self._sample_on_host(logits, sequences)
-        host = next(self._hosts)[: len(sequences)]
-        host.copy_(self._sampled[: len(sequences)], non_blocking=True)
+    def _read_back(self, count: int, known: dict[int, SampledToken]) -> CudaStep:
+        host = next(self._hosts)[:count]
+        host.copy_(self._sampled[:count], non_blocking=True)
         copied = None
         if self._is_cuda:
             copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             copied.record()
         return CudaStep(host, copied, known)
 
-    def _sample_on_host(self, logits: Tensor, sequences: list[Sequence]) -> dict[int, SampledToken]:
-        """Rows whose sampling the kernel does not know: they wait for the device, the batch with them."""
-        rows = [row for row, sequence in enumerate(sequences) if not self._sampler.is_plain(sequence)]
-        if not rows:
-            return {}
+    def _draw(
+        self, logits: Tensor | None, rows: list[int], sequences: list[Sequence] | None
+    ) -> dict[int, SampledToken]:
+        """Rows whose sampling the kernel does not know: they wait for the device, the batch with them. `sequences`
+        None: rank 0 draws, and we learn what."""
+        assert logits is not None, "what is drawn is sampled"
         at = torch.tensor(rows, device=logits.device)
-        tokens = self._sampler.sample(logits[at], [sequences[row] for row in rows])
-        ids = torch.tensor([token.token_id for token in tokens], dtype=torch.int32, device=logits.device)
+        chosen = logits[at]
+        if self._collective is not None:
+            chosen = self._collective.gather_columns(chosen, self._share, self._vocab_size)
+        tokens = [] if sequences is None else self._sampler.sample(chosen, sequences)
+        ids = torch.tensor([token.token_id for token in tokens] or rows, dtype=torch.int32, device=logits.device)
+        if self._collective is not None:
+            self._collective.broadcast(ids)
         self._sampled[at] = ids
-        return dict(zip(rows, tokens, strict=True))
+        return dict(zip(rows, tokens, strict=False))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from baton.errors import InvalidRequestError
+from baton.errors import InvalidRequestError, RankLostError
 from baton_proto.discovery import WorkerLoad
 from baton_proto.kv_events import KvEvent
 from baton_proto.sampling import TokenLogprobs
@@ -136,7 +136,8 @@ class Engine:
     # --- a step -------------------------------------------------------------------------------------------------------
 
     def step(self) -> StepOutput:
-        """Raises nothing that a model, a batch or a request can cause: a failing batch ends with finish "error"."""
+        """Raises nothing that a model, a batch or a request can cause: a failing batch ends with finish "error". Raises
+        RankLostError when no step can be computed here any more."""
         batch = self._schedule()
         is_under_way = self._submit(batch)
         outputs, num_landed = self._collect(self.runner.depth if is_under_way else 0)
@@ -157,6 +158,8 @@ class Engine:
         step: StepOnItsWay | Exception
         try:
             step = self.runner.submit(batch, None if hook is None else lambda layer: hook(batch, layer))
+        except RankLostError:
+            raise
         except Exception as error:
             step = error
         for item in batch.items:

@@ -1,40 +1,72 @@
 """A model on its device, ready to run: weights, KV slab and runner. Workers load one at start."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 
 from baton.config import EngineConfig, parse_bytes
 from engine.batch import Runner
+from engine.collective import Collective, own_shard
 from engine.model_files import ModelFiles
 from engine.model_runner import build_runner, dtype_name, is_auto, resolve_attention, resolve_device, slab_layout
-from engine.weights import Weights
+from engine.random_weights import RandomWeights
+from engine.weights import TensorSource, Weights
 from kvtransfer.memory_driver import memory_of
 from kvtransfer.slab import Slab
 
 
+class RankRunner(Runner, Protocol):
+    """A runner that is alone, or one of several ranks': see engine/tensor_parallel.py."""
+
+    tell: Callable[[Any], object] | None  # on rank 0: called with each step before it begins
+
+    def follow(self, step: Any) -> None:
+        """On the other ranks: takes part in a step that rank 0's `tell` was called with."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    runner: Runner
+    runner: RankRunner
     slab: Slab
 
+    def zero_tail(self, layer: int, block: int, used: int) -> None:
+        """Clears what lies behind `used` tokens of a block, so that no stale bytes are shipped."""
+        self.slab.tensor[layer, block, :, :, used:] = 0
 
-def load_model(files: ModelFiles, config: EngineConfig) -> LoadedModel:
-    """As `config` says. Raises ConfigError or ModelError."""
+    def close(self) -> None:
+        self.slab.close()
+
+
+def load_model(
+    files: ModelFiles, config: EngineConfig, collective: Collective | None = None, *, random_weights: bool = False
+) -> LoadedModel:
+    """As `config` says; with `collective` this rank's part of it. Raises ConfigError or ModelError.
+
+    random_weights: for measurements on a GPU; of `files` the folder is not read then.
+    """
     device = resolve_device(config)
     dtype = getattr(torch, dtype_name(files.config.dtype, config, device))
     attention = resolve_attention(config, files.config, device, dtype)
     if device.type == "cpu":
-        host_slab = Slab(slab_layout(files, config))
-        return LoadedModel(build_runner(files, config, host_slab.tensor), host_slab)
+        host_slab = Slab(slab_layout(files, config, collective))
+        return LoadedModel(build_runner(files, config, host_slab.tensor, collective), host_slab)
     if attention == "torch":
-        device_slab = Slab(slab_layout(files, config), memory_of(device))
-        return LoadedModel(build_runner(files, config, device_slab.tensor), device_slab)
+        device_slab = Slab(slab_layout(files, config, collective), memory_of(device))
+        return LoadedModel(build_runner(files, config, device_slab.tensor, collective), device_slab)
     from engine.cuda_build import build_on_gpu  # here: Triton is installed only where there is a GPU
 
+    shard = own_shard(files.config, collective)
+    weights: TensorSource
+    if random_weights:
+        weights = RandomWeights(shard, dtype, memory_of(device))
+    else:
+        weights = Weights(files.folder, dtype, memory_of(device), shard)
     gpu = build_on_gpu(
         files.config,
-        Weights(files.folder, dtype, memory_of(device)),
+        weights,
         files.eos_token_ids,
         dtype=str(dtype).removeprefix("torch."),
         block_size=config.block_size,
@@ -44,5 +76,6 @@ def load_model(files: ModelFiles, config: EngineConfig) -> LoadedModel:
         max_running=config.max_running,
         max_model_len=min(files.max_position, config.max_model_len or files.max_position),
         flash=attention == "flash",
+        collective=collective,
     )
     return LoadedModel(gpu.runner, gpu.slab)

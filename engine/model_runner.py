@@ -5,7 +5,7 @@ It alone decides what `auto` means for device, dtype and attention.
 
 import dataclasses
 import itertools
-from collections.abc import Sequence as Run
+from collections.abc import Callable, Sequence as Run
 from importlib.util import find_spec
 from typing import Literal
 
@@ -15,14 +15,18 @@ from torch import Tensor
 from baton.config import EngineConfig, parse_bytes
 from baton.errors import ConfigError
 from engine.attention import Span, StepAttention
-from engine.batch import Batch, LayerDone, Runner, ScheduledSequence, StepDone
+from engine.batch import Batch, LayerDone, ScheduledSequence, StepDone
+from engine.collective import Collective, own_shard
 from engine.model_config import ModelConfig
 from engine.model_files import ModelFiles
 from engine.models.llama import Llama
 from engine.models.registry import MODELS
-from engine.operations import TorchOperations
+from engine.operations import Operations, TorchOperations
+from engine.rank_commands import TorchStep
 from engine.rope import RotaryEmbedding
 from engine.sampler import Sampler
+from engine.shard import vocabulary_share
+from engine.sharded_operations import ShardedOperations
 from engine.torch_attention import TorchAttention
 from engine.weights import Weights
 from kvtransfer.layout import SlabLayout
@@ -33,53 +37,74 @@ _AUTO_KV_BYTES = 512 << 20  # where nothing is measured: on a CPU it is taken wh
 
 
 class ModelRunner:
-    """Implements `engine.batch.Runner` in plain torch, one step after the other. Owned by the engine thread."""
+    """Implements `engine.batch.Runner` in plain torch, one step after the other. Owned by the engine thread.
+
+    With ranks, rank 0's is submitted to and tells the others, which `follow`.
+    """
 
     depth = 0
 
-    def __init__(self, model: Llama, attention: TorchAttention, slab: Tensor, sampler: Sampler) -> None:
+    def __init__(
+        self,
+        model: Llama,
+        attention: TorchAttention,
+        slab: Tensor,
+        sampler: Sampler,
+        collective: Collective | None = None,
+    ) -> None:
+        self.tell: Callable[[TorchStep], object] | None = None  # before a step runs here
         self.num_layers = model.config.num_layers
         self._model = model
         self._attention = attention
         self._slab = slab
         self._sampler = sampler
+        self._collective = collective
 
     @torch.inference_mode()
     def submit(self, batch: Batch, layer_done: LayerDone | None = None) -> StepDone:
         """Runs the batch to its end."""
-        hidden = self._forward(batch, layer_done)
-        sampled = [item.sequence for item in batch.items if item.sample]
-        if not sampled:
-            return StepDone([])
-        logits = self._model.logits(hidden[self._sample_rows(batch)])
-        return StepDone(self._sampler.sample(logits, sampled))
-
-    def _forward(self, batch: Batch, layer_done: LayerDone | None) -> Tensor:
         token_ids = itertools.chain.from_iterable(
             item.sequence.token_ids[item.start : item.end] for item in batch.items
         )
+        step = TorchStep(list(token_ids), _spans(batch.prefill), _spans(batch.decode), _sample_rows(batch))
+        if self.tell is not None:
+            self.tell(step)
+        logits = self._run(step, layer_done)
+        if logits is None:
+            return StepDone([])
+        return StepDone(self._sampler.sample(logits, [item.sequence for item in batch.items if item.sample]))
+
+    @torch.inference_mode()
+    def follow(self, step: TorchStep) -> None:
+        """Another rank's part of a step."""
+        self._run(step, None)
+
+    def _run(self, step: TorchStep, layer_done: LayerDone | None) -> Tensor | None:
+        """Logits of the rows that are sampled, if there are any."""
         attend = StepAttention(
             backend=self._attention,
-            metadata=self._attention.prepare(_spans(batch.prefill), _spans(batch.decode)),
+            metadata=self._attention.prepare(step.prefill, step.decode),
             slab=self._slab,
-            num_prefill_tokens=batch.num_tokens - len(batch.decode),
+            num_prefill_tokens=len(step.token_ids) - len(step.decode),
             layer_done=layer_done,
         )
-        return self._model.forward(self._tensor(list(token_ids)), attend)
-
-    def _sample_rows(self, batch: Batch) -> Tensor:
-        """Rows of the last token of each item that is sampled."""
-        ends = itertools.accumulate(item.num_tokens for item in batch.items)
-        return self._tensor([end - 1 for item, end in zip(batch.items, ends, strict=True) if item.sample])
+        hidden = self._model.forward(self._tensor(step.token_ids), attend)
+        if not step.sample_rows:
+            return None
+        logits = self._model.logits(hidden[self._tensor(step.sample_rows)])
+        if self._collective is None:
+            return logits
+        vocab_size = self._model.config.vocab_size
+        return self._collective.gather_columns(logits, vocabulary_share(vocab_size, self._collective.size), vocab_size)
 
     def _tensor(self, values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._slab.device)
 
 
-def slab_layout(files: ModelFiles, config: EngineConfig) -> SlabLayout:
-    """The KV slab that `engine.kv_memory` has room for, where memory is not measured. Raises ConfigError when that is
-    not one block."""
-    model = files.config
+def slab_layout(files: ModelFiles, config: EngineConfig, collective: Collective | None = None) -> SlabLayout:
+    """The KV slab of this rank that `engine.kv_memory` has room for, where memory is not measured. Raises ConfigError
+    when that is not one block."""
+    model = own_shard(files.config, collective).config
     device = resolve_device(config)
     one_block = SlabLayout(
         num_layers=model.num_layers,
@@ -96,7 +121,9 @@ def slab_layout(files: ModelFiles, config: EngineConfig) -> SlabLayout:
     return dataclasses.replace(one_block, num_blocks=memory // one_block.nbytes)
 
 
-def build_runner(files: ModelFiles, config: EngineConfig, slab: Tensor) -> Runner:
+def build_runner(
+    files: ModelFiles, config: EngineConfig, slab: Tensor, collective: Collective | None = None
+) -> ModelRunner:
     """Loads the model onto the slab's device, in the slab's dtype, for attention in plain torch. Raises ModelError.
 
     `config.threads` above 0 sets torch's CPU threads for the whole process.
@@ -104,12 +131,17 @@ def build_runner(files: ModelFiles, config: EngineConfig, slab: Tensor) -> Runne
     if config.threads:
         torch.set_num_threads(config.threads)
     _, num_blocks, num_kv_heads, _, block_size, head_dim = slab.shape
-    weights = Weights(files.folder, slab.dtype, None if slab.device.type == "cpu" else memory_of(slab.device))
+    shard = own_shard(files.config, collective)
+    driver = None if slab.device.type == "cpu" else memory_of(slab.device)
+    weights = Weights(files.folder, slab.dtype, driver, shard)
     name = str(slab.dtype).removeprefix("torch.")
     layout = SlabLayout(files.config.num_layers, num_blocks, num_kv_heads, block_size, head_dim, name)
-    model = MODELS[files.config.architecture](files.config, weights, TorchOperations())
+    operations: Operations = TorchOperations()
+    if collective is not None:
+        operations = ShardedOperations(operations, collective)
+    model = MODELS[files.config.architecture](shard.config, weights, operations, shard.vocabulary)
     backend = TorchAttention(layout, RotaryEmbedding(files.config, slab.device), slab.dtype, slab.device)
-    return ModelRunner(model, backend, slab, Sampler(files.eos_token_ids))
+    return ModelRunner(model, backend, slab, Sampler(files.eos_token_ids), collective)
 
 
 def resolve_attention(
@@ -146,3 +178,9 @@ def dtype_name(published: str, config: EngineConfig, device: torch.device) -> st
 
 def _spans(items: Run[ScheduledSequence]) -> list[Span]:
     return [Span(item.start, item.end, item.sequence.block_table) for item in items]
+
+
+def _sample_rows(batch: Batch) -> list[int]:
+    """Rows of the last token of each item that is sampled."""
+    ends = itertools.accumulate(item.num_tokens for item in batch.items)
+    return [end - 1 for item, end in zip(batch.items, ends, strict=True) if item.sample]

@@ -16,6 +16,10 @@ class Operations(Protocol):
         """[num_tokens] -> [num_tokens, hidden], memory of its own."""
         ...
 
+    def linear(self, x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
+        """x @ weight.T, in `out` if given."""
+        ...
+
     def norm_linear(
         self, hidden: Tensor, norm: Tensor, eps: float, weight: Tensor, out: Tensor | None = None
     ) -> Tensor:
@@ -34,6 +38,9 @@ class Operations(Protocol):
 class TorchOperations:
     def embed(self, token_ids: Tensor, table: Tensor) -> Tensor:
         return F.embedding(token_ids, table)
+
+    def linear(self, x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
+        return torch.mm(x, weight.t(), out=out)
 
     def norm_linear(
         self, hidden: Tensor, norm: Tensor, eps: float, weight: Tensor, out: Tensor | None = None

@@ -1,6 +1,7 @@
 """Weights made on the device, for measurements: no file is read.
 
-Norms are near one, projections keep the input's scale.
+Norms are near one, projections keep the input's scale. Ranks with the same seed make the same numbers, so what they all
+hold is the same; a shard is not one of a whole.
 """
 
 from collections.abc import Iterable
@@ -8,9 +9,9 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from engine.model_config import ModelConfig
 from engine.models.registry import MODELS
 from engine.operations import TorchOperations
+from engine.shard import Shard
 from kvtransfer.memory_driver import MemoryDriver
 from kvtransfer.memory_range import MemoryRange, padded_bytes
 
@@ -18,9 +19,9 @@ from kvtransfer.memory_range import MemoryRange, padded_bytes
 class RandomWeights:
     """Implements `engine.weights.TensorSource`."""
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, driver: MemoryDriver, seed: int = 0) -> None:
+    def __init__(self, shard: Shard, dtype: torch.dtype, driver: MemoryDriver, seed: int = 0) -> None:
         shapes = _Shapes(dtype)
-        MODELS[config.architecture](config, shapes, TorchOperations())
+        MODELS[shard.config.architecture](shard.config, shapes, TorchOperations(), shard.vocabulary)
         self.memory: MemoryRange | None = MemoryRange(driver, shapes.nbytes)
         self._range = self.memory
         self._dtype = dtype

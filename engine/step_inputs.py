@@ -18,52 +18,11 @@ from engine.batch import Batch, ScheduledSequence
 from engine.kernels.decode_attention import DecodePlan, num_programs, plan_pieces
 from engine.kernels.prefill_attention import PrefillPlan, plan_tiles
 from engine.sequence import PENDING, Sequence
+from engine.step_shape import StepShape
 
 _ALIGNMENT = 32  # words: kernels are compiled once, for pointers that are aligned to 16 bytes
 _HOST_BUFFERS = 3
 _SAMPLE_STEP = 8
-
-
-@dataclass(frozen=True, slots=True)
-class StepShape:
-    """How many of everything, padding included."""
-
-    tokens: int
-    rows: int  # decodes
-    programs: int  # of decode attention, under each KV head
-    pieces: int  # at most, of the decodes' contexts
-    chunks: int  # prompt chunks
-    tiles: int  # of their queries
-    samples: int
-    pages: int = 0  # columns of the chunks' page table, where the backend wants one
-    longest_chunk: int = 0  # tokens
-
-    def fields(self) -> dict[str, tuple[int, int]]:
-        """name -> (words, what fills the padding), in their order; block tables follow."""
-        return {
-            "token_ids": (self.tokens, 0),
-            "positions": (self.tokens, 0),
-            "slots": (self.tokens, -1),
-            "sample_rows": (self.samples, 0),
-            "temperatures": (self.samples, 0),
-            "output_positions": (self.samples, 0),
-            "seeds": (2 * self.samples, 0),
-            "program_first": (self.programs + 1 if self.rows else 0, 0),
-            "piece_row": (self.pieces, 0),
-            "piece_start": (self.pieces, 0),
-            "piece_end": (self.pieces, 0),
-            "first_piece": (self.rows, 0),
-            "num_pieces": (self.rows, 0),
-            "decode_table": (self.rows, 0),
-            "tile_chunk": (self.tiles, 0),
-            "tile_start": (self.tiles, 0),
-            "query_start": (self.chunks + 1 if self.chunks else 0, 0),
-            "context": (self.chunks, 0),
-            "length": (self.chunks, 0),
-            "end": (self.chunks, 0),
-            "prefill_table": (self.chunks, 0),
-            "page_table": (self.chunks * self.pages, 0),
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,8 +159,19 @@ class StepBuffer:
         layout = _layout(shape)
         self._device[: layout.tables].copy_(torch.from_numpy(layout.padding))
 
-    def send(self, batch: Batch, shape: StepShape, sampled_rows: Mapping[Sequence, int]) -> None:
-        """Copies the batch's indices to the device, in stream order, to where `view(shape)` sees them.
+    def upload(self, words: Tensor) -> None:
+        """Copies what `pack` or `take` returned to the device, in stream order, to where `view` sees it."""
+        self._device[: len(words)].copy_(words, non_blocking=True)
+
+    def take(self, words: memoryview) -> Tensor:
+        """What `pack` returned in another process, as bytes."""
+        host, own = next(self._hosts)
+        packed = np.frombuffer(words, dtype=np.int32)
+        own[: len(packed)] = packed
+        return host[: len(packed)]
+
+    def pack(self, batch: Batch, shape: StepShape, sampled_rows: Mapping[Sequence, int]) -> Tensor:
+        """The batch's indices as int32 words of a host buffer.
 
         sampled_rows: where the step before put the tokens that are `PENDING` now.
         """
@@ -260,8 +230,7 @@ class StepBuffer:
                     row[:used] = tables[first : first + used]
                 put("page_table", pages.ravel())
         words[tables_at : tables_at + len(tables)] = tables
-        end = tables_at + len(tables)
-        self._device[:end].copy_(host[:end], non_blocking=True)
+        return host[: tables_at + len(tables)]
 
     def _put_samples(
         self, put: Callable[[str, np.ndarray], None], items: list[ScheduledSequence], last_rows: np.ndarray

@@ -23,6 +23,9 @@ class TritonOperations:
     def embed(self, token_ids: Tensor, table: Tensor) -> Tensor:
         return embed(token_ids, self._sampled, table)
 
+    def linear(self, x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
+        return small_linear(x, weight, out=out) if is_small(x) else torch.mm(x, weight.t(), out=out)
+
     def norm_linear(
         self, hidden: Tensor, norm: Tensor, eps: float, weight: Tensor, out: Tensor | None = None
     ) -> Tensor:

@@ -4,6 +4,7 @@ All workers of a machine map the same files, so the weights are in memory once. 
 little-endian header length, a JSON header `name -> {dtype, shape, data_offsets}`, the data.
 """
 
+import dataclasses
 import itertools
 import json
 import math
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from baton.errors import ModelError
 from engine.model_files import weight_files
+from engine.shard import Part, Shard
 from kvtransfer.memory_driver import MemoryDriver
 from kvtransfer.memory_range import MemoryRange, padded_bytes
 
@@ -31,16 +33,29 @@ DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """Where a tensor lies: bytes [start, end) of `data`, a mapped file."""
+    """Where a tensor lies: bytes [start, end) of `data`, a mapped file. With `columns`, these of each row are taken."""
 
     data: Tensor  # uint8, one-dimensional
     dtype: torch.dtype
     shape: tuple[int, ...]
     start: int
     end: int
+    columns: range | None = None
 
     def follows(self, other: "_Entry") -> bool:
         return self.data is other.data and self.dtype == other.dtype and self.start == other.end
+
+    def cut(self, part: Part | None) -> "_Entry":
+        """What a rank holds of it."""
+        if part is None:
+            return self
+        held, shape = part.held, list(self.shape)
+        shape[part.dimension] = len(held)
+        if part.dimension:
+            return dataclasses.replace(self, shape=tuple(shape), columns=held)
+        row = (self.end - self.start) // self.shape[0]
+        start, end = self.start + held.start * row, self.start + held.stop * row
+        return dataclasses.replace(self, shape=tuple(shape), start=start, end=end)
 
 
 class TensorSource(Protocol):
@@ -56,11 +71,14 @@ class TensorSource(Protocol):
 
 
 class Weights:
-    """Each tensor is taken once; `finish` tells which were left over."""
+    """Each tensor is taken once, or what `shard` says of it; `finish` tells which were left over."""
 
-    def __init__(self, folder: Path, dtype: torch.dtype, driver: MemoryDriver | None = None) -> None:
+    def __init__(
+        self, folder: Path, dtype: torch.dtype, driver: MemoryDriver | None = None, shard: Shard | None = None
+    ) -> None:
         """`driver`: of the device whose memory they are copied to; None: the CPU computes on the mapped files
         themselves. Raises ModelError when a file is missing or malformed, UnavailableError when there is no room."""
+        self._shard = shard
         self._model = str(folder)
         self._dtype = dtype
         self._entries: dict[str, _Entry] = {}
@@ -70,7 +88,7 @@ class Weights:
         self._told_s = time.monotonic()
         self.memory: MemoryRange | None = None
         if driver is not None:
-            sizes = (math.prod(entry.shape) * dtype.itemsize for entry in self._entries.values())
+            sizes = (self._num_elements(name, entry) * dtype.itemsize for name, entry in self._entries.items())
             self.memory = MemoryRange(driver, sum(map(padded_bytes, sizes)))
 
     def take(self, name: str, *shape: int) -> Tensor:
@@ -89,9 +107,8 @@ class Weights:
             self._tell(fused.nbytes, self.memory.nbytes)
             return fused
         if all(entry.follows(before) for before, entry in itertools.pairwise(entries)):
-            return self._load(_Entry(first.data, first.dtype, (rows, *first.shape[1:]), first.start, last.end)).to(
-                self._dtype
-            )
+            whole = dataclasses.replace(first, shape=(rows, *first.shape[1:]), end=last.end)
+            return self._load(whole).to(self._dtype).contiguous()
         return torch.cat([self._load(entry).to(self._dtype) for entry in entries])
 
     def finish(self, ignored: Iterable[str] = ()) -> None:
@@ -108,9 +125,20 @@ class Weights:
         entry = self._entries.pop(name, None)
         if entry is None:
             raise ModelError(self._model, f"tensor {name} is missing")
+        part = self._part(name)
+        if part is not None:
+            shape = (*shape[: part.dimension], part.whole, *shape[part.dimension + 1 :])
         if entry.shape != shape:
             raise ModelError(self._model, f"tensor {name} has shape {list(entry.shape)}, expected {list(shape)}")
-        return entry
+        return entry.cut(part)
+
+    def _part(self, name: str) -> Part | None:
+        return None if self._shard is None else self._shard.part(name)
+
+    def _num_elements(self, name: str, entry: _Entry) -> int:
+        part = self._part(name)
+        elements = math.prod(entry.shape)
+        return elements if part is None else elements // part.whole * len(part.held)
 
     def _tell(self, nbytes: int, total: int) -> None:
         """Progress, now and then: what a folder of many GB takes on its way to a GPU."""
@@ -123,7 +151,10 @@ class Weights:
         data = entry.data[entry.start : entry.end]
         if data.storage_offset() % entry.dtype.itemsize:  # files of early writers are not aligned
             data = data.clone()
-        return data.view(entry.dtype).view(entry.shape)
+        tensor = data.view(entry.dtype)
+        if entry.columns is None:
+            return tensor.view(entry.shape)
+        return tensor.view(entry.shape[0], -1)[:, entry.columns.start : entry.columns.stop]
 
 
 def _map(path: Path) -> dict[str, _Entry]:

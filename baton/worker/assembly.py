@@ -13,6 +13,7 @@ import msgspec
 import structlog
 
 from baton.config import ServingConfig
+from baton.errors import ConfigError
 from baton.worker.engine_bridge import LoopFactory
 from engine.block_manager import BlockManager
 from engine.engine import Engine
@@ -41,11 +42,8 @@ class EngineAssembly:
     model: str  # name that clients use
     model_hash: str
     max_model_len: int  # prompt and output together
+    close: Callable[[], None]  # after the engine thread and the transfers have ended
     loop: LoopFactory = EngineLoop  # what steps the engine
-
-    def close(self) -> None:
-        """After the engine thread and the transfers have ended."""
-        self.slab.close()
 
 
 EngineFactory = Callable[[ServingConfig], EngineAssembly]
@@ -61,20 +59,26 @@ def build_engine(config: ServingConfig) -> EngineAssembly:
 
 def _model_engine(files: ModelFiles, config: ServingConfig) -> EngineAssembly:
     # Here, because torch takes seconds and a mock needs none of it.
-    from engine.loaded_model import load_model
+    from engine.loaded_model import LoadedModel, load_model
+    from engine.tensor_parallel import TensorParallelModel, load_tensor_parallel
 
-    loaded = load_model(files, msgspec.structs.replace(config.engine, threads=_threads(config)))
+    if config.workers.prefill and config.engine.tensor_parallel > 1:
+        problem = f"is {config.workers.prefill}, and KV blocks that ranks share cannot be shipped yet"
+        raise ConfigError("workers.prefill", f"{problem}: set it to 0 (--prefill 0), or engine.tensor_parallel to 1")
+    engine_config = msgspec.structs.replace(config.engine, threads=_threads(config))
+    load = load_model if config.engine.tensor_parallel == 1 else load_tensor_parallel
+    loaded: LoadedModel | TensorParallelModel = load(files, engine_config)
     slab = loaded.slab
-
-    def zero_tail(layer: int, block: int, used: int) -> None:
-        slab.tensor[layer, block, :, :, used:] = 0
-
     manager = BlockManager(slab.layout.num_blocks, slab.layout.block_size)
     engine = Engine(loaded.runner, manager, **_limits(files, config))
-    return _assembled(files, config, engine, slab, zero_tail, EngineLoop)
+    return _assembled(files, config, engine, slab, loaded.zero_tail, loaded.close, EngineLoop)
 
 
 def _mock_engine(files: ModelFiles, config: ServingConfig) -> EngineAssembly:
+    if config.engine.tensor_parallel > 1:
+        raise ConfigError(
+            "engine.tensor_parallel", "the mock model computes nothing that could be shared: leave it at 1"
+        )
     model, block_size = files.config, config.engine.block_size
     layout = SlabLayout(
         model.num_layers, config.mock.kv_blocks, model.num_kv_heads, block_size, model.head_dim, model.dtype
@@ -82,7 +86,8 @@ def _mock_engine(files: ModelFiles, config: ServingConfig) -> EngineAssembly:
     runner = MockRunner(config.mock, answer_vocabulary(files, config.mock), min(files.eos_token_ids))
     manager = BlockManager(layout.num_blocks, block_size)
     engine = Engine(runner, manager, **_limits(files, config), clock=runner.clock)
-    return _assembled(files, config, engine, Slab(layout), _nothing_to_zero, TimedLoop)
+    slab = Slab(layout)
+    return _assembled(files, config, engine, slab, _nothing_to_zero, slab.close, TimedLoop)
 
 
 def _nothing_to_zero(layer: int, block: int, used: int) -> None:
@@ -98,7 +103,13 @@ def _limits(files: ModelFiles, config: ServingConfig) -> dict[str, Any]:
 
 
 def _assembled(
-    files: ModelFiles, config: ServingConfig, engine: Engine, slab: Slab, zero_tail: ZeroTail, loop: LoopFactory
+    files: ModelFiles,
+    config: ServingConfig,
+    engine: Engine,
+    slab: Slab,
+    zero_tail: ZeroTail,
+    close: Callable[[], None],
+    loop: LoopFactory,
 ) -> EngineAssembly:
     layout = slab.layout
     pool_tokens = layout.num_blocks * layout.block_size
@@ -111,11 +122,12 @@ def _assembled(
         model=config.served_model_name or files.name,
         model_hash=files.model_hash,
         max_model_len=min(files.max_position, pool_tokens, config.engine.max_model_len or pool_tokens),
+        close=close,
         loop=loop,
     )
 
 
 def _threads(config: ServingConfig) -> int:
-    """Workers of one machine share its cores instead of fighting for them."""
-    workers = max(1, config.workers.prefill + config.workers.decode)
-    return config.engine.threads or max(1, len(os.sched_getaffinity(0)) // workers)
+    """Workers of one machine, and their ranks, share its cores instead of fighting for them."""
+    ranks = max(1, config.workers.prefill + config.workers.decode) * config.engine.tensor_parallel
+    return config.engine.threads or max(1, len(os.sched_getaffinity(0)) // ranks)

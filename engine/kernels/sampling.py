@@ -3,6 +3,9 @@
 The noise is that of engine/philox.py, so a token does not depend on which of the two samplers drew it.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -16,27 +19,45 @@ from engine.philox import uniform_rows
 _CHUNK = 4096  # tokens of the vocabulary per program
 
 
+@dataclass(frozen=True, slots=True)
+class VocabularySplit:
+    """Logits are those of a part of the vocabulary; other ranks have the others."""
+
+    first: int  # token of the logits' first column, a multiple of 4
+    share: int  # tokens of each rank, of which the last one may have fewer
+    vocab: int  # tokens in all
+    gather: Callable[[Tensor], Tensor]  # [n] -> [ranks, n], those of all ranks
+
+
 def sample(
-    logits: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor, partial: tuple[Tensor, Tensor], out: Tensor
+    logits: Tensor,
+    temperatures: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+    partial: Tensor,
+    out: Tensor,
+    split: VocabularySplit | None = None,
 ) -> None:
     """Writes one token id per row of `logits` [rows, vocab] to int32 `out` [rows or more].
 
     temperatures: float32 [rows], 0 is greedy. seeds: int32 [rows, 2], low and high word. positions: int32 [rows], the
-    output position of the token. partial: scratch of `partial_buffers`.
+    output position of the token. partial: scratch of `partial_buffer`. With `split` the best tokens of all ranks'
+    chunks are compared on each rank, so all write the same.
     """
-    rows, vocab = logits.shape
-    chunks = triton.cdiv(vocab, _CHUNK)
-    values, indices = partial
-    assert values.numel() >= rows * chunks
+    rows, here = logits.shape
+    chunks = triton.cdiv(here if split is None else split.share, _CHUNK)
+    assert partial.numel() >= 2 * rows * chunks
+    best = partial[: 2 * rows * chunks]
     overlap = dependent_launch(logits)
     _best_of_chunk[(rows, chunks)](
         logits,
         temperatures,
         seeds,
         positions,
-        values,
-        indices,
-        VOCAB=vocab,
+        best[: rows * chunks].view(torch.float32),
+        best[rows * chunks :],
+        0 if split is None else split.first,
+        VOCAB=here,
         CHUNK=_CHUNK,
         CHUNKS=chunks,
         FAST=logits.is_cuda,
@@ -44,25 +65,28 @@ def sample(
         num_warps=8,
         launch_pdl=overlap,
     )
+    ranks = 1
+    if split is not None:
+        best = split.gather(best)
+        ranks = len(best)
     _best_of_row[(rows,)](
-        values,
-        indices,
+        best.view(torch.float32),
+        best,
         out,
-        VOCAB=vocab,
+        rows * chunks,
+        VOCAB=here if split is None else split.vocab,
         CHUNKS=chunks,
-        PADDED=triton.next_power_of_2(chunks),
+        RANKS=ranks,
+        PADDED=triton.next_power_of_2(ranks * chunks),
         OVERLAP=overlap,
         num_warps=1,
         launch_pdl=overlap,
     )
 
 
-def partial_buffers(max_rows: int, vocab: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    size = max_rows * triton.cdiv(vocab, _CHUNK)
-    return (
-        torch.empty(size, dtype=torch.float32, device=device),
-        torch.empty(size, dtype=torch.int32, device=device),
-    )
+def partial_buffer(max_rows: int, vocab: int, device: torch.device) -> Tensor:
+    """For logits of so many columns here."""
+    return torch.empty(2 * max_rows * triton.cdiv(vocab, _CHUNK), dtype=torch.int32, device=device)
 
 
 def sample_reference(logits: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
@@ -82,6 +106,7 @@ def _best_of_chunk(
     positions,
     values,
     indices,
+    first,
     VOCAB: tl.constexpr,
     CHUNK: tl.constexpr,
     CHUNKS: tl.constexpr,
@@ -99,7 +124,7 @@ def _best_of_chunk(
     if temperature > 0:
         low = tl.load(seeds + row * 2).to(tl.uint32, bitcast=True).to(tl.uint64)
         high = tl.load(seeds + row * 2 + 1).to(tl.uint32, bitcast=True).to(tl.uint64)
-        groups = (chunk * (CHUNK // 4) + tl.arange(0, CHUNK // 4)).to(tl.uint32)
+        groups = (first // 4 + chunk * (CHUNK // 4) + tl.arange(0, CHUNK // 4)).to(tl.uint32)
         zero = groups * 0
         position = tl.load(positions + row).to(tl.uint32, bitcast=True) + zero
         w0, w1, w2, w3 = tl.philox(low | (high << 32), groups, position, zero, zero)
@@ -111,7 +136,7 @@ def _best_of_chunk(
         scores = scores * (1.0 / temperature) - _log(exponential, FAST)
     score, best = tl.max(scores, axis=0, return_indices=True)
     tl.store(values + row * CHUNKS + chunk, score)
-    tl.store(indices + row * CHUNKS + chunk, chunk * CHUNK + best)
+    tl.store(indices + row * CHUNKS + chunk, first + chunk * CHUNK + best)
 
 
 @triton.jit
@@ -127,14 +152,24 @@ def _log(x, FAST: tl.constexpr):
 @QuickLaunch
 @triton.jit
 def _best_of_row(
-    values, indices, out, VOCAB: tl.constexpr, CHUNKS: tl.constexpr, PADDED: tl.constexpr, OVERLAP: tl.constexpr
+    values,
+    indices,
+    out,
+    size,
+    VOCAB: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    RANKS: tl.constexpr,
+    PADDED: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
+    """Of each rank there are `size` values, [rows, CHUNKS], and behind them as many indices."""
     if OVERLAP:
         gdc_launch_dependents()
         gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     chunks = tl.arange(0, PADDED)
-    scores = tl.load(values + row * CHUNKS + chunks, mask=chunks < CHUNKS, other=float("-inf"))
-    chunk = tl.minimum(tl.argmax(scores, axis=0), CHUNKS - 1)
-    token = tl.load(indices + row * CHUNKS + chunk)
+    at = chunks // CHUNKS * (2 * size) + row * CHUNKS + chunks % CHUNKS
+    scores = tl.load(values + at, mask=chunks < RANKS * CHUNKS, other=float("-inf"))
+    best = tl.minimum(tl.argmax(scores, axis=0), RANKS * CHUNKS - 1)
+    token = tl.load(indices + size + best // CHUNKS * (2 * size) + row * CHUNKS + best % CHUNKS)
     tl.store(out + row, tl.minimum(token, VOCAB - 1))  # in range even for rows of NaN

@@ -56,18 +56,24 @@ class Llama:
 
     layer_type: ClassVar[type[LlamaLayer]] = LlamaLayer
 
-    def __init__(self, config: ModelConfig, weights: TensorSource, operations: Operations) -> None:
-        """Takes its tensors from `weights`. Raises ModelError when they do not fit."""
+    def __init__(
+        self, config: ModelConfig, weights: TensorSource, operations: Operations, vocabulary: range | None = None
+    ) -> None:
+        """Takes its tensors from `weights`. `vocabulary`: the tokens whose logits are computed here; None: all. Raises
+        ModelError when they do not fit."""
+        if vocabulary is None:
+            vocabulary = range(config.vocab_size)
         self.config = config
+        self.vocabulary = vocabulary
         self.operations = operations
         self.embeddings = weights.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
         self.layers = [self.layer_type(config, weights, operations, index) for index in range(config.num_layers)]
         self.norm = weights.take("model.norm.weight", config.hidden_size)
         if config.tie_word_embeddings:
-            self.head = self.embeddings
+            self.head = self.embeddings[vocabulary.start : vocabulary.stop]
             weights.finish(ignored=["lm_head.weight"])
         else:
-            self.head = weights.take("lm_head.weight", config.vocab_size, config.hidden_size)
+            self.head = weights.take("lm_head.weight", len(vocabulary), config.hidden_size)
             weights.finish()
 
     def forward(self, token_ids: Tensor, attend: Attend) -> Tensor:
@@ -78,5 +84,5 @@ class Llama:
         return hidden
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        """[rows, hidden] -> [rows, vocab], in `out` if there is one."""
+        """[rows, hidden] -> [rows, tokens of `vocabulary`], in `out` if there is one."""
         return self.operations.norm_linear(hidden, self.norm, self.config.rms_norm_eps, self.head, out)

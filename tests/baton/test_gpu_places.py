@@ -2,6 +2,9 @@
 
 from pathlib import Path
 
+import pytest
+
+from baton.errors import ConfigError
 from baton.gpu_places import GpuPlaces, visible_gpus
 
 
@@ -24,3 +27,15 @@ def test_the_named_gpus_come_before_what_the_driver_has(tmp_path: Path) -> None:
     assert visible_gpus({"CUDA_VISIBLE_DEVICES": "3, GPU-a"}, tmp_path) == ["3", "GPU-a"]
     assert visible_gpus({"CUDA_VISIBLE_DEVICES": ""}, tmp_path) == []
     assert visible_gpus({}, tmp_path / "nowhere") == []
+
+
+def test_a_worker_of_several_ranks_takes_as_many_gpus() -> None:
+    places = GpuPlaces(["0", "1", "2", "3", "4"], workers=3, per_worker=2)
+    assert [places.next()["CUDA_VISIBLE_DEVICES"] for _ in range(3)] == ["0,1", "2,3", "0,1"]
+    assert places.share == 2
+
+
+def test_a_worker_that_takes_more_gpus_than_there_are_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"engine\.tensor_parallel: a worker takes 4 GPUs, and 2 are here"):
+        GpuPlaces(["0", "1"], workers=1, per_worker=4)
+    assert GpuPlaces([], workers=1, per_worker=4).next() == {}

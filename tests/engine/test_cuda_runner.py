@@ -1,24 +1,21 @@
 """The GPU's runner against the plain torch one: the same engine, prompts and seeds; compiled on a GPU, in Triton's
 interpreter elsewhere."""
 
-import random
-
 import pytest
 import torch
 
 from baton.config import EngineConfig
 from baton_proto.sampling import SamplingParams
 from engine.batch import Runner
-from engine.block_manager import BlockManager
 from engine.cuda_build import build_cuda_runner
 from engine.engine import Engine
 from engine.kernels import small_linear
 from engine.model_files import ModelFiles, resolve_model
 from engine.model_runner import build_runner
-from engine.sequence import Sequence
 from engine.weights import Weights
 from kvtransfer.memory_driver import memory_of
-from tests.tiny_model import VOCAB_SIZE, write_tiny_model
+from tests.engine.engine_runs import run, sequences, small_engine
+from tests.tiny_model import write_tiny_model
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 NUM_BLOCKS, BLOCK_SIZE = 40, 16
@@ -61,39 +58,7 @@ def cuda_runner(files: ModelFiles) -> Runner:
 
 
 def engine(files: ModelFiles, runner: Runner, num_blocks: int = NUM_BLOCKS) -> Engine:
-    return Engine(
-        runner,
-        BlockManager(num_blocks, BLOCK_SIZE),
-        max_batch_tokens=MAX_BATCH_TOKENS,
-        max_running=MAX_RUNNING,
-        eos_token_ids=files.eos_token_ids,
-    )
-
-
-def sequences(params: list[SamplingParams], seed: int) -> list[Sequence]:
-    source = random.Random(seed)
-    shared = [source.randrange(3, VOCAB_SIZE) for _ in range(40)]
-    result = []
-    for index, sampling in enumerate(params):
-        own = [source.randrange(3, VOCAB_SIZE) for _ in range(source.randint(1, 50))]
-        prompt = shared + own if index % 2 else own
-        result.append(Sequence(f"r{index}", prompt, len(prompt), sampling))
-    return result
-
-
-def run(engine: Engine, work: list[Sequence]) -> dict[str, list[int]]:
-    """A new sequence arrives with every other step."""
-    arriving, outputs = list(work), {sequence.request_id: [] for sequence in work}
-    for step in range(400):
-        if arriving and step % 2 == 0:
-            engine.add(arriving.pop(0))
-        if not arriving and not engine.has_work:
-            return outputs
-        for output in engine.step().outputs:
-            assert output.error is None
-            outputs[output.sequence.request_id] += output.token_ids
-        assert engine.check_integrity() == []
-    raise AssertionError("the engine does not come to an end")
+    return small_engine(files, runner, num_blocks, MAX_BATCH_TOKENS, MAX_RUNNING)
 
 
 def both(files: ModelFiles, params: list[SamplingParams], seed: int, num_blocks: int = NUM_BLOCKS) -> None:

@@ -12,6 +12,7 @@ from benchmarks.shapes import SHAPES
 from engine.models.registry import MODELS
 from engine.operations import TorchOperations
 from engine.random_weights import RandomWeights
+from engine.shard import Shard
 from engine.weights import Weights
 from kvtransfer.memory_driver import HostMemory
 
@@ -136,7 +137,7 @@ def test_with_memory_of_their_own_the_weights_are_copied_into_it(tmp_path: Path,
 @pytest.mark.parametrize("tied", [True, False])
 def test_random_weights_take_as_much_memory_as_the_model_wants(tied: bool) -> None:
     small = replace(SHAPES["0.6b"], vocab_size=1000, hidden_size=256, num_layers=2, tie_word_embeddings=tied)
-    weights = RandomWeights(small, torch.float32, HostMemory())
+    weights = RandomWeights(Shard(small, 0, 1), torch.float32, HostMemory())
     model = MODELS[small.architecture](small, weights, TorchOperations())
     assert weights.memory is not None
     page = HostMemory.granularity

@@ -1,15 +1,18 @@
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
 
-from engine.kernels.sampling import partial_buffers, sample, sample_reference
+from engine.kernels.sampling import VocabularySplit, partial_buffer, sample, sample_reference
+from engine.shard import vocabulary_share
 from tests.engine.kernels.device import DEVICE, DTYPES, random
 
 
 def draw(logits: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
     rows, vocab = logits.shape
     out = torch.full((rows + 2,), -7, dtype=torch.int32, device=DEVICE)
-    sample(logits, temperatures, seeds, positions, partial_buffers(rows, vocab, DEVICE), out)
+    sample(logits, temperatures, seeds, positions, partial_buffer(rows, vocab, DEVICE), out)
     assert out[rows:].tolist() == [-7, -7]
     return out[:rows]
 
@@ -54,3 +57,30 @@ def test_rows_of_nan_still_give_a_token() -> None:
     logits = torch.full((1, 70), float("nan"), device=DEVICE)
     found = draw(logits, torch.zeros(1, device=DEVICE), int32([0, 0]).view(1, 2), int32([0]))
     assert 0 <= found.item() < 70
+
+
+@pytest.mark.parametrize(("vocab", "ranks"), [(515, 2), (10_001, 2), (10_001, 4)])
+def test_ranks_that_share_the_vocabulary_draw_what_one_draws(vocab: int, ranks: int) -> None:
+    rows = 6
+    logits = random(rows, vocab, scale=2.0)
+    logits[0, [3, vocab - 1]] = 100.0  # a tie: the first token wins
+    temperatures = torch.tensor([0.0, 0.0, 0.7, 1.0, 1.5, 0.7], device=DEVICE)
+    seeds, positions = torch.arange(2 * rows, device=DEVICE).int().view(rows, 2), int32([0, 1, 2, 3, 4, 5])
+    expected = draw(logits, temperatures, seeds, positions).tolist()
+    share = vocabulary_share(vocab, ranks)
+    told: list[Tensor] = []
+
+    def drawn_by(rank: int, gather: Callable[[Tensor], Tensor]) -> list[int]:
+        part = logits[:, rank * share : (rank + 1) * share].contiguous()
+        out = torch.zeros(rows, dtype=torch.int32, device=DEVICE)
+        split = VocabularySplit(rank * share, share, vocab, gather)
+        sample(part, temperatures, seeds, positions, partial_buffer(rows, share, DEVICE), out, split)
+        return out.tolist()
+
+    def tell(best: Tensor) -> Tensor:
+        told.append(best.clone())
+        return best.expand(ranks, -1).contiguous()
+
+    for rank in range(ranks):
+        drawn_by(rank, tell)
+    assert [drawn_by(rank, lambda best: torch.stack(told)) for rank in range(ranks)] == [expected] * ranks

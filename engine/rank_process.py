@@ -1,0 +1,74 @@
+"""`python -m engine.rank_process RANK DESCRIPTOR...`: a rank of a tensor-parallel worker other than the first.
+
+It knows neither sequences nor requests: rank 0 (`engine/ranks.py`) says what to do, command by command. A failure ends
+the process, and with it the worker.
+"""
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from baton.config import LoggingConfig
+from baton.errors import BatonError, ProtocolError
+from baton.logging import configure_logging
+from engine.collective import Collective
+from engine.command_channel import CommandReader, ReaderEnds
+from engine.loaded_model import LoadedModel, load_model
+from engine.model_files import ModelFiles
+from engine.model_runner import resolve_device
+from engine.rank_commands import DeviceStep, Load, Stop, TorchStep, ZeroTail, decode_command
+
+Build = Callable[[Load, int], LoadedModel]
+
+
+def main(build: Build | None = None) -> None:
+    """`build` puts another engine together than `load_part` does, in tests."""
+    rank, *descriptors = map(int, sys.argv[1:])
+    configure_logging(LoggingConfig(level="warning"), f"rank-{rank}")
+    try:
+        serve(rank, CommandReader(ReaderEnds(*descriptors)), build or load_part)
+    except BatonError as error:
+        print(f"rank {rank}: {error}", file=sys.stderr, flush=True)
+        os._exit(1)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)  # without the farewells of collectives, which would wait for each other
+
+
+def serve(rank: int, commands: CommandReader, build: Build) -> None:
+    """Until it is told to stop."""
+    load = decode_command(commands.receive())
+    if not isinstance(load, Load):
+        raise ProtocolError("rank 0", f"began with {type(load).__name__}")
+    part = build(load, rank)
+    commands.done()
+    while True:
+        match decode_command(commands.receive()):
+            case TorchStep() | DeviceStep() as step:
+                part.runner.follow(step)
+            case ZeroTail() as tail:
+                part.zero_tail(tail.layer, tail.block, tail.used)
+            case Stop():
+                return
+            case Load():
+                raise ProtocolError("rank 0", "loads a second time")
+        commands.done()
+
+
+def load_part(load: Load, rank: int) -> LoadedModel:
+    """Raises ConfigError or ModelError."""
+    files = ModelFiles(Path(load.folder or "."), "", load.model, load.eos_token_ids, "")
+    device = resolve_device(load.config)
+    if device.type == "cuda":
+        import torch
+
+        torch.cuda.set_device(rank)
+    collective = Collective(Path(load.meeting), rank, load.config.tensor_parallel, device)
+    return load_model(files, load.config, collective, random_weights=load.folder is None)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""The other ranks of a tensor-parallel worker as rank 0 has them: their processes, what they are told, and their end.
+
+They are children, die with us, and are of no use without each other: when one is lost, `on_lost` ends the worker.
+"""
+
+import os
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from baton.child_process import how_it_ended
+from baton.errors import RankLostError
+from baton.launch import launch_command
+from engine.collective import Collective
+from engine.command_channel import CommandWriter, ReaderEnds
+from engine.rank_commands import Command, Stop, encode_command
+
+STOP_TIMEOUT_S = 5.0
+HANG_LIMIT_S = 60.0  # for a command, once the model is loaded; kernels of a new shape may have to be compiled
+_CHECK_INTERVAL_S = 1.0
+_STDERR = 2
+
+
+class RankProcess:
+    """Implements `engine.command_channel.Peer`. Started from the main thread: with the thread, the child ends."""
+
+    def __init__(self, rank: int, module: str, ends: ReaderEnds) -> None:
+        self.rank = rank
+        self._process = subprocess.Popen(
+            [*launch_command(module), str(rank), *map(str, ends.all())],
+            stdin=subprocess.DEVNULL,
+            stdout=_STDERR,  # ours belongs to whoever waits for our readiness line
+            pass_fds=ends.all(),
+            process_group=0,  # Ctrl-C in a terminal is for us
+        )
+        self.pidfd = os.pidfd_open(self._process.pid)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def lost(self, problem: str | None = None) -> RankLostError:
+        if problem is None:
+            problem = how_it_ended(self._process.wait(STOP_TIMEOUT_S))
+        return RankLostError(self.rank, self.pid, problem)
+
+    def end(self, timeout_s: float) -> None:
+        """Waits for its end, or brings it about."""
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        os.close(self.pidfd)
+
+
+def end_process(error: RankLostError) -> None:
+    """At once: the engine's thread may wait for the lost rank where nothing can wake it. Whoever uses this worker sees
+    its streams break, and the other ranks die with it."""
+    print(f"error: {error}; this worker ends", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+class Ranks:
+    def __init__(
+        self, size: int, on_lost: Callable[[RankLostError], None] = end_process, module: str = "engine.rank_process"
+    ) -> None:
+        """Starts ranks 1 to size - 1. `on_lost` is called once, by another thread. `module` runs rank_process.main."""
+        self.collective: Collective | None = None  # ours, let go of in `close`
+        self._on_lost = on_lost
+        self._hang_limit_s = float("inf")  # a model may take long to load
+        self._folder = Path(tempfile.mkdtemp(prefix="baton-ranks-"))
+        self._closing = os.eventfd(0)
+        self._channel = CommandWriter(size - 1)
+        self._processes: list[RankProcess] = []
+        self._watcher: threading.Thread | None = None
+        try:
+            for rank in range(1, size):
+                self._processes.append(RankProcess(rank, module, self._channel.ends(rank - 1)))
+        except BaseException:
+            self.close(timeout_s=0)
+            raise
+        self._channel.attach(self._processes)
+        self._watcher = threading.Thread(target=self._watch, name="watch ranks", daemon=True)
+        self._watcher.start()
+
+    @property
+    def meeting(self) -> Path:
+        """Where the Collective meets."""
+        return self._folder / "meeting"
+
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid for process in self._processes]
+
+    def tell(self, command: Command) -> int:
+        """Returns its sequence number at once. Raises RankLostError."""
+        return self._channel.send(encode_command(command))
+
+    def wait_done(self, sequence: int, timeout_s: float) -> None:
+        """Raises RankLostError when a rank ends first, or takes longer."""
+        self._channel.wait_done(sequence, timeout_s)
+
+    def loaded(self) -> None:
+        """From now on a command that takes long counts as a hang."""
+        self._hang_limit_s = HANG_LIMIT_S
+
+    def dead(self, timeout_s: float = 1.0) -> RankLostError | None:
+        """A rank that has ended, or does within the time: its partners' sockets break a moment before."""
+        poll = select.poll()
+        for process in self._processes:
+            poll.register(process.pidfd, select.POLLIN)
+        ready = {descriptor for descriptor, _ in poll.poll(timeout_s * 1e3)}
+        return next((process.lost() for process in self._processes if process.pidfd in ready), None)
+
+    def close(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
+        """Ends them, by force those that take longer. Idempotent."""
+        if self._closing < 0:
+            return
+        os.eventfd_write(self._closing, 1)
+        if self._watcher is not None:
+            self._watcher.join()
+            try:
+                self._channel.send(encode_command(Stop()), timeout_s)
+            except RankLostError:
+                timeout_s = 0.0
+        deadline_s = time.monotonic() + timeout_s
+        for process in self._processes:
+            process.end(max(0.0, deadline_s - time.monotonic()))
+        if self.collective is not None:
+            self.collective.close()
+        self._channel.close()
+        os.close(self._closing)
+        self._closing = -1
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _watch(self) -> None:
+        poll = select.poll()
+        for descriptor in (self._closing, *(process.pidfd for process in self._processes)):
+            poll.register(descriptor, select.POLLIN)
+        checked, checked_s = 0, time.monotonic()  # a command, and since when it is due
+        while True:
+            ready = {descriptor for descriptor, _ in poll.poll(_CHECK_INTERVAL_S * 1e3)}
+            if self._closing in ready:
+                return
+            lost = next((process.lost() for process in self._processes if process.pidfd in ready), None)
+            behind = self._channel.behind(checked)
+            if not behind:
+                checked, checked_s = self._channel.sequence, time.monotonic()
+            elif time.monotonic() - checked_s > self._hang_limit_s:
+                lost = lost or self._processes[behind[0]].lost(f"has not answered for {self._hang_limit_s:.0f} s")
+            if lost is not None:
+                self._on_lost(lost)
+                return

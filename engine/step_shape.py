@@ -1,0 +1,48 @@
+"""How large everything in a step is: what decides where each of its indices lies in the buffer that goes to the GPU.
+
+A file of its own because ranks tell each other of it (engine/rank_commands.py) where there is neither GPU nor Triton.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """How many of everything, padding included."""
+
+    tokens: int
+    rows: int  # decodes
+    programs: int  # of decode attention, under each KV head
+    pieces: int  # at most, of the decodes' contexts
+    chunks: int  # prompt chunks
+    tiles: int  # of their queries
+    samples: int
+    pages: int = 0  # columns of the chunks' page table, where the backend wants one
+    longest_chunk: int = 0  # tokens
+
+    def fields(self) -> dict[str, tuple[int, int]]:
+        """name -> (words, what fills the padding), in their order; block tables follow."""
+        return {
+            "token_ids": (self.tokens, 0),
+            "positions": (self.tokens, 0),
+            "slots": (self.tokens, -1),
+            "sample_rows": (self.samples, 0),
+            "temperatures": (self.samples, 0),
+            "output_positions": (self.samples, 0),
+            "seeds": (2 * self.samples, 0),
+            "program_first": (self.programs + 1 if self.rows else 0, 0),
+            "piece_row": (self.pieces, 0),
+            "piece_start": (self.pieces, 0),
+            "piece_end": (self.pieces, 0),
+            "first_piece": (self.rows, 0),
+            "num_pieces": (self.rows, 0),
+            "decode_table": (self.rows, 0),
+            "tile_chunk": (self.tiles, 0),
+            "tile_start": (self.tiles, 0),
+            "query_start": (self.chunks + 1 if self.chunks else 0, 0),
+            "context": (self.chunks, 0),
+            "length": (self.chunks, 0),
+            "end": (self.chunks, 0),
+            "prefill_table": (self.chunks, 0),
+            "page_table": (self.chunks * self.pages, 0),
+        }

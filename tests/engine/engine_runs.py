@@ -1,0 +1,49 @@
+"""Whole runs of an engine, the same for every runner: what tests compare runners by."""
+
+import random
+
+from baton_proto.sampling import SamplingParams
+from engine.batch import Runner
+from engine.block_manager import BlockManager
+from engine.engine import Engine
+from engine.model_files import ModelFiles
+from engine.sequence import Sequence
+from tests.tiny_model import VOCAB_SIZE
+
+BLOCK_SIZE = 16
+
+
+def small_engine(files: ModelFiles, runner: Runner, num_blocks: int, max_batch_tokens: int, max_running: int) -> Engine:
+    return Engine(
+        runner,
+        BlockManager(num_blocks, BLOCK_SIZE),
+        max_batch_tokens=max_batch_tokens,
+        max_running=max_running,
+        eos_token_ids=files.eos_token_ids,
+    )
+
+
+def sequences(params: list[SamplingParams], seed: int) -> list[Sequence]:
+    source = random.Random(seed)
+    shared = [source.randrange(3, VOCAB_SIZE) for _ in range(40)]
+    result = []
+    for index, sampling in enumerate(params):
+        own = [source.randrange(3, VOCAB_SIZE) for _ in range(source.randint(1, 50))]
+        prompt = shared + own if index % 2 else own
+        result.append(Sequence(f"r{index}", prompt, len(prompt), sampling))
+    return result
+
+
+def run(engine: Engine, work: list[Sequence]) -> dict[str, list[int]]:
+    """Output tokens by request. A new sequence arrives with every other step."""
+    arriving, outputs = list(work), {sequence.request_id: [] for sequence in work}
+    for step in range(400):
+        if arriving and step % 2 == 0:
+            engine.add(arriving.pop(0))
+        if not arriving and not engine.has_work:
+            return outputs
+        for output in engine.step().outputs:
+            assert output.error is None
+            outputs[output.sequence.request_id] += output.token_ids
+        assert engine.check_integrity() == []
+    raise AssertionError("the engine does not come to an end")

@@ -1,0 +1,38 @@
+"""Sums over memory that processes share. On GPUs: tests/engine/test_tensor_parallel_gpu.py."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.kernels.peer_sum import flag_bytes
+
+ROOT = Path(__file__).parents[3]
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter runs where there is no GPU")
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_every_rank_gets_the_sum_whoever_is_ahead(ranks: int, tmp_path: Path) -> None:
+    segments = [tmp_path / str(rank) for rank in range(ranks)]
+    for segment in segments:
+        segment.write_bytes(bytes(flag_bytes(ranks) + 2 * 40 * 64 * 4))
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'proto'}", "TRITON_INTERPRET": "1"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.engine.kernels.summing_rank", str(rank), *map(str, segments)],
+            env=environment,
+            stderr=subprocess.PIPE,
+        )
+        for rank in range(ranks)
+    ]
+    try:
+        errors = [process.communicate(timeout=60)[1].decode() for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert [process.returncode for process in processes] == [0] * ranks, "\n".join(errors)

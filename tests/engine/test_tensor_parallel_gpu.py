@@ -1,0 +1,142 @@
+"""Ranks on GPUs of their own, over NCCL and over the peers' memory: the tokens of one GPU, and a lost rank's end."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from baton.config import EngineConfig
+from baton_proto.sampling import SamplingParams
+from engine.model_files import ModelFiles, resolve_model
+from engine.peer_sum import SWITCH
+from engine.shard import shard_of
+from tests.engine.engine_runs import run, sequences, small_engine
+from tests.tiny_model import write_tiny_model
+
+ROOT = Path(__file__).parents[2]
+NUM_BLOCKS = 40
+PARAMS = [
+    *(SamplingParams(max_tokens=20, seed=seed, temperature=0.0, ignore_eos=True) for seed in range(4)),
+    SamplingParams(max_tokens=20, seed=5, temperature=0.8, ignore_eos=True),
+    SamplingParams(max_tokens=20, seed=6, temperature=0.8, top_p=0.9, ignore_eos=True),
+]
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.timeout(240),
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two NVIDIA GPUs"),
+]
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen3", "two_kv_heads"])
+def files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
+    kv_heads = 2 if request.param == "two_kv_heads" else 8
+    folder = write_tiny_model(
+        tmp_path_factory.mktemp(request.param),
+        architecture="qwen3" if request.param == "qwen3" else "llama",
+        num_attention_heads=8,
+        num_key_value_heads=kv_heads,
+        tie_word_embeddings=request.param == "qwen3",
+    )
+    return resolve_model(str(folder))
+
+
+def config(size: int) -> EngineConfig:
+    return EngineConfig(
+        device="cuda",
+        dtype="float32",
+        attention="triton",
+        kv_memory="64MiB",
+        max_batch_tokens=64,
+        max_running=8,
+        max_model_len=512,
+        tensor_parallel=size,
+    )
+
+
+@pytest.fixture(scope="module")
+def expected(files: ModelFiles) -> tuple[dict[str, list[int]], torch.Tensor]:
+    """Answers and KV of one GPU."""
+    from engine.loaded_model import load_model
+
+    model = load_model(files, config(1))
+    answers = run(small_engine(files, model.runner, NUM_BLOCKS, 64, 8), sequences(PARAMS, seed=1))
+    slab = model.slab.tensor[:, 1:NUM_BLOCKS].cpu()  # the first one holds what warm-up left
+    model.close()
+    return answers, slab
+
+
+@pytest.mark.parametrize("sums", ["peers", "nccl"])
+@pytest.mark.parametrize("size", [2, 4])
+def test_tokens_and_kv_are_those_of_one_gpu(
+    files: ModelFiles,
+    expected: tuple[dict[str, list[int]], torch.Tensor],
+    size: int,
+    sums: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Greedy, drawn on the device and on the host; prompts launched, decodes replayed."""
+    from engine.tensor_parallel import load_tensor_parallel
+
+    if torch.cuda.device_count() < size:
+        pytest.skip(f"needs {size} GPUs")
+    if sums == "nccl":
+        monkeypatch.setenv(SWITCH, "0")
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'proto'}")
+    lost: list[Exception] = []
+    model = load_tensor_parallel(files, config(size), lost.append)
+    try:
+        operations: Any = model.own.runner._model.operations  # type: ignore[attr-defined]
+        assert (operations._few_rows is not None) == (sums == "peers"), "this machine's GPUs can read each other"
+        answers, whole = expected
+        assert run(small_engine(files, model.runner, NUM_BLOCKS, 64, 8), sequences(PARAMS, seed=1)) == answers
+        heads = shard_of(files.config, 0, size).kv_heads
+        own = model.slab.tensor[:, 1:NUM_BLOCKS].cpu()  # the first one holds what warm-up left
+        torch.testing.assert_close(own, whole[:, :, heads.start : heads.stop], rtol=1e-3, atol=1e-3)
+        assert not lost
+    finally:
+        model.close()
+
+
+KILLED = """
+import os, signal, sys, time
+from tests.engine.engine_runs import sequences, small_engine
+from tests.engine.test_tensor_parallel_gpu import PARAMS, config
+from engine.model_files import resolve_model
+from engine.tensor_parallel import load_tensor_parallel
+
+files = resolve_model(sys.argv[1])
+model = load_tensor_parallel(files, config(2))
+engine = small_engine(files, model.runner, 40, 64, 8)
+for sequence in sequences(PARAMS, seed=1):
+    engine.add(sequence)
+for _ in range(6):
+    engine.step()
+print("pid", model.ranks.pids[0], time.time(), flush=True)
+os.kill(model.ranks.pids[0], signal.SIGKILL)
+while True:
+    engine.step()
+"""
+
+
+def test_a_killed_rank_ends_the_process_even_while_the_gpu_waits_for_it(files: ModelFiles) -> None:
+    import time
+
+    process = subprocess.run(
+        [sys.executable, "-c", KILLED, str(files.folder)],
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'proto'}"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    ended_s = time.time()
+    _, pid, killed_s = process.stdout.split()
+    assert f"tensor-parallel rank 1 (pid {pid}) was ended by {signal.SIGKILL.name}" in process.stderr
+    assert process.returncode == 1
+    assert ended_s - float(killed_s) < 10, "the watcher needs no second; the driver takes its time to clean up"

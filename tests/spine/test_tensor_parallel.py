@@ -1,0 +1,60 @@
+"""A service whose worker is two processes: it answers like any other, and a lost rank is a lost worker."""
+
+import asyncio
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.service import Service, running_service
+from tests.spine.oracle import Oracle
+from tests.spine.prompts import ask, random_prompt
+from tests.spine.worker_view import until_idle, until_running
+
+TWO_RANKS: dict[str, Any] = {"engine": {"device": "cpu", "tensor_parallel": 2, "max_batch_tokens": 128}}
+
+
+def rank_pid(service: Service, worker_id: str) -> int:
+    (rank,) = psutil.Process(service.pid(worker_id)).children()
+    return rank.pid
+
+
+async def test_answers_are_those_of_transformers(tiny_model: Path) -> None:
+    oracle = Oracle(tiny_model)
+    prompts = [random_prompt(length, seed=length) for length in (1, 17, 64, 200)]
+    async with running_service(tiny_model, 0, 1, TWO_RANKS) as service:
+        answers = await asyncio.gather(*(ask(service.client, prompt, 16) for prompt in prompts))
+        again = await ask(service.client, prompts[-1], 16)
+        await until_idle(service)
+    for prompt, answer in zip([*prompts, prompts[-1]], [*answers, again], strict=True):
+        assert answer.token_ids == oracle.greedy(prompt, 16)
+    assert again.usage.cached_tokens >= 192
+
+
+async def test_a_killed_rank_ends_its_worker_and_the_request_goes_on_elsewhere(tiny_model: Path) -> None:
+    oracle = Oracle(tiny_model)
+    prompts = [random_prompt(40, seed=seed) for seed in range(6)]
+    async with running_service(tiny_model, 0, 1, TWO_RANKS) as service:
+        (doomed,) = service.workers("decode")
+        pid = rank_pid(service, doomed)
+        await service.start_worker("decode")
+        running = [asyncio.create_task(ask(service.client, prompt, 200)) for prompt in prompts]
+        await until_running(service, doomed)
+        psutil.Process(pid).send_signal(signal.SIGKILL)
+        killed_s = time.monotonic()
+        exit_ = await asyncio.wait_for(service.supervisor.children[doomed].wait(), 5)
+        assert time.monotonic() - killed_s < 1.5
+        assert exit_.returncode == 1
+        assert f"tensor-parallel rank 1 (pid {pid}) was ended by SIGKILL" in exit_.log_tail
+        answers = await asyncio.gather(*running)
+    assert [answer.token_ids for answer in answers] == [oracle.greedy(prompt, 200) for prompt in prompts]
+    assert any(answer.served_by[0].attempts > 1 for answer in answers), "the rank was killed in mid-answer"
+
+
+async def test_several_ranks_beside_prefill_workers_are_refused(tiny_model: Path) -> None:
+    with pytest.raises(Exception, match=r"KV blocks that ranks share cannot be shipped yet"):
+        async with running_service(tiny_model, 1, 1, TWO_RANKS):
+            pass
