@@ -174,7 +174,10 @@ class Link:
             first = operation.first + begin
             checksums = b""
             if self._config.checksum:
-                checksums = block_checksums(self._slab.buffer, layout, operation.layer, source)
+                buffer = self._slab.buffer
+                checksums = b"".join(
+                    block_checksums(buffer, layout, operation.layer, source, part.heads) for part in dialled.parts
+                )
             message = wire.Blocks(state.grant.transfer_id, operation.layer, first, len(source), checksums)
             destination = granted[first : first + len(source)]
             if not dialled.writer.write(message, source, destination, lambda: state.stop is not None):

@@ -1,4 +1,4 @@
-"""What a transport is: one class that puts blocks into the peer's slab, and one that stands by where they land.
+"""What a transport is: one class that puts blocks into the peer's slabs, and one that stands by where they land.
 
 shm.py and tcp.py implement both; link.py (prefill side) and connection.py (decode side) use them without knowing which.
 """
@@ -9,11 +9,12 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from baton_proto.transfer import Blocks, Welcome
+from kvtransfer.head_plan import Part
 from kvtransfer.layout import SlabLayout
 
 STALL_TIMEOUT_S = 10.0  # a peer that takes or answers nothing for this long is given up
 MAX_PIECE_BYTES = 4 << 20  # blocks of one message; bounds how long a cancel waits on TCP
-MAX_PIECE_BLOCKS = 16384  # bounds the checksums of one message
+MAX_PIECE_BLOCKS = 8192  # bounds the checksums of one message: at most 8 parts of 8 bytes per block
 
 
 class BlockWriter(Protocol):
@@ -24,10 +25,10 @@ class BlockWriter(Protocol):
     def write(
         self, message: Blocks, source: Sequence[int], destination: Sequence[int], stopped: Callable[[], bool]
     ) -> bool:
-        """Puts our blocks `source` into the peer's `destination` and says so. False: stopped before it was said."""
+        """Puts what we send of our blocks `source` into the peer's `destination` and says so. False: stopped before."""
 
     def close(self) -> None:
-        """After it, nothing here can write the peer's slab."""
+        """After it, nothing here can write the peer's slabs."""
 
 
 class BlockIntake(Protocol):
@@ -35,14 +36,14 @@ class BlockIntake(Protocol):
 
     transport: str
 
-    def welcome(self, message: Welcome) -> None:
-        """Answers the peer's hello, with what it needs in order to write."""
+    def welcome(self, message: Welcome, parts: Sequence[Part]) -> None:
+        """Answers the peer's hello, with what it needs in order to write `parts`."""
 
     def await_message(self) -> None:
         """Returns when the connection has news. Raises OSError when the peer died without closing it."""
 
     def take(self, layer: int, blocks: Sequence[int]) -> None:
-        """Returns when the blocks that a message announced are in the slab."""
+        """Returns when what the peer sends of the blocks that it announced is in the slabs."""
 
     def await_silence(self, wake_fd: int) -> bool:
         """Called when the connection has ended. True: the peer is proven unable to write. False: `wake_fd` woke us."""

@@ -22,7 +22,7 @@ from kvtransfer.events import TransferEvent
 from kvtransfer.framing import Channel
 from kvtransfer.identity import SlabIdentity, hello
 from kvtransfer.layout import SlabLayout
-from kvtransfer.mapped import NUM_FDS
+from kvtransfer.mapped import MAX_FDS
 from kvtransfer.push import Push, PushResult
 from kvtransfer.receiver import Receiver
 from kvtransfer.sender import Sender
@@ -146,7 +146,7 @@ class RawPeer:
         self.grant = grant
         if greet:
             self.channel.send(hello(PREFILL_IDENTITY, grant))
-            answer, self.fds = self.channel.receive_with_fds(NUM_FDS if unix else 0)
+            answer, self.fds = self.channel.receive_with_fds(MAX_FDS if unix else 0)
             assert isinstance(answer, wire.Welcome)
 
     def begin(self) -> wire.ToPrefill | None:
