@@ -214,6 +214,22 @@ def test_a_rank_that_gives_up_before_it_began_fails_the_transfer(transport: str)
         assert kinds(decode, grant) == [Failed, Released]
 
 
+@both
+def test_a_rank_that_aborts_stops_the_others_and_is_told_nothing_itself(transport: str) -> None:
+    with ExitStack() as stack:
+        decode = stack.enter_context(decode_worker(transport))
+        grant = decode.receiver.reserve([1], 0)
+        first, second = (stack.enter_context(closing(raw_rank(grant, transport, rank, 2))) for rank in (0, 1))
+        for peer in (first, second):
+            assert peer.begin() == wire.Accept(grant.transfer_id)
+        first.channel.send(wire.Abort(grant.transfer_id, "the prompt was cancelled"))
+        drain(first)
+        assert second.channel.receive() == wire.Cancel(grant.transfer_id, "the prompt was cancelled")
+        assert kinds(decode, grant) == [Failed]
+        drain(second)
+        assert kinds(decode, grant) == [Failed, Released]
+
+
 def test_a_lost_rank_that_still_maps_the_slab_keeps_the_blocks_from_everybody() -> None:
     with ExitStack() as stack:
         decode = stack.enter_context(decode_worker("shm"))
