@@ -36,6 +36,7 @@ def paired_runs(
     """Runs that are contiguous in both slabs. A head has one shape in both; lists and ranges are of one length."""
     whole = len(source_heads) == source.num_kv_heads == destination.num_kv_heads
     nbytes = len(source_heads) * source.head_bytes
+    source_step, destination_step = source.block_bytes, destination.block_bytes
     source_base = source.offset(layer, 0, source_heads.start)
     destination_base = destination.offset(layer, 0, destination_heads.start)
     runs: list[Run] = []
@@ -50,8 +51,8 @@ def paired_runs(
             continue
         runs.append(
             Run(
-                source_base + source_blocks[begin] * source.block_bytes,
-                destination_base + destination_blocks[begin] * destination.block_bytes,
+                source_base + source_blocks[begin] * source_step,
+                destination_base + destination_blocks[begin] * destination_step,
                 (end - begin) * nbytes,
             )
         )
