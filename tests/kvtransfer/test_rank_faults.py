@@ -8,7 +8,7 @@ import pytest
 
 from baton_proto import transfer as wire
 from baton_proto.worker import Grant
-from kvtransfer import link
+from kvtransfer import connection, link
 from kvtransfer.checksum import block_checksums
 from kvtransfer.events import Committed, Failed, LayerArrived, Released
 from kvtransfer.head_plan import Shard
@@ -228,6 +228,19 @@ def test_a_rank_that_aborts_stops_the_others_and_is_told_nothing_itself(transpor
         assert kinds(decode, grant) == [Failed]
         drain(second)
         assert kinds(decode, grant) == [Failed, Released]
+
+
+def test_a_tcp_rank_that_does_not_stop_when_another_fails_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "STALL_TIMEOUT_S", 0.2)
+    with ExitStack() as stack:
+        decode = stack.enter_context(decode_worker("tcp"))
+        grant = decode.receiver.reserve([1], 0)
+        deaf, other = (stack.enter_context(closing(raw_rank(grant, "tcp", rank, 2))) for rank in (0, 1))
+        for peer in (deaf, other):
+            assert peer.begin() == wire.Accept(grant.transfer_id)
+        other.channel.send(wire.Abort(grant.transfer_id, "out of memory"))
+        decode.wait_for(Released, grant.transfer_id)
+        assert deaf.closed_by_peer()
 
 
 def test_a_lost_rank_that_still_maps_the_slab_keeps_the_blocks_from_everybody() -> None:

@@ -17,7 +17,7 @@ from tests.kvtransfer.reference import reference
 
 both = pytest.mark.parametrize("transport", ["shm", "tcp"])
 EVEN = [(senders, receivers, 8) for senders in (1, 2, 4) for receivers in (1, 2, 4)]
-UNEVEN = [(8, 2, 8), (1, 4, 2), (2, 4, 2), (4, 4, 2), (4, 2, 2), (4, 1, 2), (8, 4, 1)]
+UNEVEN = [(8, 2, 8), (1, 8, 8), (1, 4, 2), (2, 4, 2), (4, 4, 2), (4, 2, 2), (4, 1, 2), (8, 4, 1)]
 SOURCE = [30, 3, 4, 5, 17, 18, 39]
 GRANTED = [9, 20, 21, 22, 1, 2, 11]
 
