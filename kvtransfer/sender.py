@@ -1,8 +1,8 @@
 """The prefill side of KV transfers: one link per decode worker, made when a grant needs it.
 
 Owned by the prefill worker; each of its ranks has one, for its own slab. A transfer is a push of every rank: all are
-begun with the same grant, rank 0's commit carries the payload, and when one fails the others are aborted. The source
-blocks are free when all of them are done.
+begun with the same grant, rank 0's commit carries the payload, and when one fails the others are aborted. It went well
+when all of them did, and the source blocks are free when all of them are done.
 
 Nothing here waits: connecting, copying and sending happen in the links' threads.
 """
