@@ -1,19 +1,21 @@
-"""The decode side of one connection from a prefill worker: a thread that checks, receives, answers, and at the end
-waits until the peer is proven unable to write. Started by the receiver; books are kept in the ledger.
+"""The decode side of one connection from a rank of a prefill worker: a thread that checks, receives, answers, and in
+the end waits until the peer is proven unable to write. Started by the receiver; books are kept in the ledger.
 """
 
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import structlog
 
 from baton.config import TransferConfig
 from baton.errors import BatonError, HandshakeError, ProtocolError
 from baton_proto import transfer as wire
-from kvtransfer.checksum import block_checksums, mismatches
+from kvtransfer.adopted_slab import AdoptedSlab, RankSlab
+from kvtransfer.checksum import CHECKSUM_BYTES, block_checksums, mismatches
 from kvtransfer.framing import Channel
+from kvtransfer.head_plan import WHOLE, Part, Shard, parts
 from kvtransfer.host_window import HostWindow
 from kvtransfer.identity import SlabIdentity, check_hello
 from kvtransfer.ledger import Ledger, Notice
@@ -26,13 +28,14 @@ log = structlog.get_logger()
 
 
 class Connection:
-    """`number` is the writer's name in the ledger."""
+    """`number` is the writer's name in the ledger; `slab` is our rank 0's, `others` are those of the other ranks."""
 
     def __init__(
         self,
         sock: socket.socket,
         number: int,
         slab: Slab,
+        others: Sequence[AdoptedSlab],
         identity: SlabIdentity,
         config: TransferConfig,
         ledger: Ledger,
@@ -40,21 +43,23 @@ class Connection:
         self.number = number
         self.peer = f"prefill connection {number}"
         self._slab = slab
-        self._window = HostWindow(slab)
+        self._slabs: list[RankSlab] = [slab, *others]
         self._identity = identity
         self._config = config
         self._ledger = ledger
         self._generation = 0
+        self._shard = WHOLE  # of the prefill worker; this and what it sends is known after its hello
+        self._parts: tuple[Part, ...] = ()
         self._granted: dict[str, tuple[int, ...]] = {}  # begun here and not ended, quarantined included
         self._checked: set[str] = set()  # of those, the transfers that come with checksums
         self._drain_by_s: dict[str, float] = {}  # told to stop and not drained yet
         self._channel: Channel[wire.ToDecode] = Channel(sock, wire.to_decode_decoder, self.peer)
         self._intake: BlockIntake
         if sock.family == socket.AF_UNIX:
-            self._intake = MappedIntake(self._channel, slab)
+            self._intake = MappedIntake(self._channel, self._slabs)
         else:
             tune(sock)
-            self._intake = TcpIntake(self._channel, slab)
+            self._intake = TcpIntake(self._channel, self._slabs)
         self._thread = threading.Thread(target=self._run, name=f"kv-receive-{number}", daemon=True)
 
     def start(self, closing_fd: int, on_end: Callable[["Connection"], None]) -> None:
@@ -121,7 +126,9 @@ class Connection:
             raise ConnectionResetError("it was closed before a word was said")
         if not isinstance(hello, wire.Hello):
             raise ProtocolError(self.peer, f"opened with {type(hello).__name__}, not Hello")
-        self.peer = self._channel.peer = f"prefill worker {hello.sender}"
+        self._shard = Shard(hello.rank, hello.size)
+        rank = f" rank {hello.rank}" if hello.size > 1 else ""
+        self.peer = self._channel.peer = f"prefill worker {hello.sender}{rank}"
         self._generation = self._slab.generation
         try:
             check_hello(hello, self._identity, self._generation)
@@ -130,7 +137,9 @@ class Connection:
             self._channel.send_now(wire.Refused(error.field, str(error.ours)[:limit], str(error.theirs)[:limit]))
             raise
         self._channel.sock.settimeout(None)
-        self._intake.welcome(wire.Welcome(wire.MAJOR, self._slab.layout.num_blocks))
+        size = self._identity.shard.size
+        self._parts = parts(self._shard, size, self._identity.layout.num_kv_heads)
+        self._intake.welcome(wire.Welcome(wire.MAJOR, self._slab.layout.num_blocks, size), self._parts)
 
     def _on_message(self, message: wire.ToDecode) -> None:
         match message:
@@ -157,12 +166,14 @@ class Connection:
 
     def _refusal(self, message: wire.Begin) -> str:
         """Why this transfer may not be written; empty when it may, and then it is ours."""
-        if self._slab.suspended or self._slab.generation != self._generation:
+        if any(slab.suspended for slab in self._slabs) or self._slab.generation != self._generation:
             return "the slab was suspended since the grant"
         if self._config.checksum and not message.checksum:
             return "checksums are required here"
         try:
-            granted = self._ledger.begin(message.transfer_id, self.number, message.num_blocks, time.monotonic())
+            granted = self._ledger.begin(
+                message.transfer_id, self.number, self._shard, message.num_blocks, time.monotonic()
+            )
         except ProtocolError as error:
             self._ledger.fail(message.transfer_id, str(error))
             return str(error)
@@ -186,20 +197,24 @@ class Connection:
         try:
             if message.transfer_id in self._checked:
                 self._verify(message, blocks)
-            self._ledger.arrived(message.transfer_id, layer, first, message.count)
+            self._ledger.arrived(message.transfer_id, self.number, layer, first, message.count)
         except ProtocolError as error:
             self._fail(message.transfer_id, str(error))
 
     def _verify(self, message: wire.Blocks, blocks: tuple[int, ...]) -> None:
         """Raises ProtocolError when a block is not what was sent."""
-        ours = block_checksums(self._window.read(message.layer, blocks), self._slab.layout.block_bytes)
-        if len(message.checksums) != len(ours):
+        size = len(blocks) * CHECKSUM_BYTES
+        if len(message.checksums) != len(self._parts) * size:
             raise ProtocolError(self.peer, f"sent {len(message.checksums)} bytes of checksums for {len(blocks)} blocks")
-        wrong = mismatches(ours, message.checksums)
-        if wrong:
-            raise ProtocolError(
-                self.peer, f"checksum of layer {message.layer}, granted block {message.first + wrong[0]} differs"
-            )
+        for index, part in enumerate(self._parts):
+            theirs = message.checksums[index * size : (index + 1) * size]
+            for target in part.targets:
+                window = HostWindow(self._slabs[target.rank], target.heads)
+                nbytes = len(target.heads) * self._slab.layout.head_bytes
+                ours = block_checksums(window.read(message.layer, blocks), nbytes)
+                if wrong := mismatches(ours, theirs):
+                    block = message.first + wrong[0]
+                    raise ProtocolError(self.peer, f"checksum of layer {message.layer}, granted block {block} differs")
 
     def _commit(self, message: wire.Commit) -> None:
         self._known(message.transfer_id)
@@ -217,18 +232,15 @@ class Connection:
     def _end(self, transfer_id: str, reason: str) -> None:
         """The peer has written its last byte, on our wish or its own, or will not write at all."""
         if transfer_id not in self._granted:
-            self._ledger.abandon(transfer_id, reason)
+            self._ledger.abandon(transfer_id, self._shard, reason)
             return
-        self._ledger.fail(transfer_id, reason)
-        self._ledger.drained(transfer_id, self.number)
+        self._ledger.writer_stopped(transfer_id, self.number, reason)
         self._forget(transfer_id)
 
     def _fail(self, transfer_id: str, reason: str) -> None:
-        notice = self._ledger.fail(transfer_id, reason)
-        if notice is not None:
+        if self._ledger.fail(transfer_id, reason):
             log.error("KV transfer failed", transfer_id=transfer_id, peer=self.peer, reason=reason)
             self._ledger.deliver()
-            self.tell(notice)
 
     def _known(self, transfer_id: str) -> tuple[int, ...]:
         granted = self._granted.get(transfer_id)

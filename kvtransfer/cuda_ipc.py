@@ -1,4 +1,4 @@
-"""CUDA memory of one host: a layer's blocks go over NVLink straight into the decode worker's slab, see mapped.py.
+"""CUDA memory of one host: a layer's blocks go over NVLink straight into the decode worker's slabs, see mapped.py.
 
 Writing is asynchronous: on a stream of its own it waits for the layer to be computed, and the blocks are announced when
 it has ended. So the engine never waits for the link, and the link's thread only when it is idle.
@@ -19,14 +19,25 @@ from baton_proto.transfer import Blocks, ToPrefill
 from engine.kernels.copy_blocks import copy_blocks
 from kvtransfer.cuda_memory import CudaMemory
 from kvtransfer.framing import Channel
+from kvtransfer.head_plan import Part
 from kvtransfer.layout import SlabLayout
-from kvtransfer.mapped import PeerSlab
+from kvtransfer.mapped import PeerSlabs
 from kvtransfer.plan import Run, paired_runs
 from kvtransfer.slab import Mark, Slab
 from kvtransfer.transport import MAX_PIECE_BLOCKS
 
 _WORD_BYTES = 8
 _LONG_RUN_BYTES = 512 << 10  # on average; a copy engine then moves 90 GB/s and more
+
+
+@dataclass(frozen=True, slots=True)
+class _Route:
+    """Which heads go to which of the decode worker's ranks; int64 [layers, blocks, words of the heads in a block]."""
+
+    source: Tensor
+    destination: Tensor
+    our_heads: range
+    their_heads: range
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +63,30 @@ class CudaIpcWriter:
     transport = "cuda_ipc"
     piece_blocks = MAX_PIECE_BLOCKS
 
-    def __init__(self, channel: Channel[ToPrefill], slab: Slab, peer_layout: SlabLayout, fds: list[int]) -> None:
+    def __init__(
+        self,
+        channel: Channel[ToPrefill],
+        slab: Slab,
+        peer_layout: SlabLayout,
+        parts: Sequence[Part],
+        fds: list[int],
+    ) -> None:
         """Takes the descriptors over. Raises ProtocolError when they are not what a welcome brings, UnavailableError
         when this GPU cannot reach the memory."""
         assert isinstance(slab.driver, CudaMemory)
         self._channel = channel
         self._driver, self._layout, self._peer_layout = slab.driver, slab.layout, peer_layout
-        self._peer = PeerSlab(slab.driver, fds, peer_layout.nbytes, channel.peer)
+        self._peer = PeerSlabs(slab.driver, fds, parts, peer_layout.nbytes, channel.peer)
         torch.cuda.set_device(self._driver.device)  # of this thread, and so is the stream: nobody else writes here
         self._stream = torch.cuda.Stream(self._driver.device, priority=-1)  # type: ignore[no-untyped-call]
         torch.cuda.set_stream(self._stream)
-        self._source = _words(slab.tensor.flatten().view(torch.uint8), slab.layout)
-        self._destination = _words(torch.as_tensor(self._peer.memory.array, device=self._driver.device), peer_layout)
+        ours = slab.tensor.flatten().view(torch.uint8)
+        targets = [(part.heads, target.heads) for part in parts for target in part.targets]
+        self._routes: list[_Route] = []
+        for (our_heads, their_heads), memory in zip(targets, self._peer.memories, strict=True):
+            theirs = torch.as_tensor(memory.array, device=self._driver.device)
+            source, destination = _words(ours, slab.layout, our_heads), _words(theirs, peer_layout, their_heads)
+            self._routes.append(_Route(source, destination, our_heads, their_heads))
         self._on_their_way: deque[_OnItsWay] = deque()
         self._way = _Way((), (), [], torch.empty(2, 0, dtype=torch.int32, device=self._driver.device))
         self._copy(self._way, 0)  # loads the kernel before somebody waits for it
@@ -100,7 +123,7 @@ class CudaIpcWriter:
     def close(self) -> None:
         self._stream.synchronize()
         self._on_their_way.clear()
-        del self._source, self._destination
+        self._routes.clear()
         self._peer.close()
 
     def _announce(self) -> None:
@@ -108,24 +131,34 @@ class CudaIpcWriter:
         self._on_their_way.popleft()
 
     def _way_of(self, source: Sequence[int], destination: Sequence[int]) -> _Way:
-        runs = paired_runs(self._layout, self._peer_layout, 0, source, destination)
-        if len(source) * self._layout.block_bytes >= len(runs) * _LONG_RUN_BYTES:
-            return _Way(source, destination, runs, None)
+        if len(self._routes) == 1:
+            heads = self._routes[0].our_heads, self._routes[0].their_heads
+            runs = paired_runs(self._layout, self._peer_layout, 0, source, destination, *heads)
+            if sum(run.nbytes for run in runs) >= len(runs) * _LONG_RUN_BYTES:
+                return _Way(source, destination, runs, None)
         table = torch.tensor([source, destination], dtype=torch.int32, pin_memory=True)
         return _Way(source, destination, [], table.to(self._driver.device, non_blocking=True))
 
     def _copy(self, way: _Way, layer: int) -> None:
         """Enqueues it on the thread's stream."""
         if way.table is not None:
-            copy_blocks(self._source[layer], self._destination[layer], way.table)
+            for route in self._routes:
+                copy_blocks(route.source[layer], route.destination[layer], way.table)
             return
-        ours = self._source.data_ptr() + layer * self._layout.layer_bytes
-        theirs = self._destination.data_ptr() + layer * self._peer_layout.layer_bytes
+        (route,) = self._routes
+        ours = self._base(route.source, route.our_heads, layer, self._layout)
+        theirs = self._base(route.destination, route.their_heads, layer, self._peer_layout)
         for run in way.runs:
             self._driver.copy(theirs + run.destination, ours + run.source, run.nbytes, self._stream.cuda_stream)
 
+    def _base(self, words: Tensor, heads: range, layer: int, layout: SlabLayout) -> int:
+        """Address from which the runs of layer 0 count in this layer."""
+        return words.data_ptr() - heads.start * layout.head_bytes + layer * layout.layer_bytes
 
-def _words(memory: Tensor, layout: SlabLayout) -> Tensor:
-    """uint8 [nbytes and more] -> int64 [layers, blocks, words of a block]"""
+
+def _words(memory: Tensor, layout: SlabLayout, heads: range) -> Tensor:
+    """uint8 [nbytes and more] -> int64 [layers, blocks, words of the heads in a block]"""
     words = memory[: layout.nbytes].view(torch.int64)
-    return words.view(layout.num_layers, layout.num_blocks, layout.block_bytes // _WORD_BYTES)
+    blocks = words.view(layout.num_layers, layout.num_blocks, layout.block_bytes // _WORD_BYTES)
+    head_words = layout.head_bytes // _WORD_BYTES
+    return blocks[:, :, heads.start * head_words : heads.stop * head_words]

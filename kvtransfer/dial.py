@@ -1,6 +1,8 @@
 """Opens the prefill side of a connection: picks the transport, shakes hands, returns what writes blocks."""
 
+import os
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import structlog
@@ -11,9 +13,10 @@ from baton.host import host_id
 from baton_proto import transfer as wire
 from baton_proto.worker import Grant
 from kvtransfer.framing import Channel
-from kvtransfer.identity import SlabIdentity, hello
+from kvtransfer.head_plan import Part, fits, parts
+from kvtransfer.identity import SlabIdentity, hello, rank_layout
 from kvtransfer.layout import SlabLayout
-from kvtransfer.mapped import NUM_FDS, TRANSPORTS
+from kvtransfer.mapped import MAX_FDS, TRANSPORTS
 from kvtransfer.shm import ShmWriter
 from kvtransfer.slab import Slab
 from kvtransfer.tcp import TcpWriter, tune
@@ -26,7 +29,8 @@ log = structlog.get_logger()
 class Dialled:
     channel: Channel[wire.ToPrefill]
     writer: BlockWriter
-    peer_layout: SlabLayout
+    peer_layout: SlabLayout  # of each of its slabs
+    parts: tuple[Part, ...]  # what we send
 
 
 def dial(slab: Slab, identity: SlabIdentity, config: TransferConfig, grant: Grant) -> Dialled:
@@ -81,26 +85,40 @@ def _greet(sock: socket.socket, slab: Slab, identity: SlabIdentity, grant: Grant
     shared = sock.family == socket.AF_UNIX
     try:
         channel.send(hello(identity, grant))
-        answer, fds = channel.receive_with_fds(NUM_FDS if shared else 0)
-        if isinstance(answer, wire.Refused):
-            raise HandshakeError(answer.field, ours=answer.theirs, theirs=answer.ours)
-        if not isinstance(answer, wire.Welcome):
-            raise ProtocolError(channel.peer, f"answered Hello with {type(answer).__name__}, not Welcome")
-        peer_layout = replace(identity.layout, num_blocks=answer.num_blocks)
-        writer = _mapped_writer(channel, slab, peer_layout, fds) if shared else TcpWriter(channel, slab)
+        answer, fds = channel.receive_with_fds(MAX_FDS if shared else 0)
+        try:
+            welcome = _checked(answer, channel.peer, identity.layout.num_kv_heads)
+        except BaseException:
+            for fd in fds:
+                os.close(fd)
+            raise
+        peer_layout = replace(rank_layout(identity.layout, welcome.size), num_blocks=welcome.num_blocks)
+        plan = parts(identity.shard, welcome.size, identity.layout.num_kv_heads)
+        writer = _mapped_writer(channel, slab, peer_layout, plan, fds) if shared else TcpWriter(channel, slab, plan)
         sock.settimeout(None)
         limit_sending(sock, STALL_TIMEOUT_S)
     except BaseException:
         channel.close()
         raise
-    return Dialled(channel, writer, peer_layout)
+    return Dialled(channel, writer, peer_layout, plan)
+
+
+def _checked(answer: wire.ToPrefill | None, peer: str, num_kv_heads: int) -> wire.Welcome:
+    """Raises HandshakeError when it is a refusal, ProtocolError when it is no answer to Hello."""
+    if isinstance(answer, wire.Refused):
+        raise HandshakeError(answer.field, ours=answer.theirs, theirs=answer.ours)
+    if not isinstance(answer, wire.Welcome):
+        raise ProtocolError(peer, f"answered Hello with {type(answer).__name__}, not Welcome")
+    if not fits(answer.size, num_kv_heads):
+        raise ProtocolError(peer, f"says it has {answer.size} ranks, for {num_kv_heads} KV heads")
+    return answer
 
 
 def _mapped_writer(
-    channel: Channel[wire.ToPrefill], slab: Slab, peer_layout: SlabLayout, fds: list[int]
+    channel: Channel[wire.ToPrefill], slab: Slab, peer_layout: SlabLayout, plan: Sequence[Part], fds: list[int]
 ) -> BlockWriter:
     if slab.driver.kind == "host":
-        return ShmWriter(channel, slab, peer_layout, fds)
+        return ShmWriter(channel, slab, peer_layout, plan, fds)
     from kvtransfer.cuda_ipc import CudaIpcWriter  # here, because Triton is installed only where there is a GPU
 
-    return CudaIpcWriter(channel, slab, peer_layout, fds)
+    return CudaIpcWriter(channel, slab, peer_layout, plan, fds)

@@ -5,16 +5,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LayerArrived:
-    """`blocks` more granted blocks of a layer are in the slab."""
+    """One sending rank's heads of `blocks` more granted blocks of a layer are in the slabs."""
 
     transfer_id: str
     layer: int
     blocks: int
+    rank: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """Every block of every layer is in the slab and the blocks belong to the owner's sequence. Ends the lease."""
+    """Every block of every layer is in every slab and the blocks belong to the owner's sequence. Ends the lease."""
 
     transfer_id: str
     payload: bytes

@@ -1,4 +1,4 @@
-"""Blocks of a slab as bytes that the CPU can send, receive and sum up.
+"""Some heads of blocks of a slab as bytes that the CPU can send, receive and sum up.
 
 They are the slab's own where it lies in host memory, else a pinned copy. Each thread that needs a window makes its own.
 """
@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from kvtransfer.adopted_slab import RankSlab
 from kvtransfer.plan import byte_ranges
-from kvtransfer.slab import Mark, Slab
+from kvtransfer.slab import Mark
 from kvtransfer.transport import piece_blocks
 
 if TYPE_CHECKING:
@@ -18,12 +19,13 @@ if TYPE_CHECKING:
 class HostWindow:
     """At most one piece (see transport.py) at a time; what a call returned is void with the next one."""
 
-    def __init__(self, slab: Slab) -> None:
+    def __init__(self, slab: RankSlab, heads: range) -> None:
         self._slab = slab
+        self._heads = heads
 
     @cached_property
     def _staged(self) -> "StagedBlocks | None":
-        return None if self._slab.driver.kind == "host" else StagedBlocks(self._slab)
+        return None if self._slab.driver.kind == "host" else StagedBlocks(self._slab, self._heads)
 
     def read(self, layer: int, blocks: Sequence[int], ready: Mark | None = None) -> list[memoryview]:
         """The blocks' bytes in the order of the list, as few pieces as can be. Waits until they are computed."""
@@ -44,26 +46,26 @@ class HostWindow:
 
     def _own(self, layer: int, blocks: Sequence[int]) -> list[memoryview]:
         buffer = self._slab.buffer
-        return [buffer[begin:end] for begin, end in byte_ranges(self._slab.layout, layer, blocks)]
+        return [buffer[begin:end] for begin, end in byte_ranges(self._slab.layout, layer, blocks, self._heads)]
 
 
 class StagedBlocks:
-    """Blocks of a slab on a device, copied through pinned memory on a stream of its own."""
+    """Some heads of blocks of a slab on a device, copied through pinned memory on a stream of its own."""
 
-    def __init__(self, slab: Slab) -> None:
+    def __init__(self, slab: RankSlab, heads: range) -> None:
         import torch  # here, because workers whose slab lies in host memory need none of it
 
         layout = slab.layout
-        self._tensor = slab.tensor.flatten(2)  # [layers, blocks, elements]
+        self._tensor = slab.tensor[:, :, heads.start : heads.stop]  # [layers, blocks, heads, 2, block_size, head_dim]
         self._is_cuda = self._tensor.is_cuda
-        shape = (min(piece_blocks(layout), layout.num_blocks), self._tensor.shape[2])
+        shape = (min(piece_blocks(layout), layout.num_blocks), *self._tensor.shape[2:])
         self._staging = torch.empty(shape, dtype=self._tensor.dtype, pin_memory=self._is_cuda)
         self._stream = torch.cuda.Stream(self._tensor.device) if self._is_cuda else None  # type: ignore[no-untyped-call]
 
     def bytes(self, count: int) -> memoryview:
         import torch
 
-        return self._staging[:count].view(torch.uint8).flatten().numpy().data
+        return self._staging[:count].flatten().view(torch.uint8).numpy().data
 
     def read(self, layer: int, blocks: Sequence[int], ready: Mark | None) -> memoryview:
         import torch

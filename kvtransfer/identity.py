@@ -1,10 +1,11 @@
 """Who owns a slab and what its bytes mean: what both ends of a connection compare before the first byte moves."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from baton.errors import HandshakeError
 from baton_proto import transfer as wire
 from baton_proto.worker import Grant
+from kvtransfer.head_plan import SIZES, WHOLE, Shard, fits, heads_per_rank, sending_ranks
 from kvtransfer.layout import SlabLayout
 
 
@@ -13,7 +14,18 @@ class SlabIdentity:
     worker_id: str
     incarnation: int
     model_hash: str
-    layout: SlabLayout
+    layout: SlabLayout  # of a slab that would hold all of the model's KV heads
+    shard: Shard = WHOLE  # the rank that says hello; of a receiver: rank 0, which speaks for all
+
+    @property
+    def slab_layout(self) -> SlabLayout:
+        """Of each rank's slab."""
+        return rank_layout(self.layout, self.shard.size)
+
+
+def rank_layout(layout: SlabLayout, size: int) -> SlabLayout:
+    """Of the slabs of `size` ranks, which together hold what `layout` describes."""
+    return replace(layout, num_kv_heads=heads_per_rank(size, layout.num_kv_heads))
 
 
 def hello(identity: SlabIdentity, grant: Grant) -> wire.Hello:
@@ -31,6 +43,8 @@ def hello(identity: SlabIdentity, grant: Grant) -> wire.Hello:
         num_kv_heads=layout.num_kv_heads,
         block_size=layout.block_size,
         head_dim=layout.head_dim,
+        rank=identity.shard.rank,
+        size=identity.shard.size,
     )
 
 
@@ -54,3 +68,9 @@ def check_hello(said: wire.Hello, identity: SlabIdentity, generation: int) -> No
     ):
         if ours != theirs:
             raise HandshakeError(field, ours, theirs)
+    if not fits(said.size, layout.num_kv_heads):
+        heads = layout.num_kv_heads
+        raise HandshakeError("size", f"one of {SIZES}, for {heads} KV heads a multiple or a divisor", said.size)
+    senders = sending_ranks(said.size, layout.num_kv_heads)
+    if said.rank not in senders:
+        raise HandshakeError("rank", f"one of {senders}", said.rank)

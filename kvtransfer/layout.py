@@ -25,9 +25,14 @@ class SlabLayout:
         return (self.num_layers, self.num_blocks, self.num_kv_heads, 2, self.block_size, self.head_dim)
 
     @property
+    def head_bytes(self) -> int:
+        """Bytes of one head, K and V, of one block in one layer."""
+        return 2 * self.block_size * self.head_dim * ITEM_BYTES[self.dtype]
+
+    @property
     def block_bytes(self) -> int:
         """Bytes of one block in one layer."""
-        return self.num_kv_heads * 2 * self.block_size * self.head_dim * ITEM_BYTES[self.dtype]
+        return self.num_kv_heads * self.head_bytes
 
     @property
     def layer_bytes(self) -> int:
@@ -37,6 +42,6 @@ class SlabLayout:
     def nbytes(self) -> int:
         return self.num_layers * self.layer_bytes
 
-    def offset(self, layer: int, block: int) -> int:
-        """First byte of a block in a layer."""
-        return layer * self.layer_bytes + block * self.block_bytes
+    def offset(self, layer: int, block: int, head: int = 0) -> int:
+        """First byte of a head of a block in a layer."""
+        return layer * self.layer_bytes + block * self.block_bytes + head * self.head_bytes

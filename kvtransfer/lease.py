@@ -1,24 +1,24 @@
-"""Which of the decode worker's blocks a peer may write, and until when. A pure state machine; ledger.py drives it.
+"""Which of the decode worker's blocks its peers may write, and until when. A pure state machine; ledger.py drives it.
 
-    FREE -> RESERVED -> RECEIVING -> READY          (committed: the blocks belong to a sequence)
+    FREE -> RESERVED -> RECEIVING -> READY          (every rank of the sender committed: the blocks are a sequence's)
               |            |
               v            v
-             FREE      QUARANTINE -> FREE           (the writer said DRAINED, or is proven unable to write)
+             FREE      QUARANTINE -> FREE           (every writer committed, said DRAINED or is proven unable to write)
 
-A lease that no writer has begun can be dropped at once, because a later BEGIN is refused. One that was begun never
-becomes free by the passing of time.
+A writer is one rank of the prefill worker, on a connection of its own. A lease that no writer has begun can be dropped
+at once, because a later BEGIN is refused. One that was begun never becomes free by the passing of time.
 """
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 class LeaseState(enum.Enum):
     RESERVED = "reserved"
     RECEIVING = "receiving"
     QUARANTINE = "quarantine"
-    READY = "ready"  # ended by a commit
+    READY = "ready"  # ended by the last commit
     FREE = "free"  # ended without one
 
 
@@ -30,11 +30,13 @@ class Lease:
     block_ids: tuple[int, ...]
     deadline_s: float
     state: LeaseState = LeaseState.RESERVED
-    writer: int | None = None  # the connection that began it
+    senders: tuple[int, ...] = ()  # the ranks that have to commit, as the first that began said
+    unbegun: set[int] = field(default_factory=set)  # those of them that have not begun
+    writers: dict[int, int] = field(default_factory=dict)  # connection -> rank, of those who may write now
 
 
 class LeaseTable:
-    """All leases of one slab. Times are of the caller's monotonic clock."""
+    """All leases of one slab. Times are of the caller's monotonic clock. `writer` is a connection."""
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
@@ -61,37 +63,52 @@ class LeaseTable:
         self._holder.update(dict.fromkeys(block_ids, transfer_id))
         return lease
 
-    def begin(self, transfer_id: str, writer: int, now_s: float) -> Lease | None:
-        """RESERVED -> RECEIVING. None: unknown, begun before, cancelled or out of time; the peer must not write."""
+    def begin(self, transfer_id: str, writer: int, rank: int, senders: tuple[int, ...], now_s: float) -> Lease | None:
+        """One of `senders` begins: RESERVED or RECEIVING -> RECEIVING.
+
+        None, and the peer must not write: unknown, failed, out of time, other senders, or its rank has begun before.
+        """
+        assert rank in senders
         lease = self._leases.get(transfer_id)
-        if lease is None or lease.state is not LeaseState.RESERVED or now_s >= lease.deadline_s:
+        if lease is None or lease.state is LeaseState.QUARANTINE or now_s >= lease.deadline_s:
             return None
-        lease.state, lease.writer = LeaseState.RECEIVING, writer
+        if lease.state is LeaseState.RESERVED:
+            lease.state, lease.senders, lease.unbegun = LeaseState.RECEIVING, senders, set(senders)
+        if lease.senders != senders or rank not in lease.unbegun:
+            return None
+        lease.unbegun.remove(rank)
+        lease.writers[writer] = rank
         return lease
 
     def commit(self, transfer_id: str, writer: int) -> Lease | None:
-        """RECEIVING -> READY, and the lease ends. None: it is quarantined, unknown or another writer's."""
+        """This writer has written all it had to. With the last one RECEIVING -> READY, and the lease ends.
+
+        None: it is quarantined, unknown, or not this writer's.
+        """
         lease = self._leases.get(transfer_id)
-        if lease is None or lease.state is not LeaseState.RECEIVING or lease.writer != writer:
+        if lease is None or lease.state is not LeaseState.RECEIVING or writer not in lease.writers:
             return None
-        return self._end(lease, LeaseState.READY)
+        del lease.writers[writer]
+        return lease if lease.writers or lease.unbegun else self._end(lease, LeaseState.READY)
 
     def fail(self, transfer_id: str) -> Lease | None:
-        """RESERVED -> FREE, RECEIVING -> QUARANTINE. None: unknown, or failed before."""
+        """RESERVED -> FREE, RECEIVING -> QUARANTINE, or FREE when nobody writes. None: unknown, or failed before."""
         lease = self._leases.get(transfer_id)
         if lease is None or lease.state is LeaseState.QUARANTINE:
             return None
-        if lease.state is LeaseState.RESERVED:
-            return self._end(lease, LeaseState.FREE)
         lease.state = LeaseState.QUARANTINE
-        return lease
+        return lease if lease.writers else self._end(lease, LeaseState.FREE)
 
     def drained(self, transfer_id: str, writer: int) -> Lease | None:
-        """QUARANTINE -> FREE: this writer cannot write any more. None: not quarantined, unknown or another writer's."""
+        """This writer cannot write any more; with the last one QUARANTINE -> FREE.
+
+        None: not quarantined, unknown, or not this writer's.
+        """
         lease = self._leases.get(transfer_id)
-        if lease is None or lease.state is not LeaseState.QUARANTINE or lease.writer != writer:
+        if lease is None or lease.state is not LeaseState.QUARANTINE or writer not in lease.writers:
             return None
-        return self._end(lease, LeaseState.FREE)
+        del lease.writers[writer]
+        return lease if lease.writers else self._end(lease, LeaseState.FREE)
 
     def expired(self, now_s: float) -> list[Lease]:
         """Leases past their deadline that have not failed yet; the caller fails each."""
@@ -101,18 +118,19 @@ class LeaseTable:
         return min((lease.deadline_s for lease in self._running()), default=None)
 
     def of_writer(self, writer: int) -> list[Lease]:
-        return [lease for lease in self._leases.values() if lease.writer == writer]
+        """Those that it may write."""
+        return [lease for lease in self._leases.values() if writer in lease.writers]
 
     def check_integrity(self) -> list[str]:
         """Sentences about what is wrong; empty when all is well."""
         held = {block: lease.transfer_id for lease in self._leases.values() for block in lease.block_ids}
         problems = [] if held == self._holder else ["leased blocks and the leases' block lists disagree"]
-        for lease in self._leases.values():
-            if lease.state in (LeaseState.READY, LeaseState.FREE):
-                problems.append(f"lease {lease.transfer_id} has ended and is still in the table")
-            if (lease.writer is None) != (lease.state is LeaseState.RESERVED):
-                problems.append(f"lease {lease.transfer_id} is {lease.state.value} with writer {lease.writer}")
-        return problems
+        return problems + [
+            f"lease {lease.transfer_id} is {lease.state.value} with writers {lease.writers}, "
+            f"of ranks {lease.senders} not begun: {lease.unbegun}"
+            for lease in self._leases.values()
+            if not _is_sound(lease)
+        ]
 
     def _running(self) -> list[Lease]:
         return [lease for lease in self._leases.values() if lease.state is not LeaseState.QUARANTINE]
@@ -123,3 +141,19 @@ class LeaseTable:
         for block in lease.block_ids:
             del self._holder[block]
         return lease
+
+
+def _is_sound(lease: Lease) -> bool:
+    """Of a lease in the table."""
+    ranks = list(lease.writers.values())
+    if len(set(ranks)) < len(ranks) or not {*ranks, *lease.unbegun} <= set(lease.senders) or lease.unbegun & {*ranks}:
+        return False
+    match lease.state:
+        case LeaseState.RESERVED:
+            return not lease.senders
+        case LeaseState.RECEIVING:
+            return bool(ranks or lease.unbegun)
+        case LeaseState.QUARANTINE:
+            return bool(ranks)
+        case _:
+            return False  # it has ended

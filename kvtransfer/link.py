@@ -38,7 +38,6 @@ class Link:
         on_closed: Callable[["Link"], None],
     ) -> None:
         self._slab = slab
-        self._window = HostWindow(slab)
         self._identity = identity
         self._config = config
         self._first = first
@@ -187,8 +186,13 @@ class Link:
             first = operation.first + begin
             checksums = b""
             if self._config.checksum:
-                pieces = self._window.read(operation.layer, source, operation.ready)
-                checksums = block_checksums(pieces, layout.block_bytes)
+                checksums = b"".join(
+                    block_checksums(
+                        HostWindow(self._slab, part.heads).read(operation.layer, source, operation.ready),
+                        len(part.heads) * layout.head_bytes,
+                    )
+                    for part in dialled.parts
+                )
             message = wire.Blocks(state.grant.transfer_id, operation.layer, first, len(source), checksums)
             destination = granted[first : first + len(source)]
             if not dialled.writer.write(message, source, destination, operation.ready, lambda: state.stop is not None):

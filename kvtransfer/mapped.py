@@ -1,9 +1,9 @@
-"""What the transports share in which the prefill worker maps the decode worker's slab: over host memory and over CUDA.
+"""What the transports share in which the prefill worker maps the decode worker's slabs: over host memory and over CUDA.
 
-With its welcome the decode worker sends two descriptors: the slab, and the write end of a pipe, the *token*. The peer
-holds the token exactly as long as its mapping: it closes it after unmapping, and the kernel, which takes a dying
-process's memory before its descriptors, closes it otherwise. A closed socket proves nothing here; a hung-up token or an
-exited process does.
+With its welcome the decode worker sends descriptors: those slabs of its ranks that the peer has to write, and the write
+end of a pipe, the *token*. The peer holds the token exactly as long as its mappings: it closes it after unmapping, and
+the kernel, which takes a dying process's memory before its descriptors, closes it otherwise. A closed socket proves
+nothing here; a hung-up token or an exited process does.
 """
 
 import os
@@ -14,44 +14,49 @@ from collections.abc import Sequence
 
 from baton.errors import ProtocolError
 from baton_proto.transfer import ToDecode, Welcome
+from kvtransfer.adopted_slab import RankSlab
 from kvtransfer.framing import Channel
+from kvtransfer.head_plan import SIZES, Part
 from kvtransfer.memory_driver import MemoryDriver
 from kvtransfer.memory_range import PeerRange
-from kvtransfer.slab import Slab
 
-NUM_FDS = 2  # slab, token
+MAX_FDS = SIZES[-1] + 1  # slabs, token
 TRANSPORTS = {"host": "shm", "cuda": "cuda_ipc"}  # by the kind of memory
 
 
-class PeerSlab:
-    """The decode worker's slab, mapped by the prefill worker."""
+class PeerSlabs:
+    """Slabs of the decode worker, mapped by the prefill worker: one for each target of `parts`, in their order."""
 
-    def __init__(self, driver: MemoryDriver, fds: list[int], nbytes: int, peer: str) -> None:
-        """Takes the descriptors over. Raises ProtocolError when they are not what a welcome brings."""
-        if len(fds) != NUM_FDS:
+    def __init__(self, driver: MemoryDriver, fds: list[int], parts: Sequence[Part], nbytes: int, peer: str) -> None:
+        """Takes the descriptors over; `nbytes`: of each slab. Raises ProtocolError when they are not what is due."""
+        expected = sum(len(part.targets) for part in parts) + 1
+        if len(fds) != expected:
             _close_all(fds)
-            raise ProtocolError(peer, f"sent {len(fds)} file descriptors with its welcome, not {NUM_FDS}")
-        slab_fd, self._token = fds
+            raise ProtocolError(peer, f"sent {len(fds)} file descriptors with its welcome, not {expected}")
+        *slab_fds, self._token = fds
+        self.memories: list[PeerRange] = []
         try:
-            self.memory = PeerRange(driver, slab_fd, nbytes, peer)
+            for fd in slab_fds:
+                self.memories.append(PeerRange(driver, fd, nbytes, peer))
         except BaseException:
-            os.close(self._token)
+            self.close()
             raise
         finally:
-            os.close(slab_fd)
+            _close_all(slab_fds)
 
     def close(self) -> None:
-        self.memory.close()
-        os.close(self._token)  # only now: it says that the mapping is gone
+        for memory in self.memories:
+            memory.close()
+        os.close(self._token)  # only now: it says that the mappings are gone
 
 
 class MappedIntake:
     """Implements `kvtransfer.transport.BlockIntake`: the blocks are in place before they are announced."""
 
-    def __init__(self, channel: Channel[ToDecode], slab: Slab) -> None:
-        self.transport = TRANSPORTS[slab.driver.kind]
+    def __init__(self, channel: Channel[ToDecode], slabs: Sequence[RankSlab]) -> None:
+        self.transport = TRANSPORTS[slabs[0].driver.kind]
         self._channel = channel
-        self._slab = slab
+        self._slabs = slabs
         self._token = -1
         self._pidfd = _pidfd_of_peer(channel.sock)
         self._news = select.poll()
@@ -59,9 +64,10 @@ class MappedIntake:
         if self._pidfd is not None:
             self._news.register(self._pidfd, select.POLLIN)
 
-    def welcome(self, message: Welcome) -> None:
-        fds = [self._slab.export()]
+    def welcome(self, message: Welcome, parts: Sequence[Part]) -> None:
+        fds: list[int] = []
         try:
+            fds.extend(self._slabs[target.rank].export() for part in parts for target in part.targets)
             self._token, peers_end = os.pipe2(os.O_CLOEXEC)
             fds.append(peers_end)
             self._channel.send_now(message, fds)

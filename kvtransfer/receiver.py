@@ -1,7 +1,7 @@
 """The decode side of KV transfers: hands out leases, listens for prefill workers, reports what arrives.
 
-Owned by the decode worker. Its threads: one per listening socket, one per connection, and the clerk, who watches the
-clock and tells peers to stop.
+Owned by the decode worker, one for all of its ranks. Its threads: one per listening socket, one per connection, and the
+clerk, who watches the clock.
 """
 
 import os
@@ -10,7 +10,6 @@ import socket
 import threading
 import time
 import uuid
-from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -21,8 +20,10 @@ from baton.errors import UnavailableError
 from baton.host import host_id
 from baton_proto.discovery import TransferEndpoint
 from baton_proto.worker import Grant
+from kvtransfer.adopted_slab import AdoptedSlab
 from kvtransfer.connection import Connection
 from kvtransfer.events import TransferEvent
+from kvtransfer.head_plan import fits
 from kvtransfer.identity import SlabIdentity
 from kvtransfer.ledger import Ledger, Notice
 from kvtransfer.slab import Slab
@@ -48,12 +49,17 @@ class Receiver:
         config: TransferConfig,
         host: str,
         on_event: Callable[[TransferEvent], None],
+        others: Sequence[AdoptedSlab] = (),
     ) -> None:
+        """`slab` is rank 0's, `others` are those of ranks 1, 2, ...; a block has the same id in all of them."""
         self._slab = slab
+        self._others = others
+        assert fits(identity.shard.size, identity.layout.num_kv_heads)
+        layouts = [slab.layout, *(other.layout for other in others)]
+        assert layouts == [identity.slab_layout] * identity.shard.size
         self._identity = identity
         self._config = config
-        self._ledger = Ledger(slab.layout, on_event)
-        self._notices: deque[Notice] = deque()
+        self._ledger = Ledger(identity.layout, on_event, self._tell)
         self._wake = threading.Event()
         self._lock = threading.Lock()  # guards the connections and the closed flag
         self._connections: dict[int, Connection] = {}
@@ -76,7 +82,7 @@ class Receiver:
         ttl_s = self._config.lease_ttl_s if ttl_s is None else ttl_s
         transfer_id = uuid.uuid4().hex  # unguessable: it is all that a writer has to show
         with self._lock:
-            if self._closed or self._slab.suspended:
+            if self._closed or self._slab.suspended or any(other.suspended for other in self._others):
                 raise UnavailableError("the KV receiver is closed" if self._closed else "the KV slab is suspended")
             self._ledger.reserve(transfer_id, block_ids, time.monotonic() + ttl_s)
         self._wake.set()
@@ -93,9 +99,7 @@ class Receiver:
 
     def cancel(self, transfer_id: str, reason: str) -> None:
         """Ends a lease that is not committed: Released follows, at once or when the peer has stopped. Idempotent."""
-        notice = self._ledger.cancel(transfer_id, reason)
-        if notice is not None:
-            self._notices.append(notice)
+        self._ledger.cancel(transfer_id, reason)
         self._wake.set()
 
     def lease_count(self) -> int:
@@ -171,7 +175,7 @@ class Receiver:
                 return
             self._num_accepted += 1
             number = self._num_accepted
-            connection = Connection(sock, number, self._slab, self._identity, self._config, self._ledger)
+            connection = Connection(sock, number, self._slab, self._others, self._identity, self._config, self._ledger)
             self._connections[number] = connection
             connection.start(self._closing_fd, self._forget)
 
@@ -179,28 +183,31 @@ class Receiver:
         with self._lock:
             self._connections.pop(connection.number, None)
 
+    def _tell(self, notice: Notice) -> None:
+        with self._lock:
+            connection = self._connections.get(notice.writer)
+        if connection is not None:  # else the end of its connection has said it all
+            connection.tell(notice)
+            self._wake.set()  # the clerk sees to it that it obeys
+
     def _keep_watch(self) -> None:
         """The clerk: whatever is due by the clock or by the owner's wish."""
         while True:
             self._wake.clear()
             last_round = self._last_round
-            self._notices.extend(self._ledger.expire(time.monotonic()))
+            self._ledger.expire(time.monotonic())
             self._ledger.deliver()
-            due_s = self._send_notices()
+            due_s = self._cut_off_the_deaf()
             if last_round:
                 return
             self._wake.wait(None if due_s is None else max(0.0, due_s - time.monotonic()))
 
-    def _send_notices(self) -> float | None:
-        """Tells peers to stop, cuts off those that did not. Returns when to look again."""
+    def _cut_off_the_deaf(self) -> float | None:
+        """Ends connections whose peers were told to stop and did not. Returns when to look again."""
         with self._lock:
-            connections = dict(self._connections)
-        while self._notices:
-            notice = self._notices.popleft()
-            if notice.writer in connections:  # else the end of its connection has said it all
-                connections[notice.writer].tell(notice)
+            connections = list(self._connections.values())
         due_s = [self._ledger.next_deadline_s()]
-        for connection in connections.values():
+        for connection in connections:
             drain_by_s = connection.drain_by_s()
             if drain_by_s is not None and drain_by_s <= time.monotonic():
                 log.error("a prefill worker does not drain; its connection is cut", peer=connection.peer)

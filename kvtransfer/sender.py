@@ -1,6 +1,10 @@
 """The prefill side of KV transfers: one link per decode worker, made when a grant needs it.
 
-Owned by the prefill worker. Nothing here waits: connecting, copying and sending happen in the links' threads.
+Owned by the prefill worker; each of its ranks has one, for its own slab. A transfer is a push of every rank: all are
+begun with the same grant, rank 0's commit carries the payload, and when one fails the others are aborted. It went well
+when all of them did, and the source blocks are free when all of them are done.
+
+Nothing here waits: connecting, copying and sending happen in the links' threads.
 """
 
 import threading
@@ -10,6 +14,7 @@ from baton.config import TransferConfig
 from baton.errors import UnavailableError
 from baton_proto.worker import Grant
 from kvtransfer.identity import SlabIdentity
+from kvtransfer.idle_pushes import IdlePushes
 from kvtransfer.link import Link
 from kvtransfer.push import Push, PushResult
 from kvtransfer.slab import Slab
@@ -20,15 +25,20 @@ Peer = tuple[str, int, int]  # worker id, incarnation, slab generation
 
 
 class Sender:
-    """`on_done` of a push is called once, from a sender thread, when nobody reads the source blocks any more."""
+    """`on_done` of a push is called once, from a sender thread, when nobody reads the source blocks any more.
+
+    A rank that has nothing to send, because a lower one holds the same heads, calls it from commit() or abort().
+    """
 
     def __init__(self, slab: Slab, identity: SlabIdentity, config: TransferConfig) -> None:
+        assert slab.layout == identity.slab_layout
         self._slab = slab
         self._identity = identity
         self._config = config
         self._lock = threading.Lock()
         self._links: dict[Peer, Link] = {}
         self._ending: set[Link] = set()  # retired or replaced, with pushes left
+        self._idle = None if identity.shard.sends(identity.layout.num_kv_heads) else IdlePushes()
         self._closed = False
 
     def begin(self, grant: Grant, on_done: Callable[[PushResult], None]) -> Push:
@@ -40,6 +50,8 @@ class Sender:
         with self._lock:
             if self._closed:
                 raise UnavailableError("the KV sender is closed")
+            if self._idle is not None:
+                return self._idle.add(grant, on_done)
             link = self._links.get(peer)
             push = link.add(grant, on_done) if link else None
             if push is not None:
@@ -57,6 +69,8 @@ class Sender:
         with self._lock:
             self._closed = True
             links = [*self._links.values(), *self._ending]
+        if self._idle is not None:
+            self._idle.close("the prefill worker is closing")
         for link in links:
             link.retire("the prefill worker is closing")
         for link in links:

@@ -1,4 +1,4 @@
-"""Shared memory: the prefill worker copies blocks to where they belong in the decode worker's slab, see mapped.py."""
+"""Shared memory: the prefill worker copies blocks to where they belong in the decode worker's slabs, see mapped.py."""
 
 from collections.abc import Callable, Sequence
 
@@ -6,8 +6,9 @@ import numpy as np
 
 from baton_proto.transfer import Blocks, ToPrefill
 from kvtransfer.framing import Channel
+from kvtransfer.head_plan import Part
 from kvtransfer.layout import SlabLayout
-from kvtransfer.mapped import PeerSlab
+from kvtransfer.mapped import PeerSlabs
 from kvtransfer.plan import paired_runs
 from kvtransfer.slab import Mark, Slab
 from kvtransfer.transport import MAX_PIECE_BLOCKS
@@ -19,14 +20,23 @@ class ShmWriter:
     transport = "shm"
     piece_blocks = MAX_PIECE_BLOCKS
 
-    def __init__(self, channel: Channel[ToPrefill], slab: Slab, peer_layout: SlabLayout, fds: list[int]) -> None:
+    def __init__(
+        self,
+        channel: Channel[ToPrefill],
+        slab: Slab,
+        peer_layout: SlabLayout,
+        parts: Sequence[Part],
+        fds: list[int],
+    ) -> None:
         """Takes the descriptors over. Raises ProtocolError when they are not what a welcome brings."""
         self._channel = channel
         self._layout = slab.layout
         self._peer_layout = peer_layout
-        self._peer = PeerSlab(slab.driver, fds, peer_layout.nbytes, channel.peer)
+        self._peer = PeerSlabs(slab.driver, fds, parts, peer_layout.nbytes, channel.peer)
         self._source = np.frombuffer(slab.buffer, dtype=np.uint8)
-        self._destination = np.asarray(self._peer.memory.array)
+        heads = [(part.heads, target.heads) for part in parts for target in part.targets]
+        arrays = [np.asarray(memory.array) for memory in self._peer.memories]
+        self._routes = list(zip(heads, arrays, strict=True))  # ours and theirs, and where
 
     def write(
         self,
@@ -36,11 +46,12 @@ class ShmWriter:
         ready: Mark | None,
         stopped: Callable[[], bool],
     ) -> bool:
-        for run in paired_runs(self._layout, self._peer_layout, message.layer, source, destination):
-            if stopped():
-                return False
-            ours = self._source[run.source : run.source + run.nbytes]
-            self._destination[run.destination : run.destination + run.nbytes] = ours  # numpy copies without the GIL
+        for heads, array in self._routes:
+            for run in paired_runs(self._layout, self._peer_layout, message.layer, source, destination, *heads):
+                if stopped():
+                    return False
+                ours = self._source[run.source : run.source + run.nbytes]
+                array[run.destination : run.destination + run.nbytes] = ours  # numpy copies without the GIL
         self._channel.send(message)
         return True
 
@@ -48,5 +59,5 @@ class ShmWriter:
         return False
 
     def close(self) -> None:
-        del self._source, self._destination
+        del self._source, self._routes
         self._peer.close()

@@ -1,13 +1,15 @@
-"""TCP: the sending kernel gathers blocks from one slab, the receiving one scatters them into the other.
+"""TCP: the sending kernel gathers blocks from one slab, the receiving one scatters them into the others.
 
-Only the decode worker's own thread writes its slab here: the end of the connection proves that nobody writes any more.
+Only the decode worker's own thread writes its slabs here: the end of the connection proves that nobody writes any more.
 """
 
 import socket
 from collections.abc import Callable, Sequence
 
 from baton_proto.transfer import Blocks, ToDecode, ToPrefill, Welcome
+from kvtransfer.adopted_slab import RankSlab
 from kvtransfer.framing import Channel
+from kvtransfer.head_plan import Part
 from kvtransfer.host_window import HostWindow
 from kvtransfer.slab import Mark, Slab
 from kvtransfer.transport import STALL_TIMEOUT_S, piece_blocks
@@ -16,10 +18,10 @@ from kvtransfer.transport import STALL_TIMEOUT_S, piece_blocks
 class TcpWriter:
     transport = "tcp"
 
-    def __init__(self, channel: Channel[ToPrefill], slab: Slab) -> None:
+    def __init__(self, channel: Channel[ToPrefill], slab: Slab, parts: Sequence[Part]) -> None:
         self.piece_blocks = piece_blocks(slab.layout)
         self._channel = channel
-        self._window = HostWindow(slab)
+        self._windows = [HostWindow(slab, part.heads) for part in parts]
 
     def write(
         self,
@@ -31,7 +33,8 @@ class TcpWriter:
     ) -> bool:
         if stopped():
             return False
-        self._channel.send(message, self._window.read(message.layer, source, ready))
+        pieces = [piece for window in self._windows for piece in window.read(message.layer, source, ready)]
+        self._channel.send(message, pieces)
         return True
 
     def settle(self) -> bool:
@@ -44,19 +47,29 @@ class TcpWriter:
 class TcpIntake:
     transport = "tcp"
 
-    def __init__(self, channel: Channel[ToDecode], slab: Slab) -> None:
+    def __init__(self, channel: Channel[ToDecode], slabs: Sequence[RankSlab]) -> None:
         self._channel = channel
-        self._window = HostWindow(slab)
+        self._slabs = slabs
+        self._windows: list[list[HostWindow]] = []  # by part, where it belongs
 
-    def welcome(self, message: Welcome) -> None:
+    def welcome(self, message: Welcome, parts: Sequence[Part]) -> None:
+        self._windows = [
+            [HostWindow(self._slabs[target.rank], target.heads) for target in part.targets] for part in parts
+        ]
         self._channel.send_now(message)
 
     def await_message(self) -> None:
         """The channel waits by itself."""
 
     def take(self, layer: int, blocks: Sequence[int]) -> None:
-        self._channel.receive_into(self._window.landing(layer, blocks))
-        self._window.land(layer, blocks)
+        for first, *_ in self._windows:
+            self._channel.receive_into(first.landing(layer, blocks))
+        for first, *copies in self._windows:
+            for copy in copies:
+                for to, piece in zip(copy.landing(layer, blocks), first.landing(layer, blocks), strict=True):
+                    to[:] = piece
+            for window in (first, *copies):
+                window.land(layer, blocks)
 
     def await_silence(self, wake_fd: int) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""What a transport is: one class that puts blocks into the peer's slab, and one that stands by where they land.
+"""What a transport is: one class that puts blocks into the peer's slabs, and one that stands by where they land.
 
 shm.py, cuda_ipc.py and tcp.py implement them; link.py (prefill side) and connection.py (decode side) do not know which
 one they use.
@@ -10,12 +10,13 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from baton_proto.transfer import Blocks, Welcome
+from kvtransfer.head_plan import Part
 from kvtransfer.layout import SlabLayout
 from kvtransfer.slab import Mark
 
 STALL_TIMEOUT_S = 10.0  # a peer that takes or answers nothing for this long is given up
 MAX_PIECE_BYTES = 4 << 20  # what one message announces where bytes go through host memory; a cancel waits for it
-MAX_PIECE_BLOCKS = 16384  # what one message announces at all
+MAX_PIECE_BLOCKS = 8192  # what one message announces at all; its checksums are at most 8 parts of 8 bytes a block
 
 
 class BlockWriter(Protocol):
@@ -32,14 +33,14 @@ class BlockWriter(Protocol):
         ready: Mark | None,
         stopped: Callable[[], bool],
     ) -> bool:
-        """Puts our blocks `source` into the peer's `destination` when they are `ready`, and says so, now or in
-        `settle`. False: stopped before it was said."""
+        """Puts what we send of our blocks `source` into the peer's `destination` when they are `ready`, and says so,
+        now or in `settle`. False: stopped before it was said."""
 
     def settle(self) -> bool:
         """Waits for the oldest blocks that are still on their way, and says so. False: there are none."""
 
     def close(self) -> None:
-        """After it, nothing here can write the peer's slab."""
+        """After it, nothing here can write the peer's slabs."""
 
 
 class BlockIntake(Protocol):
@@ -47,14 +48,14 @@ class BlockIntake(Protocol):
 
     transport: str
 
-    def welcome(self, message: Welcome) -> None:
-        """Answers the peer's hello, with what it needs in order to write."""
+    def welcome(self, message: Welcome, parts: Sequence[Part]) -> None:
+        """Answers the peer's hello, with what it needs in order to write `parts`."""
 
     def await_message(self) -> None:
         """Returns when the connection has news. Raises OSError when the peer died without closing it."""
 
     def take(self, layer: int, blocks: Sequence[int]) -> None:
-        """Returns when the blocks that a message announced are in the slab."""
+        """Returns when what the peer sends of the blocks that it announced is in the slabs."""
 
     def await_silence(self, wake_fd: int) -> bool:
         """Called when the connection has ended. True: the peer is proven unable to write. False: `wake_fd` woke us."""

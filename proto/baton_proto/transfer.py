@@ -21,7 +21,10 @@ Count = Annotated[int, Meta(ge=0, le=2**62)]
 
 
 class Hello(Struct, frozen=True, tag="hello"):
-    """Opens a connection. The receiver's side of it (worker id, incarnation, generation) is what the grant said."""
+    """Opens a connection from a rank of a prefill worker to a decode worker, whose rank 0 speaks for all of its ranks.
+
+    The receiver's side of it (worker id, incarnation, generation) is what the grant said.
+    """
 
     version: int
     sender: Name
@@ -31,13 +34,15 @@ class Hello(Struct, frozen=True, tag="hello"):
     model_hash: Name
     dtype: Name
     num_layers: Count
-    num_kv_heads: Count
+    num_kv_heads: Count  # of the model, in however many ranks they lie
     block_size: Count
     head_dim: Count
+    rank: Count
+    size: Count  # ranks of the sender
 
 
 class Begin(Struct, frozen=True, tag="begin"):
-    """Asks for leave to write. Nothing is written before the Accept."""
+    """Asks for leave to write. Nothing is written before the Accept. Every rank that has heads to send begins."""
 
     transfer_id: Name
     num_blocks: Count
@@ -45,17 +50,20 @@ class Begin(Struct, frozen=True, tag="begin"):
 
 
 class Blocks(Struct, frozen=True, tag="blocks"):
-    """Granted blocks [first, first + count) of a layer are in place (shared memory) or follow (TCP)."""
+    """Granted blocks [first, first + count) of a layer are in place (shared memory) or follow (TCP).
+
+    They follow part by part (kvtransfer/head_plan.py): the first part's heads of every block, then the second's.
+    """
 
     transfer_id: Name
     layer: Count
     first: Count
     count: Count
-    checksums: bytes = b""  # xxh3_64 per block, u64 LE
+    checksums: bytes = b""  # xxh3_64 per part and block, u64 LE
 
 
 class Commit(Struct, frozen=True, tag="commit"):
-    """All blocks of all layers were sent. The payload is the workers' business (`FirstToken`)."""
+    """This rank has sent all blocks of all layers. Rank 0's payload is the workers' business (`FirstToken`)."""
 
     transfer_id: Name
     payload: bytes
@@ -80,10 +88,11 @@ ToDecode = Hello | Begin | Blocks | Commit | Abort | Drained
 
 
 class Welcome(Struct, frozen=True, tag="welcome"):
-    """The slabs fit together. Over a Unix socket two file descriptors travel with it, see kvtransfer/shm.py."""
+    """The slabs fit together. Over a Unix socket file descriptors travel with it, see kvtransfer/mapped.py."""
 
     version: int
-    num_blocks: Count  # of the receiver's slab
+    num_blocks: Count  # of each of the receiver's slabs
+    size: Count  # ranks of the receiver
 
 
 class Refused(Struct, frozen=True, tag="refused"):
@@ -113,7 +122,7 @@ class Cancel(Struct, frozen=True, tag="cancel"):
 
 
 class Committed(Struct, frozen=True, tag="committed"):
-    """Everything arrived; the blocks belong to the decode worker's sequence now."""
+    """Everything of this rank arrived. With the last rank's the blocks belong to the decode worker's sequence."""
 
     transfer_id: Name
 

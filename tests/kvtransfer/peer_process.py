@@ -11,12 +11,18 @@ from baton.config import TransferConfig
 from baton_proto.worker import Grant
 from kvtransfer.push import Push, PushResult
 from tests.kvtransfer.peers import Decode, Prefill, RawPeer
+from tests.kvtransfer.rank_process import decode_rank, prefill_rank
+
+RANKS = {"prefill-rank": prefill_rank, "decode-rank": decode_rank}
 
 
 def main() -> None:
     _say(ready=True)
     role, settings = sys.argv[1], json.loads(sys.argv[2])
-    {"prefill": _prefill, "decode": _decode, "forking-prefill": _forking_prefill}[role](settings)
+    if role in RANKS:
+        RANKS[role](_say)
+    else:
+        {"prefill": _prefill, "decode": _decode, "forking-prefill": _forking_prefill}[role](settings)
 
 
 def _say(**message: Any) -> None:

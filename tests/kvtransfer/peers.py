@@ -18,11 +18,12 @@ import numpy as np
 from baton.config import TransferConfig
 from baton_proto import transfer as wire
 from baton_proto.worker import Grant
+from kvtransfer.adopted_slab import AdoptedSlab
 from kvtransfer.events import TransferEvent
 from kvtransfer.framing import Channel
 from kvtransfer.identity import SlabIdentity, hello
 from kvtransfer.layout import SlabLayout
-from kvtransfer.mapped import NUM_FDS
+from kvtransfer.mapped import MAX_FDS
 from kvtransfer.push import Push, PushResult
 from kvtransfer.receiver import Receiver
 from kvtransfer.sender import Sender
@@ -52,11 +53,16 @@ def fill(slab: Slab, seed: int) -> None:
 class Decode:
     """A slab with a receiver, and everything that it reported."""
 
-    def __init__(self, config: TransferConfig, identity: SlabIdentity = DECODE_IDENTITY) -> None:
-        self.slab = Slab(identity.layout)
+    def __init__(
+        self,
+        config: TransferConfig,
+        identity: SlabIdentity = DECODE_IDENTITY,
+        others: Sequence[AdoptedSlab] = (),
+    ) -> None:
+        self.slab = Slab(identity.slab_layout)
         self.events: list[TransferEvent] = []
         self._changed = threading.Condition()
-        self.receiver = Receiver(self.slab, identity, config, "127.0.0.1", self._on_event)
+        self.receiver = Receiver(self.slab, identity, config, "127.0.0.1", self._on_event, others)
 
     def of(self, transfer_id: str) -> list[TransferEvent]:
         with self._changed:
@@ -93,7 +99,7 @@ class Prefill:
     """A slab with random content and a sender."""
 
     def __init__(self, config: TransferConfig, identity: SlabIdentity = PREFILL_IDENTITY, seed: int = 0) -> None:
-        self.slab = Slab(identity.layout)
+        self.slab = Slab(identity.slab_layout)
         fill(self.slab, seed)
         self.sender = Sender(self.slab, identity, config)
 
@@ -133,7 +139,9 @@ def assert_arrived(decode: Slab, destination: Sequence[int], prefill: Slab, sour
 class RawPeer:
     """A prefill worker that keeps to the protocol exactly as far as a test wants."""
 
-    def __init__(self, grant: Grant, *, unix: bool, greet: bool = True) -> None:
+    def __init__(
+        self, grant: Grant, *, unix: bool, greet: bool = True, identity: SlabIdentity = PREFILL_IDENTITY
+    ) -> None:
         if unix:
             self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             self.sock.connect(grant.endpoint.unix_path)
@@ -145,9 +153,9 @@ class RawPeer:
         self.fds: list[int] = []
         self.grant = grant
         if greet:
-            self.channel.send(hello(PREFILL_IDENTITY, grant))
-            answer, self.fds = self.channel.receive_with_fds(NUM_FDS if unix else 0)
-            assert isinstance(answer, wire.Welcome)
+            self.channel.send(hello(identity, grant))
+            answer, self.fds = self.channel.receive_with_fds(MAX_FDS if unix else 0)
+            assert isinstance(answer, wire.Welcome), answer
 
     def begin(self) -> wire.ToPrefill | None:
         self.channel.send(wire.Begin(self.grant.transfer_id, len(self.grant.block_ids), checksum=False))

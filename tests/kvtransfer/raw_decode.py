@@ -50,7 +50,7 @@ class RawDecode:
                 while (message := channel.receive()) is not None:
                     self._messages.put(message)
                     if isinstance(message, wire.Hello):
-                        channel.send_now(wire.Welcome(wire.MAJOR, LAYOUT.num_blocks))
+                        channel.send_now(wire.Welcome(wire.MAJOR, LAYOUT.num_blocks, 1))
                     elif isinstance(message, wire.Begin) and self._accept:
                         channel.send_now(wire.Accept(message.transfer_id))
                     elif isinstance(message, wire.Blocks):

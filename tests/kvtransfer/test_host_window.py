@@ -4,10 +4,11 @@ import pytest
 from kvtransfer.host_window import HostWindow, StagedBlocks
 from kvtransfer.layout import SlabLayout
 from kvtransfer.slab import Slab
-from tests.kvtransfer.peers import fill, words
+from tests.kvtransfer.peers import fill
 
-LAYOUT = SlabLayout(num_layers=3, num_blocks=24, num_kv_heads=2, block_size=16, head_dim=16, dtype="bfloat16")
+LAYOUT = SlabLayout(num_layers=3, num_blocks=24, num_kv_heads=4, block_size=16, head_dim=16, dtype="bfloat16")
 BLOCKS = [7, 8, 2, 23]
+every_choice_of_heads = pytest.mark.parametrize("heads", [range(4), range(1, 3), range(3, 4)])
 
 
 @pytest.fixture
@@ -17,23 +18,32 @@ def slab() -> Slab:
     return slab
 
 
+def half_words(slab: Slab) -> np.ndarray:
+    """[layers, blocks, heads, half words of a head]"""
+    words = np.frombuffer(slab.buffer, dtype=np.uint16)
+    return words.reshape(LAYOUT.num_layers, LAYOUT.num_blocks, LAYOUT.num_kv_heads, -1)
+
+
 def test_a_window_onto_host_memory_copies_nothing(slab: Slab) -> None:
-    pieces = HostWindow(slab).read(1, BLOCKS)
+    pieces = HostWindow(slab, range(4)).read(1, BLOCKS)
     assert [len(piece) // LAYOUT.block_bytes for piece in pieces] == [2, 1, 1]
-    pieces[1][:4] = b"\1\2\3\4"
-    assert words(slab)[1, 2, 0] == 0x04030201
+    pieces[1][:2] = b"\1\2"
+    assert half_words(slab)[1, 2, 0, 0] == 0x0201
 
 
-def test_staged_blocks_are_read_in_the_order_of_the_list(slab: Slab) -> None:
-    staged = StagedBlocks(slab).read(1, BLOCKS, None)
-    assert bytes(staged) == b"".join(HostWindow(slab).read(1, BLOCKS))
+@every_choice_of_heads
+def test_staged_blocks_are_read_in_the_order_of_the_list(slab: Slab, heads: range) -> None:
+    staged = bytes(StagedBlocks(slab, heads).read(1, BLOCKS, None))
+    assert staged == b"".join(HostWindow(slab, heads).read(1, BLOCKS))
+    assert staged == half_words(slab)[1, BLOCKS, heads.start : heads.stop].tobytes()
 
 
-def test_staged_blocks_land_where_they_belong_and_nowhere_else(slab: Slab) -> None:
-    before = words(slab).copy()
-    staged = StagedBlocks(slab)
-    landing = np.frombuffer(staged.bytes(len(BLOCKS)), dtype=np.uint32)
-    landing[:] = np.arange(len(landing))
+@every_choice_of_heads
+def test_staged_blocks_land_where_they_belong_and_nowhere_else(slab: Slab, heads: range) -> None:
+    before = half_words(slab).copy()
+    staged = StagedBlocks(slab, heads)
+    landing = np.frombuffer(staged.bytes(len(BLOCKS)), dtype=np.uint16)
+    landing[:] = np.arange(len(landing), dtype=np.uint16)
     staged.write(2, BLOCKS)
-    before[2, BLOCKS] = np.arange(len(landing)).reshape(len(BLOCKS), -1)
-    assert np.array_equal(words(slab), before)
+    before[2, BLOCKS, heads.start : heads.stop] = landing.reshape(len(BLOCKS), len(heads), -1)
+    assert np.array_equal(half_words(slab), before)

@@ -1,0 +1,30 @@
+"""What has come of a transfer on the decode side: the ledger's record of one, from its first BEGIN to its end."""
+
+from dataclasses import dataclass, field
+
+
+class Arrivals:
+    """Which (layer, granted block) pairs of one transfer one writer has written."""
+
+    def __init__(self, num_layers: int, num_blocks: int) -> None:
+        self._num_blocks = num_blocks
+        self._seen = bytearray(num_layers * num_blocks)
+        self.missing = len(self._seen)
+
+    def mark(self, layer: int, first: int, count: int) -> bool:
+        """False: one of them had been written before."""
+        begin = layer * self._num_blocks + first
+        if self._seen.find(1, begin, begin + count) >= 0:
+            return False
+        self._seen[begin : begin + count] = b"\x01" * count
+        self.missing -= count
+        return True
+
+
+@dataclass(slots=True)
+class Progress:
+    """What has come of a begun transfer."""
+
+    arrivals: dict[int, Arrivals] = field(default_factory=dict)  # by writer: each brings other heads of all blocks
+    payload: bytes = b""  # rank 0's
+    transport: str = ""  # rank 0's
