@@ -5,6 +5,7 @@ graphs; gloo does the same on a CPU, for tests. The ranks meet in a file that on
 several workers share a host.
 """
 
+import threading
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from engine.model_config import ModelConfig
 from engine.shard import Shard, shard_of
 
 _c10d: Any = c10d  # its types are C++
+_ABORT_TIMEOUT_S = 2.0
 _TIMEOUT = timedelta(minutes=30)  # who waits for a dead rank is ended from outside, see engine/ranks.py
 
 
@@ -82,9 +84,11 @@ class Collective:
         return [self._store.get(f"{what} {rank}") for rank in range(self.size)]
 
     def close(self) -> None:
-        """When nothing is on its way."""
+        """When nothing is on its way. CUDA graphs in which it was captured have to be gone: NCCL waits for them."""
         if self._device.type == "cuda":  # NCCL's threads must not outlive what they watch
-            self._group.abort()
+            abort = threading.Thread(target=self._group.abort, name="abort NCCL", daemon=True)
+            abort.start()
+            abort.join(_ABORT_TIMEOUT_S)
 
 
 def _gloo(store: Any, rank: int, size: int) -> Any:

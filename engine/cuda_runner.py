@@ -134,6 +134,12 @@ class CudaRunner:
             self._logits = torch.empty(shape, dtype=self._slab.dtype, device=self._slab.device)
             self._graphs = DecodeGraphs(self._max_rows, self._clear, self._run_padded)
 
+    def close(self) -> None:
+        """After the last step: lets go of the graphs."""
+        self._graphs = None
+        if self._is_cuda:
+            torch.cuda.synchronize()
+
     @torch.inference_mode()
     def submit(self, batch: Batch, layer_done: LayerDone | None = None) -> CudaStep:
         size = None

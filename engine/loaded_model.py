@@ -26,6 +26,10 @@ class RankRunner(Runner, Protocol):
         """On the other ranks: takes part in a step that rank 0's `tell` was called with."""
         ...
 
+    def close(self) -> None:
+        """After the last step."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
@@ -37,6 +41,7 @@ class LoadedModel:
         self.slab.tensor[layer, block, :, :, used:] = 0
 
     def close(self) -> None:
+        self.runner.close()
         self.slab.close()
 
 

@@ -60,6 +60,9 @@ class ModelRunner:
         self._sampler = sampler
         self._collective = collective
 
+    def close(self) -> None:
+        """Nothing is held that outlives a step."""
+
     @torch.inference_mode()
     def submit(self, batch: Batch, layer_done: LayerDone | None = None) -> StepDone:
         """Runs the batch to its end."""

@@ -61,8 +61,8 @@ class TensorParallelModel:
 
     def close(self) -> None:
         """Once the engine's thread has ended."""
-        self.ranks.close()
         self.own.close()
+        self.ranks.close()
 
 
 def load_tensor_parallel(
