@@ -37,8 +37,12 @@ def prompt_time(lengths: Lengths, times: StepTimesConfig) -> PromptTime:
     tokens = lengths.input_tokens * miss
     pairs = lengths.input_tokens_squared * miss * (1 - miss / 2)  # n (p + n / 2) with n = miss * input, p the rest
     mean_ms = max(times.prefill_floor_ms, times.prefill_token_ms * tokens + times.prefill_pair_ms * pairs)
-    cv2 = max(0.0, lengths.input_tokens_squared / max(lengths.input_tokens, 1.0) ** 2 - 1)
-    return PromptTime(mean_ms, cv2)
+    return PromptTime(mean_ms, length_spread(lengths))
+
+
+def length_spread(lengths: Lengths) -> float:
+    """Squared coefficient of variation of prompts."""
+    return max(0.0, lengths.input_tokens_squared / max(lengths.input_tokens, 1.0) ** 2 - 1)
 
 
 def prefill_workers(rate: float, prompt: PromptTime, targets: TargetsConfig) -> int:
@@ -62,19 +66,24 @@ def decode_workers(
 
     By Little's law L = rate * output * step sequences run in all, and a step of a worker with its share of them takes
     step = a + (e + f * context) * L / D, hence step = a / (1 - x / D) with x = rate * output * (e + f * context).
-    Prompts take the share y / D of a worker's time, y = rate * prompt_ms, and leave 1 - y / D for steps: a / (1 - (x +
-    y) / D). L varies as a Poisson count does; the quantile `attainment` of it must meet the target.
+    Prompts take the share y / D of a worker's time, y = rate * prompt_ms, and leave 1 - y / D for steps:
+    a / (1 - (x + y) / D). The quantile `attainment` of L must meet the target. Its variance is L, as of Poisson counts,
+    where steps are equally long; what makes them longer keeps sequences longer, as in a queue that shares its server:
+    L / (1 - (x + y) / D). The spread of contexts adds to it.
     """
     if rate <= 0:
         return 0
     sequence_ms = times.decode_sequence_ms + times.decode_token_ms * lengths.context_tokens
     tokens_per_ms = rate * lengths.output_tokens / 1e3
     crowd = tokens_per_ms * sequence_ms  # x
+    share = times.decode_token_ms * lengths.context_tokens / max(sequence_ms, 1e-9)  # of the context in that
+    spread = share**2 * length_spread(lengths)
     quantile = NormalDist().inv_cdf(targets.attainment)
     prompts = rate * prompt_ms / 1e3  # y
     for workers in range(math.floor(crowd + prompts) + 1, MAX_WORKERS):
-        running = tokens_per_ms * times.decode_floor_ms / (1 - (crowd + prompts) / workers)
-        running += quantile * math.sqrt(running)
+        spare = 1 - (crowd + prompts) / workers
+        running = tokens_per_ms * times.decode_floor_ms / spare
+        running += quantile * math.sqrt(running * (1 + spread) / spare)
         step_ms = (times.decode_floor_ms + sequence_ms * running / workers) / (1 - prompts / workers)
         held = running * lengths.context_tokens <= workers * kv_tokens and running <= workers * max_running
         if step_ms <= targets.itl_ms and held:

@@ -11,7 +11,7 @@ import math
 from msgspec import Struct
 
 from baton.planner_config import PlannerConfig, StepTimesConfig
-from baton_proto.planner import DECODE, PREFILL, ROLES, Observation, Role
+from baton_proto.planner import DECODE, PREFILL, ROLES, Observation, Role, WorkerView
 from planner.demand import Sums, counted, lengths
 from planner.forecast import Forecast, observed
 from planner.observation import counts, of_role
@@ -92,6 +92,8 @@ class SloPolicy:
         """Seconds of one prefill worker's time that will be left in the queues when a worker that is started now is
         ready: what is there, what comes, less what those who serve and those who are starting will have done by
         then."""
+        if _full(of_role(observation, DECODE), self._config.slo.kv_share):
+            return 0.0  # what waits, waits for decode workers
         tokens = observation.queue.prefill_tokens + sum(
             worker.queued_prefill_tokens for worker in of_role(observation, PREFILL)
         )
@@ -135,8 +137,17 @@ class SloPolicy:
         kv_tokens = min((worker.kv_tokens for worker in decoders if worker.kv_tokens), default=UNKNOWN_KV_TOKENS)
         running = min((worker.max_running for worker in decoders if worker.max_running), default=UNKNOWN_MAX_RUNNING)
         own_ms = 0.0 if config.limits.max_prefill else prompt.mean_ms
+        if _full(decoders, config.slo.kv_share):
+            roomy += observation.queue.waiting / config.slo.backlog_drain_s
         decode = decode_workers(roomy, known, times, config.targets, own_ms, config.slo.kv_share * kv_tokens, running)
         return {PREFILL: prefill, DECODE: decode}
+
+
+def _full(decoders: list[WorkerView], kv_share: float) -> bool:
+    """None of them has room for one more sequence."""
+    return bool(decoders) and all(
+        worker.kv_used >= kv_share or 0 < worker.max_running <= worker.running for worker in decoders
+    )
 
 
 def _with_peak(peaks: list[Peak], time_s: float, count: int, config: PlannerConfig) -> list[Peak]:

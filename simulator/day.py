@@ -4,11 +4,9 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-
 from baton.planner_config import PlannerConfig
 from baton_proto.planner import DECODE, PREFILL, Role
-from planner.journal import Decided, EffectEnded, Line
+from planner.journal import Decided, Line
 from planner.loop import PlannerLoop
 from planner.planner import Planner
 from simulator.event_loop import run_simulated
@@ -16,7 +14,6 @@ from simulator.fleet import SAMPLE_S, Delays, Fleet
 from simulator.serving import Hardware, Limits, ServingCluster
 from simulator.workload import Requests
 
-UP = ("add", "wake")
 DOWN = ("drain", "sleep", "remove")
 DRAIN_S = 300.0  # after the last arrival, for answers to end
 
@@ -132,19 +129,19 @@ def _outcome(
 
 
 def reversals(actions: list[tuple[float, str, Role]], within_s: float) -> int:
-    """Actions that go against one of the same role that lies less than `within_s` back. A flip shrinks the other
-    role."""
+    """Actions that undo one of the same role that lies less than `within_s` back; each can be undone once. A flip is an
+    action of both roles."""
     moves: list[tuple[float, Role, int]] = []
     for time_s, verb, role in actions:
         moves.append((time_s, role, -1 if verb in DOWN else 1))
         if verb == "flip":
             moves.append((time_s, DECODE if role == PREFILL else PREFILL, -1))
-    count, last = 0, {(role, way): -np.inf for role in (PREFILL, DECODE) for way in (-1, 1)}
+    count = 0
+    standing: dict[tuple[Role, int], list[float]] = {(role, way): [] for role in (PREFILL, DECODE) for way in (-1, 1)}
     for time_s, role, way in moves:
-        count += time_s - last[role, -way] < within_s
-        last[role, way] = time_s
-    return int(count)
-
-
-def is_failure(line: Line) -> bool:
-    return isinstance(line, EffectEnded) and bool(line.error)
+        opposite = standing[role, -way]
+        if opposite and time_s - opposite[-1] < within_s:
+            opposite.pop()
+            count += 1
+        standing[role, way].append(time_s)
+    return count

@@ -1,58 +1,60 @@
-"""The smallest cluster that would have done: found by simulating each size at a constant rate, not by the planner's
-formulas."""
+"""The smallest cluster that would have done: each size is simulated at constant rates, the planner's formulas play no
+part."""
+
+from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simulator.day import Setting, follow
+from simulator.fleet import Delays
 from simulator.serving import Hardware, Limits
 from simulator.workload import Lengths, requests_of
 
-TRIAL_S = 1200.0
-WARM_S = 120.0  # of a trial, not counted: the cluster begins empty
+TRIAL_S = 1200.0  # of simulated time, from an empty cluster
 STEPS = 7  # of bisection, to about 1 %
-PLENTY = 2  # workers of the other role for each of the one that is looked at, and at least as many as there are GPUs
+FIRST_STEPS = 14  # for one worker, of which nothing is known
+FIRST_HIGH = 400.0  # requests/s that one worker does not carry
+GROWTH = 0.8  # workers' worth of rate that one more adds beyond its own, at most
 
 
 class Capacities:
-    """The rate [requests/s] that N workers of a role carry with the share `attainment` of requests within the
-    limits."""
+    """Requests/s that 1, 2, ... workers of a role carry with the share `attainment` of requests within the limits, when
+    there is more than enough of the other role."""
 
     def __init__(
-        self, hardware: Hardware, limits: Limits, lengths: Lengths, hit_rate: float, attainment: float, largest: int
+        self,
+        hardware: Hardware,
+        limits: Limits,
+        lengths: Lengths,
+        attainment: float,
+        largest: int,
+        hit_rate: float = 0.0,
     ) -> None:
-        self._trial = (hardware, limits, lengths, hit_rate)
+        self._setting = Setting(hardware, limits, Delays(), 0, TRIAL_S, (0, 0))
+        self._lengths = lengths
+        self._hit_rate = hit_rate
         self._attainment = attainment
         self.prefill = self._rising(largest, prefill=True)
         self.decode = self._rising(largest, prefill=False)
 
-    def smallest(self, rate: float) -> tuple[int, int]:
-        """Prefill and decode workers, at least one each."""
-        p, d = (int(np.searchsorted(carried, rate)) + 1 for carried in (self.prefill, self.decode))
-        return p, d
-
-    def _rising(self, largest: int, prefill: bool) -> NDArray[np.float64]:
+    def _rising(self, largest: int, prefill: bool) -> list[float]:
         carried: list[float] = []
-        while len(carried) < largest:
-            count = len(carried) + 1
+        for count in range(1, largest + 1):
             low = carried[-1] if carried else 0.0
-            high = low / max(1, count - 1) * (count + 0.8) if carried else 400.0
-            for _ in range(STEPS if carried else 2 * STEPS):
+            high = low / (count - 1) * (count + GROWTH) if carried else FIRST_HIGH
+            for _ in range(STEPS if carried else FIRST_STEPS):
                 middle = (low + high) / 2
-                met = self._met(middle, count, prefill) >= self._attainment
-                low, high = (middle, high) if met else (low, middle)
+                low, high = (middle, high) if self._met(middle, count, prefill) else (low, middle)
             carried.append(low)
-        return np.array(carried)
+        return carried
 
-    def _met(self, rate: float, count: int, prefill: bool) -> float:
-        hardware, limits, lengths, hit_rate = self._trial
-        many = PLENTY * count + 8
-        p, d = (count, many) if prefill else (many, count)
-        requests = requests_of(np.full(1, rate), lengths, 0, hit_rate, TRIAL_S)
-        return follow(requests, trial_setting(hardware, limits), [(p, d)], TRIAL_S).attainment
+    def _met(self, rate: float, count: int, prefill: bool) -> bool:
+        many = 2 * count + 8
+        requests = requests_of(np.full(1, rate), self._lengths, 0, self._hit_rate, TRIAL_S)
+        outcome = follow(requests, self._setting, [(count, many) if prefill else (many, count)], TRIAL_S)
+        return outcome.attainment >= self._attainment
 
 
-def trial_setting(hardware: Hardware, limits: Limits) -> Setting:
-    from simulator.fleet import Delays
-
-    return Setting(hardware, limits, Delays(), 0, TRIAL_S, (0, 0))
+def smallest(rate: float, prefill_rates: Sequence[float], decode_rates: Sequence[float]) -> tuple[int, int]:
+    """Prefill and decode workers that carry `rate` requests/s, by what so many carry; at least one each."""
+    return int(np.searchsorted(prefill_rates, rate)) + 1, int(np.searchsorted(decode_rates, rate)) + 1
