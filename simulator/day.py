@@ -10,7 +10,8 @@ from planner.journal import Decided, Line
 from planner.loop import PlannerLoop
 from planner.planner import Planner
 from simulator.event_loop import run_simulated
-from simulator.fleet import SAMPLE_S, Delays, Fleet
+from simulator.fleet import Delays, Fleet
+from simulator.observer import SAMPLE_S, FleetObserver
 from simulator.serving import Hardware, Limits, ServingCluster
 from simulator.workload import Requests
 
@@ -56,15 +57,16 @@ def simulate(
     async def run() -> tuple[ServingCluster, Fleet]:
         clock = asyncio.get_running_loop().time
         cluster = ServingCluster(requests, setting.hardware, setting.limits, setting.gpus)
-        fleet = Fleet(cluster, setting.gpus, setting.delays, clock, seed)
+        fleet = Fleet(cluster, setting.gpus, setting.delays, clock)
         _begin(fleet, setting.begin)
-        loop = PlannerLoop(config, Planner(config), fleet.observe, fleet, clock=clock, write=note)
-        samples, planning = asyncio.create_task(_sample(fleet)), asyncio.create_task(loop.run())
+        observer = FleetObserver(fleet, cluster, setting.gpus, clock, seed)
+        loop = PlannerLoop(config, Planner(config), observer, fleet, clock=clock, write=note)
+        samples, planning = asyncio.create_task(_sample(observer)), asyncio.create_task(loop.run())
         await asyncio.sleep(setting.duration_s)
         samples.cancel()
         planning.cancel()
         await asyncio.gather(samples, planning, return_exceptions=True)
-        fleet.sample()  # counts GPUs up to now
+        fleet.advance()  # counts GPUs up to now
         return cluster, fleet
 
     cluster, fleet = run_simulated(run())
@@ -102,10 +104,10 @@ def _begin(fleet: Fleet, counts: tuple[int, int]) -> None:
             fleet.serve_now(f"{role}-{number}", role)
 
 
-async def _sample(fleet: Fleet) -> None:
+async def _sample(observer: FleetObserver) -> None:
     while True:
         await asyncio.sleep(SAMPLE_S)
-        fleet.sample()
+        observer.sample()
 
 
 def _outcome(
