@@ -16,6 +16,12 @@ class LimitsConfig(Struct, frozen=True, forbid_unknown_fields=True):
     max_decode: Positive = 64
     gpu_budget: Positive | None = None  # None: what the machines have
 
+    def __post_init__(self) -> None:
+        if self.min_prefill > self.max_prefill or self.min_decode > self.max_decode:
+            raise ValueError("the least number of workers of a role is above the most")
+        if self.gpu_budget is not None and self.min_prefill + self.min_decode > self.gpu_budget:
+            raise ValueError("gpu_budget is too small for the least number of workers")
+
 
 class TargetsConfig(Struct, frozen=True, forbid_unknown_fields=True):
     ttft_ms: Milliseconds = 1000.0  # from the request to its first token
