@@ -8,6 +8,8 @@ everything, and that a worker has one effect at a time, is decided there and in 
 
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from baton_proto.planner import DECODE, PREFILL, ROLES
 from planner.observation import gpus_of_role
 from planner.situation import Situation
@@ -86,8 +88,8 @@ def within_budget(wanted: Wanted, now: Situation) -> Wanted:
     return wanted
 
 
-def wait_after_failures(wanted: Wanted, now: Situation) -> Wanted:
-    """After a start that failed no other one before `retry_s`: more workers than there are wait for that."""
+def tell_of_failures(wanted: Wanted, now: Situation) -> Wanted:
+    """Changes no count: the ladder starts nothing before `retry_s`, but sleepers and the other role may still help."""
     for role in ROLES:
         history, have = now.history[role], now.counts[role].have
         wait_s = history.retry_s - now.observation.time_s
@@ -95,11 +97,11 @@ def wait_after_failures(wanted: Wanted, now: Situation) -> Wanted:
             reason = (
                 f"{history.failures} starts of {role} workers failed ({history.failure}): next one in {wait_s:.0f} s"
             )
-            wanted = wanted.changed(role, have, reason)
+            wanted = replace(wanted, reasons=(*wanted.reasons, reason))
     return wanted
 
 
-LIMITS: tuple[Guard, ...] = (hold_by_hand, within_limits, within_budget, wait_after_failures)
+LIMITS: tuple[Guard, ...] = (hold_by_hand, within_limits, within_budget, tell_of_failures)
 CALM: tuple[Guard, ...] = (cool_down, limit_reversals)
 GUARDS: dict[str, tuple[Guard, ...]] = {
     "slo": (*CALM, *LIMITS),

@@ -31,7 +31,7 @@ def actions_for(wanted: Wanted, now: Situation, next_number: int) -> list[Action
             spare[other].remove(worker)
             actions.append(Action("flip", worker.worker_id, role, f"{other} can spare it and {role} needs one"))
             lacking[role] -= 1
-    actions += _added(lacking, observation, next_number)
+    actions += _added(lacking, now, next_number)
     asleep = sum(counts[role].asleep for role in ROLES)
     for role in ROLES:
         for worker in spare[role]:
@@ -42,10 +42,13 @@ def actions_for(wanted: Wanted, now: Situation, next_number: int) -> list[Action
     return actions
 
 
-def _added(lacking: Mapping[Role, int], observation: Observation, next_number: int) -> list[Action]:
-    """The role that lacks the larger part first, as long as GPUs are free."""
+def _added(lacking: Mapping[Role, int], now: Situation, next_number: int) -> list[Action]:
+    """The role that lacks the larger part first, as long as GPUs are free. None of a role whose last start failed,
+    until its time has come."""
+    observation = now.observation
     actions: list[Action] = []
-    free, left = free_gpus(observation), dict(lacking)
+    waits = {role for role in ROLES if now.history[role].retry_s > observation.time_s}
+    free, left = free_gpus(observation), {role: 0 if role in waits else lacking[role] for role in ROLES}
     if "add" not in observation.verbs:
         return actions
     while any(left.values()):

@@ -191,3 +191,12 @@ def test_a_pending_worker_of_one_role_does_not_stop_the_other() -> None:
     pending = starting("decode-8", DECODE, 0.0)
     target = planner.decide(observation(100.0, [*workers(0, 2), pending]))
     assert [(action.verb, action.role) for action in target.actions] == [("add", PREFILL)]
+
+
+def test_after_a_failed_start_a_sleeper_may_still_wake() -> None:
+    history = HISTORY | {PREFILL: RoleHistory(failures=1, failure="no room", retry_s=1030.0)}
+    views = [*workers(1, 2), WorkerView("z", PREFILL, "sleeping", 0.0)]
+    seen = situation(observation(1000.0, views), CONFIG, history)
+    wanted = guarded(Wanted(4, 2), seen, GUARDS["slo"])
+    assert wanted.reasons == ("1 starts of prefill workers failed (no room): next one in 30 s",)
+    assert [action.verb for action in actions_for(wanted, seen, 100)] == ["wake"]
