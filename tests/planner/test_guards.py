@@ -84,10 +84,12 @@ def test_a_budget_too_small_for_both_takes_from_both_alike() -> None:
 
 
 def test_counts_set_by_hand_go_before_the_policys_and_limits_before_these() -> None:
-    seen = now(workers(3, 3), holds=Holds(prefill=2, decode=50))
+    views = [*workers(3, 3), WorkerView("mine", DECODE, "ready", 0.0, held=True)]
+    seen = now(views, holds=Holds(prefill=2, decode=50))
     wanted = guarded(Wanted(5, 5), seen, GUARDS["threshold"])
     assert (wanted.prefill, wanted.decode) == (2, 6)
-    assert any("by hand" in reason for reason in wanted.reasons)
+    assert wanted.reasons[0] == "2 prefill workers are set by hand; 5 were wanted"
+    assert "left alone, held by hand: mine" in wanted.reasons
 
 
 def test_a_role_that_has_just_grown_does_not_shrink() -> None:
