@@ -57,7 +57,7 @@ class DelaysConfig(Struct, frozen=True, forbid_unknown_fields=True):
 class SloConfig(Struct, frozen=True, forbid_unknown_fields=True):
     prefill_headroom: Weight = 0.25
     decode_headroom: Weight = 0.1
-    down_margin: Weight = 0.05
+    down_margin: Weight = 0.1
     down_after_s: Seconds = 120.0
     backlog_drain_s: Seconds = 15.0
     kv_share: Share = 0.9
