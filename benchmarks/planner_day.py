@@ -69,10 +69,9 @@ def main() -> None:
     options = _parse()
     console = Console() if sys.stdout.isatty() else Console(width=120)
     began = machine()
-    with Console(stderr=True).status("how much so many workers carry"):
-        carried = capacities(options.lengths)
+    prefill, decode = _carried(options)
     cases = [
-        Case(str(options.rates), options.lengths, day, seed, policy, carried.prefill, carried.decode)
+        Case(str(options.rates), options.lengths, day, seed, policy, prefill, decode)
         for day in options.days
         for policy in options.policies
         for seed in options.seeds
@@ -82,7 +81,7 @@ def main() -> None:
     _print_table(console, rows, options)
     if options.json:
         config = {policy: planner_config(policy) for policy in options.policies if policy != "oracle"}
-        figures = {"prefill": carried.prefill, "decode": carried.decode}
+        figures = {"prefill": prefill, "decode": decode}
         document = {"lengths": options.lengths, "planner": config, "carried": figures, "rows": rows, "runs": results}
         write_results(options.json, "planner_day", began, document)
     if options.plot:
@@ -100,6 +99,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--policies", type=lambda text: text.split(","), default=list(POLICIES))
     parser.add_argument("--lengths", default="chat", help="`chat`, or a gzipped table of context and generated tokens")
     parser.add_argument("--processes", type=int, default=2, help="that simulate at a time")
+    parser.add_argument("--carried", type=Path, help="result of an earlier run: what N workers carry is taken from it")
     parser.add_argument("--plot", type=Path, help="draw the first day under slo")
     parser.add_argument("--json", type=Path, help="also write rows and runs there, with the machine and the command")
     options = parser.parse_args()
@@ -114,6 +114,16 @@ def _parse() -> argparse.Namespace:
 
 def _numbers(text: str) -> list[int]:
     return [int(number) for number in text.split(",")]
+
+
+def _carried(options: argparse.Namespace) -> tuple[list[float], list[float]]:
+    """What 1, 2, ... prefill and decode workers carry."""
+    if options.carried:
+        figures = msgspec.json.decode(options.carried.read_bytes())["carried"]
+        return figures["prefill"], figures["decode"]
+    with Console(stderr=True).status("how much so many workers carry"):
+        found = capacities(options.lengths)
+    return found.prefill, found.decode
 
 
 def _run_all(cases: list[Case], processes: int) -> Iterator[Result]:
