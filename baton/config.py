@@ -12,12 +12,9 @@ import msgspec
 import yaml
 from msgspec import Meta, Struct
 
+from baton.config_types import Port, Positive, Seconds, Weight
 from baton.errors import ConfigError
-
-Port = Annotated[int, Meta(ge=0, le=65535)]
-Positive = Annotated[int, Meta(ge=1)]
-Seconds = Annotated[float, Meta(gt=0)]
-Weight = Annotated[float, Meta(ge=0)]
+from baton.planner_config import PlannerConfig
 
 
 class NatsConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -142,6 +139,7 @@ class ServingConfig(Struct, frozen=True, forbid_unknown_fields=True):
     mock: MockConfig = MockConfig()
     transfer: TransferConfig = TransferConfig()
     discovery: DiscoveryConfig = DiscoveryConfig()
+    planner: PlannerConfig = PlannerConfig()
     logging: LoggingConfig = LoggingConfig()
 
 

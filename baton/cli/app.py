@@ -10,6 +10,7 @@ from baton.cli.demo import demo
 from baton.cli.events.app import app as events_app
 from baton.cli.exit_codes import EXIT_CODES_HELP
 from baton.cli.generate import generate
+from baton.cli.plan.app import app as plan_app
 from baton.cli.status import status
 from baton.cli.top import top
 from baton.cli.up import up
@@ -26,6 +27,7 @@ app = typer.Typer(
 for command in (up, chat, generate, status, top, demo):
     app.command(epilog=EXIT_CODES_HELP)(command)
 app.add_typer(events_app)
+app.add_typer(plan_app)
 
 
 def _show_version(wanted: bool) -> None:

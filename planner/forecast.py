@@ -1,0 +1,133 @@
+"""What the arrivals will be when a worker that is started now is ready. Called by `slo.py`.
+
+Three forecasters run side by side on the arrivals per second of each interval: `constant` (what is, stays), `holt`
+(level and damped trend) and `kalman` (the same with gains from the noise of Poisson arrivals). Each says now what it
+expects after the start delay; when that time has come it is scored. The one with the least recent error is believed,
+and `constant` wins unless another is better by a twentieth: a trend that is not there costs more than one that is
+missed. Numpy is not needed for this, nor is a library: statsmodels (with pandas) is 100 MB for twenty lines.
+"""
+
+import math
+from collections.abc import Callable
+
+from msgspec import Struct
+
+LEVEL_S = 20.0  # time constant of the level
+TREND_S = 180.0  # of the trend
+DAMPING_S = 120.0  # a trend goes on about as long
+SCORE_S = 900.0  # of the error by which forecasters are compared
+BETTER = 0.95  # of constant's error, for another to be believed
+JUMP = 4.0  # deviations of a Poisson count that are no chance
+WALK = 3e-4  # Kalman: variance that the level gains per second, as a share of its square
+BEND = 2e-8  # Kalman: variance that the trend gains per second, as a share of the level's square, per s^2
+
+
+class Series(Struct, frozen=True):
+    """One forecaster's state: level [1/s], trend [1/s^2] and, of `kalman`, their covariance; and its score."""
+
+    level: float = 0.0
+    trend: float = 0.0
+    variance: float = 0.0
+    covariance: float = 0.0
+    trend_variance: float = 0.0
+    error: float = 0.0  # mean absolute error of recent forecasts, 1/s
+    scored: float = 0.0  # seconds of forecasts that came due
+
+
+class Due(Struct, frozen=True, array_like=True):
+    due_s: float
+    rates: list[float]  # of each forecaster
+
+
+class Forecast(Struct, frozen=True):
+    series: dict[str, Series] = {}
+    due: list[Due] = []
+    believed: str = "constant"
+    rate: float = 0.0  # expected after the horizon, 1/s
+    level: float = 0.0  # now, 1/s
+
+
+Step = Callable[[Series, float, float], Series]  # state, arrivals per second of the interval, its seconds
+
+
+def constant(state: Series, rate: float, duration_s: float) -> Series:
+    return _replaced(state, level=_followed(state.level, rate, duration_s))
+
+
+def holt(state: Series, rate: float, duration_s: float) -> Series:
+    """Exponential smoothing of level and trend (Holt, 1957)."""
+    expected = state.level + state.trend * duration_s
+    level = _followed(max(0.0, expected), rate, duration_s)
+    gain = 1 - math.exp(-duration_s / TREND_S)
+    if abs(rate - expected) > JUMP * _deviation(expected, duration_s):
+        return _replaced(state, level=level)  # a step has no slope
+    return _replaced(state, level=level, trend=state.trend + gain * ((level - state.level) / duration_s - state.trend))
+
+
+def kalman(state: Series, rate: float, duration_s: float) -> Series:
+    """Local linear trend; the noise of a measurement is that of a Poisson count."""
+    square = max(state.level, 1 / duration_s) ** 2
+    level = max(0.0, state.level + state.trend * duration_s)
+    variance = (
+        state.variance + 2 * duration_s * state.covariance + duration_s**2 * state.trend_variance
+        + WALK * square * duration_s
+    )  # fmt: skip
+    covariance = state.covariance + duration_s * state.trend_variance
+    trend_variance = state.trend_variance + BEND * square * duration_s
+    noise = _deviation(level, duration_s) ** 2
+    off = rate - level
+    if abs(off) > JUMP * math.sqrt(variance + noise):
+        variance, covariance = variance + off * off, 0.0  # a step: the level is open again, the trend as it was
+    gain, trend_gain = variance / (variance + noise), covariance / (variance + noise)
+    return _replaced(
+        state,
+        level=max(0.0, level + gain * off),
+        trend=state.trend + trend_gain * off,
+        variance=(1 - gain) * variance,
+        covariance=(1 - gain) * covariance,
+        trend_variance=trend_variance - trend_gain * covariance,
+    )
+
+
+FORECASTERS: dict[str, Step] = {"constant": constant, "holt": holt, "kalman": kalman}
+
+
+def observed(forecast: Forecast, time_s: float, rate: float, duration_s: float, horizon_s: float) -> Forecast:
+    """After an interval of `duration_s` that ends now and had `rate` arrivals per second."""
+    series = {name: forecast.series.get(name, Series(level=rate)) for name in FORECASTERS}
+    due = [entry for entry in forecast.due if entry.due_s > time_s]
+    for entry in forecast.due[: len(forecast.due) - len(due)]:
+        keep = math.exp(-duration_s / SCORE_S)
+        for (name, state), expected in zip(series.items(), entry.rates, strict=True):
+            error = keep * state.error + (1 - keep) * abs(expected - rate)
+            series[name] = _replaced(state, error=error, scored=state.scored + duration_s)
+    series = {name: step(series[name], rate, duration_s) for name, step in FORECASTERS.items()}
+    rates = [_ahead(state, horizon_s) for state in series.values()]
+    believed = "constant"
+    for name, state in series.items():
+        if state.scored >= SCORE_S / 3 and state.error < BETTER * series["constant"].error:
+            believed = name if state.error < series[believed].error else believed
+    chosen = _ahead(series[believed], horizon_s)
+    due.append(Due(time_s + horizon_s, rates))
+    return Forecast(series, due, believed, chosen, series["constant"].level)
+
+
+def _ahead(state: Series, horizon_s: float) -> float:
+    """The trend fades: over the horizon it adds its first DAMPING_S * (1 - exp(-horizon / DAMPING_S)) seconds."""
+    return max(0.0, state.level + state.trend * DAMPING_S * (1 - math.exp(-horizon_s / DAMPING_S)))
+
+
+def _followed(level: float, rate: float, duration_s: float) -> float:
+    """Smoothed, but at once where it is when chance cannot explain the difference."""
+    if abs(rate - level) > JUMP * _deviation(level, duration_s):
+        return rate
+    return level + (1 - math.exp(-duration_s / LEVEL_S)) * (rate - level)
+
+
+def _deviation(rate: float, duration_s: float) -> float:
+    """Of the rate that is counted in an interval, when arrivals come at random."""
+    return math.sqrt(max(rate, 1 / duration_s) / duration_s)
+
+
+def _replaced(state: Series, **changes: float) -> Series:
+    return Series(**{name: changes.get(name, getattr(state, name)) for name in Series.__struct_fields__})

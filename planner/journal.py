@@ -1,0 +1,93 @@
+"""The journal: a line of JSON per decision, and one per effect when it has ended. Written by the loop, read by
+`baton plan replay`.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from baton.errors import ConfigError, ProtocolError
+from baton_proto.planner import MAJOR, Observation, Role, Target, Verb
+from baton_proto.version import check_major
+
+
+class Started(Struct, frozen=True, tag="started"):
+    """A planner began; first line of each of its runs."""
+
+    time_s: float
+    version: int
+    policy: str
+
+
+class Decided(Struct, frozen=True, tag="decided"):
+    time_s: float
+    observation: Observation
+    target: Target
+    duration_ms: float  # of deciding
+    advice_only: bool = False  # nothing was done
+
+
+class EffectEnded(Struct, frozen=True, tag="effect"):
+    time_s: float
+    verb: Verb
+    worker_id: str
+    role: Role
+    began_s: float
+    duration_s: float
+    error: str = ""  # empty: it is done
+
+
+Line = Started | Decided | EffectEnded
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(Line)
+
+
+class Journal:
+    """Appends. A file that has grown beyond `max_bytes` is renamed to NAME.1, over the last one. Raises ConfigError."""
+
+    def __init__(self, path: Path, max_bytes: int) -> None:
+        self._path = path
+        self._max_bytes = max_bytes
+        try:
+            self._file = path.open("ab", buffering=0)  # a line is whole or not there, also when the planner is killed
+        except OSError as error:
+            raise ConfigError(str(path), error.strerror or str(error)) from error
+
+    def write(self, line: Line) -> None:
+        """Raises OSError."""
+        self._file.write(_encoder.encode(line) + b"\n")
+        if self._file.tell() >= self._max_bytes:
+            self._file.close()
+            self._path.replace(self._path.with_name(self._path.name + ".1"))
+            self._file = self._path.open("ab", buffering=0)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_journal(path: Path) -> Iterator[Line]:
+    """A last line that is cut off is left out. Raises ConfigError naming the line that cannot be read."""
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if not line.endswith(b"\n"):
+                    return
+                yield _read(line, f"{path}:{number}")
+    except OSError as error:
+        raise ConfigError(str(path), error.strerror or str(error)) from error
+
+
+def _read(data: bytes, where: str) -> Line:
+    try:
+        line: Line = _decoder.decode(data)
+        if isinstance(line, Started):
+            check_major("journal", line.version, MAJOR)
+        if isinstance(line, Decided):
+            check_major("observation", line.observation.version, MAJOR)
+            check_major("target", line.target.version, MAJOR)
+    except (msgspec.DecodeError, ProtocolError, UnicodeDecodeError) as error:
+        raise ConfigError(where, f"is no line of a planner's journal: {error}") from error
+    return line

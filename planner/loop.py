@@ -1,0 +1,86 @@
+"""The planner at work: observe, decide, write down, carry out; once per interval. The same live and in simulated time.
+
+What it cannot do without is handed in: who observes, who runs processes, the clock. It never waits for an effect: what
+is in flight is part of the next observation.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+import structlog
+from msgspec.structs import replace
+
+from baton.errors import BatonError
+from baton.planner_config import PlannerConfig
+from baton_proto.planner import MAJOR, Observation, Target
+from planner.connector import Connector
+from planner.effects import Effects
+from planner.journal import Decided, Line, Started
+from planner.planner import Planner
+
+Observer = Callable[[], Awaitable[Observation]]
+
+log = structlog.get_logger()
+
+
+class PlannerLoop:
+    """`write` takes the journal's lines, `save` the planner's memory after each decision. `advice_only`: decide, do
+    nothing."""
+
+    def __init__(
+        self,
+        config: PlannerConfig,
+        planner: Planner,
+        observe: Observer,
+        connector: Connector,
+        *,
+        clock: Callable[[], float] = time.time,
+        write: Callable[[Line], None] = lambda line: None,
+        save: Callable[[bytes], Awaitable[None]] | None = None,
+        advice_only: bool = False,
+    ) -> None:
+        self._config = config
+        self._planner = planner
+        self._observe = observe
+        self._clock = clock
+        self._write = write
+        self._save = save
+        self._advice_only = advice_only
+        self._effects = Effects(connector, config.delays, clock, write)
+        self.last: Decided | None = None  # what `baton plan` shows
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        self._write(Started(self._clock(), MAJOR, self._config.policy))
+        loop = asyncio.get_running_loop()
+        next_s = loop.time()
+        try:
+            while True:
+                await self.step()
+                next_s = max(next_s + self._config.interval_s, loop.time())  # late: go on from here, do not catch up
+                await asyncio.sleep(next_s - loop.time())
+        finally:
+            await self._effects.close()
+
+    async def step(self) -> Target | None:
+        """One decision; None when nothing could be observed: then nothing changes, and the next step tries again."""
+        try:
+            observation = self._effects.shown_in(await self._observe())
+        except BatonError as error:
+            log.warning("nothing observed, nothing decided", error=str(error))
+            return None
+        began_s = time.perf_counter()
+        target = self._planner.decide(observation)
+        if self._advice_only:
+            target = replace(target, reasons=[*target.reasons, "advice only: nothing is done"])
+        duration_ms = (time.perf_counter() - began_s) * 1e3
+        self.last = Decided(observation.time_s, observation, target, duration_ms, self._advice_only)
+        self._write(self.last)
+        for action in target.actions:
+            log.info("plan", verb=action.verb, worker=action.worker_id, role=action.role, reason=action.reason)
+        if self._save is not None:
+            await self._save(self._planner.saved())  # before anything is done: a restarted planner knows of it
+        if not self._advice_only:
+            self._effects.begin(target.actions)
+        return target

@@ -1,0 +1,105 @@
+"""From observation to target: the policy, then the guards, then the verbs. Pure but for the memory, which can be saved.
+
+The loop (`loop.py`), the simulation and `baton plan replay` all call `decide`, and nothing else.
+"""
+
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from baton.errors import ConfigError
+from baton.planner_config import PlannerConfig
+from baton_proto.planner import MAJOR, ROLES, Action, Observation, Target
+from planner.guards import GUARDS, guarded
+from planner.history import RoleHistory, with_actions, with_failures
+from planner.ladder import actions_for, given_up
+from planner.observation import counts, stale_sources
+from planner.policy import Policy
+from planner.situation import situation
+from planner.slo import SloMemory, SloPolicy
+from planner.threshold import ThresholdMemory, ThresholdPolicy
+from planner.wanted import Wanted
+
+MEMORIES: dict[str, type[Struct]] = {"slo": SloMemory, "threshold": ThresholdMemory}
+
+
+class Saved(Struct, frozen=True):
+    """The planner's memory as it goes to NATS and back."""
+
+    version: int
+    policy: str
+    policy_memory: msgspec.Raw
+    history: dict[str, RoleHistory]
+    next_number: int
+
+
+class Planner:
+    def __init__(self, config: PlannerConfig) -> None:
+        self._config = config
+        self._policy: Policy[Any] = make_policy(config)
+        self._policy_memory: Any = self._policy.initial()
+        self._history: dict[str, RoleHistory] = {role: RoleHistory() for role in ROLES}
+        self._next_number = 1  # of the next worker that is added
+
+    def decide(self, observation: Observation) -> Target:
+        if stale := stale_sources(observation, self._config.stale_s):
+            return self._frozen(observation, stale)
+        self._history = with_failures(self._history, observation, self._config)
+        now = situation(observation, self._config, self._history)
+        wanted, self._policy_memory = self._policy.decide(observation, self._policy_memory)
+        wanted = guarded(wanted, now, GUARDS[self._policy.name])
+        self._skip_numbers_in_use(observation)
+        actions = actions_for(wanted, now, self._next_number)
+        self._next_number += sum(action.verb == "add" for action in actions)
+        self._history = with_actions(self._history, actions, observation.time_s, self._config)
+        return self._target(observation, wanted, given_up(now) + actions)
+
+    def saved(self) -> bytes:
+        memory = msgspec.Raw(msgspec.json.encode(self._policy_memory))
+        return msgspec.json.encode(Saved(MAJOR, self._policy.name, memory, self._history, self._next_number))
+
+    def restore(self, data: bytes) -> None:
+        """Goes on where another planner was. What another policy remembered is left out. Raises ConfigError."""
+        try:
+            saved = msgspec.json.decode(data, type=Saved)
+            if saved.version != MAJOR:
+                raise ConfigError("planner state", f"has version {saved.version}; this build reads {MAJOR}")
+            if saved.policy == self._policy.name:
+                self._policy_memory = msgspec.json.decode(saved.policy_memory, type=MEMORIES[saved.policy])
+        except msgspec.DecodeError as error:
+            raise ConfigError("planner state", str(error)) from error
+        self._history = {role: saved.history.get(role, RoleHistory()) for role in ROLES}
+        self._next_number = saved.next_number
+
+    def _skip_numbers_in_use(self, observation: Observation) -> None:
+        for worker in observation.workers:
+            number = worker.worker_id.rpartition("-")[2]
+            if number.isdigit():
+                self._next_number = max(self._next_number, int(number) + 1)
+
+    def _frozen(self, observation: Observation, stale: list[str]) -> Target:
+        limit = f"{self._config.stale_s:g} s"
+        reason = f"nothing was heard from {' and '.join(stale)} for more than {limit}: all stays as it is"
+        have = {role: counts(observation, role).have for role in ROLES}
+        return Target(
+            MAJOR, observation.time_s, self._policy.name, have[ROLES[0]], have[ROLES[1]], [], [reason], frozen=True
+        )
+
+    def _target(self, observation: Observation, wanted: Wanted, actions: list[Action]) -> Target:
+        return Target(
+            MAJOR,
+            observation.time_s,
+            self._policy.name,
+            wanted.prefill,
+            wanted.decode,
+            actions,
+            list(wanted.reasons),
+            figures=wanted.figures,
+        )
+
+
+def make_policy(config: PlannerConfig) -> Policy[Any]:
+    if config.policy == "threshold":
+        return ThresholdPolicy(config.threshold, config.limits)
+    return SloPolicy(config)

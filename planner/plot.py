@@ -1,0 +1,79 @@
+"""A journal as a picture: load, workers and targets, latencies over time.
+
+Needs matplotlib: `pip install 'baton-serve[plot]'`.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from baton.errors import ConfigError
+from baton_proto.planner import ROLES, Observation, Target
+from planner.observation import counts
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+WIDTH, HEIGHT = 12.0, 9.0  # inches
+COLOURS = {"prefill": "tab:blue", "decode": "tab:orange"}
+
+
+def plot_decisions(
+    path: Path, observations: Sequence[Observation], sides: Sequence[Sequence[Target]], targets_ms: tuple[float, float]
+) -> None:
+    """One panel for load, one for each side's workers, one for TTFT and ITL with their targets. Raises ConfigError when
+    matplotlib is missing or the file cannot be written."""
+    figure, axes = _panels(2 + len(sides))
+    first_s = observations[0].time_s
+    hours = [(observation.time_s - first_s) / 3600 for observation in observations]
+    _load(axes[0], hours, observations)
+    for panel, targets in zip(axes[1:-1], sides, strict=True):
+        _workers(panel, hours, observations, targets)
+    _latencies(axes[-1], hours, observations, targets_ms)
+    axes[-1].set_xlabel("hours")
+    for panel in axes:
+        panel.legend(loc="upper right", fontsize="small")
+        panel.grid(alpha=0.3)
+    try:
+        figure.savefig(path, dpi=100)
+    except (OSError, ValueError) as error:  # ValueError: a kind of file that is not known
+        raise ConfigError(str(path), str(error)) from error
+
+
+def _panels(count: int) -> tuple[Any, Any]:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ConfigError("--plot", "needs matplotlib: pip install 'baton-serve[plot]'") from error
+    figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
+    return figure, figure.subplots(count, 1, sharex=True)
+
+
+def _load(panel: "Axes", hours: list[float], observations: Sequence[Observation]) -> None:
+    rates = [observation.interval.arrivals / observation.interval.duration_s for observation in observations]
+    panel.plot(hours, rates, color="tab:gray", linewidth=0.6, label="requests/s")
+    waiting = panel.twinx()
+    waiting.plot(hours, [o.queue.waiting for o in observations], color="tab:red", linewidth=0.8)
+    waiting.set_ylabel("waiting", color="tab:red")
+    panel.set_ylabel("load")
+
+
+def _workers(panel: "Axes", hours: list[float], observations: Sequence[Observation], targets: Sequence[Target]) -> None:
+    for role in ROLES:
+        serving = [counts(observation, role).serving for observation in observations]
+        panel.step(hours, serving, where="post", color=COLOURS[role], label=f"{role} serving")
+        wanted = [getattr(target, role) for target in targets]
+        panel.step(hours, wanted, where="post", color=COLOURS[role], linestyle=":", label=f"{role} wanted")
+    panel.set_ylabel(f"workers\n{targets[0].policy}")
+
+
+def _latencies(
+    panel: "Axes", hours: list[float], observations: Sequence[Observation], targets_ms: tuple[float, float]
+) -> None:
+    for name, colour, target_ms in (("ttft", "tab:purple", targets_ms[0]), ("itl", "tab:green", targets_ms[1])):
+        p90 = [getattr(observation.interval, f"{name}_p90_ms") for observation in observations]
+        points = [(hour, ms) for hour, ms in zip(hours, p90, strict=True) if ms is not None]
+        panel.plot([x for x, _ in points], [y for _, y in points], color=colour, linewidth=0.6, label=f"{name} P90")
+        panel.axhline(target_ms, color=colour, linestyle="--", linewidth=0.8)
+    panel.set_yscale("log")
+    panel.set_ylabel("ms")

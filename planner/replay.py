@@ -1,0 +1,76 @@
+"""Another policy, or other settings, over the observations of a journal: what it would have wanted. Called by
+`baton plan replay`.
+
+The observations stay as they were recorded: what the other policy would have changed in the cluster does not come back
+to it. The simulator is for that.
+"""
+
+from collections.abc import Iterable
+from itertools import pairwise
+
+from msgspec import Struct
+
+from baton.planner_config import PlannerConfig
+from baton_proto.planner import Observation, Target
+from planner.journal import Decided, EffectEnded, Line
+from planner.planner import Planner
+
+
+class Replayed(Struct, frozen=True):
+    """One recorded decision and the other policy's."""
+
+    observation: Observation
+    recorded: Target
+    other: Target
+
+    @property
+    def differ(self) -> bool:
+        return (self.recorded.prefill, self.recorded.decode) != (self.other.prefill, self.other.decode)
+
+
+class Summary(Struct, frozen=True):
+    """Of one side. Workers wanted are weighed by the time that the decision stood."""
+
+    policy: str
+    decisions: int
+    changes: int  # decisions that wanted other counts than the one before
+    frozen: int
+    mean_prefill: float
+    mean_decode: float
+    most_prefill: int
+    most_decode: int
+
+
+class Replay(Struct, frozen=True):
+    decisions: list[Replayed]
+    effects: list[EffectEnded]
+
+
+def replay(lines: Iterable[Line], config: PlannerConfig) -> Replay:
+    """From a fresh memory: the other policy learns from the first line on."""
+    planner = Planner(config)
+    decisions, effects = [], []
+    for line in lines:
+        if isinstance(line, Decided):
+            decisions.append(Replayed(line.observation, line.target, planner.decide(line.observation)))
+        elif isinstance(line, EffectEnded):
+            effects.append(line)
+    return Replay(decisions, effects)
+
+
+def summary(targets: list[Target]) -> Summary:
+    """Of at least one target, in the order of time."""
+    spans = [max(0.0, after.time_s - before.time_s) for before, after in pairwise(targets)]
+    spans.append(1.0 if not any(spans) else 0.0)  # the last one stood for an unknown time
+    total_s = sum(spans)
+    counts = [(target.prefill, target.decode) for target in targets]
+    return Summary(
+        targets[-1].policy,
+        len(targets),
+        sum(before != after for before, after in pairwise(counts)),
+        sum(target.frozen for target in targets),
+        sum(target.prefill * span for target, span in zip(targets, spans, strict=True)) / total_s,
+        sum(target.decode * span for target, span in zip(targets, spans, strict=True)) / total_s,
+        max(target.prefill for target in targets),
+        max(target.decode for target in targets),
+    )

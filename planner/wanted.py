@@ -1,0 +1,27 @@
+"""What a policy answers and the guards pass on: how many workers of each role, and why."""
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from baton_proto.planner import PREFILL, Role
+
+
+class Wanted(Struct, frozen=True):
+    prefill: int
+    decode: int
+    reasons: tuple[str, ...] = ()
+    figures: dict[str, float] = {}
+
+    def of(self, role: Role) -> int:
+        return self.prefill if role == PREFILL else self.decode
+
+    def changed(self, role: Role, count: int, reason: str) -> "Wanted":
+        """The same when the count is."""
+        if count == self.of(role):
+            return self
+        reasons = (*self.reasons, reason)
+        return (
+            replace(self, prefill=count, reasons=reasons)
+            if role == PREFILL
+            else replace(self, decode=count, reasons=reasons)
+        )

@@ -1,0 +1,135 @@
+"""What a planner sees of the simulated cluster. An Observer as `planner/loop.py` calls it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from baton_proto.planner import (
+    DECODE,
+    MAJOR,
+    PREFILL,
+    SOURCES,
+    Interval,
+    LoadSample,
+    Observation,
+    Queue,
+    StepSample,
+    WorkerView,
+)
+from simulator.fleet import Fleet, Worker
+from simulator.serving import ServingCluster, percentile_ms
+
+SAMPLE_S = 1.0  # between two samples of the load
+WAITING_WEIGHT = 0.02  # of a waiting request in the KV load
+NOISE = 0.03  # relative, of a timed step
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """Totals at the last observation."""
+
+    time_s: float
+    arrived: int
+    finished: int
+    output_tokens: int
+    ttft: NDArray[np.int64]
+    itl: NDArray[np.int64]
+
+
+class FleetObserver:
+    def __init__(self, fleet: Fleet, cluster: ServingCluster, gpus: int, clock: Callable[[], float], seed: int) -> None:
+        self._fleet = fleet
+        self._cluster = cluster
+        self._gpus = gpus
+        self._clock = clock
+        self._dice = np.random.default_rng(seed)
+        self._seen = self._marks()
+        self._samples: list[LoadSample] = []
+        self._steps: list[StepSample] = []
+
+    def sample(self) -> None:
+        """To be called every SAMPLE_S."""
+        self._fleet.advance()
+        serving = [worker for worker in self._fleet.workers.values() if worker.state == "ready"]
+        decoders = [worker for worker in serving if worker.role == DECODE]
+        waiting = len(self._cluster.waiting())
+        used = [self._cluster.d_reserved[worker.slot] / self._cluster.hardware.kv_tokens for worker in decoders]
+        # What finds no room on any decode worker waits in the queue: each has its part of it, once nobody prefills.
+        idle = any(worker.role == PREFILL and self._cluster.idle(worker.slot) for worker in serving)
+        kv_load = float(np.mean(used)) + WAITING_WEIGHT * (waiting / len(decoders) if idle else 0) if decoders else 0.0
+        self._steps += [step for worker in serving if (step := self._step(worker)) is not None]
+        self._samples.append(LoadSample(waiting, kv_load, len(serving) - len(decoders), len(decoders)))
+
+    async def __call__(self) -> Observation:
+        self._fleet.advance()
+        before, self._seen = self._seen, self._marks()
+        samples, self._samples = self._samples, []
+        requests, now_s = self._cluster.requests, self._cluster.now_s
+        arrived = slice(before.arrived, self._seen.arrived)
+        prompt = requests.prompt[arrived]
+        waiting = self._cluster.waiting()
+        ttft, itl = self._seen.ttft - before.ttft, self._seen.itl - before.itl
+        interval = Interval(
+            duration_s=max(1e-3, self._seen.time_s - before.time_s),
+            arrivals=len(prompt),
+            input_tokens=int(prompt.sum()),
+            input_tokens_squared=float((prompt.astype(np.float64) ** 2).sum()),
+            cached_tokens=int((prompt - requests.uncached[arrived]).sum()),
+            finished=self._seen.finished - before.finished,
+            output_tokens=self._seen.output_tokens - before.output_tokens,
+            ttft_p50_ms=percentile_ms(ttft, 0.5),
+            ttft_p90_ms=percentile_ms(ttft, 0.9),
+            itl_p50_ms=percentile_ms(itl, 0.5),
+            itl_p90_ms=percentile_ms(itl, 0.9),
+            samples=samples,
+        )
+        queue = Queue(
+            len(waiting),
+            int(requests.uncached[waiting.start : waiting.stop].sum()),
+            float(now_s - requests.arrival_s[waiting.start]) if waiting else 0.0,
+        )
+        views = [self._view(worker) for worker in self._fleet.workers.values()]
+        steps, self._steps = self._steps, []
+        ages_s = dict.fromkeys(SOURCES, 0.0)
+        return Observation(MAJOR, self._clock(), self._gpus, views, queue, interval, steps, ages_s=ages_s)
+
+    def _view(self, worker: Worker) -> WorkerView:
+        slot, cluster = worker.slot, self._cluster
+        return WorkerView(
+            worker.worker_id,
+            worker.role,
+            worker.state,
+            worker.since_s,
+            worker.ready_since_s,
+            running=int(cluster.d_batch[slot]),
+            max_running=cluster.hardware.max_running,
+            kv_used=min(1.0, float(cluster.d_reserved[slot] / cluster.hardware.kv_tokens)),
+            kv_tokens=cluster.hardware.kv_tokens,
+            context_tokens=int(cluster.d_context[slot]),
+        )
+
+    def _step(self, worker: Worker) -> StepSample | None:
+        """The one that it is in."""
+        if worker.ready_since_s is None:
+            return None
+        engine, requests, slot = self._cluster.hardware.engine, self._cluster.requests, worker.slot
+        ready_for_s = self._clock() - worker.ready_since_s
+        factor = float(np.exp(self._dice.normal(0.0, NOISE))) / engine.speed_up
+        batch, context = int(self._cluster.d_batch[slot]), float(self._cluster.d_context[slot])
+        if batch:
+            step_ms = engine.decode_floor_ms + engine.decode_sequence_ms * batch + engine.decode_token_ms * context
+            return StepSample(worker.worker_id, ready_for_s, 0, 0, batch, context, step_ms * factor)
+        request = self._cluster.prompt_of(slot)
+        if request is None:
+            return None
+        tokens, prompt = int(requests.uncached[request]), int(requests.prompt[request])
+        pairs = tokens * (prompt - tokens + tokens / 2)
+        step_ms = max(engine.prefill_floor_ms, engine.prefill_token_ms * tokens + engine.prefill_pair_ms * pairs)
+        return StepSample(worker.worker_id, ready_for_s, tokens, pairs, 0, 0, step_ms * factor)
+
+    def _marks(self) -> Marks:
+        totals = self._cluster.totals()
+        ttft, itl = self._cluster.ttft_histogram.copy(), self._cluster.itl_histogram.copy()
+        return Marks(self._cluster.now_s, totals.arrived, totals.finished, totals.output_tokens, ttft, itl)

@@ -1,0 +1,60 @@
+"""The smallest cluster that would have done: each size is simulated at constant rates, the planner's formulas play no
+part."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from simulator.day import Setting, follow
+from simulator.fleet import Delays
+from simulator.serving import Hardware, Limits
+from simulator.workload import Lengths, requests_of
+
+TRIAL_S = 1200.0  # of simulated time, from an empty cluster
+STEPS = 7  # of bisection, to about 1 %
+FIRST_STEPS = 14  # for one worker, of which nothing is known
+FIRST_HIGH = 400.0  # requests/s that one worker does not carry
+GROWTH = 0.8  # workers' worth of rate that one more adds beyond its own, at most
+
+
+class Capacities:
+    """Requests/s that 1, 2, ... workers of a role carry with the share `attainment` of requests within the limits, when
+    there is more than enough of the other role."""
+
+    def __init__(
+        self,
+        hardware: Hardware,
+        limits: Limits,
+        lengths: Lengths,
+        attainment: float,
+        largest: int,
+        hit_rate: float = 0.0,
+    ) -> None:
+        self._setting = Setting(hardware, limits, Delays(), 0, TRIAL_S, (0, 0))
+        self._lengths = lengths
+        self._hit_rate = hit_rate
+        self._attainment = attainment
+        self.prefill = self._rising(largest, prefill=True)
+        self.decode = self._rising(largest, prefill=False)
+
+    def _rising(self, largest: int, prefill: bool) -> list[float]:
+        carried: list[float] = []
+        for count in range(1, largest + 1):
+            low = carried[-1] if carried else 0.0
+            high = low / (count - 1) * (count + GROWTH) if carried else FIRST_HIGH
+            for _ in range(STEPS if carried else FIRST_STEPS):
+                middle = (low + high) / 2
+                low, high = (middle, high) if self._met(middle, count, prefill) else (low, middle)
+            carried.append(low)
+        return carried
+
+    def _met(self, rate: float, count: int, prefill: bool) -> bool:
+        many = 2 * count + 8
+        requests = requests_of(np.full(1, rate), self._lengths, 0, self._hit_rate, TRIAL_S)
+        outcome = follow(requests, self._setting, [(count, many) if prefill else (many, count)], TRIAL_S)
+        return outcome.attainment >= self._attainment
+
+
+def smallest(rate: float, prefill_rates: Sequence[float], decode_rates: Sequence[float]) -> tuple[int, int]:
+    """Prefill and decode workers that carry `rate` requests/s, by what so many carry; at least one each."""
+    return int(np.searchsorted(prefill_rates, rate)) + 1, int(np.searchsorted(decode_rates, rate)) + 1
