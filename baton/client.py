@@ -4,7 +4,7 @@ Calls raise `grpc.aio.AioRpcError`, whose status code and details are the servic
 """
 
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
@@ -133,6 +133,16 @@ class Client:
 
     async def explain(self, request: pb.ExplainRequest, timeout_s: float | None = None) -> pb.ExplainResponse:
         response: pb.ExplainResponse = await self._admin.Explain(request, timeout=timeout_s)
+        return response
+
+    async def sleep(self, worker_id: str, level: int = 1, timeout_s: float = 30.0) -> pb.SleepResponse:
+        """`timeout_s`: for requests in flight, and again for peers. FAILED_PRECONDITION: the worker stays awake."""
+        request = pb.SleepRequest(worker_id=worker_id, level=level, timeout_s=timeout_s)
+        response: pb.SleepResponse = await self._admin.Sleep(request)
+        return response
+
+    async def wake(self, worker_id: str, tags: Sequence[str] = ()) -> pb.SleepResponse:
+        response: pb.SleepResponse = await self._admin.Wake(pb.WakeRequest(worker_id=worker_id, tags=tags))
         return response
 
 

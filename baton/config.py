@@ -89,6 +89,7 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     max_batch_tokens: Positive = 512  # token budget of one step (chunked prefill)
     prefill_batch_tokens: Positive | None = None  # of a prefill worker, where nobody decodes; None: max_batch_tokens
     max_running: Positive = 64  # sequences that decode together
+    prepare_sleep: bool = False  # a GPU worker takes the host memory for sleep level 1 at its start
     threads: Annotated[int, Meta(ge=0)] = 0  # torch CPU threads; 0: cores / workers of this machine, at least 1
 
 

@@ -77,7 +77,9 @@ class DecodeWorker:
     def _refusal(self, router: RouterStream, request: Submit, num_tokens: int) -> Failure | None:
         worker_id, limit = self._runtime.worker_id, self._runtime.assembly.max_model_len
         if self._runtime.draining:
-            return Failure("refused", "the decode worker is draining", retryable=True, worker_id=worker_id)
+            return Failure(
+                "refused", f"the decode worker is {self._runtime.state}", retryable=True, worker_id=worker_id
+            )
         if (router, request.request_id) in self.in_flight:
             return Failure("refused", "a request of this id is in flight already", retryable=False, worker_id=worker_id)
         if not 1 <= request.num_prompt_tokens <= num_tokens < request.num_prompt_tokens + request.sampling.max_tokens:
@@ -157,6 +159,12 @@ class DecodeWorker:
 
     def end_streams(self) -> None:
         """It has none but the routers'."""
+
+    async def suspend(self, timeout_s: float) -> None:
+        await asyncio.to_thread(self._handoffs.receiver.suspend, timeout_s)
+
+    def resume(self) -> None:
+        self._handoffs.receiver.resume()
 
     async def close(self) -> None:
         await self._handoffs.close()

@@ -10,6 +10,7 @@ from baton.config import EngineConfig, parse_bytes
 from engine.batch import Runner
 from engine.collective import Collective, own_shard
 from engine.model_files import ModelFiles
+from engine.model_memory import ModelMemory
 from engine.model_runner import build_runner, dtype_name, is_auto, resolve_attention, resolve_device, slab_layout
 from engine.random_weights import RandomWeights
 from engine.weights import TensorSource, Weights
@@ -35,10 +36,22 @@ class RankRunner(Runner, Protocol):
 class LoadedModel:
     runner: RankRunner
     slab: Slab
+    memory: ModelMemory
 
     def zero_tail(self, layer: int, block: int, used: int) -> None:
         """Clears what lies behind `used` tokens of a block, so that no stale bytes are shipped."""
         self.slab.tensor[layer, block, :, :, used:] = 0
+
+    @property
+    def asleep(self) -> tuple[str, ...]:
+        return self.memory.asleep
+
+    def sleep(self, level: int) -> int:
+        """See ModelMemory."""
+        return self.memory.sleep(level)
+
+    def wake(self, tags: tuple[str, ...]) -> None:
+        self.memory.wake(tags)
 
     def close(self) -> None:
         self.runner.close()
@@ -55,20 +68,16 @@ def load_model(
     device = resolve_device(config)
     dtype = getattr(torch, dtype_name(files.config.dtype, config, device))
     attention = resolve_attention(config, files.config, device, dtype)
-    if device.type == "cpu":
-        host_slab = Slab(slab_layout(files, config, collective))
-        return LoadedModel(build_runner(files, config, host_slab.tensor, collective), host_slab)
+    shard = own_shard(files.config, collective)
+    driver = memory_of(device)
     if attention == "torch":
-        device_slab = Slab(slab_layout(files, config, collective), memory_of(device))
-        return LoadedModel(build_runner(files, config, device_slab.tensor, collective), device_slab)
+        weights: TensorSource = Weights(files.folder, dtype, None if device.type == "cpu" else driver, shard)
+        slab = Slab(slab_layout(files, config, collective), driver)
+        runner = build_runner(files, config, slab.tensor, weights, collective)
+        return LoadedModel(runner, slab, ModelMemory(weights, slab, prepare=config.prepare_sleep))
     from engine.cuda_build import build_on_gpu  # here: Triton is installed only where there is a GPU
 
-    shard = own_shard(files.config, collective)
-    weights: TensorSource
-    if random_weights:
-        weights = RandomWeights(shard, dtype, memory_of(device))
-    else:
-        weights = Weights(files.folder, dtype, memory_of(device), shard)
+    weights = RandomWeights(shard, dtype, driver) if random_weights else Weights(files.folder, dtype, driver, shard)
     gpu = build_on_gpu(
         files.config,
         weights,
@@ -83,4 +92,4 @@ def load_model(
         flash=attention == "flash",
         collective=collective,
     )
-    return LoadedModel(gpu.runner, gpu.slab)
+    return LoadedModel(gpu.runner, gpu.slab, ModelMemory(weights, gpu.slab, prepare=config.prepare_sleep))

@@ -28,9 +28,8 @@ from engine.sampler import Sampler
 from engine.shard import vocabulary_share
 from engine.sharded_operations import ShardedOperations
 from engine.torch_attention import TorchAttention
-from engine.weights import Weights
+from engine.weights import TensorSource
 from kvtransfer.layout import SlabLayout
-from kvtransfer.memory_driver import memory_of
 
 TRITON_HEAD_DIMS = (16, 32, 64, 128)  # a kernel's tiles are powers of two
 _AUTO_KV_BYTES = 512 << 20  # where nothing is measured: on a CPU it is taken when it is first used
@@ -125,9 +124,13 @@ def slab_layout(files: ModelFiles, config: EngineConfig, collective: Collective 
 
 
 def build_runner(
-    files: ModelFiles, config: EngineConfig, slab: Tensor, collective: Collective | None = None
+    files: ModelFiles,
+    config: EngineConfig,
+    slab: Tensor,
+    weights: TensorSource,
+    collective: Collective | None = None,
 ) -> ModelRunner:
-    """Loads the model onto the slab's device, in the slab's dtype, for attention in plain torch. Raises ModelError.
+    """On the slab's device, in the slab's dtype, for attention in plain torch. Raises ModelError.
 
     `config.threads` above 0 sets torch's CPU threads for the whole process.
     """
@@ -135,8 +138,6 @@ def build_runner(
         torch.set_num_threads(config.threads)
     _, num_blocks, num_kv_heads, _, block_size, head_dim = slab.shape
     shard = own_shard(files.config, collective)
-    driver = None if slab.device.type == "cpu" else memory_of(slab.device)
-    weights = Weights(files.folder, slab.dtype, driver, shard)
     name = str(slab.dtype).removeprefix("torch.")
     layout = SlabLayout(files.config.num_layers, num_blocks, num_kv_heads, block_size, head_dim, name)
     operations: Operations = TorchOperations()

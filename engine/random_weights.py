@@ -25,14 +25,20 @@ class RandomWeights:
         self.memory: MemoryRange | None = MemoryRange(driver, shapes.nbytes)
         self._range = self.memory
         self._dtype = dtype
+        self._seed = seed
         self._generator = torch.Generator(self._range.bytes().device).manual_seed(seed)
+        self._placed: list[tuple[Tensor, float, float]] = []  # with mean and deviation
 
     def take(self, name: str, *shape: int) -> Tensor:
         values = self._range.tensor(shape, self._dtype)
-        if len(shape) == 1:
-            return values.normal_(1, 0.1, generator=self._generator)
-        scale = 1.0 if "embed_tokens" in name else shape[-1] ** -0.5
-        return values.normal_(0, scale, generator=self._generator)
+        deviation = 0.1 if len(shape) == 1 else 1.0 if "embed_tokens" in name else shape[-1] ** -0.5
+        self._placed.append((values, float(len(shape) == 1), deviation))
+        return values.normal_(*self._placed[-1][1:], generator=self._generator)
+
+    def reload(self) -> None:
+        self._generator.manual_seed(self._seed)
+        for values, mean, deviation in self._placed:
+            values.normal_(mean, deviation, generator=self._generator)
 
     def take_fused(self, shapes: dict[str, tuple[int, ...]]) -> Tensor:
         rows = sum(shape[0] for shape in shapes.values())
@@ -62,3 +68,6 @@ class _Shapes:
 
     def finish(self, ignored: Iterable[str] = ()) -> None:
         """Nothing can be left over."""
+
+    def reload(self) -> None:
+        """There is nothing to put anywhere."""

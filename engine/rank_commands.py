@@ -51,11 +51,21 @@ class ZeroTail(msgspec.Struct, frozen=True, tag="zero_tail", array_like=True):
     used: int
 
 
+class Sleep(msgspec.Struct, frozen=True, tag="sleep", array_like=True):
+    """See engine/model_memory.py."""
+
+    level: int
+
+
+class Wake(msgspec.Struct, frozen=True, tag="wake", array_like=True):
+    tags: tuple[str, ...]
+
+
 class Stop(msgspec.Struct, frozen=True, tag="stop", array_like=True):
     """The last command."""
 
 
-Command: TypeAlias = Load | TorchStep | DeviceStep | ZeroTail | Stop
+Command: TypeAlias = Load | TorchStep | DeviceStep | ZeroTail | Sleep | Wake | Stop
 
 encode_command = msgspec.msgpack.Encoder().encode
 decode_command = msgspec.msgpack.Decoder(Command).decode

@@ -18,7 +18,7 @@ from engine.command_channel import CommandReader, ReaderEnds
 from engine.loaded_model import LoadedModel, load_model
 from engine.model_files import ModelFiles
 from engine.model_runner import resolve_device
-from engine.rank_commands import DeviceStep, Load, Stop, TorchStep, ZeroTail, decode_command
+from engine.rank_commands import DeviceStep, Load, Sleep, Stop, TorchStep, Wake, ZeroTail, decode_command
 
 Build = Callable[[Load, int], LoadedModel]
 
@@ -51,6 +51,10 @@ def serve(rank: int, commands: CommandReader, build: Build) -> None:
                 part.runner.follow(step)
             case ZeroTail() as tail:
                 part.zero_tail(tail.layer, tail.block, tail.used)
+            case Sleep(level):
+                part.sleep(level)
+            case Wake(tags):
+                part.wake(tags)
             case Stop():
                 return
             case Load():

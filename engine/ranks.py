@@ -96,6 +96,11 @@ class Ranks:
         return self._folder / "meeting"
 
     @property
+    def size(self) -> int:
+        """All ranks, the first one too."""
+        return len(self._processes) + 1
+
+    @property
     def pids(self) -> list[int]:
         return [process.pid for process in self._processes]
 

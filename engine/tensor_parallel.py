@@ -17,12 +17,13 @@ from engine.collective import Collective
 from engine.loaded_model import LoadedModel, load_model
 from engine.model_files import ModelFiles
 from engine.model_runner import resolve_device
-from engine.rank_commands import Load, ZeroTail
+from engine.rank_commands import Load, Sleep, Wake, ZeroTail
 from engine.ranks import Ranks, end_process
 from engine.shard import FIELD, shard_of
 from kvtransfer.slab import Slab
 
 LOAD_TIMEOUT_S = 1800.0
+MEMORY_TIMEOUT_S = 50.0  # a command that takes longer counts as a hang, see engine/ranks.py
 
 
 class LeadRunner:
@@ -58,6 +59,23 @@ class TensorParallelModel:
     def zero_tail(self, layer: int, block: int, used: int) -> None:
         self.ranks.tell(ZeroTail(layer, block, used))
         self.own.zero_tail(layer, block, used)
+
+    @property
+    def asleep(self) -> tuple[str, ...]:
+        return self.own.asleep
+
+    def sleep(self, level: int) -> int:
+        """All ranks at once; see ModelMemory. Raises RankLostError."""
+        told = self.ranks.tell(Sleep(level))
+        freed = self.own.sleep(level)
+        self.ranks.wait_done(told, MEMORY_TIMEOUT_S)
+        return freed * self.ranks.size
+
+    def wake(self, tags: tuple[str, ...]) -> None:
+        """Raises RankLostError when a rank finds no memory: it ends then, and this worker with it."""
+        told = self.ranks.tell(Wake(tags))
+        self.own.wake(tags)
+        self.ranks.wait_done(told, MEMORY_TIMEOUT_S)
 
     def close(self) -> None:
         """Once the engine's thread has ended."""

@@ -69,6 +69,10 @@ class TensorSource(Protocol):
 
     def finish(self, ignored: Iterable[str] = ()) -> None: ...
 
+    def reload(self) -> None:
+        """Puts the values back to where `take` gave them out, in memory that was given back and taken again."""
+        ...
+
 
 class Weights:
     """Each tensor is taken once, or what `shard` says of it; `finish` tells which were left over."""
@@ -86,6 +90,7 @@ class Weights:
             self._entries |= _map(path)
         self._loaded_bytes = 0
         self._told_s = time.monotonic()
+        self._placed: list[tuple[Tensor, _Entry]] = []  # in `memory`
         self.memory: MemoryRange | None = None
         if driver is not None:
             sizes = (self._num_elements(name, entry) * dtype.itemsize for name, entry in self._entries.items())
@@ -104,6 +109,7 @@ class Weights:
             fused = self.memory.tensor((rows, *first.shape[1:]), self._dtype)
             for part, entry in zip(torch.split(fused, [entry.shape[0] for entry in entries]), entries, strict=True):
                 part.copy_(self._load(entry))
+                self._placed.append((part, entry))
             self._tell(fused.nbytes, self.memory.nbytes)
             return fused
         if all(entry.follows(before) for before, entry in itertools.pairwise(entries)):
@@ -120,6 +126,10 @@ class Weights:
         )
         if left:
             raise ModelError(self._model, f"{len(left)} tensors are not known to this architecture: {_listed(left)}")
+
+    def reload(self) -> None:
+        for part, entry in self._placed:
+            part.copy_(self._load(entry))
 
     def _pop(self, name: str, shape: tuple[int, ...]) -> _Entry:
         entry = self._entries.pop(name, None)

@@ -88,6 +88,11 @@ class Link:
                     self._stop(state, wire.Abort(state.grant.transfer_id, reason), reason)
             self._changed.notify_all()
 
+    def wait(self, timeout_s: float) -> bool:
+        """For the end of a retired link; False when it takes longer."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
     def join(self, timeout_s: float) -> None:
         """Waits for the end of a retired link, and ends it the hard way when that takes longer."""
         self._thread.join(timeout_s)

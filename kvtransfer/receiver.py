@@ -65,6 +65,7 @@ class Receiver:
         self._connections: dict[int, Connection] = {}
         self._num_accepted = 0
         self._closed = False
+        self._suspended = False
         self._last_round = False  # for the clerk: nothing comes after what is queued now
         self._closing_fd = os.eventfd(0, os.EFD_CLOEXEC)
         self._folder: Path | None = None
@@ -82,7 +83,8 @@ class Receiver:
         ttl_s = self._config.lease_ttl_s if ttl_s is None else ttl_s
         transfer_id = uuid.uuid4().hex  # unguessable: it is all that a writer has to show
         with self._lock:
-            if self._closed or self._slab.suspended or any(other.suspended for other in self._others):
+            suspended = self._suspended or self._slab.suspended or any(other.suspended for other in self._others)
+            if self._closed or suspended:
                 raise UnavailableError("the KV receiver is closed" if self._closed else "the KV slab is suspended")
             self._ledger.reserve(transfer_id, block_ids, time.monotonic() + ttl_s)
         self._wake.set()
@@ -110,6 +112,35 @@ class Receiver:
         """Sentences about what is wrong; empty when all is well."""
         with self._lock:
             return self._ledger.check_integrity(set(self._connections))
+
+    def suspend(self, timeout_s: float) -> None:
+        """From here on until `resume` nobody may write the slab, or maps it: open leases fail, peers let go.
+
+        Raises UnavailableError, and goes on as before, when a peer does not let go in that time.
+        """
+        with self._lock:
+            if self._closed:
+                raise UnavailableError("the KV receiver is closed")
+            self._suspended = True
+            connections = list(self._connections.values())
+        for transfer_id in self._ledger.transfers():
+            self._ledger.fail(transfer_id, "the decode worker goes to sleep")
+        for connection in connections:
+            connection.shutdown()
+        self._wake.set()
+        give_up_s = time.monotonic() + timeout_s
+        for connection in connections:
+            connection.join(max(0.0, give_up_s - time.monotonic()))
+        with self._lock:
+            left = [connection.peer for connection in self._connections.values()]
+        if left or self._ledger.lease_count():
+            self.resume()
+            holders = ", ".join(left) or "an unknown peer"
+            raise UnavailableError(f"{holders} did not let go of the KV slab within {timeout_s:.1f} s")
+
+    def resume(self) -> None:
+        """Leases are given out again, under the slab's generation of now."""
+        self._suspended = False
 
     def close(self) -> None:
         """Fails what is open, gives peers a moment to let go of the slab, and frees sockets and threads. Idempotent."""
@@ -170,7 +201,7 @@ class Receiver:
 
     def _open(self, sock: socket.socket) -> None:
         with self._lock:
-            if self._closed:
+            if self._closed or self._suspended:
                 sock.close()
                 return
             self._num_accepted += 1

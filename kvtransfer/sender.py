@@ -8,6 +8,7 @@ Nothing here waits: connecting, copying and sending happen in the links' threads
 """
 
 import threading
+import time
 from collections.abc import Callable
 
 from baton.config import TransferConfig
@@ -63,6 +64,18 @@ class Sender:
             self._links[peer] = link
             link.start()
             return push
+
+    def let_go(self, timeout_s: float) -> None:
+        """Ends the links to all peers, once their pushes are done: the slab is not read after it. The next push makes
+        new ones. Raises UnavailableError when that takes longer."""
+        with self._lock:
+            links = [*self._links.values(), *self._ending]
+        give_up_s = time.monotonic() + timeout_s
+        for link in links:
+            link.retire()
+        for link in links:
+            if not link.wait(max(0.0, give_up_s - time.monotonic())):
+                raise UnavailableError(f"a push still reads the KV slab after {timeout_s:.1f} s")
 
     def close(self) -> None:
         """Aborts what is open, ends threads and connections. Idempotent."""

@@ -101,7 +101,7 @@ class PrefillWorker:
         """Why a prompt cannot be run here."""
         layout, grant = self._runtime.assembly.layout, request.grant
         if self._runtime.draining:
-            return "the prefill worker is draining"
+            return f"the prefill worker is {self._runtime.state}"
         if (stream, request.request_id) in self.in_flight:
             return "the request is in flight already"
         if num_tokens > layout.num_blocks * layout.block_size:
@@ -172,6 +172,12 @@ class PrefillWorker:
 
     def end_streams(self) -> None:
         self._streams.close()
+
+    async def suspend(self, timeout_s: float) -> None:
+        await asyncio.to_thread(self._sender.let_go, timeout_s)
+
+    def resume(self) -> None:
+        """The next push makes its link."""
 
     async def close(self) -> None:
         await asyncio.to_thread(self._sender.close)

@@ -1,21 +1,23 @@
 """The gRPC service `baton.v1.Admin`: what an operator asks of a running router. Part of grpc_api's server.
 
-Nothing here may hold up requests or change what the router knows.
+Nothing here may hold up requests or change what the router knows. `Sleep` and `Wake` are passed on to the worker.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 import grpc.aio
 
-from baton.errors import BatonError
+from baton.errors import BatonError, UnavailableError
 from baton_proto.generated import inference_pb2 as pb, inference_pb2_grpc as pb_grpc
 from router.explain import Explainer
 from router.frontend import Frontend
 from router.grpc_errors import status_of
 from router.grpc_messages import prompt_field_of, prompt_of
+from router.sleep_control import SleepControl
 from router.tree_diff import TreeDiff
 from router.tree_view import TreeView
 from router.validation import tokenize
@@ -34,6 +36,7 @@ class Questions:
     tree: TreeView
     diff: TreeDiff
     explain: Explainer
+    sleep: SleepControl
 
 
 class AdminService(pb_grpc.AdminServicer):
@@ -81,3 +84,28 @@ class AdminService(pb_grpc.AdminServicer):
             status = status_of(error, "explain")
             await context.abort(status.code, status.details)
         return explain.prompt(tokens)
+
+    async def Sleep(  # noqa: N802
+        self, request: pb.SleepRequest, context: grpc.aio.ServicerContext[pb.SleepRequest, pb.SleepResponse]
+    ) -> pb.SleepResponse:
+        try:
+            return await self._questions.sleep.sleep(request)
+        except BatonError as error:
+            await _refuse(context, error)
+            raise
+
+    async def Wake(  # noqa: N802
+        self, request: pb.WakeRequest, context: grpc.aio.ServicerContext[pb.WakeRequest, pb.SleepResponse]
+    ) -> pb.SleepResponse:
+        try:
+            return await self._questions.sleep.wake(request)
+        except BatonError as error:
+            await _refuse(context, error)
+            raise
+
+
+async def _refuse(context: "grpc.aio.ServicerContext[Any, Any]", error: BatonError) -> None:
+    """Raises."""
+    status = status_of(error, "sleep")
+    code = grpc.StatusCode.FAILED_PRECONDITION if isinstance(error, UnavailableError) else status.code
+    await context.abort(code, status.details)

@@ -33,6 +33,7 @@ from router.http_server import serve_http
 from router.indexer import Indexer
 from router.load import LoadLedger
 from router.metrics import RouterMetrics
+from router.sleep_control import SleepControl
 from router.status import StatusView
 from router.tokenizer import Tokenizer
 from router.traffic import Traffic
@@ -164,6 +165,7 @@ def _questions(router_id: str, parts: Parts, view: _View) -> Questions:
         status=view.status.status,
         tree=TreeView(router_id, parts.block_size, view.indexer.tree, view.indexer.hits),
         diff=TreeDiff(view.indexer, view.pool.snapshot, lambda: [worker.key for worker in view.pool.workers.values()]),
+        sleep=SleepControl(view.pool),
         explain=Explainer(parts.assigner, parts.decisions, view.pool, parts.config, parts.block_size),
     )
 

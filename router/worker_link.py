@@ -20,8 +20,10 @@ from baton_proto.worker import (
     DRAIN,
     INSPECT,
     MAJOR,
+    SLEEP,
     SNAPSHOT,
     STEPS,
+    WAKE,
     Cancel,
     Delta,
     DrainReport,
@@ -29,10 +31,13 @@ from baton_proto.worker import (
     Hello,
     InspectReport,
     InspectRequest,
+    SleepReport,
+    SleepRequest,
     SnapshotChunk,
     SnapshotRequest,
     StepMessage,
     Submit,
+    WakeRequest,
     WorkerReport,
     decoder,
     encode,
@@ -42,6 +47,7 @@ from router.match import WorkerKey
 
 HELLO_TIMEOUT_S = 5.0
 CALL_TIMEOUT_S = 5.0
+MEMORY_TIMEOUT_S = 60.0  # to copy or read the weights
 MIN_BACKOFF_S = 0.05
 MAX_BACKOFF_S = 1.0
 
@@ -81,6 +87,8 @@ class WorkerLink:
         self._snapshot: Any = self._channel.unary_stream(SNAPSHOT, encode, decoder(SnapshotChunk))
         self._inspect: Any = self._channel.unary_unary(INSPECT, encode, decoder(InspectReport))
         self._drain: Any = self._channel.unary_unary(DRAIN, encode, decoder(DrainReport))
+        self._sleep: Any = self._channel.unary_unary(SLEEP, encode, decoder(SleepReport))
+        self._wake: Any = self._channel.unary_unary(WAKE, encode, decoder(SleepReport))
         self._task = asyncio.create_task(self._keep_connected())
 
     # --- requests -----------------------------------------------------------------------------------------------------
@@ -116,6 +124,16 @@ class WorkerLink:
 
     async def drain(self, timeout_s: float) -> DrainReport:
         report: DrainReport = await self._call(self._drain, DrainRequest(MAJOR, timeout_s), timeout_s + CALL_TIMEOUT_S)
+        return report
+
+    async def sleep(self, level: int, timeout_s: float) -> SleepReport:
+        """`timeout_s`: for requests in flight, and again for peers. Its memory takes a while on top."""
+        request = SleepRequest(MAJOR, level, timeout_s)
+        report: SleepReport = await self._call(self._sleep, request, 2 * timeout_s + MEMORY_TIMEOUT_S)
+        return report
+
+    async def wake(self, tags: list[str]) -> SleepReport:
+        report: SleepReport = await self._call(self._wake, WakeRequest(MAJOR, tags), MEMORY_TIMEOUT_S)
         return report
 
     async def snapshot(self, timeout_s: float) -> AsyncIterator[SnapshotChunk]:

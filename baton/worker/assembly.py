@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import structlog
@@ -21,6 +21,7 @@ from engine.loop import EngineLoop
 from engine.mock_model import answer_vocabulary
 from engine.mock_runner import MockRunner
 from engine.model_files import ModelFiles
+from engine.model_memory import ModelMemory
 from engine.served_model import is_mock, served_model
 from engine.timed_loop import TimedLoop
 from kvtransfer.layout import SlabLayout
@@ -33,12 +34,25 @@ ZeroTail = Callable[[int, int, int], None]
 """(layer, block, used tokens): clears the rest of a block, so that no stale bytes are shipped."""
 
 
+class SleepingMemory(Protocol):
+    """What a worker gives back when it sleeps. Called on the engine thread, when nothing runs; see
+    engine/model_memory.py."""
+
+    @property
+    def asleep(self) -> tuple[str, ...]: ...
+
+    def sleep(self, level: int) -> int: ...
+
+    def wake(self, tags: tuple[str, ...]) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class EngineAssembly:
     engine: Engine
     slab: Slab
     layout: SlabLayout
     zero_tail: ZeroTail
+    memory: SleepingMemory
     model: str  # name that clients use
     model_hash: str
     max_model_len: int  # prompt and output together
@@ -71,7 +85,7 @@ def _model_engine(files: ModelFiles, config: ServingConfig) -> EngineAssembly:
     slab = loaded.slab
     manager = BlockManager(slab.layout.num_blocks, slab.layout.block_size)
     engine = Engine(loaded.runner, manager, **_limits(files, config))
-    return _assembled(files, config, engine, slab, loaded.zero_tail, loaded.close, EngineLoop)
+    return _assembled(files, config, engine, slab, loaded, loaded.zero_tail, loaded.close, EngineLoop)
 
 
 def _mock_engine(files: ModelFiles, config: ServingConfig) -> EngineAssembly:
@@ -87,7 +101,7 @@ def _mock_engine(files: ModelFiles, config: ServingConfig) -> EngineAssembly:
     manager = BlockManager(layout.num_blocks, block_size)
     engine = Engine(runner, manager, **_limits(files, config), clock=runner.clock)
     slab = Slab(layout)
-    return _assembled(files, config, engine, slab, _nothing_to_zero, slab.close, TimedLoop)
+    return _assembled(files, config, engine, slab, ModelMemory(None, slab), _nothing_to_zero, slab.close, TimedLoop)
 
 
 def _nothing_to_zero(layer: int, block: int, used: int) -> None:
@@ -107,6 +121,7 @@ def _assembled(
     config: ServingConfig,
     engine: Engine,
     slab: Slab,
+    memory: SleepingMemory,
     zero_tail: ZeroTail,
     close: Callable[[], None],
     loop: LoopFactory,
@@ -119,6 +134,7 @@ def _assembled(
         slab=slab,
         layout=layout,
         zero_tail=zero_tail,
+        memory=memory,
         model=config.served_model_name or files.name,
         model_hash=files.model_hash,
         max_model_len=min(files.max_position, pool_tokens, config.engine.max_model_len or pool_tokens),

@@ -40,6 +40,13 @@ class Role(Protocol):
         """What is wrong outside the engine."""
         ...
 
+    async def suspend(self, timeout_s: float) -> None:
+        """Nothing is in flight: lets go of all peers, who may neither write our KV nor be written from it until
+        `resume`. Raises UnavailableError, and goes on as before, when one of them does not let go in time."""
+        ...
+
+    def resume(self) -> None: ...
+
     def end_all(self, failure: Failure) -> None:
         """Ends what is in flight."""
         ...

@@ -54,8 +54,18 @@ class WorkerRuntime:
         return self._role
 
     @property
+    def asleep(self) -> tuple[str, ...]:
+        """What is given back: see engine/model_memory.py."""
+        return self.assembly.memory.asleep
+
+    @property
     def state(self) -> str:
-        return "draining" if self.draining else "ready"
+        return "sleeping" if self.asleep else "draining" if self.draining else "ready"
+
+    async def announce(self) -> None:
+        """The state, to whoever listens to discovery."""
+        if self.announcer is not None:
+            await self.announcer.set_state(self.state)
 
     @property
     def load(self) -> WorkerLoad:
@@ -72,8 +82,7 @@ class WorkerRuntime:
     async def drain(self, timeout_s: float) -> int:
         """Takes no new request from now on. Returns how many are in flight when all have ended or the time is up."""
         self.draining = True
-        if self.announcer is not None:
-            await self.announcer.set_state(self.state)
+        await self.announce()
         return await self.role.in_flight.wait_empty(timeout_s)
 
     def _step_done(self, output: StepOutput, load: WorkerLoad) -> None:

@@ -1,4 +1,4 @@
-"""The gRPC server of a worker: calls that both kinds answer alike, Snapshot, Inspect and Drain."""
+"""The gRPC server of a worker: calls that both kinds answer alike: Snapshot, Inspect, Drain, Sleep and Wake."""
 
 import os
 from collections.abc import AsyncIterator
@@ -8,18 +8,24 @@ import grpc
 import psutil
 
 from baton.worker.runtime import WorkerRuntime
+from baton.worker.sleep import Sleeper
 from baton.worker.snapshot import chunks, take_snapshot
 from baton_proto.worker import (
     DRAIN,
     INSPECT,
     SERVICE,
+    SLEEP,
     SNAPSHOT,
+    WAKE,
     DrainReport,
     DrainRequest,
     InspectReport,
     InspectRequest,
+    SleepReport,
+    SleepRequest,
     SnapshotChunk,
     SnapshotRequest,
+    WakeRequest,
     decoder,
     encode,
 )
@@ -35,11 +41,14 @@ SERVER_OPTIONS = [
 class WorkerService:
     def __init__(self, runtime: WorkerRuntime) -> None:
         self._runtime = runtime
+        self._sleeper = Sleeper(runtime)
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
         methods = {
             SNAPSHOT: grpc.unary_stream_rpc_method_handler(self._snapshot, decoder(SnapshotRequest), encode),
             INSPECT: grpc.unary_unary_rpc_method_handler(self._inspect, decoder(InspectRequest), encode),
             DRAIN: grpc.unary_unary_rpc_method_handler(self._drain, decoder(DrainRequest), encode),
+            SLEEP: grpc.unary_unary_rpc_method_handler(self._sleep, decoder(SleepRequest), encode),
+            WAKE: grpc.unary_unary_rpc_method_handler(self._wake, decoder(WakeRequest), encode),
         }
         by_name = {name.removeprefix(f"/{SERVICE}/"): handler for name, handler in methods.items()}
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, by_name),))
@@ -72,3 +81,9 @@ class WorkerService:
 
     async def _drain(self, request: DrainRequest, context: Context) -> DrainReport:
         return DrainReport(await self._runtime.drain(request.timeout_s))
+
+    async def _sleep(self, request: SleepRequest, context: Context) -> SleepReport:
+        return await self._sleeper.sleep(request.level, request.timeout_s)
+
+    async def _wake(self, request: WakeRequest, context: Context) -> SleepReport:
+        return await self._sleeper.wake(tuple(request.tags))

@@ -20,6 +20,8 @@ SERVICE = "baton.worker.v1.Worker"
 SNAPSHOT = f"/{SERVICE}/Snapshot"  # SnapshotRequest -> stream SnapshotChunk
 INSPECT = f"/{SERVICE}/Inspect"  # InspectRequest -> InspectReport
 DRAIN = f"/{SERVICE}/Drain"  # DrainRequest -> DrainReport
+SLEEP = f"/{SERVICE}/Sleep"  # SleepRequest -> SleepReport
+WAKE = f"/{SERVICE}/Wake"  # WakeRequest -> SleepReport
 
 # What a stream is for, in the hello of who dials.
 STEPS = "steps"  # router to worker: WorkerCommand there, WorkerReport back
@@ -204,6 +206,27 @@ class DrainRequest(Struct, frozen=True):
 
 class DrainReport(Struct, frozen=True):
     remaining: int  # requests still in flight when the time was up
+
+
+class SleepRequest(Struct, frozen=True):
+    version: int
+    level: int  # 1: the weights are kept in host memory; 2: they are dropped
+    timeout_s: float  # for requests in flight, and again for peers that map the KV
+
+
+class WakeRequest(Struct, frozen=True):
+    version: int
+    tags: list[str]  # "weights", "kv_cache"; none: all
+
+
+class SleepReport(Struct, frozen=True):
+    """Answers both."""
+
+    state: str  # of the worker now
+    asleep: list[str]  # tags of what is given back now
+    freed_bytes: int
+    seconds: float
+    problem: str  # why it did not happen; empty when it did
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -10,6 +10,7 @@ from engine.batch import Batch, SampledToken, ScheduledSequence
 from engine.model_files import ModelFiles
 from engine.model_runner import build_runner, slab_layout
 from engine.sequence import Sequence
+from engine.weights import Weights
 
 STALE = 3.0  # what unwritten slots of the slab hold
 
@@ -18,7 +19,7 @@ class RunnerBench:
     def __init__(self, files: ModelFiles, config: EngineConfig) -> None:
         layout = slab_layout(files, config)
         self.slab = torch.full(layout.shape, STALE, dtype=getattr(torch, layout.dtype))
-        self.runner = build_runner(files, config, self.slab)
+        self.runner = build_runner(files, config, self.slab, Weights(files.folder, self.slab.dtype))
         self.block_size = layout.block_size
         self._names = itertools.count()
         self._free = torch.randperm(layout.num_blocks, generator=torch.Generator().manual_seed(0)).tolist()

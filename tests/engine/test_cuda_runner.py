@@ -63,7 +63,9 @@ def engine(files: ModelFiles, runner: Runner, num_blocks: int = NUM_BLOCKS) -> E
 
 def both(files: ModelFiles, params: list[SamplingParams], seed: int, num_blocks: int = NUM_BLOCKS) -> None:
     torch_slab = slab(files, torch.device("cpu"), stale=3.0)  # it multiplies what is stale by zero
-    torch_runner = build_runner(files, EngineConfig(device="cpu", attention="torch"), torch_slab)
+    torch_runner = build_runner(
+        files, EngineConfig(device="cpu", attention="torch"), torch_slab, Weights(files.folder, torch_slab.dtype)
+    )
     expected = run(engine(files, torch_runner, num_blocks), sequences(params, seed))
     assert run(engine(files, cuda_runner(files), num_blocks), sequences(params, seed)) == expected
     assert sum(len(set(tokens)) for tokens in expected.values()) > 12, "the test says nothing when models repeat"

@@ -310,6 +310,38 @@ class WorkerStatus(_message.Message):
     step_ms: float
     def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ..., state: _Optional[str] = ..., incarnation: _Optional[int] = ..., blocks_used: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., blocks_total: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., last_event_id: _Optional[int] = ..., address: _Optional[str] = ..., leases: _Optional[int] = ..., note: _Optional[str] = ..., blocks_in_tree: _Optional[int] = ..., event_batches: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., step_ms: _Optional[float] = ...) -> None: ...
 
+class SleepRequest(_message.Message):
+    __slots__ = ("worker_id", "level", "timeout_s")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    level: int
+    timeout_s: float
+    def __init__(self, worker_id: _Optional[str] = ..., level: _Optional[int] = ..., timeout_s: _Optional[float] = ...) -> None: ...
+
+class WakeRequest(_message.Message):
+    __slots__ = ("worker_id", "tags")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    TAGS_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    tags: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, worker_id: _Optional[str] = ..., tags: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class SleepResponse(_message.Message):
+    __slots__ = ("worker_id", "state", "asleep", "freed_bytes", "seconds")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    ASLEEP_FIELD_NUMBER: _ClassVar[int]
+    FREED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    state: str
+    asleep: _containers.RepeatedScalarFieldContainer[str]
+    freed_bytes: int
+    seconds: float
+    def __init__(self, worker_id: _Optional[str] = ..., state: _Optional[str] = ..., asleep: _Optional[_Iterable[str]] = ..., freed_bytes: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
+
 class QueueStatus(_message.Message):
     __slots__ = ("waiting", "running", "capacity", "oldest_age_s")
     WAITING_FIELD_NUMBER: _ClassVar[int]

@@ -180,6 +180,16 @@ class AdminStub:
                 request_serializer=baton_dot_v1_dot_inference__pb2.ExplainRequest.SerializeToString,
                 response_deserializer=baton_dot_v1_dot_inference__pb2.ExplainResponse.FromString,
                 _registered_method=True)
+        self.Sleep = channel.unary_unary(
+                '/baton.v1.Admin/Sleep',
+                request_serializer=baton_dot_v1_dot_inference__pb2.SleepRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_inference__pb2.SleepResponse.FromString,
+                _registered_method=True)
+        self.Wake = channel.unary_unary(
+                '/baton.v1.Admin/Wake',
+                request_serializer=baton_dot_v1_dot_inference__pb2.WakeRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_inference__pb2.SleepResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer:
@@ -214,6 +224,19 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Sleep(self, request, context):
+        """A worker gives its memory back, or takes it again. FAILED_PRECONDITION: it did not, for the reason in the details.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Wake(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -236,6 +259,16 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.Explain,
                     request_deserializer=baton_dot_v1_dot_inference__pb2.ExplainRequest.FromString,
                     response_serializer=baton_dot_v1_dot_inference__pb2.ExplainResponse.SerializeToString,
+            ),
+            'Sleep': grpc.unary_unary_rpc_method_handler(
+                    servicer.Sleep,
+                    request_deserializer=baton_dot_v1_dot_inference__pb2.SleepRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_inference__pb2.SleepResponse.SerializeToString,
+            ),
+            'Wake': grpc.unary_unary_rpc_method_handler(
+                    servicer.Wake,
+                    request_deserializer=baton_dot_v1_dot_inference__pb2.WakeRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_inference__pb2.SleepResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -347,6 +380,60 @@ class Admin:
             '/baton.v1.Admin/Explain',
             baton_dot_v1_dot_inference__pb2.ExplainRequest.SerializeToString,
             baton_dot_v1_dot_inference__pb2.ExplainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Sleep(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Admin/Sleep',
+            baton_dot_v1_dot_inference__pb2.SleepRequest.SerializeToString,
+            baton_dot_v1_dot_inference__pb2.SleepResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Wake(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Admin/Wake',
+            baton_dot_v1_dot_inference__pb2.WakeRequest.SerializeToString,
+            baton_dot_v1_dot_inference__pb2.SleepResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,110 @@
+"""Workers that sleep: requests go elsewhere, answers stay the same, memory and cached prefixes go and come back."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import grpc
+import pytest
+
+from baton_proto.generated import inference_pb2 as pb
+from tests.service import Service, running_service
+from tests.spine.oracle import Oracle
+from tests.spine.prompts import ask, random_prompt
+from tests.spine.worker_view import until_idle, until_running, until_tree_is_right, until_used
+
+BATON = [sys.executable, "-c", "from baton.cli import main; main()"]
+SHIP_ALL = {"router": {"placement": {"local_prefill_tokens": 0}}}
+
+
+async def worker(service: Service, worker_id: str) -> pb.WorkerStatus:
+    return next(one for one in (await service.client.status(5)).workers if one.worker_id == worker_id)
+
+
+async def until_state(service: Service, worker_id: str, state: str) -> None:
+    async with asyncio.timeout(10):
+        while (await worker(service, worker_id)).state != state:
+            await asyncio.sleep(0.01)
+
+
+async def test_requests_go_to_those_who_are_awake_and_come_back(tiny_model: Path) -> None:
+    async with running_service(tiny_model, 1, 2, SHIP_ALL) as service:
+        oracle, prompts = Oracle(tiny_model), [random_prompt(90 + i, seed=i) for i in range(6)]
+        expected = [oracle.greedy(prompt, 8) for prompt in prompts]
+
+        async def all_answered() -> set[tuple[str, str]]:
+            answers = await asyncio.gather(*(ask(service.client, prompt, 8) for prompt in prompts))
+            assert [answer.token_ids for answer in answers] == expected
+            return {(answer.served_by[0].prefill_worker, answer.served_by[0].decode_worker) for answer in answers}
+
+        assert await all_answered() == {("prefill-1", "decode-1"), ("prefill-1", "decode-2")}
+        for level in (1, 2):
+            slept = await service.client.sleep("decode-1", level)
+            assert (slept.state, list(slept.asleep)) == ("sleeping", ["weights", "kv_cache"])
+            assert slept.freed_bytes == 64 << 20
+            await until_state(service, "decode-1", "sleeping")
+            assert await all_answered() == {("prefill-1", "decode-2")}
+            await until_idle(service)
+            await until_tree_is_right(service)
+            assert (await worker(service, "decode-1")).blocks_in_tree == 0
+            half = await service.client.wake("decode-1", ["weights"])
+            assert (half.state, list(half.asleep)) == ("sleeping", ["kv_cache"])
+            assert (await service.client.wake("decode-1")).state == "ready"
+            await until_used(service)
+            assert ("prefill-1", "decode-1") in await all_answered()
+
+        await service.client.sleep("prefill-1")
+        await until_state(service, "prefill-1", "sleeping")
+        assert {prefill for prefill, _ in await all_answered()} == {""}, "decode workers run prompts themselves"
+        await service.client.wake("prefill-1")
+        await until_used(service)
+        fresh = random_prompt(200, seed=99)
+        assert (await ask(service.client, fresh, 8)).served_by[0].prefill_worker == "prefill-1"
+        await until_idle(service)
+
+
+async def test_a_worker_with_requests_in_flight_drains_first_or_stays_awake(tiny_model: Path) -> None:
+    async with running_service(tiny_model, 0, 1) as service:
+        prompt = random_prompt(40, seed=1)
+        long = asyncio.create_task(ask(service.client, prompt, 400, ignore_eos=True))
+        await until_running(service, "decode-1")
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await service.client.sleep("decode-1", timeout_s=0.01)
+        assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        assert refused.value.details() == "decode-1 stays awake: 1 requests are in flight after 0.0 s"
+        await until_state(service, "decode-1", "ready")
+        slept = await service.client.sleep("decode-1")
+        assert long.done(), "it was let to its end"
+        assert len((await long).token_ids) == 400
+        assert slept.state == "sleeping"
+        with pytest.raises(grpc.aio.AioRpcError) as unserved:
+            await ask(service.client, prompt, 4, timeout_s=1)
+        assert unserved.value.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+        await service.client.wake("decode-1")
+        await until_used(service)
+        assert (await ask(service.client, prompt, 4)).token_ids == Oracle(tiny_model).greedy(prompt, 4)
+
+
+async def test_the_command_line_says_what_happened_and_what_is_wrong(tiny_model: Path) -> None:
+    async with running_service(tiny_model, 0, 1) as service:
+
+        async def baton(*arguments: str) -> tuple[int, str]:
+            command = [*BATON, *arguments, "--address", service.grpc_address]
+            done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60)
+            return done.returncode, done.stdout + done.stderr
+
+        code, text = await baton("sleep", "decode-9")
+        assert code != 0
+        assert "worker_id: there is no worker 'decode-9'; known are decode-1" in text
+        code, text = await baton("wake", "decode-1", "--tags", "weight")
+        assert code != 0
+        assert "tags: 'weight' is none of weights, kv_cache" in text
+        code, text = await baton("sleep", "decode-1", "--level", "2", "--json")
+        assert code == 0
+        assert json.loads(text)["state"] == "sleeping"
+        code, text = await baton("wake", "decode-1")
+        assert code == 0
+        assert text.startswith("decode-1 is ready, after ")
+        await until_used(service)
