@@ -38,6 +38,11 @@ class ModelMemory:
         """Tags of what is given back."""
         return tuple(tag for tag in TAGS if tag in self._asleep)
 
+    @property
+    def weights_bytes(self) -> int:
+        """What the weights take in memory of their own."""
+        return self._weights.nbytes if self._weights is not None else 0
+
     def sleep(self, level: int) -> int:
         """Returns the bytes that came free. Raises UnavailableError and RuntimeError, having changed nothing, when the
         host has no room for the weights."""

@@ -1,0 +1,92 @@
+"""How long a worker's memory takes to be given back and to come again, and whether anything stays behind.
+
+    python benchmarks/sleep_cycle.py --model 8b [--cycles 50] [--out FOLDER]        (one GPU)
+
+Random weights. Answers are greedy and have to be the same before and after. Goals: 98 % of weights and KV are free
+while it sleeps; each way takes at most its bytes at 50 GB/s and 60 ms; cycles leave device memory, descriptors and
+pinned memory as they were.
+"""
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from baton.config import EngineConfig
+from baton_proto.sampling import SamplingParams
+from benchmarks.machine import describe
+from benchmarks.shapes import SHAPES
+from engine.loaded_model import LoadedModel, load_model
+from engine.model_files import ModelFiles
+from tests.engine.engine_runs import run, sequences, small_engine
+
+PARAMS = [SamplingParams(max_tokens=24, temperature=0.0, seed=seed, ignore_eos=True) for seed in range(6)]
+BYTES_PER_S, FIXED_S = 50e9, 0.06
+TAGS = ("weights", "kv_cache")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=SHAPES, default="8b")
+    parser.add_argument("--cycles", type=int, default=50)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    arguments = parser.parse_args()
+    config = EngineConfig(
+        device="cuda", dtype="bfloat16", attention="triton", block_size=16, max_model_len=4096, prepare_sleep=True
+    )
+    files = ModelFiles(Path(), arguments.model, SHAPES[arguments.model], frozenset(), "")
+    loaded = load_model(files, config, random_weights=True)
+    before = answers(files, loaded)
+    kv_bytes = loaded.slab.layout.nbytes
+    rows: list[dict[str, Any]] = []
+    for level in (1, 2, 1):
+        free = torch.cuda.mem_get_info()[0]
+        slept_s = timed(lambda level=level: loaded.sleep(level))
+        freed = torch.cuda.mem_get_info()[0] - free
+        woken_s = timed(lambda: loaded.wake(TAGS))
+        held = loaded.memory.weights_bytes + kv_bytes
+        goal_s = (loaded.memory.weights_bytes if level == 1 else 0) / BYTES_PER_S + FIXED_S
+        same = answers(files, loaded) == before
+        row = {"level": level, "held GB": held / 1e9, "freed": freed / held, "sleep s": slept_s, "wake s": woken_s}
+        rows.append(row | {"goal s": goal_s, "same answers": same})
+        print(rows[-1], flush=True)
+    footprint = what_is_held()
+    for _ in range(arguments.cycles):
+        loaded.sleep(1)
+        loaded.wake(TAGS)
+    after = what_is_held()
+    print(f"{arguments.cycles} cycles: {footprint} -> {after}; same answers {answers(files, loaded) == before}")
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    document = {"benchmark": "sleep_cycle", **describe(), "rows": rows, "before": footprint, "after": after}
+    path = arguments.out / f"sleep-{arguments.model}.json"
+    path.write_text(json.dumps(document | {"cycles": arguments.cycles}, indent=1) + "\n")
+
+
+def answers(files: ModelFiles, loaded: LoadedModel) -> dict[str, list[int]]:
+    return run(small_engine(files, loaded.runner, 256, 512, 16), sequences(PARAMS, seed=5))
+
+
+def timed(call: Callable[[], object]) -> float:
+    torch.cuda.synchronize()
+    began_s = time.perf_counter()
+    call()
+    torch.cuda.synchronize()
+    return time.perf_counter() - began_s
+
+
+def what_is_held() -> dict[str, int]:
+    return {
+        "device MiB": (torch.cuda.mem_get_info()[1] - torch.cuda.mem_get_info()[0]) >> 20,
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "resident MiB": psutil.Process().memory_info().rss >> 20,
+    }
+
+
+if __name__ == "__main__":
+    main()
