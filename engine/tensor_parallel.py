@@ -10,16 +10,20 @@ from dataclasses import dataclass
 
 import torch
 
-from baton.config import EngineConfig
+from baton.config import EngineConfig, TransferConfig
 from baton.errors import BatonError, ConfigError, RankLostError
 from engine.batch import Batch, LayerDone, Runner, StepOnItsWay
 from engine.collective import Collective
 from engine.loaded_model import LoadedModel, load_model
 from engine.model_files import ModelFiles
 from engine.model_runner import resolve_device
-from engine.rank_commands import Load, ZeroTail
+from engine.rank_commands import ExportSlab, Load
+from engine.ranked_sender import RankedSender
 from engine.ranks import Ranks, end_process
 from engine.shard import FIELD, shard_of
+from kvtransfer.adopted_slab import AdoptedSlab
+from kvtransfer.identity import SlabIdentity
+from kvtransfer.sending import KvSender
 from kvtransfer.slab import Slab
 
 LOAD_TIMEOUT_S = 1800.0
@@ -55,9 +59,20 @@ class TensorParallelModel:
     own: LoadedModel
     ranks: Ranks
 
-    def zero_tail(self, layer: int, block: int, used: int) -> None:
-        self.ranks.tell(ZeroTail(layer, block, used))
-        self.own.zero_tail(layer, block, used)
+    def sender(self, identity: SlabIdentity, config: TransferConfig) -> KvSender:
+        return RankedSender(self.own.sender(identity, config), identity, config, self.ranks)
+
+    def other_slabs(self) -> list[AdoptedSlab]:
+        """Raises RankLostError, or UnavailableError when this device cannot reach another rank's memory."""
+        self.ranks.tell(ExportSlab())
+        slabs: list[AdoptedSlab] = []
+        for rank in range(1, self.ranks.size):
+            fd = self.ranks.exported_slab(rank)
+            try:
+                slabs.append(AdoptedSlab(self.slab.layout, self.slab.driver, fd, f"rank {rank}"))
+            finally:
+                os.close(fd)
+        return slabs
 
     def close(self) -> None:
         """Once the engine's thread has ended."""
