@@ -88,6 +88,7 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     max_model_len: Positive | None = None  # None: what the model and the pool allow
     max_batch_tokens: Positive = 512  # token budget of one step (chunked prefill)
     prefill_batch_tokens: Positive | None = None  # of a prefill worker, where nobody decodes; None: max_batch_tokens
+    prefill_tensor_parallel: Literal[1, 2, 4, 8] | None = None  # of a prefill worker; None: tensor_parallel
     max_running: Positive = 64  # sequences that decode together
     prepare_sleep: bool = False  # a GPU worker takes the host memory for sleep level 1 at its start
     threads: Annotated[int, Meta(ge=0)] = 0  # torch CPU threads; 0: cores / workers of this machine, at least 1
@@ -171,7 +172,9 @@ def for_prefill_worker(config: ServingConfig) -> ServingConfig:
     """With what differs for prefill workers put in place."""
     engine = config.engine
     tokens = engine.prefill_batch_tokens or engine.max_batch_tokens
-    return msgspec.structs.replace(config, engine=msgspec.structs.replace(engine, max_batch_tokens=tokens))
+    ranks = engine.prefill_tensor_parallel or engine.tensor_parallel
+    engine = msgspec.structs.replace(engine, max_batch_tokens=tokens, tensor_parallel=ranks)
+    return msgspec.structs.replace(config, engine=engine)
 
 
 def dump_config(config: ServingConfig) -> str:

@@ -4,7 +4,8 @@ Without an opinion of the driver (no NVIDIA GPU here) there are none, and worker
 """
 
 import os
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -15,24 +16,29 @@ VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 
 
 class GpuPlaces:
-    def __init__(self, gpus: list[str], workers: int, per_worker: int = 1) -> None:
-        """`gpus`: names as CUDA_VISIBLE_DEVICES takes them. `workers`: how many are to be placed, on `per_worker` GPUs
-        each. Raises ConfigError when there are some, but fewer than that."""
-        if gpus and len(gpus) < per_worker:
-            problem = f"a worker takes {per_worker} GPUs, and {len(gpus)} are here"
+    def __init__(self, gpus: list[str], workers: Sequence[int]) -> None:
+        """`gpus`: names as CUDA_VISIBLE_DEVICES takes them. `workers`: how many GPUs each of those takes that are to be
+        placed, in this order. Raises ConfigError when there are some, but fewer than one of them takes."""
+        if gpus and len(gpus) < max(workers, default=1):
+            problem = f"a worker takes {max(workers)} GPUs, and {len(gpus)} are here"
             raise ConfigError("engine.tensor_parallel", problem)
-        starts = range(0, len(gpus) - per_worker + 1, per_worker)
-        self._places = [",".join(gpus[start : start + per_worker]) for start in starts]
-        self._taken = 0
-        self.share = max(1, -(-workers // len(self._places))) if self._places else 1
+        self._gpus = gpus
+        self._next = 0
+        places = Counter(index for size in workers for index in self._take(size))
+        self._next = 0
+        self.share = max(places.values(), default=1)  # of these workers, that have one GPU
 
-    def next(self) -> dict[str, str]:
-        """Environment of the next worker: one place after the other, then from the first again."""
-        if not self._places:
-            return {}
-        place = self._places[self._taken % len(self._places)]
-        self._taken += 1
-        return {VISIBLE: place}
+    def next(self, size: int = 1) -> dict[str, str]:
+        """Environment of the next worker, which takes so many GPUs: those that follow the last one's, or the first."""
+        place = [self._gpus[index] for index in self._take(size)]
+        return {VISIBLE: ",".join(place)} if place else {}
+
+    def _take(self, size: int) -> range:
+        if not self._gpus:
+            return range(0)
+        start = self._next if self._next + size <= len(self._gpus) else 0
+        self._next = start + size
+        return range(start, self._next)
 
 
 def visible_gpus(environment: Mapping[str, str] = os.environ, driver: Path = DRIVER_GPUS) -> list[str]:

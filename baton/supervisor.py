@@ -20,7 +20,7 @@ import msgspec
 
 from baton.child_process import ChildExit, ChildFailedError, ChildProcess, Ready, environment
 from baton.client import Client
-from baton.config import ServingConfig, dump_config
+from baton.config import ServingConfig, dump_config, for_prefill_worker
 from baton.gpu_places import GpuPlaces, visible_gpus
 from baton.nats_server import NatsServer
 from engine.served_model import is_mock
@@ -49,9 +49,9 @@ class Supervisor:
         self.nats: NatsServer | None = None
         self._log_dir = log_dir
         self._on_ready = on_ready or (lambda ready: None)
-        workers, ranks = config.workers.prefill + config.workers.decode, config.engine.tensor_parallel
-        self._gpus = GpuPlaces(visible_gpus(), workers, per_worker=1 if config.engine.device == "cpu" else ranks)
-        self._threads = config.engine.threads or _threads_per_rank(workers * ranks)
+        ranks = [self._ranks(role) for role in self._wanted()]
+        self._gpus = GpuPlaces(visible_gpus() if config.engine.device != "cpu" else [], ranks)
+        self._threads = config.engine.threads or _threads_per_rank(sum(ranks))
         self._started = {"prefill": 0, "decode": 0}
         self._process_of: dict[str, str] = {}  # worker id -> name of the child that it lives in
         self._folder: Path | None = None
@@ -152,6 +152,11 @@ class Supervisor:
         roles: list[Role] = ["prefill"] * self.config.workers.prefill
         return roles + ["decode"] * self.config.workers.decode
 
+    def _ranks(self, role: Role) -> int:
+        """Of one worker."""
+        config = for_prefill_worker(self.config) if role == "prefill" else self.config
+        return config.engine.tensor_parallel
+
     @property
     def _workers_per_process(self) -> int:
         workers = self.config.workers
@@ -182,14 +187,15 @@ class Supervisor:
     async def _start_worker(self, role: Role) -> str:
         worker_id = self._new_worker(role, None)
         arguments = ["--config", str(self._write_config()), "--worker-id", worker_id]
-        await self._start_child(worker_id, f"{role}_worker", arguments, self._threads, self._gpus.next())
+        place = self._gpus.next(self._ranks(role))
+        await self._start_child(worker_id, f"{role}_worker", arguments, self._threads, place)
         return worker_id
 
     async def _start_workers(self, name: str, roles: Sequence[Role]) -> None:
         """All in one process."""
         worker_ids = [self._new_worker(role, name) for role in roles]
         arguments = ["--config", str(self._write_config()), "--name", name, *worker_ids]
-        await self._start_child(name, "baton.worker.many", arguments, self._threads, self._gpus.next())
+        await self._start_child(name, "baton.worker.many", arguments, self._threads, self._gpus.next(1))
 
     def _new_worker(self, role: Role, process: str | None) -> str:
         self._started[role] += 1

@@ -22,7 +22,6 @@ from decode_worker.request import Phase, Request
 from decode_worker.reservations import Reservations
 from engine.engine import Engine, SequenceOutput, StepOutput
 from kvtransfer.events import Committed, Failed, LayerArrived, Released, TransferEvent
-from kvtransfer.identity import SlabIdentity
 from kvtransfer.receiver import Receiver
 
 log = structlog.get_logger()
@@ -46,8 +45,11 @@ class Handoffs:
         self._bridge = runtime.bridge
         self._owner = owner
         assembly, config = runtime.assembly, runtime.config
-        identity = SlabIdentity(runtime.worker_id, runtime.incarnation, assembly.model_hash, assembly.layout)
-        self.receiver = Receiver(assembly.slab, identity, config.transfer, config.workers.host, self._receiver_event)
+        identity = assembly.identity(runtime.worker_id, runtime.incarnation)
+        self._other_slabs = assembly.other_slabs()
+        self.receiver = Receiver(
+            assembly.slab, identity, config.transfer, config.workers.host, self._receiver_event, self._other_slabs
+        )
         self.reservations = Reservations(
             assembly.engine,
             self.receiver,
@@ -76,6 +78,8 @@ class Handoffs:
         for link in list(self._links.values()):
             await link.close()
         await asyncio.to_thread(self.receiver.close)
+        for slab in self._other_slabs:
+            slab.close()
 
     # --- from the reservation to the prefill worker -------------------------------------------------------------------
 

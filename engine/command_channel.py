@@ -22,6 +22,7 @@ from baton.errors import ProtocolError, RankLostError
 
 RING_BYTES = 4 << 20
 SEND_TIMEOUT_S = 30.0  # that a reader may leave the ring full
+_LOOK_AGAIN_S = 0.1
 _HEADER = struct.Struct("<QQ")  # sequence number, length of what follows
 
 
@@ -49,7 +50,7 @@ class ReaderEnds:
 
 
 class CommandWriter:
-    """One thread sends; `behind` may be asked from another one."""
+    """Any thread may call it."""
 
     def __init__(self, readers: int, ring_bytes: int = RING_BYTES) -> None:
         self.sequence = 0  # of the last command
@@ -67,6 +68,7 @@ class CommandWriter:
         self._announced = 0  # bytes that the readers were told of
         self._taken = [0] * readers
         self._done = [0] * readers
+        self._sending = threading.Lock()
         self._counting = threading.Lock()  # for `_done`
 
     def ends(self, reader: int) -> ReaderEnds:
@@ -80,23 +82,27 @@ class CommandWriter:
     def send(self, payload: bytes, timeout_s: float = SEND_TIMEOUT_S) -> int:
         """Returns the command's sequence number, and waits for nothing but room in the ring. Raises RankLostError when
         a reader ends meanwhile, or does not make room in time."""
-        self.sequence += 1
-        deadline_s = time.monotonic() + timeout_s
-        for data in (_HEADER.pack(self.sequence, len(payload)), payload):
-            rest = memoryview(data)
-            while rest:
-                room = self._room(deadline_s, timeout_s)
-                self._put(rest[:room])
-                rest = rest[room:]
-        self._announce()
-        return self.sequence
+        with self._sending:
+            self.sequence += 1
+            deadline_s = time.monotonic() + timeout_s
+            for data in (_HEADER.pack(self.sequence, len(payload)), payload):
+                rest = memoryview(data)
+                while rest:
+                    room = self._room(deadline_s, timeout_s)
+                    self._put(rest[:room])
+                    rest = rest[room:]
+            self._announce()
+            return self.sequence
 
     def wait_done(self, sequence: int, timeout_s: float) -> None:
         """Until every reader has done that command. Raises RankLostError when one ends, or takes longer."""
         deadline_s = time.monotonic() + timeout_s
         while behind := self.behind(sequence):
-            if not self._wait([self._ends[reader].done for reader in behind], deadline_s):
+            if time.monotonic() >= deadline_s:
                 raise self._peers[behind[0]].lost(f"has not done command {sequence} within {timeout_s:.1f} s")
+            # Another thread that asks `behind` may take the count, and the wake-up with it.
+            look_again_s = min(deadline_s, time.monotonic() + _LOOK_AGAIN_S)
+            self._wait([self._ends[reader].done for reader in behind], look_again_s)
 
     def behind(self, sequence: int) -> list[int]:
         """The readers that have not done that command."""

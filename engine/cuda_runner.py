@@ -158,9 +158,9 @@ class CudaRunner:
         return self._read_back(len(rows), known)
 
     @torch.inference_mode()
-    def follow(self, step: DeviceStep) -> None:
+    def follow(self, step: DeviceStep, layer_done: LayerDone | None) -> None:
         """Another rank's part of a step."""
-        logits = self._execute(step.shape, step.graph, self._buffer.take(step.words), None)
+        logits = self._execute(step.shape, step.graph, self._buffer.take(step.words), layer_done)
         if step.drawn_rows:
             self._draw(logits, step.drawn_rows, None)
 

@@ -18,7 +18,7 @@ from baton.errors import InvalidRequestError, RankLostError
 from baton_proto.discovery import WorkerLoad
 from baton_proto.kv_events import KvEvent
 from baton_proto.sampling import TokenLogprobs
-from engine.batch import Batch, Runner, SampledToken, ScheduledSequence, StepOnItsWay
+from engine.batch import Batch, LayerDone, Runner, SampledToken, ScheduledSequence, StepOnItsWay
 from engine.block_manager import BlockManager
 from engine.scheduler import Scheduler
 from engine.sequence import PENDING, Sequence, SequenceStatus
@@ -74,7 +74,8 @@ class Engine:
         self.scheduler = Scheduler(block_manager, max_batch_tokens=max_batch_tokens, max_running=max_running)
         self.eos_token_ids = eos_token_ids
         self.clock = clock
-        self.on_layer: Callable[[Batch, int], None] | None = None  # after each layer of a batch, on this thread
+        # Right before a batch runs, on this thread; what comes back is called after each of its layers.
+        self.on_batch: Callable[[Batch], LayerDone | None] | None = None
         self._in_flight: deque[_InFlight] = deque()
         self._sequences: dict[str, Sequence] = {}  # waiting and running ones by request id
         self._num_steps = 0
@@ -153,11 +154,11 @@ class Engine:
         """Whether there is a new step that may take its time."""
         if batch.num_tokens == 0:
             return False
-        hook = self.on_layer
         started_s = self.clock()
         step: StepOnItsWay | Exception
         try:
-            step = self.runner.submit(batch, None if hook is None else lambda layer: hook(batch, layer))
+            layer_done = None if self.on_batch is None else self.on_batch(batch)
+            step = self.runner.submit(batch, layer_done)
         except RankLostError:
             raise
         except Exception as error:

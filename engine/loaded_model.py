@@ -6,15 +6,19 @@ from typing import Any, Protocol
 
 import torch
 
-from baton.config import EngineConfig, parse_bytes
-from engine.batch import Runner
+from baton.config import EngineConfig, TransferConfig, parse_bytes
+from engine.batch import LayerDone, Runner
 from engine.collective import Collective, own_shard
 from engine.model_files import ModelFiles
 from engine.model_memory import ModelMemory
 from engine.model_runner import build_runner, dtype_name, is_auto, resolve_attention, resolve_device, slab_layout
 from engine.random_weights import RandomWeights
 from engine.weights import TensorSource, Weights
+from kvtransfer.adopted_slab import AdoptedSlab
+from kvtransfer.identity import SlabIdentity
 from kvtransfer.memory_driver import memory_of
+from kvtransfer.sender import Sender
+from kvtransfer.sending import KvSender
 from kvtransfer.slab import Slab
 
 
@@ -23,7 +27,7 @@ class RankRunner(Runner, Protocol):
 
     tell: Callable[[Any], object] | None  # on rank 0: called with each step before it begins
 
-    def follow(self, step: Any) -> None:
+    def follow(self, step: Any, layer_done: LayerDone | None) -> None:
         """On the other ranks: takes part in a step that rank 0's `tell` was called with."""
         ...
 
@@ -38,9 +42,13 @@ class LoadedModel:
     slab: Slab
     memory: ModelMemory
 
-    def zero_tail(self, layer: int, block: int, used: int) -> None:
-        """Clears what lies behind `used` tokens of a block, so that no stale bytes are shipped."""
-        self.slab.tensor[layer, block, :, :, used:] = 0
+    def sender(self, identity: SlabIdentity, config: TransferConfig) -> KvSender:
+        """For a prefill worker, which closes it."""
+        return Sender(self.slab, identity, config)
+
+    def other_slabs(self) -> list[AdoptedSlab]:
+        """Those of the other ranks, for a decode worker, which closes them."""
+        return []
 
     @property
     def asleep(self) -> tuple[str, ...]:

@@ -77,9 +77,9 @@ class ModelRunner:
         return StepDone(self._sampler.sample(logits, [item.sequence for item in batch.items if item.sample]))
 
     @torch.inference_mode()
-    def follow(self, step: TorchStep) -> None:
+    def follow(self, step: TorchStep, layer_done: LayerDone | None) -> None:
         """Another rank's part of a step."""
-        self._run(step, None)
+        self._run(step, layer_done)
 
     def _run(self, step: TorchStep, layer_done: LayerDone | None) -> Tensor | None:
         """Logits of the rows that are sampled, if there are any."""

@@ -9,7 +9,8 @@ from typing import TypeAlias
 
 import msgspec
 
-from baton.config import EngineConfig
+from baton.config import EngineConfig, TransferConfig
+from baton_proto.worker import Grant
 from engine.attention import Span
 from engine.model_config import ModelConfig
 from engine.step_shape import StepShape
@@ -43,12 +44,55 @@ class DeviceStep(msgspec.Struct, frozen=True, tag="device_step", array_like=True
     words: memoryview  # int32
 
 
-class ZeroTail(msgspec.Struct, frozen=True, tag="zero_tail", array_like=True):
-    """What lies behind `used` tokens of a block is cleared."""
+class OpenSender(msgspec.Struct, frozen=True, tag="open_sender", array_like=True):
+    """Of a prefill worker: what ranks have to know before the first push."""
 
-    layer: int
-    block: int
-    used: int
+    worker_id: str
+    incarnation: int
+    model_hash: str
+    config: TransferConfig
+
+
+class BeginPush(msgspec.Struct, frozen=True, tag="begin_push", array_like=True):
+    """Each rank answers it with one PushEnded (engine/rank_reports.py), sooner or later."""
+
+    grant: Grant
+
+
+class ShippedPiece(msgspec.Struct, frozen=True, array_like=True):
+    """A `kvtransfer.sending.Piece`."""
+
+    transfer_id: str
+    first: int
+    source: tuple[int, ...]
+    tail: int
+
+
+class Ship(msgspec.Struct, frozen=True, tag="ship", array_like=True):
+    """Right before the step that completes these."""
+
+    pieces: list[ShippedPiece]
+
+
+class CommitPush(msgspec.Struct, frozen=True, tag="commit_push", array_like=True):
+    """Without the payload, which is rank 0's to send."""
+
+    transfer_id: str
+
+
+class AbortPush(msgspec.Struct, frozen=True, tag="abort_push", array_like=True):
+    """Of no effect where it has ended."""
+
+    transfer_id: str
+    reason: str
+
+
+class CloseSender(msgspec.Struct, frozen=True, tag="close_sender", array_like=True):
+    """Every push has ended, well or not, when this is done."""
+
+
+class ExportSlab(msgspec.Struct, frozen=True, tag="export_slab", array_like=True):
+    """Of a decode worker: each rank answers with its slab's descriptor of now (engine/rank_reports.py)."""
 
 
 class Sleep(msgspec.Struct, frozen=True, tag="sleep", array_like=True):
@@ -65,7 +109,8 @@ class Stop(msgspec.Struct, frozen=True, tag="stop", array_like=True):
     """The last command."""
 
 
-Command: TypeAlias = Load | TorchStep | DeviceStep | ZeroTail | Sleep | Wake | Stop
+PushCommand: TypeAlias = OpenSender | BeginPush | Ship | CommitPush | AbortPush | CloseSender
+Command: TypeAlias = Load | TorchStep | DeviceStep | PushCommand | ExportSlab | Sleep | Wake | Stop
 
 encode_command = msgspec.msgpack.Encoder().encode
 decode_command = msgspec.msgpack.Decoder(Command).decode

@@ -18,17 +18,35 @@ from engine.command_channel import CommandReader, ReaderEnds
 from engine.loaded_model import LoadedModel, load_model
 from engine.model_files import ModelFiles
 from engine.model_runner import resolve_device
-from engine.rank_commands import DeviceStep, Load, Sleep, Stop, TorchStep, Wake, ZeroTail, decode_command
+from engine.rank_commands import (
+    AbortPush,
+    BeginPush,
+    CloseSender,
+    CommitPush,
+    DeviceStep,
+    ExportSlab,
+    Load,
+    OpenSender,
+    Ship,
+    Sleep,
+    Stop,
+    TorchStep,
+    Wake,
+    decode_command,
+)
+from engine.rank_pushes import RankPushes
+from engine.rank_reports import ReportWriter
+from kvtransfer.head_plan import Shard
 
 Build = Callable[[Load, int], LoadedModel]
 
 
 def main(build: Build | None = None) -> None:
     """`build` puts another engine together than `load_part` does, in tests."""
-    rank, *descriptors = map(int, sys.argv[1:])
+    rank, reports, *ends = map(int, sys.argv[1:])
     configure_logging(LoggingConfig(level="warning"), f"rank-{rank}")
     try:
-        serve(rank, CommandReader(ReaderEnds(*descriptors)), build or load_part)
+        serve(rank, CommandReader(ReaderEnds(*ends)), ReportWriter(reports), build or load_part)
     except BatonError as error:
         print(f"rank {rank}: {error}", file=sys.stderr, flush=True)
         os._exit(1)
@@ -38,19 +56,23 @@ def main(build: Build | None = None) -> None:
     os._exit(0)  # without the farewells of collectives, which would wait for each other
 
 
-def serve(rank: int, commands: CommandReader, build: Build) -> None:
+def serve(rank: int, commands: CommandReader, reports: ReportWriter, build: Build) -> None:
     """Until it is told to stop."""
     load = decode_command(commands.receive())
     if not isinstance(load, Load):
         raise ProtocolError("rank 0", f"began with {type(load).__name__}")
     part = build(load, rank)
+    shard = Shard(rank, load.config.tensor_parallel)
+    pushes = RankPushes(part.slab, shard, load.model.num_kv_heads, reports.push_ended)
     commands.done()
     while True:
         match decode_command(commands.receive()):
             case TorchStep() | DeviceStep() as step:
-                part.runner.follow(step)
-            case ZeroTail() as tail:
-                part.zero_tail(tail.layer, tail.block, tail.used)
+                part.runner.follow(step, pushes.take_layer_done())
+            case OpenSender() | BeginPush() | Ship() | CommitPush() | AbortPush() | CloseSender() as command:
+                pushes.obey(command)
+            case ExportSlab():
+                reports.slab_exported(part.slab.export())
             case Sleep(level):
                 part.sleep(level)
             case Wake(tags):

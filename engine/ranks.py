@@ -20,9 +20,11 @@ from baton.launch import launch_command
 from engine.collective import Collective
 from engine.command_channel import CommandWriter, ReaderEnds
 from engine.rank_commands import Command, Stop, encode_command
+from engine.rank_reports import OnPushEnded, ReportReader
 
 STOP_TIMEOUT_S = 5.0
 HANG_LIMIT_S = 60.0  # for a command, once the model is loaded; kernels of a new shape may have to be compiled
+EXPORT_TIMEOUT_S = 10.0
 _CHECK_INTERVAL_S = 1.0
 _STDERR = 2
 
@@ -30,13 +32,15 @@ _STDERR = 2
 class RankProcess:
     """Implements `engine.command_channel.Peer`. Started from the main thread: with the thread, the child ends."""
 
-    def __init__(self, rank: int, module: str, ends: ReaderEnds) -> None:
+    def __init__(self, rank: int, module: str, ends: ReaderEnds, reports: int) -> None:
+        """`reports`: a descriptor, that of its `ReportWriter`."""
         self.rank = rank
+        inherited = (reports, *ends.all())
         self._process = subprocess.Popen(
-            [*launch_command(module), str(rank), *map(str, ends.all())],
+            [*launch_command(module), str(rank), *map(str, inherited)],
             stdin=subprocess.DEVNULL,
             stdout=_STDERR,  # ours belongs to whoever waits for our readiness line
-            pass_fds=ends.all(),
+            pass_fds=inherited,
             process_group=0,  # Ctrl-C in a terminal is for us
         )
         self.pidfd = os.pidfd_open(self._process.pid)
@@ -72,21 +76,27 @@ class Ranks:
         self, size: int, on_lost: Callable[[RankLostError], None] = end_process, module: str = "engine.rank_process"
     ) -> None:
         """Starts ranks 1 to size - 1. `on_lost` is called once, by another thread. `module` runs rank_process.main."""
+        self.size = size
         self.collective: Collective | None = None  # ours, let go of in `close`
         self._on_lost = on_lost
+        self._losing = threading.Lock()
+        self._is_lost = False
         self._hang_limit_s = float("inf")  # a model may take long to load
         self._folder = Path(tempfile.mkdtemp(prefix="baton-ranks-"))
         self._closing = os.eventfd(0)
         self._channel = CommandWriter(size - 1)
+        self._reports = ReportReader(size - 1, self._malformed)
         self._processes: list[RankProcess] = []
         self._watcher: threading.Thread | None = None
         try:
             for rank in range(1, size):
-                self._processes.append(RankProcess(rank, module, self._channel.ends(rank - 1)))
+                ends, reports = self._channel.ends(rank - 1), self._reports.writing_end(rank)
+                self._processes.append(RankProcess(rank, module, ends, reports))
         except BaseException:
             self.close(timeout_s=0)
             raise
         self._channel.attach(self._processes)
+        self._reports.start()
         self._watcher = threading.Thread(target=self._watch, name="watch ranks", daemon=True)
         self._watcher.start()
 
@@ -96,21 +106,27 @@ class Ranks:
         return self._folder / "meeting"
 
     @property
-    def size(self) -> int:
-        """All ranks, the first one too."""
-        return len(self._processes) + 1
-
-    @property
     def pids(self) -> list[int]:
         return [process.pid for process in self._processes]
 
     def tell(self, command: Command) -> int:
-        """Returns its sequence number at once. Raises RankLostError."""
+        """Returns its sequence number at once. Any thread. Raises RankLostError."""
         return self._channel.send(encode_command(command))
 
     def wait_done(self, sequence: int, timeout_s: float) -> None:
         """Raises RankLostError when a rank ends first, or takes longer."""
         self._channel.wait_done(sequence, timeout_s)
+
+    def listen(self, on_push_ended: OnPushEnded) -> None:
+        """Before the first push."""
+        self._reports.on_push_ended = on_push_ended
+
+    def exported_slab(self, rank: int) -> int:
+        """The descriptor that the rank answers ExportSlab with, the caller's own. Raises RankLostError."""
+        fd = self._reports.slab(rank, EXPORT_TIMEOUT_S)
+        if fd is None:
+            raise self.dead() or self._processes[rank - 1].lost(f"sent no slab within {EXPORT_TIMEOUT_S:.0f} s")
+        return fd
 
     def loaded(self) -> None:
         """From now on a command that takes long counts as a hang."""
@@ -140,6 +156,8 @@ class Ranks:
             process.end(max(0.0, deadline_s - time.monotonic()))
         if self.collective is not None:
             self.collective.close()
+            self.collective = None
+        self._reports.close()
         self._channel.close()
         os.close(self._closing)
         self._closing = -1
@@ -161,5 +179,15 @@ class Ranks:
             elif time.monotonic() - checked_s > self._hang_limit_s:
                 lost = lost or self._processes[behind[0]].lost(f"has not answered for {self._hang_limit_s:.0f} s")
             if lost is not None:
-                self._on_lost(lost)
+                self._lose(lost)
                 return
+
+    def _malformed(self, rank: int, problem: str) -> None:
+        self._lose(self._processes[rank - 1].lost(problem))
+
+    def _lose(self, error: RankLostError) -> None:
+        with self._losing:
+            if self._is_lost:
+                return
+            self._is_lost = True
+        self._on_lost(error)

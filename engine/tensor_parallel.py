@@ -6,20 +6,25 @@ runner tells the others of each step before it begins.
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
-from baton.config import EngineConfig
+from baton.config import EngineConfig, TransferConfig
 from baton.errors import BatonError, ConfigError, RankLostError
 from engine.batch import Batch, LayerDone, Runner, StepOnItsWay
 from engine.collective import Collective
 from engine.loaded_model import LoadedModel, load_model
 from engine.model_files import ModelFiles
+from engine.model_memory import KV_CACHE
 from engine.model_runner import resolve_device
-from engine.rank_commands import Load, Sleep, Wake, ZeroTail
+from engine.rank_commands import ExportSlab, Load, Sleep, Wake
+from engine.ranked_sender import RankedSender
 from engine.ranks import Ranks, end_process
 from engine.shard import FIELD, shard_of
+from kvtransfer.adopted_slab import AdoptedSlab
+from kvtransfer.identity import SlabIdentity
+from kvtransfer.sending import KvSender
 from kvtransfer.slab import Slab
 
 LOAD_TIMEOUT_S = 1800.0
@@ -55,10 +60,30 @@ class TensorParallelModel:
     slab: Slab
     own: LoadedModel
     ranks: Ranks
+    adopted: list[AdoptedSlab] = field(default_factory=list)  # those of `other_slabs`
 
-    def zero_tail(self, layer: int, block: int, used: int) -> None:
-        self.ranks.tell(ZeroTail(layer, block, used))
-        self.own.zero_tail(layer, block, used)
+    def sender(self, identity: SlabIdentity, config: TransferConfig) -> KvSender:
+        return RankedSender(self.own.sender(identity, config), identity, config, self.ranks)
+
+    def other_slabs(self) -> list[AdoptedSlab]:
+        """Once. Raises RankLostError, or UnavailableError when this device cannot reach another rank's memory."""
+        assert not self.adopted
+
+        def adopt(rank: int, fd: int) -> None:
+            self.adopted.append(AdoptedSlab(self.slab.layout, self.slab.driver, fd, f"rank {rank}"))
+
+        self._exported(adopt)
+        return self.adopted
+
+    def _exported(self, take: Callable[[int, int], None]) -> None:
+        """Calls `take` with every other rank and the descriptor of its slab of now."""
+        self.ranks.tell(ExportSlab())
+        for rank in range(1, self.ranks.size):
+            fd = self.ranks.exported_slab(rank)
+            try:
+                take(rank, fd)
+            finally:
+                os.close(fd)
 
     @property
     def asleep(self) -> tuple[str, ...]:
@@ -66,6 +91,9 @@ class TensorParallelModel:
 
     def sleep(self, level: int) -> int:
         """All ranks at once; see ModelMemory. Raises RankLostError."""
+        for slab in self.adopted:
+            if not slab.suspended:
+                slab.suspend()
         told = self.ranks.tell(Sleep(level))
         freed = self.own.sleep(level)
         self.ranks.wait_done(told, MEMORY_TIMEOUT_S)
@@ -76,6 +104,8 @@ class TensorParallelModel:
         told = self.ranks.tell(Wake(tags))
         self.own.wake(tags)
         self.ranks.wait_done(told, MEMORY_TIMEOUT_S)
+        if self.adopted and KV_CACHE not in self.asleep:
+            self._exported(lambda rank, fd: self.adopted[rank - 1].resume(fd))
 
     def close(self) -> None:
         """Once the engine's thread has ended."""

@@ -9,7 +9,7 @@ Nothing here waits: connecting, copying and sending happen in the links' threads
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from baton.config import TransferConfig
 from baton.errors import UnavailableError
@@ -18,6 +18,7 @@ from kvtransfer.identity import SlabIdentity
 from kvtransfer.idle_pushes import IdlePushes
 from kvtransfer.link import Link
 from kvtransfer.push import Push, PushResult
+from kvtransfer.sending import LayerDone, Piece
 from kvtransfer.slab import Slab
 
 CLOSE_GRACE_S = 2.0  # for aborts to reach the decode workers when the sender closes
@@ -26,7 +27,9 @@ Peer = tuple[str, int, int]  # worker id, incarnation, slab generation
 
 
 class Sender:
-    """`on_done` of a push is called once, from a sender thread, when nobody reads the source blocks any more.
+    """Implements `kvtransfer.sending.KvSender`.
+
+    `on_done` of a push is called once, from a sender thread, when nobody reads the source blocks any more.
 
     A rank that has nothing to send, because a lower one holds the same heads, calls it from commit() or abort().
     """
@@ -65,9 +68,20 @@ class Sender:
             link.start()
             return push
 
+    def ship(self, pieces: Sequence[Piece]) -> LayerDone:
+        for piece in pieces:
+            if piece.tail:
+                self._slab.clear_behind(piece.source[-1], piece.tail)
+
+        def layer_done(layer: int) -> None:
+            ready = self._slab.mark()
+            for piece in pieces:
+                piece.push.layer_ready(layer, piece.first, piece.source, ready)
+
+        return layer_done
+
     def let_go(self, timeout_s: float) -> None:
-        """Ends the links to all peers, once their pushes are done: the slab is not read after it. The next push makes
-        new ones. Raises UnavailableError when that takes longer."""
+        """Waits for pushes that are open."""
         with self._lock:
             links = [*self._links.values(), *self._ending]
         give_up_s = time.monotonic() + timeout_s

@@ -5,6 +5,8 @@ The worker creates it; the model runner computes on `tensor`, the transports mov
 
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
 from baton.errors import UnavailableError
 from kvtransfer.layout import SlabLayout
 from kvtransfer.memory_driver import HostMemory, MemoryDriver
@@ -66,6 +68,14 @@ class Slab:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
         return event
+
+    def clear_behind(self, block: int, used: int) -> None:
+        """Zeroes what lies behind `used` tokens of a block, in all layers, before what the calling thread enqueues."""
+        if self.driver.kind == "host":
+            array = np.frombuffer(self.buffer, dtype=np.uint8).reshape(*self.layout.shape[:-1], -1)
+            array[:, block, :, :, used:] = 0
+        else:
+            self.tensor[:, block, :, :, used:] = 0
 
     def export(self) -> int:
         """A descriptor, the caller's own, that another process maps to write the slab. Raises UnavailableError."""

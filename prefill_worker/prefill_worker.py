@@ -18,9 +18,7 @@ from baton.worker.stream_server import Handler
 from baton_proto.worker import PREFILL, Failure, PrefillFailed, PrefillRequest
 from engine.engine import SequenceOutput
 from engine.sequence import Sequence
-from kvtransfer.identity import SlabIdentity
 from kvtransfer.push import PushResult
-from kvtransfer.sender import Sender
 from prefill_worker.no_requests import NoRequests
 from prefill_worker.prefill_stream import PrefillStreams
 from prefill_worker.push_plan import PushPlan
@@ -59,11 +57,9 @@ class PrefillWorker:
         self.steps = NoRequests(runtime.worker_id)
         self._streams = PrefillStreams(self)
         assembly = runtime.assembly
-        identity = SlabIdentity(runtime.worker_id, runtime.incarnation, assembly.model_hash, assembly.layout)
-        self._sender = Sender(assembly.slab, identity, runtime.config.transfer)
-        self._shipping = Shipping(
-            assembly.engine, self._sender, assembly.zero_tail, assembly.slab.mark, self._push_done
-        )
+        identity = assembly.identity(runtime.worker_id, runtime.incarnation)
+        self._sender = assembly.make_sender(identity, runtime.config.transfer)
+        self._shipping = Shipping(assembly.engine, self._sender, self._push_done)
         runtime.bridge.on_step_here = self._shipping.step_done
 
     def stream_handlers(self) -> dict[str, Handler]:

@@ -8,15 +8,13 @@ from dataclasses import dataclass
 
 import structlog
 
-from baton.worker.assembly import ZeroTail
 from baton_proto.sampling import TokenLogprobs
 from baton_proto.worker import MAJOR, FirstToken, Grant, encode
-from engine.batch import Batch
+from engine.batch import Batch, LayerDone
 from engine.engine import Engine, SequenceOutput, StepOutput
 from engine.sequence import Sequence, SequenceStatus
-from kvtransfer.push import Push, PushResult
-from kvtransfer.sender import Sender
-from kvtransfer.slab import Mark
+from kvtransfer.push import PushResult
+from kvtransfer.sending import KvPush, KvSender, Piece
 from prefill_worker.push_plan import PushPlan
 
 log = structlog.get_logger()
@@ -28,9 +26,7 @@ class ShippingJob:
 
     sequence: Sequence
     plan: PushPlan
-    push: Push | None = None
-    first: int = 0  # of the granted blocks, that the chunk completes that runs now
-    source: tuple[int, ...] = ()  # our blocks that belong there and after it
+    push: KvPush | None = None
 
 
 class Shipping:
@@ -39,19 +35,14 @@ class Shipping:
     def __init__(
         self,
         engine: Engine,
-        sender: Sender,
-        zero_tail: ZeroTail,
-        mark: Callable[[], Mark | None],
+        sender: KvSender,
         on_done: Callable[[ShippingJob, PushResult], None],
     ) -> None:
-        """`mark`: what the engine has enqueued on its device until now."""
         self._engine = engine
         self._sender = sender
-        self._zero_tail = zero_tail
-        self._mark = mark
         self._on_done = on_done
         self._jobs: dict[str, ShippingJob] = {}
-        engine.on_layer = self._layer_done
+        engine.on_batch = self._batch_begins
 
     def add(self, job: ShippingJob, grant: Grant) -> None:
         """From here on `on_done` will come."""
@@ -83,24 +74,17 @@ class Shipping:
             else:
                 job.push.abort(sequence_output.error or f"the prompt ended with {sequence_output.finish!r}")
 
-    def _layer_done(self, batch: Batch, layer: int) -> None:
-        pieces: list[tuple[Push, ShippingJob]] = []
+    def _batch_begins(self, batch: Batch) -> LayerDone | None:
+        pieces = []
         for item in batch.items:  # a chunk of one token may count as a decode
             job = self._jobs.get(item.sequence.request_id)
             if job is None or job.push is None:
                 continue
-            if layer == 0:
-                chunk = job.plan.advance(item.end)
-                job.first = job.plan.grant_index(chunk.start)
-                job.source = tuple(item.sequence.block_table[chunk.start : chunk.stop])
-            if not job.source:
-                continue
-            if used := job.plan.tail(item.end):
-                self._zero_tail(layer, job.source[-1], used)
-            pieces.append((job.push, job))
-        ready = self._mark() if pieces else None
-        for push, job in pieces:
-            push.layer_ready(layer, job.first, job.source, ready)
+            plan = job.plan
+            if chunk := plan.advance(item.end):
+                source = tuple(item.sequence.block_table[chunk.start : chunk.stop])
+                pieces.append(Piece(job.push, plan.grant_index(chunk.start), source, plan.tail(item.end)))
+        return self._sender.ship(pieces) if pieces else None
 
 
 def _first_token(output: SequenceOutput) -> FirstToken:

@@ -3,16 +3,18 @@
 `build_engine` is the seam for another kind of engine: a worker takes any function of this signature.
 """
 
+import dataclasses
+import functools
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
 import structlog
 
-from baton.config import ServingConfig
+from baton.config import ServingConfig, TransferConfig
 from baton.errors import ConfigError
 from baton.worker.engine_bridge import LoopFactory
 from engine.block_manager import BlockManager
@@ -24,14 +26,18 @@ from engine.model_files import ModelFiles
 from engine.model_memory import ModelMemory
 from engine.served_model import is_mock, served_model
 from engine.timed_loop import TimedLoop
+from kvtransfer.adopted_slab import AdoptedSlab
+from kvtransfer.head_plan import Shard
+from kvtransfer.identity import SlabIdentity
 from kvtransfer.layout import SlabLayout
+from kvtransfer.sender import Sender
+from kvtransfer.sending import KvSender
 from kvtransfer.slab import Slab
 from router import block_hash
 
 log = structlog.get_logger()
 
-ZeroTail = Callable[[int, int, int], None]
-"""(layer, block, used tokens): clears the rest of a block, so that no stale bytes are shipped."""
+MakeSender = Callable[[SlabIdentity, TransferConfig], KvSender]
 
 
 class SleepingMemory(Protocol):
@@ -49,15 +55,20 @@ class SleepingMemory(Protocol):
 @dataclass(frozen=True, slots=True)
 class EngineAssembly:
     engine: Engine
-    slab: Slab
-    layout: SlabLayout
-    zero_tail: ZeroTail
+    slab: Slab  # of rank 0
+    layout: SlabLayout  # of a slab with all of the model's KV heads: with one rank that of `slab`
+    ranks: int
+    make_sender: MakeSender  # for a prefill worker, which closes it
+    other_slabs: Callable[[], Sequence[AdoptedSlab]]  # of ranks 1, 2, ..., for a decode worker, which closes them
     memory: SleepingMemory
     model: str  # name that clients use
     model_hash: str
     max_model_len: int  # prompt and output together
     close: Callable[[], None]  # after the engine thread and the transfers have ended
     loop: LoopFactory = EngineLoop  # what steps the engine
+
+    def identity(self, worker_id: str, incarnation: int) -> SlabIdentity:
+        return SlabIdentity(worker_id, incarnation, self.model_hash, self.layout, Shard(0, self.ranks))
 
 
 EngineFactory = Callable[[ServingConfig], EngineAssembly]
@@ -76,16 +87,13 @@ def _model_engine(files: ModelFiles, config: ServingConfig) -> EngineAssembly:
     from engine.loaded_model import LoadedModel, load_model
     from engine.tensor_parallel import TensorParallelModel, load_tensor_parallel
 
-    if config.workers.prefill and config.engine.tensor_parallel > 1:
-        problem = f"is {config.workers.prefill}, and KV blocks that ranks share cannot be shipped yet"
-        raise ConfigError("workers.prefill", f"{problem}: set it to 0 (--prefill 0), or engine.tensor_parallel to 1")
     engine_config = msgspec.structs.replace(config.engine, threads=_threads(config))
     load = load_model if config.engine.tensor_parallel == 1 else load_tensor_parallel
     loaded: LoadedModel | TensorParallelModel = load(files, engine_config)
     slab = loaded.slab
     manager = BlockManager(slab.layout.num_blocks, slab.layout.block_size)
     engine = Engine(loaded.runner, manager, **_limits(files, config))
-    return _assembled(files, config, engine, slab, loaded, loaded.zero_tail, loaded.close, EngineLoop)
+    return _assembled(files, config, engine, slab, loaded, loaded.sender, loaded.other_slabs, loaded.close, EngineLoop)
 
 
 def _mock_engine(files: ModelFiles, config: ServingConfig) -> EngineAssembly:
@@ -101,11 +109,8 @@ def _mock_engine(files: ModelFiles, config: ServingConfig) -> EngineAssembly:
     manager = BlockManager(layout.num_blocks, block_size)
     engine = Engine(runner, manager, **_limits(files, config), clock=runner.clock)
     slab = Slab(layout)
-    return _assembled(files, config, engine, slab, ModelMemory(None, slab), _nothing_to_zero, slab.close, TimedLoop)
-
-
-def _nothing_to_zero(layer: int, block: int, used: int) -> None:
-    """Nobody reads a mock's KV."""
+    make_sender = functools.partial(Sender, slab)
+    return _assembled(files, config, engine, slab, ModelMemory(None, slab), make_sender, list, slab.close, TimedLoop)
 
 
 def _limits(files: ModelFiles, config: ServingConfig) -> dict[str, Any]:
@@ -122,18 +127,21 @@ def _assembled(
     engine: Engine,
     slab: Slab,
     memory: SleepingMemory,
-    zero_tail: ZeroTail,
+    make_sender: MakeSender,
+    other_slabs: Callable[[], Sequence[AdoptedSlab]],
     close: Callable[[], None],
     loop: LoopFactory,
 ) -> EngineAssembly:
-    layout = slab.layout
+    layout = dataclasses.replace(slab.layout, num_kv_heads=files.config.num_kv_heads)
     pool_tokens = layout.num_blocks * layout.block_size
     log.info("engine built", model=files.name, blocks=layout.num_blocks, kv_bytes=layout.nbytes, dtype=layout.dtype)
     return EngineAssembly(
         engine=engine,
         slab=slab,
         layout=layout,
-        zero_tail=zero_tail,
+        ranks=config.engine.tensor_parallel,
+        make_sender=make_sender,
+        other_slabs=other_slabs,
         memory=memory,
         model=config.served_model_name or files.name,
         model_hash=files.model_hash,

@@ -155,6 +155,12 @@ def _keys(data: Any, prefix: str = "") -> list[str]:
     return [key for name, value in data.items() for key in _keys(value, f"{prefix}.{name}")]
 
 
+def test_a_prefill_worker_has_ranks_of_its_own_where_they_are_set() -> None:
+    config = parse_config({"engine": {"tensor_parallel": 2, "prefill_tensor_parallel": 4}})
+    assert for_prefill_worker(config).engine.tensor_parallel == 4
+    assert for_prefill_worker(parse_config({"engine": {"tensor_parallel": 2}})).engine.tensor_parallel == 2
+
+
 def test_a_prefill_worker_has_a_step_budget_of_its_own_where_one_is_set() -> None:
     config = parse_config({"engine": {"max_batch_tokens": 512, "prefill_batch_tokens": 4096}})
     assert for_prefill_worker(config).engine.max_batch_tokens == 4096

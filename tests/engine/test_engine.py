@@ -133,7 +133,7 @@ def test_an_aborted_pinned_sequence_keeps_its_blocks_too() -> None:
 def test_layers_are_reported_with_their_batch() -> None:
     engine, runner = make_engine(max_batch_tokens=6)
     seen: list[tuple[Batch, int]] = []
-    engine.on_layer = lambda batch, layer: seen.append((batch, layer))
+    engine.on_batch = lambda batch: lambda layer: seen.append((batch, layer))
     engine.add(make_sequence("a", range(10), max_tokens=1))
     run(engine)
     assert seen == [(batch, layer) for batch in runner.batches for layer in (0, 1)]

@@ -1,5 +1,6 @@
 """Who runs when: by hand for the rules, at random for the promises (exact, within budget, nobody starves)."""
 
+import functools
 import itertools
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -448,7 +449,7 @@ def test_everything_ends_with_the_sequential_answer(
     )
     cluster = Cluster(engine, runner)
     if watched:
-        engine.on_layer = cluster.read_sources
+        engine.on_batch = lambda batch: functools.partial(cluster.read_sources, batch)
     sequences: dict[str, Sequence] = {}
     delay_of = {f"r{i}": request.delay for i, request in enumerate(work)}
     for now in range(1500):

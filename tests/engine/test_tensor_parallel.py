@@ -24,7 +24,7 @@ from engine import ranks as ranks_module
 from engine.engine import Engine
 from engine.loaded_model import load_model
 from engine.model_files import ModelFiles, resolve_model
-from engine.rank_commands import ZeroTail
+from engine.rank_commands import ExportSlab
 from engine.ranks import Ranks
 from engine.shard import shard_of
 from engine.tensor_parallel import TensorParallelModel, load_tensor_parallel
@@ -98,6 +98,11 @@ def slab_of(pid: int, layout: SlabLayout) -> Tensor:
     return torch.frombuffer(mapping, dtype=torch.float32).view(layout.shape)
 
 
+def until_followed(model: TensorParallelModel) -> None:
+    """The other ranks have done all that they were told."""
+    model.ranks.wait_done(model.ranks.tell(ExportSlab()), timeout_s=10)
+
+
 def answers_and_kv(files: ModelFiles, num_blocks: int) -> tuple[dict[str, list[int]], Tensor]:
     """Of one rank."""
     model = load_model(files, config(1))
@@ -115,7 +120,7 @@ def test_tokens_and_kv_of_all_ranks_are_those_of_one(files: ModelFiles, size: in
     expected, whole = answers_and_kv(files, num_blocks)
     with loaded(files, size) as model:
         assert run(engine(files, model, num_blocks), sequences(greedy(5), seed=1)) == expected
-        model.ranks.wait_done(model.ranks.tell(ZeroTail(0, NUM_BLOCKS, 0)), timeout_s=10)
+        until_followed(model)
         for rank in range(size):
             heads = shard_of(files.config, rank, size).kv_heads
             slab = model.slab.tensor
@@ -136,18 +141,6 @@ def test_sampling_of_every_kind_is_that_of_one_rank(files: ModelFiles) -> None:
     expected = run(small_engine(files, load_model(files, config(1)).runner, NUM_BLOCKS, 48, 6), sequences(params, 2))
     with loaded(files, 2) as model:
         assert run(engine(files, model), sequences(params, 2)) == expected
-
-
-def test_the_tail_of_a_block_is_cleared_on_every_rank(files: ModelFiles) -> None:
-    with loaded(files, 2) as model:
-        run(engine(files, model), sequences(greedy(2), seed=1))
-        theirs = slab_of(model.ranks.pids[0], model.slab.layout)
-        model.zero_tail(1, 0, 5)
-        model.ranks.wait_done(model.ranks.tell(ZeroTail(0, NUM_BLOCKS, 0)), timeout_s=10)  # and so what came before it
-        for slab in (model.slab.tensor, theirs):
-            assert slab[1, 0, :, :, :5].abs().min() > 0
-            assert slab[1, 0, :, :, 5:].abs().max() == 0
-            assert slab[2, 0, :, :, 5:].abs().max() > 0
 
 
 @pytest.fixture(scope="module")

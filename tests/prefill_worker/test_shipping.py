@@ -79,7 +79,7 @@ class Pair:
             eos_token_ids=frozenset(),
         )
         self.sender = Sender(self.source, SlabIdentity("prefill", 1, "hash", LAYOUT), config)
-        self.shipping = Shipping(self.engine, self.sender, self._zero_tail, self.source.mark, self._done)
+        self.shipping = Shipping(self.engine, self.sender, self._done)
         self.loop = EngineLoop(self.engine, self.shipping.step_done)
         self.loop.start()
 
@@ -121,9 +121,6 @@ class Pair:
 
     def _done(self, job: ShippingJob, result: PushResult) -> None:
         self.loop.call(lambda _: self.shipping.close(job)).add_done_callback(lambda _: self.results.put(result))
-
-    def _zero_tail(self, layer: int, block: int, used: int) -> None:
-        self.source.tensor[layer, block, :, :, used:] = 0
 
 
 @pytest.fixture(params=["shm", "tcp"])

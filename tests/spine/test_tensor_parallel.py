@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import pytest
 
 from tests.service import Service, running_service
 from tests.spine.oracle import Oracle
@@ -52,9 +51,3 @@ async def test_a_killed_rank_ends_its_worker_and_the_request_goes_on_elsewhere(t
         answers = await asyncio.gather(*running)
     assert [answer.token_ids for answer in answers] == [oracle.greedy(prompt, 200) for prompt in prompts]
     assert any(answer.served_by[0].attempts > 1 for answer in answers), "the rank was killed in mid-answer"
-
-
-async def test_several_ranks_beside_prefill_workers_are_refused(tiny_model: Path) -> None:
-    with pytest.raises(Exception, match=r"KV blocks that ranks share cannot be shipped yet"):
-        async with running_service(tiny_model, 1, 1, TWO_RANKS):
-            pass

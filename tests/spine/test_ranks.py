@@ -1,0 +1,124 @@
+"""Prefill and decode workers of several processes each, of the same number or not: KV finds its way between them."""
+
+import asyncio
+import signal
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.service import Service, running_service
+from tests.spine.oracle import Oracle
+from tests.spine.prompts import ask, random_prompt
+from tests.spine.worker_view import until_idle, until_running
+from tests.tiny_model import write_tiny_model
+
+LENGTHS = (1, 16, 17, 95, 200, 333)
+STEP_TOKENS = 64  # the longer prompts take several steps
+MAX_TOKENS = 12
+MIXES = [  # ranks of a prefill worker, of a decode worker, KV heads, transport
+    (1, 2, 8, "shm"),
+    (2, 1, 8, "shm"),
+    (2, 2, 8, "shm"),
+    (4, 2, 8, "shm"),
+    (1, 4, 8, "shm"),
+    (2, 4, 8, "tcp"),
+    (4, 1, 2, "shm"),
+    (2, 4, 2, "shm"),
+]
+
+
+@pytest.fixture(scope="module")
+def oracles(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """By number of KV heads: the folder of a model, and its oracle."""
+
+    @cache
+    def of(num_kv_heads: int) -> tuple[Path, Oracle]:
+        heads = {"num_attention_heads": 8, "num_key_value_heads": num_kv_heads}
+        folder = write_tiny_model(tmp_path_factory.mktemp(f"heads-{num_kv_heads}"), **heads)
+        return folder, Oracle(folder)
+
+    return of
+
+
+def settings(prefill: int, decode: int, transport: str = "shm", step_tokens: int = STEP_TOKENS) -> dict[str, Any]:
+    """Every prompt is shipped while there is a prefill worker."""
+    return {
+        "router": {"placement": {"local_prefill_tokens": 0}, "no_worker_timeout_s": 2.0},
+        "transfer": {"transport": transport, "checksum": True},
+        "engine": {
+            "device": "cpu",
+            "max_batch_tokens": step_tokens,
+            "tensor_parallel": decode,
+            "prefill_tensor_parallel": prefill,
+        },
+    }
+
+
+def ranks_of(service: Service, worker_id: str) -> list[psutil.Process]:
+    """But the first, which is the worker."""
+    return psutil.Process(service.pid(worker_id)).children()
+
+
+@pytest.mark.parametrize("mix", MIXES, ids=lambda mix: "{}to{}of{}heads_{}".format(*mix))
+async def test_answers_are_those_of_one_process(oracles: Any, mix: tuple[int, int, int, str]) -> None:
+    prefill, decode, num_kv_heads, transport = mix
+    folder, oracle = oracles(num_kv_heads)
+
+    async def check(service: Service, prompt: list[int]) -> tuple[int, int]:
+        """(tokens that the prefill worker had cached, blocks that were shipped)"""
+        answer = await ask(service.client, prompt, MAX_TOKENS)
+        assert answer.token_ids == oracle.greedy(prompt, MAX_TOKENS), f"prompt of {len(prompt)} tokens"
+        assert (answer.served_by[0].prefill_worker, answer.served_by[0].transport) == ("prefill-1", transport)
+        return answer.usage.cached_tokens, answer.served_by[0].kv_blocks
+
+    async with running_service(folder, 1, 1, settings(prefill, decode, transport)) as service:
+        assert len(ranks_of(service, "prefill-1")) == prefill - 1
+        assert len(ranks_of(service, "decode-1")) == decode - 1
+        prompts = [random_prompt(length, seed=length) for length in LENGTHS]
+        shipped = await asyncio.gather(*(check(service, prompt) for prompt in prompts))
+        assert shipped == [(0, -(-length // 16)) for length in LENGTHS]
+        # Both have the whole blocks of these prompts; what comes behind is all that travels.
+        longer = [prompt + random_prompt(90, seed=1) for prompt in prompts[3:]]
+        shipped = await asyncio.gather(*(check(service, prompt) for prompt in longer))
+        cached = [length // 16 * 16 for length in LENGTHS[3:]]
+        assert shipped == [
+            (tokens, -(-len(prompt) // 16) - tokens // 16) for tokens, prompt in zip(cached, longer, strict=True)
+        ]
+        await until_idle(service)
+
+
+async def test_a_killed_prefill_rank_ends_its_worker_and_costs_no_answer(oracles: Any) -> None:
+    """In mid-transfer: a prompt of 1,500 tokens takes a hundred steps, and each ships a block."""
+    folder, oracle = oracles(8)
+    prompts = [random_prompt(1500, seed=seed) for seed in range(3)]
+    async with running_service(folder, 1, 1, settings(2, 2, step_tokens=16)) as service:
+        requests = [asyncio.create_task(ask(service.client, prompt, MAX_TOKENS)) for prompt in prompts]
+        await until_running(service, "prefill-1")
+        (rank,) = ranks_of(service, "prefill-1")
+        rank.send_signal(signal.SIGKILL)
+        exit_ = await asyncio.wait_for(service.supervisor.children["prefill-1"].wait(), 5)
+        assert f"tensor-parallel rank 1 (pid {rank.pid}) was ended by SIGKILL" in exit_.log_tail
+        answers = await asyncio.gather(*requests)
+        assert [answer.token_ids for answer in answers] == [oracle.greedy(prompt, MAX_TOKENS) for prompt in prompts]
+        assert {answer.served_by[0].prefill_worker for answer in answers} == {""}, "the decode worker ran them all"
+        assert all(answer.served_by[0].attempts > 1 for answer in answers)
+        await until_idle(service)
+
+
+async def test_a_killed_decode_rank_ends_its_worker_and_the_requests_go_on_elsewhere(oracles: Any) -> None:
+    folder, oracle = oracles(8)
+    prompts = [random_prompt(150, seed=seed) for seed in range(6)]
+    async with running_service(folder, 1, 2, settings(2, 2)) as service:
+        requests = [asyncio.create_task(ask(service.client, prompt, 150)) for prompt in prompts]
+        await until_running(service, "decode-1")
+        ranks_of(service, "decode-1")[0].send_signal(signal.SIGKILL)
+        exit_ = await asyncio.wait_for(service.supervisor.children["decode-1"].wait(), 5)
+        assert "was ended by SIGKILL" in exit_.log_tail
+        answers = await asyncio.gather(*requests)
+        assert [answer.token_ids for answer in answers] == [oracle.greedy(prompt, 150) for prompt in prompts]
+        assert {answer.served_by[0].decode_worker for answer in answers} == {"decode-2"}
+        assert any(answer.served_by[0].attempts > 1 for answer in answers)
+        await until_idle(service)
