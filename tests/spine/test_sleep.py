@@ -14,6 +14,7 @@ from tests.service import Service, running_service
 from tests.spine.oracle import Oracle
 from tests.spine.prompts import ask, random_prompt
 from tests.spine.worker_view import until_idle, until_running, until_tree_is_right, until_used
+from tests.tiny_model import write_tiny_model
 
 BATON = [sys.executable, "-c", "from baton.cli import main; main()"]
 SHIP_ALL = {"router": {"placement": {"local_prefill_tokens": 0}}}
@@ -108,3 +109,20 @@ async def test_the_command_line_says_what_happened_and_what_is_wrong(tiny_model:
         assert code == 0
         assert text.startswith("decode-1 is ready, after ")
         await until_used(service)
+
+
+async def test_workers_of_several_ranks_sleep_and_wake(tmp_path: Path) -> None:
+    folder = write_tiny_model(tmp_path, num_attention_heads=8, num_key_value_heads=8)
+    oracle, ranks = Oracle(folder), {"device": "cpu", "tensor_parallel": 2}
+    async with running_service(folder, 1, 1, SHIP_ALL, engine=ranks) as service:
+        for round_number in range(2):
+            prompt = random_prompt(70, seed=round_number)
+            answer = await ask(service.client, prompt, 8)
+            assert answer.token_ids == oracle.greedy(prompt, 8)
+            assert answer.served_by[0].prefill_worker == "prefill-1"
+            for name in ("prefill-1", "decode-1"):
+                slept = await service.client.sleep(name)
+                assert slept.freed_bytes == 2 * 64 << 20, "both ranks"
+                assert (await service.client.wake(name)).state == "ready"
+            await until_used(service)
+        await until_idle(service)
