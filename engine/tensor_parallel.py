@@ -6,6 +6,7 @@ runner tells the others of each step before it begins.
 
 import os
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
@@ -66,13 +67,19 @@ class TensorParallelModel:
         """Raises RankLostError, or UnavailableError when this device cannot reach another rank's memory."""
         self.ranks.tell(ExportSlab())
         slabs: list[AdoptedSlab] = []
-        for rank in range(1, self.ranks.size):
-            fd = self.ranks.exported_slab(rank)
-            try:
-                slabs.append(AdoptedSlab(self.slab.layout, self.slab.driver, fd, f"rank {rank}"))
-            finally:
-                os.close(fd)
+        with ExitStack() as on_failure:
+            for rank in range(1, self.ranks.size):
+                slab = self._adopt(rank, self.ranks.exported_slab(rank))
+                on_failure.callback(slab.close)
+                slabs.append(slab)
+            on_failure.pop_all()
         return slabs
+
+    def _adopt(self, rank: int, fd: int) -> AdoptedSlab:
+        try:
+            return AdoptedSlab(self.slab.layout, self.slab.driver, fd, f"rank {rank}")
+        finally:
+            os.close(fd)
 
     def close(self) -> None:
         """Once the engine's thread has ended."""
