@@ -72,7 +72,12 @@ class TensorParallelModel:
         def adopt(rank: int, fd: int) -> None:
             self.adopted.append(AdoptedSlab(self.slab.layout, self.slab.driver, fd, f"rank {rank}"))
 
-        self._exported(adopt)
+        try:
+            self._exported(adopt)
+        except BaseException:
+            while self.adopted:
+                self.adopted.pop().close()
+            raise
         return self.adopted
 
     def _exported(self, take: Callable[[int, int], None]) -> None:
@@ -92,8 +97,7 @@ class TensorParallelModel:
     def sleep(self, level: int) -> int:
         """All ranks at once; see ModelMemory. Raises RankLostError."""
         for slab in self.adopted:
-            if not slab.suspended:
-                slab.suspend()
+            slab.close()  # a rank's memory comes free when nobody else maps it
         told = self.ranks.tell(Sleep(level))
         freed = self.own.sleep(level)
         self.ranks.wait_done(told, MEMORY_TIMEOUT_S)
@@ -104,7 +108,7 @@ class TensorParallelModel:
         told = self.ranks.tell(Wake(tags))
         self.own.wake(tags)
         self.ranks.wait_done(told, MEMORY_TIMEOUT_S)
-        if self.adopted and KV_CACHE not in self.asleep:
+        if KV_CACHE not in self.asleep and any(slab.suspended for slab in self.adopted):
             self._exported(lambda rank, fd: self.adopted[rank - 1].resume(fd))
 
     def close(self) -> None:

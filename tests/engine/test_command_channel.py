@@ -3,6 +3,7 @@
 import os
 import random
 import signal
+import threading
 import time
 
 import pytest
@@ -39,6 +40,46 @@ def test_a_command_may_have_any_size(size: int) -> None:
         channel.writer.wait_done(2, timeout_s=60)
         for reader in channel.readers:
             assert reader.heard(2) == expected(payloads)
+
+
+def test_commands_of_several_threads_reach_all_readers_whole_and_in_one_order() -> None:
+    payloads = [[payload(8 + seed, 1000 * thread + seed) for seed in range(300)] for thread in range(4)]
+    with Channel(readers=2, ring_bytes=501) as channel:
+        threads = [
+            threading.Thread(target=lambda own=own: [channel.writer.send(one) for one in own]) for own in payloads
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        channel.writer.wait_done(1200, timeout_s=20)
+        first, second = (reader.heard(1200) for reader in channel.readers)
+        assert first == second
+        for own in payloads:
+            due = expected(own)
+            assert [one for one in first if one in due] == due
+
+
+def test_a_wait_ends_though_another_thread_has_taken_the_news() -> None:
+    with Channel(readers=1) as channel:
+        os.kill(channel.readers[0].process.pid, signal.SIGSTOP)
+        sequence = channel.writer.send(b"command")
+        original, waiting = channel.writer._wait, threading.Event()
+
+        def wait_late(descriptors: list[int], deadline_s: float) -> bool:
+            """The other thread comes between the question and the wait."""
+            waiting.set()
+            while channel.writer.behind(sequence):
+                time.sleep(0.001)
+            return original(descriptors, deadline_s)
+
+        channel.writer._wait = wait_late  # type: ignore[method-assign]
+        waiter = threading.Thread(target=channel.writer.wait_done, args=(sequence, 60))
+        waiter.start()
+        assert waiting.wait(10)
+        os.kill(channel.readers[0].process.pid, signal.SIGCONT)
+        waiter.join(5)
+        assert not waiter.is_alive()
 
 
 def test_any_sequence_of_sizes_goes_through_a_tiny_ring() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from baton.errors import InvalidRequestError
 from baton_proto.sampling import TokenLogprobs
-from engine.batch import Batch, StepDone
+from engine.batch import Batch, LayerDone, StepDone
 from engine.engine import Engine, SequenceOutput
 from engine.sequence import Sequence, SequenceStatus
 from tests.engine.kv_oracle import EOS, FakeRunner, make_engine, make_sequence, next_token, sequential_answer
@@ -133,10 +133,17 @@ def test_an_aborted_pinned_sequence_keeps_its_blocks_too() -> None:
 def test_layers_are_reported_with_their_batch() -> None:
     engine, runner = make_engine(max_batch_tokens=6)
     seen: list[tuple[Batch, int]] = []
-    engine.on_batch = lambda batch: lambda layer: seen.append((batch, layer))
+    ran_before: list[int] = []
+
+    def on_batch(batch: Batch) -> LayerDone:
+        ran_before.append(len(runner.batches))
+        return lambda layer: seen.append((batch, layer))
+
+    engine.on_batch = on_batch
     engine.add(make_sequence("a", range(10), max_tokens=1))
     run(engine)
     assert seen == [(batch, layer) for batch in runner.batches for layer in (0, 1)]
+    assert ran_before == list(range(len(runner.batches))), "each was announced before it ran"
 
 
 def test_abort_frees_and_says_nothing() -> None:
