@@ -162,6 +162,7 @@ async def cluster(nats_server: NatsServer) -> AsyncIterator[Cluster]:
         closing.push_async_callback(worker_nats.close)
         cluster = Cluster(nats_server, router_nats, worker_nats)
         await cluster.indexer.start()
+        await router_nats.flush()  # the server knows of the subscriptions: what is said once is not missed
         yield cluster
         await cluster.indexer.close()
         for worker in cluster.workers.values():
