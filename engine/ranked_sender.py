@@ -43,30 +43,28 @@ class RanksOfSender(Protocol):
 
 
 class RankedPush:
-    """Implements `kvtransfer.sending.KvPush`. `awaited` and below are guarded by the sender's lock."""
+    """Implements `kvtransfer.sending.KvPush`. `awaited`, `results` and `failure` are guarded by the sender's lock."""
 
-    def __init__(self, grant: Grant, ranks: RanksOfSender, on_done: Callable[[PushResult], None]) -> None:
-        self.transfer_id = grant.transfer_id
-        self.own: KvPush | None = None  # rank 0's, once it has begun
+    def __init__(self, own: KvPush, ranks: RanksOfSender, on_done: Callable[[PushResult], None]) -> None:
+        """`own`: rank 0's part."""
+        self.transfer_id = own.transfer_id
         self.on_done = on_done
         self.awaited = set(range(ranks.size))
         self.results: list[PushResult] = []  # in the order in which they came, but rank 0's first
         self.failure = ""  # the first one's reason
+        self._own = own
         self._ranks = ranks
 
     def layer_ready(self, layer: int, first: int, source_blocks: Sequence[int], ready: Mark | None = None) -> None:
         """Of rank 0; the others were told by `RankedSender.ship`."""
-        if self.own is not None:
-            self.own.layer_ready(layer, first, source_blocks, ready)
+        self._own.layer_ready(layer, first, source_blocks, ready)
 
     def commit(self, payload: bytes) -> None:
-        if self.own is not None:
-            self.own.commit(payload)
+        self._own.commit(payload)
         self._ranks.tell(CommitPush(self.transfer_id))
 
     def abort(self, reason: str) -> None:
-        if self.own is not None:
-            self.own.abort(reason)
+        self._own.abort(reason)
         self._ranks.tell(AbortPush(self.transfer_id, reason))
 
     def take(self, rank: int, result: PushResult) -> None:
@@ -101,16 +99,15 @@ class RankedSender:
         ranks.tell(OpenSender(identity.worker_id, identity.incarnation, identity.model_hash, config))
 
     def begin(self, grant: Grant, on_done: Callable[[PushResult], None]) -> RankedPush:
-        push = RankedPush(grant, self._ranks, on_done)
         with self._changed:  # so that no end is dealt with before all have begun
             if self._closed:
                 raise UnavailableError("the KV sender is closed")
             if grant.transfer_id in self._open:
                 raise ProtocolError(f"decode worker {grant.worker_id}", f"granted {grant.transfer_id} a second time")
-            push.own = self._own.begin(grant, lambda result: self._ended(0, grant.transfer_id, result))
-            self._open[grant.transfer_id] = push
+            own = self._own.begin(grant, lambda result: self._ended(0, grant.transfer_id, result))
+            push = self._open[grant.transfer_id] = RankedPush(own, self._ranks, on_done)
             self._ranks.tell(BeginPush(grant))
-        return push
+            return push
 
     def ship(self, pieces: Sequence[Piece]) -> LayerDone:
         told = [ShippedPiece(piece.push.transfer_id, piece.first, piece.source, piece.tail) for piece in pieces]
