@@ -14,6 +14,7 @@ from engine.collective import Collective, own_shard
 from engine.cuda_build import build_cuda_runner
 from engine.kernels import small_linear
 from engine.loaded_model import LoadedModel
+from engine.model_memory import ModelMemory
 from engine.rank_commands import Load
 from engine.weights import Weights
 from kvtransfer.layout import SlabLayout
@@ -35,9 +36,10 @@ def interpreted_part(load: Load, rank: int) -> LoadedModel:
     heads = len(shard.kv_heads)
     layout = SlabLayout(load.model.num_layers, NUM_BLOCKS, heads, config.block_size, load.model.head_dim, "float32")
     slab = Slab(layout)
+    weights = Weights(Path(load.folder or ""), torch.float32, None, shard)
     runner = build_cuda_runner(
         load.model,
-        Weights(Path(load.folder or ""), torch.float32, None, shard),
+        weights,
         slab.tensor,
         load.eos_token_ids,
         max_batch_tokens=config.max_batch_tokens,
@@ -47,7 +49,7 @@ def interpreted_part(load: Load, rank: int) -> LoadedModel:
         collective=collective,
     )
     runner.capture()
-    return LoadedModel(runner, slab)
+    return LoadedModel(runner, slab, ModelMemory(weights, slab))
 
 
 if __name__ == "__main__":
