@@ -23,16 +23,21 @@ class GpuPlaces:
             raise ConfigError("engine.tensor_parallel", problem)
         starts = range(0, len(gpus) - per_worker + 1, per_worker)
         self._places = [",".join(gpus[start : start + per_worker]) for start in starts]
-        self._taken = 0
+        self._taken = [0] * len(self._places)  # workers on each
         self.share = max(1, -(-workers // len(self._places))) if self._places else 1
 
     def next(self) -> dict[str, str]:
-        """Environment of the next worker: one place after the other, then from the first again."""
+        """Environment of the next worker: the first of the places with the fewest workers."""
         if not self._places:
             return {}
-        place = self._places[self._taken % len(self._places)]
-        self._taken += 1
-        return {VISIBLE: place}
+        place = min(range(len(self._places)), key=self._taken.__getitem__)
+        self._taken[place] += 1
+        return {VISIBLE: self._places[place]}
+
+    def give_back(self, environment: Mapping[str, str]) -> None:
+        """What `next` gave, when the worker has ended."""
+        if environment:
+            self._taken[self._places.index(environment[VISIBLE])] -= 1
 
 
 def visible_gpus(environment: Mapping[str, str] = os.environ, driver: Path = DRIVER_GPUS) -> list[str]:
