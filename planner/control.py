@@ -67,6 +67,9 @@ class Control:
         """A flip sets the counts that come of it by hand, or the planner would turn another worker back. Raises
         InvalidRequestError."""
         worker = self._worker(order.worker_id)
+        if worker.role == DECODE and counts(self._observed(), DECODE).serving == 1:
+            problem = f"{worker.worker_id} is the only decode worker that serves: `baton scale decode=2` first"
+            raise InvalidRequestError("worker", problem)
         if order.verb == "drain":
             self._begin(Action("drain", worker.worker_id, worker.role, BY_HAND))
             return Done(f"{worker.worker_id} drains; `baton plan` shows how far it is")

@@ -85,5 +85,6 @@ class PlannerLoop:
         if self._save is not None:
             await self._save(self._planner.saved())  # before anything is done: a restarted planner knows of it
         if not self._advice_only:
-            self.effects.begin(target.actions)
+            # while it was saved an operator may have begun something else
+            self.effects.begin([one for one in target.actions if one.worker_id not in self.effects.running])
         return target
