@@ -50,16 +50,16 @@ class PlannerService:
 
     async def run(self, on_ready: Callable[[str], None] = lambda address: None) -> None:
         """Until it is cancelled: a fault ends one planner, and the next one goes on where it was. `on_ready` gets
-        HOST:PORT of the metrics. Raises ConfigError when the journal cannot be written."""
+        HOST:PORT of the metrics, each time that one listens to operators. Raises ConfigError when the journal cannot be
+        written."""
         settings = self._config.planner
         if settings.journal is not None:
             self._journal = Journal(Path(settings.journal), settings.journal_mb * MEGABYTE)
         address = self._metrics.serve(self._config.workers.host)
-        on_ready(address)
         try:
             while True:
                 try:
-                    await self._plan(address)
+                    await self._plan(address, on_ready)
                 except Exception:
                     log.exception("the planner failed; it is started again", after_s=AGAIN_S)
                 await asyncio.sleep(AGAIN_S)
@@ -68,7 +68,7 @@ class PlannerService:
             if self._journal is not None:
                 self._journal.close()
 
-    async def _plan(self, metrics_address: str) -> None:
+    async def _plan(self, metrics_address: str, on_ready: Callable[[str], None]) -> None:
         """One planner's life."""
         async with AsyncExitStack() as closing:
             hand = Hand(self._store)
@@ -85,6 +85,7 @@ class PlannerService:
             control = Control(loop, hand, metrics_address)
             subscription = await self._nats.answer(planner_subject(self._nats.namespace), control.answer)
             closing.push_async_callback(self._nats.unsubscribe, subscription)
+            on_ready(metrics_address)
             await loop.run()
 
     async def _restored(self) -> Planner:
