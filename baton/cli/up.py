@@ -103,7 +103,11 @@ class Foreground:
 
         return local_planner(
             self._supervisor,
-            lambda address: self._print(f"planner at work, metrics on http://{address}/metrics", event="planner"),
+            lambda address: self._print(
+                f"planner at work, metrics on http://{address}/metrics",
+                event="planner",
+                metrics=f"http://{address}/metrics",
+            ),
         )
 
     async def _start(self) -> bool:
