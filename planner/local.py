@@ -4,7 +4,7 @@ workers: when that process dies, its workers do too, and a planner of its own wo
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 from baton.config import ServingConfig
 from baton.end_task import end_tasks
@@ -19,22 +19,21 @@ from planner.service import PlannerService
 @asynccontextmanager
 async def local_planner(
     supervisor: Supervisor, on_ready: Callable[[str], None] = lambda address: None
-) -> AsyncIterator["asyncio.Task[None]"]:
+) -> AsyncIterator[None]:
     """Plans for the workers of a supervisor that was started, until the end of the context; then what is under way is
-    let go of. The task ends only by a fault that no restart helps. `on_ready` gets HOST:PORT of the metrics. Raises
-    UnavailableError when NATS does not answer."""
+    let go of. `on_ready` gets HOST:PORT of the metrics, once the planner listens. Raises UnavailableError when NATS
+    does not answer, ConfigError when the journal cannot be written."""
     config = supervisor.config
     assert config.nats.url is not None, "not started"
-    nats = await connect(config.nats.url, "planner", config.namespace, config.workers.ready_timeout_s)
-    connector = LocalConnector(supervisor)
-    service = PlannerService(config, nats, connector, gpu_budget(config), gpus_per_worker(config))
-    task = asyncio.create_task(service.run(on_ready), name="planner")
-    try:
-        yield task
-    finally:
-        await end_tasks(task)
-        await connector.close()
-        await nats.close()
+    async with AsyncExitStack() as closing:
+        nats = await connect(config.nats.url, "planner", config.namespace, config.workers.ready_timeout_s)
+        closing.push_async_callback(nats.close)
+        connector = LocalConnector(supervisor)
+        closing.push_async_callback(connector.close)
+        service = PlannerService(config, nats, connector, gpu_budget(config), gpus_per_worker(config))
+        task = asyncio.create_task(service.run(on_ready), name="planner")
+        closing.push_async_callback(end_tasks, task)
+        yield
 
 
 def gpu_budget(config: ServingConfig) -> int:

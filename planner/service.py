@@ -34,7 +34,8 @@ log = structlog.get_logger()
 
 
 class PlannerService:
-    """`gpu_budget`: that the workers may hold together; `gpus_per_worker`: that each of them does."""
+    """`gpu_budget`: that the workers may hold together; `gpus_per_worker`: that each of them does. Raises ConfigError
+    when the journal cannot be written."""
 
     def __init__(
         self, config: ServingConfig, nats: NatsClient, connector: LiveConnector, gpu_budget: int, gpus_per_worker: int
@@ -46,15 +47,13 @@ class PlannerService:
         self._gpus_per_worker = gpus_per_worker
         self._store = MemoryStore(nats)
         self._metrics = PlannerMetrics()
-        self._journal: Journal | None = None
+        settings = config.planner
+        path = None if settings.journal is None else Path(settings.journal)
+        self._journal = None if path is None else Journal(path, settings.journal_mb * MEGABYTE)
 
     async def run(self, on_ready: Callable[[str], None] = lambda address: None) -> None:
         """Until it is cancelled: a fault ends one planner, and the next one goes on where it was. `on_ready` gets
-        HOST:PORT of the metrics, each time that one listens to operators. Raises ConfigError when the journal cannot be
-        written."""
-        settings = self._config.planner
-        if settings.journal is not None:
-            self._journal = Journal(Path(settings.journal), settings.journal_mb * MEGABYTE)
+        HOST:PORT of the metrics, each time that one listens to operators."""
         address = self._metrics.serve(self._config.workers.host)
         try:
             while True:

@@ -86,14 +86,18 @@ class Foreground:
         self._hurry = asyncio.Event()
 
     async def run(self) -> ExitCode:
-        """Raises ChildFailedError when the service does not come up."""
+        """Raises ChildFailedError when the service does not come up, ConfigError or UnavailableError when its planner
+        does not."""
         for number in STOP_SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, self._signalled)
         if not await _unless(self._stop, self._start()):
             return ExitCode.OK  # told to stop before it was up; nothing is left of it
-        async with self._planner():
-            code = await self._serve()
-        return code if await self._drain() else ExitCode.FAILED
+        try:
+            async with self._planner():
+                code = await self._serve()
+        finally:
+            clean = await self._drain()
+        return code if clean else ExitCode.FAILED
 
     def _planner(self) -> AbstractAsyncContextManager[object]:
         """It is gone before the service drains, and starts nothing any more."""

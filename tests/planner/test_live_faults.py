@@ -6,7 +6,7 @@ from pathlib import Path
 
 from baton_proto.generated import inference_pb2 as pb
 from baton_proto.planner import PREFILL
-from baton_proto.planner_control import Release, Scale
+from baton_proto.planner_control import Order, Release, Scale
 from tests.planner.live import Planned, planned_service
 from tests.spine.worker_view import until_running
 
@@ -49,10 +49,26 @@ async def test_a_worker_that_is_killed_during_its_drain_is_gone_and_its_request_
         assert max(answer.served_by[0].attempts for answer in answers) == 2
 
 
+async def test_what_a_drain_does_not_finish_in_its_time_goes_on_elsewhere(tmp_path: Path) -> None:
+    settings = {"delays": {"drain_deadline_s": 8.0}}
+    quick = {"workers": {"drain_timeout_s": 1.0}, "mock": {"answer_tokens": 10_000}}
+    async with planned_service(tmp_path, 1, 2, settings, **quick) as planned:
+        asking = pb.GenerateRequest(text="a long answer", sampling=pb.SamplingOptions(max_tokens=1500))
+        request = asyncio.create_task(planned.service.client.generate(asking, timeout_s=60))
+        await planned.until(lambda: any(worker.running for worker in planned.last().observation.workers))
+        (busy,) = [worker.worker_id for worker in planned.last().observation.workers if worker.running]
+        await planned.tell(Order("drain", busy))
+        await planned.until(lambda: bool(planned.effects("drain")))
+        assert planned.effects("drain")[0].error == ""
+        assert not request.done()
+        assert len((answer := await request).token_ids) == 1500
+        assert answer.served_by[0].attempts == 2
+
+
 async def test_a_worker_that_never_becomes_ready_is_given_up_with_a_reason_and_another_one_is_started(
     tmp_path: Path,
 ) -> None:
-    delays = {"start_deadline_s": 8.0, "retry_s": 1.0}
+    delays = {"start_deadline_s": 10.0, "retry_s": 1.0}
     async with planned_service(tmp_path, 1, 1, {"delays": delays}) as planned:
         await planned.tell(Scale(prefill=2))
         await planned.until(lambda: len(begun(planned)) == 1)
@@ -61,7 +77,7 @@ async def test_a_worker_that_never_becomes_ready_is_given_up_with_a_reason_and_a
             while stuck not in planned.service.supervisor.children:
                 await asyncio.sleep(0)
         planned.service.kill(stuck, signal.SIGSTOP)
-        await planned.until(lambda: reason_in(planned, "was not done with add after 8 s"))
+        await planned.until(lambda: reason_in(planned, "was not done with add after 10 s"))
         await planned.until(lambda: planned.count() == (2, 1))
         assert stuck not in planned.ready(PREFILL)
         assert [effect.worker_id for effect in planned.effects("remove")] == [stuck]
