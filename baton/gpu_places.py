@@ -4,7 +4,6 @@ Without an opinion of the driver (no NVIDIA GPU here) there are none, and worker
 """
 
 import os
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -23,22 +22,32 @@ class GpuPlaces:
             problem = f"a worker takes {max(workers)} GPUs, and {len(gpus)} are here"
             raise ConfigError("engine.tensor_parallel", problem)
         self._gpus = gpus
-        self._next = 0
-        places = Counter(index for size in workers for index in self._take(size))
-        self._next = 0
-        self.share = max(places.values(), default=1)  # of these workers, that have one GPU
+        self._taken = [0] * len(gpus)  # workers on each
+        for size in workers:
+            self._take(size)
+        self.share = max(self._taken, default=1)  # of these workers, that have one GPU
+        self._taken = [0] * len(gpus)
 
     def next(self, size: int = 1) -> dict[str, str]:
-        """Environment of the next worker, which takes so many GPUs: those that follow the last one's, or the first."""
+        """Environment of the next worker, which takes so many GPUs: the first neighbours with the fewest workers."""
         place = [self._gpus[index] for index in self._take(size)]
         return {VISIBLE: ",".join(place)} if place else {}
+
+    def give_back(self, environment: Mapping[str, str]) -> None:
+        """What `next` gave, when the worker has ended."""
+        for gpu in environment.get(VISIBLE, "").split(","):
+            if gpu:
+                self._taken[self._gpus.index(gpu)] -= 1
 
     def _take(self, size: int) -> range:
         if not self._gpus:
             return range(0)
-        start = self._next if self._next + size <= len(self._gpus) else 0
-        self._next = start + size
-        return range(start, self._next)
+        starts = range(0, len(self._gpus) - size + 1, size)
+        start = min(starts, key=lambda start: max(self._taken[start : start + size]))
+        place = range(start, start + size)
+        for index in place:
+            self._taken[index] += 1
+        return place
 
 
 def visible_gpus(environment: Mapping[str, str] = os.environ, driver: Path = DRIVER_GPUS) -> list[str]:

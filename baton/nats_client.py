@@ -6,6 +6,7 @@ Whoever needs more (baton/event_publisher.py, baton/discovery.py) keeps its own 
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine
 from datetime import datetime
 from typing import Any, TypeVar
@@ -90,6 +91,28 @@ class NatsClient:
                 log.exception("message handler failed", subject=message.subject)
 
         return await self._client.subscribe(subject, cb=receive)
+
+    async def answer(self, subject: str, handler: Callable[[bytes], Coroutine[Any, Any, bytes]]) -> Subscription:
+        """Answers each question on `subject` with what `handler` makes of it, one after the other; survives outages.
+        When it raises, that is logged and there is no answer."""
+
+        async def receive(message: Msg) -> None:
+            try:
+                await message.respond(await handler(message.data))
+            except Exception:
+                log.exception("question not answered", subject=message.subject)
+
+        return await self._client.subscribe(subject, cb=receive)
+
+    async def unsubscribe(self, subscription: Subscription) -> None:
+        """Also while the server is away."""
+        with contextlib.suppress(*NATS_ERRORS):
+            await subscription.unsubscribe()
+
+    async def request(self, subject: str, payload: bytes, timeout_s: float) -> bytes:
+        """The answer to a question. Raises nats.errors.NoRespondersError when nobody listens, and NATS_ERRORS."""
+        answer = await self._unless_away(self._client.request(subject, payload, timeout=timeout_s))
+        return answer.data
 
     async def flush(self, timeout_s: float = REQUEST_TIMEOUT_S) -> None:
         """Round trip to the server: what it had sent us before is in our queues afterwards. Raises NATS_ERRORS."""

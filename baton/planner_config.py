@@ -73,6 +73,7 @@ class ThresholdConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PlannerConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    enabled: bool = False  # `baton up` runs a planner
     policy: Literal["slo", "threshold"] = "slo"
     interval_s: Seconds = 5.0
     stale_s: Seconds = 15.0

@@ -6,6 +6,9 @@
 | `$KV.baton_<ns>_workers.<worker_id>` | WorkerRecord | bucket `baton_<ns>_workers` |
 | `baton.<ns>.load.<worker_id>` | LoadReport | core NATS |
 | `baton.<ns>.charges.<router_id>` | ChargeReport | core NATS |
+| `baton.<ns>.router.<router_id>` | RouterReport | core NATS |
+| `baton.<ns>.planner` | questions to the planner and its answers | core NATS, request and reply |
+| `$KV.baton_<ns>_planner.<key>` | what the planner remembers | bucket `baton_<ns>_planner` |
 
 Worker and router ids and namespaces are single subject tokens: no dots, spaces or wildcards.
 """
@@ -27,6 +30,23 @@ def load_subject(namespace: str, worker_id: str = ANY) -> str:
 
 def charges_subject(namespace: str, router_id: str = ANY) -> str:
     return f"baton.{namespace}.charges.{router_id}"
+
+
+def router_subject(namespace: str, router_id: str = ANY) -> str:
+    return f"baton.{namespace}.router.{router_id}"
+
+
+def planner_subject(namespace: str) -> str:
+    return f"baton.{namespace}.planner"
+
+
+def planner_stream(namespace: str) -> str:
+    """The stream behind the planner's bucket, as NATS names it."""
+    return f"KV_baton_{namespace}_planner"
+
+
+def planner_key(namespace: str, key: str = ANY) -> str:
+    return f"$KV.baton_{namespace}_planner.{key}"
 
 
 def workers_bucket(namespace: str) -> str:

@@ -54,6 +54,7 @@ class Supervisor:
         self._threads = config.engine.threads or _threads_per_rank(sum(ranks))
         self._started = {"prefill": 0, "decode": 0}
         self._process_of: dict[str, str] = {}  # worker id -> name of the child that it lives in
+        self._roles: dict[str, Role] = {}  # by worker id
         self._folder: Path | None = None
         self._watchers: set[asyncio.Task[None]] = set()
         self._exits: asyncio.Queue[ChildExit] = asyncio.Queue()
@@ -83,7 +84,7 @@ class Supervisor:
                 else:
                     for number, roles in enumerate(batched(self._wanted(), self._workers_per_process), 1):
                         group.create_task(self._start_workers(f"workers-{number}", roles))
-            await self._until_used([*self.workers("prefill"), *self.workers("decode")])
+            await self.until_used([*self.workers("prefill"), *self.workers("decode")])
         except BaseException as error:
             await self.kill()
             await self.stop()
@@ -91,16 +92,20 @@ class Supervisor:
                 raise error.exceptions[0] from None
             raise
 
-    async def add_worker(self, role: Role) -> str:
-        """Its id, once the router uses it. Raises ChildFailedError."""
-        worker_id = await self._start_worker(role)
-        await self._until_used([worker_id])
+    async def add_worker(self, role: Role, worker_id: str | None = None) -> str:
+        """Its id, once the router uses it. `worker_id`: of no worker that lives. Raises ChildFailedError; when it was
+        too slow, its process lives on."""
+        worker_id = await self._start_worker(role, worker_id)
+        await self.until_used([worker_id])
         return worker_id
 
     async def stop_worker(self, worker_id: str) -> bool:
         """Drains it, with those that share its process. False when it did not end in order, or not in time, and had to
         be killed."""
         return await self.children[self._process_of[worker_id]].stop(self._stop_limit_s)
+
+    async def kill_worker(self, worker_id: str) -> None:
+        await self.children[self._process_of[worker_id]].kill()
 
     async def wait(self) -> ChildExit:
         """The next child that ends without having been told to."""
@@ -140,12 +145,12 @@ class Supervisor:
 
     def workers(self, role: Role) -> list[str]:
         """Ids of the workers whose processes live."""
-        own = [name for name in self._process_of if name.startswith(f"{role}-")]
-        return [name for name in own if self._lives(name)]
+        return [name for name, its in self._roles.items() if its == role and self.process(name) is not None]
 
-    def _lives(self, worker_id: str) -> bool:
-        child = self.children.get(self._process_of[worker_id])
-        return child is not None and child.alive
+    def process(self, worker_id: str) -> ChildProcess | None:
+        """The worker's, while it lives."""
+        child = self.children.get(self._process_of.get(worker_id, ""))
+        return child if child is not None and child.alive else None
 
     def _wanted(self) -> list[Role]:
         """The role of each worker that the configuration asks for."""
@@ -160,6 +165,8 @@ class Supervisor:
     @property
     def _workers_per_process(self) -> int:
         workers = self.config.workers
+        if self.config.planner.enabled:
+            return 1  # it ends them one by one
         return workers.per_process or (max(1, workers.prefill + workers.decode) if is_mock(self.config) else 1)
 
     @property
@@ -184,8 +191,8 @@ class Supervisor:
             ROUTER_ID, "router", ["--config", str(self._write_config()), "--router-id", ROUTER_ID], 1
         )
 
-    async def _start_worker(self, role: Role) -> str:
-        worker_id = self._new_worker(role, None)
+    async def _start_worker(self, role: Role, worker_id: str | None = None) -> str:
+        worker_id = self._new_worker(role, worker_id)
         arguments = ["--config", str(self._write_config()), "--worker-id", worker_id]
         place = self._gpus.next(self._ranks(role))
         await self._start_child(worker_id, f"{role}_worker", arguments, self._threads, place)
@@ -193,17 +200,19 @@ class Supervisor:
 
     async def _start_workers(self, name: str, roles: Sequence[Role]) -> None:
         """All in one process."""
-        worker_ids = [self._new_worker(role, name) for role in roles]
+        worker_ids = [self._new_worker(role, process=name) for role in roles]
         arguments = ["--config", str(self._write_config()), "--name", name, *worker_ids]
         await self._start_child(name, "baton.worker.many", arguments, self._threads, self._gpus.next(1))
 
-    def _new_worker(self, role: Role, process: str | None) -> str:
-        self._started[role] += 1
-        worker_id = f"{role}-{self._started[role]}"
+    def _new_worker(self, role: Role, worker_id: str | None = None, process: str | None = None) -> str:
+        if worker_id is None:
+            self._started[role] += 1
+            worker_id = f"{role}-{self._started[role]}"
         self._process_of[worker_id] = process or worker_id
+        self._roles[worker_id] = role
         return worker_id
 
-    async def _until_used(self, worker_ids: Iterable[str]) -> None:
+    async def until_used(self, worker_ids: Iterable[str]) -> None:
         """A worker takes requests once the router has heard of it and has connected to it."""
         deadline_s = time.monotonic() + self.config.workers.ready_timeout_s
         states = dict.fromkeys(worker_ids, "it does not know it")
@@ -211,7 +220,7 @@ class Supervisor:
             while any(state != READY for state in states.values()):
                 await asyncio.sleep(ROUTER_POLL_S)
                 for worker_id, state in states.items():
-                    if state != READY and not (self._lives(worker_id) and time.monotonic() < deadline_s):
+                    if state != READY and not (self.process(worker_id) is not None and time.monotonic() < deadline_s):
                         raise ChildFailedError(worker_id, f"is not used by the router: {state}", "")
                 try:
                     known = (await client.status(self.config.workers.ready_timeout_s)).workers
@@ -228,9 +237,13 @@ class Supervisor:
         variables = environment(threads) | (place or {})
         variables |= {"TMPDIR": str(self._folder)}  # what a killed child leaves, `stop` removes
         child = ChildProcess(name, module, arguments, variables, log_file)
-        await child.start()
+        try:
+            await child.start()
+        except BaseException:
+            self._gpus.give_back(place or {})
+            raise
         self.children[name] = child
-        self._watch_in_background(self._watch(child))
+        self._watch_in_background(self._watch(child, place or {}))
         self.ready[name] = await child.wait_ready(self.config.workers.ready_timeout_s)
         self._on_ready(self.ready[name])
 
@@ -246,8 +259,9 @@ class Supervisor:
         if self.nats is nats:  # `stop` lets go of it first
             self._exits.put_nowait(ChildExit("nats", pid, None))
 
-    async def _watch(self, child: ChildProcess) -> None:
+    async def _watch(self, child: ChildProcess, place: dict[str, str]) -> None:
         ended = await child.wait()
+        self._gpus.give_back(place)
         if child.was_ready and not child.stopping:  # for one that never was, its start has raised
             self._exits.put_nowait(ended)
 

@@ -22,6 +22,7 @@ from engine.batch import Batch, LayerDone, Runner, SampledToken, ScheduledSequen
 from engine.block_manager import BlockManager
 from engine.scheduler import Scheduler
 from engine.sequence import PENDING, Sequence, SequenceStatus
+from engine.timed_steps import TimedSteps
 
 log = structlog.get_logger()
 
@@ -74,6 +75,7 @@ class Engine:
         self.scheduler = Scheduler(block_manager, max_batch_tokens=max_batch_tokens, max_running=max_running)
         self.eos_token_ids = eos_token_ids
         self.clock = clock
+        self.timed_steps = TimedSteps()
         # Right before a batch runs, on this thread; what comes back is called after each of its layers.
         self.on_batch: Callable[[Batch], LayerDone | None] | None = None
         self._in_flight: deque[_InFlight] = deque()
@@ -213,6 +215,7 @@ class Engine:
         self._num_steps += 1
         self._step_ms = (now_s - max(done.started_s, self._landed_s)) * 1e3
         self._landed_s = now_s
+        self.timed_steps.add(done.batch, self._step_ms)
         return iter(tokens)
 
     def _land(self, item: ScheduledSequence, token: SampledToken | None) -> None:
@@ -294,6 +297,10 @@ class Engine:
             steps=self._num_steps,
             step_ms=self._step_ms,
         )
+
+    def context_tokens(self) -> int:
+        """Of the running sequences together."""
+        return sum(sequence.num_tokens for sequence in self.scheduler.running)
 
     def check_integrity(self) -> list[str]:
         """Between steps. Returns what is wrong, in sentences; empty when all is well."""

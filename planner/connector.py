@@ -5,6 +5,8 @@ at its deadline. Asked twice it does no more than asked once: `add` of a worker 
 one, `drain` of one that is gone returns.
 """
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Protocol
 
 from baton.errors import BatonError
@@ -19,6 +21,16 @@ class ConnectorError(BatonError):
         self.worker_id = worker_id
         self.reason = reason
         super().__init__(f"{verb} {worker_id}: {reason}")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerProcess:
+    """A worker as whoever runs its process knows it, whether discovery lists it or not."""
+
+    worker_id: str
+    role: Role  # while it flips, the one that it had
+    since_s: float  # Unix time at which it was started
+    leaving: Verb | None = None  # remove, drain or flip, while it is under way, whichever planner has asked for it
 
 
 class Connector(Protocol):
@@ -43,3 +55,13 @@ class Connector(Protocol):
 
     async def flip(self, worker_id: str, role: Role) -> None:
         """Drained as above, then ready in the role `role`."""
+
+
+class LiveConnector(Connector, Protocol):
+    """Of processes that exist, unlike the simulator's."""
+
+    def processes(self) -> Iterable[WorkerProcess]:
+        """That live now, those still starting included."""
+
+    async def close(self) -> None:
+        """Lets go of the verbs that are still at work. Processes stay as they are."""

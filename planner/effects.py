@@ -45,6 +45,11 @@ class Effects:
             task = asyncio.create_task(self._carry_out(action), name=f"{action.verb} {action.worker_id}")
             self._running[action.worker_id] = (action, self._clock(), task)
 
+    @property
+    def running(self) -> dict[str, tuple[Action, float]]:
+        """By worker: what is in flight, and when it began."""
+        return {worker_id: (action, began_s) for worker_id, (action, began_s, _) in self._running.items()}
+
     def shown_in(self, observation: Observation) -> Observation:
         """With the effects in flight and what failed since the last call. A worker that is being added is there from
         the beginning, whoever else knows of it."""

@@ -47,8 +47,9 @@ class PlannerLoop:
         self._write = write
         self._save = save
         self._advice_only = advice_only
-        self._effects = Effects(connector, config.delays, clock, write)
+        self.effects = Effects(connector, config.delays, clock, write)
         self.last: Decided | None = None  # what `baton plan` shows
+        self.problem = ""  # why the last step observed nothing
 
     async def run(self) -> None:
         """Until it is cancelled."""
@@ -61,15 +62,17 @@ class PlannerLoop:
                 next_s = max(next_s + self._config.interval_s, loop.time())  # late: go on from here, do not catch up
                 await asyncio.sleep(next_s - loop.time())
         finally:
-            await self._effects.close()
+            await self.effects.close()
 
     async def step(self) -> Target | None:
         """One decision; None when nothing could be observed: then nothing changes, and the next step tries again."""
         try:
-            observation = self._effects.shown_in(await self._observe())
+            observation = self.effects.shown_in(await self._observe())
         except BatonError as error:
-            log.warning("nothing observed, nothing decided", error=str(error))
+            self.problem = str(error)
+            log.warning("nothing observed, nothing decided", error=self.problem)
             return None
+        self.problem = ""
         began_s = time.perf_counter()
         target = self._planner.decide(observation)
         if self._advice_only:
@@ -82,5 +85,6 @@ class PlannerLoop:
         if self._save is not None:
             await self._save(self._planner.saved())  # before anything is done: a restarted planner knows of it
         if not self._advice_only:
-            self._effects.begin(target.actions)
+            # while it was saved an operator may have begun something else
+            self.effects.begin([one for one in target.actions if one.worker_id not in self.effects.running])
         return target

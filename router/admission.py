@@ -158,6 +158,10 @@ class AdmissionQueue:
         age_s = 0.0 if oldest_s is None else time.monotonic() - oldest_s
         return QueueView(len(self._waiting), self._running, self._limit, age_s)
 
+    def waiting_tokens(self) -> int:
+        """Of the prompts that wait. A replay counts none."""
+        return sum(turn.tokens for turn in self._waiting)
+
     async def wait_empty(self, timeout_s: float) -> int:
         """Returns how many requests are left: 0 as soon as the last one is gone, more when the time is up."""
         with contextlib.suppress(TimeoutError):

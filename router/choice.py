@@ -24,9 +24,10 @@ from router.decisions import DecisionLog
 from router.match import WorkerKey
 from router.metrics import RouterMetrics
 from router.output_text import OutputText
-from router.placement import Request
+from router.placement import SHORT, Request
 from router.request import GenerateRequest, Piece, Service
 from router.tokenizer import Tokenizer
+from router.totals import Totals
 from router.traffic import Traffic
 from router.worker_pool import WorkerPool, largest
 
@@ -46,6 +47,7 @@ class Parts:
     metrics: RouterMetrics
     decisions: DecisionLog = field(default_factory=DecisionLog)
     traffic: Traffic = field(default_factory=Traffic)
+    totals: Totals = field(default_factory=Totals)
 
 
 class Choice:
@@ -58,26 +60,32 @@ class Choice:
         self._ticket = ticket
         self._text = OutputText(parts.tokenizer, request.stop, self._sampling.min_tokens)
         self._excluded: set[WorkerKey] = set()
-        self._started_s = self._last_s = time.monotonic()
+        self._started_s = self._first_s = self._last_s = time.monotonic()
         self._cached_known = False
 
     async def stream(self) -> AsyncGenerator[Piece, None]:
         """Ends after the piece with a finish reason. Raises as Generator.generate does."""
-        while True:
-            self.service.attempts += 1
-            try:
-                async with aclosing(self._attempt()) as pieces:
-                    async for piece in pieces:
-                        yield piece
-                return
-            except WorkerLostError as lost:
-                self._parts.metrics.failovers.inc()
-                log.warning("worker lost in a request", request_id=self._request.request_id, reason=str(lost))
-                if self.service.attempts >= self._parts.config.max_attempts:
-                    attempts = self.service.attempts
-                    raise UnavailableError(
-                        f"all {attempts} attempts lost their workers; the last one: {lost}"
-                    ) from lost
+        self._parts.totals.arrived(len(self._request.prompt))
+        try:
+            while True:
+                self.service.attempts += 1
+                try:
+                    async with aclosing(self._attempt()) as pieces:
+                        async for piece in pieces:
+                            yield piece
+                    return
+                except WorkerLostError as lost:
+                    self._note_loss(lost)
+        finally:
+            self._parts.totals.ended(len(self.output), self._last_s - self._first_s)
+
+    def _note_loss(self, lost: WorkerLostError) -> None:
+        """Raises UnavailableError when that was the last attempt."""
+        self._parts.metrics.failovers.inc()
+        log.warning("worker lost in a request", request_id=self._request.request_id, reason=str(lost))
+        if self.service.attempts >= self._parts.config.max_attempts:
+            attempts = self.service.attempts
+            raise UnavailableError(f"all {attempts} attempts lost their workers; the last one: {lost}") from lost
 
     # --- one attempt --------------------------------------------------------------------------------------------------
 
@@ -213,6 +221,8 @@ class Choice:
             placement = assignment.placement
             ran_on = placement.prefill or placement.decode
             self._parts.traffic.prompt_done(ran_on, len(self._request.prompt), self.service.cached_tokens)
+            here = placement.reason == SHORT
+            self._parts.totals.started(len(self._request.prompt), self.service.cached_tokens, here)
         if handoff is not None:
             self.service.prefill_worker = handoff.prefill_worker
             self.service.kv_blocks += handoff.kv_blocks
@@ -222,7 +232,9 @@ class Choice:
     def _note_tokens(self, count: int, assignment: Assignment) -> None:
         now = time.monotonic()
         if not self.output:
+            self._first_s = now
             self._parts.metrics.ttft_s.observe(now - self._started_s)
+            self._parts.totals.first_token(now - self._started_s)
         else:
             self._parts.metrics.itl_s.observe((now - self._last_s) / max(1, count))
         self._last_s = now

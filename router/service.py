@@ -33,6 +33,7 @@ from router.http_server import serve_http
 from router.indexer import Indexer
 from router.load import LoadLedger
 from router.metrics import RouterMetrics
+from router.reports import Reporter
 from router.sleep_control import SleepControl
 from router.status import StatusView
 from router.tokenizer import Tokenizer
@@ -61,6 +62,9 @@ async def run_router(config: ServingConfig, router_id: str) -> None:
         metrics = _metrics(view)
         parts = _parts(config, files, view, metrics)
         generator = _generator(config, files, parts)
+        reporter = Reporter(nats, router_id, parts.queue, parts.totals)
+        await reporter.start()
+        closing.push_async_callback(reporter.close)
         questions = _questions(router_id, parts, view)
         addresses = await _open_apis(config, _frontend(config, files, generator), questions, metrics, closing)
         _calm_collector()

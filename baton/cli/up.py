@@ -5,6 +5,7 @@ import enum
 import json
 import signal
 import time
+from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -45,6 +46,9 @@ def up(
     http_port: PortOption = None,
     grpc_port: PortOption = None,
     nats_url: Annotated[str | None, typer.Option(metavar="URL", help="Use this NATS instead of starting one.")] = None,
+    planner: Annotated[
+        bool | None, typer.Option("--planner/--no-planner", help="Start and end workers as the load asks for it.")
+    ] = None,
     transport: Annotated[Transport | None, typer.Option(help="How KV blocks travel.")] = None,
     log_dir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="One log file per process, instead of all logs on stderr.")
@@ -60,6 +64,7 @@ def up(
         "workers": {"prefill": prefill, "decode": decode},
         "router": {"http_port": http_port, "grpc_port": grpc_port},
         "nats": {"url": nats_url},
+        "planner": {"enabled": planner},
         "transfer": {"transport": transport.value if transport else None},
     }
     with errors_reported():
@@ -81,13 +86,33 @@ class Foreground:
         self._hurry = asyncio.Event()
 
     async def run(self) -> ExitCode:
-        """Raises ChildFailedError when the service does not come up."""
+        """Raises ChildFailedError when the service does not come up, ConfigError or UnavailableError when its planner
+        does not."""
         for number in STOP_SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, self._signalled)
         if not await _unless(self._stop, self._start()):
             return ExitCode.OK  # told to stop before it was up; nothing is left of it
-        code = await self._serve()
-        return code if await self._drain() else ExitCode.FAILED
+        try:
+            async with self._planner():
+                code = await self._serve()
+        finally:
+            clean = await self._drain()
+        return code if clean else ExitCode.FAILED
+
+    def _planner(self) -> AbstractAsyncContextManager[object]:
+        """It is gone before the service drains, and starts nothing any more."""
+        if not self._supervisor.config.planner.enabled:
+            return nullcontext()
+        from planner.local import local_planner  # numpy's linear algebra and more, for those alone who plan
+
+        return local_planner(
+            self._supervisor,
+            lambda address: self._print(
+                f"planner at work, metrics on http://{address}/metrics",
+                event="planner",
+                metrics=f"http://{address}/metrics",
+            ),
+        )
 
     async def _start(self) -> bool:
         await self._supervisor.start()
@@ -107,7 +132,8 @@ class Foreground:
         code = ExitCode.OK
         while ended := await _unless(self._stop, self._supervisor.wait()):
             code = ExitCode.FAILED
-            goes_on = ended.name not in (ROUTER_ID, "nats") and bool(self._supervisor.workers("decode"))
+            able = self._supervisor.config.planner.enabled or bool(self._supervisor.workers("decode"))
+            goes_on = able and ended.name not in (ROUTER_ID, "nats")
             self._report_loss(ended, goes_on)
             if not goes_on:
                 break

@@ -24,7 +24,7 @@ from baton.worker.role import Role
 from baton.worker.runtime import WorkerRuntime
 from baton.worker.service import WorkerService
 from baton.worker.stream_server import StreamServer
-from baton_proto.discovery import MAJOR, LoadReport, WorkerRecord
+from baton_proto.discovery import MAJOR, WorkerRecord
 from baton_proto.worker import STEPS, Failure
 
 LOAD_INTERVAL_S = 1.0
@@ -144,9 +144,9 @@ async def _drain(runtime: WorkerRuntime) -> None:
 
 async def _report_load(runtime: WorkerRuntime, nats: NatsClient) -> None:
     while True:
-        load = await runtime.fresh_load()
-        runtime.metrics.observe(load)
-        await publish_load(nats, LoadReport(MAJOR, runtime.worker_id, runtime.incarnation, load))
+        report = await runtime.load_report()
+        runtime.metrics.observe(report.load)
+        await publish_load(nats, report)
         await asyncio.sleep(LOAD_INTERVAL_S)
 
 

@@ -13,7 +13,7 @@ from baton.worker.engine_bridge import EngineBridge
 from baton.worker.metrics import WorkerMetrics
 from baton.worker.role import Role
 from baton.worker.step_stream import StepStreams
-from baton_proto.discovery import WorkerLoad
+from baton_proto.discovery import MAJOR as DISCOVERY_MAJOR, LoadReport, WorkerLoad
 from baton_proto.worker import MAJOR, Hello
 from engine.engine import StepOutput
 
@@ -78,6 +78,13 @@ class WorkerRuntime:
         """Waits for the running step to end."""
         self._engine_load = await self.bridge.call(lambda engine: engine.load())
         return self.load
+
+    async def load_report(self) -> LoadReport:
+        """For the metrics plane, with the steps timed since the last one. Waits for the running step to end."""
+        self._engine_load, context_tokens, steps = await self.bridge.call(
+            lambda engine: (engine.load(), engine.context_tokens(), engine.timed_steps.take())
+        )
+        return LoadReport(DISCOVERY_MAJOR, self.worker_id, self.incarnation, self.load, context_tokens, steps)
 
     async def drain(self, timeout_s: float) -> int:
         """Takes no new request from now on. Returns how many are in flight when all have ended or the time is up."""

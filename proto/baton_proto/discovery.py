@@ -56,11 +56,23 @@ class WorkerLoad(Struct, frozen=True):
     step_ms: float = 0.0  # duration of the last step
 
 
+class TimedStep(Struct, frozen=True, array_like=True):
+    """One engine step: what it computed, and how long it took."""
+
+    prompt_tokens: int  # sum of n over its prompt chunks
+    prompt_pairs: float  # sum of n * (p + n / 2), p the tokens of the same sequence before the chunk
+    sequences: int  # that decoded
+    context_tokens: int  # of these
+    step_ms: float
+
+
 class LoadReport(Struct, frozen=True):
     version: int
     worker_id: str
     incarnation: int
     load: WorkerLoad
+    context_tokens: int = 0  # of the running sequences together
+    steps: list[TimedStep] = []  # a few of those since the last report
 
 
 _record_decoder = msgspec.json.Decoder(WorkerRecord)

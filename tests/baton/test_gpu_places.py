@@ -49,3 +49,14 @@ def test_a_worker_that_takes_more_gpus_than_there_are_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"engine\.tensor_parallel: a worker takes 4 GPUs, and 2 are here"):
         GpuPlaces(["0", "1"], workers=[1, 4])
     assert GpuPlaces([], workers=[4]).next(4) == {}
+
+
+def test_a_place_that_was_given_back_is_taken_before_one_in_use() -> None:
+    places = GpuPlaces(["0", "1", "2"], workers=[1, 1, 1])
+    first, second, third = places.next(), places.next(), places.next()
+    places.give_back(second)
+    assert places.next() == second
+    places.give_back(third)
+    places.give_back(first)
+    assert places.next() == first
+    GpuPlaces([], workers=[1]).give_back({})

@@ -8,6 +8,7 @@ from baton.errors import ProtocolError
 from baton_proto import worker
 from baton_proto.discovery import (
     LoadReport,
+    TimedStep,
     TransferEndpoint,
     WorkerLoad,
     WorkerRecord,
@@ -15,6 +16,13 @@ from baton_proto.discovery import (
     decode_record,
 )
 from baton_proto.kv_events import Cleared, KvEventBatch, Removed, Stored, decode_batch, encode_batch
+from baton_proto.router_report import (
+    RouterQueue,
+    RouterReport,
+    RouterTotals,
+    decode_router_report,
+    encode_router_report,
+)
 from baton_proto.sampling import SamplingParams, TokenLogprobs
 from baton_proto.version import check_major
 
@@ -81,7 +89,8 @@ RECORD = WorkerRecord(
     42,
     "127.0.0.1:2",
 )
-REPORT = LoadReport(1, "decode-0", 3, WorkerLoad(running=1, blocks_total=100))
+REPORT = LoadReport(1, "decode-0", 3, WorkerLoad(running=1, blocks_total=100), 50, [TimedStep(0, 0.0, 1, 50, 5.5)])
+ROUTER_REPORT = RouterReport(1, "router-1", 3, 12.5, RouterQueue(2, 300, 0.5), RouterTotals(arrivals=9, ttft=[0, 4]))
 
 
 @pytest.mark.parametrize(
@@ -100,6 +109,7 @@ def test_events_records_and_loads_survive_the_wire() -> None:
     assert decode_batch(encode_batch(BATCH)) == BATCH
     assert decode_record(msgspec.json.encode(RECORD)) == RECORD
     assert decode_load_report(msgspec.msgpack.encode(REPORT)) == REPORT
+    assert decode_router_report(encode_router_report(ROUTER_REPORT)) == ROUTER_REPORT
 
 
 @pytest.mark.parametrize(
@@ -108,6 +118,7 @@ def test_events_records_and_loads_survive_the_wire() -> None:
         (decode_batch, msgspec.msgpack.encode, BATCH),
         (decode_record, msgspec.json.encode, RECORD),
         (decode_load_report, msgspec.msgpack.encode, REPORT),
+        (decode_router_report, msgspec.msgpack.encode, ROUTER_REPORT),
     ],
 )
 def test_other_major_versions_and_garbage_are_refused(

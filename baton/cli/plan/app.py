@@ -1,21 +1,68 @@
 """The commands of `baton plan`."""
 
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
 import typer
 
-from baton.cli.exit_codes import EXIT_CODES_HELP
+from baton.cli.events.options import DEFAULT_NATS_URL, DEFAULT_TIMEOUT_S, NamespaceOption, NatsUrlOption
+from baton.cli.events.session import nats_session, until_stopped
+from baton.cli.exit_codes import EXIT_CODES_HELP, errors_reported
+from baton.cli.options import JsonOption
+from baton.cli.output import console
+from baton.cli.plan.options import PlannerTimeoutOption
 from baton.cli.plan.replay import replay
+from baton.cli.plan.show import show_plan
+from baton.config import load_config
+from baton.planner_client import ask_plan
+from baton_proto.planner_control import Plan
 
-app = typer.Typer(
-    name="plan",
-    help="See what the planner decides, and what another policy would.",
-    no_args_is_help=True,
-    epilog=EXIT_CODES_HELP,
-)
+app = typer.Typer(name="plan", epilog=EXIT_CODES_HELP)
 
 
-@app.callback()
-def plan() -> None:
-    """With only one command, typer would otherwise leave its name out."""
+@app.callback(invoke_without_command=True)
+def plan(
+    context: typer.Context,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Watch and say what a planner would do.")] = False,
+    config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="With --dry-run: serving.yaml with the settings to try.")
+    ] = None,
+    decisions: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="With --dry-run: end after so many, not at Ctrl-C.")
+    ] = None,
+    nats_url: NatsUrlOption = DEFAULT_NATS_URL,
+    namespace: NamespaceOption = "default",
+    timeout_s: PlannerTimeoutOption = DEFAULT_TIMEOUT_S,
+    as_json: JsonOption = False,
+) -> None:
+    """See what the planner decides and why, and what another policy would."""
+    if context.invoked_subcommand is not None:
+        return
+    with errors_reported():
+        if dry_run:
+            asyncio.run(until_stopped(_advise(nats_url, namespace, timeout_s, config, decisions, as_json)))
+            return
+        answer = asyncio.run(_ask(nats_url, namespace, timeout_s))
+        if as_json:
+            typer.echo(msgspec.json.encode(answer).decode())
+        else:
+            show_plan(console(), answer)
+
+
+async def _ask(url: str, namespace: str, timeout_s: float) -> Plan:
+    async with nats_session(url, namespace, timeout_s) as nats:
+        return await ask_plan(nats, timeout_s)
+
+
+async def _advise(
+    url: str, namespace: str, timeout_s: float, config: Path | None, decisions: int | None, as_json: bool
+) -> None:
+    from baton.cli.plan.advise import advise  # the planner and numpy, for those alone who plan
+
+    async with nats_session(url, namespace, timeout_s) as nats:
+        await advise(nats, load_config(config), decisions, as_json)
 
 
 app.command(epilog=EXIT_CODES_HELP)(replay)

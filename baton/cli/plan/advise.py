@@ -1,0 +1,79 @@
+"""`baton plan --dry-run`: a planner that watches a running service and says what it would do."""
+
+import asyncio
+import time
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+import typer
+
+from baton.cli.output import console
+from baton.cli.plan.show import show_decision
+from baton.config import ServingConfig
+from baton.nats_client import NatsClient
+from baton_proto.planner import ALL_VERBS, Holds, Role, Verb
+from planner.connector import ConnectorError, WorkerProcess
+from planner.journal import Decided, Line
+from planner.live_observer import LiveObserver
+from planner.local import gpu_budget, gpus_per_worker
+from planner.loop import PlannerLoop
+from planner.planner import Planner
+
+
+class HandsOff:
+    """A connector that could do everything and does nothing. It knows of no process that discovery does not list."""
+
+    verbs: Final[tuple[Verb, ...]] = ALL_VERBS
+
+    def processes(self) -> Iterable[WorkerProcess]:
+        return ()
+
+    async def add(self, worker_id: str, role: Role) -> None:
+        raise ConnectorError("add", worker_id, "this planner only advises")
+
+    async def remove(self, worker_id: str) -> None:
+        raise ConnectorError("remove", worker_id, "this planner only advises")
+
+    async def drain(self, worker_id: str) -> None:
+        raise ConnectorError("drain", worker_id, "this planner only advises")
+
+    async def sleep(self, worker_id: str) -> None:
+        raise ConnectorError("sleep", worker_id, "this planner only advises")
+
+    async def wake(self, worker_id: str) -> None:
+        raise ConnectorError("wake", worker_id, "this planner only advises")
+
+    async def flip(self, worker_id: str, role: Role) -> None:
+        raise ConnectorError("flip", worker_id, "this planner only advises")
+
+
+async def advise(nats: NatsClient, config: ServingConfig, decisions: int | None, as_json: bool) -> None:
+    """Prints each decision as it is made; ends after so many."""
+    observer = LiveObserver(nats, config, tuple, gpu_budget(config), gpus_per_worker(config), Holds)
+    left = asyncio.Semaphore(0)
+
+    def show(line: Line) -> None:
+        if not isinstance(line, Decided):
+            return
+        if as_json:
+            document = {"observation": msgspec.structs.replace(line.observation, steps=[]), "target": line.target}
+            typer.echo(msgspec.json.encode(document).decode())
+        else:
+            title = f"{line.target.policy}, {time.strftime('%H:%M:%S', time.localtime(line.time_s))}"
+            show_decision(console(), line.observation, line.target, title)
+        left.release()
+
+    planner = Planner(config.planner)
+    loop = PlannerLoop(config.planner, planner, observer, HandsOff(), write=show, advice_only=True)
+    await observer.start()
+    running = asyncio.create_task(loop.run())
+    try:
+        if decisions is None:
+            await running
+        for _ in range(decisions or 0):
+            await left.acquire()
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await observer.close()

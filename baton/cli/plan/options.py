@@ -1,0 +1,9 @@
+"""The option that all commands to a running planner take."""
+
+from typing import Annotated
+
+import typer
+
+PlannerTimeoutOption = Annotated[
+    float, typer.Option("--timeout", min=0.001, metavar="SECONDS", help="Give up when the planner takes longer.")
+]

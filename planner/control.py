@@ -1,0 +1,132 @@
+"""Answers what operators ask of a running planner over NATS, see proto/baton_proto/planner_control.py."""
+
+import time
+
+import msgspec
+import structlog
+from msgspec.structs import replace
+
+from baton.errors import InvalidRequestError, ProtocolError
+from baton_proto.planner import DECODE, PREFILL, ROLES, Action, Holds, Observation, WorkerView
+from baton_proto.planner_control import (
+    MAJOR,
+    Answer,
+    Done,
+    InFlight,
+    Order,
+    Plan,
+    Question,
+    Refusal,
+    Release,
+    Scale,
+    ShowPlan,
+    decode_question,
+    encode,
+)
+from planner.hand import Hand
+from planner.loop import PlannerLoop
+from planner.observation import counts
+
+BY_HAND = "ordered by hand"
+
+log = structlog.get_logger()
+
+
+class Control:
+    def __init__(self, loop: PlannerLoop, hand: Hand, metrics_address: str) -> None:
+        self._loop = loop
+        self._hand = hand
+        self._metrics_address = metrics_address
+
+    async def answer(self, data: bytes) -> bytes:
+        try:
+            body = await self._answer(decode_question(data))
+        except InvalidRequestError as error:
+            body = Refusal(error.field, error.problem)
+        except (msgspec.DecodeError, ProtocolError) as error:
+            body = Refusal("question", str(error))
+        return encode(Answer(MAJOR, body))
+
+    async def _answer(self, question: Question) -> Plan | Done | Refusal:
+        match question.body:
+            case ShowPlan():
+                return self._plan()
+            case Scale(prefill, decode):
+                holds = self._hand.holds()
+                await self._hand.set(
+                    holds.prefill if prefill is None else prefill, holds.decode if decode is None else decode
+                )
+                return Done(f"set by hand: {_counts(self._hand.holds())}; `baton scale --release` takes it back")
+            case Release():
+                await self._hand.set(None, None)
+                return Done("the planner decides alone")
+            case Order():
+                return await self._order(question.body)
+
+    async def _order(self, order: Order) -> Done:
+        """A flip sets the counts that come of it by hand, or the planner would turn another worker back. Raises
+        InvalidRequestError."""
+        worker = self._worker(order.worker_id)
+        if worker.role == DECODE and counts(self._observed(), DECODE).serving == 1:
+            problem = f"{worker.worker_id} is the only decode worker that serves: `baton scale decode=2` first"
+            raise InvalidRequestError("worker", problem)
+        if order.verb == "drain":
+            self._begin(Action("drain", worker.worker_id, worker.role, BY_HAND))
+            return Done(f"{worker.worker_id} drains; `baton plan` shows how far it is")
+        role = DECODE if worker.role == PREFILL else PREFILL
+        now, holds = self._observed(), self._hand.holds()
+        wanted = {one: counts(now, one).have + (1 if one == role else -1) for one in ROLES}
+        for one, held in ((PREFILL, holds.prefill), (DECODE, holds.decode)):
+            if held is not None:
+                wanted[one] = max(0, held + (1 if one == role else -1))
+        await self._hand.set(wanted[PREFILL], wanted[DECODE])
+        self._begin(Action("flip", worker.worker_id, role, BY_HAND))
+        by_hand = f"set by hand: {_counts(self._hand.holds())}"
+        return Done(f"{worker.worker_id} drains and turns into a {role} worker; {by_hand}")
+
+    def _begin(self, action: Action) -> None:
+        log.info("ordered by hand", verb=action.verb, worker=action.worker_id, role=action.role)
+        self._loop.effects.begin([action])
+
+    def _observed(self) -> Observation:
+        """Raises InvalidRequestError before the first decision."""
+        if self._loop.last is None:
+            raise InvalidRequestError("planner", f"has not seen the service yet{_because(self._loop.problem)}")
+        return self._loop.last.observation
+
+    def _worker(self, worker_id: str) -> WorkerView:
+        known = self._observed().workers
+        found = next((worker for worker in known if worker.worker_id == worker_id), None)
+        if found is None:
+            names = ", ".join(worker.worker_id for worker in known) or "none"
+            raise InvalidRequestError("worker", f"{worker_id!r} is not known; the planner sees: {names}")
+        running = self._loop.effects.running.get(worker_id)
+        doing = running[0].verb if running is not None else found.effect
+        if doing is not None or found.state != "ready":
+            raise InvalidRequestError("worker", f"{worker_id} cannot be changed now: {doing or found.state}")
+        return found
+
+    def _plan(self) -> Plan:
+        last, now_s = self._loop.last, time.time()
+        effects = [
+            InFlight(action.verb, action.worker_id, action.role, now_s - began_s)
+            for action, began_s in self._loop.effects.running.values()
+        ]
+        return Plan(
+            None if last is None else now_s - last.time_s,
+            None if last is None else replace(last.observation, steps=[]),
+            None if last is None else last.target,
+            effects,
+            self._hand.holds(),
+            self._loop.problem,
+            self._metrics_address,
+        )
+
+
+def _counts(holds: Holds) -> str:
+    given = {"prefill": holds.prefill, "decode": holds.decode}
+    return ", ".join(f"{role} {count}" for role, count in given.items() if count is not None) or "nothing"
+
+
+def _because(problem: str) -> str:
+    return f": {problem}" if problem else ""

@@ -1,0 +1,132 @@
+"""The planner's verbs on the child processes of `baton up`, by way of its Supervisor.
+
+A verb that was begun goes on when whoever asked for it is cancelled or restarted, and who asks again waits for the same
+one: no worker is left half drained because its planner is another one now. The Supervisor's process owns the children;
+when it ends, so do they.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+import structlog
+
+from baton.child_process import ChildFailedError
+from baton.end_task import end_tasks
+from baton.errors import BatonError, WorkerLostError
+from baton.supervisor import Supervisor
+from baton.worker_calls import drain_worker
+from baton_proto.planner import Role, Verb
+from planner.connector import ConnectorError, WorkerProcess
+from planner.observation import LEAVING
+
+# `sleep` and `wake` join when workers answer to them: name them here, and let the two methods below call.
+VERBS: Final[tuple[Verb, ...]] = ("add", "remove", "drain", "flip")
+END_S: Final = 5.0  # of a drain's deadline kept for the end of the process
+
+log = structlog.get_logger()
+
+
+class LocalConnector:
+    """A drain gives requests in flight its deadline, less what the end takes; those that are left go on elsewhere."""
+
+    verbs = VERBS
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        config = supervisor.config
+        self._supervisor = supervisor
+        self._drain_s = max(END_S, config.planner.delays.drain_deadline_s - config.workers.drain_timeout_s - END_S)
+        self._since_s: dict[str, tuple[int, float]] = {}  # worker id -> pid, when it was first seen
+        self._flipping: dict[str, Role] = {}  # worker id -> the role that it had
+        self._tasks: dict[tuple[Verb, str], asyncio.Task[None]] = {}
+
+    def processes(self) -> list[WorkerProcess]:
+        """Those between two roles included."""
+        roles: tuple[Role, Role] = ("prefill", "decode")
+        lives = {name: role for role in roles for name in self._supervisor.workers(role)} | self._flipping
+        return [self._process(worker_id, role) for worker_id, role in lives.items()]
+
+    async def add(self, worker_id: str, role: Role) -> None:
+        await self._once("add", worker_id, lambda: self._start(worker_id, role))
+
+    async def remove(self, worker_id: str) -> None:
+        """One that is ready may have requests after all: it drains as it ends."""
+        await self._once("remove", worker_id, lambda: self._end(worker_id))
+
+    async def drain(self, worker_id: str) -> None:
+        await self._once("drain", worker_id, lambda: self._drain(worker_id))
+
+    async def sleep(self, worker_id: str) -> None:
+        raise ConnectorError("sleep", worker_id, "workers cannot sleep yet")
+
+    async def wake(self, worker_id: str) -> None:
+        raise ConnectorError("wake", worker_id, "workers cannot sleep yet")
+
+    async def flip(self, worker_id: str, role: Role) -> None:
+        """A process has one role all its life: drained and ended, then started anew on the GPU that is free now."""
+        await self._once("flip", worker_id, lambda: self._flip(worker_id, role))
+
+    async def close(self) -> None:
+        await end_tasks(*self._tasks.values())
+
+    async def _once(self, verb: Verb, worker_id: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Waits for this verb of this worker, which is begun unless it is under way. Raises ConnectorError."""
+        key = verb, worker_id
+        task = self._tasks.get(key)
+        if task is None:
+            task = self._tasks[key] = asyncio.create_task(work(), name=f"{verb} {worker_id}")
+            task.add_done_callback(lambda done: self._ended(key, done))
+        try:
+            await asyncio.shield(task)
+        except ChildFailedError as error:
+            raise ConnectorError(verb, worker_id, f"{error.name} {error.problem}") from error
+        except BatonError as error:
+            raise ConnectorError(verb, worker_id, str(error)) from error
+
+    def _ended(self, key: tuple[Verb, str], task: "asyncio.Task[None]") -> None:
+        del self._tasks[key]
+        if not task.cancelled() and (error := task.exception()):  # perhaps nobody waits for it any more
+            log.info("verb failed", verb=key[0], worker=key[1], error=str(error))
+
+    async def _start(self, worker_id: str, role: Role) -> None:
+        if self._supervisor.process(worker_id) is None:
+            await self._supervisor.add_worker(role, worker_id)
+        else:
+            await self._supervisor.until_used([worker_id])
+
+    async def _drain(self, worker_id: str) -> None:
+        child = self._supervisor.process(worker_id)
+        if child is not None and child.was_ready and not child.stopping:
+            address = self._supervisor.ready[worker_id].addresses["rpc"]
+            with contextlib.suppress(WorkerLostError):  # then there is nothing left to drain
+                if remaining := await drain_worker(worker_id, address, self._drain_s):
+                    log.warning("drain took too long", worker=worker_id, remaining=remaining)
+        await self._end(worker_id)
+
+    async def _end(self, worker_id: str) -> None:
+        child = self._supervisor.process(worker_id)
+        if child is not None and child.was_ready:
+            await self._supervisor.stop_worker(worker_id)
+        elif child is not None:
+            await self._supervisor.kill_worker(worker_id)
+
+    async def _flip(self, worker_id: str, role: Role) -> None:
+        process = next((one for one in self.processes() if one.worker_id == worker_id), None)
+        if process is None:
+            raise WorkerLostError(worker_id, "is no process of this service")
+        self._flipping[worker_id] = process.role
+        try:
+            await self._drain(worker_id)
+            await self._start(worker_id, role)
+        finally:
+            del self._flipping[worker_id]
+
+    def _process(self, worker_id: str, role: Role) -> WorkerProcess:
+        child = self._supervisor.process(worker_id)
+        pid = child.pid if child is not None else 0
+        if self._since_s.get(worker_id, (None,))[0] != pid:
+            self._since_s[worker_id] = pid, time.time()
+        under_way = (verb for verb in LEAVING if (verb, worker_id) in self._tasks)
+        return WorkerProcess(worker_id, role, self._since_s[worker_id][1], next(under_way, None))

@@ -1,0 +1,111 @@
+"""A planner in a live service, from its start to its end: what `baton up --planner` runs beside its processes.
+
+All that it needs to go on is in NATS, so that a planner that was restarted, here after a fault or with the whole
+process, knows what the last one has begun.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from baton.config import ServingConfig
+from baton.errors import ConfigError
+from baton.nats_client import NatsClient
+from baton.subjects import planner_subject
+from planner.connector import LiveConnector
+from planner.control import Control
+from planner.hand import Hand
+from planner.journal import Journal, Line
+from planner.live_observer import LiveObserver
+from planner.loop import PlannerLoop
+from planner.memory_store import MemoryStore
+from planner.metrics import PlannerMetrics
+from planner.planner import Planner
+
+KEY: Final = "memory"
+AGAIN_S: Final = 1.0  # after a fault
+MEGABYTE: Final = 1_000_000
+
+log = structlog.get_logger()
+
+
+class PlannerService:
+    """`gpu_budget`: that the workers may hold together; `gpus_per_worker`: that each of them does. Raises ConfigError
+    when the journal cannot be written."""
+
+    def __init__(
+        self, config: ServingConfig, nats: NatsClient, connector: LiveConnector, gpu_budget: int, gpus_per_worker: int
+    ) -> None:
+        self._config = config
+        self._nats = nats
+        self._connector = connector
+        self._budget = gpu_budget
+        self._gpus_per_worker = gpus_per_worker
+        self._store = MemoryStore(nats)
+        self._metrics = PlannerMetrics()
+        settings = config.planner
+        path = None if settings.journal is None else Path(settings.journal)
+        self._journal = None if path is None else Journal(path, settings.journal_mb * MEGABYTE)
+
+    async def run(self, on_ready: Callable[[str], None] = lambda address: None) -> None:
+        """Until it is cancelled: a fault ends one planner, and the next one goes on where it was. `on_ready` gets
+        HOST:PORT of the metrics, each time that one listens to operators."""
+        address = self._metrics.serve(self._config.workers.host)
+        try:
+            while True:
+                try:
+                    await self._plan(address, on_ready)
+                except Exception:
+                    log.exception("the planner failed; it is started again", after_s=AGAIN_S)
+                await asyncio.sleep(AGAIN_S)
+        finally:
+            self._metrics.close()
+            if self._journal is not None:
+                self._journal.close()
+
+    async def _plan(self, metrics_address: str, on_ready: Callable[[str], None]) -> None:
+        """One planner's life."""
+        async with AsyncExitStack() as closing:
+            hand = Hand(self._store)
+            await hand.load()
+            planner = await self._restored()
+            observer = LiveObserver(
+                self._nats, self._config, self._connector.processes, self._budget, self._gpus_per_worker, hand.holds
+            )
+            closing.push_async_callback(observer.close)
+            await observer.start()
+            loop = PlannerLoop(
+                self._config.planner, planner, observer, self._connector, write=self._write, save=self._save
+            )
+            control = Control(loop, hand, metrics_address)
+            subscription = await self._nats.answer(planner_subject(self._nats.namespace), control.answer)
+            closing.push_async_callback(self._nats.unsubscribe, subscription)
+            on_ready(metrics_address)
+            await loop.run()
+
+    async def _restored(self) -> Planner:
+        planner = Planner(self._config.planner)
+        saved = await self._store.load(KEY)
+        try:
+            if saved:
+                planner.restore(saved)
+        except ConfigError as error:
+            log.warning("what the last planner remembered cannot be used; this one begins anew", error=str(error))
+            return Planner(self._config.planner)
+        return planner
+
+    async def _save(self, memory: bytes) -> None:
+        await self._store.save(KEY, memory)
+
+    def _write(self, line: Line) -> None:
+        self._metrics.observe(line)
+        if self._journal is None:
+            return
+        try:
+            self._journal.write(line)
+        except (OSError, ValueError) as error:  # ValueError: it was closed by a failed rename
+            log.warning("journal not written", error=str(error))
