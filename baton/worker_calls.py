@@ -1,22 +1,65 @@
 """Unary calls to a worker by those who have no link to it, which are all but the routers."""
 
-import grpc
+from typing import Any, TypeVar
 
-from baton.errors import WorkerLostError
-from baton_proto.worker import DRAIN, MAJOR, DrainReport, DrainRequest, decoder, encode
+import grpc
+from msgspec import Struct
+
+from baton.errors import UnavailableError, WorkerLostError
+from baton_proto.worker import (
+    DRAIN,
+    MAJOR,
+    SLEEP,
+    WAKE,
+    DrainReport,
+    DrainRequest,
+    SleepReport,
+    SleepRequest,
+    WakeRequest,
+    decoder,
+    encode,
+)
 
 CALL_GRACE_S = 5.0  # beyond the time that the worker keeps itself
+MEMORY_TIMEOUT_S = 60.0  # to copy or read the weights
+
+Report = TypeVar("Report", bound=Struct)
 
 
 async def drain_worker(worker_id: str, rpc_address: str, timeout_s: float) -> int:
     """Has it take no new request. Returns how many are in flight when all have ended or the time is up. Raises
     WorkerLostError."""
+    request = DrainRequest(MAJOR, timeout_s)
+    return (await _call(worker_id, rpc_address, DRAIN, request, DrainReport, timeout_s + CALL_GRACE_S)).remaining
+
+
+async def sleep_worker(worker_id: str, rpc_address: str, level: int, timeout_s: float) -> None:
+    """`timeout_s`: for requests in flight, and again for peers. Raises WorkerLostError, and UnavailableError when it
+    stays awake."""
+    request = SleepRequest(MAJOR, level, timeout_s)
+    limit_s = 2 * timeout_s + MEMORY_TIMEOUT_S
+    _done(await _call(worker_id, rpc_address, SLEEP, request, SleepReport, limit_s))
+
+
+async def wake_worker(worker_id: str, rpc_address: str) -> None:
+    """All of it. Raises WorkerLostError, and UnavailableError when it sleeps on."""
+    _done(await _call(worker_id, rpc_address, WAKE, WakeRequest(MAJOR, []), SleepReport, MEMORY_TIMEOUT_S))
+
+
+def _done(report: SleepReport) -> None:
+    if report.problem:
+        raise UnavailableError(report.problem)
+
+
+async def _call(
+    worker_id: str, rpc_address: str, method: str, request: Struct, answer: type[Report], timeout_s: float
+) -> Report:
     async with grpc.aio.insecure_channel(rpc_address) as channel:
-        call = channel.unary_unary(DRAIN, encode, decoder(DrainReport))
+        call: Any = channel.unary_unary(method, encode, decoder(answer))
         try:
-            report = await call(DrainRequest(MAJOR, timeout_s), timeout=timeout_s + CALL_GRACE_S)
+            report = await call(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             raise WorkerLostError(worker_id, f"{error.code().name}: {error.details()}") from error
-    if not isinstance(report, DrainReport):
+    if not isinstance(report, answer):
         raise WorkerLostError(worker_id, "sent an answer that cannot be decoded")
-    return report.remaining
+    return report

@@ -17,13 +17,13 @@ from baton.child_process import ChildFailedError
 from baton.end_task import end_tasks
 from baton.errors import BatonError, WorkerLostError
 from baton.supervisor import Supervisor
-from baton.worker_calls import drain_worker
+from baton.worker_calls import drain_worker, sleep_worker, wake_worker
 from baton_proto.planner import Role, Verb
 from planner.connector import ConnectorError, WorkerProcess
 from planner.observation import LEAVING
 
-# `sleep` and `wake` join when workers answer to them: name them here, and let the two methods below call.
-VERBS: Final[tuple[Verb, ...]] = ("add", "remove", "drain", "flip")
+VERBS: Final[tuple[Verb, ...]] = ("add", "remove", "drain", "sleep", "wake", "flip")
+SLEEP_LEVEL: Final = 1  # the weights stay in host memory: what sleeps is kept for a burst
 END_S: Final = 5.0  # of a drain's deadline kept for the end of the process
 
 log = structlog.get_logger()
@@ -59,10 +59,10 @@ class LocalConnector:
         await self._once("drain", worker_id, lambda: self._drain(worker_id))
 
     async def sleep(self, worker_id: str) -> None:
-        raise ConnectorError("sleep", worker_id, "workers cannot sleep yet")
+        await self._once("sleep", worker_id, lambda: self._sleep(worker_id))
 
     async def wake(self, worker_id: str) -> None:
-        raise ConnectorError("wake", worker_id, "workers cannot sleep yet")
+        await self._once("wake", worker_id, lambda: self._wake(worker_id))
 
     async def flip(self, worker_id: str, role: Role) -> None:
         """A process has one role all its life: drained and ended, then started anew on the GPU that is free now."""
@@ -104,6 +104,19 @@ class LocalConnector:
                 if remaining := await drain_worker(worker_id, address, self._drain_s):
                     log.warning("drain took too long", worker=worker_id, remaining=remaining)
         await self._end(worker_id)
+
+    async def _sleep(self, worker_id: str) -> None:
+        await sleep_worker(worker_id, self._address(worker_id), SLEEP_LEVEL, self._drain_s)
+
+    async def _wake(self, worker_id: str) -> None:
+        await wake_worker(worker_id, self._address(worker_id))
+        await self._supervisor.until_used([worker_id])
+
+    def _address(self, worker_id: str) -> str:
+        """Of its gRPC server. Raises WorkerLostError."""
+        if self._supervisor.process(worker_id) is None or worker_id not in self._supervisor.ready:
+            raise WorkerLostError(worker_id, "is no process that is ready")
+        return self._supervisor.ready[worker_id].addresses["rpc"]
 
     async def _end(self, worker_id: str) -> None:
         child = self._supervisor.process(worker_id)
