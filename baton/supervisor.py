@@ -147,6 +147,10 @@ class Supervisor:
         """Ids of the workers whose processes live."""
         return [name for name, its in self._roles.items() if its == role and self.process(name) is not None]
 
+    def has_started(self, worker_id: str) -> bool:
+        """Whether it was ever a worker of this service."""
+        return worker_id in self._roles
+
     def process(self, worker_id: str) -> ChildProcess | None:
         """The worker's, while it lives."""
         child = self.children.get(self._process_of.get(worker_id, ""))

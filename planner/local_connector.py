@@ -119,6 +119,8 @@ class LocalConnector:
         return self._supervisor.ready[worker_id].addresses["rpc"]
 
     async def _end(self, worker_id: str) -> None:
+        if not self._supervisor.has_started(worker_id):
+            raise WorkerLostError(worker_id, "was not started by this service, which cannot end it")
         child = self._supervisor.process(worker_id)
         if child is not None and child.was_ready:
             await self._supervisor.stop_worker(worker_id)

@@ -67,16 +67,8 @@ class WorkerBoard:
     def views(self) -> list[WorkerView]:
         """In the order of their ids. A process that discovery does not list is starting: so is one that hangs."""
         processes = {process.worker_id: process for process in self._processes()}
-        views = [self._view(record, role, processes.get(record.worker_id)) for record, role in self._listed()]
-        seen = {view.worker_id for view in views}
-        for worker_id, process in processes.items():
-            if worker_id not in seen:
-                since_s = max(process.since_s, self._lost_s.get(worker_id, 0.0))
-                views.append(
-                    WorkerView(
-                        worker_id, process.role, "starting", since_s, gpus=self._gpus, effect=process.leaving
-                    )
-                )  # fmt: skip
+        views = [self._view(record, role, processes.pop(record.worker_id, None)) for record, role in self._listed()]
+        views += [self._unlisted(process) for process in processes.values()]
         return sorted(views, key=lambda view: view.worker_id)
 
     def waiting_for_prefill(self) -> int:
@@ -124,6 +116,11 @@ class WorkerBoard:
             kv_tokens=record.num_blocks * record.block_size,
             context_tokens=report.context_tokens,
         )
+
+    def _unlisted(self, process: WorkerProcess) -> WorkerView:
+        worker_id = process.worker_id
+        since_s = max(process.since_s, self._lost_s.get(worker_id, 0.0))
+        return WorkerView(worker_id, process.role, "starting", since_s, gpus=self._gpus, effect=process.leaving)
 
     def _phase(self, record: WorkerRecord) -> _Phase:
         """A worker that is ready when it is first heard of has been so since its start."""

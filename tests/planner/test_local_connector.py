@@ -1,26 +1,120 @@
-"""Verbs on real child processes that the tests of the whole planner do not reach."""
+"""The planner's verbs on real child processes: asked twice, cancelled in the middle, and asked for what is gone."""
+
+import asyncio
+from collections.abc import AsyncIterator
 
 import pytest
+import pytest_asyncio
 
-from planner.connector import ConnectorError
+from baton_proto.planner import DECODE, PREFILL
+from planner.connector import ConnectorError, WorkerProcess
 from planner.local_connector import LocalConnector
-from tests.service import running_service
+from tests.service import Service, running_service
 
-FAST = {"mock": {"speed_up": 100.0}, "workers": {"per_process": 1}}
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-async def test_a_worker_sleeps_and_wakes_and_is_used_again() -> None:
-    async with running_service("mock", 0, 2, FAST) as service:
-        connector = LocalConnector(service.supervisor)
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def service() -> AsyncIterator[Service]:
+    async with running_service("mock", 1, 1, planner={"enabled": True}) as running:
+        yield running
 
-        async def states() -> dict[str, str]:
-            return {worker.worker_id: worker.state for worker in (await service.client.status(5)).workers}
 
-        await connector.sleep("decode-2")
-        await connector.sleep("decode-2")
-        await service.client.sleep("decode-2")
-        await connector.wake("decode-2")
-        assert await states() == {"decode-1": "ready", "decode-2": "ready"}
-        with pytest.raises(ConnectorError, match="decode-9"):
-            await connector.wake("decode-9")
-        await connector.close()
+@pytest_asyncio.fixture(loop_scope="module")
+async def connector(service: Service) -> AsyncIterator[LocalConnector]:
+    connector = LocalConnector(service.supervisor)
+    yield connector
+    await connector.close()
+    service.note_pids()
+
+
+async def ready(service: Service) -> dict[str, str]:
+    """Roles of the workers that the router uses."""
+    status = await service.client.status()
+    return {worker.worker_id: worker.role for worker in status.workers if worker.state == "ready" and not worker.note}
+
+
+def process_of(connector: LocalConnector, worker_id: str) -> WorkerProcess | None:
+    return next((process for process in connector.processes() if process.worker_id == worker_id), None)
+
+
+async def test_a_worker_that_is_added_twice_is_started_once_and_used_when_add_returns(
+    service: Service, connector: LocalConnector
+) -> None:
+    adding = [asyncio.create_task(connector.add("decode-7", DECODE)) for _ in range(2)]
+    async with asyncio.timeout(10):
+        while (process := process_of(connector, "decode-7")) is None:
+            await asyncio.sleep(0)
+    assert (process.role, process.leaving) == (DECODE, None)
+    await asyncio.gather(*adding)
+    assert (await ready(service))["decode-7"] == DECODE
+    pid = service.pid("decode-7")
+    await connector.add("decode-7", DECODE)
+    assert service.pid("decode-7") == pid
+
+
+async def test_a_drain_that_is_cancelled_goes_on_and_who_asks_again_waits_for_it(
+    service: Service, connector: LocalConnector
+) -> None:
+    draining = asyncio.create_task(connector.drain("decode-7"))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    draining.cancel()
+    await asyncio.gather(draining, return_exceptions=True)
+    process = process_of(connector, "decode-7")
+    assert process is not None
+    assert process.leaving == "drain"
+    await connector.drain("decode-7")
+    assert process_of(connector, "decode-7") is None
+    assert "decode-7" not in await ready(service)
+    await connector.drain("decode-7")  # of one that is gone
+    await connector.remove("decode-7")
+
+
+async def test_a_flip_keeps_the_id_and_shows_the_old_role_until_it_is_done(
+    service: Service, connector: LocalConnector
+) -> None:
+    await connector.add("prefill-8", PREFILL)
+    flipping = asyncio.create_task(connector.flip("prefill-8", DECODE))
+    seen = set()
+    while not flipping.done():
+        process = process_of(connector, "prefill-8")
+        assert process is not None, "it is there all the time"
+        seen.add((process.role, process.leaving))
+        await asyncio.sleep(0.01)
+    await flipping
+    assert seen - {(PREFILL, None)} == {(PREFILL, "flip")}
+    process = process_of(connector, "prefill-8")
+    assert process is not None
+    assert (process.role, process.leaving) == (DECODE, None)
+    assert (await ready(service))["prefill-8"] == DECODE
+    assert service.workers("decode") == ["decode-1", "prefill-8"]
+
+
+async def test_what_cannot_be_done_is_refused_with_the_reason(service: Service, connector: LocalConnector) -> None:
+    with pytest.raises(ConnectorError, match=r"drain elsewhere-1: .* was not started by this service"):
+        await connector.drain("elsewhere-1")
+    with pytest.raises(ConnectorError, match=r"flip nobody-1: .* is no process of this service"):
+        await connector.flip("nobody-1", DECODE)
+    adding = asyncio.create_task(connector.add("decode-9", DECODE))
+    async with asyncio.timeout(10):
+        while process_of(connector, "decode-9") is None:
+            await asyncio.sleep(0)
+    await connector.remove("decode-9")
+    with pytest.raises(ConnectorError, match=r"add decode-9: decode-9 .* was ended by SIGKILL before it was ready"):
+        await adding
+    assert process_of(connector, "decode-9") is None
+
+
+async def test_a_worker_sleeps_and_wakes_and_is_used_again(service: Service, connector: LocalConnector) -> None:
+    async def state() -> str:
+        return next(w.state for w in (await service.client.status(5)).workers if w.worker_id == "decode-1")
+
+    await asyncio.gather(connector.sleep("decode-1"), connector.sleep("decode-1"))
+    async with asyncio.timeout(10):
+        while await state() != "sleeping":
+            await asyncio.sleep(0.01)
+    await connector.wake("decode-1")
+    assert await state() == "ready"
+    with pytest.raises(ConnectorError, match="decode-9: is no process that is ready"):
+        await connector.wake("decode-9")
