@@ -11,6 +11,7 @@ from router.indexer import Indexer
 from router.load import LoadLedger
 from router.prefix_hits import PrefixHits
 from router.radix_tree import RadixTree
+from router.sleep_control import SleepControl
 from router.tree_diff import TreeDiff
 from router.tree_view import TreeView
 from router.worker_pool import WorkerPool
@@ -26,4 +27,5 @@ def make_questions(status: StatusSource) -> Questions:
         tree=TreeView("router-0", 16, RadixTree(), PrefixHits()),
         diff=TreeDiff(cast(Indexer, None), pool.snapshot, list),  # never asked of a worker
         explain=Explainer(assigner, DecisionLog(), pool, config, 16),
+        sleep=SleepControl(pool),
     )

@@ -305,6 +305,7 @@ async def test_a_gap_is_filled_from_jetstream(cluster: Cluster) -> None:
     assert await worker.publisher.flush(5)
     assert await other.publisher.flush(5)
     await cluster.router_nats.subscribe(kv_events_subject("default"), cluster.indexer._receive)
+    await cluster.router_nats.flush()
     worker.publish(worker.cache.store([99]))
     await cluster.until_equal(worker)
     assert worker.snapshots == 1
