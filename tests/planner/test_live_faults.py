@@ -4,11 +4,15 @@ import asyncio
 import signal
 from pathlib import Path
 
+import pytest
+
 from baton_proto.generated import inference_pb2 as pb
 from baton_proto.planner import PREFILL
 from baton_proto.planner_control import Order, Release, Scale
 from tests.planner.live import Planned, planned_service
 from tests.spine.worker_view import until_running
+
+pytestmark = pytest.mark.slow
 
 STALE_S = 3.0
 

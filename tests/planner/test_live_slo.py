@@ -3,8 +3,12 @@
 import time
 from pathlib import Path
 
+import pytest
+
 from baton_proto.planner import DECODE, PREFILL
 from tests.planner.live import MOCK, Load, planned_service
+
+pytestmark = pytest.mark.slow
 
 TTFT_S = 1.0
 START_S = 6.0

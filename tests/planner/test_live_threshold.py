@@ -3,8 +3,12 @@
 from pathlib import Path
 from statistics import fmean
 
+import pytest
+
 from baton_proto.planner import PREFILL, Observation
 from tests.planner.live import Load, Planned, planned_service
+
+pytestmark = pytest.mark.slow
 
 QUEUE_HIGH, QUEUE_LOW = 5.0, 0.2
 THRESHOLD = {
