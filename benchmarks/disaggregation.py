@@ -11,7 +11,6 @@ the capacity of the weaker of the two. Prompts are random token ids, none is sen
 
 import argparse
 import asyncio
-import json
 import random
 import statistics
 import tempfile
@@ -30,7 +29,7 @@ from baton.config import ServingConfig
 from baton.config_overrides import with_overrides
 from baton.supervisor import Supervisor
 from baton_proto.generated import inference_pb2 as pb
-from benchmarks.machine import describe
+from benchmarks.machine import describe, write_result
 from benchmarks.random_model import write_model
 from benchmarks.shapes import SHAPES
 
@@ -258,8 +257,7 @@ def main() -> None:
     if arguments.out is not None:
         settings = {key: str(value) for key, value in vars(arguments).items()}
         document = {"benchmark": "disaggregation", **describe(), "settings": settings, "results": rows}
-        name = f"disaggregation-{arguments.model}-{'-'.join(rows)}.json"
-        (arguments.out / name).write_text(json.dumps(document, indent=1) + "\n")
+        write_result(arguments.out / f"disaggregation-{arguments.model}-{'-'.join(rows)}.json", document)
 
 
 def _numbers(text: str) -> list[int]:

@@ -8,7 +8,6 @@ Sections: `bench` is nano-vllm's bench.py (256 requests, prompts and outputs uni
 """
 
 import argparse
-import json
 import random
 import time
 import traceback
@@ -20,7 +19,7 @@ import torch
 
 from baton_proto.sampling import SamplingParams
 from benchmarks.kernel_profile import profile_steps
-from benchmarks.machine import describe, measure_ceilings, seconds_since_process_start
+from benchmarks.machine import describe, measure_ceilings, seconds_since_process_start, write_result
 from benchmarks.shapes import SHAPES
 from engine.batch import Batch, LayerDone, SampledToken
 from engine.block_manager import BlockManager
@@ -235,8 +234,7 @@ def _write(
     }
     only = "" if arguments.section == ",".join(SECTIONS) else "-" + arguments.section.replace(",", "-")
     name = f"engine-{arguments.model}-block{arguments.block_size}{only}{'-flash' if flash else ''}.json"
-    path = arguments.out / name
-    path.write_text(json.dumps(document, indent=1))
+    write_result(arguments.out / name, document)
 
 
 def _print_table(model: str, results: dict[str, Any], profiles: dict[str, Any]) -> None:

@@ -8,7 +8,6 @@ nor a warm cache flatter it.
 
 import argparse
 import itertools
-import json
 import statistics
 import traceback
 from collections.abc import Callable
@@ -21,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.machine import describe, measure_ceilings
+from benchmarks.machine import describe, measure_ceilings, write_result
 from engine.flash_attention import flash_is_available
 from engine.kernels import (
     decode_attention as decode_kernel,
@@ -350,9 +349,7 @@ def main() -> None:
     for result in results:
         numbers = "  ".join(f"{key} {value:,.1f}" for key, value in result.items() if isinstance(value, float))
         print(f"{result['kernel']:<48} {numbers}  {result.get('config', '')}{result.get('error', '')}")
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    document = {"machine": describe(), "results": results}
-    (arguments.out / "kernel-speed.json").write_text(json.dumps(document, indent=1))
+    write_result(arguments.out / "kernel-speed.json", {"machine": describe(), "results": results})
 
 
 if __name__ == "__main__":

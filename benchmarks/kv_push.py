@@ -22,11 +22,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.machine import describe
+from benchmarks.machine import describe, write_result
 from benchmarks.transfer import nixl, push, raw
 from benchmarks.transfer.case import Case
 
@@ -65,9 +64,8 @@ def main() -> None:
                 child.join(10)
         _show(section, results[section])
     if options.out is not None:
-        path = options.out / f"kv-push-{options.device}.json"
         document = {"benchmark": "kv_push", **describe(), "rows": results}
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(document)) + b"\n")
+        write_result(options.out / f"kv-push-{options.device}.json", document)
 
 
 def _rows(answers: Any, child: Any) -> list[dict[str, Any]]:

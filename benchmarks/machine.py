@@ -1,5 +1,6 @@
 """What a result has to say about where it came from."""
 
+import json
 import os
 import platform
 import statistics
@@ -29,6 +30,11 @@ def describe(commit: str | None = None) -> dict[str, Any]:
         "command": " ".join([Path(sys.executable).name, *sys.argv]),
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
+
+
+def write_result(path: Path, document: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document, indent=1) + "\n")
 
 
 def measure_ceilings() -> dict[str, float]:

@@ -7,7 +7,6 @@ A prompt arrives as soon as the one before it has ended, so prefill never pauses
 """
 
 import argparse
-import json
 import random
 import time
 import traceback
@@ -18,7 +17,7 @@ import numpy as np
 import torch
 
 from baton_proto.sampling import SamplingParams
-from benchmarks.machine import describe
+from benchmarks.machine import describe, write_result
 from benchmarks.shapes import SHAPES
 from engine.block_manager import BlockManager
 from engine.cuda_build import GpuEngine, build_on_gpu
@@ -124,9 +123,8 @@ def main() -> None:
         except Exception as error:
             traceback.print_exc()
             results[str(budget)] = {"error": str(error)}
-    arguments.out.mkdir(parents=True, exist_ok=True)
     document = {"machine": describe(), "model": arguments.model, "results": results}
-    (arguments.out / f"mixed-load-{arguments.model}.json").write_text(json.dumps(document, indent=1))
+    write_result(arguments.out / f"mixed-load-{arguments.model}.json", document)
     print(f"\n{'budget':>7} {'quiet p50/p99 ms':>18} {'loaded p50/p99 ms':>18} {'p99 ratio':>10} {'prefill tok/s':>14}")
     for budget_name, result in results.items():
         if "error" in result:

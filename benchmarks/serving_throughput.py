@@ -31,7 +31,7 @@ from baton.supervisor import Supervisor
 from baton_proto.generated import inference_pb2 as pb
 from baton_proto.sampling import SamplingParams
 from benchmarks.frontend.load_client import END_OF_BODY
-from benchmarks.machine import describe
+from benchmarks.machine import describe, write_result
 from benchmarks.random_model import write_model
 from benchmarks.shapes import SHAPES
 from engine.block_manager import BlockManager
@@ -246,13 +246,12 @@ def main() -> None:
         print(f"engine   {alone:10,.0f} tok/s", flush=True)
         results = asyncio.run(run_service(folder, arguments, alone))
     if arguments.out:
-        arguments.out.mkdir(parents=True, exist_ok=True)
         document: dict[str, Any] = {
             "machine": describe(),
             "settings": vars(arguments) | {"out": None},
             "results": results,
         }
-        (arguments.out / f"serving-{arguments.model}.json").write_text(json.dumps(document, indent=1))
+        write_result(arguments.out / f"serving-{arguments.model}.json", document)
 
 
 if __name__ == "__main__":

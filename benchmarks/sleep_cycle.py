@@ -8,7 +8,6 @@ pinned memory as they were.
 """
 
 import argparse
-import json
 import os
 import time
 from collections.abc import Callable
@@ -20,15 +19,15 @@ import torch
 
 from baton.config import EngineConfig
 from baton_proto.sampling import SamplingParams
-from benchmarks.machine import describe
+from benchmarks.machine import describe, write_result
 from benchmarks.shapes import SHAPES
 from engine.loaded_model import LoadedModel, load_model
 from engine.model_files import ModelFiles
+from engine.model_memory import TAGS
 from tests.engine.engine_runs import run, sequences, small_engine
 
 PARAMS = [SamplingParams(max_tokens=24, temperature=0.0, seed=seed, ignore_eos=True) for seed in range(6)]
 BYTES_PER_S, FIXED_S = 50e9, 0.06
-TAGS = ("weights", "kv_cache")
 
 
 def main() -> None:
@@ -62,10 +61,8 @@ def main() -> None:
         loaded.wake(TAGS)
     after = what_is_held()
     print(f"{arguments.cycles} cycles: {footprint} -> {after}; same answers {answers(files, loaded) == before}")
-    arguments.out.mkdir(parents=True, exist_ok=True)
     document = {"benchmark": "sleep_cycle", **describe(), "rows": rows, "before": footprint, "after": after}
-    path = arguments.out / f"sleep-{arguments.model}.json"
-    path.write_text(json.dumps(document | {"cycles": arguments.cycles}, indent=1) + "\n")
+    write_result(arguments.out / f"sleep-{arguments.model}.json", document | {"cycles": arguments.cycles})
 
 
 def answers(files: ModelFiles, loaded: LoadedModel) -> dict[str, list[int]]:

@@ -19,7 +19,7 @@ import torch
 
 from baton.config import EngineConfig
 from benchmarks.engine_throughput import Bench
-from benchmarks.machine import describe
+from benchmarks.machine import describe, write_result
 from benchmarks.shapes import SHAPES
 from engine.loaded_model import load_model
 from engine.model_files import ModelFiles
@@ -98,15 +98,13 @@ def main() -> None:
         return
     cases = [case for case in arguments.ranks.split(",") if _ranks(case) <= torch.cuda.device_count()]
     results = {case: run_alone(case, arguments) for case in cases}
-    arguments.out.mkdir(parents=True, exist_ok=True)
     document = {
         "machine": describe(arguments.commit),
         "model": arguments.model,
         "settings": {"context": CONTEXT, "attention": arguments.attention},
         "results": results,
     }
-    path = arguments.out / f"tensor-parallel-{arguments.model}.json"
-    path.write_text(json.dumps(document, indent=1))
+    write_result(arguments.out / f"tensor-parallel-{arguments.model}.json", document)
     _print_table(arguments.model, results)
 
 

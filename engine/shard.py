@@ -1,7 +1,7 @@
 """Which part of a model each rank of a tensor-parallel worker holds: pure arithmetic.
 
 Query heads, MLP rows and the head's vocabulary are divided. KV heads are too, while there are enough of them; beyond,
-ranks hold copies: rank r of n then holds KV head r * heads // n, and the first rank that holds a head is its owner.
+ranks hold copies (kvtransfer/head_plan.py, which transfers go by as well).
 Norms and the embedding table are whole everywhere: a step then needs no reduction before its first layer, and a tied
 head is a view of the table's rows.
 """
@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from baton.errors import ConfigError
 from engine.model_config import ModelConfig
+from kvtransfer import head_plan
 
 FIELD = "engine.tensor_parallel"
 _NOISE_GROUP = 4  # tokens whose noise one counter makes (engine/philox.py): a share begins at a multiple of it
@@ -37,11 +38,7 @@ class Shard:
 
     @property
     def kv_heads(self) -> range:
-        heads = self.model.num_kv_heads
-        if self.size <= heads:
-            return _share(heads, self.rank, self.size)
-        held = self.rank * heads // self.size
-        return range(held, held + 1)
+        return head_plan.Shard(self.rank, self.size).heads(self.model.num_kv_heads)
 
     @property
     def mlp_rows(self) -> range:
@@ -93,13 +90,6 @@ def shard_of(model: ModelConfig, rank: int, size: int) -> Shard:
     if vocabulary_share(model.vocab_size, size) * (size - 1) >= model.vocab_size:
         raise ConfigError(FIELD, f"{model.vocab_size} tokens of the vocabulary are too few for {size} ranks")
     return Shard(model, rank, size)
-
-
-def kv_head_owners(num_kv_heads: int, size: int) -> list[int]:
-    """By KV head: the first rank that holds it."""
-    if size <= num_kv_heads:
-        return [head * size // num_kv_heads for head in range(num_kv_heads)]
-    return [head * (size // num_kv_heads) for head in range(num_kv_heads)]
 
 
 def vocabulary_share(vocab_size: int, size: int) -> int:

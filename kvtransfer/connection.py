@@ -50,6 +50,7 @@ class Connection:
         self._generation = 0
         self._shard = WHOLE  # of the prefill worker; this and what it sends is known after its hello
         self._parts: tuple[Part, ...] = ()
+        self._windows: list[list[HostWindow]] = []  # by part and target, for checksums
         self._granted: dict[str, tuple[int, ...]] = {}  # begun here and not ended, quarantined included
         self._checked: set[str] = set()  # of those, the transfers that come with checksums
         self._drain_by_s: dict[str, float] = {}  # told to stop and not drained yet
@@ -139,6 +140,9 @@ class Connection:
         self._channel.sock.settimeout(None)
         size = self._identity.shard.size
         self._parts = parts(self._shard, size, self._identity.layout.num_kv_heads)
+        self._windows = [
+            [HostWindow(self._slabs[target.rank], target.heads) for target in part.targets] for part in self._parts
+        ]
         self._intake.welcome(wire.Welcome(wire.MAJOR, self._slab.layout.num_blocks, size), self._parts)
 
     def _on_message(self, message: wire.ToDecode) -> None:
@@ -206,11 +210,10 @@ class Connection:
         size = len(blocks) * CHECKSUM_BYTES
         if len(message.checksums) != len(self._parts) * size:
             raise ProtocolError(self.peer, f"sent {len(message.checksums)} bytes of checksums for {len(blocks)} blocks")
-        for index, part in enumerate(self._parts):
+        for index, (part, windows) in enumerate(zip(self._parts, self._windows, strict=True)):
             theirs = message.checksums[index * size : (index + 1) * size]
-            for target in part.targets:
-                window = HostWindow(self._slabs[target.rank], target.heads)
-                nbytes = len(target.heads) * self._slab.layout.head_bytes
+            nbytes = len(part.heads) * self._slab.layout.head_bytes
+            for window in windows:
                 ours = block_checksums(window.read(message.layer, blocks), nbytes)
                 if wrong := mismatches(ours, theirs):
                     block = message.first + wrong[0]

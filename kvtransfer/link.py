@@ -48,6 +48,7 @@ class Link:
         self._broken = ""  # why the connection is of no use any more
         self._retired = False  # takes no more pushes, ends with the last one
         self._dialled: Dialled | None = None
+        self._windows: list[tuple[HostWindow, int]] = []  # by part, with bytes of its heads in a block: for checksums
         self._thread = threading.Thread(target=self._run, name=f"kv-send-{first.worker_id}", daemon=True)
         self._listener = threading.Thread(target=self._listen, name=f"kv-answers-{first.worker_id}", daemon=True)
 
@@ -106,6 +107,10 @@ class Link:
         reason = "the link was closed"
         try:
             self._dialled = dial(self._slab, self._identity, self._config, self._first)
+            head_bytes = self._slab.layout.head_bytes
+            self._windows = [
+                (HostWindow(self._slab, part.heads), len(part.heads) * head_bytes) for part in self._dialled.parts
+            ]
             self._listener.start()
             while (state := self._next(self._dialled.writer)) is not None:
                 self._advance(state, self._dialled)
@@ -192,11 +197,8 @@ class Link:
             checksums = b""
             if self._config.checksum:
                 checksums = b"".join(
-                    block_checksums(
-                        HostWindow(self._slab, part.heads).read(operation.layer, source, operation.ready),
-                        len(part.heads) * layout.head_bytes,
-                    )
-                    for part in dialled.parts
+                    block_checksums(window.read(operation.layer, source, operation.ready), nbytes)
+                    for window, nbytes in self._windows
                 )
             message = wire.Blocks(state.grant.transfer_id, operation.layer, first, len(source), checksums)
             destination = granted[first : first + len(source)]

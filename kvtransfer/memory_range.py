@@ -22,7 +22,7 @@ _ALIGNMENT = 256  # bytes
 class MemoryRange:
     """Handed out in tensors from front to back. Mapped and zeroed when it is made.
 
-    The addresses go back when `close` was called and the last tensor is gone.
+    The addresses go back when the range and the last tensor of it are gone.
     """
 
     def __init__(self, driver: MemoryDriver, nbytes: int) -> None:
@@ -81,16 +81,7 @@ class PeerRange:
     def __init__(self, driver: MemoryDriver, fd: int, nbytes: int, peer: str) -> None:
         """`fd` stays the caller's. `nbytes`: as the peer asked for. Raises ProtocolError or UnavailableError."""
         self._span = _Span(driver, nbytes)
-        handle = driver.adopt(fd, self._span.nbytes, peer)
-        try:
-            self._span.map(handle, clear=False)
-        except BaseException:
-            driver.release(handle)
-            raise
-
-    @property
-    def address(self) -> int:
-        return self._span.address
+        self._span.map(driver.adopt(fd, self._span.nbytes, peer), clear=False)
 
     @property
     def array(self) -> Any:
@@ -119,7 +110,12 @@ class _Span:
         return self._handles[0] if self._handles else None
 
     def map(self, handle: int, *, clear: bool = True) -> None:
-        self.driver.map(self.address, handle, self.nbytes)
+        """Takes the handle over."""
+        try:
+            self.driver.map(self.address, handle, self.nbytes)
+        except BaseException:
+            self.driver.release(handle)
+            raise
         self._handles.append(handle)
         if clear:
             self.driver.clear(self.address, self.nbytes)

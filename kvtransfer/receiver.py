@@ -125,12 +125,7 @@ class Receiver:
             connections = list(self._connections.values())
         for transfer_id in self._ledger.transfers():
             self._ledger.fail(transfer_id, "the decode worker goes to sleep")
-        for connection in connections:
-            connection.shutdown()
-        self._wake.set()
-        give_up_s = time.monotonic() + timeout_s
-        for connection in connections:
-            connection.join(max(0.0, give_up_s - time.monotonic()))
+        self._hang_up(connections, timeout_s)
         with self._lock:
             left = [connection.peer for connection in self._connections.values()]
         if left or self._ledger.lease_count():
@@ -154,12 +149,7 @@ class Receiver:
         for transfer_id in self._ledger.transfers():
             self._ledger.fail(transfer_id, "the decode worker is closing")
         self._last_round = True
-        for connection in connections:
-            connection.shutdown()
-        self._wake.set()
-        give_up_s = time.monotonic() + CLOSE_GRACE_S
-        for connection in connections:
-            connection.join(max(0.0, give_up_s - time.monotonic()))
+        self._hang_up(connections, CLOSE_GRACE_S)
         os.eventfd_write(self._closing_fd, 1)
         for connection in connections:
             connection.join(CLOSE_GRACE_S)
@@ -170,6 +160,15 @@ class Receiver:
         os.close(self._closing_fd)
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _hang_up(self, connections: Sequence[Connection], timeout_s: float) -> None:
+        """Waits, for that long, until their peers are proven unable to write."""
+        for connection in connections:
+            connection.shutdown()
+        self._wake.set()
+        give_up_s = time.monotonic() + timeout_s
+        for connection in connections:
+            connection.join(max(0.0, give_up_s - time.monotonic()))
 
     def _listen(self, host: str) -> TransferEndpoint:
         unix_path = tcp_address = ""

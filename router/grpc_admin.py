@@ -88,24 +88,20 @@ class AdminService(pb_grpc.AdminServicer):
     async def Sleep(  # noqa: N802
         self, request: pb.SleepRequest, context: grpc.aio.ServicerContext[pb.SleepRequest, pb.SleepResponse]
     ) -> pb.SleepResponse:
-        try:
-            return await self._questions.sleep.sleep(request)
-        except BatonError as error:
-            await _refuse(context, error)
-            raise
+        return await _done(self._questions.sleep.sleep(request), context)
 
     async def Wake(  # noqa: N802
         self, request: pb.WakeRequest, context: grpc.aio.ServicerContext[pb.WakeRequest, pb.SleepResponse]
     ) -> pb.SleepResponse:
-        try:
-            return await self._questions.sleep.wake(request)
-        except BatonError as error:
-            await _refuse(context, error)
-            raise
+        return await _done(self._questions.sleep.wake(request), context)
 
 
-async def _refuse(context: "grpc.aio.ServicerContext[Any, Any]", error: BatonError) -> None:
-    """Raises."""
-    status = status_of(error, "sleep")
-    code = grpc.StatusCode.FAILED_PRECONDITION if isinstance(error, UnavailableError) else status.code
-    await context.abort(code, status.details)
+async def _done(work: Awaitable[pb.SleepResponse], context: "grpc.aio.ServicerContext[Any, Any]") -> pb.SleepResponse:
+    """What came of it; FAILED_PRECONDITION with the worker's reason when it did not do it."""
+    try:
+        return await work
+    except BatonError as error:
+        status = status_of(error, "sleep")
+        code = grpc.StatusCode.FAILED_PRECONDITION if isinstance(error, UnavailableError) else status.code
+        await context.abort(code, status.details)
+        raise

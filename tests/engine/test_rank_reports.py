@@ -12,6 +12,7 @@ import pytest
 from baton.errors import ProtocolError
 from engine.rank_reports import MAX_REPORT_BYTES, ReportReader, ReportWriter
 from kvtransfer.push import PushResult
+from tests.open_files import open_files
 
 TIMEOUT_S = 10.0
 
@@ -38,11 +39,11 @@ class Reports:
 
 @pytest.fixture
 def reports() -> Iterator[Reports]:
-    before = sorted(os.listdir("/proc/self/fd"))
+    before = open_files()
     reports = Reports()
     yield reports
     reports.close()
-    assert sorted(os.listdir("/proc/self/fd")) == before
+    assert open_files() <= before
 
 
 def result(reason: str) -> PushResult:

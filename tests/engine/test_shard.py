@@ -8,8 +8,9 @@ from safetensors.torch import load_file
 
 from baton.errors import ConfigError, ModelError
 from engine.model_config import ModelConfig, load_model_config, parse_model_config
-from engine.shard import kv_head_owners, shard_of, vocabulary_share
+from engine.shard import shard_of, vocabulary_share
 from engine.weights import Weights
+from kvtransfer.head_plan import sending_ranks
 from tests.tiny_model import tiny_config, write_tiny_model
 
 
@@ -37,7 +38,8 @@ def test_the_first_rank_that_holds_a_head_is_its_owner(heads: int, size: int) ->
     for rank in range(size):
         for head in shard_of(config, rank, size).kv_heads:
             holders.setdefault(head, []).append(rank)
-    assert kv_head_owners(heads, size) == [holders[head][0] for head in range(heads)]
+    owners = {head: rank for rank in sending_ranks(size, heads) for head in shard_of(config, rank, size).kv_heads}
+    assert [owners[head] for head in range(heads)] == [holders[head][0] for head in range(heads)]
 
 
 @pytest.mark.parametrize("size", [2, 4, 8])

@@ -13,6 +13,7 @@ import torch
 from baton.errors import ProtocolError, UnavailableError
 from kvtransfer.memory_driver import HostMemory
 from kvtransfer.memory_range import MemoryRange, PeerRange
+from tests.open_files import open_files
 
 NBYTES = 4 << 20
 
@@ -27,10 +28,6 @@ def num_mappings() -> int:
     """Of memory like ours: other threads of the process map and unmap what they like."""
     gc.collect()
     return Path("/proc/self/maps").read_text().count("/memfd:baton-memory")
-
-
-def num_descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
 
 
 @pytest.fixture
@@ -64,23 +61,25 @@ def test_memory_comes_back_zeroed_at_the_same_addresses(memory: MemoryRange) -> 
 
 
 def test_fifty_cycles_leak_neither_memory_nor_descriptors_nor_mappings(memory: MemoryRange) -> None:
-    bytes_before, mappings, descriptors = shared_bytes(), num_mappings(), num_descriptors()
+    bytes_before, mappings, files = shared_bytes(), num_mappings(), open_files()
     for _ in range(50):
         memory.bytes().fill_(1)
         memory.unmap()
         memory.map()
     assert shared_bytes() - bytes_before < NBYTES
-    assert (num_mappings(), num_descriptors()) == (mappings, descriptors)
+    assert num_mappings() == mappings
+    assert open_files() <= files
 
 
 def test_the_addresses_go_with_the_last_tensor() -> None:
-    mappings, descriptors = num_mappings(), num_descriptors()
+    mappings, files = num_mappings(), open_files()
     tensor = MemoryRange(HostMemory(), NBYTES).tensor((4,), torch.float32)
     gc.collect()
     tensor.fill_(1.0)
     assert num_mappings() > mappings
     del tensor
-    assert (num_mappings(), num_descriptors()) == (mappings, descriptors)
+    assert num_mappings() == mappings
+    assert open_files() <= files
 
 
 def test_a_peer_writes_the_memory_and_keeps_what_it_maps(memory: MemoryRange) -> None:
@@ -107,14 +106,15 @@ def test_what_is_given_back_cannot_be_exported(memory: MemoryRange) -> None:
 
 @pytest.mark.parametrize(("size", "sealed"), [(NBYTES, False), (NBYTES - 1, True)])
 def test_memory_that_could_shrink_or_is_of_another_size_is_not_adopted(size: int, sealed: bool) -> None:
-    descriptors, mappings = num_descriptors(), num_mappings()
+    files, mappings = open_files(), num_mappings()
     driver = HostMemory()
     fd = driver.create(size) if sealed else os.memfd_create("open", os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, size)
     with pytest.raises(ProtocolError, match=f"expected {NBYTES}, sealed: True"):
         PeerRange(driver, fd, NBYTES, "a peer")
     os.close(fd)
-    assert (num_descriptors(), num_mappings()) == (descriptors, mappings)
+    assert num_mappings() == mappings
+    assert open_files() <= files
 
 
 def test_touching_memory_that_was_given_back_ends_the_process() -> None:

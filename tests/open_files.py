@@ -1,0 +1,15 @@
+import gc
+import os
+
+
+def open_files() -> set[tuple[str, str]]:
+    """(descriptor, what it is open on) of this process. A leak is what is here afterwards and was not before;
+    that something of an earlier test is gone by then is none."""
+    gc.collect()
+    opened = set()
+    for descriptor in os.listdir("/proc/self/fd"):
+        try:
+            opened.add((descriptor, os.readlink(f"/proc/self/fd/{descriptor}")))
+        except FileNotFoundError:  # the one that listed the folder
+            continue
+    return opened
