@@ -76,7 +76,13 @@ class Planned:
 
     def count(self) -> tuple[int, int]:
         """Prefill and decode workers that the planner sees, when all of them are ready; else (-1, -1)."""
-        workers = self.last().observation.workers
+        if any(worker.state == "sleeping" for worker in self.last().observation.workers):
+            return -1, -1
+        return self.awake()
+
+    def awake(self) -> tuple[int, int]:
+        """As `count`, but sleepers may be there."""
+        workers = [worker for worker in self.last().observation.workers if worker.state != "sleeping"]
         if any(worker.state != "ready" or worker.effect is not None for worker in workers):
             return -1, -1
         return len(self.ready("prefill")), len(self.ready("decode"))
@@ -104,13 +110,13 @@ class Planned:
 
 @asynccontextmanager
 async def planned_service(
-    folder: Path, prefill: int, decode: int, planner: dict[str, Any], **sections: Any
+    folder: Path, prefill: int, decode: int, planner: dict[str, Any], model: str = "mock", **sections: Any
 ) -> AsyncIterator[Planned]:
     journal = folder / "plan.jsonl"
     limits = PLANNER["limits"] | planner.pop("limits", {})
     settings = PLANNER | {"journal": str(journal)} | planner | {"limits": limits}
     sections = {"mock": MOCK, "router": {"placement": {"local_prefill_tokens": 0}}} | sections
-    async with running_service("mock", prefill, decode, planner=settings, **sections) as service:
+    async with running_service(model, prefill, decode, planner=settings, **sections) as service:
         planned = Planned(service, journal)
         try:
             await planned.start_planner()

@@ -54,8 +54,8 @@ async def test_a_worker_that_is_killed_during_its_drain_is_gone_and_its_request_
 
 
 async def test_what_a_drain_does_not_finish_in_its_time_goes_on_elsewhere(tmp_path: Path) -> None:
-    settings = {"delays": {"drain_deadline_s": 8.0}}
-    quick = {"workers": {"drain_timeout_s": 1.0}, "mock": {"answer_tokens": 10_000}}
+    settings = {"delays": {"drain_deadline_s": 14.0}}
+    quick = {"workers": {"drain_timeout_s": 1.0}, "mock": {"answer_tokens": 10_000, "decode_floor_ms": 15.0}}
     async with planned_service(tmp_path, 1, 2, settings, **quick) as planned:
         asking = pb.GenerateRequest(text="a long answer", sampling=pb.SamplingOptions(max_tokens=1500))
         request = asyncio.create_task(planned.service.client.generate(asking, timeout_s=60))
