@@ -21,7 +21,7 @@ from baton.cli.exit_codes import ExitCode
 from baton.cli.output import human_bytes
 from tests.service import Service, assert_gone, running_service
 
-BATON = [sys.executable, "-c", "from baton.cli import main; main()"]
+BATON = [sys.executable, "-m", "baton"]
 NOBODY = "127.0.0.1:1"
 
 

@@ -22,7 +22,7 @@ from baton.client import Client
 from baton.nats_server import NatsServer
 from tests.service import assert_gone
 
-BATON = [sys.executable, "-c", "from baton.cli import main; main()"]
+BATON = [sys.executable, "-m", "baton"]
 NOBODY = "nats://127.0.0.1:1"
 COMMANDS = (["plan"], ["scale", "prefill=2"], ["drain", "decode-1"], ["flip", "decode-1"])
 WAIT_S = 40.0

@@ -16,7 +16,7 @@ from tests.spine.prompts import ask, random_prompt
 from tests.spine.worker_view import until_idle, until_running, until_tree_is_right, until_used
 from tests.tiny_model import write_tiny_model
 
-BATON = [sys.executable, "-c", "from baton.cli import main; main()"]
+BATON = [sys.executable, "-m", "baton"]
 SHIP_ALL = {"router": {"placement": {"local_prefill_tokens": 0}}}
 
 

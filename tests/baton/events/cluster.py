@@ -19,7 +19,7 @@ from tests.router.test_indexer import removed, stored
 
 __all__ = ["Cleared", "KvEvent", "Removed", "Router", "Stored", "Workers", "baton", "removed", "running", "stored"]
 
-BATON = [sys.executable, "-c", "from baton.cli import main; main()"]
+BATON = [sys.executable, "-m", "baton"]
 TTL_S = 4.0
 
 
