@@ -9,53 +9,20 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 import msgspec
 
-from baton.errors import BatonError
 from baton.launch import launch_command
+from baton.process import Process, ProcessExit, ProcessFailedError, Ready
 
 READY_PREFIX = b"BATON_READY "
 LOG_TAIL_LINES = 20
 STDOUT_LIMIT_BYTES = 1024 * 1024  # of one line
 
 
-class Ready(msgspec.Struct, frozen=True):
-    """What a process prints on stdout, as JSON after BATON_READY, when it serves."""
-
-    process: str  # "nats" | "router" | "prefill_worker" | "decode_worker"
-    id: str
-    pid: int
-    addresses: dict[str, str] = {}  # such as grpc: "127.0.0.1:8001"
-
-
-@dataclass(frozen=True, slots=True)
-class ChildExit:
-    """A child that ended. `returncode` is negative when a signal ended it, None when it is not known."""
-
-    name: str
-    pid: int
-    returncode: int | None
-    log_tail: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.name} (pid {self.pid}) {how_it_ended(self.returncode)}"
-
-
-class ChildFailedError(BatonError):
-    """A child did not become ready. Carries what it logged last, when its log goes to a file."""
-
-    def __init__(self, name: str, problem: str, log_tail: str) -> None:
-        self.name = name
-        self.problem = problem
-        self.log_tail = log_tail
-        super().__init__(f"{name} {problem}" + (f"; its last log lines:\n{log_tail}" if log_tail else ""))
-
-
-class ChildProcess:
+class ChildProcess(Process):
     """Starts `python -m MODULE ARGUMENTS`. stderr goes to `log_file`, or to our own stderr when that is None.
 
     To be used from the main thread's event loop: the kernel ends a child when the *thread* that started it ends.
@@ -65,7 +32,6 @@ class ChildProcess:
         self, name: str, module: str, arguments: Sequence[str], environment: Mapping[str, str], log_file: Path | None
     ) -> None:
         self.name = name
-        self.stopping = False  # its end is expected
         # -P: a folder `router` in the current one must not hide ours
         self._command = [*launch_command(module), *arguments]
         self._environment = dict(environment)
@@ -83,7 +49,7 @@ class ChildProcess:
                 stderr=stderr,
                 env=self._environment,
                 limit=STDOUT_LIMIT_BYTES,
-                process_group=0,  # Ctrl-C in a terminal is for us; we tell the children, in order
+                start_new_session=True,  # Ctrl-C in a terminal is for us; we tell the children, in order
             )
         self._ready = asyncio.get_running_loop().create_future()
         self._stdout_task = asyncio.create_task(self._read_stdout(self._process, self._ready))
@@ -102,38 +68,18 @@ class ChildProcess:
         return self._ready is not None and self._ready.done() and self._ready.exception() is None
 
     async def wait_ready(self, timeout_s: float) -> Ready:
-        """Raises ChildFailedError when it exits first or the time is up."""
         assert self._ready is not None, "not started"
         done, _ = await asyncio.wait({self._ready}, timeout=timeout_s)
         if not done:
-            raise ChildFailedError(self.name, f"was not ready within {timeout_s:.0f} s", self.log_tail())
+            raise ProcessFailedError(self.name, f"was not ready within {timeout_s:.0f} s", self.log_tail())
         return self._ready.result()
 
-    async def wait(self) -> ChildExit:
-        """Until it has ended."""
+    async def wait(self) -> ProcessExit:
         assert self._process is not None, "not started"
         assert self._stdout_task is not None
         returncode = await self._process.wait()
         await asyncio.shield(self._stdout_task)
-        return ChildExit(self.name, self.pid, returncode, self.log_tail())
-
-    async def stop(self, timeout_s: float) -> bool:
-        """SIGTERM, and SIGKILL when it has not ended by then. False when it did not end by itself, with code 0."""
-        self.stopping = True
-        if not self.alive:
-            return True
-        self.send_signal(signal.SIGTERM)
-        try:
-            ended = await asyncio.wait_for(self.wait(), timeout_s)
-        except TimeoutError:
-            await self.kill()
-            return False
-        return ended.returncode == 0
-
-    async def kill(self) -> None:
-        self.stopping = True
-        self.send_signal(signal.SIGKILL)
-        await self.wait()
+        return ProcessExit(self.name, self.pid, returncode, self.log_tail())
 
     def send_signal(self, number: signal.Signals) -> None:
         if self._process is not None:
@@ -153,13 +99,13 @@ class ChildProcess:
                 try:
                     ready.set_result(msgspec.json.decode(line.removeprefix(READY_PREFIX), type=Ready))
                 except msgspec.DecodeError as error:
-                    ready.set_exception(ChildFailedError(self.name, f"says it is ready in a wrong form: {error}", ""))
+                    ready.set_exception(ProcessFailedError(self.name, f"says it is ready in a wrong form: {error}", ""))
             else:
                 sys.stderr.write(f"{self.name}: {line.decode(errors='replace')}")
         returncode = await process.wait()
         if not ready.done():
-            exited = ChildExit(self.name, process.pid, returncode, self.log_tail())
-            ready.set_exception(ChildFailedError(str(exited), "before it was ready", exited.log_tail))
+            exited = ProcessExit(self.name, process.pid, returncode, self.log_tail())
+            ready.set_exception(ProcessFailedError(str(exited), "before it was ready", exited.log_tail))
             ready.exception()  # nobody may be waiting for it
 
 
@@ -177,17 +123,3 @@ def _stderr_target(log_file: Path | None) -> Iterator[IO[bytes] | None]:
 def environment(threads: int) -> dict[str, str]:
     """Ours, with the number of threads that numeric libraries may start in the child."""
     return {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
-
-
-def how_it_ended(returncode: int | None) -> str:
-    """As in ChildExit, in words that follow its name."""
-    if returncode is None:
-        return "has ended"
-    return f"was ended by {_signal_name(-returncode)}" if returncode < 0 else f"exited with code {returncode}"
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

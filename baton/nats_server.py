@@ -6,6 +6,7 @@ interface.
 
 import asyncio
 import contextlib
+import os
 import re
 import shutil
 import signal
@@ -19,7 +20,9 @@ import structlog
 
 from baton.errors import ConfigError, UnavailableError
 from baton.launch import launch_command
+from baton.process import Process, ProcessExit, Ready
 
+NATS = "nats"  # its name among the processes of a service
 HOST = "127.0.0.1"
 START_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 5.0
@@ -31,11 +34,21 @@ _READY = b"Server is ready"
 log = structlog.get_logger()
 
 
-class NatsServer:
-    """`port` 0 picks a free one, which `restart` keeps. `store_dir` None: a temporary folder, removed by `stop`."""
+class NatsServer(Process):
+    """`port` 0 picks a free one, which `restart` keeps. `store_dir` None: a temporary folder, removed by `stop`.
+    `log_file`: gets all that it logs; its last words are kept without, too."""
 
-    def __init__(self, port: int = 0, store_dir: Path | str | None = None) -> None:
+    def __init__(
+        self,
+        port: int = 0,
+        store_dir: Path | str | None = None,
+        host: str = HOST,
+        log_file: Path | None = None,
+    ) -> None:
+        self.name = NATS
         self.port = port
+        self.host = host
+        self._log_file = log_file
         self._store_dir = Path(store_dir) if store_dir is not None else None
         self._temporary_dir: str | None = None
         self._process: asyncio.subprocess.Process | None = None
@@ -45,7 +58,7 @@ class NatsServer:
     @property
     def url(self) -> str:
         assert self.port, "not started"
-        return f"nats://{HOST}:{self.port}"
+        return f"nats://{self.host}:{self.port}"
 
     @property
     def pid(self) -> int:
@@ -56,15 +69,20 @@ class NatsServer:
     def alive(self) -> bool:
         return self._process is not None and self._process.returncode is None
 
+    @property
+    def was_ready(self) -> bool:
+        return self._process is not None
+
     async def start(self) -> None:
         """Returns when clients can connect. Raises UnavailableError with the server's last log lines."""
         assert not self.alive, "already started"
         if self._store_dir is None and self._temporary_dir is None:
             self._temporary_dir = tempfile.mkdtemp(prefix="baton-nats-")
+        self.stopping = False
         self._log_tail.clear()
         self._process = await asyncio.create_subprocess_exec(
             *launch_command(str(find_binary())),
-            *("--addr", HOST, "--port", str(self.port or -1), "--jetstream", "--store_dir", str(self.store_dir)),
+            *("--addr", self.host, "--port", str(self.port or -1), "--jetstream", "--store_dir", str(self.store_dir)),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
@@ -80,20 +98,39 @@ class NatsServer:
             raise UnavailableError(f"the NATS server {what}: {self._last_words()}") from error
         log.debug("nats server ready", url=self.url, pid=self.pid)
 
-    async def stop(self) -> None:
-        """Ends it in order. Idempotent."""
-        await self._end(signal.SIGTERM)
+    async def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> Ready:
+        """It was, when `start` returned."""
+        return Ready(self.name, self.name, self.pid, {self.name: self.url})
+
+    async def wait(self) -> ProcessExit:
+        process, log_task = self._process, self._log_task
+        assert process is not None, "not started"
+        assert log_task is not None
+        returncode = await process.wait()
+        await asyncio.shield(log_task)
+        return ProcessExit(self.name, process.pid, returncode, self._last_words())
+
+    def send_signal(self, number: signal.Signals) -> None:
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(number)
+
+    async def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> bool:
+        """Ends it in order, and removes a temporary folder. Idempotent."""
+        clean = await super().stop(timeout_s)
         if self._temporary_dir is not None:
             shutil.rmtree(self._temporary_dir, ignore_errors=True)
             self._temporary_dir = None
+        return clean
 
     async def kill(self) -> None:
         """SIGKILL; the store folder stays."""
-        await self._end(signal.SIGKILL)
+        if self._process is not None:
+            await super().kill()
 
     async def restart(self, lose_storage: bool = False) -> None:
         """Stops it and starts it again on the same port, with its storage or without."""
-        await self._end(signal.SIGTERM)
+        await super().stop(STOP_TIMEOUT_S)
         if lose_storage:
             shutil.rmtree(self.store_dir, ignore_errors=True)
         await self.start()
@@ -108,30 +145,19 @@ class NatsServer:
         fatal = [line for line in self._log_tail if "[FTL]" in line or "[ERR]" in line]
         return "\n".join(fatal or self._log_tail)
 
-    async def _end(self, how: signal.Signals) -> None:
-        if self._process is None or self._log_task is None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(how)
-        try:
-            await asyncio.wait_for(self._process.wait(), STOP_TIMEOUT_S)
-        except TimeoutError:
-            self._process.kill()
-            await self._process.wait()
-        await self._log_task
-        self._process = None
-
     async def _read_log(self, process: asyncio.subprocess.Process, ready: asyncio.Future[int]) -> None:
         """To its end, so that the pipe never fills up. `ready` gets the port, or EOFError when the server ends
         first."""
         assert process.stderr is not None
         port = 0
-        async for line in process.stderr:
-            self._log_tail.append(line.decode(errors="replace").rstrip())
-            if match := _LISTENING.search(line):
-                port = int(match[1])
-            if _READY in line and not ready.done():
-                ready.set_result(port)
+        with open(self._log_file or os.devnull, "ab", buffering=0) as log_file:
+            async for line in process.stderr:
+                log_file.write(line)
+                self._log_tail.append(line.decode(errors="replace").rstrip())
+                if match := _LISTENING.search(line):
+                    port = int(match[1])
+                if _READY in line and not ready.done():
+                    ready.set_result(port)
         if not ready.done():
             ready.set_exception(EOFError())
 

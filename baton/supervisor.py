@@ -1,16 +1,15 @@
-"""A whole service on one machine: NATS, the router and the workers as child processes.
+"""A whole service: NATS, the router and the workers, started in order and ended in order.
 
-`baton up`, `baton demo` and tests use it. Nothing is restarted silently: a child that ends without having been told to
-is reported by `wait`, and what follows from it is the caller's decision.
+`baton up`, `baton demo` and tests use it. Where the processes run is the launcher's business: on this machine or on a
+Ray cluster. Nothing is restarted silently: a process that ends without having been told to is reported by `wait`, and
+what follows from it is the caller's decision.
 """
 
 import asyncio
-import os
-import shutil
-import signal
-import tempfile
+import itertools
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
@@ -18,46 +17,42 @@ from typing import Literal, Self
 import grpc
 import msgspec
 
-from baton.child_process import ChildExit, ChildFailedError, ChildProcess, Ready, environment
 from baton.client import Client
-from baton.config import ServingConfig, dump_config, for_prefill_worker
-from baton.gpu_places import GpuPlaces, visible_gpus
-from baton.nats_server import NatsServer
+from baton.config import ServingConfig, for_prefill_worker
+from baton.errors import UnavailableError
+from baton.launcher import Launch, Launcher, Role
+from baton.local_launcher import LocalLauncher
+from baton.nats_server import NATS
+from baton.process import Process, ProcessExit, ProcessFailedError, Ready
 from engine.served_model import is_mock
-
-Role = Literal["prefill", "decode"]
 
 ROUTER_ID = "router-1"
 READY = "ready"  # a worker's state, with nothing else to say of it
 DRAIN_GRACE_S = 5.0  # beyond the drain limit that a process keeps itself, before it is killed
-NATS_POLL_S = 0.3
 ROUTER_POLL_S = 0.05
 
 
 class Supervisor:
-    """`log_dir`: one file per process; None: all write to our own stderr. `on_ready` is called for each process.
-
-    Use from the main thread only (see ChildProcess).
-    """
+    """`log_dir` is the launcher's when none is given. `on_ready` is called for each process."""
 
     def __init__(
-        self, config: ServingConfig, log_dir: Path | None = None, on_ready: Callable[[Ready], None] | None = None
+        self,
+        config: ServingConfig,
+        log_dir: Path | None = None,
+        on_ready: Callable[[Ready], None] | None = None,
+        launcher: Launcher | None = None,
     ) -> None:
         self.config = config
-        self.children: dict[str, ChildProcess] = {}  # by router or worker id, in the order of their start
+        self.launcher: Launcher = launcher or LocalLauncher(config, log_dir)
+        self.children: dict[str, Process] = {}  # by router or worker id, in the order of their start
         self.ready: dict[str, Ready] = {}
-        self.nats: NatsServer | None = None
-        self._log_dir = log_dir
+        self.nats: Process | None = None
         self._on_ready = on_ready or (lambda ready: None)
-        ranks = [self._ranks(role) for role in self._wanted()]
-        self._gpus = GpuPlaces(visible_gpus() if config.engine.device != "cpu" else [], ranks)
-        self._threads = config.engine.threads or _threads_per_rank(sum(ranks))
-        self._started = {"prefill": 0, "decode": 0}
         self._process_of: dict[str, str] = {}  # worker id -> name of the child that it lives in
         self._roles: dict[str, Role] = {}  # by worker id
-        self._folder: Path | None = None
+        self._numbers = defaultdict[str, Iterator[int]](lambda: itertools.count(1))  # of the next worker or process
         self._watchers: set[asyncio.Task[None]] = set()
-        self._exits: asyncio.Queue[ChildExit] = asyncio.Queue()
+        self._exits: asyncio.Queue[ProcessExit] = asyncio.Queue()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -69,33 +64,37 @@ class Supervisor:
         await self.stop()
 
     async def start(self) -> None:
-        """Returns when every process is ready and the router uses every worker.
+        """Returns when every process is ready and the router uses every worker. Takes over those that an earlier
+        supervisor has left behind, and starts what is missing.
 
-        Raises ChildFailedError, or UnavailableError when NATS does not start, having ended what it had started.
+        Raises ProcessFailedError, or UnavailableError when NATS does not start, having ended what it had started. When
+        it had taken over some, all stay as they are.
         """
+        living: list[tuple[Launch, Process]] = []
         try:
-            self._folder = Path(tempfile.mkdtemp(prefix="baton-"))
+            living = await self.launcher.living()
+            await self._take_over(living)
             await self._start_nats()
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._start_router())
-                if self._workers_per_process == 1:
-                    for role in self._wanted():
-                        group.create_task(self._start_worker(role))
-                else:
-                    for number, roles in enumerate(batched(self._wanted(), self._workers_per_process), 1):
-                        group.create_task(self._start_workers(f"workers-{number}", roles))
+                for name, process in self.children.items():
+                    group.create_task(self._until_ready(name, process))
+                for launch in self._missing():
+                    group.create_task(self._start(launch))
             await self.until_used([*self.workers("prefill"), *self.workers("decode")])
         except BaseException as error:
-            await self.kill()
-            await self.stop()
+            if not living:
+                await self.kill()
+                await self.stop()
             if isinstance(error, ExceptionGroup):
                 raise error.exceptions[0] from None
             raise
 
     async def add_worker(self, role: Role, worker_id: str | None = None) -> str:
-        """Its id, once the router uses it. `worker_id`: of no worker that lives. Raises ChildFailedError; when it was
+        """Its id, once the router uses it. `worker_id`: of no worker that lives. Raises ProcessFailedError; when it was
         too slow, its process lives on."""
-        worker_id = await self._start_worker(role, worker_id)
+        launch = self._worker(role, worker_id or self._new_id(role))
+        (worker_id,) = launch.workers
+        await self._start(launch)
         await self.until_used([worker_id])
         return worker_id
 
@@ -107,7 +106,7 @@ class Supervisor:
     async def kill_worker(self, worker_id: str) -> None:
         await self.children[self._process_of[worker_id]].kill()
 
-    async def wait(self) -> ChildExit:
+    async def wait(self) -> ProcessExit:
         """The next child that ends without having been told to."""
         return await self._exits.get()
 
@@ -125,19 +124,14 @@ class Supervisor:
             clean &= all(await asyncio.gather(*(child.stop(self._stop_limit_s) for child in group)))
         if self.nats is not None:
             nats, self.nats = self.nats, None
-            await nats.stop()
+            await nats.stop(self._stop_limit_s)
         await asyncio.gather(*self._watchers)
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = None
+        self.launcher.close()
         return clean
 
     async def kill(self) -> None:
         """Ends the router and the workers now, whatever they are doing."""
-        for child in self.children.values():
-            child.stopping = True
-            child.send_signal(signal.SIGKILL)
-        await asyncio.gather(*(child.wait() for child in self.children.values()))
+        await asyncio.gather(*(child.kill() for child in self.children.values() if child.alive))
 
     def address(self, name: Literal["grpc", "http"]) -> str:
         """HOST:PORT of an endpoint of the router."""
@@ -151,20 +145,10 @@ class Supervisor:
         """Whether it was ever a worker of this service."""
         return worker_id in self._roles
 
-    def process(self, worker_id: str) -> ChildProcess | None:
+    def process(self, worker_id: str) -> Process | None:
         """The worker's, while it lives."""
         child = self.children.get(self._process_of.get(worker_id, ""))
         return child if child is not None and child.alive else None
-
-    def _wanted(self) -> list[Role]:
-        """The role of each worker that the configuration asks for."""
-        roles: list[Role] = ["prefill"] * self.config.workers.prefill
-        return roles + ["decode"] * self.config.workers.decode
-
-    def _ranks(self, role: Role) -> int:
-        """Of one worker."""
-        config = for_prefill_worker(self.config) if role == "prefill" else self.config
-        return config.engine.tensor_parallel
 
     @property
     def _workers_per_process(self) -> int:
@@ -177,44 +161,77 @@ class Supervisor:
     def _stop_limit_s(self) -> float:
         return self.config.workers.drain_timeout_s + DRAIN_GRACE_S
 
+    async def _take_over(self, living: Iterable[tuple[Launch, Process]]) -> None:
+        """Raises UnavailableError when their NATS server is gone, whose address they cannot change."""
+        for launch, process in living:
+            if launch.module == NATS:
+                self.nats = process
+                self._use_nats(await process.wait_ready(self.config.workers.ready_timeout_s))
+            else:
+                self._add(launch, process)
+            self._watch_in_background(process)
+        if self.children and self.config.nats.url is None:
+            raise UnavailableError("processes of this service live, but their NATS server does not; end them first")
+
     async def _start_nats(self) -> None:
-        if self.config.nats.url is not None:
+        if self.config.nats.url is None:
+            self.nats = self.launcher.process(Launch(NATS, NATS, self.config))
+            await self.nats.start()
+            self._watch_in_background(self.nats)
+            self._use_nats(await self.nats.wait_ready(self.config.workers.ready_timeout_s))
+
+    def _use_nats(self, ready: Ready) -> None:
+        nats = msgspec.structs.replace(self.config.nats, url=ready.addresses[NATS])
+        self.config = msgspec.structs.replace(self.config, nats=nats)
+        self._on_ready(ready)
+
+    def _missing(self) -> Iterator[Launch]:
+        """What the configuration asks for and is not there yet. A planner that was at work before knows better how many
+        workers there should be."""
+        if ROUTER_ID not in self.children:
+            yield Launch(ROUTER_ID, "router", self.config, ["--router-id", ROUTER_ID])
+        if self._roles and self.config.planner.enabled:
             return
-        assert self._folder is not None
-        store_dir = Path(self.config.nats.store_dir) if self.config.nats.store_dir else self._folder / "nats"
-        self.nats = NatsServer(store_dir=store_dir)
-        await self.nats.start()
-        self.config = msgspec.structs.replace(
-            self.config, nats=msgspec.structs.replace(self.config.nats, url=self.nats.url)
-        )
-        self._watch_in_background(self._watch_nats(self.nats))
-        self._on_ready(Ready("nats", "nats", self.nats.pid, {"nats": self.nats.url}))
+        wanted: dict[Role, int] = {"prefill": self.config.workers.prefill, "decode": self.config.workers.decode}
+        roles = [role for role, count in wanted.items() for _ in range(count - len(self.workers(role)))]
+        if self._workers_per_process == 1:
+            yield from (self._worker(role, self._new_id(role)) for role in roles)
+        else:
+            yield from (self._many(some) for some in batched(roles, self._workers_per_process))
 
-    async def _start_router(self) -> None:
-        await self._start_child(
-            ROUTER_ID, "router", ["--config", str(self._write_config()), "--router-id", ROUTER_ID], 1
-        )
+    def _worker(self, role: Role, worker_id: str) -> Launch:
+        ranks = (for_prefill_worker(self.config) if role == "prefill" else self.config).engine.tensor_parallel
+        return Launch(worker_id, f"{role}_worker", self.config, ["--worker-id", worker_id], {worker_id: role}, ranks)
 
-    async def _start_worker(self, role: Role, worker_id: str | None = None) -> str:
-        worker_id = self._new_worker(role, worker_id)
-        arguments = ["--config", str(self._write_config()), "--worker-id", worker_id]
-        place = self._gpus.next(self._ranks(role))
-        await self._start_child(worker_id, f"{role}_worker", arguments, self._threads, place)
-        return worker_id
-
-    async def _start_workers(self, name: str, roles: Sequence[Role]) -> None:
+    def _many(self, roles: Sequence[Role]) -> Launch:
         """All in one process."""
-        worker_ids = [self._new_worker(role, process=name) for role in roles]
-        arguments = ["--config", str(self._write_config()), "--name", name, *worker_ids]
-        await self._start_child(name, "baton.worker.many", arguments, self._threads, self._gpus.next(1))
+        workers = {self._new_id(role): role for role in roles}
+        name = self._new_id("workers")
+        return Launch(name, "baton.worker.many", self.config, ["--name", name, *workers], workers, 1)
 
-    def _new_worker(self, role: Role, worker_id: str | None = None, process: str | None = None) -> str:
-        if worker_id is None:
-            self._started[role] += 1
-            worker_id = f"{role}-{self._started[role]}"
-        self._process_of[worker_id] = process or worker_id
-        self._roles[worker_id] = role
-        return worker_id
+    def _new_id(self, kind: str) -> str:
+        taken = self._roles.keys() | self.children.keys()
+        return next(name for number in self._numbers[kind] if (name := f"{kind}-{number}") not in taken)
+
+    async def _start(self, launch: Launch) -> None:
+        process = self.launcher.process(launch)
+        self._add(launch, process)
+        try:
+            await process.start()
+        finally:
+            if not process.alive:
+                self.launcher.release(process)
+        self._watch_in_background(process)
+        await self._until_ready(launch.name, process)
+
+    def _add(self, launch: Launch, process: Process) -> None:
+        self.children[launch.name] = process
+        self._roles |= launch.workers
+        self._process_of |= dict.fromkeys(launch.workers, launch.name)
+
+    async def _until_ready(self, name: str, process: Process) -> None:
+        self.ready[name] = await process.wait_ready(self.config.workers.ready_timeout_s)
+        self._on_ready(self.ready[name])
 
     async def until_used(self, worker_ids: Iterable[str]) -> None:
         """A worker takes requests once the router has heard of it and has connected to it."""
@@ -225,64 +242,25 @@ class Supervisor:
                 await asyncio.sleep(ROUTER_POLL_S)
                 for worker_id, state in states.items():
                     if state != READY and not (self.process(worker_id) is not None and time.monotonic() < deadline_s):
-                        raise ChildFailedError(worker_id, f"is not used by the router: {state}", "")
+                        raise ProcessFailedError(worker_id, f"is not used by the router: {state}", "")
                 try:
                     known = (await client.status(self.config.workers.ready_timeout_s)).workers
                 except grpc.aio.AioRpcError as error:
-                    raise ChildFailedError(ROUTER_ID, f"does not answer: {error.details()}", "") from error
+                    raise ProcessFailedError(ROUTER_ID, f"does not answer: {error.details()}", "") from error
                 states |= {
                     worker.worker_id: worker.note or worker.state for worker in known if worker.worker_id in states
                 }
 
-    async def _start_child(
-        self, name: str, module: str, arguments: list[str], threads: int, place: dict[str, str] | None = None
-    ) -> None:
-        log_file = self._log_dir / f"{name}.log" if self._log_dir is not None else None
-        variables = environment(threads) | (place or {})
-        variables |= {"TMPDIR": str(self._folder)}  # what a killed child leaves, `stop` removes
-        child = ChildProcess(name, module, arguments, variables, log_file)
-        try:
-            await child.start()
-        except BaseException:
-            self._gpus.give_back(place or {})
-            raise
-        self.children[name] = child
-        self._watch_in_background(self._watch(child, place or {}))
-        self.ready[name] = await child.wait_ready(self.config.workers.ready_timeout_s)
-        self._on_ready(self.ready[name])
-
-    def _watch_in_background(self, watch: Coroutine[None, None, None]) -> None:
-        watcher = asyncio.create_task(watch)
+    def _watch_in_background(self, process: Process) -> None:
+        watcher = asyncio.create_task(self._watch(process))
         self._watchers.add(watcher)
         watcher.add_done_callback(self._watchers.discard)
 
-    async def _watch_nats(self, nats: NatsServer) -> None:
-        pid = nats.pid
-        while nats.alive:
-            await asyncio.sleep(NATS_POLL_S)
-        if self.nats is nats:  # `stop` lets go of it first
-            self._exits.put_nowait(ChildExit("nats", pid, None))
-
-    async def _watch(self, child: ChildProcess, place: dict[str, str]) -> None:
-        ended = await child.wait()
-        self._gpus.give_back(place)
-        if child.was_ready and not child.stopping:  # for one that never was, its start has raised
+    async def _watch(self, process: Process) -> None:
+        ended = await process.wait()
+        self.launcher.release(process)
+        if process.was_ready and not process.stopping:  # for one that never was, its start has raised
             self._exits.put_nowait(ended)
-
-    def _write_config(self) -> Path:
-        """What the children read: our configuration with the NATS address, threads and share of a GPU filled in."""
-        assert self._folder is not None, "not started"
-        path = self._folder / "serving.yaml"
-        if not path.exists():
-            share = max(self.config.engine.gpu_share, self._gpus.share)
-            engine = msgspec.structs.replace(self.config.engine, threads=self._threads, gpu_share=share)
-            path.write_text(dump_config(msgspec.structs.replace(self.config, engine=engine)))
-        return path
-
-
-def _threads_per_rank(ranks: int) -> int:
-    """Of all workers."""
-    return max(1, len(os.sched_getaffinity(0)) // max(1, ranks))
 
 
 def batched(roles: Sequence[Role], size: int) -> Iterator[Sequence[Role]]:

@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from baton.child_process import how_it_ended
 from baton.errors import RankLostError
 from baton.launch import launch_command
+from baton.process import how_it_ended
 from engine.collective import Collective
 from engine.command_channel import CommandWriter, ReaderEnds
 from engine.rank_commands import Command, Stop, encode_command

@@ -21,11 +21,13 @@ from typing import Any
 
 import psutil
 
+from baton.child_process import ChildProcess
 from baton.client import Client
 from baton.config import ServingConfig
 from baton.config_overrides import with_overrides
+from baton.launcher import Role
 from baton.nats_server import NatsServer
-from baton.supervisor import Role, Supervisor
+from baton.supervisor import Supervisor
 
 GONE_TIMEOUT_S = 5.0
 TEST_DEFAULTS: dict[str, Any] = {
@@ -61,7 +63,7 @@ class Service:
     @property
     def nats(self) -> NatsServer:
         """To stop and start it again in mid-test."""
-        assert self.supervisor.nats is not None
+        assert isinstance(self.supervisor.nats, NatsServer)
         return self.supervisor.nats
 
     def workers(self, role: Role) -> list[str]:
@@ -156,4 +158,5 @@ def _alive(pids: Iterable[int]) -> dict[int, str]:
 def _show_logs(supervisor: Supervisor) -> None:
     """pytest shows it below a test that failed."""
     for name, child in supervisor.children.items():
-        print(f"--- last log lines of {name} ---\n{child.log_tail()}", file=sys.stderr)
+        if isinstance(child, ChildProcess):
+            print(f"--- last log lines of {name} ---\n{child.log_tail()}", file=sys.stderr)

@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from baton.child_process import Ready
 from baton.cli.chat import chat_request
 from baton.cli.exit_codes import ExitCode, errors_reported
 from baton.cli.output import console, human_bytes
@@ -17,6 +16,7 @@ from baton.client import Answer, Client
 from baton.config import ServingConfig
 from baton.config_overrides import with_overrides
 from baton.logging import configure_logging
+from baton.process import Ready
 from baton.supervisor import Supervisor
 from baton_proto.generated import inference_pb2 as pb
 from engine.served_model import served_model

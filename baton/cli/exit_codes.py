@@ -8,8 +8,8 @@ from typing import NoReturn
 import grpc
 import typer
 
-from baton.child_process import ChildFailedError
 from baton.errors import BatonError, ConfigError, DeadlineError, InvalidRequestError, ModelError, UnavailableError
+from baton.process import ProcessFailedError
 
 
 class ExitCode(enum.IntEnum):
@@ -52,7 +52,7 @@ def errors_reported() -> Iterator[None]:
         fail(ExitCode.UNAVAILABLE, str(error))
     except DeadlineError as error:
         fail(ExitCode.DEADLINE, str(error))
-    except ChildFailedError as error:
+    except ProcessFailedError as error:
         fail(ExitCode.FAILED, str(error))
     except BatonError as error:
         fail(ExitCode.FAILED, str(error))

@@ -11,7 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from baton.child_process import ChildExit, ChildFailedError, ChildProcess, environment
+from baton.child_process import ChildProcess, environment
+from baton.process import ProcessExit, ProcessFailedError
 from tests.service import assert_gone
 
 READY_LINE = (
@@ -40,14 +41,14 @@ async def test_a_child_is_ready_when_it_says_so(tmp_path: Path) -> None:
 async def test_a_child_that_exits_early_fails_at_once_with_its_last_log_lines(tmp_path: Path) -> None:
     child = child_that(tmp_path, "print('the port is taken', file=sys.stderr)", "sys.exit(3)")
     await child.start()
-    with pytest.raises(ChildFailedError, match=r"(?s)exited with code 3 before it was ready.*the port is taken"):
+    with pytest.raises(ProcessFailedError, match=r"(?s)exited with code 3 before it was ready.*the port is taken"):
         await child.wait_ready(30)
 
 
 async def test_a_child_that_is_never_ready_fails_when_the_time_is_up(tmp_path: Path) -> None:
     child = child_that(tmp_path, "time.sleep(60)")
     await child.start()
-    with pytest.raises(ChildFailedError, match="was not ready within"):
+    with pytest.raises(ProcessFailedError, match="was not ready within"):
         await child.wait_ready(0.1)
     await child.kill()
 
@@ -55,7 +56,7 @@ async def test_a_child_that_is_never_ready_fails_when_the_time_is_up(tmp_path: P
 async def test_a_malformed_readiness_line_is_an_error(tmp_path: Path) -> None:
     child = child_that(tmp_path, "print('BATON_READY soon', flush=True)", "time.sleep(60)")
     await child.start()
-    with pytest.raises(ChildFailedError, match="wrong form"):
+    with pytest.raises(ProcessFailedError, match="wrong form"):
         await child.wait_ready(30)
     await child.kill()
 
@@ -139,9 +140,9 @@ def test_a_child_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
 
 
 def test_the_end_of_a_child_is_said_in_words() -> None:
-    assert str(ChildExit("decode-1", 7, -9)) == "decode-1 (pid 7) was ended by SIGKILL"
-    assert str(ChildExit("decode-1", 7, 1)) == "decode-1 (pid 7) exited with code 1"
-    assert str(ChildExit("nats", 7, None)) == "nats (pid 7) has ended"
+    assert str(ProcessExit("decode-1", 7, -9)) == "decode-1 (pid 7) was ended by SIGKILL"
+    assert str(ProcessExit("decode-1", 7, 1)) == "decode-1 (pid 7) exited with code 1"
+    assert str(ProcessExit("nats", 7, None)) == "nats (pid 7) has ended"
 
 
 async def test_a_wait_that_is_cancelled_leaves_the_child_alone(tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from baton.child_process import ChildFailedError, Ready
 from baton.client import Client
 from baton.config import ServingConfig
 from baton.config_overrides import with_overrides
+from baton.process import ProcessFailedError, Ready
 from baton.supervisor import ROUTER_ID, Supervisor
 from baton_proto.generated import inference_pb2 as pb
 from tests.service import TEST_DEFAULTS, Service, assert_gone, running_service
@@ -90,7 +90,7 @@ async def test_a_service_whose_worker_cannot_start_fails_and_leaves_nothing(tmp_
     broken = tmp_path / "model"
     broken.mkdir()
     supervisor = Supervisor(config_for(broken), log_dir=tmp_path / "logs")
-    with pytest.raises(ChildFailedError, match="before it was ready"):
+    with pytest.raises(ProcessFailedError, match="before it was ready"):
         await supervisor.start()
     assert supervisor.nats is None
     assert_gone(child.pid for child in supervisor.children.values())
@@ -100,7 +100,7 @@ async def test_a_start_that_is_cancelled_leaves_nothing(tiny_model: Path, tmp_pa
     ready: list[Ready] = []
     supervisor = Supervisor(config_for(tiny_model), log_dir=tmp_path, on_ready=ready.append)
     starting = asyncio.create_task(supervisor.start())
-    while len(supervisor.children) < 3:
+    while sum(child.alive for child in supervisor.children.values()) < 3:
         await asyncio.sleep(0.01)
     pids = [child.pid for child in supervisor.children.values()] + [ready[0].pid]
     starting.cancel()

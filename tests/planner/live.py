@@ -20,7 +20,7 @@ from baton_proto.generated import inference_pb2 as pb
 from baton_proto.planner import Role
 from baton_proto.planner_control import Order, Release, Scale
 from planner.journal import Decided, EffectEnded, Line, read_journal
-from planner.local import local_planner
+from planner.live import live_planner
 from tests.service import Service, running_service
 
 POLL_S = 0.1
@@ -51,7 +51,7 @@ class Planned:
         """Returns when it listens."""
         ready = asyncio.Event()
         supervisor = self.service.supervisor
-        await self._planner.enter_async_context(local_planner(supervisor, lambda address: ready.set()))
+        await self._planner.enter_async_context(live_planner(supervisor, lambda address: ready.set()))
         await asyncio.wait_for(ready.wait(), WAIT_S)
 
     async def kill_planner(self) -> None:

@@ -28,8 +28,8 @@ from baton_proto.router_report import (
     encode_router_report,
 )
 from planner.connector import WorkerProcess
+from planner.live import gpu_budget
 from planner.live_observer import LiveObserver
-from planner.local import gpu_budget
 from planner.router_board import RouterBoard
 from planner.worker_board import WorkerBoard
 

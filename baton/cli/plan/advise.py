@@ -11,12 +11,13 @@ import typer
 from baton.cli.output import console
 from baton.cli.plan.show import show_decision
 from baton.config import ServingConfig
+from baton.local_launcher import this_machine
 from baton.nats_client import NatsClient
 from baton_proto.planner import ALL_VERBS, Holds, Role, Verb
 from planner.connector import ConnectorError, WorkerProcess
 from planner.journal import Decided, Line
+from planner.live import gpu_budget, gpus_per_worker
 from planner.live_observer import LiveObserver
-from planner.local import gpu_budget, gpus_per_worker
 from planner.loop import PlannerLoop
 from planner.planner import Planner
 
@@ -50,7 +51,8 @@ class HandsOff:
 
 async def advise(nats: NatsClient, config: ServingConfig, decisions: int | None, as_json: bool) -> None:
     """Prints each decision as it is made; ends after so many."""
-    observer = LiveObserver(nats, config, tuple, gpu_budget(config), gpus_per_worker(config), Holds)
+    machines = this_machine()
+    observer = LiveObserver(nats, config, tuple, gpu_budget(config, machines), gpus_per_worker(config, machines), Holds)
     left = asyncio.Semaphore(0)
 
     def show(line: Line) -> None:

@@ -13,9 +13,9 @@ from typing import Any, Final
 
 import structlog
 
-from baton.child_process import ChildFailedError
 from baton.end_task import end_tasks
 from baton.errors import BatonError, WorkerLostError
+from baton.process import ProcessFailedError
 from baton.supervisor import Supervisor
 from baton.worker_calls import drain_worker, sleep_worker, wake_worker
 from baton_proto.planner import Role, Verb
@@ -29,7 +29,7 @@ END_S: Final = 5.0  # of a drain's deadline kept for the end of the process
 log = structlog.get_logger()
 
 
-class LocalConnector:
+class SupervisorConnector:
     """A drain gives requests in flight its deadline, less what the end takes; those that are left go on elsewhere."""
 
     verbs = VERBS
@@ -80,7 +80,7 @@ class LocalConnector:
             task.add_done_callback(lambda done: self._ended(key, done))
         try:
             await asyncio.shield(task)
-        except ChildFailedError as error:
+        except ProcessFailedError as error:
             raise ConnectorError(verb, worker_id, f"{error.name} {error.problem}") from error
         except BatonError as error:
             raise ConnectorError(verb, worker_id, str(error)) from error

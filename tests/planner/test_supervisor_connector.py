@@ -8,7 +8,7 @@ import pytest_asyncio
 
 from baton_proto.planner import DECODE, PREFILL
 from planner.connector import ConnectorError, WorkerProcess
-from planner.local_connector import LocalConnector
+from planner.supervisor_connector import SupervisorConnector
 from tests.service import Service, running_service
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -21,8 +21,8 @@ async def service() -> AsyncIterator[Service]:
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def connector(service: Service) -> AsyncIterator[LocalConnector]:
-    connector = LocalConnector(service.supervisor)
+async def connector(service: Service) -> AsyncIterator[SupervisorConnector]:
+    connector = SupervisorConnector(service.supervisor)
     yield connector
     await connector.close()
     service.note_pids()
@@ -34,12 +34,12 @@ async def ready(service: Service) -> dict[str, str]:
     return {worker.worker_id: worker.role for worker in status.workers if worker.state == "ready" and not worker.note}
 
 
-def process_of(connector: LocalConnector, worker_id: str) -> WorkerProcess | None:
+def process_of(connector: SupervisorConnector, worker_id: str) -> WorkerProcess | None:
     return next((process for process in connector.processes() if process.worker_id == worker_id), None)
 
 
 async def test_a_worker_that_is_added_twice_is_started_once_and_used_when_add_returns(
-    service: Service, connector: LocalConnector
+    service: Service, connector: SupervisorConnector
 ) -> None:
     adding = [asyncio.create_task(connector.add("decode-7", DECODE)) for _ in range(2)]
     async with asyncio.timeout(10):
@@ -54,7 +54,7 @@ async def test_a_worker_that_is_added_twice_is_started_once_and_used_when_add_re
 
 
 async def test_a_drain_that_is_cancelled_goes_on_and_who_asks_again_waits_for_it(
-    service: Service, connector: LocalConnector
+    service: Service, connector: SupervisorConnector
 ) -> None:
     draining = asyncio.create_task(connector.drain("decode-7"))
     await asyncio.sleep(0)
@@ -72,7 +72,7 @@ async def test_a_drain_that_is_cancelled_goes_on_and_who_asks_again_waits_for_it
 
 
 async def test_a_flip_keeps_the_id_and_shows_the_old_role_until_it_is_done(
-    service: Service, connector: LocalConnector
+    service: Service, connector: SupervisorConnector
 ) -> None:
     await connector.add("prefill-8", PREFILL)
     flipping = asyncio.create_task(connector.flip("prefill-8", DECODE))
@@ -91,7 +91,7 @@ async def test_a_flip_keeps_the_id_and_shows_the_old_role_until_it_is_done(
     assert service.workers("decode") == ["decode-1", "prefill-8"]
 
 
-async def test_what_cannot_be_done_is_refused_with_the_reason(service: Service, connector: LocalConnector) -> None:
+async def test_what_cannot_be_done_is_refused_with_the_reason(service: Service, connector: SupervisorConnector) -> None:
     with pytest.raises(ConnectorError, match=r"drain elsewhere-1: .* was not started by this service"):
         await connector.drain("elsewhere-1")
     with pytest.raises(ConnectorError, match=r"flip nobody-1: .* is no process of this service"):
@@ -106,7 +106,7 @@ async def test_what_cannot_be_done_is_refused_with_the_reason(service: Service, 
     assert process_of(connector, "decode-9") is None
 
 
-async def test_a_worker_sleeps_and_wakes_and_is_used_again(service: Service, connector: LocalConnector) -> None:
+async def test_a_worker_sleeps_and_wakes_and_is_used_again(service: Service, connector: SupervisorConnector) -> None:
     async def state() -> str:
         return next(w.state for w in (await service.client.status(5)).workers if w.worker_id == "decode-1")
 
