@@ -11,6 +11,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
@@ -23,6 +24,10 @@ from baton.client import Client
 from baton.config import ServingConfig, dump_config, for_prefill_worker
 from baton.gpu_places import GpuPlaces, visible_gpus
 from baton.nats_server import NatsServer
+from baton.security.key_file import key_left
+from baton.security.keys import handed_on, load_or_make_keys
+from baton.security.nats_login import split_url
+from baton.security.tls import load_tls
 from engine.served_model import is_mock
 
 Role = Literal["prefill", "decode"]
@@ -35,7 +40,8 @@ ROUTER_POLL_S = 0.05
 
 
 class Supervisor:
-    """`log_dir`: one file per process; None: all write to our own stderr. `on_ready` is called for each process.
+    """`log_dir`: one file per process; None: all write to our own stderr. `on_ready` is called for each process. Raises
+    ConfigError when keys or certificates cannot be used.
 
     Use from the main thread only (see ChildProcess).
     """
@@ -43,7 +49,9 @@ class Supervisor:
     def __init__(
         self, config: ServingConfig, log_dir: Path | None = None, on_ready: Callable[[Ready], None] | None = None
     ) -> None:
-        self.config = config
+        self.keys = load_or_make_keys(config)
+        self._tls = load_tls(config.security)
+        self.config = _without_login(config)
         self.children: dict[str, ChildProcess] = {}  # by router or worker id, in the order of their start
         self.ready: dict[str, Ready] = {}
         self.nats: NatsServer | None = None
@@ -57,6 +65,7 @@ class Supervisor:
         self._roles: dict[str, Role] = {}  # by worker id
         self._folder: Path | None = None
         self._watchers: set[asyncio.Task[None]] = set()
+        self._closing = ExitStack()  # after all processes have ended
         self._exits: asyncio.Queue[ChildExit] = asyncio.Queue()
 
     async def __aenter__(self) -> Self:
@@ -76,6 +85,7 @@ class Supervisor:
         try:
             self._folder = Path(tempfile.mkdtemp(prefix="baton-"))
             await self._start_nats()
+            self._leave_key()
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._start_router())
                 if self._workers_per_process == 1:
@@ -126,6 +136,7 @@ class Supervisor:
         if self.nats is not None:
             nats, self.nats = self.nats, None
             await nats.stop()
+        self._closing.close()
         await asyncio.gather(*self._watchers)
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -142,6 +153,16 @@ class Supervisor:
     def address(self, name: Literal["grpc", "http"]) -> str:
         """HOST:PORT of an endpoint of the router."""
         return self.ready[ROUTER_ID].addresses[name]
+
+    @property
+    def speaks_tls(self) -> bool:
+        return self._tls is not None
+
+    def client(self) -> Client:
+        """Of the router. It trusts the very certificate that the router was given, whatever that is called."""
+        tls = self._tls
+        ca, name = (None, None) if tls is None else (tls.certificate, tls.name)
+        return Client(self.address("grpc"), self.keys.api_key, ca, name)
 
     def workers(self, role: Role) -> list[str]:
         """Ids of the workers whose processes live."""
@@ -182,13 +203,19 @@ class Supervisor:
             return
         assert self._folder is not None
         store_dir = Path(self.config.nats.store_dir) if self.config.nats.store_dir else self._folder / "nats"
-        self.nats = NatsServer(store_dir=store_dir)
+        self.nats = NatsServer(store_dir=store_dir, login=self.keys.nats)
         await self.nats.start()
         self.config = msgspec.structs.replace(
             self.config, nats=msgspec.structs.replace(self.config.nats, url=self.nats.url)
         )
         self._watch_in_background(self._watch_nats(self.nats))
         self._on_ready(Ready("nats", "nats", self.nats.pid, {"nats": self.nats.url}))
+
+    def _leave_key(self) -> None:
+        """For commands on this machine."""
+        assert self.config.nats.url is not None
+        assert self.keys.cluster is not None
+        self._closing.enter_context(key_left(self.config.nats.url, self.config.namespace, self.keys.cluster))
 
     async def _start_router(self) -> None:
         await self._start_child(
@@ -220,7 +247,7 @@ class Supervisor:
         """A worker takes requests once the router has heard of it and has connected to it."""
         deadline_s = time.monotonic() + self.config.workers.ready_timeout_s
         states = dict.fromkeys(worker_ids, "it does not know it")
-        async with Client(self.address("grpc")) as client:
+        async with self.client() as client:
             while any(state != READY for state in states.values()):
                 await asyncio.sleep(ROUTER_POLL_S)
                 for worker_id, state in states.items():
@@ -238,7 +265,7 @@ class Supervisor:
         self, name: str, module: str, arguments: list[str], threads: int, place: dict[str, str] | None = None
     ) -> None:
         log_file = self._log_dir / f"{name}.log" if self._log_dir is not None else None
-        variables = environment(threads) | (place or {})
+        variables = environment(threads) | handed_on(self.keys) | (place or {})
         variables |= {"TMPDIR": str(self._folder)}  # what a killed child leaves, `stop` removes
         child = ChildProcess(name, module, arguments, variables, log_file)
         try:
@@ -278,6 +305,14 @@ class Supervisor:
             engine = msgspec.structs.replace(self.config.engine, threads=self._threads, gpu_share=share)
             path.write_text(dump_config(msgspec.structs.replace(self.config, engine=engine)))
         return path
+
+
+def _without_login(config: ServingConfig) -> ServingConfig:
+    """What may be written down: a login in the URL of NATS goes to the children as variables."""
+    if config.nats.url is None:
+        return config
+    nats = msgspec.structs.replace(config.nats, url=split_url(config.nats.url)[0])
+    return msgspec.structs.replace(config, nats=nats)
 
 
 def _threads_per_rank(ranks: int) -> int:
