@@ -11,6 +11,8 @@ from typing import Self
 
 import grpc
 
+from baton.security.grpc_bearer import metadata
+from baton.security.secret import Secret
 from baton_proto.generated import inference_pb2 as pb, inference_pb2_grpc
 
 OPTIONS = [
@@ -55,10 +57,21 @@ class Answer:
 
 
 class Client:
-    """`async with Client("127.0.0.1:8001") as client`."""
+    """`async with Client("127.0.0.1:8001") as client`.
 
-    def __init__(self, address: str) -> None:
-        self._channel = grpc.aio.insecure_channel(address, options=OPTIONS)
+    `ca`: certificates in PEM form that may vouch for the service, which speaks TLS then; `server_name`: what its
+    certificate is for, if that is not the host of the address.
+    """
+
+    def __init__(
+        self, address: str, api_key: Secret | None = None, ca: bytes | None = None, server_name: str | None = None
+    ) -> None:
+        self._metadata = metadata(api_key)
+        if ca is None:
+            self._channel = grpc.aio.insecure_channel(address, options=OPTIONS)
+        else:
+            options = [*OPTIONS, ("grpc.ssl_target_name_override", server_name)] if server_name else OPTIONS
+            self._channel = grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(ca), options=options)
         self._inference = inference_pb2_grpc.InferenceStub(self._channel)
         self._admin = inference_pb2_grpc.AdminStub(self._channel)
 
@@ -77,7 +90,7 @@ class Client:
         self, request: pb.GenerateRequest, timeout_s: float | None = None
     ) -> AsyncIterator[pb.GenerateResponse]:
         """Started, pieces, Finished as they arrive. Closing the iterator cancels the request."""
-        call = self._inference.Generate(request, timeout=timeout_s)
+        call = self._inference.Generate(request, timeout=timeout_s, metadata=self._metadata)
         try:
             async for response in call:
                 yield response
@@ -109,11 +122,13 @@ class Client:
         return answer
 
     async def models(self, timeout_s: float | None = None) -> list[pb.Model]:
-        response: pb.ListModelsResponse = await self._inference.ListModels(pb.ListModelsRequest(), timeout=timeout_s)
+        call = self._inference.ListModels(pb.ListModelsRequest(), timeout=timeout_s, metadata=self._metadata)
+        response: pb.ListModelsResponse = await call
         return list(response.models)
 
     async def status(self, timeout_s: float | None = None) -> pb.StatusResponse:
-        response: pb.StatusResponse = await self._admin.Status(pb.StatusRequest(), timeout=timeout_s)
+        call = self._admin.Status(pb.StatusRequest(), timeout=timeout_s, metadata=self._metadata)
+        response: pb.StatusResponse = await call
         return response
 
     async def tree(
@@ -121,7 +136,7 @@ class Client:
     ) -> tuple[pb.TreeSummary, list[pb.TreeRun]]:
         """The radix tree's runs, each after its parent."""
         summary, runs = pb.TreeSummary(), list[pb.TreeRun]()
-        async for chunk in self._admin.Tree(request, timeout=timeout_s):
+        async for chunk in self._admin.Tree(request, timeout=timeout_s, metadata=self._metadata):
             if chunk.HasField("summary"):
                 summary = chunk.summary
             runs += chunk.runs
@@ -129,20 +144,23 @@ class Client:
 
     async def diff(self, request: pb.DiffRequest, timeout_s: float | None = None) -> list[pb.WorkerDiff]:
         """The router's tree against each worker's own block table."""
-        return [worker async for worker in self._admin.Diff(request, timeout=timeout_s)]
+        call = self._admin.Diff(request, timeout=timeout_s, metadata=self._metadata)
+        return [worker async for worker in call]
 
     async def explain(self, request: pb.ExplainRequest, timeout_s: float | None = None) -> pb.ExplainResponse:
-        response: pb.ExplainResponse = await self._admin.Explain(request, timeout=timeout_s)
+        call = self._admin.Explain(request, timeout=timeout_s, metadata=self._metadata)
+        response: pb.ExplainResponse = await call
         return response
 
     async def sleep(self, worker_id: str, level: int = 1, timeout_s: float = 30.0) -> pb.SleepResponse:
         """`timeout_s`: for requests in flight, and again for peers. FAILED_PRECONDITION: the worker stays awake."""
         request = pb.SleepRequest(worker_id=worker_id, level=level, timeout_s=timeout_s)
-        response: pb.SleepResponse = await self._admin.Sleep(request)
+        response: pb.SleepResponse = await self._admin.Sleep(request, metadata=self._metadata)
         return response
 
     async def wake(self, worker_id: str, tags: Sequence[str] = ()) -> pb.SleepResponse:
-        response: pb.SleepResponse = await self._admin.Wake(pb.WakeRequest(worker_id=worker_id, tags=tags))
+        request = pb.WakeRequest(worker_id=worker_id, tags=tags)
+        response: pb.SleepResponse = await self._admin.Wake(request, metadata=self._metadata)
         return response
 
 

@@ -20,6 +20,8 @@ from baton.planner_config import PlannerConfig
 class NatsConfig(Struct, frozen=True, forbid_unknown_fields=True):
     url: str | None = None  # None: `baton up` starts its own server
     store_dir: str | None = None  # of the own server; None: a temporary folder
+    credentials_file: str | None = None  # .creds, for the server at `url`
+    token_file: str | None = None  # or a token
 
 
 class PlacementConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -125,6 +127,15 @@ class DiscoveryConfig(Struct, frozen=True, forbid_unknown_fields=True):
     ttl_s: Seconds = 4.0  # a worker that was silent for this long is gone
 
 
+class SecurityConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Files alone: keys do not stand in a configuration. See baton/security/keys.py for the variables that do."""
+
+    api_key_file: str | None = None  # one per line; the public ports and the metrics take each of them
+    tls_cert_file: str | None = None  # of the public ports: PEM, with what stands between it and the CA
+    tls_key_file: str | None = None
+    cluster_key_file: str | None = None  # of the service's own processes
+
+
 class LoggingConfig(Struct, frozen=True, forbid_unknown_fields=True):
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["console", "json"] = "console"
@@ -141,6 +152,7 @@ class ServingConfig(Struct, frozen=True, forbid_unknown_fields=True):
     mock: MockConfig = MockConfig()
     transfer: TransferConfig = TransferConfig()
     discovery: DiscoveryConfig = DiscoveryConfig()
+    security: SecurityConfig = SecurityConfig()
     planner: PlannerConfig = PlannerConfig()
     logging: LoggingConfig = LoggingConfig()
 

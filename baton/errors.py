@@ -6,6 +6,7 @@ BatonError
 │   ├── ContextLengthError    longer than the model or any worker's pool takes
 │   └── BodyTooLargeError
 ├── ConfigError             serving.yaml, a flag or a model folder
+├── UnauthorizedError       a key or a login is missing, or is not the right one
 ├── OverloadedError         bounded queue is full; says when to try again
 ├── UnavailableError        no worker that can serve
 ├── DeadlineError           a hop or the whole request ran out of time
@@ -54,6 +55,15 @@ class ConfigError(BatonError):
         self.where = where
         self.problem = problem
         super().__init__(f"{where}: {problem}")
+
+
+class UnauthorizedError(BatonError):
+    """`where` refuses us. `remedy` is what to do, in words."""
+
+    def __init__(self, where: str, remedy: str) -> None:
+        self.where = where
+        self.remedy = remedy
+        super().__init__(f"{where} refuses us: {remedy}")
 
 
 class OverloadedError(BatonError):

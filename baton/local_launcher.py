@@ -14,6 +14,7 @@ from baton.gpu_places import GpuPlaces, visible_gpus
 from baton.launcher import Launch, Machines
 from baton.nats_server import NATS, NatsServer
 from baton.process import Process
+from baton.security.nats_login import find_login
 
 
 class LocalLauncher:
@@ -36,9 +37,10 @@ class LocalLauncher:
             log_file = self._log_dir / f"{launch.name}.log"
         if launch.module == NATS:
             store_dir = launch.config.nats.store_dir or self._folder / "nats"
-            return NatsServer(store_dir=store_dir, log_file=log_file)
+            login = find_login(launch.config.nats, None, launch.keys)
+            return NatsServer(store_dir=store_dir, log_file=log_file, login=login)
         place = self._taken[launch.name] = self._places.next(launch.ranks) if launch.ranks else {}
-        variables = environment(self._threads if launch.ranks else 1) | place
+        variables = environment(self._threads if launch.ranks else 1) | launch.keys | place
         variables |= {"TMPDIR": str(self._folder)}  # what a killed child leaves, `close` removes
         arguments = ["--config", str(self._write_config(launch.config)), *launch.arguments]
         return ChildProcess(launch.name, launch.module, arguments, variables, log_file)

@@ -16,6 +16,8 @@ import msgspec
 import structlog
 
 from baton.errors import ProtocolError
+from baton.security.cluster_key import ClusterKey
+from baton.security.handshake import MAX_FRAME_BYTES, STREAM_PLANE, Handshake, dialing
 from baton_proto.version import check_major
 from baton_proto.worker import Hello, Refused, decode_greeting, encode
 
@@ -54,23 +56,32 @@ class MessageStream(asyncio.Protocol):
         self._ticker: asyncio.TimerHandle | None = None
         self._silent_ticks = 0  # of our own clock, so that a stall here is not taken for one there
         self._quiet = True  # nothing sent since the last tick
+        self._stranger = False  # has to prove itself first
 
     # --- messages -----------------------------------------------------------------------------------------------------
 
     def send(self, message: msgspec.Struct) -> None:
         """Leaves at once. Never waits: see `writable`."""
-        data = encode(message)
-        self._write(_LENGTH.pack(len(data)) + data)
+        self._send_frame(encode(message))
 
     async def receive(self, decode: Decode) -> Any:
         """The next message, before `listen`. Raises ProtocolError when it cannot be decoded, ConnectionError when the
         stream has ended."""
-        while (message := self._next()) is None:
-            if self._ended.done():
-                raise ConnectionError(self._ended.result())
-            self._arrived = self._loop.create_future()
-            await self._arrived
-        return self._decoded(decode, message)
+        return self._decoded(decode, await self._frame())
+
+    async def shake_hands(self, handshake: Handshake) -> None:
+        """Before the first message. Raises ProtocolError when the peer does not prove itself, ConnectionError when the
+        stream ends before that."""
+        self._stranger = True
+        out = next(handshake)
+        while True:
+            self._send_frame(out)
+            try:
+                out = handshake.send(await self._frame())
+            except StopIteration as done:
+                self._send_frame(done.value)
+                self._stranger = False
+                return
 
     def listen(self, decode: Decode, on_message: Callable[[Any], None]) -> None:
         """Hands over all further messages. What `on_message` raises, and messages that cannot be decoded, end the
@@ -134,6 +145,19 @@ class MessageStream(asyncio.Protocol):
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
+    def _send_frame(self, data: bytes) -> None:
+        if data:
+            self._write(_LENGTH.pack(len(data)) + data)
+
+    async def _frame(self) -> bytes:
+        """Waits for the next one. Raises ConnectionError when the stream has ended."""
+        while (message := self._next()) is None:
+            if self._ended.done():
+                raise ConnectionError(self._ended.result())
+            self._arrived = self._loop.create_future()
+            await self._arrived
+        return message
+
     def _write(self, data: bytes) -> None:
         if self._transport is not None and not self._transport.is_closing():
             self._quiet = False
@@ -154,10 +178,11 @@ class MessageStream(asyncio.Protocol):
     def _next(self) -> bytes | None:
         """The next whole message; None when there is none yet. Raises ProtocolError when it is too long."""
         unread, start = self._unread, self._read_to
+        limit = MAX_FRAME_BYTES if self._stranger else MAX_MESSAGE_BYTES
         while len(unread) - start >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(unread, start)
-            if length > MAX_MESSAGE_BYTES:
-                raise ProtocolError(self.peer, f"announces {length} bytes; a message has {MAX_MESSAGE_BYTES} at most")
+            if length > limit:
+                raise ProtocolError(self.peer, f"announces {length} bytes; a message has {limit} at most")
             begin, end = start + _LENGTH.size, start + _LENGTH.size + length
             if end > len(unread):
                 break
@@ -185,18 +210,23 @@ class MessageStream(asyncio.Protocol):
         self._silent_ticks += 1
         if self._silent_ticks > SILENT_PINGS:
             self.abort(f"silent for {SILENT_PINGS * PING_INTERVAL_S:.0f} s")
-        elif self._quiet:
+        elif self._quiet and not self._stranger:
             self._write(_PING)
         self._quiet = True
 
 
-async def open_stream(address: str, peer: str, ours: Hello, timeout_s: float) -> tuple[MessageStream, Hello]:
-    """Connects to HOST:PORT and exchanges hellos; the stream is the caller's to end. Raises TimeoutError, OSError, and
-    ProtocolError when the peer refuses or speaks another version."""
+async def open_stream(
+    address: str, peer: str, ours: Hello, timeout_s: float, key: ClusterKey | None = None
+) -> tuple[MessageStream, Hello]:
+    """Connects to HOST:PORT, proves and is proven that both have `key`, and exchanges hellos; the stream is the
+    caller's to end. Raises TimeoutError, OSError, and ProtocolError when the peer refuses, speaks another version or
+    has another key."""
     stream = None
     try:
         async with asyncio.timeout(timeout_s):
             stream = await dial(address, peer)
+            if key is not None:
+                await prove(stream, key)
             stream.send(ours)
             theirs = await stream.receive(decode_greeting)
         check_major(f"{ours.stream} stream", theirs.version, ours.version)
@@ -205,6 +235,14 @@ async def open_stream(address: str, peer: str, ours: Hello, timeout_s: float) ->
         if stream is not None:
             stream.abort("no hello")
         raise
+
+
+async def prove(stream: MessageStream, key: ClusterKey) -> None:
+    """Raises ProtocolError when the peer does not have the key, or ends the stream because it has another one."""
+    try:
+        await stream.shake_hands(dialing(key, STREAM_PLANE, stream.peer))
+    except ConnectionError as error:
+        raise ProtocolError(stream.peer, f"does not take our cluster key: {error}") from error
 
 
 async def dial(address: str, peer: str) -> MessageStream:

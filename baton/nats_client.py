@@ -21,12 +21,19 @@ from nats.js import JetStreamContext
 from nats.js.api import PubAck, RawStreamMsg, StreamConfig
 
 from baton.direct_get import StoredMessage, direct_get
-from baton.errors import UnavailableError
+from baton.end_task import end_tasks
+from baton.errors import UnauthorizedError, UnavailableError
+from baton.security.nats_login import NO_LOGIN, NatsLogin, split_url
 
 CONNECT_TIMEOUT_S = 2.0
 RECONNECT_WAIT_S = 0.25
 PING_INTERVAL_S = 5  # a server that froze is noticed after two of them
 REQUEST_TIMEOUT_S = 2.0
+
+LOGIN_REMEDY = (
+    "the login is missing or wrong. It comes of BATON_CLUSTER_KEY, BATON_NATS_USER and BATON_NATS_PASSWORD, "
+    "BATON_NATS_TOKEN or BATON_NATS_CREDENTIALS_FILE, or of serving.yaml"
+)
 
 STREAM_NAME_IN_USE = 10058  # error code of JetStream: a stream of that name exists with another configuration
 
@@ -48,6 +55,7 @@ class NatsClient:
         self._jetstream = JetStreamContext(self._client, timeout=REQUEST_TIMEOUT_S)
         self._connected = asyncio.Event()
         self._closing = False
+        self._refused = asyncio.Event()  # by the server, at the first connect
         self._requests: set[asyncio.Future[Any]] = set()
         self._on_disconnect: list[Callable[[], None]] = []
         self._on_reconnect: list[Callable[[], None]] = []
@@ -197,7 +205,7 @@ class NatsClient:
         except OSError as error:
             log.debug("connection lost while closing", client=self.name, error=str(error))
 
-    async def _connect(self, url: str) -> None:
+    async def _connect(self, url: str, login: NatsLogin) -> None:
         await self._client.connect(
             servers=[url],
             name=self.name,
@@ -209,12 +217,15 @@ class NatsClient:
             error_cb=self._error,
             disconnected_cb=self._disconnected,
             reconnected_cb=self._reconnected,
+            **login.options(),
         )
         self._connected.set()
 
     async def _error(self, error: Exception) -> None:
         # While the server is away each attempt to reconnect ends here.
         log.debug("nats", client=self.name, error=str(error) or type(error).__name__)
+        if "authorization violation" in str(error).lower():
+            self._refused.set()
 
     async def _disconnected(self) -> None:
         if self._closing or not self.connected:
@@ -242,17 +253,27 @@ class NatsClient:
             callback()
 
 
-async def connect(url: str, name: str, namespace: str = "default", timeout_s: float | None = None) -> NatsClient:
-    """Waits for the server, at most `timeout_s` (None: as long as it takes). Raises UnavailableError when the time is
-    up."""
+async def connect(
+    url: str, name: str, namespace: str = "default", timeout_s: float | None = None, login: NatsLogin = NO_LOGIN
+) -> NatsClient:
+    """Waits for the server, at most `timeout_s` (None: as long as it takes). User and password in the URL go before
+    `login`. Raises UnavailableError when the time is up, UnauthorizedError when the server does not let us in."""
+    shown, in_url = split_url(url)
     client = NatsClient(name, namespace)
+    connecting = asyncio.ensure_future(client._connect(shown, in_url or login))
+    refused = asyncio.create_task(client._refused.wait())
     try:
-        async with asyncio.timeout(timeout_s):
-            await client._connect(url)
-    except TimeoutError as error:
-        await client.close()
-        raise UnavailableError(f"NATS at {url} did not answer within {timeout_s} s") from error
+        await asyncio.wait({connecting, refused}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if connecting.done():
+            await connecting
+            return client
+        if refused.done():
+            raise UnauthorizedError(f"NATS at {shown}", LOGIN_REMEDY)
+        raise UnavailableError(f"NATS at {shown} did not answer within {timeout_s} s")
     except OSError as error:
-        await client.close()
-        raise UnavailableError(f"NATS at {url} cannot be reached: {error}") from error
-    return client
+        raise UnavailableError(f"NATS at {shown} cannot be reached: {error}") from error
+    finally:
+        refused.cancel()
+        if not client.connected:
+            await end_tasks(connecting)
+            await client.close()

@@ -6,6 +6,7 @@ interface.
 
 import asyncio
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -21,11 +22,13 @@ import structlog
 from baton.errors import ConfigError, UnavailableError
 from baton.launch import launch_command
 from baton.process import Process, ProcessExit, Ready
+from baton.security.nats_login import NO_LOGIN, NatsLogin
 
 NATS = "nats"  # its name among the processes of a service
 HOST = "127.0.0.1"
 START_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 5.0
+LOGIN_TIMEOUT_S = 2
 LOG_TAIL_LINES = 20
 
 _LISTENING = re.compile(rb"Listening for client connections on \S+:(\d+)")
@@ -36,7 +39,8 @@ log = structlog.get_logger()
 
 class NatsServer(Process):
     """`port` 0 picks a free one, which `restart` keeps. `store_dir` None: a temporary folder, removed by `stop`.
-    `log_file`: gets all that it logs; its last words are kept without, too."""
+    `log_file`: gets all that it logs; its last words are kept without, too. `login`: what clients have to show; without
+    one the server takes everybody."""
 
     def __init__(
         self,
@@ -44,11 +48,13 @@ class NatsServer(Process):
         store_dir: Path | str | None = None,
         host: str = HOST,
         log_file: Path | None = None,
+        login: NatsLogin = NO_LOGIN,
     ) -> None:
         self.name = NATS
         self.port = port
         self.host = host
         self._log_file = log_file
+        self._login = login
         self._store_dir = Path(store_dir) if store_dir is not None else None
         self._temporary_dir: str | None = None
         self._process: asyncio.subprocess.Process | None = None
@@ -76,13 +82,14 @@ class NatsServer(Process):
     async def start(self) -> None:
         """Returns when clients can connect. Raises UnavailableError with the server's last log lines."""
         assert not self.alive, "already started"
-        if self._store_dir is None and self._temporary_dir is None:
+        if self._temporary_dir is None:
             self._temporary_dir = tempfile.mkdtemp(prefix="baton-nats-")
         self.stopping = False
         self._log_tail.clear()
         self._process = await asyncio.create_subprocess_exec(
             *launch_command(str(find_binary())),
             *("--addr", self.host, "--port", str(self.port or -1), "--jetstream", "--store_dir", str(self.store_dir)),
+            *("--config", str(self._write_config(Path(self._temporary_dir)))),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
@@ -137,9 +144,21 @@ class NatsServer(Process):
 
     @property
     def store_dir(self) -> Path:
-        folder = self._store_dir or self._temporary_dir
-        assert folder is not None, "not started"
-        return Path(folder)
+        if self._store_dir is not None:
+            return self._store_dir
+        assert self._temporary_dir is not None, "not started"
+        return Path(self._temporary_dir) / "store"
+
+    def _write_config(self, folder: Path) -> Path:
+        """What must not stand on a command line, in a folder that only we can read."""
+        user, password = self._login.user, self._login.password
+        config = {}
+        if user is not None and password is not None:
+            config["authorization"] = {"user": user, "password": password.reveal(), "timeout": LOGIN_TIMEOUT_S}
+        path = folder / "nats.conf"
+        path.touch(mode=0o600)
+        path.write_text(json.dumps(config))
+        return path
 
     def _last_words(self) -> str:
         fatal = [line for line in self._log_tail if "[FTL]" in line or "[ERR]" in line]

@@ -59,8 +59,9 @@ class ServiceRun:
     async def _start(self) -> bool:
         await self._supervisor.start()
         grpc, http = self._supervisor.address("grpc"), self._supervisor.address("http")
+        url = f"{'https' if self._supervisor.speaks_tls else 'http'}://{http}"
         self._tell(
-            f"gRPC on {grpc}, OpenAI API on http://{http}/v1, metrics on http://{http}/metrics, "
+            f"gRPC on {grpc}, OpenAI API on {url}/v1, metrics on {url}/metrics, "
             f"events on {self._supervisor.config.nats.url}",
             event="serving",
             grpc=grpc,

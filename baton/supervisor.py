@@ -7,9 +7,11 @@ what follows from it is the caller's decision.
 
 import asyncio
 import itertools
+import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
@@ -24,6 +26,10 @@ from baton.launcher import Launch, Launcher, Role
 from baton.local_launcher import LocalLauncher
 from baton.nats_server import NATS
 from baton.process import Process, ProcessExit, ProcessFailedError, Ready
+from baton.security.key_file import key_left
+from baton.security.keys import handed_on, load_keys, load_or_make_keys
+from baton.security.nats_login import split_url
+from baton.security.tls import load_tls
 from engine.served_model import is_mock
 
 ROUTER_ID = "router-1"
@@ -33,7 +39,8 @@ ROUTER_POLL_S = 0.05
 
 
 class Supervisor:
-    """`log_dir` is the launcher's when none is given. `on_ready` is called for each process."""
+    """`log_dir` is the launcher's when none is given. `on_ready` is called for each process. Raises ConfigError when
+    keys or certificates cannot be used."""
 
     def __init__(
         self,
@@ -42,7 +49,9 @@ class Supervisor:
         on_ready: Callable[[Ready], None] | None = None,
         launcher: Launcher | None = None,
     ) -> None:
-        self.config = config
+        self.keys = load_or_make_keys(config)
+        self._tls = load_tls(config.security)
+        self.config = _without_login(config)
         self.launcher: Launcher = launcher or LocalLauncher(config, log_dir)
         self.children: dict[str, Process] = {}  # by router or worker id, in the order of their start
         self.ready: dict[str, Ready] = {}
@@ -52,6 +61,7 @@ class Supervisor:
         self._roles: dict[str, Role] = {}  # by worker id
         self._numbers = defaultdict[str, Iterator[int]](lambda: itertools.count(1))  # of the next worker or process
         self._watchers: set[asyncio.Task[None]] = set()
+        self._closing = ExitStack()  # after all processes have ended
         self._exits: asyncio.Queue[ProcessExit] = asyncio.Queue()
 
     async def __aenter__(self) -> Self:
@@ -75,6 +85,7 @@ class Supervisor:
             living = await self.launcher.living()
             await self._take_over(living)
             await self._start_nats()
+            self._leave_key()
             async with asyncio.TaskGroup() as group:
                 for name, process in self.children.items():
                     group.create_task(self._until_ready(name, process))
@@ -125,6 +136,7 @@ class Supervisor:
         if self.nats is not None:
             nats, self.nats = self.nats, None
             await nats.stop(self._stop_limit_s)
+        self._closing.close()
         await asyncio.gather(*self._watchers)
         self.launcher.close()
         return clean
@@ -136,6 +148,16 @@ class Supervisor:
     def address(self, name: Literal["grpc", "http"]) -> str:
         """HOST:PORT of an endpoint of the router."""
         return self.ready[ROUTER_ID].addresses[name]
+
+    @property
+    def speaks_tls(self) -> bool:
+        return self._tls is not None
+
+    def client(self) -> Client:
+        """Of the router. It trusts the very certificate that the router was given, whatever that is called."""
+        tls = self._tls
+        ca, name = (None, None) if tls is None else (tls.certificate, tls.name)
+        return Client(self.address("grpc"), self.keys.api_key, ca, name)
 
     def workers(self, role: Role) -> list[str]:
         """Ids of the workers whose processes live."""
@@ -164,6 +186,7 @@ class Supervisor:
     async def _take_over(self, living: Iterable[tuple[Launch, Process]]) -> None:
         """Raises UnavailableError when their NATS server is gone, whose address they cannot change."""
         for launch, process in living:
+            self.keys = load_keys(launch.config, os.environ | launch.keys)
             if launch.module == NATS:
                 self.nats = process
                 self._use_nats(await process.wait_ready(self.config.workers.ready_timeout_s))
@@ -175,7 +198,7 @@ class Supervisor:
 
     async def _start_nats(self) -> None:
         if self.config.nats.url is None:
-            self.nats = self.launcher.process(Launch(NATS, NATS, self.config))
+            self.nats = self.launcher.process(self._launch(NATS, NATS, []))
             await self.nats.start()
             self._watch_in_background(self.nats)
             self._use_nats(await self.nats.wait_ready(self.config.workers.ready_timeout_s))
@@ -189,7 +212,7 @@ class Supervisor:
         """What the configuration asks for and is not there yet. A planner that was at work before knows better how many
         workers there should be."""
         if ROUTER_ID not in self.children:
-            yield Launch(ROUTER_ID, "router", self.config, ["--router-id", ROUTER_ID])
+            yield self._launch(ROUTER_ID, "router", ["--router-id", ROUTER_ID])
         if self._roles and self.config.planner.enabled:
             return
         wanted: dict[Role, int] = {"prefill": self.config.workers.prefill, "decode": self.config.workers.decode}
@@ -199,15 +222,31 @@ class Supervisor:
         else:
             yield from (self._many(some) for some in batched(roles, self._workers_per_process))
 
+    def _leave_key(self) -> None:
+        """For commands on this machine."""
+        assert self.config.nats.url is not None
+        assert self.keys.cluster is not None
+        self._closing.enter_context(key_left(self.config.nats.url, self.config.namespace, self.keys.cluster))
+
     def _worker(self, role: Role, worker_id: str) -> Launch:
         ranks = (for_prefill_worker(self.config) if role == "prefill" else self.config).engine.tensor_parallel
-        return Launch(worker_id, f"{role}_worker", self.config, ["--worker-id", worker_id], {worker_id: role}, ranks)
+        return self._launch(worker_id, f"{role}_worker", ["--worker-id", worker_id], {worker_id: role}, ranks)
 
     def _many(self, roles: Sequence[Role]) -> Launch:
         """All in one process."""
         workers = {self._new_id(role): role for role in roles}
         name = self._new_id("workers")
-        return Launch(name, "baton.worker.many", self.config, ["--name", name, *workers], workers, 1)
+        return self._launch(name, "baton.worker.many", ["--name", name, *workers], workers, 1)
+
+    def _launch(
+        self,
+        name: str,
+        module: str,
+        arguments: Sequence[str] = (),
+        workers: dict[str, Role] | None = None,
+        ranks: int = 0,
+    ) -> Launch:
+        return Launch(name, module, self.config, handed_on(self.keys), list(arguments), workers or {}, ranks)
 
     def _new_id(self, kind: str) -> str:
         taken = self._roles.keys() | self.children.keys()
@@ -237,7 +276,7 @@ class Supervisor:
         """A worker takes requests once the router has heard of it and has connected to it."""
         deadline_s = time.monotonic() + self.config.workers.ready_timeout_s
         states = dict.fromkeys(worker_ids, "it does not know it")
-        async with Client(self.address("grpc")) as client:
+        async with self.client() as client:
             while any(state != READY for state in states.values()):
                 await asyncio.sleep(ROUTER_POLL_S)
                 for worker_id, state in states.items():
@@ -261,6 +300,14 @@ class Supervisor:
         self.launcher.release(process)
         if process.was_ready and not process.stopping:  # for one that never was, its start has raised
             self._exits.put_nowait(ended)
+
+
+def _without_login(config: ServingConfig) -> ServingConfig:
+    """What may be written down: a login in the URL of NATS goes to the processes as variables."""
+    if config.nats.url is None:
+        return config
+    nats = msgspec.structs.replace(config.nats, url=split_url(config.nats.url)[0])
+    return msgspec.structs.replace(config, nats=nats)
 
 
 def batched(roles: Sequence[Role], size: int) -> Iterator[Sequence[Role]]:

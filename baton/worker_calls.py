@@ -6,6 +6,8 @@ import grpc
 from msgspec import Struct
 
 from baton.errors import UnavailableError, WorkerLostError
+from baton.security.cluster_key import WORKER_CALLS, ClusterKey
+from baton.security.grpc_bearer import Metadata, metadata
 from baton_proto.worker import (
     DRAIN,
     MAJOR,
@@ -26,24 +28,30 @@ MEMORY_TIMEOUT_S = 60.0  # to copy or read the weights
 Report = TypeVar("Report", bound=Struct)
 
 
-async def drain_worker(worker_id: str, rpc_address: str, timeout_s: float) -> int:
+def call_metadata(key: ClusterKey | None) -> Metadata:
+    """What a worker's gRPC server asks for."""
+    return metadata(None if key is None else key.derive(WORKER_CALLS))
+
+
+async def drain_worker(worker_id: str, rpc_address: str, timeout_s: float, key: ClusterKey | None) -> int:
     """Has it take no new request. Returns how many are in flight when all have ended or the time is up. Raises
     WorkerLostError."""
     request = DrainRequest(MAJOR, timeout_s)
-    return (await _call(worker_id, rpc_address, DRAIN, request, DrainReport, timeout_s + CALL_GRACE_S)).remaining
+    limit_s = timeout_s + CALL_GRACE_S
+    return (await _call(worker_id, rpc_address, DRAIN, request, DrainReport, limit_s, key)).remaining
 
 
-async def sleep_worker(worker_id: str, rpc_address: str, level: int, timeout_s: float) -> None:
+async def sleep_worker(worker_id: str, rpc_address: str, level: int, timeout_s: float, key: ClusterKey | None) -> None:
     """`timeout_s`: for requests in flight, and again for peers. Raises WorkerLostError, and UnavailableError when it
     stays awake."""
     request = SleepRequest(MAJOR, level, timeout_s)
     limit_s = 2 * timeout_s + MEMORY_TIMEOUT_S
-    _done(await _call(worker_id, rpc_address, SLEEP, request, SleepReport, limit_s))
+    _done(await _call(worker_id, rpc_address, SLEEP, request, SleepReport, limit_s, key))
 
 
-async def wake_worker(worker_id: str, rpc_address: str) -> None:
+async def wake_worker(worker_id: str, rpc_address: str, key: ClusterKey | None) -> None:
     """All of it. Raises WorkerLostError, and UnavailableError when it sleeps on."""
-    _done(await _call(worker_id, rpc_address, WAKE, WakeRequest(MAJOR, []), SleepReport, MEMORY_TIMEOUT_S))
+    _done(await _call(worker_id, rpc_address, WAKE, WakeRequest(MAJOR, []), SleepReport, MEMORY_TIMEOUT_S, key))
 
 
 def _done(report: SleepReport) -> None:
@@ -52,12 +60,18 @@ def _done(report: SleepReport) -> None:
 
 
 async def _call(
-    worker_id: str, rpc_address: str, method: str, request: Struct, answer: type[Report], timeout_s: float
+    worker_id: str,
+    rpc_address: str,
+    method: str,
+    request: Struct,
+    answer: type[Report],
+    timeout_s: float,
+    key: ClusterKey | None,
 ) -> Report:
     async with grpc.aio.insecure_channel(rpc_address) as channel:
         call: Any = channel.unary_unary(method, encode, decoder(answer))
         try:
-            report = await call(request, timeout=timeout_s)
+            report = await call(request, timeout=timeout_s, metadata=call_metadata(key))
         except grpc.aio.AioRpcError as error:
             raise WorkerLostError(worker_id, f"{error.code().name}: {error.details()}") from error
     if not isinstance(report, answer):

@@ -48,7 +48,13 @@ class Handoffs:
         identity = assembly.identity(runtime.worker_id, runtime.incarnation)
         self._other_slabs = assembly.other_slabs()
         self.receiver = Receiver(
-            assembly.slab, identity, config.transfer, config.workers.host, self._receiver_event, self._other_slabs
+            assembly.slab,
+            identity,
+            config.transfer,
+            config.workers.host,
+            self._receiver_event,
+            self._other_slabs,
+            runtime.keys.cluster,
         )
         self.reservations = Reservations(
             assembly.engine,
@@ -114,8 +120,9 @@ class Handoffs:
     def _new_link(self, request: Request) -> PrefillLink:
         target = request.submit.prefill
         assert target is not None
-        timeout_s = self._runtime.config.transfer.connect_timeout_s
-        link = self._links[target] = PrefillLink(target, self._runtime.worker_id, timeout_s, self)
+        runtime = self._runtime
+        timeout_s = runtime.config.transfer.connect_timeout_s
+        link = self._links[target] = PrefillLink(target, runtime.worker_id, timeout_s, self, runtime.keys.cluster)
         return link
 
     # --- bad news -----------------------------------------------------------------------------------------------------

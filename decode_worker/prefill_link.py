@@ -11,6 +11,7 @@ import structlog
 from baton.end_task import end_tasks
 from baton.errors import ProtocolError
 from baton.message_stream import MessageStream, open_stream
+from baton.security.cluster_key import ClusterKey
 from baton_proto.worker import (
     MAJOR,
     PREFILL,
@@ -41,7 +42,15 @@ class LinkOwner(Protocol):
 class PrefillLink:
     """Event loop only."""
 
-    def __init__(self, target: PrefillTarget, worker_id: str, connect_timeout_s: float, owner: LinkOwner) -> None:
+    def __init__(
+        self,
+        target: PrefillTarget,
+        worker_id: str,
+        connect_timeout_s: float,
+        owner: LinkOwner,
+        key: ClusterKey | None,
+    ) -> None:
+        self._key = key
         self.target = target
         self._worker_id = worker_id
         self._connect_timeout_s = connect_timeout_s
@@ -88,7 +97,8 @@ class PrefillLink:
     async def _talk(self) -> str:
         """From the hellos to the end of the stream; says why it ended."""
         target, ours = self.target, Hello(MAJOR, self._worker_id, self.target.incarnation, PREFILL)
-        stream, _ = await open_stream(target.stream_address, target.worker_id, ours, self._connect_timeout_s)
+        address, timeout_s = target.stream_address, self._connect_timeout_s
+        stream, _ = await open_stream(address, target.worker_id, ours, timeout_s, self._key)
         try:
             self._stream = stream
             for command in self._waiting:

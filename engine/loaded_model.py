@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import torch
 
 from baton.config import EngineConfig, TransferConfig, parse_bytes
+from baton.security.cluster_key import ClusterKey
 from engine.batch import LayerDone, Runner
 from engine.collective import Collective, own_shard
 from engine.model_files import ModelFiles
@@ -42,9 +43,9 @@ class LoadedModel:
     slab: Slab
     memory: ModelMemory
 
-    def sender(self, identity: SlabIdentity, config: TransferConfig) -> KvSender:
+    def sender(self, identity: SlabIdentity, config: TransferConfig, key: ClusterKey | None) -> KvSender:
         """For a prefill worker, which closes it."""
-        return Sender(self.slab, identity, config)
+        return Sender(self.slab, identity, config, key)
 
     def other_slabs(self) -> list[AdoptedSlab]:
         """Those of the other ranks, for a decode worker, which closes them."""

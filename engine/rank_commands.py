@@ -51,6 +51,7 @@ class OpenSender(msgspec.Struct, frozen=True, tag="open_sender", array_like=True
     incarnation: int
     model_hash: str
     config: TransferConfig
+    cluster_key: str | None  # through memory that only the ranks share; never to be shown
 
 
 class BeginPush(msgspec.Struct, frozen=True, tag="begin_push", array_like=True):

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from baton.errors import BatonError, ProtocolError
+from baton.security.cluster_key import ClusterKey
+from baton.security.secret import Secret
 from engine.rank_commands import AbortPush, BeginPush, CloseSender, CommitPush, OpenSender, PushCommand, Ship
 from kvtransfer.head_plan import Shard
 from kvtransfer.identity import SlabIdentity
@@ -36,7 +38,8 @@ class RankPushes:
                 identity = SlabIdentity(
                     command.worker_id, command.incarnation, command.model_hash, self._layout, self._shard
                 )
-                self._sender = Sender(self._slab, identity, command.config)
+                key = None if command.cluster_key is None else ClusterKey(Secret(command.cluster_key))
+                self._sender = Sender(self._slab, identity, command.config, key)
             case BeginPush():
                 self._begin(self._opened(), command)
             case Ship():

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from baton.config import TransferConfig
 from baton.errors import ProtocolError, UnavailableError
+from baton.security.cluster_key import ClusterKey
 from baton_proto.worker import Grant
 from engine.rank_commands import (
     AbortPush,
@@ -88,7 +89,14 @@ class RankedSender:
     """Implements `kvtransfer.sending.KvSender`. Methods raise RankLostError when a rank is found lost: the worker ends
     then, and some pushes never."""
 
-    def __init__(self, own: KvSender, identity: SlabIdentity, config: TransferConfig, ranks: RanksOfSender) -> None:
+    def __init__(
+        self,
+        own: KvSender,
+        identity: SlabIdentity,
+        config: TransferConfig,
+        ranks: RanksOfSender,
+        key: ClusterKey | None = None,
+    ) -> None:
         """`own` is rank 0's part, and ours from now on."""
         self._own = own
         self._ranks = ranks
@@ -96,7 +104,8 @@ class RankedSender:
         self._open: dict[str, RankedPush] = {}
         self._closed = False
         ranks.listen(self._ended)
-        ranks.tell(OpenSender(identity.worker_id, identity.incarnation, identity.model_hash, config))
+        secret = None if key is None else key.secret.reveal()
+        ranks.tell(OpenSender(identity.worker_id, identity.incarnation, identity.model_hash, config, secret))
 
     def begin(self, grant: Grant, on_done: Callable[[PushResult], None]) -> RankedPush:
         with self._changed:  # so that no end is dealt with before all have begun

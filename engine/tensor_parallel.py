@@ -12,6 +12,7 @@ import torch
 
 from baton.config import EngineConfig, TransferConfig
 from baton.errors import BatonError, ConfigError, RankLostError
+from baton.security.cluster_key import ClusterKey
 from engine.batch import Batch, LayerDone, Runner, StepOnItsWay
 from engine.collective import Collective
 from engine.loaded_model import LoadedModel, load_model
@@ -62,8 +63,8 @@ class TensorParallelModel:
     ranks: Ranks
     adopted: list[AdoptedSlab] = field(default_factory=list)  # those of `other_slabs`
 
-    def sender(self, identity: SlabIdentity, config: TransferConfig) -> KvSender:
-        return RankedSender(self.own.sender(identity, config), identity, config, self.ranks)
+    def sender(self, identity: SlabIdentity, config: TransferConfig, key: ClusterKey | None) -> KvSender:
+        return RankedSender(self.own.sender(identity, config, key), identity, config, self.ranks, key)
 
     def other_slabs(self) -> list[AdoptedSlab]:
         """Once. Raises RankLostError, or UnavailableError when this device cannot reach another rank's memory."""

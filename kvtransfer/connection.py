@@ -11,6 +11,8 @@ import structlog
 
 from baton.config import TransferConfig
 from baton.errors import BatonError, HandshakeError, ProtocolError
+from baton.security.cluster_key import ClusterKey
+from baton.security.handshake import KV_PLANE, listening
 from baton_proto import transfer as wire
 from kvtransfer.adopted_slab import AdoptedSlab, RankSlab
 from kvtransfer.checksum import CHECKSUM_BYTES, block_checksums, mismatches
@@ -20,6 +22,7 @@ from kvtransfer.host_window import HostWindow
 from kvtransfer.identity import SlabIdentity, check_hello
 from kvtransfer.ledger import Ledger, Notice
 from kvtransfer.mapped import MappedIntake
+from kvtransfer.proving import prove
 from kvtransfer.slab import Slab
 from kvtransfer.tcp import TcpIntake, tune
 from kvtransfer.transport import STALL_TIMEOUT_S, BlockIntake
@@ -39,7 +42,9 @@ class Connection:
         identity: SlabIdentity,
         config: TransferConfig,
         ledger: Ledger,
+        key: ClusterKey | None,
     ) -> None:
+        self._key = key
         self.number = number
         self.peer = f"prefill connection {number}"
         self._slab = slab
@@ -121,6 +126,8 @@ class Connection:
 
     def _shake_hands(self) -> None:
         """Raises HandshakeError, ProtocolError or OSError; the peer learns which field did not fit."""
+        if self._key is not None:
+            prove(self._channel.sock, listening(self._key, KV_PLANE, self.peer), self._config.connect_timeout_s)
         self._channel.sock.settimeout(self._config.connect_timeout_s)
         hello = self._channel.receive()
         if hello is None:

@@ -10,6 +10,8 @@ import structlog
 from baton.config import TransferConfig
 from baton.errors import HandshakeError, ProtocolError, TransferError, UnavailableError
 from baton.host import host_id
+from baton.security.cluster_key import ClusterKey
+from baton.security.handshake import KV_PLANE, dialing
 from baton_proto import transfer as wire
 from baton_proto.worker import Grant
 from kvtransfer.framing import Channel
@@ -17,6 +19,7 @@ from kvtransfer.head_plan import Part, fits, parts
 from kvtransfer.identity import SlabIdentity, hello, rank_layout
 from kvtransfer.layout import SlabLayout
 from kvtransfer.mapped import MAX_FDS, TRANSPORTS
+from kvtransfer.proving import prove
 from kvtransfer.shm import ShmWriter
 from kvtransfer.slab import Slab
 from kvtransfer.tcp import TcpWriter, tune
@@ -33,7 +36,7 @@ class Dialled:
     parts: tuple[Part, ...]  # what we send
 
 
-def dial(slab: Slab, identity: SlabIdentity, config: TransferConfig, grant: Grant) -> Dialled:
+def dial(slab: Slab, identity: SlabIdentity, config: TransferConfig, grant: Grant, key: ClusterKey | None) -> Dialled:
     """Raises HandshakeError when the slabs do not fit, another BatonError or OSError when no connection comes about."""
     endpoint, mapped = grant.endpoint, TRANSPORTS[slab.driver.kind]
     near = endpoint.host_id == host_id() and endpoint.memory == slab.driver.kind and endpoint.unix_path
@@ -43,7 +46,7 @@ def dial(slab: Slab, identity: SlabIdentity, config: TransferConfig, grant: Gran
                 raise TransferError(
                     grant.transfer_id, f"{mapped} is forced here, but the decode worker does not offer it"
                 )
-            return _greet(_connect_unix(endpoint.unix_path, config.connect_timeout_s), slab, identity, grant)
+            return _greet(_connect_unix(endpoint.unix_path, config.connect_timeout_s), slab, identity, grant, key)
         except (OSError, UnavailableError) as error:  # another mount or network namespace; GPUs without a link
             if config.transport == mapped or not endpoint.tcp_address:
                 raise
@@ -56,7 +59,7 @@ def dial(slab: Slab, identity: SlabIdentity, config: TransferConfig, grant: Gran
         )
     if not endpoint.tcp_address:
         raise TransferError(grant.transfer_id, "the decode worker offers no TCP, and its slab cannot be mapped")
-    return _greet(_connect_tcp(endpoint.tcp_address, config.connect_timeout_s), slab, identity, grant)
+    return _greet(_connect_tcp(endpoint.tcp_address, config.connect_timeout_s), slab, identity, grant, key)
 
 
 def _connect_unix(path: str, timeout_s: float) -> socket.socket:
@@ -79,11 +82,16 @@ def _connect_tcp(address: str, timeout_s: float) -> socket.socket:
     return sock
 
 
-def _greet(sock: socket.socket, slab: Slab, identity: SlabIdentity, grant: Grant) -> Dialled:
-    """Hello, Welcome. Owns the socket from here on."""
+def _greet(sock: socket.socket, slab: Slab, identity: SlabIdentity, grant: Grant, key: ClusterKey | None) -> Dialled:
+    """Proofs of the cluster key, Hello, Welcome. Owns the socket from here on."""
     channel: Channel[wire.ToPrefill] = Channel(sock, wire.to_prefill_decoder, f"decode worker {grant.worker_id}")
     shared = sock.family == socket.AF_UNIX
     try:
+        if key is not None:
+            timeout_s = sock.gettimeout()
+            assert timeout_s is not None
+            prove(sock, dialing(key, KV_PLANE, channel.peer), timeout_s)
+            sock.settimeout(timeout_s)
         channel.send(hello(identity, grant))
         answer, fds = channel.receive_with_fds(MAX_FDS if shared else 0)
         try:

@@ -13,6 +13,7 @@ import structlog
 
 from baton.config import TransferConfig
 from baton.errors import BatonError, ProtocolError
+from baton.security.cluster_key import ClusterKey
 from baton_proto import transfer as wire
 from baton_proto.worker import Grant
 from kvtransfer.checksum import block_checksums
@@ -36,7 +37,9 @@ class Link:
         config: TransferConfig,
         first: Grant,
         on_closed: Callable[["Link"], None],
+        key: ClusterKey | None,
     ) -> None:
+        self._key = key
         self._slab = slab
         self._identity = identity
         self._config = config
@@ -106,7 +109,7 @@ class Link:
     def _run(self) -> None:
         reason = "the link was closed"
         try:
-            self._dialled = dial(self._slab, self._identity, self._config, self._first)
+            self._dialled = dial(self._slab, self._identity, self._config, self._first, self._key)
             head_bytes = self._slab.layout.head_bytes
             self._windows = [
                 (HostWindow(self._slab, part.heads), len(part.heads) * head_bytes) for part in self._dialled.parts

@@ -18,6 +18,7 @@ import structlog
 from baton.config import TransferConfig
 from baton.errors import UnavailableError
 from baton.host import host_id
+from baton.security.cluster_key import ClusterKey
 from baton_proto.discovery import TransferEndpoint
 from baton_proto.worker import Grant
 from kvtransfer.adopted_slab import AdoptedSlab
@@ -50,8 +51,11 @@ class Receiver:
         host: str,
         on_event: Callable[[TransferEvent], None],
         others: Sequence[AdoptedSlab] = (),
+        key: ClusterKey | None = None,
     ) -> None:
-        """`slab` is rank 0's, `others` are those of ranks 1, 2, ...; a block has the same id in all of them."""
+        """`slab` is rank 0's, `others` are those of ranks 1, 2, ...; a block has the same id in all of them. `key`:
+        what senders have to have."""
+        self._key = key
         self._slab = slab
         self._others = others
         assert fits(identity.shard.size, identity.layout.num_kv_heads)
@@ -205,7 +209,9 @@ class Receiver:
                 return
             self._num_accepted += 1
             number = self._num_accepted
-            connection = Connection(sock, number, self._slab, self._others, self._identity, self._config, self._ledger)
+            connection = Connection(
+                sock, number, self._slab, self._others, self._identity, self._config, self._ledger, self._key
+            )
             self._connections[number] = connection
             connection.start(self._closing_fd, self._forget)
 

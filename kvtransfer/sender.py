@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 from baton.config import TransferConfig
 from baton.errors import UnavailableError
+from baton.security.cluster_key import ClusterKey
 from baton_proto.worker import Grant
 from kvtransfer.identity import SlabIdentity
 from kvtransfer.idle_pushes import IdlePushes
@@ -34,7 +35,11 @@ class Sender:
     A rank that has nothing to send, because a lower one holds the same heads, calls it from commit() or abort().
     """
 
-    def __init__(self, slab: Slab, identity: SlabIdentity, config: TransferConfig) -> None:
+    def __init__(
+        self, slab: Slab, identity: SlabIdentity, config: TransferConfig, key: ClusterKey | None = None
+    ) -> None:
+        """`key`: what receivers have to have."""
+        self._key = key
         assert slab.layout == identity.slab_layout
         self._slab = slab
         self._identity = identity
@@ -61,7 +66,7 @@ class Sender:
             if push is not None:
                 return push
             self._retire_older(grant)
-            link = Link(self._slab, self._identity, self._config, grant, self._forget)
+            link = Link(self._slab, self._identity, self._config, grant, self._forget, self._key)
             push = link.add(grant, on_done)
             assert push is not None
             self._links[peer] = link

@@ -22,15 +22,15 @@ async def live_planner(
     """Plans for the workers of a supervisor that was started, until the end of the context; then what is under way is
     let go of. `on_ready` gets HOST:PORT of the metrics, once the planner listens. Raises UnavailableError when NATS
     does not answer, ConfigError when the journal cannot be written."""
-    config, machines = supervisor.config, supervisor.launcher.machines
+    config, keys, machines = supervisor.config, supervisor.keys, supervisor.launcher.machines
     assert config.nats.url is not None, "not started"
     async with AsyncExitStack() as closing:
-        nats = await connect(config.nats.url, "planner", config.namespace, config.workers.ready_timeout_s)
+        nats = await connect(config.nats.url, "planner", config.namespace, config.workers.ready_timeout_s, keys.nats)
         closing.push_async_callback(nats.close)
         connector = SupervisorConnector(supervisor)
         closing.push_async_callback(connector.close)
         service = PlannerService(
-            config, nats, connector, gpu_budget(config, machines), gpus_per_worker(config, machines)
+            config, nats, connector, gpu_budget(config, machines), gpus_per_worker(config, machines), keys
         )
         task = asyncio.create_task(service.run(on_ready), name="planner")
         closing.push_async_callback(end_tasks, task)

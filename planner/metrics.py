@@ -2,10 +2,11 @@
 
 import time
 from collections import Counter as CountOf
-from wsgiref.simple_server import WSGIServer
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from baton.metrics_server import MetricsServer
+from baton.security.bearer_keys import BearerKeys
 from baton_proto.planner import ROLES, State
 from planner.journal import Decided, EffectEnded, Line
 
@@ -14,9 +15,10 @@ EFFECT_BUCKETS_S = (0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600)
 
 
 class PlannerMetrics:
-    def __init__(self) -> None:
-        self._registry = registry = CollectorRegistry()
-        self._server: WSGIServer | None = None
+    def __init__(self, keys: BearerKeys | None = None) -> None:
+        registry = CollectorRegistry()
+        server = MetricsServer(registry, keys)
+        self.serve, self.close = server.serve, server.close
         self._decided_s: float | None = None
 
         def gauge(name: str, what: str, *labels: str) -> Gauge:
@@ -41,16 +43,6 @@ class PlannerMetrics:
             buckets=EFFECT_BUCKETS_S,
             registry=registry,
         )
-
-    def serve(self, host: str) -> str:
-        """Returns HOST:PORT."""
-        self._server, _ = start_http_server(0, addr=host, registry=self._registry)
-        return f"{host}:{self._server.server_port}"
-
-    def close(self) -> None:
-        if self._server is not None:
-            self._server.shutdown()
-            self._server.server_close()
 
     def observe(self, line: Line) -> None:
         if isinstance(line, Decided):

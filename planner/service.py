@@ -15,6 +15,7 @@ import structlog
 from baton.config import ServingConfig
 from baton.errors import ConfigError
 from baton.nats_client import NatsClient
+from baton.security.keys import NO_KEYS, Keys, check_reach
 from baton.subjects import planner_subject
 from planner.connector import LiveConnector
 from planner.control import Control
@@ -38,15 +39,22 @@ class PlannerService:
     when the journal cannot be written."""
 
     def __init__(
-        self, config: ServingConfig, nats: NatsClient, connector: LiveConnector, gpu_budget: int, gpus_per_worker: int
+        self,
+        config: ServingConfig,
+        nats: NatsClient,
+        connector: LiveConnector,
+        gpu_budget: int,
+        gpus_per_worker: int,
+        keys: Keys = NO_KEYS,
     ) -> None:
+        check_reach("workers.host", config.workers.host, keys)
         self._config = config
         self._nats = nats
         self._connector = connector
         self._budget = gpu_budget
         self._gpus_per_worker = gpus_per_worker
         self._store = MemoryStore(nats)
-        self._metrics = PlannerMetrics()
+        self._metrics = PlannerMetrics(keys.api)
         settings = config.planner
         path = None if settings.journal is None else Path(settings.journal)
         self._journal = None if path is None else Journal(path, settings.journal_mb * MEGABYTE)

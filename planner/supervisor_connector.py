@@ -37,6 +37,7 @@ class SupervisorConnector:
     def __init__(self, supervisor: Supervisor) -> None:
         config = supervisor.config
         self._supervisor = supervisor
+        self._key = supervisor.keys.cluster
         self._drain_s = max(END_S, config.planner.delays.drain_deadline_s - config.workers.drain_timeout_s - END_S)
         self._since_s: dict[str, tuple[int, float]] = {}  # worker id -> pid, when it was first seen
         self._flipping: dict[str, Role] = {}  # worker id -> the role that it had
@@ -101,15 +102,15 @@ class SupervisorConnector:
         if child is not None and child.was_ready and not child.stopping:
             address = self._supervisor.ready[worker_id].addresses["rpc"]
             with contextlib.suppress(WorkerLostError):  # then there is nothing left to drain
-                if remaining := await drain_worker(worker_id, address, self._drain_s):
+                if remaining := await drain_worker(worker_id, address, self._drain_s, self._key):
                     log.warning("drain took too long", worker=worker_id, remaining=remaining)
         await self._end(worker_id)
 
     async def _sleep(self, worker_id: str) -> None:
-        await sleep_worker(worker_id, self._address(worker_id), SLEEP_LEVEL, self._drain_s)
+        await sleep_worker(worker_id, self._address(worker_id), SLEEP_LEVEL, self._drain_s, self._key)
 
     async def _wake(self, worker_id: str) -> None:
-        await wake_worker(worker_id, self._address(worker_id))
+        await wake_worker(worker_id, self._address(worker_id), self._key)
         await self._supervisor.until_used([worker_id])
 
     def _address(self, worker_id: str) -> str:

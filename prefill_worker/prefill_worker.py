@@ -58,7 +58,7 @@ class PrefillWorker:
         self._streams = PrefillStreams(self)
         assembly = runtime.assembly
         identity = assembly.identity(runtime.worker_id, runtime.incarnation)
-        self._sender = assembly.make_sender(identity, runtime.config.transfer)
+        self._sender = assembly.make_sender(identity, runtime.config.transfer, runtime.keys.cluster)
         self._shipping = Shipping(assembly.engine, self._sender, self._push_done)
         runtime.bridge.on_step_here = self._shipping.step_done
 

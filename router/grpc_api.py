@@ -13,6 +13,9 @@ import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from baton.security.bearer_keys import BearerKeys
+from baton.security.grpc_bearer import SERVER_OPTIONS, RequireBearer
+from baton.security.tls import Tls
 from baton_proto.generated import inference_pb2 as pb, inference_pb2_grpc as pb_grpc
 from router.fan_out import pieces_of, stall_limit_s
 from router.frontend import Frontend
@@ -34,14 +37,21 @@ log = structlog.get_logger()
 class GrpcApi:
     """The running server."""
 
-    def __init__(self, frontend: Frontend, questions: Questions) -> None:
+    def __init__(
+        self, frontend: Frontend, questions: Questions, keys: BearerKeys | None = None, tls: Tls | None = None
+    ) -> None:
+        """`keys`: all but health asks for one of them."""
         self.port = 0
         self._frontend = frontend
         self._inference = InferenceService(frontend)
         self._health = health.aio.HealthServicer()
-        options = [("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", frontend.max_body_bytes)]
-        guard = RefuseUndecodable(f"/{pb.DESCRIPTOR.package}.")
-        self._server = grpc.aio.server(options=options, interceptors=[guard])
+        self._tls = tls
+        size_limit = ("grpc.max_receive_message_length", frontend.max_body_bytes)
+        guards: list[grpc.aio.ServerInterceptor] = [RefuseUndecodable(f"/{pb.DESCRIPTOR.package}.")]
+        if keys is not None:
+            guards.insert(0, RequireBearer(keys, "API key", open_to_all=(f"/{health.SERVICE_NAME}/",)))
+        options = [("grpc.so_reuseport", 0), size_limit, *SERVER_OPTIONS]
+        self._server = grpc.aio.server(options=options, interceptors=guards)
         pb_grpc.add_InferenceServicer_to_server(self._inference, self._server)
         pb_grpc.add_AdminServicer_to_server(AdminService(frontend, questions), self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
@@ -50,8 +60,12 @@ class GrpcApi:
 
     async def start(self, host: str, port: int) -> int:
         """The port that it listens on; 0 takes a free one. Raises OSError when the address cannot be used."""
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
-            self.port = self._server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+            if self._tls is None:
+                self.port = self._server.add_insecure_port(address)
+            else:
+                self.port = self._server.add_secure_port(address, self._tls.grpc_server_credentials())
         except RuntimeError as error:
             raise OSError(f"cannot listen on {host}:{port}: {error}") from error
         await self._show_health()

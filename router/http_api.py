@@ -12,8 +12,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from baton.errors import UnknownModelError
+from baton.security.bearer_keys import BearerKeys
 from router.frontend import Frontend
-from router.http_errors import error_response, on_http_exception
+from router.http_errors import error_response, on_http_exception, unauthorized
 from router.http_generation import GenerationEndpoint
 from router.json_response import json_response
 from router.openai_chat import ChatAnswer
@@ -23,9 +24,11 @@ from router.validation import make_request_id
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
+OPEN_PATHS = ("/health", "/ready")  # to those who look whether we live, and have no key
 
-def create_app(frontend: Frontend, metrics: Callable[[], bytes]) -> ASGIApp:
-    """`metrics` gives the Prometheus text of this process.
+
+def create_app(frontend: Frontend, metrics: Callable[[], bytes], keys: BearerKeys | None = None) -> ASGIApp:
+    """`metrics` gives the Prometheus text of this process; `keys`: all but OPEN_PATHS asks for one of them.
 
     Requests for text go straight to their endpoints, which answer their own errors: each layer between would cost
     something for every event.
@@ -48,7 +51,18 @@ def create_app(frontend: Frontend, metrics: Callable[[], bytes]) -> ASGIApp:
         endpoint: ASGIApp | None = direct.get(scope["path"]) if scope.get("method") == "POST" else None
         await (endpoint or others)(scope, receive, send)
 
-    return app
+    return app if keys is None else _guarded(app, keys)
+
+
+def _guarded(app: ASGIApp, keys: BearerKeys) -> ASGIApp:
+    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+        shown = next((value for name, value in scope["headers"] if name == b"authorization"), None)
+        if scope["path"] in OPEN_PATHS or keys.accepts(shown or b""):
+            await app(scope, receive, send)
+        else:
+            await unauthorized(given=shown is not None)(scope, receive, send)
+
+    return guarded
 
 
 def _list_models(frontend: Frontend) -> Endpoint:

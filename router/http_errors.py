@@ -61,6 +61,13 @@ def error_response(error: Exception, request_id: str) -> Response:
     return json_response(answer, status, headers)
 
 
+def unauthorized(given: bool) -> Response:
+    """`given`: there was a key, and it is not one of ours."""
+    problem = "this is not the API key of this service" if given else "an API key is missing"
+    body = ErrorBody(f"{problem}: Authorization: Bearer KEY", "invalid_request_error", code="invalid_api_key")
+    return json_response(ErrorAnswer(body), 401, {"www-authenticate": "Bearer"})
+
+
 async def on_http_exception(request: Request, error: Exception) -> Response:
     """What starlette itself refuses: unknown paths and methods."""
     assert isinstance(error, HTTPException)

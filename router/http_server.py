@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import socket
+import ssl
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -19,13 +20,14 @@ log = structlog.get_logger()
 BACKLOG = 2048
 RETRY_ACCEPT_S = 0.5
 MAX_HEAD_BYTES = 64 * 1024  # of a request line and its headers
+HEAD_TIMEOUT_S = 10.0  # for the whole head of a request, and for TLS before the first one
 KEEP_ALIVE_S = 75  # longer than clients keep idle connections, so that none is closed while it is being reused
 
 
 class HttpServer:
     """`async with await serve_http(app, host, port) as server:` serves until the block ends."""
 
-    def __init__(self, app: ASGIApp, listener: socket.socket) -> None:
+    def __init__(self, app: ASGIApp, listener: socket.socket, tls: ssl.SSLContext | None) -> None:
         self.host, self.port = listener.getsockname()[:2]
         config = uvicorn.Config(
             app,
@@ -39,7 +41,7 @@ class HttpServer:
             proxy_headers=False,  # nobody asks for the client's address
             timeout_keep_alive=KEEP_ALIVE_S,
         )
-        self._server = _Server(config)
+        self._server = _Server(config, tls)
         self._task = asyncio.create_task(self._server.serve([listener]), name="http server")
 
     async def stop(self, grace_s: float = 0.0) -> None:
@@ -57,8 +59,9 @@ class HttpServer:
         await self.stop()
 
 
-async def serve_http(app: ASGIApp, host: str, port: int) -> HttpServer:
-    """Accepts connections when it returns. Port 0 takes a free one. Raises OSError when the address cannot be used."""
+async def serve_http(app: ASGIApp, host: str, port: int, tls: ssl.SSLContext | None = None) -> HttpServer:
+    """HTTPS with `tls`. Accepts connections when it returns. Port 0 takes a free one. Raises OSError when the address
+    cannot be used."""
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -69,18 +72,24 @@ async def serve_http(app: ASGIApp, host: str, port: int) -> HttpServer:
     except OSError:
         listener.close()
         raise
-    return HttpServer(app, listener)
+    return HttpServer(app, listener, tls)
 
 
 class _Protocol(HttpToolsProtocol):
     """uvicorn's, with all that is written in one turn of the event loop in one system call, the head of a response and
-    its first bytes above all, and with a bound on the head of a request, which the parser would collect without end."""
+    its first bytes above all, and with bounds on the head of a request, which the parser would collect without end."""
 
     _in_head = True
     _head_bytes = 0
+    _slow: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(cast(asyncio.Transport, _GatheringTransport(transport, self.loop)))
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end_head()
+        super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -90,12 +99,22 @@ class _Protocol(HttpToolsProtocol):
                 self._refuse()
 
     def on_message_begin(self) -> None:
-        self._in_head, self._head_bytes = True, 0
+        self._await_head()
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        self._in_head = False
+        self._end_head()
         super().on_headers_complete()
+
+    def _await_head(self) -> None:
+        self._end_head()
+        self._in_head, self._head_bytes = True, 0
+        self._slow = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.close)
+
+    def _end_head(self) -> None:
+        self._in_head = False
+        if self._slow is not None:
+            self._slow.cancel()
 
     def _refuse(self) -> None:
         problem = f"headers: are larger than {MAX_HEAD_BYTES} bytes"
@@ -133,8 +152,11 @@ class _Acceptor:
     """Takes all connections that wait, where uvloop takes one per turn: a crowd that comes at once would wait for as
     many turns, and turns are long when there is much to do. In the place of an asyncio.Server."""
 
-    def __init__(self, listener: socket.socket, make_protocol: Callable[[], asyncio.Protocol]) -> None:
+    def __init__(
+        self, listener: socket.socket, make_protocol: Callable[[], asyncio.Protocol], tls: ssl.SSLContext | None
+    ) -> None:
         self._listener = listener
+        self._tls: dict[str, Any] = {} if tls is None else {"ssl": tls, "ssl_handshake_timeout": HEAD_TIMEOUT_S}
         self._make_protocol = make_protocol
         self._loop = asyncio.get_running_loop()
         self._closed = False
@@ -160,9 +182,16 @@ class _Acceptor:
                 return
             connection.setblocking(False)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            task = self._loop.create_task(self._loop.connect_accepted_socket(self._make_protocol, connection))
+            task = self._loop.create_task(self._open(connection))
             self._opening.add(task)
             task.add_done_callback(self._opening.discard)
+
+    async def _open(self, connection: socket.socket) -> None:
+        try:
+            await self._loop.connect_accepted_socket(self._make_protocol, connection, **self._tls)
+        except OSError as error:  # of TLS, or the client has left
+            log.debug("no connection came about", reason=str(error))
+            connection.close()
 
     def _resume(self) -> None:
         if not self._closed:
@@ -170,11 +199,15 @@ class _Acceptor:
 
 
 class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, tls: ssl.SSLContext | None) -> None:
+        super().__init__(config)
+        self._tls = tls
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         def make_protocol() -> asyncio.Protocol:
             return _Protocol(self.config, self.server_state, self.lifespan.state)
 
-        self.servers = [_Acceptor(listener, make_protocol) for listener in sockets or []]  # type: ignore[misc]
+        self.servers = [_Acceptor(listener, make_protocol, self._tls) for listener in sockets or []]  # type: ignore[misc]
         self.started = True
 
     @contextlib.contextmanager

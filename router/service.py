@@ -16,6 +16,8 @@ from baton.discovery import Change, Directory
 from baton.errors import ConfigError
 from baton.load_board import LoadBoard
 from baton.nats_client import NatsClient, connect
+from baton.security.keys import Keys, check_reach, load_keys
+from baton.security.tls import Tls, load_tls
 from engine.model_files import ModelFiles
 from engine.served_model import served_model
 from router.admission import AdmissionQueue
@@ -52,12 +54,14 @@ async def run_router(config: ServingConfig, router_id: str) -> None:
     """Serves until SIGTERM or SIGINT, then drains. What is built last is closed first. Raises BatonError or OSError."""
     if config.nats.url is None:
         raise ConfigError("nats.url", "a router needs the URL of a running NATS server")
+    keys, tls = load_keys(config), load_tls(config.security)
+    check_reach("router.host", config.router.host, keys)
     stop = _stop_signal()
     files = await asyncio.to_thread(served_model, config)
     async with AsyncExitStack() as closing:
-        nats = await connect(config.nats.url, router_id, config.namespace, config.workers.ready_timeout_s)
+        nats = await connect(config.nats.url, router_id, config.namespace, config.workers.ready_timeout_s, keys.nats)
         closing.push_async_callback(nats.close)
-        view = _view(config, files, router_id, nats)
+        view = _view(config, files, router_id, nats, keys)
         await _follow_workers(view, closing)
         metrics = _metrics(view)
         parts = _parts(config, files, view, metrics)
@@ -66,7 +70,8 @@ async def run_router(config: ServingConfig, router_id: str) -> None:
         await reporter.start()
         closing.push_async_callback(reporter.close)
         questions = _questions(router_id, parts, view)
-        addresses = await _open_apis(config, _frontend(config, files, generator), questions, metrics, closing)
+        frontend = _frontend(config, files, generator)
+        addresses = await _open_apis(config, keys, tls, frontend, questions, metrics, closing)
         _calm_collector()
         _print_ready(router_id, addresses)
         await stop.wait()
@@ -104,11 +109,11 @@ class _View:
     traffic: Traffic
 
 
-def _view(config: ServingConfig, files: ModelFiles, router_id: str, nats: NatsClient) -> _View:
+def _view(config: ServingConfig, files: ModelFiles, router_id: str, nats: NatsClient, keys: Keys) -> _View:
     directory, load_board = Directory(nats, config.discovery.ttl_s), LoadBoard(nats)
     ledger = LoadLedger(config.engine.block_size, config.router.placement.charge_ttl_s)
     queue = AdmissionQueue(config.router.queue_limit)
-    pool = WorkerPool(router_id, _model_name(config, files), config.engine.block_size, ledger)
+    pool = WorkerPool(router_id, _model_name(config, files), config.engine.block_size, ledger, keys.cluster)
     indexer = Indexer(nats, pool.snapshot)
     ledger.relieved = pool.changed = queue.wake
     pool.load_seen = indexer.observe
@@ -187,14 +192,21 @@ def _frontend(config: ServingConfig, files: ModelFiles, generator: Generator) ->
 
 
 async def _open_apis(
-    config: ServingConfig, frontend: Frontend, questions: Questions, metrics: RouterMetrics, closing: AsyncExitStack
+    config: ServingConfig,
+    keys: Keys,
+    tls: Tls | None,
+    frontend: Frontend,
+    questions: Questions,
+    metrics: RouterMetrics,
+    closing: AsyncExitStack,
 ) -> dict[str, str]:
     """Returns HOST:PORT by API."""
     host = config.router.host
-    grpc_api = GrpcApi(frontend, questions)
+    grpc_api = GrpcApi(frontend, questions, keys.api, tls)
     grpc_port = await grpc_api.start(host, config.router.grpc_port)
     closing.push_async_callback(grpc_api.stop, END_GRACE_S)
-    http_server = await serve_http(create_app(frontend, metrics.exposition), host, config.router.http_port)
+    app = create_app(frontend, metrics.exposition, keys.api)
+    http_server = await serve_http(app, host, config.router.http_port, None if tls is None else tls.server_context())
     closing.push_async_callback(http_server.stop, END_GRACE_S)
     return {"grpc": f"{host}:{grpc_port}", "http": f"{host}:{http_server.port}"}
 

@@ -15,6 +15,8 @@ import structlog
 from baton.end_task import end_tasks
 from baton.errors import ProtocolError, WorkerLostError
 from baton.message_stream import ENDED, MessageStream, open_stream
+from baton.security.cluster_key import ClusterKey
+from baton.worker_calls import call_metadata
 from baton_proto.discovery import WorkerLoad, WorkerRecord
 from baton_proto.worker import (
     DRAIN,
@@ -73,11 +75,14 @@ class WorkerLink:
         router_id: str,
         on_load: Callable[[WorkerLoad], None],
         on_change: Callable[[], None],
+        key: ClusterKey | None = None,
     ) -> None:
         self.worker: WorkerKey = (record.worker_id, record.incarnation)
         self.failed = False  # the last stream broke, or could not be opened
         self._closing = False
         self._router_id = router_id
+        self._key = key
+        self._metadata = call_metadata(key)
         self._on_load = on_load
         self._on_change = on_change
         self._inboxes: dict[str, Inbox] = {}
@@ -139,7 +144,7 @@ class WorkerLink:
     async def snapshot(self, timeout_s: float) -> AsyncIterator[SnapshotChunk]:
         """The worker's block table in order; ends after the chunk that is marked as last."""
         try:
-            async for chunk in self._snapshot(SnapshotRequest(MAJOR), timeout=timeout_s):
+            async for chunk in self._snapshot(SnapshotRequest(MAJOR), timeout=timeout_s, metadata=self._metadata):
                 if chunk is None or chunk.incarnation != self.worker[1]:
                     raise WorkerLostError(self.worker[0], "sent a snapshot that cannot be used")
                 yield chunk
@@ -151,7 +156,7 @@ class WorkerLink:
 
     async def _call(self, method: Any, request: Any, timeout_s: float) -> Any:
         try:
-            report = await method(request, timeout=timeout_s)
+            report = await method(request, timeout=timeout_s, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
             raise WorkerLostError(self.worker[0], _describe(error)) from error
         if report is None:
@@ -183,7 +188,7 @@ class WorkerLink:
         stream = None
         ours = Hello(MAJOR, self._router_id, self.worker[1], STEPS)
         try:
-            stream, theirs = await open_stream(self._address, self.worker[0], ours, HELLO_TIMEOUT_S)
+            stream, theirs = await open_stream(self._address, self.worker[0], ours, HELLO_TIMEOUT_S, self._key)
             self._check_hello(theirs)
             self._stream, self.failed = stream, False
             log.info("worker connected", worker=self.worker[0], incarnation=self.worker[1])

@@ -11,6 +11,7 @@ import structlog
 
 from baton.discovery import Change
 from baton.errors import WorkerLostError
+from baton.security.cluster_key import ClusterKey
 from baton_proto.discovery import EVENTS_ROLE, LoadReport, WorkerLoad, WorkerRecord
 from baton_proto.worker import PrefillTarget, SnapshotChunk
 from router.load import LoadLedger
@@ -59,7 +60,9 @@ class _Ready:
 class WorkerPool:
     """`changed` is called when a worker may have become usable or has stopped being so; `load_seen` with every load."""
 
-    def __init__(self, router_id: str, model: str, block_size: int, ledger: LoadLedger) -> None:
+    def __init__(
+        self, router_id: str, model: str, block_size: int, ledger: LoadLedger, key: ClusterKey | None = None
+    ) -> None:
         self.changed: Callable[[], None] = lambda: None
         self.load_seen: Callable[[WorkerKey, WorkerLoad], None] = lambda worker, load: None
         self.workers: dict[str, PooledWorker] = {}  # by worker id
@@ -68,6 +71,7 @@ class WorkerPool:
         self._model = model
         self._block_size = block_size
         self._ledger = ledger
+        self._key = key
         self._no_decode_since_s: float | None = time.monotonic()
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -151,7 +155,7 @@ class WorkerPool:
 
     def _add(self, record: WorkerRecord) -> None:
         key = (record.worker_id, record.incarnation)
-        link = WorkerLink(record, self._router_id, lambda load: self._on_load(key, load), self._changed)
+        link = WorkerLink(record, self._router_id, lambda load: self._on_load(key, load), self._changed, self._key)
         worker = self.workers[record.worker_id] = PooledWorker(record, link, self._misfit(record))
         if worker.misfit:
             log.warning("worker is not used", worker=key[0], reason=worker.misfit)

@@ -26,6 +26,7 @@ from baton.client import Client
 from baton.config import ServingConfig
 from baton.config_overrides import with_overrides
 from baton.launcher import Role
+from baton.nats_client import NatsClient, connect
 from baton.nats_server import NatsServer
 from baton.supervisor import Supervisor
 
@@ -65,6 +66,11 @@ class Service:
         """To stop and start it again in mid-test."""
         assert isinstance(self.supervisor.nats, NatsServer)
         return self.supervisor.nats
+
+    async def connect_nats(self, name: str) -> NatsClient:
+        """As one of the service's own processes."""
+        assert self.config.nats.url is not None
+        return await connect(self.config.nats.url, name, self.config.namespace, 5, self.supervisor.keys.nats)
 
     def workers(self, role: Role) -> list[str]:
         """Ids of the workers whose processes live."""
@@ -118,7 +124,7 @@ async def running_service(
         service: Service | None = None
         try:
             await supervisor.start()
-            async with Client(supervisor.address("grpc")) as client:
+            async with supervisor.client() as client:
                 service = Service(supervisor, client, Path(folder))
                 service.note_pids()
                 yield service

@@ -7,23 +7,24 @@ from typing import Any
 import typer
 from google.protobuf.json_format import MessageToDict
 
+from baton.cli.access import Access
 from baton.cli.exit_codes import errors_reported
-from baton.client import Answer, Client
+from baton.client import Answer
 from baton_proto.generated import inference_pb2 as pb
 
 
-def answer(request: pb.GenerateRequest, address: str, timeout_s: float | None, as_json: bool) -> None:
+def answer(request: pb.GenerateRequest, access: Access, timeout_s: float | None, as_json: bool) -> None:
     """Prints the answer. Ends the command with an exit code when there is none."""
     with errors_reported():
-        result = asyncio.run(_ask(request, address, timeout_s, stream=not as_json))
+        result = asyncio.run(_ask(request, access, timeout_s, stream=not as_json))
         typer.echo(json.dumps(answer_fields(result), ensure_ascii=False) if as_json else "")
 
 
-async def _ask(request: pb.GenerateRequest, address: str, timeout_s: float | None, stream: bool) -> Answer:
+async def _ask(request: pb.GenerateRequest, access: Access, timeout_s: float | None, stream: bool) -> Answer:
     def show(piece: pb.Piece) -> None:
         typer.echo(piece.text, nl=False)
 
-    async with Client(address) as client:
+    async with access.client() as client:
         return await (client.generate(request, timeout_s, show) if stream else client.generate(request, timeout_s))
 
 

@@ -6,17 +6,18 @@ from typing import TypeVar
 
 import grpc
 
+from baton.cli.access import Access
 from baton.cli.exit_codes import ExitCode, errors_reported, fail
 from baton.client import Client
 
 T = TypeVar("T")
 
 
-def ask(address: str, timeout_s: float, question: Callable[[Client], Awaitable[T]]) -> T:
+def ask(access: Access, timeout_s: float, question: Callable[[Client], Awaitable[T]]) -> T:
     """The answer. Ends the command with an exit code when there is none; `question` keeps to `timeout_s` itself."""
 
     async def answer() -> T:
-        async with Client(address) as client:
+        async with access.client() as client:
             return await question(client)
 
     with errors_reported():
@@ -24,9 +25,9 @@ def ask(address: str, timeout_s: float, question: Callable[[Client], Awaitable[T
             return asyncio.run(answer())
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNAVAILABLE:
-                fail(ExitCode.UNAVAILABLE, f"no router answers at {address}: {error.details()}")
+                fail(ExitCode.UNAVAILABLE, f"no router answers at {access.address}: {error.details()}")
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                fail(ExitCode.DEADLINE, f"the router at {address} did not answer within {timeout_s:g} s")
+                fail(ExitCode.DEADLINE, f"the router at {access.address} did not answer within {timeout_s:g} s")
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-                fail(ExitCode.FAILED, f"the router at {address} is older than this command and cannot answer it")
+                fail(ExitCode.FAILED, f"the router at {access.address} is older than this command and cannot answer it")
             raise

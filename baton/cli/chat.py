@@ -4,10 +4,13 @@ from typing import Annotated
 
 import typer
 
+from baton.cli.access import Access
 from baton.cli.answering import answer
 from baton.cli.options import (
     DEFAULT_ADDRESS,
     AddressOption,
+    ApiKeyFileOption,
+    CaFileOption,
     JsonOption,
     MaxTokensOption,
     ModelOption,
@@ -33,6 +36,8 @@ def chat(
     model: ModelOption = "",
     timeout_s: TimeoutOption = None,
     address: AddressOption = DEFAULT_ADDRESS,
+    api_key_file: ApiKeyFileOption = None,
+    ca_file: CaFileOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Ask the model a question and see the answer as it is written."""
@@ -43,7 +48,7 @@ def chat(
             temperature=temperature, max_tokens=max_tokens, top_p=top_p, top_k=top_k, seed=seed, stop=stop or []
         )
     )
-    answer(request, address, timeout_s, as_json)
+    answer(request, Access(address, api_key_file, ca_file), timeout_s, as_json)
 
 
 def chat_request(question: str, system: str | None = None) -> pb.GenerateRequest:

@@ -55,17 +55,17 @@ async def _serve_and_ask(config: ServingConfig, question: str) -> Answer:
 
     with tempfile.TemporaryDirectory(prefix="baton-demo-") as log_dir:
         async with Supervisor(config, Path(log_dir), process_ready) as supervisor:
-            answer = await _ask(supervisor.address("grpc"), question)
+            answer = await _ask(supervisor.client(), question)
             _show(answer)
     typer.echo("all processes have ended")
     return answer
 
 
-async def _ask(address: str, question: str) -> Answer:
+async def _ask(client: Client, question: str) -> Answer:
     request = chat_request(question)
     request.sampling.CopyFrom(pb.SamplingOptions(temperature=0.0, max_tokens=MAX_TOKENS))
     typer.echo(f"\n> {question}")
-    async with Client(address) as client:
+    async with client:
         answer = await client.generate(request, ANSWER_TIMEOUT_S, lambda piece: typer.echo(piece.text, nl=False))
     typer.echo("\n")
     return answer

@@ -8,7 +8,15 @@ from typing import NoReturn
 import grpc
 import typer
 
-from baton.errors import BatonError, ConfigError, DeadlineError, InvalidRequestError, ModelError, UnavailableError
+from baton.errors import (
+    BatonError,
+    ConfigError,
+    DeadlineError,
+    InvalidRequestError,
+    ModelError,
+    UnauthorizedError,
+    UnavailableError,
+)
 from baton.process import ProcessFailedError
 
 
@@ -17,7 +25,7 @@ class ExitCode(enum.IntEnum):
     FAILED = (
         1  # a process of the service died or could not start, the service reported a fault of its own, or a difference
     )
-    USAGE = 2  # a flag, the configuration, the model or the request is wrong
+    USAGE = 2  # a flag, a key, the configuration, the model or the request is wrong
     UNAVAILABLE = 3  # nothing listens at the address, or no worker can serve
     DEADLINE = 4  # the answer was not complete in time
     OVERLOADED = 5  # the service's queue is full; try again
@@ -25,8 +33,8 @@ class ExitCode(enum.IntEnum):
 
 
 EXIT_CODES_HELP = (
-    "Exit codes: 0 done; 1 failed; 2 wrong flag, configuration, model or request; 3 no service or no worker there; "
-    "4 deadline passed; 5 overloaded, try again; 130 interrupted."
+    "Exit codes: 0 done; 1 failed; 2 wrong flag, key, configuration, model or request; 3 no service or no worker "
+    "there; 4 deadline passed; 5 overloaded, try again; 130 interrupted."
 )
 
 _BY_STATUS = {
@@ -45,8 +53,10 @@ def errors_reported() -> Iterator[None]:
     try:
         yield
     except grpc.aio.AioRpcError as error:
+        if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+            fail(ExitCode.USAGE, f"{error.details()}; give it with --api-key-file or BATON_API_KEY")
         fail(_BY_STATUS.get(error.code(), ExitCode.FAILED), error.details() or error.code().name)
-    except (ConfigError, ModelError, InvalidRequestError) as error:
+    except (ConfigError, ModelError, InvalidRequestError, UnauthorizedError) as error:
         fail(ExitCode.USAGE, str(error))
     except UnavailableError as error:
         fail(ExitCode.UNAVAILABLE, str(error))

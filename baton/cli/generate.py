@@ -4,11 +4,14 @@ from typing import Annotated
 
 import typer
 
+from baton.cli.access import Access
 from baton.cli.answering import answer
 from baton.cli.options import (
     DEFAULT_ADDRESS,
     UINT32_MAX,
     AddressOption,
+    ApiKeyFileOption,
+    CaFileOption,
     JsonOption,
     MaxTokensOption,
     ModelOption,
@@ -42,6 +45,8 @@ def generate(
     model: ModelOption = "",
     timeout_s: TimeoutOption = None,
     address: AddressOption = DEFAULT_ADDRESS,
+    api_key_file: ApiKeyFileOption = None,
+    ca_file: CaFileOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Continue a text or a list of token ids."""
@@ -66,4 +71,4 @@ def generate(
             logprobs=logprobs,
         )
     )
-    answer(request, address, timeout_s, as_json)
+    answer(request, Access(address, api_key_file, ca_file), timeout_s, as_json)

@@ -1,5 +1,6 @@
 """Options that several commands take, with one wording each."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -9,6 +10,14 @@ UINT64_MAX = 2**64 - 1
 
 AddressOption = Annotated[
     str, typer.Option("--address", envvar="BATON_ADDRESS", metavar="HOST:PORT", help="gRPC address of the service.")
+]
+ApiKeyFileOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Key to show to the service. [default: the variable BATON_API_KEY]"),
+]
+CaFileOption = Annotated[
+    Path | None,
+    typer.Option(envvar="BATON_CA_FILE", metavar="FILE", help="CA of the service's certificate, where it speaks TLS."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 TimeoutOption = Annotated[

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
+from baton.cli.access import Access
 from baton.cli.answering import message_fields
 from baton.cli.exit_codes import errors_reported
-from baton.cli.options import DEFAULT_ADDRESS, AddressOption, JsonOption
+from baton.cli.options import DEFAULT_ADDRESS, AddressOption, ApiKeyFileOption, CaFileOption, JsonOption
 from baton.cli.output import console
-from baton.client import Client
 from baton_proto.generated import inference_pb2 as pb
 
 WorkerArgument = Annotated[str, typer.Argument(metavar="WORKER", help="Its id, as `baton status` shows it.")]
@@ -26,12 +26,14 @@ def sleep(
         float, typer.Option(min=0.1, metavar="SECONDS", help="For requests in flight, and again for peers.")
     ] = 30.0,
     address: AddressOption = DEFAULT_ADDRESS,
+    api_key_file: ApiKeyFileOption = None,
+    ca_file: CaFileOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Drain a worker and give its memory back: weights and KV."""
 
     async def ask() -> pb.SleepResponse:
-        async with Client(address) as client:
+        async with Access(address, api_key_file, ca_file).client() as client:
             return await client.sleep(worker, level, drain_timeout)
 
     _report(ask(), as_json)
@@ -41,12 +43,14 @@ def wake(
     worker: WorkerArgument,
     tags: Annotated[str, typer.Option(metavar="TAG,TAG", help="weights, kv_cache. [default: both]")] = "",
     address: AddressOption = DEFAULT_ADDRESS,
+    api_key_file: ApiKeyFileOption = None,
+    ca_file: CaFileOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Take a sleeping worker's memory again; it serves when all of it is there."""
 
     async def ask() -> pb.SleepResponse:
-        async with Client(address) as client:
+        async with Access(address, api_key_file, ca_file).client() as client:
             return await client.wake(worker, [tag for tag in tags.split(",") if tag])
 
     _report(ask(), as_json)

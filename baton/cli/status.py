@@ -7,18 +7,30 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from baton.cli.access import Access
 from baton.cli.answering import message_fields
 from baton.cli.exit_codes import errors_reported
-from baton.cli.options import DEFAULT_ADDRESS, STATUS_TIMEOUT_S, AddressOption, JsonOption
+from baton.cli.options import (
+    DEFAULT_ADDRESS,
+    STATUS_TIMEOUT_S,
+    AddressOption,
+    ApiKeyFileOption,
+    CaFileOption,
+    JsonOption,
+)
 from baton.cli.output import console
-from baton.client import Client
 from baton_proto.generated import inference_pb2 as pb
 
 
-def status(address: AddressOption = DEFAULT_ADDRESS, as_json: JsonOption = False) -> None:
+def status(
+    address: AddressOption = DEFAULT_ADDRESS,
+    api_key_file: ApiKeyFileOption = None,
+    ca_file: CaFileOption = None,
+    as_json: JsonOption = False,
+) -> None:
     """Show the workers and the router's queue."""
     with errors_reported():
-        response = asyncio.run(_ask(address))
+        response = asyncio.run(_ask(Access(address, api_key_file, ca_file)))
     if as_json:
         fields = {
             "router_id": response.router_id,
@@ -31,8 +43,8 @@ def status(address: AddressOption = DEFAULT_ADDRESS, as_json: JsonOption = False
         _show(response)
 
 
-async def _ask(address: str) -> pb.StatusResponse:
-    async with Client(address) as client:
+async def _ask(access: Access) -> pb.StatusResponse:
+    async with access.client() as client:
         return await client.status(STATUS_TIMEOUT_S)
 
 

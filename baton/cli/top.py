@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
+from baton.cli.access import Access
 from baton.cli.exit_codes import ExitCode, errors_reported, fail
-from baton.cli.options import DEFAULT_ADDRESS, AddressOption, WaitOption
-from baton.client import Client
+from baton.cli.options import DEFAULT_ADDRESS, AddressOption, ApiKeyFileOption, CaFileOption, WaitOption
 
 
 def top(
@@ -17,16 +17,19 @@ def top(
     ] = 1.0,
     timeout_s: WaitOption = 2.0,
     address: AddressOption = DEFAULT_ADDRESS,
+    api_key_file: ApiKeyFileOption = None,
+    ca_file: CaFileOption = None,
 ) -> None:
     """Watch workers, queue, KV load, hit rate and tokens/s, full screen. q ends it, s and r sort."""
     if not sys.stdout.isatty():
         fail(ExitCode.USAGE, "`baton top` needs a terminal; `baton status --json` is for programs")
     with errors_reported():
-        asyncio.run(_watch(address, interval_s, timeout_s))
+        asyncio.run(_watch(Access(address, api_key_file, ca_file), interval_s, timeout_s))
 
 
-async def _watch(address: str, interval_s: float, timeout_s: float) -> None:
+async def _watch(access: Access, interval_s: float, timeout_s: float) -> None:
     from baton.top.app import TopApp  # textual takes longer to import than most commands take to run
 
-    async with Client(address) as client:
-        await TopApp(lambda: client.status(timeout_s), address, interval_s).run_async()
+    async with access.client() as client:
+        await client.status(timeout_s)  # what no waiting mends is said before the screen is taken
+        await TopApp(lambda: client.status(timeout_s), access.address, interval_s).run_async()

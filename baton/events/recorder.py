@@ -15,6 +15,7 @@ from baton.events.event_log import EventLog, StoredBatch
 from baton.events.recording import Announced, Base, Batch, Left, RecordingWriter
 from baton.events.worker_snapshot import worker_snapshot
 from baton.nats_client import NATS_ERRORS, NatsClient
+from baton.security.cluster_key import ClusterKey
 from baton_proto.discovery import WorkerRecord
 from router.match import WorkerKey
 
@@ -22,7 +23,11 @@ log = structlog.get_logger()
 
 
 class Recorder:
-    def __init__(self, nats: NatsClient, writer: RecordingWriter, ttl_s: float, timeout_s: float) -> None:
+    def __init__(
+        self, nats: NatsClient, writer: RecordingWriter, ttl_s: float, timeout_s: float, key: ClusterKey | None = None
+    ) -> None:
+        """`key`: what workers ask for who are asked for their blocks."""
+        self._key = key
         self.num_batches = 0
         self.num_events = 0
         self.without_base: set[WorkerKey] = set()  # their earlier blocks are not in the recording
@@ -100,7 +105,7 @@ class Recorder:
         self._begun.add(key)
         self._workers.add(key)
         try:
-            async for chunk in worker_snapshot(self._nats, record, self._timeout_s):
+            async for chunk in worker_snapshot(self._nats, record, self._timeout_s, self._key):
                 self._writer.write(Base(time.time(), *key, chunk.event_id, chunk.runs, chunk.last))
         except (WorkerLostError, *NATS_ERRORS) as error:
             self.without_base.add(key)

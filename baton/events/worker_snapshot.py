@@ -7,12 +7,16 @@ import grpc
 
 from baton.errors import WorkerLostError
 from baton.nats_client import NatsClient
+from baton.security.cluster_key import ClusterKey
+from baton.worker_calls import call_metadata
 from baton_proto.discovery import EVENTS_ROLE, WorkerRecord
 from baton_proto.worker import MAJOR, SNAPSHOT, SnapshotChunk, SnapshotRequest, decoder, encode
 from router.event_snapshot import snapshot_from_stream
 
 
-async def worker_snapshot(nats: NatsClient, record: WorkerRecord, timeout_s: float) -> AsyncIterator[SnapshotChunk]:
+async def worker_snapshot(
+    nats: NatsClient, record: WorkerRecord, timeout_s: float, key: ClusterKey | None
+) -> AsyncIterator[SnapshotChunk]:
     """Raises WorkerLostError or NATS_ERRORS."""
     if record.role == EVENTS_ROLE:
         async for chunk in snapshot_from_stream(nats, (record.worker_id, record.incarnation)):
@@ -21,7 +25,7 @@ async def worker_snapshot(nats: NatsClient, record: WorkerRecord, timeout_s: flo
     async with grpc.aio.insecure_channel(record.rpc_address) as channel:
         ask = channel.unary_stream(SNAPSHOT, request_serializer=encode, response_deserializer=decoder(SnapshotChunk))
         try:
-            async for chunk in ask(SnapshotRequest(MAJOR), timeout=timeout_s):
+            async for chunk in ask(SnapshotRequest(MAJOR), timeout=timeout_s, metadata=call_metadata(key)):
                 if chunk.incarnation != record.incarnation:
                     raise WorkerLostError(record.worker_id, "has been replaced")
                 yield chunk

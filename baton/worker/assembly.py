@@ -16,6 +16,7 @@ import structlog
 
 from baton.config import ServingConfig, TransferConfig
 from baton.errors import ConfigError
+from baton.security.cluster_key import ClusterKey
 from baton.worker.engine_bridge import LoopFactory
 from engine.block_manager import BlockManager
 from engine.engine import Engine
@@ -37,7 +38,7 @@ from router import block_hash
 
 log = structlog.get_logger()
 
-MakeSender = Callable[[SlabIdentity, TransferConfig], KvSender]
+MakeSender = Callable[[SlabIdentity, TransferConfig, ClusterKey | None], KvSender]
 
 
 class SleepingMemory(Protocol):

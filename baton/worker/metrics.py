@@ -1,10 +1,11 @@
 """Prometheus metrics of the workers of one process, on a port of their own (in the discovery record)."""
 
 from typing import Any
-from wsgiref.simple_server import WSGIServer
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from baton.metrics_server import MetricsServer
+from baton.security.bearer_keys import BearerKeys
 from baton_proto.discovery import WorkerLoad
 
 STEP_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
@@ -32,9 +33,10 @@ COUNTERS = {
 class MetricsEndpoint:
     """What all workers of the process are counted in, and the HTTP server that shows it."""
 
-    def __init__(self) -> None:
+    def __init__(self, keys: BearerKeys | None = None) -> None:
         self._registry = CollectorRegistry()
-        self._server: WSGIServer | None = None
+        server = MetricsServer(self._registry, keys)
+        self.serve, self.close = server.serve, server.close
 
         def named(kind: Any, names: dict[str, str]) -> dict[str, Any]:
             return {
@@ -51,16 +53,6 @@ class MetricsEndpoint:
             buckets=STEP_BUCKETS_S,
             registry=self._registry,
         )
-
-    def serve(self, host: str) -> str:
-        """Returns HOST:PORT of the endpoint."""
-        self._server, _ = start_http_server(0, addr=host, registry=self._registry)
-        return f"{host}:{self._server.server_port}"
-
-    def close(self) -> None:
-        if self._server is not None:
-            self._server.shutdown()
-            self._server.server_close()
 
 
 class WorkerMetrics:

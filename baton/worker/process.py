@@ -18,6 +18,7 @@ from baton.event_publisher import EventPublisher
 from baton.incarnation import new_incarnation
 from baton.load_board import publish_load
 from baton.nats_client import NatsClient, connect
+from baton.security.keys import Keys, check_reach, load_keys
 from baton.worker.assembly import EngineAssembly, EngineFactory, build_engine
 from baton.worker.metrics import MetricsEndpoint, WorkerMetrics
 from baton.worker.role import Role
@@ -51,6 +52,7 @@ class SharedParts:
     """What the workers of one process have in common."""
 
     config: ServingConfig
+    keys: Keys
     nats: NatsClient
     metrics: MetricsEndpoint
     metrics_address: str
@@ -61,10 +63,12 @@ async def shared_parts(config: ServingConfig, name: str) -> AsyncIterator[Shared
     """Raises ConfigError, or UnavailableError when NATS does not answer."""
     if config.nats.url is None:
         raise ConfigError("nats.url", "a worker needs the URL of a running NATS server")
-    nats = await connect(config.nats.url, name, config.namespace, config.workers.ready_timeout_s)
-    metrics = MetricsEndpoint()
+    keys = load_keys(config)
+    check_reach("workers.host", config.workers.host, keys)
+    nats = await connect(config.nats.url, name, config.namespace, config.workers.ready_timeout_s, keys.nats)
+    metrics = MetricsEndpoint(keys.api)
     try:
-        yield SharedParts(config, nats, metrics, metrics.serve(config.workers.host))
+        yield SharedParts(config, keys, nats, metrics, metrics.serve(config.workers.host))
     finally:
         metrics.close()
         await nats.close()
@@ -79,7 +83,7 @@ async def serve_worker(
     on_ready: Callable[[WorkerRecord], None],
 ) -> None:
     """One worker from its start until `stop`, when it drains. What is built last is closed first."""
-    config, nats = shared.config, shared.nats
+    config, keys, nats = shared.config, shared.keys, shared.nats
     async with AsyncExitStack() as closing:
         closing.callback(assembly.close)
         incarnation = new_incarnation()
@@ -87,7 +91,7 @@ async def serve_worker(
         publisher = EventPublisher(nats, worker_id, incarnation, gather_s=gather_s)
         closing.push_async_callback(publisher.close)
         metrics = WorkerMetrics(shared.metrics, worker_id)
-        runtime = WorkerRuntime(config, worker_id, incarnation, assembly, publisher, metrics)
+        runtime = WorkerRuntime(config, worker_id, incarnation, assembly, publisher, metrics, keys)
         closing.push_async_callback(runtime.bridge.stop, STOP_TIMEOUT_S)
         role = build_role(runtime)
         closing.push_async_callback(role.close)
@@ -97,7 +101,7 @@ async def serve_worker(
         service = WorkerService(runtime)
         rpc_address = await service.start(config.workers.host)
         closing.push_async_callback(service.stop, END_GRACE_S)
-        server = StreamServer(runtime.hello, {STEPS: streams.serve} | role.stream_handlers())
+        server = StreamServer(runtime.hello, {STEPS: streams.serve} | role.stream_handlers(), keys.cluster)
         stream_address = await server.start(config.workers.host)
         closing.push_async_callback(server.stop, END_GRACE_S)
         closing.callback(streams.close)

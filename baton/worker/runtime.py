@@ -8,6 +8,7 @@ import msgspec
 from baton.config import ServingConfig
 from baton.discovery import Announcer
 from baton.event_publisher import EventPublisher
+from baton.security.keys import Keys
 from baton.worker.assembly import EngineAssembly
 from baton.worker.engine_bridge import EngineBridge
 from baton.worker.metrics import WorkerMetrics
@@ -27,8 +28,10 @@ class WorkerRuntime:
         assembly: EngineAssembly,
         publisher: EventPublisher,
         metrics: WorkerMetrics,
+        keys: Keys,
     ) -> None:
         self.config = config
+        self.keys = keys
         self.worker_id = worker_id
         self.incarnation = incarnation
         self.hello = Hello(MAJOR, worker_id, incarnation)

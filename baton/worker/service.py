@@ -7,6 +7,9 @@ from typing import Any
 import grpc
 import psutil
 
+from baton.security.bearer_keys import BearerKeys
+from baton.security.cluster_key import WORKER_CALLS
+from baton.security.grpc_bearer import SERVER_OPTIONS, RequireBearer
 from baton.worker.runtime import WorkerRuntime
 from baton.worker.sleep import Sleeper
 from baton.worker.snapshot import chunks, take_snapshot
@@ -32,9 +35,10 @@ from baton_proto.worker import (
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
-SERVER_OPTIONS = [
+OPTIONS = [
     ("grpc.so_reuseport", 0),
     ("grpc.max_receive_message_length", 64 * 1024 * 1024),
+    *SERVER_OPTIONS,
 ]
 
 
@@ -42,7 +46,10 @@ class WorkerService:
     def __init__(self, runtime: WorkerRuntime) -> None:
         self._runtime = runtime
         self._sleeper = Sleeper(runtime)
-        self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        guards = []
+        if (cluster := runtime.keys.cluster) is not None:
+            guards.append(RequireBearer(BearerKeys([cluster.derive(WORKER_CALLS)]), "cluster key"))
+        self._server = grpc.aio.server(options=OPTIONS, interceptors=guards)
         methods = {
             SNAPSHOT: grpc.unary_stream_rpc_method_handler(self._snapshot, decoder(SnapshotRequest), encode),
             INSPECT: grpc.unary_unary_rpc_method_handler(self._inspect, decoder(InspectRequest), encode),

@@ -1,4 +1,5 @@
-"""Takes the streams of routers and decode workers: hello there, hello back, then whoever the stream is for."""
+"""Takes the streams of routers and decode workers: proof of the cluster key, hello there, hello back, then whoever the
+stream is for."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -7,6 +8,8 @@ import structlog
 
 from baton.errors import ProtocolError
 from baton.message_stream import MessageStream, accept_streams
+from baton.security.cluster_key import ClusterKey
+from baton.security.handshake import STREAM_PLANE, listening
 from baton_proto.worker import MAJOR, Hello, decode_greeting
 
 HELLO_TIMEOUT_S = 5.0
@@ -18,9 +21,10 @@ Handler = Callable[[MessageStream, str], Awaitable[None]]
 
 
 class StreamServer:
-    """`handlers` by what a stream is for. Event loop only."""
+    """`handlers` by what a stream is for; `key`: what peers have to have. Event loop only."""
 
-    def __init__(self, ours: Hello, handlers: Mapping[str, Handler]) -> None:
+    def __init__(self, ours: Hello, handlers: Mapping[str, Handler], key: ClusterKey | None = None) -> None:
+        self._key = key
         self._ours = ours
         self._handlers = handlers
         self._server: asyncio.Server | None = None
@@ -50,6 +54,8 @@ class StreamServer:
     async def _serve(self, stream: MessageStream) -> None:
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
+                if not await self._admitted(stream):
+                    return
                 hello = await stream.receive(decode_greeting)
         except TimeoutError:
             stream.abort(f"no hello within {HELLO_TIMEOUT_S:.0f} s")
@@ -64,6 +70,18 @@ class StreamServer:
                 stream.send(self._ours)
                 await self._handlers[hello.stream](stream, hello.sender)
         await stream.ended()
+
+    async def _admitted(self, stream: MessageStream) -> bool:
+        """Who is not learns nothing."""
+        if self._key is None:
+            return True
+        try:
+            await stream.shake_hands(listening(self._key, STREAM_PLANE, stream.peer))
+        except (ProtocolError, ConnectionError) as error:
+            log.warning("stranger turned away", reason=str(error))
+            stream.abort(str(error))
+            return False
+        return True
 
     def _problem(self, hello: Hello) -> str | None:
         """Why a stream cannot be served. What a peer knows of another incarnation of this worker, cached blocks above

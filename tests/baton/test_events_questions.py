@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 
 from baton.cli.app import app
 from baton.cli.exit_codes import ExitCode
-from baton.nats_client import connect
 from baton.subjects import kv_events_subject
 from baton_proto.generated import inference_pb2 as pb
 from baton_proto.kv_events import MAJOR, KvEventBatch, Stored, encode_batch
@@ -246,6 +245,6 @@ class TestAgainstAService:
 async def publish_as(service: Service, worker: pb.WorkerStatus, event: Stored) -> None:
     """An event that the worker did not publish, under its name and its next number."""
     batch = KvEventBatch(MAJOR, worker.worker_id, worker.incarnation, worker.last_event_id + 1, time.time(), [event])
-    nats = await connect(service.nats.url, "intruder", timeout_s=5)
+    nats = await service.connect_nats("intruder")
     await nats.publish(kv_events_subject("default", worker.worker_id), encode_batch(batch))
     await nats.close()

@@ -141,7 +141,7 @@ def test_a_push_has_gone_well_when_that_of_the_last_rank_has(case: Case, order: 
     case.end(order[-1], GOOD if order[-1] == 0 else PushResult(True, "", "", 2, 10 * order[-1], 0.1 * order[-1]))
     assert case.results == [PushResult(True, "", "shm", 2, 100 + 10 + 20, 0.5)]
     assert case.own.pushes[0].calls == [("commit", b"first token")]
-    identify = OpenSender("prefill-0", 5, "model", CONFIG)
+    identify = OpenSender("prefill-0", 5, "model", CONFIG, None)
     assert case.ranks.told == [identify, BeginPush(GRANT), CommitPush("t1")], "the payload is rank 0's to send"
 
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from baton.client import Client
-from baton.nats_client import connect
 from baton.planner_client import tell_planner
 from baton_proto.generated import inference_pb2 as pb
 from baton_proto.planner import Role
@@ -99,9 +98,7 @@ class Planned:
             self.service.note_pids()
 
     async def tell(self, order: Scale | Release | Order) -> str:
-        config = self.service.config
-        assert config.nats.url is not None
-        nats = await connect(config.nats.url, "test", config.namespace)
+        nats = await self.service.connect_nats("test")
         try:
             return await tell_planner(nats, order, 5.0)
         finally:

@@ -11,6 +11,7 @@ from baton.events.replayer import Replayer
 from baton.events.worker_snapshot import worker_snapshot
 from baton.nats_client import NatsClient, connect
 from baton.nats_server import NatsServer
+from baton.security.cluster_key import ClusterKey
 from baton_proto.generated import inference_pb2 as pb
 from tests.baton.events.cluster import TTL_S, running
 from tests.service import Service, running_service
@@ -27,13 +28,13 @@ async def ask(service: Service, *prompts: list[int]) -> None:
     await until_tree_is_right(service)
 
 
-async def held_by_workers(nats: NatsClient) -> dict[str, set[int]]:
+async def held_by_workers(nats: NatsClient, key: ClusterKey | None) -> dict[str, set[int]]:
     """Sequence hashes by worker id, from the workers' own block tables."""
     directory = Directory(nats, TTL_S)
     await directory.start()
     held = {}
     for worker_id, record in directory.workers.items():
-        runs = [run async for chunk in worker_snapshot(nats, record, 5) for run in chunk.runs]
+        runs = [run async for chunk in worker_snapshot(nats, record, 5, key) for run in chunk.runs]
         held[worker_id] = hashes(b"".join(run.sequence_hashes for run in runs))
     await directory.close()
     return held
@@ -49,16 +50,16 @@ async def test_a_recorded_service_replays_as_its_workers_hold_it(tiny_model: Pat
     rng = np.random.default_rng(0)
     prompts = [rng.integers(3, 200, size=150).tolist() for _ in range(12)]
     async with running_service(tiny_model, engine=engine, router={"placement": {"local_prefill_tokens": 0}}) as service:
-        assert service.config.nats.url is not None
-        nats = await connect(service.config.nats.url, "recorder", timeout_s=5)
+        nats = await service.connect_nats("recorder")
+        key = service.supervisor.keys.cluster
         await ask(service, *prompts[:6])
         with RecordingWriter(tmp_path / "events", "default") as writer:
-            recorder = Recorder(nats, writer, TTL_S, timeout_s=5)
+            recorder = Recorder(nats, writer, TTL_S, timeout_s=5, key=key)
             await recorder.start(None)
             await ask(service, *prompts[6:], prompts[0])
             await recorder.catch_up()
             await recorder.close()
-        expected = await held_by_workers(nats)
+        expected = await held_by_workers(nats, key)
         await nats.close()
     assert not recorder.without_base
     assert set(expected) == {"prefill-1", "decode-1"}

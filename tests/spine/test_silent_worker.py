@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from baton.discovery import Announcer
 from baton.load_board import publish_load
-from baton.nats_client import NatsClient, connect
+from baton.nats_client import NatsClient
 from baton_proto.discovery import MAJOR, LoadReport, WorkerLoad
 from baton_proto.worker import SnapshotChunk, SnapshotRequest
 from router.indexer import SILENT_NOTE
@@ -46,7 +46,7 @@ async def until_named(service: Service, nats: NatsClient, mute: MuteWorker) -> d
 async def test_a_worker_without_events_is_named_in_status_metrics_and_log(tiny_model: Path) -> None:
     async with running_service(tiny_model, 0, 1) as service, MuteWorker(MUTE) as mute, httpx.AsyncClient() as http:
         (healthy,) = service.workers("decode")
-        nats = await connect(service.nats.url, MUTE, service.config.namespace, 5)
+        nats = await service.connect_nats(MUTE)
         announcer = Announcer(nats, replace(mute.record(), model=tiny_model.name), 0.5, service.config.discovery.ttl_s)
         await announcer.start()
         assert await until_named(service, nats, mute) == {MUTE: SILENT_NOTE, healthy: ""}

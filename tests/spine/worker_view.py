@@ -5,6 +5,7 @@ import time
 
 import grpc
 
+from baton.worker_calls import call_metadata
 from baton_proto.worker import INSPECT, MAJOR, InspectReport, InspectRequest, decoder, encode
 from tests.service import Service
 
@@ -15,7 +16,8 @@ async def inspect(service: Service, worker_id: str) -> InspectReport:
     address = service.supervisor.ready[worker_id].addresses["rpc"]
     async with grpc.aio.insecure_channel(address) as channel:
         call = channel.unary_unary(INSPECT, request_serializer=encode, response_deserializer=decoder(InspectReport))
-        report: InspectReport = await call(InspectRequest(MAJOR), timeout=5)
+        metadata = call_metadata(service.supervisor.keys.cluster)
+        report: InspectReport = await call(InspectRequest(MAJOR), timeout=5, metadata=metadata)
         return report
 
 

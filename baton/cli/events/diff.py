@@ -7,9 +7,10 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from baton.cli.access import Access
 from baton.cli.asking import ask
 from baton.cli.exit_codes import ExitCode
-from baton.cli.options import DEFAULT_ADDRESS, AddressOption, JsonOption, WaitOption
+from baton.cli.options import DEFAULT_ADDRESS, AddressOption, ApiKeyFileOption, CaFileOption, JsonOption, WaitOption
 from baton.cli.output import console
 from baton_proto.generated import inference_pb2 as pb
 
@@ -41,6 +42,8 @@ def diff(
     max_blocks: Annotated[int, typer.Option("--blocks", min=0, metavar="N", help="Differing blocks to list.")] = 10,
     timeout_s: WaitOption = DIFF_TIMEOUT_S,
     address: AddressOption = DEFAULT_ADDRESS,
+    api_key_file: ApiKeyFileOption = None,
+    ca_file: CaFileOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Compare what the router thinks is cached with what the workers have; both at the same event.
@@ -49,7 +52,8 @@ def diff(
     went on too fast to compare.
     """
     wanted = pb.DiffRequest(worker_ids=workers or [], max_blocks=max_blocks)
-    diffs = ask(address, timeout_s, lambda client: client.diff(wanted, timeout_s))
+    access = Access(address, api_key_file, ca_file)
+    diffs = ask(access, timeout_s, lambda client: client.diff(wanted, timeout_s))
     if as_json:
         typer.echo(json.dumps({"workers": [_fields(diff) for diff in diffs]}))
     else:

@@ -7,9 +7,18 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from baton.cli.access import Access
 from baton.cli.answering import message_fields
 from baton.cli.asking import ask
-from baton.cli.options import DEFAULT_ADDRESS, STATUS_TIMEOUT_S, AddressOption, JsonOption, WaitOption
+from baton.cli.options import (
+    DEFAULT_ADDRESS,
+    STATUS_TIMEOUT_S,
+    AddressOption,
+    ApiKeyFileOption,
+    CaFileOption,
+    JsonOption,
+    WaitOption,
+)
 from baton.cli.output import console
 from baton.cli.token_list import token_ids
 from baton_proto.generated import inference_pb2 as pb
@@ -30,6 +39,8 @@ def explain(
     ] = None,
     timeout_s: WaitOption = STATUS_TIMEOUT_S,
     address: AddressOption = DEFAULT_ADDRESS,
+    api_key_file: ApiKeyFileOption = None,
+    ca_file: CaFileOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show why a request went to its workers, or where a prompt would go if it came now."""
@@ -41,7 +52,8 @@ def explain(
     if tokens is not None:
         subject.tokens.ids.extend(token_ids(tokens))
         subject.tokens.SetInParent()
-    response = ask(address, timeout_s, lambda client: client.explain(subject, timeout_s))
+    access = Access(address, api_key_file, ca_file)
+    response = ask(access, timeout_s, lambda client: client.explain(subject, timeout_s))
     if as_json:
         typer.echo(json.dumps(_fields(response)))
     else:

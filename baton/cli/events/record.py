@@ -23,6 +23,7 @@ from baton.cli.output import human_bytes
 from baton.events.event_source import discovery_ttl_s
 from baton.events.recorder import Recorder
 from baton.events.recording import RecordingWriter
+from baton.security.key_file import find_keys
 
 
 def record(
@@ -41,7 +42,7 @@ def record(
         async with nats_session(nats_url, namespace, timeout_s) as nats:
             ttl_s = await discovery_ttl_s(nats)
             with RecordingWriter(file, namespace) as writer:
-                recorder = Recorder(nats, writer, ttl_s, timeout_s)
+                recorder = Recorder(nats, writer, ttl_s, timeout_s, find_keys(nats_url, namespace).cluster)
                 try:
                     await recorder.start(start)
                     typer.echo(f"recording into {file}", err=True)

@@ -11,21 +11,25 @@ from baton.end_task import end_tasks
 from baton.errors import UnavailableError
 from baton.logging import configure_logging
 from baton.nats_client import NATS_ERRORS, NatsClient, connect
+from baton.security.key_file import find_keys
+from baton.security.nats_login import split_url
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @asynccontextmanager
 async def nats_session(url: str, namespace: str, timeout_s: float) -> AsyncIterator[NatsClient]:
-    """Warnings go to stderr. Raises UnavailableError when NATS cannot be reached or stops answering."""
+    """Warnings go to stderr. Raises UnavailableError when NATS cannot be reached or stops answering, UnauthorizedError
+    when it does not let us in."""
     configure_logging(LoggingConfig(level="warning"), "baton")
-    nats = await connect(url, "baton-events", namespace, timeout_s)
+    nats = await connect(url, "baton-events", namespace, timeout_s, find_keys(url, namespace).nats)
     try:
         yield nats
     except BrokenPipeError:
         raise  # of our stdout: whoever read it has seen enough
     except NATS_ERRORS as error:
-        raise UnavailableError(f"NATS at {url} does not answer: {str(error) or type(error).__name__}") from error
+        why = str(error) or type(error).__name__
+        raise UnavailableError(f"NATS at {split_url(url)[0]} does not answer: {why}") from error
     finally:
         await nats.close()
 

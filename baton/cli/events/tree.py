@@ -10,8 +10,17 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
+from baton.cli.access import Access
 from baton.cli.asking import ask
-from baton.cli.options import DEFAULT_ADDRESS, STATUS_TIMEOUT_S, AddressOption, JsonOption, WaitOption
+from baton.cli.options import (
+    DEFAULT_ADDRESS,
+    STATUS_TIMEOUT_S,
+    AddressOption,
+    ApiKeyFileOption,
+    CaFileOption,
+    JsonOption,
+    WaitOption,
+)
 from baton.cli.output import console
 from baton_proto.generated import inference_pb2 as pb
 
@@ -27,11 +36,15 @@ def tree(
     hottest: Annotated[int, typer.Option("--hottest", min=0, metavar="N", help="Prefixes reused most.")] = 5,
     timeout_s: WaitOption = STATUS_TIMEOUT_S,
     address: AddressOption = DEFAULT_ADDRESS,
+    api_key_file: ApiKeyFileOption = None,
+    ca_file: CaFileOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show which prefixes the router knows to be cached, where, and how much they are used."""
     wanted = pb.TreeRequest(max_depth=depth, max_children=children, max_runs=max_runs, max_hottest=hottest)
-    summary, runs = ask(address, timeout_s, lambda client: client.tree(wanted, timeout_s))
+    summary, runs = ask(
+        Access(address, api_key_file, ca_file), timeout_s, lambda client: client.tree(wanted, timeout_s)
+    )
     if as_json:
         typer.echo(json.dumps({"summary": _summary_fields(summary), "runs": [_run_fields(run) for run in runs]}))
     else:

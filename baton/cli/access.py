@@ -1,0 +1,59 @@
+"""How commands reach the router: its address, a key to show, and who may vouch for it."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from baton.client import Client
+from baton.errors import ConfigError
+from baton.security.keys import API_KEY_VARIABLE
+from baton.security.secret import Secret, parse_secrets, read_secrets
+from baton.security.tls import tls_problem
+
+API_KEY_FLAG = "--api-key-file"
+CA_FLAG = "--ca-file"
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """`api_key_file` None: the variable BATON_API_KEY, if there is one; `ca_file` None: no TLS."""
+
+    address: str
+    api_key_file: Path | None = None
+    ca_file: Path | None = None
+
+    @asynccontextmanager
+    async def client(self) -> AsyncIterator[Client]:
+        """Raises ConfigError when a file cannot be used, or when one side speaks TLS and the other does not."""
+        ca = self._ca()
+        async with Client(self.address, self._api_key(), ca) as client:
+            try:
+                yield client
+            except grpc.aio.AioRpcError as error:
+                if error.code() is grpc.StatusCode.UNAVAILABLE:
+                    problem = await asyncio.to_thread(tls_problem, self.address, ca)
+                    if problem:
+                        raise ConfigError(CA_FLAG, problem) from error
+                raise
+
+    def _api_key(self) -> Secret | None:
+        if self.api_key_file is not None:
+            return read_secrets(str(self.api_key_file), API_KEY_FLAG)[0]
+        key = os.environ.get(API_KEY_VARIABLE)
+        return parse_secrets(key, API_KEY_VARIABLE)[0] if key else None
+
+    def _ca(self) -> bytes | None:
+        if self.ca_file is None:
+            return None
+        try:
+            ca = self.ca_file.read_bytes()
+        except OSError as error:
+            raise ConfigError(CA_FLAG, f"{self.ca_file}: {error.strerror or error}") from error
+        if b"-----BEGIN CERTIFICATE-----" not in ca:
+            raise ConfigError(CA_FLAG, f"{self.ca_file}: holds no certificate in PEM form")
+        return ca
