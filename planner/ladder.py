@@ -17,6 +17,7 @@ def actions_for(wanted: Wanted, now: Situation, next_number: int) -> list[Action
     spare = {role: _leaving_order(now, role)[: max(0, counts[role].have - wanted.of(role))] for role in ROLES}
     lacking = {role: max(0, wanted.of(role) - counts[role].have) for role in ROLES}
     actions: list[Action] = []
+    free = free_gpus(observation)
     for role in ROLES:
         other = ROLES[role == ROLES[0]]
         sleepers = [w for w in observation.workers if w.role == role and w.state == "sleeping" and free_to_change(w)]
@@ -25,13 +26,15 @@ def actions_for(wanted: Wanted, now: Situation, next_number: int) -> list[Action
                 Action("wake", sleepers.pop(0).worker_id, role, f"{role} needs more: a sleeper wakes fastest")
             )
             lacking[role] -= 1
+        needed = gpus_of_role(observation, role)
         turning = [worker for worker in spare[other] if worker.state == "ready"]
-        while lacking[role] and turning and "flip" in observation.verbs:
+        while lacking[role] and turning and turning[0].gpus + free >= needed and "flip" in observation.verbs:
             worker = turning.pop(0)
             spare[other].remove(worker)
+            free -= max(0, needed - worker.gpus)
             actions.append(Action("flip", worker.worker_id, role, f"{other} can spare it and {role} needs one"))
             lacking[role] -= 1
-    actions += _added(lacking, now, next_number)
+    actions += _added(lacking, free, now, next_number)
     asleep = sum(counts[role].asleep for role in ROLES)
     for role in ROLES:
         for worker in spare[role]:
@@ -42,13 +45,13 @@ def actions_for(wanted: Wanted, now: Situation, next_number: int) -> list[Action
     return actions
 
 
-def _added(lacking: Mapping[Role, int], now: Situation, next_number: int) -> list[Action]:
+def _added(lacking: Mapping[Role, int], free: int, now: Situation, next_number: int) -> list[Action]:
     """The role that lacks the larger part first, as long as GPUs are free. None of a role whose last start failed,
     until its time has come."""
     observation = now.observation
     actions: list[Action] = []
     waits = {role for role in ROLES if now.history[role].retry_s > observation.time_s}
-    free, left = free_gpus(observation), {role: 0 if role in waits else lacking[role] for role in ROLES}
+    left = {role: 0 if role in waits else lacking[role] for role in ROLES}
     if "add" not in observation.verbs:
         return actions
     while any(left.values()):

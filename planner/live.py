@@ -5,11 +5,12 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from baton.config import ServingConfig
+from baton.config import ServingConfig, for_prefill_worker
 from baton.end_task import end_tasks
 from baton.launcher import Machines, uses_gpus
 from baton.nats_client import connect
 from baton.supervisor import Supervisor
+from baton_proto.planner import DECODE, PREFILL, Role
 from engine.served_model import is_mock
 from planner.service import PlannerService
 from planner.supervisor_connector import SupervisorConnector
@@ -48,5 +49,7 @@ def gpu_budget(config: ServingConfig, machines: Machines) -> int:
     return machines.gpus if uses_gpus(config, machines) else machines.cores
 
 
-def gpus_per_worker(config: ServingConfig, machines: Machines) -> int:
-    return config.engine.tensor_parallel if uses_gpus(config, machines) else 1
+def gpus_per_worker(config: ServingConfig, machines: Machines) -> dict[Role, int]:
+    if not uses_gpus(config, machines):
+        return {PREFILL: 1, DECODE: 1}
+    return {PREFILL: for_prefill_worker(config).engine.tensor_parallel, DECODE: config.engine.tensor_parallel}

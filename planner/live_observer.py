@@ -6,14 +6,14 @@ freezes.
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from baton.config import ServingConfig
 from baton.end_task import end_tasks
 from baton.errors import UnavailableError
 from baton.nats_client import NATS_ERRORS, NatsClient
-from baton_proto.planner import DECODE, MAJOR, PREFILL, Holds, Interval, LoadSample, Observation
+from baton_proto.planner import DECODE, MAJOR, PREFILL, Holds, Interval, LoadSample, Observation, Role
 from planner.connector import WorkerProcess
 from planner.router_board import RouterBoard
 from planner.worker_board import WorkerBoard
@@ -33,12 +33,13 @@ class LiveObserver:
         config: ServingConfig,
         processes: Callable[[], Iterable[WorkerProcess]],
         gpu_budget: int,
-        gpus_per_worker: int,
+        gpus_per_worker: Mapping[Role, int],
         holds: Callable[[], Holds],
     ) -> None:
         self._nats = nats
         self._stale_s = config.planner.stale_s
         self._budget = gpu_budget
+        self._gpus_per_worker = dict(gpus_per_worker)
         self._holds = holds
         self._routers = RouterBoard(nats)
         self._workers = WorkerBoard(nats, config, processes, gpus_per_worker)
@@ -74,6 +75,7 @@ class LiveObserver:
             interval or Interval(BLIND_INTERVAL_S, 0, 0, 0.0, 0, 0, 0),
             self._workers.take_steps(),
             self._holds(),
+            gpus_per_worker=self._gpus_per_worker,
             ages_s=ages_s,
         )
 

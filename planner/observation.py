@@ -64,8 +64,9 @@ def free_gpus(observation: Observation) -> int:
 
 
 def gpus_of_role(observation: Observation, role: Role) -> int:
-    """That one worker of it takes: the most that one of them has, 1 while there is none."""
-    return max((worker.gpus for worker in observation.workers if worker.role == role), default=1)
+    """That a new worker of it takes; where nobody said so, the most that one of them has."""
+    there = (worker.gpus for worker in observation.workers if worker.role == role)
+    return observation.gpus_per_worker.get(role) or max(there, default=1)
 
 
 def stale_sources(observation: Observation, stale_s: float) -> list[str]:

@@ -5,7 +5,7 @@ process, knows what the last one has begun.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Final
@@ -17,6 +17,7 @@ from baton.errors import ConfigError
 from baton.nats_client import NatsClient
 from baton.security.keys import NO_KEYS, Keys, check_reach
 from baton.subjects import planner_subject
+from baton_proto.planner import Role
 from planner.connector import LiveConnector
 from planner.control import Control
 from planner.hand import Hand
@@ -35,8 +36,8 @@ log = structlog.get_logger()
 
 
 class PlannerService:
-    """`gpu_budget`: that the workers may hold together; `gpus_per_worker`: that each of them does. Raises ConfigError
-    when the journal cannot be written."""
+    """`gpu_budget`: that the workers may hold together; `gpus_per_worker`: that a worker of each role takes.
+    Raises ConfigError when the journal cannot be written."""
 
     def __init__(
         self,
@@ -44,7 +45,7 @@ class PlannerService:
         nats: NatsClient,
         connector: LiveConnector,
         gpu_budget: int,
-        gpus_per_worker: int,
+        gpus_per_worker: Mapping[Role, int],
         keys: Keys = NO_KEYS,
     ) -> None:
         check_reach("workers.host", config.workers.host, keys)

@@ -1,7 +1,7 @@
 """The workers as discovery, their own reports and whoever runs their processes know them. Used by the observer."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from statistics import fmean
 from typing import Final
 
@@ -34,7 +34,7 @@ class WorkerBoard:
         nats: NatsClient,
         config: ServingConfig,
         processes: Callable[[], Iterable[WorkerProcess]],
-        gpus_per_worker: int,
+        gpus_per_worker: Mapping[Role, int],
     ) -> None:
         self._directory = Directory(nats, config.discovery.ttl_s)
         self._loads = LoadBoard(nats)
@@ -100,13 +100,14 @@ class WorkerBoard:
 
     def _view(self, record: WorkerRecord, role: Role, process: WorkerProcess | None) -> WorkerView:
         phase, report = self._phase(record), self._load(record)
+        role = role if process is None else process.role
         return WorkerView(
             record.worker_id,
-            role if process is None else process.role,
+            role,
             phase.state,
             phase.since_s,
             _born_s(record),
-            gpus=self._gpus,
+            gpus=self._gpus[role],
             effect=None if process is None else process.leaving,
             running=report.load.running,
             max_running=self._config.engine.max_running,
@@ -120,7 +121,8 @@ class WorkerBoard:
     def _unlisted(self, process: WorkerProcess) -> WorkerView:
         worker_id = process.worker_id
         since_s = max(process.since_s, self._lost_s.get(worker_id, 0.0))
-        return WorkerView(worker_id, process.role, "starting", since_s, gpus=self._gpus, effect=process.leaving)
+        gpus = self._gpus[process.role]
+        return WorkerView(worker_id, process.role, "starting", since_s, gpus=gpus, effect=process.leaving)
 
     def _phase(self, record: WorkerRecord) -> _Phase:
         """A worker that is ready when it is first heard of has been so since its start."""

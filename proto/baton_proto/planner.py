@@ -121,6 +121,7 @@ class Observation(Struct, frozen=True, omit_defaults=True):
     holds: Holds = Holds()
     failures: list[Failure] = []
     verbs: tuple[Verb, ...] = ALL_VERBS  # what the connector can do
+    gpus_per_worker: dict[Role, Count] = {}  # that a new worker of each role takes
     ages_s: dict[str, float] = {}  # source of metrics -> seconds since it was last heard, see SOURCES
 
 

@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import given, settings, strategies as st
 
 from baton.planner_config import LimitsConfig, PlannerConfig
-from baton_proto.planner import ALL_VERBS, DECODE, PREFILL, ROLES, Holds, Observation, Target, WorkerView
+from baton_proto.planner import ALL_VERBS, DECODE, PREFILL, ROLES, Holds, Observation, Role, Target, WorkerView
 from planner.guards import GUARDS, guarded
 from planner.history import RoleHistory
 from planner.ladder import actions_for
@@ -118,6 +118,14 @@ def test_the_ladder_wakes_first_then_flips_then_starts() -> None:
     without = tuple(verb for verb in ALL_VERBS if verb not in ("wake", "flip"))
     found = verbs_for(views, 4, 3, verbs=without)
     assert [verb for verb, _ in found] == ["add", "add", "add", "drain"]
+
+
+def test_a_worker_takes_its_roles_gpus_even_when_the_role_has_none_yet() -> None:
+    decode = workers(0, 4, gpus=2)
+    each: dict[Role, int] = {PREFILL: 4, DECODE: 2}
+    assert verbs_for(decode, 2, 2, budget=9, gpus_per_worker=each) == [("drain", "decode-0"), ("drain", "decode-1")]
+    found = verbs_for(decode, 2, 2, budget=12, gpus_per_worker=each)
+    assert found == [("flip", "decode-0"), ("flip", "decode-1")]
 
 
 def test_the_one_with_the_least_to_finish_is_drained() -> None:

@@ -1,7 +1,6 @@
 """What the live observer makes of what routers and workers say, over a real NATS server."""
 
 import asyncio
-import os
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
@@ -13,6 +12,7 @@ from baton.config import ServingConfig
 from baton.discovery import Announcer
 from baton.errors import UnavailableError
 from baton.incarnation import new_incarnation
+from baton.launcher import Machines
 from baton.load_board import publish_load
 from baton.nats_client import NatsClient, connect
 from baton.nats_server import NatsServer
@@ -28,13 +28,14 @@ from baton_proto.router_report import (
     encode_router_report,
 )
 from planner.connector import WorkerProcess
-from planner.live import gpu_budget
+from planner.live import gpu_budget, gpus_per_worker
 from planner.live_observer import LiveObserver
 from planner.router_board import RouterBoard
 from planner.worker_board import WorkerBoard
 
 WAIT_S = 5.0
 CONFIG = ServingConfig()
+GPUS: dict[Role, int] = {PREFILL: 4, DECODE: 2}
 
 
 @pytest.fixture
@@ -116,12 +117,14 @@ class TestWorkers:
             await nats.flush()
             views = {view.worker_id: view for view in board.views()}
             assert views["decode-1"] == WorkerView(
-                "decode-1", DECODE, "ready", born / 1e6, born / 1e6, running=3, max_running=64, waiting=1,
+                "decode-1", DECODE, "ready", born / 1e6, born / 1e6, gpus=2, running=3, max_running=64, waiting=1,
                 kv_used=0.2, kv_tokens=1600, context_tokens=123,
             )  # fmt: skip
-            assert views["prefill-2"] == WorkerView("prefill-2", PREFILL, "starting", 60.0)
+            assert views["prefill-2"] == WorkerView("prefill-2", PREFILL, "starting", 60.0, gpus=4)
             flipping = views["prefill-3"]
-            assert (flipping.role, flipping.effect) == (DECODE, "flip"), "the role that it had, until it is done"
+            assert (flipping.role, flipping.effect, flipping.gpus) == (DECODE, "flip", 2), (
+                "the role that it had, until it is done"
+            )
             assert views["x"].state == "ready"
             (sample,) = board.take_steps()
             assert sample == StepSample("decode-1", sample.ready_for_s, 0, 0, 3, 99, 7.5)
@@ -152,7 +155,7 @@ class TestObserving:
     async def test_it_raises_while_nothing_is_new_and_shows_the_ages_when_that_is_too_old(
         self, nats: NatsClient, nats_server: NatsServer
     ) -> None:
-        observer = LiveObserver(nats, with_stale_s(2.0), tuple, 4, 1, lambda: Holds(prefill=2))
+        observer = LiveObserver(nats, with_stale_s(2.0), tuple, 4, GPUS, lambda: Holds(prefill=2))
         starting = asyncio.create_task(observer.start())
         try:
             await until_said(nats, starting, 1.0)
@@ -174,11 +177,17 @@ class TestObserving:
 
 def test_the_budget_is_what_the_configuration_says_or_what_is_here() -> None:
     limits = CONFIG.planner.limits
-    assert gpu_budget(ServingConfig(model="mock")) == limits.max_prefill + limits.max_decode
+    machines = Machines(gpus=0, cores=6)
+    assert gpu_budget(ServingConfig(model="mock"), machines) == limits.max_prefill + limits.max_decode
     given = replace(CONFIG.planner, limits=replace(limits, gpu_budget=3))
-    assert gpu_budget(ServingConfig(model="mock", planner=given)) == 3
+    assert gpu_budget(ServingConfig(model="mock", planner=given), machines) == 3
     on_cpu = ServingConfig(engine=replace(CONFIG.engine, device="cpu"))
-    assert gpu_budget(on_cpu) == len(os.sched_getaffinity(0))
+    assert gpu_budget(on_cpu, machines) == 6
+    tensor_parallel = ServingConfig(engine=replace(CONFIG.engine, tensor_parallel=2, prefill_tensor_parallel=4))
+    assert gpus_per_worker(tensor_parallel, machines) == {PREFILL: 1, DECODE: 1}
+    with_gpus = replace(machines, gpus=8)
+    assert gpu_budget(tensor_parallel, with_gpus) == 8
+    assert gpus_per_worker(tensor_parallel, with_gpus) == {PREFILL: 4, DECODE: 2}
 
 
 def with_stale_s(stale_s: float) -> ServingConfig:
@@ -197,7 +206,7 @@ async def until_said(nats: NatsClient, starting: "asyncio.Task[None]", uptime_s:
 async def worker_board(
     nats: NatsClient, closing: AsyncExitStack, processes: Callable[[], list[WorkerProcess]]
 ) -> WorkerBoard:
-    board = WorkerBoard(nats, CONFIG, processes, 1)
+    board = WorkerBoard(nats, CONFIG, processes, GPUS)
     await board.start()
     closing.push_async_callback(board.close)
     return board

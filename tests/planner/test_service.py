@@ -44,7 +44,7 @@ class Faulty(Processes):
 async def test_after_a_fault_the_next_planner_goes_on(nats_server: NatsServer) -> None:
     nats = await connect(nats_server.url, "test")
     began: asyncio.Queue[str] = asyncio.Queue()
-    service = PlannerService(CONFIG, nats, Faulty(faults=1), 8, 1)
+    service = PlannerService(CONFIG, nats, Faulty(faults=1), 8, {"prefill": 1, "decode": 1})
     task = asyncio.create_task(service.run(began.put_nowait))
     try:
         uptime_s = 0.0
@@ -63,7 +63,7 @@ async def test_after_a_fault_the_next_planner_goes_on(nats_server: NatsServer) -
 async def test_what_the_last_planner_remembered_is_taken_up_unless_it_cannot_be_read(nats_server: NatsServer) -> None:
     nats = await connect(nats_server.url, "test")
     try:
-        service = PlannerService(CONFIG, nats, Faulty(faults=0), 8, 1)
+        service = PlannerService(CONFIG, nats, Faulty(faults=0), 8, {"prefill": 1, "decode": 1})
         await service._store.load(KEY)
         remembered = Planner(CONFIG.planner)
         remembered._next_number = 42
@@ -82,9 +82,9 @@ async def test_a_journal_that_cannot_be_opened_is_refused_and_one_that_fails_lat
     try:
         nowhere = replace(CONFIG, planner=replace(CONFIG.planner, journal=str(tmp_path / "no" / "plan.jsonl")))
         with pytest.raises(ConfigError, match=r"plan\.jsonl: No such file"):
-            PlannerService(nowhere, nats, Faulty(faults=0), 8, 1)
+            PlannerService(nowhere, nats, Faulty(faults=0), 8, {"prefill": 1, "decode": 1})
         full = replace(CONFIG, planner=replace(CONFIG.planner, journal="/dev/full"))
-        service = PlannerService(full, nats, Faulty(faults=0), 8, 1)
+        service = PlannerService(full, nats, Faulty(faults=0), 8, {"prefill": 1, "decode": 1})
         service._write(Started(0.0, MAJOR, "slo"))
         assert service._journal is not None
         service._journal.close()
