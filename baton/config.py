@@ -125,6 +125,12 @@ class DiscoveryConfig(Struct, frozen=True, forbid_unknown_fields=True):
     ttl_s: Seconds = 4.0  # a worker that was silent for this long is gone
 
 
+class RayConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Of `baton up --ray`."""
+
+    capacity_timeout_s: Seconds = 120.0  # a worker that no node has room for is given up after this long
+
+
 class LoggingConfig(Struct, frozen=True, forbid_unknown_fields=True):
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["console", "json"] = "console"
@@ -142,6 +148,7 @@ class ServingConfig(Struct, frozen=True, forbid_unknown_fields=True):
     transfer: TransferConfig = TransferConfig()
     discovery: DiscoveryConfig = DiscoveryConfig()
     planner: PlannerConfig = PlannerConfig()
+    ray: RayConfig = RayConfig()
     logging: LoggingConfig = LoggingConfig()
 
 
@@ -166,6 +173,18 @@ def parse_config(data: Any, where: str = "configuration") -> ServingConfig:
     except msgspec.ValidationError as error:
         problem, _, path = str(error).partition(" - at ")
         raise ConfigError(f"{where}: {path.strip('`').removeprefix('$.') or 'top level'}", problem) from error
+
+
+def with_absolute_paths(config: ServingConfig) -> ServingConfig:
+    """For processes that work in another folder."""
+
+    def absolute(path: str | None) -> str | None:
+        return None if path is None else str(Path(path).expanduser().absolute())
+
+    model = config.model if not Path(config.model).expanduser().exists() else str(absolute(config.model))
+    nats = msgspec.structs.replace(config.nats, store_dir=absolute(config.nats.store_dir))
+    planner = msgspec.structs.replace(config.planner, journal=absolute(config.planner.journal))
+    return msgspec.structs.replace(config, model=model, nats=nats, planner=planner)
 
 
 def for_prefill_worker(config: ServingConfig) -> ServingConfig:

@@ -73,7 +73,7 @@ class Supervisor:
         living: list[tuple[Launch, Process]] = []
         try:
             living = await self.launcher.living()
-            await self._take_over(living)
+            self.take_over(living)
             await self._start_nats()
             async with asyncio.TaskGroup() as group:
                 for name, process in self.children.items():
@@ -88,6 +88,14 @@ class Supervisor:
             if isinstance(error, ExceptionGroup):
                 raise error.exceptions[0] from None
             raise
+
+    def take_over(self, living: Iterable[tuple[Launch, Process]]) -> None:
+        for launch, process in living:
+            if launch.module == NATS:
+                self.nats = process
+            else:
+                self._add(launch, process)
+            self._watch_in_background(process)
 
     async def add_worker(self, role: Role, worker_id: str | None = None) -> str:
         """Its id, once the router uses it. `worker_id`: of no worker that lives. Raises ProcessFailedError; when it was
@@ -161,26 +169,17 @@ class Supervisor:
     def _stop_limit_s(self) -> float:
         return self.config.workers.drain_timeout_s + DRAIN_GRACE_S
 
-    async def _take_over(self, living: Iterable[tuple[Launch, Process]]) -> None:
-        """Raises UnavailableError when their NATS server is gone, whose address they cannot change."""
-        for launch, process in living:
-            if launch.module == NATS:
-                self.nats = process
-                self._use_nats(await process.wait_ready(self.config.workers.ready_timeout_s))
-            else:
-                self._add(launch, process)
-            self._watch_in_background(process)
-        if self.children and self.config.nats.url is None:
-            raise UnavailableError("processes of this service live, but their NATS server does not; end them first")
-
     async def _start_nats(self) -> None:
-        if self.config.nats.url is None:
+        """Unless it is there, or another one is to be used. Raises UnavailableError."""
+        if self.config.nats.url is not None:
+            return
+        if self.nats is None:
+            if self.children:
+                raise UnavailableError("processes of this service live, but their NATS server does not; end them first")
             self.nats = self.launcher.process(Launch(NATS, NATS, self.config))
             await self.nats.start()
             self._watch_in_background(self.nats)
-            self._use_nats(await self.nats.wait_ready(self.config.workers.ready_timeout_s))
-
-    def _use_nats(self, ready: Ready) -> None:
+        ready = await self.nats.wait_ready(self.config.workers.ready_timeout_s)
         nats = msgspec.structs.replace(self.config.nats, url=ready.addresses[NATS])
         self.config = msgspec.structs.replace(self.config, nats=nats)
         self._on_ready(ready)

@@ -10,6 +10,12 @@ UINT64_MAX = 2**64 - 1
 AddressOption = Annotated[
     str, typer.Option("--address", envvar="BATON_ADDRESS", metavar="HOST:PORT", help="gRPC address of the service.")
 ]
+RayAddressOption = Annotated[
+    str,
+    typer.Option(
+        "--address", envvar="RAY_ADDRESS", metavar="HOST:PORT", help="Of the Ray cluster; auto: that of this machine."
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 TimeoutOption = Annotated[
     float | None, typer.Option("--timeout", min=0.001, metavar="SECONDS", help="Give up when it takes longer.")
