@@ -136,6 +136,12 @@ class SecurityConfig(Struct, frozen=True, forbid_unknown_fields=True):
     cluster_key_file: str | None = None  # of the service's own processes
 
 
+class RayConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Of `baton up --ray`."""
+
+    capacity_timeout_s: Seconds = 120.0  # a worker that no node has room for is given up after this long
+
+
 class LoggingConfig(Struct, frozen=True, forbid_unknown_fields=True):
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["console", "json"] = "console"
@@ -154,6 +160,7 @@ class ServingConfig(Struct, frozen=True, forbid_unknown_fields=True):
     discovery: DiscoveryConfig = DiscoveryConfig()
     security: SecurityConfig = SecurityConfig()
     planner: PlannerConfig = PlannerConfig()
+    ray: RayConfig = RayConfig()
     logging: LoggingConfig = LoggingConfig()
 
 
@@ -178,6 +185,21 @@ def parse_config(data: Any, where: str = "configuration") -> ServingConfig:
     except msgspec.ValidationError as error:
         problem, _, path = str(error).partition(" - at ")
         raise ConfigError(f"{where}: {path.strip('`').removeprefix('$.') or 'top level'}", problem) from error
+
+
+def with_absolute_paths(config: ServingConfig) -> ServingConfig:
+    """For processes that work in another folder."""
+
+    def absolute(path: str | None) -> str | None:
+        return None if path is None else str(Path(path).expanduser().absolute())
+
+    model = config.model if not Path(config.model).expanduser().exists() else str(absolute(config.model))
+    nats = msgspec.structs.replace(config.nats, store_dir=absolute(config.nats.store_dir))
+    planner = msgspec.structs.replace(config.planner, journal=absolute(config.planner.journal))
+    security = SecurityConfig(
+        **{name: absolute(path) for name, path in msgspec.structs.asdict(config.security).items()}
+    )
+    return msgspec.structs.replace(config, model=model, nats=nats, planner=planner, security=security)
 
 
 def for_prefill_worker(config: ServingConfig) -> ServingConfig:

@@ -18,9 +18,21 @@ BatonError
 └── ModelError              weights, tokenizer or configuration of a model cannot be used
 """
 
+from typing import Any
+
 
 class BatonError(Exception):
     """Base of every error that Baton raises on purpose."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Ray's actors raise them to each other: with their fields, not by calling the constructor again."""
+        return _rebuilt, (type(self), self.args), self.__dict__
+
+
+def _rebuilt(kind: type[BatonError], arguments: tuple[Any, ...]) -> BatonError:
+    error = kind.__new__(kind)
+    error.args = arguments
+    return error
 
 
 class InvalidRequestError(BatonError):

@@ -4,7 +4,9 @@
 """
 
 import asyncio
+import os
 import time
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, Protocol
 
@@ -22,10 +24,12 @@ class Tell(Protocol):
 class ServiceRun:
     """`tell` hears what happens. Set `stop` to drain it, and `hurry` then to end it at once."""
 
-    def __init__(self, config: ServingConfig, launcher: Launcher, tell: Tell) -> None:
+    def __init__(
+        self, config: ServingConfig, launcher: Launcher, tell: Tell, environ: Mapping[str, str] = os.environ
+    ) -> None:
         self.stop = asyncio.Event()
         self.hurry = asyncio.Event()
-        self._supervisor = Supervisor(config, on_ready=self._process_ready, launcher=launcher)
+        self._supervisor = Supervisor(config, on_ready=self._process_ready, launcher=launcher, environ=environ)
         self._tell = tell
         self._start_s = time.monotonic()
 

@@ -48,8 +48,10 @@ class Supervisor:
         log_dir: Path | None = None,
         on_ready: Callable[[Ready], None] | None = None,
         launcher: Launcher | None = None,
+        environ: Mapping[str, str] = os.environ,
     ) -> None:
-        self.keys = load_or_make_keys(config)
+        self.keys = load_or_make_keys(config, environ)
+        self._environ = environ
         self._tls = load_tls(config.security)
         self.config = _without_login(config)
         self.launcher: Launcher = launcher or LocalLauncher(config, log_dir)
@@ -83,7 +85,7 @@ class Supervisor:
         living: list[tuple[Launch, Process]] = []
         try:
             living = await self.launcher.living()
-            await self._take_over(living)
+            self.take_over(living)
             await self._start_nats()
             self._leave_key()
             async with asyncio.TaskGroup() as group:
@@ -99,6 +101,17 @@ class Supervisor:
             if isinstance(error, ExceptionGroup):
                 raise error.exceptions[0] from None
             raise
+
+    def take_over(self, living: Iterable[tuple[Launch, Process]]) -> None:
+        """Those that live, and the keys that they know each other by."""
+        for launch, process in living:
+            self._environ = launch.keys
+            self.keys = load_keys(launch.config, launch.keys)
+            if launch.module == NATS:
+                self.nats = process
+            else:
+                self._add(launch, process)
+            self._watch_in_background(process)
 
     async def add_worker(self, role: Role, worker_id: str | None = None) -> str:
         """Its id, once the router uses it. `worker_id`: of no worker that lives. Raises ProcessFailedError; when it was
@@ -183,27 +196,17 @@ class Supervisor:
     def _stop_limit_s(self) -> float:
         return self.config.workers.drain_timeout_s + DRAIN_GRACE_S
 
-    async def _take_over(self, living: Iterable[tuple[Launch, Process]]) -> None:
-        """Raises UnavailableError when their NATS server is gone, whose address they cannot change."""
-        for launch, process in living:
-            self.keys = load_keys(launch.config, os.environ | launch.keys)
-            if launch.module == NATS:
-                self.nats = process
-                self._use_nats(await process.wait_ready(self.config.workers.ready_timeout_s))
-            else:
-                self._add(launch, process)
-            self._watch_in_background(process)
-        if self.children and self.config.nats.url is None:
-            raise UnavailableError("processes of this service live, but their NATS server does not; end them first")
-
     async def _start_nats(self) -> None:
-        if self.config.nats.url is None:
+        """Unless it is there, or another one is to be used. Raises UnavailableError."""
+        if self.config.nats.url is not None:
+            return
+        if self.nats is None:
+            if self.children:
+                raise UnavailableError("processes of this service live, but their NATS server does not; end them first")
             self.nats = self.launcher.process(self._launch(NATS, NATS, []))
             await self.nats.start()
             self._watch_in_background(self.nats)
-            self._use_nats(await self.nats.wait_ready(self.config.workers.ready_timeout_s))
-
-    def _use_nats(self, ready: Ready) -> None:
+        ready = await self.nats.wait_ready(self.config.workers.ready_timeout_s)
         nats = msgspec.structs.replace(self.config.nats, url=ready.addresses[NATS])
         self.config = msgspec.structs.replace(self.config, nats=nats)
         self._on_ready(ready)
@@ -246,7 +249,9 @@ class Supervisor:
         workers: dict[str, Role] | None = None,
         ranks: int = 0,
     ) -> Launch:
-        return Launch(name, module, self.config, handed_on(self.keys), list(arguments), workers or {}, ranks)
+        return Launch(
+            name, module, self.config, handed_on(self.keys, self._environ), list(arguments), workers or {}, ranks
+        )
 
     def _new_id(self, kind: str) -> str:
         taken = self._roles.keys() | self.children.keys()

@@ -7,9 +7,11 @@ import typer
 
 from baton.cli.chat import chat
 from baton.cli.demo import demo
+from baton.cli.down import down
 from baton.cli.events.app import app as events_app
 from baton.cli.exit_codes import EXIT_CODES_HELP
 from baton.cli.generate import generate
+from baton.cli.logs import logs
 from baton.cli.plan.app import app as plan_app
 from baton.cli.plan.orders import drain, flip, scale
 from baton.cli.sleep import sleep, wake
@@ -26,7 +28,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=EXIT_CODES_HELP,
 )
-for command in (up, chat, generate, status, top, scale, drain, flip, sleep, wake, demo):
+for command in (up, down, chat, generate, status, top, logs, scale, drain, flip, sleep, wake, demo):
     app.command(epilog=EXIT_CODES_HELP)(command)
 app.add_typer(events_app)
 app.add_typer(plan_app)

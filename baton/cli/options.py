@@ -19,6 +19,12 @@ CaFileOption = Annotated[
     Path | None,
     typer.Option(envvar="BATON_CA_FILE", metavar="FILE", help="CA of the service's certificate, where it speaks TLS."),
 ]
+RayAddressOption = Annotated[
+    str,
+    typer.Option(
+        "--address", envvar="RAY_ADDRESS", metavar="HOST:PORT", help="Of the Ray cluster; auto: that of this machine."
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 TimeoutOption = Annotated[
     float | None, typer.Option("--timeout", min=0.001, metavar="SECONDS", help="Give up when it takes longer.")

@@ -6,7 +6,7 @@ from typing import Any
 import typer
 
 
-def print_news(as_json: bool, line: str, event: str, **fields: Any) -> None:
+def print_news(as_json: bool, line: str, *, event: str, **fields: Any) -> None:
     """As lines, or as one JSON object each. Losses go to stderr as well."""
     if event == "lost":
         typer.echo(line, err=True)

@@ -3,15 +3,18 @@
 import asyncio
 import enum
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from baton.cli.exit_codes import ExitCode, errors_reported
+from baton.cli.options import RayAddressOption
 from baton.cli.service_news import print_news
-from baton.config import ServingConfig, load_config
+from baton.config import ServingConfig, load_config, with_absolute_paths
 from baton.config_overrides import with_overrides
+from baton.errors import ConfigError
 from baton.local_launcher import LocalLauncher
 from baton.logging import configure_logging
 from baton.service_run import ServiceRun
@@ -49,11 +52,15 @@ def up(
     log_dir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="One log file per process, instead of all logs on stderr.")
     ] = None,
+    ray: Annotated[bool, typer.Option("--ray", help="On a Ray cluster; return when the service is up.")] = False,
+    address: RayAddressOption = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print what happens as one JSON object per line.")] = False,
 ) -> None:
     """Start a service on this machine and stay in the foreground.
 
     Ctrl-C or SIGTERM drains: requests in flight end, new ones are refused. A second one ends everything at once.
+
+    With --ray the processes run on the Ray cluster at --address and stay there; `baton down` drains and ends them.
     """
     flags = {
         "model": model,
@@ -67,13 +74,16 @@ def up(
         serving = with_overrides(load_config(config), _given(flags))
         configure_logging(serving.logging, "baton")
         served_model(serving, progress=True)  # converts it, once, where a person can see it
-        code = asyncio.run(_in_foreground(serving, log_dir, as_json))
+        if ray:
+            code = _on_ray(serving, log_dir, address, as_json)
+        else:
+            code = asyncio.run(_in_foreground(serving, log_dir, as_json))
     raise typer.Exit(code)
 
 
 async def _in_foreground(config: ServingConfig, log_dir: Path | None, as_json: bool) -> ExitCode:
     def tell(line: str, *, event: str, **fields: Any) -> None:
-        print_news(as_json, f"{line}; once more to end it now" if event == "draining" else line, event, **fields)
+        print_news(as_json, f"{line}; once more to end it now" if event == "draining" else line, event=event, **fields)
 
     run = ServiceRun(config, LocalLauncher(config, log_dir), tell)
     for number in STOP_SIGNALS:
@@ -81,6 +91,18 @@ async def _in_foreground(config: ServingConfig, log_dir: Path | None, as_json: b
             number, lambda: (run.hurry if run.stop.is_set() else run.stop).set()
         )
     return ExitCode.OK if await run.run() else ExitCode.FAILED
+
+
+def _on_ray(config: ServingConfig, log_dir: Path | None, address: str, as_json: bool) -> ExitCode:
+    if log_dir is not None:
+        raise ConfigError("--log-dir", "is not for --ray: logs stay on their nodes, and `baton logs` shows them")
+    from baton.on_ray.cluster import connected
+
+    with connected(address, config.namespace):
+        from baton.on_ray.service import bring_up
+
+        bring_up(with_absolute_paths(config), partial(print_news, as_json))
+    return ExitCode.OK
 
 
 def _given(flags: dict[str, Any]) -> dict[str, Any]:

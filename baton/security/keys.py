@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from baton.config import SecurityConfig, ServingConfig
 from baton.errors import ConfigError
+from baton.security import nats_login
 from baton.security.bearer_keys import FILE_FIELD, BearerKeys
 from baton.security.cluster_key import MIN_LENGTH, ClusterKey, new_cluster_key
 from baton.security.nats_login import NO_LOGIN, NatsLogin, find_login
@@ -18,6 +19,7 @@ from baton.security.secret import Secret, parse_secrets, read_secrets
 
 CLUSTER_KEY_VARIABLE = "BATON_CLUSTER_KEY"
 API_KEY_VARIABLE = "BATON_API_KEY"
+VARIABLES = (CLUSTER_KEY_VARIABLE, API_KEY_VARIABLE, *nats_login.VARIABLES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +61,16 @@ def find_cluster_key(config: SecurityConfig, environ: Mapping[str, str] = os.env
     return None
 
 
-def handed_on(keys: Keys) -> dict[str, str]:
-    """Variables for the processes of the same service. What stands in files they read themselves."""
+def handed_on(keys: Keys, environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables for the processes of the same service, wherever they run: those of `environ`, the ones that `keys` were
+    loaded with, and what was derived. What stands in files they read themselves."""
     cluster = {} if keys.cluster is None else {CLUSTER_KEY_VARIABLE: keys.cluster.secret.reveal()}
-    return cluster | keys.nats.variables()
+    return given(environ) | cluster | keys.nats.variables()
+
+
+def given(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that hold keys."""
+    return {name: environ[name] for name in VARIABLES if environ.get(name)}
 
 
 def check_reach(field: str, host: str, keys: Keys) -> None:

@@ -1,0 +1,24 @@
+"""`baton down`: ends a service on a Ray cluster."""
+
+from functools import partial
+
+import typer
+
+from baton.cli.events.options import NamespaceOption
+from baton.cli.exit_codes import ExitCode, errors_reported
+from baton.cli.options import JsonOption, RayAddressOption
+from baton.cli.service_news import print_news
+
+
+def down(
+    address: RayAddressOption = "auto", namespace: NamespaceOption = "default", as_json: JsonOption = False
+) -> None:
+    """Drain and end a service that `baton up --ray` has brought up: requests in flight end, new ones are refused."""
+    with errors_reported():
+        from baton.on_ray.cluster import connected
+
+        with connected(address, namespace):
+            from baton.on_ray.service import take_down
+
+            clean = take_down(namespace, partial(print_news, as_json))
+    raise typer.Exit(ExitCode.OK if clean else ExitCode.FAILED)

@@ -1,0 +1,59 @@
+"""`baton logs`: what a process of the service has logged."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from baton.cli.events.options import NamespaceOption
+from baton.cli.exit_codes import errors_reported
+from baton.cli.options import RayAddressOption
+from baton.errors import UnavailableError
+from baton.log_file import log_since, log_tail
+
+POLL_S = 0.2
+
+
+def logs(
+    process: Annotated[
+        str, typer.Argument(metavar="PROCESS", help="A worker's id, router-1, nats, or on Ray control (the planner's).")
+    ],
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, metavar="N", help="The last so many.")] = 100,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes.")] = False,
+    log_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="That `baton up` without --ray was given.")
+    ] = None,
+    address: RayAddressOption = "auto",
+    namespace: NamespaceOption = "default",
+) -> None:
+    """Show the end of a process's log, on whichever node of the Ray cluster it runs, or from --log-dir."""
+    with errors_reported():
+        if log_dir is not None:
+            _print(_read_file(log_dir / f"{process}.log", lines, follow))
+            return
+        from baton.on_ray.cluster import connected
+
+        with connected(address, namespace):
+            from baton.on_ray.service import read_log
+
+            _print(read_log(process, lines, follow))
+
+
+def _read_file(path: Path, lines: int, follow: bool) -> Iterator[str]:
+    """Raises UnavailableError."""
+    try:
+        text, offset = log_tail(path, lines)
+        yield text
+        while follow:
+            time.sleep(POLL_S)
+            text, offset = log_since(path, offset)
+            yield text
+    except OSError as error:
+        raise UnavailableError(f"{path}: {error.strerror}") from error
+
+
+def _print(pieces: Iterator[str]) -> None:
+    for piece in pieces:
+        typer.echo(piece, nl=False)

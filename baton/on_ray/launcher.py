@@ -1,0 +1,123 @@
+"""Processes on a Ray cluster: each in an actor of its own, with the resources that it takes."""
+
+import asyncio
+from functools import partial
+from typing import Any, Final
+
+import ray
+import structlog
+from msgspec import Struct
+from ray.exceptions import ActorAlreadyExistsError, RayActorError
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from baton.config import ServingConfig
+from baton.launcher import Launch, Machines, uses_gpus
+from baton.on_ray.cluster import answer, find_actor, on_head
+from baton.on_ray.process import RayProcess
+from baton.on_ray.process_host import Hosted, ProcessHost, threads_of
+from baton.on_ray.room import Bundle, Room
+from baton.process import Process
+
+CONTROL: Final = "baton-control"  # the one actor that is no host
+NAME_FREE_S: Final = 10.0  # in which the name of an actor that was killed is free again
+ANSWER_S: Final = 10.0  # of an actor that lives
+AGAIN_S: Final = 0.1
+
+log = structlog.get_logger()
+
+
+class Seat(Struct, frozen=True):
+    host: Any  # a ProcessHost
+    group: PlacementGroup | None
+
+
+class RayLauncher:
+    """In the namespace of the driver, or of the actor that it is used in. Actors are detached: they end when they are
+    told to, and not with whoever has started them."""
+
+    def __init__(self, config: ServingConfig) -> None:
+        resources = ray.cluster_resources()
+        self.machines = Machines(int(resources.get("GPU", 0)), int(resources.get("CPU", 0)))
+        self._room = Room(config.ray.capacity_timeout_s)
+        self._gpus = uses_gpus(config, self.machines)
+        self._seats: dict[str, Seat] = {}  # by process
+
+    def process(self, launch: Launch) -> Process:
+        return RayProcess(launch.name, partial(self._place, launch))
+
+    def release(self, process: Process) -> None:
+        self._room.release(process.name)
+        seat = self._seats.pop(process.name, None)
+        if seat is not None:
+            _end(seat)
+
+    async def living(self) -> list[tuple[Launch, Process]]:
+        """Actors whose process has ended, or was never started, are cleared away."""
+        found = await asyncio.gather(*(self._taken_over(name) for name in ray.util.list_named_actors()))
+        return [one for one in found if one is not None]
+
+    def close(self) -> None:
+        """Nothing is left: actors have gone one by one."""
+
+    async def _place(self, launch: Launch) -> tuple[Any, int]:
+        bundle = self._bundle(launch)
+        seat = self._seats[launch.name] = await self._new_seat(launch, bundle)
+        return seat.host, await self._room.placed(launch.name, bundle, answer(seat.host.start.remote()))
+
+    async def _new_seat(self, launch: Launch, bundle: Bundle) -> Seat:
+        """The name may still be that of the last process: one that flips keeps its own."""
+        group = placement_group([dict(bundle)], "STRICT_PACK", lifetime="detached") if "GPU" in bundle else None
+        options = _options(bundle, group) if launch.workers else on_head()
+        actor = ray.remote(ProcessHost).options(name=launch.name, lifetime="detached", max_restarts=0, **options)
+        deadline = asyncio.get_running_loop().time() + NAME_FREE_S
+        while True:
+            try:
+                return Seat(actor.remote(launch), group)
+            except ActorAlreadyExistsError:
+                if asyncio.get_running_loop().time() > deadline:
+                    raise
+                await asyncio.sleep(AGAIN_S)
+
+    def _bundle(self, launch: Launch) -> Bundle:
+        if not launch.workers:
+            return {}
+        cpus = {"CPU": float(threads_of(launch.config) * launch.ranks)}
+        return cpus | {"GPU": float(launch.ranks)} if self._gpus else cpus
+
+    async def _taken_over(self, name: str) -> tuple[Launch, Process] | None:
+        host = find_actor(name) if name != CONTROL else None
+        if host is None:
+            return None
+        try:
+            about: Hosted = await asyncio.wait_for(answer(host.about.remote()), ANSWER_S)
+        except (RayActorError, TimeoutError) as error:
+            log.warning("an actor does not answer and is ended", actor=name, error=repr(error))
+            _end(Seat(host, None))
+            return None
+        seat = Seat(host, about.group)
+        if not about.pid:
+            _end(seat)
+            return None
+        self._seats[name] = seat
+        self._room.hold(name, self._bundle(about.launch))
+
+        async def there() -> tuple[Any, int]:
+            return host, about.pid
+
+        process = RayProcess(name, there)
+        await process.start()
+        return about.launch, process
+
+
+def _options(bundle: Bundle, group: PlacementGroup | None) -> dict[str, Any]:
+    options: dict[str, Any] = {"num_cpus": bundle["CPU"], "num_gpus": bundle.get("GPU", 0)}
+    if group is not None:
+        options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, 0)
+    return options
+
+
+def _end(seat: Seat) -> None:
+    ray.kill(seat.host)
+    if seat.group is not None:
+        remove_placement_group(seat.group)

@@ -1,0 +1,45 @@
+"""A real Ray cluster for tests, on this machine: a head node and as many others as asked for, each at a loopback
+address of its own.
+
+    with ray_cluster() as cluster:
+        node = cluster.add_node(num_cpus=2, node_ip_address="127.0.0.3")
+        run("up", "--ray", "--address", cluster.address)
+
+Nothing of it is found by accident: ports are free ones, and its folder is not the one in which Ray looks for clusters.
+"""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+HEAD_ADDRESS = "127.0.0.2"  # not 127.0.0.1, which Ray would replace by the machine's own
+SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_AUTO_CONNECT": "0"}
+
+
+@contextmanager
+def ray_cluster(head_cpus: int = 4, **environment: str) -> Iterator[Any]:
+    """A ray.cluster_utils.Cluster. `environment`: variables of its nodes and of what the test starts."""
+    folder = tempfile.mkdtemp(prefix="br-", dir="/tmp")  # a short path: Ray puts sockets there
+    variables = SETTINGS | {"RAY_TMPDIR": folder} | environment
+    with mock.patch.dict(os.environ, variables):
+        from ray.cluster_utils import Cluster
+
+        cluster = Cluster(
+            initialize_head=True,
+            head_node_args={
+                "num_cpus": head_cpus,
+                "node_ip_address": HEAD_ADDRESS,
+                "include_dashboard": False,
+                "dashboard_port": 0,
+                "include_log_monitor": False,
+            },
+        )
+        try:
+            yield cluster
+        finally:
+            cluster.shutdown()
+            shutil.rmtree(folder, ignore_errors=True)
