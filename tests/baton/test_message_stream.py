@@ -7,6 +7,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +16,14 @@ import pytest_asyncio
 
 from baton import message_stream
 from baton.errors import ProtocolError
-from baton.message_stream import ENDED, MessageStream, accept_streams, dial
+from baton.message_stream import ENDED, MessageStream, accept_streams, dial, open_stream
+from baton.security.cluster_key import ClusterKey, new_cluster_key
+from baton.security.handshake import MAX_FRAME_BYTES, NONCE_BYTES, PROOF_BYTES
+from baton.worker import stream_server
 from baton.worker.stream_server import StreamServer
 from baton_proto.worker import MAJOR, STEPS, Cancel, Hello, Refused, decode_greeting, decoder, encode
 
+KEY = new_cluster_key()
 decode_cancel = decoder(Cancel | Refused)
 
 SILENT_SERVER = """
@@ -151,3 +156,71 @@ async def test_a_wrong_hello_is_refused_with_the_reason(hello: Any, reason: str)
         await stream.receive(decode_greeting)
     await server.stop(1.0)
     assert reason in await stream.ended()
+
+
+async def nobody(stream: MessageStream, sender: str) -> None:
+    raise AssertionError("was let in")
+
+
+@asynccontextmanager
+async def guarded_server(admitted: Any = nobody) -> AsyncIterator[str]:
+    """The address of one that asks for KEY."""
+    server = StreamServer(Hello(MAJOR, "decode-0", 42), {STEPS: admitted}, KEY)
+    yield await server.start("127.0.0.1")
+    await server.stop(0.1)
+
+
+async def test_who_has_the_cluster_key_is_let_in() -> None:
+    admitted: asyncio.Queue[str] = asyncio.Queue()
+
+    async def admit(stream: MessageStream, sender: str) -> None:
+        admitted.put_nowait(sender)
+
+    async with guarded_server(admit) as address:
+        stream, theirs = await open_stream(address, "decode-0", Hello(MAJOR, "router-0", 42, STEPS), 5, KEY)
+        assert theirs.sender == "decode-0"
+        assert await admitted.get() == "router-0"
+        stream.abort("over")
+
+
+@pytest.mark.parametrize("key", [new_cluster_key(), None], ids=["another", "none"])
+async def test_who_does_not_have_the_cluster_key_is_told_nothing_but_that_it_is_over(key: ClusterKey | None) -> None:
+    async with guarded_server() as address:
+        with pytest.raises((ProtocolError, ConnectionError), match=r"does not take our cluster key|ended|reset"):
+            await open_stream(address, "decode-0", Hello(MAJOR, "router-0", 42, STEPS), 5, key)
+
+
+async def test_a_worker_that_cannot_prove_that_it_has_the_cluster_key_is_told_nothing() -> None:
+    heard: list[bytes] = []
+    over = asyncio.Event()
+
+    async def impostor(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heard.append(await reader.readexactly(4 + MAX_FRAME_BYTES))
+        writer.write(struct.pack("<I", NONCE_BYTES) + bytes(NONCE_BYTES))
+        heard.append(await reader.readexactly(4 + PROOF_BYTES))
+        writer.write(struct.pack("<I", PROOF_BYTES) + bytes(PROOF_BYTES))
+        with suppress(ConnectionResetError):
+            heard.append(await reader.read())
+        writer.close()
+        over.set()
+
+    server = await asyncio.start_server(impostor, "127.0.0.1", 0)
+    address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    with pytest.raises(ProtocolError, match="decode-0: has another cluster key"):
+        await open_stream(address, "decode-0", Hello(MAJOR, "router-0", 42, STEPS), 5, KEY)
+    await asyncio.wait_for(over.wait(), 5)
+    server.close()
+    assert heard[2:] in ([], [b""])
+
+
+@pytest.mark.parametrize(
+    "said", [b"", b"GET / HTTP/1.1\r\n\r\n", bytes(50), struct.pack("<I", 41), encode(Hello(MAJOR, "r", 42, STEPS))]
+)
+async def test_a_stranger_hears_nothing_and_is_left(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_server, "HELLO_TIMEOUT_S", 1.5)  # longer than until the first ping
+    async with guarded_server() as address:
+        reader, writer = await asyncio.open_connection(*address.split(":"))
+        writer.write(said)
+        with suppress(ConnectionResetError):
+            assert await asyncio.wait_for(reader.read(), 20) == b""
+        writer.close()

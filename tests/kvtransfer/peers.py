@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from baton.config import TransferConfig
+from baton.security.cluster_key import ClusterKey
 from baton_proto import transfer as wire
 from baton_proto.worker import Grant
 from kvtransfer.adopted_slab import AdoptedSlab
@@ -58,11 +59,12 @@ class Decode:
         config: TransferConfig,
         identity: SlabIdentity = DECODE_IDENTITY,
         others: Sequence[AdoptedSlab] = (),
+        key: ClusterKey | None = None,
     ) -> None:
         self.slab = Slab(identity.slab_layout)
         self.events: list[TransferEvent] = []
         self._changed = threading.Condition()
-        self.receiver = Receiver(self.slab, identity, config, "127.0.0.1", self._on_event, others)
+        self.receiver = Receiver(self.slab, identity, config, "127.0.0.1", self._on_event, others, key)
 
     def of(self, transfer_id: str) -> list[TransferEvent]:
         with self._changed:
@@ -98,10 +100,16 @@ class Decode:
 class Prefill:
     """A slab with random content and a sender."""
 
-    def __init__(self, config: TransferConfig, identity: SlabIdentity = PREFILL_IDENTITY, seed: int = 0) -> None:
+    def __init__(
+        self,
+        config: TransferConfig,
+        identity: SlabIdentity = PREFILL_IDENTITY,
+        seed: int = 0,
+        key: ClusterKey | None = None,
+    ) -> None:
         self.slab = Slab(identity.slab_layout)
         fill(self.slab, seed)
-        self.sender = Sender(self.slab, identity, config)
+        self.sender = Sender(self.slab, identity, config, key)
 
     def begin(self, grant: Grant) -> tuple[Push, "queue.Queue[PushResult]"]:
         results: queue.Queue[PushResult] = queue.Queue()

@@ -15,6 +15,8 @@ from msgspec import Struct
 
 from baton.discovery import Change
 from baton.message_stream import MessageStream, accept_streams
+from baton.security.cluster_key import ClusterKey
+from baton.security.handshake import STREAM_PLANE, listening
 from baton_proto.discovery import WorkerLoad, WorkerRecord
 from baton_proto.kv_events import Stored
 from baton_proto.worker import (
@@ -103,7 +105,15 @@ def steps_of(*scripts: Script) -> Script:
 
 
 class ScriptedWorker:
-    def __init__(self, worker_id: str, role: str = "decode", script: Script = answer, incarnation: int = 1) -> None:
+    def __init__(
+        self,
+        worker_id: str,
+        role: str = "decode",
+        script: Script = answer,
+        incarnation: int = 1,
+        key: ClusterKey | None = None,
+    ) -> None:
+        self._key = key
         self.worker_id = worker_id
         self.role = role
         self.script = script
@@ -205,6 +215,8 @@ class ScriptedWorker:
         task.add_done_callback(self._tasks.discard)
 
     async def _steps(self, stream: MessageStream) -> None:
+        if self._key is not None:
+            await stream.shake_hands(listening(self._key, STREAM_PLANE, stream.peer))
         hello = await stream.receive(decode_greeting)
         if hello.incarnation not in (0, self.incarnation):
             self.refusals += 1

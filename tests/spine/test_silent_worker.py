@@ -44,7 +44,11 @@ async def until_named(service: Service, nats: NatsClient, mute: MuteWorker) -> d
 
 
 async def test_a_worker_without_events_is_named_in_status_metrics_and_log(tiny_model: Path) -> None:
-    async with running_service(tiny_model, 0, 1) as service, MuteWorker(MUTE) as mute, httpx.AsyncClient() as http:
+    async with (
+        running_service(tiny_model, 0, 1) as service,
+        MuteWorker(MUTE, key=service.supervisor.keys.cluster) as mute,
+        httpx.AsyncClient() as http,
+    ):
         (healthy,) = service.workers("decode")
         nats = await service.connect_nats(MUTE)
         announcer = Announcer(nats, replace(mute.record(), model=tiny_model.name), 0.5, service.config.discovery.ttl_s)
