@@ -1,67 +1,55 @@
 """The planner's Prometheus metrics, all from the lines of its journal, on a port of their own."""
 
-import time
 from collections import Counter as CountOf
-from wsgiref.simple_server import WSGIServer
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import Counter, Gauge, Histogram
 
-from baton_proto.planner import ROLES, State
+from baton.metrics import ProcessMetrics
+from baton_proto.planner import ALL_VERBS, ROLES, State
 from planner.journal import Decided, EffectEnded, Line
 
 STATES: tuple[State, ...] = ("starting", "ready", "draining", "sleeping")
 EFFECT_BUCKETS_S = (0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600)
 
 
-class PlannerMetrics:
+class PlannerMetrics(ProcessMetrics):
     def __init__(self) -> None:
-        self._registry = registry = CollectorRegistry()
-        self._server: WSGIServer | None = None
-        self._decided_s: float | None = None
+        super().__init__()
 
         def gauge(name: str, what: str, *labels: str) -> Gauge:
-            return Gauge(f"baton_planner_{name}", what, labels, registry=registry)
+            return Gauge(f"baton_planner_{name}", what, labels, registry=self.registry)
+
+        def counter(name: str, what: str, *labels: str) -> Counter:
+            return Counter(f"baton_planner_{name}", what, labels, registry=self.registry)
 
         self._wanted = gauge("workers_wanted", "Workers that the planner wants", "role")
         self._workers = gauge("workers", "Workers that it sees", "role", "state")
         self._frozen = gauge("frozen", "1 while nothing is changed because what is known is too old")
-        self._age = gauge("decision_age_seconds", "Since the last decision; -1 before the first")
-        self._age.set_function(lambda: -1 if self._decided_s is None else time.time() - self._decided_s)
-        self._decisions = Counter(
-            "baton_planner_decisions", "Decisions, by what came of them", ["outcome"], registry=registry
-        )
-        self._actions = Counter("baton_planner_actions", "Effects that were decided", ["verb"], registry=registry)
-        self._effects = Counter(
-            "baton_planner_effects", "Effects that have ended", ["verb", "outcome"], registry=registry
-        )
+        self._decided = gauge("last_decision_timestamp_seconds", "Unix time of the last decision; 0 before the first")
+        decisions = counter("decisions", "Decisions, by what came of them", "outcome")
+        actions = counter("actions", "Effects that were decided", "verb")
+        effects = counter("effects", "Effects that have ended", "verb", "outcome")
+        self._decisions = {outcome: decisions.labels(outcome) for outcome in ("acted", "unchanged", "frozen")}
+        self._actions = {verb: actions.labels(verb) for verb in ALL_VERBS}
+        self._effects = {(verb, end): effects.labels(verb, end) for verb in ALL_VERBS for end in ("done", "failed")}
         self._effect_s = Histogram(
-            "baton_planner_effect_seconds",
+            "baton_planner_effect_duration_seconds",
             "How long effects took",
             ["verb"],
             buckets=EFFECT_BUCKETS_S,
-            registry=registry,
+            registry=self.registry,
         )
-
-    def serve(self, host: str) -> str:
-        """Returns HOST:PORT."""
-        self._server, _ = start_http_server(0, addr=host, registry=self._registry)
-        return f"{host}:{self._server.server_port}"
-
-    def close(self) -> None:
-        if self._server is not None:
-            self._server.shutdown()
-            self._server.server_close()
 
     def observe(self, line: Line) -> None:
         if isinstance(line, Decided):
-            self._decided(line)
+            self._observe_decision(line)
         elif isinstance(line, EffectEnded):
-            self._effects.labels(line.verb, "failed" if line.error else "done").inc()
+            self._effects[line.verb, "failed" if line.error else "done"].inc()
             self._effect_s.labels(line.verb).observe(line.duration_s)
 
-    def _decided(self, line: Decided) -> None:
+    def _observe_decision(self, line: Decided) -> None:
         target = line.target
-        self._decided_s = line.time_s
+        self._decided.set(line.time_s)
         self._frozen.set(target.frozen)
         for role, count in zip(ROLES, (target.prefill, target.decode), strict=True):
             self._wanted.labels(role).set(count)
@@ -69,7 +57,6 @@ class PlannerMetrics:
         for role in ROLES:
             for state in STATES:
                 self._workers.labels(role, state).set(counts[role, state])
-        outcome = "frozen" if target.frozen else "acted" if target.actions else "unchanged"
-        self._decisions.labels(outcome).inc()
+        self._decisions["frozen" if target.frozen else "acted" if target.actions else "unchanged"].inc()
         for action in target.actions:
-            self._actions.labels(action.verb).inc()
+            self._actions[action.verb].inc()

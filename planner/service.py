@@ -47,6 +47,7 @@ class PlannerService:
         self._gpus_per_worker = gpus_per_worker
         self._store = MemoryStore(nats)
         self._metrics = PlannerMetrics()
+        self._metrics.watch(nats)
         settings = config.planner
         path = None if settings.journal is None else Path(settings.journal)
         self._journal = None if path is None else Journal(path, settings.journal_mb * MEGABYTE)

@@ -22,10 +22,15 @@ from router.openai_types import ChatBody, CompletionBody
 from router.validation import make_request_id
 
 Endpoint = Callable[[Request], Awaitable[Response]]
+Targets = Callable[[], Awaitable[object]]
 
 
-def create_app(frontend: Frontend, metrics: Callable[[], bytes]) -> ASGIApp:
-    """`metrics` gives the Prometheus text of this process.
+async def _no_targets() -> object:
+    return []
+
+
+def create_app(frontend: Frontend, metrics: Callable[[], bytes], targets: Targets = _no_targets) -> ASGIApp:
+    """`metrics` gives the Prometheus text of this process, `targets` where that of every process is.
 
     Requests for text go straight to their endpoints, which answer their own errors: each layer between would cost
     something for every event.
@@ -41,6 +46,7 @@ def create_app(frontend: Frontend, metrics: Callable[[], bytes]) -> ASGIApp:
         Route("/health", _health),
         Route("/ready", _ready(frontend)),
         Route("/metrics", _metrics(metrics)),
+        Route("/metrics/targets", _metrics_targets(targets)),
     ]
     others = Starlette(routes=routes, exception_handlers={HTTPException: on_http_exception})
 
@@ -97,3 +103,10 @@ def _metrics(metrics: Callable[[], bytes]) -> Endpoint:
         return Response(metrics(), headers={"content-type": prometheus_client.CONTENT_TYPE_LATEST})
 
     return expose
+
+
+def _metrics_targets(targets: Targets) -> Endpoint:
+    async def list_targets(request: Request) -> Response:
+        return json_response(await targets())
+
+    return list_targets

@@ -8,6 +8,7 @@ import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 import structlog
 
@@ -33,7 +34,13 @@ STOP_TIMEOUT_S = 10.0
 
 log = structlog.get_logger()
 
-RoleFactory = Callable[[WorkerRuntime], Role]
+
+class RoleFactory(Protocol):
+    """The class of a role."""
+
+    name: str
+
+    def __call__(self, runtime: WorkerRuntime) -> Role: ...
 
 
 async def run_worker(
@@ -63,6 +70,7 @@ async def shared_parts(config: ServingConfig, name: str) -> AsyncIterator[Shared
         raise ConfigError("nats.url", "a worker needs the URL of a running NATS server")
     nats = await connect(config.nats.url, name, config.namespace, config.workers.ready_timeout_s)
     metrics = MetricsEndpoint()
+    metrics.watch(nats)
     try:
         yield SharedParts(config, nats, metrics, metrics.serve(config.workers.host))
     finally:
@@ -86,7 +94,7 @@ async def serve_worker(
         gather_s = config.workers.gather_events_ms / 1000
         publisher = EventPublisher(nats, worker_id, incarnation, gather_s=gather_s)
         closing.push_async_callback(publisher.close)
-        metrics = WorkerMetrics(shared.metrics, worker_id)
+        metrics = WorkerMetrics(shared.metrics, worker_id, build_role.name, assembly.engine, publisher)
         runtime = WorkerRuntime(config, worker_id, incarnation, assembly, publisher, metrics)
         closing.push_async_callback(runtime.bridge.stop, STOP_TIMEOUT_S)
         role = build_role(runtime)
