@@ -32,20 +32,21 @@ class PlannerMetrics(ProcessMetrics):
         self._decisions = {outcome: decisions.labels(outcome) for outcome in ("acted", "unchanged", "frozen")}
         self._actions = {verb: actions.labels(verb) for verb in ALL_VERBS}
         self._effects = {(verb, end): effects.labels(verb, end) for verb in ALL_VERBS for end in ("done", "failed")}
-        self._effect_s = Histogram(
+        durations = Histogram(
             "baton_planner_effect_duration_seconds",
             "How long effects took",
             ["verb"],
             buckets=EFFECT_BUCKETS_S,
             registry=self.registry,
         )
+        self._effect_s = {verb: durations.labels(verb) for verb in ALL_VERBS}
 
     def observe(self, line: Line) -> None:
         if isinstance(line, Decided):
             self._observe_decision(line)
         elif isinstance(line, EffectEnded):
             self._effects[line.verb, "failed" if line.error else "done"].inc()
-            self._effect_s.labels(line.verb).observe(line.duration_s)
+            self._effect_s[line.verb].observe(line.duration_s)
 
     def _observe_decision(self, line: Decided) -> None:
         target = line.target

@@ -23,8 +23,10 @@ def add_queue_gauges(metrics: RouterMetrics, queue: AdmissionQueue, targets: Tar
     gauge("baton_router_queue_running", "Choices that run on workers", lambda: queue.view().running)
     gauge("baton_router_queue_limit", "Requests that may be admitted at once", lambda: queue.view().capacity)
     gauge("baton_router_queue_oldest_age_seconds", "Age of the oldest that waits", lambda: queue.view().oldest_age_s)
-    gauge("baton_router_ttft_target_seconds", "planner.targets.ttft_ms", lambda: targets.ttft_ms / 1000)
-    gauge("baton_router_itl_target_seconds", "planner.targets.itl_ms", lambda: targets.itl_ms / 1000)
+    gauge(
+        "baton_router_ttft_target_seconds", "What is aimed at: planner.targets.ttft_ms", lambda: targets.ttft_ms / 1000
+    )
+    gauge("baton_router_itl_target_seconds", "What is aimed at: planner.targets.itl_ms", lambda: targets.itl_ms / 1000)
 
 
 def add_worker_gauges(metrics: RouterMetrics, directory: Directory, pool: WorkerPool, status: StatusView) -> None:
@@ -46,7 +48,7 @@ def add_worker_gauges(metrics: RouterMetrics, directory: Directory, pool: Worker
 def add_event_gauges(metrics: RouterMetrics, indexer: Indexer) -> None:
     metrics.gauge("baton_router_tree_blocks", "Distinct blocks in the radix tree", lambda: indexer.tree.num_blocks)
     metrics.counter("baton_router_event_snapshots", "Block tables taken from workers", lambda: indexer.snapshots)
-    metrics.counter("baton_router_events_malformed", "Events that were unreadable", lambda: indexer.malformed_events)
+    metrics.counter("baton_router_events_malformed", "Batches that could not be read", lambda: indexer.malformed_events)
     metrics.counter("baton_router_events_refused", "Events that contradict the tree", lambda: indexer.refused_events)
     metrics.counter(
         "baton_router_event_batches",

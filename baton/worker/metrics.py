@@ -86,17 +86,23 @@ GAUGES: dict[str, tuple[str, Value]] = {
     "kv_blocks_cached": ("KV blocks kept for reuse", lambda of: of.load.blocks_cached),
     "kv_blocks_capacity": ("KV blocks of the slab", lambda of: of.load.blocks_total),
     "leases": ("Leases on KV blocks, quarantined ones included", lambda of: of.load.leases),
-    "events_unacknowledged": ("Batches of KV events that JetStream has not confirmed", lambda of: of.unacknowledged),
+    "event_batches_unacknowledged": (
+        "Batches of KV events that JetStream has not confirmed",
+        lambda of: of.unacknowledged,
+    ),
 }
 COUNTERS: dict[str, tuple[str, Value]] = {
     "requests": ("Requests accepted", lambda of: of.requests),
     "request_failures": ("Requests that ended in a failure", lambda of: of.failures),
     "prompt_tokens": ("Prompt tokens computed", lambda of: of.prompt_tokens),
-    "output_tokens": ("Tokens sampled here or come with a prompt's KV", lambda of: of.output_tokens),
+    "output_tokens": ("Output tokens, of prompts run elsewhere the first one too", lambda of: of.output_tokens),
     "preemptions": ("Sequences that had to give their blocks to others", lambda of: of.preemptions),
     "transfer_failures": ("KV transfers that were not committed", lambda of: of.transfer_failures),
-    "event_batches_published": ("Batches of KV events", lambda of: of.event_batches),
-    "event_batches_dropped": ("Those of them that NATS was away too long for", lambda of: of.dropped_batches),
+    "event_batches_published": ("Batches of KV events for the routers", lambda of: of.event_batches),
+    "event_batches_dropped": (
+        "Those of them that were given up, since NATS was away for too long",
+        lambda of: of.dropped_batches,
+    ),
 }
 
 
@@ -125,7 +131,7 @@ class MetricsEndpoint(ProcessMetrics):
         )
         self.transfer_s = Histogram(
             "baton_worker_transfer_duration_seconds",
-            "From a prompt's arrival on the prefill worker to the commit of its KV",
+            "From a prompt's arrival on the prefill worker to the commit of its KV, waiting and computing included",
             LABELS,
             buckets=TRANSFER_BUCKETS_S,
             registry=self.registry,
