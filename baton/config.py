@@ -194,7 +194,12 @@ def with_absolute_paths(config: ServingConfig) -> ServingConfig:
         return None if path is None else str(Path(path).expanduser().absolute())
 
     model = config.model if not Path(config.model).expanduser().exists() else str(absolute(config.model))
-    nats = msgspec.structs.replace(config.nats, store_dir=absolute(config.nats.store_dir))
+    store_dir, credentials_file, token_file = map(
+        absolute, (config.nats.store_dir, config.nats.credentials_file, config.nats.token_file)
+    )
+    nats = msgspec.structs.replace(
+        config.nats, store_dir=store_dir, credentials_file=credentials_file, token_file=token_file
+    )
     planner = msgspec.structs.replace(config.planner, journal=absolute(config.planner.journal))
     security = SecurityConfig(
         **{name: absolute(path) for name, path in msgspec.structs.asdict(config.security).items()}

@@ -123,6 +123,7 @@ class Directory:
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self.malformed_records = 0
+        self.lost = 0  # workers that went without a word
         nats.on_reconnect(self._grant_grace)
 
     @property
@@ -190,6 +191,7 @@ class Directory:
         self._newest[record.worker_id] = record.incarnation
         known = self._workers.get(record.worker_id)
         if known is not None and known.incarnation < record.incarnation:
+            self.lost += 1
             self._remove(record.worker_id, "was replaced")
             known = None
         self._workers[record.worker_id] = record
@@ -229,6 +231,7 @@ class Directory:
             await asyncio.sleep(self._ttl_s / CHECKS_PER_TTL)  # what came with the round trip is handled meanwhile
             if self._nats.connected:
                 for worker_id in suspects & self._overdue():
+                    self.lost += 1
                     self._remove(worker_id, f"was silent for {self._ttl_s:g} s")
 
     def _overdue(self) -> set[str]:

@@ -54,6 +54,7 @@ class NatsClient:
         self._client = Client()
         self._jetstream = JetStreamContext(self._client, timeout=REQUEST_TIMEOUT_S)
         self._connected = asyncio.Event()
+        self.disconnects = 0  # connections that were lost
         self._closing = False
         self._refused = asyncio.Event()  # by the server, at the first connect
         self._requests: set[asyncio.Future[Any]] = set()
@@ -230,6 +231,7 @@ class NatsClient:
     async def _disconnected(self) -> None:
         if self._closing or not self.connected:
             return
+        self.disconnects += 1
         self._give_up_requests()
         self._drop_buffered()
         log.warning("NATS is away; reconnecting", client=self.name)

@@ -10,7 +10,7 @@ import itertools
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -242,16 +242,10 @@ class Supervisor:
         return self._launch(name, "baton.worker.many", ["--name", name, *workers], workers, 1)
 
     def _launch(
-        self,
-        name: str,
-        module: str,
-        arguments: Sequence[str] = (),
-        workers: dict[str, Role] | None = None,
-        ranks: int = 0,
+        self, name: str, module: str, arguments: list[str], workers: dict[str, Role] | None = None, ranks: int = 0
     ) -> Launch:
-        return Launch(
-            name, module, self.config, handed_on(self.keys, self._environ), list(arguments), workers or {}, ranks
-        )
+        keys = handed_on(self.keys, self._environ)
+        return Launch(name, module, self.config, keys, arguments, workers or {}, ranks)
 
     def _new_id(self, kind: str) -> str:
         taken = self._roles.keys() | self.children.keys()

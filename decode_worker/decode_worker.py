@@ -57,7 +57,7 @@ class DecodeWorker:
         accepted.timer = asyncio.get_running_loop().call_later(request.timeout_s, self.fail, accepted, late)
         self.in_flight.add(accepted.name, accepted)
         self._by_key[accepted.key] = accepted
-        self._runtime.metrics.requests.inc()
+        self._runtime.metrics.requests += 1
         if phase is Phase.RESERVING:
             self._handoffs.start(accepted)
         else:
@@ -100,10 +100,11 @@ class DecodeWorker:
             if output.finish == "error":
                 worker_id = self._runtime.worker_id
                 failure = Failure("internal", output.error or "an engine step failed", True, worker_id)
+                self._runtime.metrics.failures += 1
                 self._end(request, _failed(request, failure))
                 continue
             delta = _delta(request, output)
-            self._runtime.metrics.tokens.inc(len(output.token_ids))
+            self._runtime.metrics.output_tokens += len(output.token_ids)
             if output.finish is None:
                 request.router.send(delta)
             else:
@@ -113,7 +114,7 @@ class DecodeWorker:
         """Ends a request without an answer. Idempotent."""
         if request.phase is not Phase.ENDED:
             log.info("request failed", request_id=request.submit.request_id, code=failure.code, reason=failure.message)
-            self._runtime.metrics.failures.inc()
+            self._runtime.metrics.failures += 1
             phase = self._end(request, _failed(request, failure))
             self._abandon(request, phase, failure.message)
 

@@ -154,7 +154,7 @@ class Handoffs:
                 del self._leases[event.transfer_id]
                 self._committed(request, event)
             case Failed():
-                self._runtime.metrics.transfer_failures.inc()
+                self._runtime.metrics.transfer_failures += 1
                 self._fail_if_alive(request, event.reason)
             case Released():
                 del self._leases[event.transfer_id]
@@ -182,8 +182,7 @@ class Handoffs:
             transport=event.transport,
             cached_tokens=first.cached_tokens,
         )
-        self._runtime.metrics.transfers.inc()
-        self._runtime.metrics.transfer_bytes.inc(event.kv_bytes)
+        self._runtime.metrics.received(event.transport, event.kv_bytes)
         self._bridge.post(
             lambda engine: engine.admit(request.sequence, first.token_id, first.logprobs),
             lambda output: self._owner.outputs([output]),

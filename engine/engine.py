@@ -81,6 +81,7 @@ class Engine:
         self._in_flight: deque[_InFlight] = deque()
         self._sequences: dict[str, Sequence] = {}  # waiting and running ones by request id
         self._num_steps = 0
+        self.num_prompt_tokens = 0  # that went through the model, or set out to
         self._landed_s = 0.0  # when the last step came back
         self._step_ms = 0.0
 
@@ -171,6 +172,7 @@ class Engine:
             if item.sample:
                 sequence.token_ids.append(PENDING)
                 sequence.num_pending_tokens += 1
+        self.num_prompt_tokens += sum(item.num_tokens for item in batch.prefill)
         self._in_flight.append(_InFlight(batch, step, started_s))
         return not isinstance(step, Exception)
 

@@ -55,7 +55,9 @@ class PlannerService:
         self._budget = gpu_budget
         self._gpus_per_worker = gpus_per_worker
         self._store = MemoryStore(nats)
-        self._metrics = PlannerMetrics(keys.api)
+        self._api_keys = keys.api
+        self._metrics = PlannerMetrics()
+        self._metrics.watch(nats)
         settings = config.planner
         path = None if settings.journal is None else Path(settings.journal)
         self._journal = None if path is None else Journal(path, settings.journal_mb * MEGABYTE)
@@ -63,7 +65,7 @@ class PlannerService:
     async def run(self, on_ready: Callable[[str], None] = lambda address: None) -> None:
         """Until it is cancelled: a fault ends one planner, and the next one goes on where it was. `on_ready` gets
         HOST:PORT of the metrics, each time that one listens to operators."""
-        address = self._metrics.serve(self._config.workers.host)
+        address = self._metrics.serve(self._config.workers.host, self._api_keys)
         try:
             while True:
                 try:

@@ -18,6 +18,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from baton.planner_config import StepTimesConfig
+from baton_proto.discovery import TimedStep
 from baton_proto.planner import StepSample
 
 Vector = NDArray[np.float64]
@@ -50,28 +51,51 @@ def initial_model(profile: StepTimesConfig) -> StepModel:
 
 def learned(model: StepModel, samples: Iterable[StepSample], profile: StepTimesConfig) -> StepModel:
     """With the samples of one interval. Steps of new workers and steps that did both kinds of work are left out."""
-    good = [sample for sample in samples if sample.ready_for_s >= WARM_S and sample.step_ms > 0]
-    prefill = [
-        [sample.prompt_tokens, sample.prompt_pairs, sample.step_ms]
-        for sample in good
-        if sample.prompt_tokens > 0 and not sample.sequences
-    ]
-    decode = [
-        [1.0, sample.sequences, sample.context_tokens, sample.step_ms]
-        for sample in good
-        if sample.sequences > 0 and not sample.prompt_tokens
-    ]
+    good = [sample for sample in samples if sample.ready_for_s >= WARM_S]
+    prefill, decode = prefill_rows(good), decode_rows(good)
     if not prefill and not decode:
         return model
     prefill = (model.prefill + _thinned(prefill))[-WINDOW:]
     decode = (model.decode + _thinned(decode))[-WINDOW:]
+    return StepModel(prefill, decode, fitted(prefill, decode, profile))
+
+
+def prefill_rows(steps: Iterable[StepSample | TimedStep]) -> list[list[float]]:
+    """n, pairs, ms of those that ran prompts alone."""
+    return [
+        [step.prompt_tokens, step.prompt_pairs, step.step_ms]
+        for step in steps
+        if step.prompt_tokens > 0 and not step.sequences and step.step_ms > 0
+    ]
+
+
+def decode_rows(steps: Iterable[StepSample | TimedStep]) -> list[list[float]]:
+    """1, B, K, ms of those that decoded alone."""
+    return [
+        [1.0, step.sequences, step.context_tokens, step.step_ms]
+        for step in steps
+        if step.sequences > 0 and not step.prompt_tokens and step.step_ms > 0
+    ]
+
+
+def fitted(prefill: list[list[float]], decode: list[list[float]], profile: StepTimesConfig) -> StepTimesConfig:
+    """Rows as above. Of a kind with few of them the profile stays."""
     prefill_times = (profile.prefill_floor_ms, profile.prefill_token_ms, profile.prefill_pair_ms)
     decode_times = (profile.decode_floor_ms, profile.decode_sequence_ms, profile.decode_token_ms)
     if len(prefill) >= ENOUGH:
         prefill_times = _fitted_prefill(np.array(prefill), np.array(prefill_times))
     if len(decode) >= ENOUGH:
         decode_times = _fitted_decode(np.array(decode), np.array(decode_times))
-    return StepModel(prefill, decode, StepTimesConfig(*prefill_times, *decode_times))
+    return StepTimesConfig(*prefill_times, *decode_times)
+
+
+def errors(prefill: list[list[float]], decode: list[list[float]], times: StepTimesConfig) -> tuple[Vector, Vector]:
+    """Of the model against each row, as shares of what was measured."""
+    rows, x = np.reshape(prefill, (-1, 3)), np.reshape(decode, (-1, 4))
+    straight = rows[:, :2] @ (times.prefill_token_ms, times.prefill_pair_ms)
+    expected = np.maximum(times.prefill_floor_ms, straight)
+    found = x[:, :3] @ (times.decode_floor_ms, times.decode_sequence_ms, times.decode_token_ms)
+    return np.abs(expected / rows[:, 2] - 1), np.abs(found / x[:, 3] - 1)
 
 
 def _thinned(rows: list[list[float]]) -> list[list[float]]:

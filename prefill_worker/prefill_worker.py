@@ -90,7 +90,7 @@ class PrefillWorker:
         prompt.deadline = asyncio.get_running_loop().call_later(timeout_s, self._end_early, prompt, failure)
         self.in_flight.add(prompt.key, prompt)
         self._by_job[prompt.job] = prompt
-        self._runtime.metrics.requests.inc()
+        self._runtime.metrics.requests += 1
         self._runtime.bridge.post(lambda _: self._shipping.add(prompt.job, request.grant))
 
     def _problem(self, stream: MessageStream, request: PrefillRequest, num_tokens: int) -> str | None:
@@ -144,11 +144,10 @@ class PrefillWorker:
             prompt.deadline.cancel()
         metrics = self._runtime.metrics
         if result.ok:
-            metrics.transfers.inc()
-            metrics.transfer_bytes.inc(result.kv_bytes)
+            metrics.sent(result.transport, result.kv_bytes, result.seconds)
             return
-        metrics.transfer_failures.inc()
-        metrics.failures.inc()
+        metrics.transfer_failures += 1
+        metrics.failures += 1
         if not prompt.silent:
             reason = prompt.failure or Failure("internal", result.reason, retryable=True)
             failure = Failure(reason.code, reason.message, reason.retryable, worker_id=self._runtime.worker_id)
@@ -157,7 +156,7 @@ class PrefillWorker:
     # --- called by the process ----------------------------------------------------------------------------------------
 
     def outputs(self, outputs: list[SequenceOutput]) -> None:
-        self._runtime.metrics.tokens.inc(sum(len(output.token_ids) for output in outputs))
+        self._runtime.metrics.output_tokens += sum(len(output.token_ids) for output in outputs)
 
     def lease_count(self) -> int:
         return 0

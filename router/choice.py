@@ -132,6 +132,7 @@ class Choice:
     def _remember(self, facts: Request, assignment: Assignment, waited_s: float) -> None:
         """For whoever asks why the choice went where it went."""
         self._parts.traffic.placed += 1
+        self._parts.metrics.queue_wait_s.observe(waited_s)
         self._parts.decisions.add(
             self._request.request_id,
             self.service.index,
@@ -168,7 +169,7 @@ class Choice:
         )
         self.service.decode_worker = assignment.link.worker[0]
         self.service.prefill_worker = assignment.prefill.worker_id if assignment.prefill else ""
-        self._parts.metrics.placements.labels(reason=assignment.placement.reason).inc()
+        self._parts.metrics.placements[assignment.placement.reason].inc()
         inbox = assignment.link.submit(submit)
         timer = asyncio.get_running_loop().call_later(timeout_s, inbox.fail, self._late())
         try:

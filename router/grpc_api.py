@@ -143,7 +143,10 @@ class InferenceService(pb_grpc.InferenceServicer):
             log.warning("client does not read its answer", request_id=work_id)
             return Status(grpc.StatusCode.DEADLINE_EXCEEDED, "the answer was not read in time")
         except Exception as error:
-            return status_of(error, shown_id)
+            status = status_of(error, shown_id)
+            self._frontend.answered("grpc", status.code.name, error)
+            return status
+        self._frontend.answered("grpc", grpc.StatusCode.OK.name, None)
         return None
 
     async def _stream(

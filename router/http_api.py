@@ -23,12 +23,23 @@ from router.openai_types import ChatBody, CompletionBody
 from router.validation import make_request_id
 
 Endpoint = Callable[[Request], Awaitable[Response]]
+Targets = Callable[[], Awaitable[object]]
 
 OPEN_PATHS = ("/health", "/ready")  # to those who look whether we live, and have no key
 
 
-def create_app(frontend: Frontend, metrics: Callable[[], bytes], keys: BearerKeys | None = None) -> ASGIApp:
-    """`metrics` gives the Prometheus text of this process; `keys`: all but OPEN_PATHS asks for one of them.
+async def _no_targets() -> object:
+    return []
+
+
+def create_app(
+    frontend: Frontend,
+    metrics: Callable[[], bytes],
+    targets: Targets = _no_targets,
+    keys: BearerKeys | None = None,
+) -> ASGIApp:
+    """`metrics` gives the Prometheus text of this process, `targets` where that of every process is; `keys`: all but
+    OPEN_PATHS asks for one of them.
 
     Requests for text go straight to their endpoints, which answer their own errors: each layer between would cost
     something for every event.
@@ -44,6 +55,7 @@ def create_app(frontend: Frontend, metrics: Callable[[], bytes], keys: BearerKey
         Route("/health", _health),
         Route("/ready", _ready(frontend)),
         Route("/metrics", _metrics(metrics)),
+        Route("/metrics/targets", _metrics_targets(targets)),
     ]
     others = Starlette(routes=routes, exception_handlers={HTTPException: on_http_exception})
 
@@ -111,3 +123,10 @@ def _metrics(metrics: Callable[[], bytes]) -> Endpoint:
         return Response(metrics(), headers={"content-type": prometheus_client.CONTENT_TYPE_LATEST})
 
     return expose
+
+
+def _metrics_targets(targets: Targets) -> Endpoint:
+    async def list_targets(request: Request) -> Response:
+        return json_response(await targets())
+
+    return list_targets

@@ -56,12 +56,15 @@ class GenerationEndpoint:
             else:
                 whole = await until_disconnect(receive, _collect(items, answer), limit_s)
                 await json_response(whole, headers={REQUEST_ID_HEADER: shown_id})(scope, receive, send)
+            self._frontend.answered("http", "200", None)
         except ClientDisconnect:
             log.debug("client disconnected", request_id=work_id)
         except StalledClientError:
             log.warning("client does not read its answer", request_id=work_id)
         except Exception as error:
-            await error_response(error, shown_id)(scope, receive, send)
+            response = error_response(error, shown_id)
+            self._frontend.answered("http", str(response.status_code), error)
+            await response(scope, receive, send)
 
     async def _validate(
         self, body: GenerationBody, options: Options, work_id: str, http: Request

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -48,6 +49,16 @@ FetchSnapshot = Callable[[str, int], AsyncIterator[SnapshotChunk]]
 log = structlog.get_logger()
 
 
+class EventState(NamedTuple):
+    """How far one worker's events have come."""
+
+    worker_id: str
+    batches: int  # applied, without those that a snapshot stood for
+    lag: int  # batches that it has published and that the tree does not contain
+    gaps: int  # holes in its event numbers
+    silent: bool  # it caches blocks and publishes nothing
+
+
 class _Worker:
     """What the indexer remembers of one incarnation of a worker."""
 
@@ -64,6 +75,7 @@ class _Worker:
         self.silent = False
         self.trouble = ""
         self.batches = 0  # applied, as they came
+        self.gaps = 0
         self.followers: list[Callable[[int], None]] = []  # told each event id that the tree has come to
 
 
@@ -173,10 +185,11 @@ class Indexer:
             return f"behind: event {known.feed.applied} of {known.feed.expected}"
         return ""
 
-    @property
-    def silent(self) -> list[str]:
-        """Ids of the workers that cache blocks and publish no events."""
-        return [worker_id for worker_id, worker in self._workers.items() if worker.silent]
+    def event_states(self) -> list[EventState]:
+        return [
+            EventState(worker_id, one.batches, max(0, one.feed.expected - one.feed.applied), one.gaps, one.silent)
+            for worker_id, one in self._workers.items()
+        ]
 
     @property
     def settled(self) -> bool:
@@ -292,6 +305,7 @@ class Indexer:
         while worker.feed.applied < until and not worker.needs_snapshot:
             missing = worker.feed.missing
             self.gaps += 1
+            worker.gaps += 1
             try:
                 batches = await fetch_batches(self._nats, worker.key, missing)
             except NATS_ERRORS:

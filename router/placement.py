@@ -35,6 +35,7 @@ LONG: Final = "shipped"
 BUSY: Final = "shipped, decode worker busy"  # it is short, but the decode worker has its fill of prompts or of requests
 SHORT: Final = "short prompt"
 ALONE: Final = "no prefill worker"
+REASONS: Final = (LONG, BUSY, SHORT, ALONE)
 
 NO_ROOM: Final = "has its limit of requests"
 

@@ -18,12 +18,15 @@ INTERVAL_S = 1.0
 class Reporter:
     """`start` and `close` surround the router's work."""
 
-    def __init__(self, nats: NatsClient, router_id: str, queue: AdmissionQueue, totals: Totals) -> None:
+    def __init__(
+        self, nats: NatsClient, router_id: str, queue: AdmissionQueue, totals: Totals, metrics_address: str
+    ) -> None:
         self._nats = nats
         self._router_id = router_id
         self._incarnation = new_incarnation()
         self._queue = queue
         self._totals = totals
+        self._metrics_address = metrics_address
         self._began_s = time.monotonic()
         self._task: asyncio.Task[None] | None = None
 
@@ -47,5 +50,7 @@ class Reporter:
         view, uptime_s = self._queue.view(), time.monotonic() - self._began_s
         queue = RouterQueue(view.waiting, self._queue.waiting_tokens(), view.oldest_age_s)
         totals = self._totals.snapshot()
-        report = RouterReport(MAJOR, self._router_id, self._incarnation, uptime_s, queue, totals, leaving)
+        report = RouterReport(
+            MAJOR, self._router_id, self._incarnation, uptime_s, queue, totals, leaving, self._metrics_address
+        )
         await self._nats.publish(router_subject(self._nats.namespace, self._router_id), encode_router_report(report))

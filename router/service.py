@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 import structlog
+from starlette.types import ASGIApp
 
 from baton.config import ServingConfig
 from baton.discovery import Change, Directory
@@ -27,6 +28,7 @@ from router.choice import Parts
 from router.expected_prefixes import ExpectedPrefixes
 from router.explain import Explainer
 from router.frontend import Frontend
+from router.gauges import add_event_gauges, add_queue_gauges, add_sharing_gauges, add_worker_gauges
 from router.generation import Generator
 from router.grpc_admin import Questions
 from router.grpc_api import GrpcApi
@@ -36,6 +38,7 @@ from router.indexer import Indexer
 from router.load import LoadLedger
 from router.metrics import RouterMetrics
 from router.reports import Reporter
+from router.scrape_targets import ScrapeTargets
 from router.sleep_control import SleepControl
 from router.status import StatusView
 from router.tokenizer import Tokenizer
@@ -63,15 +66,18 @@ async def run_router(config: ServingConfig, router_id: str) -> None:
         closing.push_async_callback(nats.close)
         view = _view(config, files, router_id, nats, keys)
         await _follow_workers(view, closing)
-        metrics = _metrics(view)
+        metrics = _metrics(config, view, nats)
         parts = _parts(config, files, view, metrics)
         generator = _generator(config, files, parts)
-        reporter = Reporter(nats, router_id, parts.queue, parts.totals)
+        questions = _questions(router_id, parts, view)
+        frontend = _frontend(config, files, generator, metrics)
+        scrape_targets = ScrapeTargets(nats, view.directory)
+        await scrape_targets.start()
+        app = create_app(frontend, metrics.exposition, scrape_targets.targets, keys.api)
+        addresses = await _open_apis(config, keys, tls, frontend, questions, app, closing)
+        reporter = Reporter(nats, router_id, parts.queue, parts.totals, addresses["http"])
         await reporter.start()
         closing.push_async_callback(reporter.close)
-        questions = _questions(router_id, parts, view)
-        frontend = _frontend(config, files, generator)
-        addresses = await _open_apis(config, keys, tls, frontend, questions, metrics, closing)
         _calm_collector()
         _print_ready(router_id, addresses)
         await stop.wait()
@@ -179,7 +185,7 @@ def _questions(router_id: str, parts: Parts, view: _View) -> Questions:
     )
 
 
-def _frontend(config: ServingConfig, files: ModelFiles, generator: Generator) -> Frontend:
+def _frontend(config: ServingConfig, files: ModelFiles, generator: Generator, metrics: RouterMetrics) -> Frontend:
     return Frontend(
         model=_model_name(config, files),
         created_s=int(time.time()),
@@ -188,6 +194,7 @@ def _frontend(config: ServingConfig, files: ModelFiles, generator: Generator) ->
         not_ready=generator.not_ready,
         request_timeout_s=config.router.request_timeout_s,
         max_body_bytes=config.router.max_body_bytes,
+        answered=metrics.answered,
     )
 
 
@@ -197,7 +204,7 @@ async def _open_apis(
     tls: Tls | None,
     frontend: Frontend,
     questions: Questions,
-    metrics: RouterMetrics,
+    app: ASGIApp,
     closing: AsyncExitStack,
 ) -> dict[str, str]:
     """Returns HOST:PORT by API."""
@@ -205,39 +212,18 @@ async def _open_apis(
     grpc_api = GrpcApi(frontend, questions, keys.api, tls)
     grpc_port = await grpc_api.start(host, config.router.grpc_port)
     closing.push_async_callback(grpc_api.stop, END_GRACE_S)
-    app = create_app(frontend, metrics.exposition, keys.api)
     http_server = await serve_http(app, host, config.router.http_port, None if tls is None else tls.server_context())
     closing.push_async_callback(http_server.stop, END_GRACE_S)
     return {"grpc": f"{host}:{grpc_port}", "http": f"{host}:{http_server.port}"}
 
 
-def _metrics(view: _View) -> RouterMetrics:
-    queue, pool, indexer = view.queue, view.pool, view.indexer
+def _metrics(config: ServingConfig, view: _View, nats: NatsClient) -> RouterMetrics:
     metrics = RouterMetrics()
-    metrics.gauge("queue_waiting", "Choices that wait for workers", lambda: queue.view().waiting)
-    metrics.gauge("queue_running", "Choices that run on workers", lambda: queue.view().running)
-    metrics.gauge("queue_oldest_age_seconds", "Age of the oldest that waits", lambda: queue.view().oldest_age_s)
-    metrics.gauge("decode_workers", "Usable decode workers", lambda: len(pool.ready_decode()))
-    metrics.gauge("prefill_workers", "Usable prefill workers", lambda: len(pool.ready_prefill()))
-    metrics.gauge("tree_blocks", "Distinct blocks in the radix tree", lambda: indexer.tree.num_blocks)
-    metrics.count("event_gaps", "Holes in the workers' event numbers", lambda: indexer.gaps)
-    metrics.count("event_snapshots", "Block tables taken from workers", lambda: indexer.snapshots)
-    metrics.count("events_malformed", "Events that could not be read", lambda: indexer.malformed_events)
-    metrics.count("events_refused", "Events that contradict the tree", lambda: indexer.refused_events)
-    metrics.gauge(
-        "workers_with_trouble",
-        "Workers that status has a note on, such as missing events",
-        lambda: sum(1 for worker in pool.workers.values() if view.status.note(worker)),
-    )
-    metrics.per_worker(
-        "worker_without_events",
-        "1 for each worker that caches blocks and publishes no events: it is chosen by load alone",
-        lambda: dict.fromkeys(indexer.silent, 1.0),
-    )
-    others = view.sharing.others
-    metrics.gauge("other_routers", "Routers that tell what they have charged", lambda: len(others.routers))
-    metrics.gauge("expected_prefixes", "Prompts whose events are awaited", lambda: view.expected.count)
-    metrics.count("charges_malformed", "Charge reports unread", lambda: view.sharing.malformed_reports)
+    metrics.watch(nats)
+    add_queue_gauges(metrics, view.queue, config.planner.targets)
+    add_worker_gauges(metrics, view.directory, view.pool, view.status)
+    add_event_gauges(metrics, view.indexer)
+    add_sharing_gauges(metrics, view.sharing, view.expected)
     return metrics
 
 

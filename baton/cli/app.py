@@ -14,6 +14,7 @@ from baton.cli.generate import generate
 from baton.cli.logs import logs
 from baton.cli.plan.app import app as plan_app
 from baton.cli.plan.orders import drain, flip, scale
+from baton.cli.profile import profile
 from baton.cli.sleep import sleep, wake
 from baton.cli.status import status
 from baton.cli.top import top
@@ -28,7 +29,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=EXIT_CODES_HELP,
 )
-for command in (up, down, chat, generate, status, top, logs, scale, drain, flip, sleep, wake, demo):
+for command in (up, down, chat, generate, status, top, logs, scale, drain, flip, sleep, wake, profile, demo):
     app.command(epilog=EXIT_CODES_HELP)(command)
 app.add_typer(events_app)
 app.add_typer(plan_app)

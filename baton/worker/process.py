@@ -8,6 +8,7 @@ import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 import structlog
 
@@ -34,7 +35,13 @@ STOP_TIMEOUT_S = 10.0
 
 log = structlog.get_logger()
 
-RoleFactory = Callable[[WorkerRuntime], Role]
+
+class RoleFactory(Protocol):
+    """The class of a role."""
+
+    name: str
+
+    def __call__(self, runtime: WorkerRuntime) -> Role: ...
 
 
 async def run_worker(
@@ -66,9 +73,10 @@ async def shared_parts(config: ServingConfig, name: str) -> AsyncIterator[Shared
     keys = load_keys(config)
     check_reach("workers.host", config.workers.host, keys)
     nats = await connect(config.nats.url, name, config.namespace, config.workers.ready_timeout_s, keys.nats)
-    metrics = MetricsEndpoint(keys.api)
+    metrics = MetricsEndpoint()
+    metrics.watch(nats)
     try:
-        yield SharedParts(config, keys, nats, metrics, metrics.serve(config.workers.host))
+        yield SharedParts(config, keys, nats, metrics, metrics.serve(config.workers.host, keys.api))
     finally:
         metrics.close()
         await nats.close()
@@ -90,7 +98,7 @@ async def serve_worker(
         gather_s = config.workers.gather_events_ms / 1000
         publisher = EventPublisher(nats, worker_id, incarnation, gather_s=gather_s)
         closing.push_async_callback(publisher.close)
-        metrics = WorkerMetrics(shared.metrics, worker_id)
+        metrics = WorkerMetrics(shared.metrics, worker_id, build_role.name, assembly.engine, publisher)
         runtime = WorkerRuntime(config, worker_id, incarnation, assembly, publisher, metrics, keys)
         closing.push_async_callback(runtime.bridge.stop, STOP_TIMEOUT_S)
         role = build_role(runtime)

@@ -66,7 +66,8 @@ class WorkerRuntime:
         return "sleeping" if self.asleep else "draining" if self.draining else "ready"
 
     async def announce(self) -> None:
-        """The state, to whoever listens to discovery."""
+        """The state, to whoever listens to discovery or scrapes metrics."""
+        self.metrics.state = self.state
         if self.announcer is not None:
             await self.announcer.set_state(self.state)
 

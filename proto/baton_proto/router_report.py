@@ -51,6 +51,7 @@ class RouterReport(Struct, frozen=True):
     queue: RouterQueue
     totals: RouterTotals
     leaving: bool = False  # the router's last word
+    metrics_address: str = ""  # HOST:PORT of the Prometheus endpoint
 
 
 def bucket_of(milliseconds: float) -> int:

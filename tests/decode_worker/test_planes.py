@@ -135,16 +135,16 @@ async def test_metrics_count_steps_tokens_and_transfers(decode: WorkerProcess, p
     await asyncio.gather(decode.until_idle(), prefill_shm.until_idle())
     for worker in (decode, prefill_shm):
         values = await asyncio.to_thread(scrape, worker)
-        for name in ("steps_total", "tokens_total", "transfers_total", "transfer_bytes_total", "step_seconds_count"):
+        for name in ("output_tokens_total", "transfers_total", "transfer_bytes_total", "step_duration_seconds_count"):
             assert values[f"baton_worker_{name}"] > 0, name
-        assert values["baton_worker_blocks_total"] == 512
+        assert values["baton_worker_kv_blocks_capacity"] == 512
 
 
 def scrape(worker: WorkerProcess) -> dict[str, float]:
     with urllib.request.urlopen(f"http://{worker.addresses['metrics']}/metrics", timeout=5) as response:
         lines = response.read().decode().splitlines()
-    samples = [line.rpartition(" ") for line in lines if not line.startswith("#") and "le=" not in line]
-    assert all(f'worker_id="{worker.worker_id}"' in name for name, _, _ in samples)
+    samples = [line.rpartition(" ") for line in lines if line.startswith("baton_worker_") and "_bucket{" not in line]
+    assert all(f'worker="{worker.worker_id}"' in name for name, _, _ in samples)
     return {name.partition("{")[0]: float(value) for name, _, value in samples}
 
 

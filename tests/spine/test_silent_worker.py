@@ -56,7 +56,7 @@ async def test_a_worker_without_events_is_named_in_status_metrics_and_log(tiny_m
         assert await until_named(service, nats, mute) == {MUTE: SILENT_NOTE, healthy: ""}
         metrics = (await http.get(f"{service.http_url}/metrics")).text
         assert f'{METRIC}{{worker="{MUTE}"}} 1.0' in metrics
-        assert f'{METRIC}{{worker="{healthy}"}}' not in metrics
+        assert f'{METRIC}{{worker="{healthy}"}} 0.0' in metrics
         assert "baton_router_workers_with_trouble 1.0" in metrics
         assert "worker publishes no events" in service.log("router-1")
         shown = await baton(service, "status")

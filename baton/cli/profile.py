@@ -1,0 +1,124 @@
+"""`baton profile`: how long the engine's steps take on this machine, as the planner wants to know it."""
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import numpy as np
+import typer
+import yaml
+from msgspec import Struct
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from baton.cli.exit_codes import errors_reported
+from baton.cli.options import JsonOption
+from baton.cli.output import console
+from baton.config import ServingConfig, for_prefill_worker, load_config
+from baton.config_overrides import with_overrides
+from baton.errors import ConfigError
+from baton.logging import configure_logging
+from baton.planner_config import StepTimesConfig
+from baton.worker.assembly import build_engine
+from baton_proto.discovery import TimedStep
+from engine.served_model import served_model
+from engine.step_profile import StepProfile
+from planner.step_model import ENOUGH, decode_rows, errors, fitted, prefill_rows
+
+FITS = 5  # each begins with what the last one found, so that the profile of before counts for nothing in the end
+DIGITS = 4
+
+
+class Fit(Struct, frozen=True):
+    """Of one kind of steps; errors are shares of what was measured."""
+
+    steps: int
+    median_error: float
+    p90_error: float
+
+
+class Profile(Struct, frozen=True):
+    times: StepTimesConfig
+    prefill: Fit
+    decode: Fit
+
+
+def profile(
+    config: Annotated[Path | None, typer.Option(metavar="FILE", help="serving.yaml of the service to be.")] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="NAME_OR_PATH", help="smollm2, a Hugging Face folder, a .gguf file or mock.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the section of serving.yaml there.")] = None,
+    seconds: Annotated[float, typer.Option(min=1.0, help="How long prompts and batches may take, each, about.")] = 60.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure how long the engine's steps take on this machine, for the planner.
+
+    Runs prompts of up to 8192 tokens and batches of up to 256 sequences on an engine of its own, as workers with this
+    configuration would, and fits the six coefficients of planner.slo.profile. Nothing else should run meanwhile.
+    """
+    with errors_reported():
+        serving = with_overrides(load_config(config), {"model": model} if model else {}, "flags")
+        configure_logging(serving.logging, "profile")
+        found = _profile(serving, seconds)
+        section = yaml.safe_dump({"planner": {"slo": {"profile": msgspec.to_builtins(found.times)}}}, sort_keys=False)
+        if out is not None:
+            try:
+                out.write_text(section)
+            except OSError as error:
+                raise ConfigError(str(out), error.strerror or str(error)) from error
+    if as_json:
+        typer.echo(msgspec.json.encode(found).decode())
+        return
+    console().print(_table(found))
+    if out is None:
+        typer.echo(section, nl=False)
+
+
+def _profile(config: ServingConfig, seconds: float) -> Profile:
+    """Prompts as a prefill worker runs them, if there are any, and batches as a decode worker does."""
+    prompts_on = for_prefill_worker(config) if config.workers.prefill else config
+    prefill = prefill_rows(_measured(prompts_on, "prompts", seconds))
+    decode = decode_rows(_measured(config, "batches", seconds))
+    for kind, rows in (("prompts", prefill), ("batches", decode)):
+        if len(rows) < ENOUGH:
+            raise ConfigError("--seconds", f"in {seconds:g} s only {len(rows)} steps of {kind} were measured")
+    times = config.planner.slo.profile
+    for _ in range(FITS):
+        times = fitted(prefill, decode, times)
+    times = StepTimesConfig(*(float(f"{value:.{DIGITS}g}") for value in msgspec.structs.astuple(times)))
+    of_prompts, of_batches = (
+        Fit(len(shares), *(round(float(np.quantile(shares, q)), DIGITS) for q in (0.5, 0.9)))
+        for shares in errors(prefill, decode, times)
+    )
+    return Profile(times, of_prompts, of_batches)
+
+
+def _measured(config: ServingConfig, kind: str, seconds: float) -> list[TimedStep]:
+    """`kind`: "prompts" or "batches"."""
+    assembly = build_engine(config)
+    try:
+        vocab_size = served_model(config).config.vocab_size
+        run = StepProfile(assembly.engine, vocab_size, assembly.max_model_len, seconds)
+        steps: Iterable[TimedStep] = run.prompts() if kind == "prompts" else run.batches()
+        terminal = Console(stderr=True)
+        return list(track(steps, f"timing {kind}", console=terminal, transient=True, disable=not sys.stderr.isatty()))
+    finally:
+        assembly.close()
+
+
+def _table(found: Profile) -> Table:
+    table = Table("steps", "floor ms", "per token or sequence, ms", "per pair or token of context, ms", "timed")
+    table.add_column("error, median", justify="right")
+    table.add_column("P90", justify="right")
+    times = found.times
+    for name, fit, values in (
+        ("prefill", found.prefill, (times.prefill_floor_ms, times.prefill_token_ms, times.prefill_pair_ms)),
+        ("decode", found.decode, (times.decode_floor_ms, times.decode_sequence_ms, times.decode_token_ms)),
+    ):
+        shown = [f"{value:g}" for value in values]
+        table.add_row(name, *shown, str(fit.steps), f"{fit.median_error:.1%}", f"{fit.p90_error:.1%}")
+    return table
