@@ -112,8 +112,8 @@ def test_only_who_starts_the_others_makes_a_cluster_key_and_hands_it_on() -> Non
     assert load_keys(config(), {}).cluster is None
     first, second = load_or_make_keys(config(), {}), load_or_make_keys(config(), {})
     assert first.cluster is not None
-    assert handed_on(first)["BATON_CLUSTER_KEY"] != handed_on(second)["BATON_CLUSTER_KEY"]
-    child = load_keys(config(), handed_on(first))
+    assert handed_on(first, {})["BATON_CLUSTER_KEY"] != handed_on(second, {})["BATON_CLUSTER_KEY"]
+    child = load_keys(config(), handed_on(first, {}))
     assert child.cluster is not None
     assert child.cluster.secret.reveal() == first.cluster.secret.reveal()
     assert child.nats.options() == first.nats.options()
