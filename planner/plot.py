@@ -25,12 +25,13 @@ def plot_decisions(
     matplotlib is missing or the file cannot be written."""
     figure, axes = _panels(2 + len(sides))
     first_s = observations[0].time_s
-    hours = [(observation.time_s - first_s) / 3600 for observation in observations]
-    _load(axes[0], hours, observations)
+    unit, unit_s = _unit(observations[-1].time_s - first_s)
+    times = [(observation.time_s - first_s) / unit_s for observation in observations]
+    _load(axes[0], times, observations)
     for panel, targets in zip(axes[1:-1], sides, strict=True):
-        _workers(panel, hours, observations, targets)
-    _latencies(axes[-1], hours, observations, targets_ms)
-    axes[-1].set_xlabel("hours")
+        _workers(panel, times, observations, targets)
+    _latencies(axes[-1], times, observations, targets_ms)
+    axes[-1].set_xlabel(unit)
     for panel in axes:
         panel.legend(loc="upper right", fontsize="small")
         panel.grid(alpha=0.3)
@@ -49,30 +50,39 @@ def _panels(count: int) -> tuple[Any, Any]:
     return figure, figure.subplots(count, 1, sharex=True)
 
 
-def _load(panel: "Axes", hours: list[float], observations: Sequence[Observation]) -> None:
+def _unit(length_s: float) -> tuple[str, float]:
+    """Name and seconds of one that suits a time of this length."""
+    for unit, unit_s in (("hours", 3600.0), ("minutes", 60.0)):
+        if length_s >= 2 * unit_s:
+            return unit, unit_s
+    return "seconds", 1.0
+
+
+def _load(panel: "Axes", times: list[float], observations: Sequence[Observation]) -> None:
     rates = [observation.interval.arrivals / observation.interval.duration_s for observation in observations]
-    panel.plot(hours, rates, color="tab:gray", linewidth=0.6, label="requests/s")
+    panel.plot(times, rates, color="tab:gray", linewidth=0.6, label="requests/s")
     waiting = panel.twinx()
-    waiting.plot(hours, [o.queue.waiting for o in observations], color="tab:red", linewidth=0.8)
+    waiting.plot(times, [o.queue.waiting for o in observations], color="tab:red", linewidth=0.8)
     waiting.set_ylabel("waiting", color="tab:red")
     panel.set_ylabel("load")
 
 
-def _workers(panel: "Axes", hours: list[float], observations: Sequence[Observation], targets: Sequence[Target]) -> None:
+def _workers(panel: "Axes", times: list[float], observations: Sequence[Observation], targets: Sequence[Target]) -> None:
     for role in ROLES:
         serving = [counts(observation, role).serving for observation in observations]
-        panel.step(hours, serving, where="post", color=COLOURS[role], label=f"{role} serving")
+        panel.step(times, serving, where="post", color=COLOURS[role], label=f"{role} serving")
         wanted = [getattr(target, role) for target in targets]
-        panel.step(hours, wanted, where="post", color=COLOURS[role], linestyle=":", label=f"{role} wanted")
+        panel.step(times, wanted, where="post", color=COLOURS[role], linestyle=":", label=f"{role} wanted")
+    panel.yaxis.get_major_locator().set_params(integer=True)
     panel.set_ylabel(f"workers\n{targets[0].policy}")
 
 
 def _latencies(
-    panel: "Axes", hours: list[float], observations: Sequence[Observation], targets_ms: tuple[float, float]
+    panel: "Axes", times: list[float], observations: Sequence[Observation], targets_ms: tuple[float, float]
 ) -> None:
     for name, colour, target_ms in (("ttft", "tab:purple", targets_ms[0]), ("itl", "tab:green", targets_ms[1])):
         p90 = [getattr(observation.interval, f"{name}_p90_ms") for observation in observations]
-        points = [(hour, ms) for hour, ms in zip(hours, p90, strict=True) if ms is not None]
+        points = [(time, ms) for time, ms in zip(times, p90, strict=True) if ms is not None]
         panel.plot([x for x, _ in points], [y for _, y in points], color=colour, linewidth=0.6, label=f"{name} P90")
         panel.axhline(target_ms, color=colour, linestyle="--", linewidth=0.8)
     panel.set_yscale("log")

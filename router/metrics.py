@@ -72,10 +72,12 @@ class RouterMetrics(ProcessMetrics):
     def answered(self, api: str, code: str, error: Exception | None = None) -> None:
         """`code`: the status that the caller has got; a caller who left gets none."""
         self._responses.labels(api, code).inc()
+        if error is None:
+            return
         for kind, refusals in self._refusals.items():
             if isinstance(error, kind):
                 refusals.inc()
-                break
+                return
 
     def exposition(self) -> bytes:
         """What a scrape gets, in Prometheus' text format."""

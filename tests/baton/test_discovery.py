@@ -95,6 +95,7 @@ async def test_a_worker_appears_changes_its_state_and_withdraws(nats_server: Nat
     await directory.wait_for(lambda workers: not workers, 5)
     assert time.monotonic() - started < TTL_S / 2, "withdrawing must not wait for the record to expire"
     assert changes == [("added", "decode-0", 1), ("changed", "decode-0", 1), ("removed", "decode-0", 1)]
+    assert directory.lost == 0
 
 
 async def test_a_directory_that_starts_later_knows_the_workers_at_once(
@@ -117,6 +118,7 @@ async def test_a_worker_that_falls_silent_is_gone_after_its_time_to_live(
         await directory.wait_for(lambda workers: "silent" not in workers, 5)
         assert TTL_S - HEARTBEAT_S - 0.2 < time.monotonic() - started < TTL_S + 1
         assert "alive" in directory.workers
+        assert directory.lost == 1
 
 
 async def test_a_restarted_worker_replaces_its_old_incarnation_whose_last_words_are_ignored(

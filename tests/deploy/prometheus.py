@@ -41,7 +41,6 @@ def promtool(*arguments: str, stdin: bytes = b"") -> None:
 @dataclass
 class Prometheus:
     http: httpx.AsyncClient
-    log: Path
 
     async def get(self, path: str, **parameters: Any) -> Any:
         """What it answers, or fails with what it says."""
@@ -95,7 +94,7 @@ async def running_prometheus(folder: Path, router: str) -> AsyncIterator[Prometh
         async with httpx.AsyncClient(base_url=url, timeout=WAIT_S) as http:
             while (await http.get("/-/ready")).status_code != 200:
                 await asyncio.sleep(POLL_S)
-            yield Prometheus(http, log)
+            yield Prometheus(http)
     finally:
         process.kill()
         process.wait(WAIT_S)

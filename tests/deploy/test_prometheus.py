@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 import httpx
@@ -15,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from baton_proto.generated import inference_pb2 as pb
 from baton_proto.planner_control import Scale
 from tests.deploy.folder import alerts, queries, rows
-from tests.deploy.prometheus import WAIT_S, Prometheus, needs_prometheus, promtool, running_prometheus
+from tests.deploy.prometheus import Prometheus, needs_prometheus, promtool, running_prometheus
 from tests.planner.live import Load, Planned, planned_service
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow, needs_prometheus]
@@ -30,11 +31,10 @@ class Watched:
     prometheus: Prometheus
     since_s: float  # Unix time
 
-    async def targets(self) -> list[dict[str, list[str] | dict[str, str]]]:
+    async def targets(self) -> list[dict[str, Any]]:
+        """As the router lists them."""
         async with httpx.AsyncClient() as http:
-            found: list[dict[str, list[str] | dict[str, str]]] = (
-                await http.get(f"{self.planned.service.http_url}/metrics/targets")
-            ).json()
+            found: list[dict[str, Any]] = (await http.get(f"{self.planned.service.http_url}/metrics/targets")).json()
         return found
 
 
@@ -97,8 +97,8 @@ async def test_every_alert_is_evaluated_and_none_fires_while_all_is_well(watched
     assert [rule["lastError"] for rule in group["rules"] if rule["health"] != "ok"] == []
     for rule in alerts():
         await watched.prometheus.get("query", query=rule["expr"])
-    firing = [alert["labels"]["alertname"] for alert in (await watched.prometheus.get("alerts"))["alerts"]]
-    assert "BatonNoDecodeWorker" not in firing
+    known = (await watched.prometheus.get("alerts"))["alerts"]
+    assert [alert["labels"] for alert in known if alert["state"] == "firing"] == []
 
 
 async def test_refused_input_is_counted_by_reason_and_status(watched: Watched) -> None:
@@ -112,16 +112,15 @@ async def test_refused_input_is_counted_by_reason_and_status(watched: Watched) -
     assert {query: await watched.prometheus.value(query) for query in expected} == expected
 
 
-async def test_what_the_workers_count_agrees_with_what_the_router_counts(watched: Watched) -> None:
-    async with asyncio.timeout(WAIT_S):
-        for query in (
-            'sum(baton_worker_transfers_total{role="prefill"}) > 0',
-            'sum(baton_worker_transfer_bytes_total{role="decode", transport="shm"}) > 0',
-            'sum(baton_worker_prompt_tokens_total{role="prefill"}) > 500',
-            'sum(baton_router_prompt_tokens_total) <= sum(baton_worker_prompt_tokens_total{role="prefill"})',
-            'sum(baton_worker_state{role="decode", state="ready"}) == 2',
-        ):
-            assert await watched.prometheus.value(query) is not None, query
+async def test_workers_tell_of_transfers_tokens_and_their_state(watched: Watched) -> None:
+    for query in (
+        'sum(baton_worker_transfers_total{role="prefill"}) > 0',
+        'sum(baton_worker_transfer_bytes_total{role="decode", transport="shm"}) > 0',
+        'sum(baton_worker_prompt_tokens_total{role="prefill"}) > 500',
+        'sum(baton_worker_output_tokens_total{role="decode"}) > 0',
+        'sum(baton_worker_state{role="decode", state="ready"}) == 2',
+    ):
+        assert await watched.prometheus.value(query) is not None, query
 
 
 async def test_promtool_finds_nothing_to_mend_in_any_exposition(watched: Watched) -> None:

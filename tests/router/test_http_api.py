@@ -11,6 +11,7 @@ import pytest
 from baton.errors import OverloadedError, UnavailableError
 from router.http_api import create_app
 from router.http_server import HttpServer, serve_http
+from router.scrape_targets import Target
 from tests.router.http_client import CHAT, COMPLETION, USER, events
 from tests.router.scripted_generator import MODEL, ScriptedGenerator, make_frontend, tiny_tokenizer
 
@@ -281,10 +282,17 @@ async def test_health_readiness_and_metrics(http: httpx.AsyncClient, generator: 
     metrics = await http.get("/metrics")
     assert metrics.text == "baton_up 1\n"
     assert metrics.headers["content-type"].startswith("text/plain")
-    app = create_app(make_frontend(generator, not_ready="no worker can serve"), lambda: b"")
+
+    async def targets() -> list[Target]:
+        return [Target(["127.0.0.1:1"], {"component": "router"})]
+
+    app = create_app(make_frontend(generator, not_ready="no worker can serve"), lambda: b"", targets)
     async with await serve_http(app, "127.0.0.1", 0) as server, httpx.AsyncClient() as client:
         answer = await client.get(f"http://127.0.0.1:{server.port}/ready")
+        found = await client.get(f"http://127.0.0.1:{server.port}/metrics/targets")
     assert (answer.status_code, answer.json()) == (503, {"status": "no worker can serve"})
+    assert found.json() == [{"targets": ["127.0.0.1:1"], "labels": {"component": "router"}}]
+    assert found.headers["content-type"] == "application/json", "Prometheus insists"
 
 
 async def test_stopping_waits_for_requests_in_flight_and_then_cancels_them(

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import grpc
+import httpx
 import pytest
 
 from baton_proto.generated import inference_pb2 as pb
@@ -58,6 +59,11 @@ async def test_requests_go_to_those_who_are_awake_and_come_back(tiny_model: Path
 
         await service.client.sleep("prefill-1")
         await until_state(service, "prefill-1", "sleeping")
+        async with httpx.AsyncClient() as http:
+            shown = (
+                await http.get(f"http://{service.supervisor.ready['prefill-1'].addresses['metrics']}/metrics")
+            ).text
+        assert 'baton_worker_state{role="prefill",state="sleeping",worker="prefill-1"} 1.0' in shown
         assert {prefill for prefill, _ in await all_answered()} == {""}, "decode workers run prompts themselves"
         await service.client.wake("prefill-1")
         await until_used(service)
