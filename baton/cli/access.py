@@ -30,16 +30,19 @@ class Access:
     @asynccontextmanager
     async def client(self) -> AsyncIterator[Client]:
         """Raises ConfigError when a file cannot be used, or when one side speaks TLS and the other does not."""
-        ca = self._ca()
-        async with Client(self.address, self._api_key(), ca) as client:
+        async with Client(self.address, self._api_key(), self._ca()) as client:
             try:
                 yield client
             except grpc.aio.AioRpcError as error:
-                if error.code() is grpc.StatusCode.UNAVAILABLE:
-                    problem = await asyncio.to_thread(tls_problem, self.address, ca)
-                    if problem:
-                        raise ConfigError(CA_FLAG, problem) from error
+                await self.check_tls(error)
                 raise
+
+    async def check_tls(self, error: grpc.aio.AioRpcError) -> None:
+        """Raises ConfigError when a call has failed since one side speaks TLS and the other does not, or not so."""
+        if error.code() is grpc.StatusCode.UNAVAILABLE:
+            problem = await asyncio.to_thread(tls_problem, self.address, self._ca())
+            if problem:
+                raise ConfigError(CA_FLAG, problem) from error
 
     def _api_key(self) -> Secret | None:
         if self.api_key_file is not None:
