@@ -15,7 +15,7 @@ from typing import Any, Final, cast
 import msgspec
 import structlog
 
-from baton.errors import ProtocolError
+from baton.errors import ProtocolError, UnauthorizedError
 from baton.security.cluster_key import ClusterKey
 from baton.security.handshake import MAX_FRAME_BYTES, STREAM_PLANE, Handshake, dialing
 from baton_proto.version import check_major
@@ -219,8 +219,8 @@ async def open_stream(
     address: str, peer: str, ours: Hello, timeout_s: float, key: ClusterKey | None = None
 ) -> tuple[MessageStream, Hello]:
     """Connects to HOST:PORT, proves and is proven that both have `key`, and exchanges hellos; the stream is the
-    caller's to end. Raises TimeoutError, OSError, and ProtocolError when the peer refuses, speaks another version or
-    has another key."""
+    caller's to end. Raises TimeoutError, OSError, ProtocolError when the peer refuses or speaks another version, and
+    UnauthorizedError when it has another key."""
     stream = None
     try:
         async with asyncio.timeout(timeout_s):
@@ -238,11 +238,11 @@ async def open_stream(
 
 
 async def prove(stream: MessageStream, key: ClusterKey) -> None:
-    """Raises ProtocolError when the peer does not have the key, or ends the stream because it has another one."""
+    """Raises UnauthorizedError when the peer does not have the key, or thinks so of us."""
     try:
         await stream.shake_hands(dialing(key, STREAM_PLANE, stream.peer))
-    except ConnectionError as error:
-        raise ProtocolError(stream.peer, f"does not take our cluster key: {error}") from error
+    except (ProtocolError, ConnectionError) as error:
+        raise UnauthorizedError(stream.peer, f"its cluster key is not ours ({error})") from error
 
 
 async def dial(address: str, peer: str) -> MessageStream:

@@ -170,7 +170,7 @@ class Supervisor:
         """Of the router. It trusts the very certificate that the router was given, whatever that is called."""
         tls = self._tls
         ca, name = (None, None) if tls is None else (tls.certificate, tls.name)
-        return Client(self.address("grpc"), self.keys.api_key, ca, name)
+        return Client(self.address("grpc"), None if self.keys.api is None else self.keys.api.first(), ca, name)
 
     def workers(self, role: Role) -> list[str]:
         """Ids of the workers whose processes live."""

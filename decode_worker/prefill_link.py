@@ -9,7 +9,7 @@ from typing import Protocol
 import structlog
 
 from baton.end_task import end_tasks
-from baton.errors import ProtocolError
+from baton.errors import ProtocolError, UnauthorizedError
 from baton.message_stream import MessageStream, open_stream
 from baton.security.cluster_key import ClusterKey
 from baton_proto.worker import (
@@ -87,7 +87,7 @@ class PrefillLink:
             reason = await self._talk()
         except TimeoutError:
             reason = f"no answer within {self._connect_timeout_s:.1f} s"
-        except (ProtocolError, OSError) as error:
+        except (ProtocolError, UnauthorizedError, OSError) as error:
             reason = str(error)
         finally:
             requests, self._requests = list(self._requests.values()), {}

@@ -17,7 +17,7 @@ from baton.discovery import Change, Directory
 from baton.errors import ConfigError
 from baton.load_board import LoadBoard
 from baton.nats_client import NatsClient, connect
-from baton.security.keys import Keys, check_reach, load_keys
+from baton.security.keys import Keys, check_reach, is_loopback, load_keys
 from baton.security.tls import Tls, load_tls
 from engine.model_files import ModelFiles
 from engine.served_model import served_model
@@ -59,6 +59,8 @@ async def run_router(config: ServingConfig, router_id: str) -> None:
         raise ConfigError("nats.url", "a router needs the URL of a running NATS server")
     keys, tls = load_keys(config), load_tls(config.security)
     check_reach("router.host", config.router.host, keys)
+    if not is_loopback(config.router.host) and (keys.api is None or tls is None):
+        log.warning("the router is open to other machines", asks_for_keys=keys.api is not None, tls=tls is not None)
     stop = _stop_signal()
     files = await asyncio.to_thread(served_model, config)
     async with AsyncExitStack() as closing:

@@ -13,7 +13,7 @@ import grpc
 import structlog
 
 from baton.end_task import end_tasks
-from baton.errors import ProtocolError, WorkerLostError
+from baton.errors import ProtocolError, UnauthorizedError, WorkerLostError
 from baton.message_stream import ENDED, MessageStream, open_stream
 from baton.security.cluster_key import ClusterKey
 from baton.worker_calls import call_metadata
@@ -197,6 +197,10 @@ class WorkerLink:
             return await stream.ended()
         except TimeoutError:
             return f"no hello within {HELLO_TIMEOUT_S:.1f} s"
+        except UnauthorizedError as error:
+            report = log.debug if self.failed else log.warning  # once
+            report("worker not used", worker=self.worker[0], reason=str(error))
+            return str(error)
         except (OSError, ProtocolError) as error:
             return str(error)
         finally:

@@ -13,7 +13,7 @@ from baton.client import Client
 from baton.errors import ConfigError
 from baton.security.keys import API_KEY_VARIABLE
 from baton.security.secret import Secret, parse_secrets, read_secrets
-from baton.security.tls import tls_problem
+from baton.security.tls import client_context, tls_problem
 
 API_KEY_FLAG = "--api-key-file"
 CA_FLAG = "--ca-file"
@@ -30,16 +30,21 @@ class Access:
     @asynccontextmanager
     async def client(self) -> AsyncIterator[Client]:
         """Raises ConfigError when a file cannot be used, or when one side speaks TLS and the other does not."""
-        ca = self._ca()
-        async with Client(self.address, self._api_key(), ca) as client:
+        async with Client(self.address, self._api_key(), self._ca()) as client:
             try:
                 yield client
             except grpc.aio.AioRpcError as error:
-                if error.code() is grpc.StatusCode.UNAVAILABLE:
-                    problem = await asyncio.to_thread(tls_problem, self.address, ca)
-                    if problem:
-                        raise ConfigError(CA_FLAG, problem) from error
+                await self.check_tls(error)
                 raise
+
+    async def check_tls(self, error: grpc.aio.AioRpcError) -> None:
+        """Raises ConfigError when a call has failed since one side speaks TLS and the other does not, or not so."""
+        if error.code() is grpc.StatusCode.UNAVAILABLE:
+            ca = self._ca()
+            trusting = None if ca is None else client_context(ca, CA_FLAG, self.ca_file)
+            problem = await asyncio.to_thread(tls_problem, self.address, trusting)
+            if problem:
+                raise ConfigError(CA_FLAG, problem) from error
 
     def _api_key(self) -> Secret | None:
         if self.api_key_file is not None:
@@ -54,6 +59,5 @@ class Access:
             ca = self.ca_file.read_bytes()
         except OSError as error:
             raise ConfigError(CA_FLAG, f"{self.ca_file}: {error.strerror or error}") from error
-        if b"-----BEGIN CERTIFICATE-----" not in ca:
-            raise ConfigError(CA_FLAG, f"{self.ca_file}: holds no certificate in PEM form")
+        client_context(ca, CA_FLAG, self.ca_file)
         return ca

@@ -4,6 +4,7 @@ import asyncio
 import sys
 from typing import Annotated
 
+import grpc
 import typer
 
 from baton.cli.access import Access
@@ -31,5 +32,10 @@ async def _watch(access: Access, interval_s: float, timeout_s: float) -> None:
     from baton.top.app import TopApp  # textual takes longer to import than most commands take to run
 
     async with access.client() as client:
-        await client.status(timeout_s)  # what no waiting mends is said before the screen is taken
+        try:
+            await client.status(timeout_s)
+        except grpc.aio.AioRpcError as error:  # what no waiting mends is said before the screen is taken
+            await access.check_tls(error)
+            if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+                raise
         await TopApp(lambda: client.status(timeout_s), access.address, interval_s).run_async()

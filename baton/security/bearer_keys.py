@@ -2,9 +2,9 @@
 
 import hashlib
 import hmac
+import os
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import structlog
 
@@ -21,15 +21,15 @@ class BearerKeys:
     """With `file`, what stands there at the moment, give or take RELOAD_S: keys are changed while the service runs."""
 
     def __init__(self, keys: Sequence[Secret], file: str | None = None) -> None:
-        self._digests = _digests(keys)
+        """At least one key."""
         self._file = file
         self._state = _state(file)
         self._look_again_s = time.monotonic() + RELOAD_S
+        self._take(keys)
 
     def accepts(self, authorization: bytes) -> bool:
         """The value of the header. Takes the same time for every wrong key."""
-        if self._file is not None and time.monotonic() >= self._look_again_s:
-            self._reload(self._file)
+        self._look()
         scheme, _, key = authorization.partition(b" ")
         digest = hashlib.sha256(key.strip()).digest()
         known = False
@@ -37,18 +37,31 @@ class BearerKeys:
             known |= hmac.compare_digest(ours, digest)
         return known and scheme.lower() == b"bearer"
 
-    def _reload(self, file: str) -> None:
+    def first(self) -> Secret:
+        """For who has to show one himself."""
+        self._look()
+        return self._first
+
+    def _take(self, keys: Sequence[Secret]) -> None:
+        self._first = keys[0]
+        # Of one length, so that a comparison tells nothing about that of a key.
+        self._digests = [hashlib.sha256(key.reveal().encode()).digest() for key in keys]
+
+    def _look(self) -> None:
+        """Takes what stands in the file now, if it has changed."""
+        if self._file is None or time.monotonic() < self._look_again_s:
+            return
         self._look_again_s = time.monotonic() + RELOAD_S
-        state = _state(file)
+        state = _state(self._file)
         if state == self._state:
             return
         self._state = state
         try:
-            keys = read_secrets(file, FILE_FIELD)
+            keys = read_secrets(self._file, FILE_FIELD)
         except ConfigError as error:
             log.warning("API keys stay as they were", reason=str(error))
             return
-        self._digests = _digests(keys)
+        self._take(keys)
         log.info("API keys read again", keys=len(keys))
 
 
@@ -57,15 +70,10 @@ def bearer(key: Secret) -> str:
     return f"Bearer {key.reveal()}"
 
 
-def _digests(keys: Sequence[Secret]) -> list[bytes]:
-    """Of one length, so that a comparison tells nothing about that of a key."""
-    return [hashlib.sha256(key.reveal().encode()).digest() for key in keys]
-
-
 def _state(file: str | None) -> tuple[int, int, int] | None:
     """What changes when the file does; None: it cannot be read."""
     try:
-        stat = Path(file).expanduser().stat() if file is not None else None
+        stat = os.stat(file) if file is not None else None
     except OSError:
         return None
     return (stat.st_ino, stat.st_mtime_ns, stat.st_size) if stat is not None else None

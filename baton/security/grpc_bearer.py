@@ -9,7 +9,7 @@ from baton.security.bearer_keys import BearerKeys, bearer
 from baton.security.secret import Secret
 
 HEADER: Final = "authorization"
-HANDSHAKE_TIMEOUT_MS: Final = 5_000
+HANDSHAKE_TIMEOUT_MS: Final = 10_000
 SERVER_OPTIONS = [("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS)]
 """Who connects and does not begin to speak, TLS and HTTP/2, is left after that time."""
 

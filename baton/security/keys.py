@@ -26,7 +26,6 @@ VARIABLES = (CLUSTER_KEY_VARIABLE, API_KEY_VARIABLE, *nats_login.VARIABLES)
 class Keys:
     cluster: ClusterKey | None = None
     api: BearerKeys | None = None  # what the public ports and the metrics take
-    api_key: Secret | None = None  # one of them, for our own questions to the router
     nats: NatsLogin = NO_LOGIN
 
 
@@ -38,7 +37,7 @@ def load_keys(config: ServingConfig, environ: Mapping[str, str] = os.environ) ->
     cluster = find_cluster_key(config.security, environ)
     api_keys = _api_keys(config.security, environ)
     api = BearerKeys(api_keys, config.security.api_key_file) if api_keys else None
-    return Keys(cluster, api, api_keys[0] if api_keys else None, find_login(config.nats, cluster, environ))
+    return Keys(cluster, api, find_login(config.nats, cluster, environ))
 
 
 def load_or_make_keys(config: ServingConfig, environ: Mapping[str, str] = os.environ) -> Keys:

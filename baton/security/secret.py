@@ -48,7 +48,7 @@ def parse_secrets(text: str, where: str, min_length: int = 1) -> list[Secret]:
 def read_file(path: str, field: str) -> str:
     """Raises ConfigError."""
     try:
-        return Path(path).expanduser().read_text()
+        return Path(path).read_text()
     except OSError as error:
         raise ConfigError(field, f"{path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:

@@ -49,36 +49,45 @@ def load_tls(config: SecurityConfig) -> Tls | None:
             Path(path).read_bytes()
         except OSError as error:
             raise ConfigError(field, f"{path}: {error.strerror or error}") from error
-    try:
-        ssl.create_default_context().load_verify_locations(cert_file)
-    except ssl.SSLError as error:
-        raise ConfigError(CERT_FIELD, f"{cert_file}: holds no certificate in PEM form") from error
+    certificate = Path(cert_file).read_bytes()
+    client = client_context(certificate, CERT_FIELD, cert_file)
     try:
         server = _server_context(cert_file, key_file)
     except ssl.SSLError as error:
         why = "is no key in PEM form without a password, or not that of the certificate"
         raise ConfigError(KEY_FIELD, f"{key_file}: {why} ({error.reason})") from error
-    return Tls(cert_file, key_file, _name(cert_file, server), Path(cert_file).read_bytes())
+    return Tls(cert_file, key_file, _name(cert_file, client, server), certificate)
 
 
-def tls_problem(address: str, ca: bytes | None) -> str:
-    """Why a client with these CAs, or without TLS, gets no answer at HOST:PORT; empty when TLS is not to blame. Asks
-    there, for PROBE_TIMEOUT_S at most."""
+def client_context(ca: bytes, field: str, path: object) -> ssl.SSLContext:
+    """Of a client that trusts `ca` and what it vouches for, as gRPC's do. Raises ConfigError when that is none."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # a certificate may be trusted without who has signed it
+    try:
+        context.load_verify_locations(cadata=ca.decode("ascii", "ignore"))  # comments may be anything
+    except (ssl.SSLError, ValueError) as error:
+        raise ConfigError(field, f"{path}: holds no certificate in PEM form") from error
+    return context
+
+
+def tls_problem(address: str, trusting: ssl.SSLContext | None) -> str:
+    """Why such a client, or one without TLS, gets no answer at HOST:PORT; empty when TLS is not to blame. Asks there,
+    for PROBE_TIMEOUT_S at most."""
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
-    context = ssl.create_default_context(cadata=None if ca is None else ca.decode())
-    if ca is None:
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context = trusting or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    if trusting is None:
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # it is not told anything
     try:
         with (
             socket.create_connection((host, int(port)), PROBE_TIMEOUT_S) as plain,
             context.wrap_socket(plain, server_hostname=host),
         ):
-            return "" if ca is not None else f"{address} speaks TLS; name its CA with --ca-file or BATON_CA_FILE"
+            return "" if trusting is not None else f"{address} speaks TLS; name its CA with --ca-file or BATON_CA_FILE"
     except ssl.SSLCertVerificationError as error:
         return f"{address} shows a certificate that --ca-file does not vouch for: {error.verify_message}"
     except ssl.SSLError:
-        return "" if ca is None else f"{address} does not speak TLS; leave --ca-file and BATON_CA_FILE out"
+        return "" if trusting is None else f"{address} does not speak TLS; leave --ca-file and BATON_CA_FILE out"
     except (OSError, ValueError):
         return ""
 
@@ -89,13 +98,10 @@ def _server_context(cert_file: str, key_file: str) -> ssl.SSLContext:
     return context
 
 
-def _name(cert_file: str, server: ssl.SSLContext) -> str:
-    """What clients have to call the server. A handshake with ourselves tells it, and whether the certificate is valid
-    now. Raises ConfigError."""
-    client = ssl.create_default_context(cafile=cert_file)
+def _name(cert_file: str, client: ssl.SSLContext, server: ssl.SSLContext) -> str:
+    """What clients may call the server. A handshake with ourselves tells it, and whether the certificate is valid now.
+    Raises ConfigError."""
     client.check_hostname = False
-    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # it vouches for itself, whoever has signed it
-    client.verify_flags &= ~ssl.VERIFY_X509_STRICT
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     ours = client.wrap_bio(to_client, to_server)
     theirs = server.wrap_bio(to_server, to_client, server_side=True)
@@ -111,7 +117,7 @@ def _name(cert_file: str, server: ssl.SSLContext) -> str:
     names: Any = (ours.getpeercert() or {}).get("subjectAltName", ())
     for kind, name in names:
         if kind in ("DNS", "IP Address"):
-            return str(name).replace("*", "any")
+            return str(name).replace("*", "any")  # one of the names that the wildcard stands for
     raise ConfigError(CERT_FIELD, f"{cert_file}: is for no DNS name and no address (subjectAltName)")
 
 

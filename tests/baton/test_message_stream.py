@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 
 from baton import message_stream
-from baton.errors import ProtocolError
+from baton.errors import ProtocolError, UnauthorizedError
 from baton.message_stream import ENDED, MessageStream, accept_streams, dial, open_stream
 from baton.security.cluster_key import ClusterKey, new_cluster_key
 from baton.security.handshake import MAX_FRAME_BYTES, NONCE_BYTES, PROOF_BYTES
@@ -186,7 +186,7 @@ async def test_who_has_the_cluster_key_is_let_in() -> None:
 @pytest.mark.parametrize("key", [new_cluster_key(), None], ids=["another", "none"])
 async def test_who_does_not_have_the_cluster_key_is_told_nothing_but_that_it_is_over(key: ClusterKey | None) -> None:
     async with guarded_server() as address:
-        with pytest.raises((ProtocolError, ConnectionError), match=r"does not take our cluster key|ended|reset"):
+        with pytest.raises((UnauthorizedError, ConnectionError), match=r"its cluster key is not ours|ended|reset"):
             await open_stream(address, "decode-0", Hello(MAJOR, "router-0", 42, STEPS), 5, key)
 
 
@@ -206,7 +206,7 @@ async def test_a_worker_that_cannot_prove_that_it_has_the_cluster_key_is_told_no
 
     server = await asyncio.start_server(impostor, "127.0.0.1", 0)
     address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    with pytest.raises(ProtocolError, match="decode-0: has another cluster key"):
+    with pytest.raises(UnauthorizedError, match=r"decode-0 refuses us: .* has another cluster key"):
         await open_stream(address, "decode-0", Hello(MAJOR, "router-0", 42, STEPS), 5, KEY)
     await asyncio.wait_for(over.wait(), 5)
     server.close()

@@ -6,11 +6,16 @@ from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
+from structlog.testing import capture_logs
 
 from baton.errors import WorkerLostError
+from baton.message_stream import MessageStream
+from baton.security.cluster_key import new_cluster_key
+from baton.worker.stream_server import StreamServer
 from baton_proto.discovery import WorkerLoad
 from baton_proto.sampling import SamplingParams
-from baton_proto.worker import MAJOR, Cancel, Delta, Hello, Submit
+from baton_proto.worker import MAJOR, STEPS, Cancel, Delta, Hello, Submit
 from router.inbox import Inbox
 from router.worker_link import WorkerLink
 from tests.router.scripted_worker import ScriptedWorker, answer_until, greedy
@@ -188,3 +193,21 @@ async def test_unary_calls_and_snapshots() -> None:
             await watched.link.inspect(1.0)
         with pytest.raises(WorkerLostError):
             [chunk async for chunk in watched.link.snapshot(1.0)]
+
+
+async def test_a_worker_with_another_cluster_key_is_not_used_and_that_is_said_once() -> None:
+    async def nobody(stream: MessageStream, sender: str) -> None:
+        raise AssertionError("was let in")
+
+    server = StreamServer(Hello(MAJOR, "decode-0", 1), {STEPS: nobody}, new_cluster_key())
+    record = replace(ScriptedWorker("decode-0").record(), stream_address=await server.start("127.0.0.1"))
+    with capture_logs() as logs:
+        link = WorkerLink(record, "router-0", lambda load: None, lambda: None, new_cluster_key())
+        async with asyncio.timeout(10):
+            while sum(log["event"] == "stranger turned away" for log in logs) < 3:
+                await asyncio.sleep(0.05)
+        await link.close("the test is over")
+    assert link.failed
+    (said,) = [log for log in logs if log["event"] == "worker not used" and log["log_level"] == "warning"]
+    assert "its cluster key is not ours" in said["reason"]
+    await server.stop(0.1)

@@ -10,6 +10,7 @@ import pytest
 
 from baton.config import NatsConfig, SecurityConfig, ServingConfig, WorkersConfig, dump_config
 from baton.errors import ConfigError
+from baton.launch import launch_command
 from baton.security import bearer_keys
 from baton.security.bearer_keys import BearerKeys
 from baton.security.cluster_key import ClusterKey, new_cluster_key
@@ -33,7 +34,7 @@ def written(path: Path, text: str) -> str:
 
 def test_a_secret_is_shown_by_nothing_but_reveal() -> None:
     secret = Secret("hush")
-    keys = Keys(ClusterKey(Secret(CLUSTER)), BearerKeys([secret]), secret, NatsLogin("u", secret))
+    keys = Keys(ClusterKey(Secret(CLUSTER)), BearerKeys([secret]), NatsLogin("u", secret))
     assert secret.reveal() == "hush"
     for shown in (repr(secret), str(secret), f"{secret}", repr([secret]), repr(keys), str(keys)):
         assert "hush" not in shown
@@ -104,6 +105,7 @@ def test_keys_are_changed_in_the_file_while_they_are_in_use(tmp_path: Path, monk
     path.write_text("new-er")
     assert later_accepted("new-er")
     assert not later_accepted("old")
+    assert keys.first().reveal() == "new-er"
     path.unlink()
     assert later_accepted("new-er"), "the last ones that were there hold"
 
@@ -129,6 +131,18 @@ def test_beyond_this_machine_nothing_listens_without_a_cluster_key(host: str) ->
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.9", "::1", "localhost", WorkersConfig().host])
 def test_on_this_machine_a_process_runs_without(host: str) -> None:
     check_reach("workers.host", host, Keys())
+
+
+@pytest.mark.parametrize(("program", "name"), [("router", "--router-id"), ("decode_worker", "--worker-id")])
+def test_a_process_started_by_hand_says_which_key_it_lacks(tmp_path: Path, program: str, name: str) -> None:
+    path = written(
+        tmp_path / "serving.yaml",
+        "{model: mock, nats: {url: 'nats://127.0.0.1:1'}, router: {host: 0.0.0.0}, workers: {host: 0.0.0.0}}",
+    )
+    command = [*launch_command(program), "--config", path, name, "one"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 1
+    assert "asks for a cluster key: security.cluster_key_file or BATON_CLUSTER_KEY" in ended.stderr
 
 
 # --- NATS -------------------------------------------------------------------------------------------------------------
