@@ -11,7 +11,7 @@ from ray.autoscaler.sdk import request_resources
 
 from baton.process import ProcessFailedError
 
-PLACED_S: Final = 10.0  # in which an actor that has room is up, most of the time
+PLACED_S: Final = 5.0  # in which an actor that has room is up, most of the time
 
 T = TypeVar("T")
 Bundle = Mapping[str, float]  # amounts by resource, all on one node
