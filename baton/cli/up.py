@@ -54,6 +54,9 @@ def up(
     ] = None,
     ray: Annotated[bool, typer.Option("--ray", help="On a Ray cluster; return when the service is up.")] = False,
     address: RayAddressOption = "auto",
+    nodes: Annotated[
+        int, typer.Option("--nodes", min=1, metavar="N", help="With --ray: start when the cluster has so many nodes.")
+    ] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print what happens as one JSON object per line.")] = False,
 ) -> None:
     """Start a service on this machine and stay in the foreground.
@@ -75,7 +78,7 @@ def up(
         configure_logging(serving.logging, "baton")
         served_model(serving, progress=True)  # converts it, once, where a person can see it
         if ray:
-            code = _on_ray(serving, log_dir, address, as_json)
+            code = _on_ray(serving, log_dir, address, nodes, as_json)
         else:
             code = asyncio.run(_in_foreground(serving, log_dir, as_json))
     raise typer.Exit(code)
@@ -93,15 +96,17 @@ async def _in_foreground(config: ServingConfig, log_dir: Path | None, as_json: b
     return ExitCode.OK if await run.run() else ExitCode.FAILED
 
 
-def _on_ray(config: ServingConfig, log_dir: Path | None, address: str, as_json: bool) -> ExitCode:
+def _on_ray(config: ServingConfig, log_dir: Path | None, address: str, nodes: int, as_json: bool) -> ExitCode:
     if log_dir is not None:
         raise ConfigError("--log-dir", "is not for --ray: logs stay on their nodes, and `baton logs` shows them")
-    from baton.on_ray.cluster import connected
+    from baton.on_ray.cluster import connected, wait_for_nodes
 
+    tell = partial(print_news, as_json)
     with connected(address, config.namespace):
         from baton.on_ray.service import bring_up
 
-        bring_up(with_absolute_paths(config), partial(print_news, as_json))
+        wait_for_nodes(nodes, tell)
+        bring_up(with_absolute_paths(config), tell)
     return ExitCode.OK
 
 

@@ -5,12 +5,16 @@ import contextlib
 import importlib.util
 import logging
 import socket
+import time
 from collections.abc import Awaitable, Iterator
 from typing import Any, TypeVar
 
 from baton.errors import BatonError, ConfigError, UnavailableError
+from baton.service_run import Tell
 
 CONNECT_TIMEOUT_S = 5.0
+NODES_TIMEOUT_S = 1800.0  # a node of a cloud may have to boot, and to install torch for CUDA
+AGAIN_S = 1.0
 HEAD = "node:__internal_head__"  # a resource that Ray gives the head node
 PINNED = 0.001  # of it
 
@@ -40,6 +44,21 @@ def connected(address: str, namespace: str) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def wait_for_nodes(wanted: int, tell: Tell, timeout_s: float = NODES_TIMEOUT_S) -> None:
+    """Until as many live, the head among them. Raises UnavailableError when the time is up."""
+    import ray
+
+    deadline_s = time.monotonic() + timeout_s
+    told = wanted
+    while (there := sum(node["Alive"] for node in ray.nodes())) < wanted:
+        if time.monotonic() > deadline_s:
+            raise UnavailableError(f"{there} of {wanted} nodes have joined the cluster within {timeout_s:g} s")
+        if there != told:
+            tell(f"waiting for nodes: {there} of {wanted} are there", event="waiting", nodes=there, wanted=wanted)
+            told = there
+        time.sleep(AGAIN_S)
 
 
 def ray_namespace(namespace: str) -> str:
