@@ -63,7 +63,10 @@ def _left(url: str, namespace: str) -> str | None:
 def _folder(create: bool = False) -> Path:
     """Raises OSError when there is none, or when others could have made or could read it."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
-    folder = Path(runtime) / "baton" if runtime else Path(tempfile.gettempdir()) / f"baton-{os.geteuid()}"
+    if runtime and os.path.isdir(runtime):
+        folder = Path(runtime) / "baton"
+    else:
+        folder = Path(tempfile.gettempdir()) / f"baton-{os.geteuid()}"
     if create:
         with contextlib.suppress(FileExistsError):
             folder.mkdir(mode=0o700)

@@ -56,7 +56,7 @@ async def test_the_server_dies_with_a_process_that_is_killed() -> None:
         async def main():
             server = NatsServer()
             await server.start()
-            print("SERVER", server.pid, server.store_dir, flush=True)
+            print("SERVER", server.pid, server.store_dir.parent, flush=True)
             await asyncio.sleep(60)
 
         asyncio.run(main())
