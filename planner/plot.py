@@ -73,7 +73,7 @@ def _workers(panel: "Axes", times: list[float], observations: Sequence[Observati
         panel.step(times, serving, where="post", color=COLOURS[role], label=f"{role} serving")
         wanted = [getattr(target, role) for target in targets]
         panel.step(times, wanted, where="post", color=COLOURS[role], linestyle=":", label=f"{role} wanted")
-    panel.yaxis.get_major_locator().set_params(integer=True)
+    panel.locator_params(axis="y", integer=True)
     panel.set_ylabel(f"workers\n{targets[0].policy}")
 
 
