@@ -165,8 +165,8 @@ async def test_a_worker_that_no_node_has_room_for_is_given_up_with_the_reason_an
 
 def resources_asked_for() -> list[dict[str, float]]:
     """Of Ray's autoscaler, as it reads them."""
-    from ray.autoscaler._private.util import AUTOSCALER_RESOURCE_REQUEST_CHANNEL
+    from ray._private.ray_constants import AUTOSCALER_RESOURCE_REQUEST_CHANNEL
     from ray.experimental.internal_kv import _internal_kv_get
 
-    asked = json.loads(_internal_kv_get(AUTOSCALER_RESOURCE_REQUEST_CHANNEL) or "[]")
-    return [one.get("resources", one) for one in asked]
+    asked: list[dict[str, float]] = json.loads(_internal_kv_get(AUTOSCALER_RESOURCE_REQUEST_CHANNEL) or "[]")
+    return asked

@@ -21,7 +21,7 @@ from baton.security.cluster_key import ClusterKey
 from baton.security.secret import Secret
 from tests.service import assert_gone
 
-BATON = [sys.executable, "-c", "from baton.cli import main; main()"]
+BATON = [sys.executable, "-m", "baton"]
 
 
 @dataclass
