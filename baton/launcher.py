@@ -17,10 +17,10 @@ class Launch(Struct, frozen=True):
     name: str
     module: str  # that Python runs; NATS: the server itself
     config: ServingConfig  # with the NATS URL filled in; the launcher adds what follows from the place
-    keys: dict[str, str]  # variables of its environment that nobody else may see
     arguments: list[str] = []  # beside --config
     workers: dict[str, Role] = {}  # that live in it, by id
     ranks: int = 0  # GPUs that it takes where there are any, else shares of the cores
+    keys: dict[str, str] = {}  # variables of its environment that nobody else may see
 
     def __repr__(self) -> str:
         return f"Launch({self.name})"

@@ -255,7 +255,7 @@ class Supervisor:
         self, name: str, module: str, arguments: list[str], workers: dict[str, Role] | None = None, ranks: int = 0
     ) -> Launch:
         keys = handed_on(self.keys, self._environ)
-        return Launch(name, module, self.config, keys, arguments, workers or {}, ranks)
+        return Launch(name, module, self.config, arguments, workers or {}, ranks, keys)
 
     def _new_id(self, kind: str) -> str:
         taken = self._roles.keys() | self.children.keys()
