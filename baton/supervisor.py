@@ -39,7 +39,7 @@ ROUTER_POLL_S = 0.05
 
 
 class Supervisor:
-    """`log_dir` is the launcher's when none is given. `on_ready` is called for each process. Raises ConfigError when
+    """`launcher`: None: a LocalLauncher, with `log_dir`. `on_ready` is called for each process. Raises ConfigError when
     keys or certificates cannot be used."""
 
     def __init__(
@@ -214,8 +214,7 @@ class Supervisor:
             if self.children:
                 raise UnavailableError("processes of this service live, but their NATS server does not; end them first")
             self.nats = self.launcher.process(self._launch(NATS, NATS, []))
-            await self.nats.start()
-            self._watch_in_background(self.nats)
+            await self._begin(self.nats)
         ready = await self.nats.wait_ready(self.config.workers.ready_timeout_s)
         nats = msgspec.structs.replace(self.config.nats, url=ready.addresses[NATS])
         self.config = msgspec.structs.replace(self.config, nats=nats)
@@ -264,13 +263,16 @@ class Supervisor:
     async def _start(self, launch: Launch) -> None:
         process = self.launcher.process(launch)
         self._add(launch, process)
+        await self._begin(process)
+        await self._until_ready(launch.name, process)
+
+    async def _begin(self, process: Process) -> None:
         try:
             await process.start()
-        finally:
-            if not process.alive:
-                self.launcher.release(process)
+        except BaseException:
+            self.launcher.release(process)
+            raise
         self._watch_in_background(process)
-        await self._until_ready(launch.name, process)
 
     def _add(self, launch: Launch, process: Process) -> None:
         self.children[launch.name] = process
