@@ -19,7 +19,7 @@ import msgspec
 
 from baton.client import Client
 from baton.config import ServingConfig, for_prefill_worker
-from baton.errors import UnavailableError
+from baton.errors import ConfigError, UnavailableError
 from baton.launcher import Launch, Launcher, Role
 from baton.local_launcher import LocalLauncher
 from baton.nats_server import NATS
@@ -67,12 +67,14 @@ class Supervisor:
         """Returns when every process is ready and the router uses every worker. Takes over those that an earlier
         supervisor has left behind, and starts what is missing.
 
-        Raises ProcessFailedError, or UnavailableError when NATS does not start, having ended what it had started. When
-        it had taken over some, all stay as they are.
+        Raises ProcessFailedError, or UnavailableError when NATS does not start, having ended what it had started. When it
+        had taken over some, all stay as they are. Raises ConfigError when those have another configuration.
         """
         living: list[tuple[Launch, Process]] = []
         try:
             living = await self.launcher.living()
+            for launch, _ in living:
+                self._check_alike(launch)
             self.take_over(living)
             await self._start_nats()
             async with asyncio.TaskGroup() as group:
@@ -90,6 +92,7 @@ class Supervisor:
             raise
 
     def take_over(self, living: Iterable[tuple[Launch, Process]]) -> None:
+        """Processes of an earlier supervisor: they are ours from now on."""
         for launch, process in living:
             if launch.module == NATS:
                 self.nats = process
@@ -168,6 +171,14 @@ class Supervisor:
     @property
     def _stop_limit_s(self) -> float:
         return self.config.workers.drain_timeout_s + DRAIN_GRACE_S
+
+    def _check_alike(self, launch: Launch) -> None:
+        """Raises ConfigError when a process that lives was started with another configuration, but for what may change
+        from one supervisor to the next."""
+        ours, theirs = msgspec.to_builtins(self.config), msgspec.to_builtins(launch.config)
+        for key in ours.keys() - {"nats", "workers", "planner", "ray", "logging"}:
+            if ours[key] != theirs[key]:
+                raise ConfigError(key, f"{launch.name} lives, and was started with another one; end the service first")
 
     async def _start_nats(self) -> None:
         """Unless it is there, or another one is to be used. Raises UnavailableError."""

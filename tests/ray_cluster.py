@@ -21,7 +21,7 @@ SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_AUTO_CONNECT": "0"}
 
 
 @contextmanager
-def ray_cluster(head_cpus: int = 4, **environment: str) -> Iterator[Any]:
+def ray_cluster(head_cpus: int = 4, head_gpus: int = 0, **environment: str) -> Iterator[Any]:
     """A ray.cluster_utils.Cluster. `environment`: variables of its nodes and of what the test starts."""
     folder = tempfile.mkdtemp(prefix="br-", dir="/tmp")  # a short path: Ray puts sockets there
     variables = SETTINGS | {"RAY_TMPDIR": folder} | environment
@@ -32,6 +32,7 @@ def ray_cluster(head_cpus: int = 4, **environment: str) -> Iterator[Any]:
             initialize_head=True,
             head_node_args={
                 "num_cpus": head_cpus,
+                "num_gpus": head_gpus,
                 "node_ip_address": HEAD_ADDRESS,
                 "include_dashboard": False,
                 "dashboard_port": 0,

@@ -13,7 +13,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +25,7 @@ from baton.child_process import ChildProcess
 from baton.client import Client
 from baton.config import ServingConfig
 from baton.config_overrides import with_overrides
-from baton.launcher import Role
+from baton.launcher import Launcher, Role
 from baton.nats_server import NatsServer
 from baton.supervisor import Supervisor
 
@@ -107,14 +107,16 @@ async def running_service(
     prefill: int = 1,
     decode: int = 1,
     overrides: dict[str, Any] | None = None,
+    launcher: Callable[[ServingConfig], Launcher] | None = None,
     **sections: Any,
 ) -> AsyncIterator[Service]:
-    """`overrides` are dicts in the shape of serving.yaml, `sections` the same as keywords."""
+    """`overrides` are dicts in the shape of serving.yaml, `sections` the same as keywords. Processes are children of
+    this one, or the launcher's."""
     config = with_overrides(ServingConfig(model=str(model)), TEST_DEFAULTS, "test defaults")
     for changes in ({"workers": {"prefill": prefill, "decode": decode}}, overrides or {}, sections):
         config = with_overrides(config, changes, "test")
     with tempfile.TemporaryDirectory(prefix="baton-test-") as folder:
-        supervisor = Supervisor(config, log_dir=Path(folder))
+        supervisor = Supervisor(config, log_dir=Path(folder), launcher=launcher(config) if launcher else None)
         service: Service | None = None
         try:
             await supervisor.start()

@@ -35,10 +35,13 @@ def logs(
             return
         from baton.on_ray.cluster import connected
 
-        with connected(address, namespace):
-            from baton.on_ray.service import read_log
+        try:
+            with connected(address, namespace):
+                from baton.on_ray.service import read_log
 
-            _print(read_log(process, lines, follow))
+                _print(read_log(process, lines, follow))
+        except UnavailableError as error:
+            raise UnavailableError(f"{error}; of a service without Ray, --log-dir DIR shows the logs") from error
 
 
 def _read_file(path: Path, lines: int, follow: bool) -> Iterator[str]:

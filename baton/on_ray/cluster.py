@@ -2,8 +2,8 @@
 start: Ray is an extra."""
 
 import contextlib
-import importlib.util
 import logging
+import os
 import socket
 import time
 from collections.abc import Awaitable, Iterator
@@ -13,6 +13,7 @@ from baton.errors import BatonError, ConfigError, UnavailableError
 from baton.service_run import Tell
 
 CONNECT_TIMEOUT_S = 5.0
+CONNECT_TRIES = "3"  # of Ray, once something listens: with a wrong token it would try 20 times
 NODES_TIMEOUT_S = 1800.0  # a node of a cloud may have to boot, and to install torch for CUDA
 AGAIN_S = 1.0
 HEAD = "node:__internal_head__"  # a resource that Ray gives the head node
@@ -25,10 +26,12 @@ T = TypeVar("T")
 def connected(address: str, namespace: str) -> Iterator[None]:
     """As a driver of the cluster: `auto` (the one that this machine belongs to) or HOST:PORT. What it makes outlives it
     when it is detached. Raises ConfigError when Ray is not installed, UnavailableError when no cluster is there."""
-    if importlib.util.find_spec("ray") is None:
-        raise ConfigError("ray", "is not installed: pip install 'baton-serve[ray]'")
-    import ray
-    from ray.exceptions import RayError
+    os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", CONNECT_TRIES)
+    try:
+        import ray
+        from ray.exceptions import RayError
+    except ImportError:
+        raise ConfigError("ray", "is not installed: pip install 'baton-serve[ray]'") from None
 
     try:
         _check(address)

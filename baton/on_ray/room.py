@@ -11,7 +11,7 @@ from ray.autoscaler.sdk import request_resources
 
 from baton.process import ProcessFailedError
 
-PLACED_S: Final = 10.0  # in which an actor that has room is up, most of the time
+PLACED_S: Final = 5.0  # in which an actor that has room is up, most of the time
 
 T = TypeVar("T")
 Bundle = Mapping[str, float]  # amounts by resource, all on one node
@@ -33,15 +33,17 @@ class Room:
         the time is up."""
         self.hold(name, bundle)
         task = asyncio.ensure_future(started)
-        done, _ = await asyncio.wait({task}, timeout=PLACED_S)
-        if not done:
-            with self._asked_for(name):
-                done, _ = await asyncio.wait({task}, timeout=max(0.0, self._timeout_s - PLACED_S))
-        if not done:
+        try:
+            done, _ = await asyncio.wait({task}, timeout=PLACED_S)
+            if not done:
+                with self._asked_for(name):
+                    done, _ = await asyncio.wait({task}, timeout=max(0.0, self._timeout_s - PLACED_S))
+            if not done:
+                problem = f"found no room on the Ray cluster within {self._timeout_s:g} s: {missing(bundle)}"
+                raise ProcessFailedError(name, problem)
+            return task.result()
+        finally:
             task.cancel()
-            problem = f"found no room on the Ray cluster within {self._timeout_s:g} s: {missing(bundle)}"
-            raise ProcessFailedError(name, problem)
-        return task.result()
 
     def hold(self, name: str, bundle: Bundle) -> None:
         """It has that, or is to have it."""

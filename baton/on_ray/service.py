@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import ray
-from ray.exceptions import ActorAlreadyExistsError, GetTimeoutError, RayActorError
+from ray.exceptions import ActorAlreadyExistsError, GetTimeoutError, RayActorError, RayTaskError
 
 from baton.config import ServingConfig
 from baton.errors import ConfigError, UnavailableError
@@ -112,6 +112,8 @@ def _ask(call: Any, timeout_s: float | None = ANSWER_S) -> Any:
         raise UnavailableError(f"the actor does not answer within {timeout_s:g} s") from error
     except RayActorError as error:
         raise UnavailableError(f"the actor has died: {error}") from error
+    except RayTaskError as error:
+        raise UnavailableError(f"the actor failed: {error.cause}") from error
 
 
 async def _end_what_is_left(namespace: str, tell: Tell) -> bool:
