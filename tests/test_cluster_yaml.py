@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -64,7 +65,11 @@ def test_what_the_file_names_is_there() -> None:
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[SshNodes]:
+    """With a copy of the sources: `ray up` fails when a file goes while it reads the folder."""
     with ssh_nodes() as nodes:
+        ignored = (ROOT / ".gitignore").read_text().replace("/", "").split()
+        shutil.copytree(ROOT, nodes.folder / "code", ignore=shutil.ignore_patterns(".git", *ignored), symlinks=True)
+        (nodes.folder / "code" / "build").mkdir()
         yield nodes
 
 
@@ -74,8 +79,8 @@ async def test_one_machine_serves_to_itself_alone_after_ray_up_and_nothing_is_le
     nodes: SshNodes,
 ) -> None:
     serving = {"router": {"http_port": 0, "grpc_port": 0}, "engine": {"kv_memory": "64MiB", "threads": 1}}
-    path = cluster_file(nodes, serving)
-    grpc, http = addresses(launcher(nodes, "up", path, UP_S))
+    write_files(nodes, serving)
+    grpc, http = addresses(launcher(nodes, "up", UP_S))
 
     async with Client(grpc) as client:
         sampling = pb.SamplingOptions(temperature=0, max_tokens=4)
@@ -85,10 +90,11 @@ async def test_one_machine_serves_to_itself_alone_after_ray_up_and_nothing_is_le
         completion = (await over_http.post(f"{http}/completions", json=question)).raise_for_status().json()
     assert "Paris" in answer.text
     assert completion["choices"][0]["text"] == answer.text
+    assert not (nodes.home / "baton" / "build").exists()
     assert grpc in nodes.listening()
     assert {host(address) for address in nodes.listening()} == {LOOPBACK}
 
-    assert "all processes have ended" in launcher(nodes, "down", path, DOWN_S)
+    assert "all processes have ended" in launcher(nodes, "down", DOWN_S)
     assert_nothing_is_left(nodes)
 
 
@@ -101,8 +107,10 @@ async def test_workers_go_to_all_nodes_and_end_with_them(nodes: SshNodes) -> Non
         "workers": {"prefill": 3, "decode": 3, "per_process": 1},
         "engine": {"threads": 1},
     }
-    path = cluster_file(nodes, serving, ADDRESSES)
-    grpc, _ = addresses(launcher(nodes, "up", path, UP_S))
+    write_files(nodes, serving, ADDRESSES)
+    printed = launcher(nodes, "up", UP_S)
+    assert "waiting for nodes: 1 of 3 are there" in printed
+    grpc, _ = addresses(printed)
 
     async with Client(grpc) as client:
         answer = await client.generate(pb.GenerateRequest(text=PROMPT * 10), ANSWER_S)
@@ -110,32 +118,34 @@ async def test_workers_go_to_all_nodes_and_end_with_them(nodes: SshNodes) -> Non
     assert answer.token_ids
     assert Counter(host(worker.address) for worker in workers) == dict.fromkeys(ADDRESSES, 2)
 
-    assert "all processes have ended" in launcher(nodes, "down", path, DOWN_S)
+    assert "all processes have ended" in launcher(nodes, "down", DOWN_S)
     assert_nothing_is_left(nodes)
 
 
-def cluster_file(nodes: SshNodes, serving: dict[str, Any], ips: list[str] | None = None) -> Path:
-    """cluster.yaml with the paths and ports of a test. With `ips`: as its comments say for several nodes, each of which
-    has room for two workers."""
+def write_files(nodes: SshNodes, serving: dict[str, Any], ips: list[str] | None = None) -> None:
+    """serving.yaml, and cluster.yaml with the user and the ports of a test. With `ips`: as its comments say for several
+    nodes, each of which has room for two workers."""
     config = loaded()
     config["cluster_name"] = nodes.folder.name
     config["auth"] = {"ssh_user": getuser(), "ssh_private_key": str(nodes.user_key)}
-    config["file_mounts"] = {"~/baton": str(ROOT), "~/serving.yaml": str(nodes.folder / "serving.yaml")}
-    changes = {"--config serving.yaml": "--config ~/serving.yaml", "6379": str(free_port())}
+    changes = {
+        "6379": str(free_port()),
+        "--head ": f"--head --dashboard-port={free_port()} --ray-client-server-port={free_port()} ",
+    }
     if ips:
         config["provider"] |= {"head_ip": ips[0], "worker_ips": ips[1:]}
         changes |= {
             ON_LOOPBACK_ONLY: "",
             "--nodes 1": f"--nodes {len(ips)}",
             "--disable-usage": "--num-cpus=2 --disable-usage",
+            # On one machine, two that start at once may give their sockets the same name.
+            "--address=": "--temp-dir=$RAY_TMPDIR/$NODE_IP --address=",
         }
-    (nodes.folder / "serving.yaml").write_text(yaml.safe_dump(serving))
     for section, commands in config.items():
         if section.endswith("_commands"):
             config[section] = [changed(command, changes) for command in commands]
-    path = nodes.folder / "cluster.yaml"
-    path.write_text(yaml.safe_dump(config))
-    return path
+    (nodes.folder / "code" / "cluster.yaml").write_text(yaml.safe_dump(config))
+    (nodes.folder / "code" / "serving.yaml").write_text(yaml.safe_dump(serving))
 
 
 def changed(command: str, changes: dict[str, str]) -> str:
@@ -144,12 +154,12 @@ def changed(command: str, changes: dict[str, str]) -> str:
     return command
 
 
-def launcher(nodes: SshNodes, verb: str, path: Path, timeout_s: float) -> str:
+def launcher(nodes: SshNodes, verb: str, timeout_s: float) -> str:
     """What `ray up` or `ray down` prints. What it notes of a cluster must not meet what the head notes."""
     environment = os.environ | {"RAY_TMPDIR": str(nodes.folder / "launcher"), "TMPDIR": str(nodes.folder)}
-    command = [f"{sys.prefix}/bin/ray", verb, "-y", str(path)]
     done = subprocess.run(
-        command,
+        [f"{sys.prefix}/bin/ray", verb, "-y", "cluster.yaml"],
+        cwd=nodes.folder / "code",
         env={name: value for name, value in environment.items() if name != "PYTHONPATH"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -13,9 +13,9 @@ from baton.errors import BatonError, ConfigError, UnavailableError
 from baton.service_run import Tell
 
 CONNECT_TIMEOUT_S = 5.0
+CONNECT_TRIES = "3"  # of Ray, once something listens: with a wrong token it would try 20 times
 NODES_TIMEOUT_S = 1800.0  # a node of a cloud may have to boot, and to install torch for CUDA
 AGAIN_S = 1.0
-CONNECT_TRIES = "3"  # of Ray, once something listens: with a wrong token it would try 20 times
 HEAD = "node:__internal_head__"  # a resource that Ray gives the head node
 PINNED = 0.001  # of it
 

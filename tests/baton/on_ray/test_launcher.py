@@ -8,6 +8,7 @@ import psutil
 import pytest
 
 from baton.config import EngineConfig, RayConfig, ServingConfig
+from baton.errors import UnavailableError
 from baton.launcher import Launch
 from baton.process import ProcessFailedError
 from tests.ray_cluster import ray_cluster
@@ -77,3 +78,12 @@ async def test_a_worker_that_wants_more_gpus_than_any_node_has_is_given_up_and_h
     assert not process.alive
     launcher.release(process)
     assert await launcher.living() == []
+
+
+def test_nodes_that_do_not_join_are_given_up(cluster: None) -> None:
+    from baton.on_ray.cluster import wait_for_nodes
+
+    told: list[str] = []
+    with pytest.raises(UnavailableError, match=r"1 of 2 nodes have joined the cluster within 0\.1 s"):
+        wait_for_nodes(2, lambda line, **_: told.append(line), timeout_s=0.1)
+    assert told == ["waiting for nodes: 1 of 2 are there"]
