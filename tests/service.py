@@ -33,7 +33,7 @@ from baton.supervisor import Supervisor
 GONE_TIMEOUT_S = 5.0
 TEST_DEFAULTS: dict[str, Any] = {
     "router": {"http_port": 0, "grpc_port": 0},
-    "workers": {"drain_timeout_s": 10.0},
+    "workers": {"ready_timeout_s": 100.0, "drain_timeout_s": 10.0},
     "engine": {"kv_memory": "64MiB", "threads": 1},
 }
 
@@ -99,7 +99,7 @@ class Service:
         return path.read_text(errors="replace") if path.exists() else ""
 
     def note_pids(self) -> None:
-        own = {child.pid for child in self.supervisor.children.values()}
+        own = {child.pid for child in self.supervisor.children.values() if child.pid}
         if self.supervisor.nats is not None and self.supervisor.nats.alive:
             own.add(self.supervisor.nats.pid)
         for pid in own:

@@ -96,9 +96,8 @@ async def test_while_nats_is_away_the_service_serves_and_the_planner_freezes_and
         planned.service.kill("prefill-2")
         await planned.until(lambda: planned.last().target.frozen)
         (reason,) = planned.last().target.reasons
-        assert (
-            reason == "nothing was heard from routers and workers and discovery for more than 3 s: all stays as it is"
-        )
+        assert reason.startswith("nothing was heard from routers")
+        assert reason.endswith("for more than 3 s: all stays as it is")
         answer = await planned.service.client.generate(pb.GenerateRequest(text="still there?"), timeout_s=10)
         assert answer.token_ids
         assert begun(planned) == []

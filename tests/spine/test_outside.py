@@ -230,7 +230,7 @@ def test_no_key_is_shown(service: Guarded) -> None:
     status = service.run("status", "--json", "--address", service.grpc_address, *service.flags)
     shown = [json.dumps(service.lines), status.stdout]
     shown += [path.read_text() for path in (*(service.folder / "logs").iterdir(), service.folder / "up.log")]
-    shown += ["\n".join(process.cmdline()) for process in psutil.process_iter() if process.is_running()]
+    shown += ["\n".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])]
     router = next(process for process in service.processes() if "router" in process.cmdline())
     shown.append(Path(router.cmdline()[router.cmdline().index("--config") + 1]).read_text())
     assert "decode-1" in "".join(shown[1:])

@@ -60,7 +60,7 @@ async def the_pool_is_a_limit_of_one_request(service: Service) -> None:
 
 
 async def a_full_queue_refuses_and_says_when_to_come_back(service: Service) -> None:
-    running = [asyncio.create_task(ask(service.client, [5 + i], 150, ignore_eos=True)) for i in range(QUEUE_LIMIT)]
+    running = [asyncio.create_task(ask(service.client, [5 + i], 400, ignore_eos=True)) for i in range(QUEUE_LIMIT)]
     await until_admitted(service, QUEUE_LIMIT)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await ask(service.client, [5], 3)
@@ -77,7 +77,7 @@ async def a_full_queue_refuses_and_says_when_to_come_back(service: Service) -> N
     async with openai.AsyncOpenAI(base_url=f"{service.http_url}/v1", api_key="none", max_retries=20) as client:
         patient = await client.completions.create(model="tiny-llama", prompt="x", max_tokens=3)
     assert patient.choices[0].finish_reason
-    assert [len(answer.token_ids) for answer in await asyncio.gather(*running)] == [150] * QUEUE_LIMIT
+    assert [len(answer.token_ids) for answer in await asyncio.gather(*running)] == [400] * QUEUE_LIMIT
     await until_idle(service)
 
 
