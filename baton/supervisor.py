@@ -33,7 +33,7 @@ ROUTER_POLL_S = 0.05
 
 
 class Supervisor:
-    """`log_dir` is the launcher's when none is given. `on_ready` is called for each process."""
+    """`launcher`: None: a LocalLauncher, with `log_dir`. `on_ready` is called for each process."""
 
     def __init__(
         self,
@@ -67,8 +67,8 @@ class Supervisor:
         """Returns when every process is ready and the router uses every worker. Takes over those that an earlier
         supervisor has left behind, and starts what is missing.
 
-        Raises ProcessFailedError, or UnavailableError when NATS does not start, having ended what it had started. When it
-        had taken over some, all stay as they are. Raises ConfigError when those have another configuration.
+        Raises ProcessFailedError, or UnavailableError when NATS does not start, having ended what it had started. When
+        it had taken over some, all stay as they are. Raises ConfigError when those have another configuration.
         """
         living: list[tuple[Launch, Process]] = []
         try:
@@ -188,8 +188,7 @@ class Supervisor:
             if self.children:
                 raise UnavailableError("processes of this service live, but their NATS server does not; end them first")
             self.nats = self.launcher.process(Launch(NATS, NATS, self.config))
-            await self.nats.start()
-            self._watch_in_background(self.nats)
+            await self._begin(self.nats)
         ready = await self.nats.wait_ready(self.config.workers.ready_timeout_s)
         nats = msgspec.structs.replace(self.config.nats, url=ready.addresses[NATS])
         self.config = msgspec.structs.replace(self.config, nats=nats)
@@ -226,13 +225,16 @@ class Supervisor:
     async def _start(self, launch: Launch) -> None:
         process = self.launcher.process(launch)
         self._add(launch, process)
+        await self._begin(process)
+        await self._until_ready(launch.name, process)
+
+    async def _begin(self, process: Process) -> None:
         try:
             await process.start()
-        finally:
-            if not process.alive:
-                self.launcher.release(process)
+        except BaseException:
+            self.launcher.release(process)
+            raise
         self._watch_in_background(process)
-        await self._until_ready(launch.name, process)
 
     def _add(self, launch: Launch, process: Process) -> None:
         self.children[launch.name] = process

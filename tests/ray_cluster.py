@@ -5,7 +5,8 @@ address of its own.
         node = cluster.add_node(num_cpus=2, node_ip_address="127.0.0.3")
         run("up", "--ray", "--address", cluster.address)
 
-Nothing of it is found by accident: ports are free ones, and its folder is not the one in which Ray looks for clusters.
+Authentication is on. Nothing of it is found by accident: ports are free ones, and its folder is not the one in which
+Ray looks for clusters.
 """
 
 import os
@@ -13,18 +14,26 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 HEAD_ADDRESS = "127.0.0.2"  # not 127.0.0.1, which Ray would replace by the machine's own
-SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_AUTO_CONNECT": "0"}
+TOKEN = "a" * 64  # the same for all: a process that has used one token uses no other
 
 
 @contextmanager
-def ray_cluster(head_cpus: int = 4, head_gpus: int = 0, **environment: str) -> Iterator[Any]:
-    """A ray.cluster_utils.Cluster. `environment`: variables of its nodes and of what the test starts."""
-    folder = tempfile.mkdtemp(prefix="br-", dir="/tmp")  # a short path: Ray puts sockets there
-    variables = SETTINGS | {"RAY_TMPDIR": folder} | environment
+def ray_cluster(head_cpus: int = 4, head_gpus: int = 0) -> Iterator[Any]:
+    """A ray.cluster_utils.Cluster. What the test starts inherits the variables that it takes to be let in."""
+    folder = Path(tempfile.mkdtemp(prefix="br-", dir="/tmp"))  # a short path: Ray puts sockets there
+    token = folder / "token"
+    token.write_text(TOKEN)
+    variables = {
+        "RAY_TMPDIR": str(folder),
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(token),
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
     with mock.patch.dict(os.environ, variables):
         from ray.cluster_utils import Cluster
 

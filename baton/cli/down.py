@@ -8,6 +8,8 @@ from baton.cli.events.options import NamespaceOption
 from baton.cli.exit_codes import ExitCode, errors_reported
 from baton.cli.options import JsonOption, RayAddressOption
 from baton.cli.service_news import print_news
+from baton.config import LoggingConfig
+from baton.logging import configure_logging
 
 
 def down(
@@ -15,6 +17,7 @@ def down(
 ) -> None:
     """Drain and end a service that `baton up --ray` has brought up: requests in flight end, new ones are refused."""
     with errors_reported():
+        configure_logging(LoggingConfig(level="warning"), "baton")
         from baton.on_ray.cluster import connected
 
         with connected(address, namespace):

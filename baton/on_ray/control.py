@@ -15,6 +15,7 @@ from baton.errors import BatonError
 from baton.logging import configure_logging
 from baton.on_ray.launcher import RayLauncher
 from baton.on_ray.logged_actor import LoggedActor, own_stderr
+from baton.process import ProcessFailedError
 from baton.service_run import ServiceRun
 
 log = structlog.get_logger()
@@ -69,6 +70,9 @@ class Control(LoggedActor):
         except BatonError as error:
             log.error("the service ended", error=str(error))
             self._error = error
+        except Exception as fault:  # of our own: whoever waits for the service must hear of it
+            log.exception("the control actor failed")
+            self._error = ProcessFailedError("baton-control", f"failed: {fault!r}")
         finally:
             self._over = True
             self._changed.set()

@@ -1,13 +1,14 @@
 """Processes on a Ray cluster: each in an actor of its own, with the resources that it takes."""
 
 import asyncio
+import time
 from functools import partial
 from typing import Any, Final
 
 import ray
 import structlog
 from msgspec import Struct
-from ray.exceptions import ActorAlreadyExistsError, RayActorError
+from ray.exceptions import RayActorError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -17,7 +18,7 @@ from baton.on_ray.cluster import answer, find_actor, on_head
 from baton.on_ray.process import RayProcess
 from baton.on_ray.process_host import Hosted, ProcessHost, threads_of
 from baton.on_ray.room import Bundle, Room
-from baton.process import Process
+from baton.process import Process, ProcessFailedError
 
 CONTROL: Final = "baton-control"  # the one actor that is no host
 NAME_FREE_S: Final = 10.0  # in which the name of an actor that was killed is free again
@@ -67,17 +68,15 @@ class RayLauncher:
 
     async def _new_seat(self, launch: Launch, bundle: Bundle) -> Seat:
         """The name may still be that of the last process: one that flips keeps its own."""
+        deadline_s = time.monotonic() + NAME_FREE_S
+        while find_actor(launch.name) is not None:
+            if time.monotonic() > deadline_s:
+                raise ProcessFailedError(launch.name, "cannot start: an actor of that name lives")
+            await asyncio.sleep(AGAIN_S)
         group = placement_group([dict(bundle)], "STRICT_PACK", lifetime="detached") if "GPU" in bundle else None
         options = _options(bundle, group) if launch.workers else on_head()
         actor = ray.remote(ProcessHost).options(name=launch.name, lifetime="detached", max_restarts=0, **options)
-        deadline = asyncio.get_running_loop().time() + NAME_FREE_S
-        while True:
-            try:
-                return Seat(actor.remote(launch), group)
-            except ActorAlreadyExistsError:
-                if asyncio.get_running_loop().time() > deadline:
-                    raise
-                await asyncio.sleep(AGAIN_S)
+        return Seat(actor.remote(launch), group)
 
     def _bundle(self, launch: Launch) -> Bundle:
         if not launch.workers:

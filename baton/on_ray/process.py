@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
-from ray.exceptions import ActorUnavailableError, RayActorError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 
 from baton.on_ray.cluster import answer
 from baton.process import Process, ProcessExit, ProcessFailedError, Ready
@@ -51,8 +51,10 @@ class RayProcess(Process):
         except BaseException as error:
             self._placing.cancel()
             self._ended.set_result(self._exit())
-            if self.stopping or isinstance(error, RayActorError):
+            if self.stopping:
                 raise ProcessFailedError(self.name, "has ended before it was ready") from error
+            if isinstance(error, RayActorError):
+                raise ProcessFailedError(self.name, f"lost its actor before it was ready: {error}") from error
             raise
         self._follower = asyncio.create_task(self._follow())
 
@@ -61,7 +63,7 @@ class RayProcess(Process):
             async with asyncio.timeout(timeout_s + HOST_TIMEOUT_S):
                 ready: Ready = await answer(self._host.wait_ready.remote(timeout_s))
         except (RayActorError, TimeoutError) as error:
-            raise ProcessFailedError(self.name, "was lost with its node before it was ready") from error
+            raise ProcessFailedError(self.name, f"lost its actor before it was ready: {error}") from error
         self._ready = True
         return ready
 
@@ -97,7 +99,7 @@ class RayProcess(Process):
                 ended = await answer(self._host.wait.remote())
             except ActorUnavailableError:
                 await asyncio.sleep(AGAIN_S)
-            except RayActorError:
+            except RayError:
                 ended = self._exit()
         if self.alive:
             self._ended.set_result(ended)

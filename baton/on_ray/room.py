@@ -34,7 +34,7 @@ class Room:
         self.hold(name, bundle)
         task = asyncio.ensure_future(started)
         try:
-            done, _ = await asyncio.wait({task}, timeout=PLACED_S)
+            done, _ = await asyncio.wait({task}, timeout=min(PLACED_S, self._timeout_s))
             if not done:
                 with self._asked_for(name):
                     done, _ = await asyncio.wait({task}, timeout=max(0.0, self._timeout_s - PLACED_S))
@@ -69,6 +69,8 @@ class Room:
 
 def missing(bundle: Bundle) -> str:
     """A sentence on why no node has room for it, as far as Ray tells."""
+    if not bundle:
+        return "the head node does not take it"
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     free = ray.available_resources()
     for resource, amount in bundle.items():

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import ray
+import structlog
 from ray.exceptions import ActorAlreadyExistsError, GetTimeoutError, RayActorError, RayTaskError
 
 from baton.config import ServingConfig
@@ -19,6 +20,8 @@ from baton.supervisor import Supervisor
 ANSWER_S: Final = 20.0  # of a control actor that lives
 AGAIN_S: Final = 0.2
 TOLD_AT_THE_END: Final = ("lost", "draining", "stopped")
+
+log = structlog.get_logger()
 
 
 def bring_up(config: ServingConfig, tell: Tell) -> None:
@@ -38,20 +41,11 @@ def bring_up(config: ServingConfig, tell: Tell) -> None:
 def take_down(namespace: str, tell: Tell) -> bool:
     """Drains and ends everything; whether that went in order. Raises UnavailableError when there is no service."""
     control = find_actor(CONTROL)
-    if control is None:
-        return asyncio.run(_end_what_is_left(namespace, tell))
-    clean = False
-    try:
-        _ask(control.stop.remote())
-        for news in _follow(control):
-            if news.event in TOLD_AT_THE_END:
-                tell(news.line, event=news.event, **news.fields)
-            clean = clean or bool(news.fields.get("clean"))
-        came_up = _ask(control.state.remote()).error is None
-    except UnavailableError:  # it hangs, or has died just now
-        came_up = False
-    ray.kill(control)
-    return clean if came_up else asyncio.run(_end_what_is_left(namespace, tell))
+    drained = None if control is None else _drained(control, tell)
+    left = asyncio.run(_end_what_is_left(tell))
+    if drained is None and left is None:
+        raise UnavailableError(f"nothing serves {namespace!r} on this cluster")
+    return drained is not False and left is not False
 
 
 def read_log(name: str, lines: int, follow: bool) -> Iterator[str]:
@@ -96,6 +90,21 @@ def _clear_away(control: Any | None, namespace: str) -> None:
     ray.kill(control)
 
 
+def _drained(control: Any, tell: Tell) -> bool | None:
+    """Whether its service ended in order; None: it had none, hangs or has died. Ends the control actor."""
+    clean = None
+    try:
+        _ask(control.stop.remote())
+        for news in _follow(control):
+            if news.event in TOLD_AT_THE_END:
+                tell(news.line, event=news.event, **news.fields)
+            clean = news.fields.get("clean", clean)
+    except UnavailableError as error:
+        log.warning("the control actor does not end the service", error=str(error))
+    ray.kill(control)
+    return clean
+
+
 def _follow(control: Any) -> Iterator[News]:
     seen, over = 0, False
     while not over:
@@ -116,12 +125,12 @@ def _ask(call: Any, timeout_s: float | None = ANSWER_S) -> Any:
         raise UnavailableError(f"the actor failed: {error.cause}") from error
 
 
-async def _end_what_is_left(namespace: str, tell: Tell) -> bool:
-    """Without a control actor."""
+async def _end_what_is_left(tell: Tell) -> bool | None:
+    """Where there is no control actor, or none that could. Whether it went in order; None: nothing is left."""
     launcher = RayLauncher(ServingConfig())
     living = await launcher.living()
     if not living:
-        raise UnavailableError(f"nothing serves {namespace!r} on this cluster")
+        return None
     supervisor = Supervisor(living[0][0].config, launcher=launcher)
     supervisor.take_over(living)
     tell("draining", event="draining")

@@ -1,6 +1,6 @@
 """A service on a Ray cluster of three nodes, by its commands: brought up, taken over, hit by a node's death, ended.
 
-The tests share one cluster, with authentication on, and follow each other.
+The tests share one cluster and follow each other.
 """
 
 import asyncio
@@ -29,7 +29,6 @@ BATON = [sys.executable, "-c", "from baton.cli import main; main()"]
 COMMAND_S = 90.0
 WAIT_S = 60.0
 GONE_S = 5.0  # from a node's death until its workers are listed no more
-TOKEN = "a" * 64
 SETTINGS: dict[str, Any] = {
     "model": "mock",
     "router": {"http_port": 0, "grpc_port": 0, "placement": {"local_prefill_tokens": 0}},
@@ -62,8 +61,8 @@ class RayService:
         command = [*BATON, *arguments, "--address", self.cluster.address]
         return subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_S)
 
-    def up(self) -> "subprocess.CompletedProcess[str]":
-        done = self.baton("up", "--ray", "--json", "--config", str(self._config))
+    def up(self, *flags: str) -> "subprocess.CompletedProcess[str]":
+        done = self.baton("up", "--ray", "--json", *flags, "--config", str(self._config))
         for line in map(json.loads, done.stdout.splitlines()):
             if line["event"] == "ready":
                 self.pids[line["id"]] = line["pid"]
@@ -86,13 +85,10 @@ class RayService:
     async def until(self, condition: Callable[[dict[str, str]], bool], limit_s: float = WAIT_S) -> None:
         """`condition` gets the roles of the workers that the router uses."""
         async with Client(self.grpc) as client, asyncio.timeout(limit_s):
-            while not condition(
-                {
-                    w.worker_id: w.role
-                    for w in (await client.status(WAIT_S)).workers
-                    if w.state == "ready" and not w.note
-                }
-            ):
+            while True:
+                workers = (await client.status(WAIT_S)).workers
+                if condition({w.worker_id: w.role for w in workers if w.state == "ready" and not w.note}):
+                    return
                 await asyncio.sleep(0.05)
 
 
@@ -108,11 +104,8 @@ def own_processes(name: str) -> list[psutil.Process]:
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayService]:
-    folder = tmp_path_factory.mktemp("ray-service")
-    token = folder / "token"
-    token.write_text(TOKEN)
-    with ray_cluster(head_cpus=1, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(token)) as cluster:
-        yield RayService(cluster, folder)
+    with ray_cluster(head_cpus=1) as cluster:
+        yield RayService(cluster, tmp_path_factory.mktemp("ray-service"))
 
 
 def test_where_nothing_serves_commands_say_so(service: RayService, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,6 +153,10 @@ async def test_a_control_actor_that_died_is_missed_by_nobody_and_the_next_one_st
     (control,) = own_processes("ray::Control")
     control.kill()
     await service.ask("nobody in control")
+    done = service.up("--transport", "shm")
+    assert done.returncode == 2
+    assert "error: transfer: " in done.stderr
+    assert "was started with another one" in done.stderr
     done = service.up()
     assert done.returncode == 0, done.stderr
     assert service.pids == pids
@@ -185,11 +182,32 @@ async def test_a_node_that_dies_takes_its_workers_and_no_request_along_and_the_p
 
 
 def test_down_drains_and_leaves_nothing(service: RayService) -> None:
-    pids = [process.pid for process in [*own_processes("baton.launch"), *own_processes("nats-server")]]
+    pids = processes_of_the_service()
     assert len(pids) == 5
     done = service.baton("down")
-    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "all processes have ended"), done
+    assert (done.returncode, done.stdout.splitlines()) == (0, ["draining", "all processes have ended"]), done
     assert_gone(pids)
     with pytest.raises(grpc.aio.AioRpcError):
         asyncio.run(service.ask("anybody there"))
+
+
+def test_a_process_ends_with_its_actor_and_the_others_are_ended_without_a_control_actor_too(
+    service: RayService,
+) -> None:
+    done = service.up("--no-planner")
+    assert done.returncode == 0, done.stderr
+    (control,) = own_processes("ray::Control")
+    control.kill()
+    pids = processes_of_the_service()
+    workers = service.pids["workers-1"]  # without a planner those of the mock engine share a process
+    psutil.Process(workers).parent().kill()
+    assert_gone([workers])
+    done = service.baton("down")
+    assert (done.returncode, done.stdout.splitlines()) == (0, ["draining", "all processes have ended"]), done
+    assert_gone(pids)
     assert service.baton("down").returncode == 3
+
+
+def processes_of_the_service() -> list[int]:
+    """Their pids: NATS, the router and the workers."""
+    return [process.pid for process in [*own_processes("baton.launch"), *own_processes("nats-server")]]
