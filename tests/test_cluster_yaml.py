@@ -79,6 +79,7 @@ def nodes() -> Iterator[SshNodes]:
 
 
 @pytest.mark.slow
+@pytest.mark.ray
 @pytest.mark.timeout(480)
 async def test_one_machine_serves_to_itself_alone_after_ray_up_and_nothing_is_left_after_ray_down(
     nodes: SshNodes,
@@ -104,6 +105,7 @@ async def test_one_machine_serves_to_itself_alone_after_ray_up_and_nothing_is_le
 
 
 @pytest.mark.slow
+@pytest.mark.ray
 @pytest.mark.timeout(480)
 def test_a_ray_up_that_fails_says_why_and_leaves_nothing(nodes: SshNodes) -> None:
     write_files(nodes, {"model": "/nowhere"})
@@ -112,6 +114,7 @@ def test_a_ray_up_that_fails_says_why_and_leaves_nothing(nodes: SshNodes) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.ray
 @pytest.mark.timeout(480)
 async def test_workers_go_to_all_nodes_and_end_with_them(nodes: SshNodes) -> None:
     serving = {

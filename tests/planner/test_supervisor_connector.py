@@ -23,7 +23,7 @@ CPUS = 4  # of the Ray cluster, and so workers that it has room for
 START_S = 20.0
 
 
-@pytest.fixture(scope="module", params=["children", "ray"])
+@pytest.fixture(scope="module", params=["children", pytest.param("ray", marks=pytest.mark.ray)])
 def launcher(request: pytest.FixtureRequest) -> Iterator[Callable[[ServingConfig], Launcher]]:
     if request.param == "children":
         yield LocalLauncher

@@ -14,7 +14,7 @@ from baton.process import ProcessFailedError
 from tests.ray_cluster import ray_cluster
 from tests.service import assert_gone
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.ray]
 
 FREED_S = 20.0
 

@@ -23,7 +23,7 @@ from baton_proto.generated import inference_pb2 as pb
 from tests.ray_cluster import HEAD_ADDRESS, ray_cluster
 from tests.service import assert_gone
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.ray]
 
 BATON = [sys.executable, "-m", "baton"]
 COMMAND_S = 90.0
