@@ -33,6 +33,9 @@ class Launcher(Protocol):
     @property
     def machines(self) -> Machines: ...
 
+    def here(self, config: ServingConfig) -> ServingConfig:
+        """As it is for what runs beside the supervisor: with the address to listen on."""
+
     def process(self, launch: Launch) -> Process:
         """Not started yet."""
 

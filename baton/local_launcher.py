@@ -26,8 +26,11 @@ class LocalLauncher:
         self.machines = this_machine()
         self._log_dir = log_dir
         self._places = GpuPlaces(visible_gpus() if config.engine.device != "cpu" else [], ranks)
-        self._taken: dict[str, dict[str, str]] = {}  # by process: its place
+        self._taken: dict[Process, dict[str, str]] = {}
         self._threads = config.engine.threads or max(1, self.machines.cores // max(1, sum(ranks)))
+
+    def here(self, config: ServingConfig) -> ServingConfig:
+        return config
 
     def process(self, launch: Launch) -> Process:
         log_file = None
@@ -37,14 +40,16 @@ class LocalLauncher:
         if launch.module == NATS:
             store_dir = launch.config.nats.store_dir or self._folder / "nats"
             return NatsServer(store_dir=store_dir, log_file=log_file)
-        place = self._taken[launch.name] = self._places.next(launch.ranks) if launch.ranks else {}
+        place = self._places.next(launch.ranks) if launch.ranks else {}
         variables = environment(self._threads if launch.ranks else 1) | place
         variables |= {"TMPDIR": str(self._folder)}  # what a killed child leaves, `close` removes
         arguments = ["--config", str(self._write_config(launch.config)), *launch.arguments]
-        return ChildProcess(launch.name, launch.module, arguments, variables, log_file)
+        process = ChildProcess(launch.name, launch.module, arguments, variables, log_file)
+        self._taken[process] = place
+        return process
 
     def release(self, process: Process) -> None:
-        self._places.give_back(self._taken.pop(process.name, {}))
+        self._places.give_back(self._taken.pop(process, {}))
 
     async def living(self) -> list[tuple[Launch, Process]]:
         """None: children end with their supervisor."""

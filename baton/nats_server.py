@@ -62,8 +62,7 @@ class NatsServer(Process):
 
     @property
     def pid(self) -> int:
-        assert self._process is not None, "not started"
-        return self._process.pid
+        return 0 if self._process is None else self._process.pid
 
     @property
     def alive(self) -> bool:

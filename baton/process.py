@@ -64,7 +64,7 @@ class Process(ABC):
     @property
     @abstractmethod
     def pid(self) -> int:
-        """On its machine, once it was started."""
+        """On its machine; 0 before it was started."""
 
     @abstractmethod
     async def wait_ready(self, timeout_s: float) -> Ready:

@@ -22,7 +22,7 @@ async def live_planner(
     """Plans for the workers of a supervisor that was started, until the end of the context; then what is under way is
     let go of. `on_ready` gets HOST:PORT of the metrics, once the planner listens. Raises UnavailableError when NATS
     does not answer, ConfigError when the journal cannot be written."""
-    config, machines = supervisor.config, supervisor.launcher.machines
+    config, machines = supervisor.launcher.here(supervisor.config), supervisor.launcher.machines
     assert config.nats.url is not None, "not started"
     async with AsyncExitStack() as closing:
         nats = await connect(config.nats.url, "planner", config.namespace, config.workers.ready_timeout_s)

@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from functools import partial
 from typing import Any, Final
 
 import ray
@@ -16,7 +15,7 @@ from baton.config import ServingConfig
 from baton.launcher import Launch, Machines, uses_gpus
 from baton.on_ray.cluster import answer, find_actor, on_head
 from baton.on_ray.process import RayProcess
-from baton.on_ray.process_host import Hosted, ProcessHost, threads_of
+from baton.on_ray.process_host import Hosted, ProcessHost, on_node, threads_of
 from baton.on_ray.room import Bundle, Room
 from baton.process import Process, ProcessFailedError
 
@@ -42,14 +41,18 @@ class RayLauncher:
         self.machines = Machines(int(resources.get("GPU", 0)), int(resources.get("CPU", 0)))
         self._room = Room(config.ray.capacity_timeout_s)
         self._gpus = uses_gpus(config, self.machines)
-        self._seats: dict[str, Seat] = {}  # by process
+        self._seats: dict[Process, Seat] = {}
+
+    def here(self, config: ServingConfig) -> ServingConfig:
+        return on_node(config, ray.util.get_node_ip_address())
 
     def process(self, launch: Launch) -> Process:
-        return RayProcess(launch.name, partial(self._place, launch))
+        process: RayProcess = RayProcess(launch.name, lambda: self._place(launch, process))
+        return process
 
     def release(self, process: Process) -> None:
-        self._room.release(process.name)
-        seat = self._seats.pop(process.name, None)
+        self._room.release(process)
+        seat = self._seats.pop(process, None)
         if seat is not None:
             _end(seat)
 
@@ -61,10 +64,10 @@ class RayLauncher:
     def close(self) -> None:
         """Nothing is left: actors have gone one by one."""
 
-    async def _place(self, launch: Launch) -> tuple[Any, int]:
+    async def _place(self, launch: Launch, process: Process) -> tuple[Any, int]:
         bundle = self._bundle(launch)
-        seat = self._seats[launch.name] = await self._new_seat(launch, bundle)
-        return seat.host, await self._room.placed(launch.name, bundle, answer(seat.host.start.remote()))
+        seat = self._seats[process] = await self._new_seat(launch, bundle)
+        return seat.host, await self._room.placed(process, bundle, answer(seat.host.start.remote()))
 
     async def _new_seat(self, launch: Launch, bundle: Bundle) -> Seat:
         """The name may still be that of the last process: one that flips keeps its own."""
@@ -98,14 +101,14 @@ class RayLauncher:
         if not about.pid:
             _end(seat)
             return None
-        self._seats[name] = seat
-        self._room.hold(name, self._bundle(about.launch))
 
         async def there() -> tuple[Any, int]:
             return host, about.pid
 
         process = RayProcess(name, there)
         await process.start()
+        self._seats[process] = seat
+        self._room.hold(process, self._bundle(about.launch))
         return about.launch, process
 
 

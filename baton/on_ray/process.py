@@ -39,7 +39,6 @@ class RayProcess(Process):
 
     @property
     def pid(self) -> int:
-        """0 while it waits for its place."""
         return self._pid
 
     async def start(self) -> None:

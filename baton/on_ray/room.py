@@ -9,7 +9,7 @@ import ray
 import structlog
 from ray.autoscaler.sdk import request_resources
 
-from baton.process import ProcessFailedError
+from baton.process import Process, ProcessFailedError
 
 PLACED_S: Final = 5.0  # in which an actor that has room is up, most of the time
 
@@ -25,42 +25,42 @@ class Room:
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self._held: dict[str, Bundle] = {}  # by process
-        self._waiting: set[str] = set()
+        self._held: dict[Process, Bundle] = {}
+        self._waiting: set[Process] = set()
 
-    async def placed(self, name: str, bundle: Bundle, started: Awaitable[T]) -> T:
+    async def placed(self, process: Process, bundle: Bundle, started: Awaitable[T]) -> T:
         """What `started` gives, once the process has its place. Raises ProcessFailedError naming what is missing when
         the time is up."""
-        self.hold(name, bundle)
+        self.hold(process, bundle)
         task = asyncio.ensure_future(started)
         try:
             done, _ = await asyncio.wait({task}, timeout=min(PLACED_S, self._timeout_s))
             if not done:
-                with self._asked_for(name):
+                with self._asked_for(process):
                     done, _ = await asyncio.wait({task}, timeout=max(0.0, self._timeout_s - PLACED_S))
             if not done:
                 problem = f"found no room on the Ray cluster within {self._timeout_s:g} s: {missing(bundle)}"
-                raise ProcessFailedError(name, problem)
+                raise ProcessFailedError(process.name, problem)
             return task.result()
         finally:
             task.cancel()
 
-    def hold(self, name: str, bundle: Bundle) -> None:
+    def hold(self, process: Process, bundle: Bundle) -> None:
         """It has that, or is to have it."""
-        self._held[name] = bundle
+        self._held[process] = bundle
 
-    def release(self, name: str) -> None:
-        self._held.pop(name, None)
+    def release(self, process: Process) -> None:
+        self._held.pop(process, None)
 
     @contextmanager
-    def _asked_for(self, name: str) -> Iterator[None]:
-        log.info("not placed yet; the cluster is asked for room", process=name, **self._held[name])
-        self._waiting.add(name)
+    def _asked_for(self, process: Process) -> Iterator[None]:
+        log.info("not placed yet; the cluster is asked for room", process=process.name, **self._held[process])
+        self._waiting.add(process)
         try:
             self._request()
             yield
         finally:
-            self._waiting.discard(name)
+            self._waiting.discard(process)
             self._request()
 
     def _request(self) -> None:
