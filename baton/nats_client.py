@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import nats.errors
 import nats.js.errors
 import structlog
-from nats.aio.client import Client
+from nats.aio.client import Client, Srv
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.js import JetStreamContext
@@ -45,13 +45,22 @@ T = TypeVar("T")
 log = structlog.get_logger()
 
 
+class _Client(Client):
+    """nats-py forgets a connection that breaks before the server has greeted it, and opens the next beside it."""
+
+    async def _connect_to_server(self, s: Srv) -> None:
+        if self._transport is not None:
+            self._transport.close()  # type: ignore[no-untyped-call]
+        await super()._connect_to_server(s)
+
+
 class NatsClient:
     """Made by `connect`. All methods belong to the event loop that connected."""
 
     def __init__(self, name: str, namespace: str) -> None:
         self.name = name
         self.namespace = namespace  # of all subjects, streams and buckets, see baton/subjects.py
-        self._client = Client()
+        self._client = _Client()
         self._jetstream = JetStreamContext(self._client, timeout=REQUEST_TIMEOUT_S)
         self._connected = asyncio.Event()
         self.disconnects = 0  # connections that were lost

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from urllib.parse import urlsplit
 
 import pytest
 from nats.js.api import StorageType, StreamConfig
@@ -10,6 +11,7 @@ from nats.js.api import StorageType, StreamConfig
 from baton.errors import UnavailableError
 from baton.nats_client import NATS_ERRORS, NatsClient, connect
 from baton.nats_server import NatsServer
+from tests.open_files import open_files
 
 STREAM = StreamConfig(name="THINGS", subjects=["things.*"], allow_direct=True)
 
@@ -100,6 +102,28 @@ async def test_stored_messages_are_found_by_subject_and_sequence(client: NatsCli
 async def test_connecting_to_nobody_gives_up_when_the_time_is_up() -> None:
     with pytest.raises(UnavailableError, match="did not answer"):
         await connect("nats://127.0.0.1:1", "test", timeout_s=0.3)
+
+
+async def test_a_server_that_hangs_up_before_its_greeting_costs_no_descriptors(
+    nats_server: NatsServer, client: NatsClient
+) -> None:
+    hung_up: asyncio.Queue[None] = asyncio.Queue()
+
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+        hung_up.put_nowait(None)
+
+    back = asyncio.Event()
+    client.on_reconnect(back.set)
+    before = open_files()
+    await nats_server.kill()
+    async with await asyncio.start_server(hang_up, "127.0.0.1", urlsplit(nats_server.url).port):
+        for _ in range(4):
+            await asyncio.wait_for(hung_up.get(), 5)
+    await nats_server.start()
+    await asyncio.wait_for(back.wait(), 5)
+    opened = [name for _, name in open_files() - before if name.startswith("socket")]
+    assert len(opened) <= 1, opened
 
 
 async def test_closing_while_the_server_is_away_leaves_no_task_behind(nats_server: NatsServer) -> None:

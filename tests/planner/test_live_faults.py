@@ -93,8 +93,10 @@ async def test_while_nats_is_away_the_service_serves_and_the_planner_freezes_and
     async with planned_service(tmp_path, 2, 1, settings) as planned:
         await planned.until(lambda: planned.count() == (2, 1))
         await planned.service.nats.stop()
-        planned.service.kill("prefill-2")
         await planned.until(lambda: planned.last().target.frozen)
+        planned.service.kill("prefill-2")
+        seen = len(planned.decisions())
+        await planned.until(lambda: len(planned.decisions()) > seen + 1)
         (reason,) = planned.last().target.reasons
         assert reason.startswith("nothing was heard from routers")
         assert reason.endswith("for more than 3 s: all stays as it is")

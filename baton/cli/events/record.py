@@ -45,8 +45,7 @@ def record(
                 recorder = Recorder(nats, writer, ttl_s, timeout_s, find_keys(nats_url, namespace).cluster)
                 try:
                     await recorder.start(start)
-                    typer.echo(f"recording into {file}", err=True)
-                    await until_stopped(recorder.run(), for_s)
+                    await until_stopped(recorder.run(), for_s, said=f"recording into {file}")
                     async with asyncio.timeout(timeout_s):
                         await recorder.catch_up()
                 finally:

@@ -50,8 +50,7 @@ def replay(
                 if await until_stopped(_replay(replayer, recording)):
                     _tell(replayer, recording)
                     if hold:
-                        typer.echo("the workers stay until Ctrl-C", err=True)
-                        await until_stopped(_for_ever())
+                        await until_stopped(_for_ever(), said="the workers stay until Ctrl-C")
             finally:
                 await replayer.close()
 

@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
+import typer
+
 from baton.config import LoggingConfig
 from baton.end_task import end_tasks
 from baton.errors import UnavailableError
@@ -34,14 +36,16 @@ async def nats_session(url: str, namespace: str, timeout_s: float) -> AsyncItera
         await nats.close()
 
 
-async def until_stopped(work: Coroutine[Any, Any, None], for_s: float | None = None) -> bool:
+async def until_stopped(work: Coroutine[Any, Any, None], for_s: float | None = None, said: str | None = None) -> bool:
     """Runs the work until it is done, a signal comes or the time is up; it has ended then. False when it was cut
-    short. Raises what the work raises."""
+    short. `said` goes to stderr once a signal is heeded. Raises what the work raises."""
     task = asyncio.ensure_future(work)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in STOP_SIGNALS:
         loop.add_signal_handler(number, stop.set)
+    if said is not None:
+        typer.echo(said, err=True)
     stopping = asyncio.create_task(stop.wait())
     try:
         await asyncio.wait({task, stopping}, timeout=for_s, return_when=asyncio.FIRST_COMPLETED)
