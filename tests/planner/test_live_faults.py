@@ -78,7 +78,7 @@ async def test_a_worker_that_never_becomes_ready_is_given_up_with_a_reason_and_a
         await planned.until(lambda: len(begun(planned)) == 1)
         (stuck,) = begun(planned)
         async with asyncio.timeout(5):
-            while stuck not in planned.service.supervisor.children:
+            while planned.service.supervisor.process(stuck) is None:
                 await asyncio.sleep(0)
         planned.service.kill(stuck, signal.SIGSTOP)
         await planned.until(lambda: reason_in(planned, "was not done with add after 10 s"))
