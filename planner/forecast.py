@@ -1,15 +1,18 @@
 """What the arrivals will be when a worker that is started now is ready. Called by `slo.py`.
 
 Three forecasters run side by side on the arrivals per second of each interval: `constant` (what is, stays), `holt`
-(level and damped trend) and `kalman` (the same with gains from the noise of Poisson arrivals). Each says now what it
-expects after the start delay; when that time has come it is scored. The one with the least recent error is believed,
-and `constant` wins unless another is better by a twentieth: a trend that is not there costs more than one that is
-missed. Numpy is not needed for this, nor is a library: statsmodels (with pandas) is 100 MB for twenty lines.
+(level and damped trend) and `kalman` (pykalman's filter: gains come from the noise of Poisson arrivals). Each says now
+what it expects after the start delay; when that time has come it is scored. The one with the least recent error is
+believed, and `constant` wins unless another is better by a twentieth: a trend that is not there costs more than one
+that is missed. A forecaster is a function from state to state, so that what it knows is saved with the policy's memory.
 """
 
+import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 from msgspec import Struct
 
 LEVEL_S = 20.0  # time constant of the level
@@ -65,28 +68,35 @@ def holt(state: Series, rate: float, duration_s: float) -> Series:
 
 
 def kalman(state: Series, rate: float, duration_s: float) -> Series:
-    """Local linear trend; the noise of a measurement is that of a Poisson count."""
+    """Local linear trend (Harvey, 1989); the noise of a measurement is that of a Poisson count."""
     square = max(state.level, 1 / duration_s) ** 2
     level = max(0.0, state.level + state.trend * duration_s)
-    variance = (
-        state.variance + 2 * duration_s * state.covariance + duration_s**2 * state.trend_variance
-        + WALK * square * duration_s
-    )  # fmt: skip
-    covariance = state.covariance + duration_s * state.trend_variance
-    trend_variance = state.trend_variance + BEND * square * duration_s
     noise = _deviation(level, duration_s) ** 2
-    off = rate - level
-    if abs(off) > JUMP * math.sqrt(variance + noise):
-        variance, covariance = variance + off * off, 0.0  # a step: the level is open again, the trend as it was
-    gain, trend_gain = variance / (variance + noise), covariance / (variance + noise)
+    moves = np.array([[1.0, duration_s], [0.0, 1.0]])
+    walks = np.diag([WALK, BEND]) * square * duration_s
+    covariance = np.array([[state.variance, state.covariance], [state.covariance, state.trend_variance]])
+    variance = (moves @ covariance @ moves.T + walks)[0, 0] + noise
+    if (rate - level) ** 2 > JUMP**2 * variance:
+        walks[0, 0] += (rate - level) ** 2  # a step: the level is open again, the trend as it was
+    mean, covariance = _filter().filter_update(
+        np.array([state.level, state.trend]), covariance, rate, moves, None, walks, None, None, np.array([[noise]])
+    )
     return _replaced(
         state,
-        level=max(0.0, level + gain * off),
-        trend=state.trend + trend_gain * off,
-        variance=(1 - gain) * variance,
-        covariance=(1 - gain) * covariance,
-        trend_variance=trend_variance - trend_gain * covariance,
+        level=max(0.0, float(mean[0])),
+        trend=float(mean[1]),
+        variance=float(covariance[0, 0]),
+        covariance=float(covariance[0, 1]),
+        trend_variance=float(covariance[1, 1]),
     )
+
+
+@functools.cache
+def _filter() -> Any:
+    """Of level and trend it sees the level. Imported here: every command would wait 0.2 s for scipy."""
+    from pykalman import KalmanFilter
+
+    return KalmanFilter(observation_matrices=[[1.0, 0.0]])
 
 
 FORECASTERS: dict[str, Step] = {"constant": constant, "holt": holt, "kalman": kalman}
