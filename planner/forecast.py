@@ -1,19 +1,18 @@
 """What the arrivals will be when a worker that is started now is ready. Called by `slo.py`.
 
 Three forecasters run side by side on the arrivals per second of each interval: `constant` (what is, stays), `holt`
-(level and damped trend) and `kalman` (pykalman's filter: gains come from the noise of Poisson arrivals). Each says now
-what it expects after the start delay; when that time has come it is scored. The one with the least recent error is
+(level and damped trend) and `kalman` (simdkalman's filter: gains come from the noise of Poisson arrivals). Each says
+now what it expects after the start delay; when that time has come it is scored. The one with the least recent error is
 believed, and `constant` wins unless another is better by a twentieth: a trend that is not there costs more than one
 that is missed. A forecaster is a function from state to state, so that what it knows is saved with the policy's memory.
 """
 
-import functools
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from msgspec import Struct
+from simdkalman import primitives
 
 LEVEL_S = 20.0  # time constant of the level
 TREND_S = 180.0  # of the trend
@@ -23,6 +22,9 @@ BETTER = 0.95  # of constant's error, for another to be believed
 JUMP = 4.0  # deviations of a Poisson count that are no chance
 WALK = 3e-4  # Kalman: variance that the level gains per second, as a share of its square
 BEND = 2e-8  # Kalman: variance that the trend gains per second, as a share of the level's square, per s^2
+
+
+_LEVEL = np.array([[1.0, 0.0]])  # what is seen of level and trend
 
 
 class Series(Struct, frozen=True):
@@ -71,32 +73,24 @@ def kalman(state: Series, rate: float, duration_s: float) -> Series:
     """Local linear trend (Harvey, 1989); the noise of a measurement is that of a Poisson count."""
     square = max(state.level, 1 / duration_s) ** 2
     level = max(0.0, state.level + state.trend * duration_s)
-    noise = _deviation(level, duration_s) ** 2
+    noise = np.array([[_deviation(level, duration_s) ** 2]])
     moves = np.array([[1.0, duration_s], [0.0, 1.0]])
     walks = np.diag([WALK, BEND]) * square * duration_s
-    covariance = np.array([[state.variance, state.covariance], [state.covariance, state.trend_variance]])
-    variance = (moves @ covariance @ moves.T + walks)[0, 0] + noise
-    if (rate - level) ** 2 > JUMP**2 * variance:
-        walks[0, 0] += (rate - level) ** 2  # a step: the level is open again, the trend as it was
-    mean, covariance = _filter().filter_update(
-        np.array([state.level, state.trend]), covariance, rate, moves, None, walks, None, None, np.array([[noise]])
-    )
+    spread = np.array([[state.variance, state.covariance], [state.covariance, state.trend_variance]])
+    _, spread = primitives.predict(np.array([state.level, state.trend]), spread, moves, walks)
+    if (rate - level) ** 2 > JUMP**2 * (spread[0, 0] + noise[0, 0]):
+        spread = np.diag(
+            [spread[0, 0] + (rate - level) ** 2, spread[1, 1]]
+        )  # a step: the level is open, the trend stays
+    mean, spread = primitives.update(np.array([level, state.trend]), spread, _LEVEL, noise, np.array([rate]))
     return _replaced(
         state,
-        level=max(0.0, float(mean[0])),
-        trend=float(mean[1]),
-        variance=float(covariance[0, 0]),
-        covariance=float(covariance[0, 1]),
-        trend_variance=float(covariance[1, 1]),
+        level=max(0.0, float(mean[0, 0])),
+        trend=float(mean[1, 0]),
+        variance=float(spread[0, 0]),
+        covariance=float(spread[0, 1]),
+        trend_variance=float(spread[1, 1]),
     )
-
-
-@functools.cache
-def _filter() -> Any:
-    """Of level and trend it sees the level. Imported here: every command would wait 0.2 s for scipy."""
-    from pykalman import KalmanFilter
-
-    return KalmanFilter(observation_matrices=[[1.0, 0.0]])
 
 
 FORECASTERS: dict[str, Step] = {"constant": constant, "holt": holt, "kalman": kalman}
