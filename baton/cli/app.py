@@ -5,34 +5,33 @@ from typing import Annotated
 
 import typer
 
-from baton.cli.chat import chat
-from baton.cli.demo import demo
-from baton.cli.down import down
-from baton.cli.events.app import app as events_app
-from baton.cli.exit_codes import EXIT_CODES_HELP
-from baton.cli.generate import generate
-from baton.cli.logs import logs
-from baton.cli.plan.app import app as plan_app
-from baton.cli.plan.orders import drain, flip, scale
-from baton.cli.profile import profile
-from baton.cli.sleep import sleep, wake
-from baton.cli.status import status
-from baton.cli.top import top
-from baton.cli.up import up
+from baton.cli.lazy_group import lazy_group, plain_app
 
-app = typer.Typer(
+COMMANDS = {
+    "up": "baton.cli.up:up",
+    "down": "baton.cli.down:down",
+    "chat": "baton.cli.chat:chat",
+    "generate": "baton.cli.generate:generate",
+    "status": "baton.cli.status:status",
+    "top": "baton.cli.top:top",
+    "logs": "baton.cli.logs:logs",
+    "scale": "baton.cli.plan.orders:scale",
+    "drain": "baton.cli.plan.orders:drain",
+    "flip": "baton.cli.plan.orders:flip",
+    "sleep": "baton.cli.sleep:sleep",
+    "wake": "baton.cli.sleep:wake",
+    "profile": "baton.cli.profile:profile",
+    "demo": "baton.cli.demo:demo",
+    "events": "baton.cli.events.app:app",
+    "plan": "baton.cli.plan.app:app",
+}
+
+app = plain_app(
     name="baton",
+    cls=lazy_group(COMMANDS),
     no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # plain lines, which stay whole in pipes and logs
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog=EXIT_CODES_HELP,
 )
-for command in (up, down, chat, generate, status, top, logs, scale, drain, flip, sleep, wake, profile, demo):
-    app.command(epilog=EXIT_CODES_HELP)(command)
-app.add_typer(events_app)
-app.add_typer(plan_app)
 
 
 def _show_version(wanted: bool) -> None:

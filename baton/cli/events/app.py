@@ -1,28 +1,21 @@
 """The commands of `baton events`, in the order in which its help shows them."""
 
-import typer
+from baton.cli.lazy_group import lazy_group, plain_app
 
-from baton.cli.events.bridge import bridge
-from baton.cli.events.diff import diff
-from baton.cli.events.explain import explain
-from baton.cli.events.lag import lag
-from baton.cli.events.record import record
-from baton.cli.events.replay import replay
-from baton.cli.events.tail import tail
-from baton.cli.events.tree import tree
-from baton.cli.exit_codes import EXIT_CODES_HELP
+COMMANDS = {
+    "tail": "baton.cli.events.tail:tail",
+    "lag": "baton.cli.events.lag:lag",
+    "record": "baton.cli.events.record:record",
+    "replay": "baton.cli.events.replay:replay",
+    "bridge": "baton.cli.events.bridge:bridge",
+    "tree": "baton.cli.events.tree:tree",
+    "diff": "baton.cli.events.diff:diff",
+    "explain": "baton.cli.events.explain:explain",
+}
 
-app = typer.Typer(
-    name="events",
-    help="Watch, record, replay and question the KV event stream.",
-    no_args_is_help=True,
-    epilog=EXIT_CODES_HELP,
-)
-app.command(epilog=EXIT_CODES_HELP)(tail)
-app.command(epilog=EXIT_CODES_HELP)(lag)
-app.command(epilog=EXIT_CODES_HELP)(record)
-app.command(epilog=EXIT_CODES_HELP)(replay)
-app.command(epilog=EXIT_CODES_HELP)(bridge)
-app.command(epilog=EXIT_CODES_HELP)(tree)
-app.command(epilog=EXIT_CODES_HELP)(diff)
-app.command(epilog=EXIT_CODES_HELP)(explain)
+app = plain_app(name="events", cls=lazy_group(COMMANDS), no_args_is_help=True)
+
+
+@app.callback()
+def events() -> None:
+    """Watch, record, replay and question the KV event stream."""

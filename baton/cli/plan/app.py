@@ -9,17 +9,17 @@ import typer
 
 from baton.cli.events.options import DEFAULT_NATS_URL, DEFAULT_TIMEOUT_S, NamespaceOption, NatsUrlOption
 from baton.cli.events.session import nats_session, until_stopped
-from baton.cli.exit_codes import EXIT_CODES_HELP, errors_reported
+from baton.cli.exit_codes import errors_reported
+from baton.cli.lazy_group import lazy_group, plain_app
 from baton.cli.options import JsonOption
 from baton.cli.output import console
 from baton.cli.plan.options import PlannerTimeoutOption
-from baton.cli.plan.replay import replay
 from baton.cli.plan.show import show_plan
 from baton.config import load_config
 from baton.planner_client import ask_plan
 from baton_proto.planner_control import Plan
 
-app = typer.Typer(name="plan", epilog=EXIT_CODES_HELP)
+app = plain_app(name="plan", cls=lazy_group({"replay": "baton.cli.plan.replay:replay"}))
 
 
 @app.callback(invoke_without_command=True)
@@ -63,6 +63,3 @@ async def _advise(
 
     async with nats_session(url, namespace, timeout_s) as nats:
         await advise(nats, load_config(config), decisions, as_json)
-
-
-app.command(epilog=EXIT_CODES_HELP)(replay)

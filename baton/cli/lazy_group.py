@@ -1,0 +1,53 @@
+"""Groups of commands that are imported when they are asked for, so that `baton status` need not wait for what `baton
+events tree` computes with. Only a group's own help imports all of its commands."""
+
+import importlib
+from collections import UserDict
+from collections.abc import Mapping
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from baton.cli.exit_codes import EXIT_CODES_HELP
+
+
+def plain_app(**settings: Any) -> typer.Typer:
+    """Help and errors in plain lines, which stay whole in pipes and logs."""
+    return typer.Typer(
+        add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None, epilog=EXIT_CODES_HELP, **settings
+    )
+
+
+def lazy_group(places: Mapping[str, str]) -> type[TyperGroup]:
+    """A class for plain_app(cls=...). Places are `module:name` by command, in the order of the help; the name is a
+    function, or a typer.Typer of further commands."""
+
+    class LazyGroup(TyperGroup):
+        def __init__(self, **attributes: Any) -> None:
+            super().__init__(**attributes)
+            self.commands = _Commands(places)
+
+    return LazyGroup
+
+
+class _Commands(UserDict[str, Any]):
+    """Click's commands by name. One that nobody asked for yet is a place."""
+
+    def __getitem__(self, name: str) -> Any:
+        command = self.data[name]
+        if isinstance(command, str):
+            command = self.data[name] = _load(name, command)
+        return command
+
+
+def _load(name: str, place: str) -> Any:
+    module, _, attribute = place.partition(":")
+    found = getattr(importlib.import_module(module), attribute)
+    if not isinstance(found, typer.Typer):
+        app = plain_app()
+        app.command(name, epilog=EXIT_CODES_HELP)(found)
+        found = app
+    command = typer.main.get_command(found)
+    command.name = name
+    return command
