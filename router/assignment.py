@@ -106,15 +106,20 @@ class Assigner:
         if decode_keys := self._pool.decode_keys(max_tokens):
             outlook = self._expected.outlook(self._index.match(hashes), hashes)
             hits = self._index.recent_hits() * self._ledger.num_routers  # each sees its share
-            decode = self._candidates(decode_keys, outlook, request.block_size)
-            prefill = self._candidates(self._pool.prefill_keys(request.num_tokens), outlook, request.block_size)
+            prefill_keys = self._pool.prefill_keys(request.num_tokens)
+            decode = self._candidates(decode_keys, outlook, request.block_size, mixed=not prefill_keys)
+            prefill = self._candidates(prefill_keys, outlook, request.block_size, mixed=False)
         return weigh(request, decode, prefill, config.placement, self._rng, config.max_running_per_worker, hits)
 
-    def _candidates(self, workers: tuple[WorkerKey, ...], outlook: Outlook, block_size: int) -> Candidates:
+    def _candidates(
+        self, workers: tuple[WorkerKey, ...], outlook: Outlook, block_size: int, *, mixed: bool
+    ) -> Candidates:
+        """`mixed`: they prefill and decode, and there is no other that prefills."""
         if not workers:
             return NO_CANDIDATES
         load = self._ledger.columns(workers)
         if outlook.computing:
             queued = load[:, QUEUED]
             queued -= np.minimum(queued, block_size * column(outlook.computing, workers))
-        return Candidates(workers, column(outlook.cached, workers), load, self._ledger.stored(workers))
+        stored = self._ledger.stored(workers) if mixed else np.zeros(len(workers))
+        return Candidates(workers, column(outlook.cached, workers), load, stored)

@@ -9,7 +9,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from router.compiled import compiled
+from router.compiled import compiled, inlined
 
 # Where the prompt of a candidate would run and why; RUNS_PROMPT and above: on the candidate itself.
 LONG, BUSY, SHORT, ALONE = 0, 1, 2, 3
@@ -21,14 +21,40 @@ FREE, EXCLUDED, QUEUE_FULL, NO_ROOM, NOBODY_SHIPS = 0, 1, 2, 3, 4
 _INT, _FLOAT = numba.int64, numba.float64
 
 
+@inlined
+def _choose(barred: NDArray[np.int8], totals: NDArray[np.float64], temperature: float, draw: float) -> int:
+    lowest, highest = math.inf, -math.inf
+    for i in range(len(totals)):
+        if barred[i] == FREE:
+            lowest, highest = min(lowest, totals[i]), max(highest, totals[i])
+    weights = np.zeros(len(totals))
+    for i in range(len(totals)):
+        if barred[i] == FREE:
+            if totals[i] == lowest:
+                weights[i] = 1.0
+            elif temperature > 0.0:
+                weights[i] = math.exp((lowest - totals[i]) / ((highest - lowest) * temperature))
+    left = draw * weights.sum()
+    chosen = -1
+    for i in range(len(totals)):
+        if weights[i] > 0.0:
+            chosen = i
+            left -= weights[i]
+            if left < 0.0:
+                break
+    return chosen
+
+
 @compiled(
     *(numba.int32[::1], numba.int64[:, ::1], numba.float64[::1], numba.boolean[::1]),
     *(_INT, _INT, numba.boolean, numba.boolean),
     *(_INT, _INT, _INT, _INT),
     *(_FLOAT, _FLOAT, _FLOAT, _FLOAT, _FLOAT),
+    *(_FLOAT, _FLOAT),
     *(numba.int8[::1], numba.int8[::1], _FLOAT[::1]),
+    returns=_INT,
 )
-def weigh(
+def choose(
     cached: NDArray[np.int32],
     load: NDArray[np.int64],  # [n, 3]: requests, queued prefill tokens, active blocks
     stored: NDArray[np.float64],  # [n] blocks
@@ -46,11 +72,15 @@ def weigh(
     transfer_weight: float,
     load_weight: float,
     eviction_weight: float,
+    temperature: float,
+    draw: float,
     reasons: NDArray[np.int8],
     barred: NDArray[np.int8],
     totals: NDArray[np.float64],
-) -> None:
-    """Fills `reasons`, `barred` and `totals`, one of each per candidate."""
+) -> int:
+    """Index of the cheapest that is free, ties by `draw` from [0, 1); above temperature 0 by softmax over
+    -(total - lowest) / (highest - lowest). -1: none is free. Fills `reasons`, `barred` and `totals`, one of each per
+    candidate."""
     prompt_blocks = -(-num_tokens // block_size)
     for i in range(len(cached)):
         requests, queued, active = load[i, 0], load[i, 1], load[i, 2]
@@ -81,29 +111,4 @@ def weigh(
             barred[i] = NOBODY_SHIPS
         else:
             barred[i] = FREE
-
-
-@compiled(numba.int8[::1], _FLOAT[::1], _FLOAT, _FLOAT, returns=_INT)
-def choose(barred: NDArray[np.int8], totals: NDArray[np.float64], temperature: float, draw: float) -> int:
-    """Index of the cheapest that is free, ties by `draw` from [0, 1); above temperature 0 by softmax over
-    -(total - lowest) / (highest - lowest). -1: none is free."""
-    lowest, highest = math.inf, -math.inf
-    for i in range(len(totals)):
-        if barred[i] == FREE:
-            lowest, highest = min(lowest, totals[i]), max(highest, totals[i])
-    weights = np.zeros(len(totals))
-    for i in range(len(totals)):
-        if barred[i] == FREE:
-            if totals[i] == lowest:
-                weights[i] = 1.0
-            elif temperature > 0.0:
-                weights[i] = math.exp((lowest - totals[i]) / ((highest - lowest) * temperature))
-    left = draw * weights.sum()
-    chosen = -1
-    for i in range(len(totals)):
-        if weights[i] > 0.0:
-            chosen = i
-            left -= weights[i]
-            if left < 0.0:
-                break
-    return chosen
+    return _choose(barred, totals, temperature, draw)

@@ -65,7 +65,7 @@ class Candidates(NamedTuple):
     workers: Sequence[WorkerKey]
     cached: NDArray[np.int32]  # [n] blocks of the prompt's prefix, as the radix tree has it
     load: NDArray[np.int64]  # [n, 3] as LoadLedger.columns gives it
-    stored: NDArray[np.float64]  # [n] blocks that each had to store lately, as LoadLedger.stored gives it
+    stored: NDArray[np.float64]  # [n] blocks that each had to store lately, as LoadLedger.stored gives it, or zeros
 
 
 NO_CANDIDATES: Final = Candidates((), np.empty(0, dtype=np.int32), np.empty((0, 3), dtype=np.int64), np.empty(0))
@@ -243,15 +243,15 @@ class _Weighed:
         excluded = np.zeros(len(workers), dtype=np.bool_)
         if request.excluded:
             excluded[:] = [worker in request.excluded for worker in workers]
-        cheapest.weigh(
+        return cheapest.choose(
             *(cached, load, stored, excluded, request.num_tokens, request.block_size, alone, can_ship),
             *(max_requests, max_queued_tokens, config.local_prefill_tokens, config.local_prefill_requests),
             *weights,
+            *(config.temperature, rng.random()),
             self.reasons,
             self._barred,
             self._totals,
         )
-        return cheapest.choose(self._barred, self._totals, config.temperature, rng.random())
 
     def __len__(self) -> int:
         return len(self._candidates.workers)
