@@ -218,7 +218,7 @@ async def test_prompts_wait_for_blocks_in_the_order_of_arrival(
     await asyncio.gather(decode.until_idle(), prefill_shm.until_idle())
 
 
-async def test_an_expired_lease_and_a_killed_decode_worker_leave_the_prefill_worker_clean(
+async def test_an_expired_lease_leaves_both_workers_clean(
     prefill_shm: WorkerProcess, config: ServingConfig, folder: Path, mortal: list[WorkerProcess]
 ) -> None:
     hasty = msgspec.structs.replace(config, transfer=TransferConfig(lease_ttl_s=0.1))
@@ -229,6 +229,14 @@ async def test_an_expired_lease_and_a_killed_decode_worker_leave_the_prefill_wor
         assert expired.failure is not None
         assert (expired.failure.code, expired.failure.retryable) == ("prefill_lost", True)
         await asyncio.gather(victim.until_idle(3), prefill_shm.until_idle(3))
+
+
+async def test_a_killed_decode_worker_leaves_the_prefill_worker_clean(
+    prefill_shm: WorkerProcess, config: ServingConfig, folder: Path, mortal: list[WorkerProcess]
+) -> None:
+    victim = await start_worker("decode", "decode-killed", config, folder)
+    mortal.append(victim)
+    async with RouterClient(victim) as router:
         await router.submit(prompt(LONG, seed=331), prefill=prefill_shm.target)
         await prefill_shm.until("in mid-prompt", lambda report: 0 < report.load.queued_prefill_tokens < LONG - 200)
         victim.kill()
