@@ -23,7 +23,6 @@ JUMP = 4.0  # deviations of a Poisson count that are no chance
 WALK = 3e-4  # Kalman: variance that the level gains per second, as a share of its square
 BEND = 2e-8  # Kalman: variance that the trend gains per second, as a share of the level's square, per s^2
 
-
 _LEVEL = np.array([[1.0, 0.0]])  # what is seen of level and trend
 
 
@@ -79,9 +78,8 @@ def kalman(state: Series, rate: float, duration_s: float) -> Series:
     spread = np.array([[state.variance, state.covariance], [state.covariance, state.trend_variance]])
     _, spread = primitives.predict(np.array([state.level, state.trend]), spread, moves, walks)
     if (rate - level) ** 2 > JUMP**2 * (spread[0, 0] + noise[0, 0]):
-        spread = np.diag(
-            [spread[0, 0] + (rate - level) ** 2, spread[1, 1]]
-        )  # a step: the level is open, the trend stays
+        # A step: the level is open again, the trend as it was.
+        spread = np.diag([spread[0, 0] + (rate - level) ** 2, spread[1, 1]])
     mean, spread = primitives.update(np.array([level, state.trend]), spread, _LEVEL, noise, np.array([rate]))
     return _replaced(
         state,

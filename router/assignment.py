@@ -13,7 +13,7 @@ from baton_proto.worker import PrefillTarget
 from router.expected_prefixes import Expectation, ExpectedPrefixes, Outlook
 from router.load import Charge, LoadLedger, LoadView
 from router.match import column
-from router.placement import NO_CANDIDATES, Candidates, Placement, Request, Weighing, weigh
+from router.placement import NO_CANDIDATES, Candidates, Placement, Request, Weighing, nobody_ships, weigh
 from router.roster import WorkerKey
 from router.worker_link import WorkerLink
 from router.worker_pool import WorkerPool
@@ -107,14 +107,15 @@ class Assigner:
             outlook = self._expected.outlook(self._index.match(hashes), hashes)
             hits = self._index.recent_hits() * self._ledger.num_routers  # each sees its share
             prefill_keys = self._pool.prefill_keys(request.num_tokens)
-            decode = self._candidates(decode_keys, outlook, request.block_size, mixed=not prefill_keys)
+            mixed = nobody_ships(request, prefill_keys)
+            decode = self._candidates(decode_keys, outlook, request.block_size, mixed=mixed)
             prefill = self._candidates(prefill_keys, outlook, request.block_size, mixed=False)
         return weigh(request, decode, prefill, config.placement, self._rng, config.max_running_per_worker, hits)
 
     def _candidates(
         self, workers: tuple[WorkerKey, ...], outlook: Outlook, block_size: int, *, mixed: bool
     ) -> Candidates:
-        """`mixed`: they prefill and decode, and there is no other that prefills."""
+        """`mixed`: they prefill and decode; only then counts what they stored."""
         if not workers:
             return NO_CANDIDATES
         load = self._ledger.columns(workers)

@@ -172,10 +172,15 @@ def weigh(
     shipper = prefills.choose(
         _prefill_weights(config), config, rng, alone=True, can_ship=False, max_queued_tokens=config.prefill_queue_tokens
     )
-    alone = all(worker in request.excluded for worker in prefill.workers) if request.excluded else not prefill.workers
+    alone = nobody_ships(request, prefill.workers)
     weights = _mixed_weights(config, len(decode.workers), prefix_hits) if alone else _decode_weights(config)
     chosen = decodes.choose(weights, config, rng, alone=alone, can_ship=shipper >= 0, max_requests=max_running)
     return Weighing(prefills, decodes, shipper, chosen)
+
+
+def nobody_ships(request: Request, prefill_workers: Sequence[WorkerKey]) -> bool:
+    """Whoever decodes the request runs its prompt: there is no prefill worker, or each has failed or refused it."""
+    return all(worker in request.excluded for worker in prefill_workers) if request.excluded else not prefill_workers
 
 
 def _prefill_weights(config: PlacementConfig) -> Weights:

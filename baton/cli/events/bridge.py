@@ -58,8 +58,7 @@ def bridge(
             source = EventSource(nats, name, model, block_size, await discovery_ttl_s(nats))
             closing.push_async_callback(source.close)
             await source.start(timeout_s)
-            bridge = Bridge(nats, stream, source, block_size)
-            await until_stopped(bridge.run(), said=f"{vllm} appears as worker {name}")
+            await until_stopped(Bridge(nats, stream, source, block_size).run(), said=f"{vllm} appears as worker {name}")
 
     with errors_reported():
         asyncio.run(run())
