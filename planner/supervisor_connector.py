@@ -87,9 +87,12 @@ class SupervisorConnector:
             raise ConnectorError(verb, worker_id, str(error)) from error
 
     def _ended(self, key: tuple[Verb, str], task: "asyncio.Task[None]") -> None:
+        verb, worker_id = key
         del self._tasks[key]
+        if verb == "flip":  # here, not in _flip: it has its new role when it is no longer shown as leaving
+            self._flipping.pop(worker_id, None)
         if not task.cancelled() and (error := task.exception()):  # perhaps nobody waits for it any more
-            log.info("verb failed", verb=key[0], worker=key[1], error=str(error))
+            log.info("verb failed", verb=verb, worker=worker_id, error=str(error))
 
     async def _start(self, worker_id: str, role: Role) -> None:
         if self._supervisor.process(worker_id) is None:
@@ -133,11 +136,8 @@ class SupervisorConnector:
         if process is None:
             raise WorkerLostError(worker_id, "is no process of this service")
         self._flipping[worker_id] = process.role
-        try:
-            await self._drain(worker_id)
-            await self._start(worker_id, role)
-        finally:
-            del self._flipping[worker_id]
+        await self._drain(worker_id)
+        await self._start(worker_id, role)
 
     def _process(self, worker_id: str, role: Role) -> WorkerProcess:
         child = self._supervisor.process(worker_id)

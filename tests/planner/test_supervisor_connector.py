@@ -105,7 +105,7 @@ async def test_a_flip_keeps_the_id_and_shows_the_old_role_until_it_is_done(
         seen.add((process.role, process.leaving))
         await asyncio.sleep(0.01)
     await flipping
-    assert seen - {(PREFILL, None)} == {(PREFILL, "flip")}
+    assert seen - {(PREFILL, None), (DECODE, None)} == {(PREFILL, "flip")}  # before it began, after it was done
     process = process_of(connector, "prefill-8")
     assert process is not None
     assert (process.role, process.leaving) == (DECODE, None)
