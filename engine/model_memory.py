@@ -5,6 +5,7 @@ addresses. Levels and tags are those that users of vLLM know: level 1 keeps the 
 them and reads them again; KV is dropped by both.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from kvtransfer.memory_range import MemoryRange
@@ -66,23 +67,39 @@ class ModelMemory:
         if WEIGHTS in tags and WEIGHTS in self._asleep:
             self._wake_weights()
             self._asleep.discard(WEIGHTS)
-        if KV_CACHE in tags and KV_CACHE in self._asleep:
-            self._slab.resume()
-            self._asleep.discard(KV_CACHE)
+        try:
+            if KV_CACHE in tags and KV_CACHE in self._asleep:
+                self._slab.resume()  # while the weights are copied
+                self._asleep.discard(KV_CACHE)
+        finally:
+            self._await_copies()
 
     def _wake_weights(self) -> None:
+        """On a GPU it is under way when this returns."""
         if self._weights is None or self._source is None:
             return
         if not self._weights.is_mapped:  # it is when reading them failed before
             self._weights.map()
         if self._kept and self._host is not None:
-            self._weights.bytes().copy_(self._host)
+            with _beside(self._weights.bytes()):
+                self._weights.bytes().copy_(self._host, non_blocking=True)
         else:
             self._source.reload()
-        if self._weights.bytes().is_cuda:
+
+    def _await_copies(self) -> None:
+        if self._weights is not None and self._weights.is_mapped and self._weights.bytes().is_cuda:
             import torch
 
             torch.cuda.synchronize()
+
+
+def _beside(memory: "torch.Tensor") -> "AbstractContextManager[object]":
+    """On a GPU: a stream of its own, for zeroing the slab must not wait for a copy."""
+    import torch
+
+    if not memory.is_cuda:
+        return nullcontext()
+    return torch.cuda.stream(torch.cuda.Stream(memory.device))  # type: ignore[no-untyped-call]
 
 
 def _host_copy(weights: MemoryRange) -> "torch.Tensor":
