@@ -198,11 +198,11 @@ def _filled_cache(number: int, num_blocks: int) -> PrefixCache:
 
     def store(hashes: np.random.Generator, parent: int | None, count: int) -> int:
         nonlocal block
-        for block_hash, sequence_hash in hashes.integers(1, 2**63, (min(count, num_blocks - block), 2)).tolist():
-            cache.insert(block, block_hash, sequence_hash, parent, MEDIUM)
-            parent, block = block, block + 1
-        assert parent is not None
-        return parent
+        count = min(count, num_blocks - block)
+        block_hashes, sequence_hashes = hashes.integers(1, 2**63, (2, count)).tolist()
+        cache.insert([*range(block, block + count)], block_hashes, sequence_hashes, parent, bytes([MEDIUM] * count))
+        block += count
+        return block - 1
 
     systems = [store(shared, None, SYSTEM_BLOCKS) for _ in range(SYSTEM_PROMPTS)]
     talking = [[rng.choice(systems), TURNS] for _ in range(64)]  # where each conversation ends so far, turns to come

@@ -64,10 +64,9 @@ class BlockManager:
         num_resting = len(hits) - bisect_left(hits, True, key=lambda block: self._references[block] == 0)
         if num_new + num_resting + keep_available > self.num_available:
             return False
-        for block in hits:
-            self._share(block)
+        self._share(hits, num_resting)
         # In the order of memory: what was evicted deepest first is one run again, and is shipped as one.
-        sequence.block_table = hits + sorted(self._take() for _ in range(num_new))
+        sequence.block_table = hits + sorted(self._take(num_new))
         sequence.num_committed_blocks = len(hits)
         sequence.num_computed_tokens = len(hits) * self.block_size
         if sequence.num_preemptions == 0:
@@ -88,8 +87,7 @@ class BlockManager:
             return True
         if num_new > self.num_available:
             return False
-        for _ in range(num_new):
-            sequence.block_table.append(self._take())
+        sequence.block_table += self._take(num_new)
         return True
 
     def commit(self, sequence: Sequence) -> None:
@@ -102,28 +100,38 @@ class BlockManager:
         if num_full <= sequence.num_committed_blocks:
             return
         sequence.hash_blocks(num_full, self.block_size)
-        table = sequence.block_table
-        kind_of_prompt = prompt_kind(sequence.num_prompt_tokens)
-        for i in range(sequence.num_committed_blocks, num_full):
-            own, sequence_hash = table[i], sequence.sequence_hashes[i]
-            canonical = self._cache.find(sequence_hash)
-            if canonical is None:
-                kind = kind_of_prompt if (i + 1) * self.block_size <= sequence.num_prompt_tokens else OUTPUT
-                self._cache.insert(own, sequence.block_hashes[i], sequence_hash, table[i - 1] if i else None, kind)
-                continue
-            self._share(canonical)
-            table[i] = canonical
-            if sequence.pinned or sequence.num_in_flight_tokens:
-                sequence.retired_blocks.append(own)
-            else:
-                self._drop(own)
+        first, hashes = sequence.num_committed_blocks, sequence.sequence_hashes
+        # Below a block that is not cached none is: what others were faster with comes first.
+        while first < num_full and (canonical := self._cache.find(hashes[first])) is not None:
+            self._move_over(sequence, first, canonical)
+            first += 1
+        if first < num_full:
+            self._insert(sequence, first, num_full)
         sequence.num_committed_blocks = num_full
+
+    def _move_over(self, sequence: Sequence, place: int, canonical: int) -> None:
+        own = sequence.block_table[place]
+        self._share([canonical], num_resting=self._references[canonical] == 0)
+        sequence.block_table[place] = canonical
+        if sequence.pinned or sequence.num_in_flight_tokens:
+            sequence.retired_blocks.append(own)
+        else:
+            self._drop([own])
+
+    def _insert(self, sequence: Sequence, first: int, end: int) -> None:
+        """Blocks of the table from `first` to `end` are cached from now on."""
+        run = slice(first, end)
+        parent = sequence.block_table[first - 1] if first else None
+        num_of_prompt = min(end, max(first, sequence.num_prompt_tokens // self.block_size)) - first
+        kind_of_prompt = prompt_kind(sequence.num_prompt_tokens)
+        kinds = bytes([kind_of_prompt]) * num_of_prompt + bytes([OUTPUT]) * (end - first - num_of_prompt)
+        hashes = sequence.block_hashes[run], sequence.sequence_hashes[run]
+        self._cache.insert(sequence.block_table[run], *hashes, parent, kinds)
 
     def settle(self, sequence: Sequence) -> None:
         """No step reads the sequence's blocks at present: gives up the copies that it kept for one."""
         if sequence.retired_blocks and not sequence.pinned:
-            for block in sequence.retired_blocks:
-                self._drop(block)
+            self._drop(sequence.retired_blocks)
             sequence.retired_blocks = []
 
     def free(self, sequence: Sequence) -> None:
@@ -131,10 +139,8 @@ class BlockManager:
         if sequence not in self._holders:
             return
         del self._holders[sequence]
-        for block in reversed(sequence.block_table):
-            self._drop(block)
-        for block in sequence.retired_blocks:
-            self._drop(block)
+        self._drop(sequence.block_table[::-1])
+        self._drop(sequence.retired_blocks)
         sequence.block_table = []
         sequence.retired_blocks = []
         sequence.num_committed_blocks = 0
@@ -142,8 +148,7 @@ class BlockManager:
 
     def clear(self) -> None:
         """Empties the prefix cache, except for blocks that sequences hold; those are announced again."""
-        for block in self._cache.clear():
-            self._returned.append(block)
+        self._returned += self._cache.clear()
 
     def runs(self) -> list[Stored]:
         """Snapshot of the prefix cache, referenced blocks included; parents before children."""
@@ -157,33 +162,31 @@ class BlockManager:
     def has_events(self) -> bool:
         return self._cache.has_events
 
-    def _take(self) -> int:
-        """A block with one reference: a returned one, a fresh one, or the least recently used cached one."""
-        if self._returned:
-            block = self._returned.pop()
-        elif len(self._references) < self.num_blocks:
-            block = len(self._references)
-            self._references.append(0)
-        else:
-            block = self._cache.evict()
-        self._references[block] = 1
-        return block
+    def _take(self, count: int) -> list[int]:
+        """Blocks with one reference: returned ones, then fresh ones, then the oldest cached ones."""
+        returned = self._returned
+        blocks = [returned.pop() for _ in range(min(count, len(returned)))]
+        num_known = len(self._references)
+        num_fresh = min(count - len(blocks), self.num_blocks - num_known)
+        blocks += range(num_known, num_known + num_fresh)
+        self._references.frombytes(bytes(num_fresh * self._references.itemsize))
+        blocks += [self._cache.evict() for _ in range(count - len(blocks))]
+        for block in blocks:
+            self._references[block] = 1
+        return blocks
 
-    def _share(self, block: int) -> None:
-        """Of a block that somebody else has computed."""
-        if self._references[block] == 0:
-            self._cache.wake(block)
-        self._cache.reuse(block)
-        self._references[block] += 1
+    def _share(self, blocks: list[int], num_resting: int) -> None:
+        """Of blocks that somebody else has computed, parents first; the last `num_resting` have no reference."""
+        self._cache.reuse(blocks, num_resting)
+        for block in blocks:
+            self._references[block] += 1
 
-    def _drop(self, block: int) -> None:
-        self._references[block] -= 1
-        if self._references[block]:
-            return
-        if self._cache.holds(block):
-            self._cache.rest(block)
-        else:
-            self._returned.append(block)
+    def _drop(self, blocks: list[int]) -> None:
+        """One reference of each, children first."""
+        references = self._references
+        for block in blocks:
+            references[block] -= 1
+        self._returned += self._cache.rest([block for block in blocks if not references[block]])
 
     @property
     def holders(self) -> list[Sequence]:

@@ -10,9 +10,9 @@ Owned by one thread (`EngineLoop`), which alone calls anything here. Torch-free:
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import structlog
+from msgspec import Struct
 
 from baton.errors import InvalidRequestError, RankLostError
 from baton_proto.discovery import WorkerLoad
@@ -27,8 +27,7 @@ from engine.timed_steps import TimedSteps
 log = structlog.get_logger()
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceOutput:
+class SequenceOutput(Struct, frozen=True):
     """News of one sequence. After one with `finish` there are no more."""
 
     sequence: Sequence
@@ -39,8 +38,7 @@ class SequenceOutput:
     error: str | None = None  # with finish "error": why
 
 
-@dataclass(frozen=True, slots=True)
-class StepOutput:
+class StepOutput(Struct, frozen=True):
     """`num_tokens` went through the model, or set out to; 0 and no outputs: every sequence waits for someone to free
     blocks."""
 
@@ -49,8 +47,7 @@ class StepOutput:
     num_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _InFlight:
+class _InFlight(Struct, frozen=True):
     """A batch that the runner took, or refused: then `step` says why."""
 
     batch: Batch

@@ -29,13 +29,14 @@ class KvEventLog:
     def __bool__(self) -> bool:
         return bool(self._pending)
 
-    def stored(self, parent: int | None, block_hash: int, sequence_hash: int) -> None:
+    def stored(self, parent: int | None, block_hashes: list[int], sequence_hashes: list[int]) -> None:
+        """A chain of blocks below `parent`."""
         last = self._pending[-1] if self._pending else None
         if not isinstance(last, StoredRun) or last.sequence_hashes[-1] != parent:
             last = StoredRun(parent)
             self._pending.append(last)
-        last.block_hashes.append(block_hash)
-        last.sequence_hashes.append(sequence_hash)
+        last.block_hashes += block_hashes
+        last.sequence_hashes += sequence_hashes
 
     def removed(self, sequence_hash: int) -> None:
         last = self._pending[-1] if self._pending else None

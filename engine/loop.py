@@ -25,6 +25,8 @@ class EngineLoop:
     `ended` resolves when the thread has ended: with the exception, if a fault in the engine's own bookkeeping ended it.
     """
 
+    on_event_loop = False
+
     def __init__(self, engine: Engine, on_step: Callable[[StepOutput], None]) -> None:
         self.ended: Future[None] = Future()
         self._engine = engine

@@ -29,6 +29,7 @@ _ROOT = -1
 OUTPUT, LONG, MEDIUM, SHORT = range(4)
 AGING = (8.0, 1.5, 1.0, 0.7, 0.5, 0.4, 0.3, 0.25, 0.2, 0.05)
 LONG_TOKENS, MEDIUM_TOKENS = 32768, 8192  # and more, of a prompt
+_REUSED = bytes(min(max(kind, SHORT) + 1, len(AGING) - 1) for kind in range(len(AGING)))  # kind -> kind after a reuse
 
 
 def prompt_kind(num_tokens: int) -> int:
@@ -50,14 +51,11 @@ class PrefixCache:
         # By kind: unreferenced blocks, least recently used first, with the time when they came to rest.
         self._resting: list[OrderedDict[int, int]] = [OrderedDict() for _ in AGING]
         self._now = 0  # counts the blocks that came to rest
+        self.num_resting = 0
         self._log = KvEventLog()
 
     def __len__(self) -> int:
         return len(self._block_of)
-
-    @property
-    def num_resting(self) -> int:
-        return sum(map(len, self._resting))
 
     def match(self, sequence_hashes: Run[int], limit: int) -> list[int]:
         """Blocks of the longest cached prefix of at most `limit` blocks."""
@@ -71,37 +69,56 @@ class PrefixCache:
     def holds(self, block: int) -> bool:
         return block < len(self._parents) and self._parents[block] != _NOT_CACHED
 
-    def insert(self, block: int, block_hash: int, sequence_hash: int, parent: int | None, kind: int) -> None:
-        """`block`, which is referenced, holds computed KV below the cached block `parent` (None: below the root)."""
-        missing = block + 1 - len(self._parents)
+    def insert(
+        self, blocks: list[int], block_hashes: list[int], sequence_hashes: list[int], parent: int | None, kinds: bytes
+    ) -> None:
+        """A run of blocks, which are referenced and hold computed KV, each below the one before and the first below the
+        cached block `parent` (None: below the root)."""
+        missing = max(blocks) + 1 - len(self._parents)
         if missing > 0:
             self._parents.extend([_NOT_CACHED] * missing)
             self._block_hashes.extend([0] * missing)
             self._sequence_hashes.extend([0] * missing)
             self._kinds.extend(bytes(missing))
-        self._block_of[sequence_hash] = block
-        self._parents[block] = _ROOT if parent is None else parent
-        self._block_hashes[block] = block_hash
-        self._sequence_hashes[block] = sequence_hash
-        self._kinds[block] = kind
-        self._log.stored(self._parent_hash(block), block_hash, sequence_hash)
+        self._log.stored(None if parent is None else self._sequence_hashes[parent], block_hashes, sequence_hashes)
+        above = _ROOT if parent is None else parent
+        for block, block_hash, sequence_hash, kind in zip(blocks, block_hashes, sequence_hashes, kinds, strict=True):
+            self._block_of[sequence_hash] = block
+            self._parents[block] = above
+            self._block_hashes[block] = block_hash
+            self._sequence_hashes[block] = sequence_hash
+            self._kinds[block] = kind
+            above = block
 
-    def rest(self, block: int) -> None:
-        """Nobody references the block any more; it is as young as can be now."""
-        self._now += 1
-        self._resting[self._kinds[block]][block] = self._now
+    def rest(self, blocks: list[int]) -> list[int]:
+        """Nobody references these any more, children first; they are as young as can be now. Returns those that are not
+        cached."""
+        kinds, parents, resting, now = self._kinds, self._parents, self._resting, self._now
+        strangers = []
+        for block in blocks:
+            if block < len(parents) and parents[block] != _NOT_CACHED:
+                now += 1
+                resting[kinds[block]][block] = now
+            else:
+                strangers.append(block)
+        self.num_resting += now - self._now
+        self._now = now
+        return strangers
 
-    def wake(self, block: int) -> None:
-        """The resting block is referenced again."""
-        del self._resting[self._kinds[block]][block]
-
-    def reuse(self, block: int) -> None:
-        """Somebody found the block, which is referenced, instead of computing it."""
-        self._kinds[block] = min(max(self._kinds[block], SHORT) + 1, len(AGING) - 1)
+    def reuse(self, blocks: list[int], num_resting: int) -> None:
+        """Somebody found these, parents first, instead of computing them. The last `num_resting` were not referenced;
+        now they are."""
+        kinds, resting = self._kinds, self._resting
+        for block in blocks[len(blocks) - num_resting :]:
+            del resting[kinds[block]][block]
+        for block in blocks:
+            kinds[block] = _REUSED[kinds[block]]
+        self.num_resting -= num_resting
 
     def evict(self) -> int:
         """Gives up the oldest resting block, which is a leaf."""
         block, _ = max(zip(self._resting, AGING, strict=True), key=self._age)[0].popitem(last=False)
+        self.num_resting -= 1
         self._log.removed(self._forget(block))
         return block
 
@@ -117,6 +134,7 @@ class PrefixCache:
             self._forget(block)
         for resting in self._resting:
             resting.clear()
+        self.num_resting = 0
         self._log.cleared(self._runs())
         return blocks
 
@@ -164,6 +182,8 @@ class PrefixCache:
         held = {block for block, parent in enumerate(self._parents) if parent != _NOT_CACHED}
         if held != cached:
             problems.append(f"blocks {sorted(held ^ cached)} are cached by one account only")
+        if self.num_resting != sum(map(len, self._resting)):
+            problems.append(f"{self.num_resting} blocks should rest, {sum(map(len, self._resting))} do")
         rested = {block: (kind, at) for kind, resting in enumerate(self._resting) for block, at in resting.items()}
         for sequence_hash, block in self._block_of.items():
             parent = self._parents[block]

@@ -5,6 +5,7 @@ takes 10 ms keeps them waiting for 10 ms. So hundreds of mock workers fit into o
 """
 
 import asyncio
+import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -25,12 +26,15 @@ class TimedLoop:
     """Made on the event loop that it runs on. A step's work is done at once, its output is handed on when the engine's
     clock says that the step is over."""
 
+    on_event_loop = True
+
     def __init__(self, engine: Engine, on_step: Callable[[StepOutput], None]) -> None:
         self.ended: Future[None] = Future()
         self._engine = engine
         self._on_step = on_step
         self._calls: deque[tuple[Callable[[Engine], Any], Future[Any]]] = deque()
         self._loop = asyncio.get_running_loop()
+        self._loop_thread = threading.get_ident()
         self._started = False
         self._stopping = False
         self._next: asyncio.Handle | None = None  # the turn that is due, at once or when the step is over
@@ -54,7 +58,10 @@ class TimedLoop:
             future.set_exception(UnavailableError("the engine has stopped"))
             return future
         self._calls.append((fn, future))
-        self._loop.call_soon_threadsafe(self._wake)
+        if threading.get_ident() == self._loop_thread:
+            self._wake()
+        else:
+            self._loop.call_soon_threadsafe(self._wake)
         return future
 
     def _wake(self) -> None:
@@ -82,6 +89,7 @@ class TimedLoop:
             self._over_s = began_s + self._engine.clock() - started_s
             if self._over_s <= self._loop.time():
                 self._next = self._loop.call_soon(self._turn)
+                self._hand_on()
             else:
                 self._next = self._loop.call_at(self._over_s, self._turn)
         elif self._calls:  # they came from the functions that ran just now

@@ -4,14 +4,13 @@ What the client has is `output`. A replay submits prompt and output together, an
 the position alone, so the next worker goes on exactly where the lost one stopped.
 """
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from dataclasses import dataclass, field
 
 import numpy as np
 import structlog
+from numpy.typing import NDArray
 
 from baton.config import RouterConfig
 from baton.errors import DeadlineError, InvalidRequestError, ProtocolError, UnavailableError, WorkerLostError
@@ -26,6 +25,7 @@ from router.metrics import RouterMetrics
 from router.output_text import OutputText
 from router.placement import SHORT, Request
 from router.request import GenerateRequest, Piece, Service
+from router.submission import Submission
 from router.tokenizer import Tokenizer
 from router.totals import Totals
 from router.traffic import Traffic
@@ -64,16 +64,30 @@ class Choice:
         self._cached_known = False
 
     async def stream(self) -> AsyncGenerator[Piece, None]:
-        """Ends after the piece with a finish reason. Raises as Generator.generate does."""
+        """Ends after the piece with a finish reason. Raises as Generator.generate does.
+
+        One generator for all attempts: each that a piece passes through costs as much as making the piece.
+        """
         self._parts.totals.arrived(len(self._request.prompt))
         try:
             while True:
                 self.service.attempts += 1
                 try:
-                    async with aclosing(self._attempt()) as pieces:
-                        async for piece in pieces:
-                            yield piece
-                    return
+                    tokens = self._tokens()
+                    facts = Request(len(tokens), self._parts.block_size, frozenset(self._excluded))
+                    began_s = time.monotonic()
+                    with self._turn(facts, tokens) as turn:
+                        assignment = await self._wait(turn)
+                        self._remember(facts, assignment, time.monotonic() - began_s)
+                        with self._submit(assignment, tokens) as inbox:
+                            while True:
+                                deltas = await inbox.take()
+                                piece = self._accept(deltas, assignment)
+                                if piece is not None:
+                                    yield piece
+                                    if piece.finish_reason is not None:
+                                        return
+                                self._check_goes_on(deltas[-1], assignment)
                 except WorkerLostError as lost:
                     self._note_loss(lost)
         finally:
@@ -81,7 +95,7 @@ class Choice:
 
     def _note_loss(self, lost: WorkerLostError) -> None:
         """Raises UnavailableError when that was the last attempt."""
-        self._parts.metrics.failovers.inc()
+        self._parts.metrics.failovers += 1
         log.warning("worker lost in a request", request_id=self._request.request_id, reason=str(lost))
         if self.service.attempts >= self._parts.config.max_attempts:
             attempts = self.service.attempts
@@ -89,23 +103,22 @@ class Choice:
 
     # --- one attempt --------------------------------------------------------------------------------------------------
 
-    async def _attempt(self) -> AsyncGenerator[Piece, None]:
+    def _tokens(self) -> NDArray[np.uint32]:
+        """Of the prompt and of what the client has already."""
+        if not self.output:
+            return self._request.prompt
+        return np.concatenate([self._request.prompt, np.array(self.output, dtype=np.uint32)])
+
+    def _turn(self, facts: Request, tokens: NDArray[np.uint32]) -> Turn[Assignment]:
+        """To get workers."""
         parts, request = self._parts, self._request
-        tokens = np.concatenate([request.prompt, np.array(self.output, dtype=np.uint32)])
         hashes = block_hashes(tokens, parts.block_size)
-        facts = Request(len(tokens), parts.block_size, frozenset(self._excluded))
 
         def assign() -> Assignment | None:
             return parts.assigner.assign(request.request_id, facts, self._max_tokens, hashes)
 
         paid = self.service.attempts > 1  # the tenant is not to blame for a lost worker
-        began_s = time.monotonic()
-        with parts.queue.turn(self._ticket, assign, 0 if paid else len(tokens)) as turn:
-            assignment = await self._wait(turn)
-            self._remember(facts, assignment, time.monotonic() - began_s)
-            async with aclosing(self._serve(assignment, tokens.astype("<u4").tobytes())) as pieces:
-                async for piece in pieces:
-                    yield piece
+        return parts.queue.turn(self._ticket, assign, 0 if paid else len(tokens))
 
     @property
     def _max_tokens(self) -> int:
@@ -154,39 +167,21 @@ class Choice:
             problem = f"{len(self._request.prompt)} prompt tokens and {self._sampling.max_tokens} of output"
             raise InvalidRequestError("prompt", f"{problem} are more than any worker takes: {limit} tokens")
 
-    async def _serve(self, assignment: Assignment, token_ids: bytes) -> AsyncGenerator[Piece, None]:
-        """Streams until the choice ends. Raises WorkerLostError when it has to go on elsewhere."""
+    def _submit(self, assignment: Assignment, tokens: NDArray[np.uint32]) -> Submission:
         request = self._request
-        timeout_s = max(0.0, request.deadline_s - time.monotonic())
         submit = Submit(
             request_id=f"{request.request_id}/{self.service.index}.{self.service.attempts}",
-            token_ids=token_ids,
+            token_ids=tokens.astype("<u4", copy=False).tobytes(),
             num_prompt_tokens=len(request.prompt),
             sampling=self._sampling,
-            timeout_s=timeout_s,
+            timeout_s=max(0.0, request.deadline_s - time.monotonic()),
             prefill=assignment.prefill,
             priority=request.priority,
         )
         self.service.decode_worker = assignment.link.worker[0]
         self.service.prefill_worker = assignment.prefill.worker_id if assignment.prefill else ""
-        self._parts.metrics.placements[assignment.placement.reason].inc()
-        inbox = assignment.link.submit(submit)
-        timer = asyncio.get_running_loop().call_later(timeout_s, inbox.fail, self._late())
-        try:
-            while True:
-                deltas = await inbox.take()
-                piece = self._accept(deltas, assignment)
-                if piece is not None:
-                    yield piece
-                    if piece.finish_reason is not None:
-                        return
-                if deltas[-1].failure is not None:
-                    raise self._failed(deltas[-1].failure, assignment)
-                if deltas[-1].finish is not None:
-                    raise WorkerLostError(assignment.link.worker[0], f"ended the request as {deltas[-1].finish!r}")
-        finally:
-            timer.cancel()
-            assignment.link.cancel(submit.request_id)
+        self._parts.metrics.placements[assignment.placement.reason] += 1
+        return Submission(assignment.link, submit, self._late)
 
     # --- what the worker says -----------------------------------------------------------------------------------------
 
@@ -242,6 +237,14 @@ class Choice:
         self._parts.traffic.output(assignment.link.worker, count)
         assignment.prefill_done()
         assignment.charge.grow(len(self._request.prompt) + len(self.output) + count)
+
+    def _check_goes_on(self, delta: Delta, assignment: Assignment) -> None:
+        """Raises what the worker's last word on the request means, if this is it; WorkerLostError: it has to go on
+        elsewhere."""
+        if delta.failure is not None:
+            raise self._failed(delta.failure, assignment)
+        if delta.finish is not None:
+            raise WorkerLostError(assignment.link.worker[0], f"ended the request as {delta.finish!r}")
 
     def _failed(self, failure: Failure, assignment: Assignment) -> Exception:
         blamed = failure.worker_id or assignment.link.worker[0]

@@ -12,8 +12,7 @@ from typing import cast
 import msgspec
 
 from router.frontend import Generator
-from router.openai_answer import Usage, sum_of, usage_of
-from router.request import Finished, GenerateRequest, Piece
+from router.request import Finished, GenerateRequest, Piece, sum_of
 
 MAX_WAITING = 64  # pieces that the client has not taken yet
 STALL_GRACE_S = 5.0  # beyond the deadline, for a client to take what is left
@@ -32,24 +31,24 @@ def pieces_of(generator: Generator, request: GenerateRequest) -> AsyncGenerator[
     return cast(AsyncGenerator[Piece | Finished, None], generator.generate(request))
 
 
-async def generate_all(
+def generate_all(generator: Generator, requests: Sequence[GenerateRequest]) -> AsyncGenerator[Piece | Finished, None]:
+    """The pieces of all requests as they come, choices numbered through, then what all came to together. To be used
+    with `aclosing` as well."""
+    return pieces_of(generator, requests[0]) if len(requests) == 1 else _numbered_through(generator, requests)
+
+
+async def _numbered_through(
     generator: Generator, requests: Sequence[GenerateRequest]
-) -> AsyncGenerator[Piece | Usage, None]:
-    """The pieces of all requests as they come, choices numbered through, then the usage of all together."""
-    if len(requests) == 1:
-        async with aclosing(pieces_of(generator, requests[0])) as pieces:
-            async for item in pieces:
-                yield usage_of(item) if isinstance(item, Finished) else item
-        return
-    usages: list[Usage] = []
+) -> AsyncGenerator[Piece | Finished, None]:
+    ended: list[Finished] = []
     async with aclosing(_merge(generator, requests)) as merged:
         async for position, item in merged:
             if isinstance(item, Finished):
-                usages.append(usage_of(item))
+                ended.append(item)
             else:
                 offset = sum(len(request.sampling) for request in requests[:position])
                 yield msgspec.structs.replace(item, index=offset + item.index) if offset else item
-    yield sum_of(usages)
+    yield sum_of(ended)
 
 
 async def _merge(

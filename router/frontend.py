@@ -4,12 +4,13 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from msgspec import Struct
+
 from router.request import Finished, GenerateRequest, Piece
 from router.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(Struct, frozen=True):
     """How long a request may be, in tokens of prompt and output together."""
 
     max_model_len: int  # what the model takes

@@ -13,9 +13,9 @@ from router.fan_out import generate_all, stall_limit_s
 from router.frontend import Frontend
 from router.http_errors import describe, error_response
 from router.json_response import json_response
-from router.openai_answer import Answer, Heading, Usage
+from router.openai_answer import Answer, Heading, usage_of
 from router.openai_types import GenerationBody, parse_body
-from router.request import GenerateRequest, Piece
+from router.request import Finished, GenerateRequest, Piece
 from router.sampling_options import Options, check_range
 from router.server_sent_events import EventStream
 from router.validation import MAX_TIMEOUT_S, Call, check_tenant, make_request_id, validate
@@ -24,7 +24,7 @@ REQUEST_ID_HEADER = "x-request-id"
 TIMEOUT_HEADER = "x-request-timeout-s"
 TENANT_HEADER = "x-baton-tenant"
 
-Items = AsyncGenerator[Piece | Usage, None]
+Items = AsyncGenerator[Piece | Finished, None]
 
 log = structlog.get_logger()
 
@@ -100,8 +100,8 @@ class GenerationEndpoint:
 async def _collect(items: Items, answer: Answer) -> object:
     async with aclosing(items):
         async for item in items:
-            if isinstance(item, Usage):
-                return answer.whole(item)
+            if isinstance(item, Finished):
+                return answer.whole(usage_of(item))
             answer.add(item)
     raise AssertionError("a stream without an end")
 
@@ -114,13 +114,13 @@ async def _send_events(events: EventStream, items: Items, answer: Answer, includ
     try:
         async with aclosing(items):
             async for item in items:
-                if not isinstance(item, Usage):
+                if not isinstance(item, Finished):
                     for chunk in answer.chunks(item):
                         events.add(chunk)
                     if item.finish_reason is None:
                         await events.flush()
                 elif include_usage:
-                    events.add(answer.usage_chunk(item))
+                    events.add(answer.usage_chunk(usage_of(item)))
         events.add_done()
     except Exception as error:
         if not events.begun:

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from msgspec import Struct
@@ -24,8 +23,7 @@ class Usage(Struct, frozen=True):
     prompt_tokens_details: PromptTokensDetails
 
 
-@dataclass(frozen=True, slots=True)
-class Heading:
+class Heading(Struct, frozen=True):
     """First fields of every answer and chunk."""
 
     id: str
@@ -64,16 +62,6 @@ def usage_of(finished: Finished) -> Usage:
         finished.prompt_tokens + finished.completion_tokens,
         PromptTokensDetails(finished.cached_tokens),
     )
-
-
-def sum_of(usages: Iterable[Usage]) -> Usage:
-    """Of the several prompts of one request."""
-    prompt = completion = cached = 0
-    for usage in usages:
-        prompt += usage.prompt_tokens
-        completion += usage.completion_tokens
-        cached += usage.prompt_tokens_details.cached_tokens
-    return Usage(prompt, completion, prompt + completion, PromptTokensDetails(cached))
 
 
 def finite(logprob: float) -> float:

@@ -2,8 +2,9 @@
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
+
+from msgspec import Struct
 
 from baton.errors import InvalidRequestError
 from baton_proto.sampling import SamplingParams
@@ -22,8 +23,7 @@ MAX_SEED = 2**63 - 1
 _dice = random.Random()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class Options(Struct, frozen=True, kw_only=True):
     """How to sample, as the caller wrote it; None is absent. The names are those of both APIs."""
 
     temperature: float | None = None
@@ -40,7 +40,7 @@ class Options:
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool | None = None
     logprobs: int | None = None
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logit_bias: Mapping[int, float] = {}
     n: int | None = None
     max_tokens_field: str = "max_tokens"  # as the caller calls it
     logprobs_field: str = "logprobs"

@@ -30,12 +30,17 @@ class Tokenizer:
         self._encode = text_encoder(self._tokenizer, folder / "tokenizer.json")
         self._segments = SegmentCache(self._encode, boundary_pattern(added.values()))
         self.special_token_ids = frozenset(token_id for token_id, token in added.items() if token.special)
-        self.max_token_chars = max(map(len, self._tokenizer.get_vocab()), default=1)
+        vocabulary: dict[str, int] = self._tokenizer.get_vocab()
+        self.max_token_chars = max(map(len, vocabulary), default=1)
         decoder = json.loads(self._tokenizer.to_str()).get("decoder") or {}
         self.is_byte_level = decoder.get("type") == "ByteLevel"  # else text depends on more than each token's own bytes
         self._has_byte_fallback = "ByteFallback" in json.dumps(decoder)
         self._token_bytes = _Table(self._spell)
         self._shown = _Table(lambda token_id: b"" if token_id in self.special_token_ids else self.token_bytes(token_id))
+        if self.is_byte_level:  # cheap, and the first answers would have to wait for it
+            self._token_bytes.update((token_id, _bytes_of_byte_level(token)) for token, token_id in vocabulary.items())
+            self._shown.update(self._token_bytes)
+            self._shown.update(dict.fromkeys(self.special_token_ids, b""))
         self._token_texts: dict[int, str] = {}
 
     def encode(self, text: str, add_special_tokens: bool = True) -> TokenIds:
@@ -84,8 +89,6 @@ class Tokenizer:
         token: str | None = self._tokenizer.id_to_token(token_id)
         if token is None:
             return b""
-        if self.is_byte_level:
-            return _bytes_of_byte_level(token)
         if self._has_byte_fallback and (match := _BYTE_FALLBACK.fullmatch(token)):
             return bytes([int(match[1], 16)])
         if _WORD_START in token:
@@ -94,7 +97,7 @@ class Tokenizer:
 
 
 class _Table(dict[int, bytes]):
-    """By token id, spelled when it is first asked for."""
+    """By token id; what is not there yet is spelled when it is first asked for."""
 
     def __init__(self, spell: Callable[[int], bytes]) -> None:
         super().__init__()

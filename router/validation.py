@@ -9,11 +9,11 @@ import re
 import time
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec import Struct
 
 from baton.errors import ContextLengthError, InvalidRequestError, UnknownModelError
 from router.chat_template import Message
@@ -35,12 +35,11 @@ ROLES = {"system": "system", "developer": "system", "user": "user", "assistant":
 """Role -> as templates know it; `developer` is what OpenAI calls `system` by now."""
 
 
-@dataclass(frozen=True, slots=True)
-class Chat:
+class Chat(Struct, frozen=True):
     """Messages for the model's chat template; `variables` are the template's own switches."""
 
     messages: Sequence[Message]
-    variables: Mapping[str, Any] = field(default_factory=dict)
+    variables: Mapping[str, Any] = {}
 
     def num_chars(self) -> int:
         return sum(len(message["content"]) for message in self.messages)
@@ -49,8 +48,7 @@ class Chat:
 Prompt = str | Chat | Sequence[int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class Call(Struct, frozen=True, kw_only=True):
     """What stands around the prompt."""
 
     request_id: str  # see make_request_id

@@ -25,6 +25,7 @@ class Loop(Protocol):
     """What steps an engine: `engine.loop.EngineLoop`, or the mock's `engine.timed_loop.TimedLoop`."""
 
     ended: concurrent.futures.Future[None]
+    on_event_loop: bool  # else on a thread of its own
 
     def start(self) -> None: ...
 
@@ -73,13 +74,20 @@ class EngineBridge:
                 log.exception("work on the engine thread failed")
                 raise
             if then is not None:
-                self.to_event_loop(then, result)
+                self.from_engine(then, result)
 
         self._thread.call(run)
 
     async def call(self, work: Callable[[Engine], T]) -> T:
         """The result of `work`, in order with step outputs. Raises UnavailableError when the engine has ended."""
         return await self._follow(self._thread.call(work))
+
+    def from_engine(self, function: Callable[..., object], *arguments: Any) -> None:
+        """Engine thread: in order with step outputs and results. At once if the engine runs on the event loop."""
+        if self._thread.on_event_loop:
+            function(*arguments)
+        else:
+            self.to_event_loop(function, *arguments)
 
     def to_event_loop(self, function: Callable[..., object], *arguments: Any) -> None:
         """Any thread. Dropped once the event loop has ended: the process is leaving."""
@@ -89,13 +97,13 @@ class EngineBridge:
     def _follow(self, theirs: "concurrent.futures.Future[T]") -> "asyncio.Future[T]":
         """Unlike asyncio.wrap_future, a cancelled waiter leaves the engine's future alone."""
         ours: asyncio.Future[T] = self._loop.create_future()
-        theirs.add_done_callback(lambda done: self.to_event_loop(_settle, ours, done))
+        theirs.add_done_callback(lambda done: self.from_engine(_settle, ours, done))
         return ours
 
     def _step_done(self, output: StepOutput) -> None:
         if self.on_step_here is not None:
             self.on_step_here(output)
-        self.to_event_loop(self._on_step, output, self._engine.load())
+        self.from_engine(self._on_step, output, self._engine.load())
 
 
 def _settle(ours: "asyncio.Future[T]", theirs: "concurrent.futures.Future[T]") -> None:

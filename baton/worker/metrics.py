@@ -25,6 +25,7 @@ class WorkerMetrics:
     ) -> None:
         self.labels = (worker_id, role)
         self.load = WorkerLoad()
+        self.leases: Callable[[], int] = lambda: 0  # once there is a role
         self.state = STATES[0]
         self.requests = 0
         self.failures = 0
@@ -85,7 +86,7 @@ GAUGES: dict[str, tuple[str, Value]] = {
     "kv_blocks_used": ("KV blocks referenced by a sequence or a lease", lambda of: of.load.blocks_used),
     "kv_blocks_cached": ("KV blocks kept for reuse", lambda of: of.load.blocks_cached),
     "kv_blocks_capacity": ("KV blocks of the slab", lambda of: of.load.blocks_total),
-    "leases": ("Leases on KV blocks, quarantined ones included", lambda of: of.load.leases),
+    "leases": ("Leases on KV blocks, quarantined ones included", lambda of: of.leases()),
     "event_batches_unacknowledged": (
         "Batches of KV events that JetStream has not confirmed",
         lambda of: of.unacknowledged,

@@ -48,7 +48,8 @@ class WorkerRuntime:
     def attach(self, role: Role) -> StepStreams:
         """The role is built around this object, so it comes second."""
         self._role = role
-        self._streams = StepStreams(role.steps, self.config.workers.gather_ms / 1000)
+        self._streams = StepStreams(role.steps, self.config.workers.gather_ms / 1000, lambda: self.load)
+        self.metrics.leases = role.lease_count
         return self._streams
 
     @property
@@ -97,11 +98,11 @@ class WorkerRuntime:
         return await self.role.in_flight.wait_empty(timeout_s)
 
     def _step_done(self, output: StepOutput, load: WorkerLoad) -> None:
-        if output.events:
-            self.publisher.publish(output.events)
+        """Tokens first: somebody waits for them."""
         self._engine_load = load
         self.role.outputs(output.outputs)
-        load = self.load
-        self.metrics.observe(load)
         if self._streams is not None:
-            self._streams.publish_load(load)
+            self._streams.step_is_over()
+        if output.events:
+            self.publisher.publish(output.events)
+        self.metrics.observe(load)

@@ -106,15 +106,16 @@ class StepHandler(Protocol):
 
 
 class StepStreams:
-    def __init__(self, handler: StepHandler, gather_s: float) -> None:
+    def __init__(self, handler: StepHandler, gather_s: float, current_load: Callable[[], WorkerLoad]) -> None:
+        """`current_load` goes along with every message."""
+        self._current_load = current_load
         self._gather_s = gather_s
         self._handler = handler
         self._open: set[RouterStream] = set()
-        self._load = WorkerLoad()
 
     async def serve(self, stream: MessageStream, router_id: str) -> None:
         """From the hellos to the end."""
-        router = RouterStream(router_id, stream, self._gather_s, lambda: self._load)
+        router = RouterStream(router_id, stream, self._gather_s, self._current_load)
         self._open.add(router)
         log.info("router connected", router=router_id)
         try:
@@ -125,9 +126,8 @@ class StepStreams:
             self._handler.router_gone(router)
         log.info("router disconnected", router=router_id, reason=reason)
 
-    def publish_load(self, load: WorkerLoad) -> None:
+    def step_is_over(self) -> None:
         """Once per engine step, after the step's deltas were sent."""
-        self._load = load
         for router in self._open:
             router.step_is_over()
 

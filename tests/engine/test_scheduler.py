@@ -179,7 +179,7 @@ def test_a_decode_without_a_block_preempts_the_last_arrival() -> None:
     assert scheduler.block_manager.num_available == 0
     assert names(step(scheduler)) == ([], ["a"])
     assert (a.status, b.status) == (SequenceStatus.RUNNING, SequenceStatus.WAITING)
-    assert scheduler.waiting.first is b  # before c, which arrived later
+    assert scheduler.waiting[0] is b  # before c, which arrived later
     assert (b.num_preemptions, scheduler.num_preemptions) == (1, 1)
 
 

@@ -1,11 +1,11 @@
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from baton.errors import ContextLengthError, InvalidRequestError, UnknownModelError
 from router.frontend import Frontend

@@ -1,4 +1,5 @@
-"""The way between event loop and engine thread, with a real engine and a runner that makes tokens up."""
+"""The way between event loop and engine, be that on a thread of its own or on the event loop, with a real engine and a
+runner that makes tokens up."""
 
 import asyncio
 import threading
@@ -8,13 +9,15 @@ from typing import Any
 import pytest
 
 from baton.errors import UnavailableError
-from baton.worker.engine_bridge import EngineBridge
+from baton.worker.engine_bridge import EngineBridge, LoopFactory
 from baton_proto.discovery import WorkerLoad
 from baton_proto.sampling import SamplingParams
 from engine.batch import Batch, LayerDone, SampledToken, StepDone
 from engine.block_manager import BlockManager
 from engine.engine import Engine, StepOutput
+from engine.loop import EngineLoop
 from engine.sequence import Sequence
+from engine.timed_loop import TimedLoop
 
 
 class CountingRunner:
@@ -30,14 +33,14 @@ class CountingRunner:
 class History:
     """What arrived on the event loop, in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, loop_factory: LoopFactory) -> None:
         self.items: list[Any] = []
         self.threads: set[int] = set()
         self.finished = asyncio.Event()
         engine = Engine(
             CountingRunner(), BlockManager(64, 16), max_batch_tokens=64, max_running=8, eos_token_ids=frozenset()
         )
-        self.bridge = EngineBridge(engine, self.on_step)
+        self.bridge = EngineBridge(engine, self.on_step, loop_factory)
 
     def on_step(self, output: StepOutput, load: WorkerLoad) -> None:
         self.threads.add(threading.get_ident())
@@ -48,9 +51,9 @@ class History:
                 self.finished.set()
 
 
-@pytest.fixture
-async def history() -> AsyncIterator[History]:
-    history = History()
+@pytest.fixture(params=[EngineLoop, TimedLoop])
+async def history(request: pytest.FixtureRequest) -> AsyncIterator[History]:
+    history = History(request.param)
     history.bridge.start()
     yield history
     await history.bridge.stop(5)
@@ -74,7 +77,8 @@ async def test_results_keep_their_place_among_the_steps(history: History) -> Non
     history.bridge.post(lambda engine: engine.add(sequence(800)))
     for _ in range(50):
         history.bridge.post(lambda engine: ("steps", engine.load().steps), history.items.append)
-        assert isinstance(await history.bridge.call(lambda engine: engine.load().steps), int)
+        steps = await history.bridge.call(lambda engine: engine.load().steps)
+        assert steps <= sum(isinstance(item, list) for item in history.items)
     await asyncio.wait_for(history.finished.wait(), 20)
     for position, item in enumerate(history.items):
         if isinstance(item, tuple):
@@ -102,3 +106,9 @@ async def test_a_call_to_an_engine_that_has_stopped_does_not_hang(history: Histo
     with pytest.raises(UnavailableError):
         await asyncio.wait_for(history.bridge.call(lambda _: None), 5)
     await asyncio.wait_for(history.bridge.ended(), 5)
+
+
+async def test_what_other_threads_ask_for_is_done_too(history: History) -> None:
+    await asyncio.to_thread(history.bridge.post, lambda engine: engine.add(sequence(3)))
+    await asyncio.wait_for(history.finished.wait(), 5)
+    assert history.threads == {threading.get_ident()}

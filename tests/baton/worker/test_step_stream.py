@@ -29,6 +29,7 @@ from baton_proto.worker import (
     decoder,
 )
 
+LOAD = WorkerLoad(running=2)
 GATHER_S = 0.005
 OURS = Hello(MAJOR, "decode-0", incarnation=42)
 SUBMIT = Submit("r1", b"", 0, SamplingParams(max_tokens=1), timeout_s=1.0)
@@ -85,7 +86,7 @@ class Router:
 @pytest_asyncio.fixture
 async def steps() -> AsyncIterator[Fixture]:
     memory = Memory()
-    streams = StepStreams(memory, GATHER_S)
+    streams = StepStreams(memory, GATHER_S, lambda: LOAD)
     server = StreamServer(OURS, {STEPS: streams.serve})
     fixture = Fixture(streams, memory, await server.start("127.0.0.1"))
     yield fixture
@@ -110,8 +111,8 @@ async def test_the_deltas_of_one_step_leave_in_one_message_with_the_load(steps: 
     deltas = [Delta("r1", [1]), Delta("r2", [2]), Delta("r3", [3], finish="stop")]
     for delta in deltas:
         router.send(delta)
-    steps.streams.publish_load(WorkerLoad(running=2))
-    assert await call.read() == StepMessage(deltas, WorkerLoad(running=2))
+    steps.streams.step_is_over()
+    assert await call.read() == StepMessage(deltas, LOAD)
 
 
 async def test_tokens_of_quick_steps_leave_together_and_the_first_and_the_last_do_not_wait(steps: Fixture) -> None:
@@ -134,8 +135,8 @@ async def test_tokens_of_quick_steps_leave_together_and_the_first_and_the_last_d
 
 async def test_a_load_without_deltas_is_reported_too(steps: Fixture) -> None:
     call = await steps.open()
-    steps.streams.publish_load(WorkerLoad(waiting=1))
-    assert await call.read() == StepMessage([], WorkerLoad(waiting=1))
+    steps.streams.step_is_over()
+    assert await call.read() == StepMessage([], LOAD)
 
 
 @pytest.mark.parametrize("end", ["abort", "close"])
