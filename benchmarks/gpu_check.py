@@ -195,7 +195,7 @@ def run_layers(
         item = [ScheduledSequence(sequence, start, size, sample=True)]
         batch = Batch(item, []) if size > 1 else Batch([], item)
         shape = runner._buffer.shape(batch)
-        runner._buffer.send(batch, shape, {})
+        runner._buffer.upload(runner._buffer.pack(batch, shape, {}))
         inputs = runner._buffer.view(shape)
         attend = StepAttention(runner._attention, inputs, runner._slab, size if size > 1 else 0, None)
         hidden = model.operations.embed(inputs.token_ids, model.embeddings)

@@ -9,6 +9,7 @@ context ends, the service is drained, and a process that is left over fails the 
 """
 
 import contextlib
+import os
 import signal
 import sys
 import tempfile
@@ -31,10 +32,13 @@ from baton.nats_server import NatsServer
 from baton.supervisor import Supervisor
 
 GONE_TIMEOUT_S = 5.0
+DEVICE = os.environ.get("BATON_TEST_DEVICE", "cpu")  # "cuda": the workers' engines run on this host's GPUs
+ON_DEVICE = {"device": "cuda", "dtype": "float32", "attention": "triton"} if DEVICE == "cuda" else {"threads": 1}
+TRANSPORTS = ["cuda_ipc", "nccl", "tcp"] if DEVICE == "cuda" else ["shm", "tcp"]
 TEST_DEFAULTS: dict[str, Any] = {
     "router": {"http_port": 0, "grpc_port": 0},
     "workers": {"ready_timeout_s": 100.0, "drain_timeout_s": 10.0},
-    "engine": {"kv_memory": "64MiB", "threads": 1},
+    "engine": {"kv_memory": "64MiB"} | ON_DEVICE,
 }
 
 

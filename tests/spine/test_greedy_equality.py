@@ -9,7 +9,7 @@ import pytest
 
 from engine.model_files import resolve_model
 from router.tokenizer import Tokenizer
-from tests.service import Service, running_service
+from tests.service import TRANSPORTS, Service, running_service
 from tests.spine.oracle import Oracle
 from tests.spine.prompts import LENGTHS, ask, random_prompt
 from tests.spine.worker_view import until_idle
@@ -19,8 +19,7 @@ SMOLLM2_LENGTHS = (1, 2, 7, 15, 16, 17, 31, 32, 33, 48, 63, 64, 100, 129, 200, 1
 SHIP_ALL = {"router": {"placement": {"local_prefill_tokens": 0}}}
 TOPOLOGIES: dict[str, tuple[int, dict[str, Any]]] = {  # prefill workers, configuration
     "aggregated": (0, {}),
-    "shm": (1, SHIP_ALL | {"transfer": {"transport": "shm", "checksum": True}}),
-    "tcp": (1, SHIP_ALL | {"transfer": {"transport": "tcp", "checksum": True}}),
+    **{name: (1, SHIP_ALL | {"transfer": {"transport": name, "checksum": True}}) for name in TRANSPORTS},
 }
 
 

@@ -9,10 +9,10 @@ import pytest
 
 from baton.client import Answer
 from baton_proto.generated import inference_pb2 as pb
-from tests.service import Service, running_service
+from tests.service import TRANSPORTS, Service, running_service
 from tests.spine.oracle import Oracle
 from tests.spine.prompts import ask, greedy, random_prompt
-from tests.spine.worker_view import until_idle, until_running
+from tests.spine.worker_view import until_gone, until_idle, until_running
 
 SHIP_ALL = {"router": {"placement": {"local_prefill_tokens": 0}, "no_worker_timeout_s": 2.0}}
 SLOW_PROMPTS = {"max_batch_tokens": 16}  # a long prompt takes hundreds of steps
@@ -31,7 +31,7 @@ async def killed_in_mid_prompt(service: Service, prompts: list[list[int]], max_t
     return list(await asyncio.gather(*requests))
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_a_prefill_worker_killed_in_mid_prompt_costs_no_answer(
     tiny_model: Path, oracle: Oracle, transport: str
 ) -> None:
@@ -83,6 +83,7 @@ async def test_a_decode_worker_killed_in_mid_stream_loses_and_doubles_no_token(
             assert answer.token_ids == oracle.greedy(prompt[number:], 300, ignore_eos=True)
             assert {served.decode_worker for served in answer.served_by} == {"decode-2"}
         assert any(answer.served_by[0].attempts > 1 for answer in answers.values())
+        await until_gone(service, "decode-1")
         await until_idle(service)
 
 

@@ -33,6 +33,12 @@ async def until_running(service: Service, worker_id: str, timeout_s: float = 10)
             await asyncio.sleep(POLL_S)
 
 
+async def until_gone(service: Service, worker_id: str, timeout_s: float = 10) -> None:
+    async with asyncio.timeout(timeout_s):
+        while worker_id in service.workers("prefill") + service.workers("decode"):
+            await asyncio.sleep(POLL_S)
+
+
 async def until_idle(service: Service, timeout_s: float = 10) -> float:
     """Waits until no worker holds a block or a lease; returns how long that took. All accounts are in order then."""
     start_s = time.monotonic()

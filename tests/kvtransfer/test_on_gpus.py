@@ -1,0 +1,232 @@
+"""Transfers between two GPUs, by every transport: what arrives, and what is left when one side dies."""
+
+import random
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from tests.kvtransfer.gpu_process import LAYOUT
+from tests.kvtransfer.peers import PeerProcess, child
+
+TRANSPORTS = ["cuda_ipc", "nccl", "tcp"]
+FREED_WITHIN_S = 2.0
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.timeout(120),
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two NVIDIA GPUs"),
+]
+by_any_transport = pytest.mark.parametrize("transport", TRANSPORTS)
+
+
+class Decode:
+    def __init__(self, process: PeerProcess) -> None:
+        self.process = process
+
+    def ask(self, do: str, **fields: Any) -> dict[str, Any]:
+        self.process.tell(do=do, **fields)
+        return self.process.hear()
+
+    def reserve(self, blocks: list[int], ttl_s: float | None = None) -> dict[str, Any]:
+        grant: dict[str, Any] = self.ask("reserve", blocks=blocks, ttl_s=ttl_s)["grant"]
+        return grant
+
+    def has(self, kind: str, grant: dict[str, Any], timeout_s: float = 20.0) -> bool:
+        return bool(self.ask("await", kind=kind, transfer_id=grant["transfer_id"], timeout_s=timeout_s)["came"])
+
+    def is_well_and_empty(self) -> bool:
+        return self.ask("state") == {"leases": 0, "problems": [], "computes": True}
+
+
+class Prefill:
+    def __init__(self, process: PeerProcess) -> None:
+        self.process = process
+
+    def begin(self, grant: dict[str, Any], source: list[int], *, whole: bool = False) -> None:
+        """The source's blocks, from the grant's first on; `whole`: and no more will come."""
+        self.process.tell(do="push", grant=grant, source=source, whole=whole)
+
+    def end(self) -> dict[str, Any]:
+        return self.process.hear()
+
+    def push(self, grant: dict[str, Any], source: list[int]) -> dict[str, Any]:
+        self.begin(grant, source, whole=True)
+        return self.end()
+
+    def digest(self, blocks: list[int]) -> str:
+        self.process.tell(do="digest", blocks=blocks)
+        return str(self.process.hear()["digest"])
+
+    def computes(self) -> bool:
+        self.process.tell(do="state")
+        return self.process.hear() == {"computes": True}
+
+
+@contextmanager
+def decode_worker(transport: str, **config: Any) -> Iterator[Decode]:
+    with child("gpu-decode", gpu=1, seed=1, config={"transport": transport, **config}) as process:
+        yield Decode(process)
+
+
+@contextmanager
+def prefill_worker(transport: str, **config: Any) -> Iterator[Prefill]:
+    with child("gpu-prefill", gpu=0, seed=2, config={"transport": transport, **config}) as process:
+        yield Prefill(process)
+
+
+def any_blocks(count: int, seed: int) -> list[int]:
+    return random.Random(seed).sample(range(LAYOUT.num_blocks), count)
+
+
+def arrive(prefill: Prefill, decode: Decode, seed: int, count: int = 300) -> None:
+    """A transfer of random blocks ends well, and what arrived is what was sent."""
+    source, destination = any_blocks(count, seed), any_blocks(count, seed + 1)
+    grant = decode.reserve(destination)
+    assert prefill.push(grant, source)["ok"]
+    assert decode.has("Committed", grant)
+    assert decode.ask("digest", blocks=destination)["digest"] == prefill.digest(source)
+
+
+@by_any_transport
+@pytest.mark.parametrize("checksum", [False, True])
+def test_granted_blocks_arrive_and_no_other_byte_changes(transport: str, checksum: bool) -> None:
+    with decode_worker(transport, checksum=checksum) as decode, prefill_worker(transport, checksum=checksum) as prefill:
+        for count in (1, 17, 500):
+            source, destination = any_blocks(count, seed=count), any_blocks(count, seed=count + 1)
+            others = sorted({*range(LAYOUT.num_blocks)} - {*destination})
+            before = decode.ask("digest", blocks=others)
+            grant = decode.reserve(destination)
+            result = prefill.push(grant, source)
+            assert (result["ok"], result["transport"]) == (True, transport), result
+            assert decode.has("Committed", grant)
+            assert decode.ask("digest", blocks=destination)["digest"] == prefill.digest(source)
+            assert decode.ask("digest", blocks=others) == before
+        assert decode.is_well_and_empty()
+
+
+@by_any_transport
+def test_many_transfers_at_once_arrive(transport: str) -> None:
+    with decode_worker(transport) as decode, prefill_worker(transport) as prefill:
+        places = any_blocks(1000, seed=3)
+        source = [any_blocks(100, seed=seed) for seed in range(10)]
+        grants = [decode.reserve(places[begin : begin + 100]) for begin in range(0, 1000, 100)]
+        for grant, blocks in zip(grants, source, strict=True):
+            prefill.begin(grant, blocks, whole=True)
+        assert all(prefill.end()["ok"] for _ in grants)
+        for index, grant in enumerate(grants):
+            assert decode.has("Committed", grant)
+            arrived = decode.ask("digest", blocks=places[index * 100 : index * 100 + 100])["digest"]
+            assert arrived == prefill.digest(source[index])
+        assert decode.is_well_and_empty()
+
+
+def test_auto_is_the_mapping_between_gpus_of_one_host() -> None:
+    with decode_worker("auto") as decode, prefill_worker("auto") as prefill:
+        assert prefill.push(decode.reserve([5]), [7])["transport"] == "cuda_ipc"
+
+
+def test_auto_is_nccl_where_the_slab_cannot_be_mapped() -> None:
+    with decode_worker("nccl") as decode, prefill_worker("auto") as prefill:  # it offers no Unix socket
+        assert prefill.push(decode.reserve([5]), [7])["transport"] == "nccl"
+
+
+@by_any_transport
+def test_killing_the_prefill_worker_in_mid_push_frees_the_blocks_and_the_decode_worker_serves_on(
+    transport: str,
+) -> None:
+    with decode_worker(transport) as decode:
+        for delay_s in (0.0, 0.001, 0.003, 0.01):
+            with prefill_worker(transport) as prefill:
+                arrive(prefill, decode, seed=5)
+                half, whole = (
+                    decode.reserve(any_blocks(200, seed=1)[:100]),
+                    decode.reserve(any_blocks(200, seed=1)[100:]),
+                )
+                prefill.begin(half, any_blocks(50, seed=2))
+                assert decode.has("LayerArrived", half)
+                prefill.begin(whole, any_blocks(100, seed=3), whole=True)  # on its way when it dies
+                time.sleep(delay_s)
+                prefill.process.kill()
+                assert decode.has("Released", half, FREED_WITHIN_S)
+                decode.ask("cancel", transfer_id=whole["transfer_id"])  # it may not have begun
+                assert decode.has("Released", whole, FREED_WITHIN_S) or decode.has("Committed", whole, 0.0)
+                assert decode.is_well_and_empty()
+        with prefill_worker(transport) as prefill:
+            arrive(prefill, decode, seed=6)
+
+
+@by_any_transport
+def test_killing_the_decode_worker_in_mid_push_fails_the_push_and_the_prefill_worker_serves_on(transport: str) -> None:
+    with prefill_worker(transport) as prefill:
+        for delay_s in (0.0, 0.001, 0.003, 0.01):
+            with decode_worker(transport) as decode:
+                arrive(prefill, decode, seed=7)
+                grant = decode.reserve(any_blocks(500, seed=1))
+                prefill.begin(grant, any_blocks(400, seed=2))
+                time.sleep(delay_s)
+                decode.process.kill()
+                assert not prefill.end()["ok"]
+                assert prefill.computes()
+        with decode_worker(transport) as decode:
+            arrive(prefill, decode, seed=8)
+
+
+@by_any_transport
+def test_a_cancel_in_mid_push_frees_the_blocks(transport: str) -> None:
+    with decode_worker(transport) as decode, prefill_worker(transport) as prefill:
+        for seed in range(3):
+            grant = decode.reserve(any_blocks(400, seed))
+            prefill.begin(grant, any_blocks(300, seed + 10))
+            assert decode.has("LayerArrived", grant)
+            decode.ask("cancel", transfer_id=grant["transfer_id"])
+            assert not prefill.end()["ok"]
+            assert decode.has("Released", grant, FREED_WITHIN_S)
+            arrive(prefill, decode, seed=20 + seed)
+        assert decode.is_well_and_empty()
+
+
+@by_any_transport
+def test_a_lease_that_runs_out_is_freed_when_the_sender_has_stopped(transport: str) -> None:
+    with decode_worker(transport) as decode, prefill_worker(transport) as prefill:
+        arrive(prefill, decode, seed=9)
+        grant = decode.reserve(any_blocks(100, seed=1), ttl_s=0.5)
+        prefill.begin(grant, any_blocks(50, seed=2))
+        assert decode.has("Failed", grant, 0.5 + FREED_WITHIN_S)
+        assert not prefill.end()["ok"]
+        assert decode.has("Released", grant, FREED_WITHIN_S)
+        assert decode.is_well_and_empty()
+
+
+@by_any_transport
+def test_a_lease_that_runs_out_stays_in_quarantine_while_its_sender_is_frozen_and_is_freed_when_it_dies(
+    transport: str,
+) -> None:
+    with decode_worker(transport) as decode, prefill_worker(transport) as prefill:
+        arrive(prefill, decode, seed=9)
+        grant = decode.reserve(any_blocks(100, seed=1), ttl_s=1.0)
+        prefill.begin(grant, any_blocks(50, seed=2))
+        assert decode.has("LayerArrived", grant)
+        prefill.process.process.send_signal(signal.SIGSTOP)
+        assert decode.has("Failed", grant, 1.0 + FREED_WITHIN_S)
+        assert not decode.has("Released", grant, 2.0)
+        prefill.process.kill()
+        assert decode.has("Released", grant, FREED_WITHIN_S)
+        assert decode.is_well_and_empty()
+
+
+@by_any_transport
+def test_a_grant_of_before_the_decode_worker_slept_is_refused_and_a_new_one_works(transport: str) -> None:
+    with decode_worker(transport) as decode, prefill_worker(transport) as prefill:
+        arrive(prefill, decode, seed=1)
+        grant = decode.reserve([1, 2, 3])
+        assert decode.ask("nap") == {"awake": True}
+        result = prefill.push(grant, [4, 5, 6])
+        assert not result["ok"]
+        assert "generation" in result["reason"], result
+        arrive(prefill, decode, seed=2)
+        assert decode.is_well_and_empty()
