@@ -1,10 +1,12 @@
 """How fast KV blocks go from one worker's slab into another's on one machine, between CPUs or between two GPUs.
 
-    python benchmarks/kv_push.py [--device cpu|cuda] [--section raw,push] [--with-nixl] [--out FOLDER]
+    python benchmarks/kv_push.py [--device cpu|cuda] [--section raw,nccl,push] [--with-nixl] [--out FOLDER]
 
 `raw`: what carries the bytes, alone: numpy's copy into shared memory; on GPUs one kernel over a peer's mapping, beside
-cuMemcpyBatchAsync, for runs of one size at random places. `push`: the whole way through sender and receiver, from the
-first layer_ready to the decode worker's Committed, with the processor time that a (chunk, layer) costs the sender.
+cuMemcpyBatchAsync, for runs of one size at random places. `nccl`, GPUs alone: gather, send and scatter of random
+blocks, from the first `write` to the answer that all is in place. `push`: the whole way through sender and receiver,
+from the first layer_ready to the decode worker's Committed, with the processor time that a (chunk, layer) costs the
+sender.
 
 CPU: SmolLM2-135M's slab (30 layers, 3 KV heads of 64, block 16, float32). GPU: Qwen3-8B's (36 layers, 8 KV heads of
 128, bfloat16). The decode side is a process of its own, and so is the prefill side; each sees its own GPU alone.
@@ -26,16 +28,16 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.machine import describe, write_result
-from benchmarks.transfer import nixl, push, raw
+from benchmarks.transfer import nccl, nixl, push, raw
 from benchmarks.transfer.case import Case
 
-SECTIONS = {"raw": raw, "push": push, "nixl": nixl}
+SECTIONS = {"raw": raw, "nccl": nccl, "push": push, "nixl": nixl}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--section", default="raw,push")
+    parser.add_argument("--section", help="default: all that the device has")
     parser.add_argument("--rounds", type=int, default=20, help="of each line; the median counts")
     parser.add_argument("--gpus", default="0,1", help="of the prefill and of the decode side")
     parser.add_argument("--out", type=Path, help="folder for the result")
@@ -46,7 +48,8 @@ def main() -> None:
     prefill_gpu, decode_gpu = options.gpus.split(",")
     spawn = multiprocessing.get_context("spawn")
     results: dict[str, Any] = {}
-    for section in options.section.split(",") + (["nixl"] if options.with_nixl else []):
+    sections = options.section or ("raw,push" if options.device == "cpu" else "raw,nccl,push")
+    for section in sections.split(",") + (["nixl"] if options.with_nixl else []):
         decode, prefill = SECTIONS[section].decode, SECTIONS[section].prefill
         with tempfile.TemporaryDirectory() as folder:
             case = Case(options.device, decode_gpu, options.rounds, f"{folder}/raw.sock")

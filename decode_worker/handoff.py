@@ -61,7 +61,7 @@ class Handoffs:
             self.receiver,
             assembly.layout.block_size,
             config.transfer.lease_ttl_s,
-            functools.partial(self._bridge.to_event_loop, self._granted),
+            functools.partial(self._bridge.from_engine, self._granted),
         )
         self._bridge.on_step_here = self._step_done
         self._links: dict[PrefillTarget, PrefillLink] = {}

@@ -26,6 +26,7 @@ from kvtransfer.proving import prove
 from kvtransfer.slab import Slab
 from kvtransfer.tcp import TcpIntake, tune
 from kvtransfer.transport import STALL_TIMEOUT_S, BlockIntake
+from kvtransfer.ways import takes_nccl
 
 log = structlog.get_logger()
 
@@ -83,8 +84,8 @@ class Connection:
             self._channel.shutdown()
 
     def drain_by_s(self) -> float | None:
-        """When to stop waiting for Drained and end the connection, where that is as good a proof: on TCP."""
-        if self._intake.transport != TcpIntake.transport:
+        """When to stop waiting for Drained and end the connection, where that is as good a proof."""
+        if self._intake.peer_writes:
             return None
         return min((by_s for name, by_s in list(self._drain_by_s.items()) if name in self._granted), default=None)
 
@@ -145,12 +146,22 @@ class Connection:
             self._channel.send_now(wire.Refused(error.field, str(error.ours)[:limit], str(error.theirs)[:limit]))
             raise
         self._channel.sock.settimeout(None)
+        if hello.nccl:
+            self._intake = self._nccl_intake()
         size = self._identity.shard.size
         self._parts = parts(self._shard, size, self._identity.layout.num_kv_heads)
         self._windows = [
             [HostWindow(self._slabs[target.rank], target.heads) for target in part.targets] for part in self._parts
         ]
         self._intake.welcome(wire.Welcome(wire.MAJOR, self._slab.layout.num_blocks, size), self._parts)
+
+    def _nccl_intake(self) -> BlockIntake:
+        """Raises ProtocolError when we did not offer it."""
+        if self._intake.peer_writes or not takes_nccl(self._config.transport, self._slab.driver.kind):
+            raise ProtocolError(self.peer, "wants NCCL, which was not offered")
+        from kvtransfer.nccl import NcclIntake  # here: it is installed only where there is a GPU
+
+        return NcclIntake(self._channel, self._slabs, self._config.connect_timeout_s)
 
     def _on_message(self, message: wire.ToDecode) -> None:
         match message:
@@ -207,6 +218,7 @@ class Connection:
         self._intake.take(layer, blocks)
         try:
             if message.transfer_id in self._checked:
+                self._intake.settle()
                 self._verify(message, blocks)
             self._ledger.arrived(message.transfer_id, self.number, layer, first, message.count)
         except ProtocolError as error:
@@ -228,6 +240,7 @@ class Connection:
 
     def _commit(self, message: wire.Commit) -> None:
         self._known(message.transfer_id)
+        self._intake.settle()
         transport = self._intake.transport
         try:
             if not self._ledger.commit(message.transfer_id, self.number, message.payload, transport):
@@ -244,6 +257,7 @@ class Connection:
         if transfer_id not in self._granted:
             self._ledger.abandon(transfer_id, self._shard, reason)
             return
+        self._intake.settle()
         self._ledger.writer_stopped(transfer_id, self.number, reason)
         self._forget(transfer_id)
 

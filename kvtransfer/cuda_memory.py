@@ -71,11 +71,6 @@ class CudaMemory:
     def adopt(self, fd: int, nbytes: int, peer: str) -> int:
         return int(self._call(cuda.cuMemImportFromShareableHandle, fd, _FILE_DESCRIPTOR))
 
-    def copy(self, destination: int, source: int, nbytes: int, stream: int) -> None:
-        """Between addresses that are mapped here, by a copy engine, in stream order. The calling thread has torch's
-        context. Raises UnavailableError."""
-        _checked(cuda.cuMemcpyDtoDAsync(destination, source, nbytes, stream))
-
     def _call(self, function: Any, *arguments: Any) -> Any:
         """In torch's context, which a new thread does not have yet. Raises UnavailableError."""
         _checked(cuda.cuCtxSetCurrent(self._context))

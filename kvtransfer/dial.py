@@ -18,12 +18,13 @@ from kvtransfer.framing import Channel
 from kvtransfer.head_plan import Part, fits, parts
 from kvtransfer.identity import SlabIdentity, hello, rank_layout
 from kvtransfer.layout import SlabLayout
-from kvtransfer.mapped import MAX_FDS, TRANSPORTS
+from kvtransfer.mapped import MAX_FDS
 from kvtransfer.proving import prove
 from kvtransfer.shm import ShmWriter
 from kvtransfer.slab import Slab
 from kvtransfer.tcp import TcpWriter, tune
 from kvtransfer.transport import STALL_TIMEOUT_S, BlockWriter, limit_sending
+from kvtransfer.ways import MAPPED, NCCL, obstacle, takes_nccl, ways
 
 log = structlog.get_logger()
 
@@ -38,28 +39,27 @@ class Dialled:
 
 def dial(slab: Slab, identity: SlabIdentity, config: TransferConfig, grant: Grant, key: ClusterKey | None) -> Dialled:
     """Raises HandshakeError when the slabs do not fit, another BatonError or OSError when no connection comes about."""
-    endpoint, mapped = grant.endpoint, TRANSPORTS[slab.driver.kind]
-    near = endpoint.host_id == host_id() and endpoint.memory == slab.driver.kind and endpoint.unix_path
-    if config.transport == mapped or (config.transport == "auto" and near):
+    *others, last = _ways(slab, config.transport, grant)
+    for way in others:
         try:
-            if not endpoint.unix_path:
-                raise TransferError(
-                    grant.transfer_id, f"{mapped} is forced here, but the decode worker does not offer it"
-                )
-            return _greet(_connect_unix(endpoint.unix_path, config.connect_timeout_s), slab, identity, grant, key)
+            return _greet(way, slab, identity, config, grant, key)
         except (OSError, UnavailableError) as error:  # another mount or network namespace; GPUs without a link
-            if config.transport == mapped or not endpoint.tcp_address:
-                raise
-            log.info(
-                "the decode worker's slab cannot be mapped, TCP it is", worker_id=grant.worker_id, error=str(error)
-            )
-    elif config.transport not in ("auto", "tcp"):
-        raise TransferError(
-            grant.transfer_id, f"{config.transport} is forced, but our KV lies in {slab.driver.kind} memory"
-        )
-    if not endpoint.tcp_address:
+            log.info("a transport does not work", worker_id=grant.worker_id, transport=way, error=str(error))
+    return _greet(last, slab, identity, config, grant, key)
+
+
+def _ways(slab: Slab, transport: str, grant: Grant) -> list[str]:
+    """One at least. Raises TransferError."""
+    memory, endpoint = slab.driver.kind, grant.endpoint
+    has_nccl = takes_nccl(transport, memory)
+    if transport != "auto":
+        if problem := obstacle(transport, memory, endpoint, has_nccl=has_nccl):
+            raise TransferError(grant.transfer_id, f"{transport} is forced here, but {problem}")
+        return [transport]
+    possible = ways(memory, endpoint, host_id(), has_nccl=has_nccl)
+    if not possible:
         raise TransferError(grant.transfer_id, "the decode worker offers no TCP, and its slab cannot be mapped")
-    return _greet(_connect_tcp(endpoint.tcp_address, config.connect_timeout_s), slab, identity, grant, key)
+    return possible
 
 
 def _connect_unix(path: str, timeout_s: float) -> socket.socket:
@@ -82,18 +82,23 @@ def _connect_tcp(address: str, timeout_s: float) -> socket.socket:
     return sock
 
 
-def _greet(sock: socket.socket, slab: Slab, identity: SlabIdentity, grant: Grant, key: ClusterKey | None) -> Dialled:
-    """Proofs of the cluster key, Hello, Welcome. Owns the socket from here on."""
+def _greet(
+    way: str, slab: Slab, identity: SlabIdentity, config: TransferConfig, grant: Grant, key: ClusterKey | None
+) -> Dialled:
+    """Proofs of the cluster key, Hello, Welcome."""
+    timeout_s = config.connect_timeout_s
+    mapped = way == MAPPED[slab.driver.kind]
+    if mapped:
+        sock = _connect_unix(grant.endpoint.unix_path, timeout_s)
+    else:
+        sock = _connect_tcp(grant.endpoint.tcp_address, timeout_s)
     channel: Channel[wire.ToPrefill] = Channel(sock, wire.to_prefill_decoder, f"decode worker {grant.worker_id}")
-    shared = sock.family == socket.AF_UNIX
     try:
         if key is not None:
-            timeout_s = sock.gettimeout()
-            assert timeout_s is not None
             prove(sock, dialing(key, KV_PLANE, channel.peer), timeout_s)
             sock.settimeout(timeout_s)
-        channel.send(hello(identity, grant))
-        answer, fds = channel.receive_with_fds(MAX_FDS if shared else 0)
+        channel.send(hello(identity, grant, nccl=way == NCCL))
+        answer, fds = channel.receive_with_fds(MAX_FDS if mapped else 0)
         try:
             welcome = _checked(answer, channel.peer, identity.layout.num_kv_heads)
         except BaseException:
@@ -102,7 +107,12 @@ def _greet(sock: socket.socket, slab: Slab, identity: SlabIdentity, grant: Grant
             raise
         peer_layout = replace(rank_layout(identity.layout, welcome.size), num_blocks=welcome.num_blocks)
         plan = parts(identity.shard, welcome.size, identity.layout.num_kv_heads)
-        writer = _mapped_writer(channel, slab, peer_layout, plan, fds) if shared else TcpWriter(channel, slab, plan)
+        if mapped:
+            writer = _mapped_writer(channel, slab, peer_layout, plan, fds)
+        elif way == NCCL:
+            writer = _nccl_writer(channel, slab, plan, welcome, timeout_s)
+        else:
+            writer = TcpWriter(channel, slab, plan)
         sock.settimeout(None)
         limit_sending(sock, STALL_TIMEOUT_S)
     except BaseException:
@@ -130,3 +140,11 @@ def _mapped_writer(
     from kvtransfer.cuda_ipc import CudaIpcWriter  # here, because Triton is installed only where there is a GPU
 
     return CudaIpcWriter(channel, slab, peer_layout, plan, fds)
+
+
+def _nccl_writer(
+    channel: Channel[wire.ToPrefill], slab: Slab, plan: Sequence[Part], welcome: wire.Welcome, timeout_s: float
+) -> BlockWriter:
+    from kvtransfer.nccl import NcclWriter
+
+    return NcclWriter(channel, slab, plan, welcome.pair_id, timeout_s)

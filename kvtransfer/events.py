@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LayerArrived:
-    """One sending rank's heads of `blocks` more granted blocks of a layer are in the slabs."""
+    """One sending rank's heads of `blocks` more granted blocks of a layer are in the slabs, or on their way (NCCL)."""
 
     transfer_id: str
     layer: int

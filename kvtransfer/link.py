@@ -22,7 +22,7 @@ from kvtransfer.host_window import HostWindow
 from kvtransfer.identity import SlabIdentity
 from kvtransfer.push import LayerBlocks, Push, PushResult, PushState
 from kvtransfer.slab import Slab
-from kvtransfer.transport import STALL_TIMEOUT_S, BlockWriter, piece_blocks
+from kvtransfer.transport import STALL_TIMEOUT_S, BlockWriter, Shipment, piece_blocks
 
 log = structlog.get_logger()
 
@@ -151,6 +151,7 @@ class Link:
         if state.done:
             return
         if state.stop is not None:
+            state.held.clear()
             self._settle_all(dialled.writer)
             dialled.channel.send(state.stop)  # even if it was not begun: the lease ends sooner
             self._finish(state, ok=False, reason=state.reason)
@@ -178,10 +179,13 @@ class Link:
             if isinstance(operation, wire.Commit):
                 state.deadline_s = min(state.deadline_s, time.monotonic() + STALL_TIMEOUT_S)
         if isinstance(operation, wire.Commit):
+            self._write_held(state, dialled)
             self._settle_all(dialled.writer)
             dialled.channel.send(operation)
         else:
-            self._write(state, operation, dialled)
+            state.held.append(operation)
+            if not dialled.writer.at_once or operation.layer == self._slab.layout.num_layers - 1:
+                self._write_held(state, dialled)
         with self._changed:
             if state.operations:
                 self._wake(state)
@@ -189,6 +193,11 @@ class Link:
     def _settle_all(self, writer: BlockWriter) -> None:
         while writer.settle():
             pass
+
+    def _write_held(self, state: PushState, dialled: Dialled) -> None:
+        for operation in state.held:
+            self._write(state, operation, dialled)
+        state.held.clear()
 
     def _write(self, state: PushState, operation: LayerBlocks, dialled: Dialled) -> None:
         layout = self._slab.layout
@@ -205,7 +214,8 @@ class Link:
                 )
             message = wire.Blocks(state.grant.transfer_id, operation.layer, first, len(source), checksums)
             destination = granted[first : first + len(source)]
-            if not dialled.writer.write(message, source, destination, operation.ready, lambda: state.stop is not None):
+            shipment = Shipment(message, source, destination, operation.ready, lambda: state.stop is not None)
+            if not dialled.writer.write(shipment):
                 return
             state.kv_bytes += len(source) * layout.block_bytes
 

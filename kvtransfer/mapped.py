@@ -19,9 +19,9 @@ from kvtransfer.framing import Channel
 from kvtransfer.head_plan import SIZES, Part
 from kvtransfer.memory_driver import MemoryDriver
 from kvtransfer.memory_range import PeerRange
+from kvtransfer.ways import MAPPED
 
 MAX_FDS = SIZES[-1] + 1  # slabs, token
-TRANSPORTS = {"host": "shm", "cuda": "cuda_ipc"}  # by the kind of memory
 
 
 class PeerSlabs:
@@ -53,8 +53,10 @@ class PeerSlabs:
 class MappedIntake:
     """Implements `kvtransfer.transport.BlockIntake`: the blocks are in place before they are announced."""
 
+    peer_writes = True
+
     def __init__(self, channel: Channel[ToDecode], slabs: Sequence[RankSlab]) -> None:
-        self.transport = TRANSPORTS[slabs[0].driver.kind]
+        self.transport = MAPPED[slabs[0].driver.kind]
         self._channel = channel
         self._slabs = slabs
         self._token = -1
@@ -81,6 +83,9 @@ class MappedIntake:
 
     def take(self, layer: int, blocks: Sequence[int]) -> None:
         """Nothing to do: the blocks were in place before the message was sent."""
+
+    def settle(self) -> None:
+        """Nor is there here."""
 
     def await_silence(self, wake_fd: int) -> bool:
         poll = select.poll()

@@ -49,6 +49,7 @@ class PushState:
     queued: bool = False  # in the link's list of pushes that have something to do
     done: bool = False
     kv_bytes: int = 0  # the link's thread
+    held: list[LayerBlocks] = field(default_factory=list)  # the link's thread; to be written with what comes next
 
 
 class PushQueue(Protocol):

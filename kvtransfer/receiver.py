@@ -29,6 +29,7 @@ from kvtransfer.identity import SlabIdentity
 from kvtransfer.ledger import Ledger, Notice
 from kvtransfer.slab import Slab
 from kvtransfer.socket_folder import SOCKET, create_socket_folder
+from kvtransfer.ways import takes_nccl
 
 log = structlog.get_logger()
 
@@ -176,20 +177,21 @@ class Receiver:
 
     def _listen(self, host: str) -> TransferEndpoint:
         unix_path = tcp_address = ""
-        if self._config.transport != "tcp":
+        transport, memory = self._config.transport, self._slab.driver.kind
+        if transport not in ("tcp", "nccl"):
             self._folder = create_socket_folder()
             unix_path = str(self._folder / SOCKET)
             listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             listener.bind(unix_path)
             listener.listen(BACKLOG)
             self._listeners.append(listener)
-        if self._config.transport in ("auto", "tcp"):
+        if transport in ("auto", "nccl", "tcp"):
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             listener = socket.create_server((host, 0), family=family, backlog=BACKLOG)
             port = listener.getsockname()[1]
             tcp_address = f"[{host}]:{port}" if family == socket.AF_INET6 else f"{host}:{port}"
             self._listeners.append(listener)
-        return TransferEndpoint(host_id(), unix_path, tcp_address, self._slab.driver.kind)
+        return TransferEndpoint(host_id(), unix_path, tcp_address, memory, takes_nccl(transport, memory))
 
     def _accept(self, listener: socket.socket) -> None:
         while not self._closed:

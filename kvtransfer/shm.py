@@ -1,17 +1,17 @@
 """Shared memory: the prefill worker copies blocks to where they belong in the decode worker's slabs, see mapped.py."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from baton_proto.transfer import Blocks, ToPrefill
+from baton_proto.transfer import ToPrefill
 from kvtransfer.framing import Channel
 from kvtransfer.head_plan import Part
 from kvtransfer.layout import SlabLayout
 from kvtransfer.mapped import PeerSlabs
 from kvtransfer.plan import paired_runs
-from kvtransfer.slab import Mark, Slab
-from kvtransfer.transport import MAX_PIECE_BLOCKS
+from kvtransfer.slab import Slab
+from kvtransfer.transport import MAX_PIECE_BLOCKS, Shipment
 
 
 class ShmWriter:
@@ -19,6 +19,7 @@ class ShmWriter:
 
     transport = "shm"
     piece_blocks = MAX_PIECE_BLOCKS
+    at_once = False
 
     def __init__(
         self,
@@ -38,21 +39,15 @@ class ShmWriter:
         arrays = [np.asarray(memory.array) for memory in self._peer.memories]
         self._routes = list(zip(heads, arrays, strict=True))  # ours and theirs, and where
 
-    def write(
-        self,
-        message: Blocks,
-        source: Sequence[int],
-        destination: Sequence[int],
-        ready: Mark | None,
-        stopped: Callable[[], bool],
-    ) -> bool:
+    def write(self, shipment: Shipment) -> bool:
         for heads, array in self._routes:
-            for run in paired_runs(self._layout, self._peer_layout, message.layer, source, destination, *heads):
-                if stopped():
+            blocks = shipment.source, shipment.destination
+            for run in paired_runs(self._layout, self._peer_layout, shipment.message.layer, *blocks, *heads):
+                if shipment.stopped():
                     return False
                 ours = self._source[run.source : run.source + run.nbytes]
                 array[run.destination : run.destination + run.nbytes] = ours  # numpy copies without the GIL
-        self._channel.send(message)
+        self._channel.send(shipment.message)
         return True
 
     def settle(self) -> bool:

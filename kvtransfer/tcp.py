@@ -4,36 +4,31 @@ Only the decode worker's own thread writes its slabs here: the end of the connec
 """
 
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from baton_proto.transfer import Blocks, ToDecode, ToPrefill, Welcome
+from baton_proto.transfer import ToDecode, ToPrefill, Welcome
 from kvtransfer.adopted_slab import RankSlab
 from kvtransfer.framing import Channel
 from kvtransfer.head_plan import Part
 from kvtransfer.host_window import HostWindow
-from kvtransfer.slab import Mark, Slab
-from kvtransfer.transport import STALL_TIMEOUT_S, piece_blocks
+from kvtransfer.slab import Slab
+from kvtransfer.transport import STALL_TIMEOUT_S, Shipment, piece_blocks
 
 
 class TcpWriter:
     transport = "tcp"
+    at_once = False
 
     def __init__(self, channel: Channel[ToPrefill], slab: Slab, parts: Sequence[Part]) -> None:
         self.piece_blocks = piece_blocks(slab.layout)
         self._channel = channel
         self._windows = [HostWindow(slab, part.heads) for part in parts]
 
-    def write(
-        self,
-        message: Blocks,
-        source: Sequence[int],
-        destination: Sequence[int],
-        ready: Mark | None,
-        stopped: Callable[[], bool],
-    ) -> bool:
-        if stopped():
+    def write(self, shipment: Shipment) -> bool:
+        if shipment.stopped():
             return False
-        pieces = [piece for window in self._windows for piece in window.read(message.layer, source, ready)]
+        message, source = shipment.message, shipment.source
+        pieces = [piece for window in self._windows for piece in window.read(message.layer, source, shipment.ready)]
         self._channel.send(message, pieces)
         return True
 
@@ -46,6 +41,7 @@ class TcpWriter:
 
 class TcpIntake:
     transport = "tcp"
+    peer_writes = False
 
     def __init__(self, channel: Channel[ToDecode], slabs: Sequence[RankSlab]) -> None:
         self._channel = channel
@@ -70,6 +66,9 @@ class TcpIntake:
                     to[:] = piece
             for window in (first, *copies):
                 window.land(layer, blocks)
+
+    def settle(self) -> None:
+        """Nothing is on its way between two calls."""
 
     def await_silence(self, wake_fd: int) -> bool:
         return True

@@ -1,12 +1,13 @@
 """What a transport is: one class that puts blocks into the peer's slabs, and one that stands by where they land.
 
-shm.py, cuda_ipc.py and tcp.py implement them; link.py (prefill side) and connection.py (decode side) do not know which
-one they use.
+shm.py, cuda_ipc.py, nccl.py and tcp.py implement them; link.py (prefill side) and connection.py (decode side) do not
+know which one they use.
 """
 
 import socket
 import struct
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from baton_proto.transfer import Blocks, Welcome
@@ -19,22 +20,27 @@ MAX_PIECE_BYTES = 4 << 20  # what one message announces where bytes go through h
 MAX_PIECE_BLOCKS = 8192  # what one message announces at all; its checksums are at most 8 parts of 8 bytes a block
 
 
+@dataclass(frozen=True, slots=True)
+class Shipment:
+    """What one message announces: our blocks `source` of a layer, and where they belong in the peer's slabs."""
+
+    message: Blocks
+    source: Sequence[int]
+    destination: Sequence[int]
+    ready: Mark | None  # when they are computed
+    stopped: Callable[[], bool]  # whether nobody wants them any more
+
+
 class BlockWriter(Protocol):
     """Prefill side of one connection, made and used by the link's thread alone."""
 
     transport: str
     piece_blocks: int  # how many one `write` takes
+    at_once: bool  # whether the layers of a chunk are written when the last one is computed, else each by itself
 
-    def write(
-        self,
-        message: Blocks,
-        source: Sequence[int],
-        destination: Sequence[int],
-        ready: Mark | None,
-        stopped: Callable[[], bool],
-    ) -> bool:
-        """Puts what we send of our blocks `source` into the peer's `destination` when they are `ready`, and says so,
-        now or in `settle`. False: stopped before it was said."""
+    def write(self, shipment: Shipment) -> bool:
+        """Puts what we send of the blocks where they belong when they are ready, and says so, now or in `settle`.
+        False: stopped before it was said."""
 
     def settle(self) -> bool:
         """Waits for the oldest blocks that are still on their way, and says so. False: there are none."""
@@ -47,6 +53,7 @@ class BlockIntake(Protocol):
     """Decode side of one connection, used by the connection's thread alone."""
 
     transport: str
+    peer_writes: bool  # the slabs, itself: then the end of the connection does not prove that it has stopped
 
     def welcome(self, message: Welcome, parts: Sequence[Part]) -> None:
         """Answers the peer's hello, with what it needs in order to write `parts`."""
@@ -55,7 +62,10 @@ class BlockIntake(Protocol):
         """Returns when the connection has news. Raises OSError when the peer died without closing it."""
 
     def take(self, layer: int, blocks: Sequence[int]) -> None:
-        """Returns when what the peer sends of the blocks that it announced is in the slabs."""
+        """Puts what the peer sends of the blocks that it announced into the slabs, now or until `settle` returns."""
+
+    def settle(self) -> None:
+        """Returns when all that was taken is in the slabs. Raises OSError when it will not be."""
 
     def await_silence(self, wake_fd: int) -> bool:
         """Called when the connection has ended. True: the peer is proven unable to write. False: `wake_fd` woke us."""

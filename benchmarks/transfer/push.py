@@ -29,7 +29,8 @@ def _lines(device: Device) -> list[tuple[str, int, str]]:
     """transport, tokens of the prompt, where its blocks lie"""
     if device == "cpu":
         return [(transport, 1024, order) for transport in ("shm", "tcp") for order in ("runs", "random")]
-    return [("cuda_ipc", tokens, "random") for tokens in PROMPT_TOKENS] + [("tcp", 8192, "random")]
+    lines = [(transport, tokens, "random") for transport in ("cuda_ipc", "nccl") for tokens in PROMPT_TOKENS]
+    return [*lines, ("tcp", 8192, "random")]
 
 
 def _blocks(order: str, count: int, seed: int, of: int) -> list[int]:

@@ -9,7 +9,6 @@ import numpy as np
 
 from benchmarks.transfer.case import Case, gpu_median_s, median_s
 from kvtransfer.layout import SlabLayout
-from kvtransfer.memory_driver import memory_of
 from kvtransfer.memory_range import PeerRange
 from kvtransfer.slab import Slab
 
@@ -93,8 +92,8 @@ def _raw_cuda(case: Case, ours: Slab, peer: PeerRange) -> Any:
 
 def _engine_rows(case: Case, source: Any, destination: Any, mib: int) -> Any:
     import torch
+    from cuda.bindings import driver as cuda
 
-    driver = memory_of(source.device)
     stream = torch.cuda.current_stream().cuda_stream
     for kib in LONG_RUN_KIB:
         nbytes = kib << 10
@@ -103,7 +102,8 @@ def _engine_rows(case: Case, source: Any, destination: Any, mib: int) -> Any:
 
         def copy(nbytes: int = nbytes, places: Any = places) -> None:
             for ours, theirs in places:
-                driver.copy(destination.data_ptr() + theirs * nbytes, source.data_ptr() + ours * nbytes, nbytes, stream)
+                to, begin = destination.data_ptr() + theirs * nbytes, source.data_ptr() + ours * nbytes
+                cuda.cuMemcpyDtoDAsync(to, begin, nbytes, stream)
 
         alone_s, host_s = gpu_median_s(copy, case.rounds)
         row = {"way": "copy engine", "MiB": mib, "run KiB": kib, "GB/s": (mib << 20) / alone_s / 1e9}

@@ -19,6 +19,7 @@ class TransferEndpoint(Struct, frozen=True):
     unix_path: str
     tcp_address: str  # HOST:PORT
     memory: str = "host"  # "host" | "cuda": where the slab lies; a peer maps only memory of its own kind
+    nccl: bool = False  # whether block bytes may come by NCCL, beside a connection to tcp_address
 
 
 class WorkerRecord(Struct, frozen=True):

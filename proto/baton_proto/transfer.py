@@ -1,7 +1,7 @@
 """What prefill and decode worker say to each other on a KV connection; see kvtransfer/framing.py for how it is framed.
 
 Block bytes are never inside a message: over shared memory they are in place before `Blocks` is sent, over TCP they
-follow it raw.
+follow it raw, and NCCL sends them beside it.
 """
 
 from typing import Annotated
@@ -16,6 +16,7 @@ MAX_REASON = 4096
 Name = Annotated[str, Meta(max_length=MAX_NAME)]
 Reason = Annotated[str, Meta(max_length=MAX_REASON)]
 Count = Annotated[int, Meta(ge=0, le=2**62)]
+PairId = Annotated[bytes, Meta(max_length=128)]
 
 # --- prefill -> decode ------------------------------------------------------------------------------------------------
 
@@ -39,6 +40,7 @@ class Hello(Struct, frozen=True, tag="hello"):
     head_dim: Count
     rank: Count
     size: Count  # ranks of the sender
+    nccl: bool = False  # block bytes shall go by NCCL, which the grant's endpoint offers
 
 
 class Begin(Struct, frozen=True, tag="begin"):
@@ -50,7 +52,7 @@ class Begin(Struct, frozen=True, tag="begin"):
 
 
 class Blocks(Struct, frozen=True, tag="blocks"):
-    """Granted blocks [first, first + count) of a layer are in place (shared memory) or follow (TCP).
+    """Granted blocks [first, first + count) of a layer are in place (shared memory) or follow (TCP, NCCL).
 
     They follow part by part (kvtransfer/head_plan.py): the first part's heads of every block, then the second's.
     """
@@ -93,6 +95,7 @@ class Welcome(Struct, frozen=True, tag="welcome"):
     version: int
     num_blocks: Count  # of each of the receiver's slabs
     size: Count  # ranks of the receiver
+    pair_id: PairId = b""  # by which the sender meets the receiver in NCCL, when it asked for that
 
 
 class Refused(Struct, frozen=True, tag="refused"):

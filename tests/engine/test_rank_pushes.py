@@ -178,7 +178,8 @@ def test_a_rank_that_cannot_reach_the_decode_worker_fails_the_push_and_frees_the
     (link,) = sender._links.values()
     link._break("the cable is cut")
     # The rank says so itself, or the decode worker has seen its end and told the other rank.
-    assert workers.result().reason in ("the cable is cut", "prefill worker prefill-0 rank 1 closed the connection")
+    reason = workers.result().reason
+    assert reason == "the cable is cut" or "prefill worker prefill-0 rank 1" in reason
     workers.decode.wait_for(Released, grant.transfer_id)
     assert workers.decode.receiver.check_integrity() == []
     _, again = workers.begin([1, 2])

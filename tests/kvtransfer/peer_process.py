@@ -10,15 +10,20 @@ import msgspec
 from baton.config import TransferConfig
 from baton_proto.worker import Grant
 from kvtransfer.push import Push, PushResult
+from tests.kvtransfer.gpu_process import gpu_decode, gpu_prefill
 from tests.kvtransfer.peers import Decode, Prefill, RawPeer
 from tests.kvtransfer.rank_process import decode_rank, prefill_rank
 
 RANKS = {"prefill-rank": prefill_rank, "decode-rank": decode_rank}
+ON_GPUS = {"gpu-prefill": gpu_prefill, "gpu-decode": gpu_decode}
 
 
 def main() -> None:
-    _say(ready=True)
     role, settings = sys.argv[1], json.loads(sys.argv[2])
+    if role in ON_GPUS:
+        ON_GPUS[role](settings, _commands(), _say)
+        return
+    _say(ready=True)
     if role in RANKS:
         RANKS[role](_say)
     else:

@@ -67,7 +67,7 @@ def test_fifty_cycles_leak_neither_memory_nor_descriptors_nor_mappings(memory: M
         memory.unmap()
         memory.map()
     assert shared_bytes() - bytes_before < NBYTES
-    assert num_mappings() == mappings
+    assert num_mappings() <= mappings  # a thread of an earlier test may let go of one meanwhile
     assert open_files() <= files
 
 
