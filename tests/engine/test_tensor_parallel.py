@@ -128,7 +128,9 @@ def test_tokens_and_kv_of_all_ranks_are_those_of_one(files: ModelFiles, size: in
             if rank:
                 slab = slab_of(model.ranks.pids[rank - 1], model.slab.layout)
             here = slab[:, :num_blocks]
-            torch.testing.assert_close(here, whole[:, :num_blocks, heads.start : heads.stop], rtol=1e-4, atol=1e-5)
+            there = whole[:, :num_blocks, heads.start : heads.stop]
+            rounding = 1e-5 * float(there.abs().max())  # sums are split, and each kind of CPU adds up in its own order
+            torch.testing.assert_close(here, there, rtol=0.0, atol=rounding)
             assert here.abs().sum() > 100, "the slab holds something"
 
 
