@@ -34,9 +34,11 @@ class PlacementConfig(Struct, frozen=True, forbid_unknown_fields=True):
     prefill_weight: Weight = 1.0
     transfer_weight: Weight = 0.1
     load_weight: Weight = 1.0
-    mixed_overlap_weight: Weight = 2.0
+    mixed_overlap_weight: Weight = 7.0
     mixed_load_weight: Weight = 0.06
     eviction_weight: Weight = 0.01
+    # Behind so many tokens another one takes twice as long to compute, because of its attention to them. 0: all alike
+    attention_tokens: Annotated[int, Meta(ge=0, le=2**32 - 1)] = 16384
     temperature: Weight = 0.0  # 0: argmin with random ties; above: softmax over negative normalised costs
     local_prefill_tokens: Annotated[int, Meta(ge=0)] = 32  # uncached prompts up to this long are not shipped
     local_prefill_requests: Positive = 64  # a decode worker with as many requests in flight runs no prompts

@@ -43,7 +43,11 @@ OURS = "Baton"
 
 def dynamo_cost(prefill_load_scale: float) -> PlacementConfig:
     return PlacementConfig(
-        prefill_weight=prefill_load_scale, mixed_overlap_weight=1, mixed_load_weight=1, eviction_weight=0
+        prefill_weight=prefill_load_scale,
+        mixed_overlap_weight=1,
+        mixed_load_weight=1,
+        eviction_weight=0,
+        attention_tokens=0,
     )
 
 

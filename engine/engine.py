@@ -293,6 +293,7 @@ class Engine:
             blocks_cached=self.block_manager.num_cached,
             blocks_total=self.block_manager.num_blocks,
             queued_prefill_tokens=self.scheduler.queued_prefill_tokens,
+            queued_prefill_pairs=self.scheduler.queued_prefill_pairs,
             steps=self._num_steps,
             step_ms=self._step_ms,
         )

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import groupby, islice
 from operator import attrgetter
 
+from baton_proto.discovery import prefill_pairs
 from engine.batch import Batch, ScheduledSequence
 from engine.block_manager import BlockManager
 from engine.prefill_budget import share_out, slips_in
@@ -46,6 +47,7 @@ class Scheduler:
         self.num_preemptions = 0
         self._arrivals = itertools.count()
         self._waiting_tokens = 0
+        self._waiting_pairs = 0
         self._starved: Sequence | None = None  # first of the waiting, when memory is what it waits for
         self._dead_ends: list[DeadEnd] = []
 
@@ -121,6 +123,12 @@ class Scheduler:
         """Tokens that have to be prefilled here; what the cache will spare the waiting ones is not known yet."""
         started = (s.num_prefill_tokens - s.num_computed_tokens for s in self.running if s.is_prefilling)
         return self._waiting_tokens + sum(started)
+
+    @property
+    def queued_prefill_pairs(self) -> int:
+        """Of these tokens and those before each."""
+        started = (prefill_pairs(s.num_computed_tokens, s.num_prefill_tokens) for s in self.running if s.is_prefilling)
+        return self._waiting_pairs + sum(started)
 
     def fits_pool(self, num_tokens: int) -> bool:
         """Whether a sequence of that length could be held if it were alone."""
@@ -230,10 +238,12 @@ class Scheduler:
         sequence.num_prefill_tokens = 0
         self.waiting.add(sequence)
         self._waiting_tokens += sequence.num_tokens
+        self._waiting_pairs += prefill_pairs(0, sequence.num_tokens)
 
     def _leave_waiting(self, sequence: Sequence) -> None:
         self.waiting.remove(sequence)
         self._waiting_tokens -= sequence.num_tokens
+        self._waiting_pairs -= prefill_pairs(0, sequence.num_tokens)
         if sequence is self._starved:
             self._starved = None
 
@@ -251,6 +261,8 @@ class Scheduler:
                 problems.append(f"{sequence} decodes with {sequence.num_tokens} tokens")
         if self._waiting_tokens != sum(sequence.num_tokens for sequence in self.waiting):
             problems.append(f"{self._waiting_tokens} waiting tokens are not the sum over the waiting queue")
+        if self._waiting_pairs != sum(prefill_pairs(0, sequence.num_tokens) for sequence in self.waiting):
+            problems.append(f"{self._waiting_pairs} waiting pairs are not the sum over the waiting queue")
         problems.extend(
             f"{sequence} holds blocks"
             for sequence in self.block_manager.holders

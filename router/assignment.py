@@ -19,6 +19,7 @@ from router.worker_link import WorkerLink
 from router.worker_pool import WorkerPool
 
 QUEUED: Final = LoadView._fields.index("queued_prefill_tokens")
+QUEUED_PAIRS: Final = LoadView._fields.index("queued_prefill_pairs")
 
 
 class PrefixIndex(Protocol):
@@ -120,7 +121,9 @@ class Assigner:
             return NO_CANDIDATES
         load = self._ledger.columns(workers)
         if outlook.computing:
-            queued = load[:, QUEUED]
-            queued -= np.minimum(queued, block_size * column(outlook.computing, workers))
+            queued, pairs = load[:, QUEUED], load[:, QUEUED_PAIRS]
+            shared = np.minimum(queued, block_size * column(outlook.computing, workers))
+            pairs -= pairs * shared // np.maximum(queued, 1)  # as if they were like the others in the queue
+            queued -= shared
         stored = self._ledger.stored(workers) if mixed else np.zeros(len(workers))
         return Candidates(workers, column(outlook.cached, workers), load, stored)

@@ -143,4 +143,4 @@ class ChargeSharing:
 
 
 def _totals(charge: WorkerCharge) -> Totals:
-    return Totals(charge.requests, charge.prefill_tokens, charge.blocks)
+    return Totals(charge.requests, charge.prefill_tokens, charge.blocks, charge.prefill_pairs)

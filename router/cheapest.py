@@ -50,13 +50,13 @@ def _choose(barred: NDArray[np.int8], totals: NDArray[np.float64], temperature: 
     *(_INT, _INT, numba.boolean, numba.boolean),
     *(_INT, _INT, _INT, _INT),
     *(_FLOAT, _FLOAT, _FLOAT, _FLOAT, _FLOAT),
-    *(_FLOAT, _FLOAT),
+    *(_FLOAT, _FLOAT, _FLOAT),
     *(numba.int8[::1], numba.int8[::1], _FLOAT[::1]),
     returns=_INT,
 )
 def choose(
     cached: NDArray[np.int32],
-    load: NDArray[np.int64],  # [n, 3]: requests, queued prefill tokens, active blocks
+    load: NDArray[np.int64],  # [n, 4]: requests, queued prefill tokens, active blocks, queued prefill pairs
     stored: NDArray[np.float64],  # [n] blocks
     excluded: NDArray[np.bool_],
     num_tokens: int,
@@ -72,6 +72,7 @@ def choose(
     transfer_weight: float,
     load_weight: float,
     eviction_weight: float,
+    pair_cost: float,
     temperature: float,
     draw: float,
     reasons: NDArray[np.int8],
@@ -79,9 +80,10 @@ def choose(
     totals: NDArray[np.float64],
 ) -> int:
     """Index of the cheapest that is free, ties by `draw` from [0, 1); above temperature 0 by softmax over
-    -(total - lowest) / (highest - lowest). -1: none is free. Fills `reasons`, `barred` and `totals`, one of each per
-    candidate."""
+    -(total - lowest) / (highest - lowest). -1: none is free. `pair_cost`: of a pair of tokens in attention, in blocks.
+    Fills `reasons`, `barred` and `totals`, one of each per candidate."""
     prompt_blocks = -(-num_tokens // block_size)
+    prompt = prompt_blocks + pair_cost * num_tokens * num_tokens / 2
     for i in range(len(cached)):
         requests, queued, active = load[i, 0], load[i, 1], load[i, 2]
         cached_blocks = min(cached[i], (num_tokens - 1) // block_size)  # the last token is computed, for its logits
@@ -95,10 +97,12 @@ def choose(
         else:
             reasons[i] = SHORT
         if reasons[i] >= RUNS_PROMPT:
-            prefill = prompt_blocks + queued / block_size - overlap_weight * cached_blocks
+            cached_tokens = cached_blocks * block_size
+            saved = cached_blocks + pair_cost * cached_tokens * cached_tokens / 2
+            prefill = prompt + queued / block_size + pair_cost * load[i, 3] - overlap_weight * saved
             shipped, lost = 0, stored[i]
         else:
-            prefill = float(prompt_blocks)
+            prefill = prompt
             shipped, lost = prompt_blocks - cached_blocks, 0.0
         totals[i] = prefill_weight * prefill + transfer_weight * shipped + load_weight * active + eviction_weight * lost
         if excluded[i]:

@@ -108,6 +108,7 @@ class Explainer:
             local_prefill_tokens=placement.local_prefill_tokens,
             local_prefill_requests=placement.local_prefill_requests,
             prefill_queue_tokens=placement.prefill_queue_tokens,
+            attention_tokens=placement.attention_tokens,
             max_running_per_worker=self._config.max_running_per_worker,
         )
 
@@ -123,13 +124,13 @@ def _candidate(request: Request, cost: Cost, chance: float) -> pb.CandidateCost:
         role=cost.role,
         prompt_blocks=cost.prompt_blocks,
         cached_blocks=cost.cached_blocks,
-        queued_prefill_tokens=round(cost.queued_blocks * request.block_size),
+        queued_prefill_tokens=cost.queued_tokens,
         active_blocks=cost.active_blocks,
         uncached_tokens=request.num_tokens - cost.cached_blocks * request.block_size,
         runs_prompt=cost.runs_prompt,
-        prompt_term=weights.prefill * cost.prompt_blocks,
-        cached_term=0.0 - runs * weights.overlap * cost.cached_blocks,  # never -0.0
-        queued_term=runs * cost.queued_blocks,
+        prompt_term=weights.prefill * cost.prompt_work,
+        cached_term=0.0 - runs * weights.overlap * cost.cached_work,  # never -0.0
+        queued_term=runs * cost.queued_work,
         transfer_term=weights.transfer * shipped_blocks,
         load_term=weights.load * cost.active_blocks,
         eviction_term=weights.eviction * cost.stored_blocks if cost.runs_prompt else 0.0,

@@ -16,7 +16,7 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from baton_proto.discovery import WorkerLoad
+from baton_proto.discovery import WorkerLoad, prefill_pairs
 from router.roster import Roster, WorkerKey
 
 STORED_HALF_LIFE_S: Final = 300.0  # about as long as a block stays cached when nobody asks for it
@@ -32,6 +32,7 @@ class LoadView(NamedTuple):
     requests: int  # running and waiting
     queued_prefill_tokens: int
     active_blocks: int
+    queued_prefill_pairs: int = 0  # of these tokens and those before each
 
 
 class Totals(NamedTuple):
@@ -40,6 +41,7 @@ class Totals(NamedTuple):
     requests: int
     prefill_tokens: int
     blocks: int
+    prefill_pairs: int = 0
 
 
 NOTHING = Totals(0, 0, 0)
@@ -47,48 +49,56 @@ NOTHING = Totals(0, 0, 0)
 
 class _Account:
     __slots__ = (
-        *("blocks", "by_router", "foreign", "prefill_tokens", "reported", "requests", "worker"),
-        *("_charged_before", "_charged_since", "_since_s"),
+        *("blocks", "by_router", "foreign", "prefill_pairs", "prefill_tokens", "reported", "requests", "worker"),
+        *("_charged_before", "_charged_since", "_pairs_before", "_pairs_since", "_since_s"),
     )
 
     def __init__(self, worker: WorkerKey) -> None:
         self.worker = worker
         self.requests = 0
         self.prefill_tokens = 0
+        self.prefill_pairs = 0
         self.blocks = 0
         self.foreign = NOTHING  # the sum of by_router
         self.by_router: dict[str, Totals] = {}  # other routers, without those that charge nothing
         self.reported = WorkerLoad()
-        self._charged_since = 0  # prefill tokens, since
+        self._charged_since = self._pairs_since = 0  # of prompts, since
         self._since_s = 0.0
-        self._charged_before = 0  # and for at least REPORT_DELAY_S before
+        self._charged_before = self._pairs_before = 0  # and for at least REPORT_DELAY_S before
 
-    def add_prefill(self, tokens: int) -> None:
+    def add_prefill(self, tokens: int, pairs: int) -> None:
         self.prefill_tokens += tokens
+        self.prefill_pairs += pairs
         self._charged_since += tokens
+        self._pairs_since += pairs
 
     def take_report(self, load: WorkerLoad, now_s: float) -> None:
         self.reported = load
         if now_s - self._since_s >= REPORT_DELAY_S:
             self._charged_before, self._charged_since, self._since_s = self._charged_since, 0, now_s
+            self._pairs_before, self._pairs_since = self._pairs_since, 0
 
     @property
     def own(self) -> Totals:
-        return Totals(self.requests, self.prefill_tokens, self.blocks)
+        return Totals(self.requests, self.prefill_tokens, self.blocks, self.prefill_pairs)
 
     def view(self) -> LoadView:
         """A prompt is charged in full until its first token; the report knows how much of it is left to compute."""
         foreign, reported = self.foreign, self.reported
-        queued = reported.queued_prefill_tokens
-        charged = self.prefill_tokens + foreign.prefill_tokens
+        tokens, pairs = reported.queued_prefill_tokens, reported.queued_prefill_pairs
+        charged_tokens = self.prefill_tokens + foreign.prefill_tokens
+        charged_pairs = self.prefill_pairs + foreign.prefill_pairs
         return LoadView(
             requests=max(self.requests + foreign.requests, reported.running + reported.waiting),
-            queued_prefill_tokens=max(queued, min(charged, queued + self._charged_before + self._charged_since)),
+            queued_prefill_tokens=max(tokens, min(charged_tokens, tokens + self._charged_before + self._charged_since)),
             active_blocks=max(self.blocks + foreign.blocks, reported.blocks_used),
+            queued_prefill_pairs=max(pairs, min(charged_pairs, pairs + self._pairs_before + self._pairs_since)),
         )
 
     def set_foreign(self, router: str, totals: Totals) -> None:
-        self._charged_since += max(0, totals.prefill_tokens - self.by_router.get(router, NOTHING).prefill_tokens)
+        before = self.by_router.get(router, NOTHING)
+        self._charged_since += max(0, totals.prefill_tokens - before.prefill_tokens)
+        self._pairs_since += max(0, totals.prefill_pairs - before.prefill_pairs)
         if totals == NOTHING:
             self.by_router.pop(router, None)
         else:
@@ -99,7 +109,10 @@ class _Account:
 class Charge:
     """What one request costs its workers. Released once, at its end, by `with` or by hand; both may be repeated."""
 
-    __slots__ = ("_blocks", "_decode", "_ledger", "_prefill", "_prefill_tokens", "expires_s", "request_id")
+    __slots__ = (
+        *("_blocks", "_decode", "_ledger", "_prefill", "_prefill_pairs", "_prefill_tokens"),
+        *("expires_s", "request_id"),
+    )
 
     def __init__(
         self,
@@ -109,6 +122,7 @@ class Charge:
         prefill: _Account,
         blocks: int,
         prefill_tokens: int,
+        prefill_pairs: int,
     ) -> None:
         self.request_id = request_id
         self.expires_s = 0.0  # set by the ledger
@@ -117,16 +131,16 @@ class Charge:
         self._prefill = prefill  # the decode worker's own account when it runs the prompt
         self._blocks = blocks
         self._prefill_tokens = prefill_tokens
+        self._prefill_pairs = prefill_pairs
         decode.requests += 1
         decode.blocks += blocks
-        prefill.add_prefill(prefill_tokens)
+        prefill.add_prefill(prefill_tokens, prefill_pairs)
         ledger.changed(decode, prefill)
 
     def prefill_done(self) -> None:
         """At the first token."""
         if self._prefill_tokens:
-            self._prefill.prefill_tokens -= self._prefill_tokens
-            self._prefill_tokens = 0
+            self._take_off_prefill()
             self._ledger.changed(self._prefill)
             self._ledger.relieved()
 
@@ -148,9 +162,13 @@ class Charge:
         """Takes the charge off its workers' accounts. The ledger has dropped it."""
         self._decode.requests -= 1
         self._decode.blocks -= self._blocks
-        self._prefill.prefill_tokens -= self._prefill_tokens
-        self._prefill_tokens = 0
+        self._take_off_prefill()
         self._ledger.changed(self._decode, self._prefill)
+
+    def _take_off_prefill(self) -> None:
+        self._prefill.prefill_tokens -= self._prefill_tokens
+        self._prefill.prefill_pairs -= self._prefill_pairs
+        self._prefill_tokens = self._prefill_pairs = 0
 
     def __enter__(self) -> Self:
         return self
@@ -184,11 +202,13 @@ class LoadLedger:
     def charge(
         self, request_id: str, decode: WorkerKey, prefill: WorkerKey | None, num_tokens: int, prefill_tokens: int
     ) -> Charge:
-        """Blocks for `num_tokens` on the decode worker, `prefill_tokens` on the worker that runs the prompt."""
+        """Blocks for `num_tokens` on the decode worker, the last `prefill_tokens` of them on the worker that runs the
+        prompt."""
         decode_account = self._account(decode)
         prefill_account = decode_account if prefill is None else self._account(prefill)
         blocks = self.blocks_of(num_tokens)
-        charge = Charge(self, request_id, decode_account, prefill_account, blocks, prefill_tokens)
+        pairs = prefill_pairs(num_tokens - prefill_tokens, num_tokens)
+        charge = Charge(self, request_id, decode_account, prefill_account, blocks, prefill_tokens, pairs)
         now_s = self._clock()
         self._store(prefill_account.worker, self.blocks_of(prefill_tokens), now_s)
         charge.expires_s = now_s + self._charge_ttl_s
@@ -215,7 +235,7 @@ class LoadLedger:
         return self._account(worker).view()
 
     def columns(self, workers: tuple[WorkerKey, ...]) -> NDArray[np.int64]:
-        """The views of many workers, [n, 3] in the order of LoadView's fields."""
+        """The views of many workers, [n, 4] in the order of LoadView's fields."""
         self.expire()
         self._write_down()
         rows: NDArray[np.int64] = self._columns[self._roster.numbers(workers)]

@@ -5,6 +5,10 @@ Called by generation for each attempt, through the admission queue. All costs ar
     prefill_weight * (prompt - overlap_weight * cached + queued prefill)
     + transfer_weight * shipped + load_weight * active + eviction_weight * stored
 
+What is computed (prompt, cached, queued) counts the attention of its tokens to all before them: a block behind
+`attention_tokens` tokens counts as two. So a long prefix is worth more than as many blocks of short ones, and a long
+prompt in the queue costs more than short ones.
+
 Where there is no prefill worker, the same workers prefill and decode, and other weights hold. What decodes there delays
 a prompt far less than the prompts before it: `mixed_load_weight`. A cached block is worth more than computing it again,
 since storing it anew pushes another one out: `mixed_overlap_weight`; except for a prefix that is asked for so often
@@ -41,6 +45,8 @@ NO_ROOM: Final = "has its limit of requests"
 
 NO_LIMIT: Final = 2**62
 
+WIDELY_ASKED: Final = 2.0  # what a cached block of a prefix is worth that every worker was asked for once, lately
+
 _REASONS: Final = {cheapest.LONG: LONG, cheapest.BUSY: BUSY, cheapest.SHORT: SHORT, cheapest.ALONE: ALONE}
 _BARRED: Final = {
     cheapest.FREE: "",
@@ -64,11 +70,11 @@ class Candidates(NamedTuple):
 
     workers: Sequence[WorkerKey]
     cached: NDArray[np.int32]  # [n] blocks of the prompt's prefix, as the radix tree has it
-    load: NDArray[np.int64]  # [n, 3] as LoadLedger.columns gives it
+    load: NDArray[np.int64]  # [n, 4] as LoadLedger.columns gives it
     stored: NDArray[np.float64]  # [n] blocks that each had to store lately, as LoadLedger.stored gives it, or zeros
 
 
-NO_CANDIDATES: Final = Candidates((), np.empty(0, dtype=np.int32), np.empty((0, 3), dtype=np.int64), np.empty(0))
+NO_CANDIDATES: Final = Candidates((), np.empty(0, dtype=np.int32), np.empty((0, 4), dtype=np.int64), np.empty(0))
 
 
 class Weights(NamedTuple):
@@ -91,8 +97,11 @@ class Cost(Struct, frozen=True, gc=False):
     role: str  # "prefill" | "decode"
     prompt_blocks: int
     cached_blocks: int
-    queued_blocks: float
+    queued_tokens: int  # of prompts
     active_blocks: int
+    prompt_work: float  # what computing the prompt, the cached blocks and the queued tokens takes, attention included
+    cached_work: float
+    queued_work: float
     runs_prompt: bool  # False: a decode worker that would receive the prompt's KV; its queue does not count
     total: float
     barred: str = ""  # why it could not be chosen
@@ -178,6 +187,11 @@ def weigh(
     return Weighing(prefills, decodes, shipper, chosen)
 
 
+def pair_cost(config: PlacementConfig, block_size: int) -> float:
+    """Of a pair of tokens in attention, in blocks."""
+    return 1 / (config.attention_tokens * block_size) if config.attention_tokens else 0.0
+
+
 def nobody_ships(request: Request, prefill_workers: Sequence[WorkerKey]) -> bool:
     """Whoever decodes the request runs its prompt: there is no prefill worker, or each has failed or refused it."""
     return all(worker in request.excluded for worker in prefill_workers) if request.excluded else not prefill_workers
@@ -193,8 +207,11 @@ def _decode_weights(config: PlacementConfig) -> Weights:
 
 
 def _mixed_weights(config: PlacementConfig, num_workers: int, prefix_hits: float) -> Weights:
-    """Of workers that prefill and decode. A prefix that each of them would be asked for is worth having everywhere."""
-    overlap = config.mixed_overlap_weight * (min(1.0, num_workers / prefix_hits) if prefix_hits else 1.0)
+    """Of workers that prefill and decode. The more a prefix is asked for, the less it binds: one that each of them
+    would be asked for is worth having everywhere."""
+    overlap = config.mixed_overlap_weight
+    if prefix_hits:
+        overlap = min(overlap, WIDELY_ASKED * num_workers / prefix_hits)
     return Weights(
         overlap, config.prefill_weight, config.transfer_weight, config.mixed_load_weight, config.eviction_weight
     )
@@ -219,7 +236,7 @@ def _weight(dearer: float, scale: float) -> float:
 class _Weighed:
     """The candidates of one role with what each of them costs."""
 
-    __slots__ = ("_barred", "_candidates", "_request", "_role", "_totals", "_weights", "reasons")
+    __slots__ = ("_barred", "_candidates", "_pair_cost", "_request", "_role", "_totals", "_weights", "reasons")
 
     def __init__(self, role: str, request: Request, candidates: Candidates) -> None:
         self._role = role
@@ -240,6 +257,7 @@ class _Weighed:
         """Index of the chosen one, -1 when all are barred. `alone`: whoever is chosen runs the prompt."""
         request, (workers, cached, load, stored) = self._request, self._candidates
         self._weights = weights
+        self._pair_cost = pair_cost(config, request.block_size)
         if not workers:
             return -1
         self.reasons = np.empty(len(workers), dtype=np.int8)  # codes of router/cheapest.py
@@ -252,7 +270,7 @@ class _Weighed:
             *(cached, load, stored, excluded, request.num_tokens, request.block_size, alone, can_ship),
             *(max_requests, max_queued_tokens, config.local_prefill_tokens, config.local_prefill_requests),
             *weights,
-            *(config.temperature, rng.random()),
+            *(self._pair_cost, config.temperature, rng.random()),
             self.reasons,
             self._barred,
             self._totals,
@@ -272,21 +290,27 @@ class _Weighed:
         return self._candidates.workers[index]
 
     def costs(self) -> list[Cost]:
-        request, decodes = self._request, self._role == "decode"
-        return [
-            Cost(
-                worker=worker,
-                role=self._role,
-                prompt_blocks=-(-request.num_tokens // request.block_size),
-                cached_blocks=self.cached_blocks(i),
-                queued_blocks=int(self._candidates.load[i, 1]) / request.block_size,
-                active_blocks=int(self._candidates.load[i, 2]) if decodes else 0,
-                runs_prompt=int(self.reasons[i]) >= cheapest.RUNS_PROMPT,
-                total=float(self._totals[i]),
-                barred=_BARRED[int(self._barred[i])],
-                reason=_REASONS[int(self.reasons[i])] if decodes else "",
-                stored_blocks=float(self._candidates.stored[i]),
-                weights=self._weights,
-            )
-            for i, worker in enumerate(self._candidates.workers)
-        ]
+        return [self._cost(i) for i in range(len(self))]
+
+    def _cost(self, i: int) -> Cost:
+        num_tokens, block_size = self._request.num_tokens, self._request.block_size
+        _, queued, active, queued_pairs = self._candidates.load[i].tolist()
+        prompt_blocks, cached_blocks = -(-num_tokens // block_size), self.cached_blocks(i)
+        decodes = self._role == "decode"
+        return Cost(
+            worker=self.worker(i),
+            role=self._role,
+            prompt_blocks=prompt_blocks,
+            cached_blocks=cached_blocks,
+            queued_tokens=queued,
+            active_blocks=active if decodes else 0,
+            prompt_work=prompt_blocks + self._pair_cost * num_tokens**2 / 2,
+            cached_work=cached_blocks + self._pair_cost * (cached_blocks * block_size) ** 2 / 2,
+            queued_work=queued / block_size + self._pair_cost * queued_pairs,
+            runs_prompt=int(self.reasons[i]) >= cheapest.RUNS_PROMPT,
+            total=float(self._totals[i]),
+            barred=_BARRED[int(self._barred[i])],
+            reason=_REASONS[int(self.reasons[i])] if decodes else "",
+            stored_blocks=float(self._candidates.stored[i]),
+            weights=self._weights,
+        )

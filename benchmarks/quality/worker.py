@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from baton.config import MockConfig
-from baton_proto.discovery import WorkerLoad
+from baton_proto.discovery import WorkerLoad, prefill_pairs
 from baton_proto.kv_events import KvEvent
 from baton_proto.sampling import SamplingParams
 from benchmarks.quality.trace import TraceRequest
@@ -110,11 +110,16 @@ class SimulatedWorker:
     def load(self) -> WorkerLoad:
         queued = sum(job.request.prompt_tokens for job in self._waiting)
         queued += sum(map(_left, self._prefilling))
+        pairs = sum(prefill_pairs(0, job.request.prompt_tokens) for job in self._waiting)
+        pairs += sum(
+            prefill_pairs(job.sequence.num_computed_tokens, job.request.prompt_tokens) for job in self._prefilling
+        )
         return WorkerLoad(
             running=len(self._prefilling) + len(self._decoding),
             waiting=len(self._waiting),
             blocks_used=self.blocks.num_used,
             queued_prefill_tokens=queued,
+            queued_prefill_pairs=pairs,
         )
 
     # --- steps --------------------------------------------------------------------------------------------------------

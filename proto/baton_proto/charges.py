@@ -24,6 +24,7 @@ class WorkerCharge(Struct, frozen=True, array_like=True):
     requests: Count
     prefill_tokens: Count
     blocks: Count
+    prefill_pairs: Count = 0  # of prefill_tokens with the tokens before each
 
 
 class ChargeReport(Struct, frozen=True):

@@ -42,6 +42,11 @@ class WorkerRecord(Struct, frozen=True):
     stream_address: str = ""  # HOST:PORT where it takes streams of messages; empty for EVENTS_ROLE
 
 
+def prefill_pairs(start: int, end: int) -> int:
+    """Of a token and one before it: what attention computes for the tokens from `start` to `end` of a prompt."""
+    return (end * end - start * start) // 2
+
+
 class WorkerLoad(Struct, frozen=True):
     """A worker's load after an engine step; in StepMessages and, once a second, on `baton.<ns>.load.<worker_id>`."""
 
@@ -51,6 +56,7 @@ class WorkerLoad(Struct, frozen=True):
     blocks_cached: int = 0  # unreferenced, reusable
     blocks_total: int = 0
     queued_prefill_tokens: int = 0  # prompt tokens not computed yet
+    queued_prefill_pairs: int = 0  # of these and the tokens before each
     leases: int = 0  # not FREE, quarantined included
     last_event_id: int = 0  # published
     steps: int = 0

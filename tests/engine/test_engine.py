@@ -285,10 +285,11 @@ def test_load_counts_what_is_there() -> None:
     load = engine.load()
     assert (load.running, load.waiting, load.blocks_total, load.steps) == (1, 2, 64, 1)
     assert load.queued_prefill_tokens == 4 + 12 + 12
+    assert load.queued_prefill_pairs == (12**2 - 8**2 + 12**2 + 12**2) / 2
     assert load.blocks_used == 3
     assert load.step_ms > 0
     run(engine)
-    assert engine.load().queued_prefill_tokens == 0
+    assert engine.load().queued_prefill_tokens == engine.load().queued_prefill_pairs == 0
 
 
 def test_clear_cache_forgets_prefixes() -> None:

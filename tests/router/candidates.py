@@ -19,6 +19,7 @@ class Candidate(NamedTuple):
     active_blocks: int
     requests: int = 0
     stored_blocks: float = 0.0
+    queued_prefill_pairs: int = 0
 
 
 def place(
@@ -44,10 +45,10 @@ def weigh(
 
 
 def columns(rows: Sequence[Candidate]) -> Candidates:
-    load = [(row.requests, row.queued_prefill_tokens, row.active_blocks) for row in rows]
+    load = [(row.requests, row.queued_prefill_tokens, row.active_blocks, row.queued_prefill_pairs) for row in rows]
     return Candidates(
         tuple(row.worker for row in rows),
         np.array([row.cached_blocks for row in rows], dtype=np.int32),
-        np.array(load, dtype=np.int64).reshape(len(rows), 3),
+        np.array(load, dtype=np.int64).reshape(len(rows), 4),
         np.array([row.stored_blocks for row in rows], dtype=np.float64),
     )

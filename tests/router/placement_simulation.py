@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from baton.config import RouterConfig
 from baton_proto.charges import MAJOR, ChargeReport, WorkerCharge
-from baton_proto.discovery import MAJOR as RECORD_MAJOR, WorkerLoad, WorkerRecord
+from baton_proto.discovery import MAJOR as RECORD_MAJOR, WorkerLoad, WorkerRecord, prefill_pairs
 from baton_proto.kv_events import Cleared, KvEvent, Removed, Stored
 from baton_proto.sampling import SamplingParams
 from engine.block_manager import BlockManager
@@ -86,8 +86,14 @@ class SimulatedWorker:
         self.running += change
 
     def load(self) -> WorkerLoad:
-        queued = sum(sequence.num_tokens for sequence, _ in self.prompts)
-        return WorkerLoad(self.running, 0, self.manager.num_used, queued_prefill_tokens=queued)
+        lengths = [sequence.num_tokens for sequence, _ in self.prompts]
+        return WorkerLoad(
+            self.running,
+            0,
+            self.manager.num_used,
+            queued_prefill_tokens=sum(lengths),
+            queued_prefill_pairs=sum(prefill_pairs(0, length) for length in lengths),
+        )
 
 
 class SimulatedRouter:

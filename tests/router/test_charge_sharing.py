@@ -12,6 +12,7 @@ from baton.nats_client import NatsClient, connect
 from baton.nats_server import NatsServer
 from baton.subjects import charges_subject
 from baton_proto.charges import MAJOR, ChargeReport, WorkerCharge, decode_charges, encode_charges
+from baton_proto.discovery import prefill_pairs
 from router.charge_sharing import ChargeSharing, ForeignCharges
 from router.load import LoadLedger, LoadView
 
@@ -58,7 +59,7 @@ async def test_what_one_router_charges_the_others_see(join: Join) -> None:
     with one.ledger.charge("r", D, P, num_tokens=160, prefill_tokens=100) as charge:
         for other in (two, three):
             await until(lambda other=other: other.ledger.view(D) == LoadView(1, 0, 10))  # type: ignore[misc]
-            assert other.ledger.view(P) == LoadView(0, 100, 0)
+            assert other.ledger.view(P) == LoadView(0, 100, 0, prefill_pairs(60, 160))
         with two.ledger.charge("s", D, P, num_tokens=16, prefill_tokens=16):
             await until(lambda: three.ledger.view(D) == LoadView(2, 0, 11))
             await until(lambda: one.ledger.view(D) == LoadView(2, 0, 11))

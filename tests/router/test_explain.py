@@ -90,9 +90,15 @@ async def test_an_unknown_request_is_not_explained(tokenizer: Tokenizer) -> None
         assert explainer(router).request("nobody") is None
 
 
-async def test_terms_add_up_to_the_cost(tokenizer: Tokenizer) -> None:
+@pytest.mark.parametrize("attention_tokens", [0, 500])
+async def test_terms_add_up_to_the_cost(tokenizer: Tokenizer, attention_tokens: int) -> None:
     placement = PlacementConfig(
-        prefill_weight=2.0, overlap_weight=0.5, load_weight=3.0, transfer_weight=0.25, local_prefill_tokens=100
+        prefill_weight=2.0,
+        overlap_weight=0.5,
+        load_weight=3.0,
+        transfer_weight=0.25,
+        local_prefill_tokens=100,
+        attention_tokens=attention_tokens,
     )
     config = RouterConfig(placement=placement)
     workers = [
@@ -102,7 +108,7 @@ async def test_terms_add_up_to_the_cost(tokenizer: Tokenizer) -> None:
         ScriptedWorker("d1"),
     ]
     async with routing(tokenizer, *workers) as router:
-        load(router, "p0", queued_prefill_tokens=40)
+        load(router, "p0", queued_prefill_tokens=40, queued_prefill_pairs=800)
         load(router, "d0", blocks_used=7, queued_prefill_tokens=10)
         load(router, "d1", blocks_used=1, queued_prefill_tokens=90)
         (decision,) = explainer(router, config, p0=4, d0=8, d1=6).prompt(prompt(200)).decisions
@@ -119,8 +125,12 @@ async def test_terms_add_up_to_the_cost(tokenizer: Tokenizer) -> None:
             )
             assert cost.total == pytest.approx(terms), cost.worker_id
         p0, d0, d1 = weighed["p0"], weighed["d0"], weighed["d1"]
-        assert (p0.prompt_term, p0.cached_term, p0.queued_term, p0.load_term) == (26.0, -4.0, 5.0, 0.0)
-        assert (d0.runs_prompt, d0.cached_term, d0.queued_term, d0.load_term) == (True, -8.0, 1.25, 21.0)
+        pair = 1 / (attention_tokens * 16) if attention_tokens else 0.0  # in blocks
+        attended = (26.0 + 2 * 200**2 / 2 * pair, -4.0 - 64**2 / 2 * pair, 5.0 + 2 * 800 * pair)
+        assert (p0.prompt_term, p0.cached_term, p0.queued_term) == pytest.approx(attended)
+        assert p0.load_term == 0.0
+        assert (d0.runs_prompt, d0.queued_term, d0.load_term) == (True, 1.25, 21.0)
+        assert d0.cached_term == pytest.approx(-8.0 - 128**2 / 2 * pair)
         assert (d0.uncached_tokens, d0.queued_prefill_tokens) == (72, 10)
         assert (d1.runs_prompt, d1.cached_term, d1.queued_term, d1.load_term) == (False, 0.0, 0.0, 3.0)
         assert (p0.transfer_term, d0.transfer_term, d1.transfer_term) == (0.0, 0.0, 1.75)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import given, strategies as st
 
-from baton_proto.discovery import WorkerLoad
+from baton_proto.discovery import WorkerLoad, prefill_pairs
 from router.load import (
     MAX_HALF_LIVES,
     NOTHING,
@@ -42,7 +42,7 @@ def ledger(clock: Clock) -> LoadLedger:
 def test_a_charge_is_seen_at_once_and_its_prompt_leaves_with_the_first_token(ledger: LoadLedger) -> None:
     charge = ledger.charge("r", D, P, num_tokens=100, prefill_tokens=80)
     assert ledger.view(D) == LoadView(1, 0, 7)
-    assert ledger.view(P) == LoadView(0, 80, 0)
+    assert ledger.view(P) == LoadView(0, 80, 0, prefill_pairs(20, 100)), "20 tokens are before them"
     charge.prefill_done()
     charge.prefill_done()
     assert ledger.view(P) == IDLE
@@ -55,7 +55,7 @@ def test_a_charge_is_seen_at_once_and_its_prompt_leaves_with_the_first_token(led
 
 def test_a_local_prompt_is_charged_to_the_decode_worker(ledger: LoadLedger) -> None:
     with ledger.charge("r", D, None, num_tokens=20, prefill_tokens=20):
-        assert ledger.view(D) == LoadView(1, 20, 2)
+        assert ledger.view(D) == LoadView(1, 20, 2, prefill_pairs(0, 20))
     assert ledger.view(D) == IDLE
 
 
@@ -96,7 +96,7 @@ def test_loads_return_to_zero_after_any_course_of_events(steps: list[tuple[str, 
                     charge.release()
         asked = (workers[2], ("never heard of", 1), *workers)
         columns = ledger.columns(asked).tolist()
-        assert columns == [list(ledger.view(worker)) if worker in workers else [0, 0, 0] for worker in asked]
+        assert columns == [list(ledger.view(worker)) if worker in workers else [0, 0, 0, 0] for worker in asked]
         assert min(map(min, columns)) >= 0
     for charge in charges:
         charge.release()
@@ -124,6 +124,15 @@ def test_the_larger_of_charge_and_report_counts(ledger: LoadLedger) -> None:
         assert ledger.view(P).queued_prefill_tokens == 1000
 
 
+def test_attention_that_is_computed_already_leaves_the_queue_with_the_report(ledger: LoadLedger, clock: Clock) -> None:
+    with ledger.charge("r", D, P, num_tokens=1000, prefill_tokens=1000):
+        for pairs in (prefill_pairs(0, 1000), prefill_pairs(600, 1000), prefill_pairs(600, 1000)):
+            clock.now_s += 1.0
+            ledger.report(P, WorkerLoad(queued_prefill_tokens=400, queued_prefill_pairs=pairs))
+        assert ledger.view(P) == LoadView(0, 400, 0, prefill_pairs(600, 1000))
+    assert ledger.view(P).queued_prefill_pairs == prefill_pairs(600, 1000), "as long as the worker says so"
+
+
 def test_whoever_waits_for_room_is_told_of_relief_only(ledger: LoadLedger) -> None:
     relieved: list[str] = []
     ledger.relieved = lambda: relieved.append("x")
@@ -148,14 +157,15 @@ def test_a_new_incarnation_starts_without_the_load_of_the_old_one(ledger: LoadLe
 
 
 def test_what_other_routers_charged_is_added_to_our_own(ledger: LoadLedger) -> None:
-    ledger.set_foreign("r1", D, Totals(2, 300, 40))
+    ledger.set_foreign("r1", D, Totals(2, 300, 40, 9_000))
     ledger.set_foreign("r2", D, Totals(1, 0, 5))
+    own = prefill_pairs(0, 160)
     with ledger.charge("r", D, None, num_tokens=160, prefill_tokens=160):
-        assert ledger.view(D) == LoadView(4, 460, 55)
+        assert ledger.view(D) == LoadView(4, 460, 55, 9_000 + own)
         ledger.report(D, WorkerLoad(running=3, blocks_used=60, queued_prefill_tokens=100))
-        assert ledger.view(D) == LoadView(4, 460, 60), "the report counts the same requests"
+        assert ledger.view(D) == LoadView(4, 460, 60, 9_000 + own), "the report counts the same requests"
         ledger.set_foreign("r1", D, NOTHING)
-        assert ledger.view(D) == LoadView(3, 160, 60)
+        assert ledger.view(D) == LoadView(3, 160, 60, own)
     assert ledger.charged() == {}
 
 
@@ -174,11 +184,12 @@ def test_what_changed_is_told_once_and_as_totals(ledger: LoadLedger) -> None:
     first = ledger.charge("r", D, P, num_tokens=100, prefill_tokens=80)
     second = ledger.charge("r", D, P, num_tokens=16, prefill_tokens=16)
     assert len(news) == 1
-    assert ledger.take_changed() == {D: Totals(2, 0, 8), P: Totals(0, 96, 0)}
+    pairs = prefill_pairs(20, 100)
+    assert ledger.take_changed() == {D: Totals(2, 0, 8), P: Totals(0, 96, 0, pairs + prefill_pairs(0, 16))}
     assert ledger.take_changed() == {}
     second.prefill_done()
     assert len(news) == 2
-    assert ledger.take_changed() == {P: Totals(0, 80, 0)}
+    assert ledger.take_changed() == {P: Totals(0, 80, 0, pairs)}
     second.grow(16)
     assert ledger.take_changed() == {}, "the same blocks"
     first.release()

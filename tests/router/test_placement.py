@@ -8,6 +8,7 @@ from hypothesis import given, strategies as st
 from msgspec.structs import replace
 
 from baton.config import PlacementConfig
+from baton_proto.discovery import prefill_pairs
 from router.placement import NO_ROOM, Request
 from tests.router.candidates import Candidate, place
 
@@ -16,9 +17,9 @@ CONFIG = PlacementConfig()
 
 
 def candidate(
-    name: str, cached: int = 0, queued: int = 0, active: int = 0, requests: int = 0, stored: float = 0.0
+    name: str, cached: int = 0, queued: int = 0, active: int = 0, requests: int = 0, stored: float = 0.0, pairs: int = 0
 ) -> Candidate:
-    return Candidate((name, 1), cached, queued, active, requests, stored)
+    return Candidate((name, 1), cached, queued, active, requests, stored, pairs)
 
 
 def request(num_tokens: int, *excluded: str) -> Request:
@@ -27,7 +28,8 @@ def request(num_tokens: int, *excluded: str) -> Request:
 
 def candidates(prefix: str, min_size: int) -> st.SearchStrategy[list[Candidate]]:
     cached, queued, active = st.integers(0, 200), st.integers(0, 20_000), st.integers(0, 500)
-    loads = st.tuples(cached, queued, active, st.integers(0, 10), st.integers(0, 5000))
+    pairs = st.integers(0, 10**9)
+    loads = st.tuples(cached, queued, active, st.integers(0, 10), st.integers(0, 5000), pairs)
     return st.lists(loads, min_size=min_size, max_size=8).map(
         lambda rows: [candidate(f"{prefix}{i}", *row) for i, row in enumerate(rows)]
     )
@@ -43,6 +45,7 @@ configs = st.builds(
     transfer_weight=weights,
     mixed_load_weight=weights,
     eviction_weight=st.sampled_from([0.0, 0.01]),
+    attention_tokens=st.sampled_from([0, 1000, 16384]),
     local_prefill_tokens=st.sampled_from([0, 32, 500]),
     local_prefill_requests=st.sampled_from([1, 5, 64]),
     prefill_queue_tokens=st.sampled_from([1, 1000, 16384]),
@@ -67,8 +70,15 @@ def test_the_choice_is_the_cheapest_that_is_allowed(
 
     prompt = (num_tokens + BLOCK_SIZE - 1) // BLOCK_SIZE
 
+    def work(blocks: float, pairs: float) -> float:
+        return blocks + (pairs / config.attention_tokens / BLOCK_SIZE if config.attention_tokens else 0)
+
+    prompt_work = work(prompt, num_tokens**2 / 2)
+
     def prompt_cost(c: Candidate, overlap_weight: float) -> float:
-        return config.prefill_weight * (prompt - overlap_weight * usable(c) + c.queued_prefill_tokens / BLOCK_SIZE)
+        saved = work(usable(c), (usable(c) * BLOCK_SIZE) ** 2 / 2)
+        queued = work(c.queued_prefill_tokens / BLOCK_SIZE, c.queued_prefill_pairs)
+        return config.prefill_weight * (prompt_work - overlap_weight * saved + queued)
 
     def mixed_cost(c: Candidate) -> float:
         cost = prompt_cost(c, config.mixed_overlap_weight) + config.mixed_load_weight * c.active_blocks
@@ -88,7 +98,7 @@ def test_the_choice_is_the_cheapest_that_is_allowed(
             costs[d.worker[0]] = own if alive else mixed_cost(d)
         elif takers:
             shipped = config.transfer_weight * (prompt - usable(d))
-            costs[d.worker[0]] = config.prefill_weight * prompt + shipped + config.load_weight * d.active_blocks
+            costs[d.worker[0]] = config.prefill_weight * prompt_work + shipped + config.load_weight * d.active_blocks
     if not costs:
         assert placement is None
         return
@@ -112,6 +122,27 @@ def test_decode_workers_without_room_are_passed_over_and_say_so() -> None:
     assert placement.decode == ("roomy", 1)
     assert [cost.barred for cost in placement.costs] == [NO_ROOM, ""]
     assert place(request(640), decode, [], CONFIG, random.Random(), max_running=7) is None
+
+
+def test_of_two_queues_of_as_many_tokens_the_one_of_short_prompts_is_taken() -> None:
+    short, long = 20 * prefill_pairs(0, 1000), prefill_pairs(0, 20_000)
+    decode = [candidate("long", queued=20_000, pairs=long), candidate("short", queued=20_000, pairs=short)]
+    placement = place(request(640), decode, [], CONFIG, random.Random())
+    assert placement is not None
+    assert placement.decode == ("short", 1)
+
+
+def test_the_deeper_a_cached_prefix_reaches_the_more_each_of_its_blocks_is_worth() -> None:
+    """Half a prompt of 64k tokens that is cached is worth a longer queue than half of one of 1k, block for block."""
+
+    def worth(num_tokens: int) -> float:
+        placement = place(request(num_tokens), [candidate("d", cached=num_tokens // 32)], [], CONFIG, random.Random())
+        assert placement is not None
+        (cost,) = placement.costs
+        return cost.cached_work / cost.cached_blocks
+
+    assert worth(1000) == pytest.approx(1.0, abs=0.02)
+    assert worth(2 * CONFIG.attention_tokens) == pytest.approx(1.5)
 
 
 def test_equal_workers_share_at_random() -> None:
@@ -254,7 +285,7 @@ def test_a_conversation_stays_where_it_is_cached_behind_a_short_queue() -> None:
     placement = place(request(100 * BLOCK_SIZE), decode, [], CONFIG, random.Random())
     assert placement is not None
     assert placement.decode[0] == "home"
-    decode = [candidate("home", cached=90, queued=400 * BLOCK_SIZE), candidate("idle")]
+    decode = [candidate("home", cached=90, queued=800 * BLOCK_SIZE), candidate("idle")]
     placement = place(request(100 * BLOCK_SIZE), decode, [], CONFIG, random.Random())
     assert placement is not None
     assert placement.decode[0] == "idle"

@@ -75,6 +75,10 @@ def _show(response: pb.ExplainResponse) -> None:
         f"cached + queued) + {rules.transfer_weight:g} * shipped + {rules.load_weight:g} * active; "
         f"temperature {rules.temperature:g}"
     )
+    if rules.attention_tokens:
+        out.print(
+            f"prompt, cached and queued count attention: behind {rules.attention_tokens} tokens a block counts as two"
+        )
     out.print(
         f"without prefill workers: {rules.mixed_overlap_weight:g} * cached, less for a prefix that everybody asks for; "
         f"{rules.mixed_load_weight:g} * active; + {rules.eviction_weight:g} * stored lately"
