@@ -286,14 +286,15 @@ class Engine:
 
     def load(self) -> WorkerLoad:
         """Leases and the last event id are the worker's to fill in."""
+        queued_tokens, queued_pairs = self.scheduler.queued_prefill
         return WorkerLoad(
             running=len(self.scheduler.running),
             waiting=len(self.scheduler.waiting),
             blocks_used=self.block_manager.num_used,
             blocks_cached=self.block_manager.num_cached,
             blocks_total=self.block_manager.num_blocks,
-            queued_prefill_tokens=self.scheduler.queued_prefill_tokens,
-            queued_prefill_pairs=self.scheduler.queued_prefill_pairs,
+            queued_prefill_tokens=queued_tokens,
+            queued_prefill_pairs=queued_pairs,
             steps=self._num_steps,
             step_ms=self._step_ms,
         )

@@ -119,16 +119,15 @@ class Scheduler:
         return bool(self.waiting or self.running or self._dead_ends)
 
     @property
-    def queued_prefill_tokens(self) -> int:
-        """Tokens that have to be prefilled here; what the cache will spare the waiting ones is not known yet."""
-        started = (s.num_prefill_tokens - s.num_computed_tokens for s in self.running if s.is_prefilling)
-        return self._waiting_tokens + sum(started)
-
-    @property
-    def queued_prefill_pairs(self) -> int:
-        """Of these tokens and those before each."""
-        started = (prefill_pairs(s.num_computed_tokens, s.num_prefill_tokens) for s in self.running if s.is_prefilling)
-        return self._waiting_pairs + sum(started)
+    def queued_prefill(self) -> tuple[int, int]:
+        """Tokens that have to be prefilled here, and pairs of these and the tokens before each; what the cache will
+        spare the waiting ones is not known yet."""
+        tokens, pairs = self._waiting_tokens, self._waiting_pairs
+        for sequence in self.running:
+            if sequence.is_prefilling:
+                tokens += sequence.num_prefill_tokens - sequence.num_computed_tokens
+                pairs += prefill_pairs(sequence.num_computed_tokens, sequence.num_prefill_tokens)
+        return tokens, pairs
 
     def fits_pool(self, num_tokens: int) -> bool:
         """Whether a sequence of that length could be held if it were alone."""

@@ -87,7 +87,8 @@ def choose(
     for i in range(len(cached)):
         requests, queued, active = load[i, 0], load[i, 1], load[i, 2]
         cached_blocks = min(cached[i], (num_tokens - 1) // block_size)  # the last token is computed, for its logits
-        uncached = num_tokens - cached_blocks * block_size
+        cached_tokens = cached_blocks * block_size
+        uncached = num_tokens - cached_tokens
         if alone:
             reasons[i] = ALONE
         elif uncached > local_tokens:
@@ -97,7 +98,6 @@ def choose(
         else:
             reasons[i] = SHORT
         if reasons[i] >= RUNS_PROMPT:
-            cached_tokens = cached_blocks * block_size
             saved = cached_blocks + pair_cost * cached_tokens * cached_tokens / 2
             prefill = prompt + queued / block_size + pair_cost * load[i, 3] - overlap_weight * saved
             shipped, lost = 0, stored[i]

@@ -47,58 +47,70 @@ class Totals(NamedTuple):
 NOTHING = Totals(0, 0, 0)
 
 
+class _Prefill:
+    """What a worker has to compute of prompts, in tokens or in pairs of tokens."""
+
+    __slots__ = ("_before", "_since", "charged")
+
+    def __init__(self) -> None:
+        self.charged = 0
+        self._since = 0  # charged since the period began
+        self._before = 0  # and in the one before
+
+    def charge(self, amount: int) -> None:
+        self.charged += amount
+        self._since += amount
+
+    def foreign_change(self, change: int) -> None:
+        """Of what other routers have charged."""
+        self._since += max(0, change)
+
+    def begin_period(self) -> None:
+        self._before, self._since = self._since, 0
+
+    def left(self, reported: int, foreign: int) -> int:
+        """A prompt is charged in full until its first token; the report knows how much of it is left to compute."""
+        return max(reported, min(self.charged + foreign, reported + self._before + self._since))
+
+
 class _Account:
-    __slots__ = (
-        *("blocks", "by_router", "foreign", "prefill_pairs", "prefill_tokens", "reported", "requests", "worker"),
-        *("_charged_before", "_charged_since", "_pairs_before", "_pairs_since", "_since_s"),
-    )
+    __slots__ = ("_since_s", "blocks", "by_router", "foreign", "pairs", "reported", "requests", "tokens", "worker")
 
     def __init__(self, worker: WorkerKey) -> None:
         self.worker = worker
         self.requests = 0
-        self.prefill_tokens = 0
-        self.prefill_pairs = 0
+        self.tokens = _Prefill()
+        self.pairs = _Prefill()
         self.blocks = 0
         self.foreign = NOTHING  # the sum of by_router
         self.by_router: dict[str, Totals] = {}  # other routers, without those that charge nothing
         self.reported = WorkerLoad()
-        self._charged_since = self._pairs_since = 0  # of prompts, since
-        self._since_s = 0.0
-        self._charged_before = self._pairs_before = 0  # and for at least REPORT_DELAY_S before
-
-    def add_prefill(self, tokens: int, pairs: int) -> None:
-        self.prefill_tokens += tokens
-        self.prefill_pairs += pairs
-        self._charged_since += tokens
-        self._pairs_since += pairs
+        self._since_s = 0.0  # when the period began; each is REPORT_DELAY_S or longer
 
     def take_report(self, load: WorkerLoad, now_s: float) -> None:
         self.reported = load
         if now_s - self._since_s >= REPORT_DELAY_S:
-            self._charged_before, self._charged_since, self._since_s = self._charged_since, 0, now_s
-            self._pairs_before, self._pairs_since = self._pairs_since, 0
+            self._since_s = now_s
+            self.tokens.begin_period()
+            self.pairs.begin_period()
 
     @property
     def own(self) -> Totals:
-        return Totals(self.requests, self.prefill_tokens, self.blocks, self.prefill_pairs)
+        return Totals(self.requests, self.tokens.charged, self.blocks, self.pairs.charged)
 
     def view(self) -> LoadView:
-        """A prompt is charged in full until its first token; the report knows how much of it is left to compute."""
         foreign, reported = self.foreign, self.reported
-        tokens, pairs = reported.queued_prefill_tokens, reported.queued_prefill_pairs
-        charged_tokens = self.prefill_tokens + foreign.prefill_tokens
-        charged_pairs = self.prefill_pairs + foreign.prefill_pairs
         return LoadView(
             requests=max(self.requests + foreign.requests, reported.running + reported.waiting),
-            queued_prefill_tokens=max(tokens, min(charged_tokens, tokens + self._charged_before + self._charged_since)),
+            queued_prefill_tokens=self.tokens.left(reported.queued_prefill_tokens, foreign.prefill_tokens),
             active_blocks=max(self.blocks + foreign.blocks, reported.blocks_used),
-            queued_prefill_pairs=max(pairs, min(charged_pairs, pairs + self._pairs_before + self._pairs_since)),
+            queued_prefill_pairs=self.pairs.left(reported.queued_prefill_pairs, foreign.prefill_pairs),
         )
 
     def set_foreign(self, router: str, totals: Totals) -> None:
         before = self.by_router.get(router, NOTHING)
-        self._charged_since += max(0, totals.prefill_tokens - before.prefill_tokens)
-        self._pairs_since += max(0, totals.prefill_pairs - before.prefill_pairs)
+        self.tokens.foreign_change(totals.prefill_tokens - before.prefill_tokens)
+        self.pairs.foreign_change(totals.prefill_pairs - before.prefill_pairs)
         if totals == NOTHING:
             self.by_router.pop(router, None)
         else:
@@ -134,7 +146,8 @@ class Charge:
         self._prefill_pairs = prefill_pairs
         decode.requests += 1
         decode.blocks += blocks
-        prefill.add_prefill(prefill_tokens, prefill_pairs)
+        prefill.tokens.charge(prefill_tokens)
+        prefill.pairs.charge(prefill_pairs)
         ledger.changed(decode, prefill)
 
     def prefill_done(self) -> None:
@@ -166,8 +179,8 @@ class Charge:
         self._ledger.changed(self._decode, self._prefill)
 
     def _take_off_prefill(self) -> None:
-        self._prefill.prefill_tokens -= self._prefill_tokens
-        self._prefill.prefill_pairs -= self._prefill_pairs
+        self._prefill.tokens.charged -= self._prefill_tokens
+        self._prefill.pairs.charged -= self._prefill_pairs
         self._prefill_tokens = self._prefill_pairs = 0
 
     def __enter__(self) -> Self:

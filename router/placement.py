@@ -187,7 +187,7 @@ def weigh(
     return Weighing(prefills, decodes, shipper, chosen)
 
 
-def pair_cost(config: PlacementConfig, block_size: int) -> float:
+def _pair_cost(config: PlacementConfig, block_size: int) -> float:
     """Of a pair of tokens in attention, in blocks."""
     return 1 / (config.attention_tokens * block_size) if config.attention_tokens else 0.0
 
@@ -257,7 +257,7 @@ class _Weighed:
         """Index of the chosen one, -1 when all are barred. `alone`: whoever is chosen runs the prompt."""
         request, (workers, cached, load, stored) = self._request, self._candidates
         self._weights = weights
-        self._pair_cost = pair_cost(config, request.block_size)
+        self._pair_cost = _pair_cost(config, request.block_size)
         if not workers:
             return -1
         self.reasons = np.empty(len(workers), dtype=np.int8)  # codes of router/cheapest.py

@@ -104,7 +104,7 @@ def test_a_short_prompt_whose_prefix_is_cached_counts_as_short() -> None:
     scheduler = make_scheduler(64, max_batch_tokens=8)
     shared = list(range(500, 540))
     scheduler.add(make_sequence("a", [*shared, 1], max_tokens=1))
-    while scheduler.queued_prefill_tokens:
+    while scheduler.queued_prefill != (0, 0):
         step(scheduler)
     scheduler.add(distinct("long", 60))
     step(scheduler)
