@@ -14,7 +14,8 @@ from tests.tiny_model import write_tiny_model
 
 MAX_TOKENS = 16
 NUM_GPUS = torch.cuda.device_count()
-MIXES = [(1, 2, 8), (2, 1, 8), (2, 2, 8), (4, 2, 8), (1, 4, 8), (4, 4, 2)]  # ranks of each, KV heads
+MIXES = [(prefill, decode, 8) for prefill in (1, 2, 4) for decode in (1, 2, 4)] + [(4, 4, 2), (2, 4, 2)]
+"""Ranks of each, and KV heads: at the end more ranks than heads."""
 
 pytestmark = [
     pytest.mark.gpu,
