@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from itertools import product
 
 import structlog
 
@@ -208,35 +209,40 @@ class Connection:
 
     def _blocks(self, message: wire.Blocks) -> None:
         granted = self._known(message.transfer_id)
-        layout, layer, first, end = self._slab.layout, message.layer, message.first, message.first + message.count
-        if layer >= layout.num_layers or first >= end or end > len(granted):
+        layers, num_layers = message.layer_range, self._slab.layout.num_layers
+        if not layers.start < layers.stop <= num_layers:
             raise ProtocolError(
-                self.peer,
-                f"writes blocks [{first}, {end}) of layer {layer}; granted are {len(granted)} blocks",
+                self.peer, f"writes layers [{layers.start}, {layers.stop}); the model has {num_layers} layers"
             )
+        first, end = message.first, message.first + message.count
+        if not first < end <= len(granted):
+            raise ProtocolError(self.peer, f"writes blocks [{first}, {end}); granted are {len(granted)} blocks")
         blocks = granted[first:end]
-        self._intake.take(layer, blocks)
+        for layer in layers:
+            self._intake.take(layer, blocks)
         try:
             if message.transfer_id in self._checked:
                 self._intake.settle()
                 self._verify(message, blocks)
-            self._ledger.arrived(message.transfer_id, self.number, layer, first, message.count)
+            self._ledger.arrived(message.transfer_id, self.number, layers, first, message.count)
         except ProtocolError as error:
             self._fail(message.transfer_id, str(error))
 
     def _verify(self, message: wire.Blocks, blocks: tuple[int, ...]) -> None:
         """Raises ProtocolError when a block is not what was sent."""
         size = len(blocks) * CHECKSUM_BYTES
-        if len(message.checksums) != len(self._parts) * size:
-            raise ProtocolError(self.peer, f"sent {len(message.checksums)} bytes of checksums for {len(blocks)} blocks")
-        for index, (part, windows) in enumerate(zip(self._parts, self._windows, strict=True)):
+        due = message.layers * len(self._parts) * size
+        if len(message.checksums) != due:
+            raise ProtocolError(self.peer, f"sent {len(message.checksums)} bytes of checksums; due are {due}")
+        parts = zip(self._parts, self._windows, strict=True)
+        for index, (layer, (part, windows)) in enumerate(product(message.layer_range, parts)):
             theirs = message.checksums[index * size : (index + 1) * size]
             nbytes = len(part.heads) * self._slab.layout.head_bytes
             for window in windows:
-                ours = block_checksums(window.read(message.layer, blocks), nbytes)
+                ours = block_checksums(window.read(layer, blocks), nbytes)
                 if wrong := mismatches(ours, theirs):
                     block = message.first + wrong[0]
-                    raise ProtocolError(self.peer, f"checksum of layer {message.layer}, granted block {block} differs")
+                    raise ProtocolError(self.peer, f"checksum of layer {layer}, granted block {block} differs")
 
     def _commit(self, message: wire.Commit) -> None:
         self._known(message.transfer_id)

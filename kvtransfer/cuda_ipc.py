@@ -1,7 +1,8 @@
 """CUDA memory of one host: a chunk's blocks go over NVLink straight into the decode worker's slabs, see mapped.py.
 
-Writing is asynchronous: on a stream of its own it waits for the layers to be computed, and the blocks are announced
-when it has ended. So the engine never waits for the link, and the link's thread only when it is idle.
+Writing is asynchronous: on a stream of its own one kernel waits for a chunk's layers to be computed and writes them
+all, and one message announces them when it has ended. So the engine never waits for the link, and the link's thread
+only when it is idle.
 
 A chunk's layers leave together, after the last one, though each could leave while the next is computed. A prompt makes
 a GPU compute at the limit of its power, and a link that is awake costs it 3 % of its clock, whatever goes over it and
@@ -77,19 +78,20 @@ class CudaIpcWriter:
         self._on_their_way: deque[_OnItsWay] = deque()
         self._blocks: tuple[Sequence[int], Sequence[int]] = ((), ())
         self._table = torch.empty(2, 0, dtype=torch.int32, device=self._driver.device)  # of these blocks
-        self._copy(0)  # loads the kernel before somebody waits for it
+        self._copy(range(1))  # loads the kernel before somebody waits for it
 
     def write(self, shipment: Shipment) -> bool:
         if shipment.stopped():
             return False
         blocks = (shipment.source, shipment.destination)
-        if self._blocks != blocks:  # the layers of a chunk share them
+        if self._blocks != blocks:  # layers of a chunk that come one by one share them
             self._blocks = blocks
             table = torch.tensor(blocks, dtype=torch.int32, pin_memory=True)
             self._table = table.to(self._driver.device, non_blocking=True)
         if shipment.ready is not None:
             shipment.ready.wait(self._stream)
-        self._copy(shipment.message.layer)
+        self._copy(shipment.message.layer_range)
+        # Who waits for it sleeps, for the step is still to be computed, often all of it.
         written = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         written.record(self._stream)
         self._on_their_way.append(_OnItsWay(shipment.message, written, self._table))
@@ -114,7 +116,8 @@ class CudaIpcWriter:
         self._channel.send(self._on_their_way[0].message)
         self._on_their_way.popleft()
 
-    def _copy(self, layer: int) -> None:
+    def _copy(self, layers: range) -> None:
         """Enqueues it on the thread's stream."""
         for route in self._routes:
-            copy_blocks(route.source[layer], route.destination[layer], self._table)
+            chosen = slice(layers.start, layers.stop)
+            copy_blocks(route.source[chosen], route.destination[chosen], self._table)

@@ -5,12 +5,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LayerArrived:
-    """One sending rank's heads of `blocks` more granted blocks of a layer are in the slabs, or on their way (NCCL)."""
+    """One sending rank's heads of `blocks` more granted blocks are in the slabs, or on their way (NCCL): in each of the
+    layers [layer, layer + layers)."""
 
     transfer_id: str
     layer: int
     blocks: int
     rank: int = 0
+    layers: int = 1
 
 
 @dataclass(frozen=True, slots=True)

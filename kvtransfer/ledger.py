@@ -75,15 +75,18 @@ class Ledger:
             progress.arrivals[writer] = Arrivals(self._layout.num_layers, num_blocks)
             return lease.block_ids
 
-    def arrived(self, transfer_id: str, writer: int, layer: int, first: int, count: int) -> None:
-        """Raises ProtocolError when a block is written twice. Late news of a failed transfer are dropped."""
+    def arrived(self, transfer_id: str, writer: int, layers: range, first: int, count: int) -> None:
+        """The same blocks of each layer. Raises ProtocolError when a block is written twice. Late news of a failed
+        transfer are dropped."""
         with self._lock:
             lease = self._receiving(transfer_id, writer)
             if lease is None:
                 return
-            if not self._progress[transfer_id].arrivals[writer].mark(layer, first, count):
-                raise ProtocolError(f"transfer {transfer_id}", f"wrote a block of layer {layer} twice")
-            self._news.append(LayerArrived(transfer_id, layer, count, lease.writers[writer]))
+            arrivals = self._progress[transfer_id].arrivals[writer]
+            for layer in layers:
+                if not arrivals.mark(layer, first, count):
+                    raise ProtocolError(f"transfer {transfer_id}", f"wrote a block of layer {layer} twice")
+            self._news.append(LayerArrived(transfer_id, layers.start, count, lease.writers[writer], len(layers)))
 
     def commit(self, transfer_id: str, writer: int, payload: bytes, transport: str) -> bool:
         """True: this writer's part is done. False: the transfer had failed. Raises ProtocolError for missing blocks."""

@@ -7,7 +7,7 @@ in what the decode worker says. A push is done when the link's thread will not t
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import structlog
 
@@ -76,7 +76,7 @@ class Link:
             if state.done or state.stop:
                 return
             state.operations.append(operation)
-            if state.accepted:
+            if state.accepted and self._is_due(operation):
                 self._wake(state)
 
     def abort(self, state: PushState, reason: str) -> None:
@@ -151,7 +151,6 @@ class Link:
         if state.done:
             return
         if state.stop is not None:
-            state.held.clear()
             self._settle_all(dialled.writer)
             dialled.channel.send(state.stop)  # even if it was not begun: the lease ends sooner
             self._finish(state, ok=False, reason=state.reason)
@@ -172,35 +171,41 @@ class Link:
         dialled.channel.send(wire.Begin(grant.transfer_id, len(grant.block_ids), self._config.checksum))
 
     def _carry_out(self, state: PushState, dialled: Dialled) -> None:
+        layers: list[LayerBlocks] = []
+        commit: wire.Commit | None = None
         with self._changed:
-            if not state.accepted or not state.operations:
-                return
-            operation = state.operations.popleft()
-            if isinstance(operation, wire.Commit):
-                state.deadline_s = min(state.deadline_s, time.monotonic() + STALL_TIMEOUT_S)
-        if isinstance(operation, wire.Commit):
-            self._write_held(state, dialled)
+            for operation in self._take_due(state):
+                if isinstance(operation, wire.Commit):
+                    commit = operation
+                    state.deadline_s = min(state.deadline_s, time.monotonic() + STALL_TIMEOUT_S)
+                else:
+                    layers.append(operation)
+        for run in self._runs(layers):
+            self._write(state, run, dialled)
+        if commit is not None:
             self._settle_all(dialled.writer)
-            dialled.channel.send(operation)
-        else:
-            state.held.append(operation)
-            if not dialled.writer.at_once or operation.layer == self._slab.layout.num_layers - 1:
-                self._write_held(state, dialled)
+            dialled.channel.send(commit)
         with self._changed:
-            if state.operations:
+            if state.accepted and any(map(self._is_due, state.operations)):
                 self._wake(state)
 
     def _settle_all(self, writer: BlockWriter) -> None:
         while writer.settle():
             pass
 
-    def _write_held(self, state: PushState, dialled: Dialled) -> None:
-        for operation in state.held:
-            self._write(state, operation, dialled)
-        state.held.clear()
+    def _runs(self, layers: Sequence[LayerBlocks]) -> list[list[LayerBlocks]]:
+        """What one message announces each: the same blocks in neighbouring layers, of one layer with checksums."""
+        runs: list[list[LayerBlocks]] = []
+        for blocks in layers:
+            if runs and not self._config.checksum and blocks.continues(runs[-1][-1]):
+                runs[-1].append(blocks)
+            else:
+                runs.append([blocks])
+        return runs
 
-    def _write(self, state: PushState, operation: LayerBlocks, dialled: Dialled) -> None:
-        layout = self._slab.layout
+    def _write(self, state: PushState, run: Sequence[LayerBlocks], dialled: Dialled) -> None:
+        layout, layer = self._slab.layout, run[0].layer
+        operation = run[-1]  # when it is ready, all are
         granted = state.grant.block_ids
         size = piece_blocks(layout) if self._config.checksum else dialled.writer.piece_blocks
         for begin in range(0, len(operation.source), size):
@@ -209,15 +214,15 @@ class Link:
             checksums = b""
             if self._config.checksum:
                 checksums = b"".join(
-                    block_checksums(window.read(operation.layer, source, operation.ready), nbytes)
+                    block_checksums(window.read(layer, source, operation.ready), nbytes)
                     for window, nbytes in self._windows
                 )
-            message = wire.Blocks(state.grant.transfer_id, operation.layer, first, len(source), checksums)
+            message = wire.Blocks(state.grant.transfer_id, layer, first, len(source), len(run), checksums)
             destination = granted[first : first + len(source)]
             shipment = Shipment(message, source, destination, operation.ready, lambda: state.stop is not None)
             if not dialled.writer.write(shipment):
                 return
-            state.kv_bytes += len(source) * layout.block_bytes
+            state.kv_bytes += len(source) * len(run) * layout.block_bytes
 
     def _finish(self, state: PushState, *, ok: bool, reason: str) -> None:
         """Ends a push whose blocks nobody reads any more: once, whoever comes first."""
@@ -283,6 +288,19 @@ class Link:
             self._finish(state, ok=True, reason="")
 
     # --- with the lock held ---
+
+    def _is_due(self, operation: LayerBlocks | wire.Commit) -> bool:
+        """Whether it is carried out now, with all before it; a layer may have to wait for its chunk's last one."""
+        assert self._dialled is not None
+        if isinstance(operation, wire.Commit) or not self._dialled.writer.at_once:
+            return True
+        return operation.layer == self._slab.layout.num_layers - 1
+
+    def _take_due(self, state: PushState) -> list[LayerBlocks | wire.Commit]:
+        """The next operation that is due, behind those that have waited for it."""
+        dues = map(self._is_due, state.operations) if state.accepted else ()
+        number = next((number for number, due in enumerate(dues, 1) if due), 0)
+        return [state.operations.popleft() for _ in range(number)]
 
     def _wake(self, state: PushState, *, first: bool = False) -> None:
         if not state.queued:

@@ -89,9 +89,9 @@ class _End:
         return buffer.words[: count * sum(self.sizes)]
 
     def parts_of(self, buffer: _Buffer, count: int) -> list[Tensor]:
-        """The same, as int64 [count, words of the part's heads] for each part."""
+        """The same, as int64 [1, count, words of the part's heads] for each part."""
         pieces = torch.split(self.words_of(buffer, count), [count * size for size in self.sizes])
-        return [piece.view(count, size) for piece, size in zip(pieces, self.sizes, strict=True)]
+        return [piece.view(1, count, size) for piece, size in zip(pieces, self.sizes, strict=True)]
 
     def close(self) -> None:
         """After the communicator's abort, with which what was on its way ends."""
@@ -152,7 +152,7 @@ class NcclWriter:
     def _gather(self, buffer: _Buffer, layer: int, blocks: Sequence[int]) -> None:
         to_buffer = self._end.table(blocks)[:2]
         for words, part in zip(self._sources, self._end.parts_of(buffer, len(blocks)), strict=True):
-            copy_blocks(words[layer], part, to_buffer)
+            copy_blocks(words[layer : layer + 1], part, to_buffer)
 
 
 class NcclIntake:
@@ -226,4 +226,4 @@ class NcclIntake:
         from_buffer = end.table(blocks)[1:]
         for places, part in zip(self._destinations, end.parts_of(buffer, len(blocks)), strict=True):
             for words in places:
-                copy_blocks(part, words[layer], from_buffer)
+                copy_blocks(part, words[layer : layer + 1], from_buffer)

@@ -32,6 +32,10 @@ class LayerBlocks:
     source: Sequence[int]
     ready: Mark | None = None  # when they are computed
 
+    def continues(self, earlier: "LayerBlocks") -> bool:
+        """Whether these are the same blocks in the next layer."""
+        return self.layer == earlier.layer + 1 and (self.first, self.source) == (earlier.first, earlier.source)
+
 
 @dataclass(slots=True, eq=False)
 class PushState:
@@ -49,7 +53,6 @@ class PushState:
     queued: bool = False  # in the link's list of pushes that have something to do
     done: bool = False
     kv_bytes: int = 0  # the link's thread
-    held: list[LayerBlocks] = field(default_factory=list)  # the link's thread; to be written with what comes next
 
 
 class PushQueue(Protocol):
@@ -77,6 +80,7 @@ class Push:
     def layer_ready(self, layer: int, first: int, source_blocks: Sequence[int], ready: Mark | None = None) -> None:
         """`source_blocks[i]` holds what belongs into `grant.block_ids[first + i]`, from `ready` on and until on_done.
 
+        What was handed in before is computed by then, too.
         The unused tail of a last, partial block is shipped too: the caller has zeroed it where stale values could hurt.
         """
         assert 0 <= first <= first + len(source_blocks) <= len(self._state.grant.block_ids)

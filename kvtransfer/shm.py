@@ -1,6 +1,7 @@
 """Shared memory: the prefill worker copies blocks to where they belong in the decode worker's slabs, see mapped.py."""
 
 from collections.abc import Sequence
+from itertools import product
 
 import numpy as np
 
@@ -40,9 +41,9 @@ class ShmWriter:
         self._routes = list(zip(heads, arrays, strict=True))  # ours and theirs, and where
 
     def write(self, shipment: Shipment) -> bool:
-        for heads, array in self._routes:
-            blocks = shipment.source, shipment.destination
-            for run in paired_runs(self._layout, self._peer_layout, shipment.message.layer, *blocks, *heads):
+        blocks = shipment.source, shipment.destination
+        for layer, (heads, array) in product(shipment.message.layer_range, self._routes):
+            for run in paired_runs(self._layout, self._peer_layout, layer, *blocks, *heads):
                 if shipment.stopped():
                     return False
                 ours = self._source[run.source : run.source + run.nbytes]

@@ -17,12 +17,12 @@ from kvtransfer.slab import Mark
 
 STALL_TIMEOUT_S = 10.0  # a peer that takes or answers nothing for this long is given up
 MAX_PIECE_BYTES = 4 << 20  # what one message announces where bytes go through host memory; a cancel waits for it
-MAX_PIECE_BLOCKS = 8192  # what one message announces at all; its checksums are at most 8 parts of 8 bytes a block
+MAX_PIECE_BLOCKS = 8192  # what one message announces of a layer; its checksums are at most 8 parts of 8 bytes a block
 
 
 @dataclass(frozen=True, slots=True)
 class Shipment:
-    """What one message announces: our blocks `source` of a layer, and where they belong in the peer's slabs."""
+    """What one message announces: our blocks `source` of its layers, and where they belong in the peer's slabs."""
 
     message: Blocks
     source: Sequence[int]
@@ -36,7 +36,7 @@ class BlockWriter(Protocol):
 
     transport: str
     piece_blocks: int  # how many one `write` takes
-    at_once: bool  # whether the layers of a chunk are written when the last one is computed, else each by itself
+    at_once: bool  # whether a chunk's layers are written as one shipment when the last is computed, else each by itself
 
     def write(self, shipment: Shipment) -> bool:
         """Puts what we send of the blocks where they belong when they are ready, and says so, now or in `settle`.

@@ -74,8 +74,8 @@ def _raw_cuda(case: Case, ours: Slab, peer: PeerRange) -> Any:
             table = places.to(source.device)
             nbytes = count * kib << 10
 
-            def copy(rows: Any = rows, table: Any = table) -> None:
-                copy_blocks(rows[0], rows[1], table)
+            def copy(layers: Any = (rows[0][None], rows[1][None]), table: Any = table) -> None:
+                copy_blocks(*layers, table)
 
             alone_s, host_s = gpu_median_s(copy, case.rounds)
             row = {"way": "kernel", "MiB": nbytes >> 20, "run KiB": kib, "GB/s": nbytes / alone_s / 1e9}

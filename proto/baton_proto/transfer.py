@@ -52,16 +52,23 @@ class Begin(Struct, frozen=True, tag="begin"):
 
 
 class Blocks(Struct, frozen=True, tag="blocks"):
-    """Granted blocks [first, first + count) of a layer are in place (shared memory) or follow (TCP, NCCL).
+    """Granted blocks [first, first + count) of layers [layer, layer + layers) are in place (shared memory) or follow
+    (TCP, NCCL).
 
-    They follow part by part (kvtransfer/head_plan.py): the first part's heads of every block, then the second's.
+    They follow layer by layer, and in each part by part (kvtransfer/head_plan.py): the first part's heads of every
+    block, then the second's.
     """
 
     transfer_id: Name
     layer: Count
     first: Count
     count: Count
-    checksums: bytes = b""  # xxh3_64 per part and block, u64 LE
+    layers: Count = 1
+    checksums: bytes = b""  # xxh3_64 per layer, part and block, u64 LE
+
+    @property
+    def layer_range(self) -> range:
+        return range(self.layer, self.layer + self.layers)
 
 
 class Commit(Struct, frozen=True, tag="commit"):

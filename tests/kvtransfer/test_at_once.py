@@ -1,10 +1,25 @@
 """Transports that write a chunk's layers together: here shared memory does, as `cuda_ipc` does between GPUs."""
 
+import random
+import time
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
 import pytest
 
-from kvtransfer.events import Failed, LayerArrived, Released
+from kvtransfer import shm
+from kvtransfer.events import Committed, Failed, LayerArrived, Released
 from kvtransfer.shm import ShmWriter
-from tests.kvtransfer.peers import LAYOUT, TIMEOUT_S, assert_arrived, fill, pair, words
+from tests.kvtransfer.peers import (
+    LAYOUT,
+    PREFILL_LAYOUT,
+    TIMEOUT_S,
+    assert_arrived,
+    fill,
+    pair,
+    words,
+)
 
 LAST = LAYOUT.num_layers - 1
 
@@ -14,8 +29,10 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ShmWriter, "at_once", True)
 
 
-def test_each_chunk_leaves_with_its_last_layer() -> None:
-    with pair("shm", checksum=True) as (decode, prefill):
+@pytest.mark.parametrize("checksum", [False, True])
+def test_each_chunk_leaves_with_its_last_layer(checksum: bool) -> None:
+    layers = 1 if checksum else LAYOUT.num_layers  # of a message
+    with pair("shm", checksum=checksum) as (decode, prefill):
         grant = decode.receiver.reserve([9, 20, 21], 0)
         push, results = prefill.begin(grant)
         for first, source in ((0, [40, 3]), (2, [17])):
@@ -23,12 +40,49 @@ def test_each_chunk_leaves_with_its_last_layer() -> None:
                 push.layer_ready(layer, first, source)
             arrived = len(decode.of(grant.transfer_id))
             push.layer_ready(LAST, first, source)
-            decode.wait_for(LayerArrived, grant.transfer_id, layer=LAST, blocks=len(source))
-            events = decode.of(grant.transfer_id)[arrived:]
-            assert events == [LayerArrived(grant.transfer_id, layer, len(source)) for layer in range(LAYOUT.num_layers)]
+            expected = [
+                LayerArrived(grant.transfer_id, layer, len(source), layers=layers)
+                for layer in range(0, LAYOUT.num_layers, layers)
+            ]
+            decode.wait_for(LayerArrived, grant.transfer_id, layer=expected[-1].layer, blocks=len(source))
+            assert decode.of(grant.transfer_id)[arrived:] == expected
         push.commit(b"")
-        assert results.get(timeout=TIMEOUT_S).ok
+        result = results.get(timeout=TIMEOUT_S)
+        assert (result.ok, result.kv_bytes) == (True, 3 * LAYOUT.num_layers * LAYOUT.block_bytes)
         assert_arrived(decode.slab, [9, 20, 21], prefill.slab, [40, 3, 17])
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_chunks_of_several_pushes_in_any_order_of_layers_arrive_and_no_other_byte_changes(seed: int) -> None:
+    shuffle = random.Random(seed)
+    with pair("shm") as (decode, prefill):
+        fill(decode.slab, seed=1)
+        expected = words(decode.slab).copy()
+        granted = shuffle.sample(range(LAYOUT.num_blocks), LAYOUT.num_blocks)
+        pushes = []
+        for begin in range(0, 24, 8):
+            grant = decode.receiver.reserve(granted[begin : begin + 8], 0)
+            source = shuffle.sample(range(PREFILL_LAYOUT.num_blocks), 8)
+            expected[:, grant.block_ids] = words(prefill.slab)[:, source]
+            ends = [0, *sorted(shuffle.sample(range(1, 8), 2)), 8]
+            chunks = list(pairwise(ends))
+            shuffle.shuffle(chunks)
+            work: list[tuple[int, int, list[int]]] = []
+            for first, end in chunks:
+                layers = list(range(LAYOUT.num_layers))
+                if shuffle.random() < 0.5:
+                    shuffle.shuffle(layers)
+                work += [(layer, first, source[first:end]) for layer in layers]
+            pushes.append((grant, *prefill.begin(grant), work))
+        while left := [entry for entry in pushes if entry[3]]:
+            _, push, _, work = shuffle.choice(left)
+            push.layer_ready(*work.pop(0))
+        for grant, push, results, _ in pushes:
+            push.commit(b"")
+            assert results.get(timeout=TIMEOUT_S).kv_bytes == 8 * LAYOUT.num_layers * LAYOUT.block_bytes
+            decode.wait_for(Committed, grant.transfer_id)
+        assert np.array_equal(words(decode.slab), expected)
+        assert decode.receiver.check_integrity() == []
 
 
 def test_a_commit_takes_along_what_is_held() -> None:
@@ -70,3 +124,31 @@ def test_a_cancel_meets_a_push_that_holds_layers() -> None:
         decode.wait_for(Released, grant.transfer_id)
         assert decode.receiver.lease_count() == 0
         assert decode.receiver.check_integrity() == []
+
+
+def test_a_cancel_in_the_middle_of_a_chunk_stops_it_and_it_is_not_announced(monkeypatch: pytest.MonkeyPatch) -> None:
+    paired_runs = shm.paired_runs
+    with pair("shm") as (decode, prefill):
+        fill(decode.slab, seed=1)
+        before = words(decode.slab).copy()
+        grant = decode.receiver.reserve([5, 6], 0)
+        push, results = prefill.begin(grant)
+
+        def cancelled_at_layer_2(ours: Any, theirs: Any, layer: int, *blocks: Any) -> Any:
+            if layer == 2:
+                decode.receiver.cancel(grant.transfer_id, "why not")
+                give_up_s = time.monotonic() + TIMEOUT_S
+                while push._state.stop is None and time.monotonic() < give_up_s:
+                    time.sleep(0.001)
+            return paired_runs(ours, theirs, layer, *blocks)
+
+        monkeypatch.setattr(shm, "paired_runs", cancelled_at_layer_2)
+        for layer in range(LAYOUT.num_layers):
+            push.layer_ready(layer, 0, [1, 2])
+        push.commit(b"")
+        result = results.get(timeout=TIMEOUT_S)
+        assert (result.ok, result.reason, result.kv_bytes) == (False, "why not", 0)
+        decode.wait_for(Released, grant.transfer_id)
+        assert [type(event) for event in decode.of(grant.transfer_id)] == [Released]
+        assert np.array_equal(words(decode.slab)[:2, [5, 6]], words(prefill.slab)[:2, [1, 2]])
+        assert np.array_equal(words(decode.slab)[2:], before[2:])
