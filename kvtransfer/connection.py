@@ -218,8 +218,7 @@ class Connection:
         if not first < end <= len(granted):
             raise ProtocolError(self.peer, f"writes blocks [{first}, {end}); granted are {len(granted)} blocks")
         blocks = granted[first:end]
-        for layer in layers:
-            self._intake.take(layer, blocks)
+        self._intake.take(layers, blocks)
         try:
             if message.transfer_id in self._checked:
                 self._intake.settle()

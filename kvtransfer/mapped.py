@@ -81,7 +81,7 @@ class MappedIntake:
         if all(fd != self._channel.sock.fileno() for fd, _ in self._news.poll()):
             raise ConnectionResetError(f"the process of {self._channel.peer} ended")
 
-    def take(self, layer: int, blocks: Sequence[int]) -> None:
+    def take(self, layers: range, blocks: Sequence[int]) -> None:
         """Nothing to do: the blocks were in place before the message was sent."""
 
     def settle(self) -> None:

@@ -57,15 +57,14 @@ class TcpIntake:
     def await_message(self) -> None:
         """The channel waits by itself."""
 
-    def take(self, layer: int, blocks: Sequence[int]) -> None:
-        for first, *_ in self._windows:
-            self._channel.receive_into(first.landing(layer, blocks))
-        for first, *copies in self._windows:
-            for copy in copies:
-                for to, piece in zip(copy.landing(layer, blocks), first.landing(layer, blocks), strict=True):
-                    to[:] = piece
-            for window in (first, *copies):
-                window.land(layer, blocks)
+    def take(self, layers: range, blocks: Sequence[int]) -> None:
+        for layer in layers:
+            for first, *_ in self._windows:
+                self._channel.receive_into(first.landing(layer, blocks))
+            for first, *copies in self._windows:
+                for copy in copies:
+                    for to, piece in zip(copy.landing(layer, blocks), first.landing(layer, blocks), strict=True):
+                        to[:] = piece
 
     def settle(self) -> None:
         """Nothing is on its way between two calls."""

@@ -61,8 +61,8 @@ class BlockIntake(Protocol):
     def await_message(self) -> None:
         """Returns when the connection has news. Raises OSError when the peer died without closing it."""
 
-    def take(self, layer: int, blocks: Sequence[int]) -> None:
-        """Puts what the peer sends of the blocks that it announced into the slabs, now or until `settle` returns."""
+    def take(self, layers: range, blocks: Sequence[int]) -> None:
+        """Puts what the peer sends of the blocks that it announced into these layers, now or until `settle` returns."""
 
     def settle(self) -> None:
         """Returns when all that was taken is in the slabs. Raises OSError when it will not be."""

@@ -1,4 +1,8 @@
-"""NCCL with its gather and scatter kernels, alone: writer and intake of `kvtransfer/nccl.py` over one connection."""
+"""NCCL with its gather and scatter kernels, alone: writer and intake of `kvtransfer/nccl.py` over one connection.
+
+`host us` is what a piece takes the sending host, waiting for a buffer included. The line of 0 MiB is a message and its
+answer, and `gather` the kernel alone, of a piece: what a transfer has besides NCCL.
+"""
 
 import socket
 import statistics
@@ -7,7 +11,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from baton_proto import transfer as wire
-from benchmarks.transfer.case import Case
+from benchmarks.transfer.case import Case, gpu_median_s
 from kvtransfer.framing import Channel
 from kvtransfer.head_plan import WHOLE, Part, parts
 from kvtransfer.layout import SlabLayout
@@ -16,7 +20,7 @@ from kvtransfer.tcp import tune
 from kvtransfer.transport import Shipment
 
 TIMEOUT_S = 20.0
-MIB = (4, 64, 512)
+MIB = (0, 4, 64, 512)
 LAYOUT = SlabLayout(num_layers=8, num_blocks=2048, num_kv_heads=8, block_size=16, head_dim=128, dtype="bfloat16")
 PLAN: tuple[Part, ...] = parts(WHOLE, 1, LAYOUT.num_kv_heads)
 LAYER_BLOCKS = 1024  # 64 MiB
@@ -36,7 +40,7 @@ def decode(case: Case, pipe: Connection, answers: Any) -> None:
     blocks: list[int] = pipe.recv()
     while (message := channel.receive()) is not None:
         if isinstance(message, wire.Blocks):
-            intake.take(message.layer, blocks[message.first : message.first + message.count])
+            intake.take(message.layer_range, blocks[message.first : message.first + message.count])
         else:
             intake.settle()
             channel.send_now(wire.Committed(""))
@@ -57,24 +61,39 @@ def prefill(case: Case, pipe: Connection, answers: Any) -> None:
     writer = NcclWriter(channel, slab, PLAN, welcome.pair_id, TIMEOUT_S)
     blocks = torch.randperm(LAYOUT.num_blocks).tolist()
     pipe.send(torch.randperm(LAYOUT.num_blocks).tolist())
+    answers.put(_gather_row(slab, blocks[:LAYER_BLOCKS], case.rounds))
     for mib in MIB:
-        left = (mib << 20) // LAYOUT.block_bytes
-        layers = [min(LAYER_BLOCKS, left - begin) for begin in range(0, left, LAYER_BLOCKS)]
-        times = []
+        num_blocks = min((mib << 20) // LAYOUT.block_bytes, LAYER_BLOCKS)
+        num_layers = (mib << 20) // LAYOUT.block_bytes // max(1, num_blocks)
+        source = blocks[:num_blocks]
+        times, writes = [], []
         for _ in range(case.rounds + 1):
             begin_s = time.perf_counter()
-            for layer, count in enumerate(layers):
-                for first in range(0, count, writer.piece_blocks):
-                    source = blocks[first : min(first + writer.piece_blocks, count)]
-                    message = wire.Blocks("", layer, first, len(source))
-                    assert writer.write(Shipment(message, source, source, None, lambda: False))
+            if source:
+                message = wire.Blocks("", 0, 0, num_blocks, num_layers)
+                assert writer.write(Shipment(message, source, source, None, lambda: False))
+            writes.append(time.perf_counter() - begin_s)
             channel.send(wire.Commit("", b""))
             assert isinstance(channel.receive(), wire.Committed)
             times.append(time.perf_counter() - begin_s)
-        seconds = statistics.median(times[1:])
-        answers.put(
-            {"way": "nccl", "MiB": mib, "run KiB": 64, "GB/s": (mib << 20) / seconds / 1e9, "us": seconds * 1e6}
-        )
+        answers.put(_row("nccl", mib << 20, statistics.median(times[1:]), statistics.median(writes)))
     channel.shutdown()
     writer.close()
     answers.put(None)
+
+
+def _gather_row(slab: Slab, blocks: list[int], rounds: int) -> dict[str, Any]:
+    import torch
+
+    from engine.kernels.copy_blocks import copy_blocks
+
+    rows = slab.tensor[:1].view(torch.int64).view(1, LAYOUT.num_blocks, -1)
+    buffer = torch.empty_like(rows[:, : len(blocks)])
+    table = torch.tensor([blocks, list(range(len(blocks)))], dtype=torch.int32, device="cuda")
+    device_s, host_s = gpu_median_s(lambda: copy_blocks(rows, buffer, table), rounds)
+    return _row("gather", len(blocks) * LAYOUT.block_bytes, device_s, host_s)
+
+
+def _row(way: str, nbytes: int, seconds: float, host_s: float) -> dict[str, Any]:
+    row = {"way": way, "MiB": nbytes >> 20, "run KiB": 64, "GB/s": nbytes / seconds / 1e9}
+    return row | {"us": seconds * 1e6, "host us": host_s * 1e6}

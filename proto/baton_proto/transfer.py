@@ -55,8 +55,8 @@ class Blocks(Struct, frozen=True, tag="blocks"):
     """Granted blocks [first, first + count) of layers [layer, layer + layers) are in place (shared memory) or follow
     (TCP, NCCL).
 
-    They follow layer by layer, and in each part by part (kvtransfer/head_plan.py): the first part's heads of every
-    block, then the second's.
+    TCP sends them layer by layer, and in each part by part (kvtransfer/head_plan.py): the first part's heads of every
+    block, then the second's. NCCL: see kvtransfer/nccl.py.
     """
 
     transfer_id: Name

@@ -37,6 +37,8 @@ class GpuSlab:
 
         torch.manual_seed(settings.get("seed", 0))
         torch.cuda.set_device(0)
+        if "at_split" in settings:
+            end_at_split(settings["at_split"])
         self.slab = Slab(LAYOUT, memory_of(torch.device("cuda")))
         self.fill()
 
@@ -60,6 +62,16 @@ class GpuSlab:
 
         torch.cuda.synchronize()
         return bool((torch.ones(1000, device="cuda") + 1).sum().item() == 2000)
+
+
+def end_at_split(signal_number: int) -> None:
+    """The process gets that signal when it has met its peer in NCCL and is about to split their communicator."""
+    from nccl import core
+
+    def split(*_arguments: Any, **_options: Any) -> None:
+        os.kill(os.getpid(), signal_number)
+
+    core.Communicator.split = split
 
 
 def gpu_prefill(settings: dict[str, Any], commands: Iterable[dict[str, Any]], say: Say) -> None:

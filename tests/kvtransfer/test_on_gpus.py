@@ -1,5 +1,6 @@
 """Transfers between two GPUs, by every transport: what arrives, and what is left when one side dies."""
 
+import os
 import random
 import signal
 import time
@@ -68,15 +69,20 @@ class Prefill:
 
 
 @contextmanager
-def decode_worker(transport: str, **config: Any) -> Iterator[Decode]:
-    with child("gpu-decode", gpu=1, seed=1, config={"transport": transport, **config}) as process:
+def decode_worker(transport: str, settings: dict[str, Any] | None = None, **config: Any) -> Iterator[Decode]:
+    with child("gpu-decode", gpu=1, seed=1, config={"transport": transport, **config}, **settings or {}) as process:
         yield Decode(process)
 
 
 @contextmanager
-def prefill_worker(transport: str, **config: Any) -> Iterator[Prefill]:
-    with child("gpu-prefill", gpu=0, seed=2, config={"transport": transport, **config}) as process:
+def prefill_worker(transport: str, settings: dict[str, Any] | None = None, **config: Any) -> Iterator[Prefill]:
+    with child("gpu-prefill", gpu=0, seed=2, config={"transport": transport, **config}, **settings or {}) as process:
         yield Prefill(process)
+
+
+def await_signal(process: PeerProcess) -> None:
+    """Until it is stopped or dead."""
+    os.waitid(os.P_PID, process.process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
 
 def any_blocks(count: int, seed: int) -> list[int]:
@@ -174,6 +180,34 @@ def test_killing_the_decode_worker_in_mid_push_fails_the_push_and_the_prefill_wo
                 assert prefill.computes()
         with decode_worker(transport) as decode:
             arrive(prefill, decode, seed=8)
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_decode_worker_that_ends_or_freezes_in_mid_set_up_of_nccl_fails_the_push(signal_number: int) -> None:
+    with prefill_worker("nccl", connect_timeout_s=3.0) as prefill:
+        with decode_worker("nccl", {"at_split": signal_number}) as decode:
+            prefill.begin(decode.reserve([5]), [7], whole=True)
+            await_signal(decode.process)
+            assert not prefill.end()["ok"]
+            assert prefill.computes()
+            decode.process.kill()
+        with decode_worker("nccl") as decode:
+            arrive(prefill, decode, seed=11)
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_prefill_worker_that_ends_or_freezes_in_mid_set_up_of_nccl_holds_nothing(signal_number: int) -> None:
+    with prefill_worker("nccl", {"at_split": signal_number}) as prefill:
+        with decode_worker("nccl", connect_timeout_s=3.0) as decode:
+            grant = decode.reserve([5])
+            prefill.begin(grant, [7], whole=True)
+            await_signal(prefill.process)
+            decode.ask("cancel", transfer_id=grant["transfer_id"])
+            assert decode.has("Released", grant, FREED_WITHIN_S)
+            with prefill_worker("nccl") as another:
+                arrive(another, decode, seed=12)
+            assert decode.is_well_and_empty()
+        prefill.process.kill()  # only now: the decode worker has ended without its help
 
 
 @by_any_transport
