@@ -23,7 +23,7 @@ from benchmarks.machine import describe, write_result
 from benchmarks.shapes import SHAPES
 from engine.loaded_model import load_model
 from engine.model_files import ModelFiles
-from engine.peer_sum import SWITCH
+from engine.peer_memory import SWITCH
 from engine.tensor_parallel import load_tensor_parallel
 
 ROOT = Path(__file__).parents[1]

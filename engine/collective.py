@@ -6,6 +6,7 @@ several workers share a host.
 """
 
 import threading
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -46,16 +47,14 @@ class Collective:
         for options in (self._sum, self._least, self._gather, self._broadcast):
             options.asyncOp = False  # on the current stream
 
-    def add_sum(self, hidden: Tensor, part: Tensor) -> None:
-        """hidden += the sum of all ranks' `part`, which is used up. The residual stream is rounded once, as without
-        ranks, and stays the same on all of them."""
+    def sum(self, part: Tensor) -> Tensor:
+        """`part`, which becomes the sum of all ranks', the same on all of them."""
         _finish(self._group.allreduce([part], self._sum))
-        hidden.add_(part)
+        return part
 
-    def begin_sum(self, part: Tensor) -> Any:
-        """`part` becomes the sum of all ranks', beside what is computed meanwhile; `wait()` of what comes back lets the
-        current stream wait for it. Not for CUDA graphs."""
-        return self._group.allreduce([part], self._ahead)
+    def begin_sum(self, part: Tensor) -> "SumOnItsWay":
+        """As `sum`, beside what is computed meanwhile. Not for CUDA graphs."""
+        return SumOnItsWay(part, self._group.allreduce([part], self._ahead))
 
     def gather(self, part: Tensor) -> Tensor:
         """[size, *part.shape], by rank."""
@@ -89,6 +88,17 @@ class Collective:
             abort = threading.Thread(target=self._group.abort, name="abort NCCL", daemon=True)
             abort.start()
             abort.join(_ABORT_TIMEOUT_S)
+
+
+@dataclass(frozen=True, slots=True)
+class SumOnItsWay:
+    part: Tensor
+    work: Any
+
+    def parts(self) -> tuple[Tensor, ...]:
+        """The sum, for which the current stream waits."""
+        self.work.wait()
+        return (self.part,)
 
 
 def _gloo(store: Any, rank: int, size: int) -> Any:

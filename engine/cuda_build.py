@@ -16,6 +16,7 @@ from engine.kernels.prefill_attention import query_tile
 from engine.model_config import ModelConfig
 from engine.models.registry import MODELS
 from engine.operations import Operations
+from engine.peer_push import make_peer_push
 from engine.peer_sum import make_peer_sum
 from engine.rope import RotaryEmbedding
 from engine.sampler import Sampler
@@ -61,7 +62,9 @@ def build_cuda_runner(
     sampled = torch.zeros(max_batch_tokens, dtype=torch.int32, device=device)
     operations: Operations = TritonOperations(sampled)
     if collective is not None:
-        operations = ShardedOperations(operations, collective, make_peer_sum(collective, device, slab.dtype))
+        few_rows = make_peer_sum(collective, device, slab.dtype, config.hidden_size)
+        many_rows = make_peer_push(collective, device, slab.dtype, max_batch_tokens, config.hidden_size)
+        operations = ShardedOperations(operations, collective, few_rows, many_rows)
     model = MODELS[config.architecture](config, weights, operations, shard.vocabulary)
     scratch = DecodeScratch.allocate(
         max_rows, programs_at_once, config.num_heads, config.num_kv_heads, config.head_dim, device

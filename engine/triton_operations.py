@@ -3,6 +3,8 @@
 The matrix products of one or two rows are Triton's too, with all that surrounds them inside; beyond, cuBLAS is better.
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -26,6 +28,9 @@ class TritonOperations:
     def linear(self, x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
         return small_linear(x, weight, out=out) if is_small(x) else torch.mm(x, weight.t(), out=out)
 
+    def norm(self, hidden: Tensor, weights: Tensor, eps: float, parts: tuple[Tensor, ...] = ()) -> Tensor:
+        return rms_norm(hidden, weights, eps, parts)
+
     def norm_linear(
         self, hidden: Tensor, norm: Tensor, eps: float, weight: Tensor, out: Tensor | None = None
     ) -> Tensor:
@@ -33,13 +38,24 @@ class TritonOperations:
             return small_linear(hidden, weight, norm=norm, eps=eps, out=out)
         return torch.mm(rms_norm(hidden, norm, eps), weight.t(), out=out)
 
+    def gated_linear(self, x: Tensor, gate_up: Tensor) -> Tensor:
+        if is_small(x):
+            return small_linear(x, gate_up, gated=True)
+        return silu_mul(F.linear(x, gate_up))
+
     def norm_gated_linear(self, hidden: Tensor, norm: Tensor, eps: float, gate_up: Tensor) -> Tensor:
         if is_small(hidden):
             return small_linear(hidden, gate_up, norm=norm, eps=eps, gated=True)
-        return silu_mul(F.linear(rms_norm(hidden, norm, eps), gate_up))
+        return self.gated_linear(rms_norm(hidden, norm, eps), gate_up)
 
     def add_linear(self, hidden: Tensor, x: Tensor, weight: Tensor) -> None:
         if is_small(x):
             small_linear(x, weight, add_to=hidden)
         else:
             hidden.addmm_(x, weight.t())
+
+    def settle(self, hidden: Tensor) -> None:
+        """It is."""
+
+    def pieces(self, rows: Tensor) -> Sequence[Tensor]:
+        return (rows,)

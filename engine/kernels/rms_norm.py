@@ -1,4 +1,4 @@
-"""RMS norm of the residual stream."""
+"""RMS norm of the residual stream, and what is added to the stream before it."""
 
 import torch
 import triton
@@ -10,19 +10,26 @@ from engine.kernels.dependent_launch import dependent_launch
 from engine.kernels.quick_launch import QuickLaunch
 
 
-def rms_norm(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """hidden [rows, size], contiguous, normalised over its last dimension and multiplied by weight [size]."""
+def rms_norm(hidden: Tensor, weight: Tensor, eps: float, parts: tuple[Tensor, ...] = ()) -> Tensor:
+    """hidden [rows, size], contiguous, normalised over its last dimension and multiplied by weight [size].
+
+    parts: at most two, like `hidden`, which first grows by their sum, in place.
+    """
     rows, size = hidden.shape
     normed = torch.empty_like(hidden)
     block = triton.next_power_of_2(size)
     overlap = dependent_launch(hidden)
+    first, second = (*parts, hidden, hidden)[:2]
     _rms_norm[(rows,)](
         hidden,
+        first,
+        second,
         weight,
         normed,
         eps,
         SIZE=size,
         BLOCK=block,
+        PARTS=len(parts),
         OVERLAP=overlap,
         num_warps=min(8, max(1, block // 512)),
         launch_pdl=overlap,
@@ -36,16 +43,34 @@ def rms_norm_reference(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 @QuickLaunch
 @triton.jit
-def _rms_norm(hidden, weight, normed, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
+def _rms_norm(
+    hidden,
+    first,
+    second,
+    weight,
+    normed,
+    eps,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PARTS: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
     if OVERLAP:
         gdc_launch_dependents()
-    at = tl.program_id(0).to(tl.int64) * SIZE
     columns = tl.arange(0, BLOCK)
+    at = tl.program_id(0).to(tl.int64) * SIZE + columns
     mask = columns < SIZE
     weights = tl.load(weight + columns, mask=mask, other=0.0)
     if OVERLAP:
         gdc_wait()
-    values = tl.load(hidden + at + columns, mask=mask, other=0.0).to(tl.float32)
+    values = tl.load(hidden + at, mask=mask, other=0.0).to(tl.float32)
+    if PARTS > 0:
+        total = tl.load(first + at, mask=mask, other=0.0).to(tl.float32)
+        if PARTS > 1:
+            total += tl.load(second + at, mask=mask, other=0.0).to(tl.float32)
+        grown = (total + values).to(hidden.dtype.element_ty)
+        tl.store(hidden + at, grown, mask=mask)
+        values = grown.to(tl.float32)
     scale = tl.rsqrt(tl.sum(values * values, axis=0) / SIZE + eps)
     result = values * scale * weights.to(tl.float32)
-    tl.store(normed + at + columns, result.to(normed.dtype.element_ty), mask=mask)
+    tl.store(normed + at, result.to(normed.dtype.element_ty), mask=mask)

@@ -44,11 +44,16 @@ class LlamaLayer:
     def forward(self, hidden: Tensor, attend: Attend) -> None:
         """`hidden` [num_tokens, hidden], the residual stream, grows in place by what the layer adds."""
         config, operations = self.config, self.operations
-        qkv = operations.norm_linear(hidden, self.input_norm, config.rms_norm_eps, self.qkv)
+        stream = operations.pieces(hidden)
+        qkv = hidden.new_empty(len(hidden), len(self.qkv))
+        for rows, to in zip(stream, operations.pieces(qkv), strict=True):
+            operations.norm_linear(rows, self.input_norm, config.rms_norm_eps, self.qkv, to)
         mixed = attend(self.index, qkv.view(len(hidden), -1, config.head_dim), self.head_norms).flatten(1)
-        operations.add_linear(hidden, mixed, self.output)
-        activations = operations.norm_gated_linear(hidden, self.mlp_norm, config.rms_norm_eps, self.gate_up)
-        operations.add_linear(hidden, activations, self.down)
+        for rows, values in zip(stream, operations.pieces(mixed), strict=True):
+            operations.add_linear(rows, values, self.output)
+        for rows in stream:
+            activations = operations.norm_gated_linear(rows, self.mlp_norm, config.rms_norm_eps, self.gate_up)
+            operations.add_linear(rows, activations, self.down)
 
 
 class Llama:
@@ -81,6 +86,7 @@ class Llama:
         hidden = self.operations.embed(token_ids, self.embeddings)
         for layer in self.layers:
             layer.forward(hidden, attend)
+        self.operations.settle(hidden)
         return hidden
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:

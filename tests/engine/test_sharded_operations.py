@@ -2,11 +2,14 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from engine import sharded_operations
 from engine.operations import TorchOperations
 from engine.sharded_operations import ShardedOperations
+
+SIZE, EPS = 24, 1e-6
 
 
 class Twice:
@@ -15,8 +18,8 @@ class Twice:
     def __init__(self) -> None:
         self.under_way = self.most_under_way = 0
 
-    def add_sum(self, hidden: Tensor, part: Tensor) -> None:
-        hidden.add_(part, alpha=2)
+    def sum(self, part: Tensor) -> Tensor:
+        return part.mul_(2)
 
     def begin_sum(self, part: Tensor) -> "TwiceUnderWay":
         self.under_way += 1
@@ -30,9 +33,9 @@ class TwiceUnderWay:
     def __init__(self, collective: Twice, part: Tensor) -> None:
         self.collective, self.part = collective, part
 
-    def wait(self) -> None:
+    def parts(self) -> tuple[Tensor, ...]:
         self.collective.under_way -= 1
-        self.part.mul_(2)
+        return self.part, self.part
 
 
 class FewRows:
@@ -44,21 +47,34 @@ class FewRows:
         self.part = torch.empty_like(like)
         return self.part if len(like) <= self.most else None
 
-    def add_to(self, hidden: Tensor) -> None:
-        hidden.add_(self.part, alpha=2)
+    def finish(self, hidden: Tensor, norm: Tensor | None, eps: float) -> Tensor | None:
+        return TorchOperations().norm(hidden, torch.ones(SIZE) if norm is None else norm, eps, (self.part, self.part))
 
 
-@pytest.mark.parametrize("rows", [1, 7, 31, 32, 33, 101])
+@pytest.mark.parametrize("rows", [1, 7, 15, 16, 17, 31, 32, 33, 101])
 @pytest.mark.parametrize("few_rows", [None, FewRows(4)])
-def test_the_residual_stream_grows_by_the_sum(
+def test_the_residual_stream_grows_by_the_sum_before_it_is_read(
     rows: int, few_rows: FewRows | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sharded_operations, "MANY_ROWS", 32)
+    """Three layers, so to speak, with a norm before each product, beside the same without ranks."""
+    monkeypatch.setattr(sharded_operations, "PIECE_ROWS", 16)
     collective = Twice()
     operations = ShardedOperations(TorchOperations(), collective, few_rows)  # type: ignore[arg-type]
-    hidden, x, weight = torch.randn(rows, 24), torch.randn(rows, 16), torch.randn(24, 16)
-    expected = hidden + 2 * (x @ weight.t())
-    operations.add_linear(hidden, x, weight)
+    hidden = torch.randn(rows, SIZE, dtype=torch.float64)
+    expected = hidden.clone()
+    norms = torch.rand(3, SIZE, dtype=torch.float64)
+    ups = torch.randn(3, 2 * 16, SIZE, dtype=torch.float64) / 5
+    downs = torch.randn(3, SIZE, 16, dtype=torch.float64) / 5
+    for norm, up, down in zip(norms, ups, downs, strict=True):
+        for piece in operations.pieces(hidden):
+            operations.add_linear(piece, operations.norm_gated_linear(piece, norm, EPS, up), down)
+        gate, values = (F.rms_norm(expected, (SIZE,), norm, EPS) @ up.t()).chunk(2, dim=-1)
+        expected += 2 * ((F.silu(gate) * values) @ down.t())
+    piece = operations.pieces(hidden)[0]
+    product = operations.norm_linear(piece, norms[0], EPS, ups[0])
+    torch.testing.assert_close(product, F.rms_norm(expected[: len(piece)], (SIZE,), norms[0], EPS) @ ups[0].t())
+    operations.settle(hidden)
     torch.testing.assert_close(hidden, expected)
     assert collective.under_way == 0
-    assert collective.most_under_way == (4 if rows >= 32 else 0), "pieces travel beside each other"
+    pieces = min(4, rows // 16)
+    assert collective.most_under_way == pieces, "pieces travel beside each other"

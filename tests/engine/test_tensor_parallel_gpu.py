@@ -12,9 +12,11 @@ import torch
 from baton.config import EngineConfig
 from baton_proto.sampling import SamplingParams
 from engine.model_files import ModelFiles, resolve_model
-from engine.peer_sum import SWITCH
+from engine.peer_memory import SWITCH
+from engine.sequence import Sequence
 from engine.shard import shard_of
 from tests.engine.engine_runs import run, sequences, small_engine
+from tests.spine.prompts import random_prompt
 from tests.tiny_model import write_tiny_model
 
 NUM_BLOCKS = 40
@@ -44,15 +46,15 @@ def files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return resolve_model(str(folder))
 
 
-def config(size: int) -> EngineConfig:
+def config(size: int, max_batch_tokens: int = 64, max_model_len: int = 512) -> EngineConfig:
     return EngineConfig(
         device="cuda",
         dtype="float32",
         attention="triton",
         kv_memory="64MiB",
-        max_batch_tokens=64,
+        max_batch_tokens=max_batch_tokens,
         max_running=8,
-        max_model_len=512,
+        max_model_len=max_model_len,
         tensor_parallel=size,
     )
 
@@ -99,6 +101,42 @@ def test_tokens_and_kv_are_those_of_one_gpu(
         assert not lost
     finally:
         model.close()
+
+
+@pytest.mark.parametrize("sums", ["peers", "nccl"])
+@pytest.mark.parametrize("size", [2, 4])
+def test_long_prompts_whose_rows_travel_in_pieces_are_answered_as_by_one_gpu(
+    files: ModelFiles, size: int, sums: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from engine.loaded_model import load_model
+    from engine.peer_push import PeerPush
+    from engine.tensor_parallel import load_tensor_parallel
+
+    if torch.cuda.device_count() < size:
+        pytest.skip(f"needs {size} GPUs")
+    if sums == "nccl":
+        monkeypatch.setenv(SWITCH, "0")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+
+    def answers(model: Any) -> dict[str, list[int]]:
+        try:
+            work = []
+            for index, length in enumerate((700, 2048, 3900, 1024, 2500, 37, 3000)):
+                sampling = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+                prompt = random_prompt(length, seed=length)
+                work.append(Sequence(f"r{index}", prompt, length, sampling))
+            return run(small_engine(files, model.runner, 1000, 8192, 8), work)
+        finally:
+            model.close()
+
+    lost: list[Exception] = []
+    expected = answers(load_model(files, config(1, 8192, 4096)))
+    model = load_tensor_parallel(files, config(size, 8192, 4096), lost.append)
+    operations: Any = model.own.runner._model.operations  # type: ignore[attr-defined]
+    pushes = isinstance(operations._many_rows, PeerPush)
+    assert pushes == (sums == "peers" and size == 2), "this machine's GPUs can write each other's memory"
+    assert answers(model) == expected
+    assert not lost
 
 
 KILLED = """

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.kernels.peer_sum import flag_bytes
+from tests.engine.kernels.summing_rank import segments_bytes
 
 ROOT = Path(__file__).parents[3]
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the interpret
 def test_every_rank_gets_the_sum_whoever_is_ahead(ranks: int, tmp_path: Path) -> None:
     segments = [tmp_path / str(rank) for rank in range(ranks)]
     for segment in segments:
-        segment.write_bytes(bytes(flag_bytes(ranks) + 2 * 40 * 64 * 4))
+        segment.write_bytes(bytes(segments_bytes(ranks)))
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'proto'}", "TRITON_INTERPRET": "1"}
     processes = [
         subprocess.Popen(

@@ -14,3 +14,14 @@ def test_it_equals_the_reference(dtype: torch.dtype, rows: int, size: int) -> No
     normed = rms_norm(hidden, weight, 1e-6)
     assert torch.equal(hidden, before)
     assert relative_error(normed, rms_norm_reference(hidden, weight, 1e-6)) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_stream_grows_by_the_parts_before(dtype: torch.dtype, count: int) -> None:
+    hidden, weight = random(5, 576, dtype=dtype, scale=3), random(576, dtype=dtype)
+    parts = tuple(random(5, 576, dtype=dtype) for _ in range(count))
+    expected = (hidden.float() + torch.stack(parts).float().sum(0)).to(dtype)
+    normed = rms_norm(hidden, weight, 1e-6, parts)
+    torch.testing.assert_close(hidden, expected)
+    assert relative_error(normed, rms_norm_reference(hidden, weight, 1e-6)) < TOLERANCE[dtype]
