@@ -152,12 +152,16 @@ def _client(pipe: Connection, api: str, address: str, work: list[Work], concurre
 
 
 async def _run_client(pipe: Connection, asker: "type[Asker]", address: str, work: list[Work], concurrency: int) -> None:
-    askers = [asker(address) for _ in range(concurrency)]
-    for one in askers:
-        await one.connect()
-    await askers[0].ask([3, 4, 5], 2)
+    first = asker(address)
+    await first.connect()
+    await first.ask([3, 4, 5], 2)
     pipe.send("ready")
     await asyncio.to_thread(pipe.recv)
+    askers = [
+        asker(address) for _ in range(concurrency)
+    ]  # now: the server closes connections that say nothing for long
+    for one in askers:
+        await one.connect()
     answered = 0
 
     async def caller(one: Asker) -> None:

@@ -13,7 +13,7 @@ from engine.kernels.peer_sum import MAX_PROGRAMS, add_flagged_sum, add_peer_sum,
 from engine.peer_memory import CHECK_TURNS, SWITCH, built_by_all, mapped_by_all
 
 BUFFER_BYTES = {2: 4 << 20, 4: 2 << 20, 8: 1 << 20}  # beyond, NCCL divides the work between the ranks and is faster
-FLAGGED_BYTES = {2: 1 << 20, 4: 128 << 10, 8: 64 << 10}  # up to here parts are sent with flags in them
+FLAGGED_BYTES = {2: 256 << 10, 4: 64 << 10, 8: 32 << 10}  # up to here parts are sent with flags in them
 _TURNS = 2
 _CHECK_ROWS = (1, 3, 200, 40, 1, 201, 77, 2, 5, 1)
 

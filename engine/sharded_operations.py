@@ -15,7 +15,7 @@ from torch import Tensor
 from engine.collective import Collective
 from engine.operations import Operations
 
-PIECES = 4
+PIECES = 2  # of a step; more make the products slower than they hide (benchmarks/tensor_parallel.py, H200)
 PIECE_ROWS = 1024  # at least; more than a CUDA graph has
 
 
@@ -97,14 +97,13 @@ class ShardedOperations:
         return rows.chunk(max(1, min(PIECES, len(rows) // PIECE_ROWS)))
 
     def _begin(self, hidden: Tensor, x: Tensor, weight: Tensor) -> Sum:
+        if len(x) >= PIECE_ROWS:
+            return _Begun(self._inner, self._many_rows.begin_sum(self._inner.linear(x, weight)))
         buffer = None if self._few_rows is None else self._few_rows.buffer(hidden)
         if self._few_rows is not None and buffer is not None:
             self._inner.linear(x, weight, buffer)
             return self._few_rows
-        part = self._inner.linear(x, weight)
-        if len(x) < PIECE_ROWS:
-            return _Begun(self._inner, _Here(self._collective.sum(part)))
-        return _Begun(self._inner, self._many_rows.begin_sum(part))
+        return _Begun(self._inner, _Here(self._collective.sum(self._inner.linear(x, weight))))
 
 
 class _Here:

@@ -32,10 +32,10 @@ from kvtransfer.nccl_pair import RECEIVER, SENDER, NcclPair, PeerWatch, new_pair
 from kvtransfer.slab import Slab
 from kvtransfer.transport import MAX_PIECE_BLOCKS, STALL_TIMEOUT_S, Shipment
 
-# A send takes 13 us and its bytes at 350 GB/s (H200). Longer ones pay the 13 less often, but their first gather and
-# last scatter, which nothing hides, take longer. Two on their way hide what both hosts do for the next one.
-BUFFER_BYTES = 32 << 20
-NUM_BUFFERS = 3
+# A send takes 13 us and its bytes at 350 GB/s (H200); besides, each costs both hosts about 100 us, which the one before
+# it hides. 512 MiB in pieces of 32 go at 261 to 272 GB/s, of 64 at 278 to 290 (benchmarks/kv_push.py).
+BUFFER_BYTES = 64 << 20
+NUM_BUFFERS = 2
 _KERNELS_PRIORITY, _LINK_PRIORITY = -1, -2  # a scatter that begins first keeps the next receive off most processors
 _TABLES = 64  # kept; the layers of a chunk share theirs
 

@@ -65,6 +65,8 @@ class TcpIntake:
                 for copy in copies:
                     for to, piece in zip(copy.landing(layer, blocks), first.landing(layer, blocks), strict=True):
                         to[:] = piece
+                for window in (first, *copies):
+                    window.land(layer, blocks)
 
     def settle(self) -> None:
         """Nothing is on its way between two calls."""

@@ -26,6 +26,7 @@ TILE = 64  # tokens that a program loads at once; pieces begin at multiples of i
 NUM_WARPS = 2
 NUM_STAGES = 3
 FEW_ROWS = 32
+_UNCUT = 4 / 3  # even shares of all contexts that one may have and is not cut: merging costs more than it evens out
 _MIN_ROWS = 16  # of a tl.dot: the query heads of a KV head are padded to it
 _PARTS_AT_ONCE = 64  # heads times pieces that a merge holds in registers
 
@@ -52,7 +53,7 @@ def plan_pieces(lengths: np.ndarray, rows: int, at_once: int) -> Pieces:
     """For contexts of `lengths` tokens, all positive, in a launch for `rows`. At most rows + at_once pieces."""
     if rows <= FEW_ROWS:
         return equal_shares(lengths, at_once)
-    return longest_first(lengths, at_once, num_programs(rows, at_once))
+    return longest_first(lengths, max(1, int(at_once / _UNCUT)), num_programs(rows, at_once))
 
 
 def equal_shares(lengths: np.ndarray, programs: int) -> Pieces:
