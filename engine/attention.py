@@ -46,11 +46,11 @@ class Attention(Protocol):
         """Both for a step of decodes alone, where a backend may do them at once."""
         ...
 
-    def prefill(self, queries: Tensor, layer_cache: Tensor, metadata: Any) -> Tensor:
-        """The prefill spans' queries, in order."""
+    def prefill(self, queries: Tensor, layer_cache: Tensor, metadata: Any, out: Tensor) -> None:
+        """The prefill spans' queries, in order. `out`: contiguous, as large."""
         ...
 
-    def decode(self, queries: Tensor, layer_cache: Tensor, metadata: Any) -> Tensor:
+    def decode(self, queries: Tensor, layer_cache: Tensor, metadata: Any, out: Tensor) -> None:
         """One query per decode span, in order."""
         ...
 
@@ -64,20 +64,25 @@ class StepAttention:
     slab: Tensor  # [layers, blocks, kv_heads, 2, block_size, head_dim]
     num_prefill_tokens: int
     layer_done: Callable[[int], None] | None  # called as soon as a layer's KV is written
+    mixed: Tensor | None = None  # [num_tokens, heads, head_dim], of a step with prompts: where each layer's result goes
 
     def __call__(self, layer: int, qkv: Tensor, norms: HeadNorms | None) -> Tensor:
         """[num_tokens, heads, head_dim] from [num_tokens, heads + 2 * kv_heads, head_dim]."""
         cache, split = self.slab[layer], self.num_prefill_tokens
         if split == 0:
-            mixed = self.backend.store_and_decode(qkv, norms, cache, self.metadata)
+            decoded = self.backend.store_and_decode(qkv, norms, cache, self.metadata)
             self._tell(layer)
-            return mixed
+            return decoded
         queries = self.backend.store(qkv, norms, cache, self.metadata)
         self._tell(layer)
-        if split == len(queries):
-            return self.backend.prefill(queries, cache, self.metadata)
-        prefill = self.backend.prefill(queries[:split], cache, self.metadata)
-        return torch.cat((prefill, self.backend.decode(queries[split:], cache, self.metadata)))
+        if self.mixed is None:
+            mixed = torch.empty(queries.shape, dtype=queries.dtype, device=queries.device)
+        else:
+            mixed = self.mixed
+        self.backend.prefill(queries[:split], cache, self.metadata, mixed[:split])
+        if split < len(queries):
+            self.backend.decode(queries[split:], cache, self.metadata, mixed[split:])
+        return mixed
 
     def _tell(self, layer: int) -> None:
         if self.layer_done is not None:

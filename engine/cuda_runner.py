@@ -17,8 +17,10 @@ from engine.attention import StepAttention
 from engine.batch import Batch, LayerDone, SampledToken, ScheduledSequence
 from engine.collective import Collective
 from engine.decode_graphs import LARGEST_GRAPH, DecodeGraphs
+from engine.graph_recorder import GraphRecorder
 from engine.kernels.sampling import VocabularySplit, partial_buffer, sample
 from engine.models.llama import Llama
+from engine.prompt_graphs import PromptGraphs, without_graphs
 from engine.rank_commands import DeviceStep
 from engine.sampler import Sampler
 from engine.sequence import Sequence
@@ -87,6 +89,7 @@ class CudaRunner:
         hosts = [torch.zeros(len(sampled), dtype=torch.int32, pin_memory=self._is_cuda) for _ in range(_ON_THE_WAY)]
         self._hosts = itertools.cycle(hosts)
         self._graphs: DecodeGraphs | None = None
+        self._prompt_graphs: PromptGraphs | None = None
         self._logits = torch.empty(0)  # of the last graph that ran
         self._max_rows = max_rows
 
@@ -133,10 +136,18 @@ class CudaRunner:
             shape = (min(self._max_rows, LARGEST_GRAPH), len(self._model.vocabulary))
             self._logits = torch.empty(shape, dtype=self._slab.dtype, device=self._slab.device)
             self._graphs = DecodeGraphs(self._max_rows, self._clear, self._run_padded)
+        if self._collective is None:  # ranks sum over memory that takes turns, which graphs of parts would mix up
+            self._prompt_graphs = self._record_pieces()
+
+    def _record_pieces(self) -> PromptGraphs:
+        if not self._is_cuda:
+            return PromptGraphs(self._model, len(self._sampled), without_graphs)
+        with GraphRecorder() as recorder:
+            return PromptGraphs(self._model, len(self._sampled), recorder.record)
 
     def close(self) -> None:
         """After the last step: lets go of the graphs."""
-        self._graphs = None
+        self._graphs = self._prompt_graphs = None
         if self._is_cuda:
             torch.cuda.synchronize()
 
@@ -200,8 +211,14 @@ class CudaRunner:
         logits_out: Tensor | None = None,
     ) -> Tensor | None:
         """Logits of the rows that are sampled, None when there are none; their tokens are in `sampled`."""
-        attend = StepAttention(self._attention, inputs, self._slab, num_prefill_tokens, layer_done)
-        hidden = self._model.forward(inputs.token_ids, attend)
+        graphs, num_tokens = self._prompt_graphs, len(inputs.token_ids)
+        if num_prefill_tokens and graphs is not None and graphs.has_room(num_tokens):
+            mixed = graphs.mixed(num_tokens)
+            attend = StepAttention(self._attention, inputs, self._slab, num_prefill_tokens, layer_done, mixed)
+            hidden = graphs.forward(inputs.token_ids, attend)
+        else:
+            attend = StepAttention(self._attention, inputs, self._slab, num_prefill_tokens, layer_done)
+            hidden = self._model.forward(inputs.token_ids, attend)
         if inputs.shape.samples == 0:
             return None
         if num_prefill_tokens:  # decodes are sampled each, in order

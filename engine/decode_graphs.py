@@ -6,8 +6,9 @@ dropped. All graphs share one pool of memory, which is safe because they run one
 
 from bisect import bisect_left
 from collections.abc import Callable
+from functools import partial
 
-import torch
+from engine.graph_recorder import GraphRecorder
 
 LARGEST_GRAPH = 512
 
@@ -24,23 +25,12 @@ class DecodeGraphs:
         """`step(rows)` runs a padded decode step from and to memory that stays where it is; `clear(rows)` fills its
         inputs with padding before, so that nothing is stored or counted by a step that nobody asked for."""
         self.sizes = graph_sizes(max_rows)
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        pool = torch.cuda.graph_pool_handle()
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
+        self._graphs: dict[int, Callable[[], None]] = {}
+        with GraphRecorder() as recorder:
             for rows in reversed(self.sizes):  # the largest first: the others fit into its memory
                 clear(rows)
                 step(rows)  # loads and compiles what the capture must not
-                graph = torch.cuda.CUDAGraph()
-                self._stream.synchronize()
-                graph.capture_begin(pool, capture_error_mode="thread_local")
-                try:
-                    step(rows)
-                finally:
-                    graph.capture_end()
-                self._graphs[rows] = graph
-        torch.cuda.current_stream().wait_stream(self._stream)
+                self._graphs[rows] = recorder.record(partial(step, rows))
 
     def size_for(self, rows: int) -> int | None:
         """None: too many for any graph."""
@@ -49,4 +39,4 @@ class DecodeGraphs:
 
     def replay(self, size: int) -> None:
         """In stream order."""
-        self._graphs[size].replay()
+        self._graphs[size]()

@@ -30,7 +30,7 @@ class FlashAttention(TritonAttention):
 
         return flash_attn_varlen_func
 
-    def prefill(self, queries: Tensor, layer_cache: Tensor, metadata: StepInputs) -> Tensor:
+    def prefill(self, queries: Tensor, layer_cache: Tensor, metadata: StepInputs, out: Tensor) -> None:
         result = self._attend(
             queries,
             layer_cache[:, :, 0].permute(0, 2, 1, 3),  # [pages, page_size, kv_heads, head_dim]
@@ -41,5 +41,4 @@ class FlashAttention(TritonAttention):
             page_table=metadata.page_table,
             causal=True,
         )
-        out: Tensor = result[0] if isinstance(result, tuple) else result
-        return out
+        out.copy_(result[0] if isinstance(result, tuple) else result)

@@ -79,10 +79,13 @@ class TorchAttention:
     def store_and_decode(
         self, qkv: Tensor, norms: HeadNorms | None, layer_cache: Tensor, metadata: TorchMetadata
     ) -> Tensor:
-        return self.decode(self.store(qkv, norms, layer_cache, metadata), layer_cache, metadata)
+        queries = self.store(qkv, norms, layer_cache, metadata)
+        mixed = torch.empty_like(queries)
+        self.decode(queries, layer_cache, metadata, mixed)
+        return mixed
 
-    def prefill(self, queries: Tensor, layer_cache: Tensor, metadata: TorchMetadata) -> Tensor:
-        done, outputs = 0, []
+    def prefill(self, queries: Tensor, layer_cache: Tensor, metadata: TorchMetadata, out: Tensor) -> None:
+        done = 0
         for span in metadata.prefill:
             length = span.end - span.start
             kv = self._gather(layer_cache, span.cache_rows, 1)[0, :, :, : span.end]
@@ -90,20 +93,18 @@ class TorchAttention:
             q = queries[done : done + length].view(length, self._kv_heads, -1, self._head_dim).permute(1, 2, 0, 3)
             k, v = kv[:, :, None].expand(-1, -1, q.shape[1], -1, -1)
             result = F.scaled_dot_product_attention(q, k, v, attn_mask=span.mask, is_causal=span.mask is None)
-            outputs.append(result.permute(2, 0, 1, 3).reshape(length, -1, self._head_dim))
+            out[done : done + length] = result.permute(2, 0, 1, 3).reshape(length, -1, self._head_dim)
             done += length
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
-    def decode(self, queries: Tensor, layer_cache: Tensor, metadata: TorchMetadata) -> Tensor:
-        done, outputs = 0, []
+    def decode(self, queries: Tensor, layer_cache: Tensor, metadata: TorchMetadata, out: Tensor) -> None:
+        done = 0
         for group in metadata.decode:
             k, v = self._gather(layer_cache, group.cache_rows, group.size).unbind(1)
             # The query heads of one KV head stand where a prompt's tokens would: all of them see all keys.
             q = queries[done : done + group.size].view(group.size, self._kv_heads, -1, self._head_dim)
-            outputs.append(F.scaled_dot_product_attention(q, k, v, attn_mask=group.mask))
+            result = F.scaled_dot_product_attention(q, k, v, attn_mask=group.mask)
+            out[done : done + group.size] = result.reshape(group.size, -1, self._head_dim)
             done += group.size
-        result = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-        return result.reshape(queries.shape)
 
     def _gather(self, layer_cache: Tensor, cache_rows: Tensor, size: int) -> Tensor:
         """[size, 2, kv_heads, padded length, head_dim]"""

@@ -30,13 +30,14 @@ class TritonAttention:
         self, qkv: Tensor, norms: HeadNorms | None, layer_cache: Tensor, metadata: StepInputs
     ) -> Tensor:
         if len(qkv) > FEW_ROWS:
-            return self.decode(self.store(qkv, norms, layer_cache, metadata), layer_cache, metadata)
+            queries = self.store(qkv, norms, layer_cache, metadata)
+            return decode_attention(queries, layer_cache, metadata.decode, self._scratch)
         query_norm, key_norm, eps = (None, None, 0.0) if norms is None else (norms.query, norms.key, norms.eps)
         rotation = Rotation(metadata.slots, metadata.positions, self._angles, query_norm, key_norm, eps)
         return decode_attention(qkv, layer_cache, metadata.decode, self._scratch, rotation)
 
-    def prefill(self, queries: Tensor, layer_cache: Tensor, metadata: StepInputs) -> Tensor:
-        return prefill_attention(queries, layer_cache, metadata.prefill)
+    def prefill(self, queries: Tensor, layer_cache: Tensor, metadata: StepInputs, out: Tensor) -> None:
+        prefill_attention(queries, layer_cache, metadata.prefill, out)
 
-    def decode(self, queries: Tensor, layer_cache: Tensor, metadata: StepInputs) -> Tensor:
-        return decode_attention(queries, layer_cache, metadata.decode, self._scratch)
+    def decode(self, queries: Tensor, layer_cache: Tensor, metadata: StepInputs, out: Tensor) -> None:
+        decode_attention(queries, layer_cache, metadata.decode, self._scratch, out=out)

@@ -148,9 +148,14 @@ class Rotation:
 
 
 def decode_attention(
-    queries: Tensor, layer_cache: Tensor, plan: DecodePlan, scratch: DecodeScratch, rotation: Rotation | None = None
+    queries: Tensor,
+    layer_cache: Tensor,
+    plan: DecodePlan,
+    scratch: DecodeScratch,
+    rotation: Rotation | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """[rows, heads, head_dim] like `queries`, whose last two dimensions are contiguous.
+    """[rows, heads, head_dim] like `queries`, whose last two dimensions are contiguous; in `out` if given.
 
     layer_cache: [blocks, kv_heads, 2, block_size, head_dim]. Rows without a piece come back undefined. With `rotation`,
     `queries` are followed by keys and values, [rows, heads + 2 * kv_heads, head_dim], which are stored.
@@ -161,7 +166,8 @@ def decode_attention(
         heads -= 2 * kv_heads
     group = heads // kv_heads
     padded_group = triton.next_power_of_2(group)
-    out = torch.empty(rows, heads, head_dim, dtype=queries.dtype, device=queries.device)
+    if out is None:
+        out = torch.empty(rows, heads, head_dim, dtype=queries.dtype, device=queries.device)
     wide = queries.dtype == torch.float32
     overlap = dependent_launch(queries)
     unused = plan.tables

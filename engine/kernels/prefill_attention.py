@@ -43,14 +43,15 @@ def plan_tiles(lengths: np.ndarray, tile: int) -> tuple[np.ndarray, np.ndarray]:
     return chunk[::-1].astype(np.int32), start[::-1].astype(np.int32)
 
 
-def prefill_attention(queries: Tensor, layer_cache: Tensor, plan: PrefillPlan) -> Tensor:
-    """[tokens, heads, head_dim] like `queries`, whose last two dimensions are contiguous.
+def prefill_attention(queries: Tensor, layer_cache: Tensor, plan: PrefillPlan, out: Tensor | None = None) -> Tensor:
+    """[tokens, heads, head_dim] like `queries`, whose last two dimensions are contiguous; in `out` if given.
 
     layer_cache: [blocks, kv_heads, 2, block_size, head_dim], the chunks' own keys and values included.
     """
     tokens, heads, head_dim = queries.shape
     _, kv_heads, _, block_size, _ = layer_cache.shape
-    out = torch.empty(tokens, heads, head_dim, dtype=queries.dtype, device=queries.device)
+    if out is None:
+        out = torch.empty(tokens, heads, head_dim, dtype=queries.dtype, device=queries.device)
     wide = queries.dtype == torch.float32
     tile, key_tile, num_warps, num_stages = FLOAT_TILES if wide else HALF_TILES
     _prefill[(heads, len(plan.tile_chunk))](

@@ -43,12 +43,21 @@ class LlamaLayer:
 
     def forward(self, hidden: Tensor, attend: Attend) -> None:
         """`hidden` [num_tokens, hidden], the residual stream, grows in place by what the layer adds."""
+        qkv = hidden.new_empty(len(hidden), len(self.qkv))
+        self.before_attention(hidden, qkv)
+        mixed = attend(self.index, qkv.view(len(hidden), -1, self.config.head_dim), self.head_norms)
+        self.after_attention(hidden, mixed.flatten(1))
+
+    def before_attention(self, hidden: Tensor, qkv: Tensor) -> None:
+        """Writes projected queries, keys and values [num_tokens, (heads + 2 * kv_heads) * head_dim]."""
+        config, operations = self.config, self.operations
+        for rows, to in zip(operations.pieces(hidden), operations.pieces(qkv), strict=True):
+            operations.norm_linear(rows, self.input_norm, config.rms_norm_eps, self.qkv, to)
+
+    def after_attention(self, hidden: Tensor, mixed: Tensor) -> None:
+        """mixed: [num_tokens, heads * head_dim]."""
         config, operations = self.config, self.operations
         stream = operations.pieces(hidden)
-        qkv = hidden.new_empty(len(hidden), len(self.qkv))
-        for rows, to in zip(stream, operations.pieces(qkv), strict=True):
-            operations.norm_linear(rows, self.input_norm, config.rms_norm_eps, self.qkv, to)
-        mixed = attend(self.index, qkv.view(len(hidden), -1, config.head_dim), self.head_norms).flatten(1)
         for rows, values in zip(stream, operations.pieces(mixed), strict=True):
             operations.add_linear(rows, values, self.output)
         for rows in stream:

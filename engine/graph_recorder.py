@@ -1,0 +1,37 @@
+"""Records what is launched as CUDA graphs, one after the other, on a stream and in a pool of memory of their own."""
+
+from collections.abc import Callable
+from types import TracebackType
+
+import torch
+
+
+class GraphRecorder:
+    """Graphs share the pool, which is safe because they run one after the other."""
+
+    def __init__(self) -> None:
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._pool = torch.cuda.graph_pool_handle()
+        self._context = torch.cuda.stream(self._stream)
+
+    def __enter__(self) -> "GraphRecorder":
+        self._stream.wait_stream(torch.cuda.current_stream())
+        self._context.__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._context.__exit__(kind, error, traceback)
+        torch.cuda.current_stream().wait_stream(self._stream)
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        """What replays it in stream order. `work` has run before: nothing may be compiled or loaded now."""
+        graph = torch.cuda.CUDAGraph()
+        self._stream.synchronize()
+        graph.capture_begin(self._pool, capture_error_mode="thread_local")
+        try:
+            work()
+        finally:
+            graph.capture_end()
+        return graph.replay
