@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.collective import Collective
-from engine.kernels.peer_sum import MAX_PROGRAMS, add_flagged_sum, add_peer_sum, flag_bytes, flagged_bytes
+from engine.kernels.peer_sum import MAX_PROGRAMS, add_flagged_sum, add_peer_sum, flag_bytes, flagged_room
 from engine.peer_memory import CHECK_TURNS, SWITCH, built_by_all, mapped_by_all
 
 BUFFER_BYTES = {2: 4 << 20, 4: 2 << 20, 8: 1 << 20}  # beyond, NCCL divides the work between the ranks and is faster
@@ -19,7 +19,9 @@ _CHECK_ROWS = (1, 3, 200, 40, 1, 201, 77, 2, 5, 1)
 
 
 class PeerSum:
-    def __init__(self, segments: Tensor, own: Tensor, rank: int, buffer_bytes: int, flagged: int, keep: Any = None):
+    def __init__(
+        self, segments: Tensor, own: Tensor, rank: int, buffer_bytes: int, flagged_bytes: int, keep: Any = None
+    ) -> None:
         """segments: int64 [ranks] on the device, the addresses of all ranks' segments. own: uint8, ours, of zeros, as
         many as `segment_bytes`. `keep` is what the mappings live by."""
         self._segments = segments
@@ -28,7 +30,7 @@ class PeerSum:
         self._rank = rank
         self._keep = keep
         self._buffer_bytes = buffer_bytes
-        self._flagged = flagged
+        self._flagged_bytes = flagged_bytes
         self._epochs = torch.zeros(2, MAX_PROGRAMS, dtype=torch.int32, device=own.device)
         self._turn = 0
 
@@ -48,12 +50,12 @@ class PeerSum:
         segments, turn = self._segments, self._turn
         self._turn = (turn + 1) % _TURNS
         words_of_4 = hidden.shape[1] * hidden.element_size() % 4 == 0
-        if hidden.nbytes <= self._flagged and len(hidden) <= MAX_PROGRAMS and words_of_4:
+        if hidden.nbytes <= self._flagged_bytes and len(hidden) <= MAX_PROGRAMS and words_of_4:
             ranks = len(segments)
-            offset = self._buffers + _TURNS * self._buffer_bytes + turn * flagged_bytes(ranks, self._flagged)
+            offset = self._buffers + _TURNS * self._buffer_bytes + turn * flagged_room(ranks, self._flagged_bytes)
             epochs = self._epochs[0]
             return add_flagged_sum(
-                hidden, part, segments, offset, self._flagged, epochs, self._rank, norm, eps, **limits
+                hidden, part, segments, offset, self._flagged_bytes, epochs, self._rank, norm, eps, **limits
             )
         offset = self._buffers + turn * self._buffer_bytes
         return add_peer_sum(hidden, segments, offset, self._epochs[1], self._rank, norm, eps, **limits)
@@ -66,7 +68,7 @@ class PeerSum:
 def segment_bytes(ranks: int, buffer_bytes: int, flagged: int) -> int:
     """What a rank shares, for parts up to `buffer_bytes`, of which those up to `flagged` are sent with flags in them:
     flags, then buffers, then words."""
-    return flag_bytes(ranks) + _TURNS * (buffer_bytes + flagged_bytes(ranks, flagged))
+    return flag_bytes(ranks) + _TURNS * (buffer_bytes + flagged_room(ranks, flagged))
 
 
 def make_peer_sum(collective: Collective, device: torch.device, dtype: torch.dtype, hidden_size: int) -> PeerSum | None:

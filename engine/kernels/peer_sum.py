@@ -18,9 +18,9 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from engine.kernels.dependent_launch import dependent_launch
+from engine.kernels.stream_flag import FOREVER
 
 MAX_PROGRAMS = 128  # no more than run at once: they wait for each other across devices
-FOREVER = 2**31 - 1  # turns of a wait, each about a microsecond
 _FLAT = 1024  # columns of a row where rows do not matter
 _FLAG_BYTES = 4
 _WORD_BYTES = 8  # of which half are data
@@ -31,7 +31,7 @@ def flag_bytes(ranks: int) -> int:
     return MAX_PROGRAMS * ranks * _FLAG_BYTES
 
 
-def flagged_bytes(ranks: int, part_bytes: int) -> int:
+def flagged_room(ranks: int, part_bytes: int) -> int:
     """Of a segment, for flagged sums of parts up to that size: room for each rank's words."""
     return ranks * part_bytes * 2
 

@@ -59,6 +59,15 @@ def config(size: int, max_batch_tokens: int = 64, max_model_len: int = 512) -> E
     )
 
 
+def prepare(size: int, sums: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For ranks on so many GPUs, whose sums go through the peers' memory or are left to NCCL."""
+    if torch.cuda.device_count() < size:
+        pytest.skip(f"needs {size} GPUs")
+    if sums == "nccl":
+        monkeypatch.setenv(SWITCH, "0")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+
+
 @pytest.fixture(scope="module")
 def expected(files: ModelFiles) -> tuple[dict[str, list[int]], torch.Tensor]:
     """Answers and KV of one GPU."""
@@ -83,11 +92,7 @@ def test_tokens_and_kv_are_those_of_one_gpu(
     """Greedy, drawn on the device and on the host; prompts launched, decodes replayed."""
     from engine.tensor_parallel import load_tensor_parallel
 
-    if torch.cuda.device_count() < size:
-        pytest.skip(f"needs {size} GPUs")
-    if sums == "nccl":
-        monkeypatch.setenv(SWITCH, "0")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    prepare(size, sums, monkeypatch)
     lost: list[Exception] = []
     model = load_tensor_parallel(files, config(size), lost.append)
     try:
@@ -112,11 +117,7 @@ def test_long_prompts_whose_rows_travel_in_pieces_are_answered_as_by_one_gpu(
     from engine.peer_push import PeerPush
     from engine.tensor_parallel import load_tensor_parallel
 
-    if torch.cuda.device_count() < size:
-        pytest.skip(f"needs {size} GPUs")
-    if sums == "nccl":
-        monkeypatch.setenv(SWITCH, "0")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    prepare(size, sums, monkeypatch)
 
     def answers(model: Any) -> dict[str, list[int]]:
         try:

@@ -2,13 +2,16 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 
 import pytest
 
 from baton_proto import transfer as wire
 from baton_proto.worker import Grant
+from kvtransfer import tcp
 from kvtransfer.checksum import block_checksums
 from kvtransfer.events import Failed, LayerArrived
+from kvtransfer.host_window import HostWindow, StagedBlocks
 from tests.kvtransfer.peers import LAYOUT, Decode, RawPeer, assert_arrived, pair, words
 
 both = pytest.mark.parametrize("transport", ["shm", "tcp"])
@@ -27,7 +30,19 @@ def raw_peer(decode: Decode, transport: str, *, checksum: bool = False) -> Itera
         peer.close()
 
 
-def test_over_tcp_the_bytes_of_several_layers_follow_layer_by_layer() -> None:
+class StagedWindow(HostWindow):
+    """As onto a GPU's memory."""
+
+    @cached_property
+    def _staged(self) -> StagedBlocks:
+        return StagedBlocks(self._slab, self._heads)
+
+
+@pytest.mark.parametrize("window", [HostWindow, StagedWindow])
+def test_over_tcp_the_bytes_of_several_layers_follow_layer_by_layer(
+    window: type[HostWindow], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tcp, "HostWindow", window)
     with pair("tcp") as (decode, prefill), raw_peer(decode, "tcp") as (peer, grant):
         for layer, layers in ((1, 3), (0, 1)):
             sent = words(prefill.slab)[layer : layer + layers, [8, 9]]
