@@ -13,11 +13,12 @@ from baton.client import Client
 from tests.service import Service, running_service
 from tests.spine.oracle import Oracle
 from tests.spine.prompts import ask, random_prompt
-from tests.spine.worker_view import until_idle, until_running, until_tree_is_right
+from tests.spine.worker_view import inspect, until_idle, until_tree_is_right
 
 SHIP_ALL = {"router": {"placement": {"local_prefill_tokens": 0}}}
 REFUSAL = "the router is draining and takes no new requests"
 LENGTH = 400
+LONG = 800  # so that the first still runs when the last has begun
 
 
 async def test_draining(tiny_model: Path) -> None:
@@ -25,19 +26,26 @@ async def test_draining(tiny_model: Path) -> None:
     async with running_service(tiny_model, 2, 2, SHIP_ALL) as service:
         oracle = Oracle(tiny_model)
         prompts = [random_prompt(60 + i, seed=i) for i in range(4)]
-        requests = [asyncio.create_task(ask(service.client, prompt, LENGTH, ignore_eos=True)) for prompt in prompts]
-        await until_running(service, "decode-1")
+        requests = [asyncio.create_task(ask(service.client, prompt, LONG, ignore_eos=True)) for prompt in prompts]
+        await until_all_run(service, len(prompts))
         assert await asyncio.gather(service.stop_worker("decode-1"), service.stop_worker("prefill-1")) == [True, True]
         answers = await asyncio.gather(*requests)
         assert "decode-1" in {answer.served_by[0].decode_worker for answer in answers}
         for prompt, answer in zip(prompts, answers, strict=True):
-            assert answer.token_ids == oracle.greedy(prompt, LENGTH, ignore_eos=True)
+            assert answer.token_ids == oracle.greedy(prompt, LONG, ignore_eos=True)
             assert answer.served_by[0].attempts == 1, "it was told to end it, not to drop it"
         later = await ask(service.client, prompts[0], 5)
         assert (later.served_by[0].prefill_worker, later.served_by[0].decode_worker) == ("prefill-2", "decode-2")
         await until_idle(service)
         await until_tree_is_right(service)
         await the_service_drains(service)
+
+
+async def until_all_run(service: Service, count: int) -> None:
+    """On decode workers: a request that is still on its way to a worker when that is told to stop goes elsewhere."""
+    async with asyncio.timeout(10):
+        while sum([(await inspect(service, name)).load.running for name in service.workers("decode")]) < count:
+            await asyncio.sleep(0.01)
 
 
 async def the_service_drains(service: Service) -> None:
