@@ -1,12 +1,15 @@
 """NCCL with its gather and scatter kernels, alone: writer and intake of `kvtransfer/nccl.py` over one connection.
 
-`host us` is what a piece takes the sending host, waiting for a buffer included. The line of 0 MiB is a message and its
-answer, and `gather` the kernel alone, of a piece: what a transfer has besides NCCL.
+`alone`: a transfer and its answer before the next one. `in a row`: one after the other, as the chunks of prompts come
+when there is always another one, and one answer at the end. `host us` is what a transfer takes the sending host, its
+waits for buffers included. The line of 0 MiB is a message and its answer, `gather` the kernel alone, of a piece: what a
+transfer has besides NCCL.
 """
 
 import socket
 import statistics
 import time
+from collections.abc import Iterable
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -21,6 +24,7 @@ from kvtransfer.transport import Shipment
 
 TIMEOUT_S = 20.0
 MIB = (0, 4, 64, 512)
+ROW_MIB, IN_A_ROW = 64, 20  # the smallest transfer that goes in a row, and how many of them
 LAYOUT = SlabLayout(num_layers=8, num_blocks=2048, num_kv_heads=8, block_size=16, head_dim=128, dtype="bfloat16")
 PLAN: tuple[Part, ...] = parts(WHOLE, 1, LAYOUT.num_kv_heads)
 LAYER_BLOCKS = 1024  # 64 MiB
@@ -66,20 +70,31 @@ def prefill(case: Case, pipe: Connection, answers: Any) -> None:
         num_blocks = min((mib << 20) // LAYOUT.block_bytes, LAYER_BLOCKS)
         num_layers = (mib << 20) // LAYOUT.block_bytes // max(1, num_blocks)
         source = blocks[:num_blocks]
-        times, writes = [], []
-        for _ in range(case.rounds + 1):
+
+        def write(count: int, source: list[int] = source, num_layers: int = num_layers) -> tuple[float, float]:
+            """Seconds until all is in place, of these until it was all enqueued."""
             begin_s = time.perf_counter()
-            if source:
-                message = wire.Blocks("", 0, 0, num_blocks, num_layers)
+            for _ in range(count):
+                message = wire.Blocks("", 0, 0, len(source), num_layers)
                 assert writer.write(Shipment(message, source, source, None, lambda: False))
-            writes.append(time.perf_counter() - begin_s)
+            written_s = time.perf_counter()
             channel.send(wire.Commit("", b""))
             assert isinstance(channel.receive(), wire.Committed)
-            times.append(time.perf_counter() - begin_s)
-        answers.put(_row("nccl", mib << 20, statistics.median(times[1:]), statistics.median(writes)))
+            return time.perf_counter() - begin_s, written_s - begin_s
+
+        answers.put(_row("alone", mib << 20, *_medians(write(1 if source else 0) for _ in range(case.rounds + 1))))
+        if mib >= ROW_MIB:
+            seconds = _medians(write(IN_A_ROW) for _ in range(case.rounds // 4 + 1))
+            answers.put(_row("in a row", mib << 20, *(s / IN_A_ROW for s in seconds)))
     channel.shutdown()
     writer.close()
     answers.put(None)
+
+
+def _medians(times: Iterable[tuple[float, float]]) -> tuple[float, float]:
+    """Without the first one."""
+    whole, written = zip(*list(times)[1:], strict=True)
+    return statistics.median(whole), statistics.median(written)
 
 
 def _gather_row(slab: Slab, blocks: list[int], rounds: int) -> dict[str, Any]:
