@@ -6,7 +6,8 @@
 `ttft`: one request at a time, the first token's way through prefill and decode worker minus that through one worker
 which does both. `prefill`: prompt tokens per second of a prefill worker that ships all its KV, beside one that ships
 nothing. `load`: one prefill and one decode worker against two that do both, requests arriving at random at a share of
-the capacity of the weaker of the two. Prompts are random token ids, none is sent twice; weights are random.
+the capacity of the weaker of the two; the decode worker runs a prompt when the prefill worker has its fill, except with
+--wait-when-full. Prompts are random token ids, none is sent twice; weights are random.
 """
 
 import argparse
@@ -53,16 +54,18 @@ class Load:
         self._random = random.Random(arguments.seed)
 
     @asynccontextmanager
-    async def service(self, prefill: int, decode: int) -> Any:
+    async def service(self, prefill: int, decode: int, when_full: bool) -> Any:
+        """`when_full`: the decode worker runs a prompt when the prefill worker has its fill."""
         arguments = self.arguments
+        chunk = arguments.decode_batch_tokens if prefill else None
         longest = max(*arguments.prompts, arguments.load_prompt) + arguments.load_output + 64
         changes = {
-            "router": {"http_port": 0, "grpc_port": 0},
+            "router": {"http_port": 0, "grpc_port": 0, "placement": {"local_prefill_when_full": when_full}},
             "workers": {"prefill": prefill, "decode": decode, "ready_timeout_s": 180.0, "gather_ms": 0},
             "engine": {
                 "block_size": arguments.block_size,
-                "max_batch_tokens": arguments.max_batch_tokens,
-                "prefill_batch_tokens": arguments.prefill_batch_tokens,
+                "max_batch_tokens": chunk or arguments.max_batch_tokens,
+                "prefill_batch_tokens": arguments.prefill_batch_tokens or arguments.max_batch_tokens,
                 "max_running": 128,
                 "max_model_len": longest,
             },
@@ -143,18 +146,19 @@ class Results:
         self._loaded: dict[str, list[Timing]] = {}
 
     async def measure(self) -> None:
-        load = self._load
+        load, when_full = self._load, not self._load.arguments.wait_when_full
         if {"ttft", "prefill"} & set(self._sections):
-            async with load.service(0, 1) as client:
+            async with load.service(0, 1, when_full=False) as client:
                 await self._one_by_one(client, TOGETHER)
-        async with load.service(1, 1) as client:
-            await self._one_by_one(client, APART)
-            await self._measure_capacity(client, APART)
+            async with load.service(1, 1, when_full=False) as client:
+                await self._one_by_one(client, APART)
         if "load" in self._sections:
-            async with load.service(0, 2) as client:
+            async with load.service(1, 1, when_full) as client:
+                await self._measure_capacity(client, APART)
+            async with load.service(0, 2, when_full) as client:
                 await self._measure_capacity(client, TOGETHER)
                 await self._under_load(client, TOGETHER)
-            async with load.service(1, 1) as client:
+            async with load.service(1, 1, when_full) as client:
                 await self._under_load(client, APART)
 
     async def _one_by_one(self, client: Client, way: str) -> None:
@@ -173,16 +177,16 @@ class Results:
 
     async def _measure_capacity(self, client: Client, way: str) -> None:
         load, arguments = self._load, self._load.arguments
-        if "load" in self._sections:
-            await load.closed(client, arguments.load_prompt, 8, 8, 8)
-            self._capacity[way] = await load.closed(
-                client, arguments.load_prompt, arguments.load_output, arguments.requests * 2, 32
-            )
-            print(f"capacity {way}: {self._capacity[way]:.2f} requests/s", flush=True)
+        await load.closed(client, arguments.load_prompt, 8, 8, 8)
+        self._capacity[way] = await load.closed(
+            client, arguments.load_prompt, arguments.load_output, arguments.requests * 2, 32
+        )
+        print(f"capacity {way}: {self._capacity[way]:.2f} requests/s", flush=True)
 
     @property
     def _rate(self) -> float:
-        return float(self._load.arguments.share * min(self._capacity.values()))
+        arguments = self._load.arguments
+        return float(arguments.rate or arguments.share * min(self._capacity.values()))
 
     async def _under_load(self, client: Client, way: str) -> None:
         load, arguments = self._load, self._load.arguments
@@ -223,6 +227,7 @@ class Results:
             "TTFT p99": float(np.quantile(firsts, 0.99)),
             "ITL p50": float(np.median(gaps)),
             "ITL p99": float(np.quantile(gaps, 0.99)),
+            "prompts run by decoders %": 100.0 * statistics.mean(not timing.served_by[0] for timing in timings),
         }
 
 
@@ -242,6 +247,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=30.0, help="of `load`")
     parser.add_argument("--max-batch-tokens", type=int, default=2048)
     parser.add_argument("--prefill-batch-tokens", type=int, help="of the prefill worker; default: the same")
+    parser.add_argument("--decode-batch-tokens", type=int, help="of the decode worker beside it; default: the same")
+    parser.add_argument("--wait-when-full", action="store_true", help="`load` with all prompts shipped")
+    parser.add_argument("--rate", type=float, help="requests/s of `load`, whatever the capacity")
     parser.add_argument("--block-size", type=int, default=64)
     parser.add_argument("--transport", default="auto")
     parser.add_argument("--seed", type=int, default=0)
@@ -270,7 +278,7 @@ def _show(section: str, rows: list[dict[str, Any]]) -> None:
         table.add_column(name, justify="right")
     for row in rows:
         table.add_row(*(f"{value:,.2f}" if isinstance(value, float) else str(value) for value in row.values()))
-    Console(width=150).print(table)
+    Console(width=160).print(table)
 
 
 if __name__ == "__main__":

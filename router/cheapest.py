@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from router.compiled import compiled, inlined
 
 # Where the prompt of a candidate would run and why; RUNS_PROMPT and above: on the candidate itself.
-LONG, BUSY, SHORT, ALONE = 0, 1, 2, 3
+LONG, BUSY, SHORT, FULL, ALONE = 0, 1, 2, 3, 4
 RUNS_PROMPT = SHORT
 
 # Why a candidate cannot be chosen.
@@ -48,7 +48,7 @@ def _choose(barred: NDArray[np.int8], totals: NDArray[np.float64], temperature: 
 @compiled(
     *(numba.int32[::1], numba.int64[:, ::1], numba.float64[::1], numba.boolean[::1]),
     *(_INT, _INT, numba.boolean, numba.boolean),
-    *(_INT, _INT, _INT, _INT),
+    *(_INT, _INT, _INT, _INT, numba.boolean),
     *(_FLOAT, _FLOAT, _FLOAT, _FLOAT, _FLOAT),
     *(_FLOAT, _FLOAT, _FLOAT),
     *(numba.int8[::1], numba.int8[::1], _FLOAT[::1]),
@@ -67,6 +67,7 @@ def choose(
     max_queued_tokens: int,
     local_tokens: int,
     local_requests: int,
+    local_when_full: bool,
     overlap_weight: float,
     prefill_weight: float,
     transfer_weight: float,
@@ -91,12 +92,14 @@ def choose(
         uncached = num_tokens - cached_tokens
         if alone:
             reasons[i] = ALONE
-        elif uncached > local_tokens:
-            reasons[i] = LONG
-        elif uncached + queued > local_tokens or requests >= local_requests:
+        elif uncached + queued <= local_tokens and requests < local_requests:
+            reasons[i] = SHORT
+        elif local_when_full and not can_ship and queued == 0 and requests < local_requests:
+            reasons[i] = FULL
+        elif uncached <= local_tokens:
             reasons[i] = BUSY
         else:
-            reasons[i] = SHORT
+            reasons[i] = LONG
         if reasons[i] >= RUNS_PROMPT:
             saved = cached_blocks + pair_cost * cached_tokens * cached_tokens / 2
             prefill = prompt + queued / block_size + pair_cost * load[i, 3] - overlap_weight * saved

@@ -107,6 +107,7 @@ class Explainer:
             temperature=placement.temperature,
             local_prefill_tokens=placement.local_prefill_tokens,
             local_prefill_requests=placement.local_prefill_requests,
+            local_prefill_when_full=placement.local_prefill_when_full,
             prefill_queue_tokens=placement.prefill_queue_tokens,
             attention_tokens=placement.attention_tokens,
             max_running_per_worker=self._config.max_running_per_worker,
@@ -147,7 +148,7 @@ def _why_it_waits(weighing: Weighing) -> str:
         return "it would wait: no decode worker that can take it is ready"
     if all(cost.barred == NO_ROOM for cost in decode):
         return "it would wait: every decode worker has its limit of requests"
-    return "it would wait: every prefill worker has its fill of queued prompts"
+    return "it would wait: every prefill worker has its fill of queued prompts, and no decode worker may run one"
 
 
 def _mark_chosen(decision: pb.Decision, decode: WorkerKey, prefill: WorkerKey | None) -> None:

@@ -19,7 +19,9 @@ it is 0.
 A prefill worker is chosen by that cost. A decode worker is chosen by its load, for which the prompt counts in full when
 it is shipped, and by the blocks that it holds already and nobody has to ship. Where the uncached rest of the prompt is
 short and the decode worker not busy, or no prefill worker is alive, the decode worker would run the prompt itself and
-its own cache and queue enter the cost: the bonus for a prompt that needs no transfer.
+its own cache and queue enter the cost: the bonus for a prompt that needs no transfer. So it is when the prefill workers
+have their fill of prompts and the decode worker has none in its queue: one prompt at a time runs there then, which
+delays what decodes for as long, and spares the others the wait.
 """
 
 import math
@@ -38,8 +40,9 @@ from router.roster import WorkerKey
 LONG: Final = "shipped"
 BUSY: Final = "shipped, decode worker busy"  # it is short, but the decode worker has its fill of prompts or of requests
 SHORT: Final = "short prompt"
+FULL: Final = "prefill workers full"  # and this decode worker has no prompt in its queue
 ALONE: Final = "no prefill worker"
-REASONS: Final = (LONG, BUSY, SHORT, ALONE)
+REASONS: Final = (LONG, BUSY, SHORT, FULL, ALONE)
 
 NO_ROOM: Final = "has its limit of requests"
 
@@ -47,13 +50,19 @@ NO_LIMIT: Final = 2**62
 
 WIDELY_ASKED: Final = 2.0  # what a cached block of a prefix is worth that every worker was asked for once, lately
 
-_REASONS: Final = {cheapest.LONG: LONG, cheapest.BUSY: BUSY, cheapest.SHORT: SHORT, cheapest.ALONE: ALONE}
+_REASONS: Final = {
+    cheapest.LONG: LONG,
+    cheapest.BUSY: BUSY,
+    cheapest.SHORT: SHORT,
+    cheapest.FULL: FULL,
+    cheapest.ALONE: ALONE,
+}
 _BARRED: Final = {
     cheapest.FREE: "",
     cheapest.EXCLUDED: "excluded",
     cheapest.QUEUE_FULL: "queue full",
     cheapest.NO_ROOM: NO_ROOM,
-    cheapest.NOBODY_SHIPS: "prefill workers full",
+    cheapest.NOBODY_SHIPS: FULL,
 }
 
 
@@ -113,7 +122,7 @@ class Cost(Struct, frozen=True, gc=False):
 class Placement(NamedTuple):
     decode: WorkerKey
     prefill: WorkerKey | None  # None: the decode worker runs the prompt
-    reason: str  # LONG | BUSY, when the prompt is shipped | SHORT | ALONE, when it is not
+    reason: str  # LONG | BUSY, when the prompt is shipped | SHORT | FULL | ALONE, when it is not
     cached_blocks: int  # that the worker that runs the prompt need not compute
     held_blocks: int  # of the prompt, on that worker: one more when it holds all of it
     weighing: "Weighing"
@@ -269,6 +278,7 @@ class _Weighed:
         return cheapest.choose(
             *(cached, load, stored, excluded, request.num_tokens, request.block_size, alone, can_ship),
             *(max_requests, max_queued_tokens, config.local_prefill_tokens, config.local_prefill_requests),
+            config.local_prefill_when_full and config.local_prefill_tokens > 0,
             *weights,
             *(self._pair_cost, config.temperature, rng.random()),
             self.reasons,

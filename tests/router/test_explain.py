@@ -158,7 +158,7 @@ async def test_what_keeps_a_prompt_waiting_is_said(tokenizer: Tokenizer) -> None
         (decision,) = explainer(router, config).prompt(prompt(40)).decisions
         assert (decision.decode_worker, decision.reason) == (
             "",
-            "it would wait: every prefill worker has its fill of queued prompts",
+            "it would wait: every prefill worker has its fill of queued prompts, and no decode worker may run one",
         )
         assert [by_worker(decision)[w].barred for w in ("p0", "d0")] == ["queue full", "prefill workers full"]
         assert {candidate.chance for candidate in decision.candidates} == {0.0}

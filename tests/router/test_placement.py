@@ -27,7 +27,7 @@ def request(num_tokens: int, *excluded: str) -> Request:
 
 
 def candidates(prefix: str, min_size: int) -> st.SearchStrategy[list[Candidate]]:
-    cached, queued, active = st.integers(0, 200), st.integers(0, 20_000), st.integers(0, 500)
+    cached, queued, active = st.integers(0, 200), st.just(0) | st.integers(0, 20_000), st.integers(0, 500)
     pairs = st.integers(0, 10**9)
     loads = st.tuples(cached, queued, active, st.integers(0, 10), st.integers(0, 5000), pairs)
     return st.lists(loads, min_size=min_size, max_size=8).map(
@@ -48,6 +48,7 @@ configs = st.builds(
     attention_tokens=st.sampled_from([0, 1000, 16384]),
     local_prefill_tokens=st.sampled_from([0, 32, 500]),
     local_prefill_requests=st.sampled_from([1, 5, 64]),
+    local_prefill_when_full=st.booleans(),
     prefill_queue_tokens=st.sampled_from([1, 1000, 16384]),
 )
 
@@ -92,7 +93,9 @@ def test_the_choice_is_the_cheapest_that_is_allowed(
         if d.worker[0] in excluded:
             continue
         short = num_tokens - BLOCK_SIZE * usable(d) + d.queued_prefill_tokens <= config.local_prefill_tokens
-        if (short and d.requests < config.local_prefill_requests) or not alive:
+        helps = config.local_prefill_when_full and config.local_prefill_tokens and not takers
+        helps = helps and d.queued_prefill_tokens == 0
+        if ((short or helps) and d.requests < config.local_prefill_requests) or not alive:
             local.add(d.worker[0])
             own = prompt_cost(d, config.overlap_weight) + config.load_weight * d.active_blocks
             costs[d.worker[0]] = own if alive else mixed_cost(d)
@@ -241,12 +244,27 @@ def test_the_prompt_runs_on_the_decode_worker_when_no_prefill_worker_is_alive() 
         assert (placement.prefill, placement.reason) == (None, "no prefill worker")
 
 
-def test_a_long_prompt_waits_while_every_prefill_worker_has_its_fill() -> None:
+def test_while_every_prefill_worker_has_its_fill_decode_workers_without_prompts_run_one_each() -> None:
     full = [candidate("p0", queued=16384), candidate("p1", queued=20000)]
-    assert place(request(5000), [candidate("d")], full, CONFIG, random.Random()) is None
-    short = place(request(20), [candidate("d")], full, CONFIG, random.Random())
-    assert short is not None
-    assert short.prefill is None
+    decode = [candidate("prompt", queued=1), candidate("busy", requests=64), candidate("free", active=500, requests=63)]
+    placement = place(request(5000), decode, full, CONFIG, random.Random())
+    assert placement is not None
+    assert (placement.decode[0], placement.prefill, placement.reason) == ("free", None, "prefill workers full")
+    assert [cost.barred for cost in placement.costs] == ["queue full"] * 2 + ["prefill workers full"] * 2 + [""]
+    assert place(request(5000), decode[:2], full, CONFIG, random.Random()) is None
+    placement = place(request(5000), decode, [*full, candidate("p2", queued=16383)], CONFIG, random.Random())
+    assert placement is not None
+    assert placement.prefill == ("p2", 1)
+
+
+@pytest.mark.parametrize(
+    "config", [replace(CONFIG, local_prefill_when_full=False), replace(CONFIG, local_prefill_tokens=0)]
+)
+def test_a_long_prompt_waits_for_a_prefill_worker_where_decode_workers_are_to_run_none(config: PlacementConfig) -> None:
+    full = [candidate("p", queued=16384)]
+    assert place(request(5000), [candidate("d")], full, config, random.Random()) is None
+    short = place(request(20), [candidate("d")], full, config, random.Random())
+    assert (short is not None) == (config.local_prefill_tokens > 0)
 
 
 def test_without_a_decode_worker_everything_waits() -> None:

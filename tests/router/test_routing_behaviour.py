@@ -198,3 +198,24 @@ def test_a_decode_worker_that_holds_most_of_the_prompt_runs_the_short_rest() -> 
     assert second.reason == "short prompt"
     assert second.placed_on == (first.placed_on[0], "")
     assert second.cached_tokens == 2096, "question and answer, all that is in whole blocks"
+
+
+def test_while_the_prefill_worker_falls_behind_decode_workers_run_some_prompts_themselves() -> None:
+    def waits(when_full: bool) -> tuple[float, float, float]:
+        """Median and 99th percentile of the time to the first token, s, and the share that decode workers ran."""
+        simulation = Simulation(prefill=1, decode=1, placement={"local_prefill_when_full": when_full})
+        rng, now_s = random.Random(6), 0.0
+        for number in range(400):
+            now_s += rng.expovariate(1.7)  # 85 % of what the prefill worker can do
+            job = Job(f"job-{number}", random_tokens(rng, 10_000), random_tokens(rng, 50))
+            simulation.at(now_s, lambda job=job: simulation.submit(job))  # type: ignore[misc]
+        simulation.run(now_s + 60)
+        firsts = sorted(job.first_token_s for job in simulation.finished)
+        share = simulation.placements()["prefill workers full"] / len(firsts)
+        return firsts[200], firsts[395], share
+
+    alone, helped = waits(False), waits(True)
+    assert alone[2] == 0
+    assert 0.02 < helped[2] < 0.25
+    assert helped[0] < 0.7 * alone[0]
+    assert helped[1] < 0.5 * alone[1]

@@ -117,7 +117,9 @@ def _disaggregation(decode: pb.CandidateCost, decision: pb.Decision, rules: pb.P
         f"{decode.uncached_tokens} tokens not cached on {decode.worker_id} + {decode.queued_prefill_tokens} queued "
         f"there = {work}, {comparison} local_prefill_tokens {rules.local_prefill_tokens}"
     )
-    if work <= rules.local_prefill_tokens and not decode.runs_prompt:
+    if decision.reason == "prefill workers full":
+        story += f", but each prefill worker had prefill_queue_tokens {rules.prefill_queue_tokens} or more"
+    elif work <= rules.local_prefill_tokens and not decode.runs_prompt:
         story += f", but it had local_prefill_requests {rules.local_prefill_requests} or more"
     return story
 

@@ -501,7 +501,7 @@ class ExplainResponse(_message.Message):
     def __init__(self, decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., rules: _Optional[_Union[PlacementRules, _Mapping]] = ..., other_requests: _Optional[int] = ...) -> None: ...
 
 class PlacementRules(_message.Message):
-    __slots__ = ("block_size", "overlap_weight", "prefill_weight", "load_weight", "temperature", "local_prefill_tokens", "prefill_queue_tokens", "max_running_per_worker", "transfer_weight", "local_prefill_requests", "mixed_overlap_weight", "mixed_load_weight", "eviction_weight", "attention_tokens")
+    __slots__ = ("block_size", "overlap_weight", "prefill_weight", "load_weight", "temperature", "local_prefill_tokens", "prefill_queue_tokens", "max_running_per_worker", "transfer_weight", "local_prefill_requests", "mixed_overlap_weight", "mixed_load_weight", "eviction_weight", "attention_tokens", "local_prefill_when_full")
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     OVERLAP_WEIGHT_FIELD_NUMBER: _ClassVar[int]
     PREFILL_WEIGHT_FIELD_NUMBER: _ClassVar[int]
@@ -516,6 +516,7 @@ class PlacementRules(_message.Message):
     MIXED_LOAD_WEIGHT_FIELD_NUMBER: _ClassVar[int]
     EVICTION_WEIGHT_FIELD_NUMBER: _ClassVar[int]
     ATTENTION_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_PREFILL_WHEN_FULL_FIELD_NUMBER: _ClassVar[int]
     block_size: int
     overlap_weight: float
     prefill_weight: float
@@ -530,7 +531,8 @@ class PlacementRules(_message.Message):
     mixed_load_weight: float
     eviction_weight: float
     attention_tokens: int
-    def __init__(self, block_size: _Optional[int] = ..., overlap_weight: _Optional[float] = ..., prefill_weight: _Optional[float] = ..., load_weight: _Optional[float] = ..., temperature: _Optional[float] = ..., local_prefill_tokens: _Optional[int] = ..., prefill_queue_tokens: _Optional[int] = ..., max_running_per_worker: _Optional[int] = ..., transfer_weight: _Optional[float] = ..., local_prefill_requests: _Optional[int] = ..., mixed_overlap_weight: _Optional[float] = ..., mixed_load_weight: _Optional[float] = ..., eviction_weight: _Optional[float] = ..., attention_tokens: _Optional[int] = ...) -> None: ...
+    local_prefill_when_full: bool
+    def __init__(self, block_size: _Optional[int] = ..., overlap_weight: _Optional[float] = ..., prefill_weight: _Optional[float] = ..., load_weight: _Optional[float] = ..., temperature: _Optional[float] = ..., local_prefill_tokens: _Optional[int] = ..., prefill_queue_tokens: _Optional[int] = ..., max_running_per_worker: _Optional[int] = ..., transfer_weight: _Optional[float] = ..., local_prefill_requests: _Optional[int] = ..., mixed_overlap_weight: _Optional[float] = ..., mixed_load_weight: _Optional[float] = ..., eviction_weight: _Optional[float] = ..., attention_tokens: _Optional[int] = ..., local_prefill_when_full: _Optional[bool] = ...) -> None: ...
 
 class Decision(_message.Message):
     __slots__ = ("request_id", "choice", "attempt", "age_s", "waited_s", "num_tokens", "reason", "decode_worker", "prefill_worker", "candidates", "left_out")
