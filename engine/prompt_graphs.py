@@ -2,7 +2,8 @@
 
 Such a step cannot be one graph: attention is launched for its prompts' very lengths. But those are a few of its
 launches. The others depend on the number of tokens alone, and are padded to the next of some sizes. So the host needs
-much less time for a step, which short prompts, and prompts beside many decodes, would otherwise wait for.
+much less time for a step, which short prompts, and prompts beside many decodes, would otherwise wait for. Steps that
+keep the GPU busy for longer than the host needs to launch them have no graphs: there padding would only cost.
 """
 
 from bisect import bisect_left
@@ -10,19 +11,29 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from engine.model_config import ModelConfig
 from engine.models.llama import Attend, Llama
 
-LARGEST = 4096  # tokens; more keep the GPU busy for longer than the host needs to launch them
+# A layer's launches take the host 0.36 ms, in which an H200 multiplies so many weights with a token each (600 TFLOP/s).
+LAUNCH_PRODUCTS = 108e9
+LARGEST = 4096  # tokens, however small the model: graphs and their buffers take memory
 
 Record = Callable[[Callable[[], None]], Callable[[], None]]
 
 
-def prompt_sizes(max_tokens: int) -> list[int]:
-    """16, 32, 48, 64, 96, 128, 192, ...: at most a quarter is padding, from 256 on a fifth."""
+def prompt_sizes(max_tokens: int, weights: int) -> list[int]:
+    """16, 32, 48, 64, 96, 128, 192, ...: from 64 on at most a third is padding, from 256 on a fifth. 512 is the last
+    one of an 8B model, whose layers have 193 million weights."""
     sizes = [16, 32, 48, 64, 96, 128, 192, *range(256, 512, 64)]
     sizes += [size * scale for scale in (1, 2, 4) for size in range(512, 1024, 128)] + [LARGEST]
-    largest = min(max_tokens, LARGEST)
-    return [*(size for size in sizes if size < largest), largest]
+    sizes = [size for size in sizes if size == sizes[0] or size * weights <= LAUNCH_PRODUCTS]
+    return sizes if sizes[-1] <= max_tokens else [*(size for size in sizes if size < max_tokens), max_tokens]
+
+
+def layer_weights(config: ModelConfig) -> int:
+    """That every token is multiplied with in a layer."""
+    heads = 2 * config.num_heads + 2 * config.num_kv_heads  # of queries and of the output; of keys and values
+    return config.hidden_size * (heads * config.head_dim + 3 * config.intermediate_size)
 
 
 class PromptGraphs:
@@ -31,7 +42,7 @@ class PromptGraphs:
     def __init__(self, model: Llama, max_tokens: int, record: Record) -> None:
         """`record`: as `engine.graph_recorder.GraphRecorder.record`."""
         config, like = model.config, model.embeddings
-        self.sizes = prompt_sizes(max_tokens)
+        self.sizes = prompt_sizes(max_tokens, layer_weights(config))
         self._model = model
         self._hidden = like.new_zeros(self.sizes[-1], config.hidden_size)
         self._qkv = like.new_zeros(self.sizes[-1], config.num_heads + 2 * config.num_kv_heads, config.head_dim)
