@@ -150,13 +150,13 @@ class Bench:
             "decode1": lambda: self.decode(1, 1024, 200),
             "decode1_32k": lambda: self.decode(1, 32768, 150),
         }
-        if name == "prefill":  # the first time compiles kernels and finds matrix products
+        if name in ("bench", "prefill"):  # the first time compiles kernels and finds matrix products
             self.prefill()
-            if self.arguments.profile:
-                for index in range(32):
-                    self.add(1024, 1, index)
-                self.profiles["prefill"] = profile_steps(lambda: self.engine.step(), 2)
-                self.finish()
+        if name == "prefill" and self.arguments.profile:
+            for index in range(32):
+                self.add(1024, 1, index)
+            self.profiles["prefill"] = profile_steps(lambda: self.engine.step(), 2)
+            self.finish()
         return runs[name]()
 
 
