@@ -5,8 +5,7 @@
 `raw`: what carries the bytes, alone: numpy's copy into shared memory; on GPUs one kernel over a peer's mapping, beside
 cuMemcpyBatchAsync, for runs of one size at random places. `nccl`, GPUs alone: gather, send and scatter of random
 blocks, from the first `write` to the answer that all is in place. `push`: the whole way through sender and receiver,
-from the first layer_ready to the decode worker's Committed, with the processor time that a (chunk, layer) costs the
-sender.
+from the first layer_ready to the decode worker's Committed, with what a (chunk, layer) costs the sender's host.
 
 CPU: SmolLM2-135M's slab (30 layers, 3 KV heads of 64, block 16, float32). GPU: Qwen3-8B's (36 layers, 8 KV heads of
 128, bfloat16). The decode side is a process of its own, and so is the prefill side; each sees its own GPU alone.
