@@ -91,7 +91,7 @@ def _show(section: str, rows: list[dict[str, Any]]) -> None:
         table.add_column(name, justify="right")
     for row in rows:
         table.add_row(*(f"{value:.4g}" if isinstance(value, float) else str(value) for value in row.values()))
-    Console().print(table)
+    Console(width=120).print(table)
 
 
 def _install_nixl() -> None:
