@@ -1,13 +1,15 @@
 """What it costs to hand a prompt's KV from a prefill GPU to a decode GPU, and what it brings: the whole service.
 
     python -m benchmarks.disaggregation --model 8b [--section ttft,prefill,load] [--out FOLDER]     (two GPUs)
+    python -m benchmarks.disaggregation --model mock --section load      (on a CPU, as long as wanted)
     python -m benchmarks.disaggregation --model tiny --prompts 256,512 --load-prompt 256      (on a CPU: does it run)
 
 `ttft`: one request at a time, the first token's way through prefill and decode worker minus that through one worker
 which does both. `prefill`: prompt tokens per second of a prefill worker that ships all its KV, beside one that ships
 nothing. `load`: one prefill and one decode worker against two that do both, requests arriving at random at a share of
 the capacity of the weaker of the two; the decode worker runs a prompt when the prefill worker has its fill, except with
---wait-when-full. Prompts are random token ids, none is sent twice; weights are random.
+--wait-when-full. Prompts are random token ids, none is sent twice; weights are random. `mock`: the mock engine, which
+computes nothing and ships a few bytes, with steps as long as Qwen3-8B's on an H200; the rest of the service is real.
 """
 
 import argparse
@@ -35,6 +37,17 @@ from benchmarks.random_model import write_model
 from benchmarks.shapes import SHAPES
 
 APART, TOGETHER = "1P + 1D", "aggregated"
+MOCK = "mock"
+MOCK_8B = {
+    "prefill_floor_ms": 1.0,
+    "prefill_token_ms": 0.0235,
+    "prefill_pair_ms": 0.0000011,
+    "decode_floor_ms": 5.5,
+    "decode_sequence_ms": 0.02,
+    "decode_token_ms": 0.0000343,
+    "kv_blocks": 16384,
+    "tokenizer": "smollm2",  # whose vocabulary holds the prompts' ids
+}
 
 
 @dataclass(slots=True)
@@ -48,8 +61,8 @@ class Timing:
 
 
 class Load:
-    def __init__(self, folder: str, arguments: argparse.Namespace) -> None:
-        self._folder = folder
+    def __init__(self, model: str, arguments: argparse.Namespace) -> None:
+        self._model = model
         self.arguments = arguments
         self._random = random.Random(arguments.seed)
 
@@ -59,7 +72,7 @@ class Load:
         arguments = self.arguments
         chunk = arguments.decode_batch_tokens if prefill else None
         longest = max(*arguments.prompts, arguments.load_prompt) + arguments.load_output + 64
-        changes = {
+        changes: dict[str, dict[str, Any]] = {
             "router": {"http_port": 0, "grpc_port": 0, "placement": {"local_prefill_when_full": when_full}},
             "workers": {"prefill": prefill, "decode": decode, "ready_timeout_s": 180.0, "gather_ms": 0},
             "engine": {
@@ -71,7 +84,10 @@ class Load:
             },
             "transfer": {"transport": arguments.transport},
         }
-        config = with_overrides(ServingConfig(model=self._folder), changes, "benchmark")
+        if arguments.model == MOCK:
+            changes |= {"mock": MOCK_8B}
+            changes["workers"]["per_process"] = 1
+        config = with_overrides(ServingConfig(model=self._model), changes, "benchmark")
         with tempfile.TemporaryDirectory() as logs:
             supervisor = Supervisor(config, log_dir=Path(logs))
             try:
@@ -236,7 +252,7 @@ SECTIONS = ("ttft", "prefill", "load")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=[*SHAPES, "tiny"], default="8b")
+    parser.add_argument("--model", choices=[*SHAPES, "tiny", MOCK], default="8b")
     parser.add_argument("--section", default=",".join(SECTIONS))
     parser.add_argument("--prompts", type=_numbers, default=[1024, 8192, 32768], help="tokens, of `ttft`")
     parser.add_argument("--rounds", type=int, default=10, help="requests of each length, of `ttft`")
@@ -256,7 +272,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="folder for the result")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        load = Load(str(write_model(Path(scratch) / "model", arguments.model)), arguments)
+        model = MOCK if arguments.model == MOCK else str(write_model(Path(scratch) / "model", arguments.model))
+        load = Load(model, arguments)
         measured = Results(load, arguments.section.split(","))
         asyncio.run(measured.measure())
     rows = measured.rows()

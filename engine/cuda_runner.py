@@ -211,14 +211,11 @@ class CudaRunner:
         logits_out: Tensor | None = None,
     ) -> Tensor | None:
         """Logits of the rows that are sampled, None when there are none; their tokens are in `sampled`."""
-        graphs, num_tokens = self._prompt_graphs, len(inputs.token_ids)
-        if num_prefill_tokens and graphs is not None and graphs.has_room(num_tokens):
-            mixed = graphs.mixed(num_tokens)
-            attend = StepAttention(self._attention, inputs, self._slab, num_prefill_tokens, layer_done, mixed)
-            hidden = graphs.forward(inputs.token_ids, attend)
-        else:
-            attend = StepAttention(self._attention, inputs, self._slab, num_prefill_tokens, layer_done)
-            hidden = self._model.forward(inputs.token_ids, attend)
+        forward, mixed, num_tokens = self._model.forward, None, len(inputs.token_ids)
+        if num_prefill_tokens and self._prompt_graphs is not None and self._prompt_graphs.has_room(num_tokens):
+            forward, mixed = self._prompt_graphs.forward, self._prompt_graphs.mixed(num_tokens)
+        attend = StepAttention(self._attention, inputs, self._slab, num_prefill_tokens, layer_done, mixed)
+        hidden = forward(inputs.token_ids, attend)
         if inputs.shape.samples == 0:
             return None
         if num_prefill_tokens:  # decodes are sampled each, in order
