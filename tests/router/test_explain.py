@@ -168,6 +168,18 @@ async def test_what_keeps_a_prompt_waiting_is_said(tokenizer: Tokenizer) -> None
         assert by_worker(decision)["d0"].barred == NO_ROOM
 
 
+async def test_a_prompt_that_a_decode_worker_runs_for_full_prefill_workers_says_so(tokenizer: Tokenizer) -> None:
+    config = RouterConfig(placement=PlacementConfig(prefill_queue_tokens=100))
+    async with routing(tokenizer, ScriptedWorker("p0", "prefill"), ScriptedWorker("d0")) as router:
+        load(router, "p0", queued_prefill_tokens=100)
+        response = explainer(router, config).prompt(prompt(40))
+        assert response.rules.local_prefill_when_full
+        (decision,) = response.decisions
+        chosen = (decision.decode_worker, decision.prefill_worker, decision.reason)
+        assert chosen == ("d0", "", "prefill workers full")
+        assert by_worker(decision)["d0"].runs_prompt
+
+
 async def test_workers_that_cannot_be_used_are_named_with_the_reason(tokenizer: Tokenizer) -> None:
     draining, small = ScriptedWorker("d1"), ScriptedWorker("d2")
     small.max_model_len = 20
