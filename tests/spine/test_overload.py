@@ -2,6 +2,7 @@
 small the KV pool."""
 
 import asyncio
+import signal
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -60,6 +61,7 @@ async def the_pool_is_a_limit_of_one_request(service: Service) -> None:
 
 
 async def a_full_queue_refuses_and_says_when_to_come_back(service: Service) -> None:
+    service.kill("decode-1", signal.SIGSTOP)  # so that none ends while others are refused
     running = [asyncio.create_task(ask(service.client, [5 + i], 400, ignore_eos=True)) for i in range(QUEUE_LIMIT)]
     await until_admitted(service, QUEUE_LIMIT)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -74,6 +76,7 @@ async def a_full_queue_refuses_and_says_when_to_come_back(service: Service) -> N
             assert int(refused.headers["retry-after"]) >= 1
             assert refused.json()["error"]["type"] == "rate_limit_error"
         assert (await http.get("/ready")).status_code == 200
+    service.kill("decode-1", signal.SIGCONT)
     async with openai.AsyncOpenAI(base_url=f"{service.http_url}/v1", api_key="none", max_retries=20) as client:
         patient = await client.completions.create(model="tiny-llama", prompt="x", max_tokens=3)
     assert patient.choices[0].finish_reason

@@ -24,6 +24,7 @@ from tests.tiny_model import EOS_TOKEN_IDS, VOCAB_SIZE
 
 SHIP_SOME = {"router": {"placement": {"local_prefill_tokens": 16}}}
 EOS = EOS_TOKEN_IDS[0]
+LONG = 800  # so that a worker dies in the middle of it
 TRUNCATED = {"temperature": 0.9, "top_p": 0.95, "top_k": 50, "min_p": 0.01}
 PENALIZED = {"temperature": 1.2, "presence_penalty": 0.4, "frequency_penalty": 0.3, "repetition_penalty": 1.1}
 
@@ -197,7 +198,8 @@ async def seeds_decide_alone(service: Service) -> None:
         )
         assert [answer.token_ids for answer in crowd[-3:]] == [alone.token_ids] * 3
         assert {answer.served_by[0].prefill_worker for answer in (alone, *crowd)} == {"", "prefill-1"}
-    survivors = await while_a_worker_dies(service, prompt, 120, seed=5, ignore_eos=True, **PENALIZED)
+    alone = await ask(service, prompt, LONG, seed=5, ignore_eos=True, **PENALIZED)
+    survivors = await while_a_worker_dies(service, prompt, LONG, seed=5, ignore_eos=True, **PENALIZED)
     assert [answer.token_ids for answer in survivors] == [alone.token_ids] * 4
     assert any(answer.served_by[0].attempts > 1 for answer in survivors)
 
