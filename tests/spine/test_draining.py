@@ -18,7 +18,7 @@ from tests.spine.worker_view import inspect, until_idle, until_tree_is_right
 SHIP_ALL = {"router": {"placement": {"local_prefill_tokens": 0}}}
 REFUSAL = "the router is draining and takes no new requests"
 LENGTH = 1000  # so that it runs while new requests are refused
-LONG = 1200  # so that the first still runs when the last has begun
+LONG = 800  # so that the first still runs when the last has begun
 
 
 async def test_draining(tiny_model: Path) -> None:
