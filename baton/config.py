@@ -42,7 +42,7 @@ class PlacementConfig(Struct, frozen=True, forbid_unknown_fields=True):
     temperature: Weight = 0.0  # 0: argmin with random ties; above: softmax over negative normalised costs
     local_prefill_tokens: Annotated[int, Meta(ge=0)] = 32  # uncached prompts up to this long are not shipped
     local_prefill_requests: Positive = 64  # a decode worker with as many requests in flight runs no prompts
-    prefill_queue_tokens: Positive = 16384  # a prefill worker with more queued tokens gets no new request
+    prefill_queue_tokens: Positive = 16384  # a prefill worker with as many queued tokens gets no new request
     local_prefill_when_full: bool = True  # a decode worker without prompts takes one when no prefill worker can
     charge_ttl_s: Seconds = 300.0  # a charge that nobody released is dropped after this long
     expected_prefix_ttl_s: Weight = (

@@ -15,7 +15,7 @@ def test_steps_of_a_large_model_that_keep_the_gpu_busy_have_no_graphs() -> None:
 
 
 @given(st.integers(1, 16384), st.integers(1, 10**10))
-def test_sizes_grow_by_a_third_at_most_and_end_with_the_longest_step(max_tokens: int, weights: int) -> None:
+def test_at_most_a_third_of_a_step_is_padding_up_to_the_longest_one_with_graphs(max_tokens: int, weights: int) -> None:
     sizes = prompt_sizes(max_tokens, weights)
     unlimited = prompt_sizes(max_tokens, 1)
     assert sizes == sorted(set(sizes))
