@@ -16,15 +16,16 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check
 INSTALLED := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest --dist loadfile
-# The engine's tests on their own: Triton's interpreter reads its kernels' source again and again, which Python 3.11 gets wrong
+# Tests of Triton kernels on their own: Triton's interpreter reads their source again and again, which Python 3.11 gets wrong
 # when it cleans up after other tests meanwhile. No test selected (5) is no failure.
 # The others three at a time on two cores, for they wait for processes a third of their time. Those with a Ray cluster one after
 # the other, because `ray stop` ends every one of a machine.
-TESTS = $(PYTEST) -n 2 tests/engine $(ARGS) || test $$? -eq 5; \
-	$(PYTEST) -n 3 --ignore=tests/engine -m 'not ray' $(ARGS) || test $$? -eq 5; \
-	$(PYTEST) -n 0 --ignore=tests/engine -m ray $(ARGS) || test $$? -eq 5
+KERNELS := tests/engine tests/kvtransfer/transports/test_copy_blocks.py
+TESTS = $(PYTEST) -n 2 $(KERNELS) $(ARGS) || test $$? -eq 5; \
+	$(PYTEST) -n 3 $(KERNELS:%=--ignore=%) -m 'not ray' $(ARGS) || test $$? -eq 5; \
+	$(PYTEST) -n 0 $(KERNELS:%=--ignore=%) -m ray $(ARGS) || test $$? -eq 5
 # What has to be run where the GPUs are: BATON_TEST_DEVICE puts the workers of these tests on them.
-ON_GPUS = tests/kvtransfer/test_on_gpus.py tests/engine/test_tensor_parallel_gpu.py tests/spine/test_ranks_gpu.py \
+ON_GPUS = tests/kvtransfer/test_on_gpus.py tests/engine/ranks/test_tensor_parallel_gpu.py tests/spine/test_ranks_gpu.py \
 	tests/spine/test_greedy_equality.py tests/spine/test_lost_workers.py tests/spine/test_hung_workers.py \
 	tests/spine/test_disconnects.py
 TORCH := torch==2.13.0
@@ -47,10 +48,11 @@ test: $(INSTALLED)  ## run the tests; ARGS="-k router -x" goes to pytest
 gputest: $(INSTALLED)  ## on a host with two NVIDIA GPUs: transfers, ranks and faults on them
 	BATON_TEST_DEVICE=cuda $(PYTEST) -n 6 $(ON_GPUS) -k 'not smollm2' $(ARGS)
 
-check: $(INSTALLED)  ## format, lint, types and tests: what CI runs
+check: $(INSTALLED)  ## format, lint, types, imports and tests: what CI runs
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	PYTHONPATH=.:proto $(BIN)/lint-imports --no-logo
 	set -e; $(TESTS)
 
 format: $(INSTALLED)  ## rewrite the sources as `make check` wants them

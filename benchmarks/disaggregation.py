@@ -27,14 +27,14 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from baton.client import Client
-from baton.config import ServingConfig
-from baton.config_overrides import with_overrides
-from baton.supervisor import Supervisor
+from baton.service.supervisor import Supervisor
 from baton_proto.generated import inference_pb2 as pb
 from benchmarks.machine import describe, write_result
 from benchmarks.random_model import write_model
 from benchmarks.shapes import SHAPES
+from runtime.calls.router import Client
+from runtime.config.overrides import with_overrides
+from runtime.config.serving import ServingConfig
 
 APART, TOGETHER = "1P + 1D", "aggregated"
 MOCK = "mock"

@@ -21,16 +21,16 @@ from baton_proto.sampling import SamplingParams
 from benchmarks.kernel_profile import profile_steps
 from benchmarks.machine import describe, measure_ceilings, seconds_since_process_start, write_result
 from benchmarks.shapes import SHAPES
-from engine.batch import Batch, LayerDone, SampledToken
-from engine.block_manager import BlockManager
-from engine.cuda_build import GpuEngine, build_on_gpu
-from engine.cuda_runner import CudaStep
-from engine.engine import Engine
-from engine.flash_attention import flash_is_available
-from engine.random_weights import RandomWeights
-from engine.sequence import Sequence
-from engine.shard import Shard
-from kvtransfer.memory_driver import memory_of
+from engine.core.batch import Batch, LayerDone, SampledToken
+from engine.core.block_manager import BlockManager
+from engine.core.engine import Engine
+from engine.core.sequence import Sequence
+from engine.cuda.cuda_build import GpuEngine, build_on_gpu
+from engine.cuda.cuda_runner import CudaStep
+from engine.model.random_weights import RandomWeights
+from engine.model.shard import Shard
+from engine.runners.auto import flash_is_available
+from runtime.device.drivers import memory_of
 
 NANO_VLLM = {
     "0.6b": {"bench": 18098, "decode256": 21800, "decode1": 432, "prefill": 367600},

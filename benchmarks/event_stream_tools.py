@@ -19,15 +19,15 @@ import numpy as np
 import structlog
 
 from baton.cli.events.tail import TailView
-from baton.event_publisher import EventPublisher
 from baton.events.event_log import EventLog
 from baton.events.recorder import Recorder
 from baton.events.recording import Recording, RecordingWriter
 from baton.events.replayer import Replayer
-from baton.nats_client import NatsClient, connect
-from baton.nats_server import NatsServer
+from baton.service.nats_server import NatsServer
 from baton_proto.kv_events import Stored
-from router.block_hash import sequence_hashes
+from runtime.blocks.block_hash import sequence_hashes
+from runtime.kv_events.publisher import EventPublisher
+from runtime.nats.client import NatsClient, connect
 
 WORKERS = 8
 TTL_S = 4.0

@@ -32,10 +32,7 @@ from msgspec import structs
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from baton.config import ServingConfig
-from baton.config_overrides import with_overrides
-from baton.logging import configure_logging
-from baton.supervisor import ROUTER_ID, Supervisor
+from baton.service.supervisor import ROUTER_ID, Supervisor
 from benchmarks.frontend.cases import CASES, Case, bodies
 from benchmarks.frontend.dynamo_peer import TOKENIZERS, DynamoService, PeerFailedError
 from benchmarks.frontend.load_client import Load, Measured
@@ -43,9 +40,12 @@ from benchmarks.frontend.report import Round, Row, best, print_comparison, print
 from benchmarks.frontend.same_answers import AnswersDifferError, check_same_answers
 from benchmarks.routing.peer_environment import DYNAMO_VERSION, PeerMissingError, dynamo_frontend_python
 from benchmarks.routing.report import BUSY_LOAD, machine
-from engine.mock_model import BYTES
-from engine.served_model import served_model
-from router.tokenizer import Tokenizer
+from router.text.tokenizer import Tokenizer
+from runtime.checkpoint.mock_model import BYTES
+from runtime.checkpoint.served_model import served_model
+from runtime.config.overrides import with_overrides
+from runtime.config.serving import ServingConfig
+from runtime.telemetry.logging import configure_logging
 
 WARM_UP_S = 1.0
 

@@ -25,21 +25,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from baton.config import EngineConfig
-from baton.errors import ConfigError
 from baton_proto.sampling import SamplingParams
-from engine.attention import StepAttention
-from engine.batch import Batch, ScheduledSequence
-from engine.block_manager import BlockManager
-from engine.cuda_build import build_cuda_runner
-from engine.cuda_runner import CudaRunner
-from engine.engine import Engine
-from engine.flash_attention import flash_is_available
-from engine.loaded_model import load_model
-from engine.model_files import ModelFiles, resolve_model
-from engine.sequence import Sequence
-from engine.weights import Weights
-from kvtransfer.memory_driver import memory_of
+from engine.core.batch import Batch, ScheduledSequence
+from engine.core.block_manager import BlockManager
+from engine.core.engine import Engine
+from engine.core.sequence import Sequence
+from engine.cuda.cuda_build import build_cuda_runner
+from engine.cuda.cuda_runner import CudaRunner
+from engine.loading.loaded_model import load_model
+from engine.model.attention import StepAttention
+from engine.model.weights import Weights
+from engine.runners.auto import flash_is_available
+from runtime.checkpoint.model_files import ModelFiles, resolve_model
+from runtime.config.serving import EngineConfig
+from runtime.device.drivers import memory_of
+from runtime.errors import ConfigError
 from tests.tiny_model import VOCAB_SIZE, write_tiny_model
 
 DEVICE = torch.device("cuda", 0)

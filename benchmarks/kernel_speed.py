@@ -21,7 +21,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.machine import describe, measure_ceilings, write_result
-from engine.flash_attention import flash_is_available
 from engine.kernels import (
     decode_attention as decode_kernel,
     prefill_attention as prefill_kernel,
@@ -35,6 +34,7 @@ from engine.kernels.rotate_store import rotate_store
 from engine.kernels.sampling import partial_buffer, sample
 from engine.kernels.silu_mul import silu_mul
 from engine.kernels.small_linear import is_small, small_linear
+from engine.runners.auto import flash_is_available
 
 DEVICE = torch.device("cuda", 0)
 BF16 = torch.bfloat16

@@ -19,14 +19,14 @@ import torch
 from baton_proto.sampling import SamplingParams
 from benchmarks.machine import describe, write_result
 from benchmarks.shapes import SHAPES
-from engine.block_manager import BlockManager
-from engine.cuda_build import GpuEngine, build_on_gpu
-from engine.engine import Engine
-from engine.flash_attention import flash_is_available
-from engine.random_weights import RandomWeights
-from engine.sequence import Sequence
-from engine.shard import Shard
-from kvtransfer.memory_driver import memory_of
+from engine.core.block_manager import BlockManager
+from engine.core.engine import Engine
+from engine.core.sequence import Sequence
+from engine.cuda.cuda_build import GpuEngine, build_on_gpu
+from engine.model.random_weights import RandomWeights
+from engine.model.shard import Shard
+from engine.runners.auto import flash_is_available
+from runtime.device.drivers import memory_of
 
 READERS, READER_PROMPT, PROMPT = 64, 1024, 8192
 

@@ -24,23 +24,23 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from baton.config import EngineConfig, TransferConfig
 from baton_proto.sampling import SamplingParams
 from benchmarks.machine import describe, write_result
 from benchmarks.shapes import SHAPES
-from engine.block_manager import BlockManager
-from engine.engine import Engine
-from engine.loaded_model import LoadedModel, load_model
-from engine.model_files import ModelFiles, resolve_model
-from engine.sequence import Sequence
-from kvtransfer.identity import SlabIdentity
-from kvtransfer.layout import SlabLayout
-from kvtransfer.receiver import Receiver
-from kvtransfer.sender import Sender
-from kvtransfer.shm import ShmWriter
-from kvtransfer.slab import Slab
+from engine.core.block_manager import BlockManager
+from engine.core.engine import Engine
+from engine.core.sequence import Sequence
+from engine.loading.loaded_model import LoadedModel, load_model
+from kvtransfer.decode_side.receiver import Receiver
+from kvtransfer.prefill_side.sender import Sender
+from kvtransfer.slab.layout import SlabLayout
+from kvtransfer.slab.slab import Slab
+from kvtransfer.transports.shm import ShmWriter
+from kvtransfer.wire.identity import SlabIdentity
 from prefill_worker.push_plan import PushPlan
 from prefill_worker.shipping import Shipping, ShippingJob
+from runtime.checkpoint.model_files import ModelFiles, resolve_model
+from runtime.config.serving import EngineConfig, TransferConfig
 from tests.tiny_model import write_tiny_model
 
 WAYS = ("nothing", "at once", "layers")
@@ -53,7 +53,7 @@ def decode(pipe: Connection, gpu: str) -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = gpu
     import torch
 
-    from kvtransfer.memory_driver import memory_of
+    from runtime.device.drivers import memory_of
 
     layout: SlabLayout = pipe.recv()
     slab = Slab(layout, memory_of(torch.device("cuda" if gpu else "cpu")))
@@ -69,7 +69,7 @@ def decode(pipe: Connection, gpu: str) -> None:
 def _writer(model: LoadedModel) -> Any:
     if model.slab.driver.kind == "host":
         return ShmWriter
-    from kvtransfer.cuda_ipc import CudaIpcWriter  # here, because it needs a GPU's packages
+    from kvtransfer.transports.cuda_ipc import CudaIpcWriter  # here, because it needs a GPU's packages
 
     return CudaIpcWriter
 

@@ -25,12 +25,7 @@ import structlog
 from rich.console import Console
 from rich.table import Table
 
-from baton.discovery import Change
-from baton.message_stream import MessageStream
-from baton.nats_client import connect
-from baton.nats_server import NatsServer
-from baton.worker.snapshot import Snapshot, chunks
-from baton.worker.stream_server import StreamServer
+from baton.service.nats_server import NatsServer
 from baton_proto.discovery import MAJOR, WorkerRecord
 from baton_proto.worker import (
     SERVICE,
@@ -41,10 +36,15 @@ from baton_proto.worker import (
     decoder,
     encode,
 )
-from engine.prefix_cache import MEDIUM, PrefixCache
-from router.indexer import Indexer
-from router.load import LoadLedger
-from router.worker_pool import WorkerPool
+from engine.core.prefix_cache import MEDIUM, PrefixCache
+from router.index.indexer import Indexer
+from router.workers.load import LoadLedger
+from router.workers.pool import WorkerPool
+from runtime.discovery.directory import Change
+from runtime.nats.client import connect
+from runtime.streams.message_stream import MessageStream
+from worker.snapshot import Snapshot, chunks
+from worker.stream_server import StreamServer
 
 BLOCK_SIZE = 16
 GOAL_S = 2.0  # for a million blocks

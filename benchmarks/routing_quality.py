@@ -28,11 +28,11 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from baton.config import MockConfig, PlacementConfig
 from benchmarks.quality.simulation import Fleet, simulate
 from benchmarks.quality.trace import TraceRequest, arrivals, load_trace
 from benchmarks.routing.half import ROOT
 from benchmarks.routing.report import machine, write_results
+from runtime.config.serving import MockConfig, PlacementConfig
 
 TRACE = "mooncake_conversation.jsonl.gz"
 TRACE_FOLDERS = (ROOT / "tests" / "data", ROOT.parent / "shared" / "data")

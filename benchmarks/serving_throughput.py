@@ -24,21 +24,21 @@ from typing import Any, ClassVar, Protocol
 
 import uvloop
 
-from baton.client import Client
-from baton.config import ServingConfig
-from baton.config_overrides import with_overrides
-from baton.supervisor import Supervisor
+from baton.service.supervisor import Supervisor
 from baton_proto.generated import inference_pb2 as pb
 from baton_proto.sampling import SamplingParams
 from benchmarks.frontend.load_client import END_OF_BODY
 from benchmarks.machine import describe, write_result
 from benchmarks.random_model import write_model
 from benchmarks.shapes import SHAPES
-from engine.block_manager import BlockManager
-from engine.engine import Engine
-from engine.loaded_model import load_model
-from engine.model_files import resolve_model
-from engine.sequence import Sequence
+from engine.core.block_manager import BlockManager
+from engine.core.engine import Engine
+from engine.core.sequence import Sequence
+from engine.loading.loaded_model import load_model
+from runtime.calls.router import Client
+from runtime.checkpoint.model_files import resolve_model
+from runtime.config.overrides import with_overrides
+from runtime.config.serving import ServingConfig
 
 
 def serving_config(folder: str, arguments: argparse.Namespace) -> ServingConfig:

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from engine.model_config import ModelConfig
+from runtime.checkpoint.model_config import ModelConfig
 
 _SMALL = ModelConfig(
     architecture="qwen3",

@@ -18,13 +18,13 @@ from typing import Any
 import psutil
 import torch
 
-from baton.config import EngineConfig
 from baton_proto.sampling import SamplingParams
 from benchmarks.machine import describe, write_result
 from benchmarks.shapes import SHAPES
-from engine.loaded_model import LoadedModel, load_model
-from engine.model_files import ModelFiles
-from engine.model_memory import TAGS
+from engine.loading.loaded_model import LoadedModel, load_model
+from engine.loading.model_memory import TAGS
+from runtime.checkpoint.model_files import ModelFiles
+from runtime.config.serving import EngineConfig
 from tests.engine.engine_runs import run, sequences, small_engine
 
 PARAMS = [SamplingParams(max_tokens=24, temperature=0.0, seed=seed, ignore_eos=True) for seed in range(6)]

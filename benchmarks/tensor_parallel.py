@@ -17,14 +17,14 @@ from typing import Any
 
 import torch
 
-from baton.config import EngineConfig
 from benchmarks.engine_throughput import Bench
 from benchmarks.machine import describe, write_result
 from benchmarks.shapes import SHAPES
-from engine.loaded_model import load_model
-from engine.model_files import ModelFiles
-from engine.peer_memory import SWITCH
-from engine.tensor_parallel import load_tensor_parallel
+from engine.loading.loaded_model import load_model
+from engine.parallel.peer_memory import SWITCH
+from engine.ranks.tensor_parallel import load_tensor_parallel
+from runtime.checkpoint.model_files import ModelFiles
+from runtime.config.serving import EngineConfig
 
 ROOT = Path(__file__).parents[1]
 RESULT = "RESULT "

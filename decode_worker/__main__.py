@@ -2,12 +2,12 @@
 
 import uvloop
 
-from baton.config import load_config
-from baton.errors import BatonError
-from baton.logging import configure_logging
-from baton.worker.arguments import parse_arguments
-from baton.worker.process import run_worker
 from decode_worker.decode_worker import DecodeWorker
+from runtime.config.serving import load_config
+from runtime.errors import BatonError
+from runtime.telemetry.logging import configure_logging
+from worker.arguments import parse_arguments
+from worker.process import run_worker
 
 
 def main() -> None:

@@ -10,15 +10,15 @@ import time
 import numpy as np
 import structlog
 
-from baton.worker.in_flight import InFlight
-from baton.worker.runtime import WorkerRuntime
-from baton.worker.step_stream import RouterStream
-from baton.worker.stream_server import Handler
 from baton_proto.worker import Delta, Failure, Submit
 from decode_worker.handoff import Handoffs
 from decode_worker.request import Phase, Request
-from engine.engine import Engine, SequenceOutput
-from engine.sequence import Sequence
+from engine.core.engine import Engine, SequenceOutput
+from engine.core.sequence import Sequence
+from worker.in_flight import InFlight
+from worker.runtime import WorkerRuntime
+from worker.step_stream import RouterStream
+from worker.stream_server import Handler
 
 log = structlog.get_logger()
 

@@ -13,16 +13,16 @@ from typing import Protocol
 import msgspec
 import structlog
 
-from baton.errors import ProtocolError
-from baton.worker.runtime import WorkerRuntime
 from baton_proto.version import check_major
 from baton_proto.worker import MAJOR, Failure, FirstToken, Handoff, PrefillRequest, PrefillTarget, decoder
 from decode_worker.prefill_link import PrefillLink
 from decode_worker.request import Phase, Request
 from decode_worker.reservations import Reservations
-from engine.engine import Engine, SequenceOutput, StepOutput
-from kvtransfer.events import Committed, Failed, LayerArrived, Released, TransferEvent
-from kvtransfer.receiver import Receiver
+from engine.core.engine import Engine, SequenceOutput, StepOutput
+from kvtransfer.decode_side.events import Committed, Failed, LayerArrived, Released, TransferEvent
+from kvtransfer.decode_side.receiver import Receiver
+from runtime.errors import ProtocolError
+from worker.runtime import WorkerRuntime
 
 log = structlog.get_logger()
 

@@ -8,10 +8,6 @@ from typing import Protocol
 
 import structlog
 
-from baton.end_task import end_tasks
-from baton.errors import ProtocolError, UnauthorizedError
-from baton.message_stream import MessageStream, open_stream
-from baton.security.cluster_key import ClusterKey
 from baton_proto.worker import (
     MAJOR,
     PREFILL,
@@ -25,6 +21,10 @@ from baton_proto.worker import (
     decoder,
 )
 from decode_worker.request import Request
+from runtime.end_task import end_tasks
+from runtime.errors import ProtocolError, UnauthorizedError
+from runtime.security.cluster_key import ClusterKey
+from runtime.streams.message_stream import MessageStream, open_stream
 
 decode_report = decoder(PrefillReport)
 

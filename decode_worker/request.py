@@ -12,9 +12,9 @@ import asyncio
 import enum
 from dataclasses import dataclass
 
-from baton.worker.step_stream import RouterStream
 from baton_proto.worker import Grant, Handoff, Submit
-from engine.sequence import Sequence
+from engine.core.sequence import Sequence
+from worker.step_stream import RouterStream
 
 
 class Phase(enum.Enum):

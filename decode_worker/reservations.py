@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable
 
 from decode_worker.request import Request
-from engine.engine import Engine
-from kvtransfer.receiver import Receiver
+from engine.core.engine import Engine
+from kvtransfer.decode_side.receiver import Receiver
 
 MIN_TTL_S = 1.0  # of a request that is almost out of time; its own deadline ends it
 

@@ -1,0 +1,1 @@
+"""How KV blocks travel from prefill to decode workers."""

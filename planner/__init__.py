@@ -1,0 +1,1 @@
+"""How many workers there are: observe, decide, write down, carry out."""

@@ -6,7 +6,6 @@ import msgspec
 import structlog
 from msgspec.structs import replace
 
-from baton.errors import InvalidRequestError, ProtocolError
 from baton_proto.planner import DECODE, PREFILL, ROLES, Action, Holds, Observation, WorkerView
 from baton_proto.planner_control import (
     MAJOR,
@@ -23,9 +22,10 @@ from baton_proto.planner_control import (
     decode_question,
     encode,
 )
-from planner.hand import Hand
+from planner.acting.hand import Hand
 from planner.loop import PlannerLoop
-from planner.observation import counts
+from planner.policy.observation import counts
+from runtime.errors import InvalidRequestError, ProtocolError
 
 BY_HAND = "ordered by hand"
 

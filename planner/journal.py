@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from baton.errors import ConfigError, ProtocolError
 from baton_proto.planner import MAJOR, Observation, Role, Target, Verb
 from baton_proto.version import check_major
+from runtime.errors import ConfigError, ProtocolError
 
 
 class Started(Struct, frozen=True, tag="started"):

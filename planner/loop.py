@@ -11,13 +11,13 @@ from collections.abc import Awaitable, Callable
 import structlog
 from msgspec.structs import replace
 
-from baton.errors import BatonError
-from baton.planner_config import PlannerConfig
 from baton_proto.planner import MAJOR, Observation, Target
-from planner.connector import Connector
-from planner.effects import Effects
+from planner.acting.connector import Connector
+from planner.acting.effects import Effects
 from planner.journal import Decided, Line, Started
 from planner.planner import Planner
+from runtime.config.planner import PlannerConfig
+from runtime.errors import BatonError
 
 Observer = Callable[[], Awaitable[Observation]]
 

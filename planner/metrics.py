@@ -4,9 +4,9 @@ from collections import Counter as CountOf
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from baton.metrics import ProcessMetrics
 from baton_proto.planner import ALL_VERBS, ROLES, State
 from planner.journal import Decided, EffectEnded, Line
+from runtime.telemetry.metrics import ProcessMetrics
 
 STATES: tuple[State, ...] = ("starting", "ready", "draining", "sleeping")
 EFFECT_BUCKETS_S = (0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600)

@@ -8,18 +8,18 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from baton.errors import ConfigError
-from baton.planner_config import PlannerConfig
 from baton_proto.planner import MAJOR, ROLES, Action, Observation, Target
-from planner.guards import GUARDS, guarded
-from planner.history import RoleHistory, with_actions, with_failures
-from planner.ladder import actions_for, given_up
-from planner.observation import counts, stale_sources
-from planner.policy import Policy
-from planner.situation import situation
-from planner.slo import SloMemory, SloPolicy
-from planner.threshold import ThresholdMemory, ThresholdPolicy
-from planner.wanted import Wanted
+from planner.policy.guards import GUARDS, guarded
+from planner.policy.history import RoleHistory, with_actions, with_failures
+from planner.policy.ladder import actions_for, given_up
+from planner.policy.observation import counts, stale_sources
+from planner.policy.policy import Policy
+from planner.policy.situation import situation
+from planner.policy.slo import SloMemory, SloPolicy
+from planner.policy.threshold import ThresholdMemory, ThresholdPolicy
+from planner.policy.wanted import Wanted
+from runtime.config.planner import PlannerConfig
+from runtime.errors import ConfigError
 
 MEMORIES: dict[str, type[Struct]] = {"slo": SloMemory, "threshold": ThresholdMemory}
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from baton.errors import ConfigError
 from baton_proto.planner import ROLES, Observation, Target
-from planner.observation import counts
+from planner.policy.observation import counts
+from runtime.errors import ConfigError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,10 +10,10 @@ from itertools import pairwise
 
 from msgspec import Struct
 
-from baton.planner_config import PlannerConfig
 from baton_proto.planner import Observation, Target
 from planner.journal import Decided, EffectEnded, Line
 from planner.planner import Planner
+from runtime.config.planner import PlannerConfig
 
 
 class Replayed(Struct, frozen=True):

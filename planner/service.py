@@ -12,21 +12,21 @@ from typing import Final
 
 import structlog
 
-from baton.config import ServingConfig
-from baton.errors import ConfigError
-from baton.nats_client import NatsClient
-from baton.security.keys import NO_KEYS, Keys, check_reach
-from baton.subjects import planner_subject
 from baton_proto.planner import Role
-from planner.connector import LiveConnector
+from planner.acting.connector import LiveConnector
+from planner.acting.hand import Hand
+from planner.acting.memory_store import MemoryStore
 from planner.control import Control
-from planner.hand import Hand
 from planner.journal import Journal, Line
-from planner.live_observer import LiveObserver
 from planner.loop import PlannerLoop
-from planner.memory_store import MemoryStore
 from planner.metrics import PlannerMetrics
+from planner.observing.live_observer import LiveObserver
 from planner.planner import Planner
+from runtime.config.serving import ServingConfig
+from runtime.errors import ConfigError
+from runtime.nats.client import NatsClient
+from runtime.nats.subjects import planner_subject
+from runtime.security.keys import NO_KEYS, Keys, check_reach
 
 KEY: Final = "memory"
 AGAIN_S: Final = 1.0  # after a fault

@@ -1,0 +1,1 @@
+"""The role that runs prompts and pushes their KV into decode workers."""

@@ -2,12 +2,12 @@
 
 import uvloop
 
-from baton.config import for_prefill_worker, load_config
-from baton.errors import BatonError
-from baton.logging import configure_logging
-from baton.worker.arguments import parse_arguments
-from baton.worker.process import run_worker
 from prefill_worker.prefill_worker import PrefillWorker
+from runtime.config.serving import for_prefill_worker, load_config
+from runtime.errors import BatonError
+from runtime.telemetry.logging import configure_logging
+from worker.arguments import parse_arguments
+from worker.process import run_worker
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """What a prefill worker does on a router's stream: reports its load and refuses requests."""
 
-from baton.worker.step_stream import RouterStream
 from baton_proto.worker import Delta, Failure, Submit
+from worker.step_stream import RouterStream
 
 
 class NoRequests:

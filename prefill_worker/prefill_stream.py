@@ -7,8 +7,8 @@ from typing import Protocol
 
 import structlog
 
-from baton.message_stream import MessageStream
 from baton_proto.worker import PrefillCancel, PrefillCommand, PrefillRequest, decoder
+from runtime.streams.message_stream import MessageStream
 
 decode_command = decoder(PrefillCommand)
 

@@ -11,18 +11,18 @@ from dataclasses import dataclass
 import numpy as np
 import structlog
 
-from baton.message_stream import MessageStream
-from baton.worker.in_flight import InFlight
-from baton.worker.runtime import WorkerRuntime
-from baton.worker.stream_server import Handler
 from baton_proto.worker import PREFILL, Failure, PrefillFailed, PrefillRequest
-from engine.engine import SequenceOutput
-from engine.sequence import Sequence
-from kvtransfer.push import PushResult
+from engine.core.engine import SequenceOutput
+from engine.core.sequence import Sequence
+from kvtransfer.prefill_side.push import PushResult
 from prefill_worker.no_requests import NoRequests
 from prefill_worker.prefill_stream import PrefillStreams
 from prefill_worker.push_plan import PushPlan
 from prefill_worker.shipping import Shipping, ShippingJob
+from runtime.streams.message_stream import MessageStream
+from worker.in_flight import InFlight
+from worker.runtime import WorkerRuntime
+from worker.stream_server import Handler
 
 log = structlog.get_logger()
 
@@ -44,7 +44,7 @@ class Prompt:
 
 
 class PrefillWorker:
-    """The prefill role; see baton/worker/runtime.py for the calls."""
+    """The prefill role; see worker/runtime.py for the calls."""
 
     name = "prefill"
     endpoint = None

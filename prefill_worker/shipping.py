@@ -10,11 +10,11 @@ import structlog
 
 from baton_proto.sampling import TokenLogprobs
 from baton_proto.worker import MAJOR, FirstToken, Grant, encode
-from engine.batch import Batch, LayerDone
-from engine.engine import Engine, SequenceOutput, StepOutput
-from engine.sequence import Sequence, SequenceStatus
-from kvtransfer.push import PushResult
-from kvtransfer.sending import KvPush, KvSender, Piece
+from engine.core.batch import Batch, LayerDone
+from engine.core.engine import Engine, SequenceOutput, StepOutput
+from engine.core.sequence import Sequence, SequenceStatus
+from kvtransfer.prefill_side.push import PushResult
+from kvtransfer.prefill_side.sending import KvPush, KvSender, Piece
 from prefill_worker.push_plan import PushPlan
 
 log = structlog.get_logger()

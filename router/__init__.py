@@ -1,0 +1,1 @@
+"""The front door: requests in, workers chosen, text out."""

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import uvloop
 
-from baton.config import load_config
-from baton.errors import BatonError
-from baton.logging import configure_logging
-from router.service import run_router
+from router.process import run_router
+from runtime.config.serving import load_config
+from runtime.errors import BatonError
+from runtime.telemetry.logging import configure_logging
 
 
 def main() -> None:

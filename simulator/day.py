@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from baton.planner_config import PlannerConfig
 from baton_proto.planner import DECODE, PREFILL, Role
 from planner.journal import Decided, Line
 from planner.loop import PlannerLoop
 from planner.planner import Planner
+from runtime.config.planner import PlannerConfig
 from simulator.event_loop import run_simulated
 from simulator.fleet import Delays, Fleet
 from simulator.observer import SAMPLE_S, FleetObserver

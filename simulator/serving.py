@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from baton.config import MockConfig
 from baton_proto.planner import PREFILL, Role
+from runtime.config.serving import MockConfig
 from simulator import kernel
 from simulator.workload import Requests
 

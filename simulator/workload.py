@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from baton.errors import ConfigError
+from runtime.errors import ConfigError
 
 BIN_S = 600.0
 BINS_PER_DAY = 144

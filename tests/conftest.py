@@ -1,11 +1,13 @@
 """Fixtures that every part's tests share."""
 
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 
-from baton.nats_server import NatsServer
+from baton.service.nats_server import NatsServer
 from tests.tiny_model import write_tiny_model
 
 
@@ -14,6 +16,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for report in terminalreporter.getreports("rerun"):
         terminalreporter.section(f"run again: {report.nodeid}")
         terminalreporter.write_line("\n".join(report.longreprtext.splitlines()[-40:]))
+
+
+@pytest.fixture(autouse=True)
+def restored_logging() -> Iterator[None]:
+    """Commands and processes configure logging for their whole process; tests must not leave that to each other."""
+    root = logging.getLogger()
+    handlers, level = root.handlers, root.level
+    yield
+    root.handlers, root.level = handlers, level
+    structlog.reset_defaults()
 
 
 @pytest.fixture(scope="session")

@@ -22,14 +22,14 @@ from typing import Any
 
 import psutil
 
-from baton.child_process import ChildProcess
-from baton.client import Client
-from baton.config import ServingConfig
-from baton.config_overrides import with_overrides
-from baton.launcher import Launcher, Role
-from baton.nats_client import NatsClient, connect
-from baton.nats_server import NatsServer
-from baton.supervisor import Supervisor
+from baton.service.child_process import ChildProcess
+from baton.service.launcher import Launcher, Role
+from baton.service.nats_server import NatsServer
+from baton.service.supervisor import Supervisor
+from runtime.calls.router import Client
+from runtime.config.overrides import with_overrides
+from runtime.config.serving import ServingConfig
+from runtime.nats.client import NatsClient, connect
 
 GONE_TIMEOUT_S = 5.0
 DEVICE = os.environ.get("BATON_TEST_DEVICE", "cpu")  # "cuda": the workers' engines run on this host's GPUs

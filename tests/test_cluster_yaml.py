@@ -21,8 +21,8 @@ import psutil
 import pytest
 import yaml
 
-from baton.client import Client
 from baton_proto.generated import inference_pb2 as pb
+from runtime.calls.router import Client
 from tests.ssh_nodes import ADDRESSES, LOOPBACK, SshNodes, ssh_nodes
 
 ROOT = Path(__file__).parents[1]

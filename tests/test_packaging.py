@@ -11,15 +11,20 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 DISTRIBUTION = "baton-serve"
 PACKAGES = {
-    "baton": ROOT / "baton",
-    "baton_proto": ROOT / "proto" / "baton_proto",
-    "decode_worker": ROOT / "decode_worker",
-    "engine": ROOT / "engine",
-    "kvtransfer": ROOT / "kvtransfer",
-    "planner": ROOT / "planner",
-    "prefill_worker": ROOT / "prefill_worker",
-    "router": ROOT / "router",
-}
+    name: ROOT / name
+    for name in (
+        "baton",
+        "decode_worker",
+        "engine",
+        "kvtransfer",
+        "planner",
+        "prefill_worker",
+        "router",
+        "runtime",
+        "simulator",
+        "worker",
+    )
+} | {"baton_proto": ROOT / "proto" / "baton_proto"}
 
 
 def test_no_other_distribution_uses_our_top_level_names() -> None:

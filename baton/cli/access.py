@@ -9,11 +9,11 @@ from pathlib import Path
 
 import grpc
 
-from baton.client import Client
-from baton.errors import ConfigError
-from baton.security.keys import API_KEY_VARIABLE
-from baton.security.secret import Secret, parse_secrets, read_secrets
-from baton.security.tls import client_context, tls_problem
+from runtime.calls.router import Client
+from runtime.errors import ConfigError
+from runtime.security.keys import API_KEY_VARIABLE
+from runtime.security.secret import Secret, parse_secrets, read_secrets
+from runtime.security.tls import client_context, tls_problem
 
 API_KEY_FLAG = "--api-key-file"
 CA_FLAG = "--ca-file"

@@ -9,8 +9,8 @@ from google.protobuf.json_format import MessageToDict
 
 from baton.cli.access import Access
 from baton.cli.exit_codes import errors_reported
-from baton.client import Answer
 from baton_proto.generated import inference_pb2 as pb
+from runtime.calls.router import Answer
 
 
 def answer(request: pb.GenerateRequest, access: Access, timeout_s: float | None, as_json: bool) -> None:

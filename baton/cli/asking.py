@@ -8,7 +8,7 @@ import grpc
 
 from baton.cli.access import Access
 from baton.cli.exit_codes import ExitCode, errors_reported, fail
-from baton.client import Client
+from runtime.calls.router import Client
 
 T = TypeVar("T")
 

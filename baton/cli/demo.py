@@ -12,14 +12,14 @@ from rich.table import Table
 from baton.cli.chat import chat_request
 from baton.cli.exit_codes import ExitCode, errors_reported
 from baton.cli.output import console, human_bytes
-from baton.client import Answer, Client
-from baton.config import ServingConfig
-from baton.config_overrides import with_overrides
-from baton.logging import configure_logging
-from baton.process import Ready
-from baton.supervisor import Supervisor
+from baton.service.supervisor import Supervisor
 from baton_proto.generated import inference_pb2 as pb
-from engine.served_model import served_model
+from runtime.calls.router import Answer, Client
+from runtime.checkpoint.served_model import served_model
+from runtime.config.overrides import with_overrides
+from runtime.config.serving import ServingConfig
+from runtime.processes.process import Ready
+from runtime.telemetry.logging import configure_logging
 
 QUESTION = "What is the capital of France?"
 ANSWER_TIMEOUT_S = 60.0

@@ -8,8 +8,8 @@ from baton.cli.events.options import NamespaceOption
 from baton.cli.exit_codes import ExitCode, errors_reported
 from baton.cli.options import JsonOption, RayAddressOption
 from baton.cli.service_news import print_news
-from baton.config import LoggingConfig
-from baton.logging import configure_logging
+from runtime.config.serving import LoggingConfig
+from runtime.telemetry.logging import configure_logging
 
 
 def down(
@@ -18,10 +18,10 @@ def down(
     """Drain and end a service that `baton up --ray` has brought up: requests in flight end, new ones are refused."""
     with errors_reported():
         configure_logging(LoggingConfig(level="warning"), "baton")
-        from baton.on_ray.cluster import connected
+        from baton.service.on_ray.cluster import connected
 
         with connected(address, namespace):
-            from baton.on_ray.service import take_down
+            from baton.service.on_ray.commands import take_down
 
             clean = take_down(namespace, partial(print_news, as_json))
     raise typer.Exit(ExitCode.OK if clean else ExitCode.FAILED)

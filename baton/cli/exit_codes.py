@@ -8,7 +8,7 @@ from typing import NoReturn
 import grpc
 import typer
 
-from baton.errors import (
+from runtime.errors import (
     BatonError,
     ConfigError,
     DeadlineError,
@@ -17,7 +17,7 @@ from baton.errors import (
     UnauthorizedError,
     UnavailableError,
 )
-from baton.process import ProcessFailedError
+from runtime.processes.process import ProcessFailedError
 
 
 class ExitCode(enum.IntEnum):

@@ -10,8 +10,8 @@ import typer
 from baton.cli.events.options import NamespaceOption
 from baton.cli.exit_codes import errors_reported
 from baton.cli.options import RayAddressOption
-from baton.errors import UnavailableError
-from baton.log_file import log_since, log_tail
+from baton.service.log_file import log_since, log_tail
+from runtime.errors import UnavailableError
 
 POLL_S = 0.2
 
@@ -33,11 +33,11 @@ def logs(
         if log_dir is not None:
             _print(_read_file(log_dir / f"{process}.log", lines, follow))
             return
-        from baton.on_ray.cluster import connected
+        from baton.service.on_ray.cluster import connected
 
         try:
             with connected(address, namespace):
-                from baton.on_ray.service import read_log
+                from baton.service.on_ray.commands import read_log
 
                 _print(read_log(process, lines, follow))
         except UnavailableError as error:

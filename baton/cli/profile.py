@@ -17,16 +17,16 @@ from rich.table import Table
 from baton.cli.exit_codes import errors_reported
 from baton.cli.options import JsonOption
 from baton.cli.output import console
-from baton.config import ServingConfig, for_prefill_worker, load_config
-from baton.config_overrides import with_overrides
-from baton.errors import ConfigError
-from baton.logging import configure_logging
-from baton.planner_config import StepTimesConfig
-from baton.worker.assembly import build_engine
 from baton_proto.discovery import TimedStep
-from engine.served_model import served_model
-from engine.step_profile import StepProfile
-from planner.step_model import ENOUGH, decode_rows, errors, fitted, prefill_rows
+from engine.core.step_profile import StepProfile
+from planner.policy.step_model import ENOUGH, decode_rows, errors, fitted, prefill_rows
+from runtime.checkpoint.served_model import served_model
+from runtime.config.overrides import with_overrides
+from runtime.config.planner import StepTimesConfig
+from runtime.config.serving import ServingConfig, for_prefill_worker, load_config
+from runtime.errors import ConfigError
+from runtime.telemetry.logging import configure_logging
+from worker.assembly import build_engine
 
 FITS = 5  # each begins with what the last one found, so that the profile of before counts for nothing in the end
 DIGITS = 4

@@ -29,7 +29,7 @@ def top(
 
 
 async def _watch(access: Access, interval_s: float, timeout_s: float) -> None:
-    from baton.top.app import TopApp  # textual takes longer to import than most commands take to run
+    from baton.cli.top_view.app import TopApp  # textual takes longer to import than most commands take to run
 
     async with access.client() as client:
         try:

@@ -12,13 +12,13 @@ import typer
 from baton.cli.exit_codes import ExitCode, errors_reported
 from baton.cli.options import RayAddressOption
 from baton.cli.service_news import print_news
-from baton.config import ServingConfig, load_config, with_absolute_paths
-from baton.config_overrides import with_overrides
-from baton.errors import ConfigError
-from baton.local_launcher import LocalLauncher
-from baton.logging import configure_logging
-from baton.service_run import ServiceRun
-from engine.served_model import served_model
+from baton.service.local_launcher import LocalLauncher
+from baton.service.service_run import ServiceRun
+from runtime.checkpoint.served_model import served_model
+from runtime.config.overrides import with_overrides
+from runtime.config.serving import ServingConfig, load_config, with_absolute_paths
+from runtime.errors import ConfigError
+from runtime.telemetry.logging import configure_logging
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -99,11 +99,11 @@ async def _in_foreground(config: ServingConfig, log_dir: Path | None, as_json: b
 def _on_ray(config: ServingConfig, log_dir: Path | None, address: str, nodes: int, as_json: bool) -> ExitCode:
     if log_dir is not None:
         raise ConfigError("--log-dir", "is not for --ray: logs stay on their nodes, and `baton logs` shows them")
-    from baton.on_ray.cluster import connected, wait_for_nodes
+    from baton.service.on_ray.cluster import connected, wait_for_nodes
 
     tell = partial(print_news, as_json)
     with connected(address, config.namespace):
-        from baton.on_ray.service import bring_up
+        from baton.service.on_ray.commands import bring_up
 
         wait_for_nodes(nodes, tell)
         bring_up(with_absolute_paths(config), tell)

@@ -13,10 +13,10 @@ import msgspec
 import nats.js.errors
 import structlog
 
-from baton.errors import ProtocolError, UnavailableError
-from baton.nats_client import NATS_ERRORS, NatsClient
-from baton.subjects import ANY, kv_events_stream, kv_events_subject
 from baton_proto.kv_events import KvEventBatch, decode_batch
+from runtime.errors import ProtocolError, UnavailableError
+from runtime.nats.client import NATS_ERRORS, NatsClient
+from runtime.nats.subjects import ANY, kv_events_stream, kv_events_subject
 
 BATCHES_PER_READ = 1000
 POLL_S = 0.05  # while nothing new is there

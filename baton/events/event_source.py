@@ -9,17 +9,17 @@ import os
 
 from nats.js.errors import NotFoundError
 
-from baton.config import DiscoveryConfig
-from baton.discovery import Announcer
-from baton.end_task import end_tasks
-from baton.errors import UnavailableError
-from baton.event_publisher import EventPublisher
-from baton.incarnation import new_incarnation
-from baton.load_board import publish_load
-from baton.nats_client import NATS_ERRORS, NatsClient
-from baton.subjects import workers_stream
 from baton_proto.discovery import EVENTS_ROLE, MAJOR, LoadReport, WorkerLoad, WorkerRecord
 from baton_proto.kv_events import Cleared, KvEvent, Stored
+from runtime.config.serving import DiscoveryConfig
+from runtime.discovery.directory import Announcer
+from runtime.discovery.incarnation import new_incarnation
+from runtime.discovery.load_board import publish_load
+from runtime.end_task import end_tasks
+from runtime.errors import UnavailableError
+from runtime.kv_events.publisher import EventPublisher
+from runtime.nats.client import NATS_ERRORS, NatsClient
+from runtime.nats.subjects import workers_stream
 
 LOAD_INTERVAL_S = 1.0
 HEARTBEATS_PER_TTL = 4

@@ -9,15 +9,15 @@ from collections import deque
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from baton.discovery import Directory
 from baton.events.event_log import EventLog, StoredBatch
 from baton.events.id_track import IdTrack
-from baton.load_board import LoadBoard
-from baton.nats_client import NatsClient
-from baton.subjects import kv_events_stream, kv_events_subject, worker_of
 from baton_proto.discovery import LoadReport, WorkerRecord
 from baton_proto.kv_events import KvEventBatch
-from router.event_history import last_batch
+from runtime.discovery.directory import Directory
+from runtime.discovery.load_board import LoadBoard
+from runtime.kv_events.history import last_batch
+from runtime.nats.client import NatsClient
+from runtime.nats.subjects import kv_events_stream, kv_events_subject, worker_of
 
 REPORTS_WAIT_S = 1.5  # every worker reports its load once a second
 GONE = "gone"  # the state of a worker that is in the stream and not in discovery

@@ -9,15 +9,15 @@ from datetime import datetime
 
 import structlog
 
-from baton.discovery import Change, Directory
-from baton.errors import WorkerLostError
 from baton.events.event_log import EventLog, StoredBatch
 from baton.events.recording import Announced, Base, Batch, Left, RecordingWriter
 from baton.events.worker_snapshot import worker_snapshot
-from baton.nats_client import NATS_ERRORS, NatsClient
-from baton.security.cluster_key import ClusterKey
 from baton_proto.discovery import WorkerRecord
-from router.match import WorkerKey
+from runtime.discovery.directory import Change, Directory
+from runtime.discovery.worker_key import WorkerKey
+from runtime.errors import WorkerLostError
+from runtime.nats.client import NATS_ERRORS, NatsClient
+from runtime.security.cluster_key import ClusterKey
 
 log = structlog.get_logger()
 

@@ -16,10 +16,10 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from baton.errors import ConfigError
 from baton_proto.discovery import WorkerRecord
 from baton_proto.kv_events import KvEvent, Stored
-from router.block_hash import sequence_hashes
+from runtime.blocks.block_hash import sequence_hashes
+from runtime.errors import ConfigError
 
 MAGIC = b"BATONREC"
 VERSION = 1

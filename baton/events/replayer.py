@@ -10,14 +10,14 @@ from collections.abc import Iterable
 
 import structlog
 
-from baton.discovery import Directory
-from baton.errors import ConfigError
 from baton.events.event_source import EventSource, discovery_ttl_s
 from baton.events.recording import Announced, Base, Batch, Frame, Left, Recording
-from baton.nats_client import NatsClient
 from baton_proto.kv_events import MAJOR, KvEventBatch
-from router.match import WorkerKey
-from router.stored_feed import StoredFeed
+from runtime.discovery.directory import Directory
+from runtime.discovery.worker_key import WorkerKey
+from runtime.errors import ConfigError
+from runtime.kv_events.stored_feed import StoredFeed
+from runtime.nats.client import NatsClient
 
 log = structlog.get_logger()
 

@@ -5,13 +5,13 @@ from collections.abc import AsyncIterator
 
 import grpc
 
-from baton.errors import WorkerLostError
-from baton.nats_client import NatsClient
-from baton.security.cluster_key import ClusterKey
-from baton.worker_calls import call_metadata
 from baton_proto.discovery import EVENTS_ROLE, WorkerRecord
 from baton_proto.worker import MAJOR, SNAPSHOT, SnapshotChunk, SnapshotRequest, decoder, encode
-from router.event_snapshot import snapshot_from_stream
+from router.index.event_snapshot import snapshot_from_stream
+from runtime.calls.worker import call_metadata
+from runtime.errors import WorkerLostError
+from runtime.nats.client import NatsClient
+from runtime.security.cluster_key import ClusterKey
 
 
 async def worker_snapshot(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from router.tokenizer import Tokenizer
+from router.text.tokenizer import Tokenizer
 
 NUM_PREFIXES = 16
 PREFIX_SHARE = 0.75  # of a prompt is one of the shared prefixes

@@ -11,8 +11,8 @@ from typing import Any
 
 import tokenizers
 
-from engine.mock_model import MAX_POSITION
-from router.text_encoder import HARD_TEXTS
+from router.text.text_encoder import HARD_TEXTS
+from runtime.checkpoint.mock_model import MAX_POSITION
 
 DIGITS_THEN_BYTES = ["Digits", "ByteLevel"]
 # GPT-2's expression, which ByteLevel applies by itself, for text in which every digit stands alone.

@@ -19,10 +19,10 @@ from typing import Any, Self
 
 import msgspec
 
-from baton.config import ServingConfig
-from baton.launch import launch_command
 from benchmarks.frontend.dynamo_model import write_model
-from engine.model_files import ModelFiles
+from runtime.checkpoint.model_files import ModelFiles
+from runtime.config.serving import ServingConfig
+from runtime.processes.launch import launch_command
 
 HOST = "127.0.0.1"
 TOKENIZERS = ("fastokens", "default")

@@ -10,9 +10,9 @@ import structlog
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from baton.config import MockConfig
-from baton.planner_config import LimitsConfig, PlannerConfig, TargetsConfig
 from planner.journal import Line
+from runtime.config.planner import LimitsConfig, PlannerConfig, TargetsConfig
+from runtime.config.serving import MockConfig
 from simulator.day import Outcome, Setting, follow, simulate
 from simulator.fleet import Delays
 from simulator.oracle import Capacities, smallest

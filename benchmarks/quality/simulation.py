@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from baton.config import MockConfig, PlacementConfig
 from baton_proto.kv_events import Cleared, KvEvent, Removed, Stored
 from benchmarks.quality.trace import TraceRequest
 from benchmarks.quality.worker import Job, SimulatedWorker, new_job
-from router.load import Charge, LoadLedger
-from router.match import WorkerKey
-from router.placement import NO_CANDIDATES, Candidates, Request, place
-from router.prefix_hits import PrefixHits
-from router.radix_tree import RadixTree
+from router.index.prefix_hits import PrefixHits
+from router.index.radix_tree import RadixTree
+from router.placement.placement import NO_CANDIDATES, Candidates, Request, place
+from router.workers.load import Charge, LoadLedger
+from runtime.config.serving import MockConfig, PlacementConfig
+from runtime.discovery.worker_key import WorkerKey
 
 
 @dataclass(frozen=True, slots=True)

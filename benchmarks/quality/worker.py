@@ -10,17 +10,17 @@ from bisect import bisect_left, insort
 from collections import deque
 from dataclasses import dataclass, field
 
-from baton.config import MockConfig
 from baton_proto.discovery import WorkerLoad, prefill_pairs
 from baton_proto.kv_events import KvEvent
 from baton_proto.sampling import SamplingParams
 from benchmarks.quality.trace import TraceRequest
-from engine.block_manager import BlockManager
-from engine.mock_runner import decode_ms
-from engine.prefill_budget import share_out, slips_in
-from engine.scheduler import LOOK_AHEAD
-from engine.sequence import Sequence
-from router.load import Charge
+from engine.core.block_manager import BlockManager
+from engine.core.prefill_budget import share_out, slips_in
+from engine.core.scheduler import LOOK_AHEAD
+from engine.core.sequence import Sequence
+from engine.runners.mock_runner import decode_ms
+from router.workers.load import Charge
+from runtime.config.serving import MockConfig
 
 MAX_BATCH_TOKENS = 8192
 

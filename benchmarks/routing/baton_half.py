@@ -29,9 +29,9 @@ from benchmarks.routing.inputs import (
     stream_runs,
 )
 from benchmarks.routing.timing import rss_bytes, sample_us
-from router.block_hash import block_hashes, sequence_hashes
-from router.match import WorkerKey
-from router.radix_tree import RadixTree
+from router.index.radix_tree import RadixTree
+from runtime.blocks.block_hash import block_hashes, sequence_hashes
+from runtime.discovery.worker_key import WorkerKey
 
 
 class BatonHalf:

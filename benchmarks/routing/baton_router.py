@@ -12,19 +12,20 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from baton.config import RouterConfig
 from baton_proto.discovery import MAJOR, WorkerRecord
 from baton_proto.kv_events import KvEvent, Removed, Stored
 from benchmarks.routing.inputs import BLOCK_SIZE, MAX_TOKENS, read_tokens
-from router.assignment import Assigner
-from router.block_hash import block_hashes, sequence_hashes
-from router.load import LoadLedger
-from router.match import Match, WorkerKey
-from router.placement import Request
-from router.prefix_hits import PrefixHits
-from router.radix_tree import RadixTree
-from router.worker_link import WorkerLink
-from router.worker_pool import PooledWorker, WorkerPool
+from router.index.match import Match
+from router.index.prefix_hits import PrefixHits
+from router.index.radix_tree import RadixTree
+from router.placement.assignment import Assigner
+from router.placement.placement import Request
+from router.workers.link import WorkerLink
+from router.workers.load import LoadLedger
+from router.workers.pool import PooledWorker, WorkerPool
+from runtime.blocks.block_hash import block_hashes, sequence_hashes
+from runtime.config.serving import RouterConfig
+from runtime.discovery.worker_key import WorkerKey
 
 MODEL = "benchmark"
 OUTPUT_TOKENS = 128
@@ -52,7 +53,7 @@ class BatonRouter:
         self._assigner.placed = lambda: self._hits.count(self._matched.last_block)
 
     def match(self, hashes: NDArray[np.uint64]) -> Match:
-        """The assigner's index, as router/indexer.py answers it."""
+        """The assigner's index, as router/index/indexer.py answers it."""
         self._matched = self._tree.find(hashes)
         return self._matched
 

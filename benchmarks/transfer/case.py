@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from kvtransfer.memory_driver import MemoryDriver, memory_of
+from runtime.device.driver import MemoryDriver
+from runtime.device.drivers import memory_of
 
 Device = Literal["cpu", "cuda"]
 

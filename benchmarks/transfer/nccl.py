@@ -1,4 +1,4 @@
-"""NCCL with its gather and scatter kernels, alone: writer and intake of `kvtransfer/nccl.py` over one connection.
+"""NCCL with its gather and scatter kernels, alone: writer and intake of `nccl.py` over one connection.
 
 `alone`: a transfer and its answer before the next one. `in a row`: one after the other, as the chunks of prompts come
 when there is always another one, and one answer at the end. `host us` is what a transfer takes the sending host, its
@@ -15,12 +15,12 @@ from typing import Any
 
 from baton_proto import transfer as wire
 from benchmarks.transfer.case import Case, gpu_median_s
-from kvtransfer.framing import Channel
-from kvtransfer.head_plan import WHOLE, Part, parts
-from kvtransfer.layout import SlabLayout
-from kvtransfer.slab import Slab
-from kvtransfer.tcp import tune
-from kvtransfer.transport import Shipment
+from kvtransfer.slab.head_plan import WHOLE, Part, parts
+from kvtransfer.slab.layout import SlabLayout
+from kvtransfer.slab.slab import Slab
+from kvtransfer.transports.tcp import tune
+from kvtransfer.transports.transport import Shipment
+from kvtransfer.wire.framing import Channel
 
 TIMEOUT_S = 20.0
 MIB = (0, 4, 64, 512)
@@ -31,7 +31,7 @@ LAYER_BLOCKS = 1024  # 64 MiB
 
 
 def decode(case: Case, pipe: Connection, answers: Any) -> None:
-    from kvtransfer.nccl import NcclIntake
+    from kvtransfer.transports.nccl import NcclIntake
 
     slab = Slab(LAYOUT, case.start())
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -54,7 +54,7 @@ def decode(case: Case, pipe: Connection, answers: Any) -> None:
 def prefill(case: Case, pipe: Connection, answers: Any) -> None:
     import torch
 
-    from kvtransfer.nccl import NcclWriter
+    from kvtransfer.transports.nccl import NcclWriter
 
     slab = Slab(LAYOUT, case.start())
     sock = socket.create_connection(("127.0.0.1", pipe.recv()))
@@ -100,7 +100,7 @@ def _medians(times: Iterable[tuple[float, float]]) -> tuple[float, float]:
 def _gather_row(slab: Slab, blocks: list[int], rounds: int) -> dict[str, Any]:
     import torch
 
-    from engine.kernels.copy_blocks import copy_blocks
+    from kvtransfer.transports.copy_blocks import copy_blocks
 
     rows = slab.tensor[:1].view(torch.int64).view(1, LAYOUT.num_blocks, -1)
     buffer = torch.empty_like(rows[:, : len(blocks)])

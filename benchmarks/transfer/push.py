@@ -13,15 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from baton.config import TransferConfig
 from baton_proto.worker import Grant
 from benchmarks.transfer.case import Case, Device
-from kvtransfer.events import Committed, TransferEvent
-from kvtransfer.identity import SlabIdentity
-from kvtransfer.layout import SlabLayout
-from kvtransfer.receiver import Receiver
-from kvtransfer.sender import Sender
-from kvtransfer.slab import Slab
+from kvtransfer.decode_side.events import Committed, TransferEvent
+from kvtransfer.decode_side.receiver import Receiver
+from kvtransfer.prefill_side.sender import Sender
+from kvtransfer.slab.layout import SlabLayout
+from kvtransfer.slab.slab import Slab
+from kvtransfer.wire.identity import SlabIdentity
+from runtime.config.serving import TransferConfig
 
 TIMEOUT_S = 120.0
 CPU_LAYOUT = SlabLayout(num_layers=30, num_blocks=256, num_kv_heads=3, block_size=16, head_dim=64, dtype="float32")

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.transfer.case import Case, gpu_median_s, median_s
-from kvtransfer.layout import SlabLayout
-from kvtransfer.memory_range import PeerRange
-from kvtransfer.slab import Slab
+from kvtransfer.slab.layout import SlabLayout
+from kvtransfer.slab.slab import Slab
+from runtime.device.memory_range import PeerRange
 
 RUN_KIB = (8, 16, 32, 64, 256)
 LONG_RUN_KIB = (256, 512, 1024, 4096)  # what copy engines are measured with as well
@@ -59,7 +59,7 @@ def prefill(case: Case, pipe: Connection, answers: Any) -> None:
 def _raw_cuda(case: Case, ours: Slab, peer: PeerRange) -> Any:
     import torch
 
-    from engine.kernels.copy_blocks import copy_blocks
+    from kvtransfer.transports.copy_blocks import copy_blocks
 
     source = ours.tensor.flatten().view(torch.int64)
     destination = torch.as_tensor(peer.array, device=source.device).view(torch.int64)

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.quick_launch import QuickLaunch
+from runtime.device.quick_launch import QuickLaunch
 
 
 def embed(token_ids: Tensor, sampled: Tensor, table: Tensor) -> Tensor:

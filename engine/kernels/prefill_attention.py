@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.quick_launch import QuickLaunch
+from runtime.device.quick_launch import QuickLaunch
 
 # Queries and keys per tile, warps, stages. float32 has no tensor cores here, and registers for fewer.
 HALF_TILES = (64, 64, 4, 3)

@@ -8,8 +8,8 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from engine.kernels.dependent_launch import dependent_launch
-from engine.kernels.quick_launch import QuickLaunch
-from engine.rope import rotate
+from engine.model.rope import rotate
+from runtime.device.quick_launch import QuickLaunch
 
 HEADS_AT_ONCE = 8
 # What benchmarks/kernel_speed.py found best on an H200: few tokens want to be done soon, many want little per program.

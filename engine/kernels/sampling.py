@@ -1,6 +1,6 @@
 """From logits to tokens inside a CUDA graph: argmax of logit / temperature + Gumbel noise, or of the logit alone.
 
-The noise is that of engine/philox.py, so a token does not depend on which of the two samplers drew it.
+The noise is that of engine/kernels/philox.py, so a token does not depend on which of the two samplers drew it.
 """
 
 from collections.abc import Callable
@@ -13,8 +13,8 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait, libdevice
 
 from engine.kernels.dependent_launch import dependent_launch
-from engine.kernels.quick_launch import QuickLaunch
-from engine.philox import uniform_rows
+from engine.kernels.philox import uniform_rows
+from runtime.device.quick_launch import QuickLaunch
 
 _CHUNK = 4096  # tokens of the vocabulary per program
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from engine.kernels.dependent_launch import dependent_launch
-from engine.kernels.quick_launch import QuickLaunch
+from runtime.device.quick_launch import QuickLaunch
 
 # What benchmarks/kernel_speed.py found best on an H200.
 MAX_ROWS = 2

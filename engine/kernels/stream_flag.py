@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.quick_launch import QuickLaunch
+from runtime.device.quick_launch import QuickLaunch
 
 FOREVER = 2**31 - 1  # turns of a wait, each about a microsecond
 

@@ -15,7 +15,7 @@ EVENTS_ROLE = "events"
 class TransferEndpoint(Struct, frozen=True):
     """Where a decode worker's KV receiver listens. `host_id` equal on both sides means that shared memory can work."""
 
-    host_id: str  # boot id of the kernel, see baton/host.py
+    host_id: str  # boot id of the kernel, see kvtransfer/wire/host.py
     unix_path: str
     tcp_address: str  # HOST:PORT
     memory: str = "host"  # "host" | "cuda": where the slab lies; a peer maps only memory of its own kind
@@ -33,7 +33,7 @@ class WorkerRecord(Struct, frozen=True):
     rpc_address: str  # HOST:PORT of the worker's gRPC server; empty for EVENTS_ROLE
     transfer: TransferEndpoint | None  # decode workers only
     model: str  # name that clients use
-    model_hash: str  # weights and configuration, see engine/model_files.py
+    model_hash: str  # weights and configuration, see runtime/checkpoint/model_files.py
     block_size: int
     num_blocks: int
     max_model_len: int  # tokens of prompt and output together, bounded by the pool

@@ -1,7 +1,7 @@
 """KV cache events: what a worker tells the routers' radix trees, one batch per engine step.
 
 Subject `baton.<namespace>.kv_events.<worker_id>` in the JetStream stream of the namespace. Hash runs are arrays of
-little-endian u64 in bytes, so that numpy reads them without a copy. Hash definitions: see router/block_hash.py.
+little-endian u64 in bytes, so that numpy reads them without a copy. Hash definitions: see runtime/blocks/block_hash.py.
 """
 
 import msgspec

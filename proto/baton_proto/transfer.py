@@ -1,4 +1,4 @@
-"""What prefill and decode worker say to each other on a KV connection; see kvtransfer/framing.py for how it is framed.
+"""What prefill and decode worker say to each other on a KV connection; see framing.py for how it is framed.
 
 Block bytes are never inside a message: over shared memory they are in place before `Blocks` is sent, over TCP they
 follow it raw, and NCCL sends them beside it.
@@ -55,8 +55,8 @@ class Blocks(Struct, frozen=True, tag="blocks"):
     """Granted blocks [first, first + count) of layers [layer, layer + layers) are in place (shared memory) or follow
     (TCP, NCCL).
 
-    TCP sends them layer by layer, and in each part by part (kvtransfer/head_plan.py): the first part's heads of every
-    block, then the second's. NCCL: see kvtransfer/nccl.py.
+    TCP sends them layer by layer, and in each part by part (head_plan.py): the first part's heads of every
+    block, then the second's. NCCL: see kvtransfer/transports/nccl.py.
     """
 
     transfer_id: Name
@@ -97,7 +97,7 @@ ToDecode = Hello | Begin | Blocks | Commit | Abort | Drained
 
 
 class Welcome(Struct, frozen=True, tag="welcome"):
-    """The slabs fit together. Over a Unix socket file descriptors travel with it, see kvtransfer/mapped.py."""
+    """The slabs fit together. Over a Unix socket file descriptors travel with it, see mapped.py."""
 
     version: int
     num_blocks: Count  # of each of the receiver's slabs

@@ -1,8 +1,8 @@
 """The request plane: what routers, decode workers and prefill workers say to each other.
 
-One stream (baton/message_stream.py) per router and worker: commands one way, one StepMessage per engine step, or for
+One stream (message_stream.py) per router and worker: commands one way, one StepMessage per engine step, or for
 several quick ones, the other way; and one per decode worker and prefill worker. What is said rarely are calls of the
-gRPC service `baton.worker.v1.Worker`. Messages are msgspec (msgpack) everywhere: one type system from the router to the
+gRPC service `worker.v1.Worker`. Messages are msgspec (msgpack) everywhere: one type system from the router to the
 engine.
 """
 

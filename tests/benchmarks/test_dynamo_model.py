@@ -8,8 +8,8 @@ import tokenizers
 from tokenizers import models, pre_tokenizers, trainers
 
 from benchmarks.frontend.dynamo_model import TokenizersDifferError, write_model
-from engine.mock_model import MAX_POSITION
-from router.text_encoder import HARD_TEXTS
+from router.text.text_encoder import HARD_TEXTS
+from runtime.checkpoint.mock_model import MAX_POSITION
 
 
 def _model(folder: Path, steps: list[pre_tokenizers.PreTokenizer]) -> Path:

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.frontend.cases import CASES, Case, bodies
 from benchmarks.frontend.load_client import Load, LoadFailedError
-from router.tokenizer import Tokenizer
+from router.text.tokenizer import Tokenizer
 from tests.tiny_model import VOCAB_SIZE
 
 

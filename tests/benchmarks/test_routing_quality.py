@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from baton.config import MockConfig, PlacementConfig
 from benchmarks.quality.simulation import Fleet, simulate
 from benchmarks.quality.trace import TraceRequest, arrivals, load_trace
 from benchmarks.routing_quality import OURS, Run, summary
+from runtime.config.serving import MockConfig, PlacementConfig
 
 BLOCK = 64
 

@@ -7,9 +7,9 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from baton.config import EngineConfig, NatsConfig, ServingConfig, TransferConfig, WorkersConfig
-from baton.nats_server import NatsServer
-from tests.baton.worker.worker_process import WorkerProcess, start_worker, stop
+from baton.service.nats_server import NatsServer
+from runtime.config.serving import EngineConfig, NatsConfig, ServingConfig, TransferConfig, WorkersConfig
+from tests.worker.worker_process import WorkerProcess, start_worker, stop
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

@@ -6,10 +6,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from baton.config import ServingConfig, TransferConfig
 from baton_proto.worker import PrefillTarget
-from tests.baton.worker.router_client import RouterClient
-from tests.baton.worker.worker_process import WorkerProcess, prompt, start_worker
+from runtime.config.serving import ServingConfig, TransferConfig
+from tests.worker.router_client import RouterClient
+from tests.worker.worker_process import WorkerProcess, prompt, start_worker
 
 # One event loop for all: gRPC's poller stumbles over loops that were closed.
 pytestmark = pytest.mark.asyncio(loop_scope="session")

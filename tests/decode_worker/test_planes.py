@@ -8,14 +8,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from baton.config import EngineConfig, ServingConfig
-from baton.nats_client import NatsClient, connect
-from baton.subjects import kv_events_subject, load_subject, workers_stream, workers_subject
 from baton_proto.discovery import LoadReport, WorkerRecord, decode_load_report, decode_record
 from baton_proto.kv_events import Cleared, KvEventBatch, Removed, Stored, decode_batch
 from baton_proto.worker import DRAIN, MAJOR, DrainReport, DrainRequest
-from tests.baton.worker.router_client import RouterClient
-from tests.baton.worker.worker_process import WorkerProcess, prompt, start_worker
+from runtime.config.serving import EngineConfig, ServingConfig
+from runtime.nats.client import NatsClient, connect
+from runtime.nats.subjects import kv_events_subject, load_subject, workers_stream, workers_subject
+from tests.worker.router_client import RouterClient
+from tests.worker.worker_process import WorkerProcess, prompt, start_worker
 
 # One event loop for all: gRPC's poller stumbles over loops that were closed.
 pytestmark = pytest.mark.asyncio(loop_scope="session")

@@ -13,14 +13,14 @@ import time
 from pathlib import Path
 from typing import IO
 
-from baton.errors import RankLostError
-from engine.command_channel import CommandReader, CommandWriter, ReaderEnds
+from engine.ranks.command_channel import CommandReader, CommandWriter, ReaderEnds
+from runtime.errors import RankLostError
 
 ROOT = Path(__file__).parents[2]
 
 
 class ReaderProcess:
-    """Implements `engine.command_channel.Peer`."""
+    """Implements `engine.ranks.command_channel.Peer`."""
 
     def __init__(self, ends: ReaderEnds, mode: str) -> None:
         command = [sys.executable, "-m", "tests.engine.command_readers", mode, *map(str, ends.all())]

@@ -3,11 +3,11 @@
 import random
 
 from baton_proto.sampling import SamplingParams
-from engine.batch import Runner
-from engine.block_manager import BlockManager
-from engine.engine import Engine
-from engine.model_files import ModelFiles
-from engine.sequence import Sequence
+from engine.core.batch import Runner
+from engine.core.block_manager import BlockManager
+from engine.core.engine import Engine
+from engine.core.sequence import Sequence
+from runtime.checkpoint.model_files import ModelFiles
 from tests.tiny_model import VOCAB_SIZE
 
 BLOCK_SIZE = 16

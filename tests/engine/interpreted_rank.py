@@ -1,5 +1,5 @@
 """A rank that runs the GPU's runner on CPU, in Triton's interpreter: `python -m tests.engine.interpreted_rank`, as
-engine/rank_process.py. The test that starts it builds rank 0's part with `interpreted_part`."""
+engine/ranks/rank_process.py. The test that starts it builds rank 0's part with `interpreted_part`."""
 
 import os
 
@@ -9,16 +9,16 @@ from pathlib import Path
 
 import torch
 
-from engine import rank_process
-from engine.collective import Collective, own_shard
-from engine.cuda_build import build_cuda_runner
+from engine.cuda.cuda_build import build_cuda_runner
 from engine.kernels import small_linear
-from engine.loaded_model import LoadedModel
-from engine.model_memory import ModelMemory
-from engine.rank_commands import Load
-from engine.weights import Weights
-from kvtransfer.layout import SlabLayout
-from kvtransfer.slab import Slab
+from engine.loading.loaded_model import LoadedModel
+from engine.loading.model_memory import ModelMemory
+from engine.model.weights import Weights
+from engine.parallel.collective import Collective, own_shard
+from engine.ranks import rank_process
+from engine.ranks.rank_commands import Load
+from kvtransfer.slab.layout import SlabLayout
+from kvtransfer.slab.slab import Slab
 
 CPU = torch.device("cpu")
 NUM_BLOCKS = 40

@@ -4,13 +4,13 @@ import itertools
 
 import torch
 
-from baton.config import EngineConfig
 from baton_proto.sampling import SamplingParams
-from engine.batch import Batch, SampledToken, ScheduledSequence
-from engine.model_files import ModelFiles
-from engine.model_runner import build_runner, slab_layout
-from engine.sequence import Sequence
-from engine.weights import Weights
+from engine.core.batch import Batch, SampledToken, ScheduledSequence
+from engine.core.sequence import Sequence
+from engine.model.weights import Weights
+from engine.runners.torch_runner import build_runner, slab_layout
+from runtime.checkpoint.model_files import ModelFiles
+from runtime.config.serving import EngineConfig
 
 STALE = 3.0  # what unwritten slots of the slab hold
 

@@ -8,16 +8,16 @@ from typing import Any
 
 import msgspec
 
-from baton.config import LoggingConfig, TransferConfig
-from baton.logging import configure_logging
 from baton_proto.worker import Grant
-from kvtransfer.events import TransferEvent
-from kvtransfer.identity import SlabIdentity
-from kvtransfer.layout import SlabLayout
-from kvtransfer.push import PushResult
-from kvtransfer.receiver import Receiver
-from kvtransfer.sender import Sender
-from kvtransfer.slab import Slab
+from kvtransfer.decode_side.events import TransferEvent
+from kvtransfer.decode_side.receiver import Receiver
+from kvtransfer.prefill_side.push import PushResult
+from kvtransfer.prefill_side.sender import Sender
+from kvtransfer.slab.layout import SlabLayout
+from kvtransfer.slab.slab import Slab
+from kvtransfer.wire.identity import SlabIdentity
+from runtime.config.serving import LoggingConfig, TransferConfig
+from runtime.telemetry.logging import configure_logging
 
 LAYOUT = SlabLayout(num_layers=4, num_blocks=1024, num_kv_heads=8, block_size=64, head_dim=128, dtype="bfloat16")
 EVENT_TIMEOUT_S = 20.0
@@ -33,7 +33,7 @@ class GpuSlab:
         os.environ["CUDA_VISIBLE_DEVICES"] = str(settings["gpu"])
         import torch
 
-        from kvtransfer.memory_driver import memory_of
+        from runtime.device.drivers import memory_of
 
         torch.manual_seed(settings.get("seed", 0))
         torch.cuda.set_device(0)

@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from baton.config import TransferConfig
 from baton_proto.worker import Grant
-from kvtransfer.push import Push, PushResult
+from kvtransfer.prefill_side.push import Push, PushResult
+from runtime.config.serving import TransferConfig
 from tests.kvtransfer.gpu_process import gpu_decode, gpu_prefill
 from tests.kvtransfer.peers import Decode, Prefill, RawPeer
 from tests.kvtransfer.rank_process import decode_rank, prefill_rank

@@ -15,20 +15,20 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from baton.config import TransferConfig
-from baton.security.cluster_key import ClusterKey
 from baton_proto import transfer as wire
 from baton_proto.worker import Grant
-from kvtransfer.adopted_slab import AdoptedSlab
-from kvtransfer.events import TransferEvent
-from kvtransfer.framing import Channel
-from kvtransfer.identity import SlabIdentity, hello
-from kvtransfer.layout import SlabLayout
-from kvtransfer.mapped import MAX_FDS
-from kvtransfer.push import Push, PushResult
-from kvtransfer.receiver import Receiver
-from kvtransfer.sender import Sender
-from kvtransfer.slab import Slab
+from kvtransfer.decode_side.events import TransferEvent
+from kvtransfer.decode_side.receiver import Receiver
+from kvtransfer.prefill_side.push import Push, PushResult
+from kvtransfer.prefill_side.sender import Sender
+from kvtransfer.slab.adopted_slab import AdoptedSlab
+from kvtransfer.slab.layout import SlabLayout
+from kvtransfer.slab.slab import Slab
+from kvtransfer.transports.mapped import MAX_FDS
+from kvtransfer.wire.framing import Channel
+from kvtransfer.wire.identity import SlabIdentity, hello
+from runtime.config.serving import TransferConfig
+from runtime.security.cluster_key import ClusterKey
 
 LAYOUT = SlabLayout(num_layers=4, num_blocks=32, num_kv_heads=2, block_size=16, head_dim=16, dtype="float32")
 PREFILL_LAYOUT = SlabLayout(num_layers=4, num_blocks=48, num_kv_heads=2, block_size=16, head_dim=16, dtype="float32")

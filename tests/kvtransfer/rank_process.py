@@ -12,14 +12,14 @@ from typing import Any
 import msgspec
 import xxhash
 
-from baton.config import TransferConfig
 from baton_proto.worker import Grant
-from kvtransfer.head_plan import Shard
-from kvtransfer.identity import SlabIdentity
-from kvtransfer.layout import SlabLayout
-from kvtransfer.push import Push, PushResult
-from kvtransfer.sender import Sender
-from kvtransfer.slab import Slab
+from kvtransfer.prefill_side.push import Push, PushResult
+from kvtransfer.prefill_side.sender import Sender
+from kvtransfer.slab.head_plan import Shard
+from kvtransfer.slab.layout import SlabLayout
+from kvtransfer.slab.slab import Slab
+from kvtransfer.wire.identity import SlabIdentity
+from runtime.config.serving import TransferConfig
 from tests.kvtransfer.peers import fill
 from tests.kvtransfer.reference import heads_of, rank_words, reference
 

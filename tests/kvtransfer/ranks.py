@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from baton.config import TransferConfig
 from baton_proto.worker import Grant
-from kvtransfer.adopted_slab import AdoptedSlab
-from kvtransfer.head_plan import Shard
-from kvtransfer.identity import SlabIdentity
-from kvtransfer.layout import SlabLayout
-from kvtransfer.memory_driver import HostMemory
+from kvtransfer.slab.adopted_slab import AdoptedSlab
+from kvtransfer.slab.head_plan import Shard
+from kvtransfer.slab.layout import SlabLayout
+from kvtransfer.wire.identity import SlabIdentity
+from runtime.config.serving import TransferConfig
+from runtime.device.host_memory import HostMemory
 from tests.kvtransfer.peers import Decode, PeerProcess, fill
 from tests.kvtransfer.reference import Words, heads_of, rank_words, reference
 

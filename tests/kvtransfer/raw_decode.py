@@ -8,7 +8,7 @@ from typing import TypeVar
 from baton_proto import transfer as wire
 from baton_proto.discovery import TransferEndpoint
 from baton_proto.worker import Grant
-from kvtransfer.framing import Channel
+from kvtransfer.wire.framing import Channel
 from tests.kvtransfer.peers import LAYOUT, TIMEOUT_S
 
 Message = TypeVar("Message", bound=wire.ToDecode)

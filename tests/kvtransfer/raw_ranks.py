@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from baton_proto import transfer as wire
 from baton_proto.worker import Grant
-from kvtransfer.events import LayerArrived
-from kvtransfer.head_plan import Shard
-from kvtransfer.identity import SlabIdentity
+from kvtransfer.decode_side.events import LayerArrived
+from kvtransfer.slab.head_plan import Shard
+from kvtransfer.wire.identity import SlabIdentity
 from tests.kvtransfer.peers import RawPeer
 from tests.kvtransfer.ranks import LAYOUT, DecodeRanks, config_of
 

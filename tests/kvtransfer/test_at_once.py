@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvtransfer import shm
-from kvtransfer.events import Committed, Failed, LayerArrived, Released
-from kvtransfer.shm import ShmWriter
+from kvtransfer.decode_side.events import Committed, Failed, LayerArrived, Released
+from kvtransfer.transports import shm
+from kvtransfer.transports.shm import ShmWriter
 from tests.kvtransfer.peers import (
     LAYOUT,
     PREFILL_LAYOUT,

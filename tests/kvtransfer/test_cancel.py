@@ -4,10 +4,11 @@ import queue
 
 import pytest
 
-from baton.config import TransferConfig
 from baton_proto import transfer as wire
-from kvtransfer import connection, dial, link
-from kvtransfer.events import Committed, Failed, LayerArrived, Released
+from kvtransfer.decode_side import connection
+from kvtransfer.decode_side.events import Committed, Failed, LayerArrived, Released
+from kvtransfer.prefill_side import dial, link
+from runtime.config.serving import TransferConfig
 from tests.kvtransfer.peers import TIMEOUT_S, Prefill, RawPeer, pair
 from tests.kvtransfer.raw_decode import RawDecode
 

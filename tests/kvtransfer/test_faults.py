@@ -10,9 +10,9 @@ import pytest
 
 from baton_proto import transfer as wire
 from baton_proto.worker import Grant
-from kvtransfer.events import Committed, Failed, LayerArrived, Released
-from kvtransfer.framing import MAX_FRAME_BYTES
-from kvtransfer.identity import hello
+from kvtransfer.decode_side.events import Committed, Failed, LayerArrived, Released
+from kvtransfer.wire.framing import MAX_FRAME_BYTES
+from kvtransfer.wire.identity import hello
 from tests.kvtransfer.peers import LAYOUT, PREFILL_IDENTITY, TIMEOUT_S, RawPeer, assert_arrived, child, pair
 
 both = pytest.mark.parametrize("transport", ["shm", "tcp"])

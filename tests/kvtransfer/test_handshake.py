@@ -5,10 +5,10 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from baton.config import TransferConfig
-from baton.errors import HandshakeError
 from baton_proto import transfer as wire
-from kvtransfer.identity import SlabIdentity, check_hello, hello
+from kvtransfer.wire.identity import SlabIdentity, check_hello, hello
+from runtime.config.serving import TransferConfig
+from runtime.errors import HandshakeError
 from tests.kvtransfer.peers import (
     DECODE_IDENTITY,
     PREFILL_IDENTITY,

@@ -8,10 +8,10 @@ import pytest
 
 from baton_proto import transfer as wire
 from baton_proto.worker import Grant
-from kvtransfer import tcp
-from kvtransfer.checksum import block_checksums
-from kvtransfer.events import Failed, LayerArrived
-from kvtransfer.host_window import HostWindow, StagedBlocks
+from kvtransfer.decode_side.events import Failed, LayerArrived
+from kvtransfer.transports import tcp
+from kvtransfer.transports.host_window import HostWindow, StagedBlocks
+from kvtransfer.wire.checksum import block_checksums
 from tests.kvtransfer.peers import LAYOUT, Decode, RawPeer, assert_arrived, pair, words
 
 both = pytest.mark.parametrize("transport", ["shm", "tcp"])

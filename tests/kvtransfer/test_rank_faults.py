@@ -6,8 +6,8 @@ from contextlib import ExitStack, closing
 import pytest
 
 from baton_proto import transfer as wire
-from kvtransfer import connection
-from kvtransfer.events import Committed, Failed, LayerArrived, Released
+from kvtransfer.decode_side import connection
+from kvtransfer.decode_side.events import Committed, Failed, LayerArrived, Released
 from tests.kvtransfer.peers import child
 from tests.kvtransfer.ranks import LAYOUT, SEED, PrefillRanks, RankProcesses, config_of
 from tests.kvtransfer.raw_ranks import decode_worker, drain, kinds, raw_rank

@@ -7,10 +7,10 @@ from contextlib import ExitStack, closing
 import pytest
 
 from baton_proto import transfer as wire
-from kvtransfer import link
-from kvtransfer.checksum import block_checksums
-from kvtransfer.events import Failed, Released
-from kvtransfer.identity import hello
+from kvtransfer.decode_side.events import Failed, Released
+from kvtransfer.prefill_side import link
+from kvtransfer.wire.checksum import block_checksums
+from kvtransfer.wire.identity import hello
 from tests.kvtransfer.peers import TIMEOUT_S, Prefill, RawPeer
 from tests.kvtransfer.ranks import DecodeRanks, PrefillRanks, RankProcesses, config_of
 from tests.kvtransfer.raw_ranks import decode_worker, drain, identity, kinds, raw_rank

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvtransfer.events import Committed, LayerArrived
-from kvtransfer.head_plan import Shard
-from kvtransfer.identity import SlabIdentity
+from kvtransfer.decode_side.events import Committed, LayerArrived
+from kvtransfer.slab.head_plan import Shard
+from kvtransfer.wire.identity import SlabIdentity
 from tests.kvtransfer.peers import Prefill
 from tests.kvtransfer.ranks import LAYOUT, PREFILL_BLOCKS, SEED, DecodeRanks, PrefillRanks, RankProcesses, config_of
 from tests.kvtransfer.reference import reference

@@ -9,13 +9,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from baton.config import TransferConfig
-from baton.errors import ProtocolError
 from baton_proto.discovery import TransferEndpoint
-from kvtransfer import link
-from kvtransfer.checksum import block_checksums
-from kvtransfer.events import Committed, Failed, LayerArrived, Released
-from kvtransfer.push import PushResult
+from kvtransfer.decode_side.events import Committed, Failed, LayerArrived, Released
+from kvtransfer.prefill_side import link
+from kvtransfer.prefill_side.push import PushResult
+from kvtransfer.wire.checksum import block_checksums
+from runtime.config.serving import TransferConfig
+from runtime.errors import ProtocolError
 from tests.kvtransfer.peers import (
     DECODE_IDENTITY,
     LAYOUT,

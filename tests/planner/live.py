@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from baton.client import Client
-from baton.planner_client import tell_planner
+from baton.service.live_planner import live_planner
 from baton_proto.generated import inference_pb2 as pb
 from baton_proto.planner import Role
 from baton_proto.planner_control import Order, Release, Scale
 from planner.journal import Decided, EffectEnded, Line, read_journal
-from planner.live import live_planner
+from runtime.calls.planner import tell_planner
+from runtime.calls.router import Client
 from tests.service import Service, running_service
 
 POLL_S = 0.1

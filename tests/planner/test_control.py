@@ -7,18 +7,18 @@ from dataclasses import dataclass
 
 import pytest
 
-from baton.errors import DeadlineError, InvalidRequestError, UnavailableError
-from baton.nats_client import NatsClient, connect
-from baton.nats_server import NatsServer
-from baton.planner_client import ask_plan, tell_planner
-from baton.subjects import planner_subject
+from baton.service.nats_server import NatsServer
 from baton_proto.planner import Holds, Observation
 from baton_proto.planner_control import Order, Release, Scale
+from planner.acting.hand import Hand
+from planner.acting.memory_store import MemoryStore
 from planner.control import Control
-from planner.hand import Hand
 from planner.loop import PlannerLoop
-from planner.memory_store import MemoryStore
 from planner.planner import Planner
+from runtime.calls.planner import ask_plan, tell_planner
+from runtime.errors import DeadlineError, InvalidRequestError, UnavailableError
+from runtime.nats.client import NatsClient, connect
+from runtime.nats.subjects import planner_subject
 from tests.planner.observations import observation, workers
 from tests.planner.test_loop import CONFIG, Processes
 

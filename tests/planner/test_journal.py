@@ -7,11 +7,11 @@ import pytest
 from typer.testing import CliRunner
 
 from baton.cli.app import app
-from baton.errors import ConfigError
-from baton.planner_config import PlannerConfig
 from baton_proto.planner import MAJOR
 from planner.journal import Decided, EffectEnded, Journal, Line, Started, read_journal
 from planner.planner import Planner
+from runtime.config.planner import PlannerConfig
+from runtime.errors import ConfigError
 from tests.planner.observations import observation, sampled, workers
 
 runner = CliRunner()

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from baton.client import Client
 from baton_proto.generated import inference_pb2 as pb
 from baton_proto.planner_control import Order, Scale
+from runtime.calls.router import Client
 from tests.planner.live import planned_service
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from baton.errors import UnavailableError
-from baton.planner_config import DelaysConfig, LimitsConfig, PlannerConfig
 from baton_proto.planner import ALL_VERBS, Observation, Role, Verb, WorkerView
-from planner.connector import ConnectorError
+from planner.acting.connector import ConnectorError
 from planner.journal import Decided, EffectEnded, Line, Started
 from planner.loop import PlannerLoop
 from planner.planner import Planner
+from runtime.config.planner import DelaysConfig, LimitsConfig, PlannerConfig
+from runtime.errors import UnavailableError
 from simulator.event_loop import run_simulated
 from tests.planner.observations import observation
 

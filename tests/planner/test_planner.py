@@ -2,9 +2,9 @@
 
 import pytest
 
-from baton.errors import ConfigError
-from baton.planner_config import PlannerConfig
 from planner.planner import Planner
+from runtime.config.planner import PlannerConfig
+from runtime.errors import ConfigError
 from tests.planner.observations import interval, observation, workers
 
 

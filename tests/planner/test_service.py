@@ -7,18 +7,18 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from baton.config import ServingConfig
-from baton.errors import ConfigError
-from baton.nats_client import connect
-from baton.nats_server import NatsServer
-from baton.planner_client import ask_plan
-from baton.planner_config import PlannerConfig
+from baton.service.nats_server import NatsServer
 from baton_proto.planner import MAJOR
-from planner.connector import WorkerProcess
+from planner.acting.connector import WorkerProcess
 from planner.journal import Started
 from planner.planner import Planner
 from planner.service import KEY, PlannerService
-from tests.planner.test_live_observer import say
+from runtime.calls.planner import ask_plan
+from runtime.config.planner import PlannerConfig
+from runtime.config.serving import ServingConfig
+from runtime.errors import ConfigError
+from runtime.nats.client import connect
+from tests.planner.observing.test_live_observer import say
 from tests.planner.test_loop import Processes
 
 WAIT_S = 10.0

@@ -8,23 +8,23 @@ from typing import Any
 import pytest
 import torch
 
-from baton.config import TransferConfig
 from baton_proto.sampling import SamplingParams
 from baton_proto.worker import FirstToken, decoder
-from engine.batch import Batch, LayerDone, SampledToken, StepDone
-from engine.block_manager import BlockManager
-from engine.engine import Engine
-from engine.loop import EngineLoop
-from engine.sequence import Sequence, SequenceStatus
-from kvtransfer.events import Committed, Failed, LayerArrived, Released, TransferEvent
-from kvtransfer.identity import SlabIdentity
-from kvtransfer.layout import SlabLayout
-from kvtransfer.push import PushResult
-from kvtransfer.receiver import Receiver
-from kvtransfer.sender import Sender
-from kvtransfer.slab import Slab
+from engine.core.batch import Batch, LayerDone, SampledToken, StepDone
+from engine.core.block_manager import BlockManager
+from engine.core.engine import Engine
+from engine.core.loop import EngineLoop
+from engine.core.sequence import Sequence, SequenceStatus
+from kvtransfer.decode_side.events import Committed, Failed, LayerArrived, Released, TransferEvent
+from kvtransfer.decode_side.receiver import Receiver
+from kvtransfer.prefill_side.push import PushResult
+from kvtransfer.prefill_side.sender import Sender
+from kvtransfer.slab.layout import SlabLayout
+from kvtransfer.slab.slab import Slab
+from kvtransfer.wire.identity import SlabIdentity
 from prefill_worker.push_plan import PushPlan
 from prefill_worker.shipping import Shipping, ShippingJob
+from runtime.config.serving import TransferConfig
 
 LAYOUT = SlabLayout(num_layers=4, num_blocks=64, num_kv_heads=2, block_size=16, head_dim=8, dtype="float32")
 TIMEOUT_S = 10.0

@@ -4,7 +4,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from baton.errors import ProtocolError
 from baton_proto import worker
 from baton_proto.discovery import (
     LoadReport,
@@ -24,7 +23,7 @@ from baton_proto.router_report import (
     encode_router_report,
 )
 from baton_proto.sampling import SamplingParams, TokenLogprobs
-from baton_proto.version import check_major
+from baton_proto.version import VersionError, check_major
 
 ENDPOINT = TransferEndpoint("boot-1", "/tmp/kv.sock", "127.0.0.1:7000")
 SAMPLING = SamplingParams(
@@ -124,7 +123,7 @@ def test_events_records_and_loads_survive_the_wire() -> None:
 def test_other_major_versions_and_garbage_are_refused(
     decode: Callable[[bytes], Any], encode: Callable[[Any], bytes], message: Any
 ) -> None:
-    with pytest.raises(ProtocolError, match="major version 2 is not understood here; this build speaks 1"):
+    with pytest.raises(VersionError, match="major version 2 is not understood here; this build speaks 1"):
         decode(encode(msgspec.structs.replace(message, version=2)))
     for garbage in (b"", b"\xc1", encode(message)[:-1], encode({"version": 1})):
         with pytest.raises(msgspec.DecodeError):
@@ -146,5 +145,5 @@ def test_a_newer_minor_version_may_have_more_fields() -> None:
 
 def test_the_version_that_this_build_speaks_passes() -> None:
     check_major("anything", 1, 1)
-    with pytest.raises(ProtocolError, match="anything"):
+    with pytest.raises(VersionError, match="anything"):
         check_major("anything", 0, 1)

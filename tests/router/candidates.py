@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from baton.config import PlacementConfig
-from router import placement
-from router.placement import Candidates, Placement, Request, Weighing
-from router.roster import WorkerKey
+from router.placement import placement
+from router.placement.placement import Candidates, Placement, Request, Weighing
+from runtime.config.serving import PlacementConfig
+from runtime.discovery.worker_key import WorkerKey
 
 
 class Candidate(NamedTuple):

@@ -14,18 +14,18 @@ import numpy as np
 from nats.aio.subscription import Subscription
 from nats.js.api import PubAck
 
-from baton.discovery import Change
-from baton.event_publisher import EventPublisher
-from baton.nats_client import NatsClient
-from baton.subjects import kv_events_subject
 from baton_proto.discovery import MAJOR as RECORD_MAJOR, WorkerLoad, WorkerRecord
 from baton_proto.kv_events import MAJOR, KvEventBatch, Stored, encode_batch
 from baton_proto.sampling import SamplingParams
 from baton_proto.worker import SnapshotChunk
-from engine.block_manager import BlockManager
-from engine.sequence import Sequence
-from router.indexer import Indexer
-from router.match import WorkerKey
+from engine.core.block_manager import BlockManager
+from engine.core.sequence import Sequence
+from router.index.indexer import Indexer
+from runtime.discovery.directory import Change
+from runtime.discovery.worker_key import WorkerKey
+from runtime.kv_events.publisher import EventPublisher
+from runtime.nats.client import NatsClient
+from runtime.nats.subjects import kv_events_subject
 
 BLOCK_SIZE = 4
 SAMPLING = SamplingParams(max_tokens=1)

@@ -2,19 +2,19 @@
 
 from typing import cast
 
-from baton.config import RouterConfig
-from router.assignment import Assigner
-from router.decisions import DecisionLog
-from router.explain import Explainer
-from router.grpc_admin import Questions, StatusSource
-from router.indexer import Indexer
-from router.load import LoadLedger
-from router.prefix_hits import PrefixHits
-from router.radix_tree import RadixTree
-from router.sleep_control import SleepControl
-from router.tree_diff import TreeDiff
-from router.tree_view import TreeView
-from router.worker_pool import WorkerPool
+from router.api.grpc.admin import Questions, StatusSource
+from router.index.indexer import Indexer
+from router.index.prefix_hits import PrefixHits
+from router.index.radix_tree import RadixTree
+from router.placement.assignment import Assigner
+from router.placement.decisions import DecisionLog
+from router.views.explain import Explainer
+from router.views.sleep_control import SleepControl
+from router.views.tree_diff import TreeDiff
+from router.views.tree_view import TreeView
+from router.workers.load import LoadLedger
+from router.workers.pool import WorkerPool
+from runtime.config.serving import RouterConfig
 from tests.router.small_router import Holdings
 
 

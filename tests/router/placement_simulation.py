@@ -17,24 +17,24 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from baton.config import RouterConfig
 from baton_proto.charges import MAJOR, ChargeReport, WorkerCharge
 from baton_proto.discovery import MAJOR as RECORD_MAJOR, WorkerLoad, WorkerRecord, prefill_pairs
 from baton_proto.kv_events import Cleared, KvEvent, Removed, Stored
 from baton_proto.sampling import SamplingParams
-from engine.block_manager import BlockManager
-from engine.sequence import Sequence
-from router.assignment import Assigner, Assignment
-from router.block_hash import block_hashes
-from router.charge_sharing import ForeignCharges
-from router.expected_prefixes import ExpectedPrefixes
-from router.load import LoadLedger
-from router.match import WorkerKey
-from router.placement import Request
-from router.prefix_hits import PrefixHits
-from router.radix_tree import RadixTree
-from router.worker_link import WorkerLink
-from router.worker_pool import PooledWorker, WorkerPool
+from engine.core.block_manager import BlockManager
+from engine.core.sequence import Sequence
+from router.index.prefix_hits import PrefixHits
+from router.index.radix_tree import RadixTree
+from router.placement.assignment import Assigner, Assignment
+from router.placement.expected_prefixes import ExpectedPrefixes
+from router.placement.placement import Request
+from router.workers.charge_sharing import ForeignCharges
+from router.workers.link import WorkerLink
+from router.workers.load import LoadLedger
+from router.workers.pool import PooledWorker, WorkerPool
+from runtime.blocks.block_hash import block_hashes
+from runtime.config.serving import RouterConfig
+from runtime.discovery.worker_key import WorkerKey
 
 BLOCK_SIZE = 16
 VOCAB = 30_000

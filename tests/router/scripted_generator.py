@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 from baton_proto.sampling import SamplingParams, TokenLogprobs
-from router.frontend import Frontend, Limits
-from router.output_text import OutputText
-from router.request import Finished, GenerateRequest, Piece, Service
-from router.tokenizer import Tokenizer
+from router.requests.frontend import Frontend, Limits
+from router.requests.request import Finished, GenerateRequest, Piece, Service
+from router.text.output_text import OutputText
+from router.text.tokenizer import Tokenizer
 from tests.tiny_model import EOS_TOKEN_IDS, VOCAB_SIZE
 
 MODEL = "tiny"

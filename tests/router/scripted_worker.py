@@ -13,10 +13,6 @@ import grpc
 import numpy as np
 from msgspec import Struct
 
-from baton.discovery import Change
-from baton.message_stream import MessageStream, accept_streams
-from baton.security.cluster_key import ClusterKey
-from baton.security.handshake import STREAM_PLANE, listening
 from baton_proto.discovery import WorkerLoad, WorkerRecord
 from baton_proto.kv_events import Stored
 from baton_proto.worker import (
@@ -39,6 +35,10 @@ from baton_proto.worker import (
     decoder,
     encode,
 )
+from runtime.discovery.directory import Change
+from runtime.security.cluster_key import ClusterKey
+from runtime.security.handshake import STREAM_PLANE, listening
+from runtime.streams.message_stream import MessageStream, accept_streams
 
 FIRST_TOKEN, LAST_TOKEN = 40, 90  # plain characters of the tiny model's vocabulary
 

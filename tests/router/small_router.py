@@ -12,23 +12,23 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from baton.config import PlacementConfig, RouterConfig
-from baton.errors import (
-    BatonError,
-)
 from baton_proto.sampling import SamplingParams
 from baton_proto.worker import Delta, Failure, Submit
-from router.admission import AdmissionQueue
-from router.assignment import Assigner
-from router.choice import Parts
-from router.expected_prefixes import ExpectedPrefixes
-from router.generation import Generator
-from router.load import LoadLedger, LoadView
-from router.match import WorkerKey
-from router.metrics import RouterMetrics
-from router.request import Finished, GenerateRequest, Piece
-from router.tokenizer import Tokenizer
-from router.worker_pool import WorkerPool
+from router.counters.metrics import RouterMetrics
+from router.placement.assignment import Assigner
+from router.placement.expected_prefixes import ExpectedPrefixes
+from router.requests.admission import AdmissionQueue
+from router.requests.choice import Parts
+from router.requests.generation import Generator
+from router.requests.request import Finished, GenerateRequest, Piece
+from router.text.tokenizer import Tokenizer
+from router.workers.load import LoadLedger, LoadView
+from router.workers.pool import WorkerPool
+from runtime.config.serving import PlacementConfig, RouterConfig
+from runtime.discovery.worker_key import WorkerKey
+from runtime.errors import (
+    BatonError,
+)
 from tests.router.scripted_worker import (
     Script,
     ScriptedWorker,

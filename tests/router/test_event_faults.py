@@ -9,8 +9,8 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from baton.nats_client import connect
-from baton.nats_server import NatsServer
+from baton.service.nats_server import NatsServer
+from runtime.nats.client import connect
 from tests.router.event_faults import FaultyCluster
 
 Build = Callable[[int], FaultyCluster]

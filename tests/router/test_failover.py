@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from baton.discovery import Change
-from baton.errors import (
+from baton_proto.discovery import WorkerLoad
+from baton_proto.worker import Delta, Failure, Submit
+from router.text.tokenizer import Tokenizer
+from runtime.discovery.directory import Change
+from runtime.errors import (
     BatonError,
     DeadlineError,
     InvalidRequestError,
@@ -18,9 +21,6 @@ from baton.errors import (
     ProtocolError,
     UnavailableError,
 )
-from baton_proto.discovery import WorkerLoad
-from baton_proto.worker import Delta, Failure, Submit
-from router.tokenizer import Tokenizer
 from tests.router.scripted_worker import (
     ScriptedWorker,
     answer,

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from baton.config import MockConfig
-from baton.planner_config import DelaysConfig, LimitsConfig, PlannerConfig, TargetsConfig
 from planner.journal import Decided, Line
+from runtime.config.planner import DelaysConfig, LimitsConfig, PlannerConfig, TargetsConfig
+from runtime.config.serving import MockConfig
 from simulator.day import Outcome, Setting, reversals, simulate
 from simulator.fleet import Delays
 from simulator.serving import Hardware, Limits

@@ -5,8 +5,8 @@ import heapq
 import numpy as np
 import pytest
 
-from baton.config import MockConfig
 from baton_proto.planner import DECODE, PREFILL
+from runtime.config.serving import MockConfig
 from simulator.serving import Hardware, Limits, ServingCluster
 from simulator.workload import Requests, chat_lengths, requests_of
 

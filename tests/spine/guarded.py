@@ -17,8 +17,8 @@ import trustme
 import yaml
 
 from baton.cli.exit_codes import ExitCode
-from baton.security.cluster_key import ClusterKey
-from baton.security.secret import Secret
+from runtime.security.cluster_key import ClusterKey
+from runtime.security.secret import Secret
 from tests.service import assert_gone
 
 BATON = [sys.executable, "-m", "baton"]

@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from baton.client import Client
+from runtime.calls.router import Client
 from tests.service import Service, running_service
 from tests.spine.oracle import Oracle
 from tests.spine.prompts import ask, random_prompt

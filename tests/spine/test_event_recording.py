@@ -4,15 +4,15 @@ from pathlib import Path
 
 import numpy as np
 
-from baton.discovery import Directory
 from baton.events.recorder import Recorder
 from baton.events.recording import Base, Batch, Recording, RecordingWriter
 from baton.events.replayer import Replayer
 from baton.events.worker_snapshot import worker_snapshot
-from baton.nats_client import NatsClient, connect
-from baton.nats_server import NatsServer
-from baton.security.cluster_key import ClusterKey
+from baton.service.nats_server import NatsServer
 from baton_proto.generated import inference_pb2 as pb
+from runtime.discovery.directory import Directory
+from runtime.nats.client import NatsClient, connect
+from runtime.security.cluster_key import ClusterKey
 from tests.baton.events.cluster import TTL_S, running
 from tests.service import Service, running_service
 from tests.spine.worker_view import until_idle, until_tree_is_right

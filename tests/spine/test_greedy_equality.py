@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from engine.model_files import resolve_model
-from router.tokenizer import Tokenizer
+from router.text.tokenizer import Tokenizer
+from runtime.checkpoint.model_files import resolve_model
 from tests.service import TRANSPORTS, Service, running_service
 from tests.spine.oracle import Oracle
 from tests.spine.prompts import LENGTHS, ask, random_prompt

@@ -20,12 +20,12 @@ from typer.testing import CliRunner
 
 from baton.cli.app import app
 from baton.cli.exit_codes import ExitCode
-from baton.errors import ProtocolError
-from baton.security.cluster_key import NATS, WORKER_CALLS, new_cluster_key
-from baton.security.handshake import KV_PLANE, STREAM_PLANE, dialing
 from baton_proto.generated import inference_pb2 as pb, inference_pb2_grpc as pb_grpc
 from baton_proto.worker import INSPECT, MAJOR, InspectRequest, encode
-from kvtransfer.proving import prove
+from kvtransfer.wire.proving import prove
+from runtime.errors import ProtocolError
+from runtime.security.cluster_key import NATS, WORKER_CALLS, new_cluster_key
+from runtime.security.handshake import KV_PLANE, STREAM_PLANE, dialing
 from tests.spine.guarded import Guarded, guarded_service, listening
 
 LIMIT_S = 60.0  # in which a silent stranger is left; the limits themselves are 2 to 10 s

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import openai
 
-from baton.client import Answer
+from runtime.calls.router import Answer
 from tests.service import Service, running_service
 from tests.spine.prompts import ask, random_prompt
 from tests.spine.worker_view import until_idle, until_tree_is_right

@@ -13,9 +13,9 @@ import httpx
 import openai
 import pytest
 
-from baton.client import Answer
 from baton_proto.generated import inference_pb2 as pb
-from router.tokenizer import Tokenizer
+from router.text.tokenizer import Tokenizer
+from runtime.calls.router import Answer
 from tests.service import Service, running_service
 from tests.spine.oracle import Oracle
 from tests.spine.prompts import random_prompt

@@ -9,13 +9,13 @@ from typing import Any
 import httpx
 from msgspec.structs import replace
 
-from baton.discovery import Announcer
-from baton.load_board import publish_load
-from baton.nats_client import NatsClient
 from baton_proto.discovery import MAJOR, LoadReport, WorkerLoad
 from baton_proto.worker import SnapshotChunk, SnapshotRequest
-from router.indexer import SILENT_NOTE
-from tests.baton.test_cli import baton
+from router.index.indexer import SILENT_NOTE
+from runtime.discovery.directory import Announcer
+from runtime.discovery.load_board import publish_load
+from runtime.nats.client import NatsClient
+from tests.baton.cli.test_cli import baton
 from tests.router.scripted_worker import ScriptedWorker
 from tests.service import Service, running_service
 

@@ -5,8 +5,8 @@ import time
 
 import grpc
 
-from baton.worker_calls import call_metadata
 from baton_proto.worker import INSPECT, MAJOR, InspectReport, InspectRequest, decoder, encode
+from runtime.calls.worker import call_metadata
 from tests.service import Service
 
 POLL_S = 0.01

@@ -17,10 +17,10 @@ from baton.cli.events.options import (
 )
 from baton.cli.events.session import nats_session, until_stopped
 from baton.cli.exit_codes import errors_reported
-from baton.config import EngineConfig
-from baton.events.bridge import Bridge
 from baton.events.event_source import EventSource, discovery_ttl_s
-from baton.events.vllm_stream import VllmStream
+from baton.events.vllm.bridge import Bridge
+from baton.events.vllm.stream import VllmStream
+from runtime.config.serving import EngineConfig
 
 
 def bridge(

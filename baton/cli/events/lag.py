@@ -19,10 +19,10 @@ from baton.cli.events.session import nats_session, until_stopped
 from baton.cli.exit_codes import errors_reported
 from baton.cli.options import JsonOption
 from baton.cli.output import console
-from baton.errors import DeadlineError, UnavailableError
 from baton.events.event_source import discovery_ttl_s
 from baton.events.lag import LagMonitor, WorkerLag
-from baton.nats_client import NATS_ERRORS, NatsClient
+from runtime.errors import DeadlineError, UnavailableError
+from runtime.nats.client import NATS_ERRORS, NatsClient
 
 WINDOW = "1m"
 GAPS_SHOWN = 4

@@ -23,7 +23,7 @@ from baton.cli.output import human_bytes
 from baton.events.event_source import discovery_ttl_s
 from baton.events.recorder import Recorder
 from baton.events.recording import RecordingWriter
-from baton.security.key_file import find_keys
+from runtime.security.key_file import find_keys
 
 
 def record(

@@ -17,9 +17,9 @@ from baton.cli.events.options import (
 )
 from baton.cli.events.session import nats_session, until_stopped
 from baton.cli.exit_codes import errors_reported
-from baton.end_task import end_tasks
 from baton.events.recording import Recording
 from baton.events.replayer import Replayer
+from runtime.end_task import end_tasks
 
 PROGRESS_S = 0.25
 

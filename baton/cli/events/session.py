@@ -8,13 +8,13 @@ from typing import Any
 
 import typer
 
-from baton.config import LoggingConfig
-from baton.end_task import end_tasks
-from baton.errors import UnavailableError
-from baton.logging import configure_logging
-from baton.nats_client import NATS_ERRORS, NatsClient, connect
-from baton.security.key_file import find_keys
-from baton.security.nats_login import split_url
+from runtime.config.serving import LoggingConfig
+from runtime.end_task import end_tasks
+from runtime.errors import UnavailableError
+from runtime.nats.client import NATS_ERRORS, NatsClient, connect
+from runtime.security.key_file import find_keys
+from runtime.security.nats_login import split_url
+from runtime.telemetry.logging import configure_logging
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 

@@ -27,7 +27,7 @@ from baton.cli.exit_codes import errors_reported
 from baton.cli.options import JsonOption
 from baton.events.event_line import EventLine
 from baton.events.event_log import EventLog, StoredBatch
-from baton.subjects import ANY
+from runtime.nats.subjects import ANY
 
 RATES_S = 5.0
 

@@ -1,0 +1,1 @@
+"""`baton plan` and the orders to the planner."""

@@ -10,16 +10,16 @@ import typer
 
 from baton.cli.output import console
 from baton.cli.plan.show import show_decision
-from baton.config import ServingConfig
-from baton.local_launcher import this_machine
-from baton.nats_client import NatsClient
+from baton.service.live_planner import gpu_budget, gpus_per_worker
+from baton.service.local_launcher import this_machine
 from baton_proto.planner import ALL_VERBS, Holds, Role, Verb
-from planner.connector import ConnectorError, WorkerProcess
+from planner.acting.connector import ConnectorError, WorkerProcess
 from planner.journal import Decided, Line
-from planner.live import gpu_budget, gpus_per_worker
-from planner.live_observer import LiveObserver
 from planner.loop import PlannerLoop
+from planner.observing.live_observer import LiveObserver
 from planner.planner import Planner
+from runtime.config.serving import ServingConfig
+from runtime.nats.client import NatsClient
 
 
 class HandsOff:

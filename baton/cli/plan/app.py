@@ -15,9 +15,9 @@ from baton.cli.options import JsonOption
 from baton.cli.output import console
 from baton.cli.plan.options import PlannerTimeoutOption
 from baton.cli.plan.show import show_plan
-from baton.config import load_config
-from baton.planner_client import ask_plan
 from baton_proto.planner_control import Plan
+from runtime.calls.planner import ask_plan
+from runtime.config.serving import load_config
 
 app = plain_app(name="plan", cls=lazy_group({"replay": "baton.cli.plan.replay:replay"}))
 

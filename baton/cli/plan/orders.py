@@ -12,8 +12,8 @@ from baton.cli.events.session import nats_session
 from baton.cli.exit_codes import errors_reported
 from baton.cli.options import JsonOption
 from baton.cli.plan.options import PlannerTimeoutOption
-from baton.planner_client import tell_planner
 from baton_proto.planner_control import Order, Release, Scale
+from runtime.calls.planner import tell_planner
 
 WorkerArgument = Annotated[str, typer.Argument(metavar="WORKER", help="Its id, as `baton status` shows it.")]
 

@@ -13,11 +13,11 @@ from rich.table import Table
 from baton.cli.exit_codes import errors_reported
 from baton.cli.options import JsonOption
 from baton.cli.output import console
-from baton.config import load_config
-from baton.errors import ConfigError
 from planner.journal import read_journal
 from planner.plot import plot_decisions
 from planner.replay import Replay, Summary, replay as replay_journal, summary
+from runtime.config.serving import load_config
+from runtime.errors import ConfigError
 
 SHOWN = 20  # differing decisions in the table
 

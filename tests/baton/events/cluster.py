@@ -7,15 +7,15 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from baton.discovery import Directory
 from baton.events.event_source import EventSource
-from baton.nats_client import NatsClient
-from baton.nats_server import NatsServer
+from baton.service.nats_server import NatsServer
 from baton_proto.kv_events import Cleared, KvEvent, Removed, Stored
 from baton_proto.worker import SnapshotChunk
-from router.indexer import Indexer
-from router.match import WorkerKey
-from tests.router.test_indexer import removed, stored
+from router.index.indexer import Indexer
+from runtime.discovery.directory import Directory
+from runtime.discovery.worker_key import WorkerKey
+from runtime.nats.client import NatsClient
+from tests.router.index.test_indexer import removed, stored
 
 __all__ = ["Cleared", "KvEvent", "Removed", "Router", "Stored", "Workers", "baton", "removed", "running", "stored"]
 

@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from baton.nats_client import NatsClient, connect
-from baton.nats_server import NatsServer
+from baton.service.nats_server import NatsServer
+from runtime.nats.client import NatsClient, connect
 from tests.baton.events.cluster import Workers
 
 

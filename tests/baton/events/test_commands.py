@@ -12,11 +12,11 @@ from typer.testing import CliRunner
 from baton.cli.app import app
 from baton.cli.exit_codes import ExitCode
 from baton.events.recording import Batch, Recording, RecordingWriter
-from baton.nats_client import NatsClient
-from baton.nats_server import NatsServer
+from baton.service.nats_server import NatsServer
+from runtime.nats.client import NatsClient
 from tests.baton.events.cluster import Cleared, Router, Workers, baton, removed, running, stored
-from tests.baton.events.test_vllm_blocks import BLOCK, prompt
-from tests.baton.events.vllm_engine import Engine, Messages
+from tests.baton.events.vllm.test_blocks import BLOCK, prompt
+from tests.baton.events.vllm.vllm_engine import Engine, Messages
 
 NOBODY = "nats://127.0.0.1:1"
 

@@ -5,11 +5,11 @@ from datetime import UTC, datetime
 
 import pytest
 
-from baton.errors import UnavailableError
 from baton.events.event_log import BATCHES_PER_READ, EventLog
-from baton.nats_client import NatsClient, connect
-from baton.nats_server import NatsServer
-from baton.subjects import kv_events_subject
+from baton.service.nats_server import NatsServer
+from runtime.errors import UnavailableError
+from runtime.nats.client import NatsClient, connect
+from runtime.nats.subjects import kv_events_subject
 from tests.baton.events.cluster import Cleared, Workers
 
 

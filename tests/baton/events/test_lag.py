@@ -2,13 +2,13 @@
 
 import time
 
-from baton.event_publisher import stream_config
 from baton.events.lag import GONE, LagMonitor, WorkerLag
-from baton.load_board import publish_load
-from baton.nats_client import NatsClient
-from baton.subjects import kv_events_subject
 from baton_proto.discovery import MAJOR, LoadReport, WorkerLoad
 from baton_proto.kv_events import KvEventBatch, encode_batch
+from runtime.discovery.load_board import publish_load
+from runtime.kv_events.publisher import stream_config
+from runtime.nats.client import NatsClient
+from runtime.nats.subjects import kv_events_subject
 from tests.baton.events.cluster import TTL_S, Cleared, Workers
 
 

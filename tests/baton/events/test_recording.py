@@ -10,12 +10,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from baton.errors import ConfigError
 from baton.events.recording import Announced, Base, Batch, Ended, Frame, Left, Recording, RecordingWriter, Started
 from baton_proto.discovery import TransferEndpoint, WorkerRecord
 from baton_proto.kv_events import Cleared, Removed, Stored
-from router.block_hash import sequence_hashes
-from tests.router.test_indexer import removed, stored
+from runtime.blocks.block_hash import sequence_hashes
+from runtime.errors import ConfigError
+from tests.router.index.test_indexer import removed, stored
 
 RECORD = WorkerRecord(
     1,

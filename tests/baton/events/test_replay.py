@@ -6,15 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from baton.errors import ConfigError
 from baton.events.recorder import Recorder
 from baton.events.recording import Announced, Base, Batch, Ended, Frame, Left, Recording, RecordingWriter
 from baton.events.replayer import Replayer
-from baton.nats_client import NatsClient, connect
-from baton.nats_server import NatsServer
-from router.radix_tree import RadixTree
+from baton.service.nats_server import NatsServer
+from router.index.radix_tree import RadixTree
+from runtime.errors import ConfigError
+from runtime.nats.client import NatsClient, connect
 from tests.baton.events.cluster import TTL_S, Cleared, KvEvent, Removed, Workers, running, stored
-from tests.router.test_indexer import Cache
+from tests.router.index.test_indexer import Cache
 
 
 async def record(nats: NatsClient, path: Path, start: int | None) -> Recorder:

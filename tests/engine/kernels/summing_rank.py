@@ -12,7 +12,7 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 import torch
 
 from engine.kernels.rms_norm import rms_norm_reference
-from engine.peer_sum import PeerSum, segment_bytes
+from engine.parallel.peer_sum import PeerSum, segment_bytes
 
 SIZE = 64
 DTYPES = (torch.float32, torch.bfloat16)

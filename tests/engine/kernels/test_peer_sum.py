@@ -1,4 +1,4 @@
-"""Sums over memory that processes share. On GPUs: tests/engine/test_tensor_parallel_gpu.py."""
+"""Sums over memory that processes share. On GPUs: tests/engine/ranks/test_tensor_parallel_gpu.py."""
 
 import os
 import subprocess

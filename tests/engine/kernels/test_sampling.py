@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels.sampling import VocabularySplit, partial_buffer, sample, sample_reference
-from engine.shard import vocabulary_share
+from engine.model.shard import vocabulary_share
 from tests.engine.kernels.device import DEVICE, DTYPES, random
 
 

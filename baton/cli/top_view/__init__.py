@@ -1,0 +1,1 @@
+"""What `baton top` shows."""

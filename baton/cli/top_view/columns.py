@@ -1,0 +1,77 @@
+"""The columns of the live view's table of workers: what a cell shows and what it is sorted by."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rich.text import Text
+
+from baton.cli.top_view.rates import WorkerRates, hit_rate
+from baton_proto.generated import inference_pb2 as pb
+
+BAR_CELLS: Final = 12
+STATE_STYLES: Final = {"ready": "green", "draining": "yellow", "sleeping": "blue"}
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    name: str
+    cell: Callable[[pb.WorkerStatus, WorkerRates], Text]
+    order: Callable[[pb.WorkerStatus, WorkerRates], Any]
+    largest_first: bool = True
+
+
+def kv_bar(used: int, cached: int, total: int, cells: int = BAR_CELLS) -> Text:
+    """Referenced blocks full, cached ones half, free ones empty; with the share of the referenced ones."""
+    share = used / total if total else 0.0
+    full = min(cells, round(share * cells))
+    half = min(cells - full, round(cached / total * cells)) if total else 0
+    color = "red" if share > 0.9 else "yellow" if share > 0.7 else "green"
+    return Text.assemble(
+        ("█" * full, color), ("▒" * half, "cyan"), ("░" * (cells - full - half), "dim"), f" {share:4.0%}"
+    )
+
+
+def percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.0%}"
+
+
+def _number(value: float) -> Text:
+    return Text(f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:.1f}", justify="right")
+
+
+def _numeric(name: str, value: Callable[[pb.WorkerStatus, WorkerRates], float]) -> Column:
+    return Column(name, lambda worker, rates: _number(value(worker, rates)), value)
+
+
+def _state(worker: pb.WorkerStatus, rates: WorkerRates) -> Text:
+    return Text(worker.state, STATE_STYLES.get(worker.state, ""))
+
+
+def _hit_rate(worker: pb.WorkerStatus) -> float | None:
+    return hit_rate(worker.prompt_tokens, worker.cached_tokens)
+
+
+def _kv_order(worker: pb.WorkerStatus, rates: WorkerRates) -> float:
+    return worker.blocks_used / worker.blocks_total if worker.blocks_total else 0.0
+
+
+COLUMNS: Final = (
+    Column("worker", lambda w, r: Text(w.worker_id, "bold"), lambda w, r: w.worker_id, largest_first=False),
+    Column("role", lambda w, r: Text(w.role), lambda w, r: w.role, largest_first=False),
+    Column("state", _state, lambda w, r: w.state, largest_first=False),
+    Column("KV used", lambda w, r: kv_bar(w.blocks_used, w.blocks_cached, w.blocks_total), _kv_order),
+    _numeric("running", lambda w, r: w.running),
+    _numeric("waiting", lambda w, r: w.waiting),
+    _numeric("queued tokens", lambda w, r: w.queued_prefill_tokens),
+    Column(
+        "hit rate",
+        lambda w, r: Text(percent(_hit_rate(w)), justify="right"),
+        lambda w, r: -1.0 if _hit_rate(w) is None else _hit_rate(w),
+    ),
+    _numeric("prompt tok/s", lambda w, r: r.prompt_tokens_per_s),
+    _numeric("tok/s", lambda w, r: r.output_tokens_per_s),
+    _numeric("events/s", lambda w, r: r.event_batches_per_s),
+    _numeric("step ms", lambda w, r: w.step_ms),
+    Column("note", lambda w, r: Text(w.note, "red"), lambda w, r: w.note),
+)

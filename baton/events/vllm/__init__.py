@@ -1,0 +1,1 @@
+"""What a vLLM engine says of its cache, translated into our events."""

@@ -1,0 +1,102 @@
+"""Feeds the KV events of a vLLM engine to Baton's routers: `baton events bridge`.
+
+The engine appears as a worker that is known by its events alone (see event_source.py). Whenever its stream cannot be
+relied on, its blocks are withdrawn: routers rather know too little of it than something wrong.
+"""
+
+import asyncio
+
+import structlog
+
+from baton.events.event_source import EventSource
+from baton.events.vllm.blocks import VllmBlocks
+from baton.events.vllm.messages import decode_vllm_batch
+from baton.events.vllm.stream import Lost, Message, VllmStream
+from baton_proto.kv_events import KvEvent
+from runtime.end_task import end_tasks
+from runtime.errors import ProtocolError
+from runtime.nats.client import NatsClient
+
+KEYFRAME_S = 900.0  # well within the hour for which the stream remembers
+REPORT_S = 30.0
+
+log = structlog.get_logger()
+
+
+class Bridge:
+    def __init__(self, nats: NatsClient, stream: VllmStream, source: EventSource, block_size: int) -> None:
+        self.num_messages = 0
+        self.num_malformed = 0
+        self.num_losses = 0
+        self.blocks = VllmBlocks(block_size)
+        self._stream = stream
+        self._source = source
+        self._rank: int | None = None
+        self._reported_skips = 0
+        nats.on_reconnect(self.keyframe)  # the server may have lost its storage
+
+    async def run(self) -> None:
+        """Until it is cancelled. Raises ConfigError when the engine's blocks have another size, ProtocolError when
+        several engines speak at once, UnavailableError when NATS or the replay endpoint does not answer."""
+        chores = asyncio.create_task(self._chores())
+        try:
+            async for item in self._stream.messages():
+                match item:
+                    case Lost(reason):
+                        self._lose(reason)
+                    case Message():
+                        self._pass_on(item)
+        finally:
+            await end_tasks(chores)
+
+    def keyframe(self) -> None:
+        self._source.keyframe(self.blocks.runs())
+
+    def _pass_on(self, message: Message) -> None:
+        try:
+            batch = decode_vllm_batch(message.payload)
+        except ProtocolError as error:
+            self.num_malformed += 1
+            self._lose(str(error))
+            return
+        self._check_rank(batch.data_parallel_rank)
+        self.num_messages += 1
+        events: list[KvEvent] = []
+        for event in batch.events:
+            try:
+                events += self.blocks.apply(event)
+            except ProtocolError as error:
+                self.num_malformed += 1
+                log.warning("event skipped", number=message.number, error=str(error))
+        if events:
+            self._source.publish(events)
+        self._source.num_blocks = self.blocks.num_shown
+
+    def _lose(self, reason: str) -> None:
+        self.num_losses += 1
+        if self.blocks.num_shown:
+            log.warning("all blocks of the engine are withdrawn", reason=reason, blocks=self.blocks.num_shown)
+            self._source.publish(self.blocks.clear())
+        else:
+            self.blocks.clear()
+        self._source.num_blocks = 0
+
+    def _check_rank(self, rank: int | None) -> None:
+        if rank is None or rank == self._rank:
+            return
+        if self._rank is not None:
+            raise ProtocolError("vLLM", f"data parallel ranks {self._rank} and {rank} in one stream; bridge each alone")
+        self._rank = rank
+
+    async def _chores(self) -> None:
+        passed_s = 0.0
+        while True:
+            await asyncio.sleep(REPORT_S)
+            passed_s += REPORT_S
+            if passed_s >= KEYFRAME_S:
+                passed_s = 0.0
+                self.keyframe()
+            skips = self.blocks.skipped.total()
+            if skips > self._reported_skips:
+                self._reported_skips = skips
+                log.warning("blocks that routers will not find", **dict(self.blocks.skipped))

@@ -1,0 +1,1 @@
+"""Who starts, watches and ends the processes of a service."""

@@ -1,0 +1,58 @@
+"""Which GPUs of this host each worker gets. Used by the supervisor, which starts them.
+
+Without an opinion of the driver (no NVIDIA GPU here) there are none, and workers are told nothing.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from runtime.errors import ConfigError
+
+DRIVER_GPUS: Final = Path("/proc/driver/nvidia/gpus")  # one entry each
+VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
+
+
+class GpuPlaces:
+    def __init__(self, gpus: list[str], workers: Sequence[int]) -> None:
+        """`gpus`: names as CUDA_VISIBLE_DEVICES takes them. `workers`: how many GPUs each of those takes that are to be
+        placed, in this order. Raises ConfigError when there are some, but fewer than one of them takes."""
+        if gpus and len(gpus) < max(workers, default=1):
+            problem = f"a worker takes {max(workers)} GPUs, and {len(gpus)} are here"
+            raise ConfigError("engine.tensor_parallel", problem)
+        self._gpus = gpus
+        self._taken = [0] * len(gpus)  # workers on each
+        for size in workers:
+            self._take(size)
+        self.share = max(self._taken, default=1)  # of these workers, that have one GPU
+        self._taken = [0] * len(gpus)
+
+    def next(self, size: int = 1) -> dict[str, str]:
+        """Environment of the next worker, which takes so many GPUs: the first neighbours with the fewest workers."""
+        place = [self._gpus[index] for index in self._take(size)]
+        return {VISIBLE: ",".join(place)} if place else {}
+
+    def give_back(self, environment: Mapping[str, str]) -> None:
+        """What `next` gave, when the worker has ended."""
+        for gpu in environment.get(VISIBLE, "").split(","):
+            if gpu:
+                self._taken[self._gpus.index(gpu)] -= 1
+
+    def _take(self, size: int) -> range:
+        if not self._gpus:
+            return range(0)
+        starts = range(0, len(self._gpus) - size + 1, size)
+        start = min(starts, key=lambda start: max(self._taken[start : start + size]))
+        place = range(start, start + size)
+        for index in place:
+            self._taken[index] += 1
+        return place
+
+
+def visible_gpus(environment: Mapping[str, str] = os.environ, driver: Path = DRIVER_GPUS) -> list[str]:
+    """Of this process: what CUDA_VISIBLE_DEVICES names, or else all that the driver has."""
+    named = environment.get(VISIBLE)
+    if named is not None:
+        return [gpu.strip() for gpu in named.split(",") if gpu.strip()]
+    return [str(number) for number in range(len(list(driver.iterdir())))] if driver.is_dir() else []

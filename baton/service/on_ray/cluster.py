@@ -1,0 +1,108 @@
+"""The Ray cluster that a service runs on. What imports Ray lies in this folder, and nothing else imports that at its
+start: Ray is an extra."""
+
+import contextlib
+import logging
+import os
+import socket
+import time
+from collections.abc import Awaitable, Iterator
+from typing import Any, TypeVar
+
+from baton.service.service_run import Tell
+from runtime.errors import BatonError, ConfigError, UnavailableError
+
+CONNECT_TIMEOUT_S = 5.0
+CONNECT_TRIES = "3"  # of Ray, once something listens: with a wrong token it would try 20 times
+NODES_TIMEOUT_S = 1800.0  # a node of a cloud may have to boot, and to install torch for CUDA
+AGAIN_S = 1.0
+HEAD = "node:__internal_head__"  # a resource that Ray gives the head node
+PINNED = 0.001  # of it
+
+T = TypeVar("T")
+
+
+@contextlib.contextmanager
+def connected(address: str, namespace: str) -> Iterator[None]:
+    """As a driver of the cluster: `auto` (the one that this machine belongs to) or HOST:PORT. What it makes outlives it
+    when it is detached. Raises ConfigError when Ray is not installed, UnavailableError when no cluster is there."""
+    os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", CONNECT_TRIES)
+    try:
+        import ray
+        from ray.exceptions import RayError
+    except ImportError:
+        raise ConfigError("ray", "is not installed: pip install 'baton-serve[ray]'") from None
+
+    try:
+        _check(address)
+        ray.init(
+            address=address,
+            namespace=ray_namespace(namespace),
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
+    except (RayError, OSError, RuntimeError, ValueError) as error:
+        raise UnavailableError(f"no Ray cluster at {address!r}: {error}") from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def wait_for_nodes(wanted: int, tell: Tell, timeout_s: float = NODES_TIMEOUT_S) -> None:
+    """Until as many live, the head among them. Raises UnavailableError when the time is up."""
+    import ray
+
+    deadline_s = time.monotonic() + timeout_s
+    told = wanted
+    while (there := sum(node["Alive"] for node in ray.nodes())) < wanted:
+        if time.monotonic() > deadline_s:
+            raise UnavailableError(f"{there} of {wanted} nodes have joined the cluster within {timeout_s:g} s")
+        if there != told:
+            tell(f"waiting for nodes: {there} of {wanted} are there", event="waiting", nodes=there, wanted=wanted)
+            told = there
+        time.sleep(AGAIN_S)
+
+
+def ray_namespace(namespace: str) -> str:
+    """In which the actors of a service have their names."""
+    return f"baton-{namespace}"
+
+
+def find_actor(name: str) -> Any | None:
+    """Of our namespace."""
+    import ray
+
+    try:
+        return ray.get_actor(name)
+    except ValueError:
+        return None
+
+
+def on_head() -> dict[str, Any]:
+    """Options of an actor that must not be on a node which may go."""
+    return {"num_cpus": 0, "resources": {HEAD: PINNED}}
+
+
+async def answer(call: Awaitable[T]) -> T:
+    """Of an actor. Raises RayActorError when that is gone, and its own errors as it raised them."""
+    from ray.exceptions import RayTaskError
+
+    try:
+        return await call
+    except RayTaskError as error:
+        if isinstance(error.cause, BatonError):
+            raise error.cause from None
+        raise
+
+
+def _check(address: str) -> None:
+    """Ray itself would try for minutes. Raises OSError or ValueError."""
+    from ray._private.services import canonicalize_bootstrap_address
+
+    where = canonicalize_bootstrap_address(address)
+    if where is None:
+        raise ValueError("give `auto` or HOST:PORT")
+    host, _, port = where.rpartition(":")
+    with socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S):
+        pass

@@ -1,0 +1,87 @@
+"""The actor that owns a service on a Ray cluster: it starts NATS, router and workers, runs the planner, and ends all.
+
+It is detached and lives on the head node. When it dies the processes of the service go on, and the next one takes them
+over.
+"""
+
+import asyncio
+from typing import Any
+
+import structlog
+from msgspec import Struct
+
+from baton.service.on_ray.launcher import RayLauncher
+from baton.service.on_ray.logged_actor import LoggedActor, own_stderr
+from baton.service.service_run import ServiceRun
+from runtime.config.serving import ServingConfig
+from runtime.errors import BatonError
+from runtime.processes.process import ProcessFailedError
+from runtime.telemetry.logging import configure_logging
+
+log = structlog.get_logger()
+
+
+class News(Struct, frozen=True):
+    """What happened to the service, as ServiceRun tells it."""
+
+    line: str
+    event: str
+    fields: dict[str, Any]
+
+
+class State(Struct, frozen=True):
+    news: list[News]  # the first ones that were asked for left out
+    over: bool
+    error: BatonError | None  # why it did not come up
+
+
+class Control(LoggedActor):
+    def __init__(self, config: ServingConfig, keys: dict[str, str]) -> None:
+        """`keys`: the variables that hold them, of who brings the service up."""
+        configure_logging(config.logging, "control")
+        self.log_file = own_stderr()
+        self._run = ServiceRun(config, RayLauncher(config), self._tell, keys)
+        self._running: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
+        self._news: list[News] = []
+        self._over = False
+        self._error: BatonError | None = None
+
+    async def start(self) -> None:
+        """Returns at once; `state` tells what comes of it."""
+        self._running = asyncio.create_task(self._serve())
+
+    async def state(self) -> State:
+        return self._state(0)
+
+    async def next_state(self, seen: int) -> State:
+        """Once there are more news than `seen`, or it is over."""
+        while len(self._news) <= seen and not self._over:
+            self._changed.clear()
+            await self._changed.wait()
+        return self._state(seen)
+
+    async def stop(self) -> None:
+        """It drains; `state` tells how far it is."""
+        self._run.stop.set()
+
+    async def _serve(self) -> None:
+        try:
+            await self._run.run()
+        except BatonError as error:
+            log.error("the service ended", error=str(error))
+            self._error = error
+        except Exception as fault:  # of our own: whoever waits for the service must hear of it
+            log.exception("the control actor failed")
+            self._error = ProcessFailedError("baton-control", f"failed: {fault!r}")
+        finally:
+            self._over = True
+            self._changed.set()
+
+    def _state(self, seen: int) -> State:
+        return State(self._news[seen:], self._over, self._error)
+
+    def _tell(self, line: str, *, event: str, **fields: Any) -> None:
+        log.info(line)
+        self._news.append(News(line, event, fields))
+        self._changed.set()

@@ -1,0 +1,125 @@
+"""Processes on a Ray cluster: each in an actor of its own, with the resources that it takes."""
+
+import asyncio
+import time
+from typing import Any, Final
+
+import ray
+import structlog
+from msgspec import Struct
+from ray.exceptions import RayActorError
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from baton.service.launcher import Launch, Machines, uses_gpus
+from baton.service.on_ray.cluster import answer, find_actor, on_head
+from baton.service.on_ray.process import RayProcess
+from baton.service.on_ray.process_host import Hosted, ProcessHost, on_node, threads_of
+from baton.service.on_ray.room import Bundle, Room
+from runtime.config.serving import ServingConfig
+from runtime.processes.process import Process, ProcessFailedError
+
+CONTROL: Final = "baton-control"  # the one actor that is no host
+NAME_FREE_S: Final = 10.0  # in which the name of an actor that was killed is free again
+ANSWER_S: Final = 10.0  # of an actor that lives
+AGAIN_S: Final = 0.1
+
+log = structlog.get_logger()
+
+
+class Seat(Struct, frozen=True):
+    host: Any  # a ProcessHost
+    group: PlacementGroup | None
+
+
+class RayLauncher:
+    """In the namespace of the driver, or of the actor that it is used in. Actors are detached: they end when they are
+    told to, and not with whoever has started them."""
+
+    def __init__(self, config: ServingConfig) -> None:
+        resources = ray.cluster_resources()
+        self.machines = Machines(int(resources.get("GPU", 0)), int(resources.get("CPU", 0)))
+        self._room = Room(config.ray.capacity_timeout_s)
+        self._gpus = uses_gpus(config, self.machines)
+        self._seats: dict[Process, Seat] = {}
+
+    def here(self, config: ServingConfig) -> ServingConfig:
+        return on_node(config, ray.util.get_node_ip_address())
+
+    def process(self, launch: Launch) -> Process:
+        process: RayProcess = RayProcess(launch.name, lambda: self._place(launch, process))
+        return process
+
+    def release(self, process: Process) -> None:
+        self._room.release(process)
+        seat = self._seats.pop(process, None)
+        if seat is not None:
+            _end(seat)
+
+    async def living(self) -> list[tuple[Launch, Process]]:
+        """Actors whose process has ended, or was never started, are cleared away."""
+        found = await asyncio.gather(*(self._taken_over(name) for name in ray.util.list_named_actors()))
+        return [one for one in found if one is not None]
+
+    def close(self) -> None:
+        """Nothing is left: actors have gone one by one."""
+
+    async def _place(self, launch: Launch, process: Process) -> tuple[Any, int]:
+        bundle = self._bundle(launch)
+        seat = self._seats[process] = await self._new_seat(launch, bundle)
+        return seat.host, await self._room.placed(process, bundle, answer(seat.host.start.remote()))
+
+    async def _new_seat(self, launch: Launch, bundle: Bundle) -> Seat:
+        """The name may still be that of the last process: one that flips keeps its own."""
+        deadline_s = time.monotonic() + NAME_FREE_S
+        while find_actor(launch.name) is not None:
+            if time.monotonic() > deadline_s:
+                raise ProcessFailedError(launch.name, "cannot start: an actor of that name lives")
+            await asyncio.sleep(AGAIN_S)
+        group = placement_group([dict(bundle)], "STRICT_PACK", lifetime="detached") if "GPU" in bundle else None
+        options = _options(bundle, group) if launch.workers else on_head()
+        actor = ray.remote(ProcessHost).options(name=launch.name, lifetime="detached", max_restarts=0, **options)
+        return Seat(actor.remote(launch), group)
+
+    def _bundle(self, launch: Launch) -> Bundle:
+        if not launch.workers:
+            return {}
+        cpus = {"CPU": float(threads_of(launch.config) * launch.ranks)}
+        return cpus | {"GPU": float(launch.ranks)} if self._gpus else cpus
+
+    async def _taken_over(self, name: str) -> tuple[Launch, Process] | None:
+        host = find_actor(name) if name != CONTROL else None
+        if host is None:
+            return None
+        try:
+            about: Hosted = await asyncio.wait_for(answer(host.about.remote()), ANSWER_S)
+        except (RayActorError, TimeoutError) as error:
+            log.warning("an actor does not answer and is ended", actor=name, error=repr(error))
+            _end(Seat(host, None))
+            return None
+        seat = Seat(host, about.group)
+        if not about.pid:
+            _end(seat)
+            return None
+
+        async def there() -> tuple[Any, int]:
+            return host, about.pid
+
+        process = RayProcess(name, there)
+        await process.start()
+        self._seats[process] = seat
+        self._room.hold(process, self._bundle(about.launch))
+        return about.launch, process
+
+
+def _options(bundle: Bundle, group: PlacementGroup | None) -> dict[str, Any]:
+    options: dict[str, Any] = {"num_cpus": bundle["CPU"], "num_gpus": bundle.get("GPU", 0)}
+    if group is not None:
+        options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, 0)
+    return options
+
+
+def _end(seat: Seat) -> None:
+    ray.kill(seat.host)
+    if seat.group is not None:
+        remove_placement_group(seat.group)

@@ -1,0 +1,83 @@
+"""Room on the cluster for one more worker: asked for when no node has it, given up after a time with the reason."""
+
+import asyncio
+from collections.abc import Awaitable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Final, TypeVar
+
+import ray
+import structlog
+from ray.autoscaler.sdk import request_resources
+
+from runtime.processes.process import Process, ProcessFailedError
+
+PLACED_S: Final = 5.0  # in which an actor that has room is up, most of the time
+
+T = TypeVar("T")
+Bundle = Mapping[str, float]  # amounts by resource, all on one node
+
+log = structlog.get_logger()
+
+
+class Room:
+    """Ray's autoscaler takes a request for the least that the whole cluster should hold, so that what our workers have
+    is part of it. Another service's request on the same cluster replaces ours, and ours its."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._held: dict[Process, Bundle] = {}
+        self._waiting: set[Process] = set()
+
+    async def placed(self, process: Process, bundle: Bundle, started: Awaitable[T]) -> T:
+        """What `started` gives, once the process has its place. Raises ProcessFailedError naming what is missing when
+        the time is up."""
+        self.hold(process, bundle)
+        task = asyncio.ensure_future(started)
+        try:
+            done, _ = await asyncio.wait({task}, timeout=min(PLACED_S, self._timeout_s))
+            if not done:
+                with self._asked_for(process):
+                    done, _ = await asyncio.wait({task}, timeout=max(0.0, self._timeout_s - PLACED_S))
+            if not done:
+                problem = f"found no room on the Ray cluster within {self._timeout_s:g} s: {missing(bundle)}"
+                raise ProcessFailedError(process.name, problem)
+            return task.result()
+        finally:
+            task.cancel()
+
+    def hold(self, process: Process, bundle: Bundle) -> None:
+        """It has that, or is to have it."""
+        self._held[process] = bundle
+
+    def release(self, process: Process) -> None:
+        self._held.pop(process, None)
+
+    @contextmanager
+    def _asked_for(self, process: Process) -> Iterator[None]:
+        log.info("not placed yet; the cluster is asked for room", process=process.name, **self._held[process])
+        self._waiting.add(process)
+        try:
+            self._request()
+            yield
+        finally:
+            self._waiting.discard(process)
+            self._request()
+
+    def _request(self) -> None:
+        request_resources(bundles=[dict(bundle) for bundle in self._held.values() if bundle] if self._waiting else [])
+
+
+def missing(bundle: Bundle) -> str:
+    """A sentence on why no node has room for it, as far as Ray tells."""
+    if not bundle:
+        return "the head node does not take it"
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    free = ray.available_resources()
+    for resource, amount in bundle.items():
+        most = max((node.get(resource, 0) for node in nodes), default=0)
+        if most < amount:
+            return f"it takes {amount:g} {resource}, and no node has more than {most:g}"
+    short = [resource for resource, amount in bundle.items() if free.get(resource, 0) < amount]
+    needs = " and ".join(f"{amount:g} {resource}" for resource, amount in bundle.items())
+    left = ", ".join(f"{free.get(resource, 0):g} {resource}" for resource in short or bundle)
+    return f"it takes {needs} on one node, and {left} are free on all {len(nodes)} nodes together"

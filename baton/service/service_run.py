@@ -1,0 +1,131 @@
+"""One run of a service, from its start until it is told to stop or cannot serve any more.
+
+`baton up` is one in the foreground; with --ray it is one in the control actor.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import Any, Protocol
+
+from baton.service.launcher import Launcher
+from baton.service.supervisor import ROUTER_ID, Supervisor
+from runtime.config.serving import ServingConfig
+from runtime.processes.process import ProcessExit, Ready
+
+
+class Tell(Protocol):
+    def __call__(self, line: str, *, event: str, **fields: Any) -> None:
+        """`line` for people, the rest for programs."""
+
+
+class ServiceRun:
+    """`tell` hears what happens. Set `stop` to drain it, and `hurry` then to end it at once."""
+
+    def __init__(
+        self, config: ServingConfig, launcher: Launcher, tell: Tell, environ: Mapping[str, str] = os.environ
+    ) -> None:
+        self.stop = asyncio.Event()
+        self.hurry = asyncio.Event()
+        self._supervisor = Supervisor(config, on_ready=self._process_ready, launcher=launcher, environ=environ)
+        self._tell = tell
+        self._start_s = time.monotonic()
+
+    async def run(self) -> bool:
+        """Whether it ended as it was told to, and in order. Raises ProcessFailedError when the service does not come
+        up, ConfigError or UnavailableError when its planner does not."""
+        if not await _unless(self.stop, self._start()):
+            return True  # told to stop before it was up; nothing is left of it
+        try:
+            async with self._planner():
+                told = await self._serve()
+        finally:
+            clean = await self._drain()
+        return told and clean
+
+    def _planner(self) -> AbstractAsyncContextManager[object]:
+        """It is gone before the service drains, and starts nothing any more."""
+        if not self._supervisor.config.planner.enabled:
+            return nullcontext()
+        from baton.service.live_planner import live_planner  # numpy's linear algebra and more, for those alone who plan
+
+        return live_planner(
+            self._supervisor,
+            lambda address: self._tell(
+                f"planner at work, metrics on http://{address}/metrics",
+                event="planner",
+                metrics=f"http://{address}/metrics",
+            ),
+        )
+
+    async def _start(self) -> bool:
+        await self._supervisor.start()
+        grpc, http = self._supervisor.address("grpc"), self._supervisor.address("http")
+        url = f"{'https' if self._supervisor.speaks_tls else 'http'}://{http}"
+        self._tell(
+            f"gRPC on {grpc}, OpenAI API on {url}/v1, metrics on {url}/metrics, "
+            f"events on {self._supervisor.config.nats.url}",
+            event="serving",
+            grpc=grpc,
+            http=http,
+            nats=self._supervisor.config.nats.url,
+        )
+        return True
+
+    async def _serve(self) -> bool:
+        """Until it is told to stop, or until too little is left to serve with. False when anything was lost."""
+        told = True
+        while ended := await _unless(self.stop, self._supervisor.wait()):
+            told = False
+            able = self._supervisor.config.planner.enabled or bool(self._supervisor.workers("decode"))
+            goes_on = able and ended.name not in (ROUTER_ID, "nats")
+            self._tell_of_loss(ended, goes_on)
+            if not goes_on:
+                break
+        return told
+
+    async def _drain(self) -> bool:
+        self._tell("draining", event="draining")
+        stopping = asyncio.create_task(self._supervisor.stop())
+        if not await _unless(self.hurry, asyncio.shield(stopping), default=False):
+            await self._supervisor.kill()
+        clean = await stopping
+        self._tell("all processes have ended", event="stopped", clean=clean)
+        return clean
+
+    def _process_ready(self, ready: Ready) -> None:
+        where = ", ".join(f"{name} {address}" for name, address in ready.addresses.items())
+        self._tell(
+            f"{ready.id:<12} ready after {time.monotonic() - self._start_s:4.1f} s  pid {ready.pid}  {where}",
+            event="ready",
+            process=ready.process,
+            id=ready.id,
+            pid=ready.pid,
+            addresses=ready.addresses,
+        )
+
+    def _tell_of_loss(self, ended: ProcessExit, goes_on: bool) -> None:
+        what = "the service goes on without it" if goes_on else "the service cannot go on"
+        self._tell(
+            f"error: {ended}; {what}" + (f"; its last log lines:\n{ended.log_tail}" if ended.log_tail else ""),
+            event="lost",
+            id=ended.name,
+            pid=ended.pid,
+            returncode=ended.returncode,
+            goes_on=goes_on,
+        )
+
+
+async def _unless(event: asyncio.Event, work: Any, default: Any = None) -> Any:
+    """The result of `work`, or `default` when the event is set first; `work` is cancelled then, and has ended."""
+    task = asyncio.ensure_future(work)
+    waiting = asyncio.create_task(event.wait())
+    await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    if task.done():
+        return task.result()
+    task.cancel()
+    await asyncio.wait({task})
+    return default

@@ -1,0 +1,148 @@
+"""The planner's verbs on the child processes of `baton up`, by way of its Supervisor.
+
+A verb that was begun goes on when whoever asked for it is cancelled or restarted, and who asks again waits for the same
+one: no worker is left half drained because its planner is another one now. The Supervisor's process owns the children;
+when it ends, so do they.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+import structlog
+
+from baton.service.supervisor import Supervisor
+from baton_proto.planner import Role, Verb
+from planner.acting.connector import ConnectorError, WorkerProcess
+from planner.policy.observation import LEAVING
+from runtime.calls.worker import drain_worker, sleep_worker, wake_worker
+from runtime.end_task import end_tasks
+from runtime.errors import BatonError, WorkerLostError
+from runtime.processes.process import ProcessFailedError
+
+VERBS: Final[tuple[Verb, ...]] = ("add", "remove", "drain", "sleep", "wake", "flip")
+SLEEP_LEVEL: Final = 1  # the weights stay in host memory: what sleeps is kept for a burst
+END_S: Final = 5.0  # of a drain's deadline kept for the end of the process
+
+log = structlog.get_logger()
+
+
+class SupervisorConnector:
+    """A drain gives requests in flight its deadline, less what the end takes; those that are left go on elsewhere."""
+
+    verbs = VERBS
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        config = supervisor.config
+        self._supervisor = supervisor
+        self._key = supervisor.keys.cluster
+        self._drain_s = max(END_S, config.planner.delays.drain_deadline_s - config.workers.drain_timeout_s - END_S)
+        self._since_s: dict[str, tuple[int, float]] = {}  # worker id -> pid, when it was first seen
+        self._flipping: dict[str, Role] = {}  # worker id -> the role that it had
+        self._tasks: dict[tuple[Verb, str], asyncio.Task[None]] = {}
+
+    def processes(self) -> list[WorkerProcess]:
+        """Those between two roles included."""
+        roles: tuple[Role, Role] = ("prefill", "decode")
+        lives = {name: role for role in roles for name in self._supervisor.workers(role)} | self._flipping
+        return [self._process(worker_id, role) for worker_id, role in lives.items()]
+
+    async def add(self, worker_id: str, role: Role) -> None:
+        await self._once("add", worker_id, lambda: self._start(worker_id, role))
+
+    async def remove(self, worker_id: str) -> None:
+        """One that is ready may have requests after all: it drains as it ends."""
+        await self._once("remove", worker_id, lambda: self._end(worker_id))
+
+    async def drain(self, worker_id: str) -> None:
+        await self._once("drain", worker_id, lambda: self._drain(worker_id))
+
+    async def sleep(self, worker_id: str) -> None:
+        await self._once("sleep", worker_id, lambda: self._sleep(worker_id))
+
+    async def wake(self, worker_id: str) -> None:
+        await self._once("wake", worker_id, lambda: self._wake(worker_id))
+
+    async def flip(self, worker_id: str, role: Role) -> None:
+        """A process has one role all its life: drained and ended, then started anew on the GPU that is free now."""
+        await self._once("flip", worker_id, lambda: self._flip(worker_id, role))
+
+    async def close(self) -> None:
+        await end_tasks(*self._tasks.values())
+
+    async def _once(self, verb: Verb, worker_id: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Waits for this verb of this worker, which is begun unless it is under way. Raises ConnectorError."""
+        key = verb, worker_id
+        task = self._tasks.get(key)
+        if task is None:
+            task = self._tasks[key] = asyncio.create_task(work(), name=f"{verb} {worker_id}")
+            task.add_done_callback(lambda done: self._ended(key, done))
+        try:
+            await asyncio.shield(task)
+        except ProcessFailedError as error:
+            raise ConnectorError(verb, worker_id, f"{error.name} {error.problem}") from error
+        except BatonError as error:
+            raise ConnectorError(verb, worker_id, str(error)) from error
+
+    def _ended(self, key: tuple[Verb, str], task: "asyncio.Task[None]") -> None:
+        verb, worker_id = key
+        del self._tasks[key]
+        if verb == "flip":  # here, not in _flip: it has its new role when it is no longer shown as leaving
+            self._flipping.pop(worker_id, None)
+        if not task.cancelled() and (error := task.exception()):  # perhaps nobody waits for it any more
+            log.info("verb failed", verb=verb, worker=worker_id, error=str(error))
+
+    async def _start(self, worker_id: str, role: Role) -> None:
+        if self._supervisor.process(worker_id) is None:
+            await self._supervisor.add_worker(role, worker_id)
+        else:
+            await self._supervisor.until_used([worker_id])
+
+    async def _drain(self, worker_id: str) -> None:
+        child = self._supervisor.process(worker_id)
+        if child is not None and child.was_ready and not child.stopping:
+            address = self._supervisor.ready[worker_id].addresses["rpc"]
+            with contextlib.suppress(WorkerLostError):  # then there is nothing left to drain
+                if remaining := await drain_worker(worker_id, address, self._drain_s, self._key):
+                    log.warning("drain took too long", worker=worker_id, remaining=remaining)
+        await self._end(worker_id)
+
+    async def _sleep(self, worker_id: str) -> None:
+        await sleep_worker(worker_id, self._address(worker_id), SLEEP_LEVEL, self._drain_s, self._key)
+
+    async def _wake(self, worker_id: str) -> None:
+        await wake_worker(worker_id, self._address(worker_id), self._key)
+        await self._supervisor.until_used([worker_id])
+
+    def _address(self, worker_id: str) -> str:
+        """Of its gRPC server. Raises WorkerLostError."""
+        if self._supervisor.process(worker_id) is None or worker_id not in self._supervisor.ready:
+            raise WorkerLostError(worker_id, "is no process that is ready")
+        return self._supervisor.ready[worker_id].addresses["rpc"]
+
+    async def _end(self, worker_id: str) -> None:
+        if not self._supervisor.has_started(worker_id):
+            raise WorkerLostError(worker_id, "was not started by this service, which cannot end it")
+        child = self._supervisor.process(worker_id)
+        if child is not None and child.was_ready:
+            await self._supervisor.stop_worker(worker_id)
+        elif child is not None:
+            await self._supervisor.kill_worker(worker_id)
+
+    async def _flip(self, worker_id: str, role: Role) -> None:
+        process = next((one for one in self.processes() if one.worker_id == worker_id), None)
+        if process is None:
+            raise WorkerLostError(worker_id, "is no process of this service")
+        self._flipping[worker_id] = process.role
+        await self._drain(worker_id)
+        await self._start(worker_id, role)
+
+    def _process(self, worker_id: str, role: Role) -> WorkerProcess:
+        child = self._supervisor.process(worker_id)
+        pid = child.pid if child is not None else 0
+        if self._since_s.get(worker_id, (None,))[0] != pid:
+            self._since_s[worker_id] = pid, time.time()
+        under_way = (verb for verb in LEAVING if (verb, worker_id) in self._tasks)
+        return WorkerProcess(worker_id, role, self._since_s[worker_id][1], next(under_way, None))

@@ -1,0 +1,81 @@
+"""What one step computes: the contract between scheduler, runner and engine.
+
+Structs, for every step makes many: a frozen dataclass takes ten times as long.
+"""
+
+from collections.abc import Callable, Sequence as Run
+from typing import Protocol
+
+from msgspec import Struct
+
+from baton_proto.sampling import TokenLogprobs
+from engine.core.sequence import Sequence
+
+
+class ScheduledSequence(Struct, frozen=True):
+    """`num_tokens` tokens of `sequence` from `start` (= its num_computed_tokens) on go through the model this step.
+
+    `sample`: the last of them is the last known token, so a new token is sampled after it.
+    """
+
+    sequence: Sequence
+    start: int
+    num_tokens: int
+    sample: bool
+
+    @property
+    def end(self) -> int:
+        return self.start + self.num_tokens
+
+
+class Batch:
+    """Prompt chunks first, then decodes (exactly one token each): attention is split by phase at `len(prefill)`."""
+
+    __slots__ = ("decode", "items", "num_tokens", "prefill")
+
+    def __init__(self, prefill: list[ScheduledSequence], decode: list[ScheduledSequence]) -> None:
+        self.prefill = prefill
+        self.decode = decode
+        self.items = prefill + decode
+        self.num_tokens = sum([item.num_tokens for item in prefill]) + len(decode)
+
+
+class SampledToken(Struct, frozen=True):
+    token_id: int
+    logprobs: TokenLogprobs | None
+
+
+LayerDone = Callable[[int], None]
+"""Called on the engine thread after the KV of a layer was written for the whole batch (on a GPU: enqueued)."""
+
+
+class StepOnItsWay(Protocol):
+    """A submitted step. Its KV is written before that of any step submitted later."""
+
+    def tokens(self) -> Run[SampledToken]:
+        """Waits for the step. One SampledToken per item with `sample` set, in the order of `batch.items`."""
+        ...
+
+
+class StepDone(Struct, frozen=True):
+    """A step that had ended when `submit` returned."""
+
+    sampled: Run[SampledToken]
+
+    def tokens(self) -> Run[SampledToken]:
+        return self.sampled
+
+
+class Runner(Protocol):
+    """Runs batches. The model runners are some; the mock engine's is another.
+
+    A runner of depth 1 takes a step while the one before is still on its way. The token that a sequence waits for is
+    then `PENDING` in its token ids: the runner knows it before anyone else.
+    """
+
+    num_layers: int
+    depth: int  # steps that may be on their way when another one is submitted; 0: none
+
+    def submit(self, batch: Batch, layer_done: LayerDone | None) -> StepOnItsWay:
+        """Starts the step. Writes KV into the slab."""
+        ...

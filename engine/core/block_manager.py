@@ -1,0 +1,220 @@
+"""Paged KV bookkeeping: which sequence holds which blocks, who shares them, and which are free.
+
+No tensors: block ids are indices into the KV slab. The scheduler allocates, grows and frees; the engine commits what
+was computed. A block is in exactly one of three states: free (its content means nothing), used (referenced by at
+least one sequence) or cached (unreferenced, but holds a known prefix and can be reused or evicted). Every operation
+is O(1) per block.
+"""
+
+from array import array
+from bisect import bisect_left
+from collections import Counter
+
+from baton_proto.kv_events import KvEvent, Stored
+from engine.core.prefix_cache import OUTPUT, PrefixCache, prompt_kind
+from engine.core.sequence import Sequence
+
+
+class BlockManager:
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        assert num_blocks > 0
+        assert block_size > 0
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self._cache = PrefixCache()
+        self._references = array("i")  # by block id, as far as blocks were ever used
+        self._returned: list[int] = []  # free blocks that were used before; the last returned is reused first
+        self._holders: dict[Sequence, None] = {}  # sequences with blocks
+
+    @property
+    def num_free(self) -> int:
+        """Blocks without meaning: never used, or returned without being cached."""
+        return self.num_blocks - len(self._references) + len(self._returned)
+
+    @property
+    def num_cached(self) -> int:
+        """Unreferenced blocks whose content can be reused."""
+        return self._cache.num_resting
+
+    @property
+    def num_used(self) -> int:
+        """Blocks that at least one sequence references."""
+        return self.num_blocks - self.num_free - self.num_cached
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that can be handed out now, cached ones included."""
+        return self.num_free + self.num_cached
+
+    def blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def allocate(self, sequence: Sequence, *, keep_available: int = 0) -> bool:
+        """Takes blocks for all tokens of the sequence; its computed and cached tokens become the prefix that is cached.
+
+        At least the last token is left to compute, because someone has to sample after it. False, and nothing
+        changed, when fewer than `keep_available` blocks would be left.
+        """
+        assert not sequence.block_table
+        limit = (sequence.num_tokens - 1) // self.block_size
+        sequence.hash_blocks(limit, self.block_size)
+        hits = self._cache.match(sequence.sequence_hashes, limit)
+        num_new = self.blocks_for(sequence.num_tokens) - len(hits)
+        # Referenced blocks have referenced parents: the resting hits are the last ones.
+        num_resting = len(hits) - bisect_left(hits, True, key=lambda block: self._references[block] == 0)
+        if num_new + num_resting + keep_available > self.num_available:
+            return False
+        self._share(hits, num_resting)
+        # In the order of memory: what was evicted deepest first is one run again, and is shipped as one.
+        sequence.block_table = hits + sorted(self._take(num_new))
+        sequence.num_committed_blocks = len(hits)
+        sequence.num_computed_tokens = len(hits) * self.block_size
+        if sequence.num_preemptions == 0:
+            sequence.num_cached_tokens = sequence.num_computed_tokens
+        self._holders[sequence] = None
+        return True
+
+    def cached_tokens(self, sequence: Sequence) -> int:
+        """Tokens that a sequence without blocks would not have to compute if it got them now."""
+        limit = (sequence.num_tokens - 1) // self.block_size
+        sequence.hash_blocks(limit, self.block_size)
+        return len(self._cache.match(sequence.sequence_hashes, limit)) * self.block_size
+
+    def append(self, sequence: Sequence) -> bool:
+        """Makes room for all tokens that the sequence has now. False, and nothing changed, when there is none."""
+        num_new = self.blocks_for(sequence.num_tokens) - len(sequence.block_table)
+        if num_new <= 0:
+            return True
+        if num_new > self.num_available:
+            return False
+        sequence.block_table += self._take(num_new)
+        return True
+
+    def commit(self, sequence: Sequence) -> None:
+        """Puts the full blocks that were computed since the last commit into the prefix cache.
+
+        When another sequence was faster, this one moves over to the cached (canonical) block and gives up its own
+        copy. It keeps the copy for as long as someone may read it: a transfer (pinned) or a step on its way.
+        """
+        num_full = sequence.num_computed_tokens // self.block_size
+        if num_full <= sequence.num_committed_blocks:
+            return
+        sequence.hash_blocks(num_full, self.block_size)
+        first, hashes = sequence.num_committed_blocks, sequence.sequence_hashes
+        # Below a block that is not cached none is: what others were faster with comes first.
+        while first < num_full and (canonical := self._cache.find(hashes[first])) is not None:
+            self._move_over(sequence, first, canonical)
+            first += 1
+        if first < num_full:
+            self._insert(sequence, first, num_full)
+        sequence.num_committed_blocks = num_full
+
+    def _move_over(self, sequence: Sequence, place: int, canonical: int) -> None:
+        own = sequence.block_table[place]
+        self._share([canonical], num_resting=self._references[canonical] == 0)
+        sequence.block_table[place] = canonical
+        if sequence.pinned or sequence.num_in_flight_tokens:
+            sequence.retired_blocks.append(own)
+        else:
+            self._drop([own])
+
+    def _insert(self, sequence: Sequence, first: int, end: int) -> None:
+        """Blocks of the table from `first` to `end` are cached from now on."""
+        run = slice(first, end)
+        parent = sequence.block_table[first - 1] if first else None
+        num_of_prompt = min(end, max(first, sequence.num_prompt_tokens // self.block_size)) - first
+        kind_of_prompt = prompt_kind(sequence.num_prompt_tokens)
+        kinds = bytes([kind_of_prompt]) * num_of_prompt + bytes([OUTPUT]) * (end - first - num_of_prompt)
+        hashes = sequence.block_hashes[run], sequence.sequence_hashes[run]
+        self._cache.insert(sequence.block_table[run], *hashes, parent, kinds)
+
+    def settle(self, sequence: Sequence) -> None:
+        """No step reads the sequence's blocks at present: gives up the copies that it kept for one."""
+        if sequence.retired_blocks and not sequence.pinned:
+            self._drop(sequence.retired_blocks)
+            sequence.retired_blocks = []
+
+    def free(self, sequence: Sequence) -> None:
+        """Drops the sequence's references, deepest block first. Without blocks it does nothing."""
+        if sequence not in self._holders:
+            return
+        del self._holders[sequence]
+        self._drop(sequence.block_table[::-1])
+        self._drop(sequence.retired_blocks)
+        sequence.block_table = []
+        sequence.retired_blocks = []
+        sequence.num_committed_blocks = 0
+        sequence.num_computed_tokens = 0
+
+    def clear(self) -> None:
+        """Empties the prefix cache, except for blocks that sequences hold; those are announced again."""
+        self._returned += self._cache.clear()
+
+    def runs(self) -> list[Stored]:
+        """Snapshot of the prefix cache, referenced blocks included; parents before children."""
+        return self._cache.runs()
+
+    def take_events(self) -> list[KvEvent]:
+        """What happened to the prefix cache since the last call, in order."""
+        return self._cache.take_events()
+
+    @property
+    def has_events(self) -> bool:
+        return self._cache.has_events
+
+    def _take(self, count: int) -> list[int]:
+        """Blocks with one reference: returned ones, then fresh ones, then the oldest cached ones."""
+        returned = self._returned
+        blocks = [returned.pop() for _ in range(min(count, len(returned)))]
+        num_known = len(self._references)
+        num_fresh = min(count - len(blocks), self.num_blocks - num_known)
+        blocks += range(num_known, num_known + num_fresh)
+        self._references.frombytes(bytes(num_fresh * self._references.itemsize))
+        blocks += [self._cache.evict() for _ in range(count - len(blocks))]
+        for block in blocks:
+            self._references[block] = 1
+        return blocks
+
+    def _share(self, blocks: list[int], num_resting: int) -> None:
+        """Of blocks that somebody else has computed, parents first; the last `num_resting` have no reference."""
+        self._cache.reuse(blocks, num_resting)
+        for block in blocks:
+            self._references[block] += 1
+
+    def _drop(self, blocks: list[int]) -> None:
+        """One reference of each, children first."""
+        references = self._references
+        for block in blocks:
+            references[block] -= 1
+        self._returned += self._cache.rest([block for block in blocks if not references[block]])
+
+    @property
+    def holders(self) -> list[Sequence]:
+        """Sequences with blocks, in the order in which they got them."""
+        return list(self._holders)
+
+    def check_integrity(self) -> list[str]:
+        """Compares all accounts with each other. Returns what is wrong, in sentences; empty when all is well."""
+        problems = self._cache.check_integrity(self._references)
+        counted = Counter[int]()
+        for sequence in self._holders:
+            counted.update(sequence.block_table)
+            counted.update(sequence.retired_blocks)
+            if self.blocks_for(sequence.num_computed_tokens) > len(sequence.block_table):
+                problems.append(f"{sequence} has computed more tokens than its blocks hold")
+            if not all(self._cache.holds(block) for block in sequence.block_table[: sequence.num_committed_blocks]):
+                problems.append(f"{sequence} has a committed block that is not cached")
+        for block, references in enumerate(self._references):
+            if references != counted[block]:
+                problems.append(f"block {block} counts {references} references, sequences hold {counted[block]}")
+        free = set(self._returned)
+        if len(free) != len(self._returned):
+            problems.append("a block was returned twice")
+        problems.extend(
+            f"free block {block} is used or cached" for block in free if counted[block] or self._cache.holds(block)
+        )
+        if self.num_free + self.num_cached + len(counted) != self.num_blocks:
+            problems.append(
+                f"{self.num_free} free + {self.num_cached} cached + {len(counted)} used != {self.num_blocks} blocks"
+            )
+        return problems

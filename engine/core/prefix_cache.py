@@ -1,0 +1,210 @@
+"""Which blocks hold which prefix: computed blocks by sequence hash, and the order in which they are given up.
+
+Used by the block manager alone, which counts references and says when a block comes to rest (nobody references it) or
+is used again. Two invariants of its calls make everything here simple: the parent of a cached block is cached, and
+the parent of a referenced block is referenced. Hence a sequence's cached blocks are a prefix of its blocks; and as
+the block manager lets go of a sequence's deepest block first, a block always comes to rest after its children.
+
+Blocks are not equally likely to be asked for again, so they do not grow old at the same rate: see AGING. Who reuses a
+block reuses its parent, and the parent of a prompt's block is a prompt's, so a parent's rate is never above its child's
+and the oldest resting block is still a leaf.
+"""
+
+from array import array
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Sequence as Run
+
+from baton_proto.kv_events import KvEvent, Stored
+from engine.core.kv_event_log import KvEventLog, StoredRun
+
+_NOT_CACHED = -2
+_ROOT = -1
+
+# Kinds of blocks, and how fast each grows old while it rests: an answer's, a prompt's by its length, and from SHORT + 1
+# on one kind for each time that a block was reused. From a trace of conversations, in which a prompt's new block comes
+# back with a chance of 26 % (33 % below 8k tokens, 22 % above 32k), and with 46, 54, 62, 70 and 96 % once it was reused
+# 1, 2, 3, 4 and more than 6 times. An answer comes back less often than its prompt: without its reasoning it is another
+# text. See benchmarks/routing_quality.py.
+OUTPUT, LONG, MEDIUM, SHORT = range(4)
+AGING = (8.0, 1.5, 1.0, 0.7, 0.5, 0.4, 0.3, 0.25, 0.2, 0.05)
+LONG_TOKENS, MEDIUM_TOKENS = 32768, 8192  # and more, of a prompt
+_REUSED = bytes(min(max(kind, SHORT) + 1, len(AGING) - 1) for kind in range(len(AGING)))  # kind -> kind after a reuse
+
+
+def prompt_kind(num_tokens: int) -> int:
+    """Of the blocks of a prompt when they are new."""
+    if num_tokens >= LONG_TOKENS:
+        return LONG
+    return MEDIUM if num_tokens >= MEDIUM_TOKENS else SHORT
+
+
+class PrefixCache:
+    """Arrays are indexed by block id and grow with the highest block ever cached, so an idle pool costs nothing."""
+
+    def __init__(self) -> None:
+        self._block_of: dict[int, int] = {}  # sequence hash -> block; parents were inserted before their children
+        self._parents = array("i")  # block id, _ROOT or _NOT_CACHED
+        self._block_hashes = array("Q")
+        self._sequence_hashes = array("Q")
+        self._kinds = bytearray()  # by block id
+        # By kind: unreferenced blocks, least recently used first, with the time when they came to rest.
+        self._resting: list[OrderedDict[int, int]] = [OrderedDict() for _ in AGING]
+        self._now = 0  # counts the blocks that came to rest
+        self.num_resting = 0
+        self._log = KvEventLog()
+
+    def __len__(self) -> int:
+        return len(self._block_of)
+
+    def match(self, sequence_hashes: Run[int], limit: int) -> list[int]:
+        """Blocks of the longest cached prefix of at most `limit` blocks."""
+        block_of = self._block_of
+        depth = bisect_left(range(limit), True, key=lambda i: sequence_hashes[i] not in block_of)
+        return [block_of[sequence_hash] for sequence_hash in sequence_hashes[:depth]]
+
+    def find(self, sequence_hash: int) -> int | None:
+        return self._block_of.get(sequence_hash)
+
+    def holds(self, block: int) -> bool:
+        return block < len(self._parents) and self._parents[block] != _NOT_CACHED
+
+    def insert(
+        self, blocks: list[int], block_hashes: list[int], sequence_hashes: list[int], parent: int | None, kinds: bytes
+    ) -> None:
+        """A run of blocks, which are referenced and hold computed KV, each below the one before and the first below the
+        cached block `parent` (None: below the root)."""
+        missing = max(blocks) + 1 - len(self._parents)
+        if missing > 0:
+            self._parents.extend([_NOT_CACHED] * missing)
+            self._block_hashes.extend([0] * missing)
+            self._sequence_hashes.extend([0] * missing)
+            self._kinds.extend(bytes(missing))
+        self._log.stored(None if parent is None else self._sequence_hashes[parent], block_hashes, sequence_hashes)
+        above = _ROOT if parent is None else parent
+        for block, block_hash, sequence_hash, kind in zip(blocks, block_hashes, sequence_hashes, kinds, strict=True):
+            self._block_of[sequence_hash] = block
+            self._parents[block] = above
+            self._block_hashes[block] = block_hash
+            self._sequence_hashes[block] = sequence_hash
+            self._kinds[block] = kind
+            above = block
+
+    def rest(self, blocks: list[int]) -> list[int]:
+        """Nobody references these any more, children first; they are as young as can be now. Returns those that are not
+        cached."""
+        kinds, parents, resting, now = self._kinds, self._parents, self._resting, self._now
+        strangers = []
+        for block in blocks:
+            if block < len(parents) and parents[block] != _NOT_CACHED:
+                now += 1
+                resting[kinds[block]][block] = now
+            else:
+                strangers.append(block)
+        self.num_resting += now - self._now
+        self._now = now
+        return strangers
+
+    def reuse(self, blocks: list[int], num_resting: int) -> None:
+        """Somebody found these, parents first, instead of computing them. The last `num_resting` were not referenced;
+        now they are."""
+        kinds, resting = self._kinds, self._resting
+        for block in blocks[len(blocks) - num_resting :]:
+            del resting[kinds[block]][block]
+        for block in blocks:
+            kinds[block] = _REUSED[kinds[block]]
+        self.num_resting -= num_resting
+
+    def evict(self) -> int:
+        """Gives up the oldest resting block, which is a leaf."""
+        block, _ = max(zip(self._resting, AGING, strict=True), key=self._age)[0].popitem(last=False)
+        self.num_resting -= 1
+        self._log.removed(self._forget(block))
+        return block
+
+    def _age(self, resting: tuple[OrderedDict[int, int], float]) -> float:
+        """Of the oldest of a kind; below all others when there is none."""
+        blocks, rate = resting
+        return (self._now - next(iter(blocks.values()))) * rate if blocks else -1.0
+
+    def clear(self) -> list[int]:
+        """Gives up all resting blocks. Referenced ones stay, and are announced again after the `Cleared`."""
+        blocks = [block for resting in self._resting for block in resting]
+        for block in blocks:
+            self._forget(block)
+        for resting in self._resting:
+            resting.clear()
+        self.num_resting = 0
+        self._log.cleared(self._runs())
+        return blocks
+
+    def take_events(self) -> list[KvEvent]:
+        return self._log.take()
+
+    @property
+    def has_events(self) -> bool:
+        return bool(self._log)
+
+    def runs(self) -> list[Stored]:
+        """Everything cached, as chains, parents before children."""
+        return [run.event() for run in self._runs()]
+
+    def _runs(self) -> list[StoredRun]:
+        runs: list[StoredRun] = []
+        run_ending_at: dict[int, StoredRun] = {}  # block -> the run that it ends
+        for sequence_hash, block in self._block_of.items():
+            parent = self._parents[block]
+            run = run_ending_at.pop(parent, None)
+            if run is None:
+                run = StoredRun(self._parent_hash(block))
+                runs.append(run)
+            run.block_hashes.append(self._block_hashes[block])
+            run.sequence_hashes.append(sequence_hash)
+            run_ending_at[block] = run
+        return runs
+
+    def _parent_hash(self, block: int) -> int | None:
+        parent = self._parents[block]
+        return None if parent == _ROOT else self._sequence_hashes[parent]
+
+    def _forget(self, block: int) -> int:
+        sequence_hash = self._sequence_hashes[block]
+        del self._block_of[sequence_hash]
+        self._parents[block] = _NOT_CACHED
+        return sequence_hash
+
+    def check_integrity(self, references: Run[int]) -> list[str]:
+        """`references[block]` counts who uses a block. Returns what is wrong, in sentences."""
+        problems = []
+        cached = set(self._block_of.values())
+        if len(cached) != len(self._block_of):
+            problems.append("two sequence hashes name one block")
+        held = {block for block, parent in enumerate(self._parents) if parent != _NOT_CACHED}
+        if held != cached:
+            problems.append(f"blocks {sorted(held ^ cached)} are cached by one account only")
+        if self.num_resting != sum(map(len, self._resting)):
+            problems.append(f"{self.num_resting} blocks should rest, {sum(map(len, self._resting))} do")
+        rested = {block: (kind, at) for kind, resting in enumerate(self._resting) for block, at in resting.items()}
+        for sequence_hash, block in self._block_of.items():
+            parent = self._parents[block]
+            if self._sequence_hashes[block] != sequence_hash:
+                problems.append(f"block {block} is filed under a foreign hash")
+            if (references[block] == 0) != (block in rested):
+                problems.append(f"cached block {block} has {references[block]} references, resting {block in rested}")
+            if parent == _ROOT:
+                continue
+            if parent not in cached:
+                problems.append(f"parent {parent} of cached block {block} is not cached")
+            elif references[block] and not references[parent]:
+                problems.append(f"parent {parent} of referenced block {block} is not referenced")
+            elif self._kinds[parent] < self._kinds[block]:
+                problems.append(f"block {block} grows old more slowly than its parent {parent}")
+            elif parent in rested and block in rested and rested[parent][1] < rested[block][1]:
+                problems.append(f"block {block} would be evicted after its parent {parent}")
+        problems.extend(f"resting block {block} is not cached" for block in rested if block not in cached)
+        problems.extend(
+            f"block {block} rests in the wrong place"
+            for block, (kind, _) in rested.items()
+            if kind != self._kinds[block]
+        )
+        return problems

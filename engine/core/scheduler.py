@@ -1,0 +1,284 @@
+"""Decides what the next step computes and who holds memory. Pure bookkeeping: no tensors, no clock.
+
+One order rules memory, `Sequence.order`: higher priority first, then earlier arrival, and a sequence keeps its arrival
+through waiting for a reservation and through preemption. Memory is taken from the last in order for the first in order,
+and nothing that starts or reserves overtakes a sequence before it that waits for memory. Of the tokens that a step may
+compute, the first prompt in order has a quarter by right (prefill_budget.py). So the first unfinished sequence
+always advances, and nobody starves.
+"""
+
+import itertools
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby, islice
+from operator import attrgetter
+
+from baton_proto.discovery import prefill_pairs
+from engine.core.batch import Batch, ScheduledSequence
+from engine.core.block_manager import BlockManager
+from engine.core.prefill_budget import share_out, slips_in
+from engine.core.sequence import Sequence, SequenceStatus
+from engine.core.sequence_queue import SequenceQueue
+
+LOOK_AHEAD = 8  # waiting sequences that may slip in
+
+
+@dataclass(frozen=True, slots=True)
+class DeadEnd:
+    """A sequence that the pool can never serve, or not any further. It was finished and holds no blocks."""
+
+    sequence: Sequence
+    finish: str  # "error" | "length"
+    error: str | None
+
+
+class Scheduler:
+    """Running sequences prefill (in chunks) or decode; remote ones hold blocks and are known to their owner only."""
+
+    def __init__(self, block_manager: BlockManager, *, max_batch_tokens: int, max_running: int) -> None:
+        assert max_batch_tokens > 0
+        assert max_running > 0
+        self.block_manager = block_manager
+        self.max_batch_tokens = max_batch_tokens
+        self.max_running = max_running
+        self.waiting = SequenceQueue()
+        self.running = SequenceQueue()  # admitted remote sequences may exceed max_running; then the first ones decode
+        self.num_preemptions = 0
+        self._arrivals = itertools.count()
+        self._waiting_tokens = 0
+        self._waiting_pairs = 0
+        self._starved: Sequence | None = None  # first of the waiting, when memory is what it waits for
+        self._dead_ends: list[DeadEnd] = []
+
+    def add(self, sequence: Sequence) -> None:
+        """Queues a sequence to be prefilled and decoded here."""
+        self._stamp(sequence)
+        if not self.fits_pool(sequence.num_tokens):
+            sequence.status = SequenceStatus.FINISHED
+            pool_tokens = self.block_manager.num_blocks * self.block_manager.block_size
+            problem = f"{sequence.num_tokens} tokens do not fit into the KV pool of {pool_tokens}"
+            self._dead_ends.append(DeadEnd(sequence, "error", problem))
+            return
+        self._wait(sequence)
+
+    def reserve(self, sequence: Sequence) -> bool:
+        """Takes blocks for a sequence that is prefilled elsewhere. False: its turn has not come, ask again later."""
+        self._stamp(sequence)
+        if self._starved is not None and self._starved.order < sequence.order:
+            return False
+        if not self.block_manager.allocate(sequence, keep_available=self._headroom()):
+            return False
+        sequence.status = SequenceStatus.REMOTE
+        return True
+
+    def admit(self, sequence: Sequence) -> None:
+        """The prompt's KV and the first token of a remote sequence are here: it decodes from now on."""
+        sequence.num_prefill_tokens = 0
+        sequence.status = SequenceStatus.RUNNING
+        self.running.add(sequence)
+
+    def finish(self, sequence: Sequence) -> None:
+        """Takes a sequence out, whatever state it is in, and frees its blocks unless they are pinned or a step that is
+        on its way uses them."""
+        if sequence.status is SequenceStatus.WAITING:
+            self._leave_waiting(sequence)
+        elif sequence.status is SequenceStatus.RUNNING:
+            self.running.remove(sequence)
+        sequence.status = SequenceStatus.FINISHED
+        self.release(sequence)
+
+    def release(self, sequence: Sequence) -> None:
+        """Frees the blocks of a finished sequence once nobody uses them any more."""
+        if not sequence.pinned and not sequence.num_in_flight_tokens:
+            self.block_manager.free(sequence)
+
+    def schedule(self) -> Batch:
+        """The next step: one token for each that decodes, the rest of the budget for prompt chunks. May be empty."""
+        decode = self._schedule_decode()
+        prefill = self._schedule_prefill(self.max_batch_tokens - len(decode))
+        return Batch(prefill, decode)
+
+    @property
+    def is_short_of_memory(self) -> bool:
+        """Whether a decoding sequence may not get the block that its next token needs without somebody else's."""
+        manager = self.block_manager
+        num_new = sum(
+            manager.blocks_for(sequence.num_tokens) - len(sequence.block_table)
+            for sequence in self.running
+            if not sequence.is_prefilling and not sequence.awaits_token
+        )
+        return num_new > manager.num_available
+
+    def take_dead_ends(self) -> list[DeadEnd]:
+        taken, self._dead_ends = self._dead_ends, []
+        return taken
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.waiting or self.running or self._dead_ends)
+
+    @property
+    def queued_prefill(self) -> tuple[int, int]:
+        """Tokens that have to be prefilled here, and pairs of these and the tokens before each; what the cache will
+        spare the waiting ones is not known yet."""
+        tokens, pairs = self._waiting_tokens, self._waiting_pairs
+        for sequence in self.running:
+            if sequence.is_prefilling:
+                tokens += sequence.num_prefill_tokens - sequence.num_computed_tokens
+                pairs += prefill_pairs(sequence.num_computed_tokens, sequence.num_prefill_tokens)
+        return tokens, pairs
+
+    def fits_pool(self, num_tokens: int) -> bool:
+        """Whether a sequence of that length could be held if it were alone."""
+        return self.block_manager.blocks_for(num_tokens) <= self.block_manager.num_blocks
+
+    # --- decode -------------------------------------------------------------------------------------------------------
+
+    def _schedule_decode(self) -> list[ScheduledSequence]:
+        limit = min(self.max_running, self.max_batch_tokens)
+        items: list[ScheduledSequence] = []
+        for sequence in list(self.running):
+            if len(items) == limit:
+                break
+            if sequence.status is not SequenceStatus.RUNNING or sequence.is_prefilling or sequence.awaits_token:
+                continue
+            if self._grow(sequence):
+                items.append(ScheduledSequence(sequence, sequence.num_scheduled_tokens, 1, sample=True))
+        return items
+
+    def _grow(self, sequence: Sequence) -> bool:
+        """Room for the newest token, at the cost of those behind in order. False: it pauses or has come to its end."""
+        if not self.fits_pool(sequence.num_tokens):
+            self.finish(sequence)
+            self._dead_ends.append(DeadEnd(sequence, "length", None))
+            return False
+        while not self.block_manager.append(sequence):
+            victim = self._last_preemptible()
+            if victim is None or victim.order <= sequence.order:
+                return False  # remote, pinned or earlier sequences hold the rest and will give it back
+            self._preempt(victim)
+        return True
+
+    def _last_preemptible(self) -> Sequence | None:
+        return next((sequence for sequence in reversed(self.running) if not sequence.prefill_only), None)
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Back to waiting, at its place in order. What it had computed stays cached until someone needs the blocks."""
+        self.running.remove(sequence)
+        self.block_manager.free(sequence)
+        sequence.num_preemptions += 1
+        self.num_preemptions += 1
+        self._wait(sequence)
+
+    # --- prefill ------------------------------------------------------------------------------------------------------
+
+    def _schedule_prefill(self, budget: int) -> list[ScheduledSequence]:
+        self._starved = None
+        prompts = [sequence for sequence in self.running if sequence.is_prefilling]
+        if self.waiting and budget > 0:
+            self._start_waiting(prompts, budget)
+        items: list[ScheduledSequence] = []
+        for _, equals in groupby(prompts, key=attrgetter("priority")):
+            for sequence, num_tokens in _share(budget, list(equals)):
+                start = sequence.num_scheduled_tokens
+                complete = start + num_tokens == sequence.num_prefill_tokens
+                items.append(ScheduledSequence(sequence, start, num_tokens, sample=complete))
+                budget -= num_tokens
+        return items
+
+    def _start_waiting(self, prompts: list[Sequence], budget: int) -> None:
+        """Those whose turn comes in this step, in order until memory is short, and those that slip in before it. They
+        join `prompts`, which stay in order."""
+        passed: Sequence | None = None  # the first whose turn does not come; memory for it is kept
+        for sequence in list(islice(self.waiting, LOOK_AHEAD)):
+            if len(self.running) >= self.max_running:
+                return
+            place = bisect_left(prompts, sequence.order, key=attrgetter("order"))
+            if not self._has_turn(sequence, prompts[:place], budget):
+                passed = passed or sequence
+                continue
+            kept = 0 if passed is None else self.block_manager.blocks_for(passed.num_tokens)
+            if self._start(sequence, self._headroom() + kept):
+                prompts.insert(place, sequence)
+            elif passed is None:
+                self._starved = sequence
+                return
+
+    def _has_turn(self, sequence: Sequence, before: list[Sequence], budget: int) -> bool:
+        if sum(map(_left, before)) < budget:
+            return True
+        first = before[0]
+        return first.priority == sequence.priority and slips_in(
+            sequence.num_tokens - self.block_manager.cached_tokens(sequence), _left(first)
+        )
+
+    def _start(self, sequence: Sequence, keep_available: int) -> bool:
+        if not self.block_manager.allocate(sequence, keep_available=keep_available):
+            return False
+        self._leave_waiting(sequence)
+        sequence.num_prefill_tokens = sequence.num_tokens
+        sequence.status = SequenceStatus.RUNNING
+        self.running.add(sequence)
+        return True
+
+    def _headroom(self) -> int:
+        """Blocks that a newcomer must leave: each decoding sequence may need one soon, and preempting costs work."""
+        return sum(1 for sequence in self.running if not sequence.is_prefilling)
+
+    # --- waiting ------------------------------------------------------------------------------------------------------
+
+    def _stamp(self, sequence: Sequence) -> None:
+        if sequence.arrival is None:
+            sequence.arrival = next(self._arrivals)
+
+    def _wait(self, sequence: Sequence) -> None:
+        sequence.status = SequenceStatus.WAITING
+        sequence.num_prefill_tokens = 0
+        self.waiting.add(sequence)
+        self._waiting_tokens += sequence.num_tokens
+        self._waiting_pairs += prefill_pairs(0, sequence.num_tokens)
+
+    def _leave_waiting(self, sequence: Sequence) -> None:
+        self.waiting.remove(sequence)
+        self._waiting_tokens -= sequence.num_tokens
+        self._waiting_pairs -= prefill_pairs(0, sequence.num_tokens)
+        if sequence is self._starved:
+            self._starved = None
+
+    def check_integrity(self) -> list[str]:
+        """What is wrong with the queues, in sentences; empty when all is well."""
+        problems = [
+            f"{sequence} is in the waiting queue"
+            for sequence in self.waiting
+            if sequence.status is not SequenceStatus.WAITING or sequence.block_table
+        ]
+        for sequence in self.running:
+            if sequence.status is not SequenceStatus.RUNNING or not sequence.block_table:
+                problems.append(f"{sequence} is among the running")
+            elif not sequence.is_prefilling and sequence.num_scheduled_tokens != sequence.num_tokens - 1:
+                problems.append(f"{sequence} decodes with {sequence.num_tokens} tokens")
+        if self._waiting_tokens != sum(sequence.num_tokens for sequence in self.waiting):
+            problems.append(f"{self._waiting_tokens} waiting tokens are not the sum over the waiting queue")
+        if self._waiting_pairs != sum(prefill_pairs(0, sequence.num_tokens) for sequence in self.waiting):
+            problems.append(f"{self._waiting_pairs} waiting pairs are not the sum over the waiting queue")
+        problems.extend(
+            f"{sequence} holds blocks"
+            for sequence in self.block_manager.holders
+            if sequence.status is SequenceStatus.WAITING
+            or (
+                sequence.status is SequenceStatus.FINISHED and not sequence.pinned and not sequence.num_in_flight_tokens
+            )
+        )
+        return problems
+
+
+def _left(sequence: Sequence) -> int:
+    """Tokens of its prompt that no step has yet."""
+    return sequence.num_prefill_tokens - sequence.num_scheduled_tokens
+
+
+def _share(budget: int, prompts: list[Sequence]) -> Iterator[tuple[Sequence, int]]:
+    """Of equal priority, in order: who gets how many tokens."""
+    shares = share_out(budget, list(map(_left, prompts)))
+    return ((sequence, share) for sequence, share in zip(prompts, shares, strict=True) if share)

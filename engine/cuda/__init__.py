@@ -1,0 +1,1 @@
+"""Steps on a GPU: packed inputs, CUDA graphs, attention backends."""

@@ -1,0 +1,156 @@
+"""Puts a CudaRunner together. Apart from the runner because everything in here needs Triton."""
+
+import dataclasses
+from dataclasses import dataclass
+
+import structlog
+import torch
+from torch import Tensor
+
+from engine.cuda.cuda_runner import CudaRunner
+from engine.cuda.flash_attention import FlashAttention
+from engine.cuda.step_inputs import StepBuffer
+from engine.cuda.triton_attention import TritonAttention
+from engine.cuda.triton_operations import TritonOperations
+from engine.kernels.decode_attention import DecodeScratch
+from engine.kernels.prefill_attention import query_tile
+from engine.model.operations import Operations
+from engine.model.registry import MODELS
+from engine.model.rope import RotaryEmbedding
+from engine.model.weights import TensorSource
+from engine.parallel.collective import Collective, own_shard
+from engine.parallel.peer_push import make_peer_push
+from engine.parallel.peer_sum import make_peer_sum
+from engine.parallel.sharded_operations import ShardedOperations
+from engine.runners.sampler import Sampler
+from kvtransfer.slab.layout import SlabLayout
+from kvtransfer.slab.slab import Slab
+from runtime.checkpoint.model_config import ModelConfig
+from runtime.device.drivers import memory_of
+from runtime.errors import ConfigError
+
+log = structlog.get_logger()
+
+_GRAPH_BYTES = 1 << 30  # what CUDA graphs keep: their kernels' parameters and one step's activations
+_SPARE_SHARE = 0.03  # of the device, for what fragmentation and other libraries take
+_PROGRAMS_PER_PROCESSOR = 4  # of decode attention: as many as run at once (benchmarks/kernel_speed.py, on an H200)
+
+
+def build_cuda_runner(
+    config: ModelConfig,
+    weights: TensorSource,
+    slab: Tensor,
+    eos_token_ids: frozenset[int],
+    *,
+    max_batch_tokens: int,
+    max_running: int,
+    max_model_len: int,
+    flash: bool,
+    collective: Collective | None = None,
+) -> CudaRunner:
+    """On the slab's device, in its dtype. CUDA graphs are captured later, see CudaRunner.capture. Raises ModelError.
+
+    `config` is the whole model's; with ranks, `weights` and slab are this rank's.
+    """
+    device, block_size = slab.device, slab.shape[4]
+    shard = own_shard(config, collective)
+    config = shard.config
+    programs_at_once = max(1, _PROGRAMS_PER_PROCESSOR * _num_processors(device) // config.num_kv_heads)
+    if collective is not None:  # what rank 0 packs says which program does what
+        programs_at_once = collective.smallest(programs_at_once)
+    max_rows = min(max_running, max_batch_tokens)
+    sampled = torch.zeros(max_batch_tokens, dtype=torch.int32, device=device)
+    operations: Operations = TritonOperations(sampled)
+    if collective is not None:
+        few_rows = make_peer_sum(collective, device, slab.dtype, config.hidden_size)
+        many_rows = make_peer_push(collective, device, slab.dtype, max_batch_tokens, config.hidden_size)
+        operations = ShardedOperations(operations, collective, few_rows, many_rows)
+    model = MODELS[config.architecture](config, weights, operations, shard.vocabulary)
+    scratch = DecodeScratch.allocate(
+        max_rows, programs_at_once, config.num_heads, config.num_kv_heads, config.head_dim, device
+    )
+    attention_type = FlashAttention if flash else TritonAttention
+    attention = attention_type(RotaryEmbedding(config, device).table(max_model_len), scratch)
+    buffer = StepBuffer(
+        max_tokens=max_batch_tokens,
+        table_words=max_running * -(-max_model_len // block_size),
+        block_size=block_size,
+        programs_at_once=programs_at_once,
+        query_tile=query_tile(slab.dtype),
+        with_page_table=attention.with_page_table,
+        device=device,
+    )
+    return CudaRunner(model, attention, slab, sampled, buffer, Sampler(eos_token_ids), max_rows, collective)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuEngine:
+    runner: CudaRunner
+    slab: Slab
+
+
+def build_on_gpu(
+    config: ModelConfig,
+    weights: TensorSource,
+    eos_token_ids: frozenset[int],
+    *,
+    dtype: str,
+    block_size: int,
+    kv_bytes: int | None,
+    max_batch_tokens: int,
+    max_running: int,
+    max_model_len: int,
+    flash: bool,
+    graphs: bool = True,
+    gpu_share: int = 1,
+    collective: Collective | None = None,
+) -> GpuEngine:
+    """Loads the model, sizes the KV pool from the memory that the largest step leaves (`kv_bytes` None), captures.
+    Ranks do it together, and get as many blocks as the one with the least room.
+
+    `gpu_share` processes use the device alike: each takes so small a part of it.
+
+    Raises ModelError, and ConfigError when there is no room for one KV block, or for `kv_bytes`.
+    """
+    device = torch.device("cuda", torch.cuda.current_device())
+    num_kv_heads = len(own_shard(config, collective).kv_heads)
+    one_block = SlabLayout(config.num_layers, 1, num_kv_heads, block_size, config.head_dim, dtype)
+    driver = memory_of(device)
+    probe = Slab(one_block, driver)
+    runner = build_cuda_runner(
+        config,
+        weights,
+        probe.tensor,
+        eos_token_ids,
+        max_batch_tokens=max_batch_tokens,
+        max_running=max_running,
+        max_model_len=max_model_len,
+        flash=flash,
+        collective=collective,
+    )
+    peak = runner.measure_peak(max_model_len)
+    free, total = torch.cuda.mem_get_info(device)
+    kept = peak + _GRAPH_BYTES + int(total * _SPARE_SHARE)
+    room = free - kept
+    taken = torch.cuda.memory_reserved(device) + (weights.memory.nbytes if weights.memory else 0)
+    share = total // gpu_share - taken - kept if gpu_share > 1 else room
+    wanted = min(room, share) if kv_bytes is None else kv_bytes
+    num_blocks = wanted // one_block.nbytes if wanted <= room else 0
+    if collective is not None:
+        num_blocks = collective.smallest(num_blocks)
+    if num_blocks < 1:
+        problem = f"{max(room, 0) >> 20} MiB are left beside the weights and a step, which takes {peak >> 20} MiB"
+        raise ConfigError("engine.kv_memory", f"{problem}; a block takes {one_block.nbytes / 2**20:.1f} MiB")
+    slab = Slab(dataclasses.replace(one_block, num_blocks=num_blocks), driver)
+    runner.attach(slab.tensor)
+    probe.close()
+    if graphs:
+        runner.capture()
+    log.info("gpu engine built", blocks=num_blocks, kv_bytes=slab.layout.nbytes, peak_bytes=peak, flash=flash)
+    return GpuEngine(runner, slab)
+
+
+def _num_processors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 2  # the interpreter's programs run one after the other; this splits contexts now and then
+    return torch.cuda.get_device_properties(device).multi_processor_count

@@ -1,0 +1,258 @@
+"""Runs batches on a GPU without ever waiting for it, except where tokens are read. Workers build one at start.
+
+A step is one copy of its indices to the device, a CUDA graph (decodes) or launches (anything with a prompt chunk), and
+one copy of its tokens back. The tokens of a step feed the next one on the device, so the next one can be submitted
+before anyone on the host has seen them. On CPU the same code runs in Triton's interpreter, for tests.
+"""
+
+import itertools
+from collections.abc import Callable, Sequence as Run
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from baton_proto.sampling import SamplingParams
+from engine.core.batch import Batch, LayerDone, SampledToken, ScheduledSequence
+from engine.core.sequence import Sequence
+from engine.cuda.decode_graphs import LARGEST_GRAPH, DecodeGraphs
+from engine.cuda.graph_recorder import GraphRecorder
+from engine.cuda.prompt_graphs import PromptGraphs, without_graphs
+from engine.cuda.step_inputs import StepBuffer, StepInputs, rows_of
+from engine.cuda.triton_attention import TritonAttention
+from engine.kernels.sampling import VocabularySplit, partial_buffer, sample
+from engine.model.attention import StepAttention
+from engine.model.llama import Llama
+from engine.model.shard import vocabulary_share
+from engine.parallel.collective import Collective
+from engine.runners.sampler import Sampler
+from engine.runners.step_shape import DeviceStep, StepShape
+
+_ON_THE_WAY = 3  # steps whose tokens may be unread: depth + 1, and one that failed
+
+
+@dataclass(frozen=True, slots=True)
+class CudaStep:
+    """Implements `engine.core.batch.StepOnItsWay`."""
+
+    host: Tensor  # int32 [samples], pinned
+    copied: torch.cuda.Event | None
+    known: dict[int, SampledToken]  # by sample, those that were drawn on the host
+
+    def tokens(self) -> Run[SampledToken]:
+        if self.copied is not None:
+            self.copied.synchronize()
+        tokens = [SampledToken(token_id, None) for token_id in self.host.tolist()]
+        for index, token in self.known.items():
+            tokens[index] = token
+        return tokens
+
+
+class CudaRunner:
+    """Implements `engine.core.batch.Runner`. Owned by the engine thread.
+
+    With ranks, rank 0's is submitted to and tells the others, which `follow`: what it packed says all.
+    """
+
+    depth = 1
+
+    def __init__(
+        self,
+        model: Llama,
+        attention: TritonAttention,
+        slab: Tensor,
+        sampled: Tensor,
+        buffer: StepBuffer,
+        sampler: Sampler,
+        max_rows: int,
+        collective: Collective | None = None,
+    ) -> None:
+        """`sampled`: int32, a place for each token that one step can sample; the model's `embed` reads it."""
+        self.tell: Callable[[DeviceStep], object] | None = None  # before a step runs here
+        self.num_layers = model.config.num_layers
+        self._model = model
+        self._attention = attention
+        self._slab = slab
+        self._sampled = sampled
+        self._buffer = buffer
+        self._sampler = sampler
+        self._collective = collective
+        self._vocab_size = model.config.vocab_size
+        self._share = vocabulary_share(self._vocab_size, 1 if collective is None else collective.size)
+        self._split: VocabularySplit | None = None
+        if collective is not None:
+            self._split = VocabularySplit(model.vocabulary.start, self._share, self._vocab_size, collective.gather)
+        self._partial = partial_buffer(len(sampled), self._share, slab.device)
+        self._rows: dict[Sequence, int] = {}  # where `sampled` holds the last step's tokens
+        self._is_cuda = slab.device.type == "cuda"
+        hosts = [torch.zeros(len(sampled), dtype=torch.int32, pin_memory=self._is_cuda) for _ in range(_ON_THE_WAY)]
+        self._hosts = itertools.cycle(hosts)
+        self._graphs: DecodeGraphs | None = None
+        self._prompt_graphs: PromptGraphs | None = None
+        self._logits = torch.empty(0)  # of the last graph that ran
+        self._max_rows = max_rows
+
+    @torch.inference_mode()
+    def measure_peak(self, max_model_len: int) -> int:
+        """Bytes that the largest step takes beside weights and KV. Any slab will do, it need not hold the tokens."""
+        self._run_largest(max_model_len)
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        self._run_largest(max_model_len)
+        torch.cuda.synchronize()
+        peak = torch.cuda.max_memory_allocated() - before
+        torch.cuda.empty_cache()
+        return peak
+
+    def _run_largest(self, max_model_len: int) -> None:
+        """As many tokens and as many samples as a step can have."""
+        num_tokens = min(max_model_len, max(1, len(self._sampled) // self._max_rows))
+        self._run_prompts(min(self._max_rows, len(self._sampled) // num_tokens), num_tokens)
+
+    def _run_prompts(self, count: int, num_tokens: int) -> None:
+        """Prompts of zeros, all of them in the slab's first block."""
+        blocks = [0] * -(-num_tokens // self._slab.shape[4])
+        items = []
+        for index in range(count):
+            sequence = Sequence(f"prompt {index}", [0] * num_tokens, num_tokens, SamplingParams(max_tokens=1))
+            sequence.block_table = blocks
+            items.append(ScheduledSequence(sequence, 0, num_tokens, sample=True))
+        self.submit(Batch(items, []))
+        self._rows = {}
+
+    def attach(self, slab: Tensor) -> None:
+        """Another slab than the one it was built with; before `capture`."""
+        assert self._graphs is None
+        self._slab = slab
+
+    @torch.inference_mode()
+    def capture(self) -> None:
+        """Records the CUDA graphs; until then, and on CPU, every step is launched kernel by kernel."""
+        if self._is_cuda:
+            self._warm_up()
+            shape = (min(self._max_rows, LARGEST_GRAPH), len(self._model.vocabulary))
+            self._logits = torch.empty(shape, dtype=self._slab.dtype, device=self._slab.device)
+            self._graphs = DecodeGraphs(self._max_rows, self._clear, self._run_padded)
+        if self._collective is None:  # ranks sum over memory that takes turns, which graphs of parts would mix up
+            self._prompt_graphs = self._record_pieces()
+
+    def _record_pieces(self) -> PromptGraphs:
+        if not self._is_cuda:
+            return PromptGraphs(self._model, len(self._sampled), without_graphs)
+        with GraphRecorder() as recorder:
+            return PromptGraphs(self._model, len(self._sampled), recorder.record)
+
+    def close(self) -> None:
+        """After the last step: lets go of the graphs."""
+        self._graphs = self._prompt_graphs = None
+        if self._is_cuda:
+            torch.cuda.synchronize()
+
+    @torch.inference_mode()
+    def submit(self, batch: Batch, layer_done: LayerDone | None = None) -> CudaStep:
+        size = None
+        if self._graphs is not None and not batch.prefill:
+            size = self._graphs.size_for(len(batch.decode))
+        shape = self._buffer.shape(batch) if size is None else self._buffer.decode_shape(size)
+        words = self._buffer.pack(batch, shape, self._rows)
+        rows = rows_of(batch.items)
+        drawn = [row for sequence, row in rows.items() if not self._sampler.is_plain(sequence)]
+        if self.tell is not None:
+            self.tell(DeviceStep(shape, size, drawn, words.numpy().data.cast("B")))
+        logits = self._execute(shape, size, words, layer_done)
+        self._rows = rows
+        sequences = list(rows)
+        known = self._draw(logits, drawn, [sequences[row] for row in drawn]) if drawn else {}
+        return self._read_back(len(rows), known)
+
+    @torch.inference_mode()
+    def follow(self, step: DeviceStep, layer_done: LayerDone | None) -> None:
+        """Another rank's part of a step."""
+        logits = self._execute(step.shape, step.graph, self._buffer.take(step.words), layer_done)
+        if step.drawn_rows:
+            self._draw(logits, step.drawn_rows, None)
+
+    def _execute(
+        self, shape: StepShape, graph: int | None, words: Tensor, layer_done: LayerDone | None
+    ) -> Tensor | None:
+        self._buffer.upload(words)
+        if graph is None or self._graphs is None:
+            return self._run(self._buffer.view(shape), shape.tokens - shape.rows, layer_done)
+        self._graphs.replay(graph)
+        if layer_done is not None:
+            for layer in range(self.num_layers):
+                layer_done(layer)
+        return self._logits[:graph]
+
+    def _warm_up(self) -> None:
+        """Prompts of each order of size: kernels that are loaded when they are first wanted stop the GPU. They leave
+        numbers in the slab's first block, which nobody reads before he has written it."""
+        num_tokens = 2 * self._slab.shape[4]
+        while num_tokens <= len(self._sampled):
+            length = min(num_tokens, self._attention.num_positions)
+            self._run_prompts(min(self._max_rows, num_tokens // length), length)
+            num_tokens *= 2
+        torch.cuda.synchronize()
+
+    def _clear(self, rows: int) -> None:
+        self._buffer.clear(self._buffer.decode_shape(rows))
+
+    def _run_padded(self, rows: int) -> None:
+        self._run(self._buffer.view(self._buffer.decode_shape(rows)), 0, None, self._logits[:rows])
+
+    def _run(
+        self,
+        inputs: StepInputs,
+        num_prefill_tokens: int,
+        layer_done: LayerDone | None,
+        logits_out: Tensor | None = None,
+    ) -> Tensor | None:
+        """Logits of the rows that are sampled, None when there are none; their tokens are in `sampled`."""
+        forward, mixed, num_tokens = self._model.forward, None, len(inputs.token_ids)
+        if num_prefill_tokens and self._prompt_graphs is not None and self._prompt_graphs.has_room(num_tokens):
+            forward, mixed = self._prompt_graphs.forward, self._prompt_graphs.mixed(num_tokens)
+        attend = StepAttention(self._attention, inputs, self._slab, num_prefill_tokens, layer_done, mixed)
+        hidden = forward(inputs.token_ids, attend)
+        if inputs.shape.samples == 0:
+            return None
+        if num_prefill_tokens:  # decodes are sampled each, in order
+            hidden = hidden.index_select(0, inputs.sample_rows)
+        logits = self._model.logits(hidden, logits_out)
+        sample(
+            logits,
+            inputs.temperatures,
+            inputs.seeds,
+            inputs.output_positions,
+            self._partial,
+            self._sampled,
+            self._split,
+        )
+        return logits
+
+    def _read_back(self, count: int, known: dict[int, SampledToken]) -> CudaStep:
+        host = next(self._hosts)[:count]
+        host.copy_(self._sampled[:count], non_blocking=True)
+        copied = None
+        if self._is_cuda:
+            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            copied.record()
+        return CudaStep(host, copied, known)
+
+    def _draw(
+        self, logits: Tensor | None, rows: list[int], sequences: list[Sequence] | None
+    ) -> dict[int, SampledToken]:
+        """Rows whose sampling the kernel does not know: they wait for the device, the batch with them. `sequences`
+        None: rank 0 draws, and we learn what."""
+        assert logits is not None, "what is drawn is sampled"
+        at = torch.tensor(rows, device=logits.device)
+        chosen = logits[at]
+        if self._collective is not None:
+            chosen = self._collective.gather_columns(chosen, self._share, self._vocab_size)
+        tokens = [] if sequences is None else self._sampler.sample(chosen, sequences)
+        ids = torch.tensor([token.token_id for token in tokens] or rows, dtype=torch.int32, device=logits.device)
+        if self._collective is not None:
+            self._collective.broadcast(ids)
+        self._sampled[at] = ids
+        return dict(zip(rows, tokens, strict=False))

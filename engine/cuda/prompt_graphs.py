@@ -1,0 +1,88 @@
+"""CUDA graphs of what a model does between one attention and the next, for steps with prompts.
+
+Such a step cannot be one graph: attention is launched for its prompts' very lengths. But those are a few of its
+launches. The others depend on the number of tokens alone, and are padded to the next of some sizes. So the host needs
+much less time for a step, which short prompts, and prompts beside many decodes, would otherwise wait for. Steps that
+keep the GPU busy for longer than the host needs to launch them have no graphs: there padding would only cost.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable
+
+from torch import Tensor
+
+from engine.model.llama import Attend, Llama
+from runtime.checkpoint.model_config import ModelConfig
+
+# A layer's launches take the host 0.36 ms, in which an H200 multiplies so many weights with a token each (600 TFLOP/s).
+LAUNCH_PRODUCTS = 108e9
+LARGEST = 4096  # tokens, however small the model: graphs and their buffers take memory
+
+Record = Callable[[Callable[[], None]], Callable[[], None]]
+
+
+def prompt_sizes(max_tokens: int, weights: int) -> list[int]:
+    """16, 32, 48, 64, 96, 128, 192, ...: from 64 on at most a third is padding, from 256 on a fifth. 512 is the last
+    one of an 8B model, whose layers have 193 million weights."""
+    sizes = [16, 32, 48, 64, 96, 128, 192, *range(256, 512, 64)]
+    sizes += [size * scale for scale in (1, 2, 4) for size in range(512, 1024, 128)] + [LARGEST]
+    sizes = [size for size in sizes if size == sizes[0] or size * weights <= LAUNCH_PRODUCTS]
+    return sizes if sizes[-1] <= max_tokens else [*(size for size in sizes if size < max_tokens), max_tokens]
+
+
+def layer_weights(config: ModelConfig) -> int:
+    """That every token is multiplied with in a layer."""
+    heads = 2 * config.num_heads + 2 * config.num_kv_heads  # of queries and of the output; of keys and values
+    return config.hidden_size * (heads * config.head_dim + 3 * config.intermediate_size)
+
+
+class PromptGraphs:
+    """Rows beyond a step's tokens hold anything: no row depends on another one here."""
+
+    def __init__(self, model: Llama, max_tokens: int, record: Record) -> None:
+        """`record`: as `engine.cuda.graph_recorder.GraphRecorder.record`."""
+        config, like = model.config, model.embeddings
+        self.sizes = prompt_sizes(max_tokens, layer_weights(config))
+        self._model = model
+        self._hidden = like.new_zeros(self.sizes[-1], config.hidden_size)
+        self._qkv = like.new_zeros(self.sizes[-1], config.num_heads + 2 * config.num_kv_heads, config.head_dim)
+        self._mixed = like.new_zeros(self.sizes[-1], config.num_heads, config.head_dim)
+        self._pieces: dict[int, list[Callable[[], None]]] = {}
+        for size in reversed(self.sizes):  # the largest first: the others fit into its memory
+            self._piece(size, min(1, config.num_layers))  # loads what all have
+            self._pieces[size] = [record(self._piece_of(size, index)) for index in range(config.num_layers + 1)]
+
+    def has_room(self, num_tokens: int) -> bool:
+        return num_tokens <= self.sizes[-1]
+
+    def mixed(self, num_tokens: int) -> Tensor:
+        """[num_tokens, heads, head_dim]: where attention has to put its results."""
+        return self._mixed[:num_tokens]
+
+    def forward(self, token_ids: Tensor, attend: Attend) -> Tensor:
+        """As the model's, of at most as many tokens as `has_room` says. What comes back is overwritten by the next."""
+        model, num_tokens = self._model, len(token_ids)
+        hidden, qkv = self._hidden[:num_tokens], self._qkv[:num_tokens]
+        hidden.copy_(model.operations.embed(token_ids, model.embeddings))
+        *pieces, last = self._pieces[self.sizes[bisect_left(self.sizes, num_tokens)]]
+        for layer, piece in zip(model.layers, pieces, strict=True):
+            piece()
+            attend(layer.index, qkv, layer.head_norms)
+        last()
+        return hidden
+
+    def _piece_of(self, size: int, index: int) -> Callable[[], None]:
+        return lambda: self._piece(size, index)
+
+    def _piece(self, size: int, index: int) -> None:
+        """What is between the attentions of layers `index - 1` and `index`."""
+        layers, hidden = self._model.layers, self._hidden[:size]
+        if index > 0:
+            layers[index - 1].after_attention(hidden, self._mixed[:size].flatten(1))
+        if index < len(layers):
+            layers[index].before_attention(hidden, self._qkv[:size].flatten(1))
+
+
+def without_graphs(work: Callable[[], None]) -> Callable[[], None]:
+    """A `Record` for where there are none."""
+    return work

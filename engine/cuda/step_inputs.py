@@ -1,0 +1,272 @@
+"""A step as the GPU sees it: all indices of a batch in one int32 buffer, so that one asynchronous copy brings them.
+
+The buffer's fields lie at places that its `StepShape` alone decides: a CUDA graph is captured for one shape, and every
+step that replays it fills the same places, padded. Host buffers take turns, because a copy may still read the last one.
+"""
+
+import functools
+import itertools
+from array import array
+from collections.abc import Callable, Mapping, Sequence as Run
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.core.batch import Batch, ScheduledSequence
+from engine.core.sequence import PENDING, Sequence
+from engine.kernels.decode_attention import DecodePlan, num_programs, plan_pieces
+from engine.kernels.prefill_attention import PrefillPlan, plan_tiles
+from engine.runners.step_shape import StepShape
+
+_ALIGNMENT = 32  # words: kernels are compiled once, for pointers that are aligned to 16 bytes
+_HOST_BUFFERS = 3
+_SAMPLE_STEP = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    places: dict[str, slice]  # words of the buffer
+    padding: np.ndarray  # int32, all fields with nothing in them
+    tables: int  # where the block tables begin
+
+
+@functools.lru_cache(maxsize=64)
+def _layout(shape: StepShape) -> _Layout:
+    places, parts, at = {}, [], 0
+    for name, (words, padding) in shape.fields().items():
+        places[name] = slice(at, at + words)
+        aligned = -(-words // _ALIGNMENT) * _ALIGNMENT
+        parts.append(np.full(aligned, padding, dtype=np.int32))
+        at += aligned
+    return _Layout(places, np.concatenate(parts), at)
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """Views of the device's buffer: the metadata that `TritonAttention` and `FlashAttention` work with."""
+
+    shape: StepShape
+    token_ids: Tensor  # [tokens]; negative: see engine.kernels.embedding
+    positions: Tensor  # [tokens]
+    slots: Tensor  # [tokens]; negative: stored nowhere
+    sample_rows: Tensor  # [samples]
+    temperatures: Tensor  # [samples] float32
+    output_positions: Tensor  # [samples]
+    seeds: Tensor  # [samples, 2]
+    decode: DecodePlan
+    prefill: PrefillPlan
+    chunk_ends: Tensor  # [chunks], tokens that a chunk's last query sees
+    cumulative_lengths: Tensor  # [chunks + 1]
+    page_table: Tensor  # [chunks, pages]
+    longest_chunk: int
+
+
+class StepBuffer:
+    def __init__(
+        self,
+        *,
+        max_tokens: int,
+        table_words: int,
+        block_size: int,
+        programs_at_once: int,
+        query_tile: int,
+        with_page_table: bool,
+        device: torch.device,
+    ) -> None:
+        """`table_words`: room for the block tables of one step, all sequences together."""
+        self._max_tokens = max_tokens
+        self._block_size = block_size
+        self._programs_at_once = programs_at_once
+        self._query_tile = query_tile
+        self._with_page_table = with_page_table
+        words = 24 * (max_tokens + programs_at_once + 32 * _ALIGNMENT) + table_words * (2 if with_page_table else 1)
+        self._device = torch.zeros(words, dtype=torch.int32, device=device)
+        pinned = device.type == "cuda"
+        hosts = [torch.zeros(words, dtype=torch.int32, pin_memory=pinned) for _ in range(_HOST_BUFFERS)]
+        self._hosts = itertools.cycle([(host, host.numpy()) for host in hosts])
+
+    def shape(self, batch: Batch) -> StepShape:
+        """What the batch needs without padding."""
+        lengths = np.array([item.num_tokens for item in batch.prefill], dtype=np.int64)
+        rows, chunks = len(batch.decode), len(batch.prefill)
+        pages = max((self._num_blocks(item) for item in batch.prefill), default=0) if self._with_page_table else 0
+        return StepShape(
+            tokens=batch.num_tokens,
+            rows=rows,
+            programs=num_programs(rows, self._programs_at_once) if rows else 0,
+            pieces=rows + self._programs_at_once if rows else 0,
+            chunks=chunks,
+            tiles=int((-(-lengths // self._query_tile)).sum()),
+            samples=self._padded_samples(sum(item.sample for item in batch.items)),
+            pages=pages,
+            longest_chunk=int(lengths.max()) if chunks else 0,
+        )
+
+    def _padded_samples(self, samples: int) -> int:
+        """As many as the graphs have: cuBLAS loads a kernel for another size when it is first wanted, and all wait."""
+        return min(-(-samples // _SAMPLE_STEP) * _SAMPLE_STEP, self._max_tokens)
+
+    def decode_shape(self, rows: int) -> StepShape:
+        """Of a graph for that many decodes."""
+        at_once = self._programs_at_once
+        return StepShape(rows, rows, num_programs(rows, at_once), rows + at_once, 0, 0, rows)
+
+    def view(self, shape: StepShape) -> StepInputs:
+        layout = _layout(shape)
+
+        def at(name: str) -> Tensor:
+            return self._device[layout.places[name]]
+
+        flat = self._device[layout.tables :]
+        return StepInputs(
+            shape=shape,
+            token_ids=at("token_ids"),
+            positions=at("positions"),
+            slots=at("slots"),
+            sample_rows=at("sample_rows"),
+            temperatures=at("temperatures").view(torch.float32),
+            output_positions=at("output_positions"),
+            seeds=at("seeds").view(-1, 2),
+            decode=DecodePlan(
+                program_first=at("program_first"),
+                piece_row=at("piece_row"),
+                piece_start=at("piece_start"),
+                piece_end=at("piece_end"),
+                first_piece=at("first_piece"),
+                num_pieces=at("num_pieces"),
+                table_start=at("decode_table"),
+                tables=flat,
+            ),
+            prefill=PrefillPlan(
+                tile_chunk=at("tile_chunk"),
+                tile_start=at("tile_start"),
+                query_start=at("query_start"),
+                context=at("context"),
+                length=at("length"),
+                table_start=at("prefill_table"),
+                tables=flat,
+            ),
+            chunk_ends=at("end"),
+            cumulative_lengths=at("query_start"),
+            page_table=at("page_table").view(shape.chunks, shape.pages),
+            longest_chunk=shape.longest_chunk,
+        )
+
+    def clear(self, shape: StepShape) -> None:
+        """Fills what `view(shape)` sees with padding. Waits for the copy."""
+        layout = _layout(shape)
+        self._device[: layout.tables].copy_(torch.from_numpy(layout.padding))
+
+    def upload(self, words: Tensor) -> None:
+        """Copies what `pack` or `take` returned to the device, in stream order, to where `view` sees it."""
+        self._device[: len(words)].copy_(words, non_blocking=True)
+
+    def take(self, words: memoryview) -> Tensor:
+        """What `pack` returned in another process, as bytes."""
+        host, own = next(self._hosts)
+        packed = np.frombuffer(words, dtype=np.int32)
+        own[: len(packed)] = packed
+        return host[: len(packed)]
+
+    def pack(self, batch: Batch, shape: StepShape, sampled_rows: Mapping[Sequence, int]) -> Tensor:
+        """The batch's indices as int32 words of a host buffer.
+
+        sampled_rows: where the step before put the tokens that are `PENDING` now.
+        """
+        host, words = next(self._hosts)
+        layout = _layout(shape)
+        tables_at = layout.tables
+        words[:tables_at] = layout.padding
+
+        def put(name: str, values: np.ndarray) -> None:
+            begin = layout.places[name].start
+            words[begin : begin + len(values)] = values
+
+        items = batch.items
+        counts = np.array([item.num_tokens for item in items], dtype=np.int64)
+        starts = np.array([item.start for item in items], dtype=np.int64)
+        begins = np.cumsum(counts) - counts
+        flat = array("i")
+        table_starts = []
+        for item in items:
+            table_starts.append(len(flat))
+            flat.fromlist(item.sequence.block_table)
+        tables = np.frombuffer(flat, dtype=np.int32)
+        assert tables_at + len(tables) <= len(words), "the buffer has room for every block table"
+        first_blocks = np.array(table_starts, dtype=np.int64)
+
+        positions = np.arange(batch.num_tokens) + np.repeat(starts - begins, counts)
+        blocks = tables[np.repeat(first_blocks, counts) + positions // self._block_size].astype(np.int64)
+        put("token_ids", self._token_ids(batch, sampled_rows))
+        put("positions", positions)
+        put("slots", blocks * self._block_size + positions % self._block_size)
+        self._put_samples(put, items, begins + counts - 1)
+        num_chunks = len(batch.prefill)
+        if batch.decode:
+            pieces = plan_pieces(starts[num_chunks:] + 1, shape.rows, self._programs_at_once)
+            put("program_first", pieces.program_first)
+            put("piece_row", pieces.row)
+            put("piece_start", pieces.start)
+            put("piece_end", pieces.end)
+            put("first_piece", pieces.first)
+            put("num_pieces", pieces.count)
+            put("decode_table", first_blocks[num_chunks:])
+        if batch.prefill:
+            lengths = counts[:num_chunks]
+            tile_chunk, tile_start = plan_tiles(lengths, self._query_tile)
+            put("tile_chunk", tile_chunk)
+            put("tile_start", tile_start)
+            put("query_start", np.append(begins[:num_chunks], lengths.sum()))
+            put("context", starts[:num_chunks])
+            put("length", lengths)
+            put("end", starts[:num_chunks] + lengths)
+            put("prefill_table", first_blocks[:num_chunks])
+            if self._with_page_table:
+                pages = np.zeros((num_chunks, shape.pages), dtype=np.int32)
+                for row, item, first in zip(pages, batch.prefill, table_starts, strict=False):
+                    used = self._num_blocks(item)
+                    row[:used] = tables[first : first + used]
+                put("page_table", pages.ravel())
+        words[tables_at : tables_at + len(tables)] = tables
+        return host[: tables_at + len(tables)]
+
+    def _put_samples(
+        self, put: Callable[[str, np.ndarray], None], items: list[ScheduledSequence], last_rows: np.ndarray
+    ) -> None:
+        sampled = [index for index, item in enumerate(items) if item.sample]
+        if not sampled:
+            return
+        sequences = [items[index].sequence for index in sampled]
+        put("sample_rows", last_rows[sampled])
+        temperatures = [drawn_temperature(sequence) for sequence in sequences]
+        put("temperatures", np.array(temperatures, dtype=np.float32).view(np.int32))
+        put("output_positions", np.array([sequence.num_output_tokens for sequence in sequences]))
+        put("seeds", np.array([sequence.sampling.seed for sequence in sequences], dtype="<i8").view(np.int32))
+
+    def _token_ids(self, batch: Batch, sampled_rows: Mapping[Sequence, int]) -> np.ndarray:
+        chunks = [item.sequence.token_ids[item.start : item.end] for item in batch.prefill]
+        ids = list(itertools.chain.from_iterable(chunks))
+        assert PENDING not in ids[-1:], "a prompt is known"
+        for item in batch.decode:
+            token = item.sequence.token_ids[item.start]
+            ids.append(-1 - sampled_rows[item.sequence] if token == PENDING else token)
+        return np.array(ids, dtype=np.int64)
+
+    def _num_blocks(self, item: ScheduledSequence) -> int:
+        return -(-item.end // self._block_size)
+
+
+GREEDY_BELOW = 1e-5  # temperatures that would overflow float32 logits
+
+
+def drawn_temperature(sequence: Sequence) -> float:
+    """0 is greedy."""
+    temperature = sequence.sampling.temperature
+    return temperature if temperature >= GREEDY_BELOW else 0.0
+
+
+def rows_of(items: Run[ScheduledSequence]) -> dict[Sequence, int]:
+    """Where the tokens of a step's samples stand."""
+    return {item.sequence: row for row, item in enumerate(item for item in items if item.sample)}

@@ -1,0 +1,61 @@
+"""The model's work around attention as fused Triton kernels: on a GPU, and in Triton's interpreter in tests.
+
+The matrix products of one or two rows are Triton's too, with all that surrounds them inside; beyond, cuBLAS is better.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.kernels.embedding import embed
+from engine.kernels.rms_norm import rms_norm
+from engine.kernels.silu_mul import silu_mul
+from engine.kernels.small_linear import is_small, small_linear
+
+
+class TritonOperations:
+    """Implements `Operations`. `sampled`: int32, the tokens that the step before sampled, to which
+    negative token ids refer."""
+
+    def __init__(self, sampled: Tensor) -> None:
+        self._sampled = sampled
+
+    def embed(self, token_ids: Tensor, table: Tensor) -> Tensor:
+        return embed(token_ids, self._sampled, table)
+
+    def linear(self, x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
+        return small_linear(x, weight, out=out) if is_small(x) else torch.mm(x, weight.t(), out=out)
+
+    def norm(self, hidden: Tensor, weights: Tensor, eps: float, parts: tuple[Tensor, ...] = ()) -> Tensor:
+        return rms_norm(hidden, weights, eps, parts)
+
+    def norm_linear(
+        self, hidden: Tensor, norm: Tensor, eps: float, weight: Tensor, out: Tensor | None = None
+    ) -> Tensor:
+        if is_small(hidden):
+            return small_linear(hidden, weight, norm=norm, eps=eps, out=out)
+        return torch.mm(rms_norm(hidden, norm, eps), weight.t(), out=out)
+
+    def gated_linear(self, x: Tensor, gate_up: Tensor) -> Tensor:
+        if is_small(x):
+            return small_linear(x, gate_up, gated=True)
+        return silu_mul(F.linear(x, gate_up))
+
+    def norm_gated_linear(self, hidden: Tensor, norm: Tensor, eps: float, gate_up: Tensor) -> Tensor:
+        if is_small(hidden):
+            return small_linear(hidden, gate_up, norm=norm, eps=eps, gated=True)
+        return self.gated_linear(rms_norm(hidden, norm, eps), gate_up)
+
+    def add_linear(self, hidden: Tensor, x: Tensor, weight: Tensor) -> None:
+        if is_small(x):
+            small_linear(x, weight, add_to=hidden)
+        else:
+            hidden.addmm_(x, weight.t())
+
+    def settle(self, hidden: Tensor) -> None:
+        """It is."""
+
+    def pieces(self, rows: Tensor) -> Sequence[Tensor]:
+        return (rows,)

@@ -1,0 +1,1 @@
+"""A model onto its device, asleep and awake."""

@@ -1,0 +1,105 @@
+"""A model on its device, ready to run: weights, KV slab and runner. Workers load one at start."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from engine.core.batch import LayerDone, Runner
+from engine.loading.model_memory import ModelMemory
+from engine.model.random_weights import RandomWeights
+from engine.model.weights import TensorSource, Weights
+from engine.parallel.collective import Collective, own_shard
+from engine.runners.auto import dtype_name, is_auto, resolve_attention, resolve_device
+from engine.runners.torch_runner import build_runner, slab_layout
+from kvtransfer.prefill_side.sender import Sender
+from kvtransfer.prefill_side.sending import KvSender
+from kvtransfer.slab.adopted_slab import AdoptedSlab
+from kvtransfer.slab.slab import Slab
+from kvtransfer.wire.identity import SlabIdentity
+from runtime.checkpoint.model_files import ModelFiles
+from runtime.config.serving import EngineConfig, TransferConfig, parse_bytes
+from runtime.device.drivers import memory_of
+from runtime.security.cluster_key import ClusterKey
+
+
+class RankRunner(Runner, Protocol):
+    """A runner that is alone, or one of several ranks': see engine/ranks/tensor_parallel.py."""
+
+    tell: Callable[[Any], object] | None  # on rank 0: called with each step before it begins
+
+    def follow(self, step: Any, layer_done: LayerDone | None) -> None:
+        """On the other ranks: takes part in a step that rank 0's `tell` was called with."""
+        ...
+
+    def close(self) -> None:
+        """After the last step."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    runner: RankRunner
+    slab: Slab
+    memory: ModelMemory
+
+    def sender(self, identity: SlabIdentity, config: TransferConfig, key: ClusterKey | None) -> KvSender:
+        """For a prefill worker, which closes it."""
+        return Sender(self.slab, identity, config, key)
+
+    def other_slabs(self) -> list[AdoptedSlab]:
+        """Those of the other ranks, for a decode worker, which closes them."""
+        return []
+
+    @property
+    def asleep(self) -> tuple[str, ...]:
+        return self.memory.asleep
+
+    def sleep(self, level: int) -> int:
+        """See ModelMemory."""
+        return self.memory.sleep(level)
+
+    def wake(self, tags: tuple[str, ...]) -> None:
+        self.memory.wake(tags)
+
+    def close(self) -> None:
+        self.runner.close()
+        self.slab.close()
+
+
+def load_model(
+    files: ModelFiles, config: EngineConfig, collective: Collective | None = None, *, random_weights: bool = False
+) -> LoadedModel:
+    """As `config` says; with `collective` this rank's part of it. Raises ConfigError or ModelError.
+
+    random_weights: for measurements on a GPU; of `files` the folder is not read then.
+    """
+    device = resolve_device(config)
+    dtype = getattr(torch, dtype_name(files.config.dtype, config, device))
+    attention = resolve_attention(config, files.config, device, dtype)
+    shard = own_shard(files.config, collective)
+    driver = memory_of(device)
+    if attention == "torch":
+        weights: TensorSource = Weights(files.folder, dtype, None if device.type == "cpu" else driver, shard)
+        slab = Slab(slab_layout(files, config, collective), driver)
+        runner = build_runner(files, config, slab.tensor, weights, collective)
+        return LoadedModel(runner, slab, ModelMemory(weights, slab, prepare=config.prepare_sleep))
+    from engine.cuda.cuda_build import build_on_gpu  # here: Triton is installed only where there is a GPU
+
+    weights = RandomWeights(shard, dtype, driver) if random_weights else Weights(files.folder, dtype, driver, shard)
+    gpu = build_on_gpu(
+        files.config,
+        weights,
+        files.eos_token_ids,
+        dtype=str(dtype).removeprefix("torch."),
+        block_size=config.block_size,
+        kv_bytes=None if is_auto(config.kv_memory) else parse_bytes(config.kv_memory, "engine.kv_memory"),
+        gpu_share=config.gpu_share,
+        max_batch_tokens=config.max_batch_tokens,
+        max_running=config.max_running,
+        max_model_len=min(files.max_position, config.max_model_len or files.max_position),
+        flash=attention == "flash",
+        collective=collective,
+    )
+    return LoadedModel(gpu.runner, gpu.slab, ModelMemory(weights, gpu.slab, prepare=config.prepare_sleep))

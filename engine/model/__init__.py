@@ -1,0 +1,1 @@
+"""A model's arithmetic and its weights."""

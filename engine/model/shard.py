@@ -1,0 +1,106 @@
+"""Which part of a model each rank of a tensor-parallel worker holds: pure arithmetic.
+
+Query heads, MLP rows and the head's vocabulary are divided. KV heads are too, while there are enough of them; beyond,
+ranks hold copies (kvtransfer/slab/head_plan.py, which transfers go by as well).
+Norms and the embedding table are whole everywhere: a step then needs no reduction before its first layer, and a tied
+head is a view of the table's rows.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kvtransfer.slab import head_plan
+from runtime.checkpoint.model_config import ModelConfig
+from runtime.errors import ConfigError
+
+FIELD = "engine.tensor_parallel"
+_NOISE_GROUP = 4  # tokens whose noise one counter makes (engine/kernels/philox.py): a share begins at a multiple of it
+
+
+class Part(NamedTuple):
+    """What a rank holds of a tensor: indices `held` of `dimension`, which has `whole` of them."""
+
+    dimension: int
+    whole: int
+    held: range
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    model: ModelConfig  # the whole
+    rank: int
+    size: int
+
+    @property
+    def query_heads(self) -> range:
+        return _share(self.model.num_heads, self.rank, self.size)
+
+    @property
+    def kv_heads(self) -> range:
+        return head_plan.Shard(self.rank, self.size).heads(self.model.num_kv_heads)
+
+    @property
+    def mlp_rows(self) -> range:
+        return _share(self.model.intermediate_size, self.rank, self.size)
+
+    @property
+    def vocabulary(self) -> range:
+        """Token ids whose logits are computed here. All ranks have as many, but the last one may have fewer."""
+        share = vocabulary_share(self.model.vocab_size, self.size)
+        return range(share * self.rank, min(share * (self.rank + 1), self.model.vocab_size))
+
+    @property
+    def config(self) -> ModelConfig:
+        """The model as the layers here see it."""
+        return dataclasses.replace(
+            self.model,
+            num_heads=len(self.query_heads),
+            num_kv_heads=len(self.kv_heads),
+            intermediate_size=len(self.mlp_rows),
+        )
+
+    def part(self, name: str) -> Part | None:
+        """Of the tensor `name`; None: it is whole here."""
+        model, head_dim = self.model, self.model.head_dim
+        match name.removesuffix(".weight").rpartition(".")[2]:
+            case "q_proj":
+                return Part(0, model.num_heads * head_dim, _times(self.query_heads, head_dim))
+            case "k_proj" | "v_proj":
+                return Part(0, model.num_kv_heads * head_dim, _times(self.kv_heads, head_dim))
+            case "o_proj":
+                return Part(1, model.num_heads * head_dim, _times(self.query_heads, head_dim))
+            case "gate_proj" | "up_proj":
+                return Part(0, model.intermediate_size, self.mlp_rows)
+            case "down_proj":
+                return Part(1, model.intermediate_size, self.mlp_rows)
+            case "lm_head":
+                return Part(0, model.vocab_size, self.vocabulary)
+        return None
+
+
+def shard_of(model: ModelConfig, rank: int, size: int) -> Shard:
+    """Raises ConfigError when the model cannot be divided among `size` ranks."""
+    kv_heads = model.num_kv_heads
+    for what, count in (("attention heads", model.num_heads), ("MLP rows", model.intermediate_size)):
+        if count % size:
+            raise ConfigError(FIELD, f"{count} {what} of the model cannot be divided by {size}")
+    if max(kv_heads, size) % min(kv_heads, size):
+        raise ConfigError(FIELD, f"{kv_heads} key-value heads of the model cannot be dealt out to {size} ranks")
+    if vocabulary_share(model.vocab_size, size) * (size - 1) >= model.vocab_size:
+        raise ConfigError(FIELD, f"{model.vocab_size} tokens of the vocabulary are too few for {size} ranks")
+    return Shard(model, rank, size)
+
+
+def vocabulary_share(vocab_size: int, size: int) -> int:
+    """Rows of the head on each rank but the last, which has what is left."""
+    return -(-vocab_size // (size * _NOISE_GROUP)) * _NOISE_GROUP if size > 1 else vocab_size
+
+
+def _share(count: int, rank: int, size: int) -> range:
+    share = count // size
+    return range(share * rank, share * (rank + 1))
+
+
+def _times(indices: range, factor: int) -> range:
+    return range(indices.start * factor, indices.stop * factor)

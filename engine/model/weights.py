@@ -1,0 +1,200 @@
+"""The tensors of a model folder, memory-mapped. Models take them by name; neighbours are fused without a copy.
+
+All workers of a machine map the same files, so the weights are in memory once. Format of a .safetensors file: 8 bytes
+little-endian header length, a JSON header `name -> {dtype, shape, data_offsets}`, the data.
+"""
+
+import dataclasses
+import itertools
+import json
+import math
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import structlog
+import torch
+from torch import Tensor
+
+from engine.model.shard import Part, Shard
+from runtime.checkpoint.model_files import weight_files
+from runtime.device.driver import MemoryDriver
+from runtime.device.memory_range import MemoryRange, padded_bytes
+from runtime.errors import ModelError
+
+_PROGRESS_INTERVAL_S = 2.0
+
+log = structlog.get_logger()
+
+DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """Where a tensor lies: bytes [start, end) of `data`, a mapped file. With `columns`, these of each row are taken."""
+
+    data: Tensor  # uint8, one-dimensional
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+    end: int
+    columns: range | None = None
+
+    def follows(self, other: "_Entry") -> bool:
+        return self.data is other.data and self.dtype == other.dtype and self.start == other.end
+
+    def cut(self, part: Part | None) -> "_Entry":
+        """What a rank holds of it."""
+        if part is None:
+            return self
+        held, shape = part.held, list(self.shape)
+        shape[part.dimension] = len(held)
+        if part.dimension:
+            return dataclasses.replace(self, shape=tuple(shape), columns=held)
+        row = (self.end - self.start) // self.shape[0]
+        start, end = self.start + held.start * row, self.start + held.stop * row
+        return dataclasses.replace(self, shape=tuple(shape), start=start, end=end)
+
+
+class TensorSource(Protocol):
+    """Where a model takes its tensors from, each once: a folder, or random numbers."""
+
+    memory: MemoryRange | None  # that holds them, if they have one of their own
+
+    def take(self, name: str, *shape: int) -> Tensor: ...
+
+    def take_fused(self, shapes: dict[str, tuple[int, ...]]) -> Tensor: ...
+
+    def finish(self, ignored: Iterable[str] = ()) -> None: ...
+
+    def reload(self) -> None:
+        """Puts the values back to where `take` gave them out, in memory that was given back and taken again."""
+        ...
+
+
+class Weights:
+    """Each tensor is taken once, or what `shard` says of it; `finish` tells which were left over."""
+
+    def __init__(
+        self, folder: Path, dtype: torch.dtype, driver: MemoryDriver | None = None, shard: Shard | None = None
+    ) -> None:
+        """`driver`: of the device whose memory they are copied to; None: the CPU computes on the mapped files
+        themselves. Raises ModelError when a file is missing or malformed, UnavailableError when there is no room."""
+        self._shard = shard
+        self._model = str(folder)
+        self._dtype = dtype
+        self._entries: dict[str, _Entry] = {}
+        for path in weight_files(folder):
+            self._entries |= _map(path)
+        self._loaded_bytes = 0
+        self._told_s = time.monotonic()
+        self._placed: list[tuple[Tensor, _Entry]] = []  # in `memory`
+        self.memory: MemoryRange | None = None
+        if driver is not None:
+            sizes = (self._num_elements(name, entry) * dtype.itemsize for name, entry in self._entries.items())
+            self.memory = MemoryRange(driver, sum(map(padded_bytes, sizes)))
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """The tensor `name`, which must be of that shape. Raises ModelError."""
+        return self.take_fused({name: shape})
+
+    def take_fused(self, shapes: dict[str, tuple[int, ...]]) -> Tensor:
+        """Several tensors stacked along their first dimension: a view of the file where they are neighbours in it."""
+        entries = [self._pop(name, shape) for name, shape in shapes.items()]
+        first, last = entries[0], entries[-1]
+        rows = sum(entry.shape[0] for entry in entries)
+        if self.memory is not None:
+            fused = self.memory.tensor((rows, *first.shape[1:]), self._dtype)
+            for part, entry in zip(torch.split(fused, [entry.shape[0] for entry in entries]), entries, strict=True):
+                part.copy_(self._load(entry))
+                self._placed.append((part, entry))
+            self._tell(fused.nbytes, self.memory.nbytes)
+            return fused
+        if all(entry.follows(before) for before, entry in itertools.pairwise(entries)):
+            whole = dataclasses.replace(first, shape=(rows, *first.shape[1:]), end=last.end)
+            return self._load(whole).to(self._dtype).contiguous()
+        return torch.cat([self._load(entry).to(self._dtype) for entry in entries])
+
+    def finish(self, ignored: Iterable[str] = ()) -> None:
+        """Raises ModelError when the folder holds tensors that the model did not take."""
+        left = sorted(
+            name
+            for name in self._entries.keys() - set(ignored)
+            if not name.endswith("rotary_emb.inv_freq")  # a table that early Llama checkpoints stored
+        )
+        if left:
+            raise ModelError(self._model, f"{len(left)} tensors are not known to this architecture: {_listed(left)}")
+
+    def reload(self) -> None:
+        for part, entry in self._placed:
+            part.copy_(self._load(entry))
+
+    def _pop(self, name: str, shape: tuple[int, ...]) -> _Entry:
+        entry = self._entries.pop(name, None)
+        if entry is None:
+            raise ModelError(self._model, f"tensor {name} is missing")
+        part = self._part(name)
+        if part is not None:
+            shape = (*shape[: part.dimension], part.whole, *shape[part.dimension + 1 :])
+        if entry.shape != shape:
+            raise ModelError(self._model, f"tensor {name} has shape {list(entry.shape)}, expected {list(shape)}")
+        return entry.cut(part)
+
+    def _part(self, name: str) -> Part | None:
+        return None if self._shard is None else self._shard.part(name)
+
+    def _num_elements(self, name: str, entry: _Entry) -> int:
+        part = self._part(name)
+        elements = math.prod(entry.shape)
+        return elements if part is None else elements // part.whole * len(part.held)
+
+    def _tell(self, nbytes: int, total: int) -> None:
+        """Progress, now and then: what a folder of many GB takes on its way to a GPU."""
+        self._loaded_bytes += nbytes
+        if time.monotonic() - self._told_s >= _PROGRESS_INTERVAL_S:
+            self._told_s = time.monotonic()
+            log.info("loading weights", model=self._model, mib=self._loaded_bytes >> 20, of_mib=total >> 20)
+
+    def _load(self, entry: _Entry) -> Tensor:
+        data = entry.data[entry.start : entry.end]
+        if data.storage_offset() % entry.dtype.itemsize:  # files of early writers are not aligned
+            data = data.clone()
+        tensor = data.view(entry.dtype)
+        if entry.columns is None:
+            return tensor.view(entry.shape)
+        return tensor.view(entry.shape[0], -1)[:, entry.columns.start : entry.columns.stop]
+
+
+def _map(path: Path) -> dict[str, _Entry]:
+    """The file's tensors. The mapping is private and never written, so its pages are the page cache's."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            header_bytes = int.from_bytes(file.read(8), "little")
+            if size < 8 or header_bytes > size - 8:
+                raise ModelError(str(path), "is truncated or not a safetensors file")
+            header = json.loads(file.read(header_bytes))
+        data = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
+        header.pop("__metadata__", None)
+        return {name: _entry(data, 8 + header_bytes, fields) for name, fields in header.items()}
+    except OSError as error:
+        raise ModelError(str(path), f"cannot be read: {error}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(str(path), f"is not a safetensors file that can be used: {error!r}") from error
+
+
+def _entry(data: Tensor, base: int, fields: dict[str, Any]) -> _Entry:
+    """Raises ValueError, KeyError or TypeError when the header's fields do not fit together."""
+    if fields["dtype"] not in DTYPES:
+        raise ValueError(f"dtype {fields['dtype']} is not supported")
+    dtype, shape = DTYPES[fields["dtype"]], tuple(fields["shape"])
+    start, end = (base + offset for offset in fields["data_offsets"])
+    if not base <= start <= end <= data.numel() or end - start != math.prod(shape) * dtype.itemsize:
+        raise ValueError(f"offsets {fields['data_offsets']} do not fit shape {list(shape)} and the file's size")
+    return _Entry(data, dtype, shape, start, end)
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")

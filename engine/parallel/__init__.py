@@ -1,0 +1,1 @@
+"""Sums and products that the ranks of a model share."""

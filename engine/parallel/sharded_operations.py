@@ -1,0 +1,132 @@
+"""Operations of a model that ranks share: what they add to the residual stream is summed over them. The runner's
+builder puts it around the operations that it chose.
+
+A sum is begun by `add_linear` and finished by who reads those rows of the stream next, which is an RMS norm nearly
+always: one kernel does both. The fewer rows, the more the time of a sum is that of its launch; the more rows, that of
+moving them. So few rows are summed by PeerSum, where there is one, and many in pieces: while one piece travels, the
+others are computed.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from engine.model.operations import Operations
+from engine.parallel.collective import Collective
+
+PIECES = 2  # of a step: 6 % faster than four (benchmarks/tensor_parallel.py, 8B shape, H200)
+PIECE_ROWS = 1024  # at least; more than a CUDA graph has
+
+
+class Sum(Protocol):
+    """What has been begun for some rows of the residual stream."""
+
+    def finish(self, hidden: Tensor, norm: Tensor | None, eps: float) -> Tensor | None:
+        """`hidden` += the sum of all ranks' parts; the RMS norm of the result if there are weights for it."""
+        ...
+
+
+class FewRows(Protocol):
+    """As engine.peer_sum.PeerSum."""
+
+    def buffer(self, like: Tensor) -> Tensor | None: ...
+
+    def finish(self, hidden: Tensor, norm: Tensor | None, eps: float) -> Tensor | None: ...
+
+
+class OnItsWay(Protocol):
+    """As what engine.collective.Collective and engine.peer_push.PeerPush begin."""
+
+    def parts(self) -> tuple[Tensor, ...]:
+        """What has to be added, in this order, once the current stream has waited for it."""
+        ...
+
+
+class ManyRows(Protocol):
+    def begin_sum(self, part: Tensor) -> OnItsWay: ...
+
+
+class ShardedOperations:
+    """Implements `Operations`. The weights of `add_linear` are divided by columns, the others by rows
+    or not at all."""
+
+    def __init__(
+        self,
+        inner: Operations,
+        collective: Collective,
+        few_rows: FewRows | None = None,
+        many_rows: ManyRows | None = None,
+    ) -> None:
+        self._inner = inner
+        self._collective = collective
+        self._few_rows = few_rows
+        self._many_rows = many_rows or collective
+        self._begun: dict[int, tuple[Tensor, Sum]] = {}  # by address: rows of the stream, and what they wait for
+        self.embed = inner.embed
+        self.linear = inner.linear
+        self.gated_linear = inner.gated_linear
+
+    def norm(self, hidden: Tensor, weights: Tensor, eps: float, parts: tuple[Tensor, ...] = ()) -> Tensor:
+        _, begun = self._begun.pop(hidden.data_ptr(), (None, None))
+        normed = None if begun is None else begun.finish(hidden, weights, eps)
+        return self._inner.norm(hidden, weights, eps, parts) if normed is None else normed
+
+    def norm_linear(
+        self, hidden: Tensor, norm: Tensor, eps: float, weight: Tensor, out: Tensor | None = None
+    ) -> Tensor:
+        if hidden.data_ptr() not in self._begun:
+            return self._inner.norm_linear(hidden, norm, eps, weight, out)
+        return self._inner.linear(self.norm(hidden, norm, eps), weight, out)
+
+    def norm_gated_linear(self, hidden: Tensor, norm: Tensor, eps: float, gate_up: Tensor) -> Tensor:
+        if hidden.data_ptr() not in self._begun:
+            return self._inner.norm_gated_linear(hidden, norm, eps, gate_up)
+        return self._inner.gated_linear(self.norm(hidden, norm, eps), gate_up)
+
+    def add_linear(self, hidden: Tensor, x: Tensor, weight: Tensor) -> None:
+        assert hidden.data_ptr() not in self._begun, "who reads the stream finishes the sum"
+        self._begun[hidden.data_ptr()] = (hidden, self._begin(hidden, x, weight))
+
+    def settle(self, hidden: Tensor) -> None:
+        begun, self._begun = self._begun, {}
+        for rows, one in begun.values():
+            one.finish(rows, None, 0.0)
+
+    def pieces(self, rows: Tensor) -> Sequence[Tensor]:
+        return rows.chunk(max(1, min(PIECES, len(rows) // PIECE_ROWS)))
+
+    def _begin(self, hidden: Tensor, x: Tensor, weight: Tensor) -> Sum:
+        if len(x) >= PIECE_ROWS:
+            return _Begun(self._inner, self._many_rows.begin_sum(self._inner.linear(x, weight)))
+        buffer = None if self._few_rows is None else self._few_rows.buffer(hidden)
+        if self._few_rows is not None and buffer is not None:
+            self._inner.linear(x, weight, buffer)
+            return self._few_rows
+        return _Begun(self._inner, _Here(self._collective.sum(self._inner.linear(x, weight))))
+
+
+class _Here:
+    """Implements `OnItsWay` for what is on the current stream."""
+
+    def __init__(self, part: Tensor) -> None:
+        self._part = part
+
+    def parts(self) -> tuple[Tensor, ...]:
+        return (self._part,)
+
+
+class _Begun:
+    """Implements `Sum`."""
+
+    def __init__(self, inner: Operations, on_its_way: OnItsWay) -> None:
+        self._inner = inner
+        self._on_its_way = on_its_way
+
+    def finish(self, hidden: Tensor, norm: Tensor | None, eps: float) -> Tensor | None:
+        parts = self._on_its_way.parts()
+        if norm is not None:
+            return self._inner.norm(hidden, norm, eps, parts)
+        for part in parts:
+            hidden.add_(part)
+        return None

@@ -1,0 +1,99 @@
+"""`python -m engine.ranks.rank_process RANK DESCRIPTOR...`: a rank of a tensor-parallel worker other than the first.
+
+It knows neither sequences nor requests: rank 0 (`ranks.py`) says what to do, command by command. A failure ends
+the process, and with it the worker.
+"""
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from engine.loading.loaded_model import LoadedModel, load_model
+from engine.parallel.collective import Collective
+from engine.ranks.command_channel import CommandReader, ReaderEnds
+from engine.ranks.rank_commands import (
+    AbortPush,
+    BeginPush,
+    CloseSender,
+    CommitPush,
+    ExportSlab,
+    Load,
+    OpenSender,
+    Ship,
+    Sleep,
+    Stop,
+    Wake,
+    decode_command,
+)
+from engine.ranks.rank_pushes import RankPushes
+from engine.ranks.rank_reports import ReportWriter
+from engine.runners.auto import resolve_device
+from engine.runners.step_shape import DeviceStep, TorchStep
+from kvtransfer.slab.head_plan import Shard
+from runtime.checkpoint.model_files import ModelFiles
+from runtime.config.serving import LoggingConfig
+from runtime.errors import BatonError, ProtocolError
+from runtime.telemetry.logging import configure_logging
+
+Build = Callable[[Load, int], LoadedModel]
+
+
+def main(build: Build | None = None) -> None:
+    """`build` puts another engine together than `load_part` does, in tests."""
+    rank, reports, *ends = map(int, sys.argv[1:])
+    configure_logging(LoggingConfig(level="warning"), f"rank-{rank}")
+    try:
+        serve(rank, CommandReader(ReaderEnds(*ends)), ReportWriter(reports), build or load_part)
+    except BatonError as error:
+        print(f"rank {rank}: {error}", file=sys.stderr, flush=True)
+        os._exit(1)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)  # without the farewells of collectives, which would wait for each other
+
+
+def serve(rank: int, commands: CommandReader, reports: ReportWriter, build: Build) -> None:
+    """Until it is told to stop."""
+    load = decode_command(commands.receive())
+    if not isinstance(load, Load):
+        raise ProtocolError("rank 0", f"began with {type(load).__name__}")
+    part = build(load, rank)
+    shard = Shard(rank, load.config.tensor_parallel)
+    pushes = RankPushes(part.slab, shard, load.model.num_kv_heads, reports.push_ended)
+    commands.done()
+    while True:
+        match decode_command(commands.receive()):
+            case TorchStep() | DeviceStep() as step:
+                part.runner.follow(step, pushes.take_layer_done())
+            case OpenSender() | BeginPush() | Ship() | CommitPush() | AbortPush() | CloseSender() as command:
+                pushes.obey(command)
+            case ExportSlab():
+                reports.slab_exported(part.slab.export())
+            case Sleep(level):
+                part.sleep(level)
+            case Wake(tags):
+                part.wake(tags)
+            case Stop():
+                return
+            case Load():
+                raise ProtocolError("rank 0", "loads a second time")
+        commands.done()
+
+
+def load_part(load: Load, rank: int) -> LoadedModel:
+    """Raises ConfigError or ModelError."""
+    files = ModelFiles(Path(load.folder or "."), "", load.model, load.eos_token_ids, "")
+    device = resolve_device(load.config)
+    if device.type == "cuda":
+        import torch
+
+        torch.cuda.set_device(rank)
+    collective = Collective(Path(load.meeting), rank, load.config.tensor_parallel, device)
+    return load_model(files, load.config, collective, random_weights=load.folder is None)
+
+
+if __name__ == "__main__":
+    main()

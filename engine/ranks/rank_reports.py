@@ -1,0 +1,145 @@
+"""What the other ranks of a tensor-parallel worker tell rank 0: how pushes ended, and descriptors of slabs.
+
+One socket per rank, inherited by it, keeps messages whole and in order. `engine/ranks/rank_process.py` writes,
+`engine/ranks/ranks.py` reads.
+"""
+
+import os
+import queue
+import selectors
+import socket
+import threading
+from collections.abc import Callable
+from typing import TypeAlias
+
+import msgspec
+import structlog
+
+from kvtransfer.prefill_side.push import PushResult
+from runtime.errors import ProtocolError, RankLostError
+
+MAX_REPORT_BYTES = 64 << 10
+
+log = structlog.get_logger()
+
+
+class PushEnded(msgspec.Struct, frozen=True, tag="push_ended", array_like=True):
+    """The answer to BeginPush: this rank reads the source blocks no more."""
+
+    transfer_id: str
+    result: PushResult
+
+
+class SlabExported(msgspec.Struct, frozen=True, tag="slab_exported", array_like=True):
+    """The answer to ExportSlab; the descriptor comes along."""
+
+
+Report: TypeAlias = PushEnded | SlabExported
+OnPushEnded = Callable[[int, str, PushResult], None]
+"""(rank, transfer id, result). Called by the reader's thread."""
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Report).decode
+
+
+class ReportWriter:
+    """A rank's end. Any thread may write."""
+
+    def __init__(self, fd: int) -> None:
+        self._socket = socket.socket(fileno=fd)
+
+    def push_ended(self, transfer_id: str, result: PushResult) -> None:
+        self._socket.send(_encode(PushEnded(transfer_id, result)))
+
+    def slab_exported(self, fd: int) -> None:
+        """Closes the descriptor."""
+        try:
+            socket.send_fds(self._socket, [_encode(SlabExported())], [fd])
+        finally:
+            os.close(fd)
+
+
+class ReportReader:
+    """Rank 0's end, for all ranks. A rank that has ended is silent: others watch for that."""
+
+    def __init__(self, ranks: int, on_malformed: Callable[[int, str], None]) -> None:
+        """`ranks`: how many report, from rank 1 on. `on_malformed(rank, problem)`: it is of no use any more."""
+        self.on_push_ended: OnPushEnded | None = None
+        self._on_malformed = on_malformed
+        pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(ranks)]
+        self._ours = {rank: ours for rank, (ours, _) in enumerate(pairs, 1)}
+        self._theirs = {rank: theirs for rank, (_, theirs) in enumerate(pairs, 1)}
+        self._slabs: dict[int, queue.SimpleQueue[int]] = {rank: queue.SimpleQueue() for rank in self._ours}
+        self._thread = threading.Thread(target=self._read_all, name="rank reports", daemon=True)
+
+    def writing_end(self, rank: int) -> int:
+        """For the rank to inherit; ours until `start`."""
+        return self._theirs[rank].fileno()
+
+    def start(self) -> None:
+        """Once every rank has its end."""
+        for theirs in self._theirs.values():
+            theirs.close()
+        self._thread.start()
+
+    def slab(self, rank: int, timeout_s: float) -> int | None:
+        """The next descriptor that the rank sends, the caller's own; None when none comes in time."""
+        try:
+            return self._slabs[rank].get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+
+    def close(self) -> None:
+        """Idempotent."""
+        for ours in self._ours.values():
+            if ours.fileno() >= 0 and self._thread.is_alive():
+                ours.shutdown(socket.SHUT_RDWR)  # wakes the thread
+        if self._thread.is_alive():
+            self._thread.join()
+        for end in (*self._ours.values(), *self._theirs.values()):
+            end.close()
+        for slabs in self._slabs.values():
+            while not slabs.empty():
+                os.close(slabs.get())
+
+    def _read_all(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            for rank, ours in self._ours.items():
+                selector.register(ours, selectors.EVENT_READ, rank)
+            while selector.get_map():
+                for key, _ in selector.select():
+                    if not self._read(key.data):
+                        selector.unregister(key.fileobj)
+
+    def _read(self, rank: int) -> bool:
+        """One report; False: there will be no more."""
+        try:
+            data, fds, flags, _ = socket.recv_fds(self._ours[rank], MAX_REPORT_BYTES, 1)
+        except OSError:  # with reports of ours unread when it died
+            return False
+        if not data:
+            return False
+        try:
+            report = _decode(data)
+            if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC) or len(fds) != isinstance(report, SlabExported):
+                raise msgspec.ValidationError(f"{type(report).__name__} with {len(fds)} descriptors, flags {flags}")
+        except msgspec.DecodeError as error:
+            for fd in fds:
+                os.close(fd)
+            self._on_malformed(rank, f"sent a malformed report: {error}")
+            return False
+        if isinstance(report, SlabExported):
+            self._slabs[rank].put(fds[0])
+        elif self.on_push_ended is not None:
+            self._hand_over(self.on_push_ended, rank, report)
+        return True
+
+    def _hand_over(self, on_push_ended: OnPushEnded, rank: int, report: PushEnded) -> None:
+        try:
+            on_push_ended(rank, report.transfer_id, report.result)
+        except ProtocolError as error:
+            self._on_malformed(rank, error.problem)
+        except RankLostError as error:  # which ends the worker, and others have noticed too
+            log.info("a push's end could not be passed on", transfer_id=report.transfer_id, reason=str(error))
+        except Exception:
+            log.exception("the end of a rank's push was not dealt with", rank=rank, transfer_id=report.transfer_id)

@@ -1,0 +1,158 @@
+"""Pushes of a prefill worker of several ranks, as rank 0 drives them: each is a push of every rank.
+
+All are begun with the same grant, rank 0's commit carries the payload. A push went well if those of all ranks did; when
+one fails, the others are aborted. See engine/ranks/rank_pushes.py for the other ranks' side.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from baton_proto.worker import Grant
+from engine.ranks.rank_commands import (
+    AbortPush,
+    BeginPush,
+    CloseSender,
+    Command,
+    CommitPush,
+    OpenSender,
+    Ship,
+    ShippedPiece,
+)
+from engine.ranks.rank_reports import OnPushEnded
+from kvtransfer.prefill_side.push import PushResult
+from kvtransfer.prefill_side.sending import KvPush, KvSender, LayerDone, Piece
+from kvtransfer.slab.slab import Mark
+from kvtransfer.wire.identity import SlabIdentity
+from runtime.config.serving import TransferConfig
+from runtime.errors import ProtocolError, UnavailableError
+from runtime.security.cluster_key import ClusterKey
+
+CLOSE_TIMEOUT_S = 10.0  # twice what a Sender takes at most
+
+
+class RanksOfSender(Protocol):
+    """`engine.ranks.ranks.Ranks`."""
+
+    size: int
+
+    def tell(self, command: Command) -> int: ...
+
+    def wait_done(self, sequence: int, timeout_s: float) -> None: ...
+
+    def listen(self, on_push_ended: OnPushEnded) -> None: ...
+
+
+class RankedPush:
+    """Implements `KvPush`. `awaited`, `results` and `failure` are guarded by the sender's lock."""
+
+    def __init__(self, own: KvPush, ranks: RanksOfSender, on_done: Callable[[PushResult], None]) -> None:
+        """`own`: rank 0's part."""
+        self.transfer_id = own.transfer_id
+        self.on_done = on_done
+        self.awaited = set(range(ranks.size))
+        self.results: list[PushResult] = []  # in the order in which they came, but rank 0's first
+        self.failure = ""  # the first one's reason
+        self._own = own
+        self._ranks = ranks
+
+    def layer_ready(self, layer: int, first: int, source_blocks: Sequence[int], ready: Mark | None = None) -> None:
+        """Of rank 0; the others were told by `RankedSender.ship`."""
+        self._own.layer_ready(layer, first, source_blocks, ready)
+
+    def commit(self, payload: bytes) -> None:
+        self._own.commit(payload)
+        self._ranks.tell(CommitPush(self.transfer_id))
+
+    def abort(self, reason: str) -> None:
+        self._own.abort(reason)
+        self._ranks.tell(AbortPush(self.transfer_id, reason))
+
+    def take(self, rank: int, result: PushResult) -> None:
+        self.awaited.discard(rank)
+        self.results.insert(0 if rank == 0 else len(self.results), result)
+
+    def result(self) -> PushResult:
+        """Of all."""
+        first = self.results[0]
+        return PushResult(
+            ok=not self.failure,
+            reason=self.failure,
+            transport=first.transport,
+            kv_blocks=0 if self.failure else first.kv_blocks,
+            kv_bytes=sum(result.kv_bytes for result in self.results),
+            seconds=max(result.seconds for result in self.results),
+        )
+
+
+class RankedSender:
+    """Implements `KvSender`. Methods raise RankLostError when a rank is found lost: the worker ends
+    then, and some pushes never."""
+
+    def __init__(
+        self,
+        own: KvSender,
+        identity: SlabIdentity,
+        config: TransferConfig,
+        ranks: RanksOfSender,
+        key: ClusterKey | None = None,
+    ) -> None:
+        """`own` is rank 0's part, and ours from now on."""
+        self._own = own
+        self._ranks = ranks
+        self._changed = threading.Condition()
+        self._open: dict[str, RankedPush] = {}
+        self._closed = False
+        ranks.listen(self._ended)
+        secret = None if key is None else key.secret.reveal()
+        ranks.tell(OpenSender(identity.worker_id, identity.incarnation, identity.model_hash, config, secret))
+
+    def begin(self, grant: Grant, on_done: Callable[[PushResult], None]) -> RankedPush:
+        with self._changed:  # so that no end is dealt with before all have begun
+            if self._closed:
+                raise UnavailableError("the KV sender is closed")
+            if grant.transfer_id in self._open:
+                raise ProtocolError(f"decode worker {grant.worker_id}", f"granted {grant.transfer_id} a second time")
+            own = self._own.begin(grant, lambda result: self._ended(0, grant.transfer_id, result))
+            push = self._open[grant.transfer_id] = RankedPush(own, self._ranks, on_done)
+            self._ranks.tell(BeginPush(grant))
+            return push
+
+    def ship(self, pieces: Sequence[Piece]) -> LayerDone:
+        told = [ShippedPiece(piece.push.transfer_id, piece.first, piece.source, piece.tail) for piece in pieces]
+        self._ranks.tell(Ship(told))
+        return self._own.ship(pieces)
+
+    def let_go(self, timeout_s: float) -> None:
+        """Of rank 0. Links of the others stay, for without a push they read nothing."""
+        self._own.let_go(timeout_s)
+
+    def close(self) -> None:
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
+        told = self._ranks.tell(CloseSender())
+        self._own.close()
+        self._ranks.wait_done(told, CLOSE_TIMEOUT_S)
+        with self._changed:  # they have ended, but their reports may be on the way
+            self._changed.wait_for(lambda: not self._open, CLOSE_TIMEOUT_S)
+
+    def _ended(self, rank: int, transfer_id: str, result: PushResult) -> None:
+        """Any thread: one rank's part has."""
+        with self._changed:
+            push = self._open.get(transfer_id)
+            if push is None or rank not in push.awaited:
+                raise ProtocolError(f"rank {rank}", f"ended push {transfer_id}, which nobody awaits of it")
+            push.take(rank, result)
+            is_first_failure = not (result.ok or push.failure)
+            if is_first_failure:
+                push.failure = result.reason or "unknown"
+            is_over = not push.awaited
+            if is_over:
+                del self._open[transfer_id]
+                self._changed.notify_all()
+        if is_over:
+            push.on_done(push.result())
+        elif is_first_failure:
+            push.abort(push.failure)

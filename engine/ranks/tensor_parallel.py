@@ -1,0 +1,154 @@
+"""Loads one model onto several devices, a process for each: the whole of tensor parallelism as a worker sees it.
+
+Until the model is loaded all ranks do the same, so they meet in the same collectives; from then on rank 0 leads: its
+runner tells the others of each step before it begins.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from engine.core.batch import Batch, LayerDone, Runner, StepOnItsWay
+from engine.loading.loaded_model import LoadedModel, load_model
+from engine.loading.model_memory import KV_CACHE
+from engine.model.shard import FIELD, shard_of
+from engine.parallel.collective import Collective
+from engine.ranks.rank_commands import ExportSlab, Load, Sleep, Wake
+from engine.ranks.ranked_sender import RankedSender
+from engine.ranks.ranks import Ranks, end_process
+from engine.runners.auto import resolve_device
+from kvtransfer.prefill_side.sending import KvSender
+from kvtransfer.slab.adopted_slab import AdoptedSlab
+from kvtransfer.slab.slab import Slab
+from kvtransfer.wire.identity import SlabIdentity
+from runtime.checkpoint.model_files import ModelFiles
+from runtime.config.serving import EngineConfig, TransferConfig
+from runtime.errors import BatonError, ConfigError, RankLostError
+from runtime.security.cluster_key import ClusterKey
+
+LOAD_TIMEOUT_S = 1800.0
+MEMORY_TIMEOUT_S = 50.0  # a command that takes longer counts as a hang, see engine/ranks/ranks.py
+
+
+class LeadRunner:
+    """Implements `Runner` around rank 0's own. When a step fails on one rank, the others are in the middle
+    of it: no other step can follow."""
+
+    def __init__(self, inner: Runner, ranks: Ranks) -> None:
+        self.num_layers = inner.num_layers
+        self.depth = inner.depth
+        self._inner = inner
+        self._ranks = ranks
+
+    def submit(self, batch: Batch, layer_done: LayerDone | None) -> StepOnItsWay:
+        """Raises RankLostError alone."""
+        try:
+            return self._inner.submit(batch, layer_done)
+        except RankLostError:
+            raise
+        except Exception as error:  # often it only means that another rank has died
+            problem = f"failed in a step that the others are in: {type(error).__name__}: {error}"
+            raise self._ranks.dead() or RankLostError(0, os.getpid(), problem) from error
+
+
+@dataclass(frozen=True, slots=True)
+class TensorParallelModel:
+    """As `engine.loading.loaded_model.LoadedModel`. `slab` is rank 0's: those of the others have as many blocks."""
+
+    runner: Runner
+    slab: Slab
+    own: LoadedModel
+    ranks: Ranks
+    adopted: list[AdoptedSlab] = field(default_factory=list)  # those of `other_slabs`
+
+    def sender(self, identity: SlabIdentity, config: TransferConfig, key: ClusterKey | None) -> KvSender:
+        return RankedSender(self.own.sender(identity, config, key), identity, config, self.ranks, key)
+
+    def other_slabs(self) -> list[AdoptedSlab]:
+        """Once. Raises RankLostError, or UnavailableError when this device cannot reach another rank's memory."""
+        assert not self.adopted
+
+        def adopt(rank: int, fd: int) -> None:
+            self.adopted.append(AdoptedSlab(self.slab.layout, self.slab.driver, fd, f"rank {rank}"))
+
+        try:
+            self._exported(adopt)
+        except BaseException:
+            while self.adopted:
+                self.adopted.pop().close()
+            raise
+        return self.adopted
+
+    def _exported(self, take: Callable[[int, int], None]) -> None:
+        """Calls `take` with every other rank and the descriptor of its slab of now."""
+        self.ranks.tell(ExportSlab())
+        for rank in range(1, self.ranks.size):
+            fd = self.ranks.exported_slab(rank)
+            try:
+                take(rank, fd)
+            finally:
+                os.close(fd)
+
+    @property
+    def asleep(self) -> tuple[str, ...]:
+        return self.own.asleep
+
+    def sleep(self, level: int) -> int:
+        """All ranks at once; see ModelMemory. Raises RankLostError."""
+        for slab in self.adopted:
+            slab.close()  # a rank's memory comes free when nobody else maps it
+        told = self.ranks.tell(Sleep(level))
+        freed = self.own.sleep(level)
+        self.ranks.wait_done(told, MEMORY_TIMEOUT_S)
+        return freed * self.ranks.size
+
+    def wake(self, tags: tuple[str, ...]) -> None:
+        """Raises RankLostError when a rank finds no memory: it ends then, and this worker with it."""
+        told = self.ranks.tell(Wake(tags))
+        self.own.wake(tags)
+        self.ranks.wait_done(told, MEMORY_TIMEOUT_S)
+        if KV_CACHE not in self.asleep and any(slab.suspended for slab in self.adopted):
+            self._exported(lambda rank, fd: self.adopted[rank - 1].resume(fd))
+
+    def close(self) -> None:
+        """Once the engine's thread has ended."""
+        self.own.close()
+        self.ranks.close()
+
+
+def load_tensor_parallel(
+    files: ModelFiles,
+    config: EngineConfig,
+    on_lost: Callable[[RankLostError], None] = end_process,
+    *,
+    random_weights: bool = False,
+) -> TensorParallelModel:
+    """`config.tensor_parallel` ranks, of which this process is the first. Raises ConfigError, ModelError, and
+    RankLostError when a rank ends meanwhile and `on_lost` returns."""
+    size, device = config.tensor_parallel, resolve_device(config)
+    shard_of(files.config, 0, size)
+    if device.type == "cuda" and torch.cuda.device_count() < size:
+        raise ConfigError(FIELD, f"{size} ranks need as many GPUs, and {torch.cuda.device_count()} are visible here")
+    ranks = Ranks(size, on_lost)
+    try:
+        folder = None if random_weights else str(files.folder)
+        load = ranks.tell(Load(str(ranks.meeting), folder, files.config, files.eos_token_ids, config))
+        ranks.collective = Collective(ranks.meeting, 0, size, device)
+        own = load_model(files, config, ranks.collective, random_weights=random_weights)
+        ranks.wait_done(load, LOAD_TIMEOUT_S)
+    except Exception as error:
+        lost = None if isinstance(error, BatonError) else ranks.dead()
+        ranks.close(timeout_s=0)
+        if lost is None:
+            raise
+        raise lost from error
+    return led_by(own, ranks)
+
+
+def led_by(own: LoadedModel, ranks: Ranks) -> TensorParallelModel:
+    """From now on `own`, rank 0's part, is not used alone: the others have loaded theirs."""
+    ranks.loaded()
+    own.runner.tell = ranks.tell
+    return TensorParallelModel(LeadRunner(own.runner, ranks), own.slab, own, ranks)

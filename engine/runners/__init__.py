@@ -1,0 +1,1 @@
+"""Who computes a step: plain torch or a mock; what `auto` means."""

@@ -1,0 +1,81 @@
+"""The runner of the mock engine: computes nothing, and says how long a real one would have taken.
+
+Its tokens depend on the sampling parameters and the place in the text alone, so that a replay on another worker goes on
+with the same text. Time passes on its own clock, `now_s`, which each batch moves on: `TimedLoop` waits for it, a
+simulation just reads it. No torch.
+"""
+
+from collections.abc import Sequence as Run
+
+from baton_proto.sampling import TokenLogprobs
+from engine.core.batch import Batch, LayerDone, SampledToken, StepDone
+from engine.core.sequence import Sequence
+from runtime.config.serving import MockConfig
+
+MASK_64 = 2**64 - 1
+LOGPROB = -1.0  # of every token: there are no probabilities
+
+
+def step_ms(batch: Batch, config: MockConfig) -> float:
+    """Duration of a batch by the formulas of MockConfig, `speed_up` included."""
+    total_ms = 0.0
+    if batch.prefill:
+        num_tokens = sum(item.num_tokens for item in batch.prefill)
+        pairs = sum(item.num_tokens * (item.start + item.num_tokens / 2) for item in batch.prefill)
+        prefill_ms = config.prefill_token_ms * num_tokens + config.prefill_pair_ms * pairs
+        total_ms += max(config.prefill_floor_ms, prefill_ms)
+    if batch.decode:
+        context = sum(item.end for item in batch.decode)
+        total_ms += decode_ms(len(batch.decode), context, config)
+    return total_ms / config.speed_up
+
+
+def decode_ms(num_sequences: int, num_context_tokens: int, config: MockConfig) -> float:
+    """Without `speed_up`."""
+    return (
+        config.decode_floor_ms + config.decode_sequence_ms * num_sequences + config.decode_token_ms * num_context_tokens
+    )
+
+
+class MockRunner:
+    """Implements `engine.core.batch.Runner`. `vocabulary`: the tokens that answers are made of; `eos` ends them."""
+
+    num_layers = 1
+    depth = 0
+
+    def __init__(self, config: MockConfig, vocabulary: Run[int], eos: int) -> None:
+        assert vocabulary
+        self.now_s = 0.0
+        self._config = config
+        self._vocabulary = vocabulary
+        self._eos = eos
+
+    def clock(self) -> float:
+        return self.now_s
+
+    def submit(self, batch: Batch, layer_done: LayerDone | None = None) -> StepDone:
+        self.now_s += step_ms(batch, self._config) / 1e3
+        if layer_done is not None:
+            layer_done(0)
+        return StepDone([self._sample(item.sequence) for item in batch.items if item.sample])
+
+    def _sample(self, sequence: Sequence) -> SampledToken:
+        sampling = sequence.sampling
+        position = sequence.num_output_tokens
+        if position + 1 >= max(self._config.answer_tokens, sampling.min_tokens + 1) and not sampling.ignore_eos:
+            token_id = self._eos
+        else:
+            key = sequence.token_ids[-1] if sampling.temperature == 0 else sampling.seed
+            token_id = self._vocabulary[_mixed(key, position) % len(self._vocabulary)]
+        if sampling.logprobs is None:
+            return SampledToken(token_id, None)
+        top = [(token_id, LOGPROB)] if sampling.logprobs else []
+        return SampledToken(token_id, TokenLogprobs(LOGPROB, top))
+
+
+def _mixed(key: int, counter: int) -> int:
+    """SplitMix64's output function (Steele, Lea and Flood, 2014) on a key and a counter."""
+    value = (key + (counter + 1) * 0x9E3779B97F4A7C15) & MASK_64
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & MASK_64
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & MASK_64
+    return value ^ (value >> 31)

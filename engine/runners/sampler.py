@@ -1,0 +1,204 @@
+"""From logits to tokens: penalties, truncation, seeded noise. The model runner calls it, one row per sequence.
+
+Order of operations, as vLLM has it: min_tokens mask, logit_bias, penalties; then argmax (greedy), or temperature,
+min_p, top_k, top_p and a draw. Work is done for the rows that ask for it only, and a batch of plain greedy rows is
+one argmax. Everything is batched tensor code on the logits' device.
+"""
+
+from collections.abc import Callable, Iterable, Sequence as Run
+
+import torch
+from torch import Tensor
+
+from baton_proto.sampling import SamplingParams, TokenLogprobs
+from engine.core.batch import SampledToken
+from engine.core.sequence import Sequence
+from engine.kernels.philox import WORDS_PER_COUNTER, uniform_at, uniform_rows
+
+_GREEDY_BELOW = 1e-5  # temperatures that would overflow float32 logits
+_REACH = 26.0  # a token further below the best one never wins: Gumbel noise from `uniform` lies between -2.9 and 22.9
+
+
+class Sampler:
+    def __init__(self, eos_token_ids: Iterable[int]) -> None:
+        self._eos_token_ids = tuple(eos_token_ids)
+
+    def sample(self, logits: Tensor, sequences: Run[Sequence]) -> list[SampledToken]:
+        """logits [n, vocab] of any float type, row i for the next token of sequences[i]; they are not changed."""
+        params = [sequence.sampling for sequence in sequences]
+        drawn = _rows(params, lambda p: p.temperature >= _GREEDY_BELOW)
+        adjusted = any(map(_adjusts, params)) or any(map(self._is_short, sequences))
+        scores = logits
+        if adjusted:
+            scores = logits.to(torch.float32, copy=True)
+            self._forbid_stops(scores, sequences)
+            _add_bias(scores, params)
+            _penalize(scores, sequences)
+        tokens = scores.argmax(dim=-1)
+        if drawn:
+            rows = torch.tensor(drawn, device=logits.device)
+            tokens[rows] = _draw(scores[rows].float(), [sequences[row] for row in drawn])
+        token_ids = tokens.tolist()
+        logprobs = _logprobs(logits, token_ids, params)
+        return [SampledToken(token_id, logprobs.get(row)) for row, token_id in enumerate(token_ids)]
+
+    def is_plain(self, sequence: Sequence) -> bool:
+        """Whether the next token depends on logits, temperature and noise alone, and nothing else is asked for."""
+        sampling = sequence.sampling
+        return not (_adjusts(sampling) or _truncates(sampling) or sampling.logprobs is not None) and not self._is_short(
+            sequence
+        )
+
+    def _is_short(self, sequence: Sequence) -> bool:
+        return sequence.num_output_tokens < sequence.sampling.min_tokens
+
+    def _forbid_stops(self, scores: Tensor, sequences: Run[Sequence]) -> None:
+        """Before min_tokens are out, no token that would end the sequence may come."""
+        rows: list[int] = []
+        columns: list[int] = []
+        for row, sequence in enumerate(sequences):
+            if self._is_short(sequence):
+                stops = sequence.sampling.stop_token_ids
+                if not sequence.sampling.ignore_eos:
+                    stops += self._eos_token_ids
+                rows.extend([row] * len(stops))
+                columns.extend(stops)
+        if rows:
+            scores[_index(rows, scores), _index(columns, scores)] = float("-inf")
+
+
+def _rows(params: Run[SamplingParams], asks: Callable[[SamplingParams], bool]) -> list[int]:
+    return [row for row, p in enumerate(params) if asks(p)]
+
+
+def _index(values: list[int], like: Tensor) -> Tensor:
+    return torch.tensor(values, dtype=torch.int64, device=like.device)
+
+
+def _column(values: list[float], like: Tensor) -> Tensor:
+    """float32 [n, 1]"""
+    return torch.tensor(values, dtype=torch.float32, device=like.device)[:, None]
+
+
+def _has_penalty(p: SamplingParams) -> bool:
+    return p.repetition_penalty != 1 or p.frequency_penalty != 0 or p.presence_penalty != 0
+
+
+def _adjusts(p: SamplingParams) -> bool:
+    return bool(p.logit_bias) or _has_penalty(p)
+
+
+def _truncates(p: SamplingParams) -> bool:
+    return p.top_k > 0 or p.top_p < 1 or p.min_p > 0
+
+
+def _add_bias(scores: Tensor, params: Run[SamplingParams]) -> None:
+    rows = [row for row, p in enumerate(params) for _ in p.logit_bias]
+    if rows:
+        columns = [token_id for p in params for token_id in p.logit_bias]
+        bias = [value for p in params for value in p.logit_bias.values()]
+        at = (_index(rows, scores), _index(columns, scores))
+        scores.index_put_(at, torch.tensor(bias, device=scores.device), accumulate=True)
+
+
+def _penalize(scores: Tensor, sequences: Run[Sequence]) -> None:
+    """Repetition looks at prompt and output, frequency and presence at the output."""
+    rows = [row for row, sequence in enumerate(sequences) if _has_penalty(sequence.sampling)]
+    if not rows:
+        return
+    penalized = [sequences[row] for row in rows]
+    params = [sequence.sampling for sequence in penalized]
+    at = _index(rows, scores)
+    values = scores[at]
+    seen = _counts([sequence.token_ids for sequence in penalized], values) > 0
+    counts = _counts([sequence.output_token_ids for sequence in penalized], values)
+    repetition = _column([p.repetition_penalty for p in params], scores)
+    values = torch.where(seen, torch.where(values > 0, values / repetition, values * repetition), values)
+    values -= _column([p.frequency_penalty for p in params], scores) * counts
+    values -= _column([p.presence_penalty for p in params], scores) * (counts > 0)
+    scores[at] = values
+
+
+def _counts(token_ids: list[list[int]], like: Tensor) -> Tensor:
+    """How often each token occurs: float32 [n, vocab]"""
+    counts = torch.zeros_like(like)
+    for row, ids in enumerate(token_ids):
+        if ids:
+            counts[row] = torch.bincount(_index(ids, like), minlength=like.shape[1])
+    return counts
+
+
+def _draw(scores: Tensor, sequences: Run[Sequence]) -> Tensor:
+    """One token per row of float32 [n, vocab] (changed): argmax of logit / temperature + Gumbel noise.
+
+    That is a draw from the softmax; a token's noise depends on the seed, the output position and the token alone.
+    """
+    params = [sequence.sampling for sequence in sequences]
+    scores /= _column([p.temperature for p in params], scores)
+    truncated = _rows(params, _truncates)
+    if truncated:
+        at = _index(truncated, scores)
+        scores[at] = _truncate(scores[at], [params[row] for row in truncated])
+    seeds = _index([p.seed for p in params], scores)
+    positions = _index([sequence.num_output_tokens for sequence in sequences], scores)
+    # Noise is dear: where few tokens can win, it is made for them alone.
+    rows, token_ids = torch.nonzero(scores >= scores.amax(dim=-1, keepdim=True) - _REACH, as_tuple=True)
+    if len(rows) * WORDS_PER_COUNTER < scores.numel():
+        scores[rows, token_ids] += _gumbel(uniform_at(seeds[rows], positions[rows], token_ids))
+    else:
+        scores += _gumbel(uniform_rows(seeds, positions, scores.shape[1]))
+    return scores.argmax(dim=-1)
+
+
+def _gumbel(uniform: Tensor) -> Tensor:
+    return -torch.log(-torch.log1p(-uniform))
+
+
+def _truncate(scores: Tensor, params: Run[SamplingParams]) -> Tensor:
+    """Scores (after temperature) outside min_p, top_k and top_p become -inf. A new tensor.
+
+    Tokens that tie with the last one that is kept are kept too, so the result does not depend on how a device sorts.
+    """
+    min_p = _column([p.min_p for p in params], scores)
+    floor = scores.amax(dim=-1, keepdim=True) + min_p.log()  # p >= min_p * max(p)
+    scores = scores.masked_fill(scores < floor, float("-inf"))
+    for width in {_width(p, scores.shape[1]) for p in params}:
+        rows = [row for row, p in enumerate(params) if _width(p, scores.shape[1]) == width]
+        at = _index(rows, scores)
+        chosen = scores[at]
+        threshold = _threshold(chosen, [params[row] for row in rows], width)
+        scores[at] = chosen.masked_fill(chosen < threshold, float("-inf"))
+    return scores
+
+
+def _width(p: SamplingParams, vocab_size: int) -> int:
+    """How many of a row's best tokens top_k and top_p have to look at; independent of the other rows. 0: none."""
+    if p.top_k > 0:
+        return min(p.top_k, vocab_size)
+    return vocab_size if p.top_p < 1 else 0
+
+
+def _threshold(scores: Tensor, params: Run[SamplingParams], width: int) -> Tensor:
+    """The lowest score [n, 1] that is kept, of the best `width` tokens and before their mass reaches top_p."""
+    if width == 0:
+        return scores.new_full((len(scores), 1), float("-inf"))
+    best = scores.topk(width, dim=-1).values  # descending
+    probabilities = best.softmax(dim=-1)
+    mass_before = probabilities.cumsum(dim=-1) - probabilities
+    num_kept = (mass_before < _column([p.top_p for p in params], scores)).sum(dim=-1, keepdim=True)
+    return best.gather(1, num_kept.clamp(min=1) - 1)
+
+
+def _logprobs(logits: Tensor, token_ids: list[int], params: Run[SamplingParams]) -> dict[int, TokenLogprobs]:
+    """Of the raw distribution, by row, for the rows that ask."""
+    rows = _rows(params, lambda p: p.logprobs is not None)
+    if not rows:
+        return {}
+    raw = logits[_index(rows, logits)].float().log_softmax(dim=-1)
+    chosen = raw.gather(1, _index([token_ids[row] for row in rows], logits)[:, None])[:, 0].tolist()
+    best = raw.topk(max(params[row].logprobs or 0 for row in rows), dim=-1)
+    answers = {}
+    for i, (row, values, indices) in enumerate(zip(rows, best.values.tolist(), best.indices.tolist(), strict=True)):
+        count = params[row].logprobs or 0
+        answers[row] = TokenLogprobs(chosen[i], list(zip(indices[:count], values[:count], strict=True)))
+    return answers

@@ -1,0 +1,70 @@
+"""How large everything in a step is: what decides where each of its indices lies in the buffer that goes to the GPU.
+
+A file of its own because ranks tell each other of it (rank_commands.py) where there is neither GPU nor Triton.
+"""
+
+from dataclasses import dataclass
+
+import msgspec
+
+from engine.model.attention import Span
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """How many of everything, padding included."""
+
+    tokens: int
+    rows: int  # decodes
+    programs: int  # of decode attention, under each KV head
+    pieces: int  # at most, of the decodes' contexts
+    chunks: int  # prompt chunks
+    tiles: int  # of their queries
+    samples: int
+    pages: int = 0  # columns of the chunks' page table, where the backend wants one
+    longest_chunk: int = 0  # tokens
+
+    def fields(self) -> dict[str, tuple[int, int]]:
+        """name -> (words, what fills the padding), in their order; block tables follow."""
+        return {
+            "token_ids": (self.tokens, 0),
+            "positions": (self.tokens, 0),
+            "slots": (self.tokens, -1),
+            "sample_rows": (self.samples, 0),
+            "temperatures": (self.samples, 0),
+            "output_positions": (self.samples, 0),
+            "seeds": (2 * self.samples, 0),
+            "program_first": (self.programs + 1 if self.rows else 0, 0),
+            "piece_row": (self.pieces, 0),
+            "piece_start": (self.pieces, 0),
+            "piece_end": (self.pieces, 0),
+            "first_piece": (self.rows, 0),
+            "num_pieces": (self.rows, 0),
+            "decode_table": (self.rows, 0),
+            "tile_chunk": (self.tiles, 0),
+            "tile_start": (self.tiles, 0),
+            "query_start": (self.chunks + 1 if self.chunks else 0, 0),
+            "context": (self.chunks, 0),
+            "length": (self.chunks, 0),
+            "end": (self.chunks, 0),
+            "prefill_table": (self.chunks, 0),
+            "page_table": (self.chunks * self.pages, 0),
+        }
+
+
+class TorchStep(msgspec.Struct, frozen=True, tag="torch_step", array_like=True):
+    """A step of ModelRunner."""
+
+    token_ids: list[int]
+    prefill: list[Span]
+    decode: list[Span]
+    sample_rows: list[int]
+
+
+class DeviceStep(msgspec.Struct, frozen=True, tag="device_step", array_like=True):
+    """A step of CudaRunner: what StepBuffer has packed says all."""
+
+    shape: StepShape
+    graph: int | None  # rows of the graph that is replayed; None: it is launched kernel by kernel
+    drawn_rows: list[int]  # samples that rank 0 draws on the host
+    words: memoryview  # int32

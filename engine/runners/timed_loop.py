@@ -1,0 +1,135 @@
+"""The engine's loop where nothing is computed: instead of a thread that is busy, a timer on the event loop.
+
+The same interface and the same order of things as `EngineLoop`: what others ask for runs between steps, and a step that
+takes 10 ms keeps them waiting for 10 ms. So hundreds of mock workers fit into one process and one thread.
+"""
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+import structlog
+
+from engine.core.engine import Engine, StepOutput
+from runtime.errors import UnavailableError
+
+TIMER_SLACK_S = 0.002  # event loops count in milliseconds
+
+log = structlog.get_logger()
+T = TypeVar("T")
+
+
+class TimedLoop:
+    """Made on the event loop that it runs on. A step's work is done at once, its output is handed on when the engine's
+    clock says that the step is over."""
+
+    on_event_loop = True
+
+    def __init__(self, engine: Engine, on_step: Callable[[StepOutput], None]) -> None:
+        self.ended: Future[None] = Future()
+        self._engine = engine
+        self._on_step = on_step
+        self._calls: deque[tuple[Callable[[Engine], Any], Future[Any]]] = deque()
+        self._loop = asyncio.get_running_loop()
+        self._loop_thread = threading.get_ident()
+        self._started = False
+        self._stopping = False
+        self._next: asyncio.Handle | None = None  # the turn that is due, at once or when the step is over
+        self._running: StepOutput | None = None  # the step that is not over yet
+        self._over_s = 0.0  # when it will be, by the event loop's clock
+
+    def start(self) -> None:
+        self._started = True
+        self._wake()
+
+    def stop(self, timeout_s: float = 10.0) -> None:
+        """From another thread than the event loop's. Idempotent. What a running step would give is dropped."""
+        self._loop.call_soon_threadsafe(self._end, None)
+        self.ended.exception(timeout_s)
+
+    def call(self, fn: Callable[[Engine], T]) -> Future[T]:
+        """Runs `fn` between steps, in the order of the calls. From any thread. The future holds what it returned or
+        raised, or UnavailableError when the loop ended first."""
+        future: Future[T] = Future()
+        if self._loop.is_closed():
+            future.set_exception(UnavailableError("the engine has stopped"))
+            return future
+        self._calls.append((fn, future))
+        if threading.get_ident() == self._loop_thread:
+            self._wake()
+        else:
+            self._loop.call_soon_threadsafe(self._wake)
+        return future
+
+    def _wake(self) -> None:
+        if self._stopping:
+            self._refuse_calls()
+        elif self._started and self._next is None:
+            self._next = self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._next = None
+        now_s = self._loop.time()
+        # A step that follows another begins when that was over, so that late timers do not add up.
+        began_s = now_s if self._running is None else max(self._over_s, now_s - TIMER_SLACK_S)
+        try:
+            self._hand_on()
+            self._run_calls()
+            started_s = self._engine.clock()
+            output = self._engine.step()
+        except BaseException as error:
+            log.exception("engine loop failed")
+            self._end(error)
+            return
+        if output.num_tokens or output.outputs or output.events:
+            self._running = output
+            self._over_s = began_s + self._engine.clock() - started_s
+            if self._over_s <= self._loop.time():
+                self._next = self._loop.call_soon(self._turn)
+                self._hand_on()
+            else:
+                self._next = self._loop.call_at(self._over_s, self._turn)
+        elif self._calls:  # they came from the functions that ran just now
+            self._wake()
+
+    def _hand_on(self) -> None:
+        output, self._running = self._running, None
+        if output is None:
+            return
+        try:
+            self._on_step(output)
+        except Exception:
+            log.exception("on_step failed")
+
+    def _run_calls(self) -> None:
+        for _ in range(len(self._calls)):
+            fn, future = self._calls.popleft()
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                result = fn(self._engine)
+            except Exception as error:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+    def _end(self, error: BaseException | None) -> None:
+        if self._stopping:
+            return
+        self._stopping = True
+        if self._next is not None:
+            self._next.cancel()
+        self._refuse_calls()
+        if error is None:
+            self.ended.set_result(None)
+        else:
+            self.ended.set_exception(error)
+
+    def _refuse_calls(self) -> None:
+        while self._calls:
+            _, future = self._calls.popleft()
+            if future.set_running_or_notify_cancel():
+                future.set_exception(UnavailableError("the engine has stopped"))

@@ -1,0 +1,152 @@
+"""Runs batches on one device: lays a batch out as flat tensors, calls the model, samples."""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Sequence as Run
+
+import torch
+from torch import Tensor
+
+from engine.core.batch import Batch, LayerDone, ScheduledSequence, StepDone
+from engine.model.attention import Span, StepAttention
+from engine.model.llama import Llama
+from engine.model.operations import Operations, TorchOperations
+from engine.model.registry import MODELS
+from engine.model.rope import RotaryEmbedding
+from engine.model.shard import vocabulary_share
+from engine.model.weights import TensorSource
+from engine.parallel.collective import Collective, own_shard
+from engine.parallel.sharded_operations import ShardedOperations
+from engine.runners.auto import dtype_name, is_auto, resolve_device
+from engine.runners.sampler import Sampler
+from engine.runners.step_shape import TorchStep
+from engine.runners.torch_attention import TorchAttention
+from kvtransfer.slab.layout import SlabLayout
+from runtime.checkpoint.model_files import ModelFiles
+from runtime.config.serving import EngineConfig, parse_bytes
+from runtime.errors import ConfigError
+
+_AUTO_KV_BYTES = 512 << 20  # where nothing is measured: on a CPU it is taken when it is first used
+
+
+class ModelRunner:
+    """Implements `engine.core.batch.Runner` in plain torch, one step after the other. Owned by the engine thread.
+
+    With ranks, rank 0's is submitted to and tells the others, which `follow`.
+    """
+
+    depth = 0
+
+    def __init__(
+        self,
+        model: Llama,
+        attention: TorchAttention,
+        slab: Tensor,
+        sampler: Sampler,
+        collective: Collective | None = None,
+    ) -> None:
+        self.tell: Callable[[TorchStep], object] | None = None  # before a step runs here
+        self.num_layers = model.config.num_layers
+        self._model = model
+        self._attention = attention
+        self._slab = slab
+        self._sampler = sampler
+        self._collective = collective
+
+    def close(self) -> None:
+        """Nothing is held that outlives a step."""
+
+    @torch.inference_mode()
+    def submit(self, batch: Batch, layer_done: LayerDone | None = None) -> StepDone:
+        """Runs the batch to its end."""
+        token_ids = itertools.chain.from_iterable(
+            item.sequence.token_ids[item.start : item.end] for item in batch.items
+        )
+        step = TorchStep(list(token_ids), _spans(batch.prefill), _spans(batch.decode), _sample_rows(batch))
+        if self.tell is not None:
+            self.tell(step)
+        logits = self._run(step, layer_done)
+        if logits is None:
+            return StepDone([])
+        return StepDone(self._sampler.sample(logits, [item.sequence for item in batch.items if item.sample]))
+
+    @torch.inference_mode()
+    def follow(self, step: TorchStep, layer_done: LayerDone | None) -> None:
+        """Another rank's part of a step."""
+        self._run(step, layer_done)
+
+    def _run(self, step: TorchStep, layer_done: LayerDone | None) -> Tensor | None:
+        """Logits of the rows that are sampled, if there are any."""
+        attend = StepAttention(
+            backend=self._attention,
+            metadata=self._attention.prepare(step.prefill, step.decode),
+            slab=self._slab,
+            num_prefill_tokens=len(step.token_ids) - len(step.decode),
+            layer_done=layer_done,
+        )
+        hidden = self._model.forward(self._tensor(step.token_ids), attend)
+        if not step.sample_rows:
+            return None
+        logits = self._model.logits(hidden[self._tensor(step.sample_rows)])
+        if self._collective is None:
+            return logits
+        vocab_size = self._model.config.vocab_size
+        return self._collective.gather_columns(logits, vocabulary_share(vocab_size, self._collective.size), vocab_size)
+
+    def _tensor(self, values: list[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self._slab.device)
+
+
+def slab_layout(files: ModelFiles, config: EngineConfig, collective: Collective | None = None) -> SlabLayout:
+    """The KV slab of this rank that `engine.kv_memory` has room for, where memory is not measured. Raises ConfigError
+    when that is not one block."""
+    model = own_shard(files.config, collective).config
+    device = resolve_device(config)
+    one_block = SlabLayout(
+        num_layers=model.num_layers,
+        num_blocks=1,
+        num_kv_heads=model.num_kv_heads,
+        block_size=config.block_size,
+        head_dim=model.head_dim,
+        dtype=dtype_name(model.dtype, config, device),
+    )
+    memory = _AUTO_KV_BYTES if is_auto(config.kv_memory) else parse_bytes(config.kv_memory, "engine.kv_memory")
+    if memory < one_block.nbytes:
+        problem = f"{config.kv_memory} is less than one KV block of {files.name}, {one_block.nbytes} bytes"
+        raise ConfigError("engine.kv_memory", problem)
+    return dataclasses.replace(one_block, num_blocks=memory // one_block.nbytes)
+
+
+def build_runner(
+    files: ModelFiles,
+    config: EngineConfig,
+    slab: Tensor,
+    weights: TensorSource,
+    collective: Collective | None = None,
+) -> ModelRunner:
+    """On the slab's device, in the slab's dtype, for attention in plain torch. Raises ModelError.
+
+    `config.threads` above 0 sets torch's CPU threads for the whole process.
+    """
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    _, num_blocks, num_kv_heads, _, block_size, head_dim = slab.shape
+    shard = own_shard(files.config, collective)
+    name = str(slab.dtype).removeprefix("torch.")
+    layout = SlabLayout(files.config.num_layers, num_blocks, num_kv_heads, block_size, head_dim, name)
+    operations: Operations = TorchOperations()
+    if collective is not None:
+        operations = ShardedOperations(operations, collective)
+    model = MODELS[files.config.architecture](shard.config, weights, operations, shard.vocabulary)
+    backend = TorchAttention(layout, RotaryEmbedding(files.config, slab.device), slab.dtype, slab.device)
+    return ModelRunner(model, backend, slab, Sampler(files.eos_token_ids), collective)
+
+
+def _spans(items: Run[ScheduledSequence]) -> list[Span]:
+    return [Span(item.start, item.end, item.sequence.block_table) for item in items]
+
+
+def _sample_rows(batch: Batch) -> list[int]:
+    """Rows of the last token of each item that is sampled."""
+    ends = itertools.accumulate(item.num_tokens for item in batch.items)
+    return [end - 1 for item, end in zip(batch.items, ends, strict=True) if item.sample]

@@ -1,0 +1,1 @@
+"""Leases, their books, and what arrives under them."""

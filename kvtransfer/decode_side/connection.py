@@ -1,0 +1,283 @@
+"""The decode side of one connection from a rank of a prefill worker: a thread that checks, receives, answers, and in
+the end waits until the peer is proven unable to write. Started by the receiver; books are kept in the ledger.
+"""
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from itertools import product
+
+import structlog
+
+from baton_proto import transfer as wire
+from kvtransfer.decode_side.ledger import Ledger, Notice
+from kvtransfer.slab.adopted_slab import AdoptedSlab, RankSlab
+from kvtransfer.slab.head_plan import WHOLE, Part, Shard, parts
+from kvtransfer.slab.slab import Slab
+from kvtransfer.transports.host_window import HostWindow
+from kvtransfer.transports.mapped import MappedIntake
+from kvtransfer.transports.tcp import TcpIntake, tune
+from kvtransfer.transports.transport import STALL_TIMEOUT_S, BlockIntake
+from kvtransfer.transports.ways import takes_nccl
+from kvtransfer.wire.checksum import CHECKSUM_BYTES, block_checksums, mismatches
+from kvtransfer.wire.framing import Channel
+from kvtransfer.wire.identity import SlabIdentity, check_hello
+from kvtransfer.wire.proving import prove
+from runtime.config.serving import TransferConfig
+from runtime.errors import BatonError, HandshakeError, ProtocolError
+from runtime.security.cluster_key import ClusterKey
+from runtime.security.handshake import KV_PLANE, listening
+
+log = structlog.get_logger()
+
+
+class Connection:
+    """`number` is the writer's name in the ledger; `slab` is our rank 0's, `others` are those of the other ranks."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        number: int,
+        slab: Slab,
+        others: Sequence[AdoptedSlab],
+        identity: SlabIdentity,
+        config: TransferConfig,
+        ledger: Ledger,
+        key: ClusterKey | None,
+    ) -> None:
+        self._key = key
+        self.number = number
+        self.peer = f"prefill connection {number}"
+        self._slab = slab
+        self._slabs: list[RankSlab] = [slab, *others]
+        self._identity = identity
+        self._config = config
+        self._ledger = ledger
+        self._generation = 0
+        self._shard = WHOLE  # of the prefill worker; this and what it sends is known after its hello
+        self._parts: tuple[Part, ...] = ()
+        self._windows: list[list[HostWindow]] = []  # by part and target, for checksums
+        self._granted: dict[str, tuple[int, ...]] = {}  # begun here and not ended, quarantined included
+        self._checked: set[str] = set()  # of those, the transfers that come with checksums
+        self._drain_by_s: dict[str, float] = {}  # told to stop and not drained yet
+        self._channel: Channel[wire.ToDecode] = Channel(sock, wire.to_decode_decoder, self.peer)
+        self._intake: BlockIntake
+        if sock.family == socket.AF_UNIX:
+            self._intake = MappedIntake(self._channel, self._slabs)
+        else:
+            tune(sock)
+            self._intake = TcpIntake(self._channel, self._slabs)
+        self._thread = threading.Thread(target=self._run, name=f"kv-receive-{number}", daemon=True)
+
+    def start(self, closing_fd: int, on_end: Callable[["Connection"], None]) -> None:
+        """`closing_fd` becomes readable when the receiver gives up waiting; `on_end` is called last, by the thread."""
+        self._closing_fd = closing_fd
+        self._on_end = on_end
+        self._thread.start()
+
+    def tell(self, notice: Notice) -> None:
+        """Tells the peer to stop writing a transfer. Never waits; a peer that does not listen loses its connection."""
+        self._drain_by_s[notice.transfer_id] = time.monotonic() + STALL_TIMEOUT_S
+        try:
+            self._channel.send_now(wire.Cancel(notice.transfer_id, notice.reason[: wire.MAX_REASON]))
+        except OSError:
+            self._channel.shutdown()
+
+    def drain_by_s(self) -> float | None:
+        """When to stop waiting for Drained and end the connection, where that is as good a proof."""
+        if self._intake.peer_writes:
+            return None
+        return min((by_s for name, by_s in list(self._drain_by_s.items()) if name in self._granted), default=None)
+
+    def shutdown(self) -> None:
+        self._channel.shutdown()
+
+    def join(self, timeout_s: float) -> None:
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        try:
+            self._shake_hands()
+            self._intake.await_message()
+            while (message := self._channel.receive()) is not None:
+                self._on_message(message)
+                self._intake.await_message()
+            reason = f"{self.peer} closed the connection"
+        except BatonError as error:
+            log.error("KV connection refused", peer=self.peer, error=str(error))
+            reason = str(error)
+        except OSError as error:
+            reason = f"the connection to {self.peer} broke: {error}"
+        except Exception as error:  # a fault of ours: it ends this connection, not the worker
+            log.exception("KV connection failed", peer=self.peer)
+            reason = f"internal error: {error}"
+        self._wind_up(reason)
+
+    def _wind_up(self, reason: str) -> None:
+        self._channel.shutdown()  # makes a peer that is still there stop and let go of its mapping
+        if self._ledger.writer_lost(self.number, reason):
+            log.warning("a prefill worker was lost with transfers open", peer=self.peer, reason=reason)
+            self._ledger.deliver()
+            if self._intake.await_silence(self._closing_fd):
+                self._ledger.writer_silent(self.number)
+                self._ledger.deliver()
+        self._intake.close()
+        self._channel.close()
+        self._on_end(self)
+
+    def _shake_hands(self) -> None:
+        """Raises HandshakeError, ProtocolError or OSError; the peer learns which field did not fit."""
+        if self._key is not None:
+            prove(self._channel.sock, listening(self._key, KV_PLANE, self.peer), self._config.connect_timeout_s)
+        self._channel.sock.settimeout(self._config.connect_timeout_s)
+        hello = self._channel.receive()
+        if hello is None:
+            raise ConnectionResetError("it was closed before a word was said")
+        if not isinstance(hello, wire.Hello):
+            raise ProtocolError(self.peer, f"opened with {type(hello).__name__}, not Hello")
+        self._shard = Shard(hello.rank, hello.size)
+        rank = f" rank {hello.rank}" if hello.size > 1 else ""
+        self.peer = self._channel.peer = f"prefill worker {hello.sender}{rank}"
+        self._generation = self._slab.generation
+        try:
+            check_hello(hello, self._identity, self._generation)
+        except HandshakeError as error:
+            limit = wire.MAX_NAME
+            self._channel.send_now(wire.Refused(error.field, str(error.ours)[:limit], str(error.theirs)[:limit]))
+            raise
+        self._channel.sock.settimeout(None)
+        if hello.nccl:
+            self._intake = self._nccl_intake()
+        size = self._identity.shard.size
+        self._parts = parts(self._shard, size, self._identity.layout.num_kv_heads)
+        self._windows = [
+            [HostWindow(self._slabs[target.rank], target.heads) for target in part.targets] for part in self._parts
+        ]
+        self._intake.welcome(wire.Welcome(wire.MAJOR, self._slab.layout.num_blocks, size), self._parts)
+
+    def _nccl_intake(self) -> BlockIntake:
+        """Raises ProtocolError when we did not offer it."""
+        if self._intake.peer_writes or not takes_nccl(self._config.transport, self._slab.driver.kind):
+            raise ProtocolError(self.peer, "wants NCCL, which was not offered")
+        from kvtransfer.transports.nccl import NcclIntake  # here: it is installed only where there is a GPU
+
+        return NcclIntake(self._channel, self._slabs, self._config.connect_timeout_s)
+
+    def _on_message(self, message: wire.ToDecode) -> None:
+        match message:
+            case wire.Blocks():
+                self._blocks(message)
+            case wire.Begin():
+                self._begin(message)
+            case wire.Commit():
+                self._commit(message)
+            case wire.Abort():
+                self._end(message.transfer_id, message.reason)
+            case wire.Drained():
+                self._end(message.transfer_id, f"{self.peer} stopped writing")
+            case wire.Hello():
+                raise ProtocolError(self.peer, "says Hello a second time")
+        self._ledger.deliver()
+
+    def _begin(self, message: wire.Begin) -> None:
+        refusal = self._refusal(message)
+        if refusal:
+            self._channel.send_now(wire.Reject(message.transfer_id, refusal))
+        else:
+            self._channel.send_now(wire.Accept(message.transfer_id))
+
+    def _refusal(self, message: wire.Begin) -> str:
+        """Why this transfer may not be written; empty when it may, and then it is ours."""
+        if any(slab.suspended for slab in self._slabs) or self._slab.generation != self._generation:
+            return "the slab was suspended since the grant"
+        if self._config.checksum and not message.checksum:
+            return "checksums are required here"
+        try:
+            granted = self._ledger.begin(
+                message.transfer_id, self.number, self._shard, message.num_blocks, time.monotonic()
+            )
+        except ProtocolError as error:
+            self._ledger.fail(message.transfer_id, str(error))
+            return str(error)
+        if granted is None:
+            return "no such lease: it was cancelled, ran out of time or was begun before"
+        self._granted[message.transfer_id] = granted
+        if message.checksum:
+            self._checked.add(message.transfer_id)
+        return ""
+
+    def _blocks(self, message: wire.Blocks) -> None:
+        granted = self._known(message.transfer_id)
+        layers, num_layers = message.layer_range, self._slab.layout.num_layers
+        if not layers.start < layers.stop <= num_layers:
+            raise ProtocolError(
+                self.peer, f"writes layers [{layers.start}, {layers.stop}); the model has {num_layers} layers"
+            )
+        first, end = message.first, message.first + message.count
+        if not first < end <= len(granted):
+            raise ProtocolError(self.peer, f"writes blocks [{first}, {end}); granted are {len(granted)} blocks")
+        blocks = granted[first:end]
+        self._intake.take(layers, blocks)
+        try:
+            if message.transfer_id in self._checked:
+                self._intake.settle()
+                self._verify(message, blocks)
+            self._ledger.arrived(message.transfer_id, self.number, layers, first, message.count)
+        except ProtocolError as error:
+            self._fail(message.transfer_id, str(error))
+
+    def _verify(self, message: wire.Blocks, blocks: tuple[int, ...]) -> None:
+        """Raises ProtocolError when a block is not what was sent."""
+        size = len(blocks) * CHECKSUM_BYTES
+        due = message.layers * len(self._parts) * size
+        if len(message.checksums) != due:
+            raise ProtocolError(self.peer, f"sent {len(message.checksums)} bytes of checksums; due are {due}")
+        parts = zip(self._parts, self._windows, strict=True)
+        for index, (layer, (part, windows)) in enumerate(product(message.layer_range, parts)):
+            theirs = message.checksums[index * size : (index + 1) * size]
+            nbytes = len(part.heads) * self._slab.layout.head_bytes
+            for window in windows:
+                ours = block_checksums(window.read(layer, blocks), nbytes)
+                if wrong := mismatches(ours, theirs):
+                    block = message.first + wrong[0]
+                    raise ProtocolError(self.peer, f"checksum of layer {layer}, granted block {block} differs")
+
+    def _commit(self, message: wire.Commit) -> None:
+        self._known(message.transfer_id)
+        self._intake.settle()
+        transport = self._intake.transport
+        try:
+            if not self._ledger.commit(message.transfer_id, self.number, message.payload, transport):
+                return  # it failed meanwhile; the peer has a Cancel to answer
+        except ProtocolError as error:
+            self._fail(message.transfer_id, str(error))
+            return
+        self._forget(message.transfer_id)
+        self._ledger.deliver()  # first: the sequence can run while the answer travels
+        self._channel.send_now(wire.Committed(message.transfer_id))
+
+    def _end(self, transfer_id: str, reason: str) -> None:
+        """The peer has written its last byte, on our wish or its own, or will not write at all."""
+        if transfer_id not in self._granted:
+            self._ledger.abandon(transfer_id, self._shard, reason)
+            return
+        self._intake.settle()
+        self._ledger.writer_stopped(transfer_id, self.number, reason)
+        self._forget(transfer_id)
+
+    def _fail(self, transfer_id: str, reason: str) -> None:
+        if self._ledger.fail(transfer_id, reason):
+            log.error("KV transfer failed", transfer_id=transfer_id, peer=self.peer, reason=reason)
+            self._ledger.deliver()
+
+    def _known(self, transfer_id: str) -> tuple[int, ...]:
+        granted = self._granted.get(transfer_id)
+        if granted is None:
+            raise ProtocolError(self.peer, f"means transfer {transfer_id!r}, which it has not begun")
+        return granted
+
+    def _forget(self, transfer_id: str) -> None:
+        del self._granted[transfer_id]
+        self._checked.discard(transfer_id)
+        self._drain_by_s.pop(transfer_id, None)

@@ -1,0 +1,221 @@
+"""The decode side's books: leases, what has arrived under each, and the news of them in one order.
+
+Shared by the receiver, its clerk and the connection threads. Methods change state and queue news; `deliver()` hands
+events to the owner and notices to the connections. It is called by the receiver's own threads alone, so the owner's
+calls never run its callback.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from kvtransfer.decode_side.arrivals import Arrivals, Progress
+from kvtransfer.decode_side.events import Committed, Failed, LayerArrived, Released, TransferEvent
+from kvtransfer.decode_side.lease import Lease, LeaseState, LeaseTable
+from kvtransfer.slab.head_plan import Shard, sending_ranks
+from kvtransfer.slab.layout import SlabLayout
+from runtime.errors import ProtocolError
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """A writer that has to be told to stop."""
+
+    writer: int
+    transfer_id: str
+    reason: str
+
+
+class Ledger:
+    """`layout` is that of the whole model: the books count all heads of a block, in however many slabs they lie."""
+
+    def __init__(
+        self,
+        layout: SlabLayout,
+        on_event: Callable[[TransferEvent], None],
+        on_notice: Callable[[Notice], None],
+    ) -> None:
+        self._layout = layout
+        self._on_event = on_event
+        self._on_notice = on_notice
+        self._lock = threading.Lock()
+        self._table = LeaseTable(layout.num_blocks)
+        self._progress: dict[str, Progress] = {}
+        self._news: deque[TransferEvent | Notice] = deque()
+        self._delivering = threading.Lock()
+
+    def reserve(self, transfer_id: str, block_ids: Sequence[int], deadline_s: float) -> None:
+        with self._lock:
+            self._table.reserve(transfer_id, block_ids, deadline_s)
+
+    def begin(
+        self, transfer_id: str, writer: int, shard: Shard, num_blocks: int, now_s: float
+    ) -> tuple[int, ...] | None:
+        """The granted blocks; None when this writer may not write. Raises ProtocolError when it means another grant."""
+        senders = sending_ranks(shard.size, self._layout.num_kv_heads)
+        with self._lock:
+            lease = self._table.get(transfer_id)
+            if lease is not None and len(lease.block_ids) != num_blocks:
+                raise ProtocolError(
+                    f"transfer {transfer_id}", f"begins with {num_blocks} blocks, granted are {len(lease.block_ids)}"
+                )
+            if lease is not None and lease.senders not in ((), senders):
+                raise ProtocolError(
+                    f"transfer {transfer_id}", f"begins as one of ranks {senders}, others began as {lease.senders}"
+                )
+            lease = self._table.begin(transfer_id, writer, shard.rank, senders, now_s)
+            if lease is None:
+                return None
+            progress = self._progress.setdefault(transfer_id, Progress())
+            progress.arrivals[writer] = Arrivals(self._layout.num_layers, num_blocks)
+            return lease.block_ids
+
+    def arrived(self, transfer_id: str, writer: int, layers: range, first: int, count: int) -> None:
+        """The same blocks of each layer. Raises ProtocolError when a block is written twice. Late news of a failed
+        transfer are dropped."""
+        with self._lock:
+            lease = self._receiving(transfer_id, writer)
+            if lease is None:
+                return
+            arrivals = self._progress[transfer_id].arrivals[writer]
+            for layer in layers:
+                if not arrivals.mark(layer, first, count):
+                    raise ProtocolError(f"transfer {transfer_id}", f"wrote a block of layer {layer} twice")
+            self._news.append(LayerArrived(transfer_id, layers.start, count, lease.writers[writer], len(layers)))
+
+    def commit(self, transfer_id: str, writer: int, payload: bytes, transport: str) -> bool:
+        """True: this writer's part is done. False: the transfer had failed. Raises ProtocolError for missing blocks."""
+        with self._lock:
+            lease = self._receiving(transfer_id, writer)
+            if lease is None:
+                return False
+            progress = self._progress[transfer_id]
+            if missing := progress.arrivals[writer].missing:
+                raise ProtocolError(f"transfer {transfer_id}", f"commits with {missing} blocks missing")
+            if lease.writers[writer] == 0:
+                progress.payload, progress.transport = payload, transport
+            self._table.commit(transfer_id, writer)
+            if lease.state is LeaseState.READY:
+                kv_blocks = len(lease.block_ids)
+                kv_bytes = kv_blocks * self._layout.num_layers * self._layout.block_bytes
+                self._news.append(Committed(transfer_id, progress.payload, progress.transport, kv_blocks, kv_bytes))
+                del self._progress[transfer_id]
+            return True
+
+    def cancel(self, transfer_id: str, reason: str) -> None:
+        """The owner's wish: no Failed event."""
+        with self._lock:
+            self._fail(transfer_id, reason, announce=False)
+
+    def fail(self, transfer_id: str, reason: str) -> bool:
+        """False: unknown, or failed before."""
+        with self._lock:
+            return self._fail(transfer_id, reason, announce=True)
+
+    def abandon(self, transfer_id: str, shard: Shard, reason: str) -> None:
+        """A rank that was given the grant will not begin. No effect when it has begun, on whatever connection."""
+        senders = sending_ranks(shard.size, self._layout.num_kv_heads)
+        with self._lock:
+            lease = self._table.get(transfer_id)
+            if lease is None:
+                return
+            awaited = lease.senders == senders and shard.rank in lease.unbegun
+            if lease.state is LeaseState.RESERVED or awaited:
+                self._fail(transfer_id, reason, announce=True)
+
+    def expire(self, now_s: float) -> None:
+        """Fails what has run out of time."""
+        with self._lock:
+            for lease in self._table.expired(now_s):
+                self._fail(lease.transfer_id, "the lease ran out of time", announce=True)
+
+    def writer_stopped(self, transfer_id: str, writer: int, reason: str) -> None:
+        """The writer has written its last byte for this transfer, without a commit: it fails, unless it had before."""
+        with self._lock:
+            self._fail(transfer_id, reason, announce=True, knows=writer)
+            self._drained(transfer_id, writer)
+
+    def writer_lost(self, writer: int, reason: str) -> bool:
+        """The connection ended: what it was receiving fails. True: leases are quarantined until writer_silent()."""
+        with self._lock:
+            leases = self._table.of_writer(writer)
+            for lease in leases:
+                self._fail(lease.transfer_id, reason, announce=True, knows=writer)
+            return bool(leases)
+
+    def writer_silent(self, writer: int) -> None:
+        """The writer is proven unable to write any more."""
+        with self._lock:
+            for lease in self._table.of_writer(writer):
+                self._drained(lease.transfer_id, writer)
+
+    def transfers(self) -> list[str]:
+        with self._lock:
+            return [lease.transfer_id for lease in self._table.leases()]
+
+    def next_deadline_s(self) -> float | None:
+        with self._lock:
+            return self._table.next_deadline_s()
+
+    def lease_count(self) -> int:
+        with self._lock:
+            return len(self._table)
+
+    def check_integrity(self, connections: set[int]) -> list[str]:
+        """`connections`: those that exist."""
+        with self._lock:
+            problems = self._table.check_integrity()
+            writers = {lease.transfer_id: set(lease.writers) for lease in self._table.leases() if lease.senders}
+            if writers.keys() != self._progress.keys():
+                problems.append("begun leases and the records of what arrived disagree")
+        orphans = [transfer_id for transfer_id, writing in writers.items() if not writing <= connections]
+        return problems + [f"lease {transfer_id} waits for a connection that is gone" for transfer_id in orphans]
+
+    def deliver(self) -> None:
+        """Hands queued news over, each once, in order, whichever thread calls."""
+        while self._news:
+            with self._delivering:
+                try:
+                    news = self._news.popleft()
+                except IndexError:
+                    return
+                try:
+                    if isinstance(news, Notice):
+                        self._on_notice(news)
+                    else:
+                        self._on_event(news)
+                except Exception:
+                    log.exception("the owner of a transfer failed on its event", transfer_event=news)
+
+    # --- with the lock held ---
+
+    def _receiving(self, transfer_id: str, writer: int) -> Lease | None:
+        lease = self._table.get(transfer_id)
+        receiving = lease is not None and lease.state is LeaseState.RECEIVING and writer in lease.writers
+        return lease if receiving else None
+
+    def _fail(self, transfer_id: str, reason: str, *, announce: bool, knows: int | None = None) -> bool:
+        """`knows`: a writer that need not be told."""
+        lease = self._table.fail(transfer_id)
+        if lease is None:
+            return False
+        if announce:
+            self._news.append(Failed(transfer_id, reason))
+        self._news.extend(Notice(writer, transfer_id, reason) for writer in lease.writers if writer != knows)
+        self._release_if_free(lease)
+        return True
+
+    def _drained(self, transfer_id: str, writer: int) -> None:
+        lease = self._table.drained(transfer_id, writer)
+        if lease is not None:
+            self._release_if_free(lease)
+
+    def _release_if_free(self, lease: Lease) -> None:
+        if lease.state is LeaseState.FREE:
+            self._progress.pop(lease.transfer_id, None)
+            self._news.append(Released(lease.transfer_id))

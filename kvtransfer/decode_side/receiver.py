@@ -1,0 +1,255 @@
+"""The decode side of KV transfers: hands out leases, listens for prefill workers, reports what arrives.
+
+Owned by the decode worker, one for all of its ranks. Its threads: one per listening socket, one per connection, and the
+clerk, who watches the clock.
+"""
+
+import os
+import shutil
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import structlog
+
+from baton_proto.discovery import TransferEndpoint
+from baton_proto.worker import Grant
+from kvtransfer.decode_side.connection import Connection
+from kvtransfer.decode_side.events import TransferEvent
+from kvtransfer.decode_side.ledger import Ledger, Notice
+from kvtransfer.decode_side.socket_folder import SOCKET, create_socket_folder
+from kvtransfer.slab.adopted_slab import AdoptedSlab
+from kvtransfer.slab.head_plan import fits
+from kvtransfer.slab.slab import Slab
+from kvtransfer.transports.ways import takes_nccl
+from kvtransfer.wire.host import host_id
+from kvtransfer.wire.identity import SlabIdentity
+from runtime.config.serving import TransferConfig
+from runtime.errors import UnavailableError
+from runtime.security.cluster_key import ClusterKey
+
+log = structlog.get_logger()
+
+BACKLOG = 64
+CLOSE_GRACE_S = 2.0  # for prefill workers to let go of the slab when the receiver closes
+
+
+class Receiver:
+    """`on_event` is called from the receiver's threads, one event at a time and in order; it must not block.
+
+    Every reserve() ends in exactly one of Committed (the blocks belong to the owner's sequence) or Released (the blocks
+    may be reused). Failed may come long before Released: until then the blocks are quarantined.
+    """
+
+    def __init__(
+        self,
+        slab: Slab,
+        identity: SlabIdentity,
+        config: TransferConfig,
+        host: str,
+        on_event: Callable[[TransferEvent], None],
+        others: Sequence[AdoptedSlab] = (),
+        key: ClusterKey | None = None,
+    ) -> None:
+        """`slab` is rank 0's, `others` are those of ranks 1, 2, ...; a block has the same id in all of them. `key`:
+        what senders have to have."""
+        self._key = key
+        self._slab = slab
+        self._others = others
+        assert fits(identity.shard.size, identity.layout.num_kv_heads)
+        layouts = [slab.layout, *(other.layout for other in others)]
+        assert layouts == [identity.slab_layout] * identity.shard.size
+        self._identity = identity
+        self._config = config
+        self._ledger = Ledger(identity.layout, on_event, self._tell)
+        self._wake = threading.Event()
+        self._lock = threading.Lock()  # guards the connections and the closed flag
+        self._connections: dict[int, Connection] = {}
+        self._num_accepted = 0
+        self._closed = False
+        self._suspended = False
+        self._last_round = False  # for the clerk: nothing comes after what is queued now
+        self._closing_fd = os.eventfd(0, os.EFD_CLOEXEC)
+        self._folder: Path | None = None
+        self._listeners: list[socket.socket] = []
+        self.endpoint = self._listen(host)
+        self._threads = [threading.Thread(target=self._keep_watch, name="kv-clerk", daemon=True)]
+        for listener in self._listeners:
+            self._threads.append(threading.Thread(target=self._accept, args=(listener,), name="kv-accept", daemon=True))
+        for thread in self._threads:
+            thread.start()
+
+    def reserve(self, block_ids: Sequence[int], skip_tokens: int, ttl_s: float | None = None) -> Grant:
+        """Leases free blocks of the owner to whoever presents the grant. `ttl_s` None: the configured time to live."""
+        assert skip_tokens % self._slab.layout.block_size == 0
+        ttl_s = self._config.lease_ttl_s if ttl_s is None else ttl_s
+        transfer_id = uuid.uuid4().hex  # unguessable: it is all that a writer has to show
+        with self._lock:
+            suspended = self._suspended or self._slab.suspended or any(other.suspended for other in self._others)
+            if self._closed or suspended:
+                raise UnavailableError("the KV receiver is closed" if self._closed else "the KV slab is suspended")
+            self._ledger.reserve(transfer_id, block_ids, time.monotonic() + ttl_s)
+        self._wake.set()
+        return Grant(
+            transfer_id=transfer_id,
+            worker_id=self._identity.worker_id,
+            incarnation=self._identity.incarnation,
+            generation=self._slab.generation,
+            block_ids=list(block_ids),
+            skip_tokens=skip_tokens,
+            ttl_s=ttl_s,
+            endpoint=self.endpoint,
+        )
+
+    def cancel(self, transfer_id: str, reason: str) -> None:
+        """Ends a lease that is not committed: Released follows, at once or when the peer has stopped. Idempotent."""
+        self._ledger.cancel(transfer_id, reason)
+        self._wake.set()
+
+    def lease_count(self) -> int:
+        """Leases that have not ended, quarantined ones included."""
+        return self._ledger.lease_count()
+
+    def check_integrity(self) -> list[str]:
+        """Sentences about what is wrong; empty when all is well."""
+        with self._lock:
+            return self._ledger.check_integrity(set(self._connections))
+
+    def suspend(self, timeout_s: float) -> None:
+        """From here on until `resume` nobody may write the slab, or maps it: open leases fail, peers let go.
+
+        Raises UnavailableError, and goes on as before, when a peer does not let go in that time.
+        """
+        with self._lock:
+            if self._closed:
+                raise UnavailableError("the KV receiver is closed")
+            self._suspended = True
+            connections = list(self._connections.values())
+        for transfer_id in self._ledger.transfers():
+            self._ledger.fail(transfer_id, "the decode worker goes to sleep")
+        self._hang_up(connections, timeout_s)
+        with self._lock:
+            left = [connection.peer for connection in self._connections.values()]
+        if left or self._ledger.lease_count():
+            self.resume()
+            holders = ", ".join(left) or "an unknown peer"
+            raise UnavailableError(f"{holders} did not let go of the KV slab within {timeout_s:.1f} s")
+
+    def resume(self) -> None:
+        """Leases are given out again, under the slab's generation of now."""
+        self._suspended = False
+
+    def close(self) -> None:
+        """Fails what is open, gives peers a moment to let go of the slab, and frees sockets and threads. Idempotent."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            connections = list(self._connections.values())
+        for listener in self._listeners:
+            listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+        for transfer_id in self._ledger.transfers():
+            self._ledger.fail(transfer_id, "the decode worker is closing")
+        self._last_round = True
+        self._hang_up(connections, CLOSE_GRACE_S)
+        os.eventfd_write(self._closing_fd, 1)
+        for connection in connections:
+            connection.join(CLOSE_GRACE_S)
+        for thread in self._threads:
+            thread.join(CLOSE_GRACE_S)
+        for listener in self._listeners:
+            listener.close()
+        os.close(self._closing_fd)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _hang_up(self, connections: Sequence[Connection], timeout_s: float) -> None:
+        """Waits, for that long, until their peers are proven unable to write."""
+        for connection in connections:
+            connection.shutdown()
+        self._wake.set()
+        give_up_s = time.monotonic() + timeout_s
+        for connection in connections:
+            connection.join(max(0.0, give_up_s - time.monotonic()))
+
+    def _listen(self, host: str) -> TransferEndpoint:
+        unix_path = tcp_address = ""
+        transport, memory = self._config.transport, self._slab.driver.kind
+        if transport not in ("tcp", "nccl"):
+            self._folder = create_socket_folder()
+            unix_path = str(self._folder / SOCKET)
+            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            listener.bind(unix_path)
+            listener.listen(BACKLOG)
+            self._listeners.append(listener)
+        if transport in ("auto", "nccl", "tcp"):
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            listener = socket.create_server((host, 0), family=family, backlog=BACKLOG)
+            port = listener.getsockname()[1]
+            tcp_address = f"[{host}]:{port}" if family == socket.AF_INET6 else f"{host}:{port}"
+            self._listeners.append(listener)
+        return TransferEndpoint(host_id(), unix_path, tcp_address, memory, takes_nccl(transport, memory))
+
+    def _accept(self, listener: socket.socket) -> None:
+        while not self._closed:
+            try:
+                sock, _ = listener.accept()
+            except OSError as error:
+                if not self._closed:
+                    log.error("cannot accept a KV connection", error=str(error))
+                    self._wake.wait(0.1)  # out of descriptors, most likely: do not spin
+                continue
+            self._open(sock)
+
+    def _open(self, sock: socket.socket) -> None:
+        with self._lock:
+            if self._closed or self._suspended:
+                sock.close()
+                return
+            self._num_accepted += 1
+            number = self._num_accepted
+            connection = Connection(
+                sock, number, self._slab, self._others, self._identity, self._config, self._ledger, self._key
+            )
+            self._connections[number] = connection
+            connection.start(self._closing_fd, self._forget)
+
+    def _forget(self, connection: Connection) -> None:
+        with self._lock:
+            self._connections.pop(connection.number, None)
+
+    def _tell(self, notice: Notice) -> None:
+        with self._lock:
+            connection = self._connections.get(notice.writer)
+        if connection is not None:  # else the end of its connection has said it all
+            connection.tell(notice)
+            self._wake.set()  # the clerk sees to it that it obeys
+
+    def _keep_watch(self) -> None:
+        """The clerk: whatever is due by the clock or by the owner's wish."""
+        while True:
+            self._wake.clear()
+            last_round = self._last_round
+            self._ledger.expire(time.monotonic())
+            self._ledger.deliver()
+            due_s = self._cut_off_the_deaf()
+            if last_round:
+                return
+            self._wake.wait(None if due_s is None else max(0.0, due_s - time.monotonic()))
+
+    def _cut_off_the_deaf(self) -> float | None:
+        """Ends connections whose peers were told to stop and did not. Returns when to look again."""
+        with self._lock:
+            connections = list(self._connections.values())
+        due_s = [self._ledger.next_deadline_s()]
+        for connection in connections:
+            drain_by_s = connection.drain_by_s()
+            if drain_by_s is not None and drain_by_s <= time.monotonic():
+                log.error("a prefill worker does not drain; its connection is cut", peer=connection.peer)
+                connection.shutdown()
+            else:
+                due_s.append(drain_by_s)
+        return min((due for due in due_s if due is not None), default=None)

@@ -1,0 +1,1 @@
+"""Grants in, blocks out."""

@@ -1,0 +1,332 @@
+"""The prefill side of one connection to a decode worker, shared by all pushes to it.
+
+Two threads: the link's own connects, writes blocks and is the only one that reads our slab or sends; the listener takes
+in what the decode worker says. A push is done when the link's thread will not touch its blocks any more.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from baton_proto import transfer as wire
+from baton_proto.worker import Grant
+from kvtransfer.prefill_side.dial import Dialled, dial
+from kvtransfer.prefill_side.push import LayerBlocks, Push, PushResult, PushState
+from kvtransfer.slab.slab import Slab
+from kvtransfer.transports.host_window import HostWindow
+from kvtransfer.transports.transport import STALL_TIMEOUT_S, BlockWriter, Shipment, piece_blocks
+from kvtransfer.wire.checksum import block_checksums
+from kvtransfer.wire.identity import SlabIdentity
+from runtime.config.serving import TransferConfig
+from runtime.errors import BatonError, ProtocolError
+from runtime.security.cluster_key import ClusterKey
+
+log = structlog.get_logger()
+
+
+class Link:
+    """`first` is the grant that made it necessary; every other push has the same worker, incarnation and generation."""
+
+    def __init__(
+        self,
+        slab: Slab,
+        identity: SlabIdentity,
+        config: TransferConfig,
+        first: Grant,
+        on_closed: Callable[["Link"], None],
+        key: ClusterKey | None,
+    ) -> None:
+        self._key = key
+        self._slab = slab
+        self._identity = identity
+        self._config = config
+        self._first = first
+        self._on_closed = on_closed
+        self._changed = threading.Condition()
+        self._pushes: dict[str, PushState] = {}  # not done
+        self._runnable: deque[PushState] = deque()  # have something to do for the link's thread
+        self._broken = ""  # why the connection is of no use any more
+        self._retired = False  # takes no more pushes, ends with the last one
+        self._dialled: Dialled | None = None
+        self._windows: list[tuple[HostWindow, int]] = []  # by part, with bytes of its heads in a block: for checksums
+        self._thread = threading.Thread(target=self._run, name=f"kv-send-{first.worker_id}", daemon=True)
+        self._listener = threading.Thread(target=self._listen, name=f"kv-answers-{first.worker_id}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def add(self, grant: Grant, on_done: Callable[[PushResult], None]) -> Push | None:
+        """None: this link has ended, take a new one. Raises ProtocolError for a grant that is in use."""
+        now_s = time.monotonic()
+        state = PushState(grant, on_done, started_s=now_s, deadline_s=now_s + grant.ttl_s)
+        with self._changed:
+            if self._broken or self._retired:
+                return None
+            if grant.transfer_id in self._pushes:
+                raise ProtocolError(f"decode worker {grant.worker_id}", f"granted {grant.transfer_id} a second time")
+            self._pushes[grant.transfer_id] = state
+            self._wake(state)
+        return Push(self, state)
+
+    def enqueue(self, state: PushState, operation: LayerBlocks | wire.Commit) -> None:
+        with self._changed:
+            if state.done or state.stop:
+                return
+            state.operations.append(operation)
+            if state.accepted and self._is_due(operation):
+                self._wake(state)
+
+    def abort(self, state: PushState, reason: str) -> None:
+        with self._changed:
+            self._stop(state, wire.Abort(state.grant.transfer_id, reason[: wire.MAX_REASON]), reason)
+
+    def retire(self, reason: str | None = None) -> None:
+        """Ends the link once its pushes are done; with a reason, aborts them."""
+        with self._changed:
+            self._retired = True
+            if reason is not None:
+                for state in self._pushes.values():
+                    self._stop(state, wire.Abort(state.grant.transfer_id, reason), reason)
+            self._changed.notify_all()
+
+    def wait(self, timeout_s: float) -> bool:
+        """For the end of a retired link; False when it takes longer."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def join(self, timeout_s: float) -> None:
+        """Waits for the end of a retired link, and ends it the hard way when that takes longer."""
+        self._thread.join(timeout_s)
+        if self._thread.is_alive() and self._dialled is not None:
+            self._break("the link was closed")
+            self._thread.join(timeout_s)
+
+    # --- the link's thread ---
+
+    def _run(self) -> None:
+        reason = "the link was closed"
+        try:
+            self._dialled = dial(self._slab, self._identity, self._config, self._first, self._key)
+            head_bytes = self._slab.layout.head_bytes
+            self._windows = [
+                (HostWindow(self._slab, part.heads), len(part.heads) * head_bytes) for part in self._dialled.parts
+            ]
+            self._listener.start()
+            while (state := self._next(self._dialled.writer)) is not None:
+                self._advance(state, self._dialled)
+        except (BatonError, OSError) as error:
+            reason = str(error) or type(error).__name__
+            report = log.warning if self._pushes else log.info
+            report("KV link to decode worker ended", worker_id=self._first.worker_id, reason=reason)
+        except Exception as error:  # a fault of ours: it ends this link, not the worker
+            log.exception("KV link failed", worker_id=self._first.worker_id)
+            reason = f"internal error: {error}"
+        self._wind_up(reason)
+
+    def _next(self, writer: BlockWriter) -> PushState | None:
+        """Waits for a push with something to do, for blocks on their way meanwhile; None when a retired link has none
+        left. Raises ConnectionError."""
+        settled = True
+        while True:
+            with self._changed:
+                if self._broken:
+                    raise ConnectionError(self._broken)
+                self._stop_overdue(time.monotonic())
+                if self._runnable:
+                    state = self._runnable.popleft()
+                    state.queued = False
+                    return state
+                if self._retired and not self._pushes:
+                    return None
+                if not settled:
+                    due_s = min((state.deadline_s for state in self._pushes.values()), default=None)
+                    self._changed.wait(None if due_s is None else max(0.0, due_s - time.monotonic()))
+            settled = writer.settle()
+
+    def _advance(self, state: PushState, dialled: Dialled) -> None:
+        """One step of one push, so that pushes to the same worker take turns."""
+        if state.done:
+            return
+        if state.stop is not None:
+            self._settle_all(dialled.writer)
+            dialled.channel.send(state.stop)  # even if it was not begun: the lease ends sooner
+            self._finish(state, ok=False, reason=state.reason)
+        elif not state.begun:
+            self._begin(state, dialled)
+        else:
+            self._carry_out(state, dialled)
+
+    def _begin(self, state: PushState, dialled: Dialled) -> None:
+        grant = state.grant
+        outside = [block for block in grant.block_ids if not 0 <= block < dialled.peer_layout.num_blocks]
+        if outside:
+            self._finish(state, ok=False, reason=f"granted block {outside[0]} is outside the decode worker's slab")
+            return
+        with self._changed:
+            state.begun = True
+            state.deadline_s = min(state.deadline_s, time.monotonic() + self._config.connect_timeout_s)
+        dialled.channel.send(wire.Begin(grant.transfer_id, len(grant.block_ids), self._config.checksum))
+
+    def _carry_out(self, state: PushState, dialled: Dialled) -> None:
+        layers: list[LayerBlocks] = []
+        commit: wire.Commit | None = None
+        with self._changed:
+            for operation in self._take_due(state):
+                if isinstance(operation, wire.Commit):
+                    commit = operation
+                    state.deadline_s = min(state.deadline_s, time.monotonic() + STALL_TIMEOUT_S)
+                else:
+                    layers.append(operation)
+        for run in self._runs(layers):
+            self._write(state, run, dialled)
+        if commit is not None:
+            self._settle_all(dialled.writer)
+            dialled.channel.send(commit)
+        with self._changed:
+            if state.accepted and any(map(self._is_due, state.operations)):
+                self._wake(state)
+
+    def _settle_all(self, writer: BlockWriter) -> None:
+        while writer.settle():
+            pass
+
+    def _runs(self, layers: Sequence[LayerBlocks]) -> list[list[LayerBlocks]]:
+        """What one message announces each: the same blocks in neighbouring layers, of one layer with checksums."""
+        runs: list[list[LayerBlocks]] = []
+        for blocks in layers:
+            if runs and not self._config.checksum and blocks.continues(runs[-1][-1]):
+                runs[-1].append(blocks)
+            else:
+                runs.append([blocks])
+        return runs
+
+    def _write(self, state: PushState, run: Sequence[LayerBlocks], dialled: Dialled) -> None:
+        layout, layer = self._slab.layout, run[0].layer
+        operation = run[-1]  # when it is ready, all are
+        granted = state.grant.block_ids
+        size = piece_blocks(layout) if self._config.checksum else dialled.writer.piece_blocks
+        for begin in range(0, len(operation.source), size):
+            source = operation.source[begin : begin + size]
+            first = operation.first + begin
+            checksums = b""
+            if self._config.checksum:
+                checksums = b"".join(
+                    block_checksums(window.read(layer, source, operation.ready), nbytes)
+                    for window, nbytes in self._windows
+                )
+            message = wire.Blocks(state.grant.transfer_id, layer, first, len(source), len(run), checksums)
+            destination = granted[first : first + len(source)]
+            shipment = Shipment(message, source, destination, operation.ready, lambda: state.stop is not None)
+            if not dialled.writer.write(shipment):
+                return
+            state.kv_bytes += len(source) * len(run) * layout.block_bytes
+
+    def _finish(self, state: PushState, *, ok: bool, reason: str) -> None:
+        """Ends a push whose blocks nobody reads any more: once, whoever comes first."""
+        with self._changed:
+            if state.done:
+                return
+            state.done = True
+            del self._pushes[state.grant.transfer_id]
+            self._changed.notify_all()
+        transport = self._dialled.writer.transport if self._dialled else ""
+        kv_blocks = len(state.grant.block_ids) if ok else 0
+        seconds = time.monotonic() - state.started_s
+        try:
+            state.on_done(PushResult(ok, reason, transport, kv_blocks, state.kv_bytes, seconds))
+        except Exception:
+            log.exception("the owner of a push failed on its end", transfer_id=state.grant.transfer_id)
+
+    def _wind_up(self, reason: str) -> None:
+        with self._changed:
+            self._broken = self._broken or reason
+            reason = self._broken
+            left = list(self._pushes.values())
+        if self._dialled is not None:
+            self._dialled.channel.shutdown()
+            self._dialled.writer.close()
+            self._listener.join()
+            self._dialled.channel.close()
+        self._on_closed(self)
+        for state in left:
+            self._finish(state, ok=False, reason=state.reason or reason)
+
+    # --- the listener ---
+
+    def _listen(self) -> None:
+        assert self._dialled is not None
+        reason = f"decode worker {self._first.worker_id} closed the connection"
+        try:
+            while (message := self._dialled.channel.receive()) is not None:
+                self._on_message(message)
+        except (BatonError, OSError) as error:
+            reason = str(error)
+        self._break(reason)
+
+    def _on_message(self, message: wire.ToPrefill) -> None:
+        if isinstance(message, wire.Welcome | wire.Refused):
+            raise ProtocolError(f"decode worker {self._first.worker_id}", f"sent {type(message).__name__} in mid-talk")
+        with self._changed:
+            state = self._pushes.get(message.transfer_id)
+            if state is None:
+                return  # late news of a push that is done
+            match message:
+                case wire.Accept():
+                    state.accepted = True
+                    state.deadline_s = state.started_s + state.grant.ttl_s
+                    if state.operations:
+                        self._wake(state)
+                case wire.Cancel():
+                    self._stop(state, wire.Drained(message.transfer_id), message.reason)
+        # A rejected push was never written, a committed one has nothing left to read.
+        if isinstance(message, wire.Reject):
+            self._finish(state, ok=False, reason=message.reason)
+        elif isinstance(message, wire.Committed):
+            self._finish(state, ok=True, reason="")
+
+    # --- with the lock held ---
+
+    def _is_due(self, operation: LayerBlocks | wire.Commit) -> bool:
+        """Whether it is carried out now, with all before it; a layer may have to wait for its chunk's last one."""
+        assert self._dialled is not None
+        if isinstance(operation, wire.Commit) or not self._dialled.writer.at_once:
+            return True
+        return operation.layer == self._slab.layout.num_layers - 1
+
+    def _take_due(self, state: PushState) -> list[LayerBlocks | wire.Commit]:
+        """The next operation that is due, behind those that have waited for it."""
+        dues = map(self._is_due, state.operations) if state.accepted else ()
+        number = next((number for number, due in enumerate(dues, 1) if due), 0)
+        return [state.operations.popleft() for _ in range(number)]
+
+    def _wake(self, state: PushState, *, first: bool = False) -> None:
+        if not state.queued:
+            state.queued = True
+            self._runnable.append(state)
+        if first and self._runnable[0] is not state:
+            self._runnable.remove(state)
+            self._runnable.appendleft(state)
+        self._changed.notify_all()
+
+    def _stop(self, state: PushState, message: wire.Abort | wire.Drained, reason: str) -> None:
+        if not state.done and state.stop is None:
+            state.stop, state.reason = message, reason
+            state.operations.clear()
+            self._wake(state, first=True)
+
+    def _stop_overdue(self, now_s: float) -> None:
+        for state in list(self._pushes.values()):
+            if now_s >= state.deadline_s and state.stop is None:
+                ended = now_s >= state.started_s + state.grant.ttl_s
+                reason = "the grant ran out of time" if ended else "the decode worker did not answer in time"
+                self._stop(state, wire.Abort(state.grant.transfer_id, reason), reason)
+
+    def _break(self, reason: str) -> None:
+        with self._changed:
+            self._broken = self._broken or reason
+            self._changed.notify_all()
+        if self._dialled is not None:
+            self._dialled.channel.shutdown()  # wakes a thread that waits in it

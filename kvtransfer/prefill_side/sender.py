@@ -1,0 +1,122 @@
+"""The prefill side of KV transfers: one link per decode worker, made when a grant needs it.
+
+Owned by the prefill worker; each of its ranks has one, for its own slab. A transfer is a push of every rank: all are
+begun with the same grant, rank 0's commit carries the payload, and when one fails the others are aborted. It went well
+when all of them did, and the source blocks are free when all of them are done.
+
+Nothing here waits: connecting, copying and sending happen in the links' threads.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from baton_proto.worker import Grant
+from kvtransfer.prefill_side.idle_pushes import IdlePushes
+from kvtransfer.prefill_side.link import Link
+from kvtransfer.prefill_side.push import Push, PushResult
+from kvtransfer.prefill_side.sending import LayerDone, Piece
+from kvtransfer.slab.slab import Slab
+from kvtransfer.wire.identity import SlabIdentity
+from runtime.config.serving import TransferConfig
+from runtime.errors import UnavailableError
+from runtime.security.cluster_key import ClusterKey
+
+CLOSE_GRACE_S = 2.0  # for aborts to reach the decode workers when the sender closes
+
+Peer = tuple[str, int, int]  # worker id, incarnation, slab generation
+
+
+class Sender:
+    """Implements `kvtransfer.prefill_side.sending.KvSender`.
+
+    `on_done` of a push is called once, from a sender thread, when nobody reads the source blocks any more.
+
+    A rank that has nothing to send, because a lower one holds the same heads, calls it from commit() or abort().
+    """
+
+    def __init__(
+        self, slab: Slab, identity: SlabIdentity, config: TransferConfig, key: ClusterKey | None = None
+    ) -> None:
+        """`key`: what receivers have to have."""
+        self._key = key
+        assert slab.layout == identity.slab_layout
+        self._slab = slab
+        self._identity = identity
+        self._config = config
+        self._lock = threading.Lock()
+        self._links: dict[Peer, Link] = {}
+        self._ending: set[Link] = set()  # retired or replaced, with pushes left
+        self._idle = None if identity.shard.sends(identity.layout.num_kv_heads) else IdlePushes()
+        self._closed = False
+
+    def begin(self, grant: Grant, on_done: Callable[[PushResult], None]) -> Push:
+        """Returns at once; failures, refusals too, come through `on_done`.
+
+        Raises UnavailableError after close(), ProtocolError for a grant that is in use; `on_done` is not called then.
+        """
+        peer = (grant.worker_id, grant.incarnation, grant.generation)
+        with self._lock:
+            if self._closed:
+                raise UnavailableError("the KV sender is closed")
+            if self._idle is not None:
+                return self._idle.add(grant, on_done)
+            link = self._links.get(peer)
+            push = link.add(grant, on_done) if link else None
+            if push is not None:
+                return push
+            self._retire_older(grant)
+            link = Link(self._slab, self._identity, self._config, grant, self._forget, self._key)
+            push = link.add(grant, on_done)
+            assert push is not None
+            self._links[peer] = link
+            link.start()
+            return push
+
+    def ship(self, pieces: Sequence[Piece]) -> LayerDone:
+        for piece in pieces:
+            if piece.tail:
+                self._slab.clear_behind(piece.source[-1], piece.tail)
+
+        def layer_done(layer: int) -> None:
+            ready = self._slab.mark()
+            for piece in pieces:
+                piece.push.layer_ready(layer, piece.first, piece.source, ready)
+
+        return layer_done
+
+    def let_go(self, timeout_s: float) -> None:
+        """Waits for pushes that are open."""
+        with self._lock:
+            links = [*self._links.values(), *self._ending]
+        give_up_s = time.monotonic() + timeout_s
+        for link in links:
+            link.retire()
+        for link in links:
+            if not link.wait(max(0.0, give_up_s - time.monotonic())):
+                raise UnavailableError(f"a push still reads the KV slab after {timeout_s:.1f} s")
+
+    def close(self) -> None:
+        """Aborts what is open, ends threads and connections. Idempotent."""
+        with self._lock:
+            self._closed = True
+            links = [*self._links.values(), *self._ending]
+        if self._idle is not None:
+            self._idle.close("the prefill worker is closing")
+        for link in links:
+            link.retire("the prefill worker is closing")
+        for link in links:
+            link.join(CLOSE_GRACE_S)
+
+    def _retire_older(self, grant: Grant) -> None:
+        """A worker that restarted or slept gets no more pushes of before."""
+        for peer in [peer for peer in self._links if peer[0] == grant.worker_id]:
+            link = self._links.pop(peer)
+            link.retire()
+            self._ending.add(link)
+
+    def _forget(self, link: Link) -> None:
+        with self._lock:
+            self._ending.discard(link)
+            for peer in [peer for peer, other in self._links.items() if other is link]:
+                del self._links[peer]

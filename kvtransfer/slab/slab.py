@@ -1,0 +1,97 @@
+"""The memory that holds a worker's KV blocks: one contiguous array that another process can be allowed to write.
+
+The worker creates it; the model runner computes on `tensor`, the transports move bytes of `buffer` or `export()` it.
+"""
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from kvtransfer.slab.layout import SlabLayout
+from runtime.device.driver import MemoryDriver
+from runtime.device.host_memory import HostMemory
+from runtime.device.memory_range import MemoryRange
+from runtime.errors import UnavailableError
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Mark(Protocol):
+    """A moment in a device's work: a CUDA event."""
+
+    def wait(self, stream: Any) -> None:
+        """What the stream is given from now on comes after it."""
+
+
+class Slab:
+    """Zeroed, because stale bytes that happen to be NaN survive any mask."""
+
+    def __init__(self, layout: SlabLayout, driver: MemoryDriver | None = None) -> None:
+        """`driver` None: in this host's memory. Raises UnavailableError when there is not that much."""
+        self.layout = layout
+        self.driver = driver or HostMemory()
+        self._memory = MemoryRange(self.driver, layout.nbytes)
+        self._tensor: torch.Tensor | None = None
+        self._generation = 1
+
+    @property
+    def generation(self) -> int:
+        """Rises with every resume: who was allowed to write an earlier one has to ask again."""
+        return self._generation
+
+    @property
+    def suspended(self) -> bool:
+        return not self._memory.is_mapped
+
+    @property
+    def tensor(self) -> "torch.Tensor":
+        """`[layers, blocks, kv_heads, 2, block_size, head_dim]`, see SlabLayout."""
+        if self._tensor is None:
+            import torch  # here, because moving bytes needs none of it
+
+            self._tensor = self._memory.tensor(self.layout.shape, getattr(torch, self.layout.dtype))
+        return self._tensor
+
+    @property
+    def buffer(self) -> memoryview:
+        """The slab's bytes, for transports that go through host memory. Raises UnavailableError."""
+        if self.driver.kind != "host":
+            raise UnavailableError("the KV slab lies in GPU memory, which has no bytes here")
+        return self._memory.buffer()[: self.layout.nbytes]
+
+    def mark(self) -> Mark | None:
+        """What the calling thread has enqueued until now; None: it is all done."""
+        if self.driver.kind == "host":
+            return None
+        import torch
+
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def clear_behind(self, block: int, used: int) -> None:
+        """Zeroes what lies behind `used` tokens of a block, in all layers, before what the calling thread enqueues."""
+        if self.driver.kind == "host":
+            array = np.frombuffer(self.buffer, dtype=np.uint8).reshape(*self.layout.shape[:-1], -1)
+            array[:, block, :, :, used:] = 0
+        else:
+            self.tensor[:, block, :, :, used:] = 0
+
+    def export(self) -> int:
+        """A descriptor, the caller's own, that another process maps to write the slab. Raises UnavailableError."""
+        return self._memory.export()
+
+    def suspend(self) -> None:
+        """Gives the memory back and keeps the addresses. No lease may be open, and no peer may map it."""
+        self._memory.unmap()
+
+    def resume(self) -> None:
+        """Zeroed memory at the same addresses, under a new generation. Raises UnavailableError."""
+        self._memory.map()
+        self._generation += 1
+
+    def close(self) -> None:
+        """Gives the memory back for good; nobody computes or transfers any more. Idempotent."""
+        if self._memory.is_mapped:
+            self._memory.unmap()

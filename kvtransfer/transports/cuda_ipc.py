@@ -1,0 +1,123 @@
+"""CUDA memory of one host: a chunk's blocks go over NVLink straight into the decode worker's slabs, see mapped.py.
+
+Writing is asynchronous: on a stream of its own one kernel waits for a chunk's layers to be computed and writes them
+all, and one message announces them when it has ended. So the engine never waits for the link, and the link's thread
+only when it is idle.
+
+A chunk's layers leave together, after the last one, though each could leave while the next is computed. A prompt makes
+a GPU compute at the limit of its power, and a link that is awake costs it 3 % of its clock, whatever goes over it and
+by whatever means; so it sleeps while the model computes. For 8,192 tokens of an 8B model that is 3.4 ms at the end
+instead of 7 ms all along (benchmarks/push_slowdown.py).
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from baton_proto.transfer import Blocks, ToPrefill
+from kvtransfer.slab.head_plan import Part
+from kvtransfer.slab.layout import SlabLayout
+from kvtransfer.slab.slab import Slab
+from kvtransfer.transports.copy_blocks import copy_blocks
+from kvtransfer.transports.head_words import head_words
+from kvtransfer.transports.mapped import PeerSlabs
+from kvtransfer.transports.transport import MAX_PIECE_BLOCKS, Shipment
+from kvtransfer.wire.framing import Channel
+from runtime.device.cuda_memory import CudaMemory
+
+
+@dataclass(frozen=True, slots=True)
+class _Route:
+    """The heads that one of the decode worker's ranks gets; int64 [layers, blocks, words of the heads in a block]."""
+
+    source: Tensor
+    destination: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _OnItsWay:
+    message: Blocks
+    written: torch.cuda.Event
+    table: Tensor  # the kernel reads it
+
+
+class CudaIpcWriter:
+    """Implements `kvtransfer.transports.transport.BlockWriter`."""
+
+    transport = "cuda_ipc"
+    piece_blocks = MAX_PIECE_BLOCKS
+    at_once = True
+
+    def __init__(
+        self,
+        channel: Channel[ToPrefill],
+        slab: Slab,
+        peer_layout: SlabLayout,
+        parts: Sequence[Part],
+        fds: list[int],
+    ) -> None:
+        """Takes the descriptors over. Raises ProtocolError when they are not what a welcome brings, UnavailableError
+        when this GPU cannot reach the memory."""
+        assert isinstance(slab.driver, CudaMemory)
+        self._channel = channel
+        self._driver = slab.driver
+        self._peer = PeerSlabs(slab.driver, fds, parts, peer_layout.nbytes, channel.peer)
+        torch.cuda.set_device(self._driver.device)  # of this thread, and so is the stream: nobody else writes here
+        self._stream = torch.cuda.Stream(self._driver.device, priority=-1)  # type: ignore[no-untyped-call]
+        torch.cuda.set_stream(self._stream)
+        ours = slab.tensor.flatten().view(torch.uint8)
+        targets = [(part.heads, target.heads) for part in parts for target in part.targets]
+        self._routes: list[_Route] = []
+        for (our_heads, their_heads), memory in zip(targets, self._peer.memories, strict=True):
+            theirs = torch.as_tensor(memory.array, device=self._driver.device)
+            source, destination = head_words(ours, slab.layout, our_heads), head_words(theirs, peer_layout, their_heads)
+            self._routes.append(_Route(source, destination))
+        self._on_their_way: deque[_OnItsWay] = deque()
+        self._blocks: tuple[Sequence[int], Sequence[int]] = ((), ())
+        self._table = torch.empty(2, 0, dtype=torch.int32, device=self._driver.device)  # of these blocks
+        self._copy(range(1))  # loads the kernel before somebody waits for it
+
+    def write(self, shipment: Shipment) -> bool:
+        if shipment.stopped():
+            return False
+        blocks = (shipment.source, shipment.destination)
+        if self._blocks != blocks:  # layers of a chunk that come one by one share them
+            self._blocks = blocks
+            table = torch.tensor(blocks, dtype=torch.int32, pin_memory=True)
+            self._table = table.to(self._driver.device, non_blocking=True)
+        if shipment.ready is not None:
+            shipment.ready.wait(self._stream)
+        self._copy(shipment.message.layer_range)
+        # Who waits for it sleeps, for the step is still to be computed, often all of it.
+        written = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        written.record(self._stream)
+        self._on_their_way.append(_OnItsWay(shipment.message, written, self._table))
+        while self._on_their_way and self._on_their_way[0].written.query():  # type: ignore[no-untyped-call]
+            self._announce()
+        return True
+
+    def settle(self) -> bool:
+        if not self._on_their_way:
+            return False
+        self._on_their_way[0].written.synchronize()
+        self._announce()
+        return True
+
+    def close(self) -> None:
+        self._stream.synchronize()
+        self._on_their_way.clear()
+        self._routes.clear()
+        self._peer.close()
+
+    def _announce(self) -> None:
+        self._channel.send(self._on_their_way[0].message)
+        self._on_their_way.popleft()
+
+    def _copy(self, layers: range) -> None:
+        """Enqueues it on the thread's stream."""
+        for route in self._routes:
+            chosen = slice(layers.start, layers.stop)
+            copy_blocks(route.source[chosen], route.destination[chosen], self._table)

@@ -1,0 +1,244 @@
+"""NCCL between GPUs that cannot map each other's memory: a kernel gathers blocks, one send carries them, and a kernel
+scatters them. While one buffer is on the link, others are filled here and emptied there.
+
+A message announces a chunk's layers over TCP once the last one is computed, and the decode side asks NCCL for them only
+then. So its GPU never waits for a prompt that is still being computed. Both ends cut what a message announces into the
+same sends, of which no more are on their way than there are buffers. The slabs are written by the decode side alone, as
+with TCP: when it has aborted its end, nobody writes them. A send is layer by layer, in each block after block, and in
+each block part after part. Why a chunk's layers wait for each other: see cuda_ipc.py; and NCCL likes few large sends.
+
+Rank 0 of a decode worker receives for all of its ranks and scatters into their slabs, which it has mapped.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from msgspec.structs import replace
+from torch import Tensor
+
+from baton_proto.transfer import ToDecode, ToPrefill, Welcome
+from kvtransfer.slab.adopted_slab import RankSlab
+from kvtransfer.slab.head_plan import Part
+from kvtransfer.slab.layout import SlabLayout
+from kvtransfer.slab.slab import Slab
+from kvtransfer.transports.copy_blocks import copy_blocks
+from kvtransfer.transports.head_words import WORD_BYTES, head_words
+from kvtransfer.transports.nccl_pair import RECEIVER, SENDER, NcclPair, PeerWatch, new_pair_id
+from kvtransfer.transports.transport import MAX_PIECE_BLOCKS, STALL_TIMEOUT_S, Shipment
+from kvtransfer.wire.framing import Channel
+from runtime.device.cuda_memory import CudaMemory
+from runtime.errors import UnavailableError
+
+# A send takes 13 us and its bytes at 350 GB/s (H200); besides, each costs both hosts about 100 us, which the one before
+# it hides. 512 MiB in pieces of 32 go at 261 to 272 GB/s, of 64 at 278 to 290 (benchmarks/kv_push.py).
+BUFFER_BYTES = 64 << 20
+NUM_BUFFERS = 2
+_KERNELS_PRIORITY, _LINK_PRIORITY = -1, -2  # a scatter that begins first keeps the next receive off most processors
+_TABLES = 64  # kept; the layers of a chunk share theirs
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+
+@dataclass(frozen=True, slots=True)
+class _Buffer:
+    parts: list[Tensor]  # int64 [piece_blocks, words of the part's heads] for each part: columns of a block's row
+    address: int  # of the first row
+    full: torch.cuda.Event = field(default_factory=_event)  # gathered, or received
+    empty: torch.cuda.Event = field(default_factory=_event)  # sent, or scattered
+
+    def rows(self, num_layers: int, num_blocks: int) -> list[Tensor]:
+        """What so many take, layer by layer: int64 [num_layers, num_blocks, words of the part's heads] of each part."""
+        count = num_layers * num_blocks
+        return [part[:count].view(num_layers, num_blocks, part.shape[1]) for part in self.parts]
+
+
+class _End:
+    """What both ends have: two streams, and buffers in turn."""
+
+    def __init__(self, layout: SlabLayout, parts: Sequence[Part], device: torch.device) -> None:
+        """Raises UnavailableError when the GPU has no room for the buffers."""
+        torch.cuda.set_device(device)  # of this thread, and so is the stream of the kernels: nobody else launches here
+        self.device = device
+        sizes = [len(part.heads) * layout.head_bytes // WORD_BYTES for part in parts]
+        self.block_bytes = sum(sizes) * WORD_BYTES
+        self.piece_blocks = max(1, min(BUFFER_BYTES // self.block_bytes, MAX_PIECE_BLOCKS))
+        self.kernels = torch.cuda.Stream(device, priority=_KERNELS_PRIORITY)  # type: ignore[no-untyped-call]
+        self.link = torch.cuda.Stream(device, priority=_LINK_PRIORITY)  # type: ignore[no-untyped-call]
+        torch.cuda.set_stream(self.kernels)
+        try:
+            self.buffers = deque(self._buffer(sizes) for _ in range(NUM_BUFFERS))
+        except torch.OutOfMemoryError as error:
+            raise UnavailableError(f"no room for NCCL's buffers of {BUFFER_BYTES >> 20} MiB each") from error
+        self._tables: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
+
+    def _buffer(self, sizes: Sequence[int]) -> _Buffer:
+        words = torch.empty(self.piece_blocks, sum(sizes), dtype=torch.int64, device=self.device)
+        return _Buffer(list(torch.split(words, list(sizes), dim=1)), words.data_ptr())
+
+    def pieces(self, layers: range, blocks: Sequence[int]) -> Iterator[tuple[range, Sequence[int]]]:
+        """What a buffer takes each, in the order in which it is sent: several layers of few blocks, or some blocks of
+        one layer."""
+        num_layers = max(1, self.piece_blocks // max(1, len(blocks)))
+        for layer in range(layers.start, layers.stop, num_layers):
+            for first in range(0, len(blocks), self.piece_blocks):
+                yield range(layer, min(layer + num_layers, layers.stop)), blocks[first : first + self.piece_blocks]
+
+    def next_buffer(self) -> _Buffer:
+        self.buffers.rotate(-1)
+        return self.buffers[0]
+
+    def tables(self, blocks: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """int32 [2, count] each: from the blocks to their places in a buffer, and back."""
+        key = tuple(blocks)
+        tables = self._tables.get(key)
+        if tables is None:
+            host = torch.empty(3, len(key), dtype=torch.int32, pin_memory=True)
+            rows = host.numpy()
+            rows[0] = key
+            rows[1] = np.arange(len(key))
+            rows[2] = rows[0]
+            if len(self._tables) >= _TABLES:
+                self._tables.clear()
+            table = host.to(self.device, non_blocking=True)
+            tables = self._tables[key] = (table[:2], table[1:])
+        return tables
+
+    def close(self) -> None:
+        """After the communicator's abort, with which what was on its way ends."""
+        self.link.synchronize()
+        self.kernels.synchronize()
+        self.buffers.clear()
+
+
+class NcclWriter:
+    """Implements `kvtransfer.transports.transport.BlockWriter`."""
+
+    transport = "nccl"
+    piece_blocks = MAX_PIECE_BLOCKS
+    at_once = True
+
+    def __init__(
+        self, channel: Channel[ToPrefill], slab: Slab, parts: Sequence[Part], pair_id: bytes, timeout_s: float
+    ) -> None:
+        """Raises OSError, UnavailableError."""
+        assert isinstance(slab.driver, CudaMemory)
+        self._channel = channel
+        self._end = _End(slab.layout, parts, slab.driver.device)
+        memory = slab.tensor.flatten().view(torch.uint8)
+        self._sources = [head_words(memory, slab.layout, part.heads) for part in parts]
+        self._computed = _event()
+        self._gather(self._end.buffers[0], range(1), ())  # loads the kernel before somebody waits for it
+        self._watch = PeerWatch(channel.sock, channel.peer)
+        self._pair = NcclPair(pair_id, SENDER, self._watch, timeout_s)
+
+    def write(self, shipment: Shipment) -> bool:
+        if shipment.stopped():
+            return False
+        end = self._end
+        if shipment.ready is not None:
+            shipment.ready.wait(end.kernels)
+            self._computed.record(end.kernels)
+            self._watch.until(self._computed.query)  # however long the layers take
+        if shipment.stopped():
+            return False
+        self._channel.send(shipment.message)
+        for layers, blocks in end.pieces(shipment.message.layer_range, shipment.source):
+            buffer = end.next_buffer()
+            self._watch.until(buffer.empty.query, STALL_TIMEOUT_S)
+            self._gather(buffer, layers, blocks)
+            buffer.full.record(end.kernels)
+            buffer.full.wait(end.link)
+            self._pair.send(buffer.address, len(layers) * len(blocks) * end.block_bytes, end.link)
+            buffer.empty.record(end.link)
+        return True
+
+    def settle(self) -> bool:
+        """It is all said, and now it has left our slab too."""
+        self._watch.until(self._end.kernels.query, STALL_TIMEOUT_S)
+        return False
+
+    def close(self) -> None:
+        self._pair.abort()
+        self._end.close()
+        self._sources.clear()
+
+    def _gather(self, buffer: _Buffer, layers: range, blocks: Sequence[int]) -> None:
+        to_buffer, _ = self._end.tables(blocks)
+        for words, rows in zip(self._sources, buffer.rows(len(layers), len(blocks)), strict=True):
+            copy_blocks(words[layers.start : layers.stop], rows, to_buffer)
+
+
+class NcclIntake:
+    """Implements `kvtransfer.transports.transport.BlockIntake`."""
+
+    transport = "nccl"
+    peer_writes = False
+
+    def __init__(self, channel: Channel[ToDecode], slabs: Sequence[RankSlab], timeout_s: float) -> None:
+        self._channel = channel
+        self._slabs = slabs
+        self._timeout_s = timeout_s
+        self._watch = PeerWatch(channel.sock, channel.peer)
+        self._end: _End | None = None
+        self._pair: NcclPair | None = None
+        self._destinations: list[list[Tensor]] = []  # by part, where it belongs
+
+    def welcome(self, message: Welcome, parts: Sequence[Part]) -> None:
+        """Raises OSError, UnavailableError."""
+        driver, layout = self._slabs[0].driver, self._slabs[0].layout
+        assert isinstance(driver, CudaMemory)
+        self._end = _End(layout, parts, driver.device)
+        memories = [slab.tensor.flatten().view(torch.uint8) for slab in self._slabs]
+        self._destinations = [
+            [head_words(memories[target.rank], layout, target.heads) for target in part.targets] for part in parts
+        ]
+        self._scatter(self._end, self._end.buffers[0], range(1), ())  # loads the kernel
+        pair_id = new_pair_id()
+        self._channel.send_now(replace(message, pair_id=pair_id))
+        self._pair = NcclPair(pair_id, RECEIVER, self._watch, self._timeout_s)
+
+    def await_message(self) -> None:
+        """The channel waits by itself."""
+
+    def take(self, layers: range, blocks: Sequence[int]) -> None:
+        """Enqueues it all: `settle` is what waits. Raises OSError, UnavailableError."""
+        assert self._end is not None
+        assert self._pair is not None
+        end = self._end
+        for piece_layers, piece_blocks in end.pieces(layers, blocks):
+            buffer = end.next_buffer()
+            buffer.empty.wait(end.link)
+            self._pair.receive(buffer.address, len(piece_layers) * len(piece_blocks) * end.block_bytes, end.link)
+            buffer.full.record(end.link)
+            buffer.full.wait(end.kernels)
+            self._scatter(end, buffer, piece_layers, piece_blocks)
+            buffer.empty.record(end.kernels)
+
+    def settle(self) -> None:
+        assert self._end is not None
+        for buffer in self._end.buffers:
+            self._watch.until(buffer.empty.query, STALL_TIMEOUT_S)
+
+    def await_silence(self, wake_fd: int) -> bool:
+        self.close()
+        return True
+
+    def close(self) -> None:
+        if self._pair is not None:
+            self._pair.abort()
+            self._pair = None
+        if self._end is not None:
+            self._end.close()
+            self._end = None
+        self._destinations.clear()
+
+    def _scatter(self, end: _End, buffer: _Buffer, layers: range, blocks: Sequence[int]) -> None:
+        _, from_buffer = end.tables(blocks)
+        for places, rows in zip(self._destinations, buffer.rows(len(layers), len(blocks)), strict=True):
+            for words in places:
+                copy_blocks(rows, words[layers.start : layers.stop], from_buffer)

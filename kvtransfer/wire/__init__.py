@@ -1,0 +1,1 @@
+"""What both ends say before the first block."""

@@ -1,0 +1,112 @@
+"""Messages on a stream socket: u32 LE length, that many bytes of msgpack, then raw bytes that the message announces.
+
+Both ends use one Channel per connection. Reading belongs to one thread. Sending belongs to one thread on the prefill
+side, which may wait for the peer; on the decode side any thread may send, and none ever waits.
+"""
+
+import contextlib
+import socket
+import struct
+import threading
+from collections.abc import Sequence
+from typing import Generic, TypeVar
+
+import msgspec
+
+from baton_proto.transfer import ToDecode, ToPrefill, encode
+from runtime.errors import ProtocolError
+
+MAX_FRAME_BYTES = 1 << 20
+MAX_PAYLOAD_BYTES = MAX_FRAME_BYTES - 4096  # of a COMMIT; the rest of its frame fits into 4 KiB
+MAX_VECTORS = 1024  # IOV_MAX of Linux
+_LENGTH = struct.Struct("<I")
+
+Incoming = TypeVar("Incoming")
+
+
+class Channel(Generic[Incoming]):
+    """Typed messages over one connected socket, which it owns. `peer` is for error messages."""
+
+    def __init__(self, sock: socket.socket, decoder: msgspec.msgpack.Decoder[Incoming], peer: str) -> None:
+        self.sock = sock
+        self.peer = peer
+        self._decoder = decoder
+        self._closing = threading.Lock()  # others may still notify or shut down while the owner closes
+
+    def receive(self) -> Incoming | None:
+        """The next message; None when the peer closed between two. Raises ProtocolError, OSError."""
+        message, fds = self.receive_with_fds(0)
+        assert not fds
+        return message
+
+    def receive_with_fds(self, max_fds: int) -> tuple[Incoming | None, list[int]]:
+        """As receive(), with file descriptors that came along; they are the caller's to close."""
+        fds: list[int] = []
+        if max_fds:
+            head, fds, _, _ = socket.recv_fds(self.sock, _LENGTH.size, max_fds, socket.MSG_CMSG_CLOEXEC)
+        else:
+            head = self.sock.recv(_LENGTH.size, socket.MSG_WAITALL)
+        if not head:
+            return None, fds
+        header = bytearray(head.ljust(_LENGTH.size))
+        self.receive_into([memoryview(header)[len(head) :]])
+        (length,) = _LENGTH.unpack(header)
+        if length > MAX_FRAME_BYTES:
+            raise ProtocolError(self.peer, f"announces a message of {length} bytes; the limit is {MAX_FRAME_BYTES}")
+        body = bytearray(length)
+        self.receive_into([memoryview(body)])
+        try:
+            return self._decoder.decode(body), fds
+        except msgspec.DecodeError as error:
+            raise ProtocolError(self.peer, f"sent a message that is none of ours: {error}") from error
+
+    def receive_into(self, views: Sequence[memoryview]) -> None:
+        """Fills the views with raw bytes. Raises OSError when the peer closes before that."""
+        left = [view for view in views if view.nbytes]
+        while left:
+            received = self.sock.recvmsg_into(left[:MAX_VECTORS], 0, socket.MSG_WAITALL)[0]
+            if received == 0:
+                raise ConnectionResetError(f"{self.peer} closed the connection in mid-message")
+            left = _after(left, received)
+
+    def send(self, message: ToDecode, views: Sequence[memoryview] = ()) -> None:
+        """Sends a message and the raw bytes after it. Waits, at most for the socket's send timeout. Raises OSError."""
+        body = encode(message)
+        left = [memoryview(_LENGTH.pack(len(body)) + body), *views]
+        while left:
+            try:
+                sent = self.sock.sendmsg(left[:MAX_VECTORS])
+            except BlockingIOError:
+                raise TimeoutError(f"{self.peer} takes no bytes") from None
+            left = _after(left, sent)
+
+    def send_now(self, message: ToPrefill, fds: Sequence[int] = ()) -> None:
+        """Sends a message without ever waiting. Raises OSError, also when the peer does not read what it is sent."""
+        body = encode(message)
+        frame = _LENGTH.pack(len(body)) + body
+        with self._closing:
+            if fds:
+                sent = socket.send_fds(self.sock, [frame], list(fds), socket.MSG_DONTWAIT)
+            else:
+                sent = self.sock.send(frame, socket.MSG_DONTWAIT)
+        if sent < len(frame):
+            raise TimeoutError(f"{self.peer} does not read")
+
+    def shutdown(self) -> None:
+        """Ends the connection for both sides; a thread that waits in it wakes up. Idempotent, from any thread."""
+        with self._closing, contextlib.suppress(OSError):  # the peer was faster
+            self.sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """For when no thread reads or waits in send() any more."""
+        with self._closing:
+            self.sock.close()
+
+
+def _after(views: list[memoryview], moved: int) -> list[memoryview]:
+    """What is left of the views when the first `moved` bytes are done."""
+    for index, view in enumerate(views):
+        if moved < view.nbytes:
+            return [view[moved:], *views[index + 1 :]]
+        moved -= view.nbytes
+    return []

@@ -1,0 +1,77 @@
+"""Who owns a slab and what its bytes mean: what both ends of a connection compare before the first byte moves."""
+
+from dataclasses import dataclass, replace
+
+from baton_proto import transfer as wire
+from baton_proto.worker import Grant
+from kvtransfer.slab.head_plan import SIZES, WHOLE, Shard, fits, heads_per_rank, sending_ranks
+from kvtransfer.slab.layout import SlabLayout
+from runtime.errors import HandshakeError
+
+
+@dataclass(frozen=True, slots=True)
+class SlabIdentity:
+    worker_id: str
+    incarnation: int
+    model_hash: str
+    layout: SlabLayout  # of a slab that would hold all of the model's KV heads
+    shard: Shard = WHOLE  # the rank that says hello; of a receiver: rank 0, which speaks for all
+
+    @property
+    def slab_layout(self) -> SlabLayout:
+        """Of each rank's slab."""
+        return rank_layout(self.layout, self.shard.size)
+
+
+def rank_layout(layout: SlabLayout, size: int) -> SlabLayout:
+    """Of the slabs of `size` ranks, which together hold what `layout` describes."""
+    return replace(layout, num_kv_heads=heads_per_rank(size, layout.num_kv_heads))
+
+
+def hello(identity: SlabIdentity, grant: Grant, *, nccl: bool = False) -> wire.Hello:
+    """What a sender says of itself, and of the receiver as the grant names it. `nccl`: by which it would send."""
+    layout = identity.layout
+    return wire.Hello(
+        version=wire.MAJOR,
+        sender=identity.worker_id,
+        worker_id=grant.worker_id,
+        incarnation=grant.incarnation,
+        generation=grant.generation,
+        model_hash=identity.model_hash,
+        dtype=layout.dtype,
+        num_layers=layout.num_layers,
+        num_kv_heads=layout.num_kv_heads,
+        block_size=layout.block_size,
+        head_dim=layout.head_dim,
+        rank=identity.shard.rank,
+        size=identity.shard.size,
+        nccl=nccl,
+    )
+
+
+def check_hello(said: wire.Hello, identity: SlabIdentity, generation: int) -> None:
+    """Raises HandshakeError naming the first field in which a sender's idea of this slab is wrong.
+
+    The number of blocks may differ: each side addresses its own slab by its own block ids.
+    """
+    layout = identity.layout
+    for field, ours, theirs in (
+        ("protocol version", wire.MAJOR, said.version),
+        ("worker_id", identity.worker_id, said.worker_id),
+        ("incarnation", identity.incarnation, said.incarnation),
+        ("generation", generation, said.generation),
+        ("model_hash", identity.model_hash, said.model_hash),
+        ("dtype", layout.dtype, said.dtype),
+        ("num_layers", layout.num_layers, said.num_layers),
+        ("num_kv_heads", layout.num_kv_heads, said.num_kv_heads),
+        ("block_size", layout.block_size, said.block_size),
+        ("head_dim", layout.head_dim, said.head_dim),
+    ):
+        if ours != theirs:
+            raise HandshakeError(field, ours, theirs)
+    if not fits(said.size, layout.num_kv_heads):
+        heads = layout.num_kv_heads
+        raise HandshakeError("size", f"one of {SIZES}, for {heads} KV heads a multiple or a divisor", said.size)
+    senders = sending_ranks(said.size, layout.num_kv_heads)
+    if said.rank not in senders:
+        raise HandshakeError("rank", f"one of {senders}", said.rank)

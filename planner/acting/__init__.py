@@ -1,0 +1,1 @@
+"""Verbs carried out, operators' orders held, memory kept."""

@@ -1,0 +1,112 @@
+"""Carries out actions: one task per action, each with its deadline, and never two for one worker."""
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+from msgspec.structs import replace
+
+from baton_proto.planner import Action, Failure, Observation, WorkerView
+from planner.acting.connector import Connector
+from planner.journal import EffectEnded
+from runtime.config.planner import DelaysConfig
+from runtime.errors import BatonError
+
+log = structlog.get_logger()
+
+
+class Effects:
+    """`ended` is told of every effect, in the order in which they end."""
+
+    def __init__(
+        self,
+        connector: Connector,
+        delays: DelaysConfig,
+        clock: Callable[[], float],
+        ended: Callable[[EffectEnded], None],
+    ) -> None:
+        self._connector = connector
+        self._clock = clock
+        self._ended = ended
+        self._deadlines_s = {
+            "add": delays.start_deadline_s,
+            "wake": delays.wake_deadline_s,
+            "sleep": delays.sleep_deadline_s,
+            "flip": delays.flip_deadline_s,
+            "drain": delays.drain_deadline_s,
+            "remove": delays.drain_deadline_s,
+        }
+        self._running: dict[str, tuple[Action, float, asyncio.Task[None]]] = {}
+        self._failures: list[Failure] = []
+
+    def begin(self, actions: list[Action]) -> None:
+        for action in actions:
+            assert action.worker_id not in self._running, "one effect at a time for one worker"
+            task = asyncio.create_task(self._carry_out(action), name=f"{action.verb} {action.worker_id}")
+            self._running[action.worker_id] = (action, self._clock(), task)
+
+    @property
+    def running(self) -> dict[str, tuple[Action, float]]:
+        """By worker: what is in flight, and when it began."""
+        return {worker_id: (action, began_s) for worker_id, (action, began_s, _) in self._running.items()}
+
+    def shown_in(self, observation: Observation) -> Observation:
+        """With the effects in flight and what failed since the last call. A worker that is being added is there from
+        the beginning, whoever else knows of it."""
+        workers = [
+            replace(worker, effect=self._running[worker.worker_id][0].verb)
+            if worker.worker_id in self._running else worker
+            for worker in observation.workers
+        ]  # fmt: skip
+        known = {worker.worker_id for worker in observation.workers}
+        for worker_id, (action, began_s, _) in self._running.items():
+            if action.verb == "add" and worker_id not in known:
+                workers.append(WorkerView(worker_id, action.role, "starting", began_s, effect="add"))
+        failures, self._failures = [*observation.failures, *self._failures], []
+        return replace(observation, workers=workers, failures=failures, verbs=self._connector.verbs)
+
+    async def close(self) -> None:
+        """Lets go of what is in flight: the connector may finish it, the next planner finds what is there."""
+        tasks = [task for _, _, task in self._running.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _carry_out(self, action: Action) -> None:
+        began_s, error = self._clock(), ""
+        deadline_s = self._deadlines_s[action.verb]
+        try:
+            async with asyncio.timeout(deadline_s):
+                await self._call(action)
+        except TimeoutError:
+            error = f"{action.worker_id} was not done with {action.verb} after {deadline_s:g} s"
+        except BatonError as refused:
+            error = str(refused)
+        except Exception as unexpected:  # a fault of one effect must not end the planner
+            log.exception("effect failed", verb=action.verb, worker=action.worker_id)
+            error = f"{type(unexpected).__name__}: {unexpected}"
+        finally:
+            del self._running[action.worker_id]
+        if error:
+            self._failures.append(Failure(action.verb, action.worker_id, action.role, error))
+        duration_s = self._clock() - began_s
+        log.info(
+            "effect ended", verb=action.verb, worker=action.worker_id, duration_s=round(duration_s, 2), error=error
+        )
+        self._ended(EffectEnded(self._clock(), action.verb, action.worker_id, action.role, began_s, duration_s, error))
+
+    async def _call(self, action: Action) -> None:
+        connector, worker_id = self._connector, action.worker_id
+        match action.verb:
+            case "add":
+                await connector.add(worker_id, action.role)
+            case "flip":
+                await connector.flip(worker_id, action.role)
+            case "remove":
+                await connector.remove(worker_id)
+            case "drain":
+                await connector.drain(worker_id)
+            case "sleep":
+                await connector.sleep(worker_id)
+            case "wake":
+                await connector.wake(worker_id)

@@ -1,0 +1,37 @@
+"""The counts that an operator has set by hand, which go before what the planner thinks.
+
+Changed by `control.py`, seen through the observer, kept in NATS.
+"""
+
+from typing import Final
+
+import msgspec
+import structlog
+
+from baton_proto.planner import Holds
+from planner.acting.memory_store import MemoryStore
+
+KEY: Final = "hand"
+
+log = structlog.get_logger()
+
+
+class Hand:
+    def __init__(self, store: MemoryStore) -> None:
+        self._store = store
+        self._holds = Holds()
+
+    async def load(self) -> None:
+        data = await self._store.load(KEY)
+        try:
+            self._holds = msgspec.json.decode(data, type=Holds) if data else Holds()
+        except msgspec.DecodeError as error:
+            log.warning("what was set by hand cannot be read: the planner decides alone", error=str(error))
+
+    def holds(self) -> Holds:
+        return self._holds
+
+    async def set(self, prefill: int | None, decode: int | None) -> None:
+        """None: the planner decides. Holds at once; while NATS is away it is forgotten with this process."""
+        self._holds = Holds(prefill, decode)
+        await self._store.save(KEY, msgspec.json.encode(self._holds))

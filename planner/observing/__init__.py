@@ -1,0 +1,1 @@
+"""What routers, workers and discovery say, as one observation."""

@@ -1,0 +1,100 @@
+"""The planner's eyes in a live service: routers, workers and discovery, heard over NATS. An Observer for `loop.py`.
+
+Sees no more than what is said: it asks nobody, and what falls silent ages (`Observation.ages_s`) until the planner
+freezes.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+from baton_proto.planner import DECODE, MAJOR, PREFILL, Holds, Interval, LoadSample, Observation, Role
+from planner.acting.connector import WorkerProcess
+from planner.observing.router_board import RouterBoard
+from planner.observing.worker_board import WorkerBoard
+from runtime.config.serving import ServingConfig
+from runtime.end_task import end_tasks
+from runtime.errors import UnavailableError
+from runtime.nats.client import NATS_ERRORS, NatsClient
+
+SAMPLE_S: Final = 1.0
+NEWS_S: Final = 1.5  # how long an observation waits for the next report of a router
+SAMPLES_KEPT: Final = 600  # while nobody observes
+BLIND_INTERVAL_S: Final = 1.0  # length of an interval of which nothing is known
+
+
+class LiveObserver:
+    """`gpu_budget`: of the machines, or what the configuration says. `holds`: the counts set by hand."""
+
+    def __init__(
+        self,
+        nats: NatsClient,
+        config: ServingConfig,
+        processes: Callable[[], Iterable[WorkerProcess]],
+        gpu_budget: int,
+        gpus_per_worker: Mapping[Role, int],
+        holds: Callable[[], Holds],
+    ) -> None:
+        self._nats = nats
+        self._stale_s = config.planner.stale_s
+        self._budget = gpu_budget
+        self._gpus_per_worker = dict(gpus_per_worker)
+        self._holds = holds
+        self._routers = RouterBoard(nats)
+        self._workers = WorkerBoard(nats, config, processes, gpus_per_worker)
+        self._samples: list[LoadSample] = []
+        self._discovery_s: float | None = None  # monotonic, of the last round trip
+        self._sampler: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        await self._routers.start()
+        await self._workers.start()
+        await self._routers.wait_for_news(NEWS_S)  # intervals are counted from the first report on
+        self._sampler = asyncio.create_task(self._sample())
+
+    async def close(self) -> None:
+        if self._sampler is not None:
+            await end_tasks(self._sampler)
+        await self._workers.close()
+
+    async def __call__(self) -> Observation:
+        """Raises UnavailableError while nothing is new and nothing is too old yet."""
+        await self._routers.wait_for_news(NEWS_S)
+        ages_s = await self._ages_s()
+        interval = self._routers.take_interval(self._samples)
+        if interval is None and ages_s.get("routers", 0.0) <= self._stale_s:
+            raise UnavailableError("no router has said anything since the last observation")
+        self._samples = []
+        return Observation(
+            MAJOR,
+            time.time(),
+            self._budget,
+            self._workers.views(),
+            self._routers.queue(),
+            interval or Interval(BLIND_INTERVAL_S, 0, 0, 0.0, 0, 0, 0),
+            self._workers.take_steps(),
+            self._holds(),
+            gpus_per_worker=self._gpus_per_worker,
+            ages_s=ages_s,
+        )
+
+    async def _ages_s(self) -> dict[str, float]:
+        """Without the sources that were never heard. Discovery speaks through NATS: it is heard when NATS answers."""
+        try:
+            await self._nats.flush()
+            self._discovery_s = time.monotonic()
+        except NATS_ERRORS:
+            pass
+        discovery_s = None if self._discovery_s is None else time.monotonic() - self._discovery_s
+        ages_s = {"routers": self._routers.age_s(), "workers": self._workers.age_s(), "discovery": discovery_s}
+        return {source: age_s for source, age_s in ages_s.items() if age_s is not None}
+
+    async def _sample(self) -> None:
+        """A request that waits in a prefill worker's queue waits for it as much as one in the router's."""
+        while True:
+            await asyncio.sleep(SAMPLE_S)
+            workers = self._workers
+            queue = self._routers.waiting() + workers.waiting_for_prefill()
+            sample = LoadSample(queue, workers.kv_load(), workers.serving(PREFILL), workers.serving(DECODE))
+            self._samples = [*self._samples[-SAMPLES_KEPT:], sample]

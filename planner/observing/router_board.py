@@ -1,0 +1,132 @@
+"""What the routers say, added up: the queue now, and what happened between two observations. Used by the observer.
+
+Routers tell totals, so that an interval is the difference of two reports of each; its length is by the routers' own
+clock, and a report that was lost changes nothing.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import structlog
+
+from baton_proto.planner import Interval, LoadSample, Queue
+from baton_proto.router_report import RouterReport, decode_router_report, percentile_ms
+from runtime.errors import ProtocolError
+from runtime.nats.client import NatsClient
+from runtime.nats.subjects import router_subject
+
+SILENT_S = 5.0  # a router that said nothing for so long is left out of the sums
+
+COUNTED = (  # totals whose differences an interval has under the same name
+    *("arrivals", "input_tokens", "input_tokens_squared", "cached_tokens"),
+    *("finished", "output_tokens", "local_prefills"),
+)
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class _Heard:
+    base: RouterReport  # as of the last interval
+    last: RouterReport
+    at_s: float  # monotonic, of `last`
+
+
+class RouterBoard:
+    """Event loop only."""
+
+    def __init__(self, nats: NatsClient) -> None:
+        self.malformed_reports = 0
+        self._nats = nats
+        self._routers: dict[tuple[str, int], _Heard] = {}
+        self._heard_s: float | None = None
+        self._news = asyncio.Event()
+
+    async def start(self) -> None:
+        await self._nats.subscribe(router_subject(self._nats.namespace), self._receive)
+
+    async def wait_for_news(self, timeout_s: float) -> None:
+        """Until a report has come since the last call, or the time is up."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._news.wait(), timeout_s)
+        self._news.clear()
+
+    def age_s(self) -> float | None:
+        """Since a router was heard; None: never."""
+        return None if self._heard_s is None else time.monotonic() - self._heard_s
+
+    def waiting(self) -> int:
+        """Requests in the routers' queues."""
+        return sum(heard.last.queue.waiting for heard in self._talking())
+
+    def queue(self) -> Queue:
+        """Of the prompts that wait, as large a part is taken for cached as of those that have started."""
+        talking = self._talking()
+        started = sum(heard.last.totals.started_tokens for heard in talking)
+        cached = sum(heard.last.totals.cached_tokens for heard in talking)
+        waiting_tokens = sum(heard.last.queue.prompt_tokens for heard in talking)
+        return Queue(
+            self.waiting(),
+            round(waiting_tokens * (1 - cached / max(1, started))),
+            max((heard.last.queue.oldest_s for heard in talking), default=0.0),
+        )
+
+    def take_interval(self, samples: list[LoadSample]) -> Interval | None:
+        """What happened since the last call; None when no router has said anything since. A router counts from its
+        first report on."""
+        pairs = [(heard.base, heard.last) for heard in self._routers.values()]
+        duration_s = max((last.uptime_s - base.uptime_s for base, last in pairs), default=0.0)
+        if duration_s <= 0:
+            return None
+        for key, heard in list(self._routers.items()):
+            heard.base = heard.last
+            if heard.last.leaving or heard.at_s < time.monotonic() - SILENT_S:
+                del self._routers[key]
+
+        def total(name: str) -> int:
+            return sum(getattr(last.totals, name) - getattr(base.totals, name) for base, last in pairs)
+
+        ttft = _counted([(base.totals.ttft, last.totals.ttft) for base, last in pairs])
+        itl = _counted([(base.totals.itl, last.totals.itl) for base, last in pairs])
+        return Interval(
+            duration_s=duration_s,
+            **{name: total(name) for name in COUNTED},
+            ttft_p50_ms=percentile_ms(ttft, 0.5),
+            ttft_p90_ms=percentile_ms(ttft, 0.9),
+            itl_p50_ms=percentile_ms(itl, 0.5),
+            itl_p90_ms=percentile_ms(itl, 0.9),
+            samples=samples,
+        )
+
+    def _talking(self) -> list[_Heard]:
+        since_s = time.monotonic() - SILENT_S
+        return [heard for heard in self._routers.values() if heard.at_s >= since_s and not heard.last.leaving]
+
+    def _receive(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> None:
+        try:
+            report = decode_router_report(payload)
+        except (msgspec.DecodeError, ProtocolError) as error:
+            self.malformed_reports += 1
+            log.warning("malformed router report skipped", subject=subject, error=str(error))
+            return
+        self._heard_s = now_s = time.monotonic()
+        heard = self._routers.get((report.router_id, report.incarnation))
+        if heard is None:
+            self._routers[report.router_id, report.incarnation] = _Heard(report, report, now_s)
+        else:
+            heard.last, heard.at_s = report, now_s
+        self._news.set()
+
+
+def _counted(pairs: list[tuple[Sequence[int], Sequence[int]]]) -> list[int]:
+    """The sum of the histograms' differences. One that is empty counts as zeros."""
+    size = max((len(last) for _, last in pairs), default=0)
+    counts = [0] * size
+    for base, last in pairs:
+        for bucket, count in enumerate(last):
+            counts[bucket] += count - (base[bucket] if bucket < len(base) else 0)
+    return counts

@@ -1,0 +1,57 @@
+"""What requests look like: running means of their lengths and of the hit rate. Called by `slo.py`."""
+
+import math
+
+from msgspec import Struct
+
+from baton_proto.planner import DECODE, Observation
+from planner.policy.observation import of_role
+from planner.policy.sizing import Lengths
+
+MEMORY_S = 300.0  # time constant
+
+
+class Sums(Struct, frozen=True):
+    """What was counted, fading."""
+
+    requests: float = 0.0
+    input_tokens: float = 0.0
+    input_tokens_squared: float = 0.0
+    cached_tokens: float = 0.0
+    local_prefills: float = 0.0
+    finished: float = 0.0
+    output_tokens: float = 0.0
+    running: float = 0.0
+    context_tokens: float = 0.0
+
+
+def counted(sums: Sums, observation: Observation) -> Sums:
+    interval = observation.interval
+    keep = math.exp(-interval.duration_s / MEMORY_S)
+    decoders = of_role(observation, DECODE)
+    return Sums(
+        keep * sums.requests + interval.arrivals,
+        keep * sums.input_tokens + interval.input_tokens,
+        keep * sums.input_tokens_squared + interval.input_tokens_squared,
+        keep * sums.cached_tokens + interval.cached_tokens,
+        keep * sums.local_prefills + interval.local_prefills,
+        keep * sums.finished + interval.finished,
+        keep * sums.output_tokens + interval.output_tokens,
+        keep * sums.running + sum(worker.running for worker in decoders),
+        keep * sums.context_tokens + sum(worker.context_tokens for worker in decoders),
+    )
+
+
+def lengths(sums: Sums) -> Lengths | None:
+    """None before the first answer has ended."""
+    if sums.requests < 1e-6 or sums.finished < 1e-6:
+        return None
+    prompt, output = sums.input_tokens / sums.requests, sums.output_tokens / sums.finished
+    return Lengths(
+        input_tokens=prompt,
+        input_tokens_squared=sums.input_tokens_squared / sums.requests,
+        output_tokens=output,
+        hit_rate=min(0.99, sums.cached_tokens / max(1.0, sums.input_tokens)),
+        local_share=min(1.0, sums.local_prefills / sums.requests),
+        context_tokens=sums.context_tokens / sums.running if sums.running > 1e-6 else prompt + output,
+    )

@@ -1,0 +1,116 @@
+"""Pure steps between a policy's answer and what is done: each takes the wanted counts and may change them, with a
+reason.
+
+They know nothing of policies and stand in an order in which the later one has the last word: an operator's counts go
+before the policy's, limits before both, the GPU budget before all. `planner.py` runs them; that stale metrics freeze
+everything, and that a worker has one effect at a time, is decided there and in `ladder.py`.
+"""
+
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from baton_proto.planner import DECODE, PREFILL, ROLES
+from planner.policy.observation import gpus_of_role
+from planner.policy.situation import Situation
+from planner.policy.wanted import Wanted
+
+HOUR_S = 3600.0
+
+
+Guard = Callable[[Wanted, Situation], Wanted]
+
+
+def hold_by_hand(wanted: Wanted, now: Situation) -> Wanted:
+    """An operator's counts stay until they are taken back; workers that are held are left alone by the ladder."""
+    for role in ROLES:
+        count = getattr(now.observation.holds, role)
+        if count is not None:
+            reason = f"{count} {role} workers are set by hand; {wanted.of(role)} were wanted"
+            wanted = wanted.changed(role, count, reason)
+    if held := [worker.worker_id for worker in now.observation.workers if worker.held]:
+        wanted = replace(wanted, reasons=(*wanted.reasons, f"left alone, held by hand: {', '.join(held)}"))
+    return wanted
+
+
+def cool_down(wanted: Wanted, now: Situation) -> Wanted:
+    """A role does not shrink twice in `down_cooldown_s`."""
+    for role in ROLES:
+        have, since_s = now.counts[role].have, now.observation.time_s - now.history[role].down_s
+        if wanted.of(role) < have and since_s < now.config.down_cooldown_s:
+            wanted = wanted.changed(role, have, f"{role} shrank {since_s:.0f} s ago: not again yet")
+    return wanted
+
+
+def limit_reversals(wanted: Wanted, now: Situation) -> Wanted:
+    """No shrinking within `reversal_s` after growing; growing so soon after shrinking only a few times an hour."""
+    for role in ROLES:
+        have, history, time_s = now.counts[role].have, now.history[role], now.observation.time_s
+        grew_s, shrank_s = time_s - history.up_s, time_s - history.down_s
+        if wanted.of(role) < have and grew_s < now.config.reversal_s:
+            wanted = wanted.changed(role, have, f"{role} grew {grew_s:.0f} s ago: it does not shrink yet")
+        if wanted.of(role) > have and shrank_s < now.config.reversal_s:
+            recent = sum(time_s - at_s < HOUR_S for at_s in history.reversals_s)
+            if recent >= now.config.reversals_per_hour:
+                reason = f"{role} shrank {shrank_s:.0f} s ago and turned {recent} times this hour: it does not grow yet"
+                wanted = wanted.changed(role, have, reason)
+    return wanted
+
+
+def within_limits(wanted: Wanted, now: Situation) -> Wanted:
+    limits = now.config.limits
+    for role, least, most in (
+        (PREFILL, limits.min_prefill, limits.max_prefill),
+        (DECODE, limits.min_decode, limits.max_decode),
+    ):
+        count = max(least, min(most, wanted.of(role)))
+        bound = "least" if count == least else "most"
+        wanted = wanted.changed(role, count, f"{count} {role} workers are the {bound}; {wanted.of(role)} were wanted")
+    return wanted
+
+
+def within_budget(wanted: Wanted, now: Situation) -> Wanted:
+    """Both roles give in the same proportion, since requests need both; neither below its least."""
+    budget = now.observation.gpu_budget
+    gpus = {role: gpus_of_role(now.observation, role) for role in ROLES}
+    least = {PREFILL: now.config.limits.min_prefill, DECODE: now.config.limits.min_decode}
+    asked = {role: wanted.of(role) for role in ROLES}
+    given = dict(asked)
+    while sum(given[role] * gpus[role] for role in ROLES) > budget:
+        richest = max(ROLES, key=lambda role: given[role] / max(1, asked[role]) if given[role] > least[role] else -1.0)
+        if given[richest] <= least[richest]:
+            richest = max(ROLES, key=given.__getitem__)
+        if not given[richest]:
+            break
+        given[richest] -= 1
+    for role in ROLES:
+        reason = f"{budget} GPUs are the budget: {given[role]} {role} workers of {asked[role]} wanted"
+        wanted = wanted.changed(role, given[role], reason)
+    return wanted
+
+
+def tell_of_failures(wanted: Wanted, now: Situation) -> Wanted:
+    """Changes no count: the ladder starts nothing before `retry_s`, but sleepers and the other role may still help."""
+    for role in ROLES:
+        history, have = now.history[role], now.counts[role].have
+        wait_s = history.retry_s - now.observation.time_s
+        if wanted.of(role) > have and wait_s > 0:
+            reason = (
+                f"{history.failures} starts of {role} workers failed ({history.failure}): next one in {wait_s:.0f} s"
+            )
+            wanted = replace(wanted, reasons=(*wanted.reasons, reason))
+    return wanted
+
+
+LIMITS: tuple[Guard, ...] = (hold_by_hand, within_limits, within_budget, tell_of_failures)
+CALM: tuple[Guard, ...] = (cool_down, limit_reversals)
+GUARDS: dict[str, tuple[Guard, ...]] = {
+    "slo": (*CALM, *LIMITS),
+    "threshold": LIMITS,  # has its own grace, and is to follow its rule step by step
+}
+
+
+def guarded(wanted: Wanted, now: Situation, guards: tuple[Guard, ...]) -> Wanted:
+    for guard in guards:
+        wanted = guard(wanted, now)
+    return wanted

@@ -1,0 +1,74 @@
+"""What the guards remember of each role: when it grew and shrank, and which starts failed. Kept in the planner's
+memory."""
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from baton_proto.planner import ROLES, Action, Observation, Role
+from runtime.config.planner import PlannerConfig
+
+LONG_AGO_S = -1e12
+KEPT = 64  # reversals and failed workers that are remembered
+
+
+class RoleHistory(Struct, frozen=True):
+    up_s: float = LONG_AGO_S  # when it was last decided that the role grows
+    down_s: float = LONG_AGO_S
+    reversals_s: list[float] = []  # when it grew soon after it had shrunk
+    failures: int = 0  # starts that failed since one succeeded
+    failure: str = ""  # why the last one did
+    retry_s: float = LONG_AGO_S  # no start before this time
+    failed: list[str] = []  # workers whose failure is counted; they are not taken for coming any more
+
+
+def with_failures(histories: dict[str, RoleHistory], now: Observation, config: PlannerConfig) -> dict[str, RoleHistory]:
+    """Counts starts that failed or that take longer than their deadline, and forgets them when a worker came up."""
+    return {role: _role_with_failures(histories.get(role, RoleHistory()), now, role, config) for role in ROLES}
+
+
+def with_actions(
+    histories: dict[str, RoleHistory], actions: list[Action], time_s: float, config: PlannerConfig
+) -> dict[str, RoleHistory]:
+    """`actions`: those that follow from the counts wanted, not those for failed workers."""
+    new = dict(histories)
+    for action in actions:
+        if action.verb in ("add", "wake", "flip"):
+            new[action.role] = _grown(new[action.role], time_s, config.reversal_s)
+        if action.verb in ("drain", "sleep", "remove"):
+            new[action.role] = replace(new[action.role], down_s=time_s)
+        if action.verb == "flip":
+            other = ROLES[action.role == ROLES[0]]
+            new[other] = replace(new[other], down_s=time_s)
+    return new
+
+
+def _grown(history: RoleHistory, time_s: float, reversal_s: float) -> RoleHistory:
+    turned = time_s - history.down_s < reversal_s and history.down_s > history.up_s
+    reversals_s = [*history.reversals_s, time_s][-KEPT:] if turned else history.reversals_s
+    return replace(history, up_s=time_s, reversals_s=reversals_s)
+
+
+def _role_with_failures(history: RoleHistory, now: Observation, role: Role, config: PlannerConfig) -> RoleHistory:
+    deadline_s = config.delays.start_deadline_s
+    failed = [
+        (failure.worker_id, failure.reason)
+        for failure in now.failures
+        if failure.role == role and failure.verb in ("add", "wake")
+    ]
+    for worker in now.workers:
+        if worker.role == role and worker.state == "starting" and now.time_s - worker.since_s > deadline_s:
+            failed.append((worker.worker_id, f"{worker.worker_id} is not ready after {deadline_s:g} s"))
+        elif worker.role == role and worker.state == "ready" and history.failures and worker.since_s > history.up_s:
+            history = replace(history, failures=0, failure="", retry_s=LONG_AGO_S)
+    for worker_id, reason in failed:
+        if worker_id in history.failed:
+            continue
+        wait_s = min(config.delays.retry_max_s, config.delays.retry_s * 2.0**history.failures)
+        history = replace(
+            history,
+            failures=history.failures + 1,
+            failure=reason,
+            retry_s=now.time_s + wait_s,
+            failed=[*history.failed, worker_id][-KEPT:],
+        )
+    return history

@@ -1,0 +1,93 @@
+"""How many workers a demand needs, by the step model and the targets. Pure; called by `slo.py`.
+
+Both roles are sized for the same demand: so many requests per second, with the measured lengths and hit rate.
+"""
+
+import math
+from statistics import NormalDist
+
+from msgspec import Struct
+
+from planner.policy.queueing import workers_for
+from runtime.config.planner import StepTimesConfig, TargetsConfig
+
+MAX_WORKERS = 4096
+LEAST_WAIT = 0.1  # share of the TTFT target that is left for waiting, however long prompts take
+
+
+class Lengths(Struct, frozen=True):
+    """Of requests, on average. None are known before the first has ended."""
+
+    input_tokens: float
+    input_tokens_squared: float
+    output_tokens: float
+    hit_rate: float  # share of prompt tokens that caches held
+    local_share: float  # of requests whose prompt a decode worker runs although there are prefill workers
+    context_tokens: float  # of one sequence that decodes
+
+
+class PromptTime(Struct, frozen=True):
+    mean_ms: float
+    cv2: float  # squared coefficient of variation
+
+
+def prompt_time(lengths: Lengths, times: StepTimesConfig) -> PromptTime:
+    """Of computing one prompt alone. Its spread is taken to be that of the prompts' lengths."""
+    miss = 1 - lengths.hit_rate
+    tokens = lengths.input_tokens * miss
+    pairs = lengths.input_tokens_squared * miss * (1 - miss / 2)  # n (p + n / 2) with n = miss * input, p the rest
+    mean_ms = max(times.prefill_floor_ms, times.prefill_token_ms * tokens + times.prefill_pair_ms * pairs)
+    return PromptTime(mean_ms, length_spread(lengths))
+
+
+def length_spread(lengths: Lengths) -> float:
+    """Squared coefficient of variation of prompts."""
+    return max(0.0, lengths.input_tokens_squared / max(lengths.input_tokens, 1.0) ** 2 - 1)
+
+
+def prefill_workers(rate: float, prompt: PromptTime, targets: TargetsConfig) -> int:
+    """The fewest that meet the TTFT target: what a rather long prompt leaves of it is there for waiting."""
+    long_ms = prompt.mean_ms * (1 + 2 * math.sqrt(prompt.cv2))
+    wait_ms = max(LEAST_WAIT * targets.ttft_ms, targets.ttft_ms - long_ms)
+    return workers_for(rate * prompt.mean_ms / 1e3, wait_ms / prompt.mean_ms, prompt.cv2, 1 - targets.attainment)
+
+
+def decode_workers(
+    rate: float,
+    lengths: Lengths,
+    times: StepTimesConfig,
+    targets: TargetsConfig,
+    prompt_ms: float,
+    kv_tokens: float,
+    max_running: float,
+) -> int:
+    """The fewest that meet the ITL target and hold all sequences. `kv_tokens`, `max_running`: of one worker, at most.
+    `prompt_ms`: that they spend on each request's prompt themselves, 0 where prefill workers run it.
+
+    By Little's law L = rate * output * step sequences run in all, and a step of a worker with its share of them takes
+    step = a + (e + f * context) * L / D, hence step = a / (1 - x / D) with x = rate * output * (e + f * context).
+    Prompts take the share y / D of a worker's time, y = rate * prompt_ms, and leave 1 - y / D for steps:
+    a / (1 - (x + y) / D). The quantile `attainment` of L must meet the target. Its variance is L, as of Poisson counts,
+    where steps are equally long; what makes them longer keeps sequences longer, as in a queue that shares its server:
+    L / (1 - (x + y) / D). The spread of contexts adds to it.
+    """
+    if rate <= 0:
+        return 0
+    sequence_ms = times.decode_sequence_ms + times.decode_token_ms * lengths.context_tokens
+    tokens_per_ms = rate * lengths.output_tokens / 1e3
+    crowd = tokens_per_ms * sequence_ms  # x
+    share = times.decode_token_ms * lengths.context_tokens / max(sequence_ms, 1e-9)  # of the context in that
+    spread = share**2 * length_spread(lengths)
+    quantile = NormalDist().inv_cdf(targets.attainment)
+    prompts = rate * prompt_ms / 1e3  # y
+    for workers in range(math.floor(crowd + prompts) + 1, MAX_WORKERS):
+        spare = 1 - (crowd + prompts) / workers
+        running = tokens_per_ms * times.decode_floor_ms / spare
+        running += quantile * math.sqrt(running * (1 + spread) / spare)
+        step_ms = (times.decode_floor_ms + sequence_ms * running / workers) / (1 - prompts / workers)
+        held = running * lengths.context_tokens <= workers * kv_tokens and running <= workers * max_running
+        if step_ms <= targets.itl_ms and held:
+            return workers
+        if times.decode_floor_ms >= targets.itl_ms:  # no number of workers meets it: as fast as is reasonable
+            return math.ceil(2 * (crowd + prompts))
+    return MAX_WORKERS

@@ -1,0 +1,180 @@
+"""The policy `slo`: as many workers as the latency targets need for the demand that is to be expected.
+
+Each interval: learn (arrivals, lengths, step times), forecast the arrivals to when a worker that is started now is
+ready, size both roles for that, for the headroom and for the backlog that will be left by then. More workers are
+wanted at once, as many as it takes; fewer only when for `down_after_s` no moment needed more than those that stay, who
+then carry N / (N - 1) of the load each, with `down_margin` to spare.
+"""
+
+import math
+
+from msgspec import Struct
+
+from baton_proto.planner import DECODE, PREFILL, ROLES, Observation, Role, WorkerView
+from planner.policy.demand import Sums, counted, lengths
+from planner.policy.forecast import Forecast, observed
+from planner.policy.observation import counts, of_role
+from planner.policy.sizing import Lengths, PromptTime, decode_workers, prefill_workers, prompt_time
+from planner.policy.step_model import StepModel, initial_model, learned
+from planner.policy.wanted import Wanted
+from runtime.config.planner import PlannerConfig, StepTimesConfig
+
+UNKNOWN_KV_TOKENS = 1e9  # of a worker, before one has said what it has
+UNKNOWN_MAX_RUNNING = 1e9
+
+
+class Peak(Struct, frozen=True, array_like=True):
+    time_s: float
+    count: int  # workers that this moment needed
+
+
+class SloMemory(Struct, frozen=True):
+    since_s: float  # of the first observation; negative: there was none
+    forecast: Forecast
+    sums: Sums
+    model: StepModel
+    peaks: dict[str, list[Peak]] = {}  # role -> falling counts of the last `down_after_s`
+
+
+class SloPolicy:
+    name = "slo"
+
+    def __init__(self, config: PlannerConfig) -> None:
+        self._config = config
+
+    def initial(self) -> SloMemory:
+        return SloMemory(-1.0, Forecast(), Sums(), initial_model(self._config.slo.profile))
+
+    def decide(self, observation: Observation, memory: SloMemory) -> tuple[Wanted, SloMemory]:
+        memory = self._learn(observation, memory)
+        known = lengths(memory.sums)
+        have = {role: counts(observation, role) for role in ROLES}
+        if known is None:
+            if observation.queue.waiting or memory.sums.requests > 1e-6:
+                reason = "no answer has ended yet: nothing is known of the requests"
+                return Wanted(have[PREFILL].have, have[DECODE].have, (reason,)), memory
+            known = Lengths(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)  # no request, no worker but the least
+
+        times = memory.model.times
+        prompt = prompt_time(known, times)
+        backlog = self._backlog(observation, known, prompt, memory.forecast.level)
+        up = self._sizes(observation, memory.forecast, known, times, backlog, margin=0.0)
+        down = self._sizes(observation, memory.forecast, known, times, backlog, margin=self._config.slo.down_margin)
+        wanted: dict[Role, int] = {}
+        peaks: dict[str, list[Peak]] = {}
+        for role in ROLES:
+            peaks[role] = _with_peak(memory.peaks.get(role, []), observation.time_s, down[role], self._config)
+            settled = observation.time_s - memory.since_s >= self._config.slo.down_after_s
+            keep = peaks[role][0].count if settled else have[role].have
+            wanted[role] = max(up[role], min(have[role].have, keep))
+        figures = _figures(memory.forecast, known, times, prompt, backlog, up)
+        size = f"{known.input_tokens:.0f} + {known.output_tokens:.0f} tokens"
+        reason = (
+            f"{memory.forecast.rate:.1f} requests/s of {size} expected ({memory.forecast.believed}), "
+            f"{backlog:.1f} s of backlog: {up[PREFILL]} prefill and {up[DECODE]} decode workers"
+        )
+        memory = SloMemory(memory.since_s, memory.forecast, memory.sums, memory.model, peaks)
+        return Wanted(wanted[PREFILL], wanted[DECODE], (reason,), figures), memory
+
+    def _learn(self, observation: Observation, memory: SloMemory) -> SloMemory:
+        interval, config = observation.interval, self._config
+        horizon_s = config.delays.start_s + config.interval_s
+        rate = interval.arrivals / interval.duration_s
+        return SloMemory(
+            observation.time_s if memory.since_s < 0 else memory.since_s,
+            observed(memory.forecast, observation.time_s, rate, interval.duration_s, horizon_s),
+            counted(memory.sums, observation),
+            learned(memory.model, observation.steps, config.slo.profile),
+            memory.peaks,
+        )
+
+    def _backlog(self, observation: Observation, known: Lengths, prompt: PromptTime, rate: float) -> float:
+        """Seconds of one prefill worker's time that will be left in the queues when a worker that is started now is
+        ready: what is there, what comes, less what those who serve and those who are starting will have done by
+        then."""
+        if _full(of_role(observation, DECODE), self._config.slo.kv_share):
+            return 0.0  # what waits, waits for decode workers
+        tokens = observation.queue.prefill_tokens + sum(
+            worker.queued_prefill_tokens for worker in of_role(observation, PREFILL)
+        )
+        uncached = max(1.0, known.input_tokens * (1 - known.hit_rate))
+        work_s = tokens / uncached * prompt.mean_ms / 1e3
+        serving = counts(observation, PREFILL).serving
+        if work_s <= serving * self._config.targets.ttft_ms / 1e3:
+            return 0.0  # gone within the target
+        ahead_s = self._config.delays.start_s
+        ages_s = sum(
+            min(ahead_s, observation.time_s - worker.since_s)
+            for worker in observation.workers
+            if worker.role == PREFILL and worker.state == "starting"
+        )
+        return max(0.0, work_s + (rate * prompt.mean_ms / 1e3 - serving) * ahead_s - ages_s)
+
+    def _sizes(
+        self,
+        observation: Observation,
+        forecast: Forecast,
+        known: Lengths,
+        times: StepTimesConfig,
+        backlog_s: float,
+        margin: float,
+    ) -> dict[Role, int]:
+        config = self._config
+        prompt = prompt_time(known, times)
+        rate = max(forecast.rate, forecast.level) * (1 + margin)
+        roomy = rate * (1 + config.slo.prefill_headroom)
+        catching_up = rate * prompt.mean_ms / 1e3 + backlog_s / config.slo.backlog_drain_s
+        prefill = max(
+            prefill_workers(roomy * (1 - known.local_share), prompt, config.targets),
+            math.ceil(catching_up) if backlog_s else 0,
+        )
+        prefill = min(prefill, config.limits.max_prefill)
+        # Decode workers get what prefill workers let through, and no more than that.
+        roomy = rate * (1 + config.slo.decode_headroom)
+        if backlog_s:
+            roomy = max(roomy, min(catching_up, prefill) / prompt.mean_ms * 1e3)
+        decoders = of_role(observation, DECODE)
+        kv_tokens = min((worker.kv_tokens for worker in decoders if worker.kv_tokens), default=UNKNOWN_KV_TOKENS)
+        running = min((worker.max_running for worker in decoders if worker.max_running), default=UNKNOWN_MAX_RUNNING)
+        own_ms = 0.0 if config.limits.max_prefill else prompt.mean_ms
+        if _full(decoders, config.slo.kv_share):
+            roomy += observation.queue.waiting / config.slo.backlog_drain_s
+        decode = decode_workers(roomy, known, times, config.targets, own_ms, config.slo.kv_share * kv_tokens, running)
+        return {PREFILL: prefill, DECODE: decode}
+
+
+def _full(decoders: list[WorkerView], kv_share: float) -> bool:
+    """None of them has room for one more sequence."""
+    return bool(decoders) and all(
+        worker.kv_used >= kv_share or 0 < worker.max_running <= worker.running for worker in decoders
+    )
+
+
+def _with_peak(peaks: list[Peak], time_s: float, count: int, config: PlannerConfig) -> list[Peak]:
+    """Those that are still the largest since they were; the first one is the largest of the window."""
+    kept = [peak for peak in peaks if peak.time_s > time_s - config.slo.down_after_s and peak.count > count]
+    return [*kept, Peak(time_s, count)]
+
+
+def _figures(
+    forecast: Forecast,
+    known: Lengths,
+    times: StepTimesConfig,
+    prompt: PromptTime,
+    backlog_s: float,
+    up: dict[Role, int],
+) -> dict[str, float]:
+    return {
+        "rate_now_per_s": forecast.level,
+        "rate_expected_per_s": forecast.rate,
+        "input_tokens": known.input_tokens,
+        "output_tokens": known.output_tokens,
+        "hit_rate": known.hit_rate,
+        "prompt_ms": prompt.mean_ms,
+        "decode_floor_ms": times.decode_floor_ms,
+        "decode_sequence_ms": times.decode_sequence_ms,
+        "decode_token_ms": times.decode_token_ms,
+        "backlog_s": backlog_s,
+        "needed_prefill": up[PREFILL],
+        "needed_decode": up[DECODE],
+    }

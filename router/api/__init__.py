@@ -1,0 +1,1 @@
+"""What clients may ask, checked; the protocols they ask by."""

@@ -1,0 +1,107 @@
+"""The gRPC service `baton.v1.Admin`: what an operator asks of a running router. Part of grpc_api's server.
+
+Nothing here may hold up requests or change what the router knows. `Sleep` and `Wake` are passed on to the worker.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from baton_proto.generated import inference_pb2 as pb, inference_pb2_grpc as pb_grpc
+from router.api.grpc.errors import status_of
+from router.api.grpc.messages import prompt_field_of, prompt_of
+from router.api.validation import tokenize
+from router.requests.frontend import Frontend
+from router.views.explain import Explainer
+from router.views.sleep_control import SleepControl
+from router.views.tree_diff import TreeDiff
+from router.views.tree_view import TreeView
+from runtime.errors import BatonError, UnavailableError
+
+DIFF_TIMEOUT_S = 60.0  # when the caller names no deadline
+ANSWER_SHARE = 0.9  # of the caller's time; the rest is for the way back
+
+StatusSource = Callable[[], Awaitable[pb.StatusResponse]]
+
+
+@dataclass(frozen=True, slots=True)
+class Questions:
+    """Who answers what."""
+
+    status: StatusSource
+    tree: TreeView
+    diff: TreeDiff
+    explain: Explainer
+    sleep: SleepControl
+
+
+class AdminService(pb_grpc.AdminServicer):
+    def __init__(self, frontend: Frontend, questions: Questions) -> None:
+        self._frontend = frontend
+        self._questions = questions
+
+    async def Status(  # noqa: N802 (gRPC's names, here and below)
+        self, request: pb.StatusRequest, context: grpc.aio.ServicerContext[pb.StatusRequest, pb.StatusResponse]
+    ) -> pb.StatusResponse:
+        return await self._questions.status()
+
+    async def Tree(  # noqa: N802
+        self, request: pb.TreeRequest, context: grpc.aio.ServicerContext[pb.TreeRequest, pb.TreeChunk]
+    ) -> AsyncIterator[pb.TreeChunk]:
+        async for chunk in self._questions.tree.listing(request):
+            yield chunk
+
+    async def Diff(  # noqa: N802
+        self, request: pb.DiffRequest, context: grpc.aio.ServicerContext[pb.DiffRequest, pb.WorkerDiff]
+    ) -> AsyncIterator[pb.WorkerDiff]:
+        left_s = context.time_remaining()
+        timeout_s = DIFF_TIMEOUT_S if left_s is None else left_s * ANSWER_SHARE
+        async with aclosing(self._questions.diff.compare(request, timeout_s)) as workers:
+            async for worker in workers:
+                yield worker
+
+    async def Explain(  # noqa: N802
+        self, request: pb.ExplainRequest, context: grpc.aio.ServicerContext[pb.ExplainRequest, pb.ExplainResponse]
+    ) -> pb.ExplainResponse:
+        explain = self._questions.explain
+        subject = request.WhichOneof("subject")
+        if subject == "request_id":
+            response = explain.request(request.request_id)
+            if response is None:
+                problem = f"no decision for {request.request_id!r} among the last {explain.num_remembered}"
+                await context.abort(grpc.StatusCode.NOT_FOUND, f"request_id: {problem}")
+            assert response is not None, "abort raises"
+            return response
+        asked = pb.GenerateRequest(**({} if subject is None else {subject: getattr(request, subject)}))
+        try:
+            frontend, prompt, field = self._frontend, prompt_of(asked), prompt_field_of(asked)
+            tokens = await tokenize(frontend.tokenizer, prompt, field, frontend.generator.limits())
+        except BatonError as error:
+            status = status_of(error, "explain")
+            await context.abort(status.code, status.details)
+        return explain.prompt(tokens)
+
+    async def Sleep(  # noqa: N802
+        self, request: pb.SleepRequest, context: grpc.aio.ServicerContext[pb.SleepRequest, pb.SleepResponse]
+    ) -> pb.SleepResponse:
+        return await _done(self._questions.sleep.sleep(request), context)
+
+    async def Wake(  # noqa: N802
+        self, request: pb.WakeRequest, context: grpc.aio.ServicerContext[pb.WakeRequest, pb.SleepResponse]
+    ) -> pb.SleepResponse:
+        return await _done(self._questions.sleep.wake(request), context)
+
+
+async def _done(work: Awaitable[pb.SleepResponse], context: "grpc.aio.ServicerContext[Any, Any]") -> pb.SleepResponse:
+    """What came of it; FAILED_PRECONDITION with the worker's reason when it did not do it."""
+    try:
+        return await work
+    except BatonError as error:
+        status = status_of(error, "sleep")
+        code = grpc.StatusCode.FAILED_PRECONDITION if isinstance(error, UnavailableError) else status.code
+        await context.abort(code, status.details)
+        raise

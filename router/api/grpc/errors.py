@@ -1,0 +1,46 @@
+"""Which gRPC status an error becomes. Called by grpc_api."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import grpc
+import structlog
+
+from runtime.errors import (
+    DeadlineError,
+    InvalidRequestError,
+    OverloadedError,
+    UnavailableError,
+    UnknownModelError,
+    WorkerLostError,
+)
+
+RETRY_AFTER = "retry-after-ms"
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    code: grpc.StatusCode
+    details: str
+    trailing_metadata: Sequence[tuple[str, str]] = ()
+
+
+def status_of(error: Exception, request_id: str) -> Status:
+    """Logs what nobody else does: refusals, and what nobody raised on purpose, which is shown as its request id
+    alone."""
+    match error:
+        case InvalidRequestError():
+            log.info("request refused", request_id=request_id, reason=str(error))
+            unknown = isinstance(error, UnknownModelError)
+            return Status(grpc.StatusCode.NOT_FOUND if unknown else grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        case OverloadedError():
+            retry_after_ms = str(max(1, round(error.retry_after_s * 1000)))
+            return Status(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error), ((RETRY_AFTER, retry_after_ms),))
+        case UnavailableError() | WorkerLostError():
+            return Status(grpc.StatusCode.UNAVAILABLE, str(error))
+        case DeadlineError():
+            return Status(grpc.StatusCode.DEADLINE_EXCEEDED, str(error))
+    log.error("request failed", request_id=request_id, exc_info=error)
+    return Status(grpc.StatusCode.INTERNAL, f"internal error; request {request_id}")

@@ -1,0 +1,101 @@
+"""Translates between the messages of inference.proto and what the router works with. Called by grpc_api."""
+
+from typing import Any
+
+from baton_proto.generated import inference_pb2 as pb
+from baton_proto.sampling import TokenLogprobs
+from router.api.sampling_options import Options
+from router.api.validation import Chat, Prompt, plain_role
+from router.requests.request import Finished, Piece
+from router.text.tokenizer import Tokenizer
+from runtime.errors import InvalidRequestError
+
+FINISH_REASONS = {
+    None: pb.FINISH_REASON_UNSPECIFIED,
+    "stop": pb.FINISH_REASON_STOP,
+    "length": pb.FINISH_REASON_LENGTH,
+}
+PROMPT_FIELDS = {"text": "text", "chat": "chat.messages", "tokens": "tokens.ids", None: "input"}
+"""By the kind of input."""
+FLOATS = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+OTHERS = ("top_k", "seed", "max_tokens", "min_tokens", "ignore_eos", "logprobs", "n")
+
+
+def prompt_of(request: pb.GenerateRequest) -> Prompt:
+    """Raises InvalidRequestError when there is none, or a role that nobody knows."""
+    match request.WhichOneof("input"):
+        case "text":
+            return request.text
+        case "chat":
+            messages = enumerate(request.chat.messages)
+            return Chat(
+                [{"role": plain_role(f"chat.messages[{i}]", m.role), "content": m.content} for i, m in messages]
+            )
+        case "tokens":
+            return list(request.tokens.ids)
+    raise InvalidRequestError("input", "is missing; one of text, chat and tokens is needed")
+
+
+def prompt_field_of(request: pb.GenerateRequest) -> str:
+    return PROMPT_FIELDS[request.WhichOneof("input")]
+
+
+def options_of(sampling: pb.SamplingOptions) -> Options:
+    given: dict[str, Any] = {name: _shortest(getattr(sampling, name)) for name in FLOATS if sampling.HasField(name)}
+    given |= {name: getattr(sampling, name) for name in OTHERS if sampling.HasField(name)}
+    return Options(
+        **given,
+        stop=tuple(sampling.stop),
+        stop_token_ids=tuple(sampling.stop_token_ids),
+        logit_bias={token_id: _shortest(bias) for token_id, bias in sampling.logit_bias.items()},
+    )
+
+
+def piece_message(piece: Piece, tokenizer: Tokenizer) -> pb.Piece:
+    return pb.Piece(
+        index=piece.index,
+        token_ids=piece.token_ids,
+        text=piece.text,
+        logprobs=[
+            _logprob_message(token_id, logprobs, tokenizer)
+            for token_id, logprobs in zip(piece.token_ids, piece.logprobs, strict=True)
+        ]
+        if piece.logprobs
+        else (),
+        finish_reason=FINISH_REASONS[piece.finish_reason],
+    )
+
+
+def finished_message(finished: Finished) -> pb.Finished:
+    usage = pb.Usage(
+        prompt_tokens=finished.prompt_tokens,
+        completion_tokens=finished.completion_tokens,
+        cached_tokens=finished.cached_tokens,
+    )
+    served_by = [
+        pb.ServedBy(
+            index=service.index,
+            decode_worker=service.decode_worker,
+            prefill_worker=service.prefill_worker,
+            kv_blocks=service.kv_blocks,
+            kv_bytes=service.kv_bytes,
+            transport=service.transport,
+            attempts=service.attempts,
+        )
+        for service in finished.served_by
+    ]
+    return pb.Finished(usage=usage, served_by=served_by)
+
+
+def _logprob_message(token_id: int, logprobs: TokenLogprobs, tokenizer: Tokenizer) -> pb.TokenLogprob:
+    top = [
+        pb.TopLogprob(token_id=other_id, text=tokenizer.token_text(other_id), logprob=logprob)
+        for other_id, logprob in logprobs.top
+    ]
+    text = tokenizer.token_text(token_id)
+    return pb.TokenLogprob(token_id=token_id, text=text, logprob=logprobs.logprob, top=top)
+
+
+def _shortest(value: float) -> float:
+    """The decimal that a caller meant by a 32-bit float: 0.7, not 0.699999988. The same request over HTTP says 0.7."""
+    return float(f"{value:.7g}")

@@ -1,0 +1,183 @@
+"""The gRPC API of the router: `baton.v1.Inference` and `baton.v1.Admin` with health and reflection.
+
+Built by router/__main__.py. Health is SERVING while a request that came now would be served.
+"""
+
+import asyncio
+from contextlib import aclosing
+from typing import Any
+
+import grpc
+import grpc.aio
+import structlog
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from baton_proto.generated import inference_pb2 as pb, inference_pb2_grpc as pb_grpc
+from router.api.grpc.admin import AdminService, Questions
+from router.api.grpc.decoding import RefuseUndecodable
+from router.api.grpc.errors import Status, status_of
+from router.api.grpc.messages import finished_message, options_of, piece_message, prompt_field_of, prompt_of
+from router.api.validation import Call, check_tenant, make_request_id, validate
+from router.requests.fan_out import pieces_of, stall_limit_s
+from router.requests.frontend import Frontend
+from router.requests.request import Finished, GenerateRequest
+from runtime.security.bearer_keys import BearerKeys
+from runtime.security.grpc_bearer import SERVER_OPTIONS, RequireBearer
+from runtime.security.tls import Tls
+
+REQUEST_ID_METADATA = "x-request-id"
+TENANT_METADATA = "baton-tenant"
+HEALTH_INTERVAL_S = 0.2
+SERVICES = [service.full_name for service in pb.DESCRIPTOR.services_by_name.values()]
+
+log = structlog.get_logger()
+
+
+class GrpcApi:
+    """The running server."""
+
+    def __init__(
+        self, frontend: Frontend, questions: Questions, keys: BearerKeys | None = None, tls: Tls | None = None
+    ) -> None:
+        """`keys`: all but health asks for one of them."""
+        self.port = 0
+        self._frontend = frontend
+        self._inference = InferenceService(frontend)
+        self._health = health.aio.HealthServicer()
+        self._tls = tls
+        size_limit = ("grpc.max_receive_message_length", frontend.max_body_bytes)
+        guards: list[grpc.aio.ServerInterceptor] = [RefuseUndecodable(f"/{pb.DESCRIPTOR.package}.")]
+        if keys is not None:
+            guards.insert(0, RequireBearer(keys, "API key", open_to_all=(f"/{health.SERVICE_NAME}/",)))
+        options = [("grpc.so_reuseport", 0), size_limit, *SERVER_OPTIONS]
+        self._server = grpc.aio.server(options=options, interceptors=guards)
+        pb_grpc.add_InferenceServicer_to_server(self._inference, self._server)
+        pb_grpc.add_AdminServicer_to_server(AdminService(frontend, questions), self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        reflection.enable_server_reflection([*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server)
+        self._watch: asyncio.Task[None] | None = None
+
+    async def start(self, host: str, port: int) -> int:
+        """The port that it listens on; 0 takes a free one. Raises OSError when the address cannot be used."""
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        try:
+            if self._tls is None:
+                self.port = self._server.add_insecure_port(address)
+            else:
+                self.port = self._server.add_secure_port(address, self._tls.grpc_server_credentials())
+        except RuntimeError as error:
+            raise OSError(f"cannot listen on {host}:{port}: {error}") from error
+        await self._show_health()
+        await self._server.start()
+        self._watch = asyncio.create_task(self._watch_health(), name="grpc health")
+        return self.port
+
+    async def stop(self, grace_s: float = 0.0) -> None:
+        """Requests in flight have `grace_s` to end, then they are cancelled. Whether new ones are taken meanwhile is
+        the generator's decision."""
+        if self._watch is not None:
+            self._watch.cancel()
+        await self._health.enter_graceful_shutdown()
+        await self._inference.until_idle(grace_s)
+        await self._server.stop(None)  # what is left are watchers of the health, who never end by themselves
+
+    async def _watch_health(self) -> None:
+        while True:
+            await asyncio.sleep(HEALTH_INTERVAL_S)
+            await self._show_health()
+
+    async def _show_health(self) -> None:
+        kinds = health_pb2.HealthCheckResponse
+        status = kinds.SERVING if self._frontend.not_ready() is None else kinds.NOT_SERVING
+        for service in ("", *SERVICES):
+            await self._health.set(service, status)
+
+
+class InferenceService(pb_grpc.InferenceServicer):
+    def __init__(self, frontend: Frontend) -> None:
+        self._frontend = frontend
+        self._running: set[asyncio.Task[Any]] = set()
+
+    async def until_idle(self, timeout_s: float) -> None:
+        if self._running:
+            await asyncio.wait(self._running, timeout=timeout_s)
+
+    async def Generate(  # noqa: N802 (gRPC's name)
+        self,
+        request: pb.GenerateRequest,
+        context: grpc.aio.ServicerContext[pb.GenerateRequest, pb.GenerateResponse],
+    ) -> None:
+        """Writes instead of yielding, so that cancelling the call reaches the generator wherever it waits."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        failure = await self._generate(request, context)
+        if failure is not None:
+            await context.abort(failure.code, failure.details, tuple(failure.trailing_metadata))
+
+    async def _generate(
+        self,
+        request: pb.GenerateRequest,
+        context: grpc.aio.ServicerContext[pb.GenerateRequest, pb.GenerateResponse],
+    ) -> Status | None:
+        shown_id, work_id = make_request_id(None)
+        try:
+            shown_id, work_id = make_request_id(request.request_id or _metadata(context, REQUEST_ID_METADATA))
+            call = Call(
+                request_id=work_id,
+                prompt_field=prompt_field_of(request),
+                model=request.model,
+                priority=request.priority,
+                tenant=check_tenant(TENANT_METADATA, _metadata(context, TENANT_METADATA)),
+                timeout_s=context.time_remaining(),
+            )
+            wanted = await validate(self._frontend, call, prompt_of(request), options_of(request.sampling))
+            await context.send_initial_metadata(((REQUEST_ID_METADATA, shown_id),))
+            started = pb.Started(model=self._frontend.model, prompt_tokens=len(wanted.prompt))
+            await context.write(pb.GenerateResponse(request_id=shown_id, started=started))
+            async with asyncio.timeout(stall_limit_s([wanted])):
+                await self._stream(wanted, shown_id, context)
+        except TimeoutError:
+            log.warning("client does not read its answer", request_id=work_id)
+            return Status(grpc.StatusCode.DEADLINE_EXCEEDED, "the answer was not read in time")
+        except Exception as error:
+            status = status_of(error, shown_id)
+            self._frontend.answered("grpc", status.code.name, error)
+            return status
+        self._frontend.answered("grpc", grpc.StatusCode.OK.name, None)
+        return None
+
+    async def _stream(
+        self,
+        wanted: GenerateRequest,
+        shown_id: str,
+        context: grpc.aio.ServicerContext[pb.GenerateRequest, pb.GenerateResponse],
+    ) -> None:
+        async with aclosing(pieces_of(self._frontend.generator, wanted)) as pieces:
+            async for item in pieces:
+                if isinstance(item, Finished):
+                    event = pb.GenerateResponse(request_id=shown_id, finished=finished_message(item))
+                else:
+                    piece = piece_message(item, self._frontend.tokenizer)
+                    event = pb.GenerateResponse(request_id=shown_id, piece=piece)
+                await context.write(event)
+
+    async def ListModels(  # noqa: N802
+        self,
+        request: pb.ListModelsRequest,
+        context: grpc.aio.ServicerContext[pb.ListModelsRequest, pb.ListModelsResponse],
+    ) -> pb.ListModelsResponse:
+        limits = self._frontend.generator.limits()
+        model = pb.Model(
+            id=self._frontend.model, max_model_len=limits.max_model_len, created_s=self._frontend.created_s
+        )
+        return pb.ListModelsResponse(models=[model])
+
+
+def _metadata(context: grpc.aio.ServicerContext[Any, Any], name: str) -> str | None:
+    for key, value in context.invocation_metadata() or ():
+        if key == name:
+            return value if isinstance(value, str) else value.decode("latin-1")
+    return None

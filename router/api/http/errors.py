@@ -1,0 +1,86 @@
+"""How errors look over HTTP: OpenAI's `{"error": {message, type, param, code}}` with the status that clients expect."""
+
+import math
+
+import structlog
+from msgspec import Struct
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from router.api.http.json_response import json_response
+from runtime.errors import (
+    BodyTooLargeError,
+    ContextLengthError,
+    DeadlineError,
+    InvalidRequestError,
+    OverloadedError,
+    UnavailableError,
+    UnknownModelError,
+    WorkerLostError,
+)
+
+log = structlog.get_logger()
+
+
+class ErrorBody(Struct, frozen=True):
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorAnswer(Struct, frozen=True):
+    error: ErrorBody
+
+
+def describe(error: Exception, request_id: str) -> tuple[int, ErrorAnswer]:
+    """(HTTP status, body). Logs what nobody else does: refusals, and what nobody raised on purpose, which is shown as
+    its request id alone."""
+    match error:
+        case InvalidRequestError():
+            log.info("request refused", request_id=request_id, reason=str(error))
+            status, code = _status_of_refusal(error)
+            return status, ErrorAnswer(ErrorBody(str(error), "invalid_request_error", error.field, code))
+        case OverloadedError():
+            return 429, ErrorAnswer(ErrorBody(str(error), "rate_limit_error", code="overloaded"))
+        case UnavailableError() | WorkerLostError():
+            return 503, ErrorAnswer(ErrorBody(str(error), "service_unavailable_error", code="unavailable"))
+        case DeadlineError():
+            return 504, ErrorAnswer(ErrorBody(str(error), "timeout_error", code="deadline_exceeded"))
+    log.error("request failed", request_id=request_id, exc_info=error)
+    message = f"internal error; request {request_id}"
+    return 500, ErrorAnswer(ErrorBody(message, "server_error", code="internal_error"))
+
+
+def error_response(error: Exception, request_id: str) -> Response:
+    status, answer = describe(error, request_id)
+    headers = {"x-request-id": request_id}
+    if isinstance(error, OverloadedError):
+        headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
+    return json_response(answer, status, headers)
+
+
+def unauthorized(given: bool) -> Response:
+    """`given`: there was a key, and it is not one of ours."""
+    problem = "this is not the API key of this service" if given else "an API key is missing"
+    body = ErrorBody(f"{problem}: Authorization: Bearer KEY", "invalid_request_error", code="invalid_api_key")
+    return json_response(ErrorAnswer(body), 401, {"www-authenticate": "Bearer"})
+
+
+async def on_http_exception(request: Request, error: Exception) -> Response:
+    """What starlette itself refuses: unknown paths and methods."""
+    assert isinstance(error, HTTPException)
+    what = f"{request.method} {request.url.path}: {error.detail}"
+    return json_response(ErrorAnswer(ErrorBody(what, "invalid_request_error")), error.status_code, error.headers)
+
+
+def _status_of_refusal(error: InvalidRequestError) -> tuple[int, str | None]:
+    match error:
+        case UnknownModelError():
+            return 404, "model_not_found"
+        case ContextLengthError():
+            return 400, "context_length_exceeded"
+        case BodyTooLargeError():
+            return 413, "body_too_large"
+    return 400, None

@@ -1,0 +1,151 @@
+"""One HTTP request for text, from its body to its last event. Both OpenAI endpoints are this with other types."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+import structlog
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive, Scope, Send
+
+from router.api.http.disconnect import StalledClientError, until_disconnect
+from router.api.http.errors import describe, error_response
+from router.api.http.json_response import json_response
+from router.api.http.openai_answer import Answer, Heading, usage_of
+from router.api.http.openai_types import GenerationBody, parse_body
+from router.api.http.server_sent_events import EventStream
+from router.api.sampling_options import Options, check_range
+from router.api.validation import MAX_TIMEOUT_S, Call, check_tenant, make_request_id, validate
+from router.requests.fan_out import generate_all, stall_limit_s
+from router.requests.frontend import Frontend
+from router.requests.request import Finished, GenerateRequest, Piece
+from runtime.errors import BodyTooLargeError, InvalidRequestError
+
+REQUEST_ID_HEADER = "x-request-id"
+TIMEOUT_HEADER = "x-request-timeout-s"
+TENANT_HEADER = "x-baton-tenant"
+
+Items = AsyncGenerator[Piece | Finished, None]
+
+log = structlog.get_logger()
+
+
+class GenerationEndpoint:
+    """An ASGI application, since it has to watch the connection while it generates."""
+
+    def __init__(self, frontend: Frontend, body: type[GenerationBody], answer: type[Answer], prefix: str) -> None:
+        self._frontend = frontend
+        self._body = body
+        self._answer = answer
+        self._prefix = prefix  # of the answer's id
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        http = Request(scope, receive)
+        shown_id, work_id = make_request_id(None)
+        try:
+            shown_id, work_id = make_request_id(http.headers.get(REQUEST_ID_HEADER))
+            body = parse_body(await _read_body(http, self._frontend.max_body_bytes), self._body)
+            options = body.options()
+            requests = await self._validate(body, options, work_id, http)
+            answer = self._new_answer(body, options, shown_id, requests)
+            items = generate_all(self._frontend.generator, requests)
+            limit_s = stall_limit_s(requests)
+            if body.stream:
+                events = EventStream(send, {REQUEST_ID_HEADER: shown_id})
+                sending = _send_events(events, items, answer, body.include_usage, shown_id)
+                await until_disconnect(receive, sending, limit_s)
+            else:
+                whole = await until_disconnect(receive, _collect(items, answer), limit_s)
+                await json_response(whole, headers={REQUEST_ID_HEADER: shown_id})(scope, receive, send)
+            self._frontend.answered("http", "200", None)
+        except ClientDisconnect:
+            log.debug("client disconnected", request_id=work_id)
+        except StalledClientError:
+            log.warning("client does not read its answer", request_id=work_id)
+        except Exception as error:
+            response = error_response(error, shown_id)
+            self._frontend.answered("http", str(response.status_code), error)
+            await response(scope, receive, send)
+
+    async def _validate(
+        self, body: GenerationBody, options: Options, work_id: str, http: Request
+    ) -> list[GenerateRequest]:
+        """One request per prompt."""
+        requests = []
+        tenant = check_tenant(TENANT_HEADER, http.headers.get(TENANT_HEADER))
+        timeout_s = _timeout_s(http)
+        prompts = body.prompts()
+        for position, prompt in enumerate(prompts):
+            alone = len(prompts) == 1
+            request_id = work_id if alone else f"{work_id}-{position}"
+            call = Call(
+                request_id=request_id,
+                prompt_field=body.prompt_field if alone else f"{body.prompt_field}[{position}]",
+                model=body.model,
+                priority=body.priority or 0,
+                tenant=tenant,
+                timeout_s=timeout_s,
+            )
+            requests.append(await validate(self._frontend, call, prompt, options))
+        return requests
+
+    def _new_answer(
+        self, body: GenerationBody, options: Options, shown_id: str, requests: list[GenerateRequest]
+    ) -> Answer:
+        heading = Heading.new(self._prefix, shown_id, self._frontend.model)
+        num_choices = sum(len(request.sampling) for request in requests)
+        with_logprobs = options.logprobs is not None
+        return self._answer(heading, self._frontend.tokenizer, num_choices, with_logprobs, body.include_usage)
+
+
+async def _collect(items: Items, answer: Answer) -> object:
+    async with aclosing(items):
+        async for item in items:
+            if isinstance(item, Finished):
+                return answer.whole(usage_of(item))
+            answer.add(item)
+    raise AssertionError("a stream without an end")
+
+
+async def _send_events(events: EventStream, items: Items, answer: Answer, include_usage: bool, request_id: str) -> None:
+    """An error before the first event is raised; later ones become the last event, without `[DONE]`.
+
+    What ends a choice waits for what follows it: as a rule the end of all, which then leaves in the same write.
+    """
+    try:
+        async with aclosing(items):
+            async for item in items:
+                if not isinstance(item, Finished):
+                    for chunk in answer.chunks(item):
+                        events.add(chunk)
+                    if item.finish_reason is None:
+                        await events.flush()
+                elif include_usage:
+                    events.add(answer.usage_chunk(usage_of(item)))
+        events.add_done()
+    except Exception as error:
+        if not events.begun:
+            raise
+        _, described = describe(error, request_id)
+        events.add(described)
+    await events.end()
+
+
+async def _read_body(http: Request, limit: int) -> bytes:
+    """Reads no more than the limit, whatever the client announces or sends. Raises BodyTooLargeError."""
+    announced = http.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced) > limit:
+        raise BodyTooLargeError(limit)
+    body = bytearray()
+    async for chunk in http.stream():
+        body += chunk
+        if len(body) > limit:
+            raise BodyTooLargeError(limit)
+    return bytes(body)
+
+
+def _timeout_s(http: Request) -> float | None:
+    text = http.headers.get(TIMEOUT_HEADER)
+    try:
+        return check_range(TIMEOUT_HEADER, None if text is None else float(text), 0.0, MAX_TIMEOUT_S, open_below=True)
+    except ValueError as error:
+        raise InvalidRequestError(TIMEOUT_HEADER, f"is {text!r}, must be a number of seconds") from error

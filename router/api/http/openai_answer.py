@@ -1,0 +1,68 @@
+"""What the answers of both OpenAI endpoints have in common. Used by openai_chat, openai_completions and http_api."""
+
+import time
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+from router.requests.request import Finished, Piece
+from router.text.tokenizer import Tokenizer
+
+LEAST_LOGPROB = -9999.0  # JSON has no infinity; OpenAI writes this
+
+
+class PromptTokensDetails(Struct, frozen=True):
+    cached_tokens: int
+
+
+class Usage(Struct, frozen=True):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class Heading(Struct, frozen=True):
+    """First fields of every answer and chunk."""
+
+    id: str
+    model: str
+    created: int
+
+    @classmethod
+    def new(cls, prefix: str, request_id: str, model: str) -> "Heading":
+        return cls(f"{prefix}-{request_id}", model, int(time.time()))
+
+
+class Answer(Protocol):
+    """An endpoint's way to present pieces. One per HTTP request; `add` and `chunks` are not used together."""
+
+    def __init__(
+        self, heading: Heading, tokenizer: Tokenizer, num_choices: int, with_logprobs: bool, include_usage: bool
+    ) -> None: ...
+
+    def chunks(self, piece: Piece) -> Iterable[Struct]:
+        """What is streamed for a piece."""
+        ...
+
+    def usage_chunk(self, usage: Usage) -> Struct: ...
+
+    def add(self, piece: Piece) -> None:
+        """Collects a piece for the whole answer."""
+        ...
+
+    def whole(self, usage: Usage) -> Any: ...
+
+
+def usage_of(finished: Finished) -> Usage:
+    return Usage(
+        finished.prompt_tokens,
+        finished.completion_tokens,
+        finished.prompt_tokens + finished.completion_tokens,
+        PromptTokensDetails(finished.cached_tokens),
+    )
+
+
+def finite(logprob: float) -> float:
+    return max(logprob, LEAST_LOGPROB)

@@ -1,0 +1,218 @@
+"""What OpenAI's HTTP API takes, field by field, and how it becomes what validation checks. Called by http_api.
+
+Fields that are not known here are ignored, as other servers of this API do. Fields that are known and cannot be served
+are refused unless they have the value that changes nothing. Extensions (`top_k` and others) are those of vLLM.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, TypeVar, cast
+
+import msgspec
+from msgspec import Struct
+
+from router.api.sampling_options import Options
+from router.api.validation import MIXTURE, Chat, Prompt, plain_role
+from router.text.chat_template import Message
+from runtime.errors import InvalidRequestError
+
+MAX_PROMPTS = 64
+
+# Programs that cut text by UTF-16 units cut emoji in half; msgspec takes that for the end of the data.
+_HALF_CHARACTER = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
+    rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+)
+
+Body = TypeVar("Body", bound="GenerationBody")
+
+
+class StreamOptions(Struct, frozen=True):
+    include_usage: bool | None = None
+
+
+class TextPart(Struct, frozen=True):
+    type: str
+    text: str | None = None
+
+
+class ChatMessage(Struct, frozen=True):
+    role: str
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: Any = None
+    function_call: Any = None
+
+
+class GenerationBody(Struct, frozen=True, kw_only=True):
+    """What both endpoints share."""
+
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {}  # field -> values that change nothing, besides null
+    prompt_field: ClassVar[str] = "prompt"
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    stop: str | list[str] | None = None
+    logit_bias: dict[int, float] | None = None
+    n: int | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[int] | None = None
+    priority: int | None = None
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    def prompts(self) -> Sequence[Prompt]:
+        """One or more. Raises InvalidRequestError."""
+        raise NotImplementedError
+
+    def options(self) -> Options:
+        """Raises InvalidRequestError."""
+        raise NotImplementedError
+
+    def shared_options(self) -> dict[str, Any]:
+        """Arguments of Options that both endpoints fill alike."""
+        same_names = (
+            *("temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "max_tokens", "n"),
+            *("top_k", "min_p", "repetition_penalty", "min_tokens", "ignore_eos"),
+        )
+        options = {name: getattr(self, name) for name in same_names}
+        options["stop"] = (self.stop,) if isinstance(self.stop, str) else self.stop or ()
+        options["stop_token_ids"] = self.stop_token_ids or ()
+        options["logit_bias"] = self.logit_bias or {}
+        return options
+
+
+class ChatBody(GenerationBody, frozen=True, kw_only=True):
+    """/v1/chat/completions"""
+
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "tools": ([],),
+        "tool_choice": ("none", "auto"),
+        "functions": ([],),
+        "function_call": ("none", "auto"),
+        "response_format": ({"type": "text"},),
+        "modalities": (["text"],),
+        "audio": (),
+        "prediction": (),
+        "web_search_options": (),
+    }
+    prompt_field: ClassVar[str] = "messages"
+
+    messages: list[ChatMessage]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: Any = None
+    tool_choice: Any = None
+    functions: Any = None
+    function_call: Any = None
+    response_format: Any = None
+    modalities: Any = None
+    audio: Any = None
+    prediction: Any = None
+    web_search_options: Any = None
+
+    def options(self) -> Options:
+        shared = self.shared_options()
+        if self.max_completion_tokens is not None:
+            shared |= {"max_tokens": self.max_completion_tokens, "max_tokens_field": "max_completion_tokens"}
+        if self.top_logprobs is not None and not self.logprobs:
+            raise InvalidRequestError("top_logprobs", "needs logprobs to be true")
+        logprobs = (self.top_logprobs or 0) if self.logprobs else None
+        return Options(**shared, logprobs=logprobs, logprobs_field="top_logprobs")
+
+    def prompts(self) -> Sequence[Prompt]:
+        messages = [_plain_message(f"messages[{i}]", message) for i, message in enumerate(self.messages)]
+        return [Chat(messages, self.chat_template_kwargs or {})]
+
+
+class CompletionBody(GenerationBody, frozen=True, kw_only=True):
+    """/v1/completions"""
+
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"echo": (False,), "suffix": ("",), "best_of": (1,)}
+    default_max_tokens: ClassVar[int] = 16
+
+    prompt: str | list[str | int | list[int]]
+    logprobs: int | None = None
+    echo: Any = None
+    suffix: Any = None
+    best_of: Any = None
+
+    def options(self) -> Options:
+        shared = self.shared_options()
+        if self.max_tokens is None:
+            shared["max_tokens"] = self.default_max_tokens
+        return Options(**shared, logprobs=self.logprobs)
+
+    def prompts(self) -> Sequence[Prompt]:
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if not self.prompt:
+            raise InvalidRequestError("prompt", "is empty; at least one token is needed")
+        if isinstance(self.prompt[0], int):
+            return [cast(list[int], self.prompt)]  # validation sees whether all are
+        if len(set(map(type, self.prompt))) > 1:
+            raise InvalidRequestError("prompt", MIXTURE)
+        if len(self.prompt) > MAX_PROMPTS:
+            raise InvalidRequestError("prompt", f"has {len(self.prompt)} prompts; at most {MAX_PROMPTS} are allowed")
+        return [prompt for prompt in self.prompt if not isinstance(prompt, int)]
+
+
+def parse_body(data: bytes, kind: type[Body]) -> Body:
+    """Raises InvalidRequestError, naming the field where there is one."""
+    try:
+        body = msgspec.json.decode(data, type=kind)
+    except msgspec.ValidationError as error:
+        problem, _, path = str(error).partition(" - at ")
+        raise InvalidRequestError(_field_name(path, problem), problem) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        half = _HALF_CHARACTER.search(data)
+        problem = f"{half[0].decode()} is half a character" if half else str(error)
+        raise InvalidRequestError("body", f"is not valid JSON: {problem}") from error
+    for name, harmless in kind.unsupported.items():
+        value = getattr(body, name)
+        if value is not None and value not in harmless:
+            raise InvalidRequestError(name, "is not supported")
+    return body
+
+
+def _field_name(path: str, problem: str) -> str:
+    """From msgspec's path, such as `$.stop`; a required field that is missing stands in the text instead."""
+    field = path.rpartition("$")[2].strip("`.")
+    if "missing required field" in problem:
+        field = ".".join(filter(None, (field, problem.rpartition("field ")[2].strip("`"))))
+    return field or "body"
+
+
+def _plain_message(where: str, message: ChatMessage) -> Message:
+    role = plain_role(where, message.role)
+    if message.tool_calls or message.function_call:
+        raise InvalidRequestError(f"{where}.tool_calls", "is not supported")
+    plain = {"role": role, "content": _plain_content(f"{where}.content", message.content)}
+    return plain if message.name is None else plain | {"name": message.name}
+
+
+def _plain_content(where: str, content: str | list[TextPart] | None) -> str:
+    """Text parts stand on lines of their own."""
+    if content is None:
+        raise InvalidRequestError(where, "is missing")
+    if isinstance(content, str):
+        return content
+    for index, part in enumerate(content):
+        if part.type != "text" or part.text is None:
+            raise InvalidRequestError(f"{where}[{index}]", "must be a part of type 'text' with a text")
+    return "\n".join(part.text or "" for part in content)

@@ -1,0 +1,216 @@
+"""Serves an ASGI application over HTTP with uvicorn, in the event loop of its caller, router/__main__.py."""
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import structlog
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from router.api.http.errors import ErrorAnswer, ErrorBody
+from router.api.http.json_response import encode_json
+
+log = structlog.get_logger()
+
+BACKLOG = 2048
+RETRY_ACCEPT_S = 0.5
+MAX_HEAD_BYTES = 64 * 1024  # of a request line and its headers
+HEAD_TIMEOUT_S = 10.0  # for the whole head of a request, and for TLS before the first one
+KEEP_ALIVE_S = 75  # longer than clients keep idle connections, so that none is closed while it is being reused
+
+
+class HttpServer:
+    """`async with await serve_http(app, host, port) as server:` serves until the block ends."""
+
+    def __init__(self, app: ASGIApp, listener: socket.socket, tls: ssl.SSLContext | None) -> None:
+        self.host, self.port = listener.getsockname()[:2]
+        config = uvicorn.Config(
+            app,
+            http=_Protocol,
+            loop="none",  # the router's own
+            ws="none",
+            lifespan="off",
+            log_config=None,  # the router's own
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,  # nobody asks for the client's address
+            timeout_keep_alive=KEEP_ALIVE_S,
+        )
+        self._server = _Server(config, tls)
+        self._task = asyncio.create_task(self._server.serve([listener]), name="http server")
+
+    async def stop(self, grace_s: float = 0.0) -> None:
+        """Takes no new connections; requests in flight have `grace_s` to end, then they are cancelled. Idempotent."""
+        self._server.config.timeout_graceful_shutdown = grace_s  # type: ignore[assignment]  # uvicorn takes floats
+        self._server.should_exit = True
+        await self._task
+        if self._server.server_state.tasks:  # they were cancelled just now
+            await asyncio.wait(self._server.server_state.tasks)
+
+    async def __aenter__(self) -> "HttpServer":
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.stop()
+
+
+async def serve_http(app: ASGIApp, host: str, port: int, tls: ssl.SSLContext | None = None) -> HttpServer:
+    """HTTPS with `tls`. Accepts connections when it returns. Port 0 takes a free one. Raises OSError when the address
+    cannot be used."""
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setblocking(False)
+        listener.bind(address)
+        listener.listen(BACKLOG)  # from here on connections queue up, whatever uvicorn still has to do
+    except OSError:
+        listener.close()
+        raise
+    return HttpServer(app, listener, tls)
+
+
+class _Protocol(HttpToolsProtocol):
+    """uvicorn's, with all that is written in one turn of the event loop in one system call, the head of a response and
+    its first bytes above all, and with bounds on the head of a request, which the parser would collect without end."""
+
+    _in_head = True
+    _head_bytes = 0
+    _slow: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(cast(asyncio.Transport, _GatheringTransport(transport, self.loop)))
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end_head()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._in_head:  # still: all of it belonged to the head
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+                self._refuse()
+
+    def on_message_begin(self) -> None:
+        self._await_head()
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._end_head()
+        super().on_headers_complete()
+
+    def _await_head(self) -> None:
+        self._end_head()
+        self._in_head, self._head_bytes = True, 0
+        self._slow = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.close)
+
+    def _end_head(self) -> None:
+        self._in_head = False
+        if self._slow is not None:
+            self._slow.cancel()
+
+    def _refuse(self) -> None:
+        problem = f"headers: are larger than {MAX_HEAD_BYTES} bytes"
+        body = encode_json(ErrorAnswer(ErrorBody(problem, "invalid_request_error", "headers")))
+        head = "HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\nconnection: close\r\n"
+        self.transport.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        self.transport.close()
+
+
+class _GatheringTransport:
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._pending: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        if not self._pending:
+            self._loop.call_soon(self._flush)
+        self._pending.append(data)
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        if self._pending:
+            pending, self._pending = self._pending, []
+            self._transport.write(b"".join(pending))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
+class _Acceptor:
+    """Takes all connections that wait, where uvloop takes one per turn: a crowd that comes at once would wait for as
+    many turns, and turns are long when there is much to do. In the place of an asyncio.Server."""
+
+    def __init__(
+        self, listener: socket.socket, make_protocol: Callable[[], asyncio.Protocol], tls: ssl.SSLContext | None
+    ) -> None:
+        self._listener = listener
+        self._tls: dict[str, Any] = {} if tls is None else {"ssl": tls, "ssl_handshake_timeout": HEAD_TIMEOUT_S}
+        self._make_protocol = make_protocol
+        self._loop = asyncio.get_running_loop()
+        self._closed = False
+        self._opening: set[asyncio.Task[Any]] = set()
+        self._loop.add_reader(listener.fileno(), self._accept)
+
+    def close(self) -> None:
+        self._closed = True
+        self._loop.remove_reader(self._listener.fileno())
+
+    async def wait_closed(self) -> None: ...
+
+    def _accept(self) -> None:
+        for _ in range(BACKLOG):
+            try:
+                connection, _ = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:  # no file descriptors are left, as a rule
+                log.error("cannot accept connections", reason=str(error), retry_s=RETRY_ACCEPT_S)
+                self._loop.remove_reader(self._listener.fileno())
+                self._loop.call_later(RETRY_ACCEPT_S, self._resume)
+                return
+            connection.setblocking(False)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            task = self._loop.create_task(self._open(connection))
+            self._opening.add(task)
+            task.add_done_callback(self._opening.discard)
+
+    async def _open(self, connection: socket.socket) -> None:
+        try:
+            await self._loop.connect_accepted_socket(self._make_protocol, connection, **self._tls)
+        except OSError as error:  # of TLS, or the client has left
+            log.debug("no connection came about", reason=str(error))
+            connection.close()
+
+    def _resume(self) -> None:
+        if not self._closed:
+            self._loop.add_reader(self._listener.fileno(), self._accept)
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, tls: ssl.SSLContext | None) -> None:
+        super().__init__(config)
+        self._tls = tls
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        def make_protocol() -> asyncio.Protocol:
+            return _Protocol(self.config, self.server_state, self.lifespan.state)
+
+        self.servers = [_Acceptor(listener, make_protocol, self._tls) for listener in sockets or []]  # type: ignore[misc]
+        self.started = True
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are the router's matter."""
+        yield

@@ -1,0 +1,49 @@
+"""Server-sent events as OpenAI sends them: one JSON object per event, `[DONE]` at the end. Used by http_generation."""
+
+from collections.abc import Mapping
+
+from starlette.types import Send
+
+from router.api.http.json_response import encode_json
+
+HEADERS = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",  # nginx would collect the events otherwise
+}
+ENCODED_HEADERS = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+
+
+class EventStream:
+    """Events are collected until `flush` or `end`, since every write costs a system call and wakes the client.
+
+    The response begins with the first write, so that an error before it can still be an HTTP error.
+    """
+
+    def __init__(self, send: Send, headers: Mapping[str, str]) -> None:
+        self._send = send
+        self._headers = headers
+        self._pending = bytearray()
+        self.begun = False
+
+    def add(self, body: object) -> None:
+        self._pending += b"data: %b\n\n" % encode_json(body)
+
+    def add_done(self) -> None:
+        self._pending += b"data: [DONE]\n\n"
+
+    async def flush(self) -> None:
+        """Waits when the client reads slowly."""
+        if self._pending:
+            await self._write(more=True)
+
+    async def end(self) -> None:
+        await self._write(more=False)
+
+    async def _write(self, more: bool) -> None:
+        if not self.begun:
+            self.begun = True
+            headers = ENCODED_HEADERS + [(name.encode(), value.encode()) for name, value in self._headers.items()]
+            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        data, self._pending = self._pending, bytearray()
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})

@@ -1,0 +1,190 @@
+"""Turns what a caller asked for, through either API, into a GenerateRequest, or refuses it, naming field and limit.
+
+Called by grpc_api and http_api. Behind it no request can fail for a reason that lies in the request.
+"""
+
+import asyncio
+import random
+import re
+import time
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+
+from router.api.sampling_options import MAX_SEED, Options, check_in_vocabulary, check_range, check_sampling
+from router.requests.frontend import Frontend, Limits
+from router.requests.request import GenerateRequest
+from router.text.chat_template import Message
+from router.text.text_encoder import TokenIds
+from router.text.tokenizer import Tokenizer
+from runtime.errors import ContextLengthError, InvalidRequestError, UnknownModelError
+
+_dice = random.Random()  # ids need to be unique, not secret
+
+MAX_PRIORITY = 2**31 - 1
+MIXTURE = "must be a string, token ids, or a list of either, not a mixture"
+MAX_TIMEOUT_S = 86400.0
+IN_PLACE_CHARS = 4096  # longer texts are tokenized in a thread, so that no other request waits for it
+REQUEST_ID = re.compile(r"[!-~]{1,128}")
+TENANT = re.compile(r"[!-~]{1,128}")
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+"""Role -> as templates know it; `developer` is what OpenAI calls `system` by now."""
+
+
+class Chat(Struct, frozen=True):
+    """Messages for the model's chat template; `variables` are the template's own switches."""
+
+    messages: Sequence[Message]
+    variables: Mapping[str, Any] = {}
+
+    def num_chars(self) -> int:
+        return sum(len(message["content"]) for message in self.messages)
+
+
+Prompt = str | Chat | Sequence[int]
+
+
+class Call(Struct, frozen=True, kw_only=True):
+    """What stands around the prompt."""
+
+    request_id: str  # see make_request_id
+    prompt_field: str = "prompt"  # as the caller calls it
+    model: str | None = None
+    priority: int = 0
+    tenant: str = ""  # see check_tenant
+    timeout_s: float | None = None
+
+
+async def validate(frontend: Frontend, call: Call, prompt: Prompt, options: Options) -> GenerateRequest:
+    """Raises InvalidRequestError, and its kinds UnknownModelError and ContextLengthError."""
+    started_s = time.monotonic()
+    if call.model and call.model != frontend.model:
+        raise UnknownModelError(call.model, [frontend.model])
+    check_range("priority", call.priority, -MAX_PRIORITY - 1, MAX_PRIORITY)
+    timeout_s = frontend.request_timeout_s if call.timeout_s is None else min(call.timeout_s, MAX_TIMEOUT_S)
+    sampling = check_sampling(options, frontend.tokenizer.vocab_size)
+    limits = frontend.generator.limits()
+    tokens = await tokenize(frontend.tokenizer, prompt, call.prompt_field, limits)
+    max_tokens = _check_length(call.prompt_field, len(tokens), options, limits)
+    sampling = msgspec.structs.replace(sampling, max_tokens=max_tokens)
+    if sampling.min_tokens > sampling.max_tokens:
+        problem = f"is {sampling.min_tokens}, above the {sampling.max_tokens} tokens that may be generated"
+        raise InvalidRequestError("min_tokens", problem)
+    choices = range(1 if options.n is None else options.n)
+    return GenerateRequest(
+        request_id=call.request_id,
+        prompt=tokens,
+        sampling=tuple(msgspec.structs.replace(sampling, seed=(sampling.seed + i) & MAX_SEED) for i in choices),
+        stop=tuple(options.stop),
+        deadline_s=started_s + timeout_s,
+        priority=call.priority,
+        tenant=call.tenant,
+    )
+
+
+def make_request_id(wanted: str | None) -> tuple[str, str]:
+    """(the id that the caller sees, the id of the work). The second is unique even when callers repeat themselves.
+
+    Raises InvalidRequestError.
+    """
+    if not wanted:
+        request_id = f"{_dice.getrandbits(96):024x}"
+        return request_id, request_id
+    if not REQUEST_ID.fullmatch(wanted):
+        raise InvalidRequestError("request_id", "must be 1 to 128 visible ASCII characters")
+    return wanted, f"{wanted}-{_dice.getrandbits(32):08x}"
+
+
+def check_tenant(where: str, tenant: str | None) -> str:
+    """Raises InvalidRequestError."""
+    if not tenant:
+        return ""
+    if not TENANT.fullmatch(tenant):
+        raise InvalidRequestError(where, "must be 1 to 128 visible ASCII characters")
+    return tenant
+
+
+def plain_role(where: str, role: str) -> str:
+    """The role that the chat template sees. Raises InvalidRequestError."""
+    if role not in ROLES:
+        raise InvalidRequestError(f"{where}.role", f"is {role[:100]!r}, must be one of {', '.join(ROLES)}")
+    return ROLES[role]
+
+
+async def tokenize(tokenizer: Tokenizer, prompt: Prompt, name: str, limits: Limits) -> TokenIds:
+    """At least one token. `name` is what the caller calls the prompt. Raises InvalidRequestError."""
+    if not isinstance(prompt, str | Chat):
+        return _check_token_ids(prompt, name, tokenizer.vocab_size)
+    if isinstance(prompt, Chat) and not prompt.messages:
+        raise InvalidRequestError(name, "is empty; at least one message is needed")
+    if not prompt:
+        raise InvalidRequestError(name, "is empty; at least one token is needed")
+    num_chars = prompt.num_chars() if isinstance(prompt, Chat) else len(prompt)
+    # What is far too long is refused before seconds of work are spent on it.
+    _check_fits(name, -(-num_chars // tokenizer.max_token_chars), limits, at_least="at least ")
+    if isinstance(prompt, Chat):
+        tokens = await _tokenize_chat(tokenizer, prompt)
+    elif num_chars <= IN_PLACE_CHARS:
+        tokens = tokenizer.encode(prompt)
+    else:
+        tokens = await asyncio.to_thread(tokenizer.encode, prompt)
+    if not len(tokens):
+        raise InvalidRequestError(name, "gives no tokens; at least one is needed")
+    return tokens
+
+
+async def _tokenize_chat(tokenizer: Tokenizer, chat: Chat) -> TokenIds:
+    text = tokenizer.begin_chat(chat.messages, chat.variables)
+    if text.num_chars <= IN_PLACE_CHARS:
+        return tokenizer.finish_chat(text)
+    return await asyncio.to_thread(tokenizer.finish_chat, text)
+
+
+def _check_token_ids(prompt: Sequence[int], name: str, vocab_size: int) -> TokenIds:
+    if not len(prompt):
+        raise InvalidRequestError(name, "is empty; at least one token is needed")
+    try:
+        tokens = np.frombuffer(array("I", prompt), dtype=np.uint32)
+    except TypeError:
+        raise InvalidRequestError(name, MIXTURE) from None
+    except OverflowError:  # negative, or more than 32 bits
+        check_in_vocabulary(name, prompt, vocab_size)
+        raise
+    if tokens.max() >= vocab_size:
+        check_in_vocabulary(name, prompt, vocab_size)
+    return tokens
+
+
+def _check_length(name: str, num_prompt_tokens: int, options: Options, limits: Limits) -> int:
+    """The number of tokens that may be generated: what the caller says, or all that fit."""
+    _check_fits(name, num_prompt_tokens, limits)
+    room = _longest(limits) - num_prompt_tokens
+    if options.max_tokens is None:
+        return room
+    check_range(options.max_tokens_field, options.max_tokens, 1, None)
+    if options.max_tokens > room:
+        problem = f"is {options.max_tokens}, the prompt has {num_prompt_tokens} tokens; {_who_takes(limits)} in all"
+        raise ContextLengthError(options.max_tokens_field, problem)
+    return options.max_tokens
+
+
+def _check_fits(name: str, num_tokens: int, limits: Limits, at_least: str = "") -> None:
+    """One token more than the prompt must fit."""
+    if num_tokens < _longest(limits):
+        return
+    problem = f"has {at_least}{num_tokens} tokens, with at least one to generate; {_who_takes(limits)}"
+    raise ContextLengthError(name, problem)
+
+
+def _longest(limits: Limits) -> int:
+    return min(limits.max_model_len, limits.pool_tokens or limits.max_model_len)
+
+
+def _who_takes(limits: Limits) -> str:
+    if limits.pool_tokens is not None and limits.pool_tokens < limits.max_model_len:
+        return f"the largest worker's KV pool holds {limits.pool_tokens}"
+    return f"the model takes {limits.max_model_len}"

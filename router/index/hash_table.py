@@ -1,0 +1,165 @@
+"""An open-addressing hash table from u64 keys to u32 values, as arrays and compiled loops over whole runs of keys.
+
+A key's home is the high half of what SPREAD times the key leaves in 64 bits, scaled to the size of the table; what
+finds its home taken goes to the next free slot. So keys lie nearly in the order of these products, and moving them to a
+larger table reads and writes memory from front to back. Without SPREAD, keys that are not even over 64 bits, such as
+hashes of 63 bits from elsewhere, would crowd a part of the table.
+
+A table that is being left for another one is searched too, after the new one. Used by block_index.py alone,
+whose invariants hold here: keys are above GONE, each is in one of the two tables, both have an empty slot.
+"""
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.compiled import HASHES, U64, compiled, inlined
+
+EMPTY = U64(0)
+GONE = U64(1)
+"""Left an old table: searches go on behind it. In a new table gaps are closed instead."""
+
+SPREAD = U64(0x9E3779B97F4A7C15)
+"""2**64 over the golden ratio, odd: Knuth's multiplicative hashing (The Art of Computer Programming 3, 6.4)."""
+
+AHEAD = 128
+"""Keys whose homes are read before they are searched."""
+
+Keys = NDArray[np.uint64]
+Values = NDArray[np.uint32]
+
+_KEYS, _VALUES = numba.uint64[::1], numba.uint32[::1]
+_ZERO, _ONE, _SHIFT_32 = U64(0), U64(1), U64(32)
+
+
+@inlined
+def _home(key: np.uint64, size: np.uint64) -> np.uint64:
+    return (key * SPREAD >> _SHIFT_32) * size >> _SHIFT_32
+
+
+@inlined
+def _search(table: Keys, key: np.uint64) -> tuple[bool, np.uint64]:
+    """Whether the key is there, and its slot, or else the empty slot where it would go."""
+    size = U64(len(table))
+    slot = _home(key, size)
+    while table[slot] != key:
+        if table[slot] == EMPTY:
+            return False, slot
+        slot += _ONE
+        if slot == size:
+            slot = _ZERO
+    return True, slot
+
+
+@inlined
+def _read_ahead(table: Keys, keys: Keys, first: int, last: int) -> np.uint64:
+    """Reads the homes of keys [first, last): memory fetches them side by side then, not one after the other."""
+    size = U64(len(table))
+    seen = EMPTY
+    for i in range(first, last):
+        seen |= table[_home(keys[i], size)]
+    return seen
+
+
+@inlined
+def _close_gap(table: Keys, values: Values, gap: np.uint64) -> None:
+    """Empties a slot: what lies behind it and may lie nearer to its home moves up."""
+    size = U64(len(table))
+    slot = gap
+    while True:
+        slot += _ONE
+        if slot == size:
+            slot = _ZERO
+        key = table[slot]
+        if key == EMPTY:
+            break
+        home = _home(key, size)
+        from_home = slot - home if slot >= home else slot + size - home
+        from_gap = slot - gap if slot >= gap else slot + size - gap
+        if from_home >= from_gap:
+            table[gap], values[gap] = key, values[slot]
+            gap = slot
+    table[gap] = EMPTY
+
+
+@compiled(_KEYS, _VALUES, numba.uint64, returns=numba.uint32)
+def get(table: Keys, values: Values, key: np.uint64) -> np.uint32:
+    """The value of a key in one table, 0 when it is not there or none."""
+    known, slot = _search(table, key)
+    value: np.uint32 = values[slot]
+    return value if known and key > GONE else np.uint32(0)
+
+
+@compiled(_KEYS, _VALUES, _KEYS, _VALUES, numba.uint64, HASHES, numba.uint32, returns=numba.int64)
+def insert(
+    table: Keys, values: Values, old_table: Keys, old_values: Values, moved: np.uint64, keys: Keys, value: np.uint32
+) -> int:
+    """Stops before the first key that is there already, or is none. Returns how many are in.
+
+    What belongs behind the first `moved` slots of the old table still goes there. So the new one is written to from
+    front to back, and the system has to find memory for it little by little.
+    """
+    for first in range(0, len(keys), AHEAD):
+        last = min(first + AHEAD, len(keys))
+        if _read_ahead(table, keys, first, last) == GONE:  # never, but what is not used is not read
+            break
+        for i in range(first, last):
+            key = keys[i]
+            in_old, old_slot = _search(old_table, key)
+            known, slot = _search(table, key)
+            if known or in_old or key <= GONE:
+                return i
+            if old_slot >= moved:
+                old_table[old_slot], old_values[old_slot] = key, value
+            else:
+                table[slot], values[slot] = key, value
+    return len(keys)
+
+
+@compiled(_KEYS, _VALUES, _KEYS, _VALUES, HASHES, numba.uint32, returns=numba.int64)
+def assign(table: Keys, values: Values, old_table: Keys, old_values: Values, keys: Keys, value: np.uint32) -> int:
+    """Another value for keys that are there. Returns how many were not."""
+    missing = 0
+    for key in keys:
+        known, slot = _search(table, key)
+        if known:
+            values[slot] = value
+            continue
+        known, slot = _search(old_table, key)
+        if known:
+            old_values[slot] = value
+        else:
+            missing += 1
+    return missing
+
+
+@compiled(_KEYS, _VALUES, _KEYS, HASHES, returns=numba.int64)
+def remove(table: Keys, values: Values, old_table: Keys, keys: Keys) -> int:
+    """Takes out keys that are there. Returns how many were not."""
+    missing = 0
+    for first in range(0, len(keys), AHEAD):
+        last = min(first + AHEAD, len(keys))
+        if _read_ahead(table, keys, first, last) == GONE:  # never, but what is not used is not read
+            break
+        for i in range(first, last):
+            known, slot = _search(table, keys[i])
+            if known:
+                _close_gap(table, values, slot)
+                continue
+            known, slot = _search(old_table, keys[i])
+            if known:
+                old_table[slot] = GONE
+            else:
+                missing += 1
+    return missing
+
+
+@compiled(_KEYS, _VALUES, _KEYS, _VALUES, numba.int64, numba.int64)
+def move(table: Keys, values: Values, old_table: Keys, old_values: Values, first: int, last: int) -> None:
+    """What is in slots [first, last) of the old table goes to the new one."""
+    for slot in range(first, last):
+        key = old_table[slot]
+        if key > GONE:
+            _, to = _search(table, key)
+            table[to], values[to] = key, old_values[slot]
+            old_table[slot] = GONE

@@ -1,0 +1,92 @@
+"""The answer of the radix tree to a query: how many leading blocks each worker holds.
+
+Kept as a few (blocks, workers) pairs until somebody asks for it, as a column or by name.
+"""
+
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from itertools import compress
+
+import numpy as np
+from numpy.typing import NDArray
+
+from router.index.roster import Roster
+from runtime.discovery.worker_key import WorkerKey
+
+__all__ = ["Match", "WorkerKey", "bits", "column"]
+
+
+class Match(Mapping[WorkerKey, int]):
+    """Number of leading blocks of the query that each worker holds; workers that hold none do not appear.
+
+    To be read before the tree changes again.
+    """
+
+    __slots__ = ("_alone", "_blocks", "_end", "_levels", "_roster", "_sequences")
+
+    def __init__(
+        self, levels: list[tuple[int, int]], alone: list[tuple[int, int]], roster: Roster, sequences: bytes, end: int
+    ) -> None:
+        """`sequences`: u64 LE sequence hashes of the edge where the query left the tree, `end` bytes into it."""
+        self._levels = levels  # (blocks, mask of workers)
+        self._alone = alone  # (blocks, number of a worker that is in no mask)
+        self._roster = roster  # numbers of workers that left are in no mask
+        self._sequences = sequences
+        self._end = end
+        self._blocks: dict[WorkerKey, int] | None = None
+
+    @property
+    def last_block(self) -> bytes:
+        """Sequence hash (u64 LE) of the last block that matched; empty when none did."""
+        return self._sequences[max(0, self._end - 8) : self._end]
+
+    @property
+    def longest(self) -> int:
+        """Blocks of the longest match; 0 when there is none."""
+        return max((blocks for blocks, _ in self._levels + self._alone), default=0)
+
+    def column(self, workers: tuple[WorkerKey, ...]) -> NDArray[np.int32]:
+        """Blocks that each of the workers holds: [n] -> [n]."""
+        blocks = np.zeros(len(self._roster.names) + 1, dtype=np.int32)  # the last one is NOBODY's
+        for level, mask in self._levels:
+            blocks[: mask.bit_length()][bits(mask)] = level
+        for level, number in self._alone:
+            blocks[number] = level
+        held: NDArray[np.int32] = blocks[self._roster.numbers(workers)]
+        return held
+
+    def as_dict(self) -> dict[WorkerKey, int]:
+        if self._blocks is None:
+            names = self._roster.names
+            self._blocks = {names[number]: blocks for blocks, number in self._alone}
+            for blocks, mask in self._levels:
+                self._blocks.update(dict.fromkeys(compress(names, bits(mask).tobytes()), blocks))
+        return self._blocks
+
+    def __getitem__(self, worker: WorkerKey) -> int:
+        return self.as_dict()[worker]
+
+    def __iter__(self) -> Iterator[WorkerKey]:
+        return iter(self.as_dict())
+
+    def __len__(self) -> int:
+        return len(self.as_dict())
+
+    def __repr__(self) -> str:
+        return f"Match({self.as_dict()})"
+
+
+def column(held: Mapping[WorkerKey, int], workers: tuple[WorkerKey, ...]) -> NDArray[np.int32]:
+    """Match.column of any mapping."""
+    if isinstance(held, Match):
+        return held.column(workers)
+    return np.array([held.get(worker, 0) for worker in workers], dtype=np.int32)
+
+
+@lru_cache(maxsize=4096)  # the same few fleets hold most edges
+def bits(mask: int) -> NDArray[np.bool_]:
+    """[bits of the mask] The lowest is first, the highest one that is set is last."""
+    packed = np.frombuffer(mask.to_bytes((mask.bit_length() + 7) // 8, "little"), dtype=np.uint8)
+    found = np.unpackbits(packed, count=mask.bit_length(), bitorder="little").view(np.bool_)
+    found.flags.writeable = False
+    return found

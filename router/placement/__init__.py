@@ -1,0 +1,1 @@
+"""Which workers get a request, and why."""

@@ -1,0 +1,129 @@
+"""The router's whole decision for one attempt: match the prefix, list the candidates, place, charge. No await: what one
+request was charged, the next one sees."""
+
+import random
+from collections.abc import Callable, Mapping
+from typing import Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from baton_proto.worker import PrefillTarget
+from router.index.match import column
+from router.placement.expected_prefixes import Expectation, ExpectedPrefixes, Outlook
+from router.placement.placement import NO_CANDIDATES, Candidates, Placement, Request, Weighing, nobody_ships, weigh
+from router.workers.link import WorkerLink
+from router.workers.load import Charge, LoadLedger, LoadView
+from router.workers.pool import WorkerPool
+from runtime.config.serving import RouterConfig
+from runtime.discovery.worker_key import WorkerKey
+
+QUEUED: Final = LoadView._fields.index("queued_prefill_tokens")
+QUEUED_PAIRS: Final = LoadView._fields.index("queued_prefill_pairs")
+
+
+class PrefixIndex(Protocol):
+    """What the decision needs of the indexer."""
+
+    def match(self, hashes: NDArray[np.uint64]) -> Mapping[WorkerKey, int]:
+        """How many leading blocks of a prompt each worker holds; workers without any may be left out."""
+        ...
+
+    def recent_hits(self) -> float:
+        """How often the prefix that was matched last was reused lately, see PrefixHits.recent."""
+        ...
+
+
+class Assignment:
+    """The workers of one attempt, charged until `release`."""
+
+    __slots__ = ("charge", "expectation", "link", "placement", "prefill")
+
+    def __init__(
+        self,
+        link: WorkerLink,
+        prefill: PrefillTarget | None,
+        placement: Placement,
+        charge: Charge,
+        expectation: Expectation | None,
+    ) -> None:
+        self.link = link
+        self.prefill = prefill
+        self.placement = placement
+        self.charge = charge
+        self.expectation = expectation  # of the worker that runs the prompt; None: it holds all of it
+
+    def prefill_done(self) -> None:
+        """At the first token."""
+        self.charge.prefill_done()
+        if self.expectation is not None:
+            self.expectation.first_token()
+
+    def release(self) -> None:
+        self.charge.release()
+        if self.expectation is not None:
+            self.expectation.cancel()
+
+
+class Assigner:
+    """`placed` is called when the prompt that was matched last got its workers."""
+
+    def __init__(
+        self,
+        pool: WorkerPool,
+        index: PrefixIndex,
+        ledger: LoadLedger,
+        config: RouterConfig,
+        rng: random.Random | None = None,
+        expected: ExpectedPrefixes | None = None,
+    ) -> None:
+        self.placed: Callable[[], None] = lambda: None
+        self._pool = pool
+        self._index = index
+        self._ledger = ledger
+        self._config = config
+        self._rng = rng or random.Random()
+        self._expected = ExpectedPrefixes(config.placement.expected_prefix_ttl_s) if expected is None else expected
+
+    def assign(
+        self, request_id: str, request: Request, max_tokens: int, hashes: NDArray[np.uint64]
+    ) -> Assignment | None:
+        """None: no workers can take it now. `max_tokens`: prompt and the longest possible output."""
+        placement = self.weigh(request, max_tokens, hashes).placement()
+        if placement is None:
+            return None
+        self.placed()
+        uncached = request.num_tokens - placement.cached_blocks * request.block_size
+        charge = self._ledger.charge(request_id, placement.decode, placement.prefill, request.num_tokens, uncached)
+        target = self._pool.prefill_target(placement.prefill) if placement.prefill else None
+        expectation = self._expected.expect(placement.prefill or placement.decode, hashes, placement.held_blocks)
+        return Assignment(self._pool.link(placement.decode), target, placement, charge, expectation)
+
+    def weigh(self, request: Request, max_tokens: int, hashes: NDArray[np.uint64]) -> Weighing:
+        """What `assign` would decide, without a trace."""
+        config = self._config
+        decode = prefill = NO_CANDIDATES
+        hits = 0.0
+        if decode_keys := self._pool.decode_keys(max_tokens):
+            outlook = self._expected.outlook(self._index.match(hashes), hashes)
+            hits = self._index.recent_hits() * self._ledger.num_routers  # each sees its share
+            prefill_keys = self._pool.prefill_keys(request.num_tokens)
+            mixed = nobody_ships(request, prefill_keys)
+            decode = self._candidates(decode_keys, outlook, request.block_size, mixed=mixed)
+            prefill = self._candidates(prefill_keys, outlook, request.block_size, mixed=False)
+        return weigh(request, decode, prefill, config.placement, self._rng, config.max_running_per_worker, hits)
+
+    def _candidates(
+        self, workers: tuple[WorkerKey, ...], outlook: Outlook, block_size: int, *, mixed: bool
+    ) -> Candidates:
+        """`mixed`: they prefill and decode; only then counts what they stored."""
+        if not workers:
+            return NO_CANDIDATES
+        load = self._ledger.columns(workers)
+        if outlook.computing:
+            queued, pairs = load[:, QUEUED], load[:, QUEUED_PAIRS]
+            shared = np.minimum(queued, block_size * column(outlook.computing, workers))
+            pairs -= pairs * shared // np.maximum(queued, 1)  # as if they were like the others in the queue
+            queued -= shared
+        stored = self._ledger.stored(workers) if mixed else np.zeros(len(workers))
+        return Candidates(workers, column(outlook.cached, workers), load, stored)

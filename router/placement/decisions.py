@@ -1,0 +1,74 @@
+"""The router's memory of its last placements, for `baton events explain`. Written by choices, read by explain."""
+
+import re
+import time
+from collections import deque
+from typing import Final
+
+from msgspec import Struct
+
+from router.placement.placement import Placement, Request
+
+MAX_DECISIONS: Final = 1024
+MAX_COSTS: Final = 100_000  # of all decisions together: about 15 MB, however many workers there are
+CALLERS_ID = re.compile(r"(.+)-[0-9a-f]{8}")  # see validation.make_request_id
+
+
+class Decision(Struct, frozen=True):
+    request_id: str  # of the work, as in the log
+    choice: int
+    attempt: int
+    at_s: float  # monotonic
+    waited_s: float
+    request: Request
+    placement: Placement
+
+
+class DecisionLog:
+    def __init__(self, max_decisions: int = MAX_DECISIONS, max_costs: int = MAX_COSTS) -> None:
+        self._max_decisions = max_decisions
+        self._max_costs = max_costs
+        self._decisions: deque[Decision] = deque()
+        self._num_costs = 0
+
+    def __len__(self) -> int:
+        return len(self._decisions)
+
+    def add(
+        self,
+        request_id: str,
+        choice: int,
+        attempt: int,
+        waited_s: float,
+        request: Request,
+        placement: Placement,
+    ) -> None:
+        """The oldest ones are forgotten for it."""
+        decision = Decision(request_id, choice, attempt, time.monotonic(), waited_s, request, placement)
+        self._decisions.append(decision)
+        self._num_costs += placement.num_candidates
+        while len(self._decisions) > self._max_decisions or (
+            self._num_costs > self._max_costs and len(self._decisions) > 1
+        ):
+            self._num_costs -= self._decisions.popleft().placement.num_candidates
+
+    def of(self, request_id: str) -> tuple[list[Decision], int]:
+        """Decisions of a request in order, and how many older requests go by the same name.
+
+        `request_id`: the one in the log, or the caller's own, of which the latest request is meant.
+        """
+        by_work: dict[str, list[Decision]] = {}
+        for decision in self._decisions:
+            if request_id in (decision.request_id, callers_id(decision.request_id)):
+                by_work.setdefault(decision.request_id, []).append(decision)
+        if request_id in by_work:
+            return by_work[request_id], 0
+        if not by_work:
+            return [], 0
+        return list(by_work.values())[-1], len(by_work) - 1
+
+
+def callers_id(request_id: str) -> str:
+    """The id that the caller gave to a request whose log name is `request_id`."""
+    match = CALLERS_ID.fullmatch(request_id)
+    return match[1] if match else request_id

@@ -1,0 +1,247 @@
+"""Puts the router together and runs it: what `python -m router` does between its command line and its exit."""
+
+import asyncio
+import gc
+import json
+import os
+import signal
+import time
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+import structlog
+from starlette.types import ASGIApp
+
+from router.api.grpc.admin import Questions
+from router.api.grpc.server import GrpcApi
+from router.api.http.app import create_app
+from router.api.http.server import serve_http
+from router.counters.metrics import RouterMetrics
+from router.counters.traffic import Traffic
+from router.index.indexer import Indexer
+from router.placement.assignment import Assigner
+from router.placement.expected_prefixes import ExpectedPrefixes
+from router.requests.admission import AdmissionQueue
+from router.requests.choice import Parts
+from router.requests.frontend import Frontend
+from router.requests.generation import Generator
+from router.text.tokenizer import Tokenizer
+from router.views.explain import Explainer
+from router.views.gauges import add_event_gauges, add_queue_gauges, add_sharing_gauges, add_worker_gauges
+from router.views.reports import Reporter
+from router.views.scrape_targets import ScrapeTargets
+from router.views.sleep_control import SleepControl
+from router.views.status import StatusView
+from router.views.tree_diff import TreeDiff
+from router.views.tree_view import TreeView
+from router.workers.charge_sharing import ChargeSharing
+from router.workers.load import LoadLedger
+from router.workers.pool import WorkerPool
+from runtime.checkpoint.model_files import ModelFiles
+from runtime.checkpoint.served_model import served_model
+from runtime.config.serving import ServingConfig
+from runtime.discovery.directory import Change, Directory
+from runtime.discovery.load_board import LoadBoard
+from runtime.errors import ConfigError
+from runtime.nats.client import NatsClient, connect
+from runtime.security.keys import Keys, check_reach, is_loopback, load_keys
+from runtime.security.tls import Tls, load_tls
+
+COLLECT_AFTER = (50_000, 20, 100)  # new objects, then collections of the younger generation
+END_GRACE_S = 2.0  # for requests that the end of the drain timeout cut off
+
+log = structlog.get_logger()
+
+
+async def run_router(config: ServingConfig, router_id: str) -> None:
+    """Serves until SIGTERM or SIGINT, then drains. What is built last is closed first. Raises BatonError or OSError."""
+    if config.nats.url is None:
+        raise ConfigError("nats.url", "a router needs the URL of a running NATS server")
+    keys, tls = load_keys(config), load_tls(config.security)
+    check_reach("router.host", config.router.host, keys)
+    if not is_loopback(config.router.host) and (keys.api is None or tls is None):
+        log.warning("the router is open to other machines", asks_for_keys=keys.api is not None, tls=tls is not None)
+    stop = _stop_signal()
+    files = await asyncio.to_thread(served_model, config)
+    async with AsyncExitStack() as closing:
+        nats = await connect(config.nats.url, router_id, config.namespace, config.workers.ready_timeout_s, keys.nats)
+        closing.push_async_callback(nats.close)
+        view = _view(config, files, router_id, nats, keys)
+        await _follow_workers(view, closing)
+        metrics = _metrics(config, view, nats)
+        parts = _parts(config, files, view, metrics)
+        generator = _generator(config, files, parts)
+        questions = _questions(router_id, parts, view)
+        frontend = _frontend(config, files, generator, metrics)
+        scrape_targets = ScrapeTargets(nats, view.directory)
+        await scrape_targets.start()
+        app = create_app(frontend, metrics.exposition, scrape_targets.targets, keys.api)
+        addresses = await _open_apis(config, keys, tls, frontend, questions, app, closing)
+        reporter = Reporter(nats, router_id, parts.queue, parts.totals, addresses["http"])
+        await reporter.start()
+        closing.push_async_callback(reporter.close)
+        _calm_collector()
+        _print_ready(router_id, addresses)
+        await stop.wait()
+        await _drain(generator, config.workers.drain_timeout_s)
+
+
+def _calm_collector() -> None:
+    """Lets Python look for cycles less often: requests leave hardly any, and a look at everything takes half a second
+    when the tree has a million blocks."""
+    gc.collect()
+    gc.freeze()  # what is here stays
+    gc.set_threshold(*COLLECT_AFTER)
+
+
+def _stop_signal() -> asyncio.Event:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """What the router knows of its workers and of the requests that wait for them."""
+
+    directory: Directory
+    load_board: LoadBoard
+    ledger: LoadLedger
+    queue: AdmissionQueue
+    pool: WorkerPool
+    indexer: Indexer
+    expected: ExpectedPrefixes
+    sharing: ChargeSharing
+    status: StatusView
+    traffic: Traffic
+
+
+def _view(config: ServingConfig, files: ModelFiles, router_id: str, nats: NatsClient, keys: Keys) -> _View:
+    directory, load_board = Directory(nats, config.discovery.ttl_s), LoadBoard(nats)
+    ledger = LoadLedger(config.engine.block_size, config.router.placement.charge_ttl_s)
+    queue = AdmissionQueue(config.router.queue_limit)
+    pool = WorkerPool(router_id, _model_name(config, files), config.engine.block_size, ledger, keys.cluster)
+    indexer = Indexer(nats, pool.snapshot)
+    ledger.relieved = pool.changed = queue.wake
+    pool.load_seen = indexer.observe
+    expected = ExpectedPrefixes(config.router.placement.expected_prefix_ttl_s)
+    indexer.stored = expected.stored
+    sharing = ChargeSharing(nats, ledger, router_id, config.router.charge_sharing)
+    traffic = Traffic()
+    status = StatusView(router_id, pool, ledger, indexer, queue, traffic)
+    return _View(directory, load_board, ledger, queue, pool, indexer, expected, sharing, status, traffic)
+
+
+async def _follow_workers(view: _View, closing: AsyncExitStack) -> None:
+    """The pool hears of a worker before the indexer, which asks it for the worker's snapshot."""
+
+    def forget(change: Change) -> None:
+        if change.kind == "removed":
+            view.load_board.discard(change.record.worker_id)
+            view.traffic.forget((change.record.worker_id, change.record.incarnation))
+            view.expected.forget((change.record.worker_id, change.record.incarnation))
+
+    view.directory.on_change(view.pool.apply)
+    view.directory.on_change(view.indexer.apply)
+    view.directory.on_change(forget)
+    view.load_board.on_report(view.pool.load_report)
+    view.load_board.on_report(view.indexer.load_report)  # also of those that the pool does not know
+    closing.push_async_callback(view.pool.close)
+    await view.indexer.start()
+    closing.push_async_callback(view.indexer.close)
+    await view.load_board.start()
+    await view.sharing.start()
+    closing.push_async_callback(view.sharing.close)
+    await view.directory.start()
+    closing.push_async_callback(view.directory.close)
+
+
+def _parts(config: ServingConfig, files: ModelFiles, view: _View, metrics: RouterMetrics) -> Parts:
+    assigner = Assigner(view.pool, view.indexer, view.ledger, config.router, expected=view.expected)
+    assigner.placed = view.indexer.count_hit
+    return Parts(
+        tokenizer=Tokenizer(files.folder, files.config.vocab_size),
+        block_size=config.engine.block_size,
+        config=config.router,
+        pool=view.pool,
+        assigner=assigner,
+        queue=view.queue,
+        metrics=metrics,
+        traffic=view.traffic,
+    )
+
+
+def _generator(config: ServingConfig, files: ModelFiles, parts: Parts) -> Generator:
+    return Generator(parts, min(files.max_position, config.engine.max_model_len or files.max_position))
+
+
+def _questions(router_id: str, parts: Parts, view: _View) -> Questions:
+    """What operators may ask of the router."""
+    return Questions(
+        status=view.status.status,
+        tree=TreeView(router_id, parts.block_size, view.indexer.tree, view.indexer.hits),
+        diff=TreeDiff(view.indexer, view.pool.snapshot, lambda: [worker.key for worker in view.pool.workers.values()]),
+        sleep=SleepControl(view.pool),
+        explain=Explainer(parts.assigner, parts.decisions, view.pool, parts.config, parts.block_size),
+    )
+
+
+def _frontend(config: ServingConfig, files: ModelFiles, generator: Generator, metrics: RouterMetrics) -> Frontend:
+    return Frontend(
+        model=_model_name(config, files),
+        created_s=int(time.time()),
+        tokenizer=generator.tokenizer,
+        generator=generator,
+        not_ready=generator.not_ready,
+        request_timeout_s=config.router.request_timeout_s,
+        max_body_bytes=config.router.max_body_bytes,
+        answered=metrics.answered,
+    )
+
+
+async def _open_apis(
+    config: ServingConfig,
+    keys: Keys,
+    tls: Tls | None,
+    frontend: Frontend,
+    questions: Questions,
+    app: ASGIApp,
+    closing: AsyncExitStack,
+) -> dict[str, str]:
+    """Returns HOST:PORT by API."""
+    host = config.router.host
+    grpc_api = GrpcApi(frontend, questions, keys.api, tls)
+    grpc_port = await grpc_api.start(host, config.router.grpc_port)
+    closing.push_async_callback(grpc_api.stop, END_GRACE_S)
+    http_server = await serve_http(app, host, config.router.http_port, None if tls is None else tls.server_context())
+    closing.push_async_callback(http_server.stop, END_GRACE_S)
+    return {"grpc": f"{host}:{grpc_port}", "http": f"{host}:{http_server.port}"}
+
+
+def _metrics(config: ServingConfig, view: _View, nats: NatsClient) -> RouterMetrics:
+    metrics = RouterMetrics()
+    metrics.watch(nats)
+    add_queue_gauges(metrics, view.queue, config.planner.targets)
+    add_worker_gauges(metrics, view.directory, view.pool, view.status)
+    add_event_gauges(metrics, view.indexer)
+    add_sharing_gauges(metrics, view.sharing, view.expected)
+    return metrics
+
+
+async def _drain(generator: Generator, timeout_s: float) -> None:
+    log.info("draining")
+    remaining = await generator.drain(timeout_s)
+    if remaining:
+        log.warning("drain timeout: requests cut off", remaining=remaining)
+
+
+def _model_name(config: ServingConfig, files: ModelFiles) -> str:
+    return config.served_model_name or files.name
+
+
+def _print_ready(router_id: str, addresses: dict[str, str]) -> None:
+    """The one line on stdout that whoever started the process waits for."""
+    ready = {"process": "router", "id": router_id, "pid": os.getpid(), "addresses": addresses}
+    print(f"BATON_READY {json.dumps(ready)}", flush=True)
+    log.info("ready", **addresses)

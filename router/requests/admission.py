@@ -1,0 +1,241 @@
+"""The router's queue: requests wait here, not at the workers, until workers that can take them exist (late binding).
+
+Bounded by the number of requests that are admitted and not finished. The order is priority, then tenants by turns (see
+fair_queue.py), then arrival; a replay goes before what has not run yet. When the queue is full, a newcomer takes
+the place of the last request of the tenant that holds most, if that one has not run and holds more than the newcomer's
+own: one tenant cannot shut the others out. Nothing polls: whoever makes room calls `wake`. Event loop only.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
+
+from router.requests.drain_rate import DrainRate
+from router.requests.fair_queue import FairQueue
+from runtime.errors import OverloadedError
+
+# A waiter that no worker can take must not hold up all others (its prompt may need a prefill worker where theirs do
+# not), but nor may each piece of news cost a placement for every waiter.
+LOOK_AHEAD = 16
+
+
+class Releasable(Protocol):
+    def release(self) -> None: ...
+
+
+R = TypeVar("R", bound=Releasable)
+
+
+class QueueView(NamedTuple):
+    waiting: int  # choices without a worker
+    running: int  # choices with one
+    capacity: int  # requests admitted and not finished
+    oldest_age_s: float  # of those that wait
+
+
+class Ticket:
+    """A request's place among those admitted. Use `with`."""
+
+    __slots__ = ("_queue", "arrived_s", "deadline_s", "priority", "refused", "started", "tenant", "turns")
+
+    def __init__(self, queue: "AdmissionQueue", priority: int, tenant: str, deadline_s: float) -> None:
+        self._queue = queue
+        self.priority = priority
+        self.tenant = tenant
+        self.deadline_s = deadline_s
+        self.arrived_s = time.monotonic()
+        self.turns: set[Turn[Any]] = set()  # of its choices, those that wait
+        self.started = False  # one of its choices has had workers
+        self.refused: OverloadedError | None = None  # it had to make room for another one
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.refused is None:
+            self._queue.leave(self)
+
+
+class Turn(Generic[R]):
+    """One choice's wait for workers and its stay on them. Use `with`: leaving it releases what `attempt` gave."""
+
+    __slots__ = ("_attempt", "_future", "_queue", "result", "ticket", "tokens")
+
+    def __init__(self, queue: "AdmissionQueue", ticket: Ticket, attempt: Callable[[], R | None], tokens: int) -> None:
+        self.ticket = ticket
+        self.tokens = tokens
+        self.result: R | None = None
+        self._queue = queue
+        self._attempt = attempt
+        self._future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
+
+    @property
+    def priority(self) -> int:
+        return self.ticket.priority
+
+    @property
+    def tenant(self) -> str:
+        return self.ticket.tenant
+
+    async def wait(self, timeout_s: float) -> R | None:
+        """What `attempt` returned; None when the time is up, and the turn keeps its place. Raises what it raised, and
+        OverloadedError when the request had to make room for another one."""
+        if not self._future.done():
+            await asyncio.wait((self._future,), timeout=max(0.0, timeout_s))
+        return self._future.result() if self._future.done() else None
+
+    def try_now(self) -> bool:
+        """True when the turn has come, for good or ill."""
+        try:
+            self.result = self._attempt()
+        except Exception as error:
+            self._future.set_exception(error)
+            return True
+        if self.result is None:
+            return False
+        self.ticket.started = True
+        self._future.set_result(self.result)
+        return True
+
+    def refuse(self, error: OverloadedError) -> None:
+        self._future.set_exception(error)
+
+    def __enter__(self) -> Self:
+        self._queue.join(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._queue.part(self)
+        if self._future.done():
+            self._future.exception()  # seen: it may have come after the waiter was cancelled
+        if self.result is not None:
+            self.result.release()
+
+
+class AdmissionQueue:
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._admitted: Counter[str] = Counter()  # requests by tenant, without zeros
+        self._running = 0
+        self._waiting: FairQueue[Turn[Any]] = FairQueue()
+        self._wake_pending = False
+        self._drain_rate = DrainRate()
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    def admit(self, priority: int = 0, tenant: str = "", deadline_s: float = float("inf")) -> Ticket:
+        """`deadline_s` (time.monotonic): a request that still waits then gets no workers any more. Raises
+        OverloadedError."""
+        if self._admitted.total() >= self._limit:
+            self._make_room(priority, tenant)
+        if not self._admitted:
+            self._drain_rate.busy()
+        self._admitted[tenant] += 1
+        self._empty.clear()
+        return Ticket(self, priority, tenant, deadline_s)
+
+    def turn(self, ticket: Ticket, attempt: Callable[[], R | None], tokens: int = 1) -> Turn[R]:
+        """`attempt` chooses workers and charges them, or returns None; it is called again when there is news. The
+        tenant pays `tokens` when it waited and its turn comes; 0 for a replay, which it has paid for."""
+        return Turn(self, ticket, attempt, tokens)
+
+    def wake(self) -> None:
+        """There may be room: a worker came, a request ended or has its first token."""
+        if len(self._waiting) and not self._wake_pending:
+            self._wake_pending = True
+            asyncio.get_running_loop().call_soon(self._serve)
+
+    def view(self) -> QueueView:
+        oldest_s = min((turn.ticket.arrived_s for turn in self._waiting), default=None)
+        age_s = 0.0 if oldest_s is None else time.monotonic() - oldest_s
+        return QueueView(len(self._waiting), self._running, self._limit, age_s)
+
+    def waiting_tokens(self) -> int:
+        """Of the prompts that wait. A replay counts none."""
+        return sum(turn.tokens for turn in self._waiting)
+
+    async def wait_empty(self, timeout_s: float) -> int:
+        """Returns how many requests are left: 0 as soon as the last one is gone, more when the time is up."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._empty.wait(), timeout_s)
+        return self._admitted.total()
+
+    # --- for tickets and turns ----------------------------------------------------------------------------------------
+
+    def join(self, turn: Turn[R]) -> None:
+        """At once when nobody is before it, else in order."""
+        if turn.ticket.refused is not None:
+            turn.refuse(turn.ticket.refused)
+        elif not len(self._waiting) and turn.try_now():
+            self._running += 1
+        else:
+            self._waiting.push(turn)
+            turn.ticket.turns.add(turn)
+            self.wake()
+
+    def part(self, turn: Turn[R]) -> None:
+        if turn in self._waiting:
+            self._waiting.remove(turn)
+            turn.ticket.turns.discard(turn)
+            self.wake()
+        elif turn.ticket.refused is None:
+            self._running -= 1
+
+    def leave(self, ticket: Ticket) -> None:
+        self._admitted[ticket.tenant] -= 1
+        if not self._admitted[ticket.tenant]:
+            del self._admitted[ticket.tenant]
+        if not self._admitted:
+            self._empty.set()
+        self._drain_rate.departed()
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        self._wake_pending = False
+        passed_over = 0
+        now = time.monotonic()
+        for turn in self._waiting.order():
+            if turn.ticket.deadline_s <= now:
+                continue  # it hears of that by its own clock
+            if turn.try_now():
+                self._waiting.take(turn)
+                turn.ticket.turns.discard(turn)
+                self._running += 1
+            elif (passed_over := passed_over + 1) == LOOK_AHEAD:
+                return
+
+    def _make_room(self, priority: int, tenant: str) -> None:
+        """Refuses somebody else for a newcomer, or raises OverloadedError."""
+        error = OverloadedError("router's queue", self._limit, self._drain_rate.retry_after_s())
+        victim = self._dispensable(priority, tenant)
+        if victim is None:
+            raise error
+        victim.refused = error
+        for turn in victim.turns:
+            self._waiting.remove(turn)
+            turn.refuse(error)
+        victim.turns.clear()
+        self._admitted[victim.tenant] -= 1
+        if not self._admitted[victim.tenant]:
+            del self._admitted[victim.tenant]
+
+    def _dispensable(self, priority: int, tenant: str) -> Ticket | None:
+        """The last request, of the tenant that holds most, that waits with the lowest priority and has not run; among
+        equal priorities only of a tenant that would still hold as many as the newcomer's."""
+        lowest = self._waiting.lowest_priority
+        if lowest is None or lowest > priority:
+            return None
+        held = self._admitted
+        tenants = sorted(self._waiting.tenants(lowest), key=lambda name: -held[name])
+        if lowest == priority:
+            tenants = [name for name in tenants if held[name] > held[tenant] + 1]
+        return next((turn.ticket for turn in self._waiting.last_of(tenants, lowest) if not turn.ticket.started), None)

@@ -1,0 +1,38 @@
+"""What the gRPC and the HTTP API need of the rest of the router. One Frontend, built by __main__, serves both."""
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from msgspec import Struct
+
+from router.requests.request import Finished, GenerateRequest, Piece
+from router.text.tokenizer import Tokenizer
+
+
+class Limits(Struct, frozen=True):
+    """How long a request may be, in tokens of prompt and output together."""
+
+    max_model_len: int  # what the model takes
+    pool_tokens: int | None = None  # what the largest worker's KV pool holds; None: no worker is known
+
+
+class Generator(Protocol):
+    def generate(self, request: GenerateRequest) -> AsyncIterator[Piece | Finished]:
+        """Pieces, in order per choice, then one Finished. Raises BatonError, as a rule before the first piece.
+        Closing the iterator (it is an async generator) or cancelling its consumer ends the work everywhere."""
+        ...
+
+    def limits(self) -> Limits: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Frontend:
+    model: str  # the name that clients use
+    created_s: int  # Unix time
+    tokenizer: Tokenizer
+    generator: Generator
+    not_ready: Callable[[], str | None]  # why no request can be served now (no worker, draining); None: ready
+    request_timeout_s: float  # of a request whose caller names no deadline
+    max_body_bytes: int
+    answered: Callable[[str, str, Exception | None], None] = lambda api, code, error: None  # see RouterMetrics

@@ -1,0 +1,118 @@
+"""A model's chat template: messages in, the prompt's text out. Called by the tokenizer.
+
+Templates are written for transformers, so the environment offers what transformers offers them: the same whitespace
+rules, the same filters and functions, loop controls, and `generation` blocks, which matter in training only.
+"""
+
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jinja2
+import jinja2.ext
+import jinja2.sandbox
+from jinja2 import nodes
+from jinja2.parser import Parser
+
+from runtime.errors import InvalidRequestError, ModelError
+
+Message = Mapping[str, Any]
+"""`role` and `content`, both text, and what else a template may look at."""
+
+
+class ChatTemplate:
+    def __init__(self, source: str | None, special_tokens: Mapping[str, str], model: str = "") -> None:
+        """`special_tokens` are visible to the template by their names, such as `bos_token`. Without a source every use
+        is refused. Raises ModelError when the source is not a template."""
+        self._special_tokens = dict(special_tokens)
+        try:
+            self._template = None if source is None else _environment().from_string(source)
+        except jinja2.TemplateError as error:
+            raise ModelError(model, f"its chat template cannot be used: {error}") from error
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        variables: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """`variables` are the caller's and replace nothing that is set here. Raises InvalidRequestError when there is
+        no template or when it refuses the messages."""
+        if self._template is None:
+            raise InvalidRequestError("messages", "the model has no chat template; send a prompt instead")
+        values: dict[str, Any] = {"tools": None, "documents": None, **(variables or {}), **self._special_tokens}
+        values |= {"messages": list(messages), "add_generation_prompt": add_generation_prompt}
+        try:
+            return self._template.render(values)
+        except (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise InvalidRequestError("messages", f"the model's chat template refuses them: {error}") from error
+
+
+def load_chat_template(folder: Path) -> ChatTemplate:
+    """From chat_template.jinja or tokenizer_config.json of a folder in Hugging Face form. Raises ModelError."""
+    settings = _read_object(folder / "special_tokens_map.json") | _read_object(folder / "tokenizer_config.json")
+    file = folder / "chat_template.jinja"
+    source = file.read_text(encoding="utf-8") if file.is_file() else _default_of(settings.get("chat_template"))
+    special_tokens = {name: _content(value) for name, value in settings.items() if name.endswith("_token")}
+    return ChatTemplate(source, {name: text for name, text in special_tokens.items() if text is not None}, str(folder))
+
+
+def _default_of(setting: Any) -> str | None:
+    """The setting is one template or a list of named ones."""
+    if isinstance(setting, list):
+        named = {entry.get("name"): entry.get("template") for entry in setting if isinstance(entry, dict)}
+        setting = named.get("default")
+    return setting if isinstance(setting, str) else None
+
+
+def _content(token: Any) -> str | None:
+    """A special token is written as its text or as an object that holds it."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelError(str(path.parent), f"{path.name} is not valid JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise ModelError(str(path.parent), f"{path.name} is not an object")
+    return data
+
+
+def _environment() -> jinja2.Environment:
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _GenerationBlock]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+class _GenerationBlock(jinja2.ext.Extension):
+    """`{% generation %} ... {% endgeneration %}` marks what an assistant said; what is inside is rendered as it is."""
+
+    tags = {"generation"}  # noqa: RUF012 (jinja2's own declaration)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+    """jinja2's own filter escapes HTML, which a prompt must not."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.datetime.now().strftime(pattern)

@@ -1,0 +1,82 @@
+"""Token ids to text, one token at a time: what the pieces add up to is what decoding all tokens at once gives.
+
+One detokenizer per choice, called by OutputText. Special tokens have no text. A character whose bytes are spread over
+tokens is given out with its last byte; bytes that are no UTF-8 become U+FFFD.
+"""
+
+import codecs
+from collections.abc import Sequence
+from typing import Protocol
+
+from router.text.tokenizer import Tokenizer
+
+REPLACEMENT = "\ufffd"
+MAX_UNFINISHED = 8  # tokens; no character needs more than four bytes, so a longer wait means that it never was one
+
+
+class Detokenizer(Protocol):
+    def push(self, token_id: int) -> str:
+        """Text that is certain now."""
+        ...
+
+    def push_all(self, token_ids: Sequence[int]) -> str:
+        """The same for several."""
+        ...
+
+    def flush(self) -> str:
+        """What was waiting for more tokens; none follow."""
+        ...
+
+
+def make_detokenizer(tokenizer: Tokenizer) -> Detokenizer:
+    return ByteLevelDetokenizer(tokenizer) if tokenizer.is_byte_level else WindowDetokenizer(tokenizer)
+
+
+class ByteLevelDetokenizer:
+    """For byte-level BPE, where the text is the tokens' bytes in a row."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token_id: int) -> str:
+        return self.push_all((token_id,))
+
+    def push_all(self, token_ids: Sequence[int]) -> str:
+        return self._decoder.decode(self._tokenizer.shown_bytes(token_ids))
+
+    def flush(self) -> str:
+        return self._decoder.decode(b"", final=True)
+
+
+class WindowDetokenizer:
+    """For every other kind, where a token's text may depend on its neighbours: decodes a window of tokens with and
+    without the new ones and takes the difference.
+
+    A run of byte tokens is given out when it ends, since one wrong byte changes the text of the whole run.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._shown: list[int] = []  # the last tokens whose text is out: context for the next
+        self._waiting: list[int] = []
+
+    def push(self, token_id: int) -> str:
+        if token_id in self._tokenizer.special_token_ids:
+            return ""
+        self._waiting.append(token_id)
+        return "" if self._tokenizer.is_byte_fallback(token_id) else self._difference(final=False)
+
+    def push_all(self, token_ids: Sequence[int]) -> str:
+        return "".join(map(self.push, token_ids))
+
+    def flush(self) -> str:
+        return self._difference(final=True)
+
+    def _difference(self, final: bool) -> str:
+        before = self._tokenizer.decode(self._shown)
+        text = self._tokenizer.decode(self._shown + self._waiting)
+        if text.endswith(REPLACEMENT) and len(self._waiting) < MAX_UNFINISHED and not final:
+            return ""
+        self._shown, self._waiting = self._waiting or self._shown, []
+        return text[len(before) :]

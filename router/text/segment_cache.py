@@ -1,0 +1,91 @@
+"""Tokens of the parts of prompts that came before: system prompts, earlier turns of a chat. Used by the tokenizer.
+
+A special token ends whatever stands before it: tokenizers cut a text at its special tokens first, and what lies between
+two of them is tokenized by itself. So a text is the sum of its segments, each from one special token to the next, and
+the tokens of a segment depend on nothing else.
+"""
+
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import tokenizers
+
+from router.text.text_encoder import TextEncoder, TokenIds
+
+MAX_CHARS = 32 * 1024 * 1024  # of all segments that are kept; four bytes or less per token come on top
+MIN_CHARS = 32  # shorter ones are not worth a place
+
+
+@dataclass(slots=True)
+class Unfinished:
+    """A text on its way to tokens. `num_chars`: of the segments that have to be tokenized, which is what takes time."""
+
+    segments: list[str]
+    tokens: list[TokenIds | None]
+    num_chars: int
+
+
+class SegmentCache:
+    """Shared by threads. The segment that was not used for longest goes first."""
+
+    def __init__(self, encode: TextEncoder, boundaries: "re.Pattern[str] | None", max_chars: int = MAX_CHARS) -> None:
+        """`boundaries` matches special tokens, see `boundary_pattern`; None: a text is one segment."""
+        self._encode = encode
+        self._boundaries = boundaries
+        self._max_chars = max_chars
+        self._num_chars = 0
+        self._known: OrderedDict[str, TokenIds] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def begin(self, text: str) -> Unfinished:
+        segments = self._segments(text)
+        with self._lock:
+            tokens = [self._look_up(segment) for segment in segments]
+        missing = (len(segment) for segment, known in zip(segments, tokens, strict=True) if known is None)
+        return Unfinished(segments, tokens, sum(missing))
+
+    def finish(self, text: Unfinished) -> TokenIds:
+        """[num_tokens]. Raises InvalidRequestError for what cannot be UTF-8."""
+        missing = [segment for segment, known in zip(text.segments, text.tokens, strict=True) if known is None]
+        encoded = self._encode(missing, False) if missing else []
+        with self._lock:
+            for segment, tokens in zip(missing, encoded, strict=True):
+                self._keep(segment, tokens)
+        fresh = iter(encoded)
+        parts = [next(fresh) if known is None else known for known in text.tokens]
+        return np.concatenate(parts) if parts else np.empty(0, dtype=np.uint32)
+
+    def _segments(self, text: str) -> list[str]:
+        if self._boundaries is None:
+            return [text]
+        cuts = [match.start() for match in self._boundaries.finditer(text) if match.start()]
+        return [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+
+    def _look_up(self, segment: str) -> TokenIds | None:
+        tokens = self._known.get(segment)
+        if tokens is not None:
+            self._known.move_to_end(segment)
+        return tokens
+
+    def _keep(self, segment: str, tokens: TokenIds) -> None:
+        if len(segment) < MIN_CHARS or segment in self._known:
+            return
+        self._known[segment] = tokens
+        self._num_chars += len(segment)
+        while self._num_chars > self._max_chars:
+            oldest, _ = self._known.popitem(last=False)
+            self._num_chars -= len(oldest)
+
+
+def boundary_pattern(added: Iterable[tokenizers.AddedToken]) -> "re.Pattern[str] | None":
+    """Finds special tokens as a tokenizer does: from left to right, of several at one place the longest. None when
+    there is none, or when one of them depends on what stands around it."""
+    tokens = list(added)
+    if not tokens or any(token.normalized or token.lstrip or token.single_word for token in tokens):
+        return None
+    by_length: Sequence[str] = sorted((token.content for token in tokens), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, by_length)))

@@ -1,0 +1,138 @@
+"""The model's tokenizer: text and chat messages to token ids, token ids to bytes. Shared by requests and threads.
+
+Built on the `tokenizers` library alone; transformers, which would bring torch along, stays out of the router.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from router.text.chat_template import Message, load_chat_template
+from router.text.segment_cache import SegmentCache, Unfinished, boundary_pattern
+from router.text.text_encoder import TokenIds, text_encoder
+from runtime.errors import ModelError
+
+_BYTE_FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_WORD_START = "▁"  # SentencePiece's sign for the space before a word
+
+
+class Tokenizer:
+    def __init__(self, folder: Path, vocab_size: int) -> None:
+        """`folder` has Hugging Face form; `vocab_size` is the model's, which may be more. Raises ModelError."""
+        self.vocab_size = vocab_size
+        self._tokenizer = _load(folder)
+        self._template = load_chat_template(folder)
+        added = self._tokenizer.get_added_tokens_decoder()
+        self._encode = text_encoder(self._tokenizer, folder / "tokenizer.json")
+        self._segments = SegmentCache(self._encode, boundary_pattern(added.values()))
+        self.special_token_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        vocabulary: dict[str, int] = self._tokenizer.get_vocab()
+        self.max_token_chars = max(map(len, vocabulary), default=1)
+        decoder = json.loads(self._tokenizer.to_str()).get("decoder") or {}
+        self.is_byte_level = decoder.get("type") == "ByteLevel"  # else text depends on more than each token's own bytes
+        self._has_byte_fallback = "ByteFallback" in json.dumps(decoder)
+        self._token_bytes = _Table(self._spell)
+        self._shown = _Table(lambda token_id: b"" if token_id in self.special_token_ids else self.token_bytes(token_id))
+        if self.is_byte_level:  # cheap, and the first answers would have to wait for it
+            self._token_bytes.update((token_id, _bytes_of_byte_level(token)) for token, token_id in vocabulary.items())
+            self._shown.update(self._token_bytes)
+            self._shown.update(dict.fromkeys(self.special_token_ids, b""))
+        self._token_texts: dict[int, str] = {}
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> TokenIds:
+        """Token ids of `text`, [num_tokens]; special tokens that are spelled out in it are recognised."""
+        return self._encode([text], add_special_tokens)[0]
+
+    def begin_chat(self, messages: Sequence[Message], variables: Mapping[str, Any] | None = None) -> Unfinished:
+        """Renders the model's chat template, up to where the assistant speaks. Raises InvalidRequestError."""
+        return self._segments.begin(self._template.render(messages, variables))
+
+    def finish_chat(self, text: Unfinished) -> TokenIds:
+        return self._segments.finish(text)
+
+    def chat(self, messages: Sequence[Message], variables: Mapping[str, Any] | None = None) -> TokenIds:
+        """Both, for who has no reason to hurry."""
+        return self.finish_chat(self.begin_chat(messages, variables))
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        return text
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one token stands for by itself, special tokens spelled out; empty for ids that the tokenizer lacks."""
+        return self._token_bytes[token_id]
+
+    def shown_bytes(self, token_ids: Sequence[int]) -> bytes:
+        """What tokens add to a text that is shown, where special tokens are nothing. For byte-level BPE."""
+        shown = self._shown
+        return b"".join([shown[token_id] for token_id in token_ids])
+
+    def token_text(self, token_id: int) -> str:
+        """The same as text; a part of a character gives U+FFFD."""
+        known = self._token_texts.get(token_id)
+        if known is None:
+            known = self._token_texts[token_id] = self.token_bytes(token_id).decode("utf-8", "replace")
+        return known
+
+    def is_byte_fallback(self, token_id: int) -> bool:
+        """True for <0x00> to <0xFF>, which byte-fallback tokenizers join with their neighbours into characters."""
+        return (
+            self._has_byte_fallback
+            and _BYTE_FALLBACK.fullmatch(self._tokenizer.id_to_token(token_id) or "") is not None
+        )
+
+    def _spell(self, token_id: int) -> bytes:
+        token: str | None = self._tokenizer.id_to_token(token_id)
+        if token is None:
+            return b""
+        if self._has_byte_fallback and (match := _BYTE_FALLBACK.fullmatch(token)):
+            return bytes([int(match[1], 16)])
+        if _WORD_START in token:
+            return token.replace(_WORD_START, " ").encode()
+        return self.decode([token_id], skip_special_tokens=False).encode()
+
+
+class _Table(dict[int, bytes]):
+    """By token id; what is not there yet is spelled when it is first asked for."""
+
+    def __init__(self, spell: Callable[[int], bytes]) -> None:
+        super().__init__()
+        self._spell = spell
+
+    def __missing__(self, token_id: int) -> bytes:
+        spelled = self[token_id] = self._spell(token_id)
+        return spelled
+
+
+def _load(folder: Path) -> tokenizers.Tokenizer:
+    try:
+        tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    except Exception as error:  # tokenizers raises nothing narrower
+        raise ModelError(str(folder), f"tokenizer.json cannot be used: {error}") from error
+    tokenizer.no_truncation()  # some files carry the settings of their training
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _byte_level_alphabet() -> dict[int, int]:
+    """Character -> byte of byte-level BPE as GPT-2 defined it: printable Latin-1 stands for itself, the characters from
+    U+0100 for the other bytes in order. What a byte has as its own character otherwise stands for none."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return dict.fromkeys(others, _NO_BYTE) | {256 + i: byte for i, byte in enumerate(others)}
+
+
+_NO_BYTE = 0xFFFF
+_BYTE_OF = _byte_level_alphabet()
+
+
+def _bytes_of_byte_level(token: str) -> bytes:
+    """Tokens with a character outside the alphabet were added as they are, as the library's own decoder sees it."""
+    try:
+        return token.translate(_BYTE_OF).encode("latin-1")
+    except UnicodeEncodeError:
+        return token.encode()

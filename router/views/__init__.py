@@ -1,0 +1,1 @@
+"""What operators, Prometheus and the planner see of a router."""

@@ -1,0 +1,95 @@
+"""Where Prometheus finds the metrics of every process, as its HTTP service discovery wants it (`GET /metrics/targets`).
+
+Workers are those of the directory. Routers, this one among them, tell once a second where they are; one that went
+silent without a farewell stays listed for a while, so that Prometheus sees it down. The planner is asked.
+"""
+
+import time
+from collections.abc import Iterable, Mapping
+from itertools import groupby
+
+import msgspec
+import structlog
+from msgspec import Struct
+
+from baton_proto.discovery import WorkerRecord
+from baton_proto.router_report import decode_router_report
+from runtime.calls.planner import ask_plan
+from runtime.discovery.directory import Directory
+from runtime.errors import BatonError, ProtocolError, UnavailableError
+from runtime.nats.client import NATS_ERRORS, NatsClient
+from runtime.nats.subjects import router_subject
+
+PLANNER_TIMEOUT_S = 1.0
+SILENT_ROUTER_S = 900.0  # listed for so long
+
+log = structlog.get_logger()
+
+
+class Target(Struct, frozen=True):
+    """One process, in Prometheus' own words. Its metrics bear other labels: role and worker."""
+
+    targets: list[str]  # HOST:PORT
+    labels: dict[str, str]
+
+
+class ScrapeTargets:
+    """Event loop only."""
+
+    def __init__(self, nats: NatsClient, directory: Directory) -> None:
+        self._nats = nats
+        self._directory = directory
+        self._routers: dict[str, tuple[str, float]] = {}  # id -> address, when it was heard (monotonic)
+        self._planner = ""  # address; empty: there is none
+
+    async def start(self) -> None:
+        await self._nats.subscribe(router_subject(self._nats.namespace), self._receive)
+
+    async def targets(self) -> list[Target]:
+        self._planner = await self._ask_planner()
+        self._forget_silent_routers()
+        found = [self._target(address, "router", name) for name, (address, _) in sorted(self._routers.items())]
+        found += [
+            self._target(address, "worker", _name(list(workers)))
+            for address, workers in groupby(self._workers(), lambda record: record.metrics_address)
+        ]
+        return found + ([self._target(self._planner, "planner", "planner")] if self._planner else [])
+
+    def _target(self, address: str, component: str, process: str) -> Target:
+        return Target([address], {"namespace": self._nats.namespace, "component": component, "process": process})
+
+    def _workers(self) -> Iterable[WorkerRecord]:
+        """Those that can be scraped. The workers of one process, which have one address, lie side by side."""
+        able = [record for record in self._directory.workers.values() if record.metrics_address]
+        return sorted(able, key=lambda record: (record.metrics_address, record.worker_id))
+
+    async def _ask_planner(self) -> str:
+        """Where it is. When nobody can be asked now, where it was."""
+        try:
+            return (await ask_plan(self._nats, PLANNER_TIMEOUT_S)).metrics_address
+        except UnavailableError:
+            return ""
+        except (BatonError, *NATS_ERRORS):
+            return self._planner
+
+    def _forget_silent_routers(self) -> None:
+        if self._nats.connected:
+            since_s = time.monotonic() - SILENT_ROUTER_S
+            self._routers = {name: heard for name, heard in self._routers.items() if heard[1] >= since_s}
+
+    def _receive(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> None:
+        try:
+            report = decode_router_report(payload)
+        except (msgspec.DecodeError, ProtocolError) as error:
+            log.debug("malformed router report skipped", subject=subject, error=str(error))
+            return
+        if report.leaving:
+            self._routers.pop(report.router_id, None)
+        elif report.metrics_address:
+            self._routers[report.router_id] = (report.metrics_address, time.monotonic())
+
+
+def _name(workers: list[WorkerRecord]) -> str:
+    """Of their process."""
+    first, others = workers[0].worker_id, len(workers) - 1
+    return f"{first} and {others} more" if others else first

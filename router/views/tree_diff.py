@@ -1,0 +1,210 @@
+"""The radix tree against each worker's own block table: `baton events diff`. Asked by grpc_admin.
+
+The two may be compared only when the tree has applied exactly the events that the worker's snapshot contains. Both go
+on changing, so the tree is followed from before the snapshot is asked for, what it gives the worker is noted at the
+snapshot's event id, and when it was past that already the worker is asked again.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from baton_proto.generated import inference_pb2 as pb
+from baton_proto.kv_events import Stored
+from baton_proto.worker import SnapshotChunk
+from router.index.indexer import FetchSnapshot, Indexer
+from runtime.discovery.worker_key import WorkerKey
+from runtime.errors import WorkerLostError
+
+AT_ONCE: Final = 4  # workers that are asked beside each other
+CATCH_UP_S: Final = 2.0  # for the tree to come to the snapshot's event, before the worker is asked again
+SETTLE_S: Final = 0.02  # between two tries
+
+Hashes = NDArray[np.uint64]
+
+
+@dataclass(slots=True)
+class _Compared:
+    """One worker, while it is asked."""
+
+    key: WorkerKey
+    attempts: int = 0
+    event_id: int = 0  # of the last snapshot
+    last_problem: str = ""
+    runs: list[Stored] = field(default_factory=list)  # the worker's own
+
+
+class TreeDiff:
+    def __init__(self, indexer: Indexer, fetch_snapshot: FetchSnapshot, workers: Callable[[], Iterable[WorkerKey]]):
+        self._indexer = indexer
+        self._fetch_snapshot = fetch_snapshot
+        self._workers = workers
+
+    async def compare(self, wanted: pb.DiffRequest, timeout_s: float) -> AsyncGenerator[pb.WorkerDiff, None]:
+        """One message for each worker that is wanted, within `timeout_s`."""
+        keys = {key[0]: key for key in self._workers()}
+        until_s = time.monotonic() + timeout_s
+        slots = asyncio.Semaphore(AT_ONCE)
+
+        async def one(worker_id: str) -> pb.WorkerDiff:
+            if worker_id not in keys:
+                return _verdict(worker_id, 0, pb.DIFF_VERDICT_UNREACHABLE, "the router knows no such worker")
+            async with slots:
+                return await self._one(keys[worker_id], until_s, wanted.max_blocks)
+
+        tasks = [asyncio.create_task(one(worker_id)) for worker_id in (wanted.worker_ids or sorted(keys))]
+        try:
+            for task in tasks:
+                yield await task
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _one(self, key: WorkerKey, until_s: float, max_blocks: int) -> pb.WorkerDiff:
+        compared = _Compared(key)
+        try:
+            async with asyncio.timeout(until_s - time.monotonic()):
+                while True:
+                    compared.attempts += 1
+                    tree_runs, tree_event_id = await self._attempt(compared)
+                    if tree_runs is not None:
+                        return await _differences(compared, tree_runs, tree_event_id, max_blocks)
+                    await asyncio.sleep(SETTLE_S)
+        except TimeoutError:
+            if not compared.last_problem:
+                return _verdict(*key, pb.DIFF_VERDICT_UNREACHABLE, "no answer in time", compared)
+            return _verdict(*key, pb.DIFF_VERDICT_MOVING, compared.last_problem, compared)
+        except WorkerLostError as error:
+            return _verdict(*key, pb.DIFF_VERDICT_UNREACHABLE, error.reason, compared)
+
+    async def _attempt(self, compared: _Compared) -> tuple[list[Stored] | None, int]:
+        """The tree's runs at the event of the worker's snapshot, and that event as the tree counts; None: they could
+        not be caught. Raises WorkerLostError."""
+        key, indexer = compared.key, self._indexer
+        follower = _Follower(indexer, key)
+        before = indexer.contained(key)
+        with indexer.following(key, follower.seen):
+            chunks = self._fetch_snapshot(*key)
+            compared.runs = await follower.snapshot(chunks)
+            compared.event_id = event_id = follower.event_id
+            if before is not None and before > event_id and indexer.contained(key) == before:
+                return list(indexer.tree.dump(key)), before  # of events that the worker never published
+            compared.last_problem = f"event {event_id} has not reached the tree"
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CATCH_UP_S):
+                    await follower.caught.wait()
+        if follower.runs is None and follower.caught.is_set():
+            compared.last_problem = "its events go on too fast to compare"
+        return follower.runs, event_id
+
+
+class _Follower:
+    """Waits for the moment when the tree contains what a snapshot contains."""
+
+    def __init__(self, indexer: Indexer, key: WorkerKey) -> None:
+        self.event_id = -1  # of the snapshot; not known yet
+        self.runs: list[Stored] | None = None  # the tree's, at that moment
+        self.caught = asyncio.Event()  # or missed
+        self._indexer = indexer
+        self._key = key
+
+    async def snapshot(self, chunks: AsyncIterator[SnapshotChunk]) -> list[Stored]:
+        runs: list[Stored] = []
+        async for chunk in chunks:
+            if self.event_id < 0:
+                self.event_id = chunk.event_id
+                if (contained := self._indexer.contained(self._key)) is not None:
+                    self.seen(contained)
+            runs += chunk.runs
+        return runs
+
+    def seen(self, event_id: int) -> None:
+        """The tree has come to `event_id`."""
+        if self.event_id < 0 or self.caught.is_set() or event_id < self.event_id:
+            return
+        if event_id == self.event_id:
+            self.runs = list(self._indexer.tree.dump(self._key))
+        self.caught.set()
+
+
+async def _differences(
+    compared: _Compared, tree_runs: Sequence[Stored], tree_event_id: int, max_blocks: int
+) -> pb.WorkerDiff:
+    found = await asyncio.to_thread(difference, compared.runs, tree_runs)
+    equal = not any(map(len, (found.missing, found.extra, found.changed)))
+    note = ""
+    if tree_event_id > compared.event_id:
+        equal = False
+        note = f"the tree has applied event {tree_event_id}, the worker has published {compared.event_id}"
+    return pb.WorkerDiff(
+        worker_id=compared.key[0],
+        incarnation=compared.key[1],
+        verdict=pb.DIFF_VERDICT_EQUAL if equal else pb.DIFF_VERDICT_DIFFERENT,
+        event_id=compared.event_id,
+        tree_event_id=tree_event_id,
+        worker_blocks=found.num_worker,
+        tree_blocks=found.num_tree,
+        missing=len(found.missing),
+        extra=len(found.extra),
+        changed=len(found.changed),
+        missing_hashes=found.missing[:max_blocks].tolist(),
+        extra_hashes=found.extra[:max_blocks].tolist(),
+        changed_hashes=found.changed[:max_blocks].tolist(),
+        attempts=compared.attempts,
+        note=note,
+    )
+
+
+def _verdict(
+    worker_id: str, incarnation: int, verdict: "pb.DiffVerdict", note: str, compared: _Compared | None = None
+) -> pb.WorkerDiff:
+    return pb.WorkerDiff(
+        worker_id=worker_id,
+        incarnation=incarnation,
+        verdict=verdict,
+        event_id=compared.event_id if compared else 0,
+        attempts=compared.attempts if compared else 0,
+        note=note,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Sequence hashes, in the order in which the side that has them lists them: parents before children."""
+
+    missing: Hashes
+    extra: Hashes
+    changed: Hashes
+    num_worker: int
+    num_tree: int
+
+
+def difference(worker_runs: Iterable[Stored], tree_runs: Iterable[Stored]) -> Difference:
+    """Blocks that only the worker has (missing), that only the tree has (extra), and that the two name differently."""
+    worker, worker_blocks = _hashes(worker_runs)
+    tree, tree_blocks = _hashes(tree_runs)
+    _, in_worker, in_tree = np.intersect1d(worker, tree, return_indices=True)
+    return Difference(
+        missing=np.delete(worker, in_worker),
+        extra=np.delete(tree, in_tree),
+        changed=worker[np.sort(in_worker[worker_blocks[in_worker] != tree_blocks[in_tree]])],
+        num_worker=len(worker),
+        num_tree=len(tree),
+    )
+
+
+def _hashes(runs: Iterable[Stored]) -> tuple[Hashes, Hashes]:
+    """Sequence and block hashes of all runs [num_blocks], each block once."""
+    listed = list(runs)
+    sequences = np.frombuffer(b"".join(run.sequence_hashes for run in listed), dtype="<u8")
+    blocks = np.frombuffer(b"".join(run.block_hashes for run in listed), dtype="<u8")
+    _, first = np.unique(sequences, return_index=True)
+    first.sort()
+    return sequences[first], blocks[first]

@@ -1,0 +1,1 @@
+"""The workers as this router knows them."""

@@ -1,0 +1,146 @@
+"""Keeps several routers from herding onto one worker: each tells the others what it has charged to whom.
+
+Every router publishes its own totals when they change, at most once per interval, and all of them once a second as a
+sign of life. What another router tells enters the ledger's view of each worker until it changes, the router leaves, or
+was silent for its time to live: then its requests are ending too, and the workers' own reports have to do. A router
+that hears of no other publishes signs of life alone. Event loop only.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+
+import msgspec
+import structlog
+
+from baton_proto.charges import MAJOR, ChargeReport, WorkerCharge, decode_charges, encode_charges
+from router.workers.load import NOTHING, LoadLedger, Totals
+from runtime.config.serving import ChargeSharingConfig
+from runtime.discovery.worker_key import WorkerKey
+from runtime.errors import ProtocolError
+from runtime.nats.client import NATS_ERRORS, NatsClient
+from runtime.nats.subjects import charges_subject
+
+SIGN_OF_LIFE_S = 1.0
+
+log = structlog.get_logger()
+
+
+class ForeignCharges:
+    """What other routers have told, kept in the ledger. No I/O."""
+
+    def __init__(self, ledger: LoadLedger, ttl_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._ledger = ledger
+        self._ttl_s = ttl_s
+        self._clock = clock
+        self._heard_s: dict[str, float] = {}  # by router
+
+    @property
+    def routers(self) -> list[str]:
+        return list(self._heard_s)
+
+    def apply(self, report: ChargeReport) -> bool:
+        """True when the router was not known. Two that run under one id, or one after another, are told apart."""
+        router = f"{report.router_id}/{report.incarnation}"
+        if report.leaving:
+            self._forget(router)
+            return False
+        new = router not in self._heard_s
+        self._heard_s[router] = self._clock()
+        self._ledger.num_routers = 1 + len(self._heard_s)
+        told = {(charge.worker_id, charge.incarnation): _totals(charge) for charge in report.workers}
+        if report.full:
+            told |= dict.fromkeys(self._ledger.foreign(router) - told.keys(), NOTHING)
+        for worker, totals in told.items():
+            self._ledger.set_foreign(router, worker, totals)
+        return new
+
+    def expire(self) -> None:
+        too_long_ago_s = self._clock() - self._ttl_s
+        for router in [router for router, heard_s in self._heard_s.items() if heard_s < too_long_ago_s]:
+            log.warning("another router has gone silent; its charges are forgotten", router=router, ttl_s=self._ttl_s)
+            self._forget(router)
+
+    def _forget(self, router: str) -> None:
+        self._heard_s.pop(router, None)
+        self._ledger.num_routers = 1 + len(self._heard_s)
+        for worker in self._ledger.foreign(router):
+            self._ledger.set_foreign(router, worker, NOTHING)
+
+
+class ChargeSharing:
+    """`start` and `close` surround the router's work."""
+
+    def __init__(self, nats: NatsClient, ledger: LoadLedger, router_id: str, config: ChargeSharingConfig) -> None:
+        self.malformed_reports = 0
+        self.others = ForeignCharges(ledger, config.ttl_s)
+        self._nats = nats
+        self._ledger = ledger
+        self._router_id = router_id
+        self._incarnation = time.time_ns()
+        self._subject = charges_subject(nats.namespace, router_id)
+        self._interval_s = config.interval_s
+        self._sign_of_life_s = min(SIGN_OF_LIFE_S, config.ttl_s / 3)
+        self._news = asyncio.Event()
+        self._say_all = False
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        self._ledger.has_news = self._news.set
+        await self._nats.subscribe(charges_subject(self._nats.namespace), self._receive)
+        self._nats.on_reconnect(self._greet)
+        self._greet()
+        self._task = asyncio.create_task(self._run(), name="charge sharing")
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        await self._publish({}, full=True, leaving=True)
+        with contextlib.suppress(*NATS_ERRORS):
+            await self._nats.flush()
+
+    async def _run(self) -> None:
+        said_all_s = 0.0
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._sign_of_life_s):
+                    await self._news.wait()
+            self._news.clear()
+            self.others.expire()
+            now = time.monotonic()
+            if self._say_all or now - said_all_s >= self._sign_of_life_s:
+                said_all_s, self._say_all = now, False
+                self._ledger.take_changed()
+                await self._publish(self._ledger.charged(), full=True)
+            elif self.others.routers:
+                await self._publish(self._ledger.take_changed(), full=False)
+            await asyncio.sleep(self._interval_s)
+
+    async def _publish(self, charges: Mapping[WorkerKey, Totals], full: bool, leaving: bool = False) -> None:
+        workers = [WorkerCharge(*worker, *totals) for worker, totals in charges.items()]
+        report = ChargeReport(MAJOR, self._router_id, self._incarnation, workers, full, leaving)
+        await self._nats.publish(self._subject, encode_charges(report))
+
+    def _receive(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> None:
+        try:
+            report = decode_charges(payload)
+        except (msgspec.DecodeError, ProtocolError) as error:
+            self.malformed_reports += 1
+            log.warning("malformed charge report skipped", subject=subject, error=str(error))
+            return
+        if (report.router_id, report.incarnation) == (self._router_id, self._incarnation):
+            return
+        if self.others.apply(report):
+            log.info("another router is there", router=report.router_id)
+            self._greet()
+
+    def _greet(self) -> None:
+        """Somebody does not know yet what we have charged."""
+        self._say_all = True
+        self._news.set()
+
+
+def _totals(charge: WorkerCharge) -> Totals:
+    return Totals(charge.requests, charge.prefill_tokens, charge.blocks, charge.prefill_pairs)

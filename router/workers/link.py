@@ -1,0 +1,245 @@
+"""The router's connection to one incarnation of one worker: the multiplexed step stream and the unary calls.
+
+Owned by the worker pool, which opens a link when discovery lists a worker and closes it when the worker is gone. A
+broken stream fails every request on it at once and is dialled again for as long as the link is open. Event loop only.
+"""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+import structlog
+
+from baton_proto.discovery import WorkerLoad, WorkerRecord
+from baton_proto.worker import (
+    DRAIN,
+    INSPECT,
+    MAJOR,
+    SLEEP,
+    SNAPSHOT,
+    STEPS,
+    WAKE,
+    Cancel,
+    Delta,
+    DrainReport,
+    DrainRequest,
+    Hello,
+    InspectReport,
+    InspectRequest,
+    SleepReport,
+    SleepRequest,
+    SnapshotChunk,
+    SnapshotRequest,
+    StepMessage,
+    Submit,
+    WakeRequest,
+    WorkerReport,
+    decoder,
+    encode,
+)
+from router.workers.inbox import Inbox
+from runtime.calls.worker import call_metadata
+from runtime.discovery.worker_key import WorkerKey
+from runtime.end_task import end_tasks
+from runtime.errors import ProtocolError, UnauthorizedError, WorkerLostError
+from runtime.security.cluster_key import ClusterKey
+from runtime.streams.message_stream import ENDED, MessageStream, open_stream
+
+HELLO_TIMEOUT_S = 5.0
+CALL_TIMEOUT_S = 5.0
+MEMORY_TIMEOUT_S = 60.0  # to copy or read the weights
+MIN_BACKOFF_S = 0.05
+MAX_BACKOFF_S = 1.0
+
+CHANNEL_OPTIONS = [
+    ("grpc.use_local_subchannel_pool", 1),  # a new link never inherits the back-off of a dead one
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1_000),  # also the limit of one connection attempt
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.max_receive_message_length", 64 * 1024 * 1024),
+]
+
+decode_report = decoder(WorkerReport)
+
+log = structlog.get_logger()
+
+
+class WorkerLink:
+    """`on_load` gets the load of every step message; `on_change` is called when `connected` or `failed` changes."""
+
+    def __init__(
+        self,
+        record: WorkerRecord,
+        router_id: str,
+        on_load: Callable[[WorkerLoad], None],
+        on_change: Callable[[], None],
+        key: ClusterKey | None = None,
+    ) -> None:
+        self.worker: WorkerKey = (record.worker_id, record.incarnation)
+        self.failed = False  # the last stream broke, or could not be opened
+        self._closing = False
+        self._router_id = router_id
+        self._key = key
+        self._metadata = call_metadata(key)
+        self._on_load = on_load
+        self._on_change = on_change
+        self._inboxes: dict[str, Inbox] = {}
+        self._address = record.stream_address
+        self._stream: MessageStream | None = None  # after the hellos
+        self._channel = grpc.aio.insecure_channel(record.rpc_address, options=CHANNEL_OPTIONS)
+        self._snapshot: Any = self._channel.unary_stream(SNAPSHOT, encode, decoder(SnapshotChunk))
+        self._inspect: Any = self._channel.unary_unary(INSPECT, encode, decoder(InspectReport))
+        self._drain: Any = self._channel.unary_unary(DRAIN, encode, decoder(DrainReport))
+        self._sleep: Any = self._channel.unary_unary(SLEEP, encode, decoder(SleepReport))
+        self._wake: Any = self._channel.unary_unary(WAKE, encode, decoder(SleepReport))
+        self._task = asyncio.create_task(self._keep_connected())
+
+    # --- requests -----------------------------------------------------------------------------------------------------
+
+    def submit(self, request: Submit) -> Inbox:
+        """Its deltas come into the inbox until the last one; WorkerLostError when the stream breaks before. Request ids
+        are never reused on a link. Raises WorkerLostError when there is no stream."""
+        if self._stream is None:
+            raise WorkerLostError(self.worker[0], "not connected")
+        assert request.request_id not in self._inboxes
+        inbox = self._inboxes[request.request_id] = Inbox()
+        self._stream.send(request)
+        return inbox
+
+    def cancel(self, request_id: str) -> None:
+        """Nothing more comes for it. Without effect when it has ended."""
+        if self._inboxes.pop(request_id, None) is not None and self._stream is not None:
+            self._stream.send(Cancel(request_id))
+
+    @property
+    def connected(self) -> bool:
+        return self._stream is not None
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._inboxes)
+
+    # --- unary calls: raise WorkerLostError ---------------------------------------------------------------------------
+
+    async def inspect(self, timeout_s: float = CALL_TIMEOUT_S) -> InspectReport:
+        report: InspectReport = await self._call(self._inspect, InspectRequest(MAJOR), timeout_s)
+        return report
+
+    async def drain(self, timeout_s: float) -> DrainReport:
+        report: DrainReport = await self._call(self._drain, DrainRequest(MAJOR, timeout_s), timeout_s + CALL_TIMEOUT_S)
+        return report
+
+    async def sleep(self, level: int, timeout_s: float) -> SleepReport:
+        """`timeout_s`: for requests in flight, and again for peers. Its memory takes a while on top."""
+        request = SleepRequest(MAJOR, level, timeout_s)
+        report: SleepReport = await self._call(self._sleep, request, 2 * timeout_s + MEMORY_TIMEOUT_S)
+        return report
+
+    async def wake(self, tags: list[str]) -> SleepReport:
+        report: SleepReport = await self._call(self._wake, WakeRequest(MAJOR, tags), MEMORY_TIMEOUT_S)
+        return report
+
+    async def snapshot(self, timeout_s: float) -> AsyncIterator[SnapshotChunk]:
+        """The worker's block table in order; ends after the chunk that is marked as last."""
+        try:
+            async for chunk in self._snapshot(SnapshotRequest(MAJOR), timeout=timeout_s, metadata=self._metadata):
+                if chunk is None or chunk.incarnation != self.worker[1]:
+                    raise WorkerLostError(self.worker[0], "sent a snapshot that cannot be used")
+                yield chunk
+                if chunk.last:
+                    return
+        except grpc.aio.AioRpcError as error:
+            raise WorkerLostError(self.worker[0], _describe(error)) from error
+        raise WorkerLostError(self.worker[0], "the snapshot ended early")
+
+    async def _call(self, method: Any, request: Any, timeout_s: float) -> Any:
+        try:
+            report = await method(request, timeout=timeout_s, metadata=self._metadata)
+        except grpc.aio.AioRpcError as error:
+            raise WorkerLostError(self.worker[0], _describe(error)) from error
+        if report is None:
+            raise WorkerLostError(self.worker[0], "sent an answer that cannot be decoded")
+        return report
+
+    # --- the stream ---------------------------------------------------------------------------------------------------
+
+    async def close(self, reason: str) -> None:
+        """Requests on the link fail with `reason`."""
+        self._closing = True
+        await end_tasks(self._task)
+        self._disconnected(reason)
+        await self._channel.close()
+
+    async def _keep_connected(self) -> None:
+        backoff_s = MIN_BACKOFF_S
+        while True:
+            reason = await self._session()
+            if self.connected:
+                backoff_s = MIN_BACKOFF_S
+            self._disconnected(reason)
+            log.debug("no stream to the worker", worker=self.worker[0], reason=reason, retry_s=backoff_s)
+            await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
+            backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
+
+    async def _session(self) -> str:
+        """One stream from hello to its end; says why it ended."""
+        stream = None
+        ours = Hello(MAJOR, self._router_id, self.worker[1], STEPS)
+        try:
+            stream, theirs = await open_stream(self._address, self.worker[0], ours, HELLO_TIMEOUT_S, self._key)
+            self._check_hello(theirs)
+            self._stream, self.failed = stream, False
+            log.info("worker connected", worker=self.worker[0], incarnation=self.worker[1])
+            self._on_change()
+            stream.listen(decode_report, self._dispatch)
+            return await stream.ended()
+        except TimeoutError:
+            return f"no hello within {HELLO_TIMEOUT_S:.1f} s"
+        except UnauthorizedError as error:
+            report = log.debug if self.failed else log.warning  # once
+            report("worker not used", worker=self.worker[0], reason=str(error))
+            return str(error)
+        except (OSError, ProtocolError) as error:
+            return str(error)
+        finally:
+            if stream is not None:
+                stream.abort("the link is closed")
+
+    def _check_hello(self, hello: Hello) -> None:
+        if (hello.sender, hello.incarnation) != self.worker:
+            raise ProtocolError(
+                self.worker[0], f"another worker answers: {hello.sender}, incarnation {hello.incarnation}"
+            )
+
+    def _dispatch(self, message: StepMessage) -> None:
+        self._on_load(message.load)
+        for delta in message.deltas:
+            self._deliver(delta)
+
+    def _deliver(self, delta: Delta) -> None:
+        inbox = self._inboxes.get(delta.request_id)
+        if inbox is None:
+            return  # cancelled here while it was on its way
+        if delta.finish is not None or delta.failure is not None:
+            del self._inboxes[delta.request_id]
+        inbox.put(delta)
+
+    def _disconnected(self, reason: str) -> None:
+        """Requests fail: the next stream starts from nothing."""
+        inboxes, self._inboxes = list(self._inboxes.values()), {}
+        was_connected, changed = self.connected, self.connected or not self.failed
+        self._stream, self.failed = None, True
+        if was_connected:
+            in_order = not inboxes and (self._closing or reason == ENDED)
+            report = log.info if in_order else log.warning
+            report("worker disconnected", worker=self.worker[0], reason=reason, requests=len(inboxes))
+        if changed:
+            self._on_change()
+        for inbox in inboxes:
+            inbox.fail(WorkerLostError(self.worker[0], reason))
+
+
+def _describe(error: grpc.aio.AioRpcError) -> str:
+    return f"{error.code().name}: {error.details()}"

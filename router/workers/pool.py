@@ -1,0 +1,192 @@
+"""The workers that discovery lists, each with the router's link to it. Asked by assignment.
+
+A worker is used when it is ready, reachable and serves our model with our block size. Event loop only.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+
+import structlog
+
+from baton_proto.discovery import EVENTS_ROLE, LoadReport, WorkerLoad, WorkerRecord
+from baton_proto.worker import PrefillTarget, SnapshotChunk
+from router.workers.link import WorkerLink
+from router.workers.load import LoadLedger
+from runtime.discovery.directory import Change
+from runtime.discovery.worker_key import WorkerKey
+from runtime.errors import WorkerLostError
+from runtime.security.cluster_key import ClusterKey
+
+SNAPSHOT_TIMEOUT_S = 30.0
+
+log = structlog.get_logger()
+
+
+class PooledWorker:
+    __slots__ = ("key", "link", "misfit", "record")
+
+    def __init__(self, record: WorkerRecord, link: WorkerLink, misfit: str) -> None:
+        self.key: WorkerKey = (record.worker_id, record.incarnation)
+        self.record = record  # the latest one; state and time change, the rest belongs to the incarnation
+        self.link = link
+        self.misfit = misfit  # why it is never used; empty when it fits
+
+    @property
+    def usable(self) -> bool:
+        """Requests go to decode workers over our link; prompts go to prefill workers over the decode workers' own, so
+        that there a link counts that has not failed."""
+        reachable = self.link.connected if self.record.role == "decode" else not self.link.failed
+        return reachable and self.record.state == "ready" and not self.misfit
+
+
+class _Ready:
+    """The usable workers of one role."""
+
+    def __init__(self, workers: list[PooledWorker]) -> None:
+        self.workers = workers
+        self.keys = tuple(worker.key for worker in workers)
+        self.all_take = min((worker.record.max_model_len for worker in workers), default=0)  # tokens
+
+    def that_take(self, num_tokens: int) -> list[PooledWorker]:
+        return [worker for worker in self.workers if worker.record.max_model_len >= num_tokens]
+
+    def keys_that_take(self, num_tokens: int) -> tuple[WorkerKey, ...]:
+        if num_tokens <= self.all_take:
+            return self.keys
+        return tuple(worker.key for worker in self.that_take(num_tokens))
+
+
+class WorkerPool:
+    """`changed` is called when a worker may have become usable or has stopped being so; `load_seen` with every load."""
+
+    def __init__(
+        self, router_id: str, model: str, block_size: int, ledger: LoadLedger, key: ClusterKey | None = None
+    ) -> None:
+        self.changed: Callable[[], None] = lambda: None
+        self.load_seen: Callable[[WorkerKey, WorkerLoad], None] = lambda worker, load: None
+        self.workers: dict[str, PooledWorker] = {}  # by worker id
+        self._by_role: dict[str, _Ready] = {}  # as far as it is known
+        self._router_id = router_id
+        self._model = model
+        self._block_size = block_size
+        self._ledger = ledger
+        self._key = key
+        self._no_decode_since_s: float | None = time.monotonic()
+        self._closing: set[asyncio.Task[None]] = set()
+
+    # --- what discovery says ------------------------------------------------------------------------------------------
+
+    def apply(self, change: Change) -> None:
+        """A callback of the Directory's: opens a link to what is added, closes it when it is removed."""
+        record = change.record
+        if record.role == EVENTS_ROLE:
+            return  # the indexer's alone
+        known = self.workers.get(record.worker_id)
+        if change.kind == "removed":
+            if known is not None:
+                self._remove(known, "the worker is gone")
+        elif known is None:
+            self._add(record)
+        else:
+            known.record = record
+        self._changed()
+
+    def load_report(self, report: LoadReport) -> None:
+        """From the metrics plane; idle workers send nothing else."""
+        worker = self.workers.get(report.worker_id)
+        if worker is not None and worker.key[1] == report.incarnation:
+            self._on_load(worker.key, report.load)
+
+    async def close(self) -> None:
+        for worker in list(self.workers.values()):
+            self._remove(worker, "the router is closing")
+        await asyncio.gather(*self._closing)
+
+    # --- what assignment asks -----------------------------------------------------------------------------------------
+
+    def ready_decode(self, num_tokens: int = 0) -> list[PooledWorker]:
+        """Usable decode workers that take sequences of `num_tokens`."""
+        return self._ready("decode").that_take(num_tokens)
+
+    def ready_prefill(self, num_tokens: int = 0) -> list[PooledWorker]:
+        return self._ready("prefill").that_take(num_tokens)
+
+    def decode_keys(self, num_tokens: int = 0) -> tuple[WorkerKey, ...]:
+        """Of `ready_decode`; the same tuple while nothing changes."""
+        return self._ready("decode").keys_that_take(num_tokens)
+
+    def prefill_keys(self, num_tokens: int = 0) -> tuple[WorkerKey, ...]:
+        return self._ready("prefill").keys_that_take(num_tokens)
+
+    def link(self, key: WorkerKey) -> WorkerLink:
+        """Raises WorkerLostError."""
+        return self._worker(key).link
+
+    def prefill_target(self, key: WorkerKey) -> PrefillTarget:
+        """Raises WorkerLostError."""
+        record = self._worker(key).record
+        return PrefillTarget(record.worker_id, record.incarnation, record.stream_address)
+
+    def snapshot(self, worker_id: str, incarnation: int) -> AsyncIterator[SnapshotChunk]:
+        """For the indexer. Raises WorkerLostError, at once or while it is read."""
+        return self.link((worker_id, incarnation)).snapshot(SNAPSHOT_TIMEOUT_S)
+
+    @property
+    def no_decode_since_s(self) -> float | None:
+        """Since when (time.monotonic) there has been no usable decode worker; None: there is one."""
+        return self._no_decode_since_s
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    def _ready(self, role: str) -> "_Ready":
+        """Found once, not for each request: whatever changes it ends in `_changed`."""
+        ready = self._by_role.get(role)
+        if ready is None:
+            usable = [worker for worker in self.workers.values() if worker.record.role == role and worker.usable]
+            ready = self._by_role[role] = _Ready(usable)
+        return ready
+
+    def _worker(self, key: WorkerKey) -> PooledWorker:
+        worker = self.workers.get(key[0])
+        if worker is None or worker.key != key:
+            raise WorkerLostError(key[0], "is gone")
+        return worker
+
+    def _add(self, record: WorkerRecord) -> None:
+        key = (record.worker_id, record.incarnation)
+        link = WorkerLink(record, self._router_id, lambda load: self._on_load(key, load), self._changed, self._key)
+        worker = self.workers[record.worker_id] = PooledWorker(record, link, self._misfit(record))
+        if worker.misfit:
+            log.warning("worker is not used", worker=key[0], reason=worker.misfit)
+
+    def _remove(self, worker: PooledWorker, reason: str) -> None:
+        del self.workers[worker.key[0]]
+        self._ledger.forget(worker.key)
+        task = asyncio.create_task(worker.link.close(reason))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    def _misfit(self, record: WorkerRecord) -> str:
+        if record.model != self._model:
+            return f"serves model {record.model!r}, this router {self._model!r}"
+        if record.block_size != self._block_size:
+            return f"has blocks of {record.block_size} tokens, this router counts in {self._block_size}"
+        return ""
+
+    def _on_load(self, key: WorkerKey, load: WorkerLoad) -> None:
+        self._ledger.report(key, load)
+        self.load_seen(key, load)
+
+    def _changed(self) -> None:
+        self._by_role.clear()
+        if self._ready("decode").workers:
+            self._no_decode_since_s = None
+        elif self._no_decode_since_s is None:
+            self._no_decode_since_s = time.monotonic()
+        self.changed()
+
+
+def largest(workers: Iterable[PooledWorker]) -> int | None:
+    """Tokens of prompt and output that the roomiest worker takes; None: no worker."""
+    return max((worker.record.max_model_len for worker in workers), default=None)

@@ -1,0 +1,36 @@
+"""One attempt's stay on its decode worker, from what was submitted to its end. Used by router/requests/choice.py."""
+
+import asyncio
+from collections.abc import Callable
+from types import TracebackType
+
+from baton_proto.worker import Submit
+from router.workers.inbox import Inbox
+from router.workers.link import WorkerLink
+
+
+class Submission:
+    """Use `with`: it gives the inbox, and leaving it cancels on the worker what has not ended there."""
+
+    __slots__ = ("_inbox", "_late", "_link", "_request_id", "_timer")
+
+    def __init__(self, link: WorkerLink, submit: Submit, late: Callable[[], Exception]) -> None:
+        """What `late` makes comes into the inbox when the request's time is up. Raises WorkerLostError when there is no
+        stream."""
+        self._late = late
+        self._link = link
+        self._request_id = submit.request_id
+        self._inbox = link.submit(submit)
+        self._timer = asyncio.get_running_loop().call_later(submit.timeout_s, self._expire)
+
+    def __enter__(self) -> Inbox:
+        return self._inbox
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._timer.cancel()
+        self._link.cancel(self._request_id)
+
+    def _expire(self) -> None:
+        self._inbox.fail(self._late())

@@ -1,0 +1,1 @@
+"""Hashes of KV blocks, bit-exact with Dynamo's."""

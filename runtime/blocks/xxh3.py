@@ -1,0 +1,81 @@
+"""XXH3, 64 bits, of the short inputs that name KV blocks, many at once. Called by runtime/blocks/block_hash.py alone.
+
+Formulas: XXH3_len_17to128_64b and XXH3_len_9to16_64b of the xxHash specification
+(github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md).
+"""
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.compiled import HASHES, U64, compiled, inlined
+
+MAX_WORDS = 16
+"""Longest input of `hash_rows`, in u64."""
+
+_SECRET = np.frombuffer(
+    bytes.fromhex(
+        "b8fe6c3923a44bbe7c01812cf721ad1cded46de9839097db7240a4a4b7b3671f"
+        "cb79e64eccc0e578825ad07dccff7221b8084674f743248ee03590e6813a264c"
+        "3c2852bb91c300cb88d0658b1b532ea371644897a20df94e3819ef46a9deacd8"
+        "a8fa763fe39c343ff9dcbbc7c70b4f1d8a51e04bcdb45931c89f7ec9d9787364"
+    ),
+    dtype="<u8",
+)
+_PRIME = U64(0x9E3779B185EBCA87)
+_AVALANCHE = U64(0x165667919E3779F9)
+_LOW_32 = U64(0xFFFFFFFF)
+_LOW_8 = U64(0xFF)
+_SHIFT_8, _SHIFT_32, _SHIFT_37 = U64(8), U64(32), U64(37)
+_CHAIN_SEED = U64(1337)
+_CHAIN_BYTES = U64(16)
+
+
+@inlined
+def _folded_product(a: np.uint64, b: np.uint64) -> np.uint64:
+    """Low half xor high half of the 128-bit product, by schoolbook multiplication of 32-bit halves."""
+    a_low, a_high, b_low, b_high = a & _LOW_32, a >> _SHIFT_32, b & _LOW_32, b >> _SHIFT_32
+    middle = a_high * b_low + (a_low * b_low >> _SHIFT_32)
+    carry = a_low * b_high + (middle & _LOW_32)
+    return a * b ^ a_high * b_high + (middle >> _SHIFT_32) + (carry >> _SHIFT_32)
+
+
+@inlined
+def _avalanche(total: np.uint64) -> np.uint64:
+    total = (total ^ total >> _SHIFT_37) * _AVALANCHE
+    return total ^ total >> _SHIFT_32
+
+
+@compiled(HASHES, numba.int64, numba.uint64, numba.uint64[::1])
+def hash_rows(data: NDArray[np.uint64], words: int, seed: np.uint64, out: NDArray[np.uint64]) -> None:
+    """Hashes of rows of `words` u64 each (4, 8, 12 or 16), given flat in `data`, into `out` [rows].
+
+    Works from both ends of a row to its middle. Per 16 bytes: the folded product of the two halves, each xored with a
+    key of its place.
+    """
+    for row in range(len(out)):
+        front, back = row * words, (row + 1) * words - 2
+        total = U64(8 * words) * _PRIME
+        for step in range(words // 4):
+            key, at = 4 * step, 2 * step
+            total += _folded_product(
+                data[front + at] ^ _SECRET[key] + seed, data[front + at + 1] ^ _SECRET[key + 1] - seed
+            )
+            total += _folded_product(
+                data[back - at] ^ _SECRET[key + 2] + seed, data[back - at + 1] ^ _SECRET[key + 3] - seed
+            )
+        out[row] = _avalanche(total)
+
+
+@compiled(HASHES, numba.uint64, numba.uint64[::1])
+def hash_chain(links: NDArray[np.uint64], parent: np.uint64, out: NDArray[np.uint64]) -> None:
+    """out[i] = hash of the 16 bytes (out[i - 1], links[i]), with `parent` before the first one; seed 1337."""
+    low_key = (_SECRET[3] ^ _SECRET[4]) + _CHAIN_SEED
+    high_key = (_SECRET[5] ^ _SECRET[6]) - _CHAIN_SEED
+    for i in range(len(links)):
+        low, high = parent ^ low_key, links[i] ^ high_key
+        swapped = U64(0)  # the bytes of `low` in reverse
+        for byte in range(8):
+            swapped = swapped << _SHIFT_8 | low >> U64(8 * byte) & _LOW_8
+        parent = _avalanche(_CHAIN_BYTES + swapped + high + _folded_product(low, high))
+        out[i] = parent

@@ -1,0 +1,56 @@
+"""One question to a running planner, over NATS. Called by the command line."""
+
+import msgspec
+from nats.errors import NoRespondersError, TimeoutError as NatsTimeoutError
+
+from baton_proto.planner_control import (
+    MAJOR,
+    Done,
+    Order,
+    Plan,
+    Question,
+    Refusal,
+    Release,
+    Scale,
+    ShowPlan,
+    decode_answer,
+    encode,
+)
+from runtime.errors import DeadlineError, InvalidRequestError, ProtocolError, UnavailableError
+from runtime.nats.client import NatsClient
+from runtime.nats.subjects import planner_subject
+
+
+async def ask_plan(nats: NatsClient, timeout_s: float) -> Plan:
+    """Raises as `_ask` does."""
+    answer = await _ask(nats, ShowPlan(), timeout_s)
+    if not isinstance(answer, Plan):
+        raise ProtocolError("planner", "answered something else than its plan")
+    return answer
+
+
+async def tell_planner(nats: NatsClient, order: Scale | Release | Order, timeout_s: float) -> str:
+    """What it says to that, a sentence. Raises as `_ask` does."""
+    answer = await _ask(nats, order, timeout_s)
+    if not isinstance(answer, Done):
+        raise ProtocolError("planner", "answered something else than what it does")
+    return answer.sentence
+
+
+async def _ask(nats: NatsClient, body: ShowPlan | Scale | Release | Order, timeout_s: float) -> Plan | Done:
+    """Raises UnavailableError when no planner runs, DeadlineError when it does not answer, InvalidRequestError when it
+    refuses, ProtocolError, and NATS_ERRORS."""
+    try:
+        data = await nats.request(planner_subject(nats.namespace), encode(Question(MAJOR, body)), timeout_s)
+    except NoRespondersError as error:
+        where = f"in namespace {nats.namespace!r}"
+        raise UnavailableError(f"no planner runs {where}; `baton up --planner` starts one") from error
+    except (NatsTimeoutError, TimeoutError) as error:
+        raise DeadlineError("the planner's answer", timeout_s) from error
+    try:
+        answer = decode_answer(data).body
+    except msgspec.DecodeError as error:
+        raise ProtocolError("planner", f"its answer cannot be read: {error}") from error
+    if isinstance(answer, Refusal):
+        raise InvalidRequestError(answer.field, answer.problem)
+    return answer

@@ -1,0 +1,175 @@
+"""gRPC client of a Baton service: the command line and the tests speak through it.
+
+Calls raise `grpc.aio.AioRpcError`, whose status code and details are the service's own words.
+"""
+
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+import grpc
+
+from baton_proto.generated import inference_pb2 as pb, inference_pb2_grpc
+from runtime.security.grpc_bearer import metadata
+from runtime.security.secret import Secret
+
+OPTIONS = [
+    ("grpc.enable_http_proxy", 0),  # a proxy in the environment must not stand between two processes of one service
+    ("grpc.max_reconnect_backoff_ms", 1_000),  # a service that comes back is found soon
+]
+
+
+@dataclass(slots=True)
+class Choice:
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[pb.TokenLogprob] = field(default_factory=list)
+    finish_reason: str = ""  # "stop" | "length"
+
+
+@dataclass(slots=True)
+class Answer:
+    """What a Generate stream adds up to."""
+
+    request_id: str = ""
+    model: str = ""
+    choices: list[Choice] = field(default_factory=list)
+    usage: pb.Usage = field(default_factory=pb.Usage)
+    served_by: list[pb.ServedBy] = field(default_factory=list)
+    ttft_s: float = 0.0  # from the call to the first token
+    duration_s: float = 0.0
+
+    @property
+    def text(self) -> str:
+        return self.choices[0].text if self.choices else ""
+
+    @property
+    def token_ids(self) -> list[int]:
+        return self.choices[0].token_ids if self.choices else []
+
+    @property
+    def decode_tokens_per_s(self) -> float:
+        """Rate of the tokens after the first one; 0 when there was none."""
+        later = sum(len(choice.token_ids) for choice in self.choices) - len(self.choices)
+        return later / (self.duration_s - self.ttft_s) if later > 0 and self.duration_s > self.ttft_s else 0.0
+
+
+class Client:
+    """`async with Client("127.0.0.1:8001") as client`.
+
+    `ca`: certificates in PEM form that may vouch for the service, which speaks TLS then; `server_name`: what its
+    certificate is for, if that is not the host of the address.
+    """
+
+    def __init__(
+        self, address: str, api_key: Secret | None = None, ca: bytes | None = None, server_name: str | None = None
+    ) -> None:
+        self._metadata = metadata(api_key)
+        if ca is None:
+            self._channel = grpc.aio.insecure_channel(address, options=OPTIONS)
+        else:
+            options = [*OPTIONS, ("grpc.ssl_target_name_override", server_name)] if server_name else OPTIONS
+            self._channel = grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(ca), options=options)
+        self._inference = inference_pb2_grpc.InferenceStub(self._channel)
+        self._admin = inference_pb2_grpc.AdminStub(self._channel)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+    async def stream(
+        self, request: pb.GenerateRequest, timeout_s: float | None = None
+    ) -> AsyncIterator[pb.GenerateResponse]:
+        """Started, pieces, Finished as they arrive. Closing the iterator cancels the request."""
+        call = self._inference.Generate(request, timeout=timeout_s, metadata=self._metadata)
+        try:
+            async for response in call:
+                yield response
+        finally:
+            call.cancel()
+
+    async def generate(
+        self,
+        request: pb.GenerateRequest,
+        timeout_s: float | None = None,
+        on_piece: Callable[[pb.Piece], None] = lambda piece: None,
+    ) -> Answer:
+        """The whole answer; `on_piece` sees each part of it as it arrives."""
+        answer = Answer()
+        start_s = time.monotonic()
+        async for response in self.stream(request, timeout_s):
+            event = response.WhichOneof("event")
+            if event == "started":
+                answer.request_id, answer.model = response.request_id, response.started.model
+            elif event == "piece":
+                if response.piece.token_ids and not answer.ttft_s:
+                    answer.ttft_s = time.monotonic() - start_s
+                _add(answer.choices, response.piece)
+                on_piece(response.piece)
+            elif event == "finished":
+                answer.usage = response.finished.usage
+                answer.served_by = list(response.finished.served_by)
+        answer.duration_s = time.monotonic() - start_s
+        return answer
+
+    async def models(self, timeout_s: float | None = None) -> list[pb.Model]:
+        call = self._inference.ListModels(pb.ListModelsRequest(), timeout=timeout_s, metadata=self._metadata)
+        response: pb.ListModelsResponse = await call
+        return list(response.models)
+
+    async def status(self, timeout_s: float | None = None) -> pb.StatusResponse:
+        call = self._admin.Status(pb.StatusRequest(), timeout=timeout_s, metadata=self._metadata)
+        response: pb.StatusResponse = await call
+        return response
+
+    async def tree(
+        self, request: pb.TreeRequest, timeout_s: float | None = None
+    ) -> tuple[pb.TreeSummary, list[pb.TreeRun]]:
+        """The radix tree's runs, each after its parent."""
+        summary, runs = pb.TreeSummary(), list[pb.TreeRun]()
+        async for chunk in self._admin.Tree(request, timeout=timeout_s, metadata=self._metadata):
+            if chunk.HasField("summary"):
+                summary = chunk.summary
+            runs += chunk.runs
+        return summary, runs
+
+    async def diff(self, request: pb.DiffRequest, timeout_s: float | None = None) -> list[pb.WorkerDiff]:
+        """The router's tree against each worker's own block table."""
+        call = self._admin.Diff(request, timeout=timeout_s, metadata=self._metadata)
+        return [worker async for worker in call]
+
+    async def explain(self, request: pb.ExplainRequest, timeout_s: float | None = None) -> pb.ExplainResponse:
+        call = self._admin.Explain(request, timeout=timeout_s, metadata=self._metadata)
+        response: pb.ExplainResponse = await call
+        return response
+
+    async def sleep(self, worker_id: str, level: int = 1, timeout_s: float = 30.0) -> pb.SleepResponse:
+        """`timeout_s`: for requests in flight, and again for peers. FAILED_PRECONDITION: the worker stays awake."""
+        request = pb.SleepRequest(worker_id=worker_id, level=level, timeout_s=timeout_s)
+        response: pb.SleepResponse = await self._admin.Sleep(request, metadata=self._metadata)
+        return response
+
+    async def wake(self, worker_id: str, tags: Sequence[str] = ()) -> pb.SleepResponse:
+        request = pb.WakeRequest(worker_id=worker_id, tags=tags)
+        response: pb.SleepResponse = await self._admin.Wake(request, metadata=self._metadata)
+        return response
+
+
+def _add(choices: list[Choice], piece: pb.Piece) -> None:
+    while len(choices) <= piece.index:
+        choices.append(Choice())
+    choice = choices[piece.index]
+    choice.text += piece.text
+    choice.token_ids.extend(piece.token_ids)
+    choice.logprobs.extend(piece.logprobs)
+    if piece.finish_reason:
+        choice.finish_reason = pb.FinishReason.Name(piece.finish_reason).removeprefix("FINISH_REASON_").lower()

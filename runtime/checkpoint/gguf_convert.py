@@ -1,0 +1,172 @@
+"""Converts a GGUF file into a folder in Hugging Face form. Called by resolve_model, which caches the result.
+
+Tensors become float32, exactly as `gguf` de-quantises them, in the order in which the engine fuses them (q, k, v; gate,
+up), so that workers map fused weights straight from the file and share them through the page cache.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from gguf import GGUFReader, ReaderTensor, dequantize
+from rich.console import Console
+from rich.progress import Progress
+
+from runtime.checkpoint.gguf_tokenizer import Metadata, build_tokenizer, eos_token_ids, tokenizer_settings
+from runtime.checkpoint.model_config import parse_model_config
+from runtime.errors import ModelError
+
+ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+
+LAYER_TENSORS = {  # GGUF name -> ours, in file order: what is fused lies side by side
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+
+
+def convert(source: Path, folder: Path, progress: bool) -> None:
+    """Writes config, tokenizer and weights of `source` into the empty `folder`. Raises ModelError, OSError."""
+    model = str(source)
+    with _progress_bar(source.name, progress) as advance:
+        metadata, tensors = _read(source)
+        config = _config(metadata, tensors, model)
+        parse_model_config(config, model)  # refuses here what loading would refuse later
+        names = _tensor_names(config)
+        _check_names(set(tensors), set(names.values()), model)
+        _write_json(folder / "config.json", config)
+        _write_json(folder / "generation_config.json", _generation_config(metadata))
+        _write_json(folder / "tokenizer_config.json", tokenizer_settings(metadata, config["max_position_embeddings"]))
+        build_tokenizer(metadata, model).save(str(folder / "tokenizer.json"))
+        with (folder / "model.safetensors").open("wb") as file:
+            _write_tensors(file, {name: tensors[theirs] for name, theirs in names.items()}, config, model, advance)
+
+
+def _read(source: Path) -> tuple[Metadata, dict[str, ReaderTensor]]:
+    try:
+        reader = GGUFReader(source)
+        metadata = {key: field.contents() for key, field in reader.fields.items()}
+    except (ValueError, IndexError, KeyError, OverflowError) as error:  # a truncated or foreign file
+        raise ModelError(str(source), f"is not a readable GGUF file: {error}") from error
+    return metadata, {tensor.name: tensor for tensor in reader.tensors}
+
+
+def _config(metadata: Metadata, tensors: dict[str, ReaderTensor], model: str) -> dict[str, Any]:
+    architecture = metadata.get("general.architecture")
+    if architecture not in ARCHITECTURES:
+        raise ModelError(model, f"architecture {architecture!r} is not supported, only {', '.join(ARCHITECTURES)}")
+
+    def get(key: str, default: Any = None) -> Any:
+        value = metadata.get(f"{architecture}.{key}", default)
+        if value is None:
+            raise ModelError(model, f"its metadata lacks {architecture}.{key}")
+        return value
+
+    num_heads, hidden_size = get("attention.head_count"), get("embedding_length")
+    head_dim = get("attention.key_length", hidden_size // num_heads)
+    if get("attention.value_length", head_dim) != head_dim or get("rope.dimension_count", head_dim) != head_dim:
+        raise ModelError(model, "keys, values and rotary embedding of different sizes are not supported")
+    scaling = get("rope.scaling.type", "none")
+    if scaling != "none":
+        raise ModelError(model, f"rope scaling {scaling!r} is not implemented for GGUF files")
+    return {
+        "architectures": [ARCHITECTURES[architecture]],
+        "model_type": architecture,
+        "vocab_size": len(metadata.get("tokenizer.ggml.tokens", ())),
+        "hidden_size": hidden_size,
+        "intermediate_size": get("feed_forward_length"),
+        "num_hidden_layers": get("block_count"),
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": get("attention.head_count_kv", num_heads),
+        "head_dim": head_dim,
+        "hidden_act": "silu",
+        "max_position_embeddings": get("context_length"),
+        "rms_norm_eps": get("attention.layer_norm_rms_epsilon"),
+        "rope_theta": get("rope.freq_base", 10000.0),
+        "attention_bias": False,
+        "tie_word_embeddings": "output.weight" not in tensors,
+        "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": metadata.get("tokenizer.ggml.eos_token_id"),
+        "dtype": "float32",
+    }
+
+
+def _generation_config(metadata: Metadata) -> dict[str, Any]:
+    return {"eos_token_id": eos_token_ids(metadata), "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id")}
+
+
+def _tensor_names(config: dict[str, Any]) -> dict[str, str]:
+    """Hugging Face's name -> GGUF's, in file order."""
+    names = {"model.embed_tokens.weight": "token_embd.weight"}
+    for layer in range(config["num_hidden_layers"]):
+        for theirs, ours in LAYER_TENSORS.items():
+            if config["model_type"] == "qwen3" or theirs not in ("attn_q_norm", "attn_k_norm"):
+                names[f"model.layers.{layer}.{ours}.weight"] = f"blk.{layer}.{theirs}.weight"
+    names["model.norm.weight"] = "output_norm.weight"
+    if not config["tie_word_embeddings"]:
+        names["lm_head.weight"] = "output.weight"
+    return names
+
+
+def _check_names(found: set[str], wanted: set[str], model: str) -> None:
+    if missing := sorted(wanted - found):
+        raise ModelError(model, f"tensors are missing: {', '.join(missing[:5])}")
+    if unknown := sorted(found - wanted):
+        raise ModelError(model, f"tensors are not known to this architecture: {', '.join(unknown[:5])}")
+
+
+def _write_tensors(
+    file: BinaryIO,
+    tensors: dict[str, ReaderTensor],
+    config: dict[str, Any],
+    model: str,
+    advance: Callable[[float], None],
+) -> None:
+    """Our own writer, since the library's sorts tensors by name: 8 bytes of header length, JSON header, data."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, tensor in tensors.items():
+        start, end = end, end + 4 * int(tensor.n_elements)
+        shape = [int(size) for size in reversed(tensor.shape)]  # GGUF counts dimensions from the innermost
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [start, end]}
+    encoded = json.dumps(header).encode()
+    encoded += b" " * (-(8 + len(encoded)) % 64)  # so that the data starts on a cache line
+    file.write(len(encoded).to_bytes(8, "little") + encoded)
+    for name, tensor in tensors.items():
+        try:
+            values = dequantize(tensor.data, tensor.tensor_type)
+        except (NotImplementedError, ValueError) as error:
+            problem = f"tensor {tensor.name}: {tensor.tensor_type.name} cannot be de-quantised"
+            raise ModelError(model, problem) from error
+        if config["model_type"] == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
+            values = _halves_from_pairs(values, config["head_dim"])
+        np.ascontiguousarray(values, dtype="<f4").tofile(file)
+        advance(values.nbytes / (end or 1))
+
+
+def _halves_from_pairs(weight: np.ndarray, head_dim: int) -> np.ndarray:
+    """Undoes llama.cpp's order of Llama's q and k rows: it rotates neighbours (2i, 2i + 1), we rotate (i, i + d/2)."""
+    rows, columns = weight.shape
+    return weight.reshape(rows // head_dim, head_dim // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
+
+
+@contextmanager
+def _progress_bar(file_name: str, visible: bool) -> Iterator[Callable[[float], None]]:
+    with Progress(console=Console(stderr=True), disable=not visible) as progress:
+        task = progress.add_task(f"converting {file_name}", total=1.0)
+        yield lambda fraction: progress.advance(task, fraction)
+
+
+def _write_json(path: Path, data: dict[str, Any]) -> None:
+    path.write_text(json.dumps(data, indent=2, ensure_ascii=False), encoding="utf-8")

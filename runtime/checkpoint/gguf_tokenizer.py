@@ -1,0 +1,136 @@
+"""Builds a tokenizer.json from the tokenizer that a GGUF file carries in its metadata. Called by the GGUF conversion.
+
+GGUF stores vocabulary and merges, but of the pre-tokenizer only a name (`tokenizer.ggml.pre`, names by llama.cpp): what
+each name means is known here, and a name that is not known is refused, since a wrong split changes tokens silently.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+from runtime.errors import ModelError
+
+Metadata = dict[str, Any]
+"""GGUF key -> Python value."""
+
+_WORDS = (  # the split of GPT-4 and its heirs; only the longest run of digits differs
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PreTokenizer:
+    """What one name of `tokenizer.ggml.pre` stands for."""
+
+    split: str | None = None  # None: the split of GPT-2, which the byte-level step brings along
+    single_digits: bool = False
+    nfc: bool = False
+    ignore_merges: bool = False  # a word that is in the vocabulary is one token, whatever the merges say
+    add_bos: bool = False  # unless the file says otherwise
+
+
+_GPT2 = PreTokenizer()
+_LLAMA3 = PreTokenizer(split=_WORDS.format(digits="{1,3}"), ignore_merges=True, add_bos=True)
+PRE_TOKENIZERS = {
+    "default": _GPT2,
+    "gpt-2": _GPT2,
+    "smollm": PreTokenizer(single_digits=True),
+    "llama3": _LLAMA3,
+    "llama-v3": _LLAMA3,
+    "llama-bpe": _LLAMA3,
+    "qwen2": PreTokenizer(split=_WORDS.format(digits=""), nfc=True),
+}
+
+
+class TokenType(IntEnum):
+    """Values of `tokenizer.ggml.token_type` that matter here."""
+
+    NORMAL = 1
+    CONTROL = 3
+    USER_DEFINED = 4
+
+
+def build_tokenizer(metadata: Metadata, model: str) -> Tokenizer:
+    """The byte-level BPE tokenizer that `metadata` describes. Raises ModelError."""
+    kind = metadata.get("tokenizer.ggml.model")
+    if kind != "gpt2":
+        raise ModelError(model, f"its tokenizer is of kind {kind!r}; only byte-level BPE ('gpt2') is supported")
+    pre = metadata.get("tokenizer.ggml.pre", "default")  # files from before the key existed split as GPT-2 does
+    if pre not in PRE_TOKENIZERS:
+        raise ModelError(model, f"its pre-tokenizer {pre!r} is not known; known: {', '.join(PRE_TOKENIZERS)}")
+    rules = PRE_TOKENIZERS[pre]
+    tokens: list[str] = metadata.get("tokenizer.ggml.tokens") or []
+    tokenizer = Tokenizer(_bpe(tokens, metadata.get("tokenizer.ggml.merges") or [], rules, model))
+    if rules.nfc:
+        tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = _pre_tokenizer(rules)
+    tokenizer.decoder = decoders.ByteLevel()
+    _add_special_tokens(tokenizer, tokens, metadata.get("tokenizer.ggml.token_type") or [])
+    bos = special_token(metadata, "bos")
+    if bos is not None and metadata.get("tokenizer.ggml.add_bos_token", rules.add_bos):
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, tokens.index(bos))]
+        )
+    return tokenizer
+
+
+def tokenizer_settings(metadata: Metadata, max_position: int) -> dict[str, Any]:
+    """tokenizer_config.json: the names of the special tokens and the chat template."""
+    settings: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": max_position,
+    }
+    for ours, theirs in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
+        token = special_token(metadata, theirs)
+        if token is not None:
+            settings[f"{ours}_token"] = token
+    if "tokenizer.chat_template" in metadata:
+        settings["chat_template"] = metadata["tokenizer.chat_template"]
+    return settings
+
+
+def eos_token_ids(metadata: Metadata) -> list[int]:
+    """Ids that end an answer: end of sequence, and, where the file names them, end of turn and end of message."""
+    ids = (metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom"))
+    return list(dict.fromkeys(token_id for token_id in ids if token_id is not None))
+
+
+def special_token(metadata: Metadata, name: str) -> str | None:
+    token_id = metadata.get(f"tokenizer.ggml.{name}_token_id")
+    tokens = metadata.get("tokenizer.ggml.tokens") or []
+    return tokens[token_id] if token_id is not None and token_id < len(tokens) else None
+
+
+def _bpe(tokens: list[str], merges: list[str], rules: PreTokenizer, model: str) -> models.BPE:
+    if not tokens or any(merge.count(" ") != 1 for merge in merges):
+        raise ModelError(model, "its tokenizer has no tokens or malformed merges")
+    pairs = [(left, right) for left, right in (merge.split(" ") for merge in merges)]
+    vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
+    try:
+        return models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=rules.ignore_merges)
+    except Exception as error:  # tokenizers raises nothing narrower
+        raise ModelError(model, f"its tokenizer cannot be built: {error}") from error
+
+
+def _pre_tokenizer(rules: PreTokenizer) -> pre_tokenizers.PreTokenizer:
+    steps: list[pre_tokenizers.PreTokenizer] = []
+    if rules.single_digits:
+        steps.append(pre_tokenizers.Digits(individual_digits=True))
+    if rules.split is not None:
+        steps.append(pre_tokenizers.Split(Regex(rules.split), behavior="isolated"))
+    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=rules.split is None))
+    return pre_tokenizers.Sequence(steps)
+
+
+def _add_special_tokens(tokenizer: Tokenizer, tokens: list[str], types: list[int]) -> None:
+    """Marks the tokens that text is searched for before BPE; they are in the vocabulary already and keep their ids."""
+    added = [
+        AddedToken(token, normalized=False, special=kind == TokenType.CONTROL)
+        for token, kind in zip(tokens, types, strict=False)
+        if kind in (TokenType.CONTROL, TokenType.USER_DEFINED)
+    ]
+    tokenizer.add_tokens(added)

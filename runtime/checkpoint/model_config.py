@@ -1,0 +1,153 @@
+"""A model's shape, parsed from the config.json of a Hugging Face folder. No torch: the router reads it too.
+
+What is not implemented is refused, never dropped: with its rope scaling ignored a model talks fluent nonsense.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runtime.errors import ModelError
+
+ARCHITECTURES = {"LlamaForCausalLM": "llama", "Qwen3ForCausalLM": "qwen3"}
+DEFAULT_ROPE_THETA = 10000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3RopeScaling:
+    """Llama 3.1's stretched rotary embedding: long wavelengths are slowed down by `factor`, short ones kept."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    architecture: str  # a value of ARCHITECTURES
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position: int
+    rms_norm_eps: float
+    rope_theta: float
+    rope_scaling: Llama3RopeScaling | None
+    tie_word_embeddings: bool
+    dtype: str  # of the weights as published: float32, bfloat16 or float16
+
+
+def load_model_config(folder: Path) -> ModelConfig:
+    """Reads folder/config.json. Raises ModelError."""
+    path = folder / "config.json"
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelError(str(folder), f"config.json cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ModelError(str(folder), f"config.json is not valid JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise ModelError(str(folder), "config.json is not an object")
+    return parse_model_config(data, str(folder))
+
+
+def parse_model_config(data: dict[str, Any], model: str) -> ModelConfig:
+    """Checks config.json's keys as transformers 4 and 5 write them. Raises ModelError naming the key."""
+    architectures = data.get("architectures") or []
+    known = [ARCHITECTURES[name] for name in architectures if name in ARCHITECTURES]
+    if not known:
+        raise ModelError(model, f"architectures {architectures} are not supported, only {', '.join(ARCHITECTURES)}")
+    _refuse_variants(data, known[0], model)
+    hidden_size = _size(data, "hidden_size", model)
+    num_heads = _size(data, "num_attention_heads", model)
+    num_kv_heads = _size(data, "num_key_value_heads", model, default=num_heads)
+    if num_heads % num_kv_heads:
+        raise ModelError(model, f"{num_heads} attention heads cannot share {num_kv_heads} key-value heads")
+    head_dim = _size(data, "head_dim", model, default=128 if known[0] == "qwen3" else hidden_size // num_heads)
+    if head_dim % 2:
+        raise ModelError(model, f"head_dim {head_dim} is odd; rotary embeddings need pairs")
+    return ModelConfig(
+        architecture=known[0],
+        vocab_size=_size(data, "vocab_size", model),
+        hidden_size=hidden_size,
+        intermediate_size=_size(data, "intermediate_size", model),
+        num_layers=_size(data, "num_hidden_layers", model),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        max_position=_size(data, "max_position_embeddings", model),
+        rms_norm_eps=_number(data, "rms_norm_eps", model, default=1e-6),
+        rope_theta=_rope_theta(data, model),
+        rope_scaling=_rope_scaling(data, model),
+        tie_word_embeddings=bool(data.get("tie_word_embeddings", False)),
+        dtype=str(data.get("dtype") or data.get("torch_dtype") or "float32").removeprefix("torch."),
+    )
+
+
+def _refuse_variants(data: dict[str, Any], architecture: str, model: str) -> None:
+    """Variants of the two architectures that would compute something else than we do."""
+    for key in ("attention_bias", "mlp_bias"):
+        if data.get(key):
+            raise ModelError(model, f"{key} is not supported")
+    if data.get("hidden_act", "silu") != "silu":
+        raise ModelError(model, f"hidden_act {data['hidden_act']!r} is not supported; supported: silu")
+    # Llama ignores the key; Qwen3 looks at `use_sliding_window` first, and newer files list the layers' kinds.
+    windowed = architecture == "qwen3" and data.get("use_sliding_window") and data.get("sliding_window")
+    if windowed or any(kind != "full_attention" for kind in data.get("layer_types") or []):
+        raise ModelError(model, "sliding-window attention is not supported")
+    if data.get("quantization_config"):
+        raise ModelError(model, "quantized safetensors are not supported")
+
+
+def _rope_parameters(data: dict[str, Any]) -> dict[str, Any]:
+    """transformers 5 writes `rope_parameters` (theta included), earlier ones `rope_scaling` beside `rope_theta`."""
+    return data.get("rope_parameters") or data.get("rope_scaling") or {}
+
+
+def _rope_theta(data: dict[str, Any], model: str) -> float:
+    default = _number(data, "rope_theta", model, default=DEFAULT_ROPE_THETA)
+    return _number(_rope_parameters(data), "rope_theta", model, default=default)
+
+
+def _rope_scaling(data: dict[str, Any], model: str) -> Llama3RopeScaling | None:
+    parameters = _rope_parameters(data)
+    kind = parameters.get("rope_type") or parameters.get("type") or "default"
+    partial = parameters.get("partial_rotary_factor", data.get("partial_rotary_factor"))
+    if partial not in (None, 1, 1.0):
+        raise ModelError(model, f"partial_rotary_factor {partial} is not supported")
+    if kind == "default":
+        return None
+    if kind != "llama3":
+        raise ModelError(model, f"rope_scaling of type {kind!r} is not implemented; implemented: default, llama3")
+    scaling = Llama3RopeScaling(
+        factor=_number(parameters, "factor", model),
+        low_freq_factor=_number(parameters, "low_freq_factor", model),
+        high_freq_factor=_number(parameters, "high_freq_factor", model),
+        original_max_position=_size(parameters, "original_max_position_embeddings", model),
+    )
+    if scaling.low_freq_factor >= scaling.high_freq_factor:
+        raise ModelError(model, "rope_scaling: low_freq_factor must be less than high_freq_factor")
+    return scaling
+
+
+def _size(data: dict[str, Any], key: str, model: str, default: int | None = None) -> int:
+    value = data.get(key)
+    if value is None and default is not None:
+        return default
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ModelError(model, f"config.json: {key} is {value!r}, not a positive integer")
+    return value
+
+
+def _number(data: dict[str, Any], key: str, model: str, default: float | None = None) -> float:
+    value = data.get(key)
+    if value is None and default is not None:
+        return default
+    if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
+        raise ModelError(model, f"config.json: {key} is {value!r}, not a positive number")
+    return float(value)

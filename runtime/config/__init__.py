@@ -1,0 +1,1 @@
+"""serving.yaml, parsed and checked."""

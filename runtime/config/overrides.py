@@ -1,0 +1,20 @@
+"""Changes on top of a configuration, checked like the file itself: flags of `baton up`, the demo, tests."""
+
+from typing import Any
+
+import msgspec
+
+from runtime.config.serving import ServingConfig, parse_config
+
+
+def with_overrides(config: ServingConfig, overrides: dict[str, Any], where: str = "command line") -> ServingConfig:
+    """`overrides` has the shape of serving.yaml with any part left out. Raises ConfigError naming the key."""
+    return parse_config(_merged(msgspec.to_builtins(config), overrides), where)
+
+
+def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    result = dict(base)
+    for key, value in changes.items():
+        inner = base.get(key)
+        result[key] = _merged(inner, value) if isinstance(inner, dict) and isinstance(value, dict) else value
+    return result

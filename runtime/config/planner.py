@@ -1,0 +1,90 @@
+"""The section `planner` of serving.yaml: what the planner aims at, and what it may do for that."""
+
+from typing import Literal
+
+from msgspec import Struct
+
+from runtime.config.types import Count, Milliseconds, Positive, Seconds, Share, Weight
+
+
+class LimitsConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Workers of each role, and GPUs of all together."""
+
+    min_prefill: Count = 1
+    max_prefill: Count = 64  # 0: decode workers run all prompts
+    min_decode: Positive = 1
+    max_decode: Positive = 64
+    gpu_budget: Positive | None = None  # None: what the machines have
+
+    def __post_init__(self) -> None:
+        if self.min_prefill > self.max_prefill or self.min_decode > self.max_decode:
+            raise ValueError("the least number of workers of a role is above the most")
+        if self.gpu_budget is not None and self.min_prefill + self.min_decode > self.gpu_budget:
+            raise ValueError("gpu_budget is too small for the least number of workers")
+
+
+class TargetsConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    ttft_ms: Milliseconds = 1000.0  # from the request to its first token
+    itl_ms: Milliseconds = 50.0  # mean time between the tokens of one answer
+    attainment: Share = 0.99  # share of requests that shall meet each
+
+
+class StepTimesConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Durations of engine steps as `mock:` writes them, in ms: where the live fit begins, and what `baton profile`
+    finds."""
+
+    prefill_floor_ms: Weight = 6.0
+    prefill_token_ms: Weight = 0.02
+    prefill_pair_ms: Weight = 1.2e-6
+    decode_floor_ms: Weight = 5.0
+    decode_sequence_ms: Weight = 0.02
+    decode_token_ms: Weight = 4.2e-5
+
+
+class DelaysConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """How long verbs take, as far as planning ahead goes, and how long they may take."""
+
+    start_s: Seconds = 60.0
+    start_deadline_s: Seconds = 300.0
+    wake_deadline_s: Seconds = 60.0
+    sleep_deadline_s: Seconds = 300.0
+    flip_deadline_s: Seconds = 300.0
+    drain_deadline_s: Seconds = 600.0
+    retry_s: Seconds = 30.0
+    retry_max_s: Seconds = 600.0
+
+
+class SloConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    prefill_headroom: Weight = 0.25
+    decode_headroom: Weight = 0.1
+    down_margin: Weight = 0.1
+    down_after_s: Seconds = 120.0
+    backlog_drain_s: Seconds = 15.0
+    kv_share: Share = 0.9
+    profile: StepTimesConfig = StepTimesConfig()
+
+
+class ThresholdConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    queue_high: Weight = 5.0
+    queue_low: Weight = 0.2
+    kv_high: Weight = 0.9
+    kv_low: Weight = 0.5
+    grace_intervals: Count = 3
+
+
+class PlannerConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    enabled: bool = False  # `baton up` runs a planner
+    policy: Literal["slo", "threshold"] = "slo"
+    interval_s: Seconds = 5.0
+    stale_s: Seconds = 15.0
+    keep_asleep: Count = 0
+    down_cooldown_s: Weight = 30.0
+    reversal_s: Weight = 60.0
+    reversals_per_hour: Count = 2
+    journal: str | None = None
+    journal_mb: Positive = 256
+    limits: LimitsConfig = LimitsConfig()
+    targets: TargetsConfig = TargetsConfig()
+    delays: DelaysConfig = DelaysConfig()
+    slo: SloConfig = SloConfig()
+    threshold: ThresholdConfig = ThresholdConfig()

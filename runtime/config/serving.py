@@ -1,0 +1,249 @@
+"""serving.yaml: every key with its default and meaning. Parsed once by each process; unknown keys are refused.
+
+The file `serving.yaml` at the top of the repository documents the same keys; a test keeps the two equal.
+"""
+
+import difflib
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+import yaml
+from msgspec import Meta, Struct
+
+from runtime.config.planner import PlannerConfig
+from runtime.config.types import Port, Positive, Seconds, Weight
+from runtime.errors import ConfigError
+
+
+class NatsConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    url: str | None = None  # None: `baton up` starts its own server
+    store_dir: str | None = None  # of the own server; None: a temporary folder
+    credentials_file: str | None = None  # .creds, for the server at `url`
+    token_file: str | None = None  # or a token
+
+
+class PlacementConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Cost of a worker = prefill_weight * (prompt blocks - overlap_weight * cached blocks + queued prefill blocks)
+    + transfer_weight * blocks to be shipped to it + load_weight * active decode blocks
+    + eviction_weight * blocks stored lately. Without prefill workers, mixed_overlap_weight and
+    mixed_load_weight take the place of overlap_weight and load_weight, and only then eviction_weight counts."""
+
+    overlap_weight: Weight = 1.0
+    prefill_weight: Weight = 1.0
+    transfer_weight: Weight = 0.1
+    load_weight: Weight = 1.0
+    mixed_overlap_weight: Weight = 7.0
+    mixed_load_weight: Weight = 0.06
+    eviction_weight: Weight = 0.01
+    # Behind so many tokens another one takes twice as long to compute, because of its attention to them. 0: all alike
+    attention_tokens: Annotated[int, Meta(ge=0, le=2**32 - 1)] = 16384
+    temperature: Weight = 0.0  # 0: argmin with random ties; above: softmax over negative normalised costs
+    local_prefill_tokens: Annotated[int, Meta(ge=0)] = 32  # uncached prompts up to this long are not shipped
+    local_prefill_requests: Positive = 64  # a decode worker with as many requests in flight runs no prompts
+    prefill_queue_tokens: Positive = 16384  # a prefill worker with as many queued tokens gets no new request
+    local_prefill_when_full: bool = True  # a decode worker without prompts takes one when no prefill worker can
+    charge_ttl_s: Seconds = 300.0  # a charge that nobody released is dropped after this long
+    expected_prefix_ttl_s: Weight = (
+        30.0  # how long a prompt that was sent is taken for cached without an event; 0: never
+    )
+
+
+class ChargeSharingConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """How routers tell each other what they have sent to whom."""
+
+    interval_s: Seconds = 0.005  # at most one message in this time
+    ttl_s: Seconds = 3.0  # what a router charged is forgotten when it was silent for this long
+
+
+class RouterConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    host: str = "127.0.0.1"
+    http_port: Port = 8000  # 0 picks a free one
+    grpc_port: Port = 8001
+    queue_limit: Positive = 1024  # requests admitted and not finished, beyond which new ones are refused
+    max_running_per_worker: Positive = 256  # requests in flight on one decode worker; more wait in the queue
+    request_timeout_s: Seconds = 600.0  # when the caller names no deadline
+    no_worker_timeout_s: Seconds = 5.0  # how long a request waits for a worker to appear
+    max_attempts: Positive = 4  # replays after lost workers, the first attempt included
+    max_body_bytes: Positive = 8 * 1024 * 1024
+    placement: PlacementConfig = PlacementConfig()
+    charge_sharing: ChargeSharingConfig = ChargeSharingConfig()
+
+
+class WorkersConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    host: str = "127.0.0.1"
+    prefill: Annotated[int, Meta(ge=0)] = 1
+    decode: Annotated[int, Meta(ge=0)] = 1
+    per_process: Positive | None = None  # workers that share a process; None: one, of the mock engine all
+    gather_ms: Annotated[float, Meta(ge=0)] = 10.0  # tokens between a request's first and last leave at most so often
+    gather_events_ms: Annotated[float, Meta(ge=0)] = 20.0  # KV events leave at most so often
+    ready_timeout_s: Seconds = 60.0
+    drain_timeout_s: Seconds = 30.0
+
+
+class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # auto: float32 on CPU, the model's own on GPU
+    attention: Literal["auto", "torch", "triton", "flash"] = "auto"
+    block_size: Literal[16, 32, 64, 128] = 16  # tokens per KV block
+    kv_memory: str = "auto"  # KV slab, per GPU, in whole blocks; auto: 512 MiB on CPU, what is left on a GPU
+    tensor_parallel: Literal[1, 2, 4, 8] = 1  # GPUs of one worker (on CPU: processes), each with a part of the model
+    gpu_share: Positive = 1  # workers that share one GPU: kv_memory auto takes as small a part of it
+    max_model_len: Positive | None = None  # None: what the model and the pool allow
+    max_batch_tokens: Positive = 512  # token budget of one step (chunked prefill)
+    prefill_batch_tokens: Positive | None = None  # of a prefill worker, where nobody decodes; None: max_batch_tokens
+    prefill_tensor_parallel: Literal[1, 2, 4, 8] | None = None  # of a prefill worker; None: tensor_parallel
+    max_running: Positive = 64  # sequences that decode together
+    prepare_sleep: bool = False  # a GPU worker takes the host memory for sleep level 1 at its start
+    threads: Annotated[int, Meta(ge=0)] = 0  # torch CPU threads; 0: cores / workers of this machine, at least 1
+
+
+class MockConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """With `model: mock`, how long a step takes. For n new prompt tokens behind p earlier ones of the same sequence:
+    max(prefill_floor_ms, prefill_token_ms * n + prefill_pair_ms * n * (p + n / 2)); for B sequences that decode, with K
+    tokens of context in all: decode_floor_ms + decode_sequence_ms * B + decode_token_ms * K. A step that does both
+    takes the sum. The defaults are those of an 8B model on one H200, by order of magnitude."""
+
+    prefill_floor_ms: Weight = 6.0  # one pass over the weights
+    prefill_token_ms: Weight = 0.02
+    prefill_pair_ms: Weight = 1.2e-6  # attention of one token to one other
+    decode_floor_ms: Weight = 5.0
+    decode_sequence_ms: Weight = 0.02
+    decode_token_ms: Weight = 4.2e-5  # reading one token's KV
+    speed_up: Annotated[float, Meta(gt=0)] = 1.0  # all times are divided by it
+    kv_blocks: Positive = 32768  # per worker
+    answer_tokens: Positive = 64  # an answer ends by itself after as many tokens
+    tokenizer: str = "bytes"  # `bytes`: one token per byte; else what `model` takes, for its tokenizer alone
+
+
+class TransferConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    # auto: the first that both workers can: shm or cuda_ipc (on one host, KV on the CPU or on GPUs that reach each
+    # other), nccl (GPUs), tcp
+    transport: Literal["auto", "shm", "cuda_ipc", "nccl", "tcp"] = "auto"
+    lease_ttl_s: Seconds = 120.0  # a grant that was not committed by then is cancelled and quarantined
+    connect_timeout_s: Seconds = 5.0
+    checksum: bool = False  # xxh3 of every block, sent along and verified before a sequence is admitted
+
+
+class DiscoveryConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    heartbeat_s: Seconds = 1.0
+    ttl_s: Seconds = 4.0  # a worker that was silent for this long is gone
+
+
+class SecurityConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Files alone: keys do not stand in a configuration. See runtime/security/keys.py for the variables that do."""
+
+    api_key_file: str | None = None  # one per line; the public ports and the metrics take each of them
+    tls_cert_file: str | None = None  # of the public ports: PEM, with what stands between it and the CA
+    tls_key_file: str | None = None
+    cluster_key_file: str | None = None  # of the service's own processes
+
+
+class RayConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Of `baton up --ray`."""
+
+    capacity_timeout_s: Seconds = 120.0  # a worker that no node has room for is given up after this long
+
+
+class LoggingConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["console", "json"] = "console"
+
+
+class ServingConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    model: str = "smollm2"  # `smollm2`, a folder in Hugging Face form, a .gguf file, or `mock`
+    served_model_name: str | None = None  # None: the name or the folder's name
+    namespace: Annotated[str, Meta(pattern="^[a-z0-9_-]+$")] = "default"  # of NATS subjects, streams and buckets
+    nats: NatsConfig = NatsConfig()
+    router: RouterConfig = RouterConfig()
+    workers: WorkersConfig = WorkersConfig()
+    engine: EngineConfig = EngineConfig()
+    mock: MockConfig = MockConfig()
+    transfer: TransferConfig = TransferConfig()
+    discovery: DiscoveryConfig = DiscoveryConfig()
+    security: SecurityConfig = SecurityConfig()
+    planner: PlannerConfig = PlannerConfig()
+    ray: RayConfig = RayConfig()
+    logging: LoggingConfig = LoggingConfig()
+
+
+def load_config(path: Path | None) -> ServingConfig:
+    """Reads serving.yaml (None: all defaults). Raises ConfigError naming the key and, if unknown, the nearest one."""
+    if path is None:
+        return ServingConfig()
+    try:
+        data = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise ConfigError(str(path), error.strerror or str(error)) from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(str(path), f"not valid YAML: {error}") from error
+    return parse_config(data if data is not None else {}, str(path))
+
+
+def parse_config(data: Any, where: str = "configuration") -> ServingConfig:
+    """Checks plain data against the schema. Raises ConfigError."""
+    _refuse_unknown_keys(data, ServingConfig, where, ())
+    try:
+        return msgspec.convert(data, ServingConfig)
+    except msgspec.ValidationError as error:
+        problem, _, path = str(error).partition(" - at ")
+        raise ConfigError(f"{where}: {path.strip('`').removeprefix('$.') or 'top level'}", problem) from error
+
+
+def with_absolute_paths(config: ServingConfig) -> ServingConfig:
+    """For processes that work in another folder."""
+
+    def absolute(path: str | None) -> str | None:
+        return None if path is None else str(Path(path).expanduser().absolute())
+
+    model = config.model if not Path(config.model).expanduser().exists() else str(absolute(config.model))
+    store_dir, credentials_file, token_file = map(
+        absolute, (config.nats.store_dir, config.nats.credentials_file, config.nats.token_file)
+    )
+    nats = msgspec.structs.replace(
+        config.nats, store_dir=store_dir, credentials_file=credentials_file, token_file=token_file
+    )
+    planner = msgspec.structs.replace(config.planner, journal=absolute(config.planner.journal))
+    security = SecurityConfig(
+        **{name: absolute(path) for name, path in msgspec.structs.asdict(config.security).items()}
+    )
+    return msgspec.structs.replace(config, model=model, nats=nats, planner=planner, security=security)
+
+
+def for_prefill_worker(config: ServingConfig) -> ServingConfig:
+    """With what differs for prefill workers put in place."""
+    engine = config.engine
+    tokens = engine.prefill_batch_tokens or engine.max_batch_tokens
+    ranks = engine.prefill_tensor_parallel or engine.tensor_parallel
+    engine = msgspec.structs.replace(engine, max_batch_tokens=tokens, tensor_parallel=ranks)
+    return msgspec.structs.replace(config, engine=engine)
+
+
+def dump_config(config: ServingConfig) -> str:
+    """The whole configuration as YAML, defaults included."""
+    return yaml.safe_dump(msgspec.to_builtins(config), sort_keys=False)
+
+
+def _refuse_unknown_keys(data: Any, schema: type[Struct], where: str, path: tuple[str, ...]) -> None:
+    if not isinstance(data, dict):
+        return
+    fields = {field.name: field.type for field in msgspec.structs.fields(schema)}
+    for key, value in data.items():
+        at = ".".join((*path, str(key)))
+        if key not in fields:
+            near = difflib.get_close_matches(str(key), fields, n=1, cutoff=0.0)
+            raise ConfigError(f"{where}: {at}", f"unknown key; the nearest known one is {'.'.join((*path, near[0]))!r}")
+        inner = fields[key]
+        if isinstance(inner, type) and issubclass(inner, Struct):
+            _refuse_unknown_keys(value, inner, where, (*path, str(key)))
+
+
+def parse_bytes(text: str, where: str) -> int:
+    """'512MiB' -> 536870912. Units: B, KiB, MiB, GiB, KB, MB, GB. Raises ConfigError."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(B|[KMG]i?B)?\s*", text)
+    if not match:
+        raise ConfigError(where, f"{text!r} is not a size such as 512MiB")
+    number, unit = match.groups()
+    base = 1024 if "i" in (unit or "") else 1000
+    return int(float(number) * base ** " KMG".index((unit or " ")[0] if unit and unit != "B" else " "))

@@ -1,0 +1,1 @@
+"""A device's memory: reserved, mapped, exported."""

@@ -1,0 +1,143 @@
+"""Memory that can be given back and taken again at the same addresses: a worker's weights, and its KV slab.
+
+Everything that sleep unmaps or that a peer maps is allocated here and nowhere else, on GPU and CPU alike. Tensors and
+captured CUDA graphs hold addresses, so they survive; nobody may touch them while the range is unmapped.
+"""
+
+import math
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from runtime.device.driver import MemoryDriver
+from runtime.errors import UnavailableError
+
+if TYPE_CHECKING:
+    import torch
+
+_ALIGNMENT = 256  # bytes
+
+
+class MemoryRange:
+    """Handed out in tensors from front to back. Mapped and zeroed when it is made.
+
+    The addresses go back when the range and the last tensor of it are gone.
+    """
+
+    def __init__(self, driver: MemoryDriver, nbytes: int) -> None:
+        """Raises UnavailableError when there is not that much memory."""
+        self._span = _Span(driver, nbytes)
+        self._used = 0
+        self.map()
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes of the device, a little more than was asked for."""
+        return self._span.nbytes
+
+    @property
+    def is_mapped(self) -> bool:
+        return self._span.handle is not None
+
+    def tensor(self, shape: tuple[int, ...], dtype: "torch.dtype") -> "torch.Tensor":
+        """The next tensor of the range, contiguous and aligned."""
+        begin, nbytes = self._used, math.prod(shape) * dtype.itemsize
+        assert begin + nbytes <= self.nbytes, "the range was made for what it holds"
+        self._used = begin + padded_bytes(nbytes)
+        return self.bytes()[begin : begin + nbytes].view(dtype).view(shape)
+
+    def bytes(self) -> "torch.Tensor":
+        """uint8, all of it."""
+        import torch  # here, because a mock engine's slab needs none of it
+
+        return torch.as_tensor(self._span if self._span.driver.kind == "cuda" else np.asarray(self._span))
+
+    def buffer(self) -> memoryview:
+        """The bytes of a range in host memory."""
+        assert self._span.driver.kind == "host"
+        return np.asarray(self._span).data
+
+    def map(self) -> None:
+        """New memory, zeroed. Raises UnavailableError when there is not enough, and stays unmapped then."""
+        assert not self.is_mapped
+        self._span.map(self._span.driver.create(self.nbytes))
+
+    def unmap(self) -> None:
+        """Gives the memory back. A peer that maps it keeps it alive, so peers come first."""
+        assert self.is_mapped
+        self._span.unmap()
+
+    def export(self) -> int:
+        """A descriptor, the caller's own, by which a peer adopts what is mapped now. Raises UnavailableError."""
+        if self._span.handle is None:
+            raise UnavailableError("the memory is given back, so nobody can map it")
+        return self._span.driver.export(self._span.handle)
+
+
+class PeerRange:
+    """Another process's range, mapped here. The addresses go with the last array of it."""
+
+    def __init__(self, driver: MemoryDriver, fd: int, nbytes: int, peer: str) -> None:
+        """`fd` stays the caller's. `nbytes`: as the peer asked for. Raises ProtocolError or UnavailableError."""
+        self._span = _Span(driver, nbytes)
+        self._span.map(driver.adopt(fd, self._span.nbytes, peer), clear=False)
+
+    @property
+    def array(self) -> Any:
+        """Of bytes, with numpy's or CUDA's array interface."""
+        return self._span
+
+    def close(self) -> None:
+        """Nothing here can write the peer's memory afterwards; whoever still tries fails."""
+        if self._span.handle is not None:
+            self._span.unmap()
+
+
+class _Span:
+    """Reserved addresses, and the memory behind them. Its arrays hold it, so it goes with the last of them."""
+
+    def __init__(self, driver: MemoryDriver, nbytes: int) -> None:
+        self.driver = driver
+        self.nbytes = -(-nbytes // driver.granularity) * driver.granularity
+        self.address = driver.reserve(self.nbytes)
+        self._handles: list[int] = []  # of the memory that is mapped: one or none
+        # At the end of the process the kernel does all that, in an order that is right for the driver.
+        weakref.finalize(self, _give_back, driver, self.address, self.nbytes, self._handles).atexit = False
+
+    @property
+    def handle(self) -> int | None:
+        return self._handles[0] if self._handles else None
+
+    def map(self, handle: int, *, clear: bool = True) -> None:
+        """Takes the handle over."""
+        try:
+            self.driver.map(self.address, handle, self.nbytes)
+        except BaseException:
+            self.driver.release(handle)
+            raise
+        self._handles.append(handle)
+        if clear:
+            self.driver.clear(self.address, self.nbytes)
+
+    def unmap(self) -> None:
+        self.driver.unmap(self.address, self.nbytes)
+        self.driver.release(self._handles.pop())
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        return {"shape": (self.nbytes,), "typestr": "|u1", "data": (self.address, False), "version": 3}
+
+    __cuda_array_interface__ = __array_interface__  # memory is of one kind, and read through one of the two
+
+
+def _give_back(driver: MemoryDriver, address: int, nbytes: int, handles: list[int]) -> None:
+    for handle in handles:
+        driver.unmap(address, nbytes)
+        driver.release(handle)
+    driver.free(address, nbytes)
+
+
+def padded_bytes(nbytes: int) -> int:
+    """What a tensor of `nbytes` takes of a range."""
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT

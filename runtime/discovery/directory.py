@@ -1,0 +1,256 @@
+"""Who is alive: workers announce themselves in a NATS key-value bucket, routers and the planner watch.
+
+A worker's `Announcer` rewrites its record every heartbeat. A `Directory` listens to these writes as plain messages,
+which need no watcher that could die in an outage, and reads the bucket only once, at its start. A worker leaves when
+it withdraws or when it was silent for `ttl_s` by the Directory's own clock. Nobody leaves because NATS is away:
+silence counts only while a round trip to the server works, and after an outage everybody gets a full `ttl_s` to be
+heard again.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+import msgspec
+import structlog
+from nats.js.api import DiscardPolicy, StorageType, StreamConfig
+
+from baton_proto.discovery import WorkerRecord, decode_record
+from runtime.end_task import end_tasks
+from runtime.errors import DeadlineError, ProtocolError
+from runtime.nats.client import NATS_ERRORS, NatsClient
+from runtime.nats.subjects import worker_of, workers_stream, workers_subject
+
+RETRY_S = 0.25
+WITHDRAW_TIMEOUT_S = 1.0
+CHECKS_PER_TTL = 16
+
+# Headers of a delete marker: the first one as NATS key-value clients write it, the second one ours.
+KV_OPERATION = "KV-Operation"
+INCARNATION = "Baton-Incarnation"
+
+log = structlog.get_logger()
+
+
+class Announcer:
+    """Keeps one worker's record in the bucket fresh, through NATS outages and the loss of its storage."""
+
+    def __init__(self, nats: NatsClient, record: WorkerRecord, heartbeat_s: float, ttl_s: float) -> None:
+        self._nats = nats
+        self._record = record
+        self._heartbeat_s = heartbeat_s
+        self._bucket = _bucket_config(nats.namespace, ttl_s)
+        self._subject = workers_subject(nats.namespace, record.worker_id)
+        self._bucket_exists = False
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        nats.on_reconnect(self._reconnected)
+
+    async def start(self) -> None:
+        """Returns when the record is in the bucket."""
+        while not await self._write():
+            await asyncio.sleep(RETRY_S)
+        self._task = asyncio.create_task(self._heartbeats())
+
+    async def set_state(self, state: str) -> None:
+        """ "ready" | "draining" | "sleeping". Written at once; when NATS is away, as soon as it is back."""
+        self._record = msgspec.structs.replace(self._record, state=state)
+        await self._write()
+
+    async def withdraw(self) -> None:
+        """Ends the heartbeats and takes the record away. Idempotent; when NATS is away the record expires instead."""
+        if self._task is None:
+            return
+        await end_tasks(self._task)
+        self._task = None
+        headers = {KV_OPERATION: "DEL", INCARNATION: str(self._record.incarnation)}
+        try:
+            async with asyncio.timeout(WITHDRAW_TIMEOUT_S):
+                await self._nats.publish_stored(self._subject, b"", headers)
+        except NATS_ERRORS as error:
+            log.warning("could not withdraw; the record will expire", worker=self._record.worker_id, error=str(error))
+
+    async def _heartbeats(self) -> None:
+        written = True
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), self._heartbeat_s if written else RETRY_S)
+            self._wake.clear()
+            written = await self._write()
+
+    async def _write(self) -> bool:
+        try:
+            if not self._bucket_exists:
+                await self._nats.ensure_stream(self._bucket)
+                self._bucket_exists = True
+            await self._nats.publish_stored(self._subject, msgspec.json.encode(self._record))
+        except Exception as error:
+            self._bucket_exists = False  # as far as we know
+            if self._nats.connected:  # else the connection has told it already
+                why, unexpected = str(error) or type(error).__name__, not isinstance(error, NATS_ERRORS)
+                log.warning("heartbeat failed", worker=self._record.worker_id, error=why, exc_info=unexpected)
+            return False
+        return True
+
+    def _reconnected(self) -> None:
+        self._bucket_exists = False  # the server may have lost its storage
+        self._wake.set()
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A worker that started again appears as removed (its old incarnation), then added."""
+
+    kind: Literal["added", "changed", "removed"]
+    record: WorkerRecord
+
+
+class Directory:
+    """The live workers of the namespace, as seen from here. Event loop only."""
+
+    def __init__(self, nats: NatsClient, ttl_s: float) -> None:
+        self._nats = nats
+        self._ttl_s = ttl_s
+        self._workers: dict[str, WorkerRecord] = {}
+        self._newest: dict[str, int] = {}  # highest incarnation ever seen, also of workers that are gone
+        self._payloads: dict[str, bytes] = {}  # as last written: most heartbeats change nothing
+        self._deadlines: dict[str, float] = {}  # monotonic
+        self._callbacks: list[Callable[[Change], None]] = []
+        self._changed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self.malformed_records = 0
+        self.lost = 0  # workers that went without a word
+        nats.on_reconnect(self._grant_grace)
+
+    @property
+    def workers(self) -> Mapping[str, WorkerRecord]:
+        """By worker id; a live view."""
+        return MappingProxyType(self._workers)
+
+    def on_change(self, callback: Callable[[Change], None]) -> None:
+        """Called on the event loop for every change from now on. Must not block."""
+        self._callbacks.append(callback)
+
+    async def start(self) -> None:
+        """Returns when the workers that the bucket holds now are known."""
+        await self._nats.subscribe(workers_subject(self._nats.namespace), self._receive)
+        try:
+            await self._read_bucket()
+        except NATS_ERRORS as error:
+            log.warning("discovery bucket not readable now; heartbeats will tell", error=str(error))
+        self._task = asyncio.create_task(self._expire())
+
+    async def wait_for(self, condition: Callable[[Mapping[str, WorkerRecord]], bool], timeout_s: float) -> None:
+        """Until the condition holds. Raises DeadlineError."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not condition(self.workers):
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError as error:
+            raise DeadlineError("the wait for workers", timeout_s) from error
+
+    async def close(self) -> None:
+        if self._task is not None:
+            await end_tasks(self._task)
+
+    async def _read_bucket(self) -> None:
+        stream = workers_stream(self._nats.namespace)
+        subjects = await self._nats.stored_subjects(stream, workers_subject(self._nats.namespace))
+        for message in await asyncio.gather(*(self._nats.stored_message(stream, subject) for subject in subjects)):
+            if message is not None and message.subject is not None:
+                self._receive(message.subject, message.data or b"", message.headers or {})
+
+    def _receive(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> None:
+        worker_id = worker_of(subject)
+        if KV_OPERATION in headers:
+            known = self._workers.get(worker_id)
+            if known is not None and headers.get(INCARNATION, str(known.incarnation)) == str(known.incarnation):
+                self._remove(worker_id, "withdrew")
+        elif self._payloads.get(worker_id) == payload:
+            self._deadlines[worker_id] = time.monotonic() + self._ttl_s
+        else:
+            try:
+                record = decode_record(payload)
+                if record.worker_id != worker_id:
+                    where = f"worker record of {worker_id}"
+                    raise ProtocolError(where, f"it names another worker: {record.worker_id!r}")
+            except (msgspec.DecodeError, ProtocolError) as error:
+                self.malformed_records += 1
+                log.warning("malformed worker record skipped", subject=subject, error=str(error))
+                return
+            self._update(record, payload)
+
+    def _update(self, record: WorkerRecord, payload: bytes) -> None:
+        if record.incarnation < self._newest.get(record.worker_id, record.incarnation):
+            return  # last words of a process that has been replaced
+        self._newest[record.worker_id] = record.incarnation
+        known = self._workers.get(record.worker_id)
+        if known is not None and known.incarnation < record.incarnation:
+            self.lost += 1
+            self._remove(record.worker_id, "was replaced")
+            known = None
+        self._workers[record.worker_id] = record
+        self._payloads[record.worker_id] = payload
+        self._deadlines[record.worker_id] = time.monotonic() + self._ttl_s
+        if known is None:
+            log.info("worker found", worker=record.worker_id, role=record.role, incarnation=record.incarnation)
+        self._notify(Change("added" if known is None else "changed", record))
+
+    def _remove(self, worker_id: str, why: str) -> None:
+        record = self._workers.pop(worker_id)
+        del self._payloads[worker_id], self._deadlines[worker_id]
+        log.info(f"worker {why}", worker=worker_id, incarnation=record.incarnation)
+        self._notify(Change("removed", record))
+
+    def _notify(self, change: Change) -> None:
+        self._changed.set()
+        for callback in self._callbacks:
+            callback(change)
+
+    def _grant_grace(self) -> None:
+        self._deadlines = dict.fromkeys(self._deadlines, time.monotonic() + self._ttl_s)
+
+    async def _expire(self) -> None:
+        """A worker goes when it was overdue, then a round trip to NATS worked, and it is overdue still: neither an
+        outage nor an event loop that was held up looks like a dead worker."""
+        while True:
+            await asyncio.sleep(self._ttl_s / CHECKS_PER_TTL)
+            suspects = self._overdue()
+            if not suspects:
+                continue
+            try:
+                await self._nats.flush()
+            except NATS_ERRORS:
+                self._grant_grace()
+                continue
+            await asyncio.sleep(self._ttl_s / CHECKS_PER_TTL)  # what came with the round trip is handled meanwhile
+            if self._nats.connected:
+                for worker_id in suspects & self._overdue():
+                    self.lost += 1
+                    self._remove(worker_id, f"was silent for {self._ttl_s:g} s")
+
+    def _overdue(self) -> set[str]:
+        now = time.monotonic()
+        return {worker_id for worker_id, deadline in self._deadlines.items() if deadline < now}
+
+
+def _bucket_config(namespace: str, ttl_s: float) -> StreamConfig:
+    """The stream behind a key-value bucket, as NATS key-value clients expect it. In memory: every record is rewritten
+    each heartbeat, and one that did not survive is announced again."""
+    return StreamConfig(
+        name=workers_stream(namespace),
+        subjects=[workers_subject(namespace, ">")],
+        storage=StorageType.MEMORY,
+        max_age=ttl_s,
+        duplicate_window=ttl_s,
+        max_msgs_per_subject=1,
+        discard=DiscardPolicy.NEW,
+        allow_rollup_hdrs=True,
+        allow_direct=True,
+        deny_delete=True,
+    )

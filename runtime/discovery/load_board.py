@@ -1,0 +1,57 @@
+"""The metrics plane: workers report their load once a second over core NATS, whoever schedules keeps the latest."""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import msgspec
+import structlog
+
+from baton_proto.discovery import LoadReport, decode_load_report
+from runtime.errors import ProtocolError
+from runtime.nats.client import NatsClient
+from runtime.nats.subjects import load_subject
+
+log = structlog.get_logger()
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+async def publish_load(nats: NatsClient, report: LoadReport) -> None:
+    """At most once; dropped while NATS is away."""
+    await nats.publish(load_subject(nats.namespace, report.worker_id), _encoder.encode(report))
+
+
+class LoadBoard:
+    """The latest report of every worker. `discard` is called by whoever learns that a worker is gone."""
+
+    def __init__(self, nats: NatsClient) -> None:
+        self._nats = nats
+        self._reports: dict[str, LoadReport] = {}
+        self._callbacks: list[Callable[[LoadReport], None]] = []
+        self.malformed_reports = 0
+
+    @property
+    def reports(self) -> Mapping[str, LoadReport]:
+        """By worker id; a live view."""
+        return MappingProxyType(self._reports)
+
+    def on_report(self, callback: Callable[[LoadReport], None]) -> None:
+        """Called on the event loop for every report. Must not block."""
+        self._callbacks.append(callback)
+
+    async def start(self) -> None:
+        await self._nats.subscribe(load_subject(self._nats.namespace), self._receive)
+
+    def discard(self, worker_id: str) -> None:
+        self._reports.pop(worker_id, None)
+
+    def _receive(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> None:
+        try:
+            report = decode_load_report(payload)
+        except (msgspec.DecodeError, ProtocolError) as error:
+            self.malformed_reports += 1
+            log.warning("malformed load report skipped", subject=subject, error=str(error))
+            return
+        self._reports[report.worker_id] = report
+        for callback in self._callbacks:
+            callback(report)

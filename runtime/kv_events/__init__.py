@@ -1,0 +1,1 @@
+"""The KV event stream: published, followed, read back."""

@@ -1,0 +1,277 @@
+"""A worker's side of the event plane: KV events of each engine step become one numbered batch in JetStream.
+
+`publish` never blocks and never fails. Batches leave in order, many on their way at a time; what JetStream has not
+acknowledged is kept and sent again after an outage. Routers drop what they have seen before, and when the buffer had
+to drop batches they notice the hole in the numbers and ask the worker for a snapshot.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import nats.errors
+import structlog
+from nats.js.api import PubAck, StorageType, StreamConfig
+
+from baton_proto.kv_events import MAJOR, Cleared, KvEvent, KvEventBatch, Removed, Stored, encode_batch
+from runtime.end_task import end_tasks
+from runtime.nats.client import NATS_ERRORS, NatsClient
+from runtime.nats.subjects import kv_events_stream, kv_events_subject
+
+MAX_AGE_S = 3600.0
+MAX_STREAM_BYTES = 256 * 1024 * 1024
+BATCH_HASH_BYTES = 512 * 1024  # half of NATS' default limit for a message
+BUFFER_BYTES = 64 * 1024 * 1024
+WINDOW = 256  # batches on their way to JetStream
+ACK_TIMEOUT_S = 2.0
+RETRY_S = 0.25
+CLOSE_TIMEOUT_S = 1.0
+HASH_BYTES = 8
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    event_id: int
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    batch: _Batch
+    acknowledged: "asyncio.Future[PubAck]"
+    since: float  # monotonic
+
+
+class EventPublisher:
+    """To be made and used on the event loop."""
+
+    def __init__(
+        self,
+        nats: NatsClient,
+        worker_id: str,
+        incarnation: int,
+        buffer_bytes: int = BUFFER_BYTES,
+        gather_s: float = 0.0,
+    ) -> None:
+        """Batches leave at most every `gather_s`: a message costs each router more than the events in it."""
+        self._nats = nats
+        self._worker_id = worker_id
+        self._incarnation = incarnation
+        self._subject = kv_events_subject(nats.namespace, worker_id)
+        self._stream = stream_config(nats.namespace)
+        self._stream_exists = False
+        self._buffer_limit = buffer_bytes
+        self._gather_s = gather_s
+        self._gathered: list[KvEvent] = []
+        self._timer: asyncio.TimerHandle | None = None  # when they become a batch
+        self._not_before_s = 0.0
+        self._buffered_bytes = 0  # of waiting and sent batches
+        self._waiting: deque[_Batch] = deque()
+        self._sent: deque[_Sent] = deque()
+        self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._last_event_id = 0
+        self.dropped_batches = 0
+        nats.on_disconnect(self._disconnected)
+        self._task = asyncio.create_task(self._run())
+
+    @property
+    def last_event_id(self) -> int:
+        """Of the newest batch; 0 before the first one."""
+        return self._last_event_id
+
+    @property
+    def unacknowledged(self) -> int:
+        """Batches that JetStream has not confirmed."""
+        return len(self._waiting) + len(self._sent)
+
+    def publish(self, events: list[KvEvent]) -> None:
+        """In order with all before them, now or a little later."""
+        self._gathered += events
+        loop = asyncio.get_running_loop()
+        if loop.time() >= self._not_before_s:
+            self.pack()
+        elif self._timer is None:
+            self._timer = loop.call_at(self._not_before_s, self.pack)
+
+    def pack(self) -> None:
+        """What was gathered becomes one batch, or several when it would be too large for one message: `last_event_id`
+        then counts all that was published."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        events, self._gathered = self._gathered, []
+        if not events:
+            return
+        self._not_before_s = asyncio.get_running_loop().time() + self._gather_s
+        for part in split_events(events):
+            self._last_event_id += 1
+            batch = KvEventBatch(MAJOR, self._worker_id, self._incarnation, self._last_event_id, time.time(), part)
+            payload = encode_batch(batch)
+            self._waiting.append(_Batch(self._last_event_id, payload))
+            self._buffered_bytes += len(payload)
+        self._drop_oldest()
+        self._idle.clear()
+        self._wake.set()
+
+    async def flush(self, timeout_s: float) -> bool:
+        """Waits until JetStream has everything; False when the time is up."""
+        self.pack()
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        return True
+
+    async def close(self) -> None:
+        """Gives what is on its way a moment, then stops."""
+        self.pack()
+        if self._nats.connected:
+            await self.flush(CLOSE_TIMEOUT_S)
+        await end_tasks(self._task)
+        self._take_back()
+
+    async def _run(self) -> None:
+        while True:
+            await self._nats.wait_connected()
+            try:
+                await self._send_waiting()
+            except Exception as error:
+                unexpected = not isinstance(error, NATS_ERRORS)
+                why = str(error) or type(error).__name__
+                log.warning("events not published yet", worker=self._worker_id, error=why, exc_info=unexpected)
+                self._take_back()
+                self._stream_exists = False
+                await asyncio.sleep(RETRY_S)
+
+    async def _send_waiting(self) -> None:
+        """Returns never; raises one of NATS_ERRORS when the connection or an acknowledgement failed."""
+        while True:
+            if not self._stream_exists:
+                await self._nats.ensure_stream(self._stream)
+                self._stream_exists = True
+            while self._waiting and len(self._sent) < WINDOW:
+                batch = self._waiting.popleft()
+                try:
+                    future = await self._nats.publish_pipelined(self._subject, batch.payload)
+                except nats.errors.MaxPayloadError:
+                    self._drop(batch, "larger than this server's limit for a message")
+                    continue
+                except Exception:
+                    self._waiting.appendleft(batch)
+                    raise
+                future.add_done_callback(lambda _: self._wake.set())
+                self._sent.append(_Sent(batch, future, time.monotonic()))
+            self._wake.clear()
+            self._take_acknowledgements()
+            if self._waiting and len(self._sent) < WINDOW:
+                continue
+            if not self._sent:
+                await self._wake.wait()
+                continue
+            async with asyncio.timeout_at(self._ack_deadline()):
+                await self._wake.wait()
+
+    def _take_acknowledgements(self) -> None:
+        """Of the oldest batches on their way. Raises what JetStream answered instead, or that it did not answer in
+        time."""
+        while self._sent and self._sent[0].acknowledged.done():
+            self._sent[0].acknowledged.result()
+            self._buffered_bytes -= len(self._sent.popleft().batch.payload)
+        if self._sent and time.monotonic() - self._sent[0].since > ACK_TIMEOUT_S:
+            raise TimeoutError("no acknowledgement from JetStream")
+        if not self._sent and not self._waiting:
+            self._idle.set()
+
+    def _ack_deadline(self) -> float:
+        waited_s = time.monotonic() - self._sent[0].since
+        return asyncio.get_running_loop().time() + max(0.0, ACK_TIMEOUT_S - waited_s)
+
+    def _take_back(self) -> None:
+        """What is on its way counts as not sent."""
+        for sent in self._sent:
+            if not sent.acknowledged.cancel() and not sent.acknowledged.cancelled():
+                sent.acknowledged.exception()  # looked at, or asyncio complains
+        batches = [*self._waiting, *(sent.batch for sent in self._sent)]
+        self._waiting = deque(sorted(batches, key=lambda batch: batch.event_id))
+        self._sent.clear()
+
+    def _drop_oldest(self) -> None:
+        """When the buffer is full."""
+        while self._buffered_bytes > self._buffer_limit and len(self._waiting) > 1:
+            self._drop(self._waiting.popleft(), "the buffer is full")
+
+    def _drop(self, batch: _Batch, why: str) -> None:
+        """A router that misses it takes a snapshot."""
+        self._buffered_bytes -= len(batch.payload)
+        self.dropped_batches += 1
+        if self.dropped_batches.bit_count() == 1:  # the 1st, 2nd, 4th, 8th, ...
+            dropped = self.dropped_batches
+            log.warning(
+                "event batch dropped", worker=self._worker_id, why=why, event_id=batch.event_id, dropped=dropped
+            )
+
+    def _disconnected(self) -> None:
+        self._stream_exists = False  # the server may come back without its storage
+        self._take_back()  # acknowledgements on their way died with the connection
+        self._wake.set()
+
+
+def split_events(events: list[KvEvent]) -> Iterator[list[KvEvent]]:
+    """The same events in the same order, as lists that each fit into one NATS message."""
+    part: list[KvEvent] = []
+    size = 0
+    for event in events:
+        for piece in _split_event(event):
+            piece_bytes = _hash_bytes(piece)
+            if part and size + piece_bytes > BATCH_HASH_BYTES:
+                yield part
+                part, size = [], 0
+            part.append(piece)
+            size += piece_bytes
+    if part:
+        yield part
+
+
+def _split_event(event: KvEvent) -> Iterator[KvEvent]:
+    """A run longer than a batch becomes several; each one's parent is the last block of the one before."""
+    step = BATCH_HASH_BYTES // (2 * HASH_BYTES) * HASH_BYTES
+    match event:
+        case Stored(parent, block_hashes, sequence_hashes) if len(sequence_hashes) > step:
+            for start in range(0, len(sequence_hashes), step):
+                piece = sequence_hashes[start : start + step]
+                yield Stored(parent, block_hashes[start : start + step], piece)
+                parent = int.from_bytes(piece[-HASH_BYTES:], "little")
+        case Removed(sequence_hashes) if len(sequence_hashes) > step:
+            for start in range(0, len(sequence_hashes), step):
+                yield Removed(sequence_hashes[start : start + step])
+        case _:
+            yield event
+
+
+def _hash_bytes(event: KvEvent) -> int:
+    """Bytes of its hash runs, with something for its frame."""
+    match event:
+        case Stored():
+            return len(event.block_hashes) + len(event.sequence_hashes) + 64
+        case Removed():
+            return len(event.sequence_hashes) + 64
+        case Cleared():
+            return 64
+
+
+def stream_config(namespace: str) -> StreamConfig:
+    """An hour of events, so that a router can fetch what it missed."""
+    return StreamConfig(
+        name=kv_events_stream(namespace),
+        subjects=[kv_events_subject(namespace)],
+        storage=StorageType.FILE,
+        max_age=MAX_AGE_S,
+        max_bytes=MAX_STREAM_BYTES,
+        allow_direct=True,
+    )

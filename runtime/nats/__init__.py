@@ -1,0 +1,1 @@
+"""NATS: the client, its subjects, direct reads."""

@@ -1,0 +1,290 @@
+"""A process's one connection to NATS. It outlives every outage: reconnecting never ends, subscriptions are kept.
+
+Everything on the event, metrics and discovery planes goes through a NatsClient. What nats-py does while the server is
+away is narrowed to what we can reason about: a core publish is dropped, a JetStream publish or request fails at once.
+Whoever needs more (publisher.py, directory.py) keeps its own state and acts on `on_reconnect`.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine
+from datetime import datetime
+from typing import Any, TypeVar
+
+import nats.errors
+import nats.js.errors
+import structlog
+from nats.aio.client import Client, Srv
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+from nats.js import JetStreamContext
+from nats.js.api import PubAck, RawStreamMsg, StreamConfig
+
+from runtime.end_task import end_tasks
+from runtime.errors import UnauthorizedError, UnavailableError
+from runtime.nats.direct_get import StoredMessage, direct_get
+from runtime.security.nats_login import NO_LOGIN, NatsLogin, split_url
+
+CONNECT_TIMEOUT_S = 2.0
+RECONNECT_WAIT_S = 0.25
+PING_INTERVAL_S = 5  # a server that froze is noticed after two of them
+REQUEST_TIMEOUT_S = 2.0
+
+LOGIN_REMEDY = (
+    "the login is missing or wrong. It comes of BATON_CLUSTER_KEY, BATON_NATS_USER and BATON_NATS_PASSWORD, "
+    "BATON_NATS_TOKEN or BATON_NATS_CREDENTIALS_FILE, or of serving.yaml"
+)
+
+STREAM_NAME_IN_USE = 10058  # error code of JetStream: a stream of that name exists with another configuration
+
+# What NATS can answer or not answer; each means: not now, try again later.
+NATS_ERRORS = (nats.errors.Error, TimeoutError, OSError)
+
+T = TypeVar("T")
+
+log = structlog.get_logger()
+
+
+class _Client(Client):
+    """nats-py forgets a connection that breaks before the server has greeted it, and opens the next beside it."""
+
+    async def _connect_to_server(self, s: Srv) -> None:
+        if self._transport is not None:
+            self._transport.close()  # type: ignore[no-untyped-call]
+        await super()._connect_to_server(s)
+
+
+class NatsClient:
+    """Made by `connect`. All methods belong to the event loop that connected."""
+
+    def __init__(self, name: str, namespace: str) -> None:
+        self.name = name
+        self.namespace = namespace  # of all subjects, streams and buckets, see runtime/nats/subjects.py
+        self._client = _Client()
+        self._jetstream = JetStreamContext(self._client, timeout=REQUEST_TIMEOUT_S)
+        self._connected = asyncio.Event()
+        self.disconnects = 0  # connections that were lost
+        self._closing = False
+        self._refused = asyncio.Event()  # by the server, at the first connect
+        self._requests: set[asyncio.Future[Any]] = set()
+        self._on_disconnect: list[Callable[[], None]] = []
+        self._on_reconnect: list[Callable[[], None]] = []
+
+    @property
+    def connected(self) -> bool:
+        return self._connected.is_set()
+
+    @property
+    def jetstream(self) -> JetStreamContext:
+        return self._jetstream
+
+    async def wait_connected(self) -> None:
+        await self._connected.wait()
+
+    def on_disconnect(self, callback: Callable[[], None]) -> None:
+        """Called on the event loop when the connection is lost. Must not block."""
+        self._on_disconnect.append(callback)
+
+    def on_reconnect(self, callback: Callable[[], None]) -> None:
+        """Called when it is there again, after all subscriptions were renewed. Must not block."""
+        self._on_reconnect.append(callback)
+
+    async def publish(self, subject: str, payload: bytes) -> None:
+        """Core NATS: at most once; dropped while the server is away."""
+        if not self.connected:
+            return
+        try:
+            await self._client.publish(subject, payload)
+        except NATS_ERRORS as error:
+            log.debug("publish dropped", subject=subject, error=str(error))
+
+    async def subscribe(self, subject: str, handler: Callable[[str, bytes, dict[str, str]], None]) -> Subscription:
+        """Calls `handler(subject, payload, headers)` for each message, in order; survives outages. What it raises is
+        logged: one bad message never stops the others."""
+
+        async def receive(message: Msg) -> None:
+            try:
+                handler(message.subject, message.data, message.headers or {})
+            except Exception:
+                log.exception("message handler failed", subject=message.subject)
+
+        return await self._client.subscribe(subject, cb=receive)
+
+    async def answer(self, subject: str, handler: Callable[[bytes], Coroutine[Any, Any, bytes]]) -> Subscription:
+        """Answers each question on `subject` with what `handler` makes of it, one after the other; survives outages.
+        When it raises, that is logged and there is no answer."""
+
+        async def receive(message: Msg) -> None:
+            try:
+                await message.respond(await handler(message.data))
+            except Exception:
+                log.exception("question not answered", subject=message.subject)
+
+        return await self._client.subscribe(subject, cb=receive)
+
+    async def unsubscribe(self, subscription: Subscription) -> None:
+        """Also while the server is away."""
+        with contextlib.suppress(*NATS_ERRORS):
+            await subscription.unsubscribe()
+
+    async def request(self, subject: str, payload: bytes, timeout_s: float) -> bytes:
+        """The answer to a question. Raises nats.errors.NoRespondersError when nobody listens, and NATS_ERRORS."""
+        answer = await self._unless_away(self._client.request(subject, payload, timeout=timeout_s))
+        return answer.data
+
+    async def flush(self, timeout_s: float = REQUEST_TIMEOUT_S) -> None:
+        """Round trip to the server: what it had sent us before is in our queues afterwards. Raises NATS_ERRORS."""
+        async with asyncio.timeout(timeout_s):
+            await self._unless_away(self._client.rtt(timeout=round(timeout_s) + 1))
+
+    async def publish_stored(self, subject: str, payload: bytes, headers: dict[str, str] | None = None) -> None:
+        """JetStream: returns when the stream has it. Raises NATS_ERRORS."""
+        await self._unless_away(self._jetstream.publish(subject, payload, headers=headers))
+
+    async def publish_pipelined(self, subject: str, payload: bytes) -> "asyncio.Future[PubAck]":
+        """JetStream: returns at once; messages are stored in order. The future is the acknowledgement, which never
+        comes when the connection is lost. Raises NATS_ERRORS."""
+        if not self.connected:
+            raise nats.errors.ConnectionReconnectingError
+        return await self._jetstream.publish_async(subject, payload)
+
+    async def ensure_stream(self, config: StreamConfig) -> None:
+        """Creates the stream, or gives an existing one this configuration. Raises NATS_ERRORS."""
+        try:
+            await self._unless_away(self._jetstream.add_stream(config))
+        except nats.js.errors.BadRequestError as error:
+            if error.err_code != STREAM_NAME_IN_USE:
+                raise
+            await self._unless_away(self._jetstream.update_stream(config))
+
+    async def stored_message(self, stream: str, subject: str, from_sequence: int | None = None) -> RawStreamMsg | None:
+        """The last message of a subject, or with `from_sequence` the first one at or after it. None when there is none
+        (any more). Raises NATS_ERRORS."""
+        following = from_sequence is not None
+        request = self._jetstream.get_msg(stream, seq=from_sequence, subject=subject, direct=True, next=following)
+        try:
+            return await self._unless_away(request)
+        except nats.js.errors.NotFoundError:
+            return None
+
+    async def stored_subjects(self, stream: str, pattern: str) -> list[str]:
+        """Subjects of which the stream holds a message; none when there is no such stream. Raises NATS_ERRORS."""
+        try:
+            info = await self._unless_away(self._jetstream.stream_info(stream, subjects_filter=pattern))
+        except nats.js.errors.NotFoundError:
+            return []
+        return list(info.state.subjects or {})
+
+    async def stored_sequences(self, stream: str) -> range:
+        """Sequence numbers from the first to the last message that the stream holds. Raises NATS_ERRORS."""
+        state = (await self._unless_away(self._jetstream.stream_info(stream))).state
+        return range(state.first_seq, state.last_seq + 1)
+
+    async def stored_messages(
+        self, stream: str, subject: str, start: int | datetime, limit: int
+    ) -> list[StoredMessage]:
+        """Up to `limit` messages of a subject in order, from a sequence number or a time on. Empty when
+        nothing is stored there (yet), or when there is no such stream. Raises NATS_ERRORS."""
+        request = direct_get(self._client, stream, subject, start, limit, REQUEST_TIMEOUT_S)
+        return await self._unless_away(request)
+
+    async def _unless_away(self, request: Coroutine[Any, Any, T]) -> T:
+        """A request whose connection is lost would wait for its timeout; here it fails in that moment."""
+        if not self.connected:
+            request.close()
+            raise nats.errors.ConnectionReconnectingError
+        task = asyncio.ensure_future(request)
+        self._requests.add(task)
+        task.add_done_callback(self._requests.discard)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            ourselves = asyncio.current_task()
+            if self.connected or (ourselves is not None and ourselves.cancelling()):
+                raise
+            raise nats.errors.ConnectionReconnectingError from None
+
+    async def close(self) -> None:
+        """Idempotent; does not need the server."""
+        self._closing = True
+        if not self.connected:
+            self._drop_buffered()  # or nats-py writes it to the dead connection, fails and leaves its tasks running
+        self._give_up_requests()
+        try:
+            await self._client.close()
+        except OSError as error:
+            log.debug("connection lost while closing", client=self.name, error=str(error))
+
+    async def _connect(self, url: str, login: NatsLogin) -> None:
+        await self._client.connect(
+            servers=[url],
+            name=self.name,
+            max_reconnect_attempts=-1,
+            reconnect_time_wait=RECONNECT_WAIT_S,  # type: ignore[arg-type]  # annotated int, used as seconds to sleep
+            connect_timeout=round(CONNECT_TIMEOUT_S),
+            ping_interval=PING_INTERVAL_S,
+            max_outstanding_pings=2,
+            error_cb=self._error,
+            disconnected_cb=self._disconnected,
+            reconnected_cb=self._reconnected,
+            **login.options(),
+        )
+        self._connected.set()
+
+    async def _error(self, error: Exception) -> None:
+        # While the server is away each attempt to reconnect ends here.
+        log.debug("nats", client=self.name, error=str(error) or type(error).__name__)
+        if "authorization violation" in str(error).lower():
+            self._refused.set()
+
+    async def _disconnected(self) -> None:
+        if self._closing or not self.connected:
+            return
+        self.disconnects += 1
+        self._give_up_requests()
+        self._drop_buffered()
+        log.warning("NATS is away; reconnecting", client=self.name)
+        for callback in self._on_disconnect:
+            callback()
+
+    def _give_up_requests(self) -> None:
+        self._connected.clear()
+        for task in list(self._requests):
+            task.cancel()
+
+    def _drop_buffered(self) -> None:
+        """What nats-py would send after the next connect: long out of date, or sent again by its publisher."""
+        self._client._pending.clear()
+        self._client._pending_data_size = 0
+
+    async def _reconnected(self) -> None:
+        self._connected.set()
+        log.info("NATS is back", client=self.name)
+        for callback in self._on_reconnect:
+            callback()
+
+
+async def connect(
+    url: str, name: str, namespace: str = "default", timeout_s: float | None = None, login: NatsLogin = NO_LOGIN
+) -> NatsClient:
+    """Waits for the server, at most `timeout_s` (None: as long as it takes). User and password in the URL go before
+    `login`. Raises UnavailableError when the time is up, UnauthorizedError when the server does not let us in."""
+    shown, in_url = split_url(url)
+    client = NatsClient(name, namespace)
+    connecting = asyncio.ensure_future(client._connect(shown, in_url or login))
+    refused = asyncio.create_task(client._refused.wait())
+    try:
+        await asyncio.wait({connecting, refused}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if connecting.done():
+            await connecting
+            return client
+        if refused.done():
+            raise UnauthorizedError(f"NATS at {shown}", LOGIN_REMEDY)
+        raise UnavailableError(f"NATS at {shown} did not answer within {timeout_s} s")
+    except OSError as error:
+        raise UnavailableError(f"NATS at {shown} cannot be reached: {error}") from error
+    finally:
+        refused.cancel()
+        if not client.connected:
+            await end_tasks(connecting)
+            await client.close()

@@ -1,0 +1,1 @@
+"""How a process of ours starts, serves and ends."""

@@ -1,0 +1,30 @@
+"""`python -m runtime.processes.launch PARENT_PID PROGRAM [ARGUMENT...]`: runs a program that dies with its parent.
+
+PROGRAM is a Python module, run as `python -m` does, or the path of a binary. Every child is started through it. The tie
+is made in the new process, before it imports anything else, and not by a `preexec_fn` in the old one: that forks, which
+gRPC's threads, if the old process has any, do not survive.
+"""
+
+import os
+import runpy
+import sys
+
+from runtime.processes.die_with_parent import die_with_parent
+
+
+def main() -> None:
+    _, parent_pid, program, *arguments = sys.argv
+    die_with_parent(int(parent_pid))
+    if os.path.isabs(program):
+        os.execv(program, [program, *arguments])
+    sys.argv = [program, *arguments]
+    runpy.run_module(program, run_name="__main__", alter_sys=True)
+
+
+def launch_command(program: str) -> list[str]:
+    """The command line that starts PROGRAM tied to this process; its arguments follow."""
+    return [sys.executable, "-P", "-m", "runtime.processes.launch", str(os.getpid()), program]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Keys, TLS, and how processes prove themselves to each other."""

@@ -1,0 +1,52 @@
+"""Keys on gRPC: `authorization: Bearer KEY` in a call's metadata, asked for before its request is read."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final
+
+import grpc
+
+from runtime.security.bearer_keys import BearerKeys, bearer
+from runtime.security.secret import Secret
+
+HEADER: Final = "authorization"
+HANDSHAKE_TIMEOUT_MS: Final = 10_000
+SERVER_OPTIONS = [("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS)]
+"""Who connects and does not begin to speak, TLS and HTTP/2, is left after that time."""
+
+Metadata = Sequence[tuple[str, str]]
+Handler = Any  # grpc.RpcMethodHandler[...]
+
+
+def metadata(key: Secret | None) -> Metadata:
+    """For the calls of who has this key."""
+    return () if key is None else ((HEADER, bearer(key)),)
+
+
+class RequireBearer(grpc.aio.ServerInterceptor):
+    """Calls without one of the keys end with UNAUTHENTICATED, but those below one of the prefixes in `open_to_all`."""
+
+    def __init__(self, keys: BearerKeys, what: str, open_to_all: tuple[str, ...] = ()) -> None:
+        """`what` the keys are, for messages."""
+        self._keys = keys
+        self._what = what
+        self._open_to_all = open_to_all
+        self._refusal: Handler = grpc.stream_stream_rpc_method_handler(self._refuse)  # streams: no request is read
+
+    async def intercept_service(
+        self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]], details: grpc.HandlerCallDetails
+    ) -> Handler:
+        if self._keys.accepts(_shown(details)) or details.method.startswith(self._open_to_all):
+            return await continuation(details)
+        return self._refusal
+
+    async def _refuse(self, requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        given = any(name == HEADER for name, _ in context.invocation_metadata() or ())
+        problem = f"this is not the {self._what}" if given else f"the {self._what} is missing"
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, f"{problem} (metadata {HEADER}: Bearer KEY)")
+
+
+def _shown(details: grpc.HandlerCallDetails) -> bytes:
+    for name, value in details.invocation_metadata or ():
+        if name == HEADER:
+            return value.encode() if isinstance(value, str) else value
+    return b""

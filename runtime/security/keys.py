@@ -1,0 +1,94 @@
+"""All that a process has to show to others, and asks others to show: read once, at its start.
+
+What is not configured is not asked for, and a process that asks for no cluster key listens on the loopback interface
+alone. `baton up` makes a cluster key for each run where none is given.
+"""
+
+import ipaddress
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from runtime.config.serving import SecurityConfig, ServingConfig
+from runtime.errors import ConfigError
+from runtime.security import nats_login
+from runtime.security.bearer_keys import FILE_FIELD, BearerKeys
+from runtime.security.cluster_key import MIN_LENGTH, ClusterKey, new_cluster_key
+from runtime.security.nats_login import NO_LOGIN, NatsLogin, find_login
+from runtime.security.secret import Secret, parse_secrets, read_secrets
+
+CLUSTER_KEY_VARIABLE = "BATON_CLUSTER_KEY"
+API_KEY_VARIABLE = "BATON_API_KEY"
+VARIABLES = (CLUSTER_KEY_VARIABLE, API_KEY_VARIABLE, *nats_login.VARIABLES)
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    cluster: ClusterKey | None = None
+    api: BearerKeys | None = None  # what the public ports and the metrics take
+    nats: NatsLogin = NO_LOGIN
+
+
+NO_KEYS = Keys()
+
+
+def load_keys(config: ServingConfig, environ: Mapping[str, str] = os.environ) -> Keys:
+    """Raises ConfigError."""
+    cluster = find_cluster_key(config.security, environ)
+    api_keys = _api_keys(config.security, environ)
+    api = BearerKeys(api_keys, config.security.api_key_file) if api_keys else None
+    return Keys(cluster, api, find_login(config.nats, cluster, environ))
+
+
+def load_or_make_keys(config: ServingConfig, environ: Mapping[str, str] = os.environ) -> Keys:
+    """With a fresh cluster key where none is given, for whoever starts the other processes. Raises ConfigError."""
+    keys = load_keys(config, environ)
+    if keys.cluster is None:
+        cluster = new_cluster_key()
+        keys = replace(keys, cluster=cluster, nats=find_login(config.nats, cluster, environ))
+    if config.nats.url is None and keys.nats.password is None:
+        raise ConfigError("nats.url", "a token or .creds file is given, but not the NATS that takes it")
+    return keys
+
+
+def find_cluster_key(config: SecurityConfig, environ: Mapping[str, str] = os.environ) -> ClusterKey | None:
+    """Raises ConfigError."""
+    if config.cluster_key_file is not None:
+        return ClusterKey(read_secrets(config.cluster_key_file, "security.cluster_key_file", MIN_LENGTH)[0])
+    if key := environ.get(CLUSTER_KEY_VARIABLE):
+        return ClusterKey(parse_secrets(key, CLUSTER_KEY_VARIABLE, MIN_LENGTH)[0])
+    return None
+
+
+def handed_on(keys: Keys, environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables for the processes of the same service, wherever they run: those of `environ`, the ones that `keys` were
+    loaded with, and what was derived. What stands in files they read themselves."""
+    cluster = {} if keys.cluster is None else {CLUSTER_KEY_VARIABLE: keys.cluster.secret.reveal()}
+    return given(environ) | cluster | keys.nats.variables()
+
+
+def given(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that hold keys."""
+    return {name: environ[name] for name in VARIABLES if environ.get(name)}
+
+
+def check_reach(field: str, host: str, keys: Keys) -> None:
+    """Raises ConfigError when other machines could reach a process that asks nobody for a key."""
+    if keys.cluster is None and not is_loopback(host):
+        problem = f"{host!r} is more than this machine, which asks for a cluster key"
+        raise ConfigError(field, f"{problem}: security.cluster_key_file or {CLUSTER_KEY_VARIABLE}")
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _api_keys(config: SecurityConfig, environ: Mapping[str, str]) -> list[Secret]:
+    if config.api_key_file is not None:
+        return read_secrets(config.api_key_file, FILE_FIELD)
+    if keys := environ.get(API_KEY_VARIABLE):
+        return parse_secrets(keys, API_KEY_VARIABLE)
+    return []

@@ -1,0 +1,55 @@
+"""Keys and passwords as objects that no log, error or dump shows; and how they are read from files and variables."""
+
+from pathlib import Path
+from typing import NoReturn
+
+from runtime.errors import ConfigError
+
+
+class Secret:
+    """Text that is shown to nobody: whoever needs it says `reveal()`."""
+
+    __slots__ = ("_text",)
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def reveal(self) -> str:
+        return self._text
+
+    def __repr__(self) -> str:
+        return "Secret(***)"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("secrets travel by environment and files only")
+
+
+def read_secrets(path: str, field: str, min_length: int = 1) -> list[Secret]:
+    """One per line. Raises ConfigError naming `field`, and never what the file holds."""
+    return parse_secrets(read_file(path, field), f"{field}: {path}", min_length)
+
+
+def parse_secrets(text: str, where: str, min_length: int = 1) -> list[Secret]:
+    """Raises ConfigError when there is none, one is too short or could not stand in a header."""
+    found = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if not (key := line.strip()):
+            continue
+        if not all("!" <= character <= "~" for character in key):
+            raise ConfigError(where, f"line {number} holds more than one word, or characters other than ASCII")
+        if len(key) < min_length:
+            raise ConfigError(where, f"line {number} has {len(key)} characters; at least {min_length} are needed")
+        found.append(Secret(key))
+    if not found:
+        raise ConfigError(where, "holds no key")
+    return found
+
+
+def read_file(path: str, field: str) -> str:
+    """Raises ConfigError."""
+    try:
+        return Path(path).read_text()
+    except OSError as error:
+        raise ConfigError(field, f"{path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(field, f"{path}: is not text") from error

@@ -1,0 +1,128 @@
+"""TLS of the router's public ports: the files of serving.yaml, what servers and clients make of them, and what is wrong
+when a client finds no service behind it."""
+
+import socket
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from runtime.config.serving import SecurityConfig
+from runtime.errors import ConfigError
+
+CERT_FIELD = "security.tls_cert_file"
+KEY_FIELD = "security.tls_key_file"
+PROBE_TIMEOUT_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """A certificate with its chain, and its key."""
+
+    cert_file: str
+    key_file: str
+    name: str  # one that the certificate is for
+    certificate: bytes
+
+    def server_context(self) -> ssl.SSLContext:
+        """For HTTP."""
+        context = _server_context(self.cert_file, self.key_file)
+        context.set_alpn_protocols(["http/1.1"])
+        return context
+
+    def grpc_server_credentials(self) -> grpc.ServerCredentials:
+        return grpc.ssl_server_credentials([(Path(self.key_file).read_bytes(), self.certificate)])
+
+
+def load_tls(config: SecurityConfig) -> Tls | None:
+    """None: the public ports speak in the clear. Raises ConfigError naming the field whose file is missing or wrong."""
+    cert_file, key_file = config.tls_cert_file, config.tls_key_file
+    if cert_file is None and key_file is None:
+        return None
+    if cert_file is None or key_file is None:
+        missing, given = (CERT_FIELD, KEY_FIELD) if cert_file is None else (KEY_FIELD, CERT_FIELD)
+        raise ConfigError(missing, f"is needed too where {given} is given")
+    for field, path in ((CERT_FIELD, cert_file), (KEY_FIELD, key_file)):
+        try:
+            Path(path).read_bytes()
+        except OSError as error:
+            raise ConfigError(field, f"{path}: {error.strerror or error}") from error
+    certificate = Path(cert_file).read_bytes()
+    client = client_context(certificate, CERT_FIELD, cert_file)
+    try:
+        server = _server_context(cert_file, key_file)
+    except ssl.SSLError as error:
+        why = "is no key in PEM form without a password, or not that of the certificate"
+        raise ConfigError(KEY_FIELD, f"{key_file}: {why} ({error.reason})") from error
+    return Tls(cert_file, key_file, _name(cert_file, client, server), certificate)
+
+
+def client_context(ca: bytes, field: str, path: object) -> ssl.SSLContext:
+    """Of a client that trusts `ca` and what it vouches for, as gRPC's do. Raises ConfigError when that is none."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # a certificate may be trusted without who has signed it
+    try:
+        context.load_verify_locations(cadata=ca.decode("ascii", "ignore"))  # comments may be anything
+    except (ssl.SSLError, ValueError) as error:
+        raise ConfigError(field, f"{path}: holds no certificate in PEM form") from error
+    return context
+
+
+def tls_problem(address: str, trusting: ssl.SSLContext | None) -> str:
+    """Why such a client, or one without TLS, gets no answer at HOST:PORT; empty when TLS is not to blame. Asks there,
+    for PROBE_TIMEOUT_S at most."""
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    context = trusting or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    if trusting is None:
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # it is not told anything
+    try:
+        with (
+            socket.create_connection((host, int(port)), PROBE_TIMEOUT_S) as plain,
+            context.wrap_socket(plain, server_hostname=host),
+        ):
+            return "" if trusting is not None else f"{address} speaks TLS; name its CA with --ca-file or BATON_CA_FILE"
+    except ssl.SSLCertVerificationError as error:
+        return f"{address} shows a certificate that --ca-file does not vouch for: {error.verify_message}"
+    except ssl.SSLError:
+        return "" if trusting is None else f"{address} does not speak TLS; leave --ca-file and BATON_CA_FILE out"
+    except (OSError, ValueError):
+        return ""
+
+
+def _server_context(cert_file: str, key_file: str) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert_file, key_file, password=lambda: "")  # never asks on a terminal
+    return context
+
+
+def _name(cert_file: str, client: ssl.SSLContext, server: ssl.SSLContext) -> str:
+    """What clients may call the server. A handshake with ourselves tells it, and whether the certificate is valid now.
+    Raises ConfigError."""
+    client.check_hostname = False
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ours = client.wrap_bio(to_client, to_server)
+    theirs = server.wrap_bio(to_server, to_client, server_side=True)
+    try:
+        while True:
+            try:
+                ours.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                _advance(theirs)
+    except ssl.SSLCertVerificationError as error:
+        raise ConfigError(CERT_FIELD, f"{cert_file}: {error.verify_message}") from error
+    names: Any = (ours.getpeercert() or {}).get("subjectAltName", ())
+    for kind, name in names:
+        if kind in ("DNS", "IP Address"):
+            return str(name).replace("*", "any")  # one of the names that the wildcard stands for
+    raise ConfigError(CERT_FIELD, f"{cert_file}: is for no DNS name and no address (subjectAltName)")
+
+
+def _advance(server: ssl.SSLObject) -> None:
+    try:
+        server.do_handshake()
+    except ssl.SSLWantReadError:
+        return

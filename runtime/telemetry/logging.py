@@ -1,0 +1,96 @@
+"""Structured logs of every process: key=value for people, JSON for programs, always to stderr (stdout carries results).
+
+`configure_logging` is called once, first thing in a process. Modules log with `structlog.get_logger()`; what libraries
+write through the standard library's logging comes out in the same form. Lines about a request name it:
+`request_id=...`.
+"""
+
+import datetime
+import io
+import logging
+import sys
+from typing import Any, TextIO, cast
+
+import structlog
+from structlog.typing import EventDict, Processor, WrappedLogger
+
+from runtime.config.serving import LoggingConfig
+
+LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+# Their news are ours at debug level only.
+CHATTY_LIBRARIES = ("asyncio", "httpcore", "httpx", "nats", "uvicorn", "uvicorn.access", "uvicorn.error")
+
+
+class _CurrentStderr(io.TextIOBase):
+    """Whatever sys.stderr is when a line is written: loggers are kept, and whoever replaces sys.stderr closes it."""
+
+    def write(self, text: str) -> int:
+        return sys.stderr.write(text)
+
+    def flush(self) -> None:
+        sys.stderr.flush()
+
+
+_CURRENT_STDERR = cast(TextIO, _CurrentStderr())
+
+
+def configure_logging(config: LoggingConfig, process: str) -> None:
+    """`process` stands in every line, such as `router-1`."""
+    level = LEVELS[config.level]
+    rendering = _rendering(config.format, process)
+    structlog.configure(
+        processors=[structlog.processors.add_log_level, *rendering],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.WriteLoggerFactory(_CURRENT_STDERR),
+        cache_logger_on_first_use=True,
+    )
+    handler = logging.StreamHandler(_CURRENT_STDERR)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[
+                structlog.stdlib.add_log_level,
+                structlog.stdlib.add_logger_name,
+            ],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *rendering],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers = [handler]
+    root.setLevel(level)
+    for name in CHATTY_LIBRARIES:
+        logging.getLogger(name).setLevel(max(level, logging.WARNING) if level > logging.DEBUG else level)
+
+
+def _rendering(form: str, process: str) -> list[Processor]:
+    def name_process(_logger: WrappedLogger, _name: str, event: EventDict) -> EventDict:
+        return {"process": process, **event}
+
+    if form == "json":
+        return [
+            name_process,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(default=str),
+        ]
+    if not sys.stderr.isatty():
+        return [name_process, structlog.processors.format_exc_info, _plain_line]
+    people = structlog.dev.ConsoleRenderer(
+        pad_event_to=32, exception_formatter=structlog.dev.plain_traceback, sort_keys=False
+    )
+    return [name_process, structlog.processors.TimeStamper(fmt="%H:%M:%S.%f", utc=False), people]
+
+
+def _plain_line(_logger: WrappedLogger, _name: str, event: EventDict) -> str:
+    """What structlog's console renderer writes, without its colours and at a fifth of its cost: a router writes a line
+    for every request."""
+    level, text, exception = event.pop("level", ""), event.pop("event", ""), event.pop("exception", "")
+    time = datetime.datetime.now().strftime("%H:%M:%S.%f")
+    keys = " ".join([f"{key}={_plain_value(value)}" for key, value in event.items()])
+    line = f"{time} [{level:<9}] {text:<32} {keys}"
+    return f"{line}\n{exception}" if exception else line
+
+
+def _plain_value(value: Any) -> str:
+    if isinstance(value, str):
+        return value if value.isprintable() and value and not set(value) & {" ", "=", "'", '"'} else repr(value)
+    return repr(value)

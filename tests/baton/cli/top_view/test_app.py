@@ -1,0 +1,176 @@
+"""The live view, driven with keys: against a real service, and without one."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import grpc
+import pytest
+import pytest_asyncio
+from textual.pilot import Pilot
+from textual.widgets import DataTable, Sparkline, Static
+from typer.testing import CliRunner
+
+from baton.cli.app import app as cli
+from baton.cli.exit_codes import ExitCode
+from baton.cli.top_view.app import AskStatus, TopApp
+from baton.cli.top_view.columns import COLUMNS
+from baton_proto.generated import inference_pb2 as pb
+from runtime.calls.router import Client
+from tests.service import Service, running_service
+from tests.spine.prompts import ask, random_prompt
+
+SIZE = (180, 30)
+NAMES = [column.name for column in COLUMNS]
+
+
+def text(app: TopApp, name: str) -> str:
+    return str(app.query_one(f"#{name}", Static).render())
+
+
+def table(app: TopApp) -> list[dict[str, str]]:
+    """Rows from top to bottom, by the names of the columns."""
+    shown: DataTable[object] = app.query_one(DataTable)
+    return [dict(zip(NAMES, map(str, shown.get_row_at(row)), strict=True)) for row in range(shown.row_count)]
+
+
+def order(app: TopApp) -> list[str]:
+    return [row["worker"] for row in table(app)]
+
+
+async def until(pilot: Pilot[None], condition: Callable[[], bool], timeout_s: float = 10) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await pilot.pause(0.02)
+
+
+def watching(ask_status: AskStatus) -> TopApp:
+    return TopApp(ask_status, "there:1", interval_s=0.05)
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def service(tiny_model: Path) -> AsyncIterator[Service]:
+    async with running_service(tiny_model, 1, 2, router={"placement": {"local_prefill_tokens": 0}}) as service:
+        yield service
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_running_service_is_watched(service: Service) -> None:
+    app = watching(lambda: service.client.status(2))
+    async with app.run_test(size=SIZE) as pilot:
+        await until(pilot, lambda: order(app) == ["decode-1", "decode-2", "prefill-1"])
+        assert text(app, "service").startswith("router-1 at there:1: 3 workers")
+        assert {row["state"] for row in table(app)} == {"ready"}
+        prompt = random_prompt(100, seed=1)
+        answer = asyncio.create_task(ask(service.client, prompt, 1000, ignore_eos=True))
+        await until(pilot, lambda: any(row["running"] == "1" for row in table(app)))
+        assert "queue: 1 running, 0 waiting; room for 1024" in text(app, "queue")
+        await until(pilot, lambda: any(row["tok/s"] != "0" for row in table(app)))
+        assert max(app.query_one(Sparkline).data or [0]) > 0
+        decode = (await answer).served_by[0].decode_worker
+        await ask(service.client, prompt + random_prompt(40, seed=2), 1)
+        await until(pilot, lambda: table(app)[2]["hit rate"] not in ("-", "0%"))
+        await until(pilot, lambda: any(row["worker"] == decode and row["events/s"] != "0" for row in table(app)))
+        assert "0 gaps" in text(app, "events")
+        await pilot.press("q")
+    assert app.return_code == 0
+
+
+class Router:
+    """Says what it is told to."""
+
+    def __init__(self) -> None:
+        self.answers = False
+        self.status = pb.StatusResponse(
+            router_id="r",
+            workers=[
+                pb.WorkerStatus(worker_id="a", role="decode", running=1, blocks_used=5, blocks_total=10),
+                pb.WorkerStatus(worker_id="b", role="prefill", running=7, note="no events"),
+                pb.WorkerStatus(worker_id="c", role="decode", running=3, blocks_used=9, blocks_total=10),
+            ],
+            queue=pb.QueueStatus(waiting=2, capacity=8, oldest_age_s=1.5),
+            totals=pb.Totals(clock_s=1.0, events_refused=4),
+        )
+
+    async def ask(self) -> pb.StatusResponse:
+        if not self.answers:
+            metadata = grpc.aio.Metadata()
+            raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, metadata, metadata, "Connection refused")
+        return self.status
+
+
+async def test_without_a_router_it_says_so_and_asks_on() -> None:
+    router = Router()
+    app = watching(router.ask)
+    async with app.run_test(size=SIZE) as pilot:
+        problem = app.query_one("#problem")
+        await until(pilot, lambda: problem.has_class("shown"))
+        assert "no router answers at there:1" in text(app, "problem")
+        assert "Connection refused" in text(app, "problem")
+        router.answers = True
+        await until(pilot, lambda: not problem.has_class("shown"))
+        assert order(app) == ["a", "b", "c"]
+        router.answers = False
+        await until(pilot, lambda: problem.has_class("shown"))
+        assert "what follows is old" in text(app, "problem")
+        assert order(app) == ["a", "b", "c"]
+        await pilot.press("q")
+
+
+async def test_a_router_that_appears_at_the_address_is_found(tiny_model: Path) -> None:
+    """Over a real connection that was refused first."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    async with Client(f"127.0.0.1:{port}") as client:
+        app = watching(lambda: client.status(1))
+        async with app.run_test(size=SIZE) as pilot:
+            problem = app.query_one("#problem")
+            await until(pilot, lambda: problem.has_class("shown"))
+            async with running_service(tiny_model, 0, 1, router={"grpc_port": port}):
+                await until(pilot, lambda: order(app) == ["decode-1"])
+                assert not problem.has_class("shown")
+
+
+async def test_keys_and_headers_sort() -> None:
+    router = Router()
+    router.answers = True
+    app = watching(router.ask)
+    async with app.run_test(size=SIZE) as pilot:
+        await until(pilot, lambda: order(app) == ["a", "b", "c"])
+        await pilot.press("r")
+        assert order(app) == ["c", "b", "a"]
+        await pilot.press(*["s"] * NAMES.index("running"))
+        assert order(app) == ["b", "c", "a"], "the busiest first"
+        await pilot.press("r")
+        assert order(app) == ["a", "c", "b"]
+        await pilot.press("S")
+        assert order(app) == ["c", "a", "b"], "the fullest first"
+        router.status.workers[0].blocks_used = 10
+        await until(pilot, lambda: order(app) == ["a", "c", "b"])
+        await pilot.click(DataTable, offset=(2, 0))
+        assert order(app) == ["a", "b", "c"]
+
+
+async def test_workers_come_and_go_and_trouble_is_shown() -> None:
+    router = Router()
+    router.answers = True
+    app = watching(router.ask)
+    async with app.run_test(size=SIZE) as pilot:
+        await until(pilot, lambda: order(app) == ["a", "b", "c"])
+        assert table(app)[1]["note"] == "no events"
+        assert "2 waiting, the oldest for 1.5 s" in text(app, "queue")
+        assert "4 refused" in text(app, "events")
+        del router.status.workers[1]
+        router.status.workers.add(worker_id="aa")
+        await until(pilot, lambda: order(app) == ["a", "aa", "c"])
+
+
+def test_without_a_terminal_it_refuses_and_names_what_to_use() -> None:
+    result = CliRunner().invoke(cli, ["top"])
+    assert result.exit_code == ExitCode.USAGE
+    assert "baton status --json" in result.stderr
+
+
+def test_help_names_the_exit_codes() -> None:
+    assert "Exit codes" in CliRunner().invoke(cli, ["top", "--help"]).output

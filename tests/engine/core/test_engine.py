@@ -1,0 +1,303 @@
+"""The engine with a deterministic model whose KV is checked at every read."""
+
+import pytest
+
+from baton_proto.sampling import TokenLogprobs
+from engine.core.batch import Batch, LayerDone, StepDone
+from engine.core.engine import Engine, SequenceOutput
+from engine.core.sequence import Sequence, SequenceStatus
+from runtime.errors import InvalidRequestError
+from tests.engine.kv_oracle import EOS, FakeRunner, make_engine, make_sequence, next_token, sequential_answer
+
+
+def run(engine: Engine) -> list[SequenceOutput]:
+    outputs = []
+    for _ in range(1000):
+        if not engine.has_work:
+            return outputs
+        outputs.extend(engine.step().outputs)
+        assert engine.check_integrity() == []
+    raise AssertionError("the engine does not come to an end")
+
+
+def prompt_with(first_token_stops: bool, length: int = 10) -> list[int]:
+    """A prompt after which the model says EOS at once, or does not for a while."""
+    for i in range(10_000):
+        prompt = [i % 50, i // 50, *range(length - 2)]
+        answer = sequential_answer(prompt, 12)
+        if (len(answer) == 1 and answer[0] in EOS) if first_token_stops else not EOS & set(answer):
+            return prompt
+    raise AssertionError
+
+
+GOES_ON = prompt_with(first_token_stops=False)
+STOPS = prompt_with(first_token_stops=True)
+
+
+def test_the_output_is_the_sequential_answer_and_the_blocks_come_back() -> None:
+    engine, _ = make_engine()
+    sequence = make_sequence("a", GOES_ON, max_tokens=8)
+    engine.add(sequence)
+    outputs = run(engine)
+    assert [token for output in outputs for token in output.token_ids] == sequential_answer(GOES_ON, 8)
+    assert [output.finish for output in outputs] == [None] * 7 + ["length"]
+    assert engine.load().blocks_used == 0
+    assert engine.load().blocks_cached == (len(GOES_ON) + 7) // 4
+    assert sequence.status is SequenceStatus.FINISHED
+
+
+def test_eos_ends_a_sequence_unless_it_is_ignored() -> None:
+    engine, _ = make_engine()
+    engine.add(make_sequence("stops", STOPS, max_tokens=3))
+    engine.add(make_sequence("ignores", STOPS, max_tokens=3, ignore_eos=True))
+    by_id: dict[str, list[SequenceOutput]] = {"stops": [], "ignores": []}
+    for output in run(engine):
+        by_id[output.sequence.request_id].append(output)
+    [only] = by_id["stops"]
+    assert only.finish == "stop"
+    assert only.token_ids == [only.stop_token] == [next_token(STOPS)]
+    assert [output.finish for output in by_id["ignores"]] == [None, None, "length"]
+
+
+def test_a_stop_token_id_ends_a_sequence() -> None:
+    answer = sequential_answer(GOES_ON, 8)
+    engine, _ = make_engine()
+    engine.add(make_sequence("a", GOES_ON, stop_token_ids=(answer[2],)))
+    outputs = run(engine)
+    assert [token for output in outputs for token in output.token_ids] == answer[: answer.index(answer[2]) + 1]
+    assert (outputs[-1].finish, outputs[-1].stop_token) == ("stop", answer[2])
+
+
+def test_max_tokens_counts_replayed_output() -> None:
+    answer = sequential_answer(GOES_ON, 6)
+    engine, _ = make_engine()
+    engine.add(make_sequence("a", GOES_ON + answer[:4], num_prompt_tokens=len(GOES_ON), max_tokens=6))
+    assert [output.token_ids[0] for output in run(engine)] == answer[4:]
+
+
+def test_a_long_prompt_is_computed_in_chunks_while_others_decode() -> None:
+    engine, runner = make_engine(max_batch_tokens=8)
+    engine.add(make_sequence("short", GOES_ON[:6], max_tokens=12, ignore_eos=True))
+    engine.step()
+    engine.add(make_sequence("long", range(30), max_tokens=1))
+    run(engine)
+    mixed = [batch for batch in runner.batches if batch.prefill and batch.decode]
+    assert [batch.prefill[0].num_tokens for batch in mixed] == [7, 7, 7, 7, 2]
+    assert all(batch.num_tokens <= 8 for batch in runner.batches)
+
+
+def test_a_shared_prefix_is_not_computed_twice() -> None:
+    engine, runner = make_engine()
+    engine.add(make_sequence("first", range(20), max_tokens=1))
+    run(engine)
+    second = make_sequence("second", [*range(16), 50, 51], max_tokens=1)
+    engine.add(second)
+    run(engine)
+    assert second.num_cached_tokens == 16
+    assert runner.computed == {"first": 20, "second": 2}
+
+
+def test_a_prefill_only_sequence_ends_after_one_token_even_at_eos() -> None:
+    engine, _ = make_engine()
+    engine.add(make_sequence("p", STOPS, prefill_only=True))
+    [output] = run(engine)
+    assert (output.finish, output.stop_token, output.token_ids) == ("prefill", None, [next_token(STOPS)])
+    assert engine.load().blocks_used == 0
+
+
+def test_a_pinned_sequence_keeps_its_blocks_until_it_is_unpinned() -> None:
+    engine, runner = make_engine()
+    sequence = make_sequence("p", GOES_ON, prefill_only=True, pinned=True)
+    engine.add(sequence)
+    run(engine)
+    assert engine.load().blocks_used == 3
+    runner.slab.check(sequence.block_table, GOES_ON, len(GOES_ON))
+    engine.unpin(sequence)
+    assert engine.load().blocks_used == 0
+    engine.unpin(sequence)
+    assert engine.check_integrity() == []
+
+
+def test_an_aborted_pinned_sequence_keeps_its_blocks_too() -> None:
+    engine, _ = make_engine(max_batch_tokens=4)
+    sequence = make_sequence("p", GOES_ON, prefill_only=True, pinned=True)
+    engine.add(sequence)
+    engine.step()
+    assert engine.abort("p") is sequence
+    assert not engine.has_work or engine.step().outputs == []
+    assert engine.load().blocks_used == 3
+    engine.unpin(sequence)
+    assert engine.load().blocks_used == 0
+
+
+def test_layers_are_reported_with_their_batch() -> None:
+    engine, runner = make_engine(max_batch_tokens=6)
+    seen: list[tuple[Batch, int]] = []
+    ran_before: list[int] = []
+
+    def on_batch(batch: Batch) -> LayerDone:
+        ran_before.append(len(runner.batches))
+        return lambda layer: seen.append((batch, layer))
+
+    engine.on_batch = on_batch
+    engine.add(make_sequence("a", range(10), max_tokens=1))
+    run(engine)
+    assert seen == [(batch, layer) for batch in runner.batches for layer in (0, 1)]
+    assert ran_before == list(range(len(runner.batches))), "each was announced before it ran"
+
+
+def test_abort_frees_and_says_nothing() -> None:
+    engine, _ = make_engine(max_running=1)
+    engine.add(make_sequence("running", GOES_ON))
+    engine.add(make_sequence("waiting", GOES_ON))
+    engine.step()
+    for name in ("running", "waiting"):
+        aborted = engine.abort(name)
+        assert aborted is not None
+        assert aborted.status is SequenceStatus.FINISHED
+    assert engine.abort("running") is None
+    assert run(engine) == []
+    assert engine.load().blocks_used == engine.load().waiting == engine.load().queued_prefill_tokens == 0
+
+
+def remote(engine: Engine, runner: FakeRunner, name: str, prompt: list[int], **options: int) -> Sequence:
+    sequence = make_sequence(name, prompt, **options)
+    assert engine.reserve(sequence)
+    runner.slab.write(sequence.block_table, prompt, sequence.num_computed_tokens, len(prompt))
+    return sequence
+
+
+def test_a_remote_sequence_is_admitted_and_decodes_on() -> None:
+    engine, runner = make_engine()
+    sequence = remote(engine, runner, "r", GOES_ON, max_tokens=5)
+    assert not engine.has_work
+    assert engine.abort("r") is None  # its owner has to wait for the transfer
+    answer = sequential_answer(GOES_ON, 5)
+    first = engine.admit(sequence, answer[0], TokenLogprobs(-1.0, []))
+    assert (first.token_ids, first.logprobs, first.finish) == (answer[:1], [TokenLogprobs(-1.0, [])], None)
+    outputs = run(engine)
+    assert [output.token_ids[0] for output in outputs] == answer[1:]
+    assert runner.computed == {"r": 4}
+    assert engine.load().blocks_used == 0
+
+
+def test_a_remote_sequence_shares_the_local_prefix() -> None:
+    engine, runner = make_engine()
+    engine.add(make_sequence("local", range(12), max_tokens=1))
+    run(engine)
+    sequence = remote(engine, runner, "r", [*range(12), 40, 41])
+    assert sequence.num_computed_tokens == sequence.num_cached_tokens == 12
+
+
+@pytest.mark.parametrize(("prompt", "max_tokens", "finish"), [(STOPS, 5, "stop"), (GOES_ON, 1, "length")])
+def test_an_admitted_sequence_may_end_at_once(prompt: list[int], max_tokens: int, finish: str) -> None:
+    engine, runner = make_engine()
+    sequence = remote(engine, runner, "r", prompt, max_tokens=max_tokens)
+    output = engine.admit(sequence, next_token(prompt), None)
+    assert output.finish == finish
+    assert engine.load().blocks_used == 0
+    assert engine.has_work  # something is left to publish
+    step = engine.step()
+    assert step.outputs == []
+    assert len(step.events) == 1  # the prompt's blocks are cached and told
+
+
+def test_a_released_sequence_can_be_added_and_run_here() -> None:
+    engine, runner = make_engine()
+    sequence = make_sequence("r", GOES_ON, max_tokens=3)
+    assert engine.reserve(sequence)
+    engine.release(sequence)
+    assert engine.load().blocks_used == 0
+    engine.add(sequence)
+    assert [output.token_ids[0] for output in run(engine)] == sequential_answer(GOES_ON, 3)
+    assert runner.computed["r"] == len(GOES_ON) + 2
+
+
+def test_a_failing_step_ends_its_batch_and_nothing_else() -> None:
+    engine, runner = make_engine(max_running=2)
+    for name in ("a", "b", "later"):
+        engine.add(make_sequence(name, [*GOES_ON, ord(name[0]) % 50], max_tokens=2, ignore_eos=True))
+    runner.failure = RuntimeError("out of memory")
+    step = engine.step()
+    assert [(output.sequence.request_id, output.finish) for output in step.outputs] == [("a", "error"), ("b", "error")]
+    assert all("out of memory" in (output.error or "") for output in step.outputs)
+    assert step.events == []
+    assert engine.load().blocks_used == engine.load().blocks_cached == 0
+    assert [output.finish for output in run(engine)] == [None, "length"]
+
+
+def test_a_runner_that_loses_tokens_is_a_failure() -> None:
+    engine, runner = make_engine()
+    original = runner.submit
+    runner.submit = lambda batch, done: StepDone(original(batch, done).tokens()[:-1])  # type: ignore[assignment]
+    engine.add(make_sequence("a", GOES_ON))
+    [output] = engine.step().outputs
+    assert output.finish == "error"
+
+
+def test_a_prompt_larger_than_the_pool_ends_with_an_error() -> None:
+    engine, _ = make_engine(num_blocks=4)
+    engine.add(make_sequence("large", range(17)))
+    engine.add(make_sequence("small", GOES_ON, max_tokens=1))
+    large, small = run(engine)
+    assert large.finish == "error"
+    assert "17 tokens" in (large.error or "")
+    assert small.finish == "length"
+    with pytest.raises(InvalidRequestError, match="17 tokens"):
+        engine.reserve(make_sequence("large", range(17)))
+
+
+def test_a_sequence_that_outgrows_the_pool_ends_with_length() -> None:
+    engine, _ = make_engine(num_blocks=4)
+    sequence = make_sequence("a", GOES_ON, max_tokens=50, ignore_eos=True)
+    engine.add(sequence)
+    outputs = run(engine)
+    assert outputs[-1].finish == "length"
+    assert sequence.num_tokens == 17  # the last token needs no KV
+    assert engine.load().blocks_used == 0
+
+
+def test_an_aborted_dead_end_is_not_reported() -> None:
+    engine, _ = make_engine(num_blocks=4)
+    engine.add(make_sequence("large", range(17)))
+    assert engine.abort("large") is not None
+    again = make_sequence("large", range(17))
+    engine.add(again)
+    [output] = run(engine)
+    assert output.sequence is again
+
+
+def test_a_request_id_runs_once_at_a_time() -> None:
+    engine, _ = make_engine()
+    engine.add(make_sequence("a", GOES_ON, max_tokens=1))
+    with pytest.raises(InvalidRequestError, match="request_id"):
+        engine.add(make_sequence("a", GOES_ON))
+    run(engine)
+    engine.add(make_sequence("a", GOES_ON, max_tokens=1))
+    assert len(run(engine)) == 1
+
+
+def test_load_counts_what_is_there() -> None:
+    engine, _ = make_engine(max_batch_tokens=8, max_running=2)
+    for name in ("a", "b", "c"):
+        engine.add(make_sequence(name, [ord(name), *range(11)], max_tokens=4, ignore_eos=True))
+    engine.step()
+    load = engine.load()
+    assert (load.running, load.waiting, load.blocks_total, load.steps) == (1, 2, 64, 1)
+    assert load.queued_prefill_tokens == 4 + 12 + 12
+    assert load.queued_prefill_pairs == (12**2 - 8**2 + 12**2 + 12**2) / 2
+    assert load.blocks_used == 3
+    assert load.step_ms > 0
+    run(engine)
+    assert engine.load().queued_prefill_tokens == engine.load().queued_prefill_pairs == 0
+
+
+def test_clear_cache_forgets_prefixes() -> None:
+    engine, runner = make_engine()
+    engine.add(make_sequence("a", range(20), max_tokens=1))
+    run(engine)
+    engine.clear_cache()
+    assert len(engine.step().events) == 1
+    engine.add(make_sequence("b", range(20), max_tokens=1))
+    run(engine)
+    assert runner.computed["b"] == 20

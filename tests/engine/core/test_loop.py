@@ -1,0 +1,221 @@
+"""The engine's thread: sleeps, wakes, survives what others get wrong."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from engine.core.engine import Engine, StepOutput
+from engine.core.loop import EngineLoop
+from runtime.errors import UnavailableError
+from tests.engine.kv_oracle import make_engine, make_sequence, sequential_answer
+
+TIMEOUT_S = 10.0
+
+
+class Harness:
+    def __init__(self, **options: int) -> None:
+        self.engine, self.runner = make_engine(**options)
+        self.steps: queue.Queue[StepOutput] = queue.Queue()
+        self.loop = EngineLoop(self.engine, self.steps.put)
+
+    def run_until(self, done: Callable[[StepOutput], bool]) -> list[StepOutput]:
+        steps = []
+        while True:
+            steps.append(self.steps.get(timeout=TIMEOUT_S))
+            if done(steps[-1]):
+                return steps
+
+
+@pytest.fixture
+def harness() -> Iterator[Harness]:
+    harness = Harness()
+    harness.loop.start()
+    yield harness
+    harness.loop.stop(TIMEOUT_S)
+
+
+def finished(step: StepOutput) -> bool:
+    return any(output.finish for output in step.outputs)
+
+
+def count_steps(engine: Engine) -> list[float]:
+    """Times of all steps from now on."""
+    times: list[float] = []
+    original = engine.step
+
+    def step() -> StepOutput:
+        times.append(time.monotonic())
+        return original()
+
+    engine.step = step  # type: ignore[method-assign]
+    return times
+
+
+def test_a_sequence_runs_to_its_end(harness: Harness) -> None:
+    harness.loop.call(lambda engine: engine.add(make_sequence("a", [1, 2, 3], max_tokens=6)))
+    steps = harness.run_until(finished)
+    assert [t for step in steps for output in step.outputs for t in output.token_ids] == sequential_answer([1, 2, 3], 6)
+
+
+def test_call_returns_what_the_function_returned_or_raised(harness: Harness) -> None:
+    assert harness.loop.call(lambda engine: engine.load().blocks_total).result(TIMEOUT_S) == 64
+    assert harness.loop.call(lambda engine: threading.current_thread().name).result(TIMEOUT_S) == "engine"
+    failing = harness.loop.call(lambda engine: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        failing.result(TIMEOUT_S)
+    assert harness.loop.call(lambda engine: 7).result(TIMEOUT_S) == 7
+
+
+def test_calls_run_between_the_steps_of_a_busy_engine() -> None:
+    harness = Harness(num_blocks=4096)
+    harness.loop.start()
+    harness.loop.call(lambda engine: engine.add(make_sequence("a", [1], max_tokens=16_000, ignore_eos=True)))
+    harness.steps.get(timeout=TIMEOUT_S)
+    aborted = harness.loop.call(lambda engine: engine.abort("a")).result(TIMEOUT_S)
+    assert aborted is not None
+    assert harness.loop.call(lambda engine: engine.check_integrity()).result(TIMEOUT_S) == []
+    assert not harness.loop.call(lambda engine: engine.has_work).result(TIMEOUT_S)
+    harness.loop.stop(TIMEOUT_S)
+
+
+def test_an_idle_engine_sleeps(harness: Harness) -> None:
+    harness.loop.call(lambda engine: None).result(TIMEOUT_S)
+    times = count_steps(harness.engine)
+    harness.loop.call(lambda engine: None).result(TIMEOUT_S)
+    harness.loop.call(lambda engine: None).result(TIMEOUT_S)
+    time.sleep(0.05)
+    assert len(times) <= 2
+
+
+def test_an_engine_whose_sequences_wait_for_memory_sleeps_until_a_call(harness: Harness) -> None:
+    held = make_sequence("held", range(240))
+    assert harness.loop.call(lambda engine: engine.reserve(held)).result(TIMEOUT_S)
+    harness.loop.call(lambda engine: engine.add(make_sequence("a", range(40), max_tokens=1))).result(TIMEOUT_S)
+    times = count_steps(harness.engine)
+    time.sleep(0.05)
+    assert len(times) <= 1
+    assert harness.steps.empty()
+    harness.loop.call(lambda engine: engine.release(held))
+    harness.run_until(finished)
+
+
+def test_events_without_a_step_are_reported(harness: Harness) -> None:
+    harness.loop.call(lambda engine: engine.add(make_sequence("a", range(9), max_tokens=1)))
+    harness.run_until(finished)
+    harness.loop.call(lambda engine: engine.clear_cache())
+    step = harness.steps.get(timeout=TIMEOUT_S)
+    assert step.outputs == []
+    assert len(step.events) == 1
+
+
+def test_a_call_wakes_the_engine_at_once(harness: Harness) -> None:
+    delays_s = []
+    for _ in range(50):
+        started_s = time.perf_counter()
+        harness.loop.call(lambda engine: None).result(TIMEOUT_S)
+        delays_s.append(time.perf_counter() - started_s)
+    assert sorted(delays_s)[25] < 0.005  # a polling loop would need its interval
+
+
+def test_an_exception_in_on_step_does_not_end_the_loop() -> None:
+    engine, _ = make_engine()
+    seen: queue.Queue[StepOutput] = queue.Queue()
+
+    def on_step(step: StepOutput) -> None:
+        seen.put(step)
+        raise ValueError("a fault of the receiver")
+
+    loop = EngineLoop(engine, on_step)
+    loop.start()
+    loop.call(lambda engine: engine.add(make_sequence("a", [1, 2], max_tokens=2, ignore_eos=True)))
+    assert [seen.get(timeout=TIMEOUT_S).outputs[0].finish for _ in range(2)] == [None, "length"]
+    loop.stop(TIMEOUT_S)
+
+
+def test_on_step_may_call_the_loop() -> None:
+    engine, _ = make_engine()
+    done = threading.Event()
+
+    def on_step(step: StepOutput) -> None:
+        if finished(step):
+            loop.call(lambda engine: done.set())
+
+    loop = EngineLoop(engine, on_step)
+    loop.start()
+    loop.call(lambda engine: engine.add(make_sequence("a", [1, 2], max_tokens=1)))
+    assert done.wait(TIMEOUT_S)
+    loop.stop(TIMEOUT_S)
+
+
+def test_stop_ends_the_thread_and_refuses_calls() -> None:
+    harness = Harness()
+    harness.loop.start()
+    harness.loop.call(lambda engine: engine.add(make_sequence("a", [1], max_tokens=200, ignore_eos=True)))
+    harness.loop.stop(TIMEOUT_S)
+    harness.loop.stop(TIMEOUT_S)
+    assert harness.loop.ended.result(TIMEOUT_S) is None
+    with pytest.raises(UnavailableError):
+        harness.loop.call(lambda engine: None).result(TIMEOUT_S)
+    assert not any(thread.name == "engine" for thread in threading.enumerate())
+
+
+def test_a_loop_that_was_never_started_can_be_stopped() -> None:
+    harness = Harness()
+    early = harness.loop.call(lambda engine: None)
+    harness.loop.stop(TIMEOUT_S)
+    with pytest.raises(UnavailableError):
+        early.result(TIMEOUT_S)
+
+
+def test_a_fault_of_the_engine_itself_ends_the_loop_loudly() -> None:
+    harness = Harness()
+    fault = AssertionError("accounts disagree")
+
+    def step() -> StepOutput:
+        raise fault
+
+    harness.engine.step = step  # type: ignore[method-assign]
+    harness.loop.start()
+    harness.loop.call(lambda engine: None).result(TIMEOUT_S)
+    assert harness.loop.ended.exception(TIMEOUT_S) is fault
+    with pytest.raises(UnavailableError):
+        harness.loop.call(lambda engine: None).result(TIMEOUT_S)
+
+
+def test_a_cancelled_call_does_not_run() -> None:
+    harness = Harness()
+    ran: list[int] = []
+    cancelled = harness.loop.call(lambda engine: ran.append(1))
+    kept = harness.loop.call(lambda engine: ran.append(2))
+    assert cancelled.cancel()
+    harness.loop.start()
+    kept.result(TIMEOUT_S)
+    harness.loop.stop(TIMEOUT_S)
+    assert ran == [2]
+
+
+def test_many_threads_submit_at_once(harness: Harness) -> None:
+    prompts = {f"{i}": [i % 9, i // 9, 3] for i in range(40)}
+    threads = [
+        threading.Thread(
+            target=lambda name=name, prompt=prompt: harness.loop.call(
+                lambda engine: engine.add(make_sequence(name, prompt, max_tokens=5))
+            )
+        )
+        for name, prompt in prompts.items()
+    ]
+    for thread in threads:
+        thread.start()
+    answers: dict[str, list[int]] = {name: [] for name in prompts}
+    open_names = set(prompts)
+    while open_names:
+        for output in harness.steps.get(timeout=TIMEOUT_S).outputs:
+            answers[output.sequence.request_id].extend(output.token_ids)
+            if output.finish:
+                open_names.remove(output.sequence.request_id)
+    assert answers == {name: sequential_answer(prompt, 5) for name, prompt in prompts.items()}
+    for thread in threads:
+        thread.join()

@@ -1,0 +1,484 @@
+"""Who runs when: by hand for the rules, at random for the promises (exact, within budget, nobody starves)."""
+
+import functools
+import itertools
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import hypothesis.strategies as st
+from hypothesis import given, settings
+
+from engine.core.batch import Batch
+from engine.core.block_manager import BlockManager
+from engine.core.engine import Engine
+from engine.core.prefill_budget import share_out
+from engine.core.scheduler import Scheduler
+from engine.core.sequence import Sequence, SequenceStatus
+from tests.engine.kv_oracle import (
+    EventReplica,
+    FakeRunner,
+    make_engine,
+    make_sequence,
+    next_token,
+    sequential_answer,
+    snapshot,
+)
+
+
+def make_scheduler(num_blocks: int, *, max_batch_tokens: int = 64, max_running: int = 8) -> Scheduler:
+    manager = BlockManager(num_blocks, 4)
+    return Scheduler(manager, max_batch_tokens=max_batch_tokens, max_running=max_running)
+
+
+def step(scheduler: Scheduler) -> Batch:
+    """Schedules and pretends that the model ran; every sampled token is a fresh one."""
+    batch = scheduler.schedule()
+    for item in batch.items:
+        item.sequence.num_computed_tokens = item.end
+        scheduler.block_manager.commit(item.sequence)
+        if item.sample:
+            item.sequence.token_ids.append(1000 + item.sequence.num_tokens)
+    assert scheduler.check_integrity() == []
+    assert scheduler.block_manager.check_integrity() == []
+    return batch
+
+
+def names(batch: Batch) -> tuple[list[str], list[str]]:
+    prefill, decode = ([item.sequence.request_id for item in items] for items in (batch.prefill, batch.decode))
+    return prefill, decode
+
+
+def distinct(name: str, length: int, **options: int) -> Sequence:
+    return make_sequence(name, [ord(name[0]) * 100 + i for i in range(length)], **options)
+
+
+def test_decodes_get_the_budget_before_prompt_chunks() -> None:
+    scheduler = make_scheduler(64, max_batch_tokens=8)
+    scheduler.add(distinct("a", 4))
+    scheduler.add(distinct("b", 4))
+    assert names(step(scheduler)) == (["a", "b"], [])
+    scheduler.add(distinct("c", 20))
+    batch = step(scheduler)
+    assert names(batch) == (["c"], ["a", "b"])
+    assert [item.num_tokens for item in batch.items] == [6, 1, 1]
+    assert [item.sample for item in batch.items] == [False, True, True]
+
+
+def test_higher_priority_overtakes_a_prompt_that_is_under_way() -> None:
+    scheduler = make_scheduler(64, max_batch_tokens=8)
+    scheduler.add(distinct("a", 20))
+    step(scheduler)
+    scheduler.add(distinct("late", 6))
+    scheduler.add(distinct("urgent", 6, priority=1))
+    batch = step(scheduler)
+    assert names(batch) == (["urgent", "a"], [])
+    assert [item.num_tokens for item in batch.prefill] == [6, 2]
+
+
+def test_a_much_shorter_prompt_slips_in_beside_a_long_one_that_keeps_a_quarter_of_each_step() -> None:
+    scheduler = make_scheduler(64, max_batch_tokens=8)
+    scheduler.add(distinct("long", 60))
+    step(scheduler)
+    scheduler.add(distinct("short", 7))
+    batch = step(scheduler)
+    assert names(batch) == (["long", "short"], [])
+    assert [item.num_tokens for item in batch.prefill] == [2, 6]
+    batch = step(scheduler)
+    assert [item.num_tokens for item in batch.prefill] == [7, 1], "what the short one leaves is the long one's"
+    assert [item.sample for item in batch.prefill] == [False, True]
+
+
+def test_prompts_that_are_alike_come_one_after_the_other_so_that_the_second_finds_what_the_first_computed() -> None:
+    scheduler = make_scheduler(64, max_batch_tokens=8)
+    shared = list(range(500, 524))
+    scheduler.add(make_sequence("a", [*shared, 1, 2]))
+    step(scheduler)
+    second = make_sequence("b", [*shared, 3])
+    scheduler.add(second)
+    while second.status is SequenceStatus.WAITING:
+        step(scheduler)
+    assert second.num_cached_tokens >= 20
+
+
+def test_a_short_prompt_whose_prefix_is_cached_counts_as_short() -> None:
+    scheduler = make_scheduler(64, max_batch_tokens=8)
+    shared = list(range(500, 540))
+    scheduler.add(make_sequence("a", [*shared, 1], max_tokens=1))
+    while scheduler.queued_prefill != (0, 0):
+        step(scheduler)
+    scheduler.add(distinct("long", 60))
+    step(scheduler)
+    scheduler.add(make_sequence("b", [*shared, 2]))
+    assert names(step(scheduler))[0] == ["long", "b"]
+
+
+def test_what_slips_in_leaves_the_memory_for_those_whom_it_passes() -> None:
+    scheduler = make_scheduler(16, max_batch_tokens=8)
+    scheduler.add(distinct("long", 36))
+    step(scheduler)
+    scheduler.add(distinct("next", 24))
+    scheduler.add(distinct("short", 6))
+    assert names(step(scheduler))[0] == ["long"], "7 blocks are free, 6 of them for the next, and it needs 2"
+    scheduler.add(distinct("tiny", 3))
+    assert names(step(scheduler))[0] == ["long", "tiny"]
+
+
+def test_a_short_prompt_does_not_slip_in_beside_one_of_higher_priority() -> None:
+    scheduler = make_scheduler(64, max_batch_tokens=8)
+    scheduler.add(distinct("urgent", 60, priority=1))
+    step(scheduler)
+    scheduler.add(distinct("short", 4))
+    batch = step(scheduler)
+    assert names(batch) == (["urgent"], [])
+    assert [item.num_tokens for item in batch.prefill] == [8]
+
+
+@given(st.integers(1, 40), st.lists(st.integers(1, 30), min_size=1, max_size=6))
+def test_a_step_is_used_up_the_first_has_its_quarter_and_of_the_rest_the_shortest_comes_first(
+    budget: int, left: list[int]
+) -> None:
+    shares = share_out(budget, left)
+    assert sum(shares) == min(budget, sum(left))
+    assert all(0 <= share <= rest for share, rest in zip(shares, left, strict=True))
+    assert shares[0] >= min(left[0], budget // 4)
+    others = sorted(range(1, len(left)), key=lambda i: (left[i], i))
+    for shorter, longer in itertools.pairwise(others):
+        assert shares[longer] == 0 or shares[shorter] == left[shorter]
+
+
+def test_no_more_than_max_running_start() -> None:
+    scheduler = make_scheduler(64, max_running=2)
+    for name in "abc":
+        scheduler.add(distinct(name, 4))
+    assert names(step(scheduler)) == (["a", "b"], [])
+    scheduler.finish(next(iter(scheduler.running)))
+    assert names(step(scheduler)) == (["c"], ["b"])
+
+
+def test_the_first_in_order_decode_when_more_were_admitted_than_may_run() -> None:
+    scheduler = make_scheduler(64, max_running=2)
+    for name in "abc":
+        sequence = distinct(name, 4)
+        assert scheduler.reserve(sequence)
+        sequence.num_computed_tokens = 4
+        sequence.token_ids.append(1)
+        scheduler.admit(sequence)
+    assert names(step(scheduler)) == ([], ["a", "b"])
+
+
+def test_a_decode_without_a_block_preempts_the_last_arrival() -> None:
+    scheduler = make_scheduler(6)
+    for name in "ab":
+        scheduler.add(distinct(name, 8))
+    step(scheduler)
+    scheduler.add(distinct("c", 3))
+    assert names(step(scheduler)) == ([], ["a", "b"])  # c would take what a and b need soon
+    for _ in range(3):
+        step(scheduler)
+    a, b = scheduler.running
+    assert scheduler.block_manager.num_available == 0
+    assert names(step(scheduler)) == ([], ["a"])
+    assert (a.status, b.status) == (SequenceStatus.RUNNING, SequenceStatus.WAITING)
+    assert scheduler.waiting[0] is b  # before c, which arrived later
+    assert (b.num_preemptions, scheduler.num_preemptions) == (1, 1)
+
+
+def test_priority_is_preempted_last() -> None:
+    scheduler = make_scheduler(6)
+    scheduler.add(distinct("low", 8))
+    scheduler.add(distinct("high", 8, priority=1))
+    for _ in range(6):
+        step(scheduler)
+    assert [sequence.request_id for sequence in scheduler.running] == ["high"]
+
+
+def test_a_preempted_sequence_recomputes_only_what_was_evicted() -> None:
+    scheduler = make_scheduler(6)
+    a, b = distinct("a", 8), distinct("b", 8)
+    scheduler.add(a)
+    scheduler.add(b)
+    for _ in range(6):
+        step(scheduler)
+    assert b.status is SequenceStatus.WAITING
+    scheduler.finish(a)
+    batch = step(scheduler)
+    assert names(batch) == (["b"], [])
+    assert batch.prefill[0].start == 8  # only the deepest block had to be given up
+    assert b.num_cached_tokens == 0  # the first allocation counts
+
+
+def test_prefill_only_sequences_are_never_preempted() -> None:
+    scheduler = make_scheduler(7)
+    a, p = distinct("a", 8), distinct("p", 12, prefill_only=True)
+    scheduler.add(a)
+    step(scheduler)
+    scheduler.max_batch_tokens = 2  # so that p stays under way for long
+    scheduler.add(p)
+    while scheduler.block_manager.blocks_for(a.num_tokens) <= 4:
+        assert names(step(scheduler)) == (["p"], ["a"])
+    assert scheduler.block_manager.num_available == 0
+    assert names(step(scheduler)) == (["p"], [])  # a pauses
+    assert p.is_prefilling
+    assert a.num_preemptions == p.num_preemptions == 0
+
+
+def test_a_decode_pauses_while_remote_sequences_hold_the_pool() -> None:
+    scheduler = make_scheduler(4)
+    scheduler.add(distinct("a", 4))
+    step(scheduler)
+    step(scheduler)
+    assert not scheduler.reserve(distinct("large", 8))  # it would leave nothing for a
+    held = distinct("r", 4)
+    assert scheduler.reserve(held)
+    for _ in range(20):
+        step(scheduler)
+    [a] = scheduler.running
+    assert a.num_tokens == 13
+    assert len(a.block_table) == 3
+    assert step(scheduler).num_tokens == 0
+    assert a.num_preemptions == 0
+    scheduler.finish(held)
+    assert names(step(scheduler)) == ([], ["a"])
+
+
+def test_reservations_do_not_overtake_an_earlier_sequence_that_waits_for_memory() -> None:
+    scheduler = make_scheduler(8)
+    running = distinct("a", 16)
+    assert scheduler.reserve(running)
+    scheduler.add(distinct("big", 24))
+    step(scheduler)
+    small = distinct("small", 4)
+    assert not scheduler.reserve(small)
+    scheduler.finish(running)
+    assert not scheduler.reserve(small)
+    assert names(step(scheduler)) == (["big"], [])
+    assert scheduler.reserve(small)
+
+
+def test_a_reservation_keeps_its_turn_while_it_is_asked_again() -> None:
+    scheduler = make_scheduler(8)
+    running = distinct("a", 24)
+    assert scheduler.reserve(running)
+    early = distinct("early", 16)
+    assert not scheduler.reserve(early)
+    scheduler.add(distinct("late", 16))
+    step(scheduler)
+    scheduler.finish(running)
+    assert scheduler.reserve(early)
+
+
+def test_reservations_go_on_when_the_starved_sequence_was_aborted() -> None:
+    scheduler = make_scheduler(8)
+    assert scheduler.reserve(distinct("a", 16))
+    big = distinct("big", 24)
+    scheduler.add(big)
+    step(scheduler)
+    scheduler.finish(big)
+    assert scheduler.reserve(distinct("small", 4))
+
+
+# --- anything at all --------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Request:
+    kind: str  # "local" | "remote" | "prefill" (pinned)
+    prompt: list[int]
+    max_tokens: int
+    priority: int
+    arrives: int  # step
+    delay: int  # steps of the transfer, or of the readers of pinned blocks
+    aborted_after: int | None  # steps
+
+    @property
+    def most_tokens(self) -> int:
+        return len(self.prompt) + (1 if self.kind == "prefill" else self.max_tokens)
+
+
+requests = st.builds(
+    Request,
+    kind=st.sampled_from(["local", "local", "remote", "remote", "prefill"]),
+    prompt=st.tuples(st.sampled_from([0, 0, 5, 9]), st.lists(st.integers(0, 2), min_size=1, max_size=6)).map(
+        lambda parts: list(range(parts[0])) + parts[1]
+    ),
+    max_tokens=st.integers(1, 14),
+    priority=st.sampled_from([0, 0, 0, 1]),
+    arrives=st.integers(0, 12),
+    delay=st.integers(0, 5),
+    aborted_after=st.one_of(st.none(), st.none(), st.none(), st.integers(0, 10)),
+)
+
+
+@dataclass(slots=True)
+class Cluster:
+    """Plays the workers around one engine: transfers that take time, pinned blocks, aborts. Checks after every step."""
+
+    engine: Engine
+    runner: FakeRunner
+    replica: EventReplica = field(default_factory=EventReplica)
+    outputs: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    finish: dict[str, str] = field(default_factory=dict)
+    pending: list[tuple[int, Request, Sequence]] = field(default_factory=list)  # not reserved yet
+    transfers: list[tuple[int, Request, Sequence]] = field(default_factory=list)  # (step when it is done, ...)
+    pinned: list[tuple[int, Sequence]] = field(default_factory=list)
+    sources: dict[str, dict[tuple[int, int], int]] = field(default_factory=dict)  # what a transfer reads, and where
+    aborts: list[tuple[int, str]] = field(default_factory=list)
+
+    def arrive(self, now: int, name: str, request: Request) -> Sequence:
+        prefill_only = request.kind == "prefill"
+        sequence = make_sequence(
+            name,
+            request.prompt,
+            max_tokens=request.max_tokens,
+            priority=request.priority,
+            prefill_only=prefill_only,
+            pinned=prefill_only,
+        )
+        if request.kind == "remote":
+            self.pending.append((now, request, sequence))
+        else:
+            self.engine.add(sequence)
+        if request.aborted_after is not None:
+            self.aborts.append((now + request.aborted_after, name))
+        return sequence
+
+    def before_step(self, now: int) -> None:
+        for due, name in list(self.aborts):
+            if due <= now:
+                self.aborts.remove((due, name))
+                self.abort(now, name)
+        for entry in list(self.transfers):
+            if entry[0] <= now:
+                self.transfers.remove(entry)
+                self.complete(entry[1], entry[2])
+        for entry in list(self.pending):
+            if self.engine.reserve(entry[2]):
+                self.pending.remove(entry)
+                self.transfers.append((now + entry[1].delay, entry[1], entry[2]))
+        for due, sequence in list(self.pinned):
+            if due <= now:
+                self.pinned.remove((due, sequence))
+                self.unpin(sequence)
+
+    def abort(self, now: int, name: str) -> None:
+        sequence = self.engine.abort(name)
+        if sequence is not None:
+            self.finish[name] = "aborted"
+            if sequence.pinned:
+                self.pinned.append((now + 2, sequence))
+        for entry in self.pending:
+            if entry[2].request_id == name:
+                self.pending.remove(entry)
+                self.finish[name] = "aborted"
+                break
+
+    def complete(self, request: Request, sequence: Sequence) -> None:
+        """The transfer is done: blocks are written now, at the latest moment, and must still be this sequence's own."""
+        if request.aborted_after == 0:
+            self.engine.release(sequence)
+            self.finish[sequence.request_id] = "aborted"
+            return
+        start = sequence.num_computed_tokens
+        self.runner.slab.write(sequence.block_table, sequence.token_ids, start, sequence.num_tokens)
+        self.runner.slab.check(sequence.block_table, sequence.token_ids, sequence.num_tokens)
+        self.take(self.engine.admit(sequence, next_token(sequence.token_ids), None), 0)
+
+    def unpin(self, sequence: Sequence) -> None:
+        for at, value in self.sources.pop(sequence.request_id, {}).items():
+            assert self.runner.slab.values[at] == value, "a block changed under its reader"
+        self.engine.unpin(sequence)
+
+    def read_sources(self, batch: Batch, layer: int) -> None:
+        """From here on a transfer reads what this chunk computed, wherever it is now."""
+        for item in batch.items:
+            if item.sequence.pinned:
+                slab, table = self.runner.slab, item.sequence.block_table
+                places = [slab.at(table, position) for position in range(item.end)]
+                source = self.sources.setdefault(item.sequence.request_id, {})
+                for place in places:
+                    source.setdefault(place, slab.values[place])
+
+    def take(self, output, now: int) -> None:  # type: ignore[no-untyped-def]
+        name = output.sequence.request_id
+        assert name not in self.finish, "news after the end"
+        self.outputs[name].extend(output.token_ids)
+        if output.finish is not None:
+            self.finish[name] = output.finish
+            if output.sequence.pinned:
+                self.pinned.append((now, output.sequence))
+
+    def step(self, now: int, delay_of: dict[str, int]) -> None:
+        self.before_step(now)
+        num_batches = len(self.runner.batches)
+        result = self.engine.step()
+        for output in result.outputs:
+            self.take(output, now + delay_of[output.sequence.request_id])
+        self.replica.apply(result.events)
+        assert self.replica.parents == snapshot(self.engine.block_manager)
+        assert self.engine.check_integrity() == []
+        for batch in self.runner.batches[num_batches:]:
+            assert batch.num_tokens <= self.engine.scheduler.max_batch_tokens
+            assert len(batch.decode) <= self.engine.scheduler.max_running
+            assert all(item.num_tokens == 1 and item.sample for item in batch.decode)
+            assert not any(item.sequence.prefill_only for item in batch.decode)
+            assert len({item.sequence.request_id for item in batch.items}) == len(batch.items)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    work=st.lists(requests, min_size=1, max_size=10),
+    spare_blocks=st.integers(0, 8),
+    max_batch_tokens=st.integers(1, 24),
+    max_running=st.integers(1, 6),
+    block_size=st.sampled_from([1, 2, 4]),
+    depth=st.sampled_from([0, 1]),
+    watched=st.booleans(),
+)
+def test_everything_ends_with_the_sequential_answer(
+    work: list[Request],
+    spare_blocks: int,
+    max_batch_tokens: int,
+    max_running: int,
+    block_size: int,
+    depth: int,
+    watched: bool,
+) -> None:
+    num_blocks = max(-(-request.most_tokens // block_size) for request in work) + spare_blocks
+    engine, runner = make_engine(
+        num_blocks, block_size, max_batch_tokens=max_batch_tokens, max_running=max_running, depth=depth
+    )
+    cluster = Cluster(engine, runner)
+    if watched:
+        engine.on_batch = lambda batch: functools.partial(cluster.read_sources, batch)
+    sequences: dict[str, Sequence] = {}
+    delay_of = {f"r{i}": request.delay for i, request in enumerate(work)}
+    for now in range(1500):
+        for i, request in enumerate(work):
+            if request.arrives == now:
+                sequences[f"r{i}"] = cluster.arrive(now, f"r{i}", request)
+        cluster.step(now, delay_of)
+        if len(cluster.finish) == len(work) and not cluster.pinned:
+            break
+    assert set(cluster.finish) == set(sequences) == set(delay_of), "somebody starved"
+    for i, request in enumerate(work):
+        check_answer(request, sequences[f"r{i}"], cluster)
+    while engine.has_work:  # at depth 1 the last step may have been one too many
+        assert engine.step().outputs == []
+    assert engine.check_integrity() == []
+    assert engine.block_manager.num_used == 0
+
+
+def check_answer(request: Request, sequence: Sequence, cluster: Cluster) -> None:
+    name = sequence.request_id
+    answer = sequential_answer(request.prompt, 1 if request.kind == "prefill" else request.max_tokens)
+    if cluster.finish[name] == "aborted":
+        assert cluster.outputs[name] == answer[: len(cluster.outputs[name])]
+        return
+    assert cluster.outputs[name] == answer
+    assert cluster.finish[name] in (("prefill",) if request.kind == "prefill" else ("stop", "length"))
+    if sequence.num_preemptions == 0:
+        expected = sequence.num_tokens - 1 - sequence.num_cached_tokens
+        if request.kind == "remote":
+            expected = len(answer) - 1
+        surplus = cluster.runner.computed.get(name, 0) - expected
+        assert surplus == 0 or (surplus == cluster.runner.depth and cluster.finish[name] == "stop"), "computed twice"

@@ -1,0 +1,92 @@
+"""The GPU's runner against the plain torch one: the same engine, prompts and seeds; compiled on a GPU, in Triton's
+interpreter elsewhere."""
+
+import pytest
+import torch
+
+from baton_proto.sampling import SamplingParams
+from engine.core.batch import Runner
+from engine.core.engine import Engine
+from engine.cuda.cuda_build import build_cuda_runner
+from engine.kernels import small_linear
+from engine.model.weights import Weights
+from engine.runners.torch_runner import build_runner
+from runtime.checkpoint.model_files import ModelFiles, resolve_model
+from runtime.config.serving import EngineConfig
+from runtime.device.drivers import memory_of
+from tests.engine.engine_runs import run, sequences, small_engine
+from tests.tiny_model import write_tiny_model
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+NUM_BLOCKS, BLOCK_SIZE = 40, 16
+MAX_BATCH_TOKENS, MAX_RUNNING = 48, 6
+
+
+@pytest.fixture(autouse=True)
+def few_large_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter's time goes by programs, whatever their size."""
+    if DEVICE.type == "cpu":
+        monkeypatch.setattr(small_linear, "TILE", 1 << 16)
+        monkeypatch.setattr(small_linear, "MIN_PROGRAMS", 1)
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen3"])
+def files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
+    folder = tmp_path_factory.mktemp(request.param)
+    return resolve_model(str(write_tiny_model(folder, architecture=request.param, num_hidden_layers=1)))
+
+
+def slab(files: ModelFiles, device: torch.device, stale: float = float("nan")) -> torch.Tensor:
+    config = files.config
+    shape = (config.num_layers, NUM_BLOCKS, config.num_kv_heads, 2, BLOCK_SIZE, config.head_dim)
+    return torch.full(shape, stale, device=device)
+
+
+def cuda_runner(files: ModelFiles) -> Runner:
+    runner = build_cuda_runner(
+        files.config,
+        Weights(files.folder, torch.float32, memory_of(DEVICE)),
+        slab(files, DEVICE),
+        files.eos_token_ids,
+        max_batch_tokens=MAX_BATCH_TOKENS,
+        max_running=MAX_RUNNING,
+        max_model_len=512,
+        flash=False,
+    )
+    runner.capture()
+    return runner
+
+
+def engine(files: ModelFiles, runner: Runner, num_blocks: int = NUM_BLOCKS) -> Engine:
+    return small_engine(files, runner, num_blocks, MAX_BATCH_TOKENS, MAX_RUNNING)
+
+
+def both(files: ModelFiles, params: list[SamplingParams], seed: int, num_blocks: int = NUM_BLOCKS) -> None:
+    torch_slab = slab(files, torch.device("cpu"), stale=3.0)  # it multiplies what is stale by zero
+    torch_runner = build_runner(
+        files, EngineConfig(device="cpu", attention="torch"), torch_slab, Weights(files.folder, torch_slab.dtype)
+    )
+    expected = run(engine(files, torch_runner, num_blocks), sequences(params, seed))
+    assert run(engine(files, cuda_runner(files), num_blocks), sequences(params, seed)) == expected
+    assert sum(len(set(tokens)) for tokens in expected.values()) > 12, "the test says nothing when models repeat"
+
+
+def test_greedy_and_seeded_sequences_in_mixed_batches(files: ModelFiles) -> None:
+    params = [SamplingParams(max_tokens=6, seed=i, temperature=(0.0, 0.8)[i // 2 % 2]) for i in range(5)]
+    both(files, params, seed=1)
+
+
+def test_sampling_that_the_kernel_does_not_know(files: ModelFiles) -> None:
+    params = [
+        SamplingParams(max_tokens=6, seed=1, temperature=0.8, top_p=0.9),
+        SamplingParams(max_tokens=6, seed=2, temperature=0.8),
+        SamplingParams(max_tokens=6, seed=3, temperature=0.9, frequency_penalty=1.5, repetition_penalty=1.2),
+        SamplingParams(max_tokens=6, seed=4, temperature=0.0, min_tokens=4),
+        SamplingParams(max_tokens=6, seed=5, temperature=0.0, logprobs=2),
+    ]
+    both(files, params, seed=2)
+
+
+def test_preemption_under_a_small_pool(files: ModelFiles) -> None:
+    params = [SamplingParams(max_tokens=18, seed=i, temperature=0.7, ignore_eos=True) for i in range(3)]
+    both(files, params, seed=3, num_blocks=6)

@@ -1,0 +1,139 @@
+"""A model that sleeps and wakes answers as before, at the same addresses, and leaves nothing behind."""
+
+import gc
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from baton_proto.sampling import SamplingParams
+from engine.loading.model_memory import ModelMemory
+from engine.model.weights import Weights
+from engine.runners.torch_runner import build_runner, slab_layout
+from kvtransfer.slab.slab import Slab
+from runtime.checkpoint.model_files import ModelFiles, resolve_model
+from runtime.config.serving import EngineConfig
+from runtime.device.host_memory import HostMemory
+from runtime.errors import UnavailableError
+from tests.engine.engine_runs import run, sequences, small_engine
+from tests.open_files import open_files
+from tests.tiny_model import write_tiny_model
+
+CONFIG = EngineConfig(device="cpu", kv_memory="2MiB", threads=1)
+GREEDY = [SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True) for _ in range(3)]
+
+
+class Loaded:
+    """As on a GPU: the weights lie in memory of their own."""
+
+    def __init__(self, files: ModelFiles, driver: HostMemory) -> None:
+        self.files = files
+        self.weights = Weights(files.folder, torch.float32, driver)
+        self.slab = Slab(slab_layout(files, CONFIG), driver)
+        self.runner = build_runner(files, CONFIG, self.slab.tensor, self.weights)
+        self.memory = ModelMemory(self.weights, self.slab)
+
+    @property
+    def nbytes(self) -> int:
+        assert self.weights.memory is not None
+        return self.weights.memory.nbytes + self.slab.layout.nbytes
+
+    def answers(self) -> dict[str, list[int]]:
+        engine = small_engine(self.files, self.runner, self.slab.layout.num_blocks, 64, 8)
+        return run(engine, sequences(GREEDY, seed=3))
+
+
+class FullMemory(HostMemory):
+    """Has room for no more than it is told."""
+
+    room = 1 << 40
+
+    def create(self, nbytes: int) -> int:
+        if nbytes > self.room:
+            raise UnavailableError("out of memory")
+        return super().create(nbytes)
+
+
+@pytest.fixture
+def loaded(tmp_path: Path) -> Loaded:
+    return Loaded(resolve_model(str(write_tiny_model(tmp_path))), FullMemory())
+
+
+def shared_bytes() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssShmem"))
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_answers_are_the_same_before_and_after(loaded: Loaded, level: int) -> None:
+    before, address, held = loaded.answers(), loaded.slab.tensor.data_ptr(), shared_bytes()
+    assert loaded.memory.sleep(level) == loaded.nbytes
+    assert loaded.memory.asleep == ("weights", "kv_cache")
+    assert held - shared_bytes() > 0.9 * loaded.weights.memory.nbytes  # type: ignore[union-attr]
+    loaded.memory.wake()
+    assert loaded.memory.asleep == ()
+    assert loaded.slab.tensor.data_ptr() == address
+    assert not loaded.slab.tensor.any()
+    assert loaded.answers() == before
+
+
+def test_parts_wake_one_after_the_other(loaded: Loaded) -> None:
+    before = loaded.answers()
+    loaded.memory.sleep(1)
+    loaded.memory.wake(("weights",))
+    assert loaded.memory.asleep == ("kv_cache",)
+    loaded.memory.wake(("weights",))
+    loaded.memory.wake(("kv_cache",))
+    assert loaded.answers() == before
+
+
+def test_kept_weights_are_dropped_by_a_deeper_sleep_and_read_again(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, reads = loaded.answers(), list[str]()
+    reload: Callable[[], None] = loaded.weights.reload
+    monkeypatch.setattr(loaded.weights, "reload", lambda: (reads.append("read"), reload()))
+    loaded.memory.sleep(1)
+    loaded.memory.wake()
+    assert reads == []
+    loaded.memory.sleep(1)
+    assert loaded.memory.sleep(2) == 0
+    loaded.memory.wake()
+    assert reads == ["read"]
+    assert loaded.answers() == before
+
+
+def test_a_part_that_finds_no_memory_sleeps_on_and_can_be_woken_later(loaded: Loaded) -> None:
+    before = loaded.answers()
+    loaded.memory.sleep(1)
+    FullMemory.room = loaded.slab.layout.nbytes // 2
+    try:
+        with pytest.raises(UnavailableError, match="out of memory"):
+            loaded.memory.wake()
+    finally:
+        FullMemory.room = 1 << 40
+    assert "kv_cache" in loaded.memory.asleep
+    loaded.memory.wake()
+    assert loaded.answers() == before
+
+
+def test_fifty_cycles_leak_nothing(loaded: Loaded) -> None:
+    loaded.memory.sleep(1)
+    loaded.memory.wake()
+    gc.collect()
+    files, mappings = open_files(), Path("/proc/self/maps").read_text().count("\n")
+    for level in [1, 2] * 25:
+        loaded.memory.sleep(level)
+        loaded.memory.wake()
+    assert open_files() <= files
+    assert Path("/proc/self/maps").read_text().count("\n") <= mappings + 2  # the allocator may keep a piece
+
+
+def test_mapped_files_have_nothing_to_give_back(tmp_path: Path) -> None:
+    files = resolve_model(str(write_tiny_model(tmp_path)))
+    slab = Slab(slab_layout(files, CONFIG))
+    memory = ModelMemory(Weights(files.folder, torch.float32), slab)
+    assert memory.sleep(1) == slab.layout.nbytes
+    memory.wake()
+    assert memory.asleep == ()

@@ -1,0 +1,271 @@
+"""Ranks in processes of their own, on CPU: tokens and KV are those of one rank, and a lost one ends the engine."""
+
+import contextlib
+import mmap
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from baton_proto.sampling import SamplingParams
+from engine.core.engine import Engine
+from engine.loading.loaded_model import load_model
+from engine.model.shard import shard_of
+from engine.ranks import ranks as ranks_module
+from engine.ranks.rank_commands import ExportSlab
+from engine.ranks.ranks import Ranks
+from engine.ranks.tensor_parallel import TensorParallelModel, load_tensor_parallel
+from kvtransfer.slab.layout import SlabLayout
+from runtime.checkpoint.model_files import ModelFiles, resolve_model
+from runtime.config.serving import EngineConfig
+from runtime.errors import ConfigError, ModelError, RankLostError
+from tests.engine.engine_runs import run, sequences, small_engine
+from tests.open_files import open_files
+from tests.service import assert_gone
+from tests.tiny_model import write_tiny_model
+
+ROOT = Path(__file__).parents[3]
+NUM_BLOCKS = 40
+PRESSED_BLOCKS = 8
+SHAPES = {
+    "llama": {"num_attention_heads": 8, "num_key_value_heads": 8},
+    "qwen3": {"num_attention_heads": 8, "num_key_value_heads": 8, "tie_word_embeddings": True},
+    "two_kv_heads": {"num_attention_heads": 8, "num_key_value_heads": 2},
+}
+
+
+@pytest.fixture(scope="module", params=SHAPES)
+def files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
+    architecture = "qwen3" if request.param == "qwen3" else "llama"
+    folder = write_tiny_model(
+        tmp_path_factory.mktemp(request.param), architecture=architecture, vocab_size=512, **SHAPES[request.param]
+    )
+    return resolve_model(str(folder))
+
+
+def config(tensor_parallel: int) -> EngineConfig:
+    return EngineConfig(device="cpu", kv_memory="3MiB", threads=1, tensor_parallel=tensor_parallel)
+
+
+@dataclass
+class Lost:
+    """What `on_lost` was told."""
+
+    error: RankLostError | None = None
+
+    def __post_init__(self) -> None:
+        self.happened = threading.Event()
+
+    def __call__(self, error: RankLostError) -> None:
+        self.error = error
+        self.happened.set()
+
+
+@contextlib.contextmanager
+def loaded(files: ModelFiles, size: int, on_lost: Lost | None = None) -> Iterator[TensorParallelModel]:
+    model = load_tensor_parallel(files, config(size), on_lost or Lost())
+    try:
+        yield model
+    finally:
+        pids = model.ranks.pids
+        model.close()
+        assert_gone(pids)
+
+
+def engine(files: ModelFiles, model: TensorParallelModel, num_blocks: int = NUM_BLOCKS) -> Engine:
+    return small_engine(files, model.runner, num_blocks, max_batch_tokens=48, max_running=6)
+
+
+def greedy(count: int, max_tokens: int = 24) -> list[SamplingParams]:
+    return [SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True) for _ in range(count)]
+
+
+def slab_of(pid: int, layout: SlabLayout) -> Tensor:
+    """Of another rank, through its descriptor: float32 [layers, blocks, kv_heads, 2, block_size, head_dim]."""
+    links = Path(f"/proc/{pid}/fd").iterdir()
+    path = next(link for link in links if re.match("/memfd:baton-(?!commands)", os.readlink(link)))
+    with path.open("r+b") as file:
+        mapping = mmap.mmap(file.fileno(), layout.nbytes)
+    return torch.frombuffer(mapping, dtype=torch.float32).view(layout.shape)
+
+
+def until_followed(model: TensorParallelModel) -> None:
+    """The other ranks have done all that they were told."""
+    model.ranks.wait_done(model.ranks.tell(ExportSlab()), timeout_s=10)
+
+
+def answers_and_kv(files: ModelFiles, num_blocks: int) -> tuple[dict[str, list[int]], Tensor]:
+    """Of one rank."""
+    model = load_model(files, config(1))
+    engine = small_engine(files, model.runner, num_blocks, 48, 6)
+    answers = run(engine, sequences(greedy(5), seed=1))
+    assert (engine.scheduler.num_preemptions > 0) == (num_blocks == PRESSED_BLOCKS)
+    assert sum(len(set(tokens)) for tokens in answers.values()) > 12, "the test says nothing when the model repeats"
+    return answers, model.slab.tensor
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("num_blocks", [NUM_BLOCKS, PRESSED_BLOCKS], ids=["roomy", "preempted"])
+def test_tokens_and_kv_of_all_ranks_are_those_of_one(files: ModelFiles, size: int, num_blocks: int) -> None:
+    """Prompts that share a prefix arrive one by one and are chunked beside decodes."""
+    expected, whole = answers_and_kv(files, num_blocks)
+    with loaded(files, size) as model:
+        assert run(engine(files, model, num_blocks), sequences(greedy(5), seed=1)) == expected
+        until_followed(model)
+        for rank in range(size):
+            heads = shard_of(files.config, rank, size).kv_heads
+            slab = model.slab.tensor
+            if rank:
+                slab = slab_of(model.ranks.pids[rank - 1], model.slab.layout)
+            here = slab[:, :num_blocks]
+            there = whole[:, :num_blocks, heads.start : heads.stop]
+            rounding = 1e-5 * float(there.abs().max())  # sums are split, and each kind of CPU adds up in its own order
+            torch.testing.assert_close(here, there, rtol=0.0, atol=rounding)
+            assert here.abs().sum() > 100, "the slab holds something"
+
+
+def test_sampling_of_every_kind_is_that_of_one_rank(files: ModelFiles) -> None:
+    params = [
+        SamplingParams(max_tokens=6, seed=1, temperature=0.8, top_p=0.9),
+        SamplingParams(max_tokens=6, seed=2, temperature=0.8),
+        SamplingParams(max_tokens=6, seed=3, temperature=0.9, frequency_penalty=1.5, repetition_penalty=1.2),
+        SamplingParams(max_tokens=6, seed=5, temperature=0.0, logprobs=2),
+    ]
+    expected = run(small_engine(files, load_model(files, config(1)).runner, NUM_BLOCKS, 48, 6), sequences(params, 2))
+    with loaded(files, 2) as model:
+        assert run(engine(files, model), sequences(params, 2)) == expected
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
+    return resolve_model(str(write_tiny_model(tmp_path_factory.mktemp("llama"))))
+
+
+def test_several_engines_share_a_host(llama: ModelFiles) -> None:
+    with loaded(llama, 2) as one, loaded(llama, 2) as other:
+        ours, theirs = (run(engine(llama, model), sequences(greedy(2), seed=1)) for model in (one, other))
+        assert ours == theirs
+    assert not set(one.ranks.pids) & set(other.ranks.pids)
+
+
+def test_a_killed_rank_is_noticed_at_once_and_ends_the_engine(llama: ModelFiles) -> None:
+    lost = Lost()
+    with loaded(llama, 2, lost) as model:
+        own = engine(llama, model)
+        for sequence in sequences(greedy(2), seed=1):
+            own.add(sequence)
+        own.step()
+        (pid,) = model.ranks.pids
+        os.kill(pid, signal.SIGKILL)
+        killed_s = time.monotonic()
+        assert lost.happened.wait(1.0), "within a second"
+        told = rf"tensor-parallel rank 1 \(pid {pid}\) was ended by SIGKILL"
+        assert lost.error is not None
+        with pytest.raises(RankLostError, match=told):
+            raise lost.error
+        with pytest.raises(RankLostError, match=told):
+            own.step()
+        assert time.monotonic() - killed_s < 2.5
+
+
+LEADING = """
+import sys
+from runtime.checkpoint.model_files import resolve_model
+from engine.ranks.tensor_parallel import load_tensor_parallel
+from tests.engine.ranks.test_tensor_parallel import config
+
+model = load_tensor_parallel(resolve_model(sys.argv[1]), config(4))
+print(*model.ranks.pids, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_ranks_end_with_the_process_that_leads_them(llama: ModelFiles) -> None:
+    leader = subprocess.Popen(
+        [sys.executable, "-c", LEADING, str(llama.folder)],
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'proto'}"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with leader:
+        assert leader.stdout is not None
+        pids = [int(pid) for pid in leader.stdout.readline().split()]
+        assert len(pids) == 3
+        leader.kill()
+        leader.wait()
+        assert_gone(pids, timeout_s=1.0)
+
+
+def test_a_rank_that_stands_still_counts_as_lost(llama: ModelFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks_module, "HANG_LIMIT_S", 0.3)
+    monkeypatch.setattr(ranks_module, "_CHECK_INTERVAL_S", 0.05)
+    lost = Lost()
+    with loaded(llama, 2, lost) as model:
+        own = engine(llama, model)
+        run(own, sequences(greedy(2), seed=1))
+        assert not lost.happened.wait(0.6), "a rank that has nothing to do does not hang"
+        os.kill(model.ranks.pids[0], signal.SIGSTOP)
+        own.add(sequences(greedy(1), seed=2)[0])
+        failures: list[Exception] = []
+
+        def step() -> None:
+            try:
+                own.step()
+            except RankLostError as error:
+                failures.append(error)
+
+        stuck = threading.Thread(target=step)
+        stuck.start()
+        assert lost.happened.wait(5)
+        assert "has not answered for 0" in str(lost.error)
+        os.kill(model.ranks.pids[0], signal.SIGKILL)
+        stuck.join(10)
+        assert "was ended by SIGKILL" in str(failures[0])
+
+
+def test_a_step_that_fails_on_rank_0_alone_is_the_last_one(llama: ModelFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    with loaded(llama, 2) as model:
+        monkeypatch.setattr(model.own.runner, "_sampler", None)
+        own = engine(llama, model)
+        own.add(sequences(greedy(1), seed=1)[0])
+        with pytest.raises(RankLostError, match=r"rank 0 .* failed in a step that the others are in"):
+            own.step()
+
+
+def test_a_model_that_cannot_be_loaded_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = resolve_model(str(write_tiny_model(tmp_path)))
+    (tmp_path / "model.safetensors").unlink()
+    started: list[Ranks] = []
+    monkeypatch.setattr("engine.ranks.tensor_parallel.Ranks", lambda *a: started.append(Ranks(*a)) or started[-1])
+    with pytest.raises((ModelError, RankLostError)):
+        load_tensor_parallel(files, config(2), Lost())
+    assert_gone(started[0].pids)
+
+
+def test_ranks_leave_no_descriptor_and_no_file_behind(
+    llama: ModelFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with loaded(llama, 2):
+        pass
+    before = open_files()
+    with loaded(llama, 2):
+        assert list(tmp_path.iterdir())
+    assert open_files() <= before
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_model_that_cannot_be_divided_starts_nothing(llama: ModelFiles) -> None:
+    with pytest.raises(ConfigError, match=r"engine\.tensor_parallel: 4 attention heads"):
+        load_tensor_parallel(llama, config(8), Lost())

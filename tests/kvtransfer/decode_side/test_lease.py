@@ -1,0 +1,236 @@
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import settings, strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
+
+from kvtransfer.decode_side.lease import LeaseState, LeaseTable
+
+NUM_BLOCKS = 6
+WRITERS = st.integers(0, 3)
+ONE = (0,)  # the ranks that send, of a prefill worker of one rank
+SENDERS = [ONE, (0, 1), (0, 2)]
+
+
+def test_a_lease_that_nobody_began_is_free_at_once() -> None:
+    table = LeaseTable(NUM_BLOCKS)
+    table.reserve("a", [1, 2], deadline_s=10.0)
+    lease = table.fail("a")
+    assert lease is not None
+    assert lease.state is LeaseState.FREE
+    assert table.begin("a", writer=1, rank=0, senders=ONE, now_s=0.0) is None
+    assert len(table) == 0
+
+
+def test_a_begun_lease_is_quarantined_until_its_own_writer_is_drained() -> None:
+    table = LeaseTable(NUM_BLOCKS)
+    table.reserve("a", [1, 2], deadline_s=10.0)
+    table.begin("a", writer=1, rank=0, senders=ONE, now_s=0.0)
+    assert table.drained("a", writer=1) is None
+    lease = table.fail("a")
+    assert lease is not None
+    assert lease.state is LeaseState.QUARANTINE
+    assert table.commit("a", writer=1) is None
+    assert table.drained("a", writer=2) is None
+    assert table.expired(now_s=1e9) == []
+    assert len(table) == 1
+    assert table.drained("a", writer=1) is lease
+    assert len(table) == 0
+
+
+def test_begin_after_the_deadline_is_refused_even_before_anybody_noticed() -> None:
+    table = LeaseTable(NUM_BLOCKS)
+    table.reserve("a", [1], deadline_s=10.0)
+    assert table.begin("a", writer=1, rank=0, senders=ONE, now_s=10.0) is None
+
+
+def test_a_block_is_never_leased_twice() -> None:
+    table = LeaseTable(NUM_BLOCKS)
+    table.reserve("a", [1, 2], deadline_s=10.0)
+    with pytest.raises(AssertionError, match="block 2 is leased already"):
+        table.reserve("b", [3, 2], deadline_s=10.0)
+    assert table.check_integrity() == []
+    table.reserve("b", [3], deadline_s=10.0)
+
+
+def test_the_last_of_the_ranks_commits_the_lease() -> None:
+    table = LeaseTable(NUM_BLOCKS)
+    table.reserve("a", [1, 2], deadline_s=10.0)
+    assert table.begin("a", 11, rank=0, senders=(0, 2), now_s=0.0) is not None
+    lease = table.commit("a", 11)
+    assert lease is not None
+    assert lease.state is LeaseState.RECEIVING
+    assert table.commit("a", 11) is None
+    assert table.begin("a", 12, rank=2, senders=(0, 2), now_s=0.0) is lease
+    assert table.commit("a", 12) is lease
+    assert lease.state is LeaseState.READY
+    assert len(table) == 0
+
+
+def test_a_rank_begins_once_and_only_as_one_of_the_same_ranks() -> None:
+    table = LeaseTable(NUM_BLOCKS)
+    table.reserve("a", [1], deadline_s=10.0)
+    assert table.begin("a", 11, rank=0, senders=(0, 1), now_s=0.0) is not None
+    assert table.begin("a", 12, rank=0, senders=(0, 1), now_s=0.0) is None
+    assert table.begin("a", 12, rank=1, senders=(0, 1, 2, 3), now_s=0.0) is None
+    assert table.begin("a", 12, rank=1, senders=(0, 1), now_s=10.0) is None
+    assert table.begin("a", 12, rank=1, senders=(0, 1), now_s=0.0) is not None
+
+
+def test_a_failed_lease_waits_for_every_rank_that_began_and_has_not_committed() -> None:
+    table = LeaseTable(NUM_BLOCKS)
+    senders = (0, 1, 2, 3)
+    table.reserve("a", [1], deadline_s=10.0)
+    for writer, rank in ((10, 0), (11, 1), (12, 2)):
+        table.begin("a", writer, rank, senders, now_s=0.0)
+    table.commit("a", 11)
+    lease = table.fail("a")
+    assert lease is not None
+    assert table.begin("a", 13, rank=3, senders=senders, now_s=0.0) is None
+    assert table.commit("a", 10) is None
+    assert table.drained("a", 12) is lease
+    assert table.drained("a", 12) is None
+    assert (lease.state, len(table)) == (LeaseState.QUARANTINE, 1)
+    assert table.drained("a", 10) is lease
+    assert (lease.state, len(table)) == (LeaseState.FREE, 0)
+
+
+def test_a_lease_whose_writers_have_all_committed_is_free_when_the_missing_rank_fails_it() -> None:
+    table = LeaseTable(NUM_BLOCKS)
+    table.reserve("a", [1], deadline_s=10.0)
+    table.begin("a", 11, rank=0, senders=(0, 1), now_s=0.0)
+    table.commit("a", 11)
+    assert [lease.transfer_id for lease in table.expired(now_s=10.0)] == ["a"]
+    lease = table.fail("a")
+    assert lease is not None
+    assert lease.state is LeaseState.FREE
+
+
+class LeaseMachine(RuleBasedStateMachine):
+    """Against an oracle that knows nothing of leases: what each block is, and which connections may touch it."""
+
+    transfers = Bundle("transfers")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = LeaseTable(NUM_BLOCKS)
+        self.now_s = 0.0
+        self.count = 0
+        self.state = ["free"] * NUM_BLOCKS
+        self.transfer = [""] * NUM_BLOCKS
+        self.writers: list[frozenset[int]] = [frozenset()] * NUM_BLOCKS  # who may write the block at this moment
+        self.deadline_s: dict[str, float] = {}
+        self.senders: dict[str, tuple[int, ...]] = {}  # of begun transfers
+        self.begun: dict[str, set[int]] = {}  # ranks
+        self.committed: dict[str, int] = {}  # how many ranks
+
+    def blocks(self, transfer: str) -> list[int]:
+        return [block for block in range(NUM_BLOCKS) if self.transfer[block] == transfer]
+
+    def is_all(self, transfer: str, *states: str) -> bool:
+        blocks = self.blocks(transfer)
+        return bool(blocks) and all(self.state[block] in states for block in blocks)
+
+    def may_write(self, transfer: str) -> frozenset[int]:
+        sets = {self.writers[block] for block in self.blocks(transfer)}
+        assert len(sets) <= 1
+        return next(iter(sets), frozenset())
+
+    def set_all(self, transfer: str, state: str, writers: Iterable[int] = ()) -> None:
+        for block in self.blocks(transfer):
+            self.state[block], self.writers[block] = state, frozenset(writers)
+            if state == "free":
+                self.transfer[block] = ""
+
+    @rule(target=transfers, wanted=st.sets(st.integers(0, NUM_BLOCKS - 1), min_size=1), ttl_s=st.integers(1, 5))
+    def reserve(self, wanted: set[int], ttl_s: int) -> object:
+        blocks = [block for block in sorted(wanted) if self.state[block] == "free"]
+        if not blocks:
+            return multiple()
+        self.count += 1
+        name = f"t{self.count}"
+        self.table.reserve(name, blocks, self.now_s + ttl_s)
+        self.deadline_s[name] = self.now_s + ttl_s
+        self.begun[name], self.committed[name] = set(), 0
+        for block in blocks:
+            self.state[block], self.transfer[block] = "reserved", name
+        return name
+
+    @rule(name=transfers, writer=WRITERS, senders=st.sampled_from(SENDERS), data=st.data())
+    def begin(self, name: str, writer: int, senders: tuple[int, ...], data: st.DataObject) -> None:
+        rank = data.draw(st.sampled_from(senders))
+        may = (
+            self.is_all(name, "reserved", "receiving")
+            and self.now_s < self.deadline_s[name]
+            and self.senders.get(name, senders) == senders
+            and rank not in self.begun[name]
+        )
+        if may and writer in self.may_write(name):
+            return  # a connection is of one rank, so it cannot begin as two
+        assert (self.table.begin(name, writer, rank, senders, self.now_s) is not None) == may
+        if may:
+            self.senders[name] = senders
+            self.begun[name].add(rank)
+            self.set_all(name, "receiving", self.may_write(name) | {writer})
+
+    @rule(name=transfers, writer=WRITERS)
+    def commit(self, name: str, writer: int) -> None:
+        may = self.is_all(name, "receiving") and writer in self.may_write(name)
+        assert (self.table.commit(name, writer) is not None) == may
+        if may:
+            self.committed[name] += 1
+            done = self.committed[name] == len(self.senders[name])
+            # Free for the table: the sequence that has the blocks now gives them back later.
+            self.set_all(name, "free" if done else "receiving", self.may_write(name) - {writer})
+
+    @rule(name=transfers)
+    def fail(self, name: str) -> None:
+        self.check_failure(name, self.table.fail(name) is not None)
+
+    def check_failure(self, name: str, failed: bool) -> None:
+        assert failed == self.is_all(name, "reserved", "receiving")
+        if failed:
+            writers = self.may_write(name)
+            self.set_all(name, "quarantine" if writers else "free", writers)
+
+    @rule(name=transfers, writer=WRITERS)
+    def drained(self, name: str, writer: int) -> None:
+        may = self.is_all(name, "quarantine") and writer in self.may_write(name)
+        assert (self.table.drained(name, writer) is not None) == may
+        if may:
+            left = self.may_write(name) - {writer}
+            self.set_all(name, "quarantine" if left else "free", left)
+
+    @rule(seconds=st.integers(1, 3))
+    def pass_time(self, seconds: int) -> None:
+        self.now_s += seconds
+        running = {self.transfer[b] for b in range(NUM_BLOCKS) if self.state[b] in ("reserved", "receiving")}
+        late = {name for name in running if self.deadline_s[name] <= self.now_s}
+        assert {lease.transfer_id for lease in self.table.expired(self.now_s)} == late
+        for name in late:
+            self.check_failure(name, self.table.fail(name) is not None)
+
+    @rule(name=consumes(transfers))
+    def forget(self, name: str) -> None:
+        """Keeps the bundle from holding only ended transfers."""
+
+    @invariant()
+    def every_block_is_what_the_oracle_says(self) -> None:
+        states, writers = ["free"] * NUM_BLOCKS, [frozenset[int]()] * NUM_BLOCKS
+        for lease in self.table.leases():
+            for block in lease.block_ids:
+                assert states[block] == "free"
+                states[block], writers[block] = lease.state.value, frozenset(lease.writers)
+        assert (states, writers) == (self.state, self.writers)
+        assert all(states[b] in ("receiving", "quarantine") for b in range(NUM_BLOCKS) if self.writers[b])
+        for writer in range(4):
+            may_write = {lease.transfer_id for lease in self.table.of_writer(writer)}
+            assert may_write == {self.transfer[b] for b in range(NUM_BLOCKS) if writer in self.writers[b]}
+        running = [b for b in range(NUM_BLOCKS) if states[b] in ("reserved", "receiving")]
+        due_s = min((self.deadline_s[self.transfer[b]] for b in running), default=None)
+        assert self.table.next_deadline_s() == due_s
+        assert self.table.check_integrity() == []
+
+
+TestLeaseMachine = LeaseMachine.TestCase
+TestLeaseMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

@@ -1,0 +1,113 @@
+"""The rule of the policy `threshold`, step by step and against an oracle written from its text."""
+
+from hypothesis import given, settings, strategies as st
+
+from baton_proto.planner import Interval, LoadSample, Observation
+from planner.policy.threshold import ThresholdMemory, ThresholdPolicy
+from runtime.config.planner import LimitsConfig, ThresholdConfig
+from tests.planner.observations import observation, sampled, starting, workers
+
+POLICY = ThresholdPolicy(ThresholdConfig(), LimitsConfig())
+
+
+def decided(
+    queue: list[float], kv_load: float, prefill: int = 3, decode: int = 3, grace: int = 0, budget: int = 32
+) -> tuple[int, int, int]:
+    """Wanted prefill and decode workers, and the grace that is left."""
+    of = sampled(queue, kv_load, prefill, decode)
+    seen = observation(0.0, workers(prefill, decode), of, gpu_budget=budget)
+    wanted, memory = POLICY.decide(seen, ThresholdMemory(grace))
+    return wanted.prefill, wanted.decode, memory.grace
+
+
+def test_a_quiet_queue_takes_one_prefill_worker_away() -> None:
+    assert decided([0.1, 0.1], 0.7) == (2, 3, 0)
+    assert decided([0.2, 0.2], 0.7) == (3, 3, 0)
+    assert decided([0.1, 0.1], 0.7, prefill=1) == (1, 3, 0)
+
+
+def test_a_low_kv_load_takes_one_decode_worker_away() -> None:
+    assert decided([1.0], 0.49) == (3, 2, 0)
+    assert decided([1.0], 0.5) == (3, 3, 0)
+    assert decided([1.0], 0.1, decode=1) == (3, 1, 0)
+
+
+def test_a_long_queue_that_does_not_shrink_adds_a_prefill_worker() -> None:
+    assert decided([6.0, 6.0], 0.7) == (4, 3, 0)
+    assert decided([12.0, 3.0], 0.7) == (3, 3, 0)  # in three intervals it would be gone
+    assert decided([5.0, 5.0], 0.7) == (3, 3, 0)
+
+
+def test_a_high_kv_load_adds_a_decode_worker_and_gives_grace() -> None:
+    assert decided([1.0], 0.91) == (3, 4, 3)
+    assert decided([1.0], 0.9) == (3, 3, 0)
+
+
+def test_the_budget_binds_and_prefill_comes_first() -> None:
+    assert decided([9.0], 0.95, budget=6) == (3, 3, 0)
+    assert decided([9.0], 0.95, budget=7) == (4, 3, 0)
+    assert decided([0.0], 0.95, budget=6) == (2, 4, 3)  # what was taken away counts
+
+
+def test_grace_protects_three_whole_intervals_after_a_decode_worker_was_added() -> None:
+    """Where the rule comes from it was two."""
+    _, decode, grace = decided([1.0], 0.95)
+    assert decode == 4
+    for _ in range(3):
+        _, decode, grace = decided([1.0], 0.1, decode=4, grace=grace)
+        assert decode == 4
+    assert decided([1.0], 0.1, decode=4, grace=grace) == (3, 3, 0)
+
+
+def test_an_interval_in_which_the_counts_changed_is_not_judged() -> None:
+    samples = [LoadSample(9, 0.95, 3, 3), LoadSample(9, 0.95, 4, 3)]
+    of = Interval(5.0, 0, 0, 0.0, 0, 0, 0, samples=samples)
+    wanted, memory = POLICY.decide(observation(0.0, workers(4, 3), of), ThresholdMemory(2))
+    assert (wanted.prefill, wanted.decode, memory.grace) == (4, 3, 2)
+
+
+def test_nothing_is_decided_while_a_worker_starts() -> None:
+    views = [*workers(3, 3), starting("prefill-9", "prefill")]
+    wanted, _ = POLICY.decide(observation(0.0, views, sampled([9.0], 0.95, 3, 3)), ThresholdMemory())
+    assert (wanted.prefill, wanted.decode) == (4, 3)
+
+
+def test_zero_traffic_goes_down_to_the_least() -> None:
+    prefill, decode, grace = 4, 4, 0
+    for _ in range(10):
+        prefill, decode, grace = decided([0.0, 0.0], 0.0, prefill, decode, grace)
+    assert (prefill, decode) == (1, 1)
+
+
+def oracle(samples: list[LoadSample], p: int, d: int, grace: int, budget: int) -> tuple[int, int]:
+    """The five sentences of the rule, without looking left or right."""
+    queue = sum(sample.queue for sample in samples) / len(samples)
+    kv = sum(sample.kv_load for sample in samples) / len(samples)
+    new_p, new_d = p, d
+    if queue < 0.2 and p > 1:
+        new_p -= 1
+    if kv < 0.5 and d > 1 and grace == 0:
+        new_d -= 1
+    last, first = samples[-1].queue, samples[0].queue
+    if queue > 5 and new_p + new_d + 1 <= budget and last + 3 * (last - first) > 5:
+        new_p += 1
+    if kv > 0.9 and new_p + new_d + 1 <= budget:
+        new_d += 1
+    return new_p, new_d
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 20), st.floats(0, 1.5)), min_size=1, max_size=5),
+    st.integers(1, 4),
+    st.integers(1, 4),
+    st.integers(0, 3),
+    st.integers(2, 9),
+)
+@settings(max_examples=300, deadline=None)
+def test_it_does_what_the_text_says(loads: list[tuple[float, float]], p: int, d: int, grace: int, budget: int) -> None:
+    samples = [LoadSample(queue, kv, p, d) for queue, kv in loads]
+    seen: Observation = observation(
+        0.0, workers(p, d), Interval(5.0, 0, 0, 0.0, 0, 0, 0, samples=samples), gpu_budget=budget
+    )
+    wanted, _ = POLICY.decide(seen, ThresholdMemory(grace))
+    assert (wanted.prefill, wanted.decode) == oracle(samples, p, d, grace, budget)

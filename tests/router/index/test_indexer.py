@@ -1,0 +1,481 @@
+"""The radix tree follows the workers' caches over a real NATS server, whatever goes wrong on the way."""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+
+import numpy as np
+import pytest
+
+import router.index.indexer
+from baton.service.nats_server import NatsServer
+from baton_proto.discovery import MAJOR as RECORD_MAJOR, WorkerLoad, WorkerRecord
+from baton_proto.kv_events import MAJOR, Cleared, KvEvent, KvEventBatch, Removed, Stored, decode_batch, encode_batch
+from baton_proto.worker import SnapshotChunk
+from router.index.indexer import SILENT_NOTE, Indexer
+from router.index.radix_tree import RadixTree
+from runtime.blocks.block_hash import sequence_hashes
+from runtime.discovery.directory import Change
+from runtime.discovery.worker_key import WorkerKey
+from runtime.kv_events.publisher import EventPublisher, stream_config
+from runtime.nats.client import NatsClient, connect
+from runtime.nats.subjects import kv_events_stream, kv_events_subject
+
+
+def blocks(path: list[int]) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+    return np.array(path, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+
+
+def stored(path: list[int], known: int = 0) -> Stored:
+    hashes = blocks(path)
+    sequences = sequence_hashes(hashes)
+    parent = int(sequences[known - 1]) if known else None
+    return Stored(parent, hashes[known:].tobytes(), sequences[known:].tobytes())
+
+
+def removed(path: list[int], kept: int) -> Removed:
+    return Removed(sequence_hashes(blocks(path))[kept:][::-1].tobytes())
+
+
+class Cache:
+    """A worker's own block table, as a tree that never misses an event."""
+
+    def __init__(self, worker_id: str, incarnation: int) -> None:
+        self.key: WorkerKey = (worker_id, incarnation)
+        self.tree = RadixTree()
+
+    def store(self, path: list[int], known: int = 0) -> KvEvent:
+        event = stored(path, known)
+        self.tree.apply_stored(self.key, event.parent, event.block_hashes, event.sequence_hashes)
+        return event
+
+    def evict(self, path: list[int], kept: int) -> KvEvent:
+        event = removed(path, kept)
+        self.tree.apply_removed(self.key, event.sequence_hashes)
+        return event
+
+    def holds(self, path: list[int]) -> int:
+        return self.tree.find(blocks(path)).get(self.key, 0)
+
+    def random_event(self, rng: random.Random) -> list[KvEvent]:
+        path = [rng.randint(1, 3) for _ in range(rng.randint(1, 8))]
+        held = self.holds(path)
+        if rng.random() < 0.02:
+            self.tree.clear(self.key)
+            return [Cleared()]
+        if held == len(path):
+            return [self.evict(path, rng.randrange(len(path)))] if not self._has_children(path) else []
+        return [self.store(path, held)]
+
+    def _has_children(self, path: list[int]) -> bool:
+        return any(self.holds([*path, more]) > len(path) for more in (1, 2, 3))
+
+
+class FakeWorker:
+    """Publishes its cache's events and answers snapshots, as a worker process does."""
+
+    def __init__(self, nats: NatsClient, worker_id: str = "w", incarnation: int = 1) -> None:
+        self.cache = Cache(worker_id, incarnation)
+        self.key = self.cache.key
+        self.publisher = EventPublisher(nats, worker_id, incarnation)
+        self.snapshots_fail = 0
+        self.snapshots = 0
+        self.pause: asyncio.Event | None = None  # a snapshot waits for it between its chunks
+
+    def publish(self, *events: KvEvent) -> None:
+        self.publisher.publish(list(events))
+
+    def record(self) -> WorkerRecord:
+        worker_id, incarnation = self.key
+        return WorkerRecord(
+            RECORD_MAJOR, worker_id, incarnation, "decode", "ready", "", None, "tiny", "", 16, 100, 1600, 1
+        )
+
+    async def snapshot(self) -> AsyncIterator[SnapshotChunk]:
+        if self.snapshots_fail:
+            self.snapshots_fail -= 1
+            raise ConnectionError("not reachable now")
+        self.snapshots += 1
+        event_id, runs = self.publisher.last_event_id, list(self.cache.tree.dump(self.key))
+        half = len(runs) // 2
+        yield SnapshotChunk(self.key[1], event_id, runs[:half], last=False)
+        if self.pause is not None:
+            await self.pause.wait()
+        yield SnapshotChunk(self.key[1], event_id, runs[half:], last=True)
+
+
+class Cluster:
+    """An indexer with its own connection and any number of workers on another one."""
+
+    def __init__(self, server: NatsServer, router_nats: NatsClient, worker_nats: NatsClient) -> None:
+        self.server = server
+        self.router_nats = router_nats
+        self.worker_nats = worker_nats
+        self.workers: dict[str, FakeWorker] = {}
+        self.indexer = Indexer(router_nats, self._fetch)
+
+    def _fetch(self, worker_id: str, incarnation: int) -> AsyncIterator[SnapshotChunk]:
+        assert self.workers[worker_id].key == (worker_id, incarnation)
+        return self.workers[worker_id].snapshot()
+
+    async def add(self, worker_id: str = "w", incarnation: int = 1) -> FakeWorker:
+        worker = FakeWorker(self.worker_nats, worker_id, incarnation)
+        self.workers[worker_id] = worker
+        self.indexer.apply(Change("added", worker.record()))
+        await self.until(lambda: self.indexer.note(worker.key) == "")
+        return worker
+
+    async def remove(self, worker: FakeWorker) -> None:
+        self.indexer.apply(Change("removed", worker.record()))
+        await worker.publisher.close()
+
+    async def until(self, condition: Callable[[], bool], timeout_s: float = 10) -> None:
+        async with asyncio.timeout(timeout_s):
+            while not condition():
+                await asyncio.sleep(0.005)
+
+    async def until_equal(self, worker: FakeWorker, timeout_s: float = 10) -> None:
+        """The tree holds exactly what the worker holds."""
+        try:
+            await self.until(lambda: table(self.indexer.tree, worker) == table(worker.cache.tree, worker), timeout_s)
+        except TimeoutError:
+            assert table(self.indexer.tree, worker) == table(worker.cache.tree, worker)
+            raise
+
+    def report_load(self, worker: FakeWorker) -> None:
+        self.indexer.observe(worker.key, WorkerLoad(last_event_id=worker.publisher.last_event_id))
+
+
+def table(tree: RadixTree, worker: FakeWorker) -> set[int]:
+    held = b"".join(run.sequence_hashes for run in tree.dump(worker.key))
+    return set(np.frombuffer(held, dtype="<u8").tolist())
+
+
+@pytest.fixture
+async def cluster(nats_server: NatsServer) -> AsyncIterator[Cluster]:
+    async with AsyncExitStack() as closing:
+        router_nats = await connect(nats_server.url, "router", timeout_s=5)
+        closing.push_async_callback(router_nats.close)
+        worker_nats = await connect(nats_server.url, "workers", timeout_s=5)
+        closing.push_async_callback(worker_nats.close)
+        cluster = Cluster(nats_server, router_nats, worker_nats)
+        await cluster.indexer.start()
+        await router_nats.flush()  # the server knows of the subscriptions: what is said once is not missed
+        yield cluster
+        await cluster.indexer.close()
+        for worker in cluster.workers.values():
+            await worker.publisher.close()
+
+
+async def raw(cluster: Cluster, worker: FakeWorker, event_id: int, *events: KvEvent, store: bool = True) -> None:
+    """A batch with any id, past the publisher."""
+    batch = KvEventBatch(MAJOR, worker.key[0], worker.key[1], event_id, time.time(), list(events))
+    subject = kv_events_subject("default", worker.key[0])
+    if store:
+        await cluster.worker_nats.ensure_stream(stream_config("default"))
+        await cluster.worker_nats.publish_stored(subject, encode_batch(batch))
+    else:
+        await cluster.worker_nats.publish(subject, encode_batch(batch))
+
+
+async def test_the_tree_follows_what_workers_publish(cluster: Cluster) -> None:
+    one, two = await cluster.add("one"), await cluster.add("two")
+    one.publish(one.cache.store([1, 2, 3]))
+    two.publish(two.cache.store([1, 2]), two.cache.store([1, 2, 4], known=2))
+    await cluster.until_equal(one)
+    await cluster.until_equal(two)
+    assert cluster.indexer.match(blocks([1, 2, 3])) == {one.key: 3, two.key: 2}
+    one.publish(one.cache.evict([1, 2, 3], kept=1))
+    two.cache.tree.clear(two.key)
+    two.publish(Cleared())
+    await cluster.until_equal(one)
+    await cluster.until_equal(two)
+    assert cluster.indexer.match(blocks([1, 2, 3])) == {one.key: 1}
+    assert cluster.indexer.last_event_id(one.key) == 2
+    assert cluster.indexer.settled
+    assert (one.snapshots, two.snapshots) == (1, 1), "only those at the start"
+
+
+async def test_a_worker_that_was_there_before_the_router_is_known_by_its_snapshot(cluster: Cluster) -> None:
+    worker = FakeWorker(cluster.worker_nats)
+    cluster.workers["w"] = worker
+    for number in range(20):
+        worker.publish(worker.cache.store([number % 3 + 1, number]))
+    assert await worker.publisher.flush(5)
+    cluster.indexer.apply(Change("added", worker.record()))
+    await cluster.until_equal(worker)
+    assert cluster.indexer.last_event_id(worker.key) == 20
+
+
+async def test_events_that_come_during_a_snapshot_are_applied_after_it(cluster: Cluster) -> None:
+    worker = FakeWorker(cluster.worker_nats)
+    cluster.workers["w"] = worker
+    worker.publish(worker.cache.store([1, 2]))
+    worker.publish(worker.cache.store([3, 4]))
+    worker.pause = asyncio.Event()
+    cluster.indexer.apply(Change("added", worker.record()))
+    await cluster.until(lambda: worker.snapshots == 1)
+    worker.publish(worker.cache.evict([1, 2], kept=1))
+    worker.publish(worker.cache.store([5]))
+    assert await worker.publisher.flush(5)
+    assert cluster.indexer.note(worker.key) == "a snapshot is being taken"
+    worker.pause.set()
+    await cluster.until_equal(worker)
+    assert cluster.indexer.last_event_id(worker.key) == 4
+    assert worker.snapshots == 1
+
+
+async def test_what_is_evicted_while_a_snapshot_travels_is_gone_from_the_tree(cluster: Cluster) -> None:
+    worker = await cluster.add()
+    for path in ([1, 1], [2, 2], [3, 3], [4, 4]):
+        worker.publish(worker.cache.store(path))
+    await cluster.until_equal(worker)
+    worker.pause = asyncio.Event()
+    worker.publish(stored([8, 9], known=1))  # contradicts the tree: a snapshot is needed, though no number is missing
+    await cluster.until(lambda: worker.snapshots == 2)
+    for path in ([1, 1], [2, 2], [3, 3]):
+        worker.publish(worker.cache.evict(path, kept=1))
+    assert await worker.publisher.flush(5)
+    await cluster.router_nats.flush()
+    worker.pause.set()
+    await cluster.until_equal(worker)
+    assert cluster.indexer.refused_events == 1
+
+
+async def test_a_failing_snapshot_is_tried_again(cluster: Cluster) -> None:
+    worker = FakeWorker(cluster.worker_nats)
+    cluster.workers["w"] = worker
+    worker.snapshots_fail = 2
+    worker.publish(worker.cache.store([1, 2]))
+    cluster.indexer.apply(Change("added", worker.record()))
+    await cluster.until(lambda: "no snapshot: not reachable now" in cluster.indexer.note(worker.key))
+    await cluster.until_equal(worker)
+    await cluster.until(lambda: cluster.indexer.note(worker.key) == "")
+
+
+async def test_duplicates_and_batches_out_of_order_do_no_harm(cluster: Cluster) -> None:
+    worker = await cluster.add()
+    events = [worker.cache.store([1]), worker.cache.store([1, 2], 1), worker.cache.store([1, 2, 3], 2)]
+    for event_id in (1, 1, 3, 2, 3, 1):
+        await raw(cluster, worker, event_id, events[event_id - 1], store=False)
+    await cluster.until_equal(worker)
+    await cluster.until(lambda: cluster.indexer.duplicates == 3)
+    assert cluster.indexer.snapshots == 1
+    assert cluster.indexer.refused_events == 0
+
+
+async def test_malformed_events_are_counted_and_skipped(cluster: Cluster) -> None:
+    good = await cluster.add("good")
+    subject = kv_events_subject("default", "good")
+    await cluster.worker_nats.publish(subject, b"\xc1 no msgpack")
+    await cluster.worker_nats.publish(subject, encode_batch(KvEventBatch(MAJOR + 1, "good", 1, 1, 0.0, [])))
+    await cluster.worker_nats.publish(subject, encode_batch(KvEventBatch(MAJOR, "other", 1, 1, 0.0, [])))
+    good.publish(good.cache.store([1, 2]))
+    await cluster.until_equal(good)
+    assert cluster.indexer.malformed_events == 3
+    assert good.snapshots == 1
+
+
+async def test_events_that_contradict_the_tree_are_counted_and_healed_by_a_snapshot(cluster: Cluster) -> None:
+    bad, good = await cluster.add("bad"), await cluster.add("good")
+    lost = bad.cache.store([1, 2])  # never published
+    assert isinstance(lost, Stored)
+    bad.publish(bad.cache.store([1, 2, 3], known=2), bad.cache.store([7]))
+    good.publish(good.cache.store([1]))
+    await cluster.until_equal(good)
+    await cluster.until(lambda: cluster.indexer.refused_events == 1)
+    assert cluster.indexer.match(blocks([7])) == {bad.key: 1}, "the rest of the batch was applied"
+    await cluster.until_equal(bad)
+    assert (bad.snapshots, good.snapshots) == (2, 1)
+
+
+async def test_a_gap_is_filled_from_jetstream(cluster: Cluster) -> None:
+    worker, other = await cluster.add(), await cluster.add("other")
+    worker.publish(worker.cache.store([1]))
+    await cluster.until_equal(worker)
+    # The router is deaf for a while, the stream is not.
+    for sub in list(cluster.router_nats._client._subs.values()):
+        if "kv_events" in sub.subject:
+            await sub.unsubscribe()
+    for number in range(2, 60):
+        worker.publish(worker.cache.store([number]))
+        other.publish(other.cache.store([number]))
+    assert await worker.publisher.flush(5)
+    assert await other.publisher.flush(5)
+    await cluster.router_nats.subscribe(kv_events_subject("default"), cluster.indexer._receive)
+    await cluster.router_nats.flush()
+    worker.publish(worker.cache.store([99]))
+    await cluster.until_equal(worker)
+    assert worker.snapshots == 1
+    assert cluster.indexer.gaps >= 1
+    cluster.indexer._reconnected()  # nothing new comes from the other one: what the stream has is looked up
+    await cluster.until_equal(other)
+    assert other.snapshots == 1
+
+
+async def test_a_gap_that_jetstream_does_not_have_is_healed_by_a_snapshot(cluster: Cluster) -> None:
+    worker = await cluster.add()
+    worker.publish(worker.cache.store([1]))
+    await cluster.until_equal(worker)
+    worker.publisher._last_event_id += 5  # five batches that nobody ever sees
+    worker.cache.store([1, 2])
+    worker.publish(worker.cache.store([1, 2, 3], known=2))
+    await cluster.until_equal(worker)
+    assert worker.snapshots == 2
+    assert cluster.indexer.last_event_id(worker.key) == 7
+    assert cluster.indexer.refused_events == 0
+
+
+async def test_a_new_incarnation_starts_from_nothing(cluster: Cluster) -> None:
+    old = await cluster.add(incarnation=1)
+    old.publish(old.cache.store([1, 2]))
+    await cluster.until_equal(old)
+    await cluster.remove(old)
+    assert cluster.indexer.tree.num_blocks == 0
+    new = await cluster.add(incarnation=2)
+    new.publish(new.cache.store([3]))
+    await cluster.until_equal(new)
+    await raw(cluster, old, 3, stored([4]), store=False)  # a last word
+    await cluster.router_nats.flush()
+    assert cluster.indexer.match(blocks([1, 2])) == {}
+    assert cluster.indexer.match(blocks([4])) == {}
+    assert cluster.indexer.tree.workers == [new.key]
+
+
+async def test_a_worker_that_leaves_in_mid_snapshot_is_forgotten(cluster: Cluster) -> None:
+    worker = FakeWorker(cluster.worker_nats)
+    cluster.workers["w"] = worker
+    worker.pause = asyncio.Event()
+    worker.publish(worker.cache.store([1]), worker.cache.store([2]))
+    cluster.indexer.apply(Change("added", worker.record()))
+    await cluster.until(lambda: worker.snapshots == 1)
+    await cluster.remove(worker)
+    assert cluster.indexer.tree.num_blocks == 0
+    assert cluster.indexer.note(worker.key) == "not in the directory"
+    worker.pause.set()
+    assert cluster.indexer.settled
+
+
+@pytest.mark.parametrize("lose_storage", [False, True])
+async def test_the_tree_is_right_again_soon_after_an_outage_of_nats(cluster: Cluster, lose_storage: bool) -> None:
+    worker, idle = await cluster.add(), await cluster.add("idle")
+    worker.publish(worker.cache.store([1, 2]))
+    idle.publish(idle.cache.store([1]))
+    await cluster.until_equal(worker)
+    await cluster.until_equal(idle)
+    await cluster.server.kill()
+    for number in range(3, 40):
+        worker.publish(worker.cache.store([1, 2, number], known=2))
+    idle.publish(idle.cache.store([2, 2]))
+    await cluster.server.restart(lose_storage)
+    restarted = time.monotonic()
+    await cluster.until_equal(worker)
+    cluster.report_load(idle)
+    await cluster.until_equal(idle)
+    assert time.monotonic() - restarted < 10
+    await cluster.until(lambda: cluster.indexer.settled)
+
+
+async def test_while_nats_is_away_a_busy_worker_is_followed_by_snapshots(cluster: Cluster) -> None:
+    worker = await cluster.add()
+    worker.publish(worker.cache.store([1]))
+    await cluster.until_equal(worker)
+    await cluster.server.kill()
+    worker.publish(worker.cache.store([1, 2], known=1))
+    cluster.report_load(worker)
+    await cluster.until_equal(worker, timeout_s=5)
+    assert worker.snapshots == 2
+    await cluster.server.start()
+
+
+async def test_batches_that_an_overflowing_publisher_dropped_are_made_up_for(cluster: Cluster) -> None:
+    worker = await cluster.add()
+    worker.publish(worker.cache.store([1]))
+    await cluster.until_equal(worker)
+    worker.publisher._buffer_limit = 1000
+    await cluster.server.kill()
+    for number in range(2, 200):
+        worker.publish(worker.cache.store([1, *range(2, number + 1)], known=number - 1))
+    assert worker.publisher.dropped_batches > 0
+    await cluster.server.restart()
+    await cluster.until_equal(worker)
+    assert worker.snapshots >= 2
+
+
+async def test_a_worker_that_caches_blocks_but_publishes_nothing_is_named(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(router.index.indexer, "SILENT_S", 0.05)
+    worker = await cluster.add()
+    cluster.indexer.observe(worker.key, WorkerLoad(blocks_cached=3))
+    assert cluster.indexer.note(worker.key) == ""
+    await asyncio.sleep(0.1)
+    cluster.indexer.observe(worker.key, WorkerLoad(blocks_cached=3))
+    assert cluster.indexer.note(worker.key) == SILENT_NOTE
+    cluster.indexer.observe(worker.key, WorkerLoad(blocks_cached=3, last_event_id=1))
+    assert cluster.indexer.note(worker.key) != SILENT_NOTE
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+async def test_faults_from_a_seed_end_with_the_tree_equal_to_the_workers_tables(cluster: Cluster, seed: int) -> None:
+    """Lost, doubled, malformed and contradicting events, failing snapshots, restarts of workers and of NATS."""
+    rng = random.Random(seed)
+    workers = [await cluster.add(f"w{number}") for number in range(4)]
+    for step in range(400):
+        at = rng.randrange(len(workers))
+        worker = workers[at]
+        if events := worker.cache.random_event(rng):
+            worker.publish(*events)
+        fault = rng.random()
+        if fault < 0.01:
+            worker.publisher._waiting.clear()  # lost for good
+        elif fault < 0.02:
+            await cluster.worker_nats.publish(kv_events_subject("default", worker.key[0]), rng.randbytes(20))
+        elif fault < 0.03:
+            worker.publish(stored([rng.randint(1, 3), 77, 78], known=2))  # a parent that nobody has
+        elif fault < 0.04:
+            worker.snapshots_fail = 1
+        elif fault < 0.05:
+            worker.publisher._take_back()  # everything on its way is sent twice
+        elif fault < 0.06:
+            await cluster.remove(worker)
+            workers[at] = await cluster.add(worker.key[0], worker.key[1] + 1)
+        if step in (130, 270):
+            await cluster.server.restart(lose_storage=step == 270)
+        if step % 10 == 0:
+            await asyncio.sleep(0.002)
+    for worker in workers:
+        worker.snapshots_fail = 0
+        await worker.publisher.flush(5)
+        cluster.report_load(worker)
+    for worker in workers:
+        await cluster.until_equal(worker, timeout_s=15)
+    await cluster.until(lambda: cluster.indexer.settled)
+    assert {worker.key for worker in workers} >= set(cluster.indexer.tree.workers)
+
+
+async def test_events_of_many_workers_are_kept_apart_in_the_stream(cluster: Cluster) -> None:
+    """The range of one worker's batches is found among those of others."""
+    from runtime.kv_events.history import fetch_batches
+
+    workers = [await cluster.add(f"w{number}") for number in range(5)]
+    rng = random.Random(0)
+    for _ in range(400):
+        worker = rng.choice(workers)
+        worker.publish(Cleared())
+    for worker in workers:
+        assert await worker.publisher.flush(5)
+    assert (await cluster.router_nats.stored_sequences(kv_events_stream("default"))) == range(1, 401)
+    for worker in workers:
+        last = worker.publisher.last_event_id
+        for ids in (range(1, 2), range(1, last + 1), range(last // 2, last), range(last, last + 1)):
+            batches = await fetch_batches(cluster.router_nats, worker.key, ids)
+            assert batches is not None
+            assert [(batch.worker_id, batch.event_id) for batch in batches] == [(worker.key[0], i) for i in ids]
+        assert await fetch_batches(cluster.router_nats, worker.key, range(last, last + 2)) is None
+    message = await cluster.router_nats.stored_message(kv_events_stream("default"), kv_events_subject("default", "w0"))
+    assert message is not None
+    assert message.data is not None
+    assert decode_batch(message.data).event_id == workers[0].publisher.last_event_id

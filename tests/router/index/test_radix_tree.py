@@ -1,0 +1,346 @@
+"""The radix tree against a brute-force oracle that remembers each block of each worker in a dict."""
+
+import numpy as np
+import pytest
+from hypothesis import settings, strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from numpy.typing import NDArray
+
+from router.index.edge import HASH_BYTES, find_hash
+from router.index.radix_tree import MAX_EXTENDED_BYTES, RadixTree, UnknownBlockError
+from runtime.blocks.block_hash import sequence_hashes
+from runtime.discovery.worker_key import WorkerKey
+from runtime.errors import ProtocolError
+
+A: WorkerKey = ("a", 1)
+B: WorkerKey = ("b", 1)
+C: WorkerKey = ("c", 7)
+
+
+def blocks(*values: int) -> NDArray[np.uint64]:
+    """Block hashes by small numbers; the values mean nothing to the tree."""
+    return np.array(values, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+
+
+def chain(*values: int) -> list[int]:
+    """Sequence hashes of a path from the start."""
+    return [int(hashed) for hashed in sequence_hashes(blocks(*values))]
+
+
+def packed(hashes: list[int]) -> bytes:
+    return np.array(hashes, dtype="<u8").tobytes()
+
+
+def store(tree: RadixTree, worker: WorkerKey, path: list[int], known: int = 0) -> None:
+    """Stores path[known:] behind path[:known]."""
+    sequences = chain(*path)
+    parent = sequences[known - 1] if known else None
+    tree.apply_stored(worker, parent, blocks(*path[known:]).tobytes(), packed(sequences[known:]))
+
+
+def remove(tree: RadixTree, worker: WorkerKey, path: list[int], kept: int) -> None:
+    """Removes path[kept:], leaves first."""
+    tree.apply_removed(worker, packed(chain(*path)[kept:][::-1]))
+
+
+def found(tree: RadixTree, *path: int) -> dict[WorkerKey, int]:
+    return tree.find(blocks(*path)).as_dict()
+
+
+def check_structure(tree: RadixTree) -> None:
+    """All invariants of the data structure itself."""
+    stack = [tree._root]
+    edges = num_blocks = 0
+    while stack:
+        edge = stack.pop()
+        assert edge.children is None or edge.children, "an empty dict of children is None"
+        for first, child in (edge.children or {}).items():
+            stack.append(child)
+            edges += 1
+            num_blocks += len(child.blocks) // HASH_BYTES
+            assert child.parent is edge
+            assert first == child.blocks[:HASH_BYTES]
+            assert len(child.blocks) == len(child.sequences) > 0
+            assert tree._edges[child.number] is child
+            hashes = np.frombuffer(child.sequences, dtype="<u8")
+            assert all(tree._index.get(key) == child.number for key in hashes.tolist())
+            assert child.full > 0, "somebody covers the last block"
+            assert child.full & ~edge.full == 0, "whoever covers a child covers its parent"
+            for bit, covered in (child.partial or {}).items():
+                assert 0 < covered < len(child.blocks)
+                assert covered % HASH_BYTES == 0
+                assert edge.full >> bit & 1
+                assert not child.full >> bit & 1
+            assert child.partial is None or child.partial
+            if edge is not tree._root and len(edge.children or {}) == 1:
+                joined = len(edge.blocks) + len(child.blocks)
+                assert child.full != edge.full or joined > MAX_EXTENDED_BYTES, "a run broken for nothing"
+    assert edges == tree.num_edges
+    assert num_blocks == tree.num_blocks
+
+
+class TreeAgainstOracle(RuleBasedStateMachine):
+    """Few workers and few block values: paths share prefixes and part ways all the time."""
+
+    workers = st.sampled_from([A, B, C, ("a", 2)])
+    paths = st.lists(st.integers(1, 3), min_size=1, max_size=10)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tree = RadixTree()
+        self.held: dict[WorkerKey, dict[tuple[int, ...], int]] = {}  # path -> its sequence hash
+
+    def has(self, worker: WorkerKey, path: tuple[int, ...]) -> bool:
+        return path in self.held.get(worker, {})
+
+    @rule(worker=workers, path=paths, known=st.integers(0, 10))
+    def stored(self, worker: WorkerKey, path: list[int], known: int) -> None:
+        known = min(known, len(path) - 1)
+        if known and not self.has(worker, tuple(path[:known])):
+            with pytest.raises(UnknownBlockError):
+                store(self.tree, worker, path, known)
+            return
+        store(self.tree, worker, path, known)
+        for depth, sequence in enumerate(chain(*path), start=1):
+            self.held.setdefault(worker, {})[tuple(path[:depth])] = sequence
+
+    @rule(worker=workers, path=paths, data=st.data())
+    def removed(self, worker: WorkerKey, path: list[int], data: st.DataObject) -> None:
+        """Blocks of a path in any order, held or not."""
+        sequences = chain(*path)
+        depths = data.draw(st.lists(st.integers(1, len(path)), min_size=1, max_size=5))
+        unknown = 0
+        for depth in depths:
+            gone = tuple(path[:depth])
+            if self.has(worker, gone):
+                held = self.held[worker]
+                self.held[worker] = {p: s for p, s in held.items() if p[:depth] != gone}
+            else:
+                unknown += 1
+        event = packed([sequences[depth - 1] for depth in depths])
+        if unknown:
+            with pytest.raises(UnknownBlockError) as raised:
+                self.tree.apply_removed(worker, event)
+            assert raised.value.count == unknown
+        else:
+            self.tree.apply_removed(worker, event)
+
+    @rule(worker=workers, path=paths, data=st.data())
+    def evicted_leaf_first(self, worker: WorkerKey, path: list[int], data: st.DataObject) -> None:
+        if not self.has(worker, tuple(path)):
+            return
+        kept = data.draw(st.integers(0, len(path) - 1))
+        self.held[worker] = {p: s for p, s in self.held[worker].items() if p[: kept + 1] != tuple(path[: kept + 1])}
+        remove(self.tree, worker, path, kept)
+
+    @rule(worker=workers)
+    def cleared(self, worker: WorkerKey) -> None:
+        self.tree.clear(worker)
+        self.held.pop(worker, None)
+
+    @rule(worker=workers)
+    def worker_removed(self, worker: WorkerKey) -> None:
+        self.tree.remove_worker(worker)
+        self.held.pop(worker, None)
+        assert worker not in self.tree.workers
+
+    @rule(path=paths)
+    def finds(self, path: list[int]) -> None:
+        expected = {}
+        for worker in self.held:
+            depth = 0
+            while depth < len(path) and self.has(worker, tuple(path[: depth + 1])):
+                depth += 1
+            if depth:
+                expected[worker] = depth
+        match = self.tree.find(blocks(*path))
+        assert match.as_dict() == expected
+        asked = (C, ("nobody", 1), ("a", 2), A, B)
+        assert match.column(asked).tolist() == [expected.get(worker, 0) for worker in asked]
+        assert match.longest == max(expected.values(), default=0)
+
+    @invariant()
+    def dumps_what_is_held(self) -> None:
+        for worker in [A, B, C, ("a", 2)]:
+            expected = self.held.get(worker, {})
+            dumped: dict[int, int | None] = {}
+            for run in self.tree.dump(worker):
+                sequences = np.frombuffer(run.sequence_hashes, dtype="<u8").tolist()
+                assert run.parent is None or run.parent in dumped, "parents come first"
+                hashes = sequence_hashes(np.frombuffer(run.block_hashes, dtype="<u8"), run.parent).tolist()
+                assert hashes == sequences
+                for parent, sequence in zip([run.parent, *sequences], sequences, strict=False):
+                    assert sequence not in dumped
+                    dumped[sequence] = parent
+            assert set(dumped) == set(expected.values())
+            assert self.tree.num_blocks_of(worker) == len(expected)
+
+    @invariant()
+    def structure_holds(self) -> None:
+        check_structure(self.tree)
+        assert self.tree.num_blocks == len({s for held in self.held.values() for s in held.values()})
+
+
+TestTreeAgainstOracle = TreeAgainstOracle.TestCase
+TestTreeAgainstOracle.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+def test_an_empty_tree_matches_nothing() -> None:
+    tree = RadixTree()
+    assert found(tree, 1, 2) == {}
+    assert tree.find(blocks()).longest == 0
+    assert len(tree.find(blocks(1))) == 0
+
+
+def test_a_hash_is_not_found_across_two_others() -> None:
+    wanted = bytes(range(8))
+    assert find_hash(b"\xff" * 4 + wanted + b"\xff" * 4 + wanted, wanted) == 16
+
+
+def test_each_worker_matches_as_far_as_it_holds_the_prefix() -> None:
+    tree = RadixTree()
+    store(tree, A, [1, 2, 3, 4])
+    store(tree, B, [1, 2, 9])
+    store(tree, C, [1])
+    match = tree.find(blocks(1, 2, 3, 4, 5))
+    assert dict(match) == {A: 4, B: 2, C: 1}
+    assert match.longest == 4
+    assert found(tree, 1, 2, 9, 9) == {A: 2, B: 3, C: 1}
+    assert found(tree, 7) == {}
+    check_structure(tree)
+
+
+def test_decoding_extends_an_edge_in_place() -> None:
+    tree = RadixTree()
+    store(tree, A, [1])
+    for length in range(2, 50):
+        store(tree, A, list(range(1, length + 1)), known=length - 1)
+    assert tree.num_edges == 1
+    assert found(tree, *range(1, 60)) == {A: 49}
+
+
+def test_a_very_long_sequence_becomes_several_edges_and_goes_away_again() -> None:
+    tree = RadixTree()
+    hashes = blocks(*range(1, 10_001))
+    sequences = sequence_hashes(hashes)
+    for start in range(0, 10_000, 100):
+        parent = int(sequences[start - 1]) if start else None
+        tree.apply_stored(A, parent, hashes[start : start + 100].tobytes(), sequences[start : start + 100].tobytes())
+    assert tree.num_edges == 3
+    assert tree.find(hashes).as_dict() == {A: 10_000}
+    tree.apply_removed(A, sequences[100:][::-1].tobytes())
+    assert tree.find(hashes).as_dict() == {A: 100}
+    assert tree.num_edges == 1
+    check_structure(tree)
+
+
+def test_what_one_worker_drops_the_others_keep() -> None:
+    tree = RadixTree()
+    store(tree, A, [1, 2, 3, 4])
+    store(tree, B, [1, 2, 3, 4])
+    remove(tree, A, [1, 2, 3, 4], kept=1)
+    assert found(tree, 1, 2, 3, 4) == {A: 1, B: 4}
+    tree.remove_worker(B)
+    assert found(tree, 1, 2, 3, 4) == {A: 1}
+    assert tree.num_blocks == 1
+    tree.clear(A)
+    assert (tree.num_blocks, tree.num_edges) == (0, 0)
+
+
+def test_removing_a_block_in_mid_chain_drops_all_that_follows_it() -> None:
+    tree = RadixTree()
+    store(tree, A, [1, 2, 3, 4])
+    store(tree, A, [1, 2, 3, 5, 6])
+    store(tree, B, [1, 2, 3, 4])
+    tree.apply_removed(A, packed([chain(1, 2)[-1]]))
+    assert found(tree, 1, 2, 3, 4) == {A: 1, B: 4}
+    assert found(tree, 1, 2, 3, 5, 6) == {A: 1, B: 3}
+    assert tree.num_blocks == 4
+    check_structure(tree)
+
+
+def test_an_unknown_parent_changes_nothing() -> None:
+    tree = RadixTree()
+    store(tree, A, [1, 2])
+    for worker, path, known in ((A, [1, 9, 3], 2), (B, [1, 2, 3], 2), (A, [5, 6], 1)):
+        with pytest.raises(UnknownBlockError):
+            store(tree, worker, path, known)
+    assert found(tree, 1, 2, 3) == {A: 2}
+    assert tree.workers == [A]
+
+
+def test_unknown_removals_are_counted_and_known_ones_applied() -> None:
+    tree = RadixTree()
+    store(tree, A, [1, 2, 3])
+    with pytest.raises(UnknownBlockError) as raised:
+        tree.apply_removed(A, packed([chain(1, 2, 3)[-1], 12345, chain(7)[0]]))
+    assert raised.value.count == 2
+    assert found(tree, 1, 2, 3) == {A: 2}
+    with pytest.raises(UnknownBlockError):
+        tree.apply_removed(B, packed([chain(1)[0]]))
+
+
+def test_contradicting_hashes_are_refused_and_change_nothing() -> None:
+    tree = RadixTree()
+    store(tree, A, [1, 2, 3])
+    one, _two, three = chain(1, 2, 3)
+    bad: list[tuple[int | None, bytes, bytes]] = [
+        (None, b"", b""),
+        (None, blocks(1).tobytes(), b""),
+        (None, b"1234", b"1234"),
+        (None, blocks(1, 2).tobytes(), packed([one, 77])),  # a known block under another name
+        (one, blocks(8).tobytes(), packed([three])),  # a name that another block has
+        (three, blocks(8, 9).tobytes(), packed([55, 55])),
+        (three, blocks(8).tobytes(), packed([0])),
+    ]
+    for parent, block_run, sequence_run in bad:
+        with pytest.raises(ProtocolError):
+            tree.apply_stored(A, parent, block_run, sequence_run)
+    with pytest.raises(ProtocolError):
+        tree.apply_removed(A, b"123")
+    tree.apply_removed(A, b"")
+    assert found(tree, 1, 2, 3, 8) == {A: 3}
+    assert tree.num_blocks == 3
+    check_structure(tree)
+
+
+def test_a_dump_rebuilds_the_same_tree() -> None:
+    rng = np.random.default_rng(0)
+    tree, copy = RadixTree(), RadixTree()
+    for _ in range(200):
+        path = rng.integers(1, 4, size=rng.integers(1, 12)).tolist()
+        store(tree, (A, B, C)[int(rng.integers(3))], path)
+    for worker in tree.workers:
+        for run in tree.dump(worker):
+            copy.apply_stored(worker, run.parent, run.block_hashes, run.sequence_hashes)
+    check_structure(copy)
+    assert copy.num_blocks == tree.num_blocks
+    for _ in range(100):
+        path = rng.integers(1, 4, size=12).tolist()
+        assert found(copy, *path) == found(tree, *path)
+
+
+def test_hundreds_of_workers_and_long_runs() -> None:
+    """More workers than a machine word has bits, more blocks than the smallest block index has room for."""
+    tree = RadixTree()
+    path = np.arange(1, 2001)
+    hashes, sequences = blocks(*path), packed(chain(*path))
+    for number in range(300):
+        length = 8 * (1000 + number)
+        tree.apply_stored((f"w{number}", 1), None, hashes.tobytes()[:length], sequences[:length])
+    match = tree.find(hashes)
+    assert match.as_dict() == {(f"w{number}", 1): 1000 + number for number in range(300)}
+    check_structure(tree)
+    for number in range(299, -1, -1):
+        tree.remove_worker((f"w{number}", 1))
+        assert tree.num_blocks == (999 + number if number else 0)
+    check_structure(tree)
+
+
+def test_a_bit_of_a_worker_that_left_is_used_again() -> None:
+    tree = RadixTree()
+    for incarnation in range(1, 50):
+        tree.remove_worker(("a", incarnation - 1))
+        store(tree, ("a", incarnation), [1, 2])
+        assert found(tree, 1, 2) == {("a", incarnation): 2}
+    assert len(tree._roster.names) == 1

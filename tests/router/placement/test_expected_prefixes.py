@@ -1,0 +1,185 @@
+"""Expectations against a plain list of them, and the ways in which they end."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+from numpy.typing import NDArray
+
+from router.placement.expected_prefixes import EVENT_GRACE_S, MAX_RUNS, MAX_WAITING, Expectation, ExpectedPrefixes
+
+A, B = ("a", 1), ("b", 1)
+
+
+@dataclass
+class Clock:
+    now_s: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def blocks(path: list[int]) -> NDArray[np.uint64]:
+    return np.array(path, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def expected(clock: Clock) -> ExpectedPrefixes:
+    return ExpectedPrefixes(30.0, clock)
+
+
+def test_a_prompt_counts_as_cached_as_far_as_a_query_shares_it(expected: ExpectedPrefixes) -> None:
+    expected.expect(A, blocks([1, 2, 3, 4]), 0)
+    assert expected.outlook({}, blocks([1, 2, 9])) == ({A: 2}, {A: 2})
+    assert expected.outlook({B: 3}, blocks([1, 2, 3, 4, 5])) == ({A: 4, B: 3}, {A: 4})
+    assert expected.outlook({B: 1}, blocks([2, 1])) == ({B: 1}, {})
+
+
+def test_what_the_worker_holds_already_is_not_expected_of_it(expected: ExpectedPrefixes) -> None:
+    expected.expect(A, blocks([1, 2, 3, 4]), 2)
+    assert expected.outlook({A: 2}, blocks([1, 2, 3])) == ({A: 3}, {A: 1})
+    assert expected.outlook({A: 2}, blocks([1, 2])) == ({A: 2}, {})
+    assert expected.expect(A, blocks([1, 2]), 2) is None
+
+
+def test_the_tree_is_believed_where_it_knows_more(expected: ExpectedPrefixes) -> None:
+    expected.expect(A, blocks([1, 2]), 0)
+    assert expected.outlook({A: 5}, blocks([1, 2, 3, 4, 5])).cached == {A: 5}
+
+
+def test_the_workers_event_ends_it(expected: ExpectedPrefixes) -> None:
+    expected.expect(A, blocks([1, 2, 3]), 0)
+    expected.expect(B, blocks([1, 2, 3]), 0)
+    expected.stored(A, blocks([1, 2]).tobytes())
+    assert expected.count == 2, "a part of the prompt"
+    expected.stored(A, blocks([3]).tobytes())
+    assert expected.outlook({}, blocks([1, 2, 3])).cached == {B: 3}
+
+
+def test_a_request_that_ends_without_a_token_leaves_nothing_to_expect(expected: ExpectedPrefixes) -> None:
+    expectation = expected.expect(A, blocks([1]), 0)
+    assert expectation is not None
+    expectation.cancel()
+    expectation.cancel()
+    assert expected.outlook({}, blocks([1])) == ({}, {})
+
+
+def test_after_the_first_token_the_event_is_awaited_for_a_moment_only(expected: ExpectedPrefixes, clock: Clock) -> None:
+    expectation = expected.expect(A, blocks([1]), 0)
+    assert expectation is not None
+    expectation.first_token()
+    expectation.cancel()  # the request has ended, its blocks stay cached
+    assert expected.outlook({}, blocks([1])) == ({A: 1}, {}), "nothing of it is in the queue any more"
+    clock.now_s += EVENT_GRACE_S
+    assert expected.outlook({}, blocks([1])).cached == {}
+
+
+def test_an_expectation_that_is_never_met_ends_with_its_time(expected: ExpectedPrefixes, clock: Clock) -> None:
+    expected.expect(A, blocks([1]), 0)
+    clock.now_s = 20.0
+    expected.expect(A, blocks([2]), 0)
+    clock.now_s = 30.0
+    assert expected.outlook({}, blocks([1])).cached == {}
+    assert expected.outlook({}, blocks([2])).cached == {A: 1}
+    clock.now_s = 50.0
+    assert expected.outlook({}, blocks([2])).cached == {}
+    assert expected.count == 0
+
+
+def test_nothing_is_expected_of_a_worker_that_is_gone_or_when_it_is_switched_off(expected: ExpectedPrefixes) -> None:
+    expected.expect(A, blocks([1]), 0)
+    expected.expect(B, blocks([1]), 0)
+    expected.forget(A)
+    assert expected.outlook({}, blocks([1])).cached == {B: 1}
+    assert ExpectedPrefixes(0.0).expect(A, blocks([1]), 0) is None
+
+
+def test_the_oldest_makes_room_when_too_many_prompts_wait(expected: ExpectedPrefixes) -> None:
+    for number in range(MAX_WAITING + 3):
+        expected.expect(A, blocks([number + 1, 5]), 0)
+    assert expected.count == MAX_WAITING
+    assert expected.outlook({}, blocks([3, 5])).cached == {}
+    assert expected.outlook({}, blocks([4, 5])).cached == {A: 2}
+
+
+def test_a_query_follows_a_bounded_number_of_branches(expected: ExpectedPrefixes) -> None:
+    trunk = list(range(1, 2 * MAX_RUNS))
+    for length in range(1, len(trunk)):
+        expected.expect(A, blocks([*trunk[:length], 999]), 0)
+    assert expected.outlook({}, blocks(trunk)).cached == {A: MAX_RUNS}
+
+
+paths = st.lists(st.integers(1, 3), min_size=1, max_size=8)
+workers = st.sampled_from([A, B, ("c", 1)])
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("expect"), workers, paths, st.integers(0, 8)),
+            st.tuples(st.sampled_from(["token", "cancel", "stored"]), st.integers(0, 50)),
+            st.tuples(st.just("forget"), workers),
+            st.tuples(st.just("wait"), st.sampled_from([0.3, 0.5, 12.0])),
+        ),
+        max_size=60,
+    ),
+    st.lists(paths, max_size=6),
+)
+def test_it_answers_as_a_list_of_prompts_would(steps: list[tuple[object, ...]], queries: list[list[int]]) -> None:
+    clock = Clock()
+    expected = ExpectedPrefixes(30.0, clock)
+    live: list[tuple[Expectation, tuple[str, int], list[int], int, list[float]]] = []
+    for step in steps:
+        if step[0] == "expect":
+            _, worker, path, known = step
+            assert isinstance(worker, tuple)
+            assert isinstance(path, list)
+            assert isinstance(known, int)
+            made = expected.expect(worker, blocks(path), known)
+            if made is not None:
+                live.append((made, worker, path, known, [clock.now_s + 30.0, 0.0]))
+        elif step[0] == "wait":
+            clock.now_s += float(str(step[1]))
+        elif step[0] == "forget":
+            worker = step[1]
+            assert isinstance(worker, tuple)
+            expected.forget(worker)
+            live = [entry for entry in live if entry[1] != worker]
+        elif live:
+            at = int(str(step[1])) % len(live)
+            made, worker, path, _, times = live[at]
+            if step[0] == "token":
+                made.first_token()
+                if not times[1] and clock.now_s < times[0]:
+                    times[:] = [clock.now_s + EVENT_GRACE_S, 1.0]
+            elif step[0] == "cancel":
+                made.cancel()
+                if not times[1]:
+                    del live[at]
+            else:
+                expected.stored(worker, blocks(path[-2:]).tobytes())
+                last = path[-1]
+                live = [entry for entry in live if not (entry[1] == worker and entry[2][-1] == last)]
+        live = [entry for entry in live if entry[4][0] > clock.now_s]
+        for query in [*queries, *[path for _, _, path, _, _ in live]]:
+            reach: dict[tuple[str, int], int] = {}
+            for _, worker, path, known, _ in live:
+                shared = next((i for i, (a, b) in enumerate(zip(path, query, strict=False)) if a != b), None)
+                shared = min(len(path), len(query)) if shared is None else shared
+                if shared > known:
+                    reach[worker] = max(reach.get(worker, 0), shared)
+            answer = expected.outlook({}, blocks(query))
+            assert answer.cached == reach
+            assert set(answer.computing) <= set(reach)
+    for made, *_ in live:
+        made.first_token()
+    clock.now_s += 100.0
+    expected.outlook({}, blocks([1]))
+    assert expected.count == 0
+    assert not expected._root.children, "no node is left behind"

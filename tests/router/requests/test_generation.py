@@ -1,0 +1,208 @@
+"""Generation over scripted workers: streaming, early ends, and nothing held by whoever has ended."""
+
+import asyncio
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from baton_proto.worker import Delta, Failure, Submit
+from router.text.tokenizer import Tokenizer
+from runtime.errors import (
+    DeadlineError,
+    ProtocolError,
+    UnavailableError,
+)
+from tests.router.scripted_worker import (
+    ScriptedWorker,
+    answer,
+    answer_until,
+    greedy,
+    steps_of,
+)
+from tests.router.small_router import (
+    CONFIG,
+    PROMPT,
+    collect,
+    fails_with,
+    request,
+    routing,
+    silent,
+    stream,
+    text_of,
+    then_fail,
+)
+from tests.tiny_model import VOCAB_SIZE
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_model: Path) -> Tokenizer:
+    return Tokenizer(tiny_model, VOCAB_SIZE)
+
+
+async def test_a_request_is_placed_streamed_and_accounted(tokenizer: Tokenizer) -> None:
+    prefill, decode = ScriptedWorker("p0", "prefill"), ScriptedWorker("d0")
+    async with routing(tokenizer, prefill, decode) as router:
+        result = await collect(stream(router, request(10)))
+        assert result.tokens == {0: greedy(PROMPT, 10)}
+        assert result.texts == {0: text_of(tokenizer, greedy(PROMPT, 10))}
+        assert result.reasons == {0: "length"}
+        (served,) = result.finished.served_by
+        assert (served.decode_worker, served.prefill_worker, served.attempts) == ("d0", "p0", 1)
+        assert (served.kv_blocks, served.kv_bytes, served.transport) == (3, 300, "shm")
+        assert (result.finished.prompt_tokens, result.finished.completion_tokens) == (len(PROMPT), 10)
+        assert result.finished.cached_tokens == 16
+        (submitted,) = decode.submits
+        assert submitted.prefill is not None
+        assert submitted.prefill.stream_address == prefill.stream_address
+        assert not prefill.submits
+        router.check_idle()
+        scraped = router.metrics.exposition().decode()
+        assert 'baton_router_requests_total{outcome="completed"} 1.0' in scraped
+        assert 'baton_router_placements_total{reason="shipped"} 1.0' in scraped
+        assert "baton_router_output_tokens_total 10.0" in scraped
+
+
+async def test_choices_run_beside_each_other(tokenizer: Tokenizer) -> None:
+    release = asyncio.Event()
+
+    async def together(worker: ScriptedWorker, submit: Submit) -> None:
+        if len(worker.submits) == 3:
+            release.set()
+        await release.wait()
+        await answer(worker, submit)
+
+    decode = ScriptedWorker("d0", script=together)
+    async with routing(tokenizer, decode) as router:
+        result = await collect(stream(router, request(8, n=3)))
+        assert result.tokens == dict.fromkeys(range(3), greedy(PROMPT, 8))
+        assert result.reasons == dict.fromkeys(range(3), "length")
+        assert result.finished.completion_tokens == 24
+        assert sorted(submit.sampling.seed for submit in decode.submits) == [0, 1, 2]
+        assert [service.index for service in result.finished.served_by] == [0, 1, 2]
+        router.check_idle()
+
+
+async def test_a_stop_string_ends_the_choice_on_the_worker_too(tokenizer: Tokenizer) -> None:
+    async def endless(worker: ScriptedWorker, submit: Submit) -> None:
+        await answer_until(worker, submit, 12)  # and it would go on
+
+    full = text_of(tokenizer, greedy(PROMPT, 12))
+    stop = full[4:7]
+    decode = ScriptedWorker("d0", script=endless)
+    async with routing(tokenizer, decode) as router:
+        result = await collect(stream(router, request(100, stop=(stop,))))
+        assert result.texts[0] == full[: full.index(stop)]
+        assert result.reasons == {0: "stop"}
+        assert result.tokens[0] == greedy(PROMPT, len(result.tokens[0]))
+        await decode.until(lambda: decode.cancels == [decode.submits[0].request_id])
+        router.check_idle()
+
+
+async def test_an_eos_token_is_counted_and_not_shown(tokenizer: Tokenizer) -> None:
+    async def script(worker: ScriptedWorker, submit: Submit) -> None:
+        worker.send(Delta(submit.request_id, token_ids=[60], cached_tokens=0))
+        worker.send(Delta(submit.request_id, token_ids=[61, 2], finish="stop", stop_token=2))
+
+    async with routing(tokenizer, ScriptedWorker("d0", script=script)) as router:
+        result = await collect(stream(router, request(100)))
+        assert result.tokens == {0: [60, 61, 2]}
+        assert result.texts == {0: text_of(tokenizer, [60, 61])}
+        assert result.reasons == {0: "stop"}
+
+
+async def test_the_deadline_ends_a_request_that_hangs(tokenizer: Tokenizer) -> None:
+    decode = ScriptedWorker("d0", script=silent)
+    async with routing(tokenizer, decode) as router:
+        with fails_with(DeadlineError, "did not finish within 0.1 s"):
+            await collect(stream(router, request(timeout_s=0.1)))
+        assert decode.submits[0].timeout_s <= 0.1
+        await decode.until(lambda: len(decode.cancels) == 1)
+        router.check_idle()
+
+
+async def test_the_deadline_holds_in_the_queue_too(tokenizer: Tokenizer) -> None:
+    async with routing(tokenizer, config=replace(CONFIG, no_worker_timeout_s=5.0)) as router:
+        with fails_with(DeadlineError, "did not finish within 0.1 s"):
+            await collect(stream(router, request(timeout_s=0.1)))
+        router.check_idle()
+
+
+@pytest.mark.parametrize("n", [1, 3])
+async def test_closing_the_stream_cancels_everywhere(tokenizer: Tokenizer, n: int) -> None:
+    async def some(worker: ScriptedWorker, submit: Submit) -> None:
+        await answer_until(worker, submit, 2)
+
+    decode = ScriptedWorker("d0", script=some)
+    async with routing(tokenizer, decode) as router:
+        async with aclosing(stream(router, request(100, n=n))) as pieces:
+            async for _ in pieces:
+                break
+        router.check_idle()
+        await decode.until(lambda: len(decode.cancels) == len(decode.submits))
+        assert set(decode.cancels) == {submit.request_id for submit in decode.submits}
+
+
+@pytest.mark.parametrize("n", [1, 3])
+async def test_cancelling_the_reader_cancels_everywhere(tokenizer: Tokenizer, n: int) -> None:
+    decode = ScriptedWorker("d0", script=silent)
+    async with routing(tokenizer, decode) as router:
+        reader = asyncio.create_task(collect(stream(router, request(100, n=n))))
+        await decode.until(lambda: len(decode.submits) == n)
+        reader.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reader
+        await decode.until(lambda: len(decode.cancels) == n)
+        router.check_idle()
+        assert 'outcome="cancelled"} 1.0' in router.metrics.exposition().decode()
+
+
+async def test_one_failing_choice_ends_the_others(tokenizer: Tokenizer) -> None:
+    broken = Failure("internal", "broken", retryable=False, worker_id="d0")
+    decode = ScriptedWorker("d0", script=steps_of(silent, then_fail(1, broken), silent))
+    async with routing(tokenizer, decode) as router:
+        with fails_with(ProtocolError, "broken"):
+            await collect(stream(router, request(100, n=3)))
+        await decode.until(lambda: len(decode.cancels) == 2)
+        router.check_idle()
+
+
+async def test_draining_finishes_what_runs_and_refuses_what_comes(tokenizer: Tokenizer) -> None:
+    proceed = asyncio.Event()
+
+    async def when_told(worker: ScriptedWorker, submit: Submit) -> None:
+        await proceed.wait()
+        await answer(worker, submit)
+
+    decode = ScriptedWorker("d0", script=when_told)
+    async with routing(tokenizer, decode) as router:
+        running = asyncio.create_task(collect(stream(router, request(5))))
+        await decode.until(lambda: len(decode.submits) == 1)
+        assert await router.generator.drain(0.05) == 1
+        draining = asyncio.create_task(router.generator.drain(5.0))
+        with fails_with(UnavailableError, "draining"):
+            await collect(stream(router, request()))
+        proceed.set()
+        assert await draining == 0
+        assert (await running).tokens == {0: greedy(PROMPT, 5)}
+        assert router.generator.not_ready() == "the router is draining"
+
+
+async def test_requests_with_a_new_prefix_follow_the_first_one_and_stop_when_it_is_cancelled(
+    tokenizer: Tokenizer,
+) -> None:
+    """No event comes from any of the four prefill workers."""
+    prefill = [ScriptedWorker(f"p{number}", "prefill") for number in range(4)]
+    decode = ScriptedWorker("d0", script=silent)
+    async with routing(tokenizer, *prefill, decode) as router:
+        tasks = [asyncio.create_task(collect(stream(router, request(10)))) for _ in range(3)]
+        await decode.until(lambda: len(decode.submits) == 3)
+        chosen = [submit.prefill.worker_id for submit in decode.submits if submit.prefill is not None]
+        assert len(chosen) == 3
+        assert len(set(chosen)) == 1
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert router.expected.count == 0
+        router.check_idle()

@@ -1,0 +1,106 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer as LibraryTokenizer, models
+from transformers import PreTrainedTokenizerFast
+
+from router.text.chat_template import ChatTemplate, load_chat_template
+from runtime.errors import InvalidRequestError, ModelError
+from tests.tiny_model import CHAT_TEMPLATE
+
+SMOLLM2 = (
+    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
+    "{{ '<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n' }}"
+    "{% endif %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+LAID_OUT = """{{- bos_token }}
+{% for message in messages %}
+    {%- if loop.index > 8 %}{% break %}{% endif %}
+    {% if message.role == 'assistant' %}
+        {% generation %}
+{{ message.content | trim }}
+        {% endgeneration %}
+    {% else %}
+  [{{ message.role }}] {{ message | tojson }} {{ [1, 'é<'] | tojson(indent=2) }}
+    {% endif %}
+{% endfor %}
+{%- set found = namespace(last='') -%}
+{% for message in messages %}{% set found.last = message.content %}{% endfor %}
+{{ found.last[::-1] }} {{ tools is none }} {{ strftime_now('%Y') | length }} {{ enable_thinking | default('unset') }}
+{% if add_generation_prompt %}>>{% endif %}
+"""
+CONVERSATIONS: list[list[dict[str, Any]]] = [
+    [{"role": "user", "content": "What is the capital of France?"}],
+    [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "<b>é</b>  "},
+        {"role": "assistant", "content": "  Yes.\n"},
+        {"role": "user", "content": "{{ 1 + 1 }}\n"},
+    ],
+]
+
+
+def rendered_by_transformers(template: str, messages: list[dict[str, Any]], **variables: Any) -> str:
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=LibraryTokenizer(models.BPE()), bos_token="<s>", chat_template=template
+    )
+    text = tokenizer.apply_chat_template(messages, tokenize=False, **variables)
+    assert isinstance(text, str)
+    return text
+
+
+@pytest.mark.parametrize("messages", CONVERSATIONS)
+@pytest.mark.parametrize("template", [SMOLLM2, CHAT_TEMPLATE, LAID_OUT], ids=["smollm2", "tiny", "laid out"])
+def test_templates_render_as_in_transformers(template: str, messages: list[dict[str, Any]]) -> None:
+    ours = ChatTemplate(template, {"bos_token": "<s>"})
+    for prompt in (True, False):
+        theirs = rendered_by_transformers(template, messages, add_generation_prompt=prompt, enable_thinking=False)
+        assert ours.render(messages, {"enable_thinking": False}, prompt) == theirs
+
+
+def test_a_model_without_a_template_refuses_messages(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequestError, match="messages: the model has no chat template"):
+        load_chat_template(tmp_path).render(CONVERSATIONS[0])
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ raise_exception('roles must alternate') }}",
+        "{{ messages[7].content }}",
+        "{{ messages[0].content + 1 }}",
+        "{{ messages.append(1) }}",
+        "{{ 1 / 0 }}",
+        "{{ ''.__class__.__mro__ }}",
+    ],
+)
+def test_what_a_template_refuses_is_the_callers_mistake(template: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        ChatTemplate(template, {}).render(CONVERSATIONS[0])
+    assert caught.value.field == "messages"
+
+
+def test_the_words_of_the_template_reach_the_caller() -> None:
+    with pytest.raises(InvalidRequestError, match="roles must alternate"):
+        ChatTemplate("{{ raise_exception('roles must alternate') }}", {}).render(CONVERSATIONS[0])
+
+
+def test_a_template_that_cannot_be_parsed_is_an_error_of_the_model() -> None:
+    with pytest.raises(ModelError, match="chat template"):
+        ChatTemplate("{% for %}", {}, "tiny")
+
+
+def test_callers_cannot_replace_the_messages_or_special_tokens_that_a_template_sees(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text('{"bos_token": {"content": "<s>"}}')
+    (tmp_path / "chat_template.jinja").write_text("{{ bos_token }}{{ messages | length }}{{ mood }}")
+    variables = {"mood": "!", "messages": [], "self": 1, "bos_token": "?", "add_generation_prompt": False}
+    assert load_chat_template(tmp_path).render(CONVERSATIONS[0], variables) == "<s>1!"
+
+
+def test_the_default_of_several_templates_is_used(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(
+        '{"chat_template": [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "yes"}]}'
+    )
+    assert load_chat_template(tmp_path).render([]) == "yes"

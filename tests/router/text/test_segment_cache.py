@@ -1,0 +1,116 @@
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tokenizers
+from hypothesis import given, settings, strategies as st
+
+from router.text.segment_cache import MIN_CHARS, SegmentCache, boundary_pattern
+from router.text.text_encoder import TextEncoder, TokenIds, text_encoder
+from tests.tiny_model import SPECIAL_TOKENS
+
+LONG = "a system prompt that is long enough to be kept, whoever asks and whatever for"
+
+
+class Counting:
+    """Passes on to a real encoder and remembers what was asked."""
+
+    def __init__(self, encode: TextEncoder) -> None:
+        self.asked: list[str] = []
+        self._encode = encode
+
+    def __call__(self, texts: Sequence[str], add_special_tokens: bool) -> list[TokenIds]:
+        self.asked += texts
+        return self._encode(texts, add_special_tokens)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_model: Path) -> tokenizers.Tokenizer:
+    return tokenizers.Tokenizer.from_file(str(tiny_model / "tokenizer.json"))
+
+
+@pytest.fixture
+def encoder(tokenizer: tokenizers.Tokenizer, tiny_model: Path) -> Counting:
+    return Counting(text_encoder(tokenizer, tiny_model / "tokenizer.json"))
+
+
+@pytest.fixture
+def cache(tokenizer: tokenizers.Tokenizer, encoder: Counting) -> SegmentCache:
+    return SegmentCache(encoder, boundary_pattern(tokenizer.get_added_tokens_decoder().values()))
+
+
+def tokens(cache: SegmentCache, text: str) -> list[int]:
+    found: list[int] = cache.finish(cache.begin(text)).tolist()
+    return found
+
+
+def turn(role: str, content: str) -> str:
+    return f"<|im_start|>{role}\n{content}<|im_end|>\n"
+
+
+def test_the_sum_of_the_segments_is_the_text(tokenizer: tokenizers.Tokenizer, tiny_model: Path) -> None:
+    cache = SegmentCache(
+        text_encoder(tokenizer, tiny_model / "tokenizer.json"),
+        boundary_pattern(tokenizer.get_added_tokens_decoder().values()),
+        max_chars=300,
+    )
+    parts = st.one_of(st.text(max_size=40), st.sampled_from([*SPECIAL_TOKENS, "<|im_", "|>", " \n ", LONG]))
+
+    @settings(max_examples=300, deadline=None)
+    @given(st.lists(parts, max_size=12))
+    def check(chosen: list[str]) -> None:
+        text = "".join(chosen)
+        assert tokens(cache, text) == tokenizer.encode(text, add_special_tokens=False).ids
+
+    check()
+
+
+def test_only_what_is_new_is_tokenized(cache: SegmentCache, encoder: Counting) -> None:
+    system, question = turn("system", LONG), turn("user", "a question of some length, which comes back " * 2)
+    tokens(cache, system + question)
+    encoder.asked.clear()
+    text = cache.begin(system + question + turn("assistant", "an answer that is not short either"))
+    assert text.num_chars < len(system)
+    cache.finish(text)
+    assert LONG not in "".join(encoder.asked)
+    assert "an answer that is not short either" in "".join(encoder.asked)
+
+
+def test_the_least_recently_used_segment_goes_first(tokenizer: tokenizers.Tokenizer, encoder: Counting) -> None:
+    pattern = boundary_pattern(tokenizer.get_added_tokens_decoder().values())
+    first, second, third = (f"<|im_start|>{letter * 100}" for letter in "abc")
+    cache = SegmentCache(encoder, pattern, max_chars=2 * len(first))
+    for text in (first, second, first, third):
+        tokens(cache, text)
+    assert [cache.begin(text).num_chars for text in (first, second, third)] == [0, len(second), 0]
+
+
+def test_short_segments_are_not_kept(cache: SegmentCache) -> None:
+    text = "x" * (MIN_CHARS - 1)
+    tokens(cache, text)
+    assert cache.begin(text).num_chars == len(text)
+
+
+def test_a_text_that_fails_leaves_nothing_behind(cache: SegmentCache) -> None:
+    text = turn("user", "\ud800" + LONG)
+    for _ in range(2):
+        with pytest.raises(Exception, match="Unicode"):
+            tokens(cache, text)
+
+
+@pytest.mark.parametrize("trait", ["normalized", "lstrip", "single_word"])
+def test_tokens_that_depend_on_their_surroundings_are_no_boundaries(trait: str, encoder: Counting) -> None:
+    traits = {"normalized": False, trait: True}
+    assert boundary_pattern([tokenizers.AddedToken("<s>", **traits)]) is None
+    assert boundary_pattern([]) is None
+    cache = SegmentCache(encoder, None)
+    text = turn("user", LONG)
+    assert np.array_equal(cache.finish(cache.begin(text)), encoder([text], False)[0])
+
+
+def test_of_tokens_that_begin_alike_the_longest_is_found() -> None:
+    made = [tokenizers.AddedToken(text, normalized=False) for text in ("<s", "<s>")]
+    pattern = boundary_pattern(made)
+    assert pattern is not None
+    assert [match.group() for match in pattern.finditer("a<s>b<s c")] == ["<s>", "<s"]

@@ -1,0 +1,86 @@
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+from transformers import AutoTokenizer
+
+from router.text.tokenizer import Tokenizer
+from runtime.errors import InvalidRequestError, ModelError
+from tests.router.scripted_generator import tiny_tokenizer
+from tests.tiny_model import VOCAB_SIZE
+
+MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is the capital of France? €"}]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_model: Path) -> Tokenizer:
+    return tiny_tokenizer(tiny_model)
+
+
+def test_text_and_messages_give_the_tokens_that_transformers_gives(tiny_model: Path, tokenizer: Tokenizer) -> None:
+    reference = AutoTokenizer.from_pretrained(tiny_model)
+    text = "The first runner leaves the blocks.<|im_end|>\n\n Übung 😀 12345"
+    assert tokenizer.encode(text).tolist() == reference.encode(text)
+    wanted = reference.apply_chat_template(MESSAGES, add_generation_prompt=True, return_dict=False)
+    assert tokenizer.chat(MESSAGES).tolist() == wanted
+    assert tokenizer.chat(MESSAGES).dtype == np.uint32
+
+
+@given(text=st.text(st.characters(codec="utf-8"), max_size=50))
+def test_decoding_gives_the_text_back(tokenizer: Tokenizer, text: str) -> None:
+    token_ids = tokenizer.encode(text).tolist()
+    assert tokenizer.decode(token_ids, skip_special_tokens=False) == text
+    assert b"".join(map(tokenizer.token_bytes, token_ids)) == text.encode()
+
+
+def test_special_tokens_are_known_and_spelled_out_by_themselves(tokenizer: Tokenizer) -> None:
+    assert tokenizer.special_token_ids == {0, 1, 2}
+    assert tokenizer.encode("<|im_end|>").tolist() == [2]
+    assert tokenizer.token_text(2) == "<|im_end|>"
+    assert tokenizer.decode([2]) == ""
+
+
+def test_ids_that_only_the_model_has_are_empty(tiny_model: Path) -> None:
+    padded = Tokenizer(tiny_model, VOCAB_SIZE + 64)
+    assert padded.vocab_size == VOCAB_SIZE + 64
+    assert padded.token_bytes(VOCAB_SIZE + 1) == b""
+
+
+def test_text_that_is_not_unicode_is_refused(tokenizer: Tokenizer) -> None:
+    with pytest.raises(InvalidRequestError, match="Unicode"):
+        tokenizer.encode("\ud800")
+
+
+def test_settings_of_training_do_not_cut_or_pad_prompts(tiny_model: Path, tmp_path: Path) -> None:
+    import tokenizers
+
+    library = tokenizers.Tokenizer.from_file(str(tiny_model / "tokenizer.json"))
+    library.enable_truncation(4)
+    library.enable_padding(length=64)
+    library.save(str(tmp_path / "tokenizer.json"))
+    text = "a relay race is won by the team"
+    assert tiny_tokenizer(tmp_path).encode(text).tolist() == tiny_tokenizer(tiny_model).encode(text).tolist()
+
+
+def test_a_broken_tokenizer_file_is_an_error_of_the_model(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ModelError, match=r"tokenizer\.json"):
+        Tokenizer(tmp_path, 10)
+
+
+def test_threads_may_share_it(tokenizer: Tokenizer) -> None:
+    texts = [f"runner number {i} is next " * 50 for i in range(32)]
+    with ThreadPoolExecutor(4) as pool:
+        assert [tokens.tolist() for tokens in pool.map(tokenizer.encode, texts)] == [
+            tokenizer.encode(text).tolist() for text in texts
+        ]
+
+
+def test_the_apis_need_neither_torch_nor_transformers() -> None:
+    code = "import sys, router.api.http.app, router.api.grpc.server;"
+        " sys.exit(not {'torch', 'transformers'}.isdisjoint(sys.modules))"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

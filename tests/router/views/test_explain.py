@@ -1,0 +1,223 @@
+"""Explanations: every candidate with terms that add up, of requests in the past and of prompts that were only asked
+about, and nothing is charged for an answer."""
+
+import random
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from baton_proto.discovery import LoadReport, WorkerLoad
+from baton_proto.generated import inference_pb2 as pb
+from baton_proto.worker import Failure
+from router.placement.assignment import Assigner
+from router.placement.placement import NO_ROOM, Request, chances
+from router.text.tokenizer import Tokenizer
+from router.views.explain import Explainer
+from router.workers.load import LoadView
+from runtime.config.serving import PlacementConfig, RouterConfig
+from runtime.discovery.directory import Change
+from tests.router.candidates import Candidate, weigh
+from tests.router.scripted_worker import ScriptedWorker, answer, steps_of
+from tests.router.small_router import CONFIG, PROMPT, Holdings, Router, collect, request, routing, stream, then_fail
+from tests.tiny_model import VOCAB_SIZE
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_model: Path) -> Tokenizer:
+    return Tokenizer(tiny_model, VOCAB_SIZE)
+
+
+def explainer(router: Router, config: RouterConfig = CONFIG, **cached: int) -> Explainer:
+    """With workers that hold so many blocks of every prompt."""
+    holdings = Holdings({(worker_id, 1): blocks for worker_id, blocks in cached.items()})
+    assigner = Assigner(router.pool, holdings, router.ledger, config, random.Random(1))
+    return Explainer(assigner, router.generator._parts.decisions, router.pool, config, 16)
+
+
+def prompt(num_tokens: int) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
+    return np.arange(num_tokens, dtype=np.uint32)
+
+
+def by_worker(decision: pb.Decision) -> dict[str, pb.CandidateCost]:
+    return {candidate.worker_id: candidate for candidate in decision.candidates}
+
+
+def load(router: Router, worker_id: str, **fields: int) -> None:
+    router.pool.load_report(LoadReport(1, worker_id, 1, WorkerLoad(**fields)))
+
+
+async def test_a_request_of_the_past_is_explained_with_its_candidates(tokenizer: Tokenizer) -> None:
+    async with routing(
+        tokenizer, ScriptedWorker("p0", "prefill"), ScriptedWorker("d0"), ScriptedWorker("d1")
+    ) as router:
+        load(router, "d1", blocks_used=5)
+        wanted = request(10)
+        await collect(stream(router, wanted))
+        response = explainer(router).request(wanted.request_id)
+        assert response is not None
+        (decision,) = response.decisions
+        assert (decision.request_id, decision.choice, decision.attempt) == (wanted.request_id, 0, 1)
+        assert (decision.num_tokens, decision.reason) == (len(PROMPT), "shipped")
+        assert (decision.decode_worker, decision.prefill_worker) == ("d0", "p0")
+        weighed = by_worker(decision)
+        assert [w for w, candidate in weighed.items() if candidate.chosen] == ["p0", "d0"]
+        assert (weighed["d1"].load_term, weighed["d1"].total - weighed["d0"].total) == (5.0, pytest.approx(5.0))
+        assert response.rules.local_prefill_tokens == 0
+
+
+async def test_every_attempt_and_choice_is_explained(tokenizer: Tokenizer) -> None:
+    fails_once = steps_of(then_fail(3, Failure("internal", "broke", True, "d0")), answer)
+    async with routing(
+        tokenizer, ScriptedWorker("d0", script=fails_once), ScriptedWorker("d1", script=answer)
+    ) as router:
+        load(router, "d1", blocks_used=50)
+        wanted = request(10, n=2)
+        await collect(stream(router, wanted))
+        response = explainer(router).request(wanted.request_id)
+        assert response is not None
+        attempts = Counter(decision.choice for decision in response.decisions)
+        assert sorted(attempts.values()) == [1, 2]
+        again = next(decision for decision in response.decisions if decision.attempt == 2)
+        assert again.num_tokens > len(PROMPT), "what the client has already is part of the prompt"
+        assert by_worker(again)["d0"].barred == "excluded"
+        assert again.decode_worker == "d1"
+
+
+async def test_an_unknown_request_is_not_explained(tokenizer: Tokenizer) -> None:
+    async with routing(tokenizer, ScriptedWorker("d0")) as router:
+        assert explainer(router).request("nobody") is None
+
+
+@pytest.mark.parametrize("attention_tokens", [0, 500])
+async def test_terms_add_up_to_the_cost(tokenizer: Tokenizer, attention_tokens: int) -> None:
+    placement = PlacementConfig(
+        prefill_weight=2.0,
+        overlap_weight=0.5,
+        load_weight=3.0,
+        transfer_weight=0.25,
+        local_prefill_tokens=100,
+        attention_tokens=attention_tokens,
+    )
+    config = RouterConfig(placement=placement)
+    workers = [
+        ScriptedWorker("p0", "prefill"),
+        ScriptedWorker("p1", "prefill"),
+        ScriptedWorker("d0"),
+        ScriptedWorker("d1"),
+    ]
+    async with routing(tokenizer, *workers) as router:
+        load(router, "p0", queued_prefill_tokens=40, queued_prefill_pairs=800)
+        load(router, "d0", blocks_used=7, queued_prefill_tokens=10)
+        load(router, "d1", blocks_used=1, queued_prefill_tokens=90)
+        (decision,) = explainer(router, config, p0=4, d0=8, d1=6).prompt(prompt(200)).decisions
+        weighed = by_worker(decision)
+        assert set(weighed) == {"p0", "p1", "d0", "d1"}
+        for cost in weighed.values():
+            terms = (
+                cost.prompt_term
+                + cost.cached_term
+                + cost.queued_term
+                + cost.transfer_term
+                + cost.load_term
+                + cost.eviction_term
+            )
+            assert cost.total == pytest.approx(terms), cost.worker_id
+        p0, d0, d1 = weighed["p0"], weighed["d0"], weighed["d1"]
+        pair = 1 / (attention_tokens * 16) if attention_tokens else 0.0  # in blocks
+        attended = (26.0 + 2 * 200**2 / 2 * pair, -4.0 - 64**2 / 2 * pair, 5.0 + 2 * 800 * pair)
+        assert (p0.prompt_term, p0.cached_term, p0.queued_term) == pytest.approx(attended)
+        assert p0.load_term == 0.0
+        assert (d0.runs_prompt, d0.queued_term, d0.load_term) == (True, 1.25, 21.0)
+        assert d0.cached_term == pytest.approx(-8.0 - 128**2 / 2 * pair)
+        assert (d0.uncached_tokens, d0.queued_prefill_tokens) == (72, 10)
+        assert (d1.runs_prompt, d1.cached_term, d1.queued_term, d1.load_term) == (False, 0.0, 0.0, 3.0)
+        assert (p0.transfer_term, d0.transfer_term, d1.transfer_term) == (0.0, 0.0, 1.75)
+        assert (d1.uncached_tokens, d1.queued_prefill_tokens) == (104, 90)
+
+
+async def test_asking_about_a_prompt_says_what_would_come_and_charges_nothing(tokenizer: Tokenizer) -> None:
+    config = RouterConfig(placement=PlacementConfig(local_prefill_tokens=32))
+    async with routing(tokenizer, ScriptedWorker("p0", "prefill"), ScriptedWorker("d0")) as router:
+        short, long = (explainer(router, config).prompt(prompt(n)).decisions[0] for n in (32, 33))
+        assert (short.reason, short.decode_worker, short.prefill_worker) == ("short prompt", "d0", "")
+        assert (long.reason, long.decode_worker, long.prefill_worker) == ("shipped", "d0", "p0")
+        assert (short.request_id, by_worker(short)["d0"].chosen, by_worker(short)["p0"].chosen) == ("", True, False)
+        for worker in router.pool.workers.values():
+            assert router.ledger.view(worker.key) == LoadView(0, 0, 0)
+        assert explainer(router).num_remembered == 0
+
+
+async def test_what_keeps_a_prompt_waiting_is_said(tokenizer: Tokenizer) -> None:
+    config = RouterConfig(
+        max_running_per_worker=2, placement=PlacementConfig(local_prefill_tokens=0, prefill_queue_tokens=100)
+    )
+    async with routing(tokenizer, ScriptedWorker("p0", "prefill"), ScriptedWorker("d0")) as router:
+        load(router, "p0", queued_prefill_tokens=100)
+        (decision,) = explainer(router, config).prompt(prompt(40)).decisions
+        assert (decision.decode_worker, decision.reason) == (
+            "",
+            "it would wait: every prefill worker has its fill of queued prompts, and no decode worker may run one",
+        )
+        assert [by_worker(decision)[w].barred for w in ("p0", "d0")] == ["queue full", "prefill workers full"]
+        assert {candidate.chance for candidate in decision.candidates} == {0.0}
+        load(router, "d0", running=2)
+        (decision,) = explainer(router, config).prompt(prompt(40)).decisions
+        assert decision.reason == "it would wait: every decode worker has its limit of requests"
+        assert by_worker(decision)["d0"].barred == NO_ROOM
+
+
+async def test_a_prompt_that_a_decode_worker_runs_for_full_prefill_workers_says_so(tokenizer: Tokenizer) -> None:
+    config = RouterConfig(placement=PlacementConfig(prefill_queue_tokens=100))
+    async with routing(tokenizer, ScriptedWorker("p0", "prefill"), ScriptedWorker("d0")) as router:
+        load(router, "p0", queued_prefill_tokens=100)
+        response = explainer(router, config).prompt(prompt(40))
+        assert response.rules.local_prefill_when_full
+        (decision,) = response.decisions
+        chosen = (decision.decode_worker, decision.prefill_worker, decision.reason)
+        assert chosen == ("d0", "", "prefill workers full")
+        assert by_worker(decision)["d0"].runs_prompt
+
+
+async def test_workers_that_cannot_be_used_are_named_with_the_reason(tokenizer: Tokenizer) -> None:
+    draining, small = ScriptedWorker("d1"), ScriptedWorker("d2")
+    small.max_model_len = 20
+    async with routing(tokenizer, ScriptedWorker("d0"), draining, small) as router:
+        router.pool.apply(Change("changed", draining.record("draining")))
+        (decision,) = explainer(router).prompt(prompt(40)).decisions
+        assert [(left.worker_id, left.reason) for left in decision.left_out] == [
+            ("d1", "is draining"),
+            ("d2", "takes 20 tokens at most"),
+        ]
+        assert set(by_worker(decision)) == {"d0"}
+
+
+async def test_a_request_that_found_a_worker_full_says_so(tokenizer: Tokenizer) -> None:
+    config = RouterConfig(max_running_per_worker=1, placement=PlacementConfig(local_prefill_tokens=0))
+    async with routing(tokenizer, ScriptedWorker("d0"), ScriptedWorker("d1"), config=config) as router:
+        load(router, "d0", running=1)
+        wanted = request(3)
+        await collect(stream(router, wanted))
+        response = explainer(router, config).request(wanted.request_id)
+        assert response is not None
+        (decision,) = response.decisions
+        assert [by_worker(decision)[w].barred for w in ("d0", "d1")] == [NO_ROOM, ""]
+        assert decision.decode_worker == "d1"
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.5])
+def test_chances_are_how_often_each_is_chosen(temperature: float) -> None:
+    config = PlacementConfig(temperature=temperature, local_prefill_tokens=1000)
+    candidates = [Candidate((f"d{i}", 1), 0, 0, active) for i, active in enumerate((3, 3, 5, 9))]
+    excluded = Request(100, 16, frozenset({("d1", 1)}))
+    rng = random.Random(5)
+    rounds = 4000
+    for facts in (Request(100, 16), excluded):
+        weighings = [weigh(facts, candidates, [], config, rng) for _ in range(rounds)]
+        costs = weighings[0].decode.costs()
+        expected = chances(costs, temperature)
+        chosen = Counter(w.decode.worker(w.chosen_decode) for w in weighings)
+        for cost, chance in zip(costs, expected, strict=True):
+            assert chosen[cost.worker] / rounds == pytest.approx(chance, abs=0.04)
+        assert sum(expected) == pytest.approx(1.0)

@@ -1,0 +1,188 @@
+"""Status: every field of a worker and of the queue, and the notes an operator needs."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+
+import pytest
+from msgspec.structs import replace
+
+from baton_proto.discovery import LoadReport, WorkerLoad
+from router.counters.traffic import Traffic
+from router.index.radix_tree import RadixTree
+from router.requests.admission import AdmissionQueue
+from router.views.status import StatusView
+from router.workers.load import LoadLedger, LoadView
+from router.workers.pool import WorkerPool
+from runtime.discovery.directory import Change
+from runtime.discovery.worker_key import WorkerKey
+from tests.router.scripted_worker import ScriptedWorker
+
+LOAD = WorkerLoad(
+    running=2,
+    waiting=1,
+    blocks_used=7,
+    blocks_cached=9,
+    blocks_total=200,
+    queued_prefill_tokens=70,
+    leases=3,
+    last_event_id=5,
+    step_ms=1.5,
+)
+
+
+@dataclass
+class Events:
+    notes: dict[WorkerKey, str] = field(default_factory=dict)
+    batches: int = 11
+    refused_events: int = 1
+    malformed_events: int = 2
+    gaps: int = 3
+    snapshots: int = 4
+    tree: RadixTree = field(default_factory=RadixTree)
+
+    def batches_of(self, worker: WorkerKey) -> int:
+        return 6
+
+    def last_event_id(self, worker: WorkerKey) -> int:
+        return 4
+
+    def note(self, worker: WorkerKey) -> str:
+        return self.notes.get(worker, "")
+
+
+class View:
+    """A pool with the status built on it."""
+
+    def __init__(self) -> None:
+        self.ledger = LoadLedger(16, 300.0)
+        self.queue = AdmissionQueue(100)
+        self.pool = WorkerPool("router-0", "tiny", 16, self.ledger)
+        self.events = Events()
+        self.traffic = Traffic()
+        self.status = StatusView("router-0", self.pool, self.ledger, self.events, self.queue, self.traffic).status
+        self.seen: list[tuple[WorkerKey, WorkerLoad]] = []
+        self.pool.load_seen = lambda worker, load: self.seen.append((worker, load))
+        self._changed = asyncio.Event()
+        self.pool.changed = self._changed.set
+
+    async def connected(self, worker_id: str) -> None:
+        async with asyncio.timeout(5.0):
+            while not self.pool.workers[worker_id].link.connected:
+                self._changed.clear()
+                await self._changed.wait()
+
+
+@pytest.fixture
+async def view() -> AsyncIterator[View]:
+    view = View()
+    yield view
+    await view.pool.close()
+
+
+async def test_a_worker_is_shown_with_its_load_and_the_trees_view_of_it(view: View) -> None:
+    async with ScriptedWorker("d0", incarnation=3) as decode, ScriptedWorker("a0", "prefill") as prefill:
+        view.pool.apply(decode.added())
+        view.pool.apply(prefill.added("draining"))
+        await view.connected("d0")
+        await view.connected("a0")
+        view.pool.load_report(LoadReport(1, "d0", 3, LOAD))
+        first, second = (await view.status()).workers
+        assert (first.worker_id, first.role, first.state, first.blocks_total) == ("a0", "prefill", "draining", 256)
+        assert (second.worker_id, second.role, second.state, second.incarnation) == ("d0", "decode", "ready", 3)
+        assert (second.blocks_used, second.blocks_cached, second.blocks_total) == (7, 9, 200)
+        assert (second.running, second.waiting, second.leases, second.last_event_id) == (2, 1, 3, 4)
+        assert (second.address, second.note) == (decode.address, "")
+        assert view.seen == [(("d0", 3), LOAD)]
+
+
+async def test_notes_name_what_is_wrong(view: View) -> None:
+    async with ScriptedWorker("d0") as decode, AsyncExitStack() as stack:
+        misfit = await stack.enter_async_context(ScriptedWorker("d1"))
+        view.pool.apply(decode.added())
+        view.pool.apply(Change("added", replace(misfit.record(), model="another")))
+        await view.connected("d0")
+        await view.connected("d1")
+        await decode.die()
+        async with asyncio.timeout(5.0):
+            while view.pool.workers["d0"].link.connected:
+                await asyncio.sleep(0.001)
+        view.events.notes["d0", 1] = "no events though 9 blocks are cached"
+        first, second = (await view.status()).workers
+        assert first.note == "the router has no connection to it; no events though 9 blocks are cached"
+        assert "serves model 'another'" in second.note
+
+
+async def test_the_queue_is_shown(view: View) -> None:
+    with view.queue.admit() as ticket, view.queue.turn(ticket, lambda: None) as turn:
+        await turn.wait(0.01)
+        queue = (await view.status()).queue
+        assert (queue.waiting, queue.running, queue.capacity) == (1, 0, 100)
+        assert queue.oldest_age_s >= 0.01
+    queue = (await view.status()).queue
+    assert (queue.waiting, queue.oldest_age_s) == (0, 0.0)
+
+
+async def test_a_new_incarnation_takes_the_place_of_the_old_one(view: View) -> None:
+    async with ScriptedWorker("d0", incarnation=1) as old, ScriptedWorker("d0", incarnation=2) as new:
+        view.pool.apply(old.added())
+        await view.connected("d0")
+        view.pool.load_report(LoadReport(1, "d0", 1, LOAD))
+        view.pool.apply(Change("removed", old.record()))
+        assert view.pool.no_decode_since_s is not None
+        view.pool.apply(new.added())
+        view.pool.load_report(LoadReport(1, "d0", 1, LOAD))  # last words
+        await view.connected("d0")
+        assert [worker.key for worker in view.pool.ready_decode()] == [("d0", 2)]
+        assert view.pool.no_decode_since_s is None
+        assert view.ledger.view(("d0", 2)) == LoadView(0, 0, 0)
+        (shown,) = (await view.status()).workers
+        assert (shown.incarnation, shown.running) == (2, 0)
+
+
+async def test_a_worker_that_leaves_is_shown_no_more(view: View) -> None:
+    async with ScriptedWorker("d0") as decode:
+        view.pool.apply(decode.added())
+        await view.connected("d0")
+        view.pool.apply(Change("changed", decode.record("draining")))
+        assert view.pool.ready_decode() == []
+        view.pool.apply(Change("removed", decode.record()))
+        assert not (await view.status()).workers
+
+
+async def test_traffic_and_events_are_counted_per_worker_and_in_all(view: View) -> None:
+    async with ScriptedWorker("d0") as decode:
+        view.pool.apply(decode.added())
+        await view.connected("d0")
+        view.pool.load_report(LoadReport(1, "d0", 1, LOAD))
+        view.events.tree.apply_stored(("d0", 1), None, bytes(range(1, 17)), bytes(range(1, 17)))
+        view.traffic.placed = 2
+        view.traffic.prompt_done(("d0", 1), 100, 32)
+        view.traffic.prompt_done(("gone", 1), 10, 0)
+        view.traffic.output(("d0", 1), 5)
+        view.traffic.forget(("gone", 1))
+        status = await view.status()
+    (shown,) = status.workers
+    assert (shown.prompt_tokens, shown.cached_tokens, shown.output_tokens) == (100, 32, 5)
+    assert (shown.event_batches, shown.blocks_in_tree, shown.queued_prefill_tokens, shown.step_ms) == (6, 2, 70, 1.5)
+    totals = status.totals
+    assert (totals.requests, totals.prompt_tokens, totals.cached_tokens, totals.output_tokens) == (2, 110, 32, 5)
+    assert (totals.event_batches, totals.events_refused, totals.events_malformed) == (11, 1, 2)
+    assert (totals.event_gaps, totals.snapshots, totals.tree_blocks, totals.tree_runs) == (3, 4, 2, 1)
+    assert totals.clock_s > 0
+
+
+async def test_a_prefill_worker_that_was_never_reached_is_not_ready(view: View) -> None:
+    """Until the first attempt has failed it may be; nothing but that failure tells."""
+    async with ScriptedWorker("p0", "prefill") as prefill:
+        await prefill.die()
+        view.pool.apply(prefill.added())
+        keys = view.pool.prefill_keys()
+        assert keys == (("p0", 1),)
+        assert view.pool.prefill_keys(16) is keys
+        assert view.pool.prefill_keys(10**9) == ()
+        async with asyncio.timeout(5.0):
+            while view.pool.prefill_keys():
+                view._changed.clear()
+                await view._changed.wait()

@@ -1,0 +1,243 @@
+"""Charges: what is put on a worker comes off again, whatever happens in between."""
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, strategies as st
+
+from baton_proto.discovery import WorkerLoad, prefill_pairs
+from router.workers.load import (
+    MAX_HALF_LIVES,
+    NOTHING,
+    REPORT_DELAY_S,
+    STORED_HALF_LIFE_S,
+    Charge,
+    LoadLedger,
+    LoadView,
+    Totals,
+)
+
+D, P = ("d", 1), ("p", 1)
+IDLE = LoadView(0, 0, 0)
+
+
+@dataclass
+class Clock:
+    now_s: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def ledger(clock: Clock) -> LoadLedger:
+    return LoadLedger(block_size=16, charge_ttl_s=300.0, clock=clock)
+
+
+def test_a_charge_is_seen_at_once_and_its_prompt_leaves_with_the_first_token(ledger: LoadLedger) -> None:
+    charge = ledger.charge("r", D, P, num_tokens=100, prefill_tokens=80)
+    assert ledger.view(D) == LoadView(1, 0, 7)
+    assert ledger.view(P) == LoadView(0, 80, 0, prefill_pairs(20, 100)), "20 tokens are before them"
+    charge.prefill_done()
+    charge.prefill_done()
+    assert ledger.view(P) == IDLE
+    charge.grow(113)
+    assert ledger.view(D) == LoadView(1, 0, 8)
+    charge.release()
+    charge.release()
+    assert ledger.view(D) == IDLE
+
+
+def test_a_local_prompt_is_charged_to_the_decode_worker(ledger: LoadLedger) -> None:
+    with ledger.charge("r", D, None, num_tokens=20, prefill_tokens=20):
+        assert ledger.view(D) == LoadView(1, 20, 2, prefill_pairs(0, 20))
+    assert ledger.view(D) == IDLE
+
+
+def test_a_charge_is_released_when_its_block_raises(ledger: LoadLedger) -> None:
+    with pytest.raises(RuntimeError), ledger.charge("r", D, P, 100, 100):
+        raise RuntimeError
+    assert ledger.view(D) == ledger.view(P) == IDLE
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["charge", "done", "grow", "release", "wait", "forget"]), st.integers(0, 4)),
+        max_size=60,
+    )
+)
+def test_loads_return_to_zero_after_any_course_of_events(steps: list[tuple[str, int]]) -> None:
+    clock = Clock()
+    ledger = LoadLedger(16, 300.0, clock)
+    workers = [("a", 1), ("b", 1), ("c", 1)]
+    charges: list[Charge] = []
+    tokens = 0
+    for action, n in steps:
+        tokens += 37
+        if action == "charge":
+            charges.append(ledger.charge("r", workers[n % 3], workers[(n + 1) % 3] if n > 2 else None, tokens, tokens))
+        elif action == "wait":
+            clock.now_s += 100.0 * n
+        elif action == "forget":
+            ledger.forget(workers[n % 3])
+        elif charges:
+            charge = charges[n % len(charges)]
+            match action:
+                case "done":
+                    charge.prefill_done()
+                case "grow":
+                    charge.grow(tokens)
+                case "release":
+                    charge.release()
+        asked = (workers[2], ("never heard of", 1), *workers)
+        columns = ledger.columns(asked).tolist()
+        assert columns == [list(ledger.view(worker)) if worker in workers else [0, 0, 0, 0] for worker in asked]
+        assert min(map(min, columns)) >= 0
+    for charge in charges:
+        charge.release()
+    assert [ledger.view(worker) for worker in workers] == [IDLE] * 3
+
+
+def test_a_charge_that_nobody_released_expires_and_a_living_one_does_not(ledger: LoadLedger, clock: Clock) -> None:
+    lost = ledger.charge("lost", D, P, 100, 100)
+    living = ledger.charge("living", D, P, 32, 32)
+    clock.now_s = 200.0
+    living.prefill_done()
+    living.grow(33)
+    clock.now_s = 301.0
+    assert ledger.view(D) == LoadView(1, 0, 3)
+    assert ledger.view(P) == IDLE
+    lost.release()
+    assert ledger.view(D) == LoadView(1, 0, 3)
+
+
+def test_the_larger_of_charge_and_report_counts(ledger: LoadLedger) -> None:
+    with ledger.charge("r", D, P, num_tokens=160, prefill_tokens=160):
+        ledger.report(D, WorkerLoad(running=5, waiting=1, blocks_used=4))
+        ledger.report(P, WorkerLoad(queued_prefill_tokens=1000))
+        assert ledger.view(D) == LoadView(6, 0, 10)
+        assert ledger.view(P).queued_prefill_tokens == 1000
+
+
+def test_attention_that_is_computed_already_leaves_the_queue_with_the_report(ledger: LoadLedger, clock: Clock) -> None:
+    with ledger.charge("r", D, P, num_tokens=1000, prefill_tokens=1000):
+        for pairs in (prefill_pairs(0, 1000), prefill_pairs(600, 1000), prefill_pairs(600, 1000)):
+            clock.now_s += 1.0
+            ledger.report(P, WorkerLoad(queued_prefill_tokens=400, queued_prefill_pairs=pairs))
+        assert ledger.view(P) == LoadView(0, 400, 0, prefill_pairs(600, 1000))
+    assert ledger.view(P).queued_prefill_pairs == prefill_pairs(600, 1000), "as long as the worker says so"
+
+
+def test_whoever_waits_for_room_is_told_of_relief_only(ledger: LoadLedger) -> None:
+    relieved: list[str] = []
+    ledger.relieved = lambda: relieved.append("x")
+    charge = ledger.charge("r", D, P, 100, 100)
+    ledger.report(P, WorkerLoad(queued_prefill_tokens=50))
+    assert len(relieved) == 0
+    ledger.report(P, WorkerLoad(queued_prefill_tokens=20))
+    assert len(relieved) == 1
+    charge.prefill_done()
+    assert len(relieved) == 2
+    charge.release()
+    assert len(relieved) == 3
+
+
+def test_a_new_incarnation_starts_without_the_load_of_the_old_one(ledger: LoadLedger) -> None:
+    charge = ledger.charge("r", D, None, 100, 100)
+    ledger.report(D, WorkerLoad(running=9))
+    ledger.forget(D)
+    assert ledger.view(D) == IDLE
+    charge.release()
+    assert ledger.view(D) == ledger.view(("d", 2)) == IDLE
+
+
+def test_what_other_routers_charged_is_added_to_our_own(ledger: LoadLedger) -> None:
+    ledger.set_foreign("r1", D, Totals(2, 300, 40, 9_000))
+    ledger.set_foreign("r2", D, Totals(1, 0, 5))
+    own = prefill_pairs(0, 160)
+    with ledger.charge("r", D, None, num_tokens=160, prefill_tokens=160):
+        assert ledger.view(D) == LoadView(4, 460, 55, 9_000 + own)
+        ledger.report(D, WorkerLoad(running=3, blocks_used=60, queued_prefill_tokens=100))
+        assert ledger.view(D) == LoadView(4, 460, 60, 9_000 + own), "the report counts the same requests"
+        ledger.set_foreign("r1", D, NOTHING)
+        assert ledger.view(D) == LoadView(3, 160, 60, own)
+    assert ledger.charged() == {}
+
+
+def test_relief_by_another_router_is_told_too(ledger: LoadLedger) -> None:
+    relieved: list[str] = []
+    ledger.relieved = lambda: relieved.append("x")
+    ledger.set_foreign("r1", D, Totals(2, 300, 40))
+    assert not relieved
+    ledger.set_foreign("r1", D, Totals(2, 0, 40))
+    assert len(relieved) == 1
+
+
+def test_what_changed_is_told_once_and_as_totals(ledger: LoadLedger) -> None:
+    news: list[str] = []
+    ledger.has_news = lambda: news.append("x")
+    first = ledger.charge("r", D, P, num_tokens=100, prefill_tokens=80)
+    second = ledger.charge("r", D, P, num_tokens=16, prefill_tokens=16)
+    assert len(news) == 1
+    pairs = prefill_pairs(20, 100)
+    assert ledger.take_changed() == {D: Totals(2, 0, 8), P: Totals(0, 96, 0, pairs + prefill_pairs(0, 16))}
+    assert ledger.take_changed() == {}
+    second.prefill_done()
+    assert len(news) == 2
+    assert ledger.take_changed() == {P: Totals(0, 80, 0, pairs)}
+    second.grow(16)
+    assert ledger.take_changed() == {}, "the same blocks"
+    first.release()
+    second.release()
+    assert ledger.take_changed() == {D: NOTHING, P: NOTHING}
+
+
+def test_workers_that_are_gone_leave_no_account_behind(ledger: LoadLedger) -> None:
+    ledger.set_foreign("r1", D, Totals(2, 300, 40))
+    ledger.forget(D)
+    assert ledger.view(D) == IDLE
+    ledger.set_foreign("r1", ("late", 1), Totals(1, 1, 1))
+    ledger.set_foreign("r1", ("late", 1), NOTHING)
+    assert ("late", 1) not in ledger._accounts
+
+
+def test_what_prompts_had_to_store_fades_with_time(ledger: LoadLedger, clock: Clock) -> None:
+    ledger.charge("local", D, None, num_tokens=320, prefill_tokens=160).release()
+    ledger.charge("shipped", D, P, num_tokens=320, prefill_tokens=320).release()
+    assert ledger.stored((D, P, ("unknown", 1))).tolist() == [10.0, 20.0, 0.0]
+    clock.now_s += STORED_HALF_LIFE_S
+    assert ledger.stored((D,)).tolist() == pytest.approx([5.0])
+    ledger.charge("another", D, None, num_tokens=32, prefill_tokens=32).release()
+    assert ledger.stored((D,)).tolist() == pytest.approx([7.0])
+    for _ in range(3):  # however long it goes on
+        clock.now_s += (MAX_HALF_LIVES / 2 + 1) * STORED_HALF_LIFE_S
+        ledger.charge("late", D, None, num_tokens=64, prefill_tokens=64).release()
+        assert ledger.stored((D,)).tolist() == pytest.approx([4.0])
+    ledger.forget(D)
+    assert ledger.stored((D,)).tolist() == [0.0]
+
+
+def test_the_report_knows_how_much_of_a_long_prompt_is_computed(ledger: LoadLedger, clock: Clock) -> None:
+    clock.now_s += 10
+    ledger.report(D, WorkerLoad())
+    charge = ledger.charge("long", D, None, num_tokens=16_000, prefill_tokens=16_000)
+    ledger.report(D, WorkerLoad(waiting=1, queued_prefill_tokens=16_000))
+    assert ledger.view(D).queued_prefill_tokens == 16_000, "it was charged a moment ago, and is not counted twice"
+    for left in (12_000, 8000, 4000):
+        clock.now_s += 1.1 * REPORT_DELAY_S
+        ledger.report(D, WorkerLoad(running=1, queued_prefill_tokens=left))
+    assert ledger.view(D).queued_prefill_tokens == 4000
+    with ledger.charge("next", D, None, num_tokens=160, prefill_tokens=160):
+        assert ledger.view(D).queued_prefill_tokens == 4160, "which the report cannot know yet"
+        ledger.set_foreign("r1", D, Totals(1, 300, 20))
+        assert ledger.view(D).queued_prefill_tokens == 4460
+    charge.prefill_done()
+    assert ledger.view(D).queued_prefill_tokens == 4000, "until the next report"
+    ledger.report(D, WorkerLoad(running=1))
+    ledger.set_foreign("r1", D, NOTHING)
+    assert ledger.view(D).queued_prefill_tokens == 0

@@ -1,0 +1,174 @@
+"""serving.yaml: what is accepted, what is refused, and that the message helps."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from runtime.config.overrides import with_overrides
+from runtime.config.serving import (
+    ServingConfig,
+    dump_config,
+    for_prefill_worker,
+    load_config,
+    parse_bytes,
+    parse_config,
+)
+from runtime.errors import ConfigError
+
+
+def test_no_file_gives_the_defaults() -> None:
+    assert load_config(None) == ServingConfig()
+
+
+def test_an_empty_file_gives_the_defaults(tmp_path: Path) -> None:
+    (tmp_path / "serving.yaml").write_text("# nothing\n")
+    assert load_config(tmp_path / "serving.yaml") == ServingConfig()
+
+
+def test_a_file_that_is_left_out_in_parts_keeps_the_other_defaults() -> None:
+    config = parse_config({"router": {"placement": {"temperature": 0.5}}})
+    assert config.router.placement.temperature == 0.5
+    assert config.router.http_port == ServingConfig().router.http_port
+
+
+def test_what_is_dumped_is_what_is_loaded(tmp_path: Path) -> None:
+    config = parse_config(
+        {"model": "/m", "engine": {"kv_memory": "1GiB", "max_model_len": 100}, "nats": {"url": "nats://h:1"}}
+    )
+    (tmp_path / "serving.yaml").write_text(dump_config(config))
+    assert load_config(tmp_path / "serving.yaml") == config
+
+
+@pytest.mark.parametrize(
+    ("data", "key", "nearest"),
+    [
+        ({"modle": "x"}, "modle", "'model'"),
+        ({"router": {"grpc-port": 1}}, "router.grpc-port", "'router.grpc_port'"),
+        ({"router": {"placement": {"temprature": 1}}}, "router.placement.temprature", "'router.placement.temperature'"),
+        ({"engine": {"kv_mem": "1GiB"}}, "engine.kv_mem", "'engine.kv_memory'"),
+    ],
+)
+def test_an_unknown_key_is_refused_and_the_nearest_known_one_named(data: Any, key: str, nearest: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(data, "serving.yaml")
+    assert caught.value.where == f"serving.yaml: {key}"
+    assert nearest in caught.value.problem
+
+
+@pytest.mark.parametrize(
+    ("data", "key"),
+    [
+        ({"router": {"http_port": 70000}}, "router.http_port"),
+        ({"router": {"http_port": "8000"}}, "router.http_port"),
+        ({"workers": {"prefill": -1}}, "workers.prefill"),
+        ({"engine": {"block_size": 17}}, "engine.block_size"),
+        ({"engine": {"device": "tpu"}}, "engine.device"),
+        ({"transfer": {"checksum": "maybe"}}, "transfer.checksum"),
+        ({"discovery": {"ttl_s": 0}}, "discovery.ttl_s"),
+        ({"planner": {"policy": "guess"}}, "planner.policy"),
+        ({"planner": {"targets": {"attainment": 1}}}, "planner.targets.attainment"),
+        ({"planner": {"limits": {"max_prefill": 0}}}, "planner.limits"),
+        ({"planner": {"limits": {"min_decode": 4, "gpu_budget": 4}}}, "planner.limits"),
+        ({"namespace": "Has Spaces"}, "namespace"),
+        ({"router": [1]}, "router"),
+        ([1, 2], "top level"),
+        ("text", "top level"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_the_name_of_its_key(data: Any, key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(data)
+    assert caught.value.where == f"configuration: {key}"
+
+
+@pytest.mark.parametrize("text", ["a: [", "a: b: c", "\tx: 1", "\x00"])
+def test_a_file_that_is_no_yaml_is_refused_by_its_name(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "broken.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"broken\.yaml"):
+        load_config(path)
+
+
+def test_a_missing_file_is_refused_by_its_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"absent\.yaml: No such file"):
+        load_config(tmp_path / "absent.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("512MiB", 512 * 2**20), ("1.5 GiB", 3 * 2**29), ("10KB", 10_000), ("2GB", 2 * 10**9), ("77", 77), ("77B", 77)],
+)
+def test_sizes_are_read_in_their_units(text: str, count: int) -> None:
+    assert parse_bytes(text, "engine.kv_memory") == count
+
+
+@pytest.mark.parametrize("text", ["", "MiB", "-1GiB", "1 TiBs", "1,5GiB", "1e3"])
+def test_a_size_that_is_none_is_refused_by_its_key(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"engine\.kv_memory"):
+        parse_bytes(text, "engine.kv_memory")
+
+
+def test_overrides_change_single_keys_and_leave_the_rest() -> None:
+    base = parse_config({"router": {"http_port": 1, "placement": {"load_weight": 2.0}}, "workers": {"prefill": 3}})
+    config = with_overrides(base, {"router": {"placement": {"temperature": 0.1}}, "workers": {"decode": 4}})
+    assert config.router.http_port == 1
+    assert (config.router.placement.load_weight, config.router.placement.temperature) == (2.0, 0.1)
+    assert (config.workers.prefill, config.workers.decode) == (3, 4)
+    assert with_overrides(base, {}) == base
+
+
+def test_overrides_are_checked_like_the_file() -> None:
+    with pytest.raises(ConfigError, match=r"command line: workers\.prefill"):
+        with_overrides(ServingConfig(), {"workers": {"prefill": -1}})
+    with pytest.raises(ConfigError, match=r"nearest known one is 'transfer\.transport'"):
+        with_overrides(ServingConfig(), {"transfer": {"transports": "shm"}})
+
+
+def test_serving_yaml_holds_every_key_with_its_default() -> None:
+    path = Path(__file__).parents[3] / "serving.yaml"
+    assert load_config(path) == ServingConfig()
+    assert _keys(msgspec.to_builtins(ServingConfig())) == _keys(_plain(path))
+
+
+def test_serving_yaml_documents_every_key() -> None:
+    """By a comment right above it, or one that names it further up in its section."""
+    comments: list[str] = []  # of the section so far
+    above = False
+    for line in (Path(__file__).parents[3] / "serving.yaml").read_text().splitlines():
+        text = line.strip()
+        if text.startswith("#"):
+            comments.append(text)
+        elif text:
+            key, _, value = text.partition(":")
+            if value.strip():
+                assert above or any(re.search(rf"\b{key}\b", comment) for comment in comments), key
+        else:
+            comments = []
+        above = text.startswith("#")
+
+
+def _plain(path: Path) -> Any:
+    import yaml
+
+    return yaml.safe_load(path.read_text())
+
+
+def _keys(data: Any, prefix: str = "") -> list[str]:
+    if not isinstance(data, dict):
+        return [prefix]
+    return [key for name, value in data.items() for key in _keys(value, f"{prefix}.{name}")]
+
+
+def test_a_prefill_worker_has_ranks_of_its_own_where_they_are_set() -> None:
+    config = parse_config({"engine": {"tensor_parallel": 2, "prefill_tensor_parallel": 4}})
+    assert for_prefill_worker(config).engine.tensor_parallel == 4
+    assert for_prefill_worker(parse_config({"engine": {"tensor_parallel": 2}})).engine.tensor_parallel == 2
+
+
+def test_a_prefill_worker_has_a_step_budget_of_its_own_where_one_is_set() -> None:
+    config = parse_config({"engine": {"max_batch_tokens": 512, "prefill_batch_tokens": 4096}})
+    assert for_prefill_worker(config).engine.max_batch_tokens == 4096
+    assert for_prefill_worker(ServingConfig()).engine.max_batch_tokens == ServingConfig().engine.max_batch_tokens

@@ -1,0 +1,238 @@
+"""Workers that announce themselves and a directory that watches, over a real NATS server."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import msgspec
+import pytest
+
+from baton.service.nats_server import NatsServer
+from baton_proto.discovery import MAJOR, LoadReport, WorkerLoad, WorkerRecord
+from runtime.discovery.directory import Announcer, Change, Directory
+from runtime.discovery.load_board import LoadBoard, publish_load
+from runtime.errors import DeadlineError
+from runtime.nats.client import NatsClient, connect
+from runtime.nats.subjects import workers_subject
+
+HEARTBEAT_S = 0.1
+TTL_S = 0.8
+
+
+def record(worker_id: str = "decode-0", incarnation: int = 1, state: str = "ready") -> WorkerRecord:
+    return WorkerRecord(
+        version=MAJOR,
+        worker_id=worker_id,
+        incarnation=incarnation,
+        role="decode",
+        state=state,
+        rpc_address="127.0.0.1:1",
+        transfer=None,
+        model="tiny",
+        model_hash="0",
+        block_size=16,
+        num_blocks=8,
+        max_model_len=128,
+        pid=1,
+    )
+
+
+class Worker:
+    """A connection of its own with an announcer, that can be cut off as a killed process is."""
+
+    def __init__(self, nats: NatsClient, worker_record: WorkerRecord) -> None:
+        self.nats = nats
+        self.announcer = Announcer(nats, worker_record, HEARTBEAT_S, TTL_S)
+
+    async def kill(self) -> None:
+        await self.nats.close()
+
+
+@asynccontextmanager
+async def worker(server: NatsServer, worker_record: WorkerRecord) -> AsyncIterator[Worker]:
+    started = Worker(await connect(server.url, worker_record.worker_id, timeout_s=5), worker_record)
+    await asyncio.wait_for(started.announcer.start(), 5)
+    yield started
+    await started.announcer.withdraw()
+    await started.nats.close()
+
+
+@pytest.fixture
+async def nats(nats_server: NatsServer) -> AsyncIterator[NatsClient]:
+    client = await connect(nats_server.url, "router", timeout_s=5)
+    yield client
+    await client.close()
+
+
+@pytest.fixture
+async def directory(nats: NatsClient) -> AsyncIterator[Directory]:
+    directory = Directory(nats, TTL_S)
+    await directory.start()
+    yield directory
+    await directory.close()
+
+
+def changes_of(directory: Directory) -> list[tuple[str, str, int]]:
+    seen: list[tuple[str, str, int]] = []
+
+    def note(change: Change) -> None:
+        seen.append((change.kind, change.record.worker_id, change.record.incarnation))
+
+    directory.on_change(note)
+    return seen
+
+
+async def test_a_worker_appears_changes_its_state_and_withdraws(nats_server: NatsServer, directory: Directory) -> None:
+    changes = changes_of(directory)
+    async with worker(nats_server, record()) as decode:
+        await directory.wait_for(lambda workers: "decode-0" in workers, 5)
+        await decode.announcer.set_state("draining")
+        await directory.wait_for(lambda workers: workers["decode-0"].state == "draining", 5)
+    started = time.monotonic()
+    await directory.wait_for(lambda workers: not workers, 5)
+    assert time.monotonic() - started < TTL_S / 2, "withdrawing must not wait for the record to expire"
+    assert changes == [("added", "decode-0", 1), ("changed", "decode-0", 1), ("removed", "decode-0", 1)]
+    assert directory.lost == 0
+
+
+async def test_a_directory_that_starts_later_knows_the_workers_at_once(
+    nats_server: NatsServer, nats: NatsClient
+) -> None:
+    async with worker(nats_server, record("a")), worker(nats_server, record("b")):
+        directory = Directory(nats, TTL_S)
+        await directory.start()
+        assert set(directory.workers) == {"a", "b"}
+        await directory.close()
+
+
+async def test_a_worker_that_falls_silent_is_gone_after_its_time_to_live(
+    nats_server: NatsServer, directory: Directory
+) -> None:
+    async with worker(nats_server, record("silent")) as silent, worker(nats_server, record("alive")):
+        await directory.wait_for(lambda workers: len(workers) == 2, 5)
+        await silent.kill()
+        started = time.monotonic()
+        await directory.wait_for(lambda workers: "silent" not in workers, 5)
+        assert TTL_S - HEARTBEAT_S - 0.2 < time.monotonic() - started < TTL_S + 1
+        assert "alive" in directory.workers
+        assert directory.lost == 1
+
+
+async def test_a_restarted_worker_replaces_its_old_incarnation_whose_last_words_are_ignored(
+    nats_server: NatsServer, directory: Directory
+) -> None:
+    changes = changes_of(directory)
+    async with worker(nats_server, record(incarnation=1)):
+        await directory.wait_for(lambda workers: bool(workers), 5)
+        async with worker(nats_server, record(incarnation=2)):
+            await directory.wait_for(lambda workers: workers["decode-0"].incarnation == 2, 5)
+            await asyncio.sleep(3 * HEARTBEAT_S)  # the old one still writes
+            assert directory.workers["decode-0"].incarnation == 2
+        await directory.wait_for(lambda workers: not workers, 5)
+        await asyncio.sleep(3 * HEARTBEAT_S)
+        assert not directory.workers
+    assert changes == [
+        ("added", "decode-0", 1),
+        ("removed", "decode-0", 1),
+        ("added", "decode-0", 2),
+        ("removed", "decode-0", 2),
+    ]
+
+
+@pytest.mark.parametrize("lose_storage", [False, True])
+async def test_nobody_is_lost_when_nats_is_away_for_longer_than_the_time_to_live(
+    nats_server: NatsServer, directory: Directory, lose_storage: bool
+) -> None:
+    changes = changes_of(directory)
+    async with worker(nats_server, record("a")) as decode, worker(nats_server, record("b")):
+        await directory.wait_for(lambda workers: len(workers) == 2, 5)
+        await nats_server.kill()
+        await asyncio.sleep(2 * TTL_S)
+        assert set(directory.workers) == {"a", "b"}
+        await decode.announcer.set_state("draining")  # told when NATS is back
+        await nats_server.restart(lose_storage)
+        await directory.wait_for(lambda workers: workers["a"].state == "draining", 5)
+        await asyncio.sleep(2 * TTL_S)
+        assert set(directory.workers) == {"a", "b"}
+        assert [kind for kind, _, _ in changes] == ["added", "added", "changed"]
+
+
+async def test_a_worker_that_died_during_an_outage_is_gone_soon_after_it(
+    nats_server: NatsServer, directory: Directory
+) -> None:
+    async with worker(nats_server, record("a")) as dead, worker(nats_server, record("b")):
+        await directory.wait_for(lambda workers: len(workers) == 2, 5)
+        await nats_server.kill()
+        await dead.kill()
+        await nats_server.start()
+        await directory.wait_for(lambda workers: set(workers) == {"b"}, 5)
+
+
+async def test_a_frozen_server_is_no_reason_to_drop_workers(nats_server: NatsServer, directory: Directory) -> None:
+    async with worker(nats_server, record()):
+        await directory.wait_for(lambda workers: bool(workers), 5)
+        os.kill(nats_server.pid, signal.SIGSTOP)
+        try:
+            await asyncio.sleep(2 * TTL_S)
+            assert "decode-0" in directory.workers
+        finally:
+            os.kill(nats_server.pid, signal.SIGCONT)
+        await asyncio.sleep(TTL_S)
+        assert "decode-0" in directory.workers
+
+
+async def test_malformed_records_are_counted_and_skipped(
+    nats_server: NatsServer, nats: NatsClient, directory: Directory
+) -> None:
+    newer = msgspec.structs.replace(record("newer"), version=MAJOR + 1)
+    async with worker(nats_server, record("good")):
+        await nats.publish(workers_subject("default", "bad"), b"{not json")
+        await nats.publish(workers_subject("default", "newer"), msgspec.json.encode(newer))
+        await nats.publish(workers_subject("default", "thief"), msgspec.json.encode(record("good", incarnation=9)))
+        await nats.publish(workers_subject("default", "last"), msgspec.json.encode(record("last")))
+        await directory.wait_for(lambda workers: workers.keys() >= {"good", "last"}, 5)
+        assert set(directory.workers) == {"good", "last"}
+        assert directory.workers["good"].incarnation == 1
+        assert directory.malformed_records == 3
+
+
+async def test_waiting_for_workers_ends_with_the_deadline(directory: Directory) -> None:
+    with pytest.raises(DeadlineError):
+        await directory.wait_for(lambda workers: bool(workers), 0.05)
+
+
+async def test_namespaces_do_not_see_each_other(nats_server: NatsServer, directory: Directory) -> None:
+    other = await connect(nats_server.url, "other", namespace="staging", timeout_s=5)
+    announcer = Announcer(other, record("elsewhere"), HEARTBEAT_S, TTL_S)
+    await announcer.start()
+    async with worker(nats_server, record("here")):
+        await directory.wait_for(lambda workers: "here" in workers, 5)
+        assert set(directory.workers) == {"here"}
+    await announcer.withdraw()
+    await other.close()
+
+
+async def test_load_reports_arrive_and_malformed_ones_are_skipped(nats: NatsClient) -> None:
+    board = LoadBoard(nats)
+    arrived: asyncio.Queue[LoadReport] = asyncio.Queue()
+    board.on_report(arrived.put_nowait)
+    await board.start()
+    await nats.publish("baton.default.load.w", b"\xc1")
+    report = LoadReport(MAJOR, "w", 7, WorkerLoad(running=3, last_event_id=5))
+    await publish_load(nats, report)
+    assert await asyncio.wait_for(arrived.get(), 5) == report
+    assert board.reports == {"w": report}
+    assert board.malformed_reports == 1
+    board.discard("w")
+    assert not board.reports
+
+
+async def test_withdrawing_in_the_middle_of_a_heartbeat_ends(nats: NatsClient) -> None:
+    for round_number in range(30):
+        announcer = Announcer(nats, record(), heartbeat_s=1e-4, ttl_s=TTL_S)
+        await announcer.start()
+        await asyncio.sleep(round_number * 1e-4)
+        await asyncio.wait_for(announcer.withdraw(), 5)

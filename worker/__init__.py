@@ -1,0 +1,1 @@
+"""What both kinds of worker are made of: process, engine bridge, streams, sleep, metrics."""

@@ -1,0 +1,158 @@
+"""Builds the engine of a worker from its configuration: the one place that knows which parts make an engine.
+
+`build_engine` is the seam for another kind of engine: a worker takes any function of this signature.
+"""
+
+import dataclasses
+import functools
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+import structlog
+
+from engine.core.block_manager import BlockManager
+from engine.core.engine import Engine
+from engine.core.loop import EngineLoop
+from engine.loading.model_memory import ModelMemory
+from engine.runners.mock_runner import MockRunner
+from engine.runners.timed_loop import TimedLoop
+from kvtransfer.prefill_side.sender import Sender
+from kvtransfer.prefill_side.sending import KvSender
+from kvtransfer.slab.adopted_slab import AdoptedSlab
+from kvtransfer.slab.head_plan import Shard
+from kvtransfer.slab.layout import SlabLayout
+from kvtransfer.slab.slab import Slab
+from kvtransfer.wire.identity import SlabIdentity
+from runtime.blocks import block_hash
+from runtime.checkpoint.mock_model import answer_vocabulary
+from runtime.checkpoint.model_files import ModelFiles
+from runtime.checkpoint.served_model import is_mock, served_model
+from runtime.config.serving import ServingConfig, TransferConfig
+from runtime.errors import ConfigError
+from runtime.security.cluster_key import ClusterKey
+from worker.engine_bridge import LoopFactory
+
+log = structlog.get_logger()
+
+MakeSender = Callable[[SlabIdentity, TransferConfig, ClusterKey | None], KvSender]
+
+
+class SleepingMemory(Protocol):
+    """What a worker gives back when it sleeps. Called on the engine thread, when nothing runs; see
+    engine/loading/model_memory.py."""
+
+    @property
+    def asleep(self) -> tuple[str, ...]: ...
+
+    def sleep(self, level: int) -> int: ...
+
+    def wake(self, tags: tuple[str, ...]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class EngineAssembly:
+    engine: Engine
+    slab: Slab  # of rank 0
+    layout: SlabLayout  # of a slab with all of the model's KV heads: with one rank that of `slab`
+    ranks: int
+    make_sender: MakeSender  # for a prefill worker, which closes it
+    other_slabs: Callable[[], Sequence[AdoptedSlab]]  # of ranks 1, 2, ..., for a decode worker, which closes them
+    memory: SleepingMemory
+    model: str  # name that clients use
+    model_hash: str
+    max_model_len: int  # prompt and output together
+    close: Callable[[], None]  # after the engine thread and the transfers have ended
+    loop: LoopFactory = EngineLoop  # what steps the engine
+
+    def identity(self, worker_id: str, incarnation: int) -> SlabIdentity:
+        return SlabIdentity(worker_id, incarnation, self.model_hash, self.layout, Shard(0, self.ranks))
+
+
+EngineFactory = Callable[[ServingConfig], EngineAssembly]
+
+
+def build_engine(config: ServingConfig) -> EngineAssembly:
+    """Raises ConfigError or ModelError."""
+    # While the model is read; who needs it before it is there waits.
+    threading.Thread(target=block_hash.prepare, name="load block hashing", daemon=True).start()
+    files = served_model(config)
+    return _mock_engine(files, config) if is_mock(config) else _model_engine(files, config)
+
+
+def _model_engine(files: ModelFiles, config: ServingConfig) -> EngineAssembly:
+    # Here, because torch takes seconds and a mock needs none of it.
+    from engine.loading.loaded_model import LoadedModel, load_model
+    from engine.ranks.tensor_parallel import TensorParallelModel, load_tensor_parallel
+
+    engine_config = msgspec.structs.replace(config.engine, threads=_threads(config))
+    load = load_model if config.engine.tensor_parallel == 1 else load_tensor_parallel
+    loaded: LoadedModel | TensorParallelModel = load(files, engine_config)
+    slab = loaded.slab
+    manager = BlockManager(slab.layout.num_blocks, slab.layout.block_size)
+    engine = Engine(loaded.runner, manager, **_limits(files, config))
+    return _assembled(files, config, engine, slab, loaded, loaded.sender, loaded.other_slabs, loaded.close, EngineLoop)
+
+
+def _mock_engine(files: ModelFiles, config: ServingConfig) -> EngineAssembly:
+    if config.engine.tensor_parallel > 1:
+        raise ConfigError(
+            "engine.tensor_parallel", "the mock model computes nothing that could be shared: leave it at 1"
+        )
+    model, block_size = files.config, config.engine.block_size
+    layout = SlabLayout(
+        model.num_layers, config.mock.kv_blocks, model.num_kv_heads, block_size, model.head_dim, model.dtype
+    )
+    runner = MockRunner(config.mock, answer_vocabulary(files, config.mock), min(files.eos_token_ids))
+    manager = BlockManager(layout.num_blocks, block_size)
+    engine = Engine(runner, manager, **_limits(files, config), clock=runner.clock)
+    slab = Slab(layout)
+    make_sender = functools.partial(Sender, slab)
+    return _assembled(files, config, engine, slab, ModelMemory(None, slab), make_sender, list, slab.close, TimedLoop)
+
+
+def _limits(files: ModelFiles, config: ServingConfig) -> dict[str, Any]:
+    return {
+        "max_batch_tokens": config.engine.max_batch_tokens,
+        "max_running": config.engine.max_running,
+        "eos_token_ids": files.eos_token_ids,
+    }
+
+
+def _assembled(
+    files: ModelFiles,
+    config: ServingConfig,
+    engine: Engine,
+    slab: Slab,
+    memory: SleepingMemory,
+    make_sender: MakeSender,
+    other_slabs: Callable[[], Sequence[AdoptedSlab]],
+    close: Callable[[], None],
+    loop: LoopFactory,
+) -> EngineAssembly:
+    layout = dataclasses.replace(slab.layout, num_kv_heads=files.config.num_kv_heads)
+    pool_tokens = layout.num_blocks * layout.block_size
+    log.info("engine built", model=files.name, blocks=layout.num_blocks, kv_bytes=layout.nbytes, dtype=layout.dtype)
+    return EngineAssembly(
+        engine=engine,
+        slab=slab,
+        layout=layout,
+        ranks=config.engine.tensor_parallel,
+        make_sender=make_sender,
+        other_slabs=other_slabs,
+        memory=memory,
+        model=config.served_model_name or files.name,
+        model_hash=files.model_hash,
+        max_model_len=min(files.max_position, pool_tokens, config.engine.max_model_len or pool_tokens),
+        close=close,
+        loop=loop,
+    )
+
+
+def _threads(config: ServingConfig) -> int:
+    """Workers of one machine, and their ranks, share its cores instead of fighting for them."""
+    ranks = max(1, config.workers.prefill + config.workers.decode) * config.engine.tensor_parallel
+    return config.engine.threads or max(1, len(os.sched_getaffinity(0)) // ranks)

@@ -1,0 +1,115 @@
+"""The one way between a worker's event loop and its engine thread.
+
+What the engine thread hands over arrives on the event loop in the order in which it happened there: the output of a
+step, the result of a posted function and the events between them never overtake each other. Snapshots and cancels rely
+on it.
+"""
+
+import asyncio
+import concurrent.futures
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+import structlog
+
+from baton_proto.discovery import WorkerLoad
+from engine.core.engine import Engine, StepOutput
+from engine.core.loop import EngineLoop
+
+T = TypeVar("T")
+
+log = structlog.get_logger()
+
+
+class Loop(Protocol):
+    """What steps an engine: `engine.core.loop.EngineLoop`, or the mock's `engine.runners.timed_loop.TimedLoop`."""
+
+    ended: concurrent.futures.Future[None]
+    on_event_loop: bool  # else on a thread of its own
+
+    def start(self) -> None: ...
+
+    def stop(self, timeout_s: float) -> None: ...
+
+    def call(self, fn: Callable[[Engine], T]) -> concurrent.futures.Future[T]: ...
+
+
+LoopFactory = Callable[[Engine, Callable[[StepOutput], None]], Loop]
+
+
+class EngineBridge:
+    """The engine thread is whatever `loop_factory` runs the engine on. `on_step` runs on the event loop after each
+    step, with the load at that moment; `on_step_here`, when a role sets it before the start, on the engine thread
+    before that."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        on_step: Callable[[StepOutput, WorkerLoad], None],
+        loop_factory: LoopFactory = EngineLoop,
+    ) -> None:
+        self.on_step_here: Callable[[StepOutput], None] | None = None
+        self._engine = engine
+        self._on_step = on_step
+        self._loop = asyncio.get_running_loop()
+        self._thread = loop_factory(engine, self._step_done)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    async def ended(self) -> None:
+        """Returns when the engine thread has ended; raises what a fault in the engine's own bookkeeping raised."""
+        await self._follow(self._thread.ended)
+
+    async def stop(self, timeout_s: float) -> None:
+        await asyncio.to_thread(self._thread.stop, timeout_s)
+
+    def post(self, work: Callable[[Engine], T], then: Callable[[T], None] | None = None) -> None:
+        """Any thread: runs `work` on the engine thread between steps, then `then` with its result on the event loop."""
+
+        def run(engine: Engine) -> None:
+            try:
+                result = work(engine)
+            except Exception:
+                log.exception("work on the engine thread failed")
+                raise
+            if then is not None:
+                self.from_engine(then, result)
+
+        self._thread.call(run)
+
+    async def call(self, work: Callable[[Engine], T]) -> T:
+        """The result of `work`, in order with step outputs. Raises UnavailableError when the engine has ended."""
+        return await self._follow(self._thread.call(work))
+
+    def from_engine(self, function: Callable[..., object], *arguments: Any) -> None:
+        """Engine thread: in order with step outputs and results. At once if the engine runs on the event loop."""
+        if self._thread.on_event_loop:
+            function(*arguments)
+        else:
+            self.to_event_loop(function, *arguments)
+
+    def to_event_loop(self, function: Callable[..., object], *arguments: Any) -> None:
+        """Any thread. Dropped once the event loop has ended: the process is leaving."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(function, *arguments)
+
+    def _follow(self, theirs: "concurrent.futures.Future[T]") -> "asyncio.Future[T]":
+        """Unlike asyncio.wrap_future, a cancelled waiter leaves the engine's future alone."""
+        ours: asyncio.Future[T] = self._loop.create_future()
+        theirs.add_done_callback(lambda done: self.from_engine(_settle, ours, done))
+        return ours
+
+    def _step_done(self, output: StepOutput) -> None:
+        if self.on_step_here is not None:
+            self.on_step_here(output)
+        self.from_engine(self._on_step, output, self._engine.load())
+
+
+def _settle(ours: "asyncio.Future[T]", theirs: "concurrent.futures.Future[T]") -> None:
+    if ours.done():  # whoever awaited it was cancelled
+        return
+    if error := theirs.exception():
+        ours.set_exception(error)
+    else:
+        ours.set_result(theirs.result())

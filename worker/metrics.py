@@ -1,0 +1,154 @@
+"""Prometheus metrics of the workers of one process, on a port of their own (in the discovery record)."""
+
+from collections import Counter
+from collections.abc import Callable
+
+from prometheus_client import Histogram
+
+from baton_proto.discovery import WorkerLoad
+from engine.core.engine import Engine
+from runtime.kv_events.publisher import EventPublisher
+from runtime.telemetry.metrics import ProcessMetrics, Samples
+
+STEP_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
+TRANSFER_BUCKETS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
+STATES = ("ready", "draining", "sleeping")
+LABELS = ("worker", "role")
+
+
+class WorkerMetrics:
+    """One worker's. Written on the event loop, as plain numbers, since setting a metric takes locks; read by the
+    endpoint's threads."""
+
+    def __init__(
+        self, endpoint: "MetricsEndpoint", worker_id: str, role: str, engine: Engine, publisher: EventPublisher
+    ) -> None:
+        self.labels = (worker_id, role)
+        self.load = WorkerLoad()
+        self.leases: Callable[[], int] = lambda: 0  # once there is a role
+        self.state = STATES[0]
+        self.requests = 0
+        self.failures = 0
+        self.output_tokens = 0
+        self.transfers: Counter[str] = Counter()  # by transport
+        self.transfer_bytes: Counter[str] = Counter()
+        self.transfer_failures = 0
+        self._engine = engine
+        self._publisher = publisher
+        self._counted_steps = 0
+        self._step_s = endpoint.step_s.labels(*self.labels)
+        self._transfer_s = endpoint.transfer_s
+        endpoint.workers.append(self)
+
+    def observe(self, load: WorkerLoad) -> None:
+        """After each step, and with each report."""
+        self.load = load
+        if load.steps > self._counted_steps:
+            self._step_s.observe(load.step_ms / 1000)
+            self._counted_steps = load.steps
+
+    def received(self, transport: str, kv_bytes: int) -> None:
+        """A transfer was committed."""
+        self.transfers[transport] += 1
+        self.transfer_bytes[transport] += kv_bytes
+
+    def sent(self, transport: str, kv_bytes: int, seconds: float) -> None:
+        self.received(transport, kv_bytes)
+        self._transfer_s.labels(*self.labels).observe(seconds)
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self._engine.num_prompt_tokens
+
+    @property
+    def preemptions(self) -> int:
+        return self._engine.scheduler.num_preemptions
+
+    @property
+    def event_batches(self) -> int:
+        return self._publisher.last_event_id
+
+    @property
+    def dropped_batches(self) -> int:
+        return self._publisher.dropped_batches
+
+    @property
+    def unacknowledged(self) -> int:
+        return self._publisher.unacknowledged
+
+
+Value = Callable[[WorkerMetrics], float]
+
+GAUGES: dict[str, tuple[str, Value]] = {
+    "requests_running": ("Sequences in the running batch", lambda of: of.load.running),
+    "requests_waiting": ("Sequences that wait for blocks or budget", lambda of: of.load.waiting),
+    "queued_prefill_tokens": ("Prompt tokens not computed yet", lambda of: of.load.queued_prefill_tokens),
+    "kv_blocks_used": ("KV blocks referenced by a sequence or a lease", lambda of: of.load.blocks_used),
+    "kv_blocks_cached": ("KV blocks kept for reuse", lambda of: of.load.blocks_cached),
+    "kv_blocks_capacity": ("KV blocks of the slab", lambda of: of.load.blocks_total),
+    "leases": ("Leases on KV blocks, quarantined ones included", lambda of: of.leases()),
+    "event_batches_unacknowledged": (
+        "Batches of KV events that JetStream has not confirmed",
+        lambda of: of.unacknowledged,
+    ),
+}
+COUNTERS: dict[str, tuple[str, Value]] = {
+    "requests": ("Requests accepted", lambda of: of.requests),
+    "request_failures": ("Requests that ended in a failure", lambda of: of.failures),
+    "prompt_tokens": ("Prompt tokens computed", lambda of: of.prompt_tokens),
+    "output_tokens": ("Output tokens, of prompts run elsewhere the first one too", lambda of: of.output_tokens),
+    "preemptions": ("Sequences that had to give their blocks to others", lambda of: of.preemptions),
+    "transfer_failures": ("KV transfers that were not committed", lambda of: of.transfer_failures),
+    "event_batches_published": ("Batches of KV events for the routers", lambda of: of.event_batches),
+    "event_batches_dropped": (
+        "Those of them that were given up, since NATS was away for too long",
+        lambda of: of.dropped_batches,
+    ),
+}
+
+
+class MetricsEndpoint(ProcessMetrics):
+    """What all workers of the process are shown in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.workers: list[WorkerMetrics] = []
+        for name, (what, value) in GAUGES.items():
+            self.gauge(f"baton_worker_{name}", what, self._of_each(value), *LABELS)
+        for name, (what, value) in COUNTERS.items():
+            self.counter(f"baton_worker_{name}", what, self._of_each(value), *LABELS)
+        self.gauge("baton_worker_state", "1 for the state that the worker is in", self._states, *LABELS, "state")
+        for name, what, counts in (
+            ("transfers", "KV transfers that were committed", lambda of: of.transfers),
+            ("transfer_bytes", "KV bytes of committed transfers", lambda of: of.transfer_bytes),
+        ):
+            self.counter(f"baton_worker_{name}", what, self._by_transport(counts), *LABELS, "transport")
+        self.step_s = Histogram(
+            "baton_worker_step_duration_seconds",
+            "Duration of an engine step",
+            LABELS,
+            buckets=STEP_BUCKETS_S,
+            registry=self.registry,
+        )
+        self.transfer_s = Histogram(
+            "baton_worker_transfer_duration_seconds",
+            "From a prompt's arrival on the prefill worker to the commit of its KV, waiting and computing included",
+            LABELS,
+            buckets=TRANSFER_BUCKETS_S,
+            registry=self.registry,
+        )
+
+    def _of_each(self, value: Value) -> Callable[[], Samples]:
+        return lambda: [(worker.labels, value(worker)) for worker in self.workers]
+
+    def _states(self) -> Samples:
+        for worker in self.workers:
+            for state in STATES:
+                yield (*worker.labels, state), worker.state == state
+
+    def _by_transport(self, counts: Callable[[WorkerMetrics], Counter[str]]) -> Callable[[], Samples]:
+        return lambda: [
+            ((*worker.labels, transport), count)
+            for worker in self.workers
+            for transport, count in list(counts(worker).items())
+        ]

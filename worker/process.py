@@ -1,0 +1,195 @@
+"""A worker from start to end: what `python -m prefill_worker` and `python -m decode_worker` run once, and
+baton/service/many_workers.py many times in one process."""
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+import structlog
+
+from baton_proto.discovery import MAJOR, WorkerRecord
+from baton_proto.worker import STEPS, Failure
+from runtime.config.serving import ServingConfig
+from runtime.discovery.directory import Announcer
+from runtime.discovery.incarnation import new_incarnation
+from runtime.discovery.load_board import publish_load
+from runtime.errors import ConfigError
+from runtime.kv_events.publisher import EventPublisher
+from runtime.nats.client import NatsClient, connect
+from runtime.security.keys import Keys, check_reach, load_keys
+from worker.assembly import EngineAssembly, EngineFactory, build_engine
+from worker.metrics import MetricsEndpoint, WorkerMetrics
+from worker.role import Role
+from worker.rpc_server import WorkerService
+from worker.runtime import WorkerRuntime
+from worker.stream_server import StreamServer
+
+LOAD_INTERVAL_S = 1.0
+END_GRACE_S = 2.0  # for requests that the end of the drain timeout cut off
+STOP_TIMEOUT_S = 10.0
+
+log = structlog.get_logger()
+
+
+class RoleFactory(Protocol):
+    """The class of a role."""
+
+    name: str
+
+    def __call__(self, runtime: WorkerRuntime) -> Role: ...
+
+
+async def run_worker(
+    config: ServingConfig, worker_id: str, build_role: RoleFactory, build: EngineFactory = build_engine
+) -> None:
+    """Serves until SIGTERM or SIGINT, then drains."""
+    stop = stop_signal()
+    assembly = build(config)
+    async with shared_parts(config, worker_id) as shared:
+        await serve_worker(shared, worker_id, build_role, assembly, stop, _print_ready)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedParts:
+    """What the workers of one process have in common."""
+
+    config: ServingConfig
+    keys: Keys
+    nats: NatsClient
+    metrics: MetricsEndpoint
+    metrics_address: str
+
+
+@asynccontextmanager
+async def shared_parts(config: ServingConfig, name: str) -> AsyncIterator[SharedParts]:
+    """Raises ConfigError, or UnavailableError when NATS does not answer."""
+    if config.nats.url is None:
+        raise ConfigError("nats.url", "a worker needs the URL of a running NATS server")
+    keys = load_keys(config)
+    check_reach("workers.host", config.workers.host, keys)
+    nats = await connect(config.nats.url, name, config.namespace, config.workers.ready_timeout_s, keys.nats)
+    metrics = MetricsEndpoint()
+    metrics.watch(nats)
+    try:
+        yield SharedParts(config, keys, nats, metrics, metrics.serve(config.workers.host, keys.api))
+    finally:
+        metrics.close()
+        await nats.close()
+
+
+async def serve_worker(
+    shared: SharedParts,
+    worker_id: str,
+    build_role: RoleFactory,
+    assembly: EngineAssembly,
+    stop: asyncio.Event,
+    on_ready: Callable[[WorkerRecord], None],
+) -> None:
+    """One worker from its start until `stop`, when it drains. What is built last is closed first."""
+    config, keys, nats = shared.config, shared.keys, shared.nats
+    async with AsyncExitStack() as closing:
+        closing.callback(assembly.close)
+        incarnation = new_incarnation()
+        gather_s = config.workers.gather_events_ms / 1000
+        publisher = EventPublisher(nats, worker_id, incarnation, gather_s=gather_s)
+        closing.push_async_callback(publisher.close)
+        metrics = WorkerMetrics(shared.metrics, worker_id, build_role.name, assembly.engine, publisher)
+        runtime = WorkerRuntime(config, worker_id, incarnation, assembly, publisher, metrics, keys)
+        closing.push_async_callback(runtime.bridge.stop, STOP_TIMEOUT_S)
+        role = build_role(runtime)
+        closing.push_async_callback(role.close)
+        streams = runtime.attach(role)
+        runtime.bridge.start()
+
+        service = WorkerService(runtime)
+        rpc_address = await service.start(config.workers.host)
+        closing.push_async_callback(service.stop, END_GRACE_S)
+        server = StreamServer(runtime.hello, {STEPS: streams.serve} | role.stream_handlers(), keys.cluster)
+        stream_address = await server.start(config.workers.host)
+        closing.push_async_callback(server.stop, END_GRACE_S)
+        closing.callback(streams.close)
+        closing.callback(role.end_streams)
+
+        record = _record(runtime, rpc_address, stream_address, shared.metrics_address)
+        runtime.announcer = Announcer(nats, record, config.discovery.heartbeat_s, config.discovery.ttl_s)
+        await runtime.announcer.start()
+        closing.push_async_callback(runtime.announcer.withdraw)
+        reports = asyncio.create_task(_report_load(runtime, nats))
+        closing.callback(reports.cancel)
+        on_ready(record)
+
+        await _until_stopped(stop, runtime)
+        await _drain(runtime)
+
+
+def stop_signal() -> asyncio.Event:
+    """Set by SIGTERM and SIGINT."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop
+
+
+async def _until_stopped(stop: asyncio.Event, runtime: WorkerRuntime) -> None:
+    """Raises what ended the engine, if that comes first: a worker without an engine is no use."""
+    stopped, ended = asyncio.create_task(stop.wait()), asyncio.create_task(runtime.bridge.ended())
+    await asyncio.wait({stopped, ended}, return_when=asyncio.FIRST_COMPLETED)
+    if ended.done():
+        ended.result()
+    ended.cancel()
+
+
+async def _drain(runtime: WorkerRuntime) -> None:
+    log.info("draining", in_flight=len(runtime.role.in_flight))
+    remaining = await runtime.drain(runtime.config.workers.drain_timeout_s)
+    if remaining:
+        log.warning("drain timeout: requests cut off", remaining=remaining)
+        message = f"{runtime.worker_id} drained before the request ended"
+        runtime.role.end_all(Failure("refused", message, retryable=True, worker_id=runtime.worker_id))
+        await runtime.role.in_flight.wait_empty(END_GRACE_S)
+
+
+async def _report_load(runtime: WorkerRuntime, nats: NatsClient) -> None:
+    while True:
+        report = await runtime.load_report()
+        runtime.metrics.observe(report.load)
+        await publish_load(nats, report)
+        await asyncio.sleep(LOAD_INTERVAL_S)
+
+
+def _record(runtime: WorkerRuntime, rpc_address: str, stream_address: str, metrics_address: str) -> WorkerRecord:
+    assembly = runtime.assembly
+    return WorkerRecord(
+        version=MAJOR,
+        worker_id=runtime.worker_id,
+        incarnation=runtime.incarnation,
+        role=runtime.role.name,
+        state=runtime.state,
+        rpc_address=rpc_address,
+        stream_address=stream_address,
+        transfer=runtime.role.endpoint,
+        model=assembly.model,
+        model_hash=assembly.model_hash,
+        block_size=assembly.layout.block_size,
+        num_blocks=assembly.layout.num_blocks,
+        max_model_len=assembly.max_model_len,
+        pid=os.getpid(),
+        metrics_address=metrics_address,
+    )
+
+
+def _print_ready(record: WorkerRecord) -> None:
+    addresses = {"rpc": record.rpc_address, "stream": record.stream_address, "metrics": record.metrics_address}
+    print_ready(f"{record.role}_worker", record.worker_id, addresses)
+    log.info("ready", worker=record.worker_id, incarnation=record.incarnation, rpc=record.rpc_address)
+
+
+def print_ready(process: str, name: str, addresses: dict[str, str]) -> None:
+    """The one line on stdout that whoever started the process waits for."""
+    ready = {"process": process, "id": name, "pid": os.getpid(), "addresses": addresses}
+    print(f"BATON_READY {json.dumps(ready)}", flush=True)

@@ -1,0 +1,96 @@
+"""The gRPC server of a worker: calls that both kinds answer alike: Snapshot, Inspect, Drain, Sleep and Wake."""
+
+import os
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import psutil
+
+from baton_proto.worker import (
+    DRAIN,
+    INSPECT,
+    SERVICE,
+    SLEEP,
+    SNAPSHOT,
+    WAKE,
+    DrainReport,
+    DrainRequest,
+    InspectReport,
+    InspectRequest,
+    SleepReport,
+    SleepRequest,
+    SnapshotChunk,
+    SnapshotRequest,
+    WakeRequest,
+    decoder,
+    encode,
+)
+from runtime.security.bearer_keys import BearerKeys
+from runtime.security.cluster_key import WORKER_CALLS
+from runtime.security.grpc_bearer import SERVER_OPTIONS, RequireBearer
+from worker.runtime import WorkerRuntime
+from worker.sleep import Sleeper
+from worker.snapshot import chunks, take_snapshot
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+OPTIONS = [
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_receive_message_length", 64 * 1024 * 1024),
+    *SERVER_OPTIONS,
+]
+
+
+class WorkerService:
+    def __init__(self, runtime: WorkerRuntime) -> None:
+        self._runtime = runtime
+        self._sleeper = Sleeper(runtime)
+        guards = []
+        if (cluster := runtime.keys.cluster) is not None:
+            guards.append(RequireBearer(BearerKeys([cluster.derive(WORKER_CALLS)]), "cluster key"))
+        self._server = grpc.aio.server(options=OPTIONS, interceptors=guards)
+        methods = {
+            SNAPSHOT: grpc.unary_stream_rpc_method_handler(self._snapshot, decoder(SnapshotRequest), encode),
+            INSPECT: grpc.unary_unary_rpc_method_handler(self._inspect, decoder(InspectRequest), encode),
+            DRAIN: grpc.unary_unary_rpc_method_handler(self._drain, decoder(DrainRequest), encode),
+            SLEEP: grpc.unary_unary_rpc_method_handler(self._sleep, decoder(SleepRequest), encode),
+            WAKE: grpc.unary_unary_rpc_method_handler(self._wake, decoder(WakeRequest), encode),
+        }
+        by_name = {name.removeprefix(f"/{SERVICE}/"): handler for name, handler in methods.items()}
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, by_name),))
+
+    async def start(self, host: str) -> str:
+        """Returns HOST:PORT."""
+        port = self._server.add_insecure_port(f"{host}:0")
+        await self._server.start()
+        return f"{host}:{port}"
+
+    async def stop(self, grace_s: float) -> None:
+        await self._server.stop(grace_s)
+
+    async def _snapshot(self, request: SnapshotRequest, context: Context) -> AsyncIterator[SnapshotChunk]:
+        snapshot = await take_snapshot(self._runtime.bridge, self._runtime.publisher)
+        for chunk in chunks(snapshot, self._runtime.incarnation):
+            yield chunk
+
+    async def _inspect(self, request: InspectRequest, context: Context) -> InspectReport:
+        runtime = self._runtime
+        problems = await runtime.bridge.call(lambda engine: engine.check_integrity())
+        return InspectReport(
+            worker_id=runtime.worker_id,
+            incarnation=runtime.incarnation,
+            state=runtime.state,
+            load=await runtime.fresh_load(),
+            problems=problems + runtime.role.check_integrity(),
+            rss_bytes=psutil.Process(os.getpid()).memory_info().rss,
+        )
+
+    async def _drain(self, request: DrainRequest, context: Context) -> DrainReport:
+        return DrainReport(await self._runtime.drain(request.timeout_s))
+
+    async def _sleep(self, request: SleepRequest, context: Context) -> SleepReport:
+        return await self._sleeper.sleep(request.level, request.timeout_s)
+
+    async def _wake(self, request: WakeRequest, context: Context) -> SleepReport:
+        return await self._sleeper.wake(tuple(request.tags))

@@ -1,0 +1,108 @@
+"""What both kinds of workers share while they run: the engine and its thread, the event and metrics planes, the state.
+
+Built by worker/process.py; the roles (prefill_worker/, decode_worker/) work with it. Event loop only.
+"""
+
+import msgspec
+
+from baton_proto.discovery import MAJOR as DISCOVERY_MAJOR, LoadReport, WorkerLoad
+from baton_proto.worker import MAJOR, Hello
+from engine.core.engine import StepOutput
+from runtime.config.serving import ServingConfig
+from runtime.discovery.directory import Announcer
+from runtime.kv_events.publisher import EventPublisher
+from runtime.security.keys import Keys
+from worker.assembly import EngineAssembly
+from worker.engine_bridge import EngineBridge
+from worker.metrics import WorkerMetrics
+from worker.role import Role
+from worker.step_stream import StepStreams
+
+
+class WorkerRuntime:
+    def __init__(
+        self,
+        config: ServingConfig,
+        worker_id: str,
+        incarnation: int,
+        assembly: EngineAssembly,
+        publisher: EventPublisher,
+        metrics: WorkerMetrics,
+        keys: Keys,
+    ) -> None:
+        self.config = config
+        self.keys = keys
+        self.worker_id = worker_id
+        self.incarnation = incarnation
+        self.hello = Hello(MAJOR, worker_id, incarnation)
+        self.assembly = assembly
+        self.publisher = publisher
+        self.bridge = EngineBridge(assembly.engine, self._step_done, assembly.loop)
+        self.metrics = metrics
+        self.draining = False
+        self.announcer: Announcer | None = None  # once the servers listen
+        self._engine_load = WorkerLoad()
+        self._role: Role | None = None
+        self._streams: StepStreams | None = None
+
+    def attach(self, role: Role) -> StepStreams:
+        """The role is built around this object, so it comes second."""
+        self._role = role
+        self._streams = StepStreams(role.steps, self.config.workers.gather_ms / 1000, lambda: self.load)
+        self.metrics.leases = role.lease_count
+        return self._streams
+
+    @property
+    def role(self) -> Role:
+        assert self._role is not None, "attach comes before anything runs"
+        return self._role
+
+    @property
+    def asleep(self) -> tuple[str, ...]:
+        """What is given back: see engine/loading/model_memory.py."""
+        return self.assembly.memory.asleep
+
+    @property
+    def state(self) -> str:
+        return "sleeping" if self.asleep else "draining" if self.draining else "ready"
+
+    async def announce(self) -> None:
+        """The state, to whoever listens to discovery or scrapes metrics."""
+        self.metrics.state = self.state
+        if self.announcer is not None:
+            await self.announcer.set_state(self.state)
+
+    @property
+    def load(self) -> WorkerLoad:
+        """As of the last step or `fresh_load`."""
+        return msgspec.structs.replace(
+            self._engine_load, leases=self.role.lease_count(), last_event_id=self.publisher.last_event_id
+        )
+
+    async def fresh_load(self) -> WorkerLoad:
+        """Waits for the running step to end."""
+        self._engine_load = await self.bridge.call(lambda engine: engine.load())
+        return self.load
+
+    async def load_report(self) -> LoadReport:
+        """For the metrics plane, with the steps timed since the last one. Waits for the running step to end."""
+        self._engine_load, context_tokens, steps = await self.bridge.call(
+            lambda engine: (engine.load(), engine.context_tokens(), engine.timed_steps.take())
+        )
+        return LoadReport(DISCOVERY_MAJOR, self.worker_id, self.incarnation, self.load, context_tokens, steps)
+
+    async def drain(self, timeout_s: float) -> int:
+        """Takes no new request from now on. Returns how many are in flight when all have ended or the time is up."""
+        self.draining = True
+        await self.announce()
+        return await self.role.in_flight.wait_empty(timeout_s)
+
+    def _step_done(self, output: StepOutput, load: WorkerLoad) -> None:
+        """Tokens first: somebody waits for them."""
+        self._engine_load = load
+        self.role.outputs(output.outputs)
+        if self._streams is not None:
+            self._streams.step_is_over()
+        if output.events:
+            self.publisher.publish(output.events)
+        self.metrics.observe(load)

@@ -1,0 +1,90 @@
+"""Sleep and wake of one worker: it drains, lets its peers go, gives its memory back, and takes requests again after.
+
+Called by the worker's gRPC service, one call at a time. Whoever routes knows by the state in the worker's record.
+"""
+
+import asyncio
+import time
+
+import structlog
+
+from baton_proto.kv_events import KvEvent
+from baton_proto.worker import SleepReport
+from engine.core.engine import Engine
+from engine.loading.model_memory import LEVELS, TAGS
+from runtime.errors import UnavailableError
+from worker.runtime import WorkerRuntime
+
+log = structlog.get_logger()
+
+
+class Sleeper:
+    def __init__(self, runtime: WorkerRuntime) -> None:
+        self._runtime = runtime
+        self._turn = asyncio.Lock()
+
+    async def sleep(self, level: int, timeout_s: float) -> SleepReport:
+        """Level 2 after level 1 drops the weights that are kept. A worker that cannot let go of its requests and peers
+        in `timeout_s`, each, stays awake, and the report says why."""
+        if level not in LEVELS:
+            return self._report(f"level: {level} is none of {', '.join(map(str, LEVELS))}")
+        async with self._turn:
+            runtime = self._runtime
+            began_s = time.monotonic()
+            try:
+                if not runtime.asleep:
+                    await self._let_go(timeout_s)
+                freed = await runtime.bridge.call(lambda _: runtime.assembly.memory.sleep(level))
+            except (UnavailableError, RuntimeError) as error:  # torch raises the latter when there is no host memory
+                if not runtime.asleep:
+                    await self._rise()
+                return self._report(f"stays awake: {error}")
+            await runtime.announce()
+            log.info("asleep", level=level, freed_bytes=freed, seconds=round(time.monotonic() - began_s, 3))
+            return self._report("", freed, time.monotonic() - began_s)
+
+    async def wake(self, tags: tuple[str, ...]) -> SleepReport:
+        """Without tags, all. It takes requests when nothing is asleep any more."""
+        if strange := [tag for tag in tags if tag not in TAGS]:
+            return self._report(f"tags: {strange[0]!r} is none of {', '.join(TAGS)}")
+        async with self._turn:
+            runtime = self._runtime
+            began_s = time.monotonic()
+            if not runtime.asleep:
+                return self._report("")
+            try:
+                await runtime.bridge.call(lambda _: runtime.assembly.memory.wake(tags or TAGS))
+            except (UnavailableError, RuntimeError) as error:
+                return self._report(f"sleeps on: {error}")
+            if not runtime.asleep:
+                await self._rise()
+            log.info("woken", asleep=list(runtime.asleep), seconds=round(time.monotonic() - began_s, 3))
+            return self._report("", 0, time.monotonic() - began_s)
+
+    async def _let_go(self, timeout_s: float) -> None:
+        """Of requests, peers and cached prefixes. Raises UnavailableError."""
+        runtime = self._runtime
+        if remaining := await runtime.drain(timeout_s):
+            raise UnavailableError(f"{remaining} requests are in flight after {timeout_s:.1f} s")
+        await runtime.role.suspend(timeout_s)
+        runtime.publisher.publish(await runtime.bridge.call(_forget_prefixes))
+        await runtime.fresh_load()
+
+    async def _rise(self) -> None:
+        self._runtime.role.resume()
+        await self._runtime.fresh_load()
+        self._runtime.draining = False
+        await self._runtime.announce()
+
+    def _report(self, problem: str, freed_bytes: int = 0, seconds: float = 0.0) -> SleepReport:
+        runtime = self._runtime
+        return SleepReport(runtime.state, list(runtime.asleep), freed_bytes, seconds, problem)
+
+
+def _forget_prefixes(engine: Engine) -> list[KvEvent]:
+    """Raises UnavailableError when somebody still uses a block."""
+    manager = engine.block_manager
+    if manager.num_used:
+        raise UnavailableError(f"{manager.num_used} KV blocks are still in use")
+    manager.clear()
+    return manager.take_events()

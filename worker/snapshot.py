@@ -1,0 +1,68 @@
+"""A worker's whole block table for a router that lost count of its events: the `Snapshot` call.
+
+The state and the id of the last event that it contains are taken at one moment: runs are read on the engine thread
+together with the events nobody has taken yet, and the id is read on the event loop right after those events were
+published. Everything the engine hands over arrives in order (see engine_bridge.py), so no event falls between.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from baton_proto.kv_events import KvEvent, Stored
+from baton_proto.worker import SnapshotChunk
+from engine.core.engine import Engine
+from runtime.kv_events.publisher import EventPublisher
+from worker.engine_bridge import EngineBridge
+
+CHUNK_BYTES = 512 * 1024  # far below gRPC's 4 MiB limit for a message
+HASH_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    event_id: int
+    runs: list[Stored]
+
+
+async def take_snapshot(bridge: EngineBridge, publisher: EventPublisher) -> Snapshot:
+    future: asyncio.Future[Snapshot] = asyncio.get_running_loop().create_future()
+
+    def on_engine_thread(engine: Engine) -> tuple[list[KvEvent], list[Stored]]:
+        return engine.block_manager.take_events(), engine.block_manager.runs()
+
+    def on_event_loop(taken: tuple[list[KvEvent], list[Stored]]) -> None:
+        events, runs = taken
+        if events:
+            publisher.publish(events)
+        publisher.pack()
+        if not future.done():
+            future.set_result(Snapshot(publisher.last_event_id, runs))
+
+    bridge.post(on_engine_thread, on_event_loop)
+    return await future
+
+
+def chunks(snapshot: Snapshot, incarnation: int, chunk_bytes: int = CHUNK_BYTES) -> Iterator[SnapshotChunk]:
+    """Messages of about `chunk_bytes` at most, at least one; the last one is marked."""
+    pending: list[Stored] = []
+    size = 0
+    for run in _split_long_runs(snapshot.runs, chunk_bytes):
+        run_bytes = len(run.block_hashes) + len(run.sequence_hashes)
+        if pending and size + run_bytes > chunk_bytes:
+            yield SnapshotChunk(incarnation, snapshot.event_id, pending, last=False)
+            pending, size = [], 0
+        pending.append(run)
+        size += run_bytes
+    yield SnapshotChunk(incarnation, snapshot.event_id, pending, last=True)
+
+
+def _split_long_runs(runs: list[Stored], chunk_bytes: int) -> Iterator[Stored]:
+    """A run longer than a chunk becomes several; each one's parent is the last block of the one before."""
+    step = max(1, chunk_bytes // (2 * HASH_BYTES)) * HASH_BYTES
+    for run in runs:
+        parent = run.parent
+        for start in range(0, len(run.sequence_hashes), step):
+            sequence_hashes = run.sequence_hashes[start : start + step]
+            yield Stored(parent, run.block_hashes[start : start + step], sequence_hashes)
+            parent = int.from_bytes(sequence_hashes[-HASH_BYTES:], "little")
