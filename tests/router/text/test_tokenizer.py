@@ -81,6 +81,8 @@ def test_threads_may_share_it(tokenizer: Tokenizer) -> None:
 
 
 def test_the_apis_need_neither_torch_nor_transformers() -> None:
-    code = "import sys, router.api.http.app, router.api.grpc.server;"
+    code = (
+        "import sys, router.api.http.app, router.api.grpc.server;"
         " sys.exit(not {'torch', 'transformers'}.isdisjoint(sys.modules))"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
