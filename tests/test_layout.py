@@ -1,0 +1,28 @@
+"""The house keeps its shape: rooms that a reader can scan, each with a caption, and tests where the code is."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tests.test_packaging import PACKAGES, ROOT
+
+MODULES_IN_A_ROOM = 16
+OF_NO_PACKAGE = {"benchmarks", "data", "deploy", "proto", "spine"}  # folders of tests that mirror no package
+ROOMS = [path.parent for package in PACKAGES.values() for path in sorted(package.rglob("__init__.py"))]
+
+
+@pytest.mark.parametrize("room", ROOMS, ids=lambda room: str(room.relative_to(ROOT)))
+def test_a_room_has_a_caption_and_no_more_modules_than_a_reader_scans(room: Path) -> None:
+    modules = [path.name for path in room.glob("*.py") if path.name != "__init__.py"]
+    assert len(modules) <= MODULES_IN_A_ROOM, f"make rooms: {sorted(modules)}"
+    if room.name != "generated":
+        caption = ast.get_docstring(ast.parse((room / "__init__.py").read_text()))
+        assert caption, f"{room} has no caption in its __init__.py"
+
+
+def test_tests_lie_where_their_package_lies() -> None:
+    tests = ROOT / "tests"
+    folders = {path.parent.relative_to(tests) for path in tests.rglob("test_*.py")} - {Path()}
+    elsewhere = {folder for folder in folders if not (ROOT / folder).is_dir() and folder.parts[0] not in OF_NO_PACKAGE}
+    assert not elsewhere
