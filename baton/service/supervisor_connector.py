@@ -17,7 +17,7 @@ from baton.service.supervisor import Supervisor
 from baton_proto.planner import Role, Verb
 from planner.acting.connector import ConnectorError, WorkerProcess
 from planner.policy.observation import LEAVING
-from runtime.calls.worker import drain_worker, sleep_worker, wake_worker
+from runtime.calls.worker import WorkerClient
 from runtime.end_task import end_tasks
 from runtime.errors import BatonError, WorkerLostError
 from runtime.processes.process import ProcessFailedError
@@ -103,24 +103,26 @@ class SupervisorConnector:
     async def _drain(self, worker_id: str) -> None:
         child = self._supervisor.process(worker_id)
         if child is not None and child.was_ready and not child.stopping:
-            address = self._supervisor.ready[worker_id].addresses["rpc"]
             with contextlib.suppress(WorkerLostError):  # then there is nothing left to drain
-                if remaining := await drain_worker(worker_id, address, self._drain_s, self._key):
-                    log.warning("drain took too long", worker=worker_id, remaining=remaining)
+                async with self._client(worker_id) as client:
+                    if remaining := (await client.drain(self._drain_s)).remaining:
+                        log.warning("drain took too long", worker=worker_id, remaining=remaining)
         await self._end(worker_id)
 
     async def _sleep(self, worker_id: str) -> None:
-        await sleep_worker(worker_id, self._address(worker_id), SLEEP_LEVEL, self._drain_s, self._key)
+        async with self._client(worker_id) as client:
+            await client.sleep(SLEEP_LEVEL, self._drain_s)
 
     async def _wake(self, worker_id: str) -> None:
-        await wake_worker(worker_id, self._address(worker_id), self._key)
+        async with self._client(worker_id) as client:
+            await client.wake()
         await self._supervisor.until_used([worker_id])
 
-    def _address(self, worker_id: str) -> str:
-        """Of its gRPC server. Raises WorkerLostError."""
+    def _client(self, worker_id: str) -> WorkerClient:
+        """Raises WorkerLostError when the worker is no process that is ready."""
         if self._supervisor.process(worker_id) is None or worker_id not in self._supervisor.ready:
             raise WorkerLostError(worker_id, "is no process that is ready")
-        return self._supervisor.ready[worker_id].addresses["rpc"]
+        return WorkerClient(worker_id, self._supervisor.ready[worker_id].addresses["rpc"], self._key)
 
     async def _end(self, worker_id: str) -> None:
         if not self._supervisor.has_started(worker_id):
