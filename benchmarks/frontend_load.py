@@ -32,7 +32,8 @@ from msgspec import structs
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from baton.service.supervisor import ROUTER_ID, Supervisor
+from baton.service.launches import ROUTER_ID
+from baton.service.supervisor import Supervisor
 from benchmarks.frontend.cases import CASES, Case, bodies
 from benchmarks.frontend.dynamo_peer import TOKENIZERS, DynamoService, PeerFailedError
 from benchmarks.frontend.load_client import Load, Measured

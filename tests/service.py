@@ -78,7 +78,7 @@ class Service:
 
     def workers(self, role: Role) -> list[str]:
         """Ids of the workers whose processes live."""
-        return self.supervisor.workers(role)
+        return self.supervisor.children.workers(role)
 
     def pid(self, process_id: str) -> int:
         """Of a worker, or of the router."""

@@ -1,4 +1,4 @@
-"""The gRPC server of a worker: calls that both kinds answer alike: Snapshot, Inspect, Drain, Sleep and Wake."""
+"""The gRPC server of a worker: the questions that prefill and decode workers answer alike."""
 
 import os
 from collections.abc import AsyncIterator
@@ -10,6 +10,7 @@ import psutil
 from baton_proto.worker import (
     DRAIN,
     INSPECT,
+    QUESTIONS,
     SERVICE,
     SLEEP,
     SNAPSHOT,
@@ -18,6 +19,7 @@ from baton_proto.worker import (
     DrainRequest,
     InspectReport,
     InspectRequest,
+    Question,
     SleepReport,
     SleepRequest,
     SnapshotChunk,
@@ -50,15 +52,15 @@ class WorkerService:
         if (cluster := runtime.keys.cluster) is not None:
             guards.append(RequireBearer(BearerKeys([cluster.derive(WORKER_CALLS)]), "cluster key"))
         self._server = grpc.aio.server(options=OPTIONS, interceptors=guards)
-        methods = {
-            SNAPSHOT: grpc.unary_stream_rpc_method_handler(self._snapshot, decoder(SnapshotRequest), encode),
-            INSPECT: grpc.unary_unary_rpc_method_handler(self._inspect, decoder(InspectRequest), encode),
-            DRAIN: grpc.unary_unary_rpc_method_handler(self._drain, decoder(DrainRequest), encode),
-            SLEEP: grpc.unary_unary_rpc_method_handler(self._sleep, decoder(SleepRequest), encode),
-            WAKE: grpc.unary_unary_rpc_method_handler(self._wake, decoder(WakeRequest), encode),
+        answers: dict[Question, Any] = {
+            SNAPSHOT: self._snapshot,
+            INSPECT: self._inspect,
+            DRAIN: self._drain,
+            SLEEP: self._sleep,
+            WAKE: self._wake,
         }
-        by_name = {name.removeprefix(f"/{SERVICE}/"): handler for name, handler in methods.items()}
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, by_name),))
+        rows = {question.name: _row(question, answers[question]) for question in QUESTIONS}
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, rows),))
 
     async def start(self, host: str) -> str:
         """Returns HOST:PORT."""
@@ -94,3 +96,8 @@ class WorkerService:
 
     async def _wake(self, request: WakeRequest, context: Context) -> SleepReport:
         return await self._sleeper.wake(tuple(request.tags))
+
+
+def _row(question: Question, answer: Any) -> Any:
+    make = grpc.unary_stream_rpc_method_handler if question.streamed else grpc.unary_unary_rpc_method_handler
+    return make(answer, decoder(question.request), encode)

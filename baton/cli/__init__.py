@@ -2,10 +2,15 @@
 
 import os
 
+from baton.shadowing import guard_imports
+
 os.environ.setdefault(
     "GRPC_VERBOSITY", "ERROR"
-)  # before grpc is loaded: its notes on closed connections say nothing here
+)  # set before grpc is loaded: its notes on closed connections say nothing
 
-from baton.cli.app import main
 
-__all__ = ["main"]
+def main() -> None:
+    guard_imports()
+    from baton.cli.app import app
+
+    app()

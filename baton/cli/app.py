@@ -45,7 +45,3 @@ def baton(
     version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show it.")] = False,
 ) -> None:
     """Serve large language models with prefill and decode on different workers."""
-
-
-def main() -> None:
-    app()

@@ -13,6 +13,7 @@ from baton.cli.chat import chat_request
 from baton.cli.exit_codes import ExitCode, errors_reported
 from baton.cli.output import console, human_bytes
 from baton.service.supervisor import Supervisor
+from baton.shadowing import refuse_shadowed
 from baton_proto.generated import inference_pb2 as pb
 from runtime.calls.router import Answer, Client
 from runtime.checkpoint.served_model import served_model
@@ -37,6 +38,7 @@ def demo(
     model: Annotated[str, typer.Option(metavar="NAME_OR_PATH", help="As in `baton up`.")] = "smollm2",
 ) -> None:
     """Start a small service, ask it one question through gRPC, show who did what, end it."""
+    refuse_shadowed()
     with errors_reported():
         config = with_overrides(ServingConfig(), OVERRIDES | {"model": model})
         configure_logging(config.logging, "baton")

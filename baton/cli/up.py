@@ -14,6 +14,7 @@ from baton.cli.options import RayAddressOption
 from baton.cli.service_news import print_news
 from baton.service.local_launcher import LocalLauncher
 from baton.service.service_run import ServiceRun
+from baton.shadowing import refuse_shadowed
 from runtime.checkpoint.served_model import served_model
 from runtime.config.overrides import with_overrides
 from runtime.config.serving import ServingConfig, load_config, with_absolute_paths
@@ -65,6 +66,7 @@ def up(
 
     With --ray the processes run on the Ray cluster at --address and stay there; `baton down` drains and ends them.
     """
+    refuse_shadowed()  # here, because the processes of the service would show tracebacks
     flags = {
         "model": model,
         "workers": {"prefill": prefill, "decode": decode},

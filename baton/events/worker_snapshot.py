@@ -3,13 +3,10 @@ asked."""
 
 from collections.abc import AsyncIterator
 
-import grpc
-
 from baton_proto.discovery import EVENTS_ROLE, WorkerRecord
-from baton_proto.worker import MAJOR, SNAPSHOT, SnapshotChunk, SnapshotRequest, decoder, encode
+from baton_proto.worker import SnapshotChunk
 from router.index.event_snapshot import snapshot_from_stream
-from runtime.calls.worker import call_metadata
-from runtime.errors import WorkerLostError
+from runtime.calls.worker import WorkerClient
 from runtime.nats.client import NatsClient
 from runtime.security.cluster_key import ClusterKey
 
@@ -22,13 +19,6 @@ async def worker_snapshot(
         async for chunk in snapshot_from_stream(nats, (record.worker_id, record.incarnation)):
             yield chunk
         return
-    async with grpc.aio.insecure_channel(record.rpc_address) as channel:
-        ask = channel.unary_stream(SNAPSHOT, request_serializer=encode, response_deserializer=decoder(SnapshotChunk))
-        try:
-            async for chunk in ask(SnapshotRequest(MAJOR), timeout=timeout_s, metadata=call_metadata(key)):
-                if chunk.incarnation != record.incarnation:
-                    raise WorkerLostError(record.worker_id, "has been replaced")
-                yield chunk
-        except grpc.aio.AioRpcError as error:
-            why = error.details() or error.code().name
-            raise WorkerLostError(record.worker_id, f"does not send a snapshot: {why}") from error
+    async with WorkerClient(record.worker_id, record.rpc_address, key, record.incarnation) as client:
+        async for chunk in client.snapshot(timeout_s):
+            yield chunk

@@ -11,7 +11,8 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, Protocol
 
 from baton.service.launcher import Launcher
-from baton.service.supervisor import ROUTER_ID, Supervisor
+from baton.service.launches import ROUTER_ID
+from baton.service.supervisor import Supervisor
 from runtime.config.serving import ServingConfig
 from runtime.processes.process import ProcessExit, Ready
 
@@ -79,7 +80,7 @@ class ServiceRun:
         told = True
         while ended := await _unless(self.stop, self._supervisor.wait()):
             told = False
-            able = self._supervisor.config.planner.enabled or bool(self._supervisor.workers("decode"))
+            able = self._supervisor.config.planner.enabled or bool(self._supervisor.children.workers("decode"))
             goes_on = able and ended.name not in (ROUTER_ID, "nats")
             self._tell_of_loss(ended, goes_on)
             if not goes_on:

@@ -17,7 +17,7 @@ from baton.service.supervisor import Supervisor
 from baton_proto.planner import Role, Verb
 from planner.acting.connector import ConnectorError, WorkerProcess
 from planner.policy.observation import LEAVING
-from runtime.calls.worker import drain_worker, sleep_worker, wake_worker
+from runtime.calls.worker import WorkerClient
 from runtime.end_task import end_tasks
 from runtime.errors import BatonError, WorkerLostError
 from runtime.processes.process import ProcessFailedError
@@ -46,7 +46,7 @@ class SupervisorConnector:
     def processes(self) -> list[WorkerProcess]:
         """Those between two roles included."""
         roles: tuple[Role, Role] = ("prefill", "decode")
-        lives = {name: role for role in roles for name in self._supervisor.workers(role)} | self._flipping
+        lives = {name: role for role in roles for name in self._supervisor.children.workers(role)} | self._flipping
         return [self._process(worker_id, role) for worker_id, role in lives.items()]
 
     async def add(self, worker_id: str, role: Role) -> None:
@@ -95,41 +95,43 @@ class SupervisorConnector:
             log.info("verb failed", verb=verb, worker=worker_id, error=str(error))
 
     async def _start(self, worker_id: str, role: Role) -> None:
-        if self._supervisor.process(worker_id) is None:
+        if self._supervisor.children.living(worker_id) is None:
             await self._supervisor.add_worker(role, worker_id)
         else:
             await self._supervisor.until_used([worker_id])
 
     async def _drain(self, worker_id: str) -> None:
-        child = self._supervisor.process(worker_id)
+        child = self._supervisor.children.living(worker_id)
         if child is not None and child.was_ready and not child.stopping:
-            address = self._supervisor.ready[worker_id].addresses["rpc"]
             with contextlib.suppress(WorkerLostError):  # then there is nothing left to drain
-                if remaining := await drain_worker(worker_id, address, self._drain_s, self._key):
-                    log.warning("drain took too long", worker=worker_id, remaining=remaining)
+                async with self._client(worker_id) as client:
+                    if remaining := (await client.drain(self._drain_s)).remaining:
+                        log.warning("drain took too long", worker=worker_id, remaining=remaining)
         await self._end(worker_id)
 
     async def _sleep(self, worker_id: str) -> None:
-        await sleep_worker(worker_id, self._address(worker_id), SLEEP_LEVEL, self._drain_s, self._key)
+        async with self._client(worker_id) as client:
+            await client.sleep(SLEEP_LEVEL, self._drain_s)
 
     async def _wake(self, worker_id: str) -> None:
-        await wake_worker(worker_id, self._address(worker_id), self._key)
+        async with self._client(worker_id) as client:
+            await client.wake()
         await self._supervisor.until_used([worker_id])
 
-    def _address(self, worker_id: str) -> str:
-        """Of its gRPC server. Raises WorkerLostError."""
-        if self._supervisor.process(worker_id) is None or worker_id not in self._supervisor.ready:
+    def _client(self, worker_id: str) -> WorkerClient:
+        """Raises WorkerLostError when the worker is no process that is ready."""
+        if self._supervisor.children.living(worker_id) is None or worker_id not in self._supervisor.ready:
             raise WorkerLostError(worker_id, "is no process that is ready")
-        return self._supervisor.ready[worker_id].addresses["rpc"]
+        return WorkerClient(worker_id, self._supervisor.ready[worker_id].addresses["rpc"], self._key)
 
     async def _end(self, worker_id: str) -> None:
-        if not self._supervisor.has_started(worker_id):
+        if not self._supervisor.children.has_started(worker_id):
             raise WorkerLostError(worker_id, "was not started by this service, which cannot end it")
-        child = self._supervisor.process(worker_id)
+        child = self._supervisor.children.living(worker_id)
         if child is not None and child.was_ready:
             await self._supervisor.stop_worker(worker_id)
         elif child is not None:
-            await self._supervisor.kill_worker(worker_id)
+            await child.kill()
 
     async def _flip(self, worker_id: str, role: Role) -> None:
         process = next((one for one in self.processes() if one.worker_id == worker_id), None)
@@ -140,7 +142,7 @@ class SupervisorConnector:
         await self._start(worker_id, role)
 
     def _process(self, worker_id: str, role: Role) -> WorkerProcess:
-        child = self._supervisor.process(worker_id)
+        child = self._supervisor.children.living(worker_id)
         pid = child.pid if child is not None else 0
         if self._since_s.get(worker_id, (None,))[0] != pid:
             self._since_s[worker_id] = pid, time.time()

@@ -6,6 +6,7 @@ gRPC service `worker.v1.Worker`. Messages are msgspec (msgpack) everywhere: one 
 engine.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -17,11 +18,6 @@ from baton_proto.sampling import SamplingParams, TokenLogprobs
 
 MAJOR = 1
 SERVICE = "baton.worker.v1.Worker"
-SNAPSHOT = f"/{SERVICE}/Snapshot"  # SnapshotRequest -> stream SnapshotChunk
-INSPECT = f"/{SERVICE}/Inspect"  # InspectRequest -> InspectReport
-DRAIN = f"/{SERVICE}/Drain"  # DrainRequest -> DrainReport
-SLEEP = f"/{SERVICE}/Sleep"  # SleepRequest -> SleepReport
-WAKE = f"/{SERVICE}/Wake"  # WakeRequest -> SleepReport
 
 # What a stream is for, in the hello of who dials.
 STEPS = "steps"  # router to worker: WorkerCommand there, WorkerReport back
@@ -168,7 +164,7 @@ class FirstToken(Struct, frozen=True):
     cached_tokens: int  # prefix hit on the prefill worker
 
 
-# --- unary ------------------------------------------------------------------------------------------------------------
+# --- questions --------------------------------------------------------------------------------------------------------
 
 
 class SnapshotRequest(Struct, frozen=True):
@@ -227,6 +223,29 @@ class SleepReport(Struct, frozen=True):
     freed_bytes: int
     seconds: float
     problem: str  # why it did not happen; empty when it did
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A call of a worker's gRPC service. Its server is a row of worker/rpc_server.py, its client a method of
+    runtime.calls.worker.WorkerClient with the same name in lower case."""
+
+    name: str
+    request: type[Struct]
+    answer: type[Struct]
+    streamed: bool = False  # the answer is a stream of messages
+
+    @property
+    def method(self) -> str:
+        return f"/{SERVICE}/{self.name}"
+
+
+SNAPSHOT = Question("Snapshot", SnapshotRequest, SnapshotChunk, streamed=True)
+INSPECT = Question("Inspect", InspectRequest, InspectReport)
+DRAIN = Question("Drain", DrainRequest, DrainReport)
+SLEEP = Question("Sleep", SleepRequest, SleepReport)
+WAKE = Question("Wake", WakeRequest, SleepReport)
+QUESTIONS = (SNAPSHOT, INSPECT, DRAIN, SLEEP, WAKE)
 
 
 _encoder = msgspec.msgpack.Encoder()

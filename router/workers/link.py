@@ -1,4 +1,5 @@
-"""The router's connection to one incarnation of one worker: the multiplexed step stream and the unary calls.
+"""The router's connection to one incarnation of one worker: the multiplexed step stream, and the client of its
+other questions.
 
 Owned by the worker pool, which opens a link when discovery lists a worker and closes it when the worker is gone. A
 broken stream fails every request on it at once and is dialled again for as long as the link is open. Event loop only.
@@ -6,41 +7,14 @@ broken stream fails every request on it at once and is dialled again for as long
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
-from typing import Any
+from collections.abc import Callable
 
-import grpc
 import structlog
 
 from baton_proto.discovery import WorkerLoad, WorkerRecord
-from baton_proto.worker import (
-    DRAIN,
-    INSPECT,
-    MAJOR,
-    SLEEP,
-    SNAPSHOT,
-    STEPS,
-    WAKE,
-    Cancel,
-    Delta,
-    DrainReport,
-    DrainRequest,
-    Hello,
-    InspectReport,
-    InspectRequest,
-    SleepReport,
-    SleepRequest,
-    SnapshotChunk,
-    SnapshotRequest,
-    StepMessage,
-    Submit,
-    WakeRequest,
-    WorkerReport,
-    decoder,
-    encode,
-)
+from baton_proto.worker import MAJOR, STEPS, Cancel, Delta, Hello, StepMessage, Submit, WorkerReport, decoder
 from router.workers.inbox import Inbox
-from runtime.calls.worker import call_metadata
+from runtime.calls.worker import WorkerClient
 from runtime.discovery.worker_key import WorkerKey
 from runtime.end_task import end_tasks
 from runtime.errors import ProtocolError, UnauthorizedError, WorkerLostError
@@ -48,18 +22,8 @@ from runtime.security.cluster_key import ClusterKey
 from runtime.streams.message_stream import ENDED, MessageStream, open_stream
 
 HELLO_TIMEOUT_S = 5.0
-CALL_TIMEOUT_S = 5.0
-MEMORY_TIMEOUT_S = 60.0  # to copy or read the weights
 MIN_BACKOFF_S = 0.05
 MAX_BACKOFF_S = 1.0
-
-CHANNEL_OPTIONS = [
-    ("grpc.use_local_subchannel_pool", 1),  # a new link never inherits the back-off of a dead one
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 1_000),  # also the limit of one connection attempt
-    ("grpc.max_reconnect_backoff_ms", 1_000),
-    ("grpc.max_receive_message_length", 64 * 1024 * 1024),
-]
 
 decode_report = decoder(WorkerReport)
 
@@ -82,18 +46,12 @@ class WorkerLink:
         self._closing = False
         self._router_id = router_id
         self._key = key
-        self._metadata = call_metadata(key)
         self._on_load = on_load
         self._on_change = on_change
         self._inboxes: dict[str, Inbox] = {}
         self._address = record.stream_address
         self._stream: MessageStream | None = None  # after the hellos
-        self._channel = grpc.aio.insecure_channel(record.rpc_address, options=CHANNEL_OPTIONS)
-        self._snapshot: Any = self._channel.unary_stream(SNAPSHOT, encode, decoder(SnapshotChunk))
-        self._inspect: Any = self._channel.unary_unary(INSPECT, encode, decoder(InspectReport))
-        self._drain: Any = self._channel.unary_unary(DRAIN, encode, decoder(DrainReport))
-        self._sleep: Any = self._channel.unary_unary(SLEEP, encode, decoder(SleepReport))
-        self._wake: Any = self._channel.unary_unary(WAKE, encode, decoder(SleepReport))
+        self.client = WorkerClient(record.worker_id, record.rpc_address, key, record.incarnation)
         self._task = asyncio.create_task(self._keep_connected())
 
     # --- requests -----------------------------------------------------------------------------------------------------
@@ -121,48 +79,6 @@ class WorkerLink:
     def in_flight(self) -> int:
         return len(self._inboxes)
 
-    # --- unary calls: raise WorkerLostError ---------------------------------------------------------------------------
-
-    async def inspect(self, timeout_s: float = CALL_TIMEOUT_S) -> InspectReport:
-        report: InspectReport = await self._call(self._inspect, InspectRequest(MAJOR), timeout_s)
-        return report
-
-    async def drain(self, timeout_s: float) -> DrainReport:
-        report: DrainReport = await self._call(self._drain, DrainRequest(MAJOR, timeout_s), timeout_s + CALL_TIMEOUT_S)
-        return report
-
-    async def sleep(self, level: int, timeout_s: float) -> SleepReport:
-        """`timeout_s`: for requests in flight, and again for peers. Its memory takes a while on top."""
-        request = SleepRequest(MAJOR, level, timeout_s)
-        report: SleepReport = await self._call(self._sleep, request, 2 * timeout_s + MEMORY_TIMEOUT_S)
-        return report
-
-    async def wake(self, tags: list[str]) -> SleepReport:
-        report: SleepReport = await self._call(self._wake, WakeRequest(MAJOR, tags), MEMORY_TIMEOUT_S)
-        return report
-
-    async def snapshot(self, timeout_s: float) -> AsyncIterator[SnapshotChunk]:
-        """The worker's block table in order; ends after the chunk that is marked as last."""
-        try:
-            async for chunk in self._snapshot(SnapshotRequest(MAJOR), timeout=timeout_s, metadata=self._metadata):
-                if chunk is None or chunk.incarnation != self.worker[1]:
-                    raise WorkerLostError(self.worker[0], "sent a snapshot that cannot be used")
-                yield chunk
-                if chunk.last:
-                    return
-        except grpc.aio.AioRpcError as error:
-            raise WorkerLostError(self.worker[0], _describe(error)) from error
-        raise WorkerLostError(self.worker[0], "the snapshot ended early")
-
-    async def _call(self, method: Any, request: Any, timeout_s: float) -> Any:
-        try:
-            report = await method(request, timeout=timeout_s, metadata=self._metadata)
-        except grpc.aio.AioRpcError as error:
-            raise WorkerLostError(self.worker[0], _describe(error)) from error
-        if report is None:
-            raise WorkerLostError(self.worker[0], "sent an answer that cannot be decoded")
-        return report
-
     # --- the stream ---------------------------------------------------------------------------------------------------
 
     async def close(self, reason: str) -> None:
@@ -170,7 +86,7 @@ class WorkerLink:
         self._closing = True
         await end_tasks(self._task)
         self._disconnected(reason)
-        await self._channel.close()
+        await self.client.close()
 
     async def _keep_connected(self) -> None:
         backoff_s = MIN_BACKOFF_S
@@ -239,7 +155,3 @@ class WorkerLink:
             self._on_change()
         for inbox in inboxes:
             inbox.fail(WorkerLostError(self.worker[0], reason))
-
-
-def _describe(error: grpc.aio.AioRpcError) -> str:
-    return f"{error.code().name}: {error.details()}"

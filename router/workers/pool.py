@@ -130,7 +130,7 @@ class WorkerPool:
 
     def snapshot(self, worker_id: str, incarnation: int) -> AsyncIterator[SnapshotChunk]:
         """For the indexer. Raises WorkerLostError, at once or while it is read."""
-        return self.link((worker_id, incarnation)).snapshot(SNAPSHOT_TIMEOUT_S)
+        return self.link((worker_id, incarnation)).client.snapshot(SNAPSHOT_TIMEOUT_S)
 
     @property
     def no_decode_since_s(self) -> float | None:

@@ -1,79 +1,124 @@
-"""Unary calls to a worker by those who have no link to it, which are all but the routers."""
+"""The client of a worker's gRPC service: one method per question (baton_proto.worker.QUESTIONS)."""
 
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import Any, Self
 
 import grpc
 from msgspec import Struct
 
 from baton_proto.worker import (
     DRAIN,
+    INSPECT,
     MAJOR,
+    QUESTIONS,
     SLEEP,
+    SNAPSHOT,
     WAKE,
     DrainReport,
     DrainRequest,
+    InspectReport,
+    InspectRequest,
+    Question,
     SleepReport,
     SleepRequest,
+    SnapshotChunk,
+    SnapshotRequest,
     WakeRequest,
     decoder,
     encode,
 )
 from runtime.errors import UnavailableError, WorkerLostError
 from runtime.security.cluster_key import WORKER_CALLS, ClusterKey
-from runtime.security.grpc_bearer import Metadata, metadata
+from runtime.security.grpc_bearer import metadata
 
-CALL_GRACE_S = 5.0  # beyond the time that the worker keeps itself
+CALL_TIMEOUT_S = 5.0  # for an answer, beyond the time that the question itself grants
 MEMORY_TIMEOUT_S = 60.0  # to copy or read the weights
 
-Report = TypeVar("Report", bound=Struct)
+CHANNEL_OPTIONS = [
+    ("grpc.use_local_subchannel_pool", 1),  # a new client never inherits the back-off of a dead one
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1_000),  # also the limit of one connection attempt
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.max_receive_message_length", 64 * 1024 * 1024),
+]
 
 
-def call_metadata(key: ClusterKey | None) -> Metadata:
-    """What a worker's gRPC server asks for."""
-    return metadata(None if key is None else key.derive(WORKER_CALLS))
+class WorkerClient:
+    """Every question raises WorkerLostError when the worker does not answer, or not in a form that can be used.
 
+    `rpc_address`: HOST:PORT. `incarnation`: the one whose snapshot is wanted; None: that of whichever worker answers.
+    """
 
-async def drain_worker(worker_id: str, rpc_address: str, timeout_s: float, key: ClusterKey | None) -> int:
-    """Has it take no new request. Returns how many are in flight when all have ended or the time is up. Raises
-    WorkerLostError."""
-    request = DrainRequest(MAJOR, timeout_s)
-    limit_s = timeout_s + CALL_GRACE_S
-    return (await _call(worker_id, rpc_address, DRAIN, request, DrainReport, limit_s, key)).remaining
+    def __init__(
+        self, worker_id: str, rpc_address: str, key: ClusterKey | None = None, incarnation: int | None = None
+    ) -> None:
+        self._worker_id = worker_id
+        self._incarnation = incarnation
+        self._metadata = metadata(None if key is None else key.derive(WORKER_CALLS))
+        self._channel = grpc.aio.insecure_channel(rpc_address, options=CHANNEL_OPTIONS)
+        self._calls: dict[Question, Any] = {question: self._call(question) for question in QUESTIONS}
 
+    async def __aenter__(self) -> Self:
+        return self
 
-async def sleep_worker(worker_id: str, rpc_address: str, level: int, timeout_s: float, key: ClusterKey | None) -> None:
-    """`timeout_s`: for requests in flight, and again for peers. Raises WorkerLostError, and UnavailableError when it
-    stays awake."""
-    request = SleepRequest(MAJOR, level, timeout_s)
-    limit_s = 2 * timeout_s + MEMORY_TIMEOUT_S
-    _done(await _call(worker_id, rpc_address, SLEEP, request, SleepReport, limit_s, key))
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
 
+    async def close(self) -> None:
+        await self._channel.close()
 
-async def wake_worker(worker_id: str, rpc_address: str, key: ClusterKey | None) -> None:
-    """All of it. Raises WorkerLostError, and UnavailableError when it sleeps on."""
-    _done(await _call(worker_id, rpc_address, WAKE, WakeRequest(MAJOR, []), SleepReport, MEMORY_TIMEOUT_S, key))
+    async def inspect(self, timeout_s: float = CALL_TIMEOUT_S) -> InspectReport:
+        report: InspectReport = await self._ask(INSPECT, InspectRequest(MAJOR), timeout_s)
+        return report
 
+    async def drain(self, timeout_s: float) -> DrainReport:
+        """The worker takes no new request. Returns when all requests have ended or `timeout_s` is over."""
+        report: DrainReport = await self._ask(DRAIN, DrainRequest(MAJOR, timeout_s), timeout_s + CALL_TIMEOUT_S)
+        return report
 
-def _done(report: SleepReport) -> None:
-    if report.problem:
-        raise UnavailableError(report.problem)
+    async def sleep(self, level: int, timeout_s: float) -> SleepReport:
+        """`timeout_s`: for requests in flight, and again for peers. Raises UnavailableError when it stays awake."""
+        request = SleepRequest(MAJOR, level, timeout_s)
+        return self._done(await self._ask(SLEEP, request, 2 * timeout_s + MEMORY_TIMEOUT_S))
 
+    async def wake(self, tags: list[str] | None = None) -> SleepReport:
+        """Without tags the worker wakes completely. Raises UnavailableError when it sleeps on."""
+        return self._done(await self._ask(WAKE, WakeRequest(MAJOR, tags or []), MEMORY_TIMEOUT_S))
 
-async def _call(
-    worker_id: str,
-    rpc_address: str,
-    method: str,
-    request: Struct,
-    answer: type[Report],
-    timeout_s: float,
-    key: ClusterKey | None,
-) -> Report:
-    async with grpc.aio.insecure_channel(rpc_address) as channel:
-        call: Any = channel.unary_unary(method, encode, decoder(answer))
+    async def snapshot(self, timeout_s: float) -> AsyncIterator[SnapshotChunk]:
+        """The worker's block table in order; ends after the chunk that is marked as last."""
+        call = self._calls[SNAPSHOT](SnapshotRequest(MAJOR), timeout=timeout_s, metadata=self._metadata)
         try:
-            report = await call(request, timeout=timeout_s, metadata=call_metadata(key))
+            async for chunk in call:
+                if chunk is None or self._incarnation not in (None, chunk.incarnation):
+                    raise WorkerLostError(self._worker_id, "sent a snapshot that cannot be used")
+                yield chunk
+                if chunk.last:
+                    return
         except grpc.aio.AioRpcError as error:
-            raise WorkerLostError(worker_id, f"{error.code().name}: {error.details()}") from error
-    if not isinstance(report, answer):
-        raise WorkerLostError(worker_id, "sent an answer that cannot be decoded")
-    return report
+            raise self._lost(error) from error
+        raise WorkerLostError(self._worker_id, "the snapshot ended early")
+
+    def _call(self, question: Question) -> Any:
+        make: Any = self._channel.unary_stream if question.streamed else self._channel.unary_unary
+        return make(question.method, encode, decoder(question.answer))
+
+    async def _ask(self, question: Question, request: Struct, timeout_s: float) -> Any:
+        try:
+            report = await self._calls[question](request, timeout=timeout_s, metadata=self._metadata)
+        except grpc.aio.AioRpcError as error:
+            raise self._lost(error) from error
+        if report is None:  # what gRPC makes of bytes that the decoder refuses
+            raise WorkerLostError(self._worker_id, "sent an answer that cannot be decoded")
+        return report
+
+    def _done(self, report: SleepReport) -> SleepReport:
+        if report.problem:
+            raise UnavailableError(f"{self._worker_id} {report.problem}")
+        return report
+
+    def _lost(self, error: grpc.aio.AioRpcError) -> WorkerLostError:
+        return WorkerLostError(self._worker_id, f"{error.code().name}: {error.details()}")

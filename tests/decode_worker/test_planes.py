@@ -10,7 +10,6 @@ import pytest
 
 from baton_proto.discovery import LoadReport, WorkerRecord, decode_load_report, decode_record
 from baton_proto.kv_events import Cleared, KvEventBatch, Removed, Stored, decode_batch
-from baton_proto.worker import DRAIN, MAJOR, DrainReport, DrainRequest
 from runtime.config.serving import EngineConfig, ServingConfig
 from runtime.nats.client import NatsClient, connect
 from runtime.nats.subjects import kv_events_subject, load_subject, workers_stream, workers_subject
@@ -194,8 +193,8 @@ async def test_a_drain_call_waits_for_requests_and_the_worker_stays(
     async with RouterClient(decode) as router:
         answer = await router.submit(prompt(1000, seed=480), prefill=worker.target, max_tokens=2)
         await worker.until("running", lambda report: report.load.running == 1)
-        report: DrainReport = await worker.unary(DRAIN, DrainRequest(MAJOR, timeout_s=10.0), DrainReport)
-        assert report.remaining == 0
+        async with worker.client as client:
+            assert (await client.drain(10.0)).remaining == 0
         assert (await answer.end()).finish == "length"
         refused = await (await router.submit(prompt(20, seed=481), prefill=worker.target)).end(2)
         assert refused.failure is not None

@@ -80,14 +80,14 @@ async def test_a_worker_that_never_becomes_ready_is_given_up_with_a_reason_and_a
         await planned.until(lambda: len(begun(planned)) == 1)
         (stuck,) = begun(planned)
         async with asyncio.timeout(5):
-            while planned.service.supervisor.process(stuck) is None:
+            while planned.service.supervisor.children.living(stuck) is None:
                 await asyncio.sleep(0)
         planned.service.kill(stuck, signal.SIGSTOP)
         await planned.until(lambda: reason_in(planned, "was not done with add after 10 s"))
         await planned.until(lambda: planned.count() == (2, 1))
         assert stuck not in planned.ready(PREFILL)
         assert [effect.worker_id for effect in planned.effects("remove")] == [stuck]
-        assert not planned.service.supervisor.process(stuck)
+        assert not planned.service.supervisor.children.living(stuck)
 
 
 async def test_while_nats_is_away_for_half_a_minute_the_service_serves_and_the_planner_freezes_and_says_so(

@@ -110,7 +110,7 @@ def visit_grpc(service: Guarded, port: int, key: str | None) -> None:
 
 def visit_rpc(service: Guarded, port: int, key: str | None) -> None:
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-        refused(channel.unary_unary(INSPECT, encode), InspectRequest(MAJOR), key)
+        refused(channel.unary_unary(INSPECT.method, encode), InspectRequest(MAJOR), key)
 
 
 def refused(method: Any, request: Any, key: str | None) -> None:

@@ -3,10 +3,8 @@
 import asyncio
 import time
 
-import grpc
-
-from baton_proto.worker import INSPECT, MAJOR, InspectReport, InspectRequest, decoder, encode
-from runtime.calls.worker import call_metadata
+from baton_proto.worker import InspectReport
+from runtime.calls.worker import WorkerClient
 from tests.service import Service
 
 POLL_S = 0.01
@@ -14,11 +12,8 @@ POLL_S = 0.01
 
 async def inspect(service: Service, worker_id: str) -> InspectReport:
     address = service.supervisor.ready[worker_id].addresses["rpc"]
-    async with grpc.aio.insecure_channel(address) as channel:
-        call = channel.unary_unary(INSPECT, request_serializer=encode, response_deserializer=decoder(InspectReport))
-        metadata = call_metadata(service.supervisor.keys.cluster)
-        report: InspectReport = await call(InspectRequest(MAJOR), timeout=5, metadata=metadata)
-        return report
+    async with WorkerClient(worker_id, address, service.supervisor.keys.cluster) as client:
+        return await client.inspect()
 
 
 async def inspect_all(service: Service) -> list[InspectReport]:

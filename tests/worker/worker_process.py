@@ -9,21 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
 
-from baton_proto.worker import (
-    INSPECT,
-    MAJOR,
-    SNAPSHOT,
-    InspectReport,
-    InspectRequest,
-    PrefillTarget,
-    SnapshotChunk,
-    SnapshotRequest,
-    decoder,
-    encode,
-)
+from baton_proto.worker import InspectReport, PrefillTarget, SnapshotChunk
+from runtime.calls.worker import WorkerClient
 from runtime.config.serving import ServingConfig, dump_config
 from runtime.processes.launch import launch_command
 
@@ -55,19 +44,17 @@ class WorkerProcess:
         assert "Traceback" not in self.log.read_text(), self.log.read_text()
         return code
 
-    async def unary(self, method: str, request: Any, response_type: Any) -> Any:
-        async with grpc.aio.insecure_channel(self.addresses["rpc"]) as channel:
-            call = channel.unary_unary(method, encode, decoder(response_type))
-            return await call(request, timeout=20)
+    @property
+    def client(self) -> WorkerClient:
+        return WorkerClient(self.worker_id, self.addresses["rpc"])
 
     async def inspect(self) -> InspectReport:
-        report: InspectReport = await self.unary(INSPECT, InspectRequest(MAJOR), InspectReport)
-        return report
+        async with self.client as client:
+            return await client.inspect(timeout_s=20)
 
     async def snapshot(self) -> list[SnapshotChunk]:
-        async with grpc.aio.insecure_channel(self.addresses["rpc"]) as channel:
-            call = channel.unary_stream(SNAPSHOT, encode, decoder(SnapshotChunk))
-            return [chunk async for chunk in call(SnapshotRequest(MAJOR), timeout=20)]
+        async with self.client as client:
+            return [chunk async for chunk in client.snapshot(timeout_s=20)]
 
     async def until(self, what: str, holds: Any, timeout_s: float = 10.0) -> InspectReport:
         """Inspects until `holds(report)`; fails with the last report when the time is up."""

@@ -9,7 +9,8 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from baton.service.supervisor import ROUTER_ID, Supervisor
+from baton.service.launches import ROUTER_ID
+from baton.service.supervisor import Supervisor
 from baton_proto.generated import inference_pb2 as pb
 from runtime.calls.router import Client
 from runtime.config.overrides import with_overrides

@@ -184,15 +184,15 @@ async def _silent(worker: ScriptedWorker, request: Submit) -> None:
 async def test_unary_calls_and_snapshots() -> None:
     async with ScriptedWorker("d0") as worker, linked(worker) as watched:
         await watched.connected()
-        assert (await watched.link.inspect()).worker_id == "d0"
-        assert (await watched.link.drain(1.0)).remaining == 0
-        chunks = [chunk async for chunk in watched.link.snapshot(1.0)]
+        assert (await watched.link.client.inspect()).worker_id == "d0"
+        assert (await watched.link.client.drain(1.0)).remaining == 0
+        chunks = [chunk async for chunk in watched.link.client.snapshot(1.0)]
         assert [(chunk.event_id, len(chunk.runs), chunk.last) for chunk in chunks] == [(7, 1, False), (7, 0, True)]
         await worker.die()
         with pytest.raises(WorkerLostError):
-            await watched.link.inspect(1.0)
+            await watched.link.client.inspect(1.0)
         with pytest.raises(WorkerLostError):
-            [chunk async for chunk in watched.link.snapshot(1.0)]
+            [chunk async for chunk in watched.link.client.snapshot(1.0)]
 
 
 async def test_a_worker_with_another_cluster_key_is_not_used_and_that_is_said_once() -> None:

@@ -1,0 +1,77 @@
+"""The processes of one service, and which worker lives in which of them."""
+
+import asyncio
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+
+from baton.service.launcher import Launch, Role
+from runtime.processes.process import Process, ProcessExit
+
+
+class Children(dict[str, Process]):
+    """The router and the processes of the workers, by name, in the order of their start. One that has ended stays
+    here, so that no name is given twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._process_of: dict[str, str] = {}  # worker id -> name of its process
+        self._roles: dict[str, Role] = {}  # by worker id
+        self._numbers = defaultdict[str, Iterator[int]](lambda: itertools.count(1))  # of the next worker or process
+
+    def add(self, launch: Launch, process: Process) -> None:
+        self[launch.name] = process
+        self._roles |= launch.workers
+        self._process_of |= dict.fromkeys(launch.workers, launch.name)
+
+    def new_id(self, kind: str) -> str:
+        taken = self._roles.keys() | self.keys()
+        return next(name for number in self._numbers[kind] if (name := f"{kind}-{number}") not in taken)
+
+    @property
+    def had_workers(self) -> bool:
+        return bool(self._roles)
+
+    def has_started(self, worker_id: str) -> bool:
+        """Whether it was ever a worker of this service."""
+        return worker_id in self._roles
+
+    def workers(self, role: Role) -> list[str]:
+        """Ids of the workers whose processes live."""
+        return [name for name, its in self._roles.items() if its == role and self.living(name) is not None]
+
+    def of_worker(self, worker_id: str) -> Process:
+        """Of a worker that has started."""
+        return self[self._process_of[worker_id]]
+
+    def living(self, worker_id: str) -> Process | None:
+        """The worker's process, while it lives."""
+        child = self.get(self._process_of.get(worker_id, ""))
+        return child if child is not None and child.alive else None
+
+
+class Endings:
+    """Watches processes until they end. `release` is called for each one that has ended."""
+
+    def __init__(self, release: Callable[[Process], None]) -> None:
+        self._release = release
+        self._watchers: set[asyncio.Task[None]] = set()
+        self._exits: asyncio.Queue[ProcessExit] = asyncio.Queue()
+
+    def watch(self, process: Process) -> None:
+        watcher = asyncio.create_task(self._watch(process))
+        self._watchers.add(watcher)
+        watcher.add_done_callback(self._watchers.discard)
+
+    async def unexpected(self) -> ProcessExit:
+        """The next process that ends without having been told to."""
+        return await self._exits.get()
+
+    async def all(self) -> None:
+        await asyncio.gather(*self._watchers)
+
+    async def _watch(self, process: Process) -> None:
+        ended = await process.wait()
+        self._release(process)
+        if process.was_ready and not process.stopping:  # for one that never was ready, its start has raised
+            self._exits.put_nowait(ended)

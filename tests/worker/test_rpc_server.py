@@ -1,0 +1,32 @@
+"""Each question to a worker has a row of the server and a method of the client, under one name."""
+
+import inspect
+from types import SimpleNamespace
+from typing import Any, cast
+
+import grpc
+import pytest
+
+from baton_proto.worker import QUESTIONS, Question
+from runtime.calls.worker import WorkerClient
+from runtime.security.keys import NO_KEYS
+from worker.rpc_server import WorkerService
+from worker.runtime import WorkerRuntime
+
+
+@pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question.name)
+def test_the_client_has_a_method_for_each_question(question: Question) -> None:
+    method = getattr(WorkerClient, question.name.lower())
+    assert inspect.isasyncgenfunction(method) if question.streamed else inspect.iscoroutinefunction(method)
+
+
+@pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question.name)
+async def test_the_server_knows_each_question_and_refuses_what_it_cannot_decode(question: Question) -> None:
+    service = WorkerService(cast(WorkerRuntime, SimpleNamespace(keys=NO_KEYS)))
+    address = await service.start("127.0.0.1")
+    async with grpc.aio.insecure_channel(address) as channel:
+        call: Any = channel.unary_stream(question.method) if question.streamed else channel.unary_unary(question.method)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            [answer async for answer in call(b"\xc1")] if question.streamed else await call(b"\xc1")
+    assert caught.value.code() is not grpc.StatusCode.UNIMPLEMENTED
+    await service.stop(0)
