@@ -15,7 +15,8 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from router.api.sampling_options import MAX_SEED, Options, check_in_vocabulary, check_range, check_sampling
+from baton_proto.sampling import MAX_SEED
+from router.api.sampling_options import Options, check_in_vocabulary, check_range, check_sampling
 from router.requests.frontend import Frontend, Limits
 from router.requests.request import GenerateRequest
 from router.text.chat_template import Message
@@ -163,13 +164,11 @@ def _check_length(name: str, num_prompt_tokens: int, options: Options, limits: L
     """The number of tokens that may be generated: what the caller says, or all that fit."""
     _check_fits(name, num_prompt_tokens, limits)
     room = _longest(limits) - num_prompt_tokens
-    if options.max_tokens is None:
-        return room
-    check_range(options.max_tokens_field, options.max_tokens, 1, None)
-    if options.max_tokens > room:
-        problem = f"is {options.max_tokens}, the prompt has {num_prompt_tokens} tokens; {_who_takes(limits)} in all"
-        raise ContextLengthError(options.max_tokens_field, problem)
-    return options.max_tokens
+    max_tokens: int = options.given.get("max_tokens", room)
+    if max_tokens > room:
+        problem = f"is {max_tokens}, the prompt has {num_prompt_tokens} tokens; {_who_takes(limits)} in all"
+        raise ContextLengthError(options.name_of("max_tokens"), problem)
+    return max_tokens
 
 
 def _check_fits(name: str, num_tokens: int, limits: Limits, at_least: str = "") -> None:

@@ -93,7 +93,7 @@ class GenerationEndpoint:
     ) -> Answer:
         heading = Heading.new(self._prefix, shown_id, self._frontend.model)
         num_choices = sum(len(request.sampling) for request in requests)
-        with_logprobs = options.logprobs is not None
+        with_logprobs = "logprobs" in options.given
         return self._answer(heading, self._frontend.tokenizer, num_choices, with_logprobs, body.include_usage)
 
 
