@@ -17,11 +17,11 @@ FINISH_REASONS = {
     "length": pb.FINISH_REASON_LENGTH,
 }
 PROMPT_FIELDS = {"text": "text", "chat": "chat.messages", "tokens": "tokens.ids", None: "input"}
-"""By the kind of input."""
+"""Kind of input -> the caller's name of the prompt."""
 
 
 def prompt_of(request: pb.GenerateRequest) -> Prompt:
-    """Raises InvalidRequestError when there is none, or a role that nobody knows."""
+    """Raises InvalidRequestError when there is no prompt, or a message with an unknown role."""
     match request.WhichOneof("input"):
         case "text":
             return request.text
