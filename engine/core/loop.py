@@ -4,15 +4,15 @@ Everything that touches the engine goes through `EngineLoop.call`, so the engine
 """
 
 import threading
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import structlog
 
+from engine.core.call_queue import CallQueue, refused_call
 from engine.core.engine import Engine, StepOutput
-from runtime.errors import DeadlineError, UnavailableError
+from runtime.errors import DeadlineError
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -31,7 +31,7 @@ class EngineLoop:
         self.ended: Future[None] = Future()
         self._engine = engine
         self._on_step = on_step
-        self._calls: deque[tuple[Callable[[Engine], Any], Future[Any]]] = deque()
+        self._calls = CallQueue()
         self._wakeup = threading.Condition()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -51,26 +51,23 @@ class EngineLoop:
         if self._thread.is_alive():
             raise DeadlineError("the engine's last step", timeout_s)
 
-    def call(self, fn: Callable[[Engine], T]) -> Future[T]:
-        """Runs `fn` on the engine thread, between steps and in the order of the calls. From any thread.
+    def call(self, function: Callable[[Engine], T]) -> Future[T]:
+        """Runs `function` on the engine thread, between steps and in the order of the calls. From any thread.
 
         The future holds what it returned or raised, or UnavailableError when the loop ended first.
         """
-        future: Future[T] = Future()
         with self._wakeup:
             if self._stopping:
-                future.set_exception(UnavailableError("the engine has stopped"))
-                return future
-            self._calls.append((fn, future))
+                return refused_call()
             self._wakeup.notify()
-        return future
+            return self._calls.add(function)
 
     def _run(self) -> None:
         failure: BaseException | None = None
         try:
             progress = False
             while self._await_work(progress):
-                self._run_calls()
+                self._calls.run(self._engine)
                 progress = self._step()
         except BaseException as error:
             log.exception("engine loop failed")
@@ -89,21 +86,8 @@ class EngineLoop:
         if progress and not self._stopping:
             return True
         with self._wakeup:
-            self._wakeup.wait_for(lambda: self._calls or self._stopping)
+            self._wakeup.wait_for(lambda: len(self._calls) > 0 or self._stopping)
             return not self._stopping
-
-    def _run_calls(self) -> None:
-        """Those that are here now; what they ask for in turn comes after the next step."""
-        for _ in range(len(self._calls)):
-            fn, future = self._calls.popleft()
-            if not future.set_running_or_notify_cancel():
-                continue
-            try:
-                result = fn(self._engine)
-            except Exception as error:
-                future.set_exception(error)
-            else:
-                future.set_result(result)
 
     def _step(self) -> bool:
         """Whether anything came of it. An idle engine's step only publishes what the calls did."""
@@ -119,7 +103,4 @@ class EngineLoop:
     def _refuse_calls(self) -> None:
         with self._wakeup:
             self._stopping = True
-        while self._calls:
-            _, future = self._calls.popleft()
-            if future.set_running_or_notify_cancel():
-                future.set_exception(UnavailableError("the engine has stopped"))
+        self._calls.refuse()

@@ -9,7 +9,7 @@ from array import array
 
 import numpy as np
 
-from baton_proto.sampling import SamplingParams
+from baton_proto.sampling import Needs, SamplingParams
 from runtime.blocks.block_hash import block_hashes, sequence_hashes
 
 PENDING = -1
@@ -34,6 +34,7 @@ class Sequence:
         "arrival",
         "block_hashes",
         "block_table",
+        "needs",
         "num_cached_tokens",
         "num_committed_blocks",
         "num_computed_tokens",
@@ -70,6 +71,7 @@ class Sequence:
         self.token_ids = token_ids  # prompt + output; replayed output is there from the start; see PENDING
         self.num_prompt_tokens = num_prompt_tokens
         self.sampling = sampling
+        self.needs = sampling.needs
         self.priority = priority  # higher runs first
         self.prefill_only = prefill_only
         self.pinned = pinned
@@ -114,14 +116,7 @@ class Sequence:
         """The next step cannot be scheduled before the pending token is known: it is the last, or sampling reads it."""
         if not self.num_pending_tokens:
             return False
-        sampling = self.sampling
-        return (
-            self.prefill_only
-            or self.num_output_tokens >= sampling.max_tokens
-            or sampling.repetition_penalty != 1
-            or sampling.frequency_penalty != 0
-            or sampling.presence_penalty != 0
-        )
+        return self.prefill_only or self.num_output_tokens >= self.sampling.max_tokens or self.needs is Needs.TOKENS
 
     @property
     def order(self) -> tuple[int, int]:

@@ -240,10 +240,11 @@ class StepBuffer:
             return
         sequences = [items[index].sequence for index in sampled]
         put("sample_rows", last_rows[sampled])
-        temperatures = [drawn_temperature(sequence) for sequence in sequences]
+        params = [sequence.sampling for sequence in sequences]
+        temperatures = [0.0 if p.is_greedy else p.temperature for p in params]
         put("temperatures", np.array(temperatures, dtype=np.float32).view(np.int32))
         put("output_positions", np.array([sequence.num_output_tokens for sequence in sequences]))
-        put("seeds", np.array([sequence.sampling.seed for sequence in sequences], dtype="<i8").view(np.int32))
+        put("seeds", np.array([p.seed for p in params], dtype="<i8").view(np.int32))
 
     def _token_ids(self, batch: Batch, sampled_rows: Mapping[Sequence, int]) -> np.ndarray:
         chunks = [item.sequence.token_ids[item.start : item.end] for item in batch.prefill]
@@ -256,15 +257,6 @@ class StepBuffer:
 
     def _num_blocks(self, item: ScheduledSequence) -> int:
         return -(-item.end // self._block_size)
-
-
-GREEDY_BELOW = 1e-5  # temperatures that would overflow float32 logits
-
-
-def drawn_temperature(sequence: Sequence) -> float:
-    """0 is greedy."""
-    temperature = sequence.sampling.temperature
-    return temperature if temperature >= GREEDY_BELOW else 0.0
 
 
 def rows_of(items: Run[ScheduledSequence]) -> dict[Sequence, int]:

@@ -1,6 +1,6 @@
 """What `auto` means for device, dtype and attention, and whether a backend that was asked for can run here."""
 
-import importlib.util
+from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from typing import Literal
 
@@ -16,15 +16,27 @@ TRITON_HEAD_DIMS = (16, 32, 64, 128)  # a kernel's tiles are powers of two
 def resolve_attention(
     config: EngineConfig, model: ModelConfig, device: torch.device, dtype: torch.dtype
 ) -> Literal["torch", "triton", "flash"]:
-    """What `auto` means here. Raises ConfigError when the backend that was asked for cannot run."""
+    """The backend that runs; `auto` takes the fastest. Raises ConfigError when the one asked for cannot run."""
     has_triton = device.type == "cuda" and find_spec("triton") is not None and model.head_dim in TRITON_HEAD_DIMS
-    has_flash = has_triton and find_spec("flash_attn") is not None and dtype != torch.float32
+    has_flash = has_triton and flash_is_available(device, dtype)
     if config.attention == "auto":
         return "flash" if has_flash else "triton" if has_triton else "torch"
     if (config.attention == "triton" and not has_triton) or (config.attention == "flash" and not has_flash):
         problem = f"{config.attention!r} is not available on {device.type} for {dtype} and heads of {model.head_dim}"
         raise ConfigError("engine.attention", problem)
     return config.attention
+
+
+def flash_is_available(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether flash-attn-4 (`flash_attn.cute`) is installed and runs here, on Hopper or newer.
+
+    Because flash-attn 2 has a package of the same name, whose import loads CUDA code, nothing is imported.
+    """
+    if device.type != "cuda" or dtype == torch.float32 or torch.cuda.get_device_capability(device) < (9, 0):
+        return False
+    package = find_spec("flash_attn")
+    folders = None if package is None else package.submodule_search_locations
+    return bool(folders) and PathFinder.find_spec("flash_attn.cute", folders) is not None
 
 
 def resolve_device(config: EngineConfig) -> torch.device:
@@ -40,15 +52,7 @@ def is_auto(kv_memory: str) -> bool:
 
 
 def dtype_name(published: str, config: EngineConfig, device: torch.device) -> str:
+    """Of weights and KV. `published`: the checkpoint's."""
     if config.dtype != "auto":
         return config.dtype
     return "float32" if device.type == "cpu" else published
-
-
-def flash_is_available(device: torch.device, dtype: torch.dtype) -> bool:
-    if device.type != "cuda" or dtype == torch.float32 or torch.cuda.get_device_capability(device)[0] < 9:
-        return False
-    try:
-        return importlib.util.find_spec("flash_attn.cute") is not None
-    except ModuleNotFoundError:
-        return False

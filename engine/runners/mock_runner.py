@@ -65,7 +65,7 @@ class MockRunner:
         if position + 1 >= max(self._config.answer_tokens, sampling.min_tokens + 1) and not sampling.ignore_eos:
             token_id = self._eos
         else:
-            key = sequence.token_ids[-1] if sampling.temperature == 0 else sampling.seed
+            key = sequence.token_ids[-1] if sampling.is_greedy else sampling.seed
             token_id = self._vocabulary[_mixed(key, position) % len(self._vocabulary)]
         if sampling.logprobs is None:
             return SampledToken(token_id, None)

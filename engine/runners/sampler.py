@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterable, Sequence as Run
 import torch
 from torch import Tensor
 
-from baton_proto.sampling import SamplingParams, TokenLogprobs
+from baton_proto.sampling import Needs, SamplingParams, TokenLogprobs
 from engine.core.batch import SampledToken
 from engine.core.sequence import Sequence
 from engine.kernels.philox import WORDS_PER_COUNTER, uniform_at, uniform_rows
 
-_GREEDY_BELOW = 1e-5  # temperatures that would overflow float32 logits
 _REACH = 26.0  # a token further below the best one never wins: Gumbel noise from `uniform` lies between -2.9 and 22.9
 
 
@@ -26,7 +25,7 @@ class Sampler:
     def sample(self, logits: Tensor, sequences: Run[Sequence]) -> list[SampledToken]:
         """logits [n, vocab] of any float type, row i for the next token of sequences[i]; they are not changed."""
         params = [sequence.sampling for sequence in sequences]
-        drawn = _rows(params, lambda p: p.temperature >= _GREEDY_BELOW)
+        drawn = _rows(params, lambda p: not p.is_greedy)
         adjusted = any(map(_adjusts, params)) or any(map(self._is_short, sequences))
         scores = logits
         if adjusted:
@@ -44,10 +43,7 @@ class Sampler:
 
     def is_plain(self, sequence: Sequence) -> bool:
         """Whether the next token depends on logits, temperature and noise alone, and nothing else is asked for."""
-        sampling = sequence.sampling
-        return not (_adjusts(sampling) or _truncates(sampling) or sampling.logprobs is not None) and not self._is_short(
-            sequence
-        )
+        return sequence.needs is Needs.KERNEL and not self._is_short(sequence)
 
     def _is_short(self, sequence: Sequence) -> bool:
         return sequence.num_output_tokens < sequence.sampling.min_tokens

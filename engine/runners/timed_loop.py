@@ -6,15 +6,14 @@ takes 10 ms keeps them waiting for 10 ms. So hundreds of mock workers fit into o
 
 import asyncio
 import threading
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import structlog
 
+from engine.core.call_queue import CallQueue, refused_call
 from engine.core.engine import Engine, StepOutput
-from runtime.errors import UnavailableError
 
 TIMER_SLACK_S = 0.002  # event loops count in milliseconds
 
@@ -32,7 +31,7 @@ class TimedLoop:
         self.ended: Future[None] = Future()
         self._engine = engine
         self._on_step = on_step
-        self._calls: deque[tuple[Callable[[Engine], Any], Future[Any]]] = deque()
+        self._calls = CallQueue()
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
         self._started = False
@@ -50,14 +49,14 @@ class TimedLoop:
         self._loop.call_soon_threadsafe(self._end, None)
         self.ended.exception(timeout_s)
 
-    def call(self, fn: Callable[[Engine], T]) -> Future[T]:
-        """Runs `fn` between steps, in the order of the calls. From any thread. The future holds what it returned or
-        raised, or UnavailableError when the loop ended first."""
-        future: Future[T] = Future()
+    def call(self, function: Callable[[Engine], T]) -> Future[T]:
+        """Runs `function` between steps, in the order of the calls. From any thread.
+
+        The future holds what it returned or raised, or UnavailableError when the loop ended first.
+        """
         if self._loop.is_closed():
-            future.set_exception(UnavailableError("the engine has stopped"))
-            return future
-        self._calls.append((fn, future))
+            return refused_call()
+        future = self._calls.add(function)
         if threading.get_ident() == self._loop_thread:
             self._wake()
         else:
@@ -66,7 +65,7 @@ class TimedLoop:
 
     def _wake(self) -> None:
         if self._stopping:
-            self._refuse_calls()
+            self._calls.refuse()
         elif self._started and self._next is None:
             self._next = self._loop.call_soon(self._turn)
 
@@ -77,7 +76,7 @@ class TimedLoop:
         began_s = now_s if self._running is None else max(self._over_s, now_s - TIMER_SLACK_S)
         try:
             self._hand_on()
-            self._run_calls()
+            self._calls.run(self._engine)
             started_s = self._engine.clock()
             output = self._engine.step()
         except BaseException as error:
@@ -104,32 +103,14 @@ class TimedLoop:
         except Exception:
             log.exception("on_step failed")
 
-    def _run_calls(self) -> None:
-        for _ in range(len(self._calls)):
-            fn, future = self._calls.popleft()
-            if not future.set_running_or_notify_cancel():
-                continue
-            try:
-                result = fn(self._engine)
-            except Exception as error:
-                future.set_exception(error)
-            else:
-                future.set_result(result)
-
     def _end(self, error: BaseException | None) -> None:
         if self._stopping:
             return
         self._stopping = True
         if self._next is not None:
             self._next.cancel()
-        self._refuse_calls()
+        self._calls.refuse()
         if error is None:
             self.ended.set_result(None)
         else:
             self.ended.set_exception(error)
-
-    def _refuse_calls(self) -> None:
-        while self._calls:
-            _, future = self._calls.popleft()
-            if future.set_running_or_notify_cancel():
-                future.set_exception(UnavailableError("the engine has stopped"))

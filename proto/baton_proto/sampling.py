@@ -1,29 +1,93 @@
-"""How a token is chosen: the one struct that router, workers and engine share."""
+"""How a token is chosen: the sampling parameters that router, workers and engine share.
+
+Each field of SamplingParams is the one row of its parameter: name, type, default and rule. Both APIs, the router's
+checks and the engine's choice of a sampler derive from it.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Annotated, Any, get_args, get_type_hints
 
 from msgspec import Struct
+
+GREEDY_BELOW = 1e-5  # a lower temperature takes the best token: dividing by it would overflow float32 logits
+MAX_SEED = 2**63 - 1
+
+
+class Needs(IntEnum):
+    """What it takes to apply a parameter whose value is not the default, the cheapest first."""
+
+    KERNEL = 0  # the device's sampling kernel applies every value, or the engine does at the end of a sequence
+    LOGITS = 1  # engine/runners/sampler.py applies it to the logits
+    TOKENS = 2  # the sampler also reads all tokens before, so the step before must have ended
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Which values a request may give, and what applying them needs. Needs.TOKENS is right for every parameter, so a
+    new one starts with it."""
+
+    low: float | None = None  # bounds a number, or each value of a mapping; token ids are bounded by the vocabulary
+    high: float | None = None
+    needs: Needs = Needs.TOKENS
+    open_below: bool = False  # `low` itself is refused
+    off: int | None = None  # a second spelling of the default
 
 
 class SamplingParams(Struct, frozen=True, omit_defaults=True):
     """Validated by the router; every later hop trusts it.
 
-    `seed` is always set (drawn by the router when the caller gave none), so that a replay elsewhere continues the same
-    random stream: the noise of output position i depends on (seed, i) alone.
+    Because the noise of output position i depends on (seed, i) alone, a replay on another worker continues the same
+    random stream. The router draws a seed when the caller gave none.
     """
 
-    max_tokens: int  # >= 1, prompt + max_tokens fits the model
-    seed: int = 0  # 0..2**63-1
-    temperature: float = 1.0  # 0 is greedy
-    top_p: float = 1.0
-    top_k: int = 0  # 0 is off
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    min_tokens: int = 0  # EOS and stop tokens are masked until so many are out
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    logprobs: int | None = None  # alternatives per token; 0 gives the sampled token's alone; None is off
-    logit_bias: dict[int, float] = {}
+    max_tokens: Annotated[int, Rule(1, None, Needs.KERNEL)]  # prompt and output together fit the model
+    seed: Annotated[int, Rule(0, MAX_SEED, Needs.KERNEL)] = 0
+    temperature: Annotated[float, Rule(0.0, 2.0, Needs.KERNEL)] = 1.0  # 0 is greedy
+    top_p: Annotated[float, Rule(0.0, 1.0, Needs.LOGITS, open_below=True)] = 1.0
+    top_k: Annotated[int, Rule(-1, 2**31 - 1, Needs.LOGITS, off=-1)] = 0  # 0 is off, as is vLLM's -1
+    min_p: Annotated[float, Rule(0.0, 1.0, Needs.LOGITS)] = 0.0
+    presence_penalty: Annotated[float, Rule(-2.0, 2.0, Needs.TOKENS)] = 0.0
+    frequency_penalty: Annotated[float, Rule(-2.0, 2.0, Needs.TOKENS)] = 0.0
+    repetition_penalty: Annotated[float, Rule(0.0, 2.0, Needs.TOKENS, open_below=True)] = 1.0
+    min_tokens: Annotated[int, Rule(0, None, Needs.KERNEL)] = 0  # before, EOS and stop tokens are masked: see is_plain
+    stop_token_ids: Annotated[tuple[int, ...], Rule(needs=Needs.KERNEL)] = ()
+    ignore_eos: Annotated[bool, Rule(needs=Needs.KERNEL)] = False
+    logprobs: Annotated[int | None, Rule(0, 20, Needs.LOGITS)] = None  # alternatives per token, 0: the sampled one's
+    logit_bias: Annotated[dict[int, float], Rule(-100.0, 100.0, Needs.LOGITS)] = {}
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature < GREEDY_BELOW
+
+    @property
+    def needs(self) -> Needs:
+        """The most that any of the parameters needs."""
+        asked = (row.rule.needs for row in PARAMETERS.values() if getattr(self, row.name) != row.default)
+        return max(asked, default=Needs.KERNEL)
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A field of SamplingParams."""
+
+    name: str
+    type: Any
+    default: Any  # of max_tokens, which has none: any number
+    rule: Rule
+
+
+def _parameters() -> dict[str, Parameter]:
+    plain = SamplingParams(max_tokens=1)
+    rows = {}
+    for name, annotation in get_type_hints(SamplingParams, include_extras=True).items():
+        kind, rule = get_args(annotation)
+        rows[name] = Parameter(name, kind, getattr(plain, name), rule)
+    return rows
+
+
+PARAMETERS = _parameters()
+"""By name."""
 
 
 class TokenLogprobs(Struct, frozen=True, array_like=True):

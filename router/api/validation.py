@@ -1,6 +1,6 @@
-"""Turns what a caller asked for, through either API, into a GenerateRequest, or refuses it, naming field and limit.
+"""Turns a caller's wish, from either API, into a GenerateRequest, or refuses it and names field and limit.
 
-Called by grpc_api and http_api. Behind it no request can fail for a reason that lies in the request.
+Invariant: no GenerateRequest fails later for a reason that lies in the request.
 """
 
 import asyncio
@@ -15,7 +15,8 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from router.api.sampling_options import MAX_SEED, Options, check_in_vocabulary, check_range, check_sampling
+from baton_proto.sampling import MAX_SEED
+from router.api.sampling_options import Options, check_in_vocabulary, check_range, check_sampling
 from router.requests.frontend import Frontend, Limits
 from router.requests.request import GenerateRequest
 from router.text.chat_template import Message
@@ -23,16 +24,16 @@ from router.text.text_encoder import TokenIds
 from router.text.tokenizer import Tokenizer
 from runtime.errors import ContextLengthError, InvalidRequestError, UnknownModelError
 
-_dice = random.Random()  # ids need to be unique, not secret
+_dice = random.Random()  # request ids are unique, not secret
 
 MAX_PRIORITY = 2**31 - 1
 MIXTURE = "must be a string, token ids, or a list of either, not a mixture"
 MAX_TIMEOUT_S = 86400.0
-IN_PLACE_CHARS = 4096  # longer texts are tokenized in a thread, so that no other request waits for it
+IN_PLACE_CHARS = 4096  # longer texts are tokenized in a thread, so that no other request waits
 REQUEST_ID = re.compile(r"[!-~]{1,128}")
 TENANT = re.compile(r"[!-~]{1,128}")
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-"""Role -> as templates know it; `developer` is what OpenAI calls `system` by now."""
+"""Role of a message -> its name in chat templates; OpenAI renamed `system` to `developer`."""
 
 
 class Chat(Struct, frozen=True):
@@ -49,10 +50,10 @@ Prompt = str | Chat | Sequence[int]
 
 
 class Call(Struct, frozen=True, kw_only=True):
-    """What stands around the prompt."""
+    """What a request says beside its prompt and its options."""
 
     request_id: str  # see make_request_id
-    prompt_field: str = "prompt"  # as the caller calls it
+    prompt_field: str = "prompt"  # the caller's name of the prompt
     model: str | None = None
     priority: int = 0
     tenant: str = ""  # see check_tenant
@@ -87,7 +88,7 @@ async def validate(frontend: Frontend, call: Call, prompt: Prompt, options: Opti
 
 
 def make_request_id(wanted: str | None) -> tuple[str, str]:
-    """(the id that the caller sees, the id of the work). The second is unique even when callers repeat themselves.
+    """(the id that the caller sees, the id of the work). The second is unique even when a caller repeats the first.
 
     Raises InvalidRequestError.
     """
@@ -116,7 +117,7 @@ def plain_role(where: str, role: str) -> str:
 
 
 async def tokenize(tokenizer: Tokenizer, prompt: Prompt, name: str, limits: Limits) -> TokenIds:
-    """At least one token. `name` is what the caller calls the prompt. Raises InvalidRequestError."""
+    """One token or more. `name`: the caller's name of the prompt. Raises InvalidRequestError."""
     if not isinstance(prompt, str | Chat):
         return _check_token_ids(prompt, name, tokenizer.vocab_size)
     if isinstance(prompt, Chat) and not prompt.messages:
@@ -124,7 +125,7 @@ async def tokenize(tokenizer: Tokenizer, prompt: Prompt, name: str, limits: Limi
     if not prompt:
         raise InvalidRequestError(name, "is empty; at least one token is needed")
     num_chars = prompt.num_chars() if isinstance(prompt, Chat) else len(prompt)
-    # What is far too long is refused before seconds of work are spent on it.
+    # Because tokenizing takes seconds for a far too long prompt, such a one is refused before.
     _check_fits(name, -(-num_chars // tokenizer.max_token_chars), limits, at_least="at least ")
     if isinstance(prompt, Chat):
         tokens = await _tokenize_chat(tokenizer, prompt)
@@ -160,20 +161,18 @@ def _check_token_ids(prompt: Sequence[int], name: str, vocab_size: int) -> Token
 
 
 def _check_length(name: str, num_prompt_tokens: int, options: Options, limits: Limits) -> int:
-    """The number of tokens that may be generated: what the caller says, or all that fit."""
+    """How many tokens may be generated: the caller's number, or all that fit."""
     _check_fits(name, num_prompt_tokens, limits)
     room = _longest(limits) - num_prompt_tokens
-    if options.max_tokens is None:
-        return room
-    check_range(options.max_tokens_field, options.max_tokens, 1, None)
-    if options.max_tokens > room:
-        problem = f"is {options.max_tokens}, the prompt has {num_prompt_tokens} tokens; {_who_takes(limits)} in all"
-        raise ContextLengthError(options.max_tokens_field, problem)
-    return options.max_tokens
+    max_tokens: int = options.given.get("max_tokens", room)
+    if max_tokens > room:
+        problem = f"is {max_tokens}, the prompt has {num_prompt_tokens} tokens; {_who_takes(limits)} in all"
+        raise ContextLengthError(options.name_of("max_tokens"), problem)
+    return max_tokens
 
 
 def _check_fits(name: str, num_tokens: int, limits: Limits, at_least: str = "") -> None:
-    """One token more than the prompt must fit."""
+    """Prompt and one generated token must fit."""
     if num_tokens < _longest(limits):
         return
     problem = f"has {at_least}{num_tokens} tokens, with at least one to generate; {_who_takes(limits)}"

@@ -1,6 +1,6 @@
-"""The gRPC service `baton.v1.Admin`: what an operator asks of a running router. Part of grpc_api's server.
+"""The gRPC service `baton.v1.Admin`: an operator's questions to a running router.
 
-Nothing here may hold up requests or change what the router knows. `Sleep` and `Wake` are passed on to the worker.
+Invariant: no question delays requests or changes the router's state. `Sleep` and `Wake` are passed on to the worker.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -23,14 +23,14 @@ from router.views.tree_view import TreeView
 from runtime.errors import BatonError, UnavailableError
 
 DIFF_TIMEOUT_S = 60.0  # when the caller names no deadline
-ANSWER_SHARE = 0.9  # of the caller's time; the rest is for the way back
+ANSWER_SHARE = 0.9  # of the caller's time; the answer's way back has the rest
 
 StatusSource = Callable[[], Awaitable[pb.StatusResponse]]
 
 
 @dataclass(frozen=True, slots=True)
 class Questions:
-    """Who answers what."""
+    """Who answers which question."""
 
     status: StatusSource
     tree: TreeView
@@ -97,7 +97,7 @@ class AdminService(pb_grpc.AdminServicer):
 
 
 async def _done(work: Awaitable[pb.SleepResponse], context: "grpc.aio.ServicerContext[Any, Any]") -> pb.SleepResponse:
-    """What came of it; FAILED_PRECONDITION with the worker's reason when it did not do it."""
+    """The result; FAILED_PRECONDITION with the worker's reason when the worker refused."""
     try:
         return await work
     except BatonError as error:

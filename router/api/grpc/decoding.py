@@ -1,4 +1,4 @@
-"""Requests that are no protobuf message: refused as the caller's fault. Used by grpc_api.
+"""Refuses requests that are not protobuf messages with INVALID_ARGUMENT.
 
 gRPC itself would answer UNKNOWN with the name of a Python class, and log a stack trace.
 """
@@ -22,7 +22,8 @@ class _Undecodable:
 
 
 class RefuseUndecodable(grpc.aio.ServerInterceptor):
-    """For the unary requests of services below `prefix`, whose methods are coroutines or asynchronous generators."""
+    """Guards the unary requests of the services whose names begin with `prefix`. Their methods are coroutines or
+    asynchronous generators."""
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix

@@ -1,4 +1,4 @@
-"""Which gRPC status an error becomes. Called by grpc_api."""
+"""The gRPC status of each error."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,8 +28,8 @@ class Status:
 
 
 def status_of(error: Exception, request_id: str) -> Status:
-    """Logs what nobody else does: refusals, and what nobody raised on purpose, which is shown as its request id
-    alone."""
+    """Logs refusals, and exceptions that nobody raised on purpose; the status of the latter names only the request
+    id."""
     match error:
         case InvalidRequestError():
             log.info("request refused", request_id=request_id, reason=str(error))

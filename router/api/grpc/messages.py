@@ -1,5 +1,6 @@
-"""Translates between the messages of inference.proto and what the router works with. Called by grpc_api."""
+"""Translates between the messages of inference.proto and the router's own types."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from baton_proto.generated import inference_pb2 as pb
@@ -16,13 +17,11 @@ FINISH_REASONS = {
     "length": pb.FINISH_REASON_LENGTH,
 }
 PROMPT_FIELDS = {"text": "text", "chat": "chat.messages", "tokens": "tokens.ids", None: "input"}
-"""By the kind of input."""
-FLOATS = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
-OTHERS = ("top_k", "seed", "max_tokens", "min_tokens", "ignore_eos", "logprobs", "n")
+"""Kind of input -> the caller's name of the prompt."""
 
 
 def prompt_of(request: pb.GenerateRequest) -> Prompt:
-    """Raises InvalidRequestError when there is none, or a role that nobody knows."""
+    """Raises InvalidRequestError when there is no prompt, or a message with an unknown role."""
     match request.WhichOneof("input"):
         case "text":
             return request.text
@@ -41,14 +40,8 @@ def prompt_field_of(request: pb.GenerateRequest) -> str:
 
 
 def options_of(sampling: pb.SamplingOptions) -> Options:
-    given: dict[str, Any] = {name: _shortest(getattr(sampling, name)) for name in FLOATS if sampling.HasField(name)}
-    given |= {name: getattr(sampling, name) for name in OTHERS if sampling.HasField(name)}
-    return Options(
-        **given,
-        stop=tuple(sampling.stop),
-        stop_token_ids=tuple(sampling.stop_token_ids),
-        logit_bias={token_id: _shortest(bias) for token_id, bias in sampling.logit_bias.items()},
-    )
+    given = {field.name: _as_written(value) for field, value in sampling.ListFields()}
+    return Options(stop=given.pop("stop", ()), n=given.pop("n", None), given=given)
 
 
 def piece_message(piece: Piece, tokenizer: Tokenizer) -> pb.Piece:
@@ -96,6 +89,14 @@ def _logprob_message(token_id: int, logprobs: TokenLogprobs, tokenizer: Tokenize
     return pb.TokenLogprob(token_id=token_id, text=text, logprob=logprobs.logprob, top=top)
 
 
-def _shortest(value: float) -> float:
-    """The decimal that a caller meant by a 32-bit float: 0.7, not 0.699999988. The same request over HTTP says 0.7."""
-    return float(f"{value:.7g}")
+def _as_written(value: Any) -> Any:
+    """A field's value in Python's types. A 32-bit float becomes the decimal that the caller meant: 0.7, not
+    0.699999988. The same request over HTTP says 0.7."""
+    match value:
+        case float():
+            return float(f"{value:.7g}")
+        case int() | str():
+            return value
+        case Mapping():
+            return {key: _as_written(number) for key, number in value.items()}
+    return tuple(value)

@@ -1,6 +1,6 @@
-"""The gRPC API of the router: `baton.v1.Inference` and `baton.v1.Admin` with health and reflection.
+"""The router's gRPC server: `baton.v1.Inference` and `baton.v1.Admin` with health and reflection.
 
-Built by router/__main__.py. Health is SERVING while a request that came now would be served.
+Health is SERVING while a request that came now would be served.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ class GrpcApi:
     def __init__(
         self, frontend: Frontend, questions: Questions, keys: BearerKeys | None = None, tls: Tls | None = None
     ) -> None:
-        """`keys`: all but health asks for one of them."""
+        """With `keys`, everything but health asks for one of them."""
         self.port = 0
         self._frontend = frontend
         self._inference = InferenceService(frontend)
@@ -59,7 +59,7 @@ class GrpcApi:
         self._watch: asyncio.Task[None] | None = None
 
     async def start(self, host: str, port: int) -> int:
-        """The port that it listens on; 0 takes a free one. Raises OSError when the address cannot be used."""
+        """Returns the port; 0 takes a free one. Raises OSError when the address cannot be used."""
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
             if self._tls is None:
@@ -74,13 +74,13 @@ class GrpcApi:
         return self.port
 
     async def stop(self, grace_s: float = 0.0) -> None:
-        """Requests in flight have `grace_s` to end, then they are cancelled. Whether new ones are taken meanwhile is
-        the generator's decision."""
+        """Requests in flight have `grace_s` to end, then they are cancelled. The generator decides whether new requests
+        are taken meanwhile."""
         if self._watch is not None:
             self._watch.cancel()
         await self._health.enter_graceful_shutdown()
         await self._inference.until_idle(grace_s)
-        await self._server.stop(None)  # what is left are watchers of the health, who never end by themselves
+        await self._server.stop(None)  # only watchers of the health are left, who never end by themselves
 
     async def _watch_health(self) -> None:
         while True:
@@ -108,7 +108,7 @@ class InferenceService(pb_grpc.InferenceServicer):
         request: pb.GenerateRequest,
         context: grpc.aio.ServicerContext[pb.GenerateRequest, pb.GenerateResponse],
     ) -> None:
-        """Writes instead of yielding, so that cancelling the call reaches the generator wherever it waits."""
+        """Writes instead of yielding, so that a cancelled call reaches the generator wherever it waits."""
         task = asyncio.current_task()
         assert task is not None
         self._running.add(task)

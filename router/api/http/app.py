@@ -1,4 +1,4 @@
-"""The OpenAI-compatible HTTP API of the router, its health and its metrics. Built by router/__main__.py."""
+"""The router's HTTP application: the OpenAI-compatible API, health and metrics."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -22,10 +22,9 @@ from router.requests.frontend import Frontend
 from runtime.errors import UnknownModelError
 from runtime.security.bearer_keys import BearerKeys
 
-Endpoint = Callable[[Request], Awaitable[Response]]
-Targets = Callable[[], Awaitable[object]]
+OPEN_PATHS = ("/health", "/ready")  # for whoever checks that the router lives, without a key
 
-OPEN_PATHS = ("/health", "/ready")  # to those who look whether we live, and have no key
+Targets = Callable[[], Awaitable[object]]
 
 
 async def _no_targets() -> object:
@@ -38,24 +37,25 @@ def create_app(
     targets: Targets = _no_targets,
     keys: BearerKeys | None = None,
 ) -> ASGIApp:
-    """`metrics` gives the Prometheus text of this process, `targets` where that of every process is; `keys`: all but
-    OPEN_PATHS asks for one of them.
+    """`metrics` returns the Prometheus text of this process, `targets` the addresses of every process's. With `keys`,
+    every path but OPEN_PATHS asks for one of them.
 
-    Requests for text go straight to their endpoints, which answer their own errors: each layer between would cost
-    something for every event.
+    Requests for text go straight to their endpoints, which answer their own errors, because each layer between would
+    cost time for every event.
     """
-    chat = GenerationEndpoint(frontend, ChatBody, ChatAnswer, "chatcmpl")
-    completions = GenerationEndpoint(frontend, CompletionBody, CompletionAnswer, "cmpl")
-    direct = {"/v1/chat/completions": chat, "/v1/completions": completions}
+    direct = {
+        "/v1/chat/completions": GenerationEndpoint(frontend, ChatBody, ChatAnswer, "chatcmpl"),
+        "/v1/completions": GenerationEndpoint(frontend, CompletionBody, CompletionAnswer, "cmpl"),
+    }
+    pages = _Pages(frontend, metrics, targets)
     routes = [
-        Route("/v1/chat/completions", chat, methods=["POST"]),
-        Route("/v1/completions", completions, methods=["POST"]),
-        Route("/v1/models", _list_models(frontend)),
-        Route("/v1/models/{model:path}", _retrieve_model(frontend)),
-        Route("/health", _health),
-        Route("/ready", _ready(frontend)),
-        Route("/metrics", _metrics(metrics)),
-        Route("/metrics/targets", _metrics_targets(targets)),
+        *(Route(path, endpoint, methods=["POST"]) for path, endpoint in direct.items()),
+        Route("/v1/models", pages.list_models),
+        Route("/v1/models/{model:path}", pages.retrieve_model),
+        Route("/health", pages.health),
+        Route("/ready", pages.ready),
+        Route("/metrics", pages.metrics),
+        Route("/metrics/targets", pages.list_targets),
     ]
     others = Starlette(routes=routes, exception_handlers={HTTPException: on_http_exception})
 
@@ -77,56 +77,43 @@ def _guarded(app: ASGIApp, keys: BearerKeys) -> ASGIApp:
     return guarded
 
 
-def _list_models(frontend: Frontend) -> Endpoint:
-    async def list_models(request: Request) -> Response:
-        return json_response({"object": "list", "data": [_model(frontend)]})
+class _Pages:
+    """All that is not a request for text."""
 
-    return list_models
+    def __init__(self, frontend: Frontend, metrics: Callable[[], bytes], targets: Targets) -> None:
+        self._frontend = frontend
+        self._metrics = metrics
+        self._targets = targets
 
+    async def list_models(self, request: Request) -> Response:
+        return json_response({"object": "list", "data": [self._model()]})
 
-def _retrieve_model(frontend: Frontend) -> Endpoint:
-    async def retrieve_model(request: Request) -> Response:
-        wanted = request.path_params["model"]
-        if wanted != frontend.model:
-            return error_response(UnknownModelError(wanted, [frontend.model]), make_request_id(None)[0])
-        return json_response(_model(frontend))
+    async def retrieve_model(self, request: Request) -> Response:
+        wanted, served = request.path_params["model"], self._frontend.model
+        if wanted != served:
+            return error_response(UnknownModelError(wanted, [served]), make_request_id(None)[0])
+        return json_response(self._model())
 
-    return retrieve_model
+    async def health(self, request: Request) -> Response:
+        """The process lives."""
+        return json_response({"status": "ok"})
 
-
-def _model(frontend: Frontend) -> dict[str, Any]:
-    return {
-        "id": frontend.model,
-        "object": "model",
-        "created": frontend.created_s,
-        "owned_by": "baton",
-        "max_model_len": frontend.generator.limits().max_model_len,
-    }
-
-
-async def _health(request: Request) -> Response:
-    """The process lives."""
-    return json_response({"status": "ok"})
-
-
-def _ready(frontend: Frontend) -> Endpoint:
-    async def ready(request: Request) -> Response:
+    async def ready(self, request: Request) -> Response:
         """A request that came now would be served."""
-        problem = frontend.not_ready()
-        return json_response({"status": "ready"}) if problem is None else json_response({"status": problem}, 503)
+        problem = self._frontend.not_ready()
+        return json_response({"status": problem or "ready"}, 200 if problem is None else 503)
 
-    return ready
+    async def metrics(self, request: Request) -> Response:
+        return Response(self._metrics(), headers={"content-type": prometheus_client.CONTENT_TYPE_LATEST})
 
+    async def list_targets(self, request: Request) -> Response:
+        return json_response(await self._targets())
 
-def _metrics(metrics: Callable[[], bytes]) -> Endpoint:
-    async def expose(request: Request) -> Response:
-        return Response(metrics(), headers={"content-type": prometheus_client.CONTENT_TYPE_LATEST})
-
-    return expose
-
-
-def _metrics_targets(targets: Targets) -> Endpoint:
-    async def list_targets(request: Request) -> Response:
-        return json_response(await targets())
-
-    return list_targets
+    def _model(self) -> dict[str, Any]:
+        return {
+            "id": self._frontend.model,
+            "object": "model",
+            "created": self._frontend.created_s,
+            "owned_by": "baton",
+            "max_model_len": self._frontend.generator.limits().max_model_len,
+        }

@@ -1,6 +1,4 @@
-"""Ends a request's work as soon as its HTTP client goes away, or no longer takes what it asked for. Called by
-http_generation.
-"""
+"""Ends a request's work as soon as its HTTP client disconnects or stops reading."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -13,13 +11,13 @@ T = TypeVar("T")
 
 
 class StalledClientError(Exception):
-    """The client has kept its connection and does not read from it."""
+    """The client keeps its connection and does not read from it."""
 
 
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
-    """Runs `work`, whose request body has been read, in the caller's task. Raises what it raises, or cancels it and
-    raises ClientDisconnect, or StalledClientError after `timeout_s`: the work keeps its own deadline, so only sending
-    can take longer.
+    """Runs `work` in the caller's task, after the request's body was read. Raises what `work` raises; cancels it and
+    raises ClientDisconnect, or StalledClientError after `timeout_s`. Because `work` keeps its own deadline, only
+    sending can take longer.
     """
     task = asyncio.current_task()
     assert task is not None
@@ -40,7 +38,7 @@ async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T], timeo
     try:
         return await work
     except asyncio.CancelledError:
-        if reason is not None and task.uncancel() == 0:  # else somebody else cancels us too
+        if reason is not None and task.uncancel() == 0:  # else another task cancels this one too
             raise reason from None
         raise
     finally:

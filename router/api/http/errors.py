@@ -1,4 +1,4 @@
-"""How errors look over HTTP: OpenAI's `{"error": {message, type, param, code}}` with the status that clients expect."""
+"""Errors over HTTP: OpenAI's `{"error": {message, type, param, code}}` with the status that OpenAI's clients expect."""
 
 import math
 
@@ -35,8 +35,8 @@ class ErrorAnswer(Struct, frozen=True):
 
 
 def describe(error: Exception, request_id: str) -> tuple[int, ErrorAnswer]:
-    """(HTTP status, body). Logs what nobody else does: refusals, and what nobody raised on purpose, which is shown as
-    its request id alone."""
+    """(HTTP status, body). Logs refusals, and exceptions that nobody raised on purpose; the body of the latter names
+    only the request id."""
     match error:
         case InvalidRequestError():
             log.info("request refused", request_id=request_id, reason=str(error))
@@ -62,14 +62,14 @@ def error_response(error: Exception, request_id: str) -> Response:
 
 
 def unauthorized(given: bool) -> Response:
-    """`given`: there was a key, and it is not one of ours."""
+    """`given`: the request had a key, which is not one of this service's."""
     problem = "this is not the API key of this service" if given else "an API key is missing"
     body = ErrorBody(f"{problem}: Authorization: Bearer KEY", "invalid_request_error", code="invalid_api_key")
     return json_response(ErrorAnswer(body), 401, {"www-authenticate": "Bearer"})
 
 
 async def on_http_exception(request: Request, error: Exception) -> Response:
-    """What starlette itself refuses: unknown paths and methods."""
+    """Answers what starlette refuses: unknown paths and methods."""
     assert isinstance(error, HTTPException)
     what = f"{request.method} {request.url.path}: {error.detail}"
     return json_response(ErrorAnswer(ErrorBody(what, "invalid_request_error")), error.status_code, error.headers)

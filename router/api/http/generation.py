@@ -1,4 +1,4 @@
-"""One HTTP request for text, from its body to its last event. Both OpenAI endpoints are this with other types."""
+"""One HTTP request for text, from its body to its last event. The two OpenAI endpoints differ in their types alone."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -30,7 +30,7 @@ log = structlog.get_logger()
 
 
 class GenerationEndpoint:
-    """An ASGI application, since it has to watch the connection while it generates."""
+    """An ASGI application, because it watches the connection while it generates."""
 
     def __init__(self, frontend: Frontend, body: type[GenerationBody], answer: type[Answer], prefix: str) -> None:
         self._frontend = frontend
@@ -93,7 +93,7 @@ class GenerationEndpoint:
     ) -> Answer:
         heading = Heading.new(self._prefix, shown_id, self._frontend.model)
         num_choices = sum(len(request.sampling) for request in requests)
-        with_logprobs = options.logprobs is not None
+        with_logprobs = "logprobs" in options.given
         return self._answer(heading, self._frontend.tokenizer, num_choices, with_logprobs, body.include_usage)
 
 
@@ -107,9 +107,9 @@ async def _collect(items: Items, answer: Answer) -> object:
 
 
 async def _send_events(events: EventStream, items: Items, answer: Answer, include_usage: bool, request_id: str) -> None:
-    """An error before the first event is raised; later ones become the last event, without `[DONE]`.
+    """An error before the first event is raised; a later one becomes the last event, without `[DONE]`.
 
-    What ends a choice waits for what follows it: as a rule the end of all, which then leaves in the same write.
+    The last event of a choice is written together with the next event, which is the end of the stream as a rule.
     """
     try:
         async with aclosing(items):
@@ -131,7 +131,7 @@ async def _send_events(events: EventStream, items: Items, answer: Answer, includ
 
 
 async def _read_body(http: Request, limit: int) -> bytes:
-    """Reads no more than the limit, whatever the client announces or sends. Raises BodyTooLargeError."""
+    """Reads at most `limit` bytes, whatever the client announces or sends. Raises BodyTooLargeError."""
     announced = http.headers.get("content-length", "")
     if announced.isdecimal() and int(announced) > limit:
         raise BodyTooLargeError(limit)

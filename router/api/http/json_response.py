@@ -1,4 +1,4 @@
-"""JSON answers over HTTP, encoded by msgspec. Used by everything that answers over HTTP."""
+"""JSON answers over HTTP, encoded by msgspec."""
 
 from collections.abc import Mapping
 

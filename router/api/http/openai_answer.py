@@ -1,4 +1,4 @@
-"""What the answers of both OpenAI endpoints have in common. Used by openai_chat, openai_completions and http_api."""
+"""What the answers of both OpenAI endpoints have in common."""
 
 import time
 from collections.abc import Iterable
@@ -36,14 +36,15 @@ class Heading(Struct, frozen=True):
 
 
 class Answer(Protocol):
-    """An endpoint's way to present pieces. One per HTTP request; `add` and `chunks` are not used together."""
+    """An endpoint's form of the output, one object per HTTP request. A streamed answer is made of `chunks` and
+    `usage_chunk`, a whole one of `add` and `whole`."""
 
     def __init__(
         self, heading: Heading, tokenizer: Tokenizer, num_choices: int, with_logprobs: bool, include_usage: bool
     ) -> None: ...
 
     def chunks(self, piece: Piece) -> Iterable[Struct]:
-        """What is streamed for a piece."""
+        """The events of a piece."""
         ...
 
     def usage_chunk(self, usage: Usage) -> Struct: ...

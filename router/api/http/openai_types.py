@@ -1,16 +1,18 @@
-"""What OpenAI's HTTP API takes, field by field, and how it becomes what validation checks. Called by http_api.
+"""What OpenAI's HTTP API takes, field by field, and how it becomes what validation checks.
 
-Fields that are not known here are ignored, as other servers of this API do. Fields that are known and cannot be served
-are refused unless they have the value that changes nothing. Extensions (`top_k` and others) are those of vLLM.
+Unknown fields are ignored, as other servers of this API do. Known fields that cannot be served are refused unless they
+have the value that changes nothing. The sampling parameters are the fields of SamplingParams: OpenAI's, and extensions
+as vLLM names them.
 """
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 import msgspec
 from msgspec import Struct
 
+from baton_proto.sampling import PARAMETERS
 from router.api.sampling_options import Options
 from router.api.validation import MIXTURE, Chat, Prompt, plain_role
 from router.text.chat_template import Message
@@ -44,7 +46,17 @@ class ChatMessage(Struct, frozen=True):
     function_call: Any = None
 
 
-class GenerationBody(Struct, frozen=True, kw_only=True):
+if TYPE_CHECKING:
+
+    class SamplingFields(Struct, frozen=True, kw_only=True):
+        """What msgspec makes below: a field for each parameter, None where it is absent or null."""
+
+else:
+    _ROWS = [(row.name, row.type | None, None) for row in PARAMETERS.values()]
+    SamplingFields = msgspec.defstruct("SamplingFields", _ROWS, frozen=True, kw_only=True)
+
+
+class GenerationBody(SamplingFields, frozen=True, kw_only=True):
     """What both endpoints share."""
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {}  # field -> values that change nothing, besides null
@@ -53,21 +65,8 @@ class GenerationBody(Struct, frozen=True, kw_only=True):
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    seed: int | None = None
-    max_tokens: int | None = None
     stop: str | list[str] | None = None
-    logit_bias: dict[int, float] | None = None
     n: int | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    min_tokens: int | None = None
-    ignore_eos: bool | None = None
-    stop_token_ids: list[int] | None = None
     priority: int | None = None
 
     @property
@@ -80,19 +79,15 @@ class GenerationBody(Struct, frozen=True, kw_only=True):
 
     def options(self) -> Options:
         """Raises InvalidRequestError."""
-        raise NotImplementedError
+        given = {name: value for name in PARAMETERS if (value := getattr(self, name)) is not None}
+        names = self.adapt(given)
+        stop = (self.stop,) if isinstance(self.stop, str) else self.stop or ()
+        return Options(given=given, names=names, stop=stop, n=self.n)
 
-    def shared_options(self) -> dict[str, Any]:
-        """Arguments of Options that both endpoints fill alike."""
-        same_names = (
-            *("temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "max_tokens", "n"),
-            *("top_k", "min_p", "repetition_penalty", "min_tokens", "ignore_eos"),
-        )
-        options = {name: getattr(self, name) for name in same_names}
-        options["stop"] = (self.stop,) if isinstance(self.stop, str) else self.stop or ()
-        options["stop_token_ids"] = self.stop_token_ids or ()
-        options["logit_bias"] = self.logit_bias or {}
-        return options
+    def adapt(self, given: dict[str, Any]) -> Mapping[str, str]:
+        """Changes the sampling parameters where the endpoint spells one differently. Returns the caller's names of
+        those. Raises InvalidRequestError."""
+        raise NotImplementedError
 
 
 class ChatBody(GenerationBody, frozen=True, kw_only=True):
@@ -126,14 +121,16 @@ class ChatBody(GenerationBody, frozen=True, kw_only=True):
     prediction: Any = None
     web_search_options: Any = None
 
-    def options(self) -> Options:
-        shared = self.shared_options()
+    def adapt(self, given: dict[str, Any]) -> Mapping[str, str]:
+        names = {"logprobs": "top_logprobs"}
         if self.max_completion_tokens is not None:
-            shared |= {"max_tokens": self.max_completion_tokens, "max_tokens_field": "max_completion_tokens"}
-        if self.top_logprobs is not None and not self.logprobs:
+            given["max_tokens"] = self.max_completion_tokens
+            names["max_tokens"] = "max_completion_tokens"
+        if given.pop("logprobs", False):
+            given["logprobs"] = self.top_logprobs or 0
+        elif self.top_logprobs is not None:
             raise InvalidRequestError("top_logprobs", "needs logprobs to be true")
-        logprobs = (self.top_logprobs or 0) if self.logprobs else None
-        return Options(**shared, logprobs=logprobs, logprobs_field="top_logprobs")
+        return names
 
     def prompts(self) -> Sequence[Prompt]:
         messages = [_plain_message(f"messages[{i}]", message) for i, message in enumerate(self.messages)]
@@ -147,16 +144,13 @@ class CompletionBody(GenerationBody, frozen=True, kw_only=True):
     default_max_tokens: ClassVar[int] = 16
 
     prompt: str | list[str | int | list[int]]
-    logprobs: int | None = None
     echo: Any = None
     suffix: Any = None
     best_of: Any = None
 
-    def options(self) -> Options:
-        shared = self.shared_options()
-        if self.max_tokens is None:
-            shared["max_tokens"] = self.default_max_tokens
-        return Options(**shared, logprobs=self.logprobs)
+    def adapt(self, given: dict[str, Any]) -> Mapping[str, str]:
+        given.setdefault("max_tokens", self.default_max_tokens)
+        return {}
 
     def prompts(self) -> Sequence[Prompt]:
         if isinstance(self.prompt, str):

@@ -1,4 +1,4 @@
-"""Serves an ASGI application over HTTP with uvicorn, in the event loop of its caller, router/__main__.py."""
+"""Serves an ASGI application over HTTP with uvicorn, in the caller's event loop."""
 
 import asyncio
 import contextlib
@@ -60,8 +60,8 @@ class HttpServer:
 
 
 async def serve_http(app: ASGIApp, host: str, port: int, tls: ssl.SSLContext | None = None) -> HttpServer:
-    """HTTPS with `tls`. Accepts connections when it returns. Port 0 takes a free one. Raises OSError when the address
-    cannot be used."""
+    """HTTPS with `tls`. Connections are accepted from its return on. Port 0 takes a free port. Raises OSError when the
+    address cannot be used."""
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -76,8 +76,9 @@ async def serve_http(app: ASGIApp, host: str, port: int, tls: ssl.SSLContext | N
 
 
 class _Protocol(HttpToolsProtocol):
-    """uvicorn's, with all that is written in one turn of the event loop in one system call, the head of a response and
-    its first bytes above all, and with bounds on the head of a request, which the parser would collect without end."""
+    """uvicorn's protocol with two changes. What is written in one turn of the event loop, such as a response's head and
+    its first bytes, goes out in one system call. And a request's head, which uvicorn's parser would collect without
+    end, is bounded in size and time."""
 
     _in_head = True
     _head_bytes = 0
@@ -93,7 +94,7 @@ class _Protocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self._in_head:  # still: all of it belonged to the head
+        if self._in_head:  # still, so all of `data` belonged to the head
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
                 self._refuse()
@@ -125,6 +126,8 @@ class _Protocol(HttpToolsProtocol):
 
 
 class _GatheringTransport:
+    """Collects the writes of one turn of the event loop."""
+
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
         self._loop = loop
@@ -149,8 +152,8 @@ class _GatheringTransport:
 
 
 class _Acceptor:
-    """Takes all connections that wait, where uvloop takes one per turn: a crowd that comes at once would wait for as
-    many turns, and turns are long when there is much to do. In the place of an asyncio.Server."""
+    """Stands in for an asyncio.Server and accepts all waiting connections in one turn of the event loop. uvloop accepts
+    one per turn, and turns are long under load, so the last of many simultaneous clients would wait for all of them."""
 
     def __init__(
         self, listener: socket.socket, make_protocol: Callable[[], asyncio.Protocol], tls: ssl.SSLContext | None
@@ -175,7 +178,7 @@ class _Acceptor:
                 connection, _ = self._listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
-            except OSError as error:  # no file descriptors are left, as a rule
+            except OSError as error:  # as a rule no file descriptors are left
                 log.error("cannot accept connections", reason=str(error), retry_s=RETRY_ACCEPT_S)
                 self._loop.remove_reader(self._listener.fileno())
                 self._loop.call_later(RETRY_ACCEPT_S, self._resume)
@@ -189,7 +192,7 @@ class _Acceptor:
     async def _open(self, connection: socket.socket) -> None:
         try:
             await self._loop.connect_accepted_socket(self._make_protocol, connection, **self._tls)
-        except OSError as error:  # of TLS, or the client has left
+        except OSError as error:  # TLS failed, or the client has left
             log.debug("no connection came about", reason=str(error))
             connection.close()
 
@@ -212,5 +215,5 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals are the router's matter."""
+        """Leaves signals to the router."""
         yield

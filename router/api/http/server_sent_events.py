@@ -1,4 +1,4 @@
-"""Server-sent events as OpenAI sends them: one JSON object per event, `[DONE]` at the end. Used by http_generation."""
+"""Server-sent events as OpenAI sends them: one JSON object per event, `[DONE]` at the end."""
 
 from collections.abc import Mapping
 
@@ -15,9 +15,9 @@ ENCODED_HEADERS = [(name.encode(), value.encode()) for name, value in HEADERS.it
 
 
 class EventStream:
-    """Events are collected until `flush` or `end`, since every write costs a system call and wakes the client.
+    """Events are collected until `flush` or `end`, because every write costs a system call and wakes the client.
 
-    The response begins with the first write, so that an error before it can still be an HTTP error.
+    The response begins with the first write; an error before it can still become an HTTP error.
     """
 
     def __init__(self, send: Send, headers: Mapping[str, str]) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from router.api.sampling_options import MAX_SEED, Options
+from baton_proto.sampling import MAX_SEED, PARAMETERS
+from router.api.sampling_options import Options
 from router.api.validation import IN_PLACE_CHARS, Call, Chat, Prompt, make_request_id, validate
 from router.requests.frontend import Frontend
 from router.requests.request import GenerateRequest
@@ -30,7 +31,8 @@ def with_limits(frontend: Frontend, max_model_len: int, pool_tokens: int | None 
 
 
 async def check(frontend: Frontend, prompt: Prompt = "Hello", call: Call = CALL, **options: Any) -> GenerateRequest:
-    return await validate(frontend, call, prompt, Options(**options))
+    given = {name: options.pop(name) for name in PARAMETERS if name in options}
+    return await validate(frontend, call, prompt, Options(given=given, **options))
 
 
 async def test_absent_options_take_the_documented_defaults(frontend: Frontend) -> None:
@@ -78,7 +80,7 @@ async def test_choices_differ_by_their_seed_alone(frontend: Frontend) -> None:
         ({"seed": -1}, "seed", "at least 0"),
         ({"seed": 2**63}, "seed", "at most 9223372036854775807"),
         ({"max_tokens": 0}, "max_tokens", "at least 1"),
-        ({"max_tokens": 0, "max_tokens_field": "max_completion_tokens"}, "max_completion_tokens", "at least 1"),
+        ({"max_tokens": 0, "names": {"max_tokens": "max_completion_tokens"}}, "max_completion_tokens", "at least 1"),
         ({"min_tokens": -1}, "min_tokens", "at least 0"),
         ({"min_tokens": 6, "max_tokens": 5}, "min_tokens", "is 6, above the 5 tokens"),
         ({"stop": ["a"] * 17}, "stop", "has 17 strings; at most 16"),
@@ -90,7 +92,7 @@ async def test_choices_differ_by_their_seed_alone(frontend: Frontend) -> None:
             f"token id {VOCAB_SIZE} is not in the vocabulary, 0 to 511",
         ),
         ({"logprobs": 21}, "logprobs", "at most 20"),
-        ({"logprobs": 21, "logprobs_field": "top_logprobs"}, "top_logprobs", "at most 20"),
+        ({"logprobs": 21, "names": {"logprobs": "top_logprobs"}}, "top_logprobs", "at most 20"),
         ({"logit_bias": {-1: 1.0}}, "logit_bias", "token id -1"),
         ({"logit_bias": {5: 101.0}}, "logit_bias[5]", "at most 100.0"),
         ({"logit_bias": {5: math.nan}}, "logit_bias[5]", "is nan"),

@@ -1,0 +1,57 @@
+"""What other threads want run with an engine, between its steps: the queue that every engine loop has."""
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from engine.core.engine import Engine
+from runtime.errors import UnavailableError
+
+T = TypeVar("T")
+
+
+class CallQueue:
+    """Functions in the order of the calls. Any thread adds; the engine's thread runs or refuses."""
+
+    def __init__(self) -> None:
+        self._calls: deque[tuple[Callable[[Engine], Any], Future[Any]]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def add(self, function: Callable[[Engine], T]) -> Future[T]:
+        """The future holds what `function` returned or raised, or UnavailableError when the loop ended first."""
+        future: Future[T] = Future()
+        self._calls.append((function, future))
+        return future
+
+    def run(self, engine: Engine) -> None:
+        """Runs the functions that are here now; those that they add in turn come after the next step."""
+        for _ in range(len(self._calls)):
+            function, future = self._calls.popleft()
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                result = function(engine)
+            except Exception as error:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+    def refuse(self) -> None:
+        while self._calls:
+            _, future = self._calls.popleft()
+            if future.set_running_or_notify_cancel():
+                future.set_exception(_stopped())
+
+
+def refused_call() -> Future[Any]:
+    """What a loop that has ended answers."""
+    future: Future[Any] = Future()
+    future.set_exception(_stopped())
+    return future
+
+
+def _stopped() -> UnavailableError:
+    return UnavailableError("the engine has stopped")

@@ -1,0 +1,73 @@
+"""Each row of SamplingParams reaches what applies it: a new one that the engine forgets fails here."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from baton_proto.sampling import PARAMETERS, Needs, Parameter, SamplingParams
+from engine.core.batch import SampledToken
+from engine.core.sequence import PENDING, Sequence
+from engine.runners.sampler import Sampler
+
+EOS = (3,)
+VOCAB = 40
+OUTPUT = list(range(5, 25))
+ROWS = pytest.mark.parametrize("row", PARAMETERS.values(), ids=list(PARAMETERS))
+ENGINES = ("max_tokens", "min_tokens", "stop_token_ids", "ignore_eos")  # decide about the end of a sequence
+KERNELS = ("seed", "temperature")  # engine/kernels/sampling.py: inputs of a step
+
+
+def values_of(row: Parameter) -> list[Any]:
+    """Allowed values other than the default."""
+    rule = row.rule
+    numbers = {low for low in (rule.low,) if low is not None and not rule.open_below}
+    numbers |= {n for n in (rule.high, 1, 5, 0.001) if n is not None and (rule.high is None or n <= rule.high)}
+    match row.default:
+        case bool():
+            return [not row.default]
+        case tuple():
+            return [(5,)]
+        case dict():
+            return [{5: float(number)} for number in numbers]
+    kind = float if isinstance(row.default, float) else int
+    return [kind(n) for n in numbers if kind(n) == n and n not in (row.default, rule.off)]
+
+
+def sequence(name: str | None = None, value: Any = None) -> Sequence:
+    params: dict[str, Any] = {"max_tokens": 100, "seed": 11} | ({} if name is None else {name: value})
+    return Sequence("r", [1, 2, *OUTPUT], 2, SamplingParams(**params))
+
+
+def sampled(logits: torch.Tensor, of: Sequence) -> SampledToken:
+    (token,) = Sampler(EOS).sample(logits, [of])
+    return token
+
+
+@ROWS
+def test_only_what_the_kernel_or_the_engine_applies_is_plain(row: Parameter) -> None:
+    for value in values_of(row):
+        asks = sequence(row.name, value)
+        is_short = row.name == "min_tokens" and value > len(OUTPUT)
+        assert Sampler(EOS).is_plain(asks) == (row.rule.needs is Needs.KERNEL and not is_short), value
+    assert (row.rule.needs is Needs.KERNEL) == (row.name in (*ENGINES, *KERNELS))
+
+
+@ROWS
+def test_only_what_reads_the_tokens_waits_for_them(row: Parameter) -> None:
+    for value in values_of(row):
+        asks = sequence(row.name, value if row.name != "max_tokens" else 100)
+        asks.token_ids.append(PENDING)
+        asks.num_pending_tokens = 1
+        assert asks.awaits_token == (row.rule.needs is Needs.TOKENS), value
+
+
+@ROWS
+def test_the_sampler_applies_it(row: Parameter) -> None:
+    """Some allowed value changes some token, or what is told with it."""
+    if row.name in ENGINES:
+        pytest.skip("the engine applies it")
+    random = torch.Generator().manual_seed(0)
+    steps = [torch.randn(1, VOCAB, generator=random) * 0.5 for _ in range(20)]
+    plain = [sampled(logits, sequence()) for logits in steps]
+    assert any([sampled(logits, sequence(row.name, value)) for logits in steps] != plain for value in values_of(row))
