@@ -19,6 +19,7 @@ from router.api.http.server import serve_http
 from router.counters.metrics import RouterMetrics
 from router.counters.traffic import Traffic
 from router.index.indexer import Indexer
+from router.index.prefix_hits import PrefixHits
 from router.placement.assignment import Assigner
 from router.placement.expected_prefixes import ExpectedPrefixes
 from router.requests.admission import AdmissionQueue
@@ -112,6 +113,7 @@ class _View:
     pool: WorkerPool
     indexer: Indexer
     expected: ExpectedPrefixes
+    hits: PrefixHits
     sharing: ChargeSharing
     status: StatusView
     traffic: Traffic
@@ -122,15 +124,14 @@ def _view(config: ServingConfig, files: ModelFiles, router_id: str, nats: NatsCl
     ledger = LoadLedger(config.engine.block_size, config.router.placement.charge_ttl_s)
     queue = AdmissionQueue(config.router.queue_limit)
     pool = WorkerPool(router_id, _model_name(config, files), config.engine.block_size, ledger, keys.cluster)
-    indexer = Indexer(nats, pool.snapshot)
+    expected = ExpectedPrefixes(config.router.placement.expected_prefix_ttl_s)
+    indexer = Indexer(nats, pool.snapshot, expected.stored)
     ledger.relieved = pool.changed = queue.wake
     pool.load_seen = indexer.observe
-    expected = ExpectedPrefixes(config.router.placement.expected_prefix_ttl_s)
-    indexer.stored = expected.stored
     sharing = ChargeSharing(nats, ledger, router_id, config.router.charge_sharing)
     traffic = Traffic()
     status = StatusView(router_id, pool, ledger, indexer, queue, traffic)
-    return _View(directory, load_board, ledger, queue, pool, indexer, expected, sharing, status, traffic)
+    return _View(directory, load_board, ledger, queue, pool, indexer, expected, PrefixHits(), sharing, status, traffic)
 
 
 async def _follow_workers(view: _View, closing: AsyncExitStack) -> None:
@@ -158,8 +159,7 @@ async def _follow_workers(view: _View, closing: AsyncExitStack) -> None:
 
 
 def _parts(config: ServingConfig, files: ModelFiles, view: _View, metrics: RouterMetrics) -> Parts:
-    assigner = Assigner(view.pool, view.indexer, view.ledger, config.router, expected=view.expected)
-    assigner.placed = view.indexer.count_hit
+    assigner = Assigner(view.pool, view.indexer, view.ledger, config.router, expected=view.expected, hits=view.hits)
     return Parts(
         tokenizer=Tokenizer(files.folder, files.config.vocab_size),
         block_size=config.engine.block_size,
@@ -180,7 +180,7 @@ def _questions(router_id: str, parts: Parts, view: _View) -> Questions:
     """What operators may ask of the router."""
     return Questions(
         status=view.status.status,
-        tree=TreeView(router_id, parts.block_size, view.indexer.tree, view.indexer.hits),
+        tree=TreeView(router_id, parts.block_size, view.indexer.tree, view.hits),
         diff=TreeDiff(view.indexer, view.pool.snapshot, lambda: [worker.key for worker in view.pool.workers.values()]),
         sleep=SleepControl(view.pool),
         explain=Explainer(parts.assigner, parts.decisions, view.pool, parts.config, parts.block_size),

@@ -18,8 +18,12 @@ class EventView(Protocol):
     batches: int
     refused_events: int
     malformed_events: int
-    gaps: int
-    snapshots: int
+
+    @property
+    def gaps(self) -> int: ...
+
+    @property
+    def snapshots(self) -> int: ...
 
     @property
     def tree(self) -> RadixTree: ...
