@@ -17,7 +17,6 @@ from router.api.grpc.server import GrpcApi
 from router.api.http.app import create_app
 from router.api.http.server import serve_http
 from router.counters.metrics import RouterMetrics
-from router.counters.traffic import Traffic
 from router.index.indexer import Indexer
 from router.index.prefix_hits import PrefixHits
 from router.placement.assignment import Assigner
@@ -69,16 +68,16 @@ async def run_router(config: ServingConfig, router_id: str) -> None:
         closing.push_async_callback(nats.close)
         view = _view(config, files, router_id, nats, keys)
         await _follow_workers(view, closing)
-        metrics = _metrics(config, view, nats)
-        parts = _parts(config, files, view, metrics)
+        _add_gauges(config, view, nats)
+        parts = _parts(config, files, view)
         generator = _generator(config, files, parts)
         questions = _questions(router_id, parts, view)
-        frontend = _frontend(config, files, generator, metrics)
+        frontend = _frontend(config, files, generator, view.metrics)
         scrape_targets = ScrapeTargets(nats, view.directory)
         await scrape_targets.start()
-        app = create_app(frontend, metrics.exposition, scrape_targets.targets, keys.api)
+        app = create_app(frontend, view.metrics.exposition, scrape_targets.targets, keys.api)
         addresses = await _open_apis(config, keys, tls, frontend, questions, app, closing)
-        reporter = Reporter(nats, router_id, parts.queue, parts.totals, addresses["http"])
+        reporter = Reporter(nats, router_id, parts.queue, view.metrics, addresses["http"])
         await reporter.start()
         closing.push_async_callback(reporter.close)
         _calm_collector()
@@ -116,7 +115,7 @@ class _View:
     hits: PrefixHits
     sharing: ChargeSharing
     status: StatusView
-    traffic: Traffic
+    metrics: RouterMetrics
 
 
 def _view(config: ServingConfig, files: ModelFiles, router_id: str, nats: NatsClient, keys: Keys) -> _View:
@@ -129,9 +128,9 @@ def _view(config: ServingConfig, files: ModelFiles, router_id: str, nats: NatsCl
     ledger.relieved = pool.changed = queue.wake
     pool.load_seen = indexer.observe
     sharing = ChargeSharing(nats, ledger, router_id, config.router.charge_sharing)
-    traffic = Traffic()
-    status = StatusView(router_id, pool, ledger, indexer, queue, traffic)
-    return _View(directory, load_board, ledger, queue, pool, indexer, expected, PrefixHits(), sharing, status, traffic)
+    metrics = RouterMetrics()
+    status = StatusView(router_id, pool, ledger, indexer, queue, metrics)
+    return _View(directory, load_board, ledger, queue, pool, indexer, expected, PrefixHits(), sharing, status, metrics)
 
 
 async def _follow_workers(view: _View, closing: AsyncExitStack) -> None:
@@ -140,7 +139,7 @@ async def _follow_workers(view: _View, closing: AsyncExitStack) -> None:
     def forget(change: Change) -> None:
         if change.kind == "removed":
             view.load_board.discard(change.record.worker_id)
-            view.traffic.forget((change.record.worker_id, change.record.incarnation))
+            view.metrics.forget((change.record.worker_id, change.record.incarnation))
             view.expected.forget((change.record.worker_id, change.record.incarnation))
 
     view.directory.on_change(view.pool.apply)
@@ -158,7 +157,7 @@ async def _follow_workers(view: _View, closing: AsyncExitStack) -> None:
     closing.push_async_callback(view.directory.close)
 
 
-def _parts(config: ServingConfig, files: ModelFiles, view: _View, metrics: RouterMetrics) -> Parts:
+def _parts(config: ServingConfig, files: ModelFiles, view: _View) -> Parts:
     assigner = Assigner(view.pool, view.indexer, view.ledger, config.router, expected=view.expected, hits=view.hits)
     return Parts(
         tokenizer=Tokenizer(files.folder, files.config.vocab_size),
@@ -167,8 +166,7 @@ def _parts(config: ServingConfig, files: ModelFiles, view: _View, metrics: Route
         pool=view.pool,
         assigner=assigner,
         queue=view.queue,
-        metrics=metrics,
-        traffic=view.traffic,
+        metrics=view.metrics,
     )
 
 
@@ -219,14 +217,13 @@ async def _open_apis(
     return {"grpc": f"{host}:{grpc_port}", "http": f"{host}:{http_server.port}"}
 
 
-def _metrics(config: ServingConfig, view: _View, nats: NatsClient) -> RouterMetrics:
-    metrics = RouterMetrics()
+def _add_gauges(config: ServingConfig, view: _View, nats: NatsClient) -> None:
+    metrics = view.metrics
     metrics.watch(nats)
     add_queue_gauges(metrics, view.queue, config.planner.targets)
     add_worker_gauges(metrics, view.directory, view.pool, view.status)
     add_event_gauges(metrics, view.indexer)
     add_sharing_gauges(metrics, view.sharing, view.expected)
-    return metrics
 
 
 async def _drain(generator: Generator, timeout_s: float) -> None:
