@@ -17,8 +17,8 @@ from router.api.grpc.server import GrpcApi
 from router.api.http.app import create_app
 from router.api.http.server import serve_http
 from router.counters.metrics import RouterMetrics
-from router.counters.traffic import Traffic
 from router.index.indexer import Indexer
+from router.index.prefix_hits import PrefixHits
 from router.placement.assignment import Assigner
 from router.placement.expected_prefixes import ExpectedPrefixes
 from router.requests.admission import AdmissionQueue
@@ -68,16 +68,16 @@ async def run_router(config: ServingConfig, router_id: str) -> None:
         closing.push_async_callback(nats.close)
         view = _view(config, files, router_id, nats, keys)
         await _follow_workers(view, closing)
-        metrics = _metrics(config, view, nats)
-        parts = _parts(config, files, view, metrics)
+        _add_gauges(config, view, nats)
+        parts = _parts(config, files, view)
         generator = _generator(config, files, parts)
         questions = _questions(router_id, parts, view)
-        frontend = _frontend(config, files, generator, metrics)
+        frontend = _frontend(config, files, generator, view.metrics)
         scrape_targets = ScrapeTargets(nats, view.directory)
         await scrape_targets.start()
-        app = create_app(frontend, metrics.exposition, scrape_targets.targets, keys.api)
+        app = create_app(frontend, view.metrics.exposition, scrape_targets.targets, keys.api)
         addresses = await _open_apis(config, keys, tls, frontend, questions, app, closing)
-        reporter = Reporter(nats, router_id, parts.queue, parts.totals, addresses["http"])
+        reporter = Reporter(nats, router_id, parts.queue, view.metrics, addresses["http"])
         await reporter.start()
         closing.push_async_callback(reporter.close)
         _calm_collector()
@@ -112,9 +112,10 @@ class _View:
     pool: WorkerPool
     indexer: Indexer
     expected: ExpectedPrefixes
+    hits: PrefixHits
     sharing: ChargeSharing
     status: StatusView
-    traffic: Traffic
+    metrics: RouterMetrics
 
 
 def _view(config: ServingConfig, files: ModelFiles, router_id: str, nats: NatsClient, keys: Keys) -> _View:
@@ -122,15 +123,14 @@ def _view(config: ServingConfig, files: ModelFiles, router_id: str, nats: NatsCl
     ledger = LoadLedger(config.engine.block_size, config.router.placement.charge_ttl_s)
     queue = AdmissionQueue(config.router.queue_limit)
     pool = WorkerPool(router_id, _model_name(config, files), config.engine.block_size, ledger, keys.cluster)
-    indexer = Indexer(nats, pool.snapshot)
+    expected = ExpectedPrefixes(config.router.placement.expected_prefix_ttl_s)
+    indexer = Indexer(nats, pool.snapshot, expected.stored)
     ledger.relieved = pool.changed = queue.wake
     pool.load_seen = indexer.observe
-    expected = ExpectedPrefixes(config.router.placement.expected_prefix_ttl_s)
-    indexer.stored = expected.stored
     sharing = ChargeSharing(nats, ledger, router_id, config.router.charge_sharing)
-    traffic = Traffic()
-    status = StatusView(router_id, pool, ledger, indexer, queue, traffic)
-    return _View(directory, load_board, ledger, queue, pool, indexer, expected, sharing, status, traffic)
+    metrics = RouterMetrics()
+    status = StatusView(router_id, pool, ledger, indexer, queue, metrics)
+    return _View(directory, load_board, ledger, queue, pool, indexer, expected, PrefixHits(), sharing, status, metrics)
 
 
 async def _follow_workers(view: _View, closing: AsyncExitStack) -> None:
@@ -139,7 +139,7 @@ async def _follow_workers(view: _View, closing: AsyncExitStack) -> None:
     def forget(change: Change) -> None:
         if change.kind == "removed":
             view.load_board.discard(change.record.worker_id)
-            view.traffic.forget((change.record.worker_id, change.record.incarnation))
+            view.metrics.forget((change.record.worker_id, change.record.incarnation))
             view.expected.forget((change.record.worker_id, change.record.incarnation))
 
     view.directory.on_change(view.pool.apply)
@@ -157,9 +157,8 @@ async def _follow_workers(view: _View, closing: AsyncExitStack) -> None:
     closing.push_async_callback(view.directory.close)
 
 
-def _parts(config: ServingConfig, files: ModelFiles, view: _View, metrics: RouterMetrics) -> Parts:
-    assigner = Assigner(view.pool, view.indexer, view.ledger, config.router, expected=view.expected)
-    assigner.placed = view.indexer.count_hit
+def _parts(config: ServingConfig, files: ModelFiles, view: _View) -> Parts:
+    assigner = Assigner(view.pool, view.indexer, view.ledger, config.router, expected=view.expected, hits=view.hits)
     return Parts(
         tokenizer=Tokenizer(files.folder, files.config.vocab_size),
         block_size=config.engine.block_size,
@@ -167,8 +166,7 @@ def _parts(config: ServingConfig, files: ModelFiles, view: _View, metrics: Route
         pool=view.pool,
         assigner=assigner,
         queue=view.queue,
-        metrics=metrics,
-        traffic=view.traffic,
+        metrics=view.metrics,
     )
 
 
@@ -180,7 +178,7 @@ def _questions(router_id: str, parts: Parts, view: _View) -> Questions:
     """What operators may ask of the router."""
     return Questions(
         status=view.status.status,
-        tree=TreeView(router_id, parts.block_size, view.indexer.tree, view.indexer.hits),
+        tree=TreeView(router_id, parts.block_size, view.indexer.tree, view.hits),
         diff=TreeDiff(view.indexer, view.pool.snapshot, lambda: [worker.key for worker in view.pool.workers.values()]),
         sleep=SleepControl(view.pool),
         explain=Explainer(parts.assigner, parts.decisions, view.pool, parts.config, parts.block_size),
@@ -219,14 +217,13 @@ async def _open_apis(
     return {"grpc": f"{host}:{grpc_port}", "http": f"{host}:{http_server.port}"}
 
 
-def _metrics(config: ServingConfig, view: _View, nats: NatsClient) -> RouterMetrics:
-    metrics = RouterMetrics()
+def _add_gauges(config: ServingConfig, view: _View, nats: NatsClient) -> None:
+    metrics = view.metrics
     metrics.watch(nats)
     add_queue_gauges(metrics, view.queue, config.planner.targets)
     add_worker_gauges(metrics, view.directory, view.pool, view.status)
     add_event_gauges(metrics, view.indexer)
     add_sharing_gauges(metrics, view.sharing, view.expected)
-    return metrics
 
 
 async def _drain(generator: Generator, timeout_s: float) -> None:

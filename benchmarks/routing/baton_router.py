@@ -16,7 +16,6 @@ from baton_proto.discovery import MAJOR, WorkerRecord
 from baton_proto.kv_events import KvEvent, Removed, Stored
 from benchmarks.routing.inputs import BLOCK_SIZE, MAX_TOKENS, read_tokens
 from router.index.match import Match
-from router.index.prefix_hits import PrefixHits
 from router.index.radix_tree import RadixTree
 from router.placement.assignment import Assigner
 from router.placement.placement import Request
@@ -48,17 +47,11 @@ class BatonRouter:
                 link = cast(WorkerLink, SimpleNamespace(connected=True, failed=False, worker=(record.worker_id, 1)))
                 pool.workers[record.worker_id] = PooledWorker(record, link, misfit="")
                 apply(self._tree, (record.worker_id, 1), event)
-        self._hits = PrefixHits()
         self._assigner = Assigner(pool, self, self._ledger, config)
-        self._assigner.placed = lambda: self._hits.count(self._matched.last_block)
 
     def match(self, hashes: NDArray[np.uint64]) -> Match:
         """The assigner's index, as router/index/indexer.py answers it."""
-        self._matched = self._tree.find(hashes)
-        return self._matched
-
-    def recent_hits(self) -> float:
-        return self._hits.recent(self._matched.last_block)
+        return self._tree.find(hashes)
 
     def decide(self, num_tokens: int, budget_s: float) -> dict[str, Any]:
         """Whole decisions: hash, match, select, charge. Freeing the charge is not timed."""

@@ -1,11 +1,15 @@
-"""What the router counts of its requests, for Prometheus. What is read at a scrape is in `router/views/gauges.py`."""
+"""What the router counts of its requests: for Prometheus, `baton status` and the planner. tally.py does the counting;
+what others keep and a scrape reads is in router/views/gauges.py."""
 
-from collections import Counter
+from collections import Counter, defaultdict
+from dataclasses import dataclass
 from typing import Final
 
 from prometheus_client import Histogram, generate_latest
 
+from baton_proto.router_report import BUCKETS, RouterTotals
 from router.placement.placement import REASONS
+from runtime.discovery.worker_key import WorkerKey
 from runtime.errors import (
     BodyTooLargeError,
     ContextLengthError,
@@ -29,18 +33,42 @@ REFUSALS: Final[dict[type[Exception], str]] = {  # the first that fits
 }
 
 
+@dataclass(slots=True)
+class Flow:
+    """What has gone through one worker, as this router saw it."""
+
+    prompt_tokens: int = 0  # of prompts that the worker ran, once their first token has come
+    cached_tokens: int = 0  # part of these that nobody had to compute
+    output_tokens: int = 0  # that the worker decoded
+
+
 class RouterMetrics(ProcessMetrics):
-    """Counts are plain numbers of the event loop's, which also answers the scrape."""
+    """Counts of the event loop's, which also answers the scrape. All of them rise from the router's start."""
 
     def __init__(self) -> None:
         super().__init__()
+        # Choices; the planner's report has most of them, see `totals`.
+        self.arrivals = 0
+        self.input_tokens = 0  # of the prompts of all arrivals
+        self.input_tokens_squared = 0.0
+        self.started = 0  # choices whose first token has come
+        self.started_tokens = 0  # of their prompts
+        self.started_cached_tokens = 0
+        self.local_prefills = 0
+        self.streamed_tokens = 0  # output, as it comes
+        self.finished = 0  # choices that ended after a token or more
+        self.finished_tokens = 0  # output of these
+        self.ttft = [0] * BUCKETS
+        self.itl = [0] * BUCKETS
+        self.placements: Counter[str] = Counter(dict.fromkeys(REASONS, 0))  # of attempts
         self.failovers = 0
-        self.placements: Counter[str] = Counter(dict.fromkeys(REASONS, 0))
-        self._requests: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))
+        self.flows: defaultdict[WorkerKey, Flow] = defaultdict(Flow)
+        # Requests that have ended
+        self.requests: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))
+        self.prompt_tokens = self.cached_tokens = self.output_tokens = 0
         self._refusals: Counter[str] = Counter(dict.fromkeys(REFUSALS.values(), 0))
         self._responses: Counter[tuple[str, str]] = Counter()
-        self._prompt_tokens = self._cached_tokens = self._output_tokens = 0
-        self._count()
+        self._expose()
         self.queue_wait_s = self._distribution("queue_wait", "An attempt's wait for workers", LATENCY_BUCKETS_S)
         self.ttft_s = self._distribution(
             "time_to_first_token", "Arrival to the first token, of each choice", LATENCY_BUCKETS_S
@@ -52,48 +80,52 @@ class RouterMetrics(ProcessMetrics):
             "request_duration", "Arrival to the end, of each request", LATENCY_BUCKETS_S
         )
 
-    def request_ended(
-        self, outcome: str, prompt_tokens: int, output_tokens: int, cached_tokens: int, duration_s: float
-    ) -> None:
-        self._requests[outcome] += 1
-        self._prompt_tokens += prompt_tokens
-        self._cached_tokens += cached_tokens
-        self._output_tokens += output_tokens
-        self.duration_s.observe(duration_s)
-
     def answered(self, api: str, code: str, error: Exception | None = None) -> None:
         """`code`: the status that the caller has got; a caller who left gets none."""
         self._responses[api, code] += 1
-        if error is None:
-            return
-        for kind, reason in REFUSALS.items():
-            if isinstance(error, kind):
-                self._refusals[reason] += 1
-                return
+        reason = next((reason for kind, reason in REFUSALS.items() if isinstance(error, kind)), None)
+        if reason is not None:
+            self._refusals[reason] += 1
+
+    def forget(self, worker: WorkerKey) -> None:
+        """The worker is gone. A request that still streams from it makes it known again, with a handful of bytes."""
+        self.flows.pop(worker, None)
+
+    def totals(self) -> RouterTotals:
+        """What the planner wants to know."""
+        return RouterTotals(
+            self.arrivals,
+            self.input_tokens,
+            self.input_tokens_squared,
+            self.started,
+            self.started_tokens,
+            self.started_cached_tokens,
+            self.local_prefills,
+            self.finished,
+            self.finished_tokens,
+            list(self.ttft),
+            list(self.itl),
+        )
 
     def exposition(self) -> bytes:
         """What a scrape gets, in Prometheus' text format."""
         return generate_latest(self.registry)
 
-    def _count(self) -> None:
+    def _expose(self) -> None:
         def counter(name: str, what: str, read: Read, *labels: str) -> None:
             self.counter(f"baton_router_{name}", what, read, *labels)
 
         def each(counts: Counter[str]) -> Read:
             return lambda: [((label,), count) for label, count in counts.items()]
 
-        counter(
-            "requests",
-            "Requests that have ended, of those that were not refused at once",
-            each(self._requests),
-            "outcome",
-        )
+        ended = "Requests that have ended, of those that were not refused at once"
+        counter("requests", ended, each(self.requests), "outcome")
         counter("refusals", "Requests that were refused, at once or later", each(self._refusals), "reason")
         counter("placements", "Attempts, by where the prompt runs and why", each(self.placements), "reason")
         counter("responses", "Answers to requests for text, by status", self._responses.items, "api", "code")
-        counter("prompt_tokens", "Prompt tokens of ended requests", lambda: self._prompt_tokens)
-        counter("cached_tokens", "Prompt tokens that no worker had to compute", lambda: self._cached_tokens)
-        counter("output_tokens", "Output tokens of ended requests", lambda: self._output_tokens)
+        counter("prompt_tokens", "Prompt tokens of ended requests", lambda: self.prompt_tokens)
+        counter("cached_tokens", "Prompt tokens that no worker had to compute", lambda: self.cached_tokens)
+        counter("output_tokens", "Output tokens of ended requests", lambda: self.output_tokens)
         counter("failovers", "Attempts that lost a worker", lambda: self.failovers)
 
     def _distribution(self, name: str, what: str, buckets: tuple[float, ...]) -> Histogram:

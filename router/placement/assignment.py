@@ -2,14 +2,14 @@
 request was charged, the next one sees."""
 
 import random
-from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from baton_proto.worker import PrefillTarget
-from router.index.match import column
+from router.index.match import Match, column
+from router.index.prefix_hits import PrefixHits
 from router.placement.expected_prefixes import Expectation, ExpectedPrefixes, Outlook
 from router.placement.placement import NO_CANDIDATES, Candidates, Placement, Request, Weighing, nobody_ships, weigh
 from router.workers.link import WorkerLink
@@ -25,12 +25,8 @@ QUEUED_PAIRS: Final = LoadView._fields.index("queued_prefill_pairs")
 class PrefixIndex(Protocol):
     """What the decision needs of the indexer."""
 
-    def match(self, hashes: NDArray[np.uint64]) -> Mapping[WorkerKey, int]:
-        """How many leading blocks of a prompt each worker holds; workers without any may be left out."""
-        ...
-
-    def recent_hits(self) -> float:
-        """How often the prefix that was matched last was reused lately, see PrefixHits.recent."""
+    def match(self, hashes: NDArray[np.uint64]) -> Match:
+        """How many leading blocks of a prompt each worker holds."""
         ...
 
 
@@ -66,8 +62,6 @@ class Assignment:
 
 
 class Assigner:
-    """`placed` is called when the prompt that was matched last got its workers."""
-
     def __init__(
         self,
         pool: WorkerPool,
@@ -76,23 +70,25 @@ class Assigner:
         config: RouterConfig,
         rng: random.Random | None = None,
         expected: ExpectedPrefixes | None = None,
+        hits: PrefixHits | None = None,
     ) -> None:
-        self.placed: Callable[[], None] = lambda: None
         self._pool = pool
         self._index = index
         self._ledger = ledger
         self._config = config
         self._rng = rng or random.Random()
         self._expected = ExpectedPrefixes(config.placement.expected_prefix_ttl_s) if expected is None else expected
+        self._hits = PrefixHits() if hits is None else hits
 
     def assign(
         self, request_id: str, request: Request, max_tokens: int, hashes: NDArray[np.uint64]
     ) -> Assignment | None:
         """None: no workers can take it now. `max_tokens`: prompt and the longest possible output."""
-        placement = self.weigh(request, max_tokens, hashes).placement()
+        weighing, reused = self._weigh(request, max_tokens, hashes)
+        placement = weighing.placement()
         if placement is None:
             return None
-        self.placed()
+        self._hits.count(reused)
         uncached = request.num_tokens - placement.cached_blocks * request.block_size
         charge = self._ledger.charge(request_id, placement.decode, placement.prefill, request.num_tokens, uncached)
         target = self._pool.prefill_target(placement.prefill) if placement.prefill else None
@@ -101,17 +97,24 @@ class Assigner:
 
     def weigh(self, request: Request, max_tokens: int, hashes: NDArray[np.uint64]) -> Weighing:
         """What `assign` would decide, without a trace."""
+        return self._weigh(request, max_tokens, hashes)[0]
+
+    def _weigh(self, request: Request, max_tokens: int, hashes: NDArray[np.uint64]) -> tuple[Weighing, bytes]:
+        """Also the last block (sequence hash, u64 LE) of the prefix that some worker holds; empty when none does."""
         config = self._config
         decode = prefill = NO_CANDIDATES
-        hits = 0.0
+        hits, reused = 0.0, b""
         if decode_keys := self._pool.decode_keys(max_tokens):
-            outlook = self._expected.outlook(self._index.match(hashes), hashes)
-            hits = self._index.recent_hits() * self._ledger.num_routers  # each sees its share
+            match = self._index.match(hashes)
+            reused = match.last_block
+            outlook = self._expected.outlook(match, hashes)
+            hits = self._hits.recent(reused) * self._ledger.num_routers  # each sees its share
             prefill_keys = self._pool.prefill_keys(request.num_tokens)
             mixed = nobody_ships(request, prefill_keys)
             decode = self._candidates(decode_keys, outlook, request.block_size, mixed=mixed)
             prefill = self._candidates(prefill_keys, outlook, request.block_size, mixed=False)
-        return weigh(request, decode, prefill, config.placement, self._rng, config.max_running_per_worker, hits)
+        limit = config.max_running_per_worker
+        return weigh(request, decode, prefill, config.placement, self._rng, limit, hits), reused
 
     def _candidates(
         self, workers: tuple[WorkerKey, ...], outlook: Outlook, block_size: int, *, mixed: bool

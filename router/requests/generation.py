@@ -1,25 +1,21 @@
 """Runs a request to its end: its choices beside each other, each replayed elsewhere when a worker is lost.
 
-Called by the gRPC and the HTTP API. All that a request holds (its place in the queue, charges, its sequences on the
-workers) is released by leaving the blocks below, on every path: finished, failed, out of time, or the caller closing
-the iterator.
+Invariant: all that a request holds (its place in the queue, charges, its sequences on the workers) is released by
+leaving the `with` blocks of `generate` and Choice.stream, on every path: finished, failed, out of time, or the caller
+closing the iterator.
 """
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 
-import structlog
-
+from router.counters.tally import RequestTally
 from router.requests.choice import Choice, Parts
 from router.requests.frontend import Limits
 from router.requests.request import Finished, GenerateRequest, Piece
 from router.text.tokenizer import Tokenizer
 from router.workers.pool import largest
-from runtime.errors import BatonError, DeadlineError, InvalidRequestError, OverloadedError, UnavailableError
-
-log = structlog.get_logger()
+from runtime.errors import UnavailableError
 
 
 class Generator:
@@ -38,28 +34,16 @@ class Generator:
 
         Raises OverloadedError, UnavailableError, DeadlineError, InvalidRequestError (no worker is large enough).
         """
-        started_s = time.monotonic()
-        outcome = "cancelled"
-        choices: list[Choice] = []
-        try:
+        with RequestTally(self._parts.metrics, request.request_id, len(request.prompt)) as tally:
             if self._draining:
                 raise UnavailableError("the router is draining and takes no new requests")
             with self._parts.queue.admit(request.priority, request.tenant, request.deadline_s) as ticket:
-                choices = [Choice(self._parts, request, index, ticket) for index in range(len(request.sampling))]
+                choices = [Choice(self._parts, request, tally.choice(i), ticket) for i in range(len(request.sampling))]
                 streams = [choice.stream() for choice in choices]
                 async with aclosing(streams[0] if len(streams) == 1 else _merge(streams)) as pieces:
                     async for piece in pieces:
                         yield piece
-            outcome = "completed"
-        except BatonError as error:
-            outcome = _outcome(error)
-            raise
-        except Exception:
-            outcome = "failed"
-            raise
-        finally:
-            self._account(request, choices, outcome, time.monotonic() - started_s)
-        yield _finished(request, choices)
+        yield Finished(tally.prompt_tokens, tally.output_tokens, tally.cached_tokens, tally.choices)
 
     def limits(self) -> Limits:
         """For validation, before a request is made."""
@@ -75,49 +59,6 @@ class Generator:
         """Refuses new requests from now on; returns how many are still in flight when the time is up."""
         self._draining = True
         return await self._parts.queue.wait_empty(timeout_s)
-
-    def _account(self, request: GenerateRequest, choices: list[Choice], outcome: str, duration_s: float) -> None:
-        prompt_tokens, output_tokens = len(request.prompt), sum(len(choice.output) for choice in choices)
-        cached_tokens = _cached_tokens(choices)
-        self._parts.metrics.request_ended(outcome, prompt_tokens, output_tokens, cached_tokens, duration_s)
-        log.info(
-            "request ended",
-            request_id=request.request_id,
-            outcome=outcome,
-            prompt_tokens=prompt_tokens,
-            cached_tokens=cached_tokens,
-            output_tokens=output_tokens,
-            duration_ms=round(duration_s * 1000, 1),
-            decode=[choice.service.decode_worker for choice in choices],
-            prefill=[choice.service.prefill_worker for choice in choices],
-        )
-
-
-def _finished(request: GenerateRequest, choices: list[Choice]) -> Finished:
-    return Finished(
-        prompt_tokens=len(request.prompt),
-        completion_tokens=sum(len(choice.output) for choice in choices),
-        cached_tokens=_cached_tokens(choices),
-        served_by=[choice.service for choice in choices],
-    )
-
-
-def _cached_tokens(choices: list[Choice]) -> int:
-    """Prompt tokens that no choice had to compute: usage counts the prompt once, whatever the number of choices."""
-    return min((choice.service.cached_tokens for choice in choices), default=0)
-
-
-def _outcome(error: BatonError) -> str:
-    match error:
-        case InvalidRequestError():
-            return "invalid"
-        case OverloadedError():
-            return "overloaded"
-        case UnavailableError():
-            return "unavailable"
-        case DeadlineError():
-            return "deadline"
-    return "failed"
 
 
 async def _merge(streams: Sequence[AsyncGenerator[Piece, None]]) -> AsyncGenerator[Piece, None]:

@@ -4,13 +4,13 @@ What every request or piece needs one of is a Struct: a frozen dataclass takes t
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
 from baton_proto.sampling import SamplingParams, TokenLogprobs
+from router.counters.tally import Service
 
 
 class GenerateRequest(Struct, frozen=True):
@@ -35,27 +35,13 @@ class Piece(Struct, frozen=True, gc=False):
     logprobs: list[TokenLogprobs] = []  # one per token, or none
 
 
-@dataclass(slots=True)
-class Service:
-    """Who served one choice, for usage and for people."""
-
-    index: int
-    decode_worker: str = ""
-    prefill_worker: str = ""
-    kv_blocks: int = 0
-    kv_bytes: int = 0
-    transport: str = ""
-    attempts: int = 0
-    cached_tokens: int = 0
-
-
 class Finished(Struct, frozen=True):
     """Last item of the stream."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
-    served_by: list[Service] = []
+    served_by: Sequence[Service] = ()
 
 
 def sum_of(requests: Sequence[Finished]) -> Finished:

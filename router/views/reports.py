@@ -5,7 +5,7 @@ import contextlib
 import time
 
 from baton_proto.router_report import MAJOR, RouterQueue, RouterReport, encode_router_report
-from router.counters.totals import Totals
+from router.counters.metrics import RouterMetrics
 from router.requests.admission import AdmissionQueue
 from runtime.discovery.incarnation import new_incarnation
 from runtime.end_task import end_tasks
@@ -19,13 +19,13 @@ class Reporter:
     """`start` and `close` surround the router's work."""
 
     def __init__(
-        self, nats: NatsClient, router_id: str, queue: AdmissionQueue, totals: Totals, metrics_address: str
+        self, nats: NatsClient, router_id: str, queue: AdmissionQueue, metrics: RouterMetrics, metrics_address: str
     ) -> None:
         self._nats = nats
         self._router_id = router_id
         self._incarnation = new_incarnation()
         self._queue = queue
-        self._totals = totals
+        self._metrics = metrics
         self._metrics_address = metrics_address
         self._began_s = time.monotonic()
         self._task: asyncio.Task[None] | None = None
@@ -49,7 +49,7 @@ class Reporter:
     async def _publish(self, leaving: bool = False) -> None:
         view, uptime_s = self._queue.view(), time.monotonic() - self._began_s
         queue = RouterQueue(view.waiting, self._queue.waiting_tokens(), view.oldest_age_s)
-        totals = self._totals.snapshot()
+        totals = self._metrics.totals()
         report = RouterReport(
             MAJOR, self._router_id, self._incarnation, uptime_s, queue, totals, leaving, self._metrics_address
         )

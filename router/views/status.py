@@ -4,7 +4,7 @@ import time
 from typing import Protocol
 
 from baton_proto.generated import inference_pb2 as pb
-from router.counters.traffic import Traffic
+from router.counters.metrics import Flow, RouterMetrics
 from router.index.radix_tree import RadixTree
 from router.requests.admission import AdmissionQueue
 from router.workers.load import LoadLedger
@@ -18,8 +18,12 @@ class EventView(Protocol):
     batches: int
     refused_events: int
     malformed_events: int
-    gaps: int
-    snapshots: int
+
+    @property
+    def gaps(self) -> int: ...
+
+    @property
+    def snapshots(self) -> int: ...
 
     @property
     def tree(self) -> RadixTree: ...
@@ -45,14 +49,14 @@ class StatusView:
         ledger: LoadLedger,
         events: EventView,
         queue: AdmissionQueue,
-        traffic: Traffic,
+        metrics: RouterMetrics,
     ) -> None:
         self._router_id = router_id
         self._pool = pool
         self._ledger = ledger
         self._events = events
         self._queue = queue
-        self._traffic = traffic
+        self._metrics = metrics
 
     async def status(self) -> pb.StatusResponse:
         """Workers in the order of their ids."""
@@ -70,7 +74,7 @@ class StatusView:
 
     def _worker(self, worker: PooledWorker) -> pb.WorkerStatus:
         record, load = worker.record, self._ledger.reported(worker.key)
-        flow = self._traffic.of(worker.key)
+        flow = self._metrics.flows.get(worker.key) or Flow()
         return pb.WorkerStatus(
             worker_id=record.worker_id,
             role=record.role,
@@ -95,13 +99,13 @@ class StatusView:
         )
 
     def _totals(self) -> pb.Totals:
-        events, flow = self._events, self._traffic.total
+        events, metrics = self._events, self._metrics
         return pb.Totals(
             clock_s=time.monotonic(),
-            requests=self._traffic.placed,
-            prompt_tokens=flow.prompt_tokens,
-            cached_tokens=flow.cached_tokens,
-            output_tokens=flow.output_tokens,
+            requests=metrics.placements.total(),
+            prompt_tokens=metrics.started_tokens,
+            cached_tokens=metrics.started_cached_tokens,
+            output_tokens=metrics.streamed_tokens,
             event_batches=events.batches,
             events_refused=events.refused_events,
             events_malformed=events.malformed_events,

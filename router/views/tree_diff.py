@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from baton_proto.generated import inference_pb2 as pb
 from baton_proto.kv_events import Stored
 from baton_proto.worker import SnapshotChunk
-from router.index.indexer import FetchSnapshot, Indexer
+from router.index.followed_worker import FetchSnapshot
+from router.index.indexer import Indexer
 from runtime.discovery.worker_key import WorkerKey
 from runtime.errors import WorkerLostError
 

@@ -1,5 +1,4 @@
-"""The order of one worker's event batches: what may be applied now, what is missing. Used by the indexer; no I/O
-here."""
+"""The order of one worker's event batches: what may be applied now, and what is missing. No I/O here."""
 
 from collections.abc import Iterator
 
@@ -9,12 +8,9 @@ MAX_PENDING = 4096  # batches that wait for an earlier one; beyond it only a sna
 
 
 class EventFeed:
-    """Between `suspend` and `rebase` or `resume`, while a snapshot is taken, batches are only collected."""
-
     def __init__(self) -> None:
         self.applied = 0  # id of the last batch that was handed out, or that the snapshot contained
         self.expected = 0  # highest id that the worker is known to have published
-        self.suspended = False
         self._pending: dict[int, KvEventBatch] = {}
 
     def offer(self, batch: KvEventBatch) -> bool:
@@ -29,35 +25,27 @@ class EventFeed:
 
     def ready(self) -> Iterator[KvEventBatch]:
         """Takes out the batches whose turn it is."""
-        while not self.suspended and (batch := self._pending.pop(self.applied + 1, None)) is not None:
+        while (batch := self._pending.pop(self.applied + 1, None)) is not None:
             self.applied = batch.event_id
             yield batch
 
     @property
     def behind(self) -> bool:
-        """Something was published that was not handed out yet; it may be on its way."""
+        """A batch was published that was not handed out yet; it may be on its way."""
         return self.applied < self.expected
 
     @property
     def holed(self) -> bool:
         """A batch waits for one that should have come before it."""
-        return bool(self._pending) and not self.suspended
+        return bool(self._pending)
 
     @property
     def missing(self) -> range:
         """Ids that must come before anything else can be handed out."""
         return range(self.applied + 1, min(self._pending, default=self.expected + 1))
 
-    def suspend(self) -> None:
-        self.suspended = True
-
-    def resume(self) -> None:
-        """There will be no snapshot."""
-        self.suspended = False
-
     def rebase(self, event_id: int) -> None:
-        """The snapshot contained everything up to `event_id`."""
-        self.suspended = False
+        """A snapshot contained everything up to `event_id`."""
         self.applied = event_id
         self._pending = {known: batch for known, batch in self._pending.items() if known > event_id}
         self.expected = max(self._pending, default=event_id)

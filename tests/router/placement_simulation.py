@@ -23,6 +23,7 @@ from baton_proto.kv_events import Cleared, KvEvent, Removed, Stored
 from baton_proto.sampling import SamplingParams
 from engine.core.block_manager import BlockManager
 from engine.core.sequence import Sequence
+from router.index.match import Match
 from router.index.prefix_hits import PrefixHits
 from router.index.radix_tree import RadixTree
 from router.placement.assignment import Assigner, Assignment
@@ -105,20 +106,16 @@ class SimulatedRouter:
         self.ledger = LoadLedger(BLOCK_SIZE, 300.0, simulation.clock)
         self.others = ForeignCharges(self.ledger, 1e9, simulation.clock)
         self.expected = ExpectedPrefixes(config.placement.expected_prefix_ttl_s, simulation.clock)
-        self.hits = PrefixHits(clock=simulation.clock)
         self.pool = WorkerPool(name, "model", BLOCK_SIZE, self.ledger)
-        self.assigner = Assigner(self.pool, self, self.ledger, config, random.Random(seed), self.expected)
-        self.assigner.placed = lambda: self.hits.count(self._matched.last_block)
+        self.assigner = Assigner(
+            self.pool, self, self.ledger, config, random.Random(seed), self.expected, PrefixHits(clock=simulation.clock)
+        )
         for worker in simulation.workers.values():
             link = cast(WorkerLink, SimpleNamespace(connected=True, failed=False, worker=worker.key))
             self.pool.workers[worker.key[0]] = PooledWorker(_record(worker), link, misfit="")
 
-    def match(self, hashes: NDArray[np.uint64]) -> dict[WorkerKey, int]:
-        self._matched = self.tree.find(hashes)
-        return self._matched.as_dict()
-
-    def recent_hits(self) -> float:
-        return self.hits.recent(self._matched.last_block)
+    def match(self, hashes: NDArray[np.uint64]) -> Match:
+        return self.tree.find(hashes)
 
     def apply(self, worker: WorkerKey, events: list[KvEvent]) -> None:
         for event in events:

@@ -6,8 +6,9 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 from baton_proto.sampling import SamplingParams, TokenLogprobs
+from router.counters.tally import Service
 from router.requests.frontend import Frontend, Limits
-from router.requests.request import Finished, GenerateRequest, Piece, Service
+from router.requests.request import Finished, GenerateRequest, Piece
 from router.text.output_text import OutputText
 from router.text.tokenizer import Tokenizer
 from tests.tiny_model import EOS_TOKEN_IDS, VOCAB_SIZE

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from baton_proto.discovery import MAJOR, LoadReport, WorkerLoad
 from baton_proto.worker import SnapshotChunk, SnapshotRequest
-from router.index.indexer import SILENT_NOTE
+from router.index.followed_worker import SILENT_NOTE
 from runtime.discovery.directory import Announcer
 from runtime.discovery.load_board import publish_load
 from runtime.nats.client import NatsClient

@@ -9,12 +9,13 @@ from contextlib import AsyncExitStack
 import numpy as np
 import pytest
 
-import router.index.indexer
+import router.index.followed_worker
 from baton.service.nats_server import NatsServer
 from baton_proto.discovery import MAJOR as RECORD_MAJOR, WorkerLoad, WorkerRecord
 from baton_proto.kv_events import MAJOR, Cleared, KvEvent, KvEventBatch, Removed, Stored, decode_batch, encode_batch
 from baton_proto.worker import SnapshotChunk
-from router.index.indexer import SILENT_NOTE, Indexer
+from router.index.followed_worker import SILENT_NOTE
+from router.index.indexer import Indexer
 from router.index.radix_tree import RadixTree
 from runtime.blocks.block_hash import sequence_hashes
 from runtime.discovery.directory import Change
@@ -310,7 +311,7 @@ async def test_a_gap_is_filled_from_jetstream(cluster: Cluster) -> None:
     await cluster.until_equal(worker)
     assert worker.snapshots == 1
     assert cluster.indexer.gaps >= 1
-    cluster.indexer._reconnected()  # nothing new comes from the other one: what the stream has is looked up
+    cluster.indexer._healer.reconnected()  # nothing new comes from the other one: what the stream has is looked up
     await cluster.until_equal(other)
     assert other.snapshots == 1
 
@@ -407,7 +408,7 @@ async def test_batches_that_an_overflowing_publisher_dropped_are_made_up_for(clu
 async def test_a_worker_that_caches_blocks_but_publishes_nothing_is_named(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(router.index.indexer, "SILENT_S", 0.05)
+    monkeypatch.setattr(router.index.followed_worker, "SILENT_S", 0.05)
     worker = await cluster.add()
     cluster.indexer.observe(worker.key, WorkerLoad(blocks_cached=3))
     assert cluster.indexer.note(worker.key) == ""

@@ -9,7 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from baton_proto.discovery import LoadReport, WorkerLoad
-from router.counters.traffic import Traffic
+from router.counters.metrics import RouterMetrics
+from router.counters.tally import Tally
 from router.index.radix_tree import RadixTree
 from router.requests.admission import AdmissionQueue
 from router.views.status import StatusView
@@ -17,6 +18,7 @@ from router.workers.load import LoadLedger, LoadView
 from router.workers.pool import WorkerPool
 from runtime.discovery.directory import Change
 from runtime.discovery.worker_key import WorkerKey
+from tests.router.counters.test_tally import assignment
 from tests.router.scripted_worker import ScriptedWorker
 
 LOAD = WorkerLoad(
@@ -60,8 +62,8 @@ class View:
         self.queue = AdmissionQueue(100)
         self.pool = WorkerPool("router-0", "tiny", 16, self.ledger)
         self.events = Events()
-        self.traffic = Traffic()
-        self.status = StatusView("router-0", self.pool, self.ledger, self.events, self.queue, self.traffic).status
+        self.metrics = RouterMetrics()
+        self.status = StatusView("router-0", self.pool, self.ledger, self.events, self.queue, self.metrics).status
         self.seen: list[tuple[WorkerKey, WorkerLoad]] = []
         self.pool.load_seen = lambda worker, load: self.seen.append((worker, load))
         self._changed = asyncio.Event()
@@ -157,11 +159,13 @@ async def test_traffic_and_events_are_counted_per_worker_and_in_all(view: View) 
         await view.connected("d0")
         view.pool.load_report(LoadReport(1, "d0", 1, LOAD))
         view.events.tree.apply_stored(("d0", 1), None, bytes(range(1, 17)), bytes(range(1, 17)))
-        view.traffic.placed = 2
-        view.traffic.prompt_done(("d0", 1), 100, 32)
-        view.traffic.prompt_done(("gone", 1), 10, 0)
-        view.traffic.output(("d0", 1), 5)
-        view.traffic.forget(("gone", 1))
+        served = assignment(("d0", 1))
+        for assigned, prompt_tokens, cached_tokens in ((served, 100, 32), (assignment(("gone", 1)), 10, 0)):
+            tally = Tally(view.metrics, 0, prompt_tokens)
+            tally.placed(assigned, 0.1)
+            tally.prompt_done(assigned.placement, cached_tokens, None)
+        tally.output(served, 5)
+        view.metrics.forget(("gone", 1))
         status = await view.status()
     (shown,) = status.workers
     assert (shown.prompt_tokens, shown.cached_tokens, shown.output_tokens) == (100, 32, 5)

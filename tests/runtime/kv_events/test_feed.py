@@ -39,22 +39,11 @@ def test_what_a_worker_says_it_published_is_missing_until_it_comes() -> None:
 
 def test_a_snapshot_replaces_what_it_contains_and_keeps_what_came_after() -> None:
     feed = EventFeed()
-    feed.suspend()
     for event_id in (1, 2, 5, 6, 8):
         feed.offer(batch(event_id))
-    assert ready(feed) == []
     feed.rebase(4)
     assert ready(feed) == [5, 6]
     assert feed.missing == range(7, 8)
-
-
-def test_a_snapshot_that_did_not_come_leaves_everything_as_it_was() -> None:
-    feed = EventFeed()
-    feed.offer(batch(1))
-    feed.suspend()
-    feed.offer(batch(2))
-    feed.resume()
-    assert ready(feed) == [1, 2]
 
 
 def test_the_number_of_waiting_batches_is_bounded_and_the_hole_stays_known() -> None:

@@ -1,0 +1,166 @@
+"""What is counted of requests: each event in a request's life is told here once, and the router's counters follow."""
+
+import time
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import structlog
+
+from baton_proto.router_report import bucket_of
+from baton_proto.worker import Handoff
+from router.counters.metrics import RouterMetrics
+from router.placement.assignment import Assignment
+from router.placement.placement import SHORT, Placement
+from runtime.errors import DeadlineError, InvalidRequestError, OverloadedError, UnavailableError
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class Service:
+    """Who served one choice of a request, for usage and for people."""
+
+    index: int
+    decode_worker: str = ""
+    prefill_worker: str = ""
+    kv_blocks: int = 0
+    kv_bytes: int = 0
+    transport: str = ""
+    attempts: int = 0
+    cached_tokens: int = 0
+
+
+class Tally(Service):
+    """One choice of a request, which is a request of its own to the workers."""
+
+    __slots__ = ("_metrics", "_prompt_tokens", "arrived_s", "first_s", "last_s", "output_tokens", "started")
+
+    def __init__(self, metrics: RouterMetrics, index: int, prompt_tokens: int) -> None:
+        super().__init__(index)
+        self._metrics = metrics
+        self._prompt_tokens = prompt_tokens
+        self.started = False  # a worker has computed the prompt
+        self.output_tokens = 0
+        self.arrived_s = self.first_s = self.last_s = time.monotonic()  # the choice; its first and last output
+        metrics.arrivals += 1
+        metrics.input_tokens += prompt_tokens
+        metrics.input_tokens_squared += float(prompt_tokens) ** 2
+
+    def placed(self, assignment: Assignment, waited_s: float) -> None:
+        """An attempt has got workers."""
+        self.decode_worker = assignment.link.worker[0]
+        self.prefill_worker = assignment.prefill.worker_id if assignment.prefill else ""
+        self._metrics.placements[assignment.placement.reason] += 1
+        self._metrics.queue_wait_s.observe(waited_s)
+
+    def prompt_done(self, placement: Placement, cached_tokens: int, handoff: Handoff | None) -> None:
+        """An attempt's prompt is computed, `cached_tokens` of it were cached. Only the first attempt's count: a replay
+        finds its own prompt cached."""
+        if not self.started:
+            self.started = True
+            self.cached_tokens = min(cached_tokens, self._prompt_tokens)
+            self._metrics.started += 1
+            self._metrics.local_prefills += placement.reason == SHORT
+            self._metrics.started_tokens += self._prompt_tokens
+            self._metrics.started_cached_tokens += self.cached_tokens
+            flow = self._metrics.flows[placement.prefill or placement.decode]
+            flow.prompt_tokens += self._prompt_tokens
+            flow.cached_tokens += self.cached_tokens
+        if handoff is not None:
+            self.prefill_worker = handoff.prefill_worker
+            self.kv_blocks += handoff.kv_blocks
+            self.kv_bytes += handoff.kv_bytes
+            self.transport = handoff.transport
+
+    def output(self, assignment: Assignment, num_tokens: int) -> None:
+        """Tokens have come from the decode worker."""
+        now = time.monotonic()
+        if not self.output_tokens:
+            self.first_s = now
+            self._metrics.ttft_s.observe(now - self.arrived_s)
+            self._metrics.ttft[bucket_of((now - self.arrived_s) * 1e3)] += 1
+        else:
+            self._metrics.itl_s.observe((now - self.last_s) / max(1, num_tokens))
+        self.last_s = now
+        self.output_tokens += num_tokens
+        self._metrics.streamed_tokens += num_tokens
+        self._metrics.flows[assignment.link.worker].output_tokens += num_tokens
+
+    def worker_lost(self) -> None:
+        self._metrics.failovers += 1
+
+    def ended(self) -> None:
+        """However it ended. An answer without a token counts nowhere."""
+        if not self.output_tokens:
+            return
+        self._metrics.finished += 1
+        self._metrics.finished_tokens += self.output_tokens
+        if self.output_tokens > 1:
+            decode_s = self.last_s - self.first_s
+            self._metrics.itl[bucket_of(decode_s * 1e3 / (self.output_tokens - 1))] += 1
+
+
+class RequestTally:
+    """A request with all its choices. Use `with`: the request has ended when the block is left."""
+
+    def __init__(self, metrics: RouterMetrics, request_id: str, prompt_tokens: int) -> None:
+        self.choices: list[Tally] = []
+        self.prompt_tokens = prompt_tokens
+        self._metrics = metrics
+        self._request_id = request_id
+        self._arrived_s = time.monotonic()
+
+    def choice(self, index: int) -> Tally:
+        self.choices.append(Tally(self._metrics, index, self.prompt_tokens))
+        return self.choices[-1]
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that no choice had to compute: usage counts the prompt once, whatever the number of choices."""
+        return min((choice.cached_tokens for choice in self.choices), default=0)
+
+    @property
+    def output_tokens(self) -> int:
+        return sum(choice.output_tokens for choice in self.choices)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        metrics, outcome, duration_s = self._metrics, _outcome(error), time.monotonic() - self._arrived_s
+        metrics.requests[outcome] += 1
+        metrics.prompt_tokens += self.prompt_tokens
+        metrics.cached_tokens += self.cached_tokens
+        metrics.output_tokens += self.output_tokens
+        metrics.duration_s.observe(duration_s)
+        log.info(
+            "request ended",
+            request_id=self._request_id,
+            outcome=outcome,
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=self.cached_tokens,
+            output_tokens=self.output_tokens,
+            duration_ms=round(duration_s * 1000, 1),
+            decode=[choice.decode_worker for choice in self.choices],
+            prefill=[choice.prefill_worker for choice in self.choices],
+        )
+
+
+def _outcome(error: BaseException | None) -> str:
+    match error:
+        case None:
+            return "completed"
+        case InvalidRequestError():
+            return "invalid"
+        case OverloadedError():
+            return "overloaded"
+        case UnavailableError():
+            return "unavailable"
+        case DeadlineError():
+            return "deadline"
+        case Exception():
+            return "failed"
+    return "cancelled"  # the caller has closed the iterator, or was cancelled
