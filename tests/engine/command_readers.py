@@ -57,8 +57,8 @@ class ReaderProcess:
 class Channel:
     """A writer and its readers, which end with the context."""
 
-    def __init__(self, readers: int, ring_bytes: int = 1 << 16, mode: str = "echo") -> None:
-        self.writer = CommandWriter(readers, ring_bytes)
+    def __init__(self, readers: int, unread_bytes: int = 1 << 16, mode: str = "echo") -> None:
+        self.writer = CommandWriter(readers, unread_bytes)
         self.readers = [ReaderProcess(self.writer.ends(reader), mode) for reader in range(readers)]
         self.writer.attach(self.readers)
 

@@ -45,7 +45,7 @@ def test_a_command_may_have_any_size(size: int) -> None:
 
 def test_commands_of_several_threads_reach_all_readers_whole_and_in_one_order() -> None:
     payloads = [[payload(8 + seed, 1000 * thread + seed) for seed in range(300)] for thread in range(4)]
-    with Channel(readers=2, ring_bytes=501) as channel:
+    with Channel(readers=2, unread_bytes=4096) as channel:
         threads = [
             threading.Thread(target=lambda own=own: [channel.writer.send(one) for one in own]) for own in payloads
         ]
@@ -67,12 +67,12 @@ def test_a_wait_ends_though_another_thread_has_taken_the_news() -> None:
         sequence = channel.writer.send(b"command")
         original, waiting = channel.writer._wait, threading.Event()
 
-        def wait_late(descriptors: list[int], deadline_s: float) -> bool:
+        def wait_late(descriptors: list[int], event: int, deadline_s: float) -> bool:
             """The other thread comes between the question and the wait."""
             waiting.set()
             while channel.writer.behind(sequence):
                 time.sleep(0.001)
-            return original(descriptors, deadline_s)
+            return original(descriptors, event, deadline_s)
 
         channel.writer._wait = wait_late  # type: ignore[method-assign]
         waiter = threading.Thread(target=channel.writer.wait_done, args=(sequence, 60))
@@ -83,11 +83,11 @@ def test_a_wait_ends_though_another_thread_has_taken_the_news() -> None:
         assert not waiter.is_alive()
 
 
-def test_any_sequence_of_sizes_goes_through_a_tiny_ring() -> None:
-    with Channel(readers=2, ring_bytes=101) as channel:
+def test_any_sequence_of_sizes_goes_through_a_small_buffer() -> None:
+    with Channel(readers=2, unread_bytes=4096) as channel:
 
         @settings(max_examples=40, deadline=None)
-        @given(st.lists(st.integers(0, 500), max_size=12))
+        @given(st.lists(st.integers(0, 20000), max_size=12))
         def check(sizes: list[int]) -> None:
             payloads = [payload(size, seed) for seed, size in enumerate(sizes)]
             for one in payloads:
