@@ -3,25 +3,19 @@
 The loop (`loop.py`), the simulation and `baton plan replay` all call `decide`, and nothing else.
 """
 
-from typing import Any
-
 import msgspec
 from msgspec import Struct
 
 from baton_proto.planner import MAJOR, ROLES, Action, Observation, Target
-from planner.policy.guards import GUARDS, guarded
+from planner.policy.guards import guarded
 from planner.policy.history import RoleHistory, with_actions, with_failures
 from planner.policy.ladder import actions_for, given_up
 from planner.policy.observation import counts, stale_sources
-from planner.policy.policy import Policy
+from planner.policy.policy import make_policy
 from planner.policy.situation import situation
-from planner.policy.slo import SloMemory, SloPolicy
-from planner.policy.threshold import ThresholdMemory, ThresholdPolicy
 from planner.policy.wanted import Wanted
 from runtime.config.planner import PlannerConfig
 from runtime.errors import ConfigError
-
-MEMORIES: dict[str, type[Struct]] = {"slo": SloMemory, "threshold": ThresholdMemory}
 
 
 class Saved(Struct, frozen=True):
@@ -37,8 +31,8 @@ class Saved(Struct, frozen=True):
 class Planner:
     def __init__(self, config: PlannerConfig) -> None:
         self._config = config
-        self._policy: Policy[Any] = make_policy(config)
-        self._policy_memory: Any = self._policy.initial()
+        self._policy = make_policy(config)
+        self._policy_memory = self._policy.initial()
         self._history: dict[str, RoleHistory] = {role: RoleHistory() for role in ROLES}
         self._next_number = 1  # of the next worker that is added
 
@@ -48,7 +42,7 @@ class Planner:
         self._history = with_failures(self._history, observation, self._config)
         now = situation(observation, self._config, self._history)
         wanted, self._policy_memory = self._policy.decide(observation, self._policy_memory)
-        wanted = guarded(wanted, now, GUARDS[self._policy.name])
+        wanted = guarded(wanted, now, self._policy.guards)
         self._skip_numbers_in_use(observation)
         actions = actions_for(wanted, now, self._next_number)
         self._next_number += sum(action.verb == "add" for action in actions)
@@ -66,7 +60,7 @@ class Planner:
             if saved.version != MAJOR:
                 raise ConfigError("planner state", f"has version {saved.version}; this build reads {MAJOR}")
             if saved.policy == self._policy.name:
-                self._policy_memory = msgspec.json.decode(saved.policy_memory, type=MEMORIES[saved.policy])
+                self._policy_memory = msgspec.json.decode(saved.policy_memory, type=self._policy.memory)
         except msgspec.DecodeError as error:
             raise ConfigError("planner state", str(error)) from error
         self._history = {role: saved.history.get(role, RoleHistory()) for role in ROLES}
@@ -97,9 +91,3 @@ class Planner:
             list(wanted.reasons),
             figures=wanted.figures,
         )
-
-
-def make_policy(config: PlannerConfig) -> Policy[Any]:
-    if config.policy == "threshold":
-        return ThresholdPolicy(config.threshold, config.limits)
-    return SloPolicy(config)

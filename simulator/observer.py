@@ -18,6 +18,7 @@ from baton_proto.planner import (
     StepSample,
     WorkerView,
 )
+from runtime.config.step_times import token_pairs
 from simulator.fleet import Fleet, Worker
 from simulator.serving import ServingCluster, percentile_ms
 
@@ -119,15 +120,15 @@ class FleetObserver:
         factor = float(np.exp(self._dice.normal(0.0, NOISE))) / engine.speed_up
         batch, context = int(self._cluster.d_batch[slot]), float(self._cluster.d_context[slot])
         if batch:
-            step_ms = engine.decode_floor_ms + engine.decode_sequence_ms * batch + engine.decode_token_ms * context
-            return StepSample(worker.worker_id, ready_for_s, 0, 0, batch, context, step_ms * factor)
+            step_ms = engine.decode_ms(batch, context) * factor
+            return StepSample(worker.worker_id, ready_for_s, 0, 0, batch, context, step_ms)
         request = self._cluster.prompt_of(slot)
         if request is None:
             return None
         tokens, prompt = int(requests.uncached[request]), int(requests.prompt[request])
-        pairs = tokens * (prompt - tokens + tokens / 2)
-        step_ms = max(engine.prefill_floor_ms, engine.prefill_token_ms * tokens + engine.prefill_pair_ms * pairs)
-        return StepSample(worker.worker_id, ready_for_s, tokens, pairs, 0, 0, step_ms * factor)
+        pairs = token_pairs(prompt - tokens, tokens)
+        step_ms = engine.prefill_ms(tokens, pairs) * factor
+        return StepSample(worker.worker_id, ready_for_s, tokens, pairs, 0, 0, step_ms)
 
     def _marks(self) -> Marks:
         totals = self._cluster.totals()

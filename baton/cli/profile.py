@@ -22,8 +22,8 @@ from engine.core.step_profile import StepProfile
 from planner.policy.step_model import ENOUGH, decode_rows, errors, fitted, prefill_rows
 from runtime.checkpoint.served_model import served_model
 from runtime.config.overrides import with_overrides
-from runtime.config.planner import StepTimesConfig
 from runtime.config.serving import ServingConfig, for_prefill_worker, load_config
+from runtime.config.step_times import StepTimes
 from runtime.errors import ConfigError
 from runtime.telemetry.logging import configure_logging
 from worker.assembly import build_engine
@@ -41,7 +41,7 @@ class Fit(Struct, frozen=True):
 
 
 class Profile(Struct, frozen=True):
-    times: StepTimesConfig
+    times: StepTimes
     prefill: Fit
     decode: Fit
 
@@ -89,7 +89,7 @@ def _profile(config: ServingConfig, seconds: float) -> Profile:
     times = config.planner.slo.profile
     for _ in range(FITS):
         times = fitted(prefill, decode, times)
-    times = StepTimesConfig(*(float(f"{value:.{DIGITS}g}") for value in msgspec.structs.astuple(times)))
+    times = StepTimes(*(float(f"{value:.{DIGITS}g}") for value in msgspec.structs.astuple(times)))
     of_prompts, of_batches = (
         Fit(len(shares), *(round(float(np.quantile(shares, q)), DIGITS) for q in (0.5, 0.9)))
         for shares in errors(prefill, decode, times)
@@ -114,10 +114,9 @@ def _table(found: Profile) -> Table:
     table = Table("steps", "floor ms", "per token or sequence, ms", "per pair or token of context, ms", "timed")
     table.add_column("error, median", justify="right")
     table.add_column("P90", justify="right")
-    times = found.times
     for name, fit, values in (
-        ("prefill", found.prefill, (times.prefill_floor_ms, times.prefill_token_ms, times.prefill_pair_ms)),
-        ("decode", found.decode, (times.decode_floor_ms, times.decode_sequence_ms, times.decode_token_ms)),
+        ("prefill", found.prefill, found.times.prefill),
+        ("decode", found.decode, found.times.decode),
     ):
         shown = [f"{value:g}" for value in values]
         table.add_row(name, *shown, str(fit.steps), f"{fit.median_error:.1%}", f"{fit.p90_error:.1%}")

@@ -69,7 +69,7 @@ def capacities(lengths: str) -> Capacities:
 def planner_config(policy: str) -> PlannerConfig:
     """The defaults, but for the targets and the budget. The profile stays that of an engine four times as fast."""
     return PlannerConfig(
-        policy="slo" if policy == "slo" else "threshold",
+        policy=policy,
         interval_s=INTERVAL_S[policy],
         limits=LimitsConfig(gpu_budget=GPUS),
         targets=TargetsConfig(TTFT_S * 1e3, ITL_S * 1e3, ATTAINMENT),

@@ -18,9 +18,9 @@ from engine.core.block_manager import BlockManager
 from engine.core.prefill_budget import share_out, slips_in
 from engine.core.scheduler import LOOK_AHEAD
 from engine.core.sequence import Sequence
-from engine.runners.mock_runner import decode_ms
 from router.workers.load import Charge
 from runtime.config.serving import MockConfig
+from runtime.config.step_times import token_pairs
 
 MAX_BATCH_TOKENS = 8192
 
@@ -152,15 +152,14 @@ class SimulatedWorker:
     def _prefill_ms(self, chunks: list[tuple[Job, int]]) -> float:
         config = self._config
         tokens = sum(count for _, count in chunks)
-        pairs = sum(count * (job.sequence.num_computed_tokens + count / 2) for job, count in chunks)
-        ms = max(config.prefill_floor_ms, config.prefill_token_ms * tokens + config.prefill_pair_ms * pairs)
-        return ms / config.speed_up
+        pairs = sum(token_pairs(job.sequence.num_computed_tokens, count) for job, count in chunks)
+        return config.prefill_ms(tokens, pairs) / config.speed_up
 
     def _decodes_ms(self, count: int) -> float:
         """Of so many steps in a row, each of which adds a token to every context."""
         batch = len(self._decoding)
         added = batch * count * (count - 1) / 2
-        ms = count * decode_ms(batch, self._context, self._config) + self._config.decode_token_ms * added
+        ms = count * self._config.decode_ms(batch, self._context) + self._config.decode_token_ms * added
         return ms / self._config.speed_up
 
     def _shorten(self, step: Step, now_s: float) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence as Run
 from baton_proto.sampling import TokenLogprobs
 from engine.core.batch import Batch, LayerDone, SampledToken, StepDone
 from engine.core.sequence import Sequence
+from engine.core.timed_steps import work_of
 from runtime.config.serving import MockConfig
 
 MASK_64 = 2**64 - 1
@@ -17,24 +18,8 @@ LOGPROB = -1.0  # of every token: there are no probabilities
 
 
 def step_ms(batch: Batch, config: MockConfig) -> float:
-    """Duration of a batch by the formulas of MockConfig, `speed_up` included."""
-    total_ms = 0.0
-    if batch.prefill:
-        num_tokens = sum(item.num_tokens for item in batch.prefill)
-        pairs = sum(item.num_tokens * (item.start + item.num_tokens / 2) for item in batch.prefill)
-        prefill_ms = config.prefill_token_ms * num_tokens + config.prefill_pair_ms * pairs
-        total_ms += max(config.prefill_floor_ms, prefill_ms)
-    if batch.decode:
-        context = sum(item.end for item in batch.decode)
-        total_ms += decode_ms(len(batch.decode), context, config)
-    return total_ms / config.speed_up
-
-
-def decode_ms(num_sequences: int, num_context_tokens: int, config: MockConfig) -> float:
-    """Without `speed_up`."""
-    return (
-        config.decode_floor_ms + config.decode_sequence_ms * num_sequences + config.decode_token_ms * num_context_tokens
-    )
+    """Duration of a batch, `speed_up` included."""
+    return config.step_ms(*work_of(batch)) / config.speed_up
 
 
 class MockRunner:

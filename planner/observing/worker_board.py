@@ -6,6 +6,7 @@ from statistics import fmean
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import astuple
 
 from baton_proto.discovery import LoadReport, WorkerLoad, WorkerRecord
 from baton_proto.planner import DECODE, PREFILL, ROLES, Role, State, StepSample, WorkerView
@@ -150,18 +151,7 @@ class WorkerBoard:
             return
         self._heard_s = time.monotonic()
         ready_for_s = time.time() - _born_s(record)
-        self._steps += [
-            StepSample(
-                report.worker_id,
-                ready_for_s,
-                step.prompt_tokens,
-                step.prompt_pairs,
-                step.sequences,
-                step.context_tokens,
-                step.step_ms,
-            )
-            for step in report.steps
-        ]
+        self._steps += [StepSample(report.worker_id, ready_for_s, *astuple(step)) for step in report.steps]
         del self._steps[:-STEPS_KEPT]
 
 

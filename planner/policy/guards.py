@@ -104,10 +104,6 @@ def tell_of_failures(wanted: Wanted, now: Situation) -> Wanted:
 
 LIMITS: tuple[Guard, ...] = (hold_by_hand, within_limits, within_budget, tell_of_failures)
 CALM: tuple[Guard, ...] = (cool_down, limit_reversals)
-GUARDS: dict[str, tuple[Guard, ...]] = {
-    "slo": (*CALM, *LIMITS),
-    "threshold": LIMITS,  # has its own grace, and is to follow its rule step by step
-}
 
 
 def guarded(wanted: Wanted, now: Situation, guards: tuple[Guard, ...]) -> Wanted:

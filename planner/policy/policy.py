@@ -1,20 +1,40 @@
-"""What a policy is: observation and memory in, wanted counts and new memory out. No clock, no I/O.
+"""What a policy is, and how it is found by its name.
 
-A policy remembers nothing by itself. Its memory is a Struct that goes to JSON and back, so that a planner that was
-restarted goes on where the last one was.
+A policy takes an observation and its memory, and returns the wanted counts and its new memory. It has no clock and does
+no I/O. Its memory is a Struct that goes to JSON and back, so that a planner that is restarted goes on where the last
+one was.
 """
 
-from typing import Protocol, TypeVar
+from importlib import import_module
+from typing import Any, ClassVar, Generic, TypeVar
+
+from msgspec import Struct
 
 from baton_proto.planner import Observation
+from planner.policy.guards import Guard
 from planner.policy.wanted import Wanted
+from runtime.config.planner import PlannerConfig
 
-Memory = TypeVar("Memory")
+Memory = TypeVar("Memory", bound=Struct)
 
 
-class Policy(Protocol[Memory]):
-    name: str
+class Policy(Generic[Memory]):
+    name: ClassVar[str]  # in decisions and journals; PlannerConfig has a section of this name
+    memory: ClassVar[type[Struct]]  # the type that `initial` and `decide` return
+    guards: ClassVar[tuple[Guard, ...]]  # they check each answer, in this order
 
-    def initial(self) -> Memory: ...
+    def __init__(self, config: PlannerConfig) -> None:
+        self._config = config
 
-    def decide(self, observation: Observation, memory: Memory) -> tuple[Wanted, Memory]: ...
+    def initial(self) -> Memory:
+        """The memory before the first observation."""
+        raise NotImplementedError
+
+    def decide(self, observation: Observation, memory: Memory) -> tuple[Wanted, Memory]:
+        raise NotImplementedError
+
+
+def make_policy(config: PlannerConfig) -> Policy[Any]:
+    """The policy that the configuration names: the class POLICY of planner/policy/NAME.py."""
+    made: Policy[Any] = import_module(f"planner.policy.{config.policy}").POLICY(config)
+    return made

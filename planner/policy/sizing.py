@@ -9,7 +9,8 @@ from statistics import NormalDist
 from msgspec import Struct
 
 from planner.policy.queueing import workers_for
-from runtime.config.planner import StepTimesConfig, TargetsConfig
+from runtime.config.planner import TargetsConfig
+from runtime.config.step_times import StepTimes
 
 MAX_WORKERS = 4096
 LEAST_WAIT = 0.1  # share of the TTFT target that is left for waiting, however long prompts take
@@ -31,13 +32,12 @@ class PromptTime(Struct, frozen=True):
     cv2: float  # squared coefficient of variation
 
 
-def prompt_time(lengths: Lengths, times: StepTimesConfig) -> PromptTime:
+def prompt_time(lengths: Lengths, times: StepTimes) -> PromptTime:
     """Of computing one prompt alone. Its spread is taken to be that of the prompts' lengths."""
     miss = 1 - lengths.hit_rate
     tokens = lengths.input_tokens * miss
     pairs = lengths.input_tokens_squared * miss * (1 - miss / 2)  # n (p + n / 2) with n = miss * input, p the rest
-    mean_ms = max(times.prefill_floor_ms, times.prefill_token_ms * tokens + times.prefill_pair_ms * pairs)
-    return PromptTime(mean_ms, length_spread(lengths))
+    return PromptTime(times.prefill_ms(tokens, pairs), length_spread(lengths))
 
 
 def length_spread(lengths: Lengths) -> float:
@@ -55,7 +55,7 @@ def prefill_workers(rate: float, prompt: PromptTime, targets: TargetsConfig) -> 
 def decode_workers(
     rate: float,
     lengths: Lengths,
-    times: StepTimesConfig,
+    times: StepTimes,
     targets: TargetsConfig,
     prompt_ms: float,
     kv_tokens: float,

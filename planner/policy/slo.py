@@ -13,11 +13,14 @@ from msgspec import Struct
 from baton_proto.planner import DECODE, PREFILL, ROLES, Observation, Role, WorkerView
 from planner.policy.demand import Sums, counted, lengths
 from planner.policy.forecast import Forecast, observed
+from planner.policy.guards import CALM, LIMITS
 from planner.policy.observation import counts, of_role
+from planner.policy.policy import Policy
 from planner.policy.sizing import Lengths, PromptTime, decode_workers, prefill_workers, prompt_time
 from planner.policy.step_model import StepModel, initial_model, learned
 from planner.policy.wanted import Wanted
-from runtime.config.planner import PlannerConfig, StepTimesConfig
+from runtime.config.planner import PlannerConfig
+from runtime.config.step_times import StepTimes
 
 UNKNOWN_KV_TOKENS = 1e9  # of a worker, before one has said what it has
 UNKNOWN_MAX_RUNNING = 1e9
@@ -36,11 +39,10 @@ class SloMemory(Struct, frozen=True):
     peaks: dict[str, list[Peak]] = {}  # role -> falling counts of the last `down_after_s`
 
 
-class SloPolicy:
+class SloPolicy(Policy[SloMemory]):
     name = "slo"
-
-    def __init__(self, config: PlannerConfig) -> None:
-        self._config = config
+    memory = SloMemory
+    guards = (*CALM, *LIMITS)
 
     def initial(self) -> SloMemory:
         return SloMemory(-1.0, Forecast(), Sums(), initial_model(self._config.slo.profile))
@@ -115,7 +117,7 @@ class SloPolicy:
         observation: Observation,
         forecast: Forecast,
         known: Lengths,
-        times: StepTimesConfig,
+        times: StepTimes,
         backlog_s: float,
         margin: float,
     ) -> dict[Role, int]:
@@ -159,7 +161,7 @@ def _with_peak(peaks: list[Peak], time_s: float, count: int, config: PlannerConf
 def _figures(
     forecast: Forecast,
     known: Lengths,
-    times: StepTimesConfig,
+    times: StepTimes,
     prompt: PromptTime,
     backlog_s: float,
     up: dict[Role, int],
@@ -178,3 +180,6 @@ def _figures(
         "needed_prefill": up[PREFILL],
         "needed_decode": up[DECODE],
     }
+
+
+POLICY = SloPolicy

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from baton_proto.discovery import TimedStep
 from baton_proto.planner import StepSample
-from runtime.config.planner import StepTimesConfig
+from runtime.config.step_times import StepTimes
 
 Vector = NDArray[np.float64]
 
@@ -42,14 +42,14 @@ class StepModel(Struct, frozen=True):
 
     prefill: list[list[float]]  # n, pairs, ms
     decode: list[list[float]]  # 1, B, K, ms
-    times: StepTimesConfig  # that follow from them
+    times: StepTimes  # that follow from them
 
 
-def initial_model(profile: StepTimesConfig) -> StepModel:
+def initial_model(profile: StepTimes) -> StepModel:
     return StepModel([], [], profile)
 
 
-def learned(model: StepModel, samples: Iterable[StepSample], profile: StepTimesConfig) -> StepModel:
+def learned(model: StepModel, samples: Iterable[StepSample], profile: StepTimes) -> StepModel:
     """With the samples of one interval. Steps of new workers and steps that did both kinds of work are left out."""
     good = [sample for sample in samples if sample.ready_for_s >= WARM_S]
     prefill, decode = prefill_rows(good), decode_rows(good)
@@ -78,23 +78,21 @@ def decode_rows(steps: Iterable[StepSample | TimedStep]) -> list[list[float]]:
     ]
 
 
-def fitted(prefill: list[list[float]], decode: list[list[float]], profile: StepTimesConfig) -> StepTimesConfig:
+def fitted(prefill: list[list[float]], decode: list[list[float]], profile: StepTimes) -> StepTimes:
     """Rows as above. Of a kind with few of them the profile stays."""
-    prefill_times = (profile.prefill_floor_ms, profile.prefill_token_ms, profile.prefill_pair_ms)
-    decode_times = (profile.decode_floor_ms, profile.decode_sequence_ms, profile.decode_token_ms)
+    prefill_times, decode_times = profile.prefill, profile.decode
     if len(prefill) >= ENOUGH:
         prefill_times = _fitted_prefill(np.array(prefill), np.array(prefill_times))
     if len(decode) >= ENOUGH:
         decode_times = _fitted_decode(np.array(decode), np.array(decode_times))
-    return StepTimesConfig(*prefill_times, *decode_times)
+    return StepTimes(*prefill_times, *decode_times)
 
 
-def errors(prefill: list[list[float]], decode: list[list[float]], times: StepTimesConfig) -> tuple[Vector, Vector]:
+def errors(prefill: list[list[float]], decode: list[list[float]], times: StepTimes) -> tuple[Vector, Vector]:
     """Of the model against each row, as shares of what was measured."""
     rows, x = np.reshape(prefill, (-1, 3)), np.reshape(decode, (-1, 4))
-    straight = rows[:, :2] @ (times.prefill_token_ms, times.prefill_pair_ms)
-    expected = np.maximum(times.prefill_floor_ms, straight)
-    found = x[:, :3] @ (times.decode_floor_ms, times.decode_sequence_ms, times.decode_token_ms)
+    expected = np.maximum(times.prefill_floor_ms, rows[:, :2] @ times.prefill[1:])
+    found = x[:, :3] @ times.decode
     return np.abs(expected / rows[:, 2] - 1), np.abs(found / x[:, 3] - 1)
 
 

@@ -18,9 +18,10 @@ from statistics import fmean
 from msgspec import Struct
 
 from baton_proto.planner import DECODE, PREFILL, ROLES, Observation
+from planner.policy.guards import LIMITS
 from planner.policy.observation import counts, gpus_held, gpus_of_role
+from planner.policy.policy import Policy
 from planner.policy.wanted import Wanted
-from runtime.config.planner import LimitsConfig, ThresholdConfig
 
 LOOK_AHEAD = 3  # intervals that the queue's trend is carried on
 
@@ -29,12 +30,10 @@ class ThresholdMemory(Struct, frozen=True):
     grace: int = 0  # intervals to come in which no decode worker is taken away
 
 
-class ThresholdPolicy:
+class ThresholdPolicy(Policy[ThresholdMemory]):
     name = "threshold"
-
-    def __init__(self, config: ThresholdConfig, limits: LimitsConfig) -> None:
-        self._config = config
-        self._limits = limits
+    memory = ThresholdMemory
+    guards = LIMITS  # without CALM: the policy has its own grace, and follows its rule step by step
 
     def initial(self) -> ThresholdMemory:
         return ThresholdMemory()
@@ -49,7 +48,7 @@ class ThresholdPolicy:
         if busy := _busy(observation):
             return Wanted(prefill, decode, (busy,), figures), memory
 
-        config, limits, reasons = self._config, self._limits, []
+        config, limits, reasons = self._config.threshold, self._config.limits, []
         gpus = gpus_held(observation)
         first, last = samples[0].queue, samples[-1].queue
         grace = memory.grace
@@ -83,3 +82,6 @@ def _busy(observation: Observation) -> str:
     if any(worker.effect or worker.state in ("starting", "draining") for worker in observation.workers):
         return "a change is under way"
     return ""
+
+
+POLICY = ThresholdPolicy

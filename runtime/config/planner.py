@@ -1,9 +1,10 @@
 """The section `planner` of serving.yaml: what the planner aims at, and what it may do for that."""
 
-from typing import Literal
+from typing import Annotated
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
+from runtime.config.step_times import StepTimes
 from runtime.config.types import Count, Milliseconds, Positive, Seconds, Share, Weight
 
 
@@ -29,18 +30,6 @@ class TargetsConfig(Struct, frozen=True, forbid_unknown_fields=True):
     attainment: Share = 0.99  # share of requests that shall meet each
 
 
-class StepTimesConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """Durations of engine steps as `mock:` writes them, in ms: where the live fit begins, and what `baton profile`
-    finds."""
-
-    prefill_floor_ms: Weight = 6.0
-    prefill_token_ms: Weight = 0.02
-    prefill_pair_ms: Weight = 1.2e-6
-    decode_floor_ms: Weight = 5.0
-    decode_sequence_ms: Weight = 0.02
-    decode_token_ms: Weight = 4.2e-5
-
-
 class DelaysConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """How long verbs take, as far as planning ahead goes, and how long they may take."""
 
@@ -61,7 +50,7 @@ class SloConfig(Struct, frozen=True, forbid_unknown_fields=True):
     down_after_s: Seconds = 120.0
     backlog_drain_s: Seconds = 15.0
     kv_share: Share = 0.9
-    profile: StepTimesConfig = StepTimesConfig()
+    profile: StepTimes = StepTimes()  # where the live fit begins; `baton profile` measures it
 
 
 class ThresholdConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -72,9 +61,22 @@ class ThresholdConfig(Struct, frozen=True, forbid_unknown_fields=True):
     grace_intervals: Count = 3
 
 
-class PlannerConfig(Struct, frozen=True, forbid_unknown_fields=True):
+class PolicySections(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One row per policy: the policy NAME has its settings in `planner.NAME` and its code in planner/policy/NAME.py.
+
+    Because the rows are keyword-only, they come after the fields of PlannerConfig, as in serving.yaml.
+    """
+
+    slo: SloConfig = SloConfig()
+    threshold: ThresholdConfig = ThresholdConfig()
+
+
+POLICIES = PolicySections.__struct_fields__
+
+
+class PlannerConfig(PolicySections, frozen=True, forbid_unknown_fields=True):
     enabled: bool = False  # `baton up` runs a planner
-    policy: Literal["slo", "threshold"] = "slo"
+    policy: Annotated[str, Meta(pattern=f"^({'|'.join(POLICIES)})$")] = "slo"
     interval_s: Seconds = 5.0
     stale_s: Seconds = 15.0
     keep_asleep: Count = 0
@@ -86,5 +88,3 @@ class PlannerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     limits: LimitsConfig = LimitsConfig()
     targets: TargetsConfig = TargetsConfig()
     delays: DelaysConfig = DelaysConfig()
-    slo: SloConfig = SloConfig()
-    threshold: ThresholdConfig = ThresholdConfig()

@@ -13,6 +13,7 @@ import yaml
 from msgspec import Meta, Struct
 
 from runtime.config.planner import PlannerConfig
+from runtime.config.step_times import StepTimes
 from runtime.config.types import Port, Positive, Seconds, Weight
 from runtime.errors import ConfigError
 
@@ -99,18 +100,9 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     threads: Annotated[int, Meta(ge=0)] = 0  # torch CPU threads; 0: cores / workers of this machine, at least 1
 
 
-class MockConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """With `model: mock`, how long a step takes. For n new prompt tokens behind p earlier ones of the same sequence:
-    max(prefill_floor_ms, prefill_token_ms * n + prefill_pair_ms * n * (p + n / 2)); for B sequences that decode, with K
-    tokens of context in all: decode_floor_ms + decode_sequence_ms * B + decode_token_ms * K. A step that does both
-    takes the sum. The defaults are those of an 8B model on one H200, by order of magnitude."""
+class MockConfig(StepTimes, frozen=True, forbid_unknown_fields=True):
+    """With `model: mock`: how long a step takes, and what a worker pretends to have."""
 
-    prefill_floor_ms: Weight = 6.0  # one pass over the weights
-    prefill_token_ms: Weight = 0.02
-    prefill_pair_ms: Weight = 1.2e-6  # attention of one token to one other
-    decode_floor_ms: Weight = 5.0
-    decode_sequence_ms: Weight = 0.02
-    decode_token_ms: Weight = 4.2e-5  # reading one token's KV
     speed_up: Annotated[float, Meta(gt=0)] = 1.0  # all times are divided by it
     kv_blocks: Positive = 32768  # per worker
     answer_tokens: Positive = 64  # an answer ends by itself after as many tokens

@@ -20,7 +20,7 @@ DECISIONS = 30
 
 def recorded(policy: str = "slo") -> list[Line]:
     """A queue that grows: `threshold` wants a worker more, `slo` sees no request."""
-    config = PlannerConfig(policy="threshold" if policy == "threshold" else "slo")
+    config = PlannerConfig(policy=policy)
     planner = Planner(config)
     lines: list[Line] = [Started(0.0, MAJOR, policy)]
     for number in range(DECISIONS):

@@ -9,7 +9,7 @@ from tests.planner.observations import interval, observation, workers
 
 
 def used(policy: str) -> Planner:
-    planner = Planner(PlannerConfig(policy="threshold" if policy == "threshold" else "slo"))
+    planner = Planner(PlannerConfig(policy=policy))
     for number in range(50):
         planner.decide(observation(5.0 * number, workers(1, 1), interval(500)))
     return planner
@@ -18,7 +18,7 @@ def used(policy: str) -> Planner:
 @pytest.mark.parametrize("policy", ["slo", "threshold"])
 def test_what_is_saved_is_what_is_restored(policy: str) -> None:
     first = used(policy)
-    second = Planner(PlannerConfig(policy="threshold" if policy == "threshold" else "slo"))
+    second = Planner(PlannerConfig(policy=policy))
     second.restore(first.saved())
     assert second.saved() == first.saved()
 

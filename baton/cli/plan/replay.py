@@ -1,12 +1,10 @@
 """`baton plan replay`: another policy over the observations of a planner's journal."""
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
-from msgspec.structs import replace
 from rich.markup import escape
 from rich.table import Table
 
@@ -16,22 +14,23 @@ from baton.cli.output import console
 from planner.journal import read_journal
 from planner.plot import plot_decisions
 from planner.replay import Replay, Summary, replay as replay_journal, summary
+from runtime.config.overrides import with_overrides
+from runtime.config.planner import POLICIES
 from runtime.config.serving import load_config
 from runtime.errors import ConfigError
 
 SHOWN = 20  # differing decisions in the table
 
 
-class PolicyName(StrEnum):
-    SLO = "slo"
-    THRESHOLD = "threshold"
-
-
 def replay(
     journal: Annotated[Path, typer.Argument(metavar="JOURNAL", help="File that a planner wrote.")],
     policy: Annotated[
-        PolicyName | None,
-        typer.Option("--policy", help="To run over it.", show_default="that of the configuration"),
+        str | None,
+        typer.Option(
+            metavar=f"<{'|'.join(POLICIES)}>",
+            help="To run over it.",
+            show_default="that of the configuration",
+        ),
     ] = None,
     config_path: Annotated[
         Path | None, typer.Option("--config", metavar="FILE", help="serving.yaml with the settings to try.")
@@ -46,9 +45,8 @@ def replay(
     What was observed stays as it was: the cluster does not answer to what the other policy wants.
     """
     with errors_reported():
-        config = load_config(config_path).planner
-        if policy is not None:
-            config = replace(config, policy=policy.value)
+        flags = {"planner": {"policy": policy}} if policy else {}
+        config = with_overrides(load_config(config_path), flags, "flags").planner
         replayed = replay_journal(read_journal(journal), config)
         if not replayed.decisions:
             raise ConfigError(str(journal), "holds no decision")

@@ -9,10 +9,10 @@ from typer.testing import CliRunner, Result
 from baton.cli.app import app
 from baton.cli.exit_codes import ExitCode
 from baton.cli.profile import Profile
-from runtime.config.planner import StepTimesConfig
 from runtime.config.serving import MockConfig, ServingConfig, dump_config, load_config
+from runtime.config.step_times import StepTimes
 
-TRUE = StepTimesConfig(11.0, 0.05, 4e-6, 8.0, 0.3, 2e-4)
+TRUE = StepTimes(11.0, 0.05, 4e-6, 8.0, 0.3, 2e-4)
 
 
 def run(*arguments: str) -> Result:

@@ -7,11 +7,13 @@ from hypothesis import given, settings, strategies as st
 
 from baton_proto.planner import ALL_VERBS, DECODE, PREFILL, ROLES, Holds, Observation, Role, Target, WorkerView
 from planner.planner import Planner
-from planner.policy.guards import GUARDS, guarded
+from planner.policy.guards import guarded
 from planner.policy.history import RoleHistory
 from planner.policy.ladder import actions_for
 from planner.policy.observation import counts, gpus_held
 from planner.policy.situation import Situation, situation
+from planner.policy.slo import SloPolicy
+from planner.policy.threshold import ThresholdPolicy
 from planner.policy.wanted import Wanted
 from runtime.config.planner import LimitsConfig, PlannerConfig
 from tests.planner.observations import FRESH, interval, observation, starting, workers
@@ -49,7 +51,7 @@ def test_no_cluster_and_no_wish_breaks_the_rules(
     views: list[WorkerView], prefill: int, decode: int, budget: int, verbs: set[str]
 ) -> None:
     seen = now(views, budget, verbs=tuple(verbs))
-    wanted = guarded(Wanted(prefill, decode), seen, GUARDS["slo"])
+    wanted = guarded(Wanted(prefill, decode), seen, SloPolicy.guards)
     actions = actions_for(wanted, seen, next_number=100)
     by_id = {worker.worker_id: worker for worker in views}
     assert {action.verb for action in actions} <= verbs
@@ -70,7 +72,7 @@ def test_no_cluster_and_no_wish_breaks_the_rules(
 
 @given(st.integers(0, 99), st.integers(0, 99), st.integers(3, 40))
 def test_limits_and_budget_hold_whatever_is_wanted(prefill: int, decode: int, budget: int) -> None:
-    wanted = guarded(Wanted(prefill, decode), now([], budget), GUARDS["slo"])
+    wanted = guarded(Wanted(prefill, decode), now([], budget), SloPolicy.guards)
     assert 1 <= wanted.prefill <= 6
     assert 2 <= wanted.decode <= 6
     assert wanted.prefill + wanted.decode <= budget
@@ -79,14 +81,14 @@ def test_limits_and_budget_hold_whatever_is_wanted(prefill: int, decode: int, bu
 
 
 def test_a_budget_too_small_for_both_takes_from_both_alike() -> None:
-    wanted = guarded(Wanted(6, 3), now([], 6), GUARDS["slo"])
+    wanted = guarded(Wanted(6, 3), now([], 6), SloPolicy.guards)
     assert (wanted.prefill, wanted.decode) == (4, 2)
 
 
 def test_counts_set_by_hand_go_before_the_policys_and_limits_before_these() -> None:
     views = [*workers(3, 3), WorkerView("mine", DECODE, "ready", 0.0, held=True)]
     seen = now(views, holds=Holds(prefill=2, decode=50))
-    wanted = guarded(Wanted(5, 5), seen, GUARDS["threshold"])
+    wanted = guarded(Wanted(5, 5), seen, ThresholdPolicy.guards)
     assert (wanted.prefill, wanted.decode) == (2, 6)
     assert wanted.reasons[0] == "2 prefill workers are set by hand; 5 were wanted"
     assert "left alone, held by hand: mine" in wanted.reasons
@@ -95,15 +97,15 @@ def test_counts_set_by_hand_go_before_the_policys_and_limits_before_these() -> N
 def test_a_role_that_has_just_grown_does_not_shrink() -> None:
     history = HISTORY | {PREFILL: RoleHistory(up_s=950.0)}
     seen = situation(observation(1000.0, workers(4, 4)), CONFIG, history)
-    assert guarded(Wanted(2, 4), seen, GUARDS["slo"]).prefill == 4
+    assert guarded(Wanted(2, 4), seen, SloPolicy.guards).prefill == 4
 
 
 def test_a_role_that_turns_too_often_waits() -> None:
     history = HISTORY | {PREFILL: RoleHistory(down_s=970.0, reversals_s=[200.0, 900.0])}
     seen = situation(observation(1000.0, workers(2, 4)), CONFIG, history)
-    assert guarded(Wanted(5, 4), seen, GUARDS["slo"]).prefill == 2
+    assert guarded(Wanted(5, 4), seen, SloPolicy.guards).prefill == 2
     calmer = msgspec.structs.replace(seen, history=HISTORY | {PREFILL: RoleHistory(down_s=970.0, reversals_s=[200.0])})
-    assert guarded(Wanted(5, 4), calmer, GUARDS["slo"]).prefill == 5
+    assert guarded(Wanted(5, 4), calmer, SloPolicy.guards).prefill == 5
 
 
 def verbs_for(views: list[WorkerView], prefill: int, decode: int, **changes: object) -> list[tuple[str, str]]:
@@ -207,6 +209,6 @@ def test_after_a_failed_start_a_sleeper_may_still_wake() -> None:
     history = HISTORY | {PREFILL: RoleHistory(failures=1, failure="no room", retry_s=1030.0)}
     views = [*workers(1, 2), WorkerView("z", PREFILL, "sleeping", 0.0)]
     seen = situation(observation(1000.0, views), CONFIG, history)
-    wanted = guarded(Wanted(4, 2), seen, GUARDS["slo"])
+    wanted = guarded(Wanted(4, 2), seen, SloPolicy.guards)
     assert wanted.reasons == ("1 starts of prefill workers failed (no room): next one in 30 s",)
     assert [action.verb for action in actions_for(wanted, seen, 100)] == ["wake"]

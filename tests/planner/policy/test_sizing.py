@@ -4,15 +4,16 @@ import numpy as np
 import pytest
 
 from planner.policy.sizing import Lengths, decode_workers, prefill_workers, prompt_time
-from runtime.config.planner import StepTimesConfig, TargetsConfig
+from runtime.config.planner import TargetsConfig
 from runtime.config.serving import MockConfig
+from runtime.config.step_times import StepTimes
 from simulator.day import Setting, follow
 from simulator.fleet import Delays
 from simulator.serving import Hardware, Limits
 from simulator.workload import chat_lengths, requests_of
 
 ENGINE = MockConfig(speed_up=0.25)
-TIMES = StepTimesConfig(24.0, 0.08, 4.8e-6, 20.0, 0.08, 1.68e-4)  # of that engine
+TIMES = StepTimes(24.0, 0.08, 4.8e-6, 20.0, 0.08, 1.68e-4)  # of that engine
 TARGETS = TargetsConfig(ttft_ms=1500, itl_ms=60, attainment=0.99)
 PROMPT, OUTPUT = chat_lengths(np.random.default_rng(9), 100_000)
 CONTEXT = float((OUTPUT * (PROMPT + OUTPUT / 2)).sum() / OUTPUT.sum())

@@ -5,10 +5,11 @@ from msgspec.structs import replace
 from baton_proto.planner import DECODE, PREFILL, Observation, Queue, WorkerView
 from planner.planner import Planner
 from planner.policy.sizing import Lengths, prefill_workers, prompt_time
-from runtime.config.planner import LimitsConfig, PlannerConfig, SloConfig, StepTimesConfig, TargetsConfig
+from runtime.config.planner import LimitsConfig, PlannerConfig, SloConfig, TargetsConfig
+from runtime.config.step_times import StepTimes
 from tests.planner.observations import interval, observation, starting, workers
 
-SLOW = StepTimesConfig(24.0, 0.08, 4.8e-6, 20.0, 0.08, 1.68e-4)
+SLOW = StepTimes(24.0, 0.08, 4.8e-6, 20.0, 0.08, 1.68e-4)
 CONFIG = PlannerConfig(targets=TargetsConfig(1500, 60, 0.99), limits=LimitsConfig(gpu_budget=40))
 
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from planner.policy.step_model import StepModel, initial_model, learned
-from runtime.config.planner import StepTimesConfig
+from runtime.config.step_times import StepTimes
 from tests.planner.observations import decode_step, prompt_step
 
-PROFILE = StepTimesConfig()
+PROFILE = StepTimes()
 SLOWER = 3.0
 
 
@@ -27,11 +27,11 @@ def taught(intervals: int, slower: float = SLOWER, noise: float = 0.03, outliers
     return model
 
 
-def decode_ms(times: StepTimesConfig, sequences: float, context: float) -> float:
+def decode_ms(times: StepTimes, sequences: float, context: float) -> float:
     return times.decode_floor_ms + times.decode_sequence_ms * sequences + times.decode_token_ms * context
 
 
-def prefill_ms(times: StepTimesConfig, tokens: float) -> float:
+def prefill_ms(times: StepTimes, tokens: float) -> float:
     straight_ms = times.prefill_token_ms * tokens + times.prefill_pair_ms * tokens * tokens / 2
     return max(times.prefill_floor_ms, straight_ms)
 

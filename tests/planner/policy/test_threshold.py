@@ -4,10 +4,10 @@ from hypothesis import given, settings, strategies as st
 
 from baton_proto.planner import Interval, LoadSample, Observation
 from planner.policy.threshold import ThresholdMemory, ThresholdPolicy
-from runtime.config.planner import LimitsConfig, ThresholdConfig
+from runtime.config.planner import PlannerConfig
 from tests.planner.observations import observation, sampled, starting, workers
 
-POLICY = ThresholdPolicy(ThresholdConfig(), LimitsConfig())
+POLICY = ThresholdPolicy(PlannerConfig())
 
 
 def decided(
