@@ -6,7 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import typer
 
 from baton.cli.exit_codes import ExitCode, errors_reported
@@ -44,7 +43,8 @@ def up(
         bool | None, typer.Option("--planner/--no-planner", help="Start and end workers as the load asks for it.")
     ] = None,
     transport: Annotated[
-        str | None, typer.Option(click_type=click.Choice(choices()), help="How KV blocks travel.")
+        str | None,
+        typer.Option(metavar=f"[{'|'.join(choices())}]", autocompletion=choices, help="How KV blocks travel."),
     ] = None,
     log_dir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="One log file per process, instead of all logs on stderr.")
