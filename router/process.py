@@ -37,6 +37,7 @@ from router.views.tree_view import TreeView
 from router.workers.charge_sharing import ChargeSharing
 from router.workers.load import LoadLedger
 from router.workers.pool import WorkerPool
+from runtime.address import format_address
 from runtime.checkpoint.model_files import ModelFiles
 from runtime.checkpoint.served_model import served_model
 from runtime.config.serving import ServingConfig
@@ -214,7 +215,7 @@ async def _open_apis(
     closing.push_async_callback(grpc_api.stop, END_GRACE_S)
     http_server = await serve_http(app, host, config.router.http_port, None if tls is None else tls.server_context())
     closing.push_async_callback(http_server.stop, END_GRACE_S)
-    return {"grpc": f"{host}:{grpc_port}", "http": f"{host}:{http_server.port}"}
+    return {"grpc": format_address(host, grpc_port), "http": format_address(host, http_server.port)}
 
 
 def _add_gauges(config: ServingConfig, view: _View, nats: NatsClient) -> None:

@@ -28,6 +28,7 @@ from baton_proto.worker import (
     decoder,
     encode,
 )
+from runtime.address import format_address
 from runtime.security.bearer_keys import BearerKeys
 from runtime.security.cluster_key import WORKER_CALLS
 from runtime.security.grpc_bearer import SERVER_OPTIONS, RequireBearer
@@ -64,9 +65,9 @@ class WorkerService:
 
     async def start(self, host: str) -> str:
         """Returns HOST:PORT."""
-        port = self._server.add_insecure_port(f"{host}:0")
+        port = self._server.add_insecure_port(format_address(host, 0))
         await self._server.start()
-        return f"{host}:{port}"
+        return format_address(host, port)
 
     async def stop(self, grace_s: float) -> None:
         await self._server.stop(grace_s)

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 import structlog
 
 from baton_proto.worker import MAJOR, Hello, decode_greeting
+from runtime.address import format_address
 from runtime.errors import ProtocolError
 from runtime.security.cluster_key import ClusterKey
 from runtime.security.handshake import STREAM_PLANE, listening
@@ -33,7 +34,7 @@ class StreamServer:
     async def start(self, host: str, port: int = 0) -> str:
         """Returns HOST:PORT; port 0 takes a free one. Raises OSError."""
         self._server = await accept_streams(host, port, self._accepted)
-        return f"{host}:{self._server.sockets[0].getsockname()[1]}"
+        return format_address(host, self._server.sockets[0].getsockname()[1])
 
     async def stop(self, grace_s: float) -> None:
         """Takes no new streams; those that are open have `grace_s` to end."""

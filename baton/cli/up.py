@@ -1,7 +1,6 @@
 """`baton up`: a service in the foreground, until a signal drains it."""
 
 import asyncio
-import enum
 import signal
 from functools import partial
 from pathlib import Path
@@ -15,6 +14,7 @@ from baton.cli.service_news import print_news
 from baton.service.local_launcher import LocalLauncher
 from baton.service.service_run import ServiceRun
 from baton.shadowing import refuse_shadowed
+from kvtransfer.transports.table import check_choice, choices
 from runtime.checkpoint.served_model import served_model
 from runtime.config.overrides import with_overrides
 from runtime.config.serving import ServingConfig, load_config, with_absolute_paths
@@ -22,12 +22,6 @@ from runtime.errors import ConfigError
 from runtime.telemetry.logging import configure_logging
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-class Transport(enum.StrEnum):
-    AUTO = "auto"
-    SHM = "shm"
-    TCP = "tcp"
 
 
 PortOption = Annotated[int | None, typer.Option(min=0, max=65535, metavar="PORT", help="0 picks a free one.")]
@@ -49,7 +43,10 @@ def up(
     planner: Annotated[
         bool | None, typer.Option("--planner/--no-planner", help="Start and end workers as the load asks for it.")
     ] = None,
-    transport: Annotated[Transport | None, typer.Option(help="How KV blocks travel.")] = None,
+    transport: Annotated[
+        str | None,
+        typer.Option(metavar=f"[{'|'.join(choices())}]", autocompletion=choices, help="How KV blocks travel."),
+    ] = None,
     log_dir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="One log file per process, instead of all logs on stderr.")
     ] = None,
@@ -73,10 +70,11 @@ def up(
         "router": {"http_port": http_port, "grpc_port": grpc_port},
         "nats": {"url": nats_url},
         "planner": {"enabled": planner},
-        "transfer": {"transport": transport.value if transport else None},
+        "transfer": {"transport": transport},
     }
     with errors_reported():
         serving = with_overrides(load_config(config), _given(flags))
+        check_choice(serving.transfer.transport)
         configure_logging(serving.logging, "baton")
         served_model(serving, progress=True)  # converts it, once, where a person can see it
         if ray:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import structlog
 
+from runtime.address import format_address
 from runtime.errors import ConfigError, UnavailableError
 from runtime.processes.launch import launch_command
 from runtime.processes.process import Process, ProcessExit, Ready
@@ -64,7 +65,7 @@ class NatsServer(Process):
     @property
     def url(self) -> str:
         assert self.port, "not started"
-        return f"nats://{self.host}:{self.port}"
+        return f"nats://{format_address(self.host, self.port)}"
 
     @property
     def pid(self) -> int:

@@ -18,9 +18,9 @@ from benchmarks.transfer.case import Case, gpu_median_s
 from kvtransfer.slab.head_plan import WHOLE, Part, parts
 from kvtransfer.slab.layout import SlabLayout
 from kvtransfer.slab.slab import Slab
-from kvtransfer.transports.tcp import tune
-from kvtransfer.transports.transport import Shipment
+from kvtransfer.transports.transport import DecodeEnd, PrefillEnd, Shipment
 from kvtransfer.wire.framing import Channel
+from kvtransfer.wire.sockets import tune
 
 TIMEOUT_S = 20.0
 MIB = (0, 4, 64, 512)
@@ -39,7 +39,7 @@ def decode(case: Case, pipe: Connection, answers: Any) -> None:
         sock, _ = listener.accept()
     tune(sock)
     channel: Channel[wire.ToDecode] = Channel(sock, wire.to_decode_decoder, "the prefill side")
-    intake = NcclIntake(channel, [slab], TIMEOUT_S)
+    intake = NcclIntake(DecodeEnd(channel, [slab], TIMEOUT_S))
     intake.welcome(wire.Welcome(wire.MAJOR, LAYOUT.num_blocks, 1), PLAN)
     blocks: list[int] = pipe.recv()
     while (message := channel.receive()) is not None:
@@ -62,7 +62,7 @@ def prefill(case: Case, pipe: Connection, answers: Any) -> None:
     channel: Channel[wire.ToPrefill] = Channel(sock, wire.to_prefill_decoder, "the decode side")
     welcome = channel.receive()
     assert isinstance(welcome, wire.Welcome)
-    writer = NcclWriter(channel, slab, PLAN, welcome.pair_id, TIMEOUT_S)
+    writer = NcclWriter(PrefillEnd(channel, slab, LAYOUT, PLAN, welcome, [], TIMEOUT_S))
     blocks = torch.randperm(LAYOUT.num_blocks).tolist()
     pipe.send(torch.randperm(LAYOUT.num_blocks).tolist())
     answers.put(_gather_row(slab, blocks[:LAYER_BLOCKS], case.rounds))

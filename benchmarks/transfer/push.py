@@ -52,7 +52,7 @@ def decode(case: Case, pipe: Connection, answers: Any) -> None:
     slab = Slab(layout, driver)
     for transport, tokens, order in _lines(case.device):
         events: queue.Queue[TransferEvent] = queue.Queue()
-        config = TransferConfig(transport=transport)  # type: ignore[arg-type]
+        config = TransferConfig(transport=transport)
         receiver = Receiver(slab, SlabIdentity("decode", 1, "model", layout), config, "127.0.0.1", events.put)
         for number in range(case.rounds + 1):
             pipe.send(receiver.reserve(_blocks(order, tokens // layout.block_size, number, layout.num_blocks), 0))
@@ -68,7 +68,7 @@ def prefill(case: Case, pipe: Connection, answers: Any) -> None:
     driver, layout = case.start(), _layout(case.device)
     slab = Slab(layout, driver)
     for transport, tokens, order in _lines(case.device):
-        sender = Sender(slab, SlabIdentity("prefill", 1, "model", layout), TransferConfig(transport=transport))  # type: ignore[arg-type]
+        sender = Sender(slab, SlabIdentity("prefill", 1, "model", layout), TransferConfig(transport=transport))
         source = tuple(_blocks(order, tokens // layout.block_size, 1000, layout.num_blocks))
         times, calls, costs = [], [], []
         while isinstance(grant := pipe.recv(), Grant):

@@ -6,24 +6,23 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import product
 
 import structlog
 
 from baton_proto import transfer as wire
 from kvtransfer.decode_side.ledger import Ledger, Notice
-from kvtransfer.slab.adopted_slab import AdoptedSlab, RankSlab
+from kvtransfer.slab.adopted_slab import RankSlab
 from kvtransfer.slab.head_plan import WHOLE, Part, Shard, parts
 from kvtransfer.slab.slab import Slab
 from kvtransfer.transports.host_window import HostWindow
-from kvtransfer.transports.mapped import MappedIntake
-from kvtransfer.transports.tcp import TcpIntake, tune
-from kvtransfer.transports.transport import STALL_TIMEOUT_S, BlockIntake
-from kvtransfer.transports.ways import takes_nccl
+from kvtransfer.transports.transport import BlockIntake, DecodeEnd, Transport
 from kvtransfer.wire.checksum import CHECKSUM_BYTES, block_checksums, mismatches
 from kvtransfer.wire.framing import Channel
 from kvtransfer.wire.identity import SlabIdentity, check_hello
 from kvtransfer.wire.proving import prove
+from kvtransfer.wire.sockets import STALL_TIMEOUT_S, kind_of, tune
 from runtime.config.serving import TransferConfig
 from runtime.errors import BatonError, HandshakeError, ProtocolError
 from runtime.security.cluster_key import ClusterKey
@@ -32,48 +31,48 @@ from runtime.security.handshake import KV_PLANE, listening
 log = structlog.get_logger()
 
 
+@dataclass(frozen=True, slots=True)
+class Reception:
+    """What all connections of a receiver share."""
+
+    slab: Slab  # of rank 0
+    slabs: Sequence[RankSlab]  # of ranks 0, 1, ...
+    identity: SlabIdentity
+    config: TransferConfig
+    offered: Sequence[Transport]
+    ledger: Ledger
+    key: ClusterKey | None
+    closing_fd: int  # becomes readable when the receiver gives up waiting
+
+
 class Connection:
-    """`number` is the writer's name in the ledger; `slab` is our rank 0's, `others` are those of the other ranks."""
+    """`number` is the writer's name in the ledger. `on_end` is the last thing that the thread calls."""
 
     def __init__(
-        self,
-        sock: socket.socket,
-        number: int,
-        slab: Slab,
-        others: Sequence[AdoptedSlab],
-        identity: SlabIdentity,
-        config: TransferConfig,
-        ledger: Ledger,
-        key: ClusterKey | None,
+        self, sock: socket.socket, number: int, shared: Reception, on_end: Callable[["Connection"], None]
     ) -> None:
-        self._key = key
         self.number = number
         self.peer = f"prefill connection {number}"
-        self._slab = slab
-        self._slabs: list[RankSlab] = [slab, *others]
-        self._identity = identity
-        self._config = config
-        self._ledger = ledger
+        self._shared = shared
+        self._slab, self._slabs = shared.slab, shared.slabs
+        self._identity, self._config, self._ledger = shared.identity, shared.config, shared.ledger
+        self._on_end = on_end
         self._generation = 0
-        self._shard = WHOLE  # of the prefill worker; this and what it sends is known after its hello
+        # The next four are known after the Hello: nothing is written before it.
+        self._transport: Transport | None = None
+        self._taking: BlockIntake | None = None
+        self._shard = WHOLE  # the peer's rank
         self._parts: tuple[Part, ...] = ()
         self._windows: list[list[HostWindow]] = []  # by part and target, for checksums
         self._granted: dict[str, tuple[int, ...]] = {}  # begun here and not ended, quarantined included
         self._checked: set[str] = set()  # of those, the transfers that come with checksums
         self._drain_by_s: dict[str, float] = {}  # told to stop and not drained yet
         self._channel: Channel[wire.ToDecode] = Channel(sock, wire.to_decode_decoder, self.peer)
-        self._intake: BlockIntake
-        if sock.family == socket.AF_UNIX:
-            self._intake = MappedIntake(self._channel, self._slabs)
-        else:
+        if kind_of(sock) == "tcp":
             tune(sock)
-            self._intake = TcpIntake(self._channel, self._slabs)
         self._thread = threading.Thread(target=self._run, name=f"kv-receive-{number}", daemon=True)
 
-    def start(self, closing_fd: int, on_end: Callable[["Connection"], None]) -> None:
-        """`closing_fd` becomes readable when the receiver gives up waiting; `on_end` is called last, by the thread."""
-        self._closing_fd = closing_fd
-        self._on_end = on_end
+    def start(self) -> None:
         self._thread.start()
 
     def tell(self, notice: Notice) -> None:
@@ -86,7 +85,7 @@ class Connection:
 
     def drain_by_s(self) -> float | None:
         """When to stop waiting for Drained and end the connection, where that is as good a proof."""
-        if self._intake.peer_writes:
+        if self._taking is None or self._taking.peer_writes:
             return None
         return min((by_s for name, by_s in list(self._drain_by_s.items()) if name in self._granted), default=None)
 
@@ -119,18 +118,20 @@ class Connection:
         if self._ledger.writer_lost(self.number, reason):
             log.warning("a prefill worker was lost with transfers open", peer=self.peer, reason=reason)
             self._ledger.deliver()
-            if self._intake.await_silence(self._closing_fd):
+            if self._intake.await_silence(self._shared.closing_fd):
                 self._ledger.writer_silent(self.number)
                 self._ledger.deliver()
-        self._intake.close()
+        if self._taking is not None:
+            self._taking.close()
         self._channel.close()
         self._on_end(self)
 
     def _shake_hands(self) -> None:
         """Raises HandshakeError, ProtocolError or OSError; the peer learns which field did not fit."""
-        if self._key is not None:
-            prove(self._channel.sock, listening(self._key, KV_PLANE, self.peer), self._config.connect_timeout_s)
-        self._channel.sock.settimeout(self._config.connect_timeout_s)
+        timeout_s, key = self._config.connect_timeout_s, self._shared.key
+        if key is not None:
+            prove(self._channel.sock, listening(key, KV_PLANE, self.peer), timeout_s)
+        self._channel.sock.settimeout(timeout_s)
         hello = self._channel.receive()
         if hello is None:
             raise ConnectionResetError("it was closed before a word was said")
@@ -147,8 +148,9 @@ class Connection:
             self._channel.send_now(wire.Refused(error.field, str(error.ours)[:limit], str(error.theirs)[:limit]))
             raise
         self._channel.sock.settimeout(None)
-        if hello.nccl:
-            self._intake = self._nccl_intake()
+        self._transport = self._offered(hello.transport)
+        _, make_intake = self._transport.load()
+        self._taking = make_intake(DecodeEnd(self._channel, self._slabs, timeout_s))
         size = self._identity.shard.size
         self._parts = parts(self._shard, size, self._identity.layout.num_kv_heads)
         self._windows = [
@@ -156,13 +158,17 @@ class Connection:
         ]
         self._intake.welcome(wire.Welcome(wire.MAJOR, self._slab.layout.num_blocks, size), self._parts)
 
-    def _nccl_intake(self) -> BlockIntake:
-        """Raises ProtocolError when we did not offer it."""
-        if self._intake.peer_writes or not takes_nccl(self._config.transport, self._slab.driver.kind):
-            raise ProtocolError(self.peer, "wants NCCL, which was not offered")
-        from kvtransfer.transports.nccl import NcclIntake  # here: it is installed only where there is a GPU
+    def _offered(self, name: str) -> Transport:
+        """Raises ProtocolError when we offered no such transport on this kind of socket."""
+        for transport in self._shared.offered:
+            if (transport.name, transport.socket) == (name, kind_of(self._channel.sock)):
+                return transport
+        raise ProtocolError(self.peer, f"wants to send by {name!r}, which was not offered")
 
-        return NcclIntake(self._channel, self._slabs, self._config.connect_timeout_s)
+    @property
+    def _intake(self) -> BlockIntake:
+        assert self._taking is not None, "nothing is written before the Hello"
+        return self._taking
 
     def _on_message(self, message: wire.ToDecode) -> None:
         match message:
@@ -246,9 +252,9 @@ class Connection:
     def _commit(self, message: wire.Commit) -> None:
         self._known(message.transfer_id)
         self._intake.settle()
-        transport = self._intake.transport
+        assert self._transport is not None
         try:
-            if not self._ledger.commit(message.transfer_id, self.number, message.payload, transport):
+            if not self._ledger.commit(message.transfer_id, self.number, message.payload, self._transport.name):
                 return  # it failed meanwhile; the peer has a Cancel to answer
         except ProtocolError as error:
             self._fail(message.transfer_id, str(error))

@@ -17,23 +17,24 @@ import structlog
 
 from baton_proto.discovery import TransferEndpoint
 from baton_proto.worker import Grant
-from kvtransfer.decode_side.connection import Connection
+from kvtransfer.decode_side.connection import Connection, Reception
 from kvtransfer.decode_side.events import TransferEvent
 from kvtransfer.decode_side.ledger import Ledger, Notice
 from kvtransfer.decode_side.socket_folder import SOCKET, create_socket_folder
 from kvtransfer.slab.adopted_slab import AdoptedSlab
 from kvtransfer.slab.head_plan import fits
 from kvtransfer.slab.slab import Slab
-from kvtransfer.transports.ways import takes_nccl
+from kvtransfer.transports.table import check_choice, offered
 from kvtransfer.wire.host import host_id
 from kvtransfer.wire.identity import SlabIdentity
+from kvtransfer.wire.sockets import listen_tcp, listen_unix
+from runtime.address import format_address
 from runtime.config.serving import TransferConfig
 from runtime.errors import UnavailableError
 from runtime.security.cluster_key import ClusterKey
 
 log = structlog.get_logger()
 
-BACKLOG = 64
 CLOSE_GRACE_S = 2.0  # for prefill workers to let go of the slab when the receiver closes
 
 
@@ -55,8 +56,8 @@ class Receiver:
         key: ClusterKey | None = None,
     ) -> None:
         """`slab` is rank 0's, `others` are those of ranks 1, 2, ...; a block has the same id in all of them. `key`:
-        what senders have to have."""
-        self._key = key
+        what senders have to have. Raises ConfigError, or OSError when it cannot listen."""
+        check_choice(config.transport)
         self._slab = slab
         self._others = others
         assert fits(identity.shard.size, identity.layout.num_kv_heads)
@@ -72,7 +73,16 @@ class Receiver:
         self._closed = False
         self._suspended = False
         self._last_round = False  # for the clerk: nothing comes after what is queued now
-        self._closing_fd = os.eventfd(0, os.EFD_CLOEXEC)
+        self._shared = Reception(
+            slab=slab,
+            slabs=[slab, *others],
+            identity=identity,
+            config=config,
+            offered=offered(config.transport, slab.driver.kind),
+            ledger=self._ledger,
+            key=key,
+            closing_fd=os.eventfd(0, os.EFD_CLOEXEC),
+        )
         self._folder: Path | None = None
         self._listeners: list[socket.socket] = []
         self.endpoint = self._listen(host)
@@ -155,14 +165,14 @@ class Receiver:
             self._ledger.fail(transfer_id, "the decode worker is closing")
         self._last_round = True
         self._hang_up(connections, CLOSE_GRACE_S)
-        os.eventfd_write(self._closing_fd, 1)
+        os.eventfd_write(self._shared.closing_fd, 1)
         for connection in connections:
             connection.join(CLOSE_GRACE_S)
         for thread in self._threads:
             thread.join(CLOSE_GRACE_S)
         for listener in self._listeners:
             listener.close()
-        os.close(self._closing_fd)
+        os.close(self._shared.closing_fd)
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -176,22 +186,18 @@ class Receiver:
             connection.join(max(0.0, give_up_s - time.monotonic()))
 
     def _listen(self, host: str) -> TransferEndpoint:
+        """On the sockets that the offered transports need."""
         unix_path = tcp_address = ""
-        transport, memory = self._config.transport, self._slab.driver.kind
-        if transport not in ("tcp", "nccl"):
+        needed = {transport.socket for transport in self._shared.offered}
+        if "unix" in needed:
             self._folder = create_socket_folder()
             unix_path = str(self._folder / SOCKET)
-            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            listener.bind(unix_path)
-            listener.listen(BACKLOG)
-            self._listeners.append(listener)
-        if transport in ("auto", "nccl", "tcp"):
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            listener = socket.create_server((host, 0), family=family, backlog=BACKLOG)
-            port = listener.getsockname()[1]
-            tcp_address = f"[{host}]:{port}" if family == socket.AF_INET6 else f"{host}:{port}"
-            self._listeners.append(listener)
-        return TransferEndpoint(host_id(), unix_path, tcp_address, memory, takes_nccl(transport, memory))
+            self._listeners.append(listen_unix(unix_path))
+        if "tcp" in needed:
+            self._listeners.append(listen_tcp(host))
+            tcp_address = format_address(host, self._listeners[-1].getsockname()[1])
+        names = tuple(transport.name for transport in self._shared.offered)
+        return TransferEndpoint(host_id(), unix_path, tcp_address, names)
 
     def _accept(self, listener: socket.socket) -> None:
         while not self._closed:
@@ -211,11 +217,8 @@ class Receiver:
                 return
             self._num_accepted += 1
             number = self._num_accepted
-            connection = Connection(
-                sock, number, self._slab, self._others, self._identity, self._config, self._ledger, self._key
-            )
-            self._connections[number] = connection
-            connection.start(self._closing_fd, self._forget)
+            connection = self._connections[number] = Connection(sock, number, self._shared, self._forget)
+            connection.start()
 
     def _forget(self, connection: Connection) -> None:
         with self._lock:

@@ -17,9 +17,10 @@ from kvtransfer.prefill_side.dial import Dialled, dial
 from kvtransfer.prefill_side.push import LayerBlocks, Push, PushResult, PushState
 from kvtransfer.slab.slab import Slab
 from kvtransfer.transports.host_window import HostWindow
-from kvtransfer.transports.transport import STALL_TIMEOUT_S, BlockWriter, Shipment, piece_blocks
+from kvtransfer.transports.transport import BlockWriter, Shipment, piece_blocks
 from kvtransfer.wire.checksum import block_checksums
 from kvtransfer.wire.identity import SlabIdentity
+from kvtransfer.wire.sockets import STALL_TIMEOUT_S
 from runtime.config.serving import TransferConfig
 from runtime.errors import BatonError, ProtocolError
 from runtime.security.cluster_key import ClusterKey
@@ -232,7 +233,7 @@ class Link:
             state.done = True
             del self._pushes[state.grant.transfer_id]
             self._changed.notify_all()
-        transport = self._dialled.writer.transport if self._dialled else ""
+        transport = self._dialled.transport if self._dialled else ""
         kv_blocks = len(state.grant.block_ids) if ok else 0
         seconds = time.monotonic() - state.started_s
         try:

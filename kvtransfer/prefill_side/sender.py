@@ -17,6 +17,7 @@ from kvtransfer.prefill_side.link import Link
 from kvtransfer.prefill_side.push import Push, PushResult
 from kvtransfer.prefill_side.sending import LayerDone, Piece
 from kvtransfer.slab.slab import Slab
+from kvtransfer.transports.table import check_choice
 from kvtransfer.wire.identity import SlabIdentity
 from runtime.config.serving import TransferConfig
 from runtime.errors import UnavailableError
@@ -38,7 +39,8 @@ class Sender:
     def __init__(
         self, slab: Slab, identity: SlabIdentity, config: TransferConfig, key: ClusterKey | None = None
     ) -> None:
-        """`key`: what receivers have to have."""
+        """`key`: what receivers have to have. Raises ConfigError."""
+        check_choice(config.transport)
         self._key = key
         assert slab.layout == identity.slab_layout
         self._slab = slab

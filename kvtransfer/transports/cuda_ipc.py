@@ -17,15 +17,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from baton_proto.transfer import Blocks, ToPrefill
-from kvtransfer.slab.head_plan import Part
-from kvtransfer.slab.layout import SlabLayout
-from kvtransfer.slab.slab import Slab
+from baton_proto.transfer import Blocks
 from kvtransfer.transports.copy_blocks import copy_blocks
 from kvtransfer.transports.head_words import head_words
 from kvtransfer.transports.mapped import PeerSlabs
-from kvtransfer.transports.transport import MAX_PIECE_BLOCKS, Shipment
-from kvtransfer.wire.framing import Channel
+from kvtransfer.transports.transport import MAX_PIECE_BLOCKS, PrefillEnd, Shipment
 from runtime.device.cuda_memory import CudaMemory
 
 
@@ -47,34 +43,27 @@ class _OnItsWay:
 class CudaIpcWriter:
     """Implements `kvtransfer.transports.transport.BlockWriter`."""
 
-    transport = "cuda_ipc"
     piece_blocks = MAX_PIECE_BLOCKS
     at_once = True
 
-    def __init__(
-        self,
-        channel: Channel[ToPrefill],
-        slab: Slab,
-        peer_layout: SlabLayout,
-        parts: Sequence[Part],
-        fds: list[int],
-    ) -> None:
-        """Takes the descriptors over. Raises ProtocolError when they are not what a welcome brings, UnavailableError
-        when this GPU cannot reach the memory."""
+    def __init__(self, end: PrefillEnd) -> None:
+        """Raises ProtocolError when the descriptors are not what a Welcome brings, UnavailableError when this GPU
+        cannot reach the memory."""
+        slab = end.slab
         assert isinstance(slab.driver, CudaMemory)
-        self._channel = channel
+        self._channel = end.channel
         self._driver = slab.driver
-        self._peer = PeerSlabs(slab.driver, fds, parts, peer_layout.nbytes, channel.peer)
+        self._peer = PeerSlabs(slab.driver, end.fds, end.parts, end.peer_layout.nbytes, end.channel.peer)
         torch.cuda.set_device(self._driver.device)  # of this thread, and so is the stream: nobody else writes here
         self._stream = torch.cuda.Stream(self._driver.device, priority=-1)  # type: ignore[no-untyped-call]
         torch.cuda.set_stream(self._stream)
         ours = slab.tensor.flatten().view(torch.uint8)
-        targets = [(part.heads, target.heads) for part in parts for target in part.targets]
+        targets = [(part.heads, target.heads) for part in end.parts for target in part.targets]
         self._routes: list[_Route] = []
         for (our_heads, their_heads), memory in zip(targets, self._peer.memories, strict=True):
             theirs = torch.as_tensor(memory.array, device=self._driver.device)
-            source, destination = head_words(ours, slab.layout, our_heads), head_words(theirs, peer_layout, their_heads)
-            self._routes.append(_Route(source, destination))
+            source = head_words(ours, slab.layout, our_heads)
+            self._routes.append(_Route(source, head_words(theirs, end.peer_layout, their_heads)))
         self._on_their_way: deque[_OnItsWay] = deque()
         self._blocks: tuple[Sequence[int], Sequence[int]] = ((), ())
         self._table = torch.empty(2, 0, dtype=torch.int32, device=self._driver.device)  # of these blocks

@@ -12,11 +12,9 @@ import socket
 import struct
 from collections.abc import Sequence
 
-from baton_proto.transfer import ToDecode, Welcome
-from kvtransfer.slab.adopted_slab import RankSlab
+from baton_proto.transfer import Welcome
 from kvtransfer.slab.head_plan import SIZES, Part
-from kvtransfer.transports.ways import MAPPED
-from kvtransfer.wire.framing import Channel
+from kvtransfer.transports.transport import DecodeEnd
 from runtime.device.driver import MemoryDriver
 from runtime.device.memory_range import PeerRange
 from runtime.errors import ProtocolError
@@ -55,14 +53,13 @@ class MappedIntake:
 
     peer_writes = True
 
-    def __init__(self, channel: Channel[ToDecode], slabs: Sequence[RankSlab]) -> None:
-        self.transport = MAPPED[slabs[0].driver.kind]
-        self._channel = channel
-        self._slabs = slabs
+    def __init__(self, end: DecodeEnd) -> None:
+        self._channel = end.channel
+        self._slabs = end.slabs
         self._token = -1
-        self._pidfd = _pidfd_of_peer(channel.sock)
+        self._pidfd = _pidfd_of_peer(end.channel.sock)
         self._news = select.poll()
-        self._news.register(channel.sock, select.POLLIN)
+        self._news.register(end.channel.sock, select.POLLIN)
         if self._pidfd is not None:
             self._news.register(self._pidfd, select.POLLIN)
 

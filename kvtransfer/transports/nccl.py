@@ -19,16 +19,14 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from baton_proto.transfer import ToDecode, ToPrefill, Welcome
-from kvtransfer.slab.adopted_slab import RankSlab
+from baton_proto.transfer import Welcome
 from kvtransfer.slab.head_plan import Part
 from kvtransfer.slab.layout import SlabLayout
-from kvtransfer.slab.slab import Slab
 from kvtransfer.transports.copy_blocks import copy_blocks
 from kvtransfer.transports.head_words import WORD_BYTES, head_words
 from kvtransfer.transports.nccl_pair import RECEIVER, SENDER, NcclPair, PeerWatch, new_pair_id
-from kvtransfer.transports.transport import MAX_PIECE_BLOCKS, STALL_TIMEOUT_S, Shipment
-from kvtransfer.wire.framing import Channel
+from kvtransfer.transports.transport import MAX_PIECE_BLOCKS, DecodeEnd, PrefillEnd, Shipment
+from kvtransfer.wire.sockets import STALL_TIMEOUT_S
 from runtime.device.cuda_memory import CudaMemory
 from runtime.errors import UnavailableError
 
@@ -57,8 +55,8 @@ class _Buffer:
         return [part[:count].view(num_layers, num_blocks, part.shape[1]) for part in self.parts]
 
 
-class _End:
-    """What both ends have: two streams, and buffers in turn."""
+class _Buffers:
+    """Two streams, and buffers that are filled and emptied in turn. Each end of a pair has them."""
 
     def __init__(self, layout: SlabLayout, parts: Sequence[Part], device: torch.device) -> None:
         """Raises UnavailableError when the GPU has no room for the buffers."""
@@ -71,7 +69,7 @@ class _End:
         self.link = torch.cuda.Stream(device, priority=_LINK_PRIORITY)  # type: ignore[no-untyped-call]
         torch.cuda.set_stream(self.kernels)
         try:
-            self.buffers = deque(self._buffer(sizes) for _ in range(NUM_BUFFERS))
+            self.ring = deque(self._buffer(sizes) for _ in range(NUM_BUFFERS))
         except torch.OutOfMemoryError as error:
             raise UnavailableError(f"no room for NCCL's buffers of {BUFFER_BYTES >> 20} MiB each") from error
         self._tables: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
@@ -88,9 +86,9 @@ class _End:
             for first in range(0, len(blocks), self.piece_blocks):
                 yield range(layer, min(layer + num_layers, layers.stop)), blocks[first : first + self.piece_blocks]
 
-    def next_buffer(self) -> _Buffer:
-        self.buffers.rotate(-1)
-        return self.buffers[0]
+    def next(self) -> _Buffer:
+        self.ring.rotate(-1)
+        return self.ring[0]
 
     def tables(self, blocks: Sequence[int]) -> tuple[Tensor, Tensor]:
         """int32 [2, count] each: from the blocks to their places in a buffer, and back."""
@@ -112,63 +110,61 @@ class _End:
         """After the communicator's abort, with which what was on its way ends."""
         self.link.synchronize()
         self.kernels.synchronize()
-        self.buffers.clear()
+        self.ring.clear()
 
 
 class NcclWriter:
     """Implements `kvtransfer.transports.transport.BlockWriter`."""
 
-    transport = "nccl"
     piece_blocks = MAX_PIECE_BLOCKS
     at_once = True
 
-    def __init__(
-        self, channel: Channel[ToPrefill], slab: Slab, parts: Sequence[Part], pair_id: bytes, timeout_s: float
-    ) -> None:
+    def __init__(self, end: PrefillEnd) -> None:
         """Raises OSError, UnavailableError."""
+        slab = end.slab
         assert isinstance(slab.driver, CudaMemory)
-        self._channel = channel
-        self._end = _End(slab.layout, parts, slab.driver.device)
+        self._channel = end.channel
+        self._buffers = _Buffers(slab.layout, end.parts, slab.driver.device)
         memory = slab.tensor.flatten().view(torch.uint8)
-        self._sources = [head_words(memory, slab.layout, part.heads) for part in parts]
+        self._sources = [head_words(memory, slab.layout, part.heads) for part in end.parts]
         self._computed = _event()
-        self._gather(self._end.buffers[0], range(1), ())  # loads the kernel before somebody waits for it
-        self._watch = PeerWatch(channel.sock, channel.peer)
-        self._pair = NcclPair(pair_id, SENDER, self._watch, timeout_s)
+        self._gather(self._buffers.ring[0], range(1), ())  # loads the kernel before somebody waits for it
+        self._watch = PeerWatch(end.channel.sock, end.channel.peer)
+        self._pair = NcclPair(end.welcome.rendezvous, SENDER, self._watch, end.timeout_s)
 
     def write(self, shipment: Shipment) -> bool:
         if shipment.stopped():
             return False
-        end = self._end
+        buffers = self._buffers
         if shipment.ready is not None:
-            shipment.ready.wait(end.kernels)
-            self._computed.record(end.kernels)
+            shipment.ready.wait(buffers.kernels)
+            self._computed.record(buffers.kernels)
             self._watch.until(self._computed.query)  # however long the layers take
         if shipment.stopped():
             return False
         self._channel.send(shipment.message)
-        for layers, blocks in end.pieces(shipment.message.layer_range, shipment.source):
-            buffer = end.next_buffer()
+        for layers, blocks in buffers.pieces(shipment.message.layer_range, shipment.source):
+            buffer = buffers.next()
             self._watch.until(buffer.empty.query, STALL_TIMEOUT_S)
             self._gather(buffer, layers, blocks)
-            buffer.full.record(end.kernels)
-            buffer.full.wait(end.link)
-            self._pair.send(buffer.address, len(layers) * len(blocks) * end.block_bytes, end.link)
-            buffer.empty.record(end.link)
+            buffer.full.record(buffers.kernels)
+            buffer.full.wait(buffers.link)
+            self._pair.send(buffer.address, len(layers) * len(blocks) * buffers.block_bytes, buffers.link)
+            buffer.empty.record(buffers.link)
         return True
 
     def settle(self) -> bool:
         """It is all said, and now it has left our slab too."""
-        self._watch.until(self._end.kernels.query, STALL_TIMEOUT_S)
+        self._watch.until(self._buffers.kernels.query, STALL_TIMEOUT_S)
         return False
 
     def close(self) -> None:
         self._pair.abort()
-        self._end.close()
+        self._buffers.close()
         self._sources.clear()
 
     def _gather(self, buffer: _Buffer, layers: range, blocks: Sequence[int]) -> None:
-        to_buffer, _ = self._end.tables(blocks)
+        to_buffer, _ = self._buffers.tables(blocks)
         for words, rows in zip(self._sources, buffer.rows(len(layers), len(blocks)), strict=True):
             copy_blocks(words[layers.start : layers.stop], rows, to_buffer)
 
@@ -176,15 +172,14 @@ class NcclWriter:
 class NcclIntake:
     """Implements `kvtransfer.transports.transport.BlockIntake`."""
 
-    transport = "nccl"
     peer_writes = False
 
-    def __init__(self, channel: Channel[ToDecode], slabs: Sequence[RankSlab], timeout_s: float) -> None:
-        self._channel = channel
-        self._slabs = slabs
-        self._timeout_s = timeout_s
-        self._watch = PeerWatch(channel.sock, channel.peer)
-        self._end: _End | None = None
+    def __init__(self, end: DecodeEnd) -> None:
+        self._channel = end.channel
+        self._slabs = end.slabs
+        self._timeout_s = end.timeout_s
+        self._watch = PeerWatch(end.channel.sock, end.channel.peer)
+        self._buffers: _Buffers | None = None
         self._pair: NcclPair | None = None
         self._destinations: list[list[Tensor]] = []  # by part, where it belongs
 
@@ -192,14 +187,14 @@ class NcclIntake:
         """Raises OSError, UnavailableError."""
         driver, layout = self._slabs[0].driver, self._slabs[0].layout
         assert isinstance(driver, CudaMemory)
-        self._end = _End(layout, parts, driver.device)
+        self._buffers = _Buffers(layout, parts, driver.device)
         memories = [slab.tensor.flatten().view(torch.uint8) for slab in self._slabs]
         self._destinations = [
             [head_words(memories[target.rank], layout, target.heads) for target in part.targets] for part in parts
         ]
-        self._scatter(self._end, self._end.buffers[0], range(1), ())  # loads the kernel
+        self._scatter(self._buffers, self._buffers.ring[0], range(1), ())  # loads the kernel
         pair_id = new_pair_id()
-        self._channel.send_now(replace(message, pair_id=pair_id))
+        self._channel.send_now(replace(message, rendezvous=pair_id))
         self._pair = NcclPair(pair_id, RECEIVER, self._watch, self._timeout_s)
 
     def await_message(self) -> None:
@@ -207,21 +202,22 @@ class NcclIntake:
 
     def take(self, layers: range, blocks: Sequence[int]) -> None:
         """Enqueues it all: `settle` is what waits. Raises OSError, UnavailableError."""
-        assert self._end is not None
+        assert self._buffers is not None
         assert self._pair is not None
-        end = self._end
-        for piece_layers, piece_blocks in end.pieces(layers, blocks):
-            buffer = end.next_buffer()
-            buffer.empty.wait(end.link)
-            self._pair.receive(buffer.address, len(piece_layers) * len(piece_blocks) * end.block_bytes, end.link)
-            buffer.full.record(end.link)
-            buffer.full.wait(end.kernels)
-            self._scatter(end, buffer, piece_layers, piece_blocks)
-            buffer.empty.record(end.kernels)
+        buffers = self._buffers
+        for piece_layers, piece_blocks in buffers.pieces(layers, blocks):
+            buffer = buffers.next()
+            buffer.empty.wait(buffers.link)
+            nbytes = len(piece_layers) * len(piece_blocks) * buffers.block_bytes
+            self._pair.receive(buffer.address, nbytes, buffers.link)
+            buffer.full.record(buffers.link)
+            buffer.full.wait(buffers.kernels)
+            self._scatter(buffers, buffer, piece_layers, piece_blocks)
+            buffer.empty.record(buffers.kernels)
 
     def settle(self) -> None:
-        assert self._end is not None
-        for buffer in self._end.buffers:
+        assert self._buffers is not None
+        for buffer in self._buffers.ring:
             self._watch.until(buffer.empty.query, STALL_TIMEOUT_S)
 
     def await_silence(self, wake_fd: int) -> bool:
@@ -232,13 +228,13 @@ class NcclIntake:
         if self._pair is not None:
             self._pair.abort()
             self._pair = None
-        if self._end is not None:
-            self._end.close()
-            self._end = None
+        if self._buffers is not None:
+            self._buffers.close()
+            self._buffers = None
         self._destinations.clear()
 
-    def _scatter(self, end: _End, buffer: _Buffer, layers: range, blocks: Sequence[int]) -> None:
-        _, from_buffer = end.tables(blocks)
+    def _scatter(self, buffers: _Buffers, buffer: _Buffer, layers: range, blocks: Sequence[int]) -> None:
+        _, from_buffer = buffers.tables(blocks)
         for places, rows in zip(self._destinations, buffer.rows(len(layers), len(blocks)), strict=True):
             for words in places:
                 copy_blocks(rows, words[layers.start : layers.stop], from_buffer)

@@ -1,42 +1,28 @@
 """Shared memory: the prefill worker copies blocks to where they belong in the decode worker's slabs, see mapped.py."""
 
-from collections.abc import Sequence
 from itertools import product
 
 import numpy as np
 
-from baton_proto.transfer import ToPrefill
 from kvtransfer.slab.byte_runs import paired_runs
-from kvtransfer.slab.head_plan import Part
-from kvtransfer.slab.layout import SlabLayout
-from kvtransfer.slab.slab import Slab
 from kvtransfer.transports.mapped import PeerSlabs
-from kvtransfer.transports.transport import MAX_PIECE_BLOCKS, Shipment
-from kvtransfer.wire.framing import Channel
+from kvtransfer.transports.transport import MAX_PIECE_BLOCKS, PrefillEnd, Shipment
 
 
 class ShmWriter:
     """Implements `kvtransfer.transports.transport.BlockWriter`."""
 
-    transport = "shm"
     piece_blocks = MAX_PIECE_BLOCKS
     at_once = False
 
-    def __init__(
-        self,
-        channel: Channel[ToPrefill],
-        slab: Slab,
-        peer_layout: SlabLayout,
-        parts: Sequence[Part],
-        fds: list[int],
-    ) -> None:
-        """Takes the descriptors over. Raises ProtocolError when they are not what a welcome brings."""
-        self._channel = channel
-        self._layout = slab.layout
-        self._peer_layout = peer_layout
-        self._peer = PeerSlabs(slab.driver, fds, parts, peer_layout.nbytes, channel.peer)
-        self._source = np.frombuffer(slab.buffer, dtype=np.uint8)
-        heads = [(part.heads, target.heads) for part in parts for target in part.targets]
+    def __init__(self, end: PrefillEnd) -> None:
+        """Raises ProtocolError when the descriptors are not what a Welcome brings."""
+        self._channel = end.channel
+        self._layout = end.slab.layout
+        self._peer_layout = end.peer_layout
+        self._peer = PeerSlabs(end.slab.driver, end.fds, end.parts, end.peer_layout.nbytes, end.channel.peer)
+        self._source = np.frombuffer(end.slab.buffer, dtype=np.uint8)
+        heads = [(part.heads, target.heads) for part in end.parts for target in part.targets]
         arrays = [np.asarray(memory.array) for memory in self._peer.memories]
         self._routes = list(zip(heads, arrays, strict=True))  # ours and theirs, and where
 

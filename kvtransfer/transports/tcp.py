@@ -3,31 +3,29 @@
 Only the decode worker's own thread writes its slabs here: the end of the connection proves that nobody writes any more.
 """
 
-import socket
 from collections.abc import Sequence
 
-from baton_proto.transfer import ToDecode, ToPrefill, Welcome
-from kvtransfer.slab.adopted_slab import RankSlab
+from baton_proto.transfer import Welcome
 from kvtransfer.slab.head_plan import Part
-from kvtransfer.slab.slab import Slab
 from kvtransfer.transports.host_window import HostWindow
-from kvtransfer.transports.transport import STALL_TIMEOUT_S, Shipment, piece_blocks
-from kvtransfer.wire.framing import Channel
+from kvtransfer.transports.transport import DecodeEnd, PrefillEnd, Shipment, piece_blocks
 
 
 class TcpWriter:
-    transport = "tcp"
+    """Implements `kvtransfer.transports.transport.BlockWriter`."""
+
     at_once = False
 
-    def __init__(self, channel: Channel[ToPrefill], slab: Slab, parts: Sequence[Part]) -> None:
-        self.piece_blocks = piece_blocks(slab.layout)
-        self._channel = channel
-        self._windows = [HostWindow(slab, part.heads) for part in parts]
+    def __init__(self, end: PrefillEnd) -> None:
+        self.piece_blocks = piece_blocks(end.slab.layout)
+        self._channel = end.channel
+        self._windows = [HostWindow(end.slab, part.heads) for part in end.parts]
 
     def write(self, shipment: Shipment) -> bool:
         if shipment.stopped():
             return False
         message, source = shipment.message, shipment.source
+        assert message.layers == 1, "the link ships layer by layer what is not at_once, and a window holds one layer"
         pieces = [piece for window in self._windows for piece in window.read(message.layer, source, shipment.ready)]
         self._channel.send(message, pieces)
         return True
@@ -40,12 +38,13 @@ class TcpWriter:
 
 
 class TcpIntake:
-    transport = "tcp"
+    """Implements `kvtransfer.transports.transport.BlockIntake`."""
+
     peer_writes = False
 
-    def __init__(self, channel: Channel[ToDecode], slabs: Sequence[RankSlab]) -> None:
-        self._channel = channel
-        self._slabs = slabs
+    def __init__(self, end: DecodeEnd) -> None:
+        self._channel = end.channel
+        self._slabs = end.slabs
         self._windows: list[list[HostWindow]] = []  # by part, where it belongs
 
     def welcome(self, message: Welcome, parts: Sequence[Part]) -> None:
@@ -75,12 +74,3 @@ class TcpIntake:
         return True
 
     def close(self) -> None: ...
-
-
-def tune(sock: socket.socket) -> None:
-    """Small messages leave at once, and a host that vanished is noticed though nobody sends."""
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 3)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(STALL_TIMEOUT_S * 1000))

@@ -1,21 +1,20 @@
-"""What a transport is: one class that puts blocks into the peer's slabs, and one that stands by where they land.
-
-shm.py, cuda_ipc.py, nccl.py and tcp.py implement them; link.py (prefill side) and connection.py (decode side) do not
-know which one they use.
+"""What a transport is: a row of `kvtransfer/transports/table.py`, whose writer puts blocks into the peer's slabs, and
+whose intake stands by where the blocks land. Links and connections do not know which transport they use.
 """
 
-import socket
-import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from baton_proto.transfer import Blocks, Welcome
+from baton_proto.transfer import Blocks, ToDecode, ToPrefill, Welcome
+from kvtransfer.slab.adopted_slab import RankSlab
 from kvtransfer.slab.head_plan import Part
 from kvtransfer.slab.layout import SlabLayout
-from kvtransfer.slab.slab import Mark
+from kvtransfer.slab.slab import Mark, Slab
+from kvtransfer.wire.framing import Channel
+from kvtransfer.wire.sockets import SocketKind
+from runtime.device.driver import MemoryKind
 
-STALL_TIMEOUT_S = 10.0  # a peer that takes or answers nothing for this long is given up
 MAX_PIECE_BYTES = 4 << 20  # what one message announces where bytes go through host memory; a cancel waits for it
 MAX_PIECE_BLOCKS = 8192  # what one message announces of a layer; its checksums are at most 8 parts of 8 bytes a block
 
@@ -27,59 +26,88 @@ class Shipment:
     message: Blocks
     source: Sequence[int]
     destination: Sequence[int]
-    ready: Mark | None  # when they are computed
-    stopped: Callable[[], bool]  # whether nobody wants them any more
+    ready: Mark | None  # when the blocks are computed
+    stopped: Callable[[], bool]  # whether nobody wants the blocks any more
 
 
 class BlockWriter(Protocol):
-    """Prefill side of one connection, made and used by the link's thread alone."""
+    """The prefill side of one connection. One thread makes it and uses it."""
 
-    transport: str
-    piece_blocks: int  # how many one `write` takes
-    at_once: bool  # whether a chunk's layers are written as one shipment when the last is computed, else each by itself
+    piece_blocks: int  # how many blocks one `write` takes
+    at_once: bool  # True: a chunk's layers are one shipment, once the last is computed. False: a shipment is one layer
 
     def write(self, shipment: Shipment) -> bool:
-        """Puts what we send of the blocks where they belong when they are ready, and says so, now or in `settle`.
-        False: stopped before it was said."""
+        """Waits for the blocks, copies our heads to the peer, and announces them here or in settle(). False: the
+        shipment was stopped before it was announced."""
 
     def settle(self) -> bool:
-        """Waits for the oldest blocks that are still on their way, and says so. False: there are none."""
+        """Waits for the oldest blocks that are still on their way, and announces them. False: there are none."""
 
     def close(self) -> None:
         """After it, nothing here can write the peer's slabs."""
 
 
 class BlockIntake(Protocol):
-    """Decode side of one connection, used by the connection's thread alone."""
+    """The decode side of one connection. One thread makes it and uses it."""
 
-    transport: str
-    peer_writes: bool  # the slabs, itself: then the end of the connection does not prove that it has stopped
+    peer_writes: bool  # True: the peer writes the slabs itself, so the connection's end does not prove that it stopped
 
     def welcome(self, message: Welcome, parts: Sequence[Part]) -> None:
-        """Answers the peer's hello, with what it needs in order to write `parts`."""
+        """Answers the peer's Hello, with what the peer needs in order to write `parts`."""
 
     def await_message(self) -> None:
         """Returns when the connection has news. Raises OSError when the peer died without closing it."""
 
     def take(self, layers: range, blocks: Sequence[int]) -> None:
-        """Puts what the peer sends of the blocks that it announced into these layers, now or until `settle` returns."""
+        """Puts the announced blocks of these layers into the slabs, before it or settle() returns."""
 
     def settle(self) -> None:
-        """Returns when all that was taken is in the slabs. Raises OSError when it will not be."""
+        """Returns when all blocks that were taken are in the slabs. Raises OSError when they will not be."""
 
     def await_silence(self, wake_fd: int) -> bool:
-        """Called when the connection has ended. True: the peer is proven unable to write. False: `wake_fd` woke us."""
+        """After the end of the connection. True: the peer is proven unable to write. False: `wake_fd` became readable
+        first."""
 
     def close(self) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class PrefillEnd:
+    """The prefill side of a connection after the Welcome: what a writer is made of."""
+
+    channel: Channel[ToPrefill]
+    slab: Slab
+    peer_layout: SlabLayout  # of each of the peer's slabs
+    parts: Sequence[Part]  # what we send
+    welcome: Welcome
+    fds: list[int]  # that came with the Welcome; the writer takes them over
+    timeout_s: float  # for a meeting beside the connection
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeEnd:
+    """The decode side of a connection after the Hello: what an intake is made of."""
+
+    channel: Channel[ToDecode]
+    slabs: Sequence[RankSlab]  # of ranks 0, 1, ...
+    timeout_s: float  # for a meeting beside the connection
+
+
+MakeWriter = Callable[[PrefillEnd], BlockWriter]
+MakeIntake = Callable[[DecodeEnd], BlockIntake]
+
+
+@dataclass(frozen=True, slots=True)
+class Transport:
+    """One way of KV blocks from a prefill worker's slab into a decode worker's."""
+
+    name: str  # in the configuration, on the wire and in metrics
+    memory: tuple[MemoryKind, ...]  # where the slabs of both workers may lie, each in any of these kinds
+    socket: SocketKind  # what its messages go over; "unix": both workers are on one host
+    load: Callable[[], tuple[MakeWriter, MakeIntake]]  # imports what it needs; either may raise OSError, BatonError
+    obstacle: Callable[[], str] = str  # why this process can take no part in it; empty when it can
+
+
 def piece_blocks(layout: SlabLayout) -> int:
-    """Blocks that one message may announce where bytes go through host memory."""
+    """How many blocks one message may announce where bytes go through host memory."""
     return max(1, min(MAX_PIECE_BYTES // layout.block_bytes, MAX_PIECE_BLOCKS))
-
-
-def limit_sending(sock: socket.socket, timeout_s: float) -> None:
-    """Makes a blocking send fail when the peer took nothing for this long."""
-    seconds = int(timeout_s)
-    packed = struct.pack("ll", seconds, int((timeout_s - seconds) * 1e6))
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, packed)

@@ -6,7 +6,6 @@ side, which may wait for the peer; on the decode side any thread may send, and n
 
 import contextlib
 import socket
-import struct
 import threading
 from collections.abc import Sequence
 from typing import Generic, TypeVar
@@ -15,11 +14,11 @@ import msgspec
 
 from baton_proto.transfer import ToDecode, ToPrefill, encode
 from runtime.errors import ProtocolError
+from runtime.streams.length_prefix import PREFIX_BYTES, body_bytes, framed
 
 MAX_FRAME_BYTES = 1 << 20
 MAX_PAYLOAD_BYTES = MAX_FRAME_BYTES - 4096  # of a COMMIT; the rest of its frame fits into 4 KiB
 MAX_VECTORS = 1024  # IOV_MAX of Linux
-_LENGTH = struct.Struct("<I")
 
 Incoming = TypeVar("Incoming")
 
@@ -43,17 +42,14 @@ class Channel(Generic[Incoming]):
         """As receive(), with file descriptors that came along; they are the caller's to close."""
         fds: list[int] = []
         if max_fds:
-            head, fds, _, _ = socket.recv_fds(self.sock, _LENGTH.size, max_fds, socket.MSG_CMSG_CLOEXEC)
+            head, fds, _, _ = socket.recv_fds(self.sock, PREFIX_BYTES, max_fds, socket.MSG_CMSG_CLOEXEC)
         else:
-            head = self.sock.recv(_LENGTH.size, socket.MSG_WAITALL)
+            head = self.sock.recv(PREFIX_BYTES, socket.MSG_WAITALL)
         if not head:
             return None, fds
-        header = bytearray(head.ljust(_LENGTH.size))
-        self.receive_into([memoryview(header)[len(head) :]])
-        (length,) = _LENGTH.unpack(header)
-        if length > MAX_FRAME_BYTES:
-            raise ProtocolError(self.peer, f"announces a message of {length} bytes; the limit is {MAX_FRAME_BYTES}")
-        body = bytearray(length)
+        prefix = bytearray(head.ljust(PREFIX_BYTES))
+        self.receive_into([memoryview(prefix)[len(head) :]])
+        body = bytearray(body_bytes(prefix, MAX_FRAME_BYTES, self.peer))
         self.receive_into([memoryview(body)])
         try:
             return self._decoder.decode(body), fds
@@ -71,8 +67,7 @@ class Channel(Generic[Incoming]):
 
     def send(self, message: ToDecode, views: Sequence[memoryview] = ()) -> None:
         """Sends a message and the raw bytes after it. Waits, at most for the socket's send timeout. Raises OSError."""
-        body = encode(message)
-        left = [memoryview(_LENGTH.pack(len(body)) + body), *views]
+        left = [memoryview(framed(encode(message))), *views]
         while left:
             try:
                 sent = self.sock.sendmsg(left[:MAX_VECTORS])
@@ -82,8 +77,7 @@ class Channel(Generic[Incoming]):
 
     def send_now(self, message: ToPrefill, fds: Sequence[int] = ()) -> None:
         """Sends a message without ever waiting. Raises OSError, also when the peer does not read what it is sent."""
-        body = encode(message)
-        frame = _LENGTH.pack(len(body)) + body
+        frame = framed(encode(message))
         with self._closing:
             if fds:
                 sent = socket.send_fds(self.sock, [frame], list(fds), socket.MSG_DONTWAIT)

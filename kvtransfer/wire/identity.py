@@ -28,8 +28,8 @@ def rank_layout(layout: SlabLayout, size: int) -> SlabLayout:
     return replace(layout, num_kv_heads=heads_per_rank(size, layout.num_kv_heads))
 
 
-def hello(identity: SlabIdentity, grant: Grant, *, nccl: bool = False) -> wire.Hello:
-    """What a sender says of itself, and of the receiver as the grant names it. `nccl`: by which it would send."""
+def hello(identity: SlabIdentity, grant: Grant, transport: str) -> wire.Hello:
+    """What a sender says of itself, and of the receiver as the grant names it. `transport`: by which it would send."""
     layout = identity.layout
     return wire.Hello(
         version=wire.MAJOR,
@@ -45,7 +45,7 @@ def hello(identity: SlabIdentity, grant: Grant, *, nccl: bool = False) -> wire.H
         head_dim=layout.head_dim,
         rank=identity.shard.rank,
         size=identity.shard.size,
-        nccl=nccl,
+        transport=transport,
     )
 
 

@@ -1,13 +1,10 @@
 """Carries out the proof of the cluster key on a blocking socket, before the first message of a KV connection."""
 
 import socket
-import struct
 import time
 
-from runtime.errors import ProtocolError
 from runtime.security.handshake import MAX_FRAME_BYTES, Handshake
-
-_LENGTH = struct.Struct("<I")
+from runtime.streams.length_prefix import PREFIX_BYTES, body_bytes, framed
 
 
 def prove(sock: socket.socket, handshake: Handshake, timeout_s: float) -> None:
@@ -17,11 +14,9 @@ def prove(sock: socket.socket, handshake: Handshake, timeout_s: float) -> None:
     out = next(handshake)
     while True:
         _send(sock, out)
-        (length,) = _LENGTH.unpack(_receive(sock, _LENGTH.size, give_up_s))
-        if length > MAX_FRAME_BYTES:
-            raise ProtocolError("a stranger", f"announces {length} bytes in the place of a proof")
+        nbytes = body_bytes(_receive(sock, PREFIX_BYTES, give_up_s), MAX_FRAME_BYTES, "a stranger")
         try:
-            out = handshake.send(_receive(sock, length, give_up_s))
+            out = handshake.send(_receive(sock, nbytes, give_up_s))
         except StopIteration as done:
             _send(sock, done.value)
             return
@@ -29,7 +24,7 @@ def prove(sock: socket.socket, handshake: Handshake, timeout_s: float) -> None:
 
 def _send(sock: socket.socket, frame: bytes) -> None:
     if frame:
-        sock.sendall(_LENGTH.pack(len(frame)) + frame)
+        sock.sendall(framed(frame))
 
 
 def _receive(sock: socket.socket, size: int, give_up_s: float) -> bytes:

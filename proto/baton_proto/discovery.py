@@ -13,13 +13,12 @@ EVENTS_ROLE = "events"
 
 
 class TransferEndpoint(Struct, frozen=True):
-    """Where a decode worker's KV receiver listens. `host_id` equal on both sides means that shared memory can work."""
+    """Where a decode worker's KV receiver listens, and by what transports block bytes may come."""
 
-    host_id: str  # boot id of the kernel, see kvtransfer/wire/host.py
-    unix_path: str
-    tcp_address: str  # HOST:PORT
-    memory: str = "host"  # "host" | "cuda": where the slab lies; a peer maps only memory of its own kind
-    nccl: bool = False  # whether block bytes may come by NCCL, beside a connection to tcp_address
+    host_id: str  # boot id of the kernel, see kvtransfer/wire/host.py; equal on both sides: they can share memory
+    unix_path: str  # empty: no offered transport needs it
+    tcp_address: str  # HOST:PORT, or empty
+    transports: tuple[str, ...] = ()  # names of rows of kvtransfer/transports/table.py
 
 
 class WorkerRecord(Struct, frozen=True):

@@ -1,7 +1,7 @@
 """What prefill and decode worker say to each other on a KV connection; see framing.py for how it is framed.
 
-Block bytes are never inside a message: over shared memory they are in place before `Blocks` is sent, over TCP they
-follow it raw, and NCCL sends them beside it.
+Block bytes are never inside a message: a transport puts them in place before `Blocks` is sent (shm, cuda_ipc), sends
+them raw behind it (tcp), or sends them beside the connection (nccl).
 """
 
 from typing import Annotated
@@ -9,14 +9,14 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
-MAJOR = 1
+MAJOR = 2
 
 MAX_NAME = 256
 MAX_REASON = 4096
 Name = Annotated[str, Meta(max_length=MAX_NAME)]
 Reason = Annotated[str, Meta(max_length=MAX_REASON)]
 Count = Annotated[int, Meta(ge=0, le=2**62)]
-PairId = Annotated[bytes, Meta(max_length=128)]
+Rendezvous = Annotated[bytes, Meta(max_length=1024)]
 
 # --- prefill -> decode ------------------------------------------------------------------------------------------------
 
@@ -40,7 +40,7 @@ class Hello(Struct, frozen=True, tag="hello"):
     head_dim: Count
     rank: Count
     size: Count  # ranks of the sender
-    nccl: bool = False  # block bytes shall go by NCCL, which the grant's endpoint offers
+    transport: Name = ""  # by which block bytes shall come: one that the grant's endpoint offers; version 1 had none
 
 
 class Begin(Struct, frozen=True, tag="begin"):
@@ -102,7 +102,7 @@ class Welcome(Struct, frozen=True, tag="welcome"):
     version: int
     num_blocks: Count  # of each of the receiver's slabs
     size: Count  # ranks of the receiver
-    pair_id: PairId = b""  # by which the sender meets the receiver in NCCL, when it asked for that
+    rendezvous: Rendezvous = b""  # by which sender and receiver meet beside the connection; nccl: the id of the pair
 
 
 class Refused(Struct, frozen=True, tag="refused"):

@@ -110,9 +110,9 @@ class MockConfig(StepTimes, frozen=True, forbid_unknown_fields=True):
 
 
 class TransferConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    # auto: the first that both workers can: shm or cuda_ipc (on one host, KV on the CPU or on GPUs that reach each
-    # other), nccl (GPUs), tcp
-    transport: Literal["auto", "shm", "cuda_ipc", "nccl", "tcp"] = "auto"
+    # auto: the first row of kvtransfer/transports/table.py that both workers can use; else the name of a row. Workers
+    # and `baton up` check it, because this file lies below the table
+    transport: str = "auto"
     lease_ttl_s: Seconds = 120.0  # a grant that was not committed by then is cancelled and quarantined
     connect_timeout_s: Seconds = 5.0
     checksum: bool = False  # xxh3 of every block, sent along and verified before a sequence is admitted

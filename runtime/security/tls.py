@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 
+from runtime.address import parse_address
 from runtime.config.serving import SecurityConfig
 from runtime.errors import ConfigError
 
@@ -73,14 +74,13 @@ def client_context(ca: bytes, field: str, path: object) -> ssl.SSLContext:
 def tls_problem(address: str, trusting: ssl.SSLContext | None) -> str:
     """Why such a client, or one without TLS, gets no answer at HOST:PORT; empty when TLS is not to blame. Asks there,
     for PROBE_TIMEOUT_S at most."""
-    host, _, port = address.rpartition(":")
-    host = host.strip("[]")
     context = trusting or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     if trusting is None:
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # it is not told anything
     try:
+        host, port = parse_address(address)
         with (
-            socket.create_connection((host, int(port)), PROBE_TIMEOUT_S) as plain,
+            socket.create_connection((host, port), PROBE_TIMEOUT_S) as plain,
             context.wrap_socket(plain, server_hostname=host),
         ):
             return "" if trusting is not None else f"{address} speaks TLS; name its CA with --ca-file or BATON_CA_FILE"

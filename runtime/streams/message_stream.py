@@ -8,7 +8,6 @@ something every PING_INTERVAL_S, an empty message if there is no other, and give
 """
 
 import asyncio
-import struct
 from collections.abc import Callable
 from typing import Any, Final, cast
 
@@ -17,16 +16,17 @@ import structlog
 
 from baton_proto.version import VersionError, check_major
 from baton_proto.worker import Hello, Refused, decode_greeting, encode
+from runtime.address import parse_address
 from runtime.errors import ProtocolError, UnauthorizedError
 from runtime.security.cluster_key import ClusterKey
 from runtime.security.handshake import MAX_FRAME_BYTES, STREAM_PLANE, Handshake, dialing
+from runtime.streams.length_prefix import PREFIX_BYTES, body_bytes, framed
 
 PING_INTERVAL_S: Final = 1.0
 SILENT_PINGS: Final = 5  # without a byte from the peer
 MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
 ENDED: Final = "the peer ended the stream"
-_LENGTH = struct.Struct("<I")
-_PING = _LENGTH.pack(0)
+_PING = framed(b"")
 
 log = structlog.get_logger()
 
@@ -147,7 +147,7 @@ class MessageStream(asyncio.Protocol):
 
     def _send_frame(self, data: bytes) -> None:
         if data:
-            self._write(_LENGTH.pack(len(data)) + data)
+            self._write(framed(data))
 
     async def _frame(self) -> bytes:
         """Waits for the next one. Raises ConnectionError when the stream has ended."""
@@ -179,15 +179,13 @@ class MessageStream(asyncio.Protocol):
         """The next whole message; None when there is none yet. Raises ProtocolError when it is too long."""
         unread, start = self._unread, self._read_to
         limit = MAX_FRAME_BYTES if self._stranger else MAX_MESSAGE_BYTES
-        while len(unread) - start >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(unread, start)
-            if length > limit:
-                raise ProtocolError(self.peer, f"announces {length} bytes; a message has {limit} at most")
-            begin, end = start + _LENGTH.size, start + _LENGTH.size + length
+        while len(unread) - start >= PREFIX_BYTES:
+            begin = start + PREFIX_BYTES
+            end = begin + body_bytes(unread, limit, self.peer, start)
             if end > len(unread):
                 break
             start = end
-            if length:
+            if end > begin:
                 self._read_to = end
                 return bytes(memoryview(unread)[begin:end])
         del unread[:start]
@@ -248,9 +246,12 @@ async def prove(stream: MessageStream, key: ClusterKey) -> None:
 
 
 async def dial(address: str, peer: str) -> MessageStream:
-    """Connects to HOST:PORT. Raises OSError."""
-    host, _, port = address.rpartition(":")
-    _, stream = await asyncio.get_running_loop().create_connection(lambda: MessageStream(peer), host, int(port))
+    """Connects to HOST:PORT. Raises OSError, or ProtocolError when `address` is none."""
+    try:
+        host, port = parse_address(address)
+    except ValueError as error:
+        raise ProtocolError(peer, str(error)) from error
+    _, stream = await asyncio.get_running_loop().create_connection(lambda: MessageStream(peer), host, port)
     return stream
 
 

@@ -10,6 +10,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 import structlog
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
+from runtime.address import format_address
 from runtime.security.bearer_keys import BearerKeys
 
 SILENCE_TIMEOUT_S: Final = 5.0
@@ -34,7 +35,7 @@ class MetricsServer:
         self._server.set_app(self._app)
         self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
         self._thread.start()
-        return f"{host}:{self._server.server_port}"
+        return format_address(host, self._server.server_port)
 
     def close(self) -> None:
         if self._server is not None and self._thread is not None:

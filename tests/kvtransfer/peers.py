@@ -27,6 +27,7 @@ from kvtransfer.slab.slab import Slab
 from kvtransfer.transports.mapped import MAX_FDS
 from kvtransfer.wire.framing import Channel
 from kvtransfer.wire.identity import SlabIdentity, hello
+from runtime.address import parse_address
 from runtime.config.serving import TransferConfig
 from runtime.security.cluster_key import ClusterKey
 
@@ -131,7 +132,7 @@ class Prefill:
 @contextmanager
 def pair(transport: str = "auto", **settings: Any) -> Iterator[tuple[Decode, Prefill]]:
     """Both ends in this process, closed at the end."""
-    config = TransferConfig(transport=transport, **settings)  # type: ignore[arg-type]
+    config = TransferConfig(transport=transport, **settings)
     decode, prefill = Decode(config), Prefill(config)
     try:
         yield decode, prefill
@@ -148,20 +149,29 @@ class RawPeer:
     """A prefill worker that keeps to the protocol exactly as far as a test wants."""
 
     def __init__(
-        self, grant: Grant, *, unix: bool, greet: bool = True, identity: SlabIdentity = PREFILL_IDENTITY
+        self,
+        grant: Grant,
+        *,
+        unix: bool,
+        greet: bool = True,
+        identity: SlabIdentity = PREFILL_IDENTITY,
+        transport: str | None = None,
+        expects_welcome: bool = True,
     ) -> None:
+        """`transport` None: shm or tcp, after the kind of the socket."""
         if unix:
             self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             self.sock.connect(grant.endpoint.unix_path)
         else:
-            host, _, port = grant.endpoint.tcp_address.rpartition(":")
-            self.sock = socket.create_connection((host, int(port)))
+            self.sock = socket.create_connection(parse_address(grant.endpoint.tcp_address))
         self.sock.settimeout(TIMEOUT_S)
         self.channel: Channel[wire.ToPrefill] = Channel(self.sock, wire.to_prefill_decoder, "the decode worker")
         self.fds: list[int] = []
         self.grant = grant
         if greet:
-            self.channel.send(hello(identity, grant))
+            usual = "shm" if unix else "tcp"
+            self.channel.send(hello(identity, grant, usual if transport is None else transport))
+        if greet and expects_welcome:
             answer, self.fds = self.channel.receive_with_fds(MAX_FDS if unix else 0)
             assert isinstance(answer, wire.Welcome), answer
 

@@ -24,7 +24,7 @@ POISON = 1000  # seed of what lies in the decode worker's slabs before
 
 
 def config_of(transport: str, **settings: Any) -> TransferConfig:
-    return TransferConfig(transport=transport, **settings)  # type: ignore[arg-type]
+    return TransferConfig(transport=transport, **settings)
 
 
 class RankProcesses:

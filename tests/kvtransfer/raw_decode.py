@@ -27,7 +27,7 @@ class RawDecode:
         self._thread.start()
 
     def grant(self, blocks: list[int]) -> Grant:
-        endpoint = TransferEndpoint("another host", "", f"127.0.0.1:{self._listener.getsockname()[1]}")
+        endpoint = TransferEndpoint("another host", "", f"127.0.0.1:{self._listener.getsockname()[1]}", ("tcp",))
         return Grant(self.transfer_id, "decode-0", 7, 1, blocks, 0, TIMEOUT_S, endpoint)
 
     def heard(self, kind: type[Message]) -> Message:

@@ -98,7 +98,7 @@ MISBEHAVIOUR: dict[str, Callable[[Grant], bytes]] = {
         msgspec.msgpack.encode({"type": "blocks", "transfer_id": "x", "layer": 0, "first": 0, "count": -1})
     ),
     "an answer": lambda grant: frame(wire.encode(wire.Accept(grant.transfer_id))),
-    "a second hello": lambda grant: message(hello(PREFILL_IDENTITY, grant)),
+    "a second hello": lambda grant: message(hello(PREFILL_IDENTITY, grant, "tcp")),
     "blocks of a transfer that is not its own": lambda grant: message(wire.Blocks("another", 0, 0, 1)),
     "a commit of a transfer that is not its own": lambda grant: message(wire.Commit("another", b"")),
     "a layer too many": lambda grant: message(wire.Blocks(grant.transfer_id, LAYOUT.num_layers, 0, 1)),

@@ -64,7 +64,7 @@ def test_a_rank_that_cannot_be_is_refused(transport: str, rank: int, size: int, 
     with decode_worker(transport, num_kv_heads=2) as decode:
         grant = decode.receiver.reserve([1], 0)
         with closing(RawPeer(grant, unix=transport == "shm", greet=False)) as peer:
-            peer.channel.send(hello(identity(rank, size, num_kv_heads=2), grant))
+            peer.channel.send(hello(identity(rank, size, num_kv_heads=2), grant, "tcp"))
             answer = peer.channel.receive()
             assert isinstance(answer, wire.Refused)
             assert answer.field == field

@@ -91,7 +91,7 @@ def test_layer_0_is_there_before_the_prefill_side_has_the_last_layer(transport: 
 
 @both
 def test_many_pushes_of_several_senders_keep_apart(transport: str) -> None:
-    config = TransferConfig(transport=transport, checksum=True)  # type: ignore[arg-type]
+    config = TransferConfig(transport=transport, checksum=True)
     decode = Decode(config)
     senders = [Prefill(config, seed=seed) for seed in range(3)]
     shuffle = random.Random(5)
@@ -118,12 +118,14 @@ def test_auto_takes_shared_memory_on_one_host_and_tcp_between_two() -> None:
     with pair("auto") as (decode, prefill):
         near, far, hidden = (decode.receiver.reserve([block], 0) for block in range(3))
         here = near.endpoint
-        far = msgspec.structs.replace(far, endpoint=TransferEndpoint("another host", here.unix_path, here.tcp_address))
+        far = msgspec.structs.replace(
+            far, endpoint=TransferEndpoint("another host", here.unix_path, here.tcp_address, here.transports)
+        )
         assert prefill.push(near, [1]).get(timeout=TIMEOUT_S).transport == "shm"
         elsewhere = Prefill(TransferConfig())
         assert elsewhere.push(far, [1]).get(timeout=TIMEOUT_S).transport == "tcp"
         elsewhere.close()
-        unreachable = TransferEndpoint(here.host_id, here.unix_path + ".gone", here.tcp_address)
+        unreachable = TransferEndpoint(here.host_id, here.unix_path + ".gone", here.tcp_address, here.transports)
         hidden = msgspec.structs.replace(hidden, endpoint=unreachable)
         third = Prefill(TransferConfig())
         assert third.push(hidden, [1]).get(timeout=TIMEOUT_S).transport == "tcp"
@@ -138,7 +140,7 @@ def test_auto_takes_shared_memory_on_one_host_and_tcp_between_two() -> None:
 def test_the_engine_thread_never_waits_for_the_network() -> None:
     """The decode worker accepts no connection at all, and every call of the engine still returns."""
     with pair("tcp", connect_timeout_s=0.3) as (decode, prefill):
-        dead = TransferEndpoint("another host", "", "127.0.0.1:1")
+        dead = TransferEndpoint("another host", "", "127.0.0.1:1", ("tcp",))
         grant = msgspec.structs.replace(decode.receiver.reserve(GRANTED, 0), endpoint=dead)
         result = prefill.push(grant, SOURCE).get(timeout=TIMEOUT_S)
         assert (result.ok, result.kv_blocks, result.kv_bytes) == (False, 0, 0)
@@ -178,7 +180,7 @@ def test_a_block_that_is_written_twice_fails_the_transfer(transport: str) -> Non
 def test_a_wrong_byte_is_found_by_the_checksums(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def of_other_bytes(buffer: memoryview, *rest: object) -> bytes:
-        sums = bytearray(block_checksums(buffer, *rest))  # type: ignore[arg-type]
+        sums = bytearray(block_checksums(buffer, *rest))
         sums[8] ^= 1
         return bytes(sums)
 
@@ -210,7 +212,7 @@ def test_a_grant_outside_the_slab_is_never_written() -> None:
 
 @both
 def test_fifty_connections_leave_no_descriptor_and_no_thread_behind(transport: str) -> None:
-    config = TransferConfig(transport=transport)  # type: ignore[arg-type]
+    config = TransferConfig(transport=transport)
 
     def connect_push_close() -> None:
         prefill = Prefill(config)

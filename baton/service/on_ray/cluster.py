@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Iterator
 from typing import Any, TypeVar
 
 from baton.service.service_run import Tell
+from runtime.address import parse_address
 from runtime.errors import BatonError, ConfigError, UnavailableError
 
 CONNECT_TIMEOUT_S = 5.0
@@ -103,6 +104,5 @@ def _check(address: str) -> None:
     where = canonicalize_bootstrap_address(address)
     if where is None:
         raise ValueError("give `auto` or HOST:PORT")
-    host, _, port = where.rpartition(":")
-    with socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S):
+    with socket.create_connection(parse_address(where), CONNECT_TIMEOUT_S):
         pass

@@ -22,6 +22,7 @@ from router.api.validation import Call, check_tenant, make_request_id, validate
 from router.requests.fan_out import pieces_of, stall_limit_s
 from router.requests.frontend import Frontend
 from router.requests.request import Finished, GenerateRequest
+from runtime.address import format_address
 from runtime.security.bearer_keys import BearerKeys
 from runtime.security.grpc_bearer import SERVER_OPTIONS, RequireBearer
 from runtime.security.tls import Tls
@@ -60,14 +61,14 @@ class GrpcApi:
 
     async def start(self, host: str, port: int) -> int:
         """Returns the port; 0 takes a free one. Raises OSError when the address cannot be used."""
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        address = format_address(host, port)
         try:
             if self._tls is None:
                 self.port = self._server.add_insecure_port(address)
             else:
                 self.port = self._server.add_secure_port(address, self._tls.grpc_server_credentials())
         except RuntimeError as error:
-            raise OSError(f"cannot listen on {host}:{port}: {error}") from error
+            raise OSError(f"cannot listen on {address}: {error}") from error
         await self._show_health()
         await self._server.start()
         self._watch = asyncio.create_task(self._watch_health(), name="grpc health")

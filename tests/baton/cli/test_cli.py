@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from baton.cli.app import app
 from baton.cli.exit_codes import ExitCode
 from baton.cli.output import human_bytes
+from kvtransfer.transports.table import choices
 from tests.service import Service, assert_gone, running_service
 
 BATON = [sys.executable, "-m", "baton"]
@@ -66,6 +67,17 @@ def test_an_unknown_key_in_the_configuration_ends_with_2(tmp_path: Path) -> None
     result = run("up", "--config", str(tmp_path / "serving.yaml"))
     assert result.exit_code == ExitCode.USAGE
     assert "nearest known one is 'router.http_port'" in result.stderr
+
+
+def test_an_unknown_transport_in_the_configuration_ends_with_2(tmp_path: Path) -> None:
+    (tmp_path / "serving.yaml").write_text("transfer: {transport: cuda-ipc}")
+    result = run("up", "--config", str(tmp_path / "serving.yaml"))
+    assert result.exit_code == ExitCode.USAGE
+    assert "nearest known one is 'cuda_ipc'" in result.stderr
+
+
+def test_up_takes_every_transport_of_the_table() -> None:
+    assert f"[{'|'.join(choices())}]" in CliRunner(env={"COLUMNS": "200"}).invoke(app, ["up", "--help"]).output
 
 
 @pytest.mark.parametrize("command", [["chat", "hi"], ["generate", "--prompt", "a"], ["status"]])

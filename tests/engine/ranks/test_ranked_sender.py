@@ -32,7 +32,7 @@ SIZE = 3
 ORDERS = list(permutations(range(SIZE)))
 CONFIG = TransferConfig(transport="shm")
 IDENTITY = SlabIdentity("prefill-0", 5, "model", SlabLayout(2, 8, 6, 16, 4, "float32"), Shard(0, SIZE))
-GRANT = Grant("t1", "decode-0", 7, 1, [4, 5], 0, 10.0, TransferEndpoint("host", "", "", "host"))
+GRANT = Grant("t1", "decode-0", 7, 1, [4, 5], 0, 10.0, TransferEndpoint("host", "", ""))
 GOOD = PushResult(True, "", "shm", 2, 100, 0.5)
 
 

@@ -26,7 +26,7 @@ def framed(data: bytes) -> bytes:
 def peers(
     transport: str, decode_key: ClusterKey | None, prefill_key: ClusterKey | None
 ) -> Iterator[tuple[Decode, Prefill]]:
-    config = TransferConfig(transport=transport, connect_timeout_s=1.0)  # type: ignore[arg-type]
+    config = TransferConfig(transport=transport, connect_timeout_s=1.0)
     decode, prefill = Decode(config, key=decode_key), Prefill(config, key=prefill_key)
     try:
         yield decode, prefill
@@ -88,7 +88,7 @@ def test_a_stranger_who_says_hello_hears_nothing() -> None:
     with peers("tcp", KEY, KEY) as (decode, _):
         grant: Grant = decode.receiver.reserve([1], 0)
         stranger = RawPeer(grant, unix=False, greet=False)
-        stranger.channel.send(hello(PREFILL_IDENTITY, grant))
+        stranger.channel.send(hello(PREFILL_IDENTITY, grant, "tcp"))
         assert heard(stranger.sock) == b""
         stranger.close()
 

@@ -1,0 +1,66 @@
+"""The sockets under KV connections: Unix within a host, where file descriptors travel along, and TCP."""
+
+import socket
+import struct
+from typing import Literal
+
+from baton_proto.discovery import TransferEndpoint
+from runtime.address import parse_address
+from runtime.errors import ProtocolError
+
+SocketKind = Literal["unix", "tcp"]
+STALL_TIMEOUT_S = 10.0  # a peer that takes or answers nothing for this long is given up
+BACKLOG = 64
+
+
+def kind_of(sock: socket.socket) -> SocketKind:
+    return "unix" if sock.family == socket.AF_UNIX else "tcp"
+
+
+def connect(kind: SocketKind, endpoint: TransferEndpoint, timeout_s: float) -> socket.socket:
+    """A socket whose operations end after `timeout_s`. Raises OSError, or ProtocolError for a malformed address."""
+    if kind == "tcp":
+        try:
+            address = parse_address(endpoint.tcp_address)
+        except ValueError as error:
+            raise ProtocolError("grant", str(error)) from error
+        sock = socket.create_connection(address, timeout_s)
+        tune(sock)
+        return sock
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(timeout_s)
+        sock.connect(endpoint.unix_path)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def listen_unix(path: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(path)
+    listener.listen(BACKLOG)
+    return listener
+
+
+def listen_tcp(host: str) -> socket.socket:
+    """On a free port. Raises OSError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, 0), family=family, backlog=BACKLOG)
+
+
+def tune(sock: socket.socket) -> None:
+    """TCP: small messages leave at once, and a host that vanished is noticed though nobody sends."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 3)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(STALL_TIMEOUT_S * 1000))
+
+
+def limit_sending(sock: socket.socket, timeout_s: float) -> None:
+    """Makes a blocking send fail when the peer took nothing for `timeout_s`."""
+    seconds = int(timeout_s)
+    packed = struct.pack("ll", seconds, int((timeout_s - seconds) * 1e6))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, packed)
