@@ -19,7 +19,7 @@ from router.index.match import Match
 from router.index.prefix_hits import PrefixHits
 from router.index.radix_tree import RadixTree
 from router.placement.assignment import Assigner
-from router.placement.placement import Request
+from router.placement.candidates import Request
 from router.workers.link import WorkerLink
 from router.workers.load import LoadLedger
 from router.workers.pool import PooledWorker, WorkerPool

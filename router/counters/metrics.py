@@ -5,7 +5,7 @@ from typing import Final
 
 from prometheus_client import Histogram, generate_latest
 
-from router.placement.placement import REASONS
+from baton_proto.placement_words import PLACED
 from runtime.errors import (
     BodyTooLargeError,
     ContextLengthError,
@@ -35,7 +35,7 @@ class RouterMetrics(ProcessMetrics):
     def __init__(self) -> None:
         super().__init__()
         self.failovers = 0
-        self.placements: Counter[str] = Counter(dict.fromkeys(REASONS, 0))
+        self.placements: Counter[str] = Counter(dict.fromkeys(PLACED.values(), 0))
         self._requests: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))
         self._refusals: Counter[str] = Counter(dict.fromkeys(REFUSALS.values(), 0))
         self._responses: Counter[tuple[str, str]] = Counter()

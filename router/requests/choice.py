@@ -12,14 +12,16 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
+from baton_proto.placement_words import PLACED
 from baton_proto.sampling import TokenLogprobs
 from baton_proto.worker import Delta, Failure, Handoff, Submit
 from router.counters.metrics import RouterMetrics
 from router.counters.totals import Totals
 from router.counters.traffic import Traffic
 from router.placement.assignment import Assigner, Assignment
+from router.placement.candidates import Request
+from router.placement.cost import SHORT
 from router.placement.decisions import DecisionLog
-from router.placement.placement import SHORT, Request
 from router.requests.admission import AdmissionQueue, Ticket, Turn
 from router.requests.request import GenerateRequest, Piece, Service
 from router.text.output_text import OutputText
@@ -180,7 +182,7 @@ class Choice:
         )
         self.service.decode_worker = assignment.link.worker[0]
         self.service.prefill_worker = assignment.prefill.worker_id if assignment.prefill else ""
-        self._parts.metrics.placements[assignment.placement.reason] += 1
+        self._parts.metrics.placements[PLACED[assignment.placement.reason]] += 1
         return Submission(assignment.link, submit, self._late)
 
     # --- what the worker says -----------------------------------------------------------------------------------------
