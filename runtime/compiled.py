@@ -36,6 +36,11 @@ def compiled(*arguments: Any, returns: Any = numba.void) -> Callable[[F], F]:
     return compile_now
 
 
+def together(*parts: Any) -> Any:
+    """The numba type of a tuple of `parts`, for an argument of `compiled`."""
+    return types.Tuple(parts)  # type: ignore[no-untyped-call]
+
+
 def inlined(function: F) -> F:
     """A part of compiled functions. Compiled with each of them."""
     part: F = numba.njit(function)

@@ -16,7 +16,9 @@ from benchmarks.quality.trace import TraceRequest
 from benchmarks.quality.worker import Job, SimulatedWorker, new_job
 from router.index.prefix_hits import PrefixHits
 from router.index.radix_tree import RadixTree
-from router.placement.placement import NO_CANDIDATES, Candidates, Request, place
+from router.placement.candidates import NO_CANDIDATES, Candidates, Request
+from router.placement.cost import Rules
+from router.placement.placement import weigh
 from router.workers.load import Charge, LoadLedger
 from runtime.config.serving import MockConfig, PlacementConfig
 from runtime.discovery.worker_key import WorkerKey
@@ -59,20 +61,20 @@ class Router:
         self.ledger = LoadLedger(fleet.block_size, 300.0, clock=lambda: self.now_s)
         self._keys = tuple(keys)
         self._block_size = fleet.block_size
-        self._config = config
+        self._rules = None if config is None else Rules(config)
         self._turns = itertools.cycle(keys)
         self._dice = random.Random(seed)
         self._hits = PrefixHits(clock=lambda: self.now_s)
 
     def choose(self, request: TraceRequest) -> tuple[WorkerKey, Charge | None]:
-        if self._config is None:
+        if self._rules is None:
             return next(self._turns), None
         keys = self._keys
         match = self.tree.find(request.block_hashes)
         candidates = Candidates(keys, match.column(keys), self.ledger.columns(keys), self.ledger.stored(keys))
         hits = self._hits.recent(match.last_block)
         facts = Request(request.prompt_tokens, self._block_size)
-        placement = place(facts, candidates, NO_CANDIDATES, self._config, self._dice, prefix_hits=hits)
+        placement = weigh(facts, candidates, NO_CANDIDATES, self._rules, self._dice, prefix_hits=hits).placement()
         assert placement is not None
         self._hits.count(match.last_block)
         uncached = request.prompt_tokens - placement.cached_blocks * self._block_size

@@ -18,7 +18,7 @@ from benchmarks.routing.inputs import BLOCK_SIZE, MAX_TOKENS, read_tokens
 from router.index.match import Match
 from router.index.radix_tree import RadixTree
 from router.placement.assignment import Assigner
-from router.placement.placement import Request
+from router.placement.candidates import Request
 from router.workers.link import WorkerLink
 from router.workers.load import LoadLedger
 from router.workers.pool import PooledWorker, WorkerPool

@@ -7,8 +7,8 @@ from typing import Final
 
 from prometheus_client import Histogram, generate_latest
 
+from baton_proto.placement_words import PLACED
 from baton_proto.router_report import BUCKETS, RouterTotals
-from router.placement.placement import REASONS
 from runtime.discovery.worker_key import WorkerKey
 from runtime.errors import (
     BodyTooLargeError,
@@ -60,7 +60,7 @@ class RouterMetrics(ProcessMetrics):
         self.finished_tokens = 0  # output of these
         self.ttft = [0] * BUCKETS
         self.itl = [0] * BUCKETS
-        self.placements: Counter[str] = Counter(dict.fromkeys(REASONS, 0))  # of attempts
+        self.placements: Counter[str] = Counter(dict.fromkeys(PLACED.values(), 0))  # of attempts
         self.failovers = 0
         self.flows: defaultdict[WorkerKey, Flow] = defaultdict(Flow)
         # Requests that have ended

@@ -7,11 +7,13 @@ from typing import Self
 
 import structlog
 
+from baton_proto.placement_words import PLACED
 from baton_proto.router_report import bucket_of
 from baton_proto.worker import Handoff
 from router.counters.metrics import RouterMetrics
 from router.placement.assignment import Assignment
-from router.placement.placement import SHORT, Placement
+from router.placement.cost import SHORT
+from router.placement.placement import Placement
 from runtime.errors import DeadlineError, InvalidRequestError, OverloadedError, UnavailableError
 
 log = structlog.get_logger()
@@ -51,7 +53,7 @@ class Tally(Service):
         """An attempt has got workers."""
         self.decode_worker = assignment.link.worker[0]
         self.prefill_worker = assignment.prefill.worker_id if assignment.prefill else ""
-        self._metrics.placements[assignment.placement.reason] += 1
+        self._metrics.placements[PLACED[assignment.placement.reason]] += 1
         self._metrics.queue_wait_s.observe(waited_s)
 
     def prompt_done(self, placement: Placement, cached_tokens: int, handoff: Handoff | None) -> None:

@@ -10,8 +10,10 @@ from numpy.typing import NDArray
 from baton_proto.worker import PrefillTarget
 from router.index.match import Match, column
 from router.index.prefix_hits import PrefixHits
+from router.placement.candidates import NO_CANDIDATES, Candidates, Request
+from router.placement.cost import Rules
 from router.placement.expected_prefixes import Expectation, ExpectedPrefixes, Outlook
-from router.placement.placement import NO_CANDIDATES, Candidates, Placement, Request, Weighing, nobody_ships, weigh
+from router.placement.placement import Placement, Weighing, nobody_ships, weigh
 from router.workers.link import WorkerLink
 from router.workers.load import Charge, LoadLedger, LoadView
 from router.workers.pool import WorkerPool
@@ -76,6 +78,7 @@ class Assigner:
         self._index = index
         self._ledger = ledger
         self._config = config
+        self._rules = Rules(config.placement)
         self._rng = rng or random.Random()
         self._expected = ExpectedPrefixes(config.placement.expected_prefix_ttl_s) if expected is None else expected
         self._hits = PrefixHits() if hits is None else hits
@@ -114,7 +117,7 @@ class Assigner:
             decode = self._candidates(decode_keys, outlook, request.block_size, mixed=mixed)
             prefill = self._candidates(prefill_keys, outlook, request.block_size, mixed=False)
         limit = config.max_running_per_worker
-        return weigh(request, decode, prefill, config.placement, self._rng, limit, hits), reused
+        return weigh(request, decode, prefill, self._rules, self._rng, limit, hits), reused
 
     def _candidates(
         self, workers: tuple[WorkerKey, ...], outlook: Outlook, block_size: int, *, mixed: bool

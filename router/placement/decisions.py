@@ -7,10 +7,11 @@ from typing import Final
 
 from msgspec import Struct
 
-from router.placement.placement import Placement, Request
+from router.placement.candidates import Request
+from router.placement.placement import Placement
 
 MAX_DECISIONS: Final = 1024
-MAX_COSTS: Final = 100_000  # of all decisions together: about 15 MB, however many workers there are
+MAX_COSTS: Final = 100_000  # of all decisions together: about 20 MB, however many workers there are
 CALLERS_ID = re.compile(r"(.+)-[0-9a-f]{8}")  # see validation.make_request_id
 
 

@@ -17,8 +17,8 @@ from baton_proto.worker import Delta, Failure, Submit
 from router.counters.metrics import RouterMetrics
 from router.counters.tally import Tally
 from router.placement.assignment import Assigner, Assignment
+from router.placement.candidates import Request
 from router.placement.decisions import DecisionLog
-from router.placement.placement import Request
 from router.requests.admission import AdmissionQueue, Ticket, Turn
 from router.requests.request import GenerateRequest, Piece
 from router.text.output_text import OutputText

@@ -7,7 +7,9 @@ from typing import NamedTuple
 import numpy as np
 
 from router.placement import placement
-from router.placement.placement import Candidates, Placement, Request, Weighing
+from router.placement.candidates import Candidates, Request
+from router.placement.cost import Rules
+from router.placement.placement import Placement, Weighing
 from runtime.config.serving import PlacementConfig
 from runtime.discovery.worker_key import WorkerKey
 
@@ -41,7 +43,7 @@ def weigh(
     rng: random.Random,
     **limits: float,
 ) -> Weighing:
-    return placement.weigh(facts, columns(decode), columns(prefill), config, rng, **limits)
+    return placement.weigh(facts, columns(decode), columns(prefill), Rules(config), rng, **limits)
 
 
 def columns(rows: Sequence[Candidate]) -> Candidates:

@@ -27,8 +27,8 @@ from router.index.match import Match
 from router.index.prefix_hits import PrefixHits
 from router.index.radix_tree import RadixTree
 from router.placement.assignment import Assigner, Assignment
+from router.placement.candidates import Request
 from router.placement.expected_prefixes import ExpectedPrefixes
-from router.placement.placement import Request
 from router.workers.charge_sharing import ForeignCharges
 from router.workers.link import WorkerLink
 from router.workers.load import LoadLedger
@@ -63,7 +63,7 @@ class Job:
     first_token_s: float = 0.0
     cached_tokens: int = 0
     placed_on: tuple[str, str] = ("", "")  # decode worker; prefill worker or empty
-    reason: str = ""
+    reason: int = 0
     done: Callable[["Job"], None] = lambda job: None
 
 
@@ -309,7 +309,7 @@ class Simulation:
         loads = [float(getattr(worker, what)) for worker in self.workers.values() if worker.role == role]
         return max(loads) / (sum(loads) / len(loads) or 1.0)
 
-    def placements(self) -> Counter[str]:
+    def placements(self) -> Counter[int]:
         return Counter(job.reason for job in self.finished)
 
 

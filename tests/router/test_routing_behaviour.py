@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 
+from router.placement.cost import FULL, SHIPPED, SHORT
 from tests.router.placement_simulation import Job, Simulation, Timing, random_tokens
 
 SYSTEM_TOKENS = 1024
@@ -193,9 +194,9 @@ def test_a_decode_worker_that_holds_most_of_the_prompt_runs_the_short_rest() -> 
     second = Job("second", first.tokens + first.output + random_tokens(rng, 10), random_tokens(rng, 5))
     simulation.submit(second)
     simulation.run(10)
-    assert first.reason == "shipped"
+    assert first.reason == SHIPPED
     assert first.placed_on[1]
-    assert second.reason == "short prompt"
+    assert second.reason == SHORT
     assert second.placed_on == (first.placed_on[0], "")
     assert second.cached_tokens == 2096, "question and answer, all that is in whole blocks"
 
@@ -211,7 +212,7 @@ def test_while_the_prefill_worker_falls_behind_decode_workers_run_some_prompts_t
             simulation.at(now_s, lambda job=job: simulation.submit(job))  # type: ignore[misc]
         simulation.run(now_s + 60)
         firsts = sorted(job.first_token_s for job in simulation.finished)
-        share = simulation.placements()["prefill workers full"] / len(firsts)
+        share = simulation.placements()[FULL] / len(firsts)
         return firsts[200], firsts[395], share
 
     alone, helped = waits(False), waits(True)

@@ -22,6 +22,9 @@ from baton.cli.options import (
 from baton.cli.output import console
 from baton.cli.token_list import token_ids
 from baton_proto.generated import inference_pb2 as pb
+from baton_proto.placement_words import BARRED, LEFT_OUT, REASONS
+
+COMPUTED = ("prompt", "cached", "queued")
 
 
 def explain(
@@ -66,25 +69,34 @@ def _show(response: pb.ExplainResponse) -> None:
         for line in _story(decision, rules):
             out.print(line)
         if decision.candidates:
-            out.print(_candidates(decision))
+            out.print(_candidates(decision, rules))
         for worker in decision.left_out:
-            out.print(f"not weighed: {worker.worker_id} ({worker.role}) {worker.reason}")
+            out.print(f"not weighed: {worker.worker_id} ({worker.role}) {_why_left_out(worker)}")
         out.print()
-    out.print(
-        f"cost in blocks of {rules.block_size} tokens: {rules.prefill_weight:g} * (prompt - {rules.overlap_weight:g} * "
-        f"cached + queued) + {rules.transfer_weight:g} * shipped + {rules.load_weight:g} * active; "
-        f"temperature {rules.temperature:g}"
-    )
-    if rules.attention_tokens:
-        out.print(
-            f"prompt, cached and queued count attention: behind {rules.attention_tokens} tokens a block counts as two"
-        )
-    out.print(
-        f"without prefill workers: {rules.mixed_overlap_weight:g} * cached, less for a prefix that everybody asks for; "
-        f"{rules.mixed_load_weight:g} * active; + {rules.eviction_weight:g} * stored lately"
-    )
+    for line in _formula(rules):
+        out.print(line)
     if response.other_requests:
         out.print(f"{response.other_requests} older requests have the same id; the log names each one in full")
+
+
+def _formula(rules: pb.PlacementRules) -> Iterator[str]:
+    """How the terms become a cost; what is computed (prompt, cached, queued) is weighted as one sum."""
+    weights, further = rules.weights, [term for term in rules.terms if term.name not in COMPUTED]
+    yield (
+        f"cost in blocks of {rules.block_size} tokens: {weights['prefill_weight']:g} * (prompt - "
+        f"{weights['overlap_weight']:g} * cached + queued)"
+        + "".join(f" + {weights[term.decode_key]:g} * {term.amount}" for term in further if term.decode_key)
+        + f"; temperature {rules.temperature:g}"
+    )
+    if rules.attention_tokens:
+        yield f"prompt, cached and queued count attention: behind {rules.attention_tokens} tokens a block counts as two"
+    others = (
+        f"{'' if term.decode_key else '+ '}{weights[term.mixed_key]:g} * {term.amount}"
+        for term in further
+        if term.mixed_key != term.decode_key
+    )
+    overlap = f"{weights['mixed_overlap_weight']:g} * cached, less for a prefix that everybody asks for"
+    yield f"without prefill workers: {'; '.join((overlap, *others))}"
 
 
 def _story(decision: pb.Decision, rules: pb.PlacementRules) -> Iterator[str]:
@@ -96,12 +108,13 @@ def _story(decision: pb.Decision, rules: pb.PlacementRules) -> Iterator[str]:
         )
     else:
         yield f"a prompt of {decision.num_tokens} tokens, if it came now:"
+    reason = REASONS[decision.reason]
     if not decision.decode_worker:
-        yield decision.reason
+        yield reason
     elif decision.prefill_worker:
-        yield f"decode on {decision.decode_worker}, prompt shipped from {decision.prefill_worker} ({decision.reason})"
+        yield f"decode on {decision.decode_worker}, prompt shipped from {decision.prefill_worker} ({reason})"
     else:
-        yield f"decode on {decision.decode_worker}, which runs the prompt itself ({decision.reason})"
+        yield f"decode on {decision.decode_worker}, which runs the prompt itself ({reason})"
     for candidate in decision.candidates:
         if candidate.chosen and candidate.role == "decode":
             yield _disaggregation(candidate, decision, rules)
@@ -109,7 +122,7 @@ def _story(decision: pb.Decision, rules: pb.PlacementRules) -> Iterator[str]:
 
 def _disaggregation(decode: pb.CandidateCost, decision: pb.Decision, rules: pb.PlacementRules) -> str:
     """The rule by which the prompt was shipped or not, with its numbers."""
-    if decision.reason == "no prefill worker":
+    if decision.reason == pb.PLACEMENT_REASON_NO_PREFILL:
         return "no prefill worker could be asked, so that nothing was shipped"
     work = decode.uncached_tokens + decode.queued_prefill_tokens
     comparison = "at most" if work <= rules.local_prefill_tokens else "more than"
@@ -117,27 +130,20 @@ def _disaggregation(decode: pb.CandidateCost, decision: pb.Decision, rules: pb.P
         f"{decode.uncached_tokens} tokens not cached on {decode.worker_id} + {decode.queued_prefill_tokens} queued "
         f"there = {work}, {comparison} local_prefill_tokens {rules.local_prefill_tokens}"
     )
-    if decision.reason == "prefill workers full":
+    if decision.reason == pb.PLACEMENT_REASON_PREFILL_FULL:
         story += f", but each prefill worker had prefill_queue_tokens {rules.prefill_queue_tokens} or more"
     elif work <= rules.local_prefill_tokens and not decode.runs_prompt:
         story += f", but it had local_prefill_requests {rules.local_prefill_requests} or more"
     return story
 
 
-def _candidates(decision: pb.Decision) -> Table:
+def _candidates(decision: pb.Decision, rules: pb.PlacementRules) -> Table:
     table = Table("worker", "role", "prompt's KV")
-    for header in ("prompt", "- cached", "+ queued", "+ shipped", "+ load", "+ stored", "= cost", "chance"):
+    for header in (*(term.heading for term in rules.terms), "= cost", "chance"):
         table.add_column(header, justify="right")
     table.add_column("")
     for candidate in decision.candidates:
-        terms = (
-            candidate.prompt_term,
-            candidate.cached_term,
-            candidate.queued_term,
-            candidate.transfer_term,
-            candidate.load_term,
-            candidate.eviction_term,
-        )
+        terms = (term.value for term in candidate.terms)
         table.add_row(
             candidate.worker_id,
             candidate.role,
@@ -154,7 +160,7 @@ def _outcome(candidate: pb.CandidateCost, decision: pb.Decision) -> str:
     if candidate.chosen:
         return "chosen" if candidate.chance > 0.999 else "chosen by chance"
     if candidate.barred:
-        return f"barred: {candidate.barred}"
+        return f"barred: {BARRED[candidate.barred]}"
     if candidate.role == "prefill" and not decision.prefill_worker:
         return "not needed"
     chosen = next((c for c in decision.candidates if c.chosen and c.role == candidate.role), None)
@@ -164,16 +170,32 @@ def _outcome(candidate: pb.CandidateCost, decision: pb.Decision) -> str:
     return "as good" if more == 0 else f"{more:+g}"
 
 
+def _why_left_out(worker: pb.LeftOut) -> str:
+    return LEFT_OUT[worker.reason].format(worker.detail)
+
+
 def _fields(response: pb.ExplainResponse) -> dict[str, Any]:
+    rules = message_fields(response.rules)
+    del rules["terms"]
     return {
-        "decisions": [
-            message_fields(decision)
-            | {
-                "candidates": [message_fields(candidate) for candidate in decision.candidates],
-                "left_out": [message_fields(worker) for worker in decision.left_out],
-            }
-            for decision in response.decisions
-        ],
-        "rules": message_fields(response.rules),
+        "decisions": [_decision_fields(decision) for decision in response.decisions],
+        "rules": rules | rules.pop("weights"),
         "other_requests": response.other_requests,
     }
+
+
+def _decision_fields(decision: pb.Decision) -> dict[str, Any]:
+    return message_fields(decision) | {
+        "reason": REASONS[decision.reason],
+        "candidates": [_candidate_fields(candidate) for candidate in decision.candidates],
+        "left_out": [
+            {"worker_id": worker.worker_id, "role": worker.role, "reason": _why_left_out(worker)}
+            for worker in decision.left_out
+        ],
+    }
+
+
+def _candidate_fields(candidate: pb.CandidateCost) -> dict[str, Any]:
+    fields = message_fields(candidate) | {"barred": BARRED[candidate.barred]}
+    del fields["terms"]
+    return fields | {f"{term.name}_term": term.value for term in candidate.terms}

@@ -20,6 +20,35 @@ class DiffVerdict(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DIFF_VERDICT_DIFFERENT: _ClassVar[DiffVerdict]
     DIFF_VERDICT_UNREACHABLE: _ClassVar[DiffVerdict]
     DIFF_VERDICT_MOVING: _ClassVar[DiffVerdict]
+
+class PlacementReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PLACEMENT_REASON_UNSPECIFIED: _ClassVar[PlacementReason]
+    PLACEMENT_REASON_SHIPPED: _ClassVar[PlacementReason]
+    PLACEMENT_REASON_DECODE_BUSY: _ClassVar[PlacementReason]
+    PLACEMENT_REASON_SHORT_PROMPT: _ClassVar[PlacementReason]
+    PLACEMENT_REASON_PREFILL_FULL: _ClassVar[PlacementReason]
+    PLACEMENT_REASON_NO_PREFILL: _ClassVar[PlacementReason]
+    PLACEMENT_REASON_WAITS_FOR_DECODE: _ClassVar[PlacementReason]
+    PLACEMENT_REASON_WAITS_FOR_DECODE_ROOM: _ClassVar[PlacementReason]
+    PLACEMENT_REASON_WAITS_FOR_PREFILL_ROOM: _ClassVar[PlacementReason]
+
+class LeftOutReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    LEFT_OUT_REASON_UNSPECIFIED: _ClassVar[LeftOutReason]
+    LEFT_OUT_REASON_MISFIT: _ClassVar[LeftOutReason]
+    LEFT_OUT_REASON_NOT_READY: _ClassVar[LeftOutReason]
+    LEFT_OUT_REASON_UNREACHABLE: _ClassVar[LeftOutReason]
+    LEFT_OUT_REASON_TOO_SMALL: _ClassVar[LeftOutReason]
+    LEFT_OUT_REASON_NO_DECODE: _ClassVar[LeftOutReason]
+
+class BarredReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    BARRED_REASON_UNSPECIFIED: _ClassVar[BarredReason]
+    BARRED_REASON_EXCLUDED: _ClassVar[BarredReason]
+    BARRED_REASON_QUEUE_FULL: _ClassVar[BarredReason]
+    BARRED_REASON_NO_ROOM: _ClassVar[BarredReason]
+    BARRED_REASON_PREFILL_FULL: _ClassVar[BarredReason]
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
@@ -28,6 +57,26 @@ DIFF_VERDICT_EQUAL: DiffVerdict
 DIFF_VERDICT_DIFFERENT: DiffVerdict
 DIFF_VERDICT_UNREACHABLE: DiffVerdict
 DIFF_VERDICT_MOVING: DiffVerdict
+PLACEMENT_REASON_UNSPECIFIED: PlacementReason
+PLACEMENT_REASON_SHIPPED: PlacementReason
+PLACEMENT_REASON_DECODE_BUSY: PlacementReason
+PLACEMENT_REASON_SHORT_PROMPT: PlacementReason
+PLACEMENT_REASON_PREFILL_FULL: PlacementReason
+PLACEMENT_REASON_NO_PREFILL: PlacementReason
+PLACEMENT_REASON_WAITS_FOR_DECODE: PlacementReason
+PLACEMENT_REASON_WAITS_FOR_DECODE_ROOM: PlacementReason
+PLACEMENT_REASON_WAITS_FOR_PREFILL_ROOM: PlacementReason
+LEFT_OUT_REASON_UNSPECIFIED: LeftOutReason
+LEFT_OUT_REASON_MISFIT: LeftOutReason
+LEFT_OUT_REASON_NOT_READY: LeftOutReason
+LEFT_OUT_REASON_UNREACHABLE: LeftOutReason
+LEFT_OUT_REASON_TOO_SMALL: LeftOutReason
+LEFT_OUT_REASON_NO_DECODE: LeftOutReason
+BARRED_REASON_UNSPECIFIED: BarredReason
+BARRED_REASON_EXCLUDED: BarredReason
+BARRED_REASON_QUEUE_FULL: BarredReason
+BARRED_REASON_NO_ROOM: BarredReason
+BARRED_REASON_PREFILL_FULL: BarredReason
 
 class GenerateRequest(_message.Message):
     __slots__ = ("model", "text", "chat", "tokens", "sampling", "request_id", "priority")
@@ -501,77 +550,90 @@ class ExplainResponse(_message.Message):
     def __init__(self, decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., rules: _Optional[_Union[PlacementRules, _Mapping]] = ..., other_requests: _Optional[int] = ...) -> None: ...
 
 class PlacementRules(_message.Message):
-    __slots__ = ("block_size", "overlap_weight", "prefill_weight", "load_weight", "temperature", "local_prefill_tokens", "prefill_queue_tokens", "max_running_per_worker", "transfer_weight", "local_prefill_requests", "mixed_overlap_weight", "mixed_load_weight", "eviction_weight", "attention_tokens", "local_prefill_when_full")
+    __slots__ = ("block_size", "temperature", "local_prefill_tokens", "prefill_queue_tokens", "max_running_per_worker", "local_prefill_requests", "attention_tokens", "local_prefill_when_full", "weights", "terms")
+    class WeightsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
-    OVERLAP_WEIGHT_FIELD_NUMBER: _ClassVar[int]
-    PREFILL_WEIGHT_FIELD_NUMBER: _ClassVar[int]
-    LOAD_WEIGHT_FIELD_NUMBER: _ClassVar[int]
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     LOCAL_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_QUEUE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_RUNNING_PER_WORKER_FIELD_NUMBER: _ClassVar[int]
-    TRANSFER_WEIGHT_FIELD_NUMBER: _ClassVar[int]
     LOCAL_PREFILL_REQUESTS_FIELD_NUMBER: _ClassVar[int]
-    MIXED_OVERLAP_WEIGHT_FIELD_NUMBER: _ClassVar[int]
-    MIXED_LOAD_WEIGHT_FIELD_NUMBER: _ClassVar[int]
-    EVICTION_WEIGHT_FIELD_NUMBER: _ClassVar[int]
     ATTENTION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     LOCAL_PREFILL_WHEN_FULL_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    TERMS_FIELD_NUMBER: _ClassVar[int]
     block_size: int
-    overlap_weight: float
-    prefill_weight: float
-    load_weight: float
     temperature: float
     local_prefill_tokens: int
     prefill_queue_tokens: int
     max_running_per_worker: int
-    transfer_weight: float
     local_prefill_requests: int
-    mixed_overlap_weight: float
-    mixed_load_weight: float
-    eviction_weight: float
     attention_tokens: int
     local_prefill_when_full: bool
-    def __init__(self, block_size: _Optional[int] = ..., overlap_weight: _Optional[float] = ..., prefill_weight: _Optional[float] = ..., load_weight: _Optional[float] = ..., temperature: _Optional[float] = ..., local_prefill_tokens: _Optional[int] = ..., prefill_queue_tokens: _Optional[int] = ..., max_running_per_worker: _Optional[int] = ..., transfer_weight: _Optional[float] = ..., local_prefill_requests: _Optional[int] = ..., mixed_overlap_weight: _Optional[float] = ..., mixed_load_weight: _Optional[float] = ..., eviction_weight: _Optional[float] = ..., attention_tokens: _Optional[int] = ..., local_prefill_when_full: _Optional[bool] = ...) -> None: ...
+    weights: _containers.ScalarMap[str, float]
+    terms: _containers.RepeatedCompositeFieldContainer[TermRule]
+    def __init__(self, block_size: _Optional[int] = ..., temperature: _Optional[float] = ..., local_prefill_tokens: _Optional[int] = ..., prefill_queue_tokens: _Optional[int] = ..., max_running_per_worker: _Optional[int] = ..., local_prefill_requests: _Optional[int] = ..., attention_tokens: _Optional[int] = ..., local_prefill_when_full: _Optional[bool] = ..., weights: _Optional[_Mapping[str, float]] = ..., terms: _Optional[_Iterable[_Union[TermRule, _Mapping]]] = ...) -> None: ...
+
+class TermRule(_message.Message):
+    __slots__ = ("name", "heading", "amount", "decode_key", "mixed_key")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    HEADING_FIELD_NUMBER: _ClassVar[int]
+    AMOUNT_FIELD_NUMBER: _ClassVar[int]
+    DECODE_KEY_FIELD_NUMBER: _ClassVar[int]
+    MIXED_KEY_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    heading: str
+    amount: str
+    decode_key: str
+    mixed_key: str
+    def __init__(self, name: _Optional[str] = ..., heading: _Optional[str] = ..., amount: _Optional[str] = ..., decode_key: _Optional[str] = ..., mixed_key: _Optional[str] = ...) -> None: ...
 
 class Decision(_message.Message):
-    __slots__ = ("request_id", "choice", "attempt", "age_s", "waited_s", "num_tokens", "reason", "decode_worker", "prefill_worker", "candidates", "left_out")
+    __slots__ = ("request_id", "choice", "attempt", "age_s", "waited_s", "num_tokens", "decode_worker", "prefill_worker", "candidates", "left_out", "reason")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     CHOICE_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     AGE_S_FIELD_NUMBER: _ClassVar[int]
     WAITED_S_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    REASON_FIELD_NUMBER: _ClassVar[int]
     DECODE_WORKER_FIELD_NUMBER: _ClassVar[int]
     PREFILL_WORKER_FIELD_NUMBER: _ClassVar[int]
     CANDIDATES_FIELD_NUMBER: _ClassVar[int]
     LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     choice: int
     attempt: int
     age_s: float
     waited_s: float
     num_tokens: int
-    reason: str
     decode_worker: str
     prefill_worker: str
     candidates: _containers.RepeatedCompositeFieldContainer[CandidateCost]
     left_out: _containers.RepeatedCompositeFieldContainer[LeftOut]
-    def __init__(self, request_id: _Optional[str] = ..., choice: _Optional[int] = ..., attempt: _Optional[int] = ..., age_s: _Optional[float] = ..., waited_s: _Optional[float] = ..., num_tokens: _Optional[int] = ..., reason: _Optional[str] = ..., decode_worker: _Optional[str] = ..., prefill_worker: _Optional[str] = ..., candidates: _Optional[_Iterable[_Union[CandidateCost, _Mapping]]] = ..., left_out: _Optional[_Iterable[_Union[LeftOut, _Mapping]]] = ...) -> None: ...
+    reason: PlacementReason
+    def __init__(self, request_id: _Optional[str] = ..., choice: _Optional[int] = ..., attempt: _Optional[int] = ..., age_s: _Optional[float] = ..., waited_s: _Optional[float] = ..., num_tokens: _Optional[int] = ..., decode_worker: _Optional[str] = ..., prefill_worker: _Optional[str] = ..., candidates: _Optional[_Iterable[_Union[CandidateCost, _Mapping]]] = ..., left_out: _Optional[_Iterable[_Union[LeftOut, _Mapping]]] = ..., reason: _Optional[_Union[PlacementReason, str]] = ...) -> None: ...
 
 class LeftOut(_message.Message):
-    __slots__ = ("worker_id", "role", "reason")
+    __slots__ = ("worker_id", "role", "reason", "detail")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     role: str
-    reason: str
-    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+    reason: LeftOutReason
+    detail: str
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ..., reason: _Optional[_Union[LeftOutReason, str]] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class CandidateCost(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "role", "prompt_blocks", "cached_blocks", "queued_prefill_tokens", "active_blocks", "uncached_tokens", "runs_prompt", "prompt_term", "cached_term", "queued_term", "load_term", "total", "barred", "chance", "chosen", "transfer_term", "eviction_term", "overlap_weight")
+    __slots__ = ("worker_id", "incarnation", "role", "prompt_blocks", "cached_blocks", "queued_prefill_tokens", "active_blocks", "uncached_tokens", "runs_prompt", "total", "chance", "chosen", "overlap_weight", "terms", "barred")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -581,17 +643,12 @@ class CandidateCost(_message.Message):
     ACTIVE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     UNCACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     RUNS_PROMPT_FIELD_NUMBER: _ClassVar[int]
-    PROMPT_TERM_FIELD_NUMBER: _ClassVar[int]
-    CACHED_TERM_FIELD_NUMBER: _ClassVar[int]
-    QUEUED_TERM_FIELD_NUMBER: _ClassVar[int]
-    LOAD_TERM_FIELD_NUMBER: _ClassVar[int]
     TOTAL_FIELD_NUMBER: _ClassVar[int]
-    BARRED_FIELD_NUMBER: _ClassVar[int]
     CHANCE_FIELD_NUMBER: _ClassVar[int]
     CHOSEN_FIELD_NUMBER: _ClassVar[int]
-    TRANSFER_TERM_FIELD_NUMBER: _ClassVar[int]
-    EVICTION_TERM_FIELD_NUMBER: _ClassVar[int]
     OVERLAP_WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    TERMS_FIELD_NUMBER: _ClassVar[int]
+    BARRED_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: int
     role: str
@@ -601,15 +658,18 @@ class CandidateCost(_message.Message):
     active_blocks: int
     uncached_tokens: int
     runs_prompt: bool
-    prompt_term: float
-    cached_term: float
-    queued_term: float
-    load_term: float
     total: float
-    barred: str
     chance: float
     chosen: bool
-    transfer_term: float
-    eviction_term: float
     overlap_weight: float
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., role: _Optional[str] = ..., prompt_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., active_blocks: _Optional[int] = ..., uncached_tokens: _Optional[int] = ..., runs_prompt: _Optional[bool] = ..., prompt_term: _Optional[float] = ..., cached_term: _Optional[float] = ..., queued_term: _Optional[float] = ..., load_term: _Optional[float] = ..., total: _Optional[float] = ..., barred: _Optional[str] = ..., chance: _Optional[float] = ..., chosen: _Optional[bool] = ..., transfer_term: _Optional[float] = ..., eviction_term: _Optional[float] = ..., overlap_weight: _Optional[float] = ...) -> None: ...
+    terms: _containers.RepeatedCompositeFieldContainer[CostTerm]
+    barred: BarredReason
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., role: _Optional[str] = ..., prompt_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., active_blocks: _Optional[int] = ..., uncached_tokens: _Optional[int] = ..., runs_prompt: _Optional[bool] = ..., total: _Optional[float] = ..., chance: _Optional[float] = ..., chosen: _Optional[bool] = ..., overlap_weight: _Optional[float] = ..., terms: _Optional[_Iterable[_Union[CostTerm, _Mapping]]] = ..., barred: _Optional[_Union[BarredReason, str]] = ...) -> None: ...
+
+class CostTerm(_message.Message):
+    __slots__ = ("name", "value")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    value: float
+    def __init__(self, name: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...

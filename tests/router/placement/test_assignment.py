@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from router.placement.assignment import Assigner
-from router.placement.placement import Request
+from router.placement.candidates import Request
 from router.text.tokenizer import Tokenizer
 from tests.router.scripted_worker import ScriptedWorker
 from tests.router.small_router import CONFIG, Holdings, routing

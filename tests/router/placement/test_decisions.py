@@ -2,8 +2,9 @@
 
 import random
 
+from router.placement.candidates import Request
 from router.placement.decisions import DecisionLog
-from router.placement.placement import Placement, Request
+from router.placement.placement import Placement
 from runtime.config.serving import PlacementConfig
 from tests.router.candidates import Candidate, place
 

@@ -8,7 +8,19 @@ from hypothesis import given, strategies as st
 from msgspec.structs import replace
 
 from baton_proto.discovery import prefill_pairs
-from router.placement.placement import NO_ROOM, Request
+from router.placement.candidates import Request
+from router.placement.cost import (
+    ALONE,
+    BUSY,
+    CACHED,
+    FREE,
+    FULL,
+    NO_ROOM,
+    NOBODY_SHIPS,
+    QUEUE_FULL,
+    SHIPPED,
+    SHORT,
+)
 from runtime.config.serving import PlacementConfig
 from tests.router.candidates import Candidate, place
 
@@ -115,6 +127,7 @@ def test_the_choice_is_the_cheapest_that_is_allowed(
         assert prompt_cost(taken, config.overlap_weight) == pytest.approx(cheapest)
     told = {cost.worker[0]: cost.total for cost in placement.costs if cost.role == "decode" and not cost.barred}
     assert told == pytest.approx(costs)
+    assert all(cost.total == pytest.approx(sum(cost.terms), abs=1e-6) for cost in placement.costs)
     assert len(placement.costs) == len(decode) + len(prefill)
 
 
@@ -123,7 +136,7 @@ def test_decode_workers_without_room_are_passed_over_and_say_so() -> None:
     placement = place(request(640), decode, [], CONFIG, random.Random(), max_running=8)
     assert placement is not None
     assert placement.decode == ("roomy", 1)
-    assert [cost.barred for cost in placement.costs] == [NO_ROOM, ""]
+    assert [cost.barred for cost in placement.costs] == [NO_ROOM, FREE]
     assert place(request(640), decode, [], CONFIG, random.Random(), max_running=7) is None
 
 
@@ -142,7 +155,7 @@ def test_the_deeper_a_cached_prefix_reaches_the_more_each_of_its_blocks_is_worth
         placement = place(request(num_tokens), [candidate("d", cached=num_tokens // 32)], [], CONFIG, random.Random())
         assert placement is not None
         (cost,) = placement.costs
-        return cost.cached_work / cost.cached_blocks
+        return -cost.terms[CACHED] / CONFIG.mixed_overlap_weight / cost.cached_blocks
 
     assert worth(1000) == pytest.approx(1.0, abs=0.02)
     assert worth(2 * CONFIG.attention_tokens) == pytest.approx(1.5)
@@ -175,7 +188,7 @@ def test_a_short_uncached_rest_runs_on_the_decode_worker_that_holds_the_prefix()
     decode = [candidate("cold"), candidate("warm", cached=40, active=30)]
     placement = place(request(40 * BLOCK_SIZE + 5), decode, [candidate("p", cached=40)], CONFIG, random.Random())
     assert placement is not None
-    assert (placement.decode[0], placement.prefill, placement.reason) == ("warm", None, "short prompt")
+    assert (placement.decode[0], placement.prefill, placement.reason) == ("warm", None, SHORT)
     assert placement.cached_blocks == 40
 
 
@@ -189,24 +202,24 @@ def test_a_decode_worker_that_runs_prompts_already_is_spared_another() -> None:
 @pytest.mark.parametrize(
     ("num_tokens", "cached", "queued", "requests", "reason"),
     [
-        (32, 0, 0, 0, "short prompt"),
-        (33, 0, 0, 0, "shipped"),
-        (40 * BLOCK_SIZE + 32, 40, 0, 0, "short prompt"),
-        (40 * BLOCK_SIZE + 33, 40, 0, 0, "shipped"),
-        (20, 0, 12, 0, "short prompt"),
-        (20, 0, 13, 0, "shipped, decode worker busy"),
-        (20, 0, 0, 63, "short prompt"),
-        (20, 0, 0, 64, "shipped, decode worker busy"),
+        (32, 0, 0, 0, SHORT),
+        (33, 0, 0, 0, SHIPPED),
+        (40 * BLOCK_SIZE + 32, 40, 0, 0, SHORT),
+        (40 * BLOCK_SIZE + 33, 40, 0, 0, SHIPPED),
+        (20, 0, 12, 0, SHORT),
+        (20, 0, 13, 0, BUSY),
+        (20, 0, 0, 63, SHORT),
+        (20, 0, 0, 64, BUSY),
     ],
 )
 def test_a_prompt_is_shipped_beyond_a_threshold_each_and_the_reason_names_it(
-    num_tokens: int, cached: int, queued: int, requests: int, reason: str
+    num_tokens: int, cached: int, queued: int, requests: int, reason: int
 ) -> None:
     decode = [candidate("d", cached=cached, queued=queued, requests=requests)]
     placement = place(request(num_tokens), decode, [candidate("p")], CONFIG, random.Random())
     assert placement is not None
     assert placement.reason == reason
-    assert (placement.prefill is None) == (reason == "short prompt")
+    assert (placement.prefill is None) == (reason == SHORT)
     (cost,) = [cost for cost in placement.costs if cost.role == "decode"]
     assert cost.reason == reason
 
@@ -215,7 +228,7 @@ def test_a_busy_decode_worker_runs_the_prompt_when_nobody_else_can() -> None:
     busy = [candidate("d", queued=5000, requests=200)]
     placement = place(request(20), busy, [], CONFIG, random.Random())
     assert placement is not None
-    assert placement.reason == "no prefill worker"
+    assert placement.reason == ALONE
 
 
 def test_of_equally_busy_decode_workers_the_one_that_holds_more_of_a_shipped_prompt_gets_it() -> None:
@@ -224,7 +237,7 @@ def test_of_equally_busy_decode_workers_the_one_that_holds_more_of_a_shipped_pro
     for config, chosen in ((CONFIG, "idle"), (replace(CONFIG, transfer_weight=0.5), "warm")):
         placement = place(request(1000), decode, [candidate("p")], config, rng)
         assert placement is not None
-        assert (placement.decode[0], placement.reason) == (chosen, "shipped")
+        assert (placement.decode[0], placement.reason) == (chosen, SHIPPED)
     placement = place(request(1000), decode[:2], [candidate("p")], CONFIG, rng)
     assert placement is not None
     assert placement.decode[0] == "warm"
@@ -241,7 +254,7 @@ def test_the_prompt_runs_on_the_decode_worker_when_no_prefill_worker_is_alive() 
     for prefill, facts in (([], request(5000)), ([candidate("p")], request(5000, "p"))):
         placement = place(facts, [candidate("d")], prefill, CONFIG, random.Random())
         assert placement is not None
-        assert (placement.prefill, placement.reason) == (None, "no prefill worker")
+        assert (placement.prefill, placement.reason) == (None, ALONE)
 
 
 def test_while_every_prefill_worker_has_its_fill_decode_workers_without_prompts_run_one_each() -> None:
@@ -249,8 +262,8 @@ def test_while_every_prefill_worker_has_its_fill_decode_workers_without_prompts_
     decode = [candidate("prompt", queued=1), candidate("busy", requests=64), candidate("free", active=500, requests=63)]
     placement = place(request(5000), decode, full, CONFIG, random.Random())
     assert placement is not None
-    assert (placement.decode[0], placement.prefill, placement.reason) == ("free", None, "prefill workers full")
-    assert [cost.barred for cost in placement.costs] == ["queue full"] * 2 + ["prefill workers full"] * 2 + [""]
+    assert (placement.decode[0], placement.prefill, placement.reason) == ("free", None, FULL)
+    assert [cost.barred for cost in placement.costs] == [QUEUE_FULL] * 2 + [NOBODY_SHIPS] * 2 + [FREE]
     assert place(request(5000), decode[:2], full, CONFIG, random.Random()) is None
     placement = place(request(5000), decode, [*full, candidate("p2", queued=16383)], CONFIG, random.Random())
     assert placement is not None

@@ -12,7 +12,8 @@ from baton_proto.discovery import LoadReport, WorkerLoad
 from baton_proto.generated import inference_pb2 as pb
 from baton_proto.worker import Failure
 from router.placement.assignment import Assigner
-from router.placement.placement import NO_ROOM, Request, chances
+from router.placement.candidates import Request, chances
+from router.placement.cost import NO_ROOM
 from router.text.tokenizer import Tokenizer
 from router.views.explain import Explainer
 from router.workers.load import LoadView
@@ -44,6 +45,11 @@ def by_worker(decision: pb.Decision) -> dict[str, pb.CandidateCost]:
     return {candidate.worker_id: candidate for candidate in decision.candidates}
 
 
+def term(cost: pb.CandidateCost, name: str) -> float:
+    (value,) = (term.value for term in cost.terms if term.name == name)
+    return value
+
+
 def load(router: Router, worker_id: str, **fields: int) -> None:
     router.pool.load_report(LoadReport(1, worker_id, 1, WorkerLoad(**fields)))
 
@@ -59,11 +65,11 @@ async def test_a_request_of_the_past_is_explained_with_its_candidates(tokenizer:
         assert response is not None
         (decision,) = response.decisions
         assert (decision.request_id, decision.choice, decision.attempt) == (wanted.request_id, 0, 1)
-        assert (decision.num_tokens, decision.reason) == (len(PROMPT), "shipped")
+        assert (decision.num_tokens, decision.reason) == (len(PROMPT), pb.PLACEMENT_REASON_SHIPPED)
         assert (decision.decode_worker, decision.prefill_worker) == ("d0", "p0")
         weighed = by_worker(decision)
         assert [w for w, candidate in weighed.items() if candidate.chosen] == ["p0", "d0"]
-        assert (weighed["d1"].load_term, weighed["d1"].total - weighed["d0"].total) == (5.0, pytest.approx(5.0))
+        assert (term(weighed["d1"], "load"), weighed["d1"].total - weighed["d0"].total) == (5.0, pytest.approx(5.0))
         assert response.rules.local_prefill_tokens == 0
 
 
@@ -81,7 +87,7 @@ async def test_every_attempt_and_choice_is_explained(tokenizer: Tokenizer) -> No
         assert sorted(attempts.values()) == [1, 2]
         again = next(decision for decision in response.decisions if decision.attempt == 2)
         assert again.num_tokens > len(PROMPT), "what the client has already is part of the prompt"
-        assert by_worker(again)["d0"].barred == "excluded"
+        assert by_worker(again)["d0"].barred == pb.BARRED_REASON_EXCLUDED
         assert again.decode_worker == "d1"
 
 
@@ -115,25 +121,17 @@ async def test_terms_add_up_to_the_cost(tokenizer: Tokenizer, attention_tokens: 
         weighed = by_worker(decision)
         assert set(weighed) == {"p0", "p1", "d0", "d1"}
         for cost in weighed.values():
-            terms = (
-                cost.prompt_term
-                + cost.cached_term
-                + cost.queued_term
-                + cost.transfer_term
-                + cost.load_term
-                + cost.eviction_term
-            )
-            assert cost.total == pytest.approx(terms), cost.worker_id
+            assert cost.total == pytest.approx(sum(term.value for term in cost.terms)), cost.worker_id
         p0, d0, d1 = weighed["p0"], weighed["d0"], weighed["d1"]
         pair = 1 / (attention_tokens * 16) if attention_tokens else 0.0  # in blocks
         attended = (26.0 + 2 * 200**2 / 2 * pair, -4.0 - 64**2 / 2 * pair, 5.0 + 2 * 800 * pair)
-        assert (p0.prompt_term, p0.cached_term, p0.queued_term) == pytest.approx(attended)
-        assert p0.load_term == 0.0
-        assert (d0.runs_prompt, d0.queued_term, d0.load_term) == (True, 1.25, 21.0)
-        assert d0.cached_term == pytest.approx(-8.0 - 128**2 / 2 * pair)
+        assert (term(p0, "prompt"), term(p0, "cached"), term(p0, "queued")) == pytest.approx(attended)
+        assert term(p0, "load") == 0.0
+        assert (d0.runs_prompt, term(d0, "queued"), term(d0, "load")) == (True, 1.25, 21.0)
+        assert term(d0, "cached") == pytest.approx(-8.0 - 128**2 / 2 * pair)
         assert (d0.uncached_tokens, d0.queued_prefill_tokens) == (72, 10)
-        assert (d1.runs_prompt, d1.cached_term, d1.queued_term, d1.load_term) == (False, 0.0, 0.0, 3.0)
-        assert (p0.transfer_term, d0.transfer_term, d1.transfer_term) == (0.0, 0.0, 1.75)
+        assert (d1.runs_prompt, term(d1, "cached"), term(d1, "queued"), term(d1, "load")) == (False, 0.0, 0.0, 3.0)
+        assert (term(p0, "transfer"), term(d0, "transfer"), term(d1, "transfer")) == (0.0, 0.0, 1.75)
         assert (d1.uncached_tokens, d1.queued_prefill_tokens) == (104, 90)
 
 
@@ -141,8 +139,8 @@ async def test_asking_about_a_prompt_says_what_would_come_and_charges_nothing(to
     config = RouterConfig(placement=PlacementConfig(local_prefill_tokens=32))
     async with routing(tokenizer, ScriptedWorker("p0", "prefill"), ScriptedWorker("d0")) as router:
         short, long = (explainer(router, config).prompt(prompt(n)).decisions[0] for n in (32, 33))
-        assert (short.reason, short.decode_worker, short.prefill_worker) == ("short prompt", "d0", "")
-        assert (long.reason, long.decode_worker, long.prefill_worker) == ("shipped", "d0", "p0")
+        assert (short.reason, short.decode_worker, short.prefill_worker) == (pb.PLACEMENT_REASON_SHORT_PROMPT, "d0", "")
+        assert (long.reason, long.decode_worker, long.prefill_worker) == (pb.PLACEMENT_REASON_SHIPPED, "d0", "p0")
         assert (short.request_id, by_worker(short)["d0"].chosen, by_worker(short)["p0"].chosen) == ("", True, False)
         for worker in router.pool.workers.values():
             assert router.ledger.view(worker.key) == LoadView(0, 0, 0)
@@ -158,13 +156,16 @@ async def test_what_keeps_a_prompt_waiting_is_said(tokenizer: Tokenizer) -> None
         (decision,) = explainer(router, config).prompt(prompt(40)).decisions
         assert (decision.decode_worker, decision.reason) == (
             "",
-            "it would wait: every prefill worker has its fill of queued prompts, and no decode worker may run one",
+            pb.PLACEMENT_REASON_WAITS_FOR_PREFILL_ROOM,
         )
-        assert [by_worker(decision)[w].barred for w in ("p0", "d0")] == ["queue full", "prefill workers full"]
+        assert [by_worker(decision)[w].barred for w in ("p0", "d0")] == [
+            pb.BARRED_REASON_QUEUE_FULL,
+            pb.BARRED_REASON_PREFILL_FULL,
+        ]
         assert {candidate.chance for candidate in decision.candidates} == {0.0}
         load(router, "d0", running=2)
         (decision,) = explainer(router, config).prompt(prompt(40)).decisions
-        assert decision.reason == "it would wait: every decode worker has its limit of requests"
+        assert decision.reason == pb.PLACEMENT_REASON_WAITS_FOR_DECODE_ROOM
         assert by_worker(decision)["d0"].barred == NO_ROOM
 
 
@@ -176,7 +177,7 @@ async def test_a_prompt_that_a_decode_worker_runs_for_full_prefill_workers_says_
         assert response.rules.local_prefill_when_full
         (decision,) = response.decisions
         chosen = (decision.decode_worker, decision.prefill_worker, decision.reason)
-        assert chosen == ("d0", "", "prefill workers full")
+        assert chosen == ("d0", "", pb.PLACEMENT_REASON_PREFILL_FULL)
         assert by_worker(decision)["d0"].runs_prompt
 
 
@@ -186,9 +187,9 @@ async def test_workers_that_cannot_be_used_are_named_with_the_reason(tokenizer: 
     async with routing(tokenizer, ScriptedWorker("d0"), draining, small) as router:
         router.pool.apply(Change("changed", draining.record("draining")))
         (decision,) = explainer(router).prompt(prompt(40)).decisions
-        assert [(left.worker_id, left.reason) for left in decision.left_out] == [
-            ("d1", "is draining"),
-            ("d2", "takes 20 tokens at most"),
+        assert [(left.worker_id, left.reason, left.detail) for left in decision.left_out] == [
+            ("d1", pb.LEFT_OUT_REASON_NOT_READY, "draining"),
+            ("d2", pb.LEFT_OUT_REASON_TOO_SMALL, "20"),
         ]
         assert set(by_worker(decision)) == {"d0"}
 
@@ -202,7 +203,7 @@ async def test_a_request_that_found_a_worker_full_says_so(tokenizer: Tokenizer) 
         response = explainer(router, config).request(wanted.request_id)
         assert response is not None
         (decision,) = response.decisions
-        assert [by_worker(decision)[w].barred for w in ("d0", "d1")] == [NO_ROOM, ""]
+        assert [by_worker(decision)[w].barred for w in ("d0", "d1")] == [NO_ROOM, pb.BARRED_REASON_UNSPECIFIED]
         assert decision.decode_worker == "d1"
 
 
@@ -217,7 +218,7 @@ def test_chances_are_how_often_each_is_chosen(temperature: float) -> None:
         weighings = [weigh(facts, candidates, [], config, rng) for _ in range(rounds)]
         costs = weighings[0].decode.costs()
         expected = chances(costs, temperature)
-        chosen = Counter(w.decode.worker(w.chosen_decode) for w in weighings)
+        chosen = Counter(w.decode.worker(w.decode.chosen) for w in weighings)
         for cost, chance in zip(costs, expected, strict=True):
             assert chosen[cost.worker] / rounds == pytest.approx(chance, abs=0.04)
         assert sum(expected) == pytest.approx(1.0)

@@ -1,0 +1,150 @@
+"""The workers of one role that a request may go to, and what each of them costs."""
+
+import math
+import random
+from collections.abc import Sequence
+from typing import Final, NamedTuple, cast
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from baton_proto.generated import inference_pb2 as pb
+from router.placement import cost
+from runtime.discovery.worker_key import WorkerKey
+
+NO_LIMIT: Final = 2**62
+
+
+class Request(Struct, frozen=True, gc=False):
+    """What placement must know of a request."""
+
+    num_tokens: int  # prompt and replayed output
+    block_size: int
+    excluded: frozenset[WorkerKey] = frozenset()  # workers that failed or refused the request
+
+
+class Candidates(NamedTuple):
+    """Workers of one role that are ready, as columns."""
+
+    workers: Sequence[WorkerKey]
+    cached: NDArray[np.int32]  # [n] blocks of the prompt's prefix that the worker holds
+    load: NDArray[np.int64]  # [n, 4], see LoadLedger.columns
+    stored: NDArray[np.float64]  # [n] blocks that the worker had to store lately, see LoadLedger.stored; or zeros
+
+
+NOBODY: Final = np.empty(0, dtype=np.bool_)
+NO_CANDIDATES: Final = Candidates((), np.empty(0, dtype=np.int32), np.empty((0, 4), dtype=np.int64), np.empty(0))
+
+
+class Cost(Struct, frozen=True, gc=False):
+    """One candidate's cost and the facts behind it."""
+
+    worker: WorkerKey
+    role: str  # "prefill" | "decode"
+    prompt_blocks: int
+    cached_blocks: int
+    queued_tokens: int  # of prompts
+    active_blocks: int  # 0 for a prefill worker
+    runs_prompt: bool  # False: a decode worker that would receive the prompt's KV; its queue does not count
+    reason: "pb.PlacementReason"  # why the candidate would run the prompt or receive its KV
+    barred: "pb.BarredReason"
+    terms: tuple[float, ...]  # in blocks, in the order of cost.TERMS
+    total: float  # in blocks
+    overlap_weight: float
+
+
+def chances(costs: Sequence[Cost], temperature: float) -> list[float]:
+    """How likely each of the candidates of one role was to be chosen, before the dice fell."""
+    free = [cost.total for cost in costs if not cost.barred]
+    if not free:
+        return [0.0] * len(costs)
+    lowest, spread = min(free), max(free) - min(free)
+    weights = [0.0 if cost.barred else _weight(cost.total - lowest, spread * temperature) for cost in costs]
+    return [weight / sum(weights) for weight in weights]
+
+
+def _weight(dearer: float, scale: float) -> float:
+    if dearer == 0:
+        return 1.0
+    return math.exp(-dearer / scale) if scale > 0 else 0.0
+
+
+class Weighed:
+    """The candidates of one role with what each of them costs, and the index of the chosen one; -1: all are barred."""
+
+    __slots__ = ("_candidates", "_codes", "_costs", "_request", "_role", "_weights", "chosen")
+
+    def __init__(
+        self,
+        role: str,
+        request: Request,
+        candidates: Candidates,
+        rules: cost.Rules,
+        weights: cost.Weights,
+        rng: random.Random,
+        *,
+        alone: bool,
+        can_ship: bool,
+        max_requests: int = NO_LIMIT,
+        max_queued_tokens: int = NO_LIMIT,
+    ) -> None:
+        """`alone`: whoever is chosen runs the prompt. `can_ship`: a prefill worker takes it."""
+        self._role, self._request, self._candidates, self._weights = role, request, candidates, weights
+        self.chosen = -1
+        workers, cached, load, stored = candidates
+        if not workers:
+            return
+        n, config = len(workers), rules.config
+        excluded = NOBODY
+        if request.excluded:
+            excluded = np.array([worker in request.excluded for worker in workers], dtype=np.bool_)
+        self._codes = np.empty((2, n), dtype=np.int8)  # reasons and barred, as `choose` fills them
+        self._costs = np.empty((n, cost.NUM_TERMS + 1))
+        when_full = config.local_prefill_when_full and config.local_prefill_tokens > 0
+        pair_cost = 1 / (config.attention_tokens * request.block_size) if config.attention_tokens else 0.0
+        self.chosen = cost.choose(
+            (cached, load, stored, excluded),
+            *(request.num_tokens, request.block_size, alone, can_ship),
+            (max_requests, max_queued_tokens, config.local_prefill_tokens, config.local_prefill_requests, when_full),
+            weights,
+            (pair_cost, config.temperature, rng.random()),
+            *(self._codes, self._costs),
+        )
+
+    def __len__(self) -> int:
+        return len(self._candidates.workers)
+
+    def reason(self, index: int) -> "pb.PlacementReason":
+        return cast("pb.PlacementReason", self._codes.item(0, index))
+
+    def cached_blocks(self, index: int) -> tuple[int, int]:
+        """Blocks of the prompt that the candidate need not compute, and blocks of the prompt that it holds: one more
+        when it holds the whole prompt, because the last token is always computed, for its logits."""
+        held = self._candidates.cached.item(index)
+        return min(held, (self._request.num_tokens - 1) // self._request.block_size), held
+
+    def worker(self, index: int) -> WorkerKey:
+        return self._candidates.workers[index]
+
+    def costs(self) -> list[Cost]:
+        return [self._cost(i) for i in range(len(self))]
+
+    def _cost(self, i: int) -> Cost:
+        _, queued, active, _ = self._candidates.load[i].tolist()
+        reason, barred = self._codes[:, i].tolist()
+        *terms, total = self._costs[i].tolist()
+        return Cost(
+            worker=self.worker(i),
+            role=self._role,
+            prompt_blocks=-(-self._request.num_tokens // self._request.block_size),
+            cached_blocks=self.cached_blocks(i)[0],
+            queued_tokens=queued,
+            active_blocks=active if self._role == "decode" else 0,
+            runs_prompt=reason >= cost.RUNS_PROMPT,
+            reason=reason,
+            barred=barred,
+            terms=tuple(terms),
+            total=total,
+            overlap_weight=self._weights[cost.CACHED],
+        )

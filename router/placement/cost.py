@@ -1,0 +1,181 @@
+"""What a candidate costs, in KV blocks: one row per term, and the compiled loop that computes all candidates' terms.
+
+A term is added in three places: its row in TERMS (and its number below), its formula in `choose`, its weight in
+PlacementConfig. `baton events explain`, its gRPC message and the sum over the terms iterate over the rows.
+"""
+
+import math
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from baton_proto.generated import inference_pb2 as pb
+from runtime.compiled import compiled, inlined, together
+from runtime.config.serving import PlacementConfig
+
+
+class Term(NamedTuple):
+    """One term. The last three fields are keys of PlacementConfig: the term's weight for a prefill worker, for a decode
+    worker beside prefill workers, and for a worker that does both. An empty key: the term is 0 for such a worker."""
+
+    name: str  # on the wire and in JSON
+    heading: str  # of its column in `baton events explain`
+    amount: str  # what the weight multiplies, in the formula below that table
+    prefill: str
+    decode: str
+    mixed: str
+
+
+TERMS: Final = (
+    Term("prompt", "prompt", "prompt", "prefill_weight", "prefill_weight", "prefill_weight"),
+    Term("cached", "- cached", "cached", "overlap_weight", "overlap_weight", "mixed_overlap_weight"),
+    Term("queued", "+ queued", "queued", "prefill_weight", "prefill_weight", "prefill_weight"),
+    Term("transfer", "+ shipped", "shipped", "", "transfer_weight", "transfer_weight"),
+    Term("load", "+ load", "active", "", "load_weight", "mixed_load_weight"),
+    Term("eviction", "+ stored", "stored lately", "", "", "eviction_weight"),
+)
+NUM_TERMS: Final = len(TERMS)
+PROMPT, CACHED, QUEUED, TRANSFER, LOAD, EVICTION = range(NUM_TERMS)
+
+Weights = tuple[float, ...]  # one per term
+
+# Where the prompt of a candidate would run and why. SHORT and above: on the candidate itself.
+SHIPPED: Final = pb.PLACEMENT_REASON_SHIPPED
+BUSY: Final = pb.PLACEMENT_REASON_DECODE_BUSY
+SHORT: Final = pb.PLACEMENT_REASON_SHORT_PROMPT
+FULL: Final = pb.PLACEMENT_REASON_PREFILL_FULL
+ALONE: Final = pb.PLACEMENT_REASON_NO_PREFILL
+RUNS_PROMPT: Final = SHORT
+
+# Why a candidate cannot be chosen.
+FREE: Final = pb.BARRED_REASON_UNSPECIFIED
+EXCLUDED: Final = pb.BARRED_REASON_EXCLUDED
+QUEUE_FULL: Final = pb.BARRED_REASON_QUEUE_FULL
+NO_ROOM: Final = pb.BARRED_REASON_NO_ROOM
+NOBODY_SHIPS: Final = pb.BARRED_REASON_PREFILL_FULL
+
+_INT, _FLOAT, _BOOL = numba.int64, numba.float64, numba.boolean
+
+
+class Rules:
+    """A configuration with the weights of its terms for each kind of worker."""
+
+    __slots__ = ("config", "decode", "mixed", "prefill")
+
+    def __init__(self, config: PlacementConfig) -> None:
+        def weights(keys: Iterable[str]) -> Weights:
+            return tuple(getattr(config, key) if key else 0.0 for key in keys)
+
+        self.config = config
+        self.prefill = weights(term.prefill for term in TERMS)
+        self.decode = weights(term.decode for term in TERMS)
+        self.mixed = weights(term.mixed for term in TERMS)
+
+
+@inlined
+def _draw(barred: NDArray[np.int8], totals: NDArray[np.float64], temperature: float, draw: float) -> int:
+    lowest, highest = math.inf, -math.inf
+    for i in range(len(totals)):
+        if barred[i] == FREE:
+            lowest, highest = min(lowest, totals[i]), max(highest, totals[i])
+    chances = np.zeros(len(totals))
+    for i in range(len(totals)):
+        if barred[i] == FREE:
+            if totals[i] == lowest:
+                chances[i] = 1.0
+            elif temperature > 0.0:
+                chances[i] = math.exp((lowest - totals[i]) / ((highest - lowest) * temperature))
+    left = draw * chances.sum()
+    chosen = -1
+    for i in range(len(totals)):
+        if chances[i] > 0.0:
+            chosen = i
+            left -= chances[i]
+            if left < 0.0:
+                break
+    return chosen
+
+
+# Plain tuples, because numba takes 0.5 us longer to recognize a named one.
+@compiled(
+    together(numba.int32[::1], numba.int64[:, ::1], _FLOAT[::1], _BOOL[::1]),
+    *(_INT, _INT, _BOOL, _BOOL),
+    together(_INT, _INT, _INT, _INT, _BOOL),
+    together(*[_FLOAT] * NUM_TERMS),
+    together(_FLOAT, _FLOAT, _FLOAT),
+    *(numba.int8[:, ::1], _FLOAT[:, ::1]),
+    returns=_INT,
+)
+def choose(
+    columns: tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.float64], NDArray[np.bool_]],
+    num_tokens: int,
+    block_size: int,
+    alone: bool,
+    can_ship: bool,
+    limits: tuple[int, int, int, int, bool],
+    weights: Weights,
+    dice: tuple[float, float, float],
+    codes: NDArray[np.int8],
+    costs: NDArray[np.float64],
+) -> int:
+    """Index of the cheapest candidate that is not barred; -1: all are barred.
+
+    Equal costs are decided by `draw` from [0, 1). Above temperature 0 the draw is from the softmax over
+    -(total - lowest) / (highest - lowest) / temperature.
+    columns: cached blocks [n]; load [n, 4] as LoadView's fields; blocks stored lately [n]; excluded [n], [0] for none.
+    alone: whoever is chosen runs the prompt. can_ship: a prefill worker takes the prompt.
+    limits: requests and queued tokens of a candidate; tokens, requests of local prefill, and whether it helps out.
+    dice: what one pair of tokens costs in attention, in blocks; temperature; draw.
+    codes, filled here: reasons and barred [2, n]. costs, filled here: terms and their sum [n, NUM_TERMS + 1].
+    """
+    cached, load, stored, excluded = columns
+    max_requests, max_queued_tokens, local_tokens, local_requests, local_when_full = limits
+    pair_cost, temperature, draw = dice
+    reasons, barred, totals = codes[0], codes[1], costs[:, NUM_TERMS]
+    prompt_blocks = -(-num_tokens // block_size)
+    prompt = prompt_blocks + pair_cost * num_tokens * num_tokens / 2
+    for i in range(len(cached)):
+        requests, queued, active, pairs = load[i, 0], load[i, 1], load[i, 2], load[i, 3]
+        cached_blocks = min(cached[i], (num_tokens - 1) // block_size)  # the last token is computed, for its logits
+        cached_tokens = cached_blocks * block_size
+        uncached = num_tokens - cached_tokens
+        if alone:
+            reasons[i] = ALONE
+        elif uncached + queued <= local_tokens and requests < local_requests:
+            reasons[i] = SHORT
+        elif local_when_full and not can_ship and queued == 0 and requests < local_requests:
+            reasons[i] = FULL
+        elif uncached <= local_tokens:
+            reasons[i] = BUSY
+        else:
+            reasons[i] = SHIPPED
+        runs = reasons[i] >= RUNS_PROMPT
+        saved = cached_blocks + pair_cost * cached_tokens * cached_tokens / 2 if runs else 0.0
+        computed = prompt
+        if runs:
+            computed = prompt + queued / block_size + pair_cost * pairs - weights[CACHED] * saved
+        costs[i, PROMPT] = weights[PROMPT] * prompt
+        costs[i, CACHED] = 0.0 - weights[PROMPT] * weights[CACHED] * saved  # never -0.0
+        costs[i, QUEUED] = weights[QUEUED] * (queued / block_size + pair_cost * pairs) if runs else 0.0
+        costs[i, TRANSFER] = 0.0 if runs else weights[TRANSFER] * (prompt_blocks - cached_blocks)
+        costs[i, LOAD] = weights[LOAD] * active
+        costs[i, EVICTION] = weights[EVICTION] * stored[i] if runs else 0.0
+        # What is computed is weighted once, as a sum: it is mostly exact, so that equal work makes equal costs.
+        total = weights[PROMPT] * computed
+        for term in range(TRANSFER, NUM_TERMS):
+            total += costs[i, term]
+        totals[i] = total
+        if len(excluded) and excluded[i]:
+            barred[i] = EXCLUDED
+        elif queued >= max_queued_tokens:
+            barred[i] = QUEUE_FULL
+        elif requests >= max_requests:
+            barred[i] = NO_ROOM
+        elif not can_ship and not runs:
+            barred[i] = NOBODY_SHIPS
+        else:
+            barred[i] = FREE
+    return _draw(barred, totals, temperature, draw)
