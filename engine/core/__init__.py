@@ -1,1 +1,1 @@
-"""Torch-free: which sequences run in a step, and where their KV blocks are."""
+"""Which sequences run in a step, and where their KV blocks are. Torch-free."""

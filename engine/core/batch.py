@@ -1,6 +1,6 @@
 """What one step computes: the contract between scheduler, runner and engine.
 
-Structs, for every step makes many: a frozen dataclass takes ten times as long.
+The values are Structs because every step makes many, and a frozen dataclass takes ten times as long.
 """
 
 from collections.abc import Callable, Sequence as Run
@@ -13,9 +13,9 @@ from engine.core.sequence import Sequence
 
 
 class ScheduledSequence(Struct, frozen=True):
-    """`num_tokens` tokens of `sequence` from `start` (= its num_computed_tokens) on go through the model this step.
+    """`num_tokens` tokens of `sequence`, from `start` on, go through the model in this step.
 
-    `sample`: the last of them is the last known token, so a new token is sampled after it.
+    `sample`: the last of them is the sequence's last token, so a new token is sampled after it.
     """
 
     sequence: Sequence
@@ -29,7 +29,7 @@ class ScheduledSequence(Struct, frozen=True):
 
 
 class Batch:
-    """Prompt chunks first, then decodes (exactly one token each): attention is split by phase at `len(prefill)`."""
+    """Prompt chunks, then decodes of one token each: attention is split by phase at `len(prefill)`."""
 
     __slots__ = ("decode", "items", "num_tokens", "prefill")
 
@@ -46,19 +46,20 @@ class SampledToken(Struct, frozen=True):
 
 
 LayerDone = Callable[[int], None]
-"""Called on the engine thread after the KV of a layer was written for the whole batch (on a GPU: enqueued)."""
+"""A function of a layer's index. The runner calls it on the engine thread after the layer's KV was written for the
+whole batch; on a GPU, after the writes were enqueued."""
 
 
 class StepOnItsWay(Protocol):
-    """A submitted step. Its KV is written before that of any step submitted later."""
+    """A submitted step. Invariant: its KV is written before that of a step submitted later."""
 
     def tokens(self) -> Run[SampledToken]:
-        """Waits for the step. One SampledToken per item with `sample` set, in the order of `batch.items`."""
+        """Waits for the step. Returns one token per item with `sample` set, in the order of `batch.items`."""
         ...
 
 
 class StepDone(Struct, frozen=True):
-    """A step that had ended when `submit` returned."""
+    """A step that has ended when `submit` returns."""
 
     sampled: Run[SampledToken]
 
@@ -67,14 +68,14 @@ class StepDone(Struct, frozen=True):
 
 
 class Runner(Protocol):
-    """Runs batches. The model runners are some; the mock engine's is another.
+    """Runs batches through a model, or pretends to (the mock engine's).
 
     A runner of depth 1 takes a step while the one before is still on its way. The token that a sequence waits for is
-    then `PENDING` in its token ids: the runner knows it before anyone else.
+    then `PENDING` in its token ids, and only the runner knows it.
     """
 
     num_layers: int
-    depth: int  # steps that may be on their way when another one is submitted; 0: none
+    depth: int  # steps that may be on their way when another is submitted
 
     def submit(self, batch: Batch, layer_done: LayerDone | None) -> StepOnItsWay:
         """Starts the step. Writes KV into the slab."""

@@ -1,9 +1,8 @@
-"""Paged KV bookkeeping: which sequence holds which blocks, who shares them, and which are free.
+"""Paged KV bookkeeping: which sequences hold which blocks, and which blocks are free.
 
-No tensors: block ids are indices into the KV slab. The scheduler allocates, grows and frees; the engine commits what
-was computed. A block is in exactly one of three states: free (its content means nothing), used (referenced by at
-least one sequence) or cached (unreferenced, but holds a known prefix and can be reused or evicted). Every operation
-is O(1) per block.
+A block id is an index into the KV slab. Invariant: a block is in exactly one of three states: free (its content means
+nothing), used (one sequence or more reference it) or cached (unreferenced, but it holds a known prefix, and can be
+reused or evicted). Every operation is O(1) per block.
 """
 
 from array import array
@@ -22,18 +21,18 @@ class BlockManager:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._cache = PrefixCache()
-        self._references = array("i")  # by block id, as far as blocks were ever used
-        self._returned: list[int] = []  # free blocks that were used before; the last returned is reused first
+        self._references = array("i")  # by block id, up to the highest block ever used
+        self._returned: list[int] = []  # free blocks that were used before; the last one is reused first
         self._holders: dict[Sequence, None] = {}  # sequences with blocks
 
     @property
     def num_free(self) -> int:
-        """Blocks without meaning: never used, or returned without being cached."""
+        """Blocks that were never used, or were returned without being cached."""
         return self.num_blocks - len(self._references) + len(self._returned)
 
     @property
     def num_cached(self) -> int:
-        """Unreferenced blocks whose content can be reused."""
+        """Unreferenced blocks that hold a prefix."""
         return self._cache.num_resting
 
     @property
@@ -43,29 +42,29 @@ class BlockManager:
 
     @property
     def num_available(self) -> int:
-        """Blocks that can be handed out now, cached ones included."""
+        """Blocks that can be taken now, cached ones included."""
         return self.num_free + self.num_cached
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
     def allocate(self, sequence: Sequence, *, keep_available: int = 0) -> bool:
-        """Takes blocks for all tokens of the sequence; its computed and cached tokens become the prefix that is cached.
+        """Takes blocks for all tokens of the sequence; the longest cached prefix becomes its computed tokens.
 
-        At least the last token is left to compute, because someone has to sample after it. False, and nothing
-        changed, when fewer than `keep_available` blocks would be left.
+        At least the last token is left to compute, because a token is sampled after it. False, with nothing changed,
+        when fewer than `keep_available` blocks would be left.
         """
         assert not sequence.block_table
         limit = (sequence.num_tokens - 1) // self.block_size
         sequence.hash_blocks(limit, self.block_size)
         hits = self._cache.match(sequence.sequence_hashes, limit)
         num_new = self.blocks_for(sequence.num_tokens) - len(hits)
-        # Referenced blocks have referenced parents: the resting hits are the last ones.
+        # Because referenced blocks have referenced parents, the resting hits are the last ones.
         num_resting = len(hits) - bisect_left(hits, True, key=lambda block: self._references[block] == 0)
         if num_new + num_resting + keep_available > self.num_available:
             return False
         self._share(hits, num_resting)
-        # In the order of memory: what was evicted deepest first is one run again, and is shipped as one.
+        # Sorted, blocks that were evicted deepest first form one run of memory again, and are shipped as one.
         sequence.block_table = hits + sorted(self._take(num_new))
         sequence.num_committed_blocks = len(hits)
         sequence.num_computed_tokens = len(hits) * self.block_size
@@ -75,13 +74,14 @@ class BlockManager:
         return True
 
     def cached_tokens(self, sequence: Sequence) -> int:
-        """Tokens that a sequence without blocks would not have to compute if it got them now."""
+        """Tokens that a sequence without blocks would find cached if it got blocks now."""
         limit = (sequence.num_tokens - 1) // self.block_size
         sequence.hash_blocks(limit, self.block_size)
         return len(self._cache.match(sequence.sequence_hashes, limit)) * self.block_size
 
     def append(self, sequence: Sequence) -> bool:
-        """Makes room for all tokens that the sequence has now. False, and nothing changed, when there is none."""
+        """Takes blocks for all tokens that the sequence has now. False, with nothing changed, when too few are
+        available."""
         num_new = self.blocks_for(sequence.num_tokens) - len(sequence.block_table)
         if num_new <= 0:
             return True
@@ -93,15 +93,15 @@ class BlockManager:
     def commit(self, sequence: Sequence) -> None:
         """Puts the full blocks that were computed since the last commit into the prefix cache.
 
-        When another sequence was faster, this one moves over to the cached (canonical) block and gives up its own
-        copy. It keeps the copy for as long as someone may read it: a transfer (pinned) or a step on its way.
+        Where another sequence was faster, this sequence takes the cached (canonical) block and gives up its own copy.
+        The copy is kept while a reader may need it: a transfer (pinned), or a step on its way.
         """
         num_full = sequence.num_computed_tokens // self.block_size
         if num_full <= sequence.num_committed_blocks:
             return
         sequence.hash_blocks(num_full, self.block_size)
         first, hashes = sequence.num_committed_blocks, sequence.sequence_hashes
-        # Below a block that is not cached none is: what others were faster with comes first.
+        # Because no block below an uncached one is cached, blocks where others were faster come first.
         while first < num_full and (canonical := self._cache.find(hashes[first])) is not None:
             self._move_over(sequence, first, canonical)
             first += 1
@@ -119,7 +119,7 @@ class BlockManager:
             self._drop([own])
 
     def _insert(self, sequence: Sequence, first: int, end: int) -> None:
-        """Blocks of the table from `first` to `end` are cached from now on."""
+        """Caches blocks [first, end) of the table."""
         run = slice(first, end)
         parent = sequence.block_table[first - 1] if first else None
         num_of_prompt = min(end, max(first, sequence.num_prompt_tokens // self.block_size)) - first
@@ -129,13 +129,13 @@ class BlockManager:
         self._cache.insert(sequence.block_table[run], *hashes, parent, kinds)
 
     def settle(self, sequence: Sequence) -> None:
-        """No step reads the sequence's blocks at present: gives up the copies that it kept for one."""
+        """Gives up the copies that the sequence kept for a step. Invariant: no step reads its blocks now."""
         if sequence.retired_blocks and not sequence.pinned:
             self._drop(sequence.retired_blocks)
             sequence.retired_blocks = []
 
     def free(self, sequence: Sequence) -> None:
-        """Drops the sequence's references, deepest block first. Without blocks it does nothing."""
+        """Drops the sequence's references, deepest block first. Does nothing for a sequence without blocks."""
         if sequence not in self._holders:
             return
         del self._holders[sequence]
@@ -147,15 +147,15 @@ class BlockManager:
         sequence.num_computed_tokens = 0
 
     def clear(self) -> None:
-        """Empties the prefix cache, except for blocks that sequences hold; those are announced again."""
+        """Empties the prefix cache but for blocks that sequences hold; those are announced again."""
         self._returned += self._cache.clear()
 
     def runs(self) -> list[Stored]:
-        """Snapshot of the prefix cache, referenced blocks included; parents before children."""
+        """A snapshot of the prefix cache, referenced blocks included; parents come before children."""
         return self._cache.runs()
 
     def take_events(self) -> list[KvEvent]:
-        """What happened to the prefix cache since the last call, in order."""
+        """The changes of the prefix cache since the last call, in order."""
         return self._cache.take_events()
 
     @property
@@ -163,7 +163,7 @@ class BlockManager:
         return self._cache.has_events
 
     def _take(self, count: int) -> list[int]:
-        """Blocks with one reference: returned ones, then fresh ones, then the oldest cached ones."""
+        """Blocks, each with one reference now: returned ones, then fresh ones, then the oldest cached ones."""
         returned = self._returned
         blocks = [returned.pop() for _ in range(min(count, len(returned)))]
         num_known = len(self._references)
@@ -176,13 +176,13 @@ class BlockManager:
         return blocks
 
     def _share(self, blocks: list[int], num_resting: int) -> None:
-        """Of blocks that somebody else has computed, parents first; the last `num_resting` have no reference."""
+        """Adds a reference to cached blocks, parents first. The last `num_resting` of them have none yet."""
         self._cache.reuse(blocks, num_resting)
         for block in blocks:
             self._references[block] += 1
 
     def _drop(self, blocks: list[int]) -> None:
-        """One reference of each, children first."""
+        """Drops one reference of each block, children first."""
         references = self._references
         for block in blocks:
             references[block] -= 1
@@ -190,11 +190,11 @@ class BlockManager:
 
     @property
     def holders(self) -> list[Sequence]:
-        """Sequences with blocks, in the order in which they got them."""
+        """Sequences with blocks, in the order in which they got blocks."""
         return list(self._holders)
 
     def check_integrity(self) -> list[str]:
-        """Compares all accounts with each other. Returns what is wrong, in sentences; empty when all is well."""
+        """What is wrong with the books, in sentences; empty when all is well."""
         problems = self._cache.check_integrity(self._references)
         counted = Counter[int]()
         for sequence in self._holders:

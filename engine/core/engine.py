@@ -1,10 +1,10 @@
-"""The engine: one `step()` after the other, each schedules a batch, runs it, and deals with what came out.
+"""The engine: each `step()` schedules a batch, submits it to the runner, and collects the tokens of finished batches.
 
-A runner of depth 1 computes a step while the next one is scheduled: what comes out of a batch is dealt with one step
-later, and a sequence that turns out to have ended was scheduled once too often; that surplus token is dropped. With
-depth 0 the same code deals with each batch at once.
+A runner of depth 1 computes a step while the next one is scheduled. Its tokens are collected one step later, so a
+sequence that has ended meanwhile was scheduled once too often; that surplus token is dropped. With depth 0 the same
+code collects each batch at once.
 
-Owned by one thread (`EngineLoop`), which alone calls anything here. Torch-free: the runner brings the tensors.
+Owned by one thread (`EngineLoop`), which alone calls anything here. Torch-free: the runner has the tensors.
 """
 
 import time
@@ -28,30 +28,29 @@ log = structlog.get_logger()
 
 
 class SequenceOutput(Struct, frozen=True):
-    """News of one sequence. After one with `finish` there are no more."""
+    """News of one sequence. Nothing follows the one with `finish`."""
 
     sequence: Sequence
     token_ids: list[int]
     logprobs: list[TokenLogprobs]  # as many as token_ids, or none
     finish: str | None = None  # "stop" | "length" | "prefill" | "error"
-    stop_token: int | None = None  # the EOS or stop token that ended it; also the last of token_ids
-    error: str | None = None  # with finish "error": why
+    stop_token: int | None = None  # the EOS or stop token that ended it, which is the last of token_ids
+    error: str | None = None  # the reason of finish "error"
 
 
 class StepOutput(Struct, frozen=True):
-    """`num_tokens` went through the model, or set out to; 0 and no outputs: every sequence waits for someone to free
-    blocks."""
+    """What came of a step. With `num_tokens` 0 and no outputs, every sequence waits until somebody frees blocks."""
 
     outputs: list[SequenceOutput]
     events: list[KvEvent]
-    num_tokens: int = 0
+    num_tokens: int = 0  # submitted to the runner, or else collected from it
 
 
 class _InFlight(Struct, frozen=True):
-    """A batch that the runner took, or refused: then `step` says why."""
+    """A submitted batch."""
 
     batch: Batch
-    step: StepOnItsWay | Exception
+    step: StepOnItsWay | Exception  # the runner refused an exception's batch
     started_s: float
 
 
@@ -66,43 +65,45 @@ class Engine:
         eos_token_ids: frozenset[int],
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`clock`: seconds, by which steps are measured."""
+        """`clock`: returns seconds; steps are measured by it."""
         self.runner = runner
         self.block_manager = block_manager
         self.scheduler = Scheduler(block_manager, max_batch_tokens=max_batch_tokens, max_running=max_running)
         self.eos_token_ids = eos_token_ids
         self.clock = clock
         self.timed_steps = TimedSteps()
-        # Right before a batch runs, on this thread; what comes back is called after each of its layers.
+        # Called on this thread right before a batch runs; the runner calls its result after each layer of the batch.
         self.on_batch: Callable[[Batch], LayerDone | None] | None = None
         self._in_flight: deque[_InFlight] = deque()
-        self._sequences: dict[str, Sequence] = {}  # waiting and running ones by request id
+        self._sequences: dict[str, Sequence] = {}  # those that wait or run, by request id
         self._num_steps = 0
-        self.num_prompt_tokens = 0  # that went through the model, or set out to
-        self._landed_s = 0.0  # when the last step came back
+        self.num_prompt_tokens = 0  # submitted to the runner so far
+        self._landed_s = 0.0  # when the last step was collected
         self._step_ms = 0.0
 
     # --- sequences come and go ----------------------------------------------------------------------------------------
 
     def add(self, sequence: Sequence) -> None:
-        """Prefills and decodes the sequence here. Raises InvalidRequestError when its request id is in use."""
+        """Queues a sequence that is prefilled and decoded here. Raises InvalidRequestError when its request id is in
+        use."""
         self._register(sequence)
         self.scheduler.add(sequence)
 
     def reserve(self, sequence: Sequence) -> bool:
-        """Blocks for a sequence that a prefill worker computes; its computed tokens become what is cached here.
+        """Takes blocks for a sequence whose prompt a prefill worker computes; its computed tokens become the prefix
+        that is cached here.
 
-        False when they do not fit now: ask again after the next step or release, its turn is kept. Raises
-        InvalidRequestError when they never will.
+        False when the blocks do not fit now: the sequence keeps its turn, and the caller asks again after the next step
+        or release. Raises InvalidRequestError when they never fit.
         """
         if not self.scheduler.fits_pool(sequence.num_tokens):
             raise InvalidRequestError("prompt", f"{sequence.num_tokens} tokens do not fit into this worker's KV pool")
         return self.scheduler.reserve(sequence)
 
     def admit(self, sequence: Sequence, token_id: int, logprobs: TokenLogprobs | None) -> SequenceOutput:
-        """The KV of a reserved sequence has arrived, with the token sampled after it: runs on, or ends at once.
+        """The KV of a reserved sequence has arrived with the token sampled after it: the sequence decodes, or ends.
 
-        The answer is the only report of that token; step() does not repeat it.
+        The result is the only report of that token; step() does not repeat it.
         """
         assert sequence.status is SequenceStatus.REMOTE
         self._register(sequence)
@@ -113,18 +114,18 @@ class Engine:
         return self._report(sequence, SampledToken(token_id, logprobs))
 
     def release(self, sequence: Sequence) -> None:
-        """Frees the blocks of a reserved sequence that will not be admitted and that nobody writes to any more."""
+        """Frees the blocks of a reserved sequence that is not admitted. Invariant: nobody writes to them any more."""
         assert sequence.status is SequenceStatus.REMOTE
         self.scheduler.finish(sequence)
 
     def unpin(self, sequence: Sequence) -> None:
-        """Frees the blocks of a pinned sequence that has ended and that nobody reads any more."""
+        """Frees the blocks of a pinned sequence that has ended. Invariant: nobody reads them any more."""
         assert sequence.status is SequenceStatus.FINISHED
         sequence.pinned = False
         self.scheduler.release(sequence)
 
     def abort(self, request_id: str) -> Sequence | None:
-        """Ends a waiting or running sequence without an output and returns it; None when there is no such one."""
+        """Ends a waiting or running sequence without an output, and returns it; None when there is none."""
         sequence = self._sequences.get(request_id)
         if sequence is not None:
             self._finish(sequence)
@@ -137,21 +138,21 @@ class Engine:
     # --- a step -------------------------------------------------------------------------------------------------------
 
     def step(self) -> StepOutput:
-        """Raises nothing that a model, a batch or a request can cause: a failing batch ends with finish "error". Raises
-        RankLostError when no step can be computed here any more."""
+        """A batch that fails ends its sequences with finish "error" instead of raising. Raises RankLostError when no
+        step can be computed here any more."""
         batch = self._schedule()
         is_under_way = self._submit(batch)
         outputs, num_landed = self._collect(self.runner.depth if is_under_way else 0)
-        return self._publish(batch.num_tokens or num_landed, outputs)
+        return StepOutput(outputs, self.block_manager.take_events(), batch.num_tokens or num_landed)
 
     def _schedule(self) -> Batch:
-        """Empty while memory is short and a step is on its way: only a sequence that is not in it can be preempted."""
+        """Empty while memory is short and a step is on its way, because no sequence of that step can be preempted."""
         if self._in_flight and self.scheduler.is_short_of_memory:
             return Batch([], [])
         return self.scheduler.schedule()
 
     def _submit(self, batch: Batch) -> bool:
-        """Whether there is a new step that may take its time."""
+        """Whether a new step is on its way."""
         if batch.num_tokens == 0:
             return False
         started_s = self.clock()
@@ -174,7 +175,7 @@ class Engine:
         return not isinstance(step, Exception)
 
     def _collect(self, depth: int) -> tuple[list[SequenceOutput], int]:
-        """Deals with the oldest steps until no more than `depth` are on their way. Returns their tokens' number too."""
+        """Collects the oldest steps until `depth` or fewer are on their way. Returns news and the number of tokens."""
         outputs, num_tokens = self._dead_ends(), 0
         while len(self._in_flight) > depth:
             landed = self._in_flight.popleft()
@@ -188,7 +189,7 @@ class Engine:
         for item in done.batch.items:
             token = next(tokens) if item.sample and not isinstance(tokens, Exception) else None
             self._land(item, token)
-            if item.sequence.status is SequenceStatus.FINISHED:  # it ended or was aborted meanwhile
+            if item.sequence.status is SequenceStatus.FINISHED:  # it has ended or was aborted meanwhile
                 self.scheduler.release(item.sequence)
             elif isinstance(tokens, Exception):
                 outputs.append(self._fail(item.sequence, tokens))
@@ -199,7 +200,7 @@ class Engine:
         return outputs
 
     def _tokens(self, done: _InFlight) -> Iterator[SampledToken] | Exception:
-        """Waits for a step."""
+        """Waits for a step. The exception is logged."""
         try:
             if isinstance(done.step, Exception):
                 raise done.step
@@ -218,7 +219,7 @@ class Engine:
         return iter(tokens)
 
     def _land(self, item: ScheduledSequence, token: SampledToken | None) -> None:
-        """What the step did is on the books now instead of on its way."""
+        """Books the step's tokens as computed instead of on their way."""
         sequence = item.sequence
         sequence.num_in_flight_tokens -= item.num_tokens
         if sequence.status is not SequenceStatus.FINISHED:
@@ -229,13 +230,10 @@ class Engine:
         if not sequence.num_in_flight_tokens:
             self.block_manager.settle(sequence)
 
-    def _publish(self, num_tokens: int, outputs: list[SequenceOutput]) -> StepOutput:
-        return StepOutput(outputs, self.block_manager.take_events(), num_tokens)
-
     # --- how a sequence goes on or ends -------------------------------------------------------------------------------
 
     def _report(self, sequence: Sequence, token: SampledToken) -> SequenceOutput:
-        """`token` is the last of the sequence's that are known."""
+        """`token`: the last known one of the sequence."""
         finish, stop_token = self._finish_reason(sequence, token.token_id)
         if finish is not None:
             self._finish(sequence)
@@ -243,7 +241,7 @@ class Engine:
         return SequenceOutput(sequence, [token.token_id], logprobs, finish, stop_token)
 
     def _finish_reason(self, sequence: Sequence, token_id: int) -> tuple[str | None, int | None]:
-        """(finish, stop token). The sampler sees to it that nothing stops before min_tokens."""
+        """(finish, stop token). Invariant: the sampler gives no stop token before `min_tokens`."""
         sampling = sequence.sampling
         if sequence.prefill_only:
             return "prefill", None
@@ -254,16 +252,17 @@ class Engine:
         return None, None
 
     def _fail(self, sequence: Sequence, error: Exception) -> SequenceOutput:
-        """What the failed step wrote was never committed, so freeing the blocks forgets it."""
+        """Because the KV of a failed step was never committed, freeing the blocks forgets it."""
         self._finish(sequence)
         return SequenceOutput(sequence, [], [], "error", error=f"the step failed: {type(error).__name__}: {error}")
 
     def _dead_ends(self) -> list[SequenceOutput]:
-        ends = self.scheduler.take_dead_ends()
-        ends = [end for end in ends if self._sequences.get(end.sequence.request_id) is end.sequence]  # not aborted
-        for end in ends:
-            del self._sequences[end.sequence.request_id]
-        return [SequenceOutput(end.sequence, [], [], end.finish, error=end.error) for end in ends]
+        outputs = []
+        for sequence, finish, error in self.scheduler.take_dead_ends():
+            if self._sequences.get(sequence.request_id) is sequence:  # else it was aborted
+                del self._sequences[sequence.request_id]
+                outputs.append(SequenceOutput(sequence, [], [], finish, error=error))
+        return outputs
 
     def _register(self, sequence: Sequence) -> None:
         if sequence.request_id in self._sequences:
@@ -272,20 +271,20 @@ class Engine:
 
     def _finish(self, sequence: Sequence) -> None:
         del self._sequences[sequence.request_id]
-        while sequence.token_ids[-1] == PENDING:  # nobody will learn these
+        while sequence.token_ids[-1] == PENDING:  # these tokens are dropped
             sequence.token_ids.pop()
         sequence.num_pending_tokens = 0
         self.scheduler.finish(sequence)
 
-    # --- what others want to know -------------------------------------------------------------------------------------
+    # --- questions ----------------------------------------------------------------------------------------------------
 
     @property
     def has_work(self) -> bool:
-        """Whether a step has something to try; it can still come out empty, see StepOutput."""
+        """Whether a step has something to try. It may still come out empty: see StepOutput."""
         return bool(self._in_flight) or self.scheduler.has_work or self.block_manager.has_events
 
     def load(self) -> WorkerLoad:
-        """Leases and the last event id are the worker's to fill in."""
+        """All but the leases and the last event id, which the worker fills in."""
         queued_tokens, queued_pairs = self.scheduler.queued_prefill
         return WorkerLoad(
             running=len(self.scheduler.running),
@@ -300,11 +299,11 @@ class Engine:
         )
 
     def context_tokens(self) -> int:
-        """Of the running sequences together."""
+        """Tokens of all running sequences."""
         return sum(sequence.num_tokens for sequence in self.scheduler.running)
 
     def check_integrity(self) -> list[str]:
-        """Between steps. Returns what is wrong, in sentences; empty when all is well."""
+        """What is wrong with the books, in sentences; empty when all is well. Between steps only."""
         problems = self.block_manager.check_integrity() + self.scheduler.check_integrity()
         known = {*self.scheduler.waiting, *self.scheduler.running}
         problems.extend(f"{s} is queued without being registered" for s in known - set(self._sequences.values()))

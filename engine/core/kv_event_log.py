@@ -1,7 +1,4 @@
-"""Collects what happens to the prefix cache between two publications, merged into as few events as possible.
-
-The prefix cache writes, the engine takes the events at the end of a step.
-"""
+"""The changes of the prefix cache since the last step, merged into as few events as possible."""
 
 from dataclasses import dataclass, field
 
@@ -46,7 +43,7 @@ class KvEventLog:
         last.append(sequence_hash)
 
     def cleared(self, remaining: list[StoredRun]) -> None:
-        """Whatever was pending is history; what remains cached is told anew."""
+        """Replaces the pending events by a `Cleared`, and by the runs that remain cached."""
         self._pending = [Cleared(), *remaining]
 
     def take(self) -> list[KvEvent]:

@@ -1,6 +1,6 @@
-"""The engine's thread: steps while there is work, runs what others ask for between steps, sleeps otherwise.
+"""The engine's thread: steps while there is work, runs calls between steps, and sleeps otherwise.
 
-Everything that touches the engine goes through `EngineLoop.call`, so the engine needs no locks.
+Because everything that touches the engine goes through `EngineLoop.call`, the engine needs no locks.
 """
 
 import threading
@@ -20,9 +20,9 @@ T = TypeVar("T")
 
 class EngineLoop:
     """Runs one engine. `on_step` is called on the engine thread after each step, and after calls that changed the
-    prefix cache; when it raises, that is logged and the loop goes on.
+    prefix cache; an exception of it is logged, and the loop goes on.
 
-    `ended` resolves when the thread has ended: with the exception, if a fault in the engine's own bookkeeping ended it.
+    `ended` resolves when the thread has ended, with an exception if a fault in the engine's bookkeeping ended it.
     """
 
     on_event_loop = False
@@ -79,9 +79,9 @@ class EngineLoop:
             self.ended.set_exception(failure)
 
     def _await_work(self, progress: bool) -> bool:
-        """Sleeps until there is something to do; False when the loop is to end.
+        """Sleeps until there is something to do; False when the loop shall end.
 
-        After a step without progress every sequence, if there is any, waits for memory: only a call can change that.
+        After a step without progress every sequence waits for memory, and only a call can change that.
         """
         if progress and not self._stopping:
             return True
@@ -90,7 +90,7 @@ class EngineLoop:
             return not self._stopping
 
     def _step(self) -> bool:
-        """Whether anything came of it. An idle engine's step only publishes what the calls did."""
+        """Whether the step made progress. The step of an idle engine publishes what the calls changed."""
         output = self._engine.step()
         if not (output.num_tokens or output.outputs or output.events):
             return False
@@ -98,7 +98,7 @@ class EngineLoop:
             self._on_step(output)
         except Exception:
             log.exception("on_step failed")
-        return True  # also because on_step may have freed memory for somebody
+        return True  # even with no tokens: on_step may have freed memory
 
     def _refuse_calls(self) -> None:
         with self._wakeup:

@@ -1,19 +1,19 @@
-"""How prompts share the tokens that a step may compute. Used by the scheduler, and by what simulates it.
+"""How prompts share the tokens that a step may compute.
 
-In order of arrival alone a question of a hundred tokens would wait for the whole of a book that came before it. So only
-a quarter of a step is the first prompt's by right, and the rest goes where least is left: a long prompt takes at most
-four times as long, and only while shorter ones come.
+In order of arrival alone, a question of a hundred tokens would wait for a whole book that came before it. Therefore
+only a quarter of a step belongs to the first prompt by right, and the rest goes to the prompts with the fewest tokens
+left. A long prompt takes at most four times as long, and only while shorter ones arrive.
 """
 
 from collections.abc import Sequence
 from typing import Final
 
-RIGHT_OF_FIRST: Final = 4  # of a step: this part
+RIGHT_OF_FIRST: Final = 4  # the first prompt has 1 / 4 of a step
 MUCH_SHORTER: Final = 2
 
 
 def share_out(budget: int, left: Sequence[int]) -> list[int]:
-    """Tokens for each prompt in this step. `left`: tokens that each has still to compute, the first in order first."""
+    """Tokens for each prompt in this step. `left`: tokens that each has still to compute, in order."""
     if not left:
         return []
     shares = [0] * len(left)
@@ -27,6 +27,6 @@ def share_out(budget: int, left: Sequence[int]) -> list[int]:
 
 
 def slips_in(left: int, first_left: int) -> bool:
-    """Whether a prompt begins before its turn, beside a first one that fills the steps by itself. Not if they are much
-    alike: they may have a prefix in common, which is then computed once and found by the second."""
+    """Whether a prompt begins before its turn, beside a first one that fills the steps alone. Prompts of similar length
+    do not, because they may share a prefix: the second one waits and finds it cached."""
     return left * MUCH_SHORTER <= first_left

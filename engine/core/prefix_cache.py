@@ -1,13 +1,13 @@
-"""Which blocks hold which prefix: computed blocks by sequence hash, and the order in which they are given up.
+"""Which blocks hold which prefix: computed blocks by sequence hash, and the order in which they are evicted.
 
-Used by the block manager alone, which counts references and says when a block comes to rest (nobody references it) or
-is used again. Two invariants of its calls make everything here simple: the parent of a cached block is cached, and
-the parent of a referenced block is referenced. Hence a sequence's cached blocks are a prefix of its blocks; and as
-the block manager lets go of a sequence's deepest block first, a block always comes to rest after its children.
+The block manager counts references, and tells when a block comes to rest (nobody references it) or is reused.
+Invariant: the parent of a cached block is cached. Invariant: the parent of a referenced block is referenced. Hence a
+sequence's cached blocks are a prefix of its blocks. Because the block manager drops a sequence's deepest block first, a
+block comes to rest after its children.
 
-Blocks are not equally likely to be asked for again, so they do not grow old at the same rate: see AGING. Who reuses a
-block reuses its parent, and the parent of a prompt's block is a prompt's, so a parent's rate is never above its child's
-and the oldest resting block is still a leaf.
+Because some blocks are reused more often than others, they age at different rates: see AGING. Whoever reuses a block
+reuses its parent, and the parent of a prompt's block is a prompt's. Hence a parent never ages faster than its child,
+and the oldest resting block is a leaf.
 """
 
 from array import array
@@ -21,26 +21,26 @@ from engine.core.kv_event_log import KvEventLog, StoredRun
 _NOT_CACHED = -2
 _ROOT = -1
 
-# Kinds of blocks, and how fast each grows old while it rests: an answer's, a prompt's by its length, and from SHORT + 1
-# on one kind for each time that a block was reused. From a trace of conversations, in which a prompt's new block comes
-# back with a chance of 26 % (33 % below 8k tokens, 22 % above 32k), and with 46, 54, 62, 70 and 96 % once it was reused
-# 1, 2, 3, 4 and more than 6 times. An answer comes back less often than its prompt: without its reasoning it is another
-# text. See benchmarks/routing_quality.py.
+# Kinds of blocks, and how fast each ages while it rests: an answer's, a prompt's by its length, and from SHORT + 1 on
+# one kind per reuse. The rates are from a trace of conversations, in which a prompt's new block is reused with a chance
+# of 26 % (33 % below 8k tokens, 22 % above 32k), and with 46, 54, 62, 70 and 96 % after 1, 2, 3, 4 and more than 6
+# reuses. An answer's block is reused less often, because the next prompt leaves out its reasoning. See
+# benchmarks/routing_quality.py.
 OUTPUT, LONG, MEDIUM, SHORT = range(4)
 AGING = (8.0, 1.5, 1.0, 0.7, 0.5, 0.4, 0.3, 0.25, 0.2, 0.05)
-LONG_TOKENS, MEDIUM_TOKENS = 32768, 8192  # and more, of a prompt
+LONG_TOKENS, MEDIUM_TOKENS = 32768, 8192  # of a prompt, at least
 _REUSED = bytes(min(max(kind, SHORT) + 1, len(AGING) - 1) for kind in range(len(AGING)))  # kind -> kind after a reuse
 
 
 def prompt_kind(num_tokens: int) -> int:
-    """Of the blocks of a prompt when they are new."""
+    """The kind of a prompt's new blocks."""
     if num_tokens >= LONG_TOKENS:
         return LONG
     return MEDIUM if num_tokens >= MEDIUM_TOKENS else SHORT
 
 
 class PrefixCache:
-    """Arrays are indexed by block id and grow with the highest block ever cached, so an idle pool costs nothing."""
+    """Arrays are indexed by block id. They grow with the highest block ever cached, so an idle pool costs nothing."""
 
     def __init__(self) -> None:
         self._block_of: dict[int, int] = {}  # sequence hash -> block; parents were inserted before their children
@@ -48,7 +48,7 @@ class PrefixCache:
         self._block_hashes = array("Q")
         self._sequence_hashes = array("Q")
         self._kinds = bytearray()  # by block id
-        # By kind: unreferenced blocks, least recently used first, with the time when they came to rest.
+        # By kind: unreferenced blocks with the time when they came to rest, the oldest first.
         self._resting: list[OrderedDict[int, int]] = [OrderedDict() for _ in AGING]
         self._now = 0  # counts the blocks that came to rest
         self.num_resting = 0
@@ -72,8 +72,8 @@ class PrefixCache:
     def insert(
         self, blocks: list[int], block_hashes: list[int], sequence_hashes: list[int], parent: int | None, kinds: bytes
     ) -> None:
-        """A run of blocks, which are referenced and hold computed KV, each below the one before and the first below the
-        cached block `parent` (None: below the root)."""
+        """Caches a run of referenced blocks with computed KV: each is a child of the one before, the first of the
+        cached block `parent` (None: of the root)."""
         missing = max(blocks) + 1 - len(self._parents)
         if missing > 0:
             self._parents.extend([_NOT_CACHED] * missing)
@@ -91,8 +91,7 @@ class PrefixCache:
             above = block
 
     def rest(self, blocks: list[int]) -> list[int]:
-        """Nobody references these any more, children first; they are as young as can be now. Returns those that are not
-        cached."""
+        """Blocks that nobody references any more, children first, come to rest. Returns those that are not cached."""
         kinds, parents, resting, now = self._kinds, self._parents, self._resting, self._now
         strangers = []
         for block in blocks:
@@ -106,8 +105,8 @@ class PrefixCache:
         return strangers
 
     def reuse(self, blocks: list[int], num_resting: int) -> None:
-        """Somebody found these, parents first, instead of computing them. The last `num_resting` were not referenced;
-        now they are."""
+        """A sequence found these blocks, parents first, instead of computing them. The last `num_resting` rested; now
+        they are referenced."""
         kinds, resting = self._kinds, self._resting
         for block in blocks[len(blocks) - num_resting :]:
             del resting[kinds[block]][block]
@@ -116,19 +115,20 @@ class PrefixCache:
         self.num_resting -= num_resting
 
     def evict(self) -> int:
-        """Gives up the oldest resting block, which is a leaf."""
+        """Forgets the oldest resting block, which is a leaf, and returns it."""
         block, _ = max(zip(self._resting, AGING, strict=True), key=self._age)[0].popitem(last=False)
         self.num_resting -= 1
         self._log.removed(self._forget(block))
         return block
 
     def _age(self, resting: tuple[OrderedDict[int, int], float]) -> float:
-        """Of the oldest of a kind; below all others when there is none."""
+        """The age of the oldest block of a kind; below all others when there is none."""
         blocks, rate = resting
         return (self._now - next(iter(blocks.values()))) * rate if blocks else -1.0
 
     def clear(self) -> list[int]:
-        """Gives up all resting blocks. Referenced ones stay, and are announced again after the `Cleared`."""
+        """Forgets all resting blocks, and returns them. Referenced ones stay, and are announced again after the
+        `Cleared`."""
         blocks = [block for resting in self._resting for block in resting]
         for block in blocks:
             self._forget(block)
@@ -146,7 +146,7 @@ class PrefixCache:
         return bool(self._log)
 
     def runs(self) -> list[Stored]:
-        """Everything cached, as chains, parents before children."""
+        """All cached blocks as chains, parents before children."""
         return [run.event() for run in self._runs()]
 
     def _runs(self) -> list[StoredRun]:
@@ -174,7 +174,7 @@ class PrefixCache:
         return sequence_hash
 
     def check_integrity(self, references: Run[int]) -> list[str]:
-        """`references[block]` counts who uses a block. Returns what is wrong, in sentences."""
+        """What is wrong with the books, in sentences. `references[block]`: how many sequences use a block."""
         problems = []
         cached = set(self._block_of.values())
         if len(cached) != len(self._block_of):

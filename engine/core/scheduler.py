@@ -1,18 +1,18 @@
 """Decides what the next step computes and who holds memory. Pure bookkeeping: no tensors, no clock.
 
-One order rules memory, `Sequence.order`: higher priority first, then earlier arrival, and a sequence keeps its arrival
-through waiting for a reservation and through preemption. Memory is taken from the last in order for the first in order,
-and nothing that starts or reserves overtakes a sequence before it that waits for memory. Of the tokens that a step may
-compute, the first prompt in order has a quarter by right (prefill_budget.py). So the first unfinished sequence
-always advances, and nobody starves.
+One order rules memory, `Sequence.order`: higher priority first, then earlier arrival. A sequence keeps its arrival
+while it waits for a reservation and when it is preempted. Memory is taken from the last sequence in order for the
+first, and no sequence starts or reserves before an earlier one that waits for memory. Of a step's token budget, the
+first prompt in order has a quarter by right (prefill_budget.py). Hence the first unfinished sequence always advances,
+and no sequence starves.
 """
 
 import itertools
 from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import groupby, islice
 from operator import attrgetter
+from typing import NamedTuple
 
 from baton_proto.discovery import prefill_pairs
 from engine.core.batch import Batch, ScheduledSequence
@@ -24,9 +24,8 @@ from engine.core.sequence_queue import SequenceQueue
 LOOK_AHEAD = 8  # waiting sequences that may slip in
 
 
-@dataclass(frozen=True, slots=True)
-class DeadEnd:
-    """A sequence that the pool can never serve, or not any further. It was finished and holds no blocks."""
+class DeadEnd(NamedTuple):
+    """A sequence that the pool can never serve, or cannot serve any further. It is finished and holds no blocks."""
 
     sequence: Sequence
     finish: str  # "error" | "length"
@@ -34,7 +33,7 @@ class DeadEnd:
 
 
 class Scheduler:
-    """Running sequences prefill (in chunks) or decode; remote ones hold blocks and are known to their owner only."""
+    """Running sequences prefill, in chunks, or decode. Remote ones hold blocks, and only their owner knows them."""
 
     def __init__(self, block_manager: BlockManager, *, max_batch_tokens: int, max_running: int) -> None:
         assert max_batch_tokens > 0
@@ -43,12 +42,12 @@ class Scheduler:
         self.max_batch_tokens = max_batch_tokens
         self.max_running = max_running
         self.waiting = SequenceQueue()
-        self.running = SequenceQueue()  # admitted remote sequences may exceed max_running; then the first ones decode
+        self.running = SequenceQueue()  # more than max_running when remote ones are admitted; then the first decode
         self.num_preemptions = 0
         self._arrivals = itertools.count()
         self._waiting_tokens = 0
         self._waiting_pairs = 0
-        self._starved: Sequence | None = None  # first of the waiting, when memory is what it waits for
+        self._starved: Sequence | None = None  # the first of `waiting`, while it waits for memory
         self._dead_ends: list[DeadEnd] = []
 
     def add(self, sequence: Sequence) -> None:
@@ -63,7 +62,8 @@ class Scheduler:
         self._wait(sequence)
 
     def reserve(self, sequence: Sequence) -> bool:
-        """Takes blocks for a sequence that is prefilled elsewhere. False: its turn has not come, ask again later."""
+        """Takes blocks for a sequence that is prefilled elsewhere. False: its turn has not come, the caller asks
+        again."""
         self._stamp(sequence)
         if self._starved is not None and self._starved.order < sequence.order:
             return False
@@ -73,14 +73,14 @@ class Scheduler:
         return True
 
     def admit(self, sequence: Sequence) -> None:
-        """The prompt's KV and the first token of a remote sequence are here: it decodes from now on."""
+        """A remote sequence, whose prompt's KV and first token have arrived, decodes from now on."""
         sequence.num_prefill_tokens = 0
         sequence.status = SequenceStatus.RUNNING
         self.running.add(sequence)
 
     def finish(self, sequence: Sequence) -> None:
-        """Takes a sequence out, whatever state it is in, and frees its blocks unless they are pinned or a step that is
-        on its way uses them."""
+        """Takes out a sequence in any state. Its blocks are freed, unless they are pinned or a step that is on its way
+        uses them."""
         if sequence.status is SequenceStatus.WAITING:
             self._leave_waiting(sequence)
         elif sequence.status is SequenceStatus.RUNNING:
@@ -89,19 +89,20 @@ class Scheduler:
         self.release(sequence)
 
     def release(self, sequence: Sequence) -> None:
-        """Frees the blocks of a finished sequence once nobody uses them any more."""
+        """Frees the blocks of a finished sequence if nobody uses them any more."""
         if not sequence.pinned and not sequence.num_in_flight_tokens:
             self.block_manager.free(sequence)
 
     def schedule(self) -> Batch:
-        """The next step: one token for each that decodes, the rest of the budget for prompt chunks. May be empty."""
+        """The next step: a token for each decoding sequence, and prompt chunks for the rest of the budget. May be
+        empty."""
         decode = self._schedule_decode()
         prefill = self._schedule_prefill(self.max_batch_tokens - len(decode))
         return Batch(prefill, decode)
 
     @property
     def is_short_of_memory(self) -> bool:
-        """Whether a decoding sequence may not get the block that its next token needs without somebody else's."""
+        """Whether the next tokens of the decoding sequences need more blocks than are available."""
         manager = self.block_manager
         num_new = sum(
             manager.blocks_for(sequence.num_tokens) - len(sequence.block_table)
@@ -120,8 +121,8 @@ class Scheduler:
 
     @property
     def queued_prefill(self) -> tuple[int, int]:
-        """Tokens that have to be prefilled here, and pairs of these and the tokens before each; what the cache will
-        spare the waiting ones is not known yet."""
+        """Tokens that have to be prefilled here, and pairs of such a token with a token before it. Both are upper
+        bounds: what the cache holds of a waiting sequence is not known yet."""
         tokens, pairs = self._waiting_tokens, self._waiting_pairs
         for sequence in self.running:
             if sequence.is_prefilling:
@@ -130,7 +131,7 @@ class Scheduler:
         return tokens, pairs
 
     def fits_pool(self, num_tokens: int) -> bool:
-        """Whether a sequence of that length could be held if it were alone."""
+        """Whether the pool could hold a sequence of that length alone."""
         return self.block_manager.blocks_for(num_tokens) <= self.block_manager.num_blocks
 
     # --- decode -------------------------------------------------------------------------------------------------------
@@ -148,7 +149,7 @@ class Scheduler:
         return items
 
     def _grow(self, sequence: Sequence) -> bool:
-        """Room for the newest token, at the cost of those behind in order. False: it pauses or has come to its end."""
+        """Takes room for the newest token, from later sequences if need be. False: the sequence pauses or has ended."""
         if not self.fits_pool(sequence.num_tokens):
             self.finish(sequence)
             self._dead_ends.append(DeadEnd(sequence, "length", None))
@@ -156,7 +157,7 @@ class Scheduler:
         while not self.block_manager.append(sequence):
             victim = self._last_preemptible()
             if victim is None or victim.order <= sequence.order:
-                return False  # remote, pinned or earlier sequences hold the rest and will give it back
+                return False  # remote, pinned or earlier sequences hold the other blocks and will give them back
             self._preempt(victim)
         return True
 
@@ -164,7 +165,7 @@ class Scheduler:
         return next((sequence for sequence in reversed(self.running) if not sequence.prefill_only), None)
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Back to waiting, at its place in order. What it had computed stays cached until someone needs the blocks."""
+        """The sequence waits again, at its place in order. Its KV stays cached until the blocks are needed."""
         self.running.remove(sequence)
         self.block_manager.free(sequence)
         sequence.num_preemptions += 1
@@ -188,9 +189,9 @@ class Scheduler:
         return items
 
     def _start_waiting(self, prompts: list[Sequence], budget: int) -> None:
-        """Those whose turn comes in this step, in order until memory is short, and those that slip in before it. They
-        join `prompts`, which stay in order."""
-        passed: Sequence | None = None  # the first whose turn does not come; memory for it is kept
+        """Starts the sequences whose turn comes in this step, in order until memory is short, and those that slip in
+        before their turn. They join `prompts`, which stays in order."""
+        passed: Sequence | None = None  # the first one whose turn does not come; memory is kept for it
         for sequence in list(islice(self.waiting, LOOK_AHEAD)):
             if len(self.running) >= self.max_running:
                 return
@@ -223,7 +224,8 @@ class Scheduler:
         return True
 
     def _headroom(self) -> int:
-        """Blocks that a newcomer must leave: each decoding sequence may need one soon, and preempting costs work."""
+        """Blocks that a newcomer must leave available: each decoding sequence may need one soon, and preemption costs
+        work."""
         return sum(1 for sequence in self.running if not sequence.is_prefilling)
 
     # --- waiting ------------------------------------------------------------------------------------------------------
@@ -274,11 +276,11 @@ class Scheduler:
 
 
 def _left(sequence: Sequence) -> int:
-    """Tokens of its prompt that no step has yet."""
+    """Tokens of its prompt that are in no step yet."""
     return sequence.num_prefill_tokens - sequence.num_scheduled_tokens
 
 
 def _share(budget: int, prompts: list[Sequence]) -> Iterator[tuple[Sequence, int]]:
-    """Of equal priority, in order: who gets how many tokens."""
+    """How many tokens each of some prompts of equal priority gets, in order."""
     shares = share_out(budget, list(map(_left, prompts)))
     return ((sequence, share) for sequence, share in zip(prompts, shares, strict=True) if share)

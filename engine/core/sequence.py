@@ -1,7 +1,7 @@
-"""One request inside an engine: its tokens, its blocks and how far it has come.
+"""One request inside an engine: its tokens, its blocks, and how far it is computed.
 
-Mutable and owned by the engine thread. The scheduler moves it between states, the block manager fills its block
-table, the engine appends its tokens; workers create it and read it.
+A sequence is mutable and owned by the engine thread. The scheduler moves it between states, the block manager fills its
+block table, the engine appends its tokens; workers create and read it.
 """
 
 import enum
@@ -13,7 +13,7 @@ from baton_proto.sampling import Needs, SamplingParams
 from runtime.blocks.block_hash import block_hashes, sequence_hashes
 
 PENDING = -1
-"""In token_ids: sampled by a step that is on its way, so nobody on the host knows it yet."""
+"""A token in token_ids that a step on its way samples, so the host does not know it yet."""
 
 
 class SequenceStatus(enum.Enum):
@@ -26,8 +26,8 @@ class SequenceStatus(enum.Enum):
 class Sequence:
     """Prompt and output of one request, and the KV blocks that hold them.
 
-    `prefill_only` ends after the one token that the prompt yields. `pinned` (prefill-only sequences) keeps its blocks
-    after the end, because someone still reads them, until the owner calls `Engine.unpin`.
+    A `prefill_only` sequence ends after the one token that its prompt yields. If it is `pinned`, it keeps its blocks
+    after its end, because somebody still reads them, until the owner calls `Engine.unpin`.
     """
 
     __slots__ = (
@@ -71,20 +71,20 @@ class Sequence:
         self.token_ids = token_ids  # prompt + output; replayed output is there from the start; see PENDING
         self.num_prompt_tokens = num_prompt_tokens
         self.sampling = sampling
-        self.needs = sampling.needs
+        self.needs = sampling.needs  # kept, because every step asks for it
         self.priority = priority  # higher runs first
         self.prefill_only = prefill_only
         self.pinned = pinned
         self.status = SequenceStatus.WAITING
-        self.arrival: int | None = None  # position in the engine's order of arrival
+        self.arrival: int | None = None  # its place in the engine's order of arrival
         self.num_prefill_tokens = 0  # tokens that this engine runs as prompt chunks before it decodes
         self.num_computed_tokens = 0  # tokens whose KV is in the slab
-        self.num_in_flight_tokens = 0  # tokens whose KV steps that are on their way will write
-        self.num_pending_tokens = 0  # tokens that those steps will have sampled: the last ones of token_ids
-        self.num_cached_tokens = 0  # prefix hit when it was first allocated
+        self.num_in_flight_tokens = 0  # tokens whose KV the steps on their way write
+        self.num_pending_tokens = 0  # tokens that those steps sample: the last ones of token_ids
+        self.num_cached_tokens = 0  # the prefix hit of its first allocation
         self.num_preemptions = 0
         self.block_table: list[int] = []
-        self.retired_blocks: list[int] = []  # replaced by canonical ones, still read by someone (pinned only)
+        self.retired_blocks: list[int] = []  # replaced by canonical ones, but still read
         self.num_committed_blocks = 0  # leading blocks of the table that are in the prefix cache
         self.block_hashes: list[int] = []  # of leading full blocks, as far as they were needed
         self.sequence_hashes: list[int] = []
@@ -95,7 +95,7 @@ class Sequence:
 
     @property
     def num_output_tokens(self) -> int:
-        """Also the output position of the next token: what seeds its noise."""
+        """Also the output position of the next token, which its noise depends on."""
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
@@ -104,7 +104,7 @@ class Sequence:
 
     @property
     def num_scheduled_tokens(self) -> int:
-        """Tokens that are computed or on their way: the next step begins behind them."""
+        """Tokens that are computed or on their way; the next step begins after them."""
         return self.num_computed_tokens + self.num_in_flight_tokens
 
     @property
@@ -113,19 +113,19 @@ class Sequence:
 
     @property
     def awaits_token(self) -> bool:
-        """The next step cannot be scheduled before the pending token is known: it is the last, or sampling reads it."""
+        """Whether the pending token must be known before the next step, because it is the last or sampling reads it."""
         if not self.num_pending_tokens:
             return False
         return self.prefill_only or self.num_output_tokens >= self.sampling.max_tokens or self.needs is Needs.TOKENS
 
     @property
     def order(self) -> tuple[int, int]:
-        """Smaller runs first and is preempted last: higher priority, then earlier arrival."""
+        """The smallest runs first and is preempted last: higher priority, then earlier arrival."""
         assert self.arrival is not None
         return (-self.priority, self.arrival)
 
     def hash_blocks(self, num_blocks: int, block_size: int) -> None:
-        """Extends both hash lists to the first `num_blocks` blocks, which must be full. Each block is hashed once."""
+        """Extends both hash lists to the first `num_blocks` blocks, which must be full. A block is hashed once."""
         known = len(self.block_hashes)
         if num_blocks <= known:
             return

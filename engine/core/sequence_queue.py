@@ -1,4 +1,4 @@
-"""Sequences in the order in which they deserve the machine: higher priority first, then earlier arrival."""
+"""Sequences in their order: higher priority first, then earlier arrival."""
 
 from bisect import bisect_left, insort
 from operator import attrgetter
@@ -9,8 +9,8 @@ _order = attrgetter("order")
 
 
 class SequenceQueue(list[Sequence]):
-    """Sorted by `Sequence.order`, for only `add` and `remove` change it. They move pointers: microseconds for
-    thousands of sequences."""
+    """Invariant: sorted by `Sequence.order`, because only `add` and `remove` change it. Each moves pointers, which
+    takes microseconds for thousands of sequences."""
 
     def add(self, sequence: Sequence) -> None:
         insort(self, sequence, key=_order)

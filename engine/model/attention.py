@@ -1,4 +1,4 @@
-"""Attention over the paged KV cache: the interface, split by phase, and what binds it to one step of the model.
+"""Attention over the paged KV cache: the interface of backends, and its binding to one step.
 
 A layer's cache is `slab[layer]`: [num_blocks, kv_heads, 2 (K, V), block_size, head_dim], contiguous.
 """
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class Span(NamedTuple):
-    """Tokens [start, end) of one sequence go through the model; `block_table` covers [0, end)."""
+    """Tokens [start, end) of one sequence, which go through the model; `block_table` covers [0, end)."""
 
     start: int
     end: int
@@ -21,53 +21,53 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class HeadNorms:
-    """RMS norms of single heads, before they are rotated (Qwen3)."""
+    """RMS norms of single heads, applied before rotation (Qwen3)."""
 
     query: Tensor  # [head_dim]
     key: Tensor  # [head_dim]
-    each: Tensor  # [heads + kv_heads, head_dim], the two repeated: one multiplication for queries and keys
+    each: Tensor  # [heads + kv_heads, head_dim]: both repeated, for one multiplication of queries and keys
     eps: float
 
 
 class Attention(Protocol):
-    """A backend. For each layer of a step `store` comes before `prefill` and `decode`.
+    """A backend. For each layer of a step, `store` comes before `prefill` and `decode`.
 
     Tokens lie flat: those of the prefill spans first, then one per decode span. Queries and results are
-    [num_tokens, heads, head_dim]. A query sees its sequence up to itself. `metadata` is what all layers of one step
-    share, indices on the device mostly; its type is the backend's own.
+    [num_tokens, heads, head_dim]. A query sees its sequence up to itself. `metadata`, of the backend's own type, is
+    shared by all layers of a step; most of it is indices on the device.
     """
 
     def store(self, qkv: Tensor, norms: HeadNorms | None, layer_cache: Tensor, metadata: Any) -> Tensor:
-        """Queries that are ready for attention, from [num_tokens, heads + 2 * kv_heads, head_dim], which may be
-        overwritten; normalises, rotates, and writes the step's keys and values into the blocks of its spans."""
+        """Normalises and rotates [num_tokens, heads + 2 * kv_heads, head_dim], which may be overwritten, and writes
+        keys and values into the blocks of the spans. Returns the queries."""
         ...
 
     def store_and_decode(self, qkv: Tensor, norms: HeadNorms | None, layer_cache: Tensor, metadata: Any) -> Tensor:
-        """Both for a step of decodes alone, where a backend may do them at once."""
+        """`store` and `decode` for a step of decodes alone; a backend may fuse them."""
         ...
 
     def prefill(self, queries: Tensor, layer_cache: Tensor, metadata: Any, out: Tensor) -> None:
-        """The prefill spans' queries, in order. `out`: contiguous, as large."""
+        """Attends with the queries of the prefill spans, in order. `out`: contiguous, of the same shape."""
         ...
 
     def decode(self, queries: Tensor, layer_cache: Tensor, metadata: Any, out: Tensor) -> None:
-        """One query per decode span, in order."""
+        """Attends with one query per decode span, in order."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class StepAttention:
-    """What a model calls in each layer of one step: it knows neither sequences nor blocks nor phases."""
+    """What a model calls in each layer of one step. The model itself knows no sequences, blocks or phases."""
 
     backend: Attention
     metadata: Any  # of `backend`
     slab: Tensor  # [layers, blocks, kv_heads, 2, block_size, head_dim]
     num_prefill_tokens: int
-    layer_done: Callable[[int], None] | None  # called as soon as a layer's KV is written
-    mixed: Tensor | None = None  # [num_tokens, heads, head_dim], of a step with prompts: where each layer's result goes
+    layer_done: Callable[[int], None] | None  # called when a layer's KV is written
+    mixed: Tensor | None = None  # [num_tokens, heads, head_dim]: takes each layer's result in a step with prompts
 
     def __call__(self, layer: int, qkv: Tensor, norms: HeadNorms | None) -> Tensor:
-        """[num_tokens, heads, head_dim] from [num_tokens, heads + 2 * kv_heads, head_dim]."""
+        """[num_tokens, heads + 2 * kv_heads, head_dim] -> [num_tokens, heads, head_dim]"""
         cache, split = self.slab[layer], self.num_prefill_tokens
         if split == 0:
             decoded = self.backend.store_and_decode(qkv, norms, cache, self.metadata)
@@ -75,10 +75,7 @@ class StepAttention:
             return decoded
         queries = self.backend.store(qkv, norms, cache, self.metadata)
         self._tell(layer)
-        if self.mixed is None:
-            mixed = torch.empty(queries.shape, dtype=queries.dtype, device=queries.device)
-        else:
-            mixed = self.mixed
+        mixed = torch.empty_like(queries, memory_format=torch.contiguous_format) if self.mixed is None else self.mixed
         self.backend.prefill(queries[:split], cache, self.metadata, mixed[:split])
         if split < len(queries):
             self.backend.decode(queries[split:], cache, self.metadata, mixed[split:])

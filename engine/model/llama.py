@@ -1,6 +1,6 @@
-"""Llama (Touvron et al.) for a paged KV cache: tokens of all sequences of a step lie flat, [num_tokens, hidden].
+"""Llama (Touvron et al.) for a paged KV cache. The tokens of all sequences of a step lie flat, [num_tokens, hidden].
 
-The model knows neither sequences nor blocks: `attend` stores a layer's keys and values and attends to the cache.
+The model knows no sequences and no blocks: `attend` stores a layer's keys and values and attends to the cache.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,8 @@ from engine.model.weights import TensorSource
 from runtime.checkpoint.model_config import ModelConfig
 
 Attend = Callable[[int, Tensor, HeadNorms | None], Tensor]
-"""(layer, projected queries, keys and values, norms of heads) -> mixed values; see engine.attention.StepAttention."""
+"""(layer, projected queries, keys and values, norms of heads) -> mixed values; see
+engine.model.attention.StepAttention."""
 
 
 class LlamaLayer:
@@ -42,7 +43,7 @@ class LlamaLayer:
         self.down = weights.take(f"{prefix}.mlp.down_proj.weight", hidden, mlp)
 
     def forward(self, hidden: Tensor, attend: Attend) -> None:
-        """`hidden` [num_tokens, hidden], the residual stream, grows in place by what the layer adds."""
+        """Adds the layer's result to `hidden` [num_tokens, hidden], the residual stream, in place."""
         qkv = hidden.new_empty(len(hidden), len(self.qkv))
         self.before_attention(hidden, qkv)
         mixed = attend(self.index, qkv.view(len(hidden), -1, self.config.head_dim), self.head_norms)
@@ -66,17 +67,17 @@ class LlamaLayer:
 
 
 class Llama:
-    """The decoder. `forward` gives hidden states, `logits` turns chosen rows of them into scores of the vocabulary."""
+    """The decoder. `forward` returns hidden states; `logits` turns chosen rows of them into scores of the
+    vocabulary."""
 
     layer_type: ClassVar[type[LlamaLayer]] = LlamaLayer
 
     def __init__(
         self, config: ModelConfig, weights: TensorSource, operations: Operations, vocabulary: range | None = None
     ) -> None:
-        """Takes its tensors from `weights`. `vocabulary`: the tokens whose logits are computed here; None: all. Raises
-        ModelError when they do not fit."""
-        if vocabulary is None:
-            vocabulary = range(config.vocab_size)
+        """`vocabulary`: the tokens whose logits are computed here; None: all. Raises ModelError when the weights do not
+        fit."""
+        vocabulary = vocabulary or range(config.vocab_size)
         self.config = config
         self.vocabulary = vocabulary
         self.operations = operations
@@ -99,5 +100,5 @@ class Llama:
         return hidden
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        """[rows, hidden] -> [rows, tokens of `vocabulary`], in `out` if there is one."""
+        """[rows, hidden] -> [rows, tokens of `vocabulary`], in `out` if given."""
         return self.operations.norm_linear(hidden, self.norm, self.config.rms_norm_eps, self.head, out)

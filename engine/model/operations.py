@@ -1,5 +1,5 @@
-"""What a model does around attention, behind one interface: plain torch here, fused Triton kernels in
-engine/cuda/triton_operations.py. The runner's builder chooses.
+"""The operations of a model around attention: their interface, and plain torch. Fused Triton kernels are in
+engine/cuda/triton_operations.py.
 
 `hidden` is the residual stream, [num_tokens, hidden]; linear weights are [n, k].
 """
@@ -14,7 +14,7 @@ from torch import Tensor
 
 class Operations(Protocol):
     def embed(self, token_ids: Tensor, table: Tensor) -> Tensor:
-        """[num_tokens] -> [num_tokens, hidden], memory of its own."""
+        """[num_tokens] -> [num_tokens, hidden] in new memory."""
         ...
 
     def linear(self, x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
@@ -22,34 +22,33 @@ class Operations(Protocol):
         ...
 
     def norm(self, hidden: Tensor, weights: Tensor, eps: float, parts: tuple[Tensor, ...] = ()) -> Tensor:
-        """The RMS norm of `hidden`, which grows by the sum of `parts` before, in place; two at most."""
+        """Adds `parts`, two at most, to `hidden` in place, and returns its RMS norm."""
         ...
 
     def norm_linear(
         self, hidden: Tensor, norm: Tensor, eps: float, weight: Tensor, out: Tensor | None = None
     ) -> Tensor:
-        """The product of the RMS norm of `hidden` with `weight`, in `out` if given."""
+        """linear(norm(hidden), weight), in `out` if given."""
         ...
 
     def gated_linear(self, x: Tensor, gate_up: Tensor) -> Tensor:
-        """silu(gate) * up [num_tokens, n] of the halves of x's product with `gate_up` [2 * n, k]."""
+        """silu(gate) * up [num_tokens, n], where gate and up are the halves of x @ gate_up.T, `gate_up` [2 * n, k]."""
         ...
 
     def norm_gated_linear(self, hidden: Tensor, norm: Tensor, eps: float, gate_up: Tensor) -> Tensor:
-        """The same of the RMS norm of `hidden`."""
+        """gated_linear(norm(hidden), gate_up)"""
         ...
 
     def add_linear(self, hidden: Tensor, x: Tensor, weight: Tensor) -> None:
-        """hidden += x @ weight.T, in place: for who reads `hidden` through the other operations. For all others only
-        when it was settled."""
+        """hidden += x @ weight.T. The other operations see the sum at once, everybody else after `settle`."""
         ...
 
     def settle(self, hidden: Tensor) -> None:
-        """All that was added to `hidden` is in it."""
+        """Completes the additions to `hidden`."""
         ...
 
     def pieces(self, rows: Tensor) -> Sequence[Tensor]:
-        """Rows [num_tokens, ...] in the pieces that a layer should take one after the other, where it can."""
+        """The pieces of `rows` [num_tokens, ...] that a layer should compute one after the other where it can."""
         ...
 
 
@@ -81,7 +80,7 @@ class TorchOperations:
         hidden.addmm_(x, weight.t())
 
     def settle(self, hidden: Tensor) -> None:
-        """It is."""
+        """Additions are complete at once."""
 
     def pieces(self, rows: Tensor) -> Sequence[Tensor]:
         return (rows,)

@@ -1,4 +1,4 @@
-"""Qwen3 (dense): Llama whose query and key heads are normalised, each by itself, before they are rotated."""
+"""Qwen3 (dense): Llama with an RMS norm of each query and key head before rotation."""
 
 from typing import ClassVar
 

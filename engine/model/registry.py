@@ -1,4 +1,4 @@
-"""Which class serves which architecture of `runtime.checkpoint.model_config.ARCHITECTURES`."""
+"""The class of each family of runtime/checkpoint/families.py."""
 
 from engine.model.llama import Llama
 from engine.model.qwen3 import Qwen3

@@ -1,6 +1,6 @@
 """Rotary position embedding (Su et al., RoFormer), and Llama 3.1's scaling of its frequencies.
 
-Angles are float32. On CPU they are computed from the positions of each step; the kernels read a table of them.
+Angles are float32. Plain torch computes them from the positions of each step; the kernels read a table.
 """
 
 import math
@@ -13,7 +13,7 @@ from runtime.checkpoint.model_config import Llama3RopeScaling, ModelConfig
 
 class RotaryEmbedding:
     def __init__(self, config: ModelConfig, device: torch.device) -> None:
-        # On the CPU, wherever they go: at a position in the thousands the last bit of a frequency counts.
+        # Always computed on the CPU, because at a position in the thousands the last bit of a frequency counts.
         exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
         frequencies = 1.0 / config.rope_theta**exponents
         if config.rope_scaling is not None:
@@ -34,16 +34,14 @@ class RotaryEmbedding:
 
 
 def rotate(heads: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
-    """Rotates each pair (i, i + head_dim / 2) of [num_tokens, heads, head_dim] by its angle.
-
-    (a cos - b sin, b cos + a sin) for all pairs at once: rolling by half the dimension swaps a and b.
-    """
+    """Rotates each pair (a, b) = (i, i + head_dim / 2) of [num_tokens, heads, head_dim] by its angle: (a cos - b sin,
+    b cos + a sin). Rolling by half the dimension swaps a and b of all pairs at once."""
     return torch.addcmul(heads * cos, heads.roll(heads.shape[-1] // 2, dims=-1), signed_sin)
 
 
 def _llama3_scaled(frequencies: Tensor, scaling: Llama3RopeScaling) -> Tensor:
-    """Wavelengths above original / low_freq_factor are stretched by `factor`, those below original / high_freq_factor
-    are kept, and between them the frequency is blended linearly in original / wavelength."""
+    """Stretches wavelengths above original / low_freq_factor by `factor`, keeps those below original /
+    high_freq_factor, and blends between them linearly in original / wavelength."""
     turns = scaling.original_max_position * frequencies / (2 * math.pi)  # = original / wavelength
     kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     kept = kept.clamp(0.0, 1.0)

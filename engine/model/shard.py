@@ -1,9 +1,8 @@
 """Which part of a model each rank of a tensor-parallel worker holds: pure arithmetic.
 
-Query heads, MLP rows and the head's vocabulary are divided. KV heads are too, while there are enough of them; beyond,
-ranks hold copies (kvtransfer/slab/head_plan.py, which transfers go by as well).
-Norms and the embedding table are whole everywhere: a step then needs no reduction before its first layer, and a tied
-head is a view of the table's rows.
+Query heads, MLP rows and the head's vocabulary are divided. So are KV heads while there are enough of them; with more
+ranks than KV heads, ranks hold copies (kvtransfer/slab/head_plan.py). Norms and the embedding table are whole on every
+rank: a step then needs no reduction before its first layer, and a tied head is a view of the table's rows.
 """
 
 import dataclasses
@@ -15,11 +14,11 @@ from runtime.checkpoint.model_config import ModelConfig
 from runtime.errors import ConfigError
 
 FIELD = "engine.tensor_parallel"
-_NOISE_GROUP = 4  # tokens whose noise one counter makes (engine/kernels/philox.py): a share begins at a multiple of it
+_NOISE_GROUP = 4  # tokens whose noise one counter makes (engine/kernels/philox.py); shares begin at multiples of it
 
 
 class Part(NamedTuple):
-    """What a rank holds of a tensor: indices `held` of `dimension`, which has `whole` of them."""
+    """The part of a tensor that a rank holds: indices `held` of `dimension`, whose size is `whole`."""
 
     dimension: int
     whole: int
@@ -46,13 +45,13 @@ class Shard:
 
     @property
     def vocabulary(self) -> range:
-        """Token ids whose logits are computed here. All ranks have as many, but the last one may have fewer."""
+        """Token ids whose logits this rank computes. The last rank may have fewer than the others."""
         share = vocabulary_share(self.model.vocab_size, self.size)
         return range(share * self.rank, min(share * (self.rank + 1), self.model.vocab_size))
 
     @property
     def config(self) -> ModelConfig:
-        """The model as the layers here see it."""
+        """The model as the layers of this rank see it."""
         return dataclasses.replace(
             self.model,
             num_heads=len(self.query_heads),
@@ -61,7 +60,7 @@ class Shard:
         )
 
     def part(self, name: str) -> Part | None:
-        """Of the tensor `name`; None: it is whole here."""
+        """The part of the tensor `name`; None: this rank holds it whole."""
         model, head_dim = self.model, self.model.head_dim
         match name.removesuffix(".weight").rpartition(".")[2]:
             case "q_proj":
@@ -93,7 +92,7 @@ def shard_of(model: ModelConfig, rank: int, size: int) -> Shard:
 
 
 def vocabulary_share(vocab_size: int, size: int) -> int:
-    """Rows of the head on each rank but the last, which has what is left."""
+    """Rows of the head on each rank but the last, which has the rest."""
     return -(-vocab_size // (size * _NOISE_GROUP)) * _NOISE_GROUP if size > 1 else vocab_size
 
 

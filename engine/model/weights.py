@@ -1,7 +1,7 @@
 """The tensors of a model folder, memory-mapped. Models take them by name; neighbours are fused without a copy.
 
-All workers of a machine map the same files, so the weights are in memory once. Format of a .safetensors file: 8 bytes
-little-endian header length, a JSON header `name -> {dtype, shape, data_offsets}`, the data.
+Because all workers of a machine map the same files, the weights are in memory once. A .safetensors file is 8 bytes of
+header length (little-endian), a JSON header `name -> {dtype, shape, data_offsets}`, and the data.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 import torch
@@ -33,7 +33,7 @@ DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """Where a tensor lies: bytes [start, end) of `data`, a mapped file. With `columns`, these of each row are taken."""
+    """Where a tensor lies: bytes [start, end) of `data`, a mapped file; with `columns`, only those of each row."""
 
     data: Tensor  # uint8, one-dimensional
     dtype: torch.dtype
@@ -46,7 +46,7 @@ class _Entry:
         return self.data is other.data and self.dtype == other.dtype and self.start == other.end
 
     def cut(self, part: Part | None) -> "_Entry":
-        """What a rank holds of it."""
+        """The part that a rank holds."""
         if part is None:
             return self
         held, shape = part.held, list(self.shape)
@@ -58,30 +58,34 @@ class _Entry:
         return dataclasses.replace(self, shape=tuple(shape), start=start, end=end)
 
 
-class TensorSource(Protocol):
+class TensorSource:
     """Where a model takes its tensors from, each once: a folder, or random numbers."""
 
-    memory: MemoryRange | None  # that holds them, if they have one of their own
+    memory: MemoryRange | None = None  # that holds the tensors, unless they lie in mapped files
 
-    def take(self, name: str, *shape: int) -> Tensor: ...
+    def take(self, name: str, *shape: int) -> Tensor:
+        """The tensor `name`, which must be of that shape. Raises ModelError."""
+        return self.take_fused({name: shape})
 
-    def take_fused(self, shapes: dict[str, tuple[int, ...]]) -> Tensor: ...
+    def take_fused(self, shapes: dict[str, tuple[int, ...]]) -> Tensor:
+        """Several tensors stacked along their first dimension. Raises ModelError."""
+        raise NotImplementedError
 
-    def finish(self, ignored: Iterable[str] = ()) -> None: ...
+    def finish(self, ignored: Iterable[str] = ()) -> None:
+        """Raises ModelError when there are tensors that the model did not take."""
 
     def reload(self) -> None:
-        """Puts the values back to where `take` gave them out, in memory that was given back and taken again."""
-        ...
+        """Puts the values back into the tensors that were taken, after `memory` was given back and taken again."""
 
 
-class Weights:
-    """Each tensor is taken once, or what `shard` says of it; `finish` tells which were left over."""
+class Weights(TensorSource):
+    """A folder's tensors, or the parts of them that `shard` holds."""
 
     def __init__(
         self, folder: Path, dtype: torch.dtype, driver: MemoryDriver | None = None, shard: Shard | None = None
     ) -> None:
-        """`driver`: of the device whose memory they are copied to; None: the CPU computes on the mapped files
-        themselves. Raises ModelError when a file is missing or malformed, UnavailableError when there is no room."""
+        """`driver`: of the device whose memory the tensors are copied to; None: the CPU computes on the mapped files.
+        Raises ModelError when a file is missing or malformed, UnavailableError when there is no room."""
         self._shard = shard
         self._model = str(folder)
         self._dtype = dtype
@@ -91,17 +95,12 @@ class Weights:
         self._loaded_bytes = 0
         self._told_s = time.monotonic()
         self._placed: list[tuple[Tensor, _Entry]] = []  # in `memory`
-        self.memory: MemoryRange | None = None
         if driver is not None:
             sizes = (self._num_elements(name, entry) * dtype.itemsize for name, entry in self._entries.items())
             self.memory = MemoryRange(driver, sum(map(padded_bytes, sizes)))
 
-    def take(self, name: str, *shape: int) -> Tensor:
-        """The tensor `name`, which must be of that shape. Raises ModelError."""
-        return self.take_fused({name: shape})
-
     def take_fused(self, shapes: dict[str, tuple[int, ...]]) -> Tensor:
-        """Several tensors stacked along their first dimension: a view of the file where they are neighbours in it."""
+        """Stacked tensors; a view of the file where they are neighbours in it and the CPU computes on it."""
         entries = [self._pop(name, shape) for name, shape in shapes.items()]
         first, last = entries[0], entries[-1]
         rows = sum(entry.shape[0] for entry in entries)
@@ -118,7 +117,6 @@ class Weights:
         return torch.cat([self._load(entry).to(self._dtype) for entry in entries])
 
     def finish(self, ignored: Iterable[str] = ()) -> None:
-        """Raises ModelError when the folder holds tensors that the model did not take."""
         left = sorted(
             name
             for name in self._entries.keys() - set(ignored)
@@ -151,7 +149,7 @@ class Weights:
         return elements if part is None else elements // part.whole * len(part.held)
 
     def _tell(self, nbytes: int, total: int) -> None:
-        """Progress, now and then: what a folder of many GB takes on its way to a GPU."""
+        """Logs progress every few seconds, because many GB take a while on their way to a GPU."""
         self._loaded_bytes += nbytes
         if time.monotonic() - self._told_s >= _PROGRESS_INTERVAL_S:
             self._told_s = time.monotonic()
@@ -159,7 +157,7 @@ class Weights:
 
     def _load(self, entry: _Entry) -> Tensor:
         data = entry.data[entry.start : entry.end]
-        if data.storage_offset() % entry.dtype.itemsize:  # files of early writers are not aligned
+        if data.storage_offset() % entry.dtype.itemsize:  # early writers did not align tensors
             data = data.clone()
         tensor = data.view(entry.dtype)
         if entry.columns is None:
@@ -168,7 +166,7 @@ class Weights:
 
 
 def _map(path: Path) -> dict[str, _Entry]:
-    """The file's tensors. The mapping is private and never written, so its pages are the page cache's."""
+    """The file's tensors. Because the private mapping is never written, its pages are those of the page cache."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file:

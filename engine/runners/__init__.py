@@ -1,1 +1,1 @@
-"""Who computes a step: plain torch or a mock; what `auto` means."""
+"""What computes a step: plain torch or a mock, and the meaning of `auto`."""

@@ -1,4 +1,4 @@
-"""What `auto` means for device, dtype and attention, and whether a backend that was asked for can run here."""
+"""The meaning of `auto` for device, dtype and attention, and whether the backend that was asked for can run here."""
 
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
@@ -40,7 +40,7 @@ def flash_is_available(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def resolve_device(config: EngineConfig) -> torch.device:
-    """Raises ConfigError when the device is not there."""
+    """Raises ConfigError when the device does not exist."""
     available = torch.cuda.is_available()
     if config.device == "cuda" and not available:
         raise ConfigError("engine.device", "cuda is not available here")

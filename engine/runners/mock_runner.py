@@ -1,8 +1,8 @@
-"""The runner of the mock engine: computes nothing, and says how long a real one would have taken.
+"""The runner of the mock engine, which computes nothing and tells how long a real runner would have taken.
 
-Its tokens depend on the sampling parameters and the place in the text alone, so that a replay on another worker goes on
-with the same text. Time passes on its own clock, `now_s`, which each batch moves on: `TimedLoop` waits for it, a
-simulation just reads it. No torch.
+Because its tokens depend on the sampling parameters and the output position alone, a replay on another worker continues
+the same text. Each batch advances the runner's own clock, `now_s`: `TimedLoop` waits for it, a simulation reads it. No
+torch.
 """
 
 from collections.abc import Sequence as Run
@@ -18,12 +18,12 @@ LOGPROB = -1.0  # of every token: there are no probabilities
 
 
 def step_ms(batch: Batch, config: MockConfig) -> float:
-    """Duration of a batch, `speed_up` included."""
+    """The duration of a batch by the formulas of MockConfig, `speed_up` included."""
     return config.step_ms(*work_of(batch)) / config.speed_up
 
 
 class MockRunner:
-    """Implements `engine.core.batch.Runner`. `vocabulary`: the tokens that answers are made of; `eos` ends them."""
+    """Implements `engine.core.batch.Runner`. `vocabulary`: the tokens of answers; `eos` ends an answer."""
 
     num_layers = 1
     depth = 0

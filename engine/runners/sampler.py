@@ -1,8 +1,8 @@
-"""From logits to tokens: penalties, truncation, seeded noise. The model runner calls it, one row per sequence.
+"""From logits to tokens, one row per sequence: penalties, truncation, seeded noise.
 
-Order of operations, as vLLM has it: min_tokens mask, logit_bias, penalties; then argmax (greedy), or temperature,
-min_p, top_k, top_p and a draw. Work is done for the rows that ask for it only, and a batch of plain greedy rows is
-one argmax. Everything is batched tensor code on the logits' device.
+The order of operations is vLLM's: min_tokens mask, logit_bias, penalties; then argmax (greedy), or temperature, min_p,
+top_k, top_p and a draw. All of it is batched tensor code on the logits' device. An operation runs for the rows that ask
+for it alone, so a batch of plain greedy rows is one argmax.
 """
 
 from collections.abc import Callable, Iterable, Sequence as Run
@@ -15,7 +15,7 @@ from engine.core.batch import SampledToken
 from engine.core.sequence import Sequence
 from engine.kernels.philox import WORDS_PER_COUNTER, uniform_at, uniform_rows
 
-_REACH = 26.0  # a token further below the best one never wins: Gumbel noise from `uniform` lies between -2.9 and 22.9
+_REACH = 26.0  # a token further below the best never wins, because Gumbel noise lies between -2.9 and 22.9
 
 
 class Sampler:
@@ -23,7 +23,7 @@ class Sampler:
         self._eos_token_ids = tuple(eos_token_ids)
 
     def sample(self, logits: Tensor, sequences: Run[Sequence]) -> list[SampledToken]:
-        """logits [n, vocab] of any float type, row i for the next token of sequences[i]; they are not changed."""
+        """`logits` [n, vocab] of any float type: row i is for the next token of sequences[i]. They are not changed."""
         params = [sequence.sampling for sequence in sequences]
         drawn = _rows(params, lambda p: not p.is_greedy)
         adjusted = any(map(_adjusts, params)) or any(map(self._is_short, sequences))
@@ -42,14 +42,14 @@ class Sampler:
         return [SampledToken(token_id, logprobs.get(row)) for row, token_id in enumerate(token_ids)]
 
     def is_plain(self, sequence: Sequence) -> bool:
-        """Whether the next token depends on logits, temperature and noise alone, and nothing else is asked for."""
+        """Whether the next token depends on logits, temperature and noise alone, and no logprobs are asked for."""
         return sequence.needs is Needs.KERNEL and not self._is_short(sequence)
 
     def _is_short(self, sequence: Sequence) -> bool:
         return sequence.num_output_tokens < sequence.sampling.min_tokens
 
     def _forbid_stops(self, scores: Tensor, sequences: Run[Sequence]) -> None:
-        """Before min_tokens are out, no token that would end the sequence may come."""
+        """Forbids the tokens that would end a sequence before `min_tokens` tokens are out."""
         rows: list[int] = []
         columns: list[int] = []
         for row, sequence in enumerate(sequences):
@@ -98,7 +98,7 @@ def _add_bias(scores: Tensor, params: Run[SamplingParams]) -> None:
 
 
 def _penalize(scores: Tensor, sequences: Run[Sequence]) -> None:
-    """Repetition looks at prompt and output, frequency and presence at the output."""
+    """The repetition penalty counts prompt and output, the other two count the output."""
     rows = [row for row, sequence in enumerate(sequences) if _has_penalty(sequence.sampling)]
     if not rows:
         return
@@ -125,10 +125,9 @@ def _counts(token_ids: list[list[int]], like: Tensor) -> Tensor:
 
 
 def _draw(scores: Tensor, sequences: Run[Sequence]) -> Tensor:
-    """One token per row of float32 [n, vocab] (changed): argmax of logit / temperature + Gumbel noise.
-
-    That is a draw from the softmax; a token's noise depends on the seed, the output position and the token alone.
-    """
+    """One token per row of float32 [n, vocab], which is changed: argmax of logit / temperature + Gumbel noise, which
+    is a draw from the softmax. Invariant: a token's noise depends on the seed, the output position and the token
+    alone."""
     params = [sequence.sampling for sequence in sequences]
     scores /= _column([p.temperature for p in params], scores)
     truncated = _rows(params, _truncates)
@@ -137,7 +136,7 @@ def _draw(scores: Tensor, sequences: Run[Sequence]) -> Tensor:
         scores[at] = _truncate(scores[at], [params[row] for row in truncated])
     seeds = _index([p.seed for p in params], scores)
     positions = _index([sequence.num_output_tokens for sequence in sequences], scores)
-    # Noise is dear: where few tokens can win, it is made for them alone.
+    # Because noise is expensive, it is made only for tokens that can win where they are few.
     rows, token_ids = torch.nonzero(scores >= scores.amax(dim=-1, keepdim=True) - _REACH, as_tuple=True)
     if len(rows) * WORDS_PER_COUNTER < scores.numel():
         scores[rows, token_ids] += _gumbel(uniform_at(seeds[rows], positions[rows], token_ids))
@@ -151,9 +150,9 @@ def _gumbel(uniform: Tensor) -> Tensor:
 
 
 def _truncate(scores: Tensor, params: Run[SamplingParams]) -> Tensor:
-    """Scores (after temperature) outside min_p, top_k and top_p become -inf. A new tensor.
+    """A new tensor in which scores (after temperature) outside min_p, top_k and top_p are -inf.
 
-    Tokens that tie with the last one that is kept are kept too, so the result does not depend on how a device sorts.
+    Because tokens that tie with the last kept one are kept too, the result does not depend on how a device sorts.
     """
     min_p = _column([p.min_p for p in params], scores)
     floor = scores.amax(dim=-1, keepdim=True) + min_p.log()  # p >= min_p * max(p)
@@ -168,14 +167,14 @@ def _truncate(scores: Tensor, params: Run[SamplingParams]) -> Tensor:
 
 
 def _width(p: SamplingParams, vocab_size: int) -> int:
-    """How many of a row's best tokens top_k and top_p have to look at; independent of the other rows. 0: none."""
+    """How many of a row's best tokens top_k and top_p look at, independent of other rows; 0: none."""
     if p.top_k > 0:
         return min(p.top_k, vocab_size)
     return vocab_size if p.top_p < 1 else 0
 
 
 def _threshold(scores: Tensor, params: Run[SamplingParams], width: int) -> Tensor:
-    """The lowest score [n, 1] that is kept, of the best `width` tokens and before their mass reaches top_p."""
+    """The lowest kept score [n, 1]: among the best `width` tokens, and before their mass reaches top_p."""
     if width == 0:
         return scores.new_full((len(scores), 1), float("-inf"))
     best = scores.topk(width, dim=-1).values  # descending
@@ -186,7 +185,7 @@ def _threshold(scores: Tensor, params: Run[SamplingParams], width: int) -> Tenso
 
 
 def _logprobs(logits: Tensor, token_ids: list[int], params: Run[SamplingParams]) -> dict[int, TokenLogprobs]:
-    """Of the raw distribution, by row, for the rows that ask."""
+    """Row -> logprobs of the raw distribution, for the rows that ask."""
     rows = _rows(params, lambda p: p.logprobs is not None)
     if not rows:
         return {}

@@ -1,6 +1,7 @@
-"""How large everything in a step is: what decides where each of its indices lies in the buffer that goes to the GPU.
+"""The sizes of a step's parts, which decide where each index lies in the buffer that goes to the GPU.
 
-A file of its own because ranks tell each other of it (rank_commands.py) where there is neither GPU nor Triton.
+Because ranks send these sizes to each other (engine/ranks/rank_commands.py), also without GPU and Triton, this file
+imports neither.
 """
 
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from engine.model.attention import Span
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """How many of everything, padding included."""
+    """Counts, padding included."""
 
     tokens: int
     rows: int  # decodes
@@ -25,7 +26,7 @@ class StepShape:
     longest_chunk: int = 0  # tokens
 
     def fields(self) -> dict[str, tuple[int, int]]:
-        """name -> (words, what fills the padding), in their order; block tables follow."""
+        """Name -> (words, filling of the padding), in order. The block tables follow."""
         return {
             "token_ids": (self.tokens, 0),
             "positions": (self.tokens, 0),
@@ -62,9 +63,9 @@ class TorchStep(msgspec.Struct, frozen=True, tag="torch_step", array_like=True):
 
 
 class DeviceStep(msgspec.Struct, frozen=True, tag="device_step", array_like=True):
-    """A step of CudaRunner: what StepBuffer has packed says all."""
+    """A step of CudaRunner, as StepBuffer packed it."""
 
     shape: StepShape
-    graph: int | None  # rows of the graph that is replayed; None: it is launched kernel by kernel
+    graph: int | None  # rows of the graph that is replayed; None: the step is launched kernel by kernel
     drawn_rows: list[int]  # samples that rank 0 draws on the host
     words: memoryview  # int32

@@ -1,7 +1,7 @@
-"""The engine's loop where nothing is computed: instead of a thread that is busy, a timer on the event loop.
+"""The loop of a mock engine: a timer on the event loop instead of a thread.
 
-The same interface and the same order of things as `EngineLoop`: what others ask for runs between steps, and a step that
-takes 10 ms keeps them waiting for 10 ms. So hundreds of mock workers fit into one process and one thread.
+Interface and order are those of `EngineLoop`: calls run between steps, and a step of 10 ms delays them by 10 ms.
+Hundreds of mock workers fit into one process and one thread.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class TimedLoop:
-    """Made on the event loop that it runs on. A step's work is done at once, its output is handed on when the engine's
+    """Created on the event loop that it runs on. A step is done at once; its output is published when the engine's
     clock says that the step is over."""
 
     on_event_loop = True
@@ -36,16 +36,16 @@ class TimedLoop:
         self._loop_thread = threading.get_ident()
         self._started = False
         self._stopping = False
-        self._next: asyncio.Handle | None = None  # the turn that is due, at once or when the step is over
+        self._next: asyncio.Handle | None = None  # the next turn, at once or when the step is over
         self._running: StepOutput | None = None  # the step that is not over yet
-        self._over_s = 0.0  # when it will be, by the event loop's clock
+        self._over_s = 0.0  # the end of that step, by the event loop's clock
 
     def start(self) -> None:
         self._started = True
         self._wake()
 
     def stop(self, timeout_s: float = 10.0) -> None:
-        """From another thread than the event loop's. Idempotent. What a running step would give is dropped."""
+        """Ends the loop, from another thread than the event loop's. Idempotent. A running step's output is dropped."""
         self._loop.call_soon_threadsafe(self._end, None)
         self.ended.exception(timeout_s)
 
@@ -72,7 +72,7 @@ class TimedLoop:
     def _turn(self) -> None:
         self._next = None
         now_s = self._loop.time()
-        # A step that follows another begins when that was over, so that late timers do not add up.
+        # A step begins when the one before was over, so that late timers do not add up.
         began_s = now_s if self._running is None else max(self._over_s, now_s - TIMER_SLACK_S)
         try:
             self._hand_on()
@@ -91,7 +91,7 @@ class TimedLoop:
                 self._hand_on()
             else:
                 self._next = self._loop.call_at(self._over_s, self._turn)
-        elif self._calls:  # they came from the functions that ran just now
+        elif self._calls:  # the calls that ran just now added them
             self._wake()
 
     def _hand_on(self) -> None:

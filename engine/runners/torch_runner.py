@@ -1,4 +1,4 @@
-"""Runs batches on one device: lays a batch out as flat tensors, calls the model, samples."""
+"""Runs batches in plain torch: lays a batch out as flat tensors, calls the model, and samples."""
 
 import dataclasses
 import itertools
@@ -26,13 +26,13 @@ from runtime.checkpoint.model_files import ModelFiles
 from runtime.config.serving import EngineConfig, parse_bytes
 from runtime.errors import ConfigError
 
-_AUTO_KV_BYTES = 512 << 20  # where nothing is measured: on a CPU it is taken when it is first used
+_AUTO_KV_BYTES = 512 << 20  # on a CPU, which takes memory when it is first written
 
 
 class ModelRunner:
-    """Implements `engine.core.batch.Runner` in plain torch, one step after the other. Owned by the engine thread.
+    """Implements `engine.core.batch.Runner`, one step after the other. Owned by the engine thread.
 
-    With ranks, rank 0's is submitted to and tells the others, which `follow`.
+    With ranks, the engine submits to rank 0's runner, which tells the other ranks' runners to `follow`.
     """
 
     depth = 0
@@ -45,7 +45,7 @@ class ModelRunner:
         sampler: Sampler,
         collective: Collective | None = None,
     ) -> None:
-        self.tell: Callable[[TorchStep], object] | None = None  # before a step runs here
+        self.tell: Callable[[TorchStep], object] | None = None  # called before a step runs here
         self.num_layers = model.config.num_layers
         self._model = model
         self._attention = attention
@@ -54,7 +54,7 @@ class ModelRunner:
         self._collective = collective
 
     def close(self) -> None:
-        """Nothing is held that outlives a step."""
+        """Nothing to close: no resource outlives a step."""
 
     @torch.inference_mode()
     def submit(self, batch: Batch, layer_done: LayerDone | None = None) -> StepDone:
@@ -72,11 +72,11 @@ class ModelRunner:
 
     @torch.inference_mode()
     def follow(self, step: TorchStep, layer_done: LayerDone | None) -> None:
-        """Another rank's part of a step."""
+        """Computes this rank's part of rank 0's step."""
         self._run(step, layer_done)
 
     def _run(self, step: TorchStep, layer_done: LayerDone | None) -> Tensor | None:
-        """Logits of the rows that are sampled, if there are any."""
+        """Logits [sampled rows, vocab]; None without sampled rows."""
         attend = StepAttention(
             backend=self._attention,
             metadata=self._attention.prepare(step.prefill, step.decode),
@@ -98,8 +98,8 @@ class ModelRunner:
 
 
 def slab_layout(files: ModelFiles, config: EngineConfig, collective: Collective | None = None) -> SlabLayout:
-    """The KV slab of this rank that `engine.kv_memory` has room for, where memory is not measured. Raises ConfigError
-    when that is not one block."""
+    """The largest KV slab of this rank that fits into `engine.kv_memory`, without measuring memory. Raises ConfigError
+    when it has no block."""
     model = own_shard(files.config, collective).config
     device = resolve_device(config)
     one_block = SlabLayout(
@@ -124,7 +124,7 @@ def build_runner(
     weights: TensorSource,
     collective: Collective | None = None,
 ) -> ModelRunner:
-    """On the slab's device, in the slab's dtype, for attention in plain torch. Raises ModelError.
+    """A runner on the slab's device, in the slab's dtype. Raises ModelError.
 
     `config.threads` above 0 sets torch's CPU threads for the whole process.
     """
@@ -147,6 +147,6 @@ def _spans(items: Run[ScheduledSequence]) -> list[Span]:
 
 
 def _sample_rows(batch: Batch) -> list[int]:
-    """Rows of the last token of each item that is sampled."""
+    """The row of the last token of each sampled item."""
     ends = itertools.accumulate(item.num_tokens for item in batch.items)
     return [end - 1 for item, end in zip(batch.items, ends, strict=True) if item.sample]

@@ -1,9 +1,8 @@
-"""The request plane: what routers, decode workers and prefill workers say to each other.
+"""The request plane: the messages between routers, decode workers and prefill workers.
 
-One stream (message_stream.py) per router and worker: commands one way, one StepMessage per engine step, or for
-several quick ones, the other way; and one per decode worker and prefill worker. What is said rarely are calls of the
-gRPC service `worker.v1.Worker`. Messages are msgspec (msgpack) everywhere: one type system from the router to the
-engine.
+Each router has one stream (runtime/streams/message_stream.py) to each worker: commands one way, and a StepMessage per
+engine step, or for several quick ones, the other way. Each decode worker has one to each prefill worker. Rare questions
+are calls of the gRPC service `baton.worker.v1.Worker`. All messages are msgpack, encoded by msgspec.
 """
 
 from dataclasses import dataclass
@@ -19,22 +18,22 @@ from baton_proto.sampling import SamplingParams, TokenLogprobs
 MAJOR = 1
 SERVICE = "baton.worker.v1.Worker"
 
-# What a stream is for, in the hello of who dials.
-STEPS = "steps"  # router to worker: WorkerCommand there, WorkerReport back
-PREFILL = "prefill"  # decode worker to prefill worker: PrefillCommand there, PrefillReport back
+# The purpose of a stream, in the hello of the peer that dials.
+STEPS = "steps"  # a router sends WorkerCommands, a worker WorkerReports
+PREFILL = "prefill"  # a decode worker sends PrefillCommands, a prefill worker PrefillReports
 
 
 class Hello(Struct, frozen=True, tag="hello"):
-    """First message of every stream, both ways; a worker of another incarnation than expected refuses."""
+    """First message of every stream, both ways. A worker whose incarnation is not the expected one refuses."""
 
     version: int
     sender: str  # router id or worker id
-    incarnation: int = 0  # of the worker that is spoken to (as the client knows it; 0: any) or that answers
+    incarnation: int = 0  # of the worker: as the client knows it (0: any), or its own in its answer
     stream: str = STEPS
 
 
 class Refused(Struct, frozen=True, tag="refused"):
-    """Last message of a stream, either way: why it ends."""
+    """Last message of a stream, either way: why the stream ends."""
 
     reason: str
 
@@ -51,7 +50,7 @@ class PrefillTarget(Struct, frozen=True):
 
 
 class Submit(Struct, frozen=True, tag="submit"):
-    """A request, or its replay: tokens beyond `num_prompt_tokens` are output that the client already has."""
+    """A request or its replay. Tokens beyond `num_prompt_tokens` are output that the client already has."""
 
     request_id: str
     token_ids: bytes  # u32 LE
@@ -72,7 +71,7 @@ WorkerCommand = Submit | Cancel | Refused
 
 
 class Handoff(Struct, frozen=True):
-    """What the prefill worker shipped for a request."""
+    """What a prefill worker shipped for a request."""
 
     prefill_worker: str
     kv_blocks: int
@@ -87,7 +86,7 @@ class Failure(Struct, frozen=True):
     code: str  # "prefill_lost" | "refused" | "deadline" | "internal"
     message: str
     retryable: bool
-    worker_id: str = ""  # who is to blame
+    worker_id: str = ""  # of the worker that failed
 
 
 class Delta(Struct, frozen=True, omit_defaults=True):
@@ -96,10 +95,10 @@ class Delta(Struct, frozen=True, omit_defaults=True):
     request_id: str
     token_ids: list[int] = []
     logprobs: list[TokenLogprobs] = []
-    cached_tokens: int | None = None  # with the first token: prompt tokens that nobody had to compute
+    cached_tokens: int | None = None  # with the first token: prompt tokens that were cached
     handoff: Handoff | None = None  # with the first token of a remote prefill
     finish: str | None = None  # "stop" | "length" | "cancelled"
-    stop_token: int | None = None  # EOS or stop token that ended it; it is the last of token_ids
+    stop_token: int | None = None  # the EOS or stop token that ended it, which is the last of token_ids
     failure: Failure | None = None
 
 
@@ -114,13 +113,13 @@ WorkerReport = StepMessage | Refused
 
 
 class Grant(Struct, frozen=True):
-    """Leave to write into a decode worker's slab, for one transfer. Block i of the list holds the tokens
-    [skip_tokens + i * block_size, ...) of the prompt."""
+    """Leave to write into a decode worker's slab, for one transfer. Block i of the list holds the prompt's tokens from
+    skip_tokens + i * block_size on."""
 
     transfer_id: str
     worker_id: str
     incarnation: int
-    generation: int  # of the slab; a slab that was suspended since has another
+    generation: int  # of the slab; it changes when the slab is suspended
     block_ids: list[int]
     skip_tokens: int  # multiple of the block size: the decode worker's own cached prefix
     ttl_s: float  # remaining time to live, never a clock reading
@@ -145,7 +144,7 @@ PrefillCommand = PrefillRequest | PrefillCancel | Refused
 
 
 class PrefillFailed(Struct, frozen=True, tag="failed"):
-    """The prompt will not be finished. KV safety is the transfer's matter, not this message's."""
+    """The prompt is not finished. This message says nothing about the blocks: the transfer keeps them safe."""
 
     request_id: str
     failure: Failure
@@ -155,8 +154,8 @@ PrefillReport = PrefillFailed | Refused
 
 
 class FirstToken(Struct, frozen=True):
-    """Payload of the transfer's COMMIT: all that decoding needs beyond the KV blocks. Penalty counts and the place in
-    the random stream follow from the token list and the seed, which the decode worker has."""
+    """Payload of the transfer's COMMIT: all that decoding needs beyond the KV blocks. The decode worker has the token
+    list and the seed, from which penalty counts and noise follow."""
 
     version: int
     token_id: int
@@ -172,7 +171,7 @@ class SnapshotRequest(Struct, frozen=True):
 
 
 class SnapshotChunk(Struct, frozen=True):
-    """Part of a worker's block table as runs, parents before children. `event_id`: the last batch that is contained."""
+    """Part of a worker's block table as runs, parents before children. `event_id`: of the last batch it contains."""
 
     incarnation: int
     event_id: int
@@ -185,7 +184,7 @@ class InspectRequest(Struct, frozen=True):
 
 
 class InspectReport(Struct, frozen=True):
-    """The worker's own view, for status and tests. `problems`: what check_integrity() found, empty when all is well."""
+    """The worker's own view. `problems`: what check_integrity() found; empty when all is well."""
 
     worker_id: str
     incarnation: int
@@ -201,13 +200,13 @@ class DrainRequest(Struct, frozen=True):
 
 
 class DrainReport(Struct, frozen=True):
-    remaining: int  # requests still in flight when the time was up
+    remaining: int  # requests still in flight at the timeout
 
 
 class SleepRequest(Struct, frozen=True):
     version: int
     level: int  # 1: the weights are kept in host memory; 2: they are dropped
-    timeout_s: float  # for requests in flight, and again for peers that map the KV
+    timeout_s: float  # for requests in flight, and the same again for peers that map the KV
 
 
 class WakeRequest(Struct, frozen=True):
@@ -216,13 +215,13 @@ class WakeRequest(Struct, frozen=True):
 
 
 class SleepReport(Struct, frozen=True):
-    """Answers both."""
+    """The answer to SleepRequest and to WakeRequest."""
 
     state: str  # of the worker now
-    asleep: list[str]  # tags of what is given back now
+    asleep: list[str]  # tags of the memory that is given back now
     freed_bytes: int
     seconds: float
-    problem: str  # why it did not happen; empty when it did
+    problem: str  # why the worker refused; empty when it did not
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +255,7 @@ def encode(message: Struct) -> bytes:
 
 
 def decoder(types: Any) -> Any:
-    """A bytes -> message function; raises msgspec.DecodeError on anything else."""
+    """A function from bytes to one of the messages `types`, which raises msgspec.DecodeError for anything else."""
     return msgspec.msgpack.Decoder(types).decode
 
 

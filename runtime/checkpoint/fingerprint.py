@@ -1,4 +1,4 @@
-"""Names a large file by its content without reading all of it: for cache keys and for `model_hash`."""
+"""Names a large file by samples of its content: for cache keys and for `model_hash`."""
 
 from pathlib import Path
 
@@ -9,10 +9,9 @@ SAMPLE_BYTES = 64 * 1024
 
 
 def fingerprint(path: Path) -> str:
-    """16 hex digits from the size and evenly spaced samples, the head and the tail among them: 4 MiB are read at most.
-
-    The head of a .safetensors or .gguf file is its table of tensors; two sets of weights of one shape differ in nearly
-    every sample. Raises OSError.
+    """16 hex digits from the file's size and evenly spaced samples, its head and its tail among them; 4 MiB are read at
+    most. The head of a .safetensors or .gguf file is its table of tensors, and two sets of weights of one shape differ
+    in nearly every sample. Raises OSError.
     """
     size = path.stat().st_size
     digest = xxhash.xxh3_64(size.to_bytes(8, "little"))

@@ -1,7 +1,7 @@
-"""Converts a GGUF file into a folder in Hugging Face form. Called by resolve_model, which caches the result.
+"""Converts a GGUF file into a folder in Hugging Face form.
 
-Tensors become float32, exactly as `gguf` de-quantises them, in the order in which the engine fuses them (q, k, v; gate,
-up), so that workers map fused weights straight from the file and share them through the page cache.
+Tensors become float32, exactly as `gguf` de-quantises them. Because their order in the file is that in which the engine
+fuses them (q, k, v; gate, up), workers map fused weights straight from the file and share them through the page cache.
 """
 
 import json
@@ -15,13 +15,12 @@ from gguf import GGUFReader, ReaderTensor, dequantize
 from rich.console import Console
 from rich.progress import Progress
 
+from runtime.checkpoint.families import FAMILIES
 from runtime.checkpoint.gguf_tokenizer import Metadata, build_tokenizer, eos_token_ids, tokenizer_settings
 from runtime.checkpoint.model_config import parse_model_config
 from runtime.errors import ModelError
 
-ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-
-LAYER_TENSORS = {  # GGUF name -> ours, in file order: what is fused lies side by side
+LAYER_TENSORS = {  # GGUF name -> Hugging Face's, in file order: tensors that are fused lie side by side
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
@@ -34,6 +33,7 @@ LAYER_TENSORS = {  # GGUF name -> ours, in file order: what is fused lies side b
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+HEAD_NORMS = ("attn_q_norm", "attn_k_norm")
 
 
 def convert(source: Path, folder: Path, progress: bool) -> None:
@@ -42,7 +42,7 @@ def convert(source: Path, folder: Path, progress: bool) -> None:
     with _progress_bar(source.name, progress) as advance:
         metadata, tensors = _read(source)
         config = _config(metadata, tensors, model)
-        parse_model_config(config, model)  # refuses here what loading would refuse later
+        parse_model_config(config, model)  # refuses now what loading would refuse later
         names = _tensor_names(config)
         _check_names(set(tensors), set(names.values()), model)
         _write_json(folder / "config.json", config)
@@ -57,15 +57,15 @@ def _read(source: Path) -> tuple[Metadata, dict[str, ReaderTensor]]:
     try:
         reader = GGUFReader(source)
         metadata = {key: field.contents() for key, field in reader.fields.items()}
-    except (ValueError, IndexError, KeyError, OverflowError) as error:  # a truncated or foreign file
+    except (ValueError, IndexError, KeyError, OverflowError) as error:  # the file is truncated, or no GGUF file
         raise ModelError(str(source), f"is not a readable GGUF file: {error}") from error
     return metadata, {tensor.name: tensor for tensor in reader.tensors}
 
 
 def _config(metadata: Metadata, tensors: dict[str, ReaderTensor], model: str) -> dict[str, Any]:
     architecture = metadata.get("general.architecture")
-    if architecture not in ARCHITECTURES:
-        raise ModelError(model, f"architecture {architecture!r} is not supported, only {', '.join(ARCHITECTURES)}")
+    if architecture not in FAMILIES:
+        raise ModelError(model, f"architecture {architecture!r} is not supported, only {', '.join(FAMILIES)}")
 
     def get(key: str, default: Any = None) -> Any:
         value = metadata.get(f"{architecture}.{key}", default)
@@ -81,7 +81,7 @@ def _config(metadata: Metadata, tensors: dict[str, ReaderTensor], model: str) ->
     if scaling != "none":
         raise ModelError(model, f"rope scaling {scaling!r} is not implemented for GGUF files")
     return {
-        "architectures": [ARCHITECTURES[architecture]],
+        "architectures": [FAMILIES[architecture].hf_class],
         "model_type": architecture,
         "vocab_size": len(metadata.get("tokenizer.ggml.tokens", ())),
         "hidden_size": hidden_size,
@@ -111,7 +111,7 @@ def _tensor_names(config: dict[str, Any]) -> dict[str, str]:
     names = {"model.embed_tokens.weight": "token_embd.weight"}
     for layer in range(config["num_hidden_layers"]):
         for theirs, ours in LAYER_TENSORS.items():
-            if config["model_type"] == "qwen3" or theirs not in ("attn_q_norm", "attn_k_norm"):
+            if theirs not in HEAD_NORMS or FAMILIES[config["model_type"]].has_head_norms:
                 names[f"model.layers.{layer}.{ours}.weight"] = f"blk.{layer}.{theirs}.weight"
     names["model.norm.weight"] = "output_norm.weight"
     if not config["tie_word_embeddings"]:
@@ -133,7 +133,8 @@ def _write_tensors(
     model: str,
     advance: Callable[[float], None],
 ) -> None:
-    """Our own writer, since the library's sorts tensors by name: 8 bytes of header length, JSON header, data."""
+    """Writes a safetensors file: 8 bytes of header length, JSON header, data. The library's writer sorts tensors by
+    name, which would separate those that are fused."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, tensor in tensors.items():
@@ -149,14 +150,14 @@ def _write_tensors(
         except (NotImplementedError, ValueError) as error:
             problem = f"tensor {tensor.name}: {tensor.tensor_type.name} cannot be de-quantised"
             raise ModelError(model, problem) from error
-        if config["model_type"] == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
+        if FAMILIES[config["model_type"]].gguf_pairs and name.endswith(("q_proj.weight", "k_proj.weight")):
             values = _halves_from_pairs(values, config["head_dim"])
         np.ascontiguousarray(values, dtype="<f4").tofile(file)
         advance(values.nbytes / (end or 1))
 
 
 def _halves_from_pairs(weight: np.ndarray, head_dim: int) -> np.ndarray:
-    """Undoes llama.cpp's order of Llama's q and k rows: it rotates neighbours (2i, 2i + 1), we rotate (i, i + d/2)."""
+    """Undoes llama.cpp's order of q and k rows: it rotates neighbours (2i, 2i + 1), we rotate (i, i + head_dim / 2)."""
     rows, columns = weight.shape
     return weight.reshape(rows // head_dim, head_dim // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
 

@@ -1,7 +1,8 @@
-"""Builds a tokenizer.json from the tokenizer that a GGUF file carries in its metadata. Called by the GGUF conversion.
+"""Builds a tokenizer.json from the tokenizer in the metadata of a GGUF file.
 
-GGUF stores vocabulary and merges, but of the pre-tokenizer only a name (`tokenizer.ggml.pre`, names by llama.cpp): what
-each name means is known here, and a name that is not known is refused, since a wrong split changes tokens silently.
+GGUF stores the vocabulary and the merges, but only the name of the pre-tokenizer (`tokenizer.ggml.pre`, a name of
+llama.cpp's). The table below says what each name means. A name that it lacks is refused, because a wrong split changes
+tokens silently; transformers' GGUF reader does not look at the name.
 """
 
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from runtime.errors import ModelError
 Metadata = dict[str, Any]
 """GGUF key -> Python value."""
 
-_WORDS = (  # the split of GPT-4 and its heirs; only the longest run of digits differs
+_WORDS = (  # the split of GPT-4 and its heirs, which differ in the longest run of digits alone
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -23,12 +24,12 @@ _WORDS = (  # the split of GPT-4 and its heirs; only the longest run of digits d
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """What one name of `tokenizer.ggml.pre` stands for."""
+    """The meaning of one name of `tokenizer.ggml.pre`."""
 
-    split: str | None = None  # None: the split of GPT-2, which the byte-level step brings along
+    split: str | None = None  # None: the split of GPT-2, which the byte-level step includes
     single_digits: bool = False
     nfc: bool = False
-    ignore_merges: bool = False  # a word that is in the vocabulary is one token, whatever the merges say
+    ignore_merges: bool = False  # a word in the vocabulary is one token, whatever the merges say
     add_bos: bool = False  # unless the file says otherwise
 
 
@@ -58,7 +59,7 @@ def build_tokenizer(metadata: Metadata, model: str) -> Tokenizer:
     kind = metadata.get("tokenizer.ggml.model")
     if kind != "gpt2":
         raise ModelError(model, f"its tokenizer is of kind {kind!r}; only byte-level BPE ('gpt2') is supported")
-    pre = metadata.get("tokenizer.ggml.pre", "default")  # files from before the key existed split as GPT-2 does
+    pre = metadata.get("tokenizer.ggml.pre", "default")  # files older than the key split as GPT-2 does
     if pre not in PRE_TOKENIZERS:
         raise ModelError(model, f"its pre-tokenizer {pre!r} is not known; known: {', '.join(PRE_TOKENIZERS)}")
     rules = PRE_TOKENIZERS[pre]
@@ -94,7 +95,7 @@ def tokenizer_settings(metadata: Metadata, max_position: int) -> dict[str, Any]:
 
 
 def eos_token_ids(metadata: Metadata) -> list[int]:
-    """Ids that end an answer: end of sequence, and, where the file names them, end of turn and end of message."""
+    """The tokens that end an answer: end of sequence, and end of turn and of message where the file names them."""
     ids = (metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom"))
     return list(dict.fromkeys(token_id for token_id in ids if token_id is not None))
 

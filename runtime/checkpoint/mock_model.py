@@ -1,6 +1,5 @@
-"""The model that is none: what router and workers read of `model: mock`. Its tokenizer is made here, or borrowed.
-
-The byte tokenizer has one token per byte and needs nothing but this file; it is written once into the cache folder.
+"""The files of `model: mock`, which has no weights. Its tokenizer is another model's, or the byte tokenizer: one token
+per byte, written once into the cache folder.
 """
 
 import json
@@ -25,7 +24,7 @@ CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-ANSWER_TEXT = "abcdefghijklmnopqrstuvwxyz "  # what answers of the byte tokenizer are made of
+ANSWER_TEXT = "abcdefghijklmnopqrstuvwxyz "  # the characters of answers with the byte tokenizer
 
 
 def mock_files(config: MockConfig, progress: bool = False) -> ModelFiles:
@@ -40,7 +39,7 @@ def mock_files(config: MockConfig, progress: bool = False) -> ModelFiles:
 
 
 def answer_vocabulary(files: ModelFiles, config: MockConfig) -> list[int]:
-    """Tokens that answers are made of: letters, or all that do not end them."""
+    """The tokens of answers: letters of the byte tokenizer, or all tokens of another that do not end an answer."""
     if config.tokenizer == BYTES:
         vocabulary = byte_vocabulary()
         return [vocabulary[_spelled(character)] for character in ANSWER_TEXT]
@@ -58,7 +57,7 @@ def _spelled(character: str) -> str:
 
 
 def _shape(vocab_size: int) -> ModelConfig:
-    """One layer of 8 bytes per token and side: enough for transfers to have something to carry."""
+    """One layer of 8 bytes of KV per token, so that transfers have something to carry."""
     return ModelConfig(
         architecture=MOCK,
         vocab_size=vocab_size,

@@ -1,4 +1,4 @@
-"""Converted models in the user's cache folder: made once, complete whenever visible, whoever asks at the same time."""
+"""Converted models in the user's cache folder: each is made once, and visible only when it is complete."""
 
 import fcntl
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 from runtime.checkpoint.fingerprint import fingerprint
 from runtime.errors import ModelError
 
-VERSION = 1  # of what the conversion writes; a new one converts again
+VERSION = 1  # of the conversion's output; a new version converts again
 
 
 def cache_folder() -> Path:
@@ -21,40 +21,34 @@ def cache_folder() -> Path:
 
 
 def converted_folder(source: Path, convert: Callable[[Path, Path], None]) -> Path:
-    """The folder that `convert(source, folder)` fills for this very content of `source`, on the first call.
-
-    Of several processes that ask at once, one converts and the others wait. Raises ModelError, and whatever `convert`
-    raises.
-    """
+    """The folder that `convert(source, folder)` fills on the first call for this content of `source`. Raises
+    ModelError, and what `convert` raises."""
     try:
         name = f"{source.stem}-{fingerprint(source)}-v{VERSION}"
-        return _made(name, lambda folder: convert(source, folder))
     except OSError as error:
-        raise ModelError(str(source), f"cannot be converted: {error}") from error
+        raise ModelError(str(source), f"cannot be read: {error}") from error
+    return made_folder(name, lambda folder: convert(source, folder), str(source))
 
 
-def made_folder(name: str, make: Callable[[Path], None]) -> Path:
-    """The folder that `make(folder)` fills on the first call. Raises ModelError."""
-    try:
-        return _made(name, make)
-    except OSError as error:
-        raise ModelError(name, f"cannot be written into the cache: {error}") from error
-
-
-def _made(name: str, make: Callable[[Path], None]) -> Path:
+def made_folder(name: str, make: Callable[[Path], None], model: str | None = None) -> Path:
+    """The folder that `make(folder)` fills on the first call. Among processes that ask at the same time, one makes it
+    and the others wait. Raises ModelError about `model`, and what `make` raises."""
     folder = cache_folder() / "models" / name
     if folder.is_dir():
         return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(folder.with_name(folder.name + ".lock")):
-        if not folder.is_dir():
-            _fill(folder, make)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(folder.with_name(folder.name + ".lock")):
+            if not folder.is_dir():
+                _fill(folder, make)
+    except OSError as error:
+        raise ModelError(model or name, f"cannot be converted into the cache: {error}") from error
     return folder
 
 
 def _fill(folder: Path, make: Callable[[Path], None]) -> None:
     unfinished = folder.with_name(folder.name + ".unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)  # of a conversion that was killed
+    shutil.rmtree(unfinished, ignore_errors=True)  # a killed conversion leaves one
     unfinished.mkdir()
     try:
         make(unfinished)
@@ -65,7 +59,7 @@ def _fill(folder: Path, make: Callable[[Path], None]) -> None:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Between processes, for as long as the block runs; a killed process releases it."""
+    """Excludes other processes while the block runs; a killed process releases the lock."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

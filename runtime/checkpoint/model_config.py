@@ -1,6 +1,8 @@
-"""A model's shape, parsed from the config.json of a Hugging Face folder. No torch: the router reads it too.
+"""A model's shape, parsed from the config.json of a Hugging Face folder. No torch, because the router reads it too.
 
-What is not implemented is refused, never dropped: with its rope scaling ignored a model talks fluent nonsense.
+A key that asks for something that is not implemented is refused, because a model whose rope scaling was ignored talks
+fluent nonsense. transformers' AutoConfig would read more than is needed and refuse nothing; its import takes 1.2 s of
+CPU time without torch.
 """
 
 import json
@@ -8,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from runtime.checkpoint.families import FAMILIES, Family
 from runtime.errors import ModelError
 
-ARCHITECTURES = {"LlamaForCausalLM": "llama", "Qwen3ForCausalLM": "qwen3"}
 DEFAULT_ROPE_THETA = 10000.0
 
 
@@ -26,7 +28,7 @@ class Llama3RopeScaling:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    architecture: str  # a value of ARCHITECTURES
+    architecture: str  # a key of FAMILIES
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -44,31 +46,37 @@ class ModelConfig:
 
 def load_model_config(folder: Path) -> ModelConfig:
     """Reads folder/config.json. Raises ModelError."""
-    path = folder / "config.json"
+    return parse_model_config(read_object(folder / "config.json"), str(folder))
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file of a model's folder. Raises ModelError."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ModelError(str(folder), f"config.json cannot be read: {error.strerror}") from error
+        raise ModelError(str(path.parent), f"{path.name} cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise ModelError(str(folder), f"config.json is not valid JSON: {error}") from error
+        raise ModelError(str(path.parent), f"{path.name} is not valid JSON: {error}") from error
     if not isinstance(data, dict):
-        raise ModelError(str(folder), "config.json is not an object")
-    return parse_model_config(data, str(folder))
+        raise ModelError(str(path.parent), f"{path.name} is not an object")
+    return data
 
 
 def parse_model_config(data: dict[str, Any], model: str) -> ModelConfig:
     """Checks config.json's keys as transformers 4 and 5 write them. Raises ModelError naming the key."""
     architectures = data.get("architectures") or []
-    known = [ARCHITECTURES[name] for name in architectures if name in ARCHITECTURES]
+    known = [name for name, family in FAMILIES.items() if family.hf_class in architectures]
     if not known:
-        raise ModelError(model, f"architectures {architectures} are not supported, only {', '.join(ARCHITECTURES)}")
-    _refuse_variants(data, known[0], model)
+        supported = ", ".join(family.hf_class for family in FAMILIES.values())
+        raise ModelError(model, f"architectures {architectures} are not supported, only {supported}")
+    family = FAMILIES[known[0]]
+    _refuse_variants(data, family, model)
     hidden_size = _size(data, "hidden_size", model)
     num_heads = _size(data, "num_attention_heads", model)
     num_kv_heads = _size(data, "num_key_value_heads", model, default=num_heads)
     if num_heads % num_kv_heads:
         raise ModelError(model, f"{num_heads} attention heads cannot share {num_kv_heads} key-value heads")
-    head_dim = _size(data, "head_dim", model, default=128 if known[0] == "qwen3" else hidden_size // num_heads)
+    head_dim = _size(data, "head_dim", model, default=family.default_head_dim or hidden_size // num_heads)
     if head_dim % 2:
         raise ModelError(model, f"head_dim {head_dim} is odd; rotary embeddings need pairs")
     return ModelConfig(
@@ -89,15 +97,15 @@ def parse_model_config(data: dict[str, Any], model: str) -> ModelConfig:
     )
 
 
-def _refuse_variants(data: dict[str, Any], architecture: str, model: str) -> None:
-    """Variants of the two architectures that would compute something else than we do."""
+def _refuse_variants(data: dict[str, Any], family: Family, model: str) -> None:
+    """Refuses variants of a family that compute something else than our class does."""
     for key in ("attention_bias", "mlp_bias"):
         if data.get(key):
             raise ModelError(model, f"{key} is not supported")
     if data.get("hidden_act", "silu") != "silu":
         raise ModelError(model, f"hidden_act {data['hidden_act']!r} is not supported; supported: silu")
-    # Llama ignores the key; Qwen3 looks at `use_sliding_window` first, and newer files list the layers' kinds.
-    windowed = architecture == "qwen3" and data.get("use_sliding_window") and data.get("sliding_window")
+    windowed = family.knows_windows and data.get("use_sliding_window") and data.get("sliding_window")
+    # Newer files list the kind of each layer.
     if windowed or any(kind != "full_attention" for kind in data.get("layer_types") or []):
         raise ModelError(model, "sliding-window attention is not supported")
     if data.get("quantization_config"):
@@ -105,7 +113,7 @@ def _refuse_variants(data: dict[str, Any], architecture: str, model: str) -> Non
 
 
 def _rope_parameters(data: dict[str, Any]) -> dict[str, Any]:
-    """transformers 5 writes `rope_parameters` (theta included), earlier ones `rope_scaling` beside `rope_theta`."""
+    """transformers 5 writes `rope_parameters`, theta included; earlier versions `rope_scaling` beside `rope_theta`."""
     return data.get("rope_parameters") or data.get("rope_scaling") or {}
 
 

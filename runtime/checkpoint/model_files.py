@@ -1,19 +1,18 @@
-"""From what the user wrote after `--model` to a folder that is known to be complete. Router, workers and CLI call it.
+"""Finds the folder of the model that `--model` names, and checks that it is complete.
 
-No torch here, and nothing of it is imported by what this imports: the router process stays small.
+Invariant: nothing here imports torch or transformers, neither directly nor indirectly, which keeps the router small.
 """
 
 import importlib.util
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import xxhash
 
 from runtime.checkpoint.fingerprint import fingerprint
 from runtime.checkpoint.model_cache import converted_folder
-from runtime.checkpoint.model_config import ModelConfig, load_model_config
+from runtime.checkpoint.model_config import ModelConfig, load_model_config, read_object
 from runtime.errors import ConfigError, ModelError
 
 SMOLLM2 = "smollm2"
@@ -25,7 +24,7 @@ SINGLE_FILE = "model.safetensors"
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
     folder: Path  # config.json, tokenizer.json, safetensors
-    name: str  # what the model is called when the configuration names nothing else
+    name: str  # of the model, unless the configuration gives it another
     config: ModelConfig
     eos_token_ids: frozenset[int]
     model_hash: str  # workers whose hashes differ must not exchange KV
@@ -36,7 +35,8 @@ class ModelFiles:
 
 
 def resolve_model(name_or_path: str, progress: bool = False) -> ModelFiles:
-    """`smollm2`, a folder in Hugging Face form, or a .gguf file. What is GGUF (the first is) is converted once.
+    """The model `smollm2`, a folder in Hugging Face form, or a .gguf file. GGUF files, such as smollm2's, are converted
+    once.
 
     Raises ConfigError when there is no such model, ModelError when it cannot be used.
     """
@@ -68,7 +68,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _smollm2_gguf() -> Path:
-    """The file inside the installed wheel, found without importing the package, whose own needs are not installed."""
+    """The file inside the installed wheel. The package is not imported, because its own dependencies are missing."""
     spec = importlib.util.find_spec(SMOLLM2_PACKAGE)
     for location in (spec.submodule_search_locations or ()) if spec else ():
         for path in sorted(Path(location).glob("*.gguf")):
@@ -78,7 +78,7 @@ def _smollm2_gguf() -> Path:
 
 def _open_gguf(path: Path, name: str, progress: bool) -> ModelFiles:
     def convert(source: Path, folder: Path) -> None:
-        from runtime.checkpoint import gguf_convert  # here, since gguf takes its time to load and is needed once
+        from runtime.checkpoint import gguf_convert  # here: gguf is slow to load and needed once
 
         gguf_convert.convert(source, folder, progress)
 
@@ -93,25 +93,18 @@ def _open_folder(folder: Path, name: str) -> ModelFiles:
 
 
 def _eos_token_ids(folder: Path, config: ModelConfig) -> frozenset[int]:
-    """generation_config.json's, which may be several, else config.json's."""
+    """Those of generation_config.json, which may list several, else that of config.json.
+
+    transformers' GenerationConfig would read the same key; its import takes 1.2 s of CPU time.
+    """
     value = None
     for name in ("generation_config.json", "config.json"):
         if value is None and (folder / name).is_file():
-            value = _read_object(folder / name).get("eos_token_id")
+            value = read_object(folder / name).get("eos_token_id")
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(isinstance(token_id, int) and 0 <= token_id < config.vocab_size for token_id in ids):
         raise ModelError(str(folder), f"eos_token_id {value!r} is not a token id, or a list of them")
     return frozenset(ids)
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelError(str(path.parent), f"{path.name} is not valid JSON: {error}") from error
-    if not isinstance(data, dict):
-        raise ModelError(str(path.parent), f"{path.name} is not an object")
-    return data
 
 
 def _model_hash(folder: Path, config: ModelConfig) -> str:

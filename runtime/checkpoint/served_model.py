@@ -1,4 +1,4 @@
-"""The model that serving.yaml names, mock or real. Router, workers and CLI start with it."""
+"""The model that serving.yaml names, mock or real."""
 
 from runtime.checkpoint.mock_model import MOCK, mock_files
 from runtime.checkpoint.model_files import ModelFiles, resolve_model

@@ -25,6 +25,7 @@ from runtime.errors import BatonError, UnavailableError
 DIFF_TIMEOUT_S = 60.0  # when the caller names no deadline
 ANSWER_SHARE = 0.9  # of the caller's time; the answer's way back has the rest
 
+Context = grpc.aio.ServicerContext[Any, Any]
 StatusSource = Callable[[], Awaitable[pb.StatusResponse]]
 
 
@@ -45,18 +46,18 @@ class AdminService(pb_grpc.AdminServicer):
         self._questions = questions
 
     async def Status(  # noqa: N802 (gRPC's names, here and below)
-        self, request: pb.StatusRequest, context: grpc.aio.ServicerContext[pb.StatusRequest, pb.StatusResponse]
+        self, request: pb.StatusRequest, context: Context
     ) -> pb.StatusResponse:
         return await self._questions.status()
 
     async def Tree(  # noqa: N802
-        self, request: pb.TreeRequest, context: grpc.aio.ServicerContext[pb.TreeRequest, pb.TreeChunk]
+        self, request: pb.TreeRequest, context: Context
     ) -> AsyncIterator[pb.TreeChunk]:
         async for chunk in self._questions.tree.listing(request):
             yield chunk
 
     async def Diff(  # noqa: N802
-        self, request: pb.DiffRequest, context: grpc.aio.ServicerContext[pb.DiffRequest, pb.WorkerDiff]
+        self, request: pb.DiffRequest, context: Context
     ) -> AsyncIterator[pb.WorkerDiff]:
         left_s = context.time_remaining()
         timeout_s = DIFF_TIMEOUT_S if left_s is None else left_s * ANSWER_SHARE
@@ -65,7 +66,7 @@ class AdminService(pb_grpc.AdminServicer):
                 yield worker
 
     async def Explain(  # noqa: N802
-        self, request: pb.ExplainRequest, context: grpc.aio.ServicerContext[pb.ExplainRequest, pb.ExplainResponse]
+        self, request: pb.ExplainRequest, context: Context
     ) -> pb.ExplainResponse:
         explain = self._questions.explain
         subject = request.WhichOneof("subject")
@@ -86,17 +87,17 @@ class AdminService(pb_grpc.AdminServicer):
         return explain.prompt(tokens)
 
     async def Sleep(  # noqa: N802
-        self, request: pb.SleepRequest, context: grpc.aio.ServicerContext[pb.SleepRequest, pb.SleepResponse]
+        self, request: pb.SleepRequest, context: Context
     ) -> pb.SleepResponse:
         return await _done(self._questions.sleep.sleep(request), context)
 
     async def Wake(  # noqa: N802
-        self, request: pb.WakeRequest, context: grpc.aio.ServicerContext[pb.WakeRequest, pb.SleepResponse]
+        self, request: pb.WakeRequest, context: Context
     ) -> pb.SleepResponse:
         return await _done(self._questions.sleep.wake(request), context)
 
 
-async def _done(work: Awaitable[pb.SleepResponse], context: "grpc.aio.ServicerContext[Any, Any]") -> pb.SleepResponse:
+async def _done(work: Awaitable[pb.SleepResponse], context: Context) -> pb.SleepResponse:
     """The result; FAILED_PRECONDITION with the worker's reason when the worker refused."""
     try:
         return await work

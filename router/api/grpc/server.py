@@ -14,7 +14,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from baton_proto.generated import inference_pb2 as pb, inference_pb2_grpc as pb_grpc
-from router.api.grpc.admin import AdminService, Questions
+from router.api.grpc.admin import AdminService, Context, Questions
 from router.api.grpc.decoding import RefuseUndecodable
 from router.api.grpc.errors import Status, status_of
 from router.api.grpc.messages import finished_message, options_of, piece_message, prompt_field_of, prompt_of
@@ -105,9 +105,7 @@ class InferenceService(pb_grpc.InferenceServicer):
             await asyncio.wait(self._running, timeout=timeout_s)
 
     async def Generate(  # noqa: N802 (gRPC's name)
-        self,
-        request: pb.GenerateRequest,
-        context: grpc.aio.ServicerContext[pb.GenerateRequest, pb.GenerateResponse],
+        self, request: pb.GenerateRequest, context: Context
     ) -> None:
         """Writes instead of yielding, so that a cancelled call reaches the generator wherever it waits."""
         task = asyncio.current_task()
@@ -118,11 +116,7 @@ class InferenceService(pb_grpc.InferenceServicer):
         if failure is not None:
             await context.abort(failure.code, failure.details, tuple(failure.trailing_metadata))
 
-    async def _generate(
-        self,
-        request: pb.GenerateRequest,
-        context: grpc.aio.ServicerContext[pb.GenerateRequest, pb.GenerateResponse],
-    ) -> Status | None:
+    async def _generate(self, request: pb.GenerateRequest, context: Context) -> Status | None:
         shown_id, work_id = make_request_id(None)
         try:
             shown_id, work_id = make_request_id(request.request_id or _metadata(context, REQUEST_ID_METADATA))
@@ -150,12 +144,7 @@ class InferenceService(pb_grpc.InferenceServicer):
         self._frontend.answered("grpc", grpc.StatusCode.OK.name, None)
         return None
 
-    async def _stream(
-        self,
-        wanted: GenerateRequest,
-        shown_id: str,
-        context: grpc.aio.ServicerContext[pb.GenerateRequest, pb.GenerateResponse],
-    ) -> None:
+    async def _stream(self, wanted: GenerateRequest, shown_id: str, context: Context) -> None:
         async with aclosing(pieces_of(self._frontend.generator, wanted)) as pieces:
             async for item in pieces:
                 if isinstance(item, Finished):
@@ -166,9 +155,7 @@ class InferenceService(pb_grpc.InferenceServicer):
                 await context.write(event)
 
     async def ListModels(  # noqa: N802
-        self,
-        request: pb.ListModelsRequest,
-        context: grpc.aio.ServicerContext[pb.ListModelsRequest, pb.ListModelsResponse],
+        self, request: pb.ListModelsRequest, context: Context
     ) -> pb.ListModelsResponse:
         limits = self._frontend.generator.limits()
         model = pb.Model(
@@ -177,7 +164,7 @@ class InferenceService(pb_grpc.InferenceServicer):
         return pb.ListModelsResponse(models=[model])
 
 
-def _metadata(context: grpc.aio.ServicerContext[Any, Any], name: str) -> str | None:
+def _metadata(context: Context, name: str) -> str | None:
     for key, value in context.invocation_metadata() or ():
         if key == name:
             return value if isinstance(value, str) else value.decode("latin-1")
