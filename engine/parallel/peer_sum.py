@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels.peer_sum import MAX_PROGRAMS, add_peer_sum, flag_bytes, flagged_room
+from engine.kernels.stream_flag import FOREVER
 from engine.parallel.collective import Collective
 from engine.parallel.peer_memory import CHECK_TURNS, SWITCH, built_by_all, mapped_by_all
 
@@ -42,7 +43,9 @@ class PeerSum:
         begin = self._buffers + self._turn * self._buffer_bytes
         return self._own[begin : begin + like.nbytes].view(like.dtype).view(like.shape)
 
-    def finish(self, hidden: Tensor, norm: Tensor | None = None, eps: float = 0.0, **limits: int) -> Tensor | None:
+    def finish(
+        self, hidden: Tensor, norm: Tensor | None = None, eps: float = 0.0, max_turns: int = FOREVER
+    ) -> Tensor | None:
         """hidden [rows, size] += the sum of all ranks' buffers. With `norm`, weights [size], the RMS norm of the result
         is returned. Invariant: each step begins with the first of the two turns, also in CUDA graphs, because every
         layer has two sums."""
@@ -56,7 +59,7 @@ class PeerSum:
             room = flagged_room(len(segments), self._flagged_bytes)
             offset, epochs = self._buffers + _TURNS * self._buffer_bytes + turn * room, self._epochs[0]
             flagged = {"part": part, "part_bytes": self._flagged_bytes}
-        return add_peer_sum(hidden, segments, offset, epochs, self._rank, norm, eps, **flagged, **limits)
+        return add_peer_sum(hidden, segments, offset, epochs, self._rank, norm, eps, max_turns, **flagged)
 
     @property
     def _buffers(self) -> int:
