@@ -30,7 +30,7 @@ from engine.kernels import (
 from engine.kernels.decode_attention import DecodePlan, DecodeScratch, equal_shares, longest_first
 from engine.kernels.prefill_attention import PrefillPlan, plan_tiles
 from engine.kernels.rms_norm import rms_norm
-from engine.kernels.rotate_store import rotate_store
+from engine.kernels.rotate_store import Rotation, rotate_store
 from engine.kernels.sampling import partial_buffer, sample
 from engine.kernels.silu_mul import silu_mul
 from engine.kernels.small_linear import is_small, small_linear
@@ -232,7 +232,7 @@ def elementwise() -> list[Result]:
         table = torch.randn(rows, 128, device=DEVICE)
         norm = torch.randn(128, device=DEVICE, dtype=BF16)
         calls = [
-            partial(rotate_store, q, cache, positions, positions, table, norm, norm, 1e-6)
+            partial(rotate_store, q, cache, Rotation(positions, positions, table, norm, norm, 1e-6))
             for q, cache in zip(qkv, slab, strict=True)
         ]
         defaults = (rotate_kernel.HEADS_AT_ONCE, rotate_kernel.WARPS_FOR_FEW, rotate_kernel.WARPS_FOR_MANY)

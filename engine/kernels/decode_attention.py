@@ -19,6 +19,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from engine.kernels.dependent_launch import dependent_launch
+from engine.kernels.rotate_store import Rotation
 from runtime.device.quick_launch import QuickLaunch
 
 # What benchmarks/kernel_speed.py found best on an H200.
@@ -135,18 +136,6 @@ class DecodePlan:
     tables: Tensor  # block ids of all rows, one after the other
 
 
-@dataclass(frozen=True, slots=True)
-class Rotation:
-    """What `rotate_store` takes, for decodes whose heads are not rotated and stored yet."""
-
-    slots: Tensor  # int32 [rows]
-    positions: Tensor  # int32 [rows]
-    table: Tensor  # float32 [positions, head_dim]
-    query_norm: Tensor | None  # [head_dim]; both or none
-    key_norm: Tensor | None
-    eps: float
-
-
 def decode_attention(
     queries: Tensor,
     layer_cache: Tensor,
@@ -211,21 +200,6 @@ def decode_attention(
         launch_pdl=overlap,
     )
     return out
-
-
-def decode_attention_reference(
-    queries: Tensor, layer_cache: Tensor, lengths: list[int], tables: list[list[int]]
-) -> Tensor:
-    """Densely, sequence by sequence, in float64."""
-    _, kv_heads, _, block_size, head_dim = layer_cache.shape
-    results = []
-    for query, length, table in zip(queries.double(), lengths, tables, strict=True):
-        blocks = layer_cache[torch.tensor(table[: -(-length // block_size)], device=queries.device)].double()
-        keys, values = blocks.permute(2, 1, 0, 3, 4).reshape(2, kv_heads, -1, head_dim)[:, :, :length]
-        grouped = query.view(kv_heads, -1, head_dim)
-        scores = torch.einsum("kgd,ktd->kgt", grouped, keys) / head_dim**0.5
-        results.append(torch.einsum("kgt,ktd->kgd", scores.softmax(-1), values).reshape(query.shape))
-    return torch.stack(results)
 
 
 @QuickLaunch

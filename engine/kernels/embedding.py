@@ -17,11 +17,6 @@ def embed(token_ids: Tensor, sampled: Tensor, table: Tensor) -> Tensor:
     return result
 
 
-def embed_reference(token_ids: Tensor, sampled: Tensor, table: Tensor) -> Tensor:
-    known = torch.where(token_ids < 0, sampled[(-1 - token_ids).clamp(min=0).long()], token_ids)
-    return table[known.long()]
-
-
 @QuickLaunch
 @triton.jit
 def _embed(token_ids, sampled, table, result, SIZE: tl.constexpr, BLOCK: tl.constexpr):

@@ -1,14 +1,14 @@
-"""The sum of what all ranks computed, added to the residual stream, in one launch that may normalise it as well: each
-rank has the others' segments of memory mapped.
+"""The sum of all ranks' parts, added to the residual stream, in one launch that can also compute the RMS norm. Each
+rank has the other ranks' segments of memory mapped.
 
-`add_flagged_sum` is for the fewest rows, where a way between GPUs counts for more than bytes: a rank writes its part to
-all others, each 4 bytes with the number of the sum behind them in one word of 8, and adds as the words come in (what
-NCCL calls its LL protocol). `add_peer_sum` moves half as many bytes, and more often: the ranks tell each other by flags
-that their parts are ready, then each reads them where they lie.
+Parts of few rows, for which latency between GPUs costs more than bytes, are sent with flags in them: a rank writes its
+part to all others, every 4 bytes together with the number of the sum in one word of 8 bytes, and adds words as they
+arrive (NCCL's LL protocol). Larger parts move half as many bytes in two rounds: the ranks set flags that their parts
+are ready, then each rank reads the parts where they lie.
 
-The memory in between is used by turns, two of them. Whoever has passed the wait of one sum knows that all ranks have
-ended the sum before: the memory of that one may be written again. Every rank adds in the order of the ranks, so that
-all get the same bits.
+Two sums take turns with the memory. Invariant: a rank that has passed the wait of one sum knows that all ranks have
+ended the sum before, whose memory may be written again. Every rank adds in the order of the ranks, so all get the same
+bits.
 """
 
 import torch
@@ -20,19 +20,19 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from engine.kernels.dependent_launch import dependent_launch
 from engine.kernels.stream_flag import FOREVER
 
-MAX_PROGRAMS = 128  # no more than run at once: they wait for each other across devices
-_FLAT = 1024  # columns of a row where rows do not matter
+MAX_PROGRAMS = 128  # all run at once, because they wait for each other across devices
+_FLAT = 1024  # columns of a row when no norm needs the real rows
 _FLAG_BYTES = 4
 _WORD_BYTES = 8  # of which half are data
 
 
 def flag_bytes(ranks: int) -> int:
-    """Of a segment, in front of its buffers."""
+    """Bytes of flags at the start of a segment."""
     return MAX_PROGRAMS * ranks * _FLAG_BYTES
 
 
 def flagged_room(ranks: int, part_bytes: int) -> int:
-    """Of a segment, for flagged sums of parts up to that size: room for each rank's words."""
+    """Bytes of a segment for one flagged sum of parts up to `part_bytes`: each rank's words."""
     return ranks * part_bytes * 2
 
 
@@ -45,83 +45,65 @@ def add_peer_sum(
     norm: Tensor | None = None,
     eps: float = 0.0,
     max_turns: int = FOREVER,
+    *,
+    part: Tensor | None = None,
+    part_bytes: int = 0,
 ) -> Tensor | None:
-    """hidden += the sum over all ranks of what lies, as large and of the same type, `offset` bytes behind the beginning
-    of their segments. With `norm`, weights [size], the RMS norm of the result comes back.
+    """hidden [rows, size], contiguous, += the sum of all ranks' parts, of the same shape and type. With `norm`, weights
+    [size], the RMS norm of the result is returned.
 
-    hidden: [rows, size], contiguous. segments: int64 [ranks], addresses. epochs: int32 [MAX_PROGRAMS], zero at first,
-    as the flags are. Every rank launches the same sums in the same order. After `max_turns` the wait is given up and
-    the sum is anything.
+    segments: int64 [ranks], addresses. offset: bytes from the start of a segment to the memory of this sum. epochs:
+    int32 [MAX_PROGRAMS], zero at first, as the flags are. After `max_turns` turns the wait ends and the sum is
+    undefined. part: None, and every rank's part lies at `offset` of its own segment; or this rank's part, of at most
+    MAX_PROGRAMS rows, which is sent with flags in it to words at `offset`, with room for parts of `part_bytes` bytes.
+    Invariant: every rank launches the same sums in the same order.
     """
-    total = hidden.numel()
-    size = _FLAT if norm is None else hidden.shape[1]
-    block = triton.next_power_of_2(size)
-    rows = triton.next_power_of_2(triton.cdiv(triton.cdiv(total, size), MAX_PROGRAMS))
+    rows, size = hidden.shape
     normed = None if norm is None else torch.empty_like(hidden)
     overlap = dependent_launch(hidden)
+    memory = (hidden if normed is None else normed, hidden if norm is None else norm, segments, epochs)
+    options = {
+        "RANK": rank,
+        "RANKS": len(segments),
+        "NORM": norm is not None,
+        "OVERLAP": overlap,
+        "launch_pdl": overlap,
+    }
+    if part is not None:
+        values_per_word = 4 // hidden.element_size()
+        words = size // values_per_word
+        block = triton.next_power_of_2(words)
+        _add_flagged_sum[(rows,)](
+            hidden,
+            part,
+            *memory,
+            offset // _WORD_BYTES,
+            part_bytes * 2 // _WORD_BYTES,
+            eps,
+            max_turns,
+            WORDS=words,
+            BLOCK=block,
+            HALVES=values_per_word,
+            num_warps=min(8, max(1, block // 128)),
+            **options,
+        )
+        return normed
+    total = hidden.numel()
+    size = _FLAT if norm is None else size
+    block = triton.next_power_of_2(size)
+    rows = triton.next_power_of_2(triton.cdiv(triton.cdiv(total, size), MAX_PROGRAMS))
     _add_peer_sum[(triton.cdiv(total, size * rows),)](
         hidden,
-        hidden if normed is None else normed,
-        hidden if norm is None else norm,
-        segments,
-        epochs,
+        *memory,
         offset // hidden.element_size(),
         total,
         eps,
         max_turns,
-        RANK=rank,
-        RANKS=len(segments),
         ROWS=rows,
         SIZE=size,
         BLOCK=block,
-        NORM=norm is not None,
-        OVERLAP=overlap,
         num_warps=4 if rows * block <= 2048 else 8,
-        launch_pdl=overlap,
-    )
-    return normed
-
-
-def add_flagged_sum(
-    hidden: Tensor,
-    part: Tensor,
-    segments: Tensor,
-    offset: int,
-    part_bytes: int,
-    epochs: Tensor,
-    rank: int,
-    norm: Tensor | None = None,
-    eps: float = 0.0,
-    max_turns: int = FOREVER,
-) -> Tensor | None:
-    """As `add_peer_sum`, of at most MAX_PROGRAMS rows. `part`: this rank's. The words lie `offset` bytes behind the
-    beginning of the segments, with room for parts of `part_bytes`."""
-    rows, size = hidden.shape
-    halves = 4 // hidden.element_size()
-    words = size // halves
-    block = triton.next_power_of_2(words)
-    normed = None if norm is None else torch.empty_like(hidden)
-    overlap = dependent_launch(hidden)
-    _add_flagged_sum[(rows,)](
-        hidden,
-        part,
-        hidden if normed is None else normed,
-        hidden if norm is None else norm,
-        segments,
-        epochs,
-        offset // _WORD_BYTES,
-        part_bytes * 2 // _WORD_BYTES,
-        eps,
-        max_turns,
-        RANK=rank,
-        RANKS=len(segments),
-        WORDS=words,
-        BLOCK=block,
-        HALVES=halves,
-        NORM=norm is not None,
-        OVERLAP=overlap,
-        num_warps=min(8, max(1, block // 128)),
-        launch_pdl=overlap,
+        **options,
     )
     return normed
 
@@ -145,7 +127,7 @@ def _add_peer_sum(
     NORM: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """A program is ROWS rows."""
+    """A program adds ROWS rows."""
     if OVERLAP:
         gdc_launch_dependents()
     columns = tl.arange(0, BLOCK)
@@ -162,7 +144,7 @@ def _add_peer_sum(
     turns = 0
     for peer in tl.static_range(RANKS):
         seen = tl.atomic_add(own + program * RANKS + peer, 0, sem="acquire", scope="sys")
-        while (seen - epoch < 0) & (turns < max_turns):  # a peer may be one ahead; the difference may wrap
+        while (seen - epoch < 0) & (turns < max_turns):  # a peer may be one sum ahead; the difference may wrap
             seen = tl.atomic_add(own + program * RANKS + peer, 0, sem="acquire", scope="sys")
             turns += 1
     tl.store(epochs + program, epoch)
@@ -202,7 +184,7 @@ def _add_flagged_sum(
     NORM: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """A program is a row, in words of 4 bytes: one value each, or the two HALVES."""
+    """A program adds one row, in words of 4 bytes: one float32 each, or HALVES = 2 values of 16 bits."""
     if OVERLAP:
         gdc_launch_dependents()
     dtype: tl.constexpr = hidden.dtype.element_ty
@@ -256,7 +238,7 @@ def _add_flagged_sum(
 
 @triton.jit
 def _half(words, index: tl.constexpr, HALVES: tl.constexpr, dtype: tl.constexpr):
-    """The values of words, float32: the lower halves (index 0) or the upper ones, or the whole."""
+    """The values of words as float32: lower halves (index 0), upper halves (index 1), or whole words."""
     if HALVES == 2:
         values = (words >> (16 * index)).to(tl.int16).to(dtype, bitcast=True)
     else:

@@ -80,24 +80,6 @@ def prefill_attention(queries: Tensor, layer_cache: Tensor, plan: PrefillPlan, o
     return out
 
 
-def prefill_attention_reference(
-    queries: Tensor, layer_cache: Tensor, contexts: list[int], lengths: list[int], tables: list[list[int]]
-) -> Tensor:
-    """Densely, chunk by chunk, in float64."""
-    _, kv_heads, _, block_size, head_dim = layer_cache.shape
-    results = []
-    for query, context, table in zip(queries.double().split(lengths), contexts, tables, strict=True):
-        end = context + len(query)
-        blocks = layer_cache[torch.tensor(table[: -(-end // block_size)], device=queries.device)].double()
-        keys, values = blocks.permute(2, 1, 0, 3, 4).reshape(2, kv_heads, -1, head_dim)[:, :, :end]
-        grouped = query.view(len(query), kv_heads, -1, head_dim)
-        scores = torch.einsum("qkgd,ktd->kgqt", grouped, keys) / head_dim**0.5
-        visible = torch.ones(len(query), end, dtype=torch.bool, device=queries.device).tril(context)
-        scores = scores.masked_fill(~visible, float("-inf"))
-        results.append(torch.einsum("kgqt,ktd->qkgd", scores.softmax(-1), values).reshape(query.shape))
-    return torch.cat(results)
-
-
 @QuickLaunch
 @triton.jit
 def _prefill(

@@ -37,10 +37,6 @@ def rms_norm(hidden: Tensor, weight: Tensor, eps: float, parts: tuple[Tensor, ..
     return normed
 
 
-def rms_norm_reference(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return torch.rms_norm(hidden.double(), weight.shape, weight.double(), eps)
-
-
 @QuickLaunch
 @triton.jit
 def _rms_norm(

@@ -1,39 +1,35 @@
-"""What happens to a token's heads between projection and attention, in one pass: queries and keys are normalised
-(Qwen3) and rotated, keys and values go to their slot of the paged cache."""
+"""The work on a token's heads between projection and attention, in one pass: queries and keys are normalised (Qwen3)
+and rotated, keys and values are stored in their slot of the paged cache."""
 
-import torch
+import msgspec
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from engine.kernels.dependent_launch import dependent_launch
-from engine.model.rope import rotate
 from runtime.device.quick_launch import QuickLaunch
 
 HEADS_AT_ONCE = 8
-# What benchmarks/kernel_speed.py found best on an H200: few tokens want to be done soon, many want little per program.
+# Fastest on an H200 (benchmarks/kernel_speed.py): few tokens need low latency, many need little work per program.
 MANY_TOKENS = 2048
 WARPS_FOR_FEW, WARPS_FOR_MANY = 4, 1
 
 
-def rotate_store(
-    qkv: Tensor,
-    layer_cache: Tensor,
-    slots: Tensor,
-    positions: Tensor,
-    table: Tensor,
-    query_norm: Tensor | None,
-    key_norm: Tensor | None,
-    eps: float,
-) -> Tensor:
-    """Returns the queries [tokens, heads, head_dim], written over their part of `qkv` [tokens, heads + 2 * kv_heads,
-    head_dim].
+class Rotation(msgspec.Struct, frozen=True):
+    """How tokens' heads are normalised and rotated, and where their keys and values are stored."""
 
-    slots: int32 [tokens], block * block_size + offset; a negative one is stored nowhere (padding). positions: int32
-    [tokens]. table: float32 [positions, head_dim], the cosines of a position and then its sines. layer_cache:
-    [blocks, kv_heads, 2, block_size, head_dim]; the norms' weights: [head_dim], both or none.
-    """
+    slots: Tensor  # int32 [tokens], block * block_size + offset; negative: stored nowhere (padding)
+    positions: Tensor  # int32 [tokens]
+    table: Tensor  # float32 [positions, head_dim], the cosines of a position and then its sines
+    query_norm: Tensor | None  # weights [head_dim]; both norms or neither
+    key_norm: Tensor | None
+    eps: float
+
+
+def rotate_store(qkv: Tensor, layer_cache: Tensor, rotation: Rotation) -> Tensor:
+    """Returns the queries [tokens, heads, head_dim], written over their part of `qkv` [tokens, heads + 2 * kv_heads,
+    head_dim]. layer_cache: [blocks, kv_heads, 2, block_size, head_dim]."""
     tokens, total, head_dim = qkv.shape
     _, kv_heads, _, block_size, _ = layer_cache.shape
     heads = total - 2 * kv_heads
@@ -42,12 +38,12 @@ def rotate_store(
     _rotate_store[(tokens, query_groups + key_groups)](
         qkv,
         layer_cache,
-        slots,
-        positions,
-        table,
-        table if query_norm is None else query_norm,
-        table if key_norm is None else key_norm,
-        eps,
+        rotation.slots,
+        rotation.positions,
+        rotation.table,
+        rotation.table if rotation.query_norm is None else rotation.query_norm,
+        rotation.table if rotation.key_norm is None else rotation.key_norm,
+        rotation.eps,
         HEADS=heads,
         KV_HEADS=kv_heads,
         BLOCK_SIZE=block_size,
@@ -55,37 +51,12 @@ def rotate_store(
         HALF_PADDED=triton.next_power_of_2(head_dim // 2),
         AT_ONCE=HEADS_AT_ONCE,
         QUERY_GROUPS=query_groups,
-        NORMS=query_norm is not None,
+        NORMS=rotation.query_norm is not None,
         OVERLAP=overlap,
         num_warps=WARPS_FOR_MANY if tokens >= MANY_TOKENS else WARPS_FOR_FEW,
         launch_pdl=overlap,
     )
     return qkv[:, :heads]
-
-
-def rotate_store_reference(
-    qkv: Tensor,
-    layer_cache: Tensor,
-    slots: Tensor,
-    positions: Tensor,
-    table: Tensor,
-    query_norm: Tensor | None,
-    key_norm: Tensor | None,
-    eps: float,
-) -> Tensor:
-    _, kv_heads, _, block_size, head_dim = layer_cache.shape
-    wide = qkv.double()
-    queries, keys, values = wide.split((wide.shape[1] - 2 * kv_heads, kv_heads, kv_heads), dim=1)
-    if query_norm is not None and key_norm is not None:
-        queries = torch.rms_norm(queries, [head_dim], query_norm.double(), eps)
-        keys = torch.rms_norm(keys, [head_dim], key_norm.double(), eps)
-    cos, sin = table[positions.long()].double()[:, None].chunk(2, dim=-1)
-    cos, signed_sin = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
-    used = slots >= 0
-    blocks, offsets = (slots[used] // block_size).long(), (slots[used] % block_size).long()
-    layer_cache[blocks, :, 0, offsets] = rotate(keys, cos, signed_sin)[used].to(layer_cache.dtype)
-    layer_cache[blocks, :, 1, offsets] = values[used].to(layer_cache.dtype)
-    return rotate(queries, cos, signed_sin).to(qkv.dtype)
 
 
 @QuickLaunch
@@ -109,7 +80,7 @@ def _rotate_store(
     NORMS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """A program is one token and up to AT_ONCE heads: of the queries, or of the keys together with their values."""
+    """A program takes one token and up to AT_ONCE heads: of the queries, or of the keys together with their values."""
     if OVERLAP:
         gdc_launch_dependents()
     token = tl.program_id(0).to(tl.int64)

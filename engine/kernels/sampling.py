@@ -13,7 +13,6 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait, libdevice
 
 from engine.kernels.dependent_launch import dependent_launch
-from engine.kernels.philox import uniform_rows
 from runtime.device.quick_launch import QuickLaunch
 
 _CHUNK = 4096  # tokens of the vocabulary per program
@@ -87,14 +86,6 @@ def sample(
 def partial_buffer(max_rows: int, vocab: int, device: torch.device) -> Tensor:
     """For logits of so many columns here."""
     return torch.empty(2 * max_rows * triton.cdiv(vocab, _CHUNK), dtype=torch.int32, device=device)
-
-
-def sample_reference(logits: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
-    low, high = (seeds[:, i].long() & 0xFFFFFFFF for i in (0, 1))
-    uniform = uniform_rows(low | high << 32, positions.long(), logits.shape[1])
-    noise = -torch.log(-torch.log1p(-uniform))
-    drawn = logits.float() / temperatures.clamp(min=1e-9)[:, None] + noise
-    return torch.where(temperatures[:, None] > 0, drawn, logits.float()).argmax(-1).int()
 
 
 @QuickLaunch

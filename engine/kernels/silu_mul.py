@@ -1,7 +1,6 @@
 """silu(gate) * up over the fused projection, without a copy of its halves."""
 
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -22,11 +21,6 @@ def silu_mul(gate_up: Tensor) -> Tensor:
         gate_up, result, SIZE=size, BLOCK=_BLOCK, OVERLAP=overlap, num_warps=4, launch_pdl=overlap
     )
     return result
-
-
-def silu_mul_reference(gate_up: Tensor) -> Tensor:
-    gate, up = gate_up.double().chunk(2, dim=-1)
-    return (F.silu(gate) * up).to(gate_up.dtype)
 
 
 @QuickLaunch

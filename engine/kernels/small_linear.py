@@ -7,7 +7,6 @@ them before it waits for the kernel that computes its input: so the memory stays
 """
 
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -78,25 +77,6 @@ def small_linear(
         launch_pdl=overlap,
     )
     return out
-
-
-def small_linear_reference(
-    x: Tensor,
-    weight: Tensor,
-    *,
-    norm: Tensor | None = None,
-    eps: float = 0.0,
-    gated: bool = False,
-    add_to: Tensor | None = None,
-) -> Tensor:
-    wide = x.double()
-    if norm is not None:
-        wide = torch.rms_norm(wide, norm.shape, norm.double(), eps)
-    product = wide @ weight.double().t()
-    if gated:
-        gate, up = product.chunk(2, dim=-1)
-        product = F.silu(gate) * up
-    return product if add_to is None else add_to.double() + product
 
 
 @QuickLaunch

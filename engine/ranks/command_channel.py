@@ -1,7 +1,7 @@
 """Commands from rank 0 of a tensor-parallel worker to the other ranks: one writer, many readers, one order for all.
 
-Each reader has a socket for commands and an eventfd on which it counts the commands that it has carried out. Nothing has
-a name or a port: readers are child processes that inherit their descriptors. A command may have any size.
+Each reader has a socket for commands and an eventfd on which it counts the commands that it has carried out. Nothing
+has a name or a port: readers are child processes that inherit their descriptors. A command may have any size.
 
 The sockets replaced a ring in shared memory, which took twice as many lines. The time from `send` until the last
 reader has the command is the same up to 64 KiB (100 bytes: 10 us with 1 reader, 60 to 70 us with 3, 140 to 190 us
@@ -68,8 +68,8 @@ class CommandWriter:
         return ReaderEnds(self._theirs[reader].fileno(), self._done_ends[reader])
 
     def attach(self, peers: Sequence[Peer]) -> None:
-        """Names the readers' processes, which have inherited their ends, before the first command. A wait for one reader
-        ends as soon as any of the processes does."""
+        """Names the readers' processes, which have inherited their ends, before the first command. A wait for one
+        reader ends as soon as any of the processes ends."""
         assert len(peers) == len(self._ours)
         self._peers = peers
         for theirs in self._theirs:
@@ -96,8 +96,8 @@ class CommandWriter:
             return self.sequence
 
     def wait_done(self, sequence: int, timeout_s: float) -> None:
-        """Waits until every reader has carried out that command. Raises RankLostError when a reader ends first, or takes
-        longer."""
+        """Waits until every reader has carried out that command. Raises RankLostError when a reader ends first, or
+        takes longer."""
         deadline_s = time.monotonic() + timeout_s
         while behind := self.behind(sequence):
             if time.monotonic() >= deadline_s:

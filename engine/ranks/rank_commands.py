@@ -1,8 +1,8 @@
-"""What rank 0 of a tensor-parallel worker tells the others. The ranks run the same code on one host, so these types lie
-beside it and not among the contracts between independent processes (proto/).
+"""Commands from rank 0 of a tensor-parallel worker to the other ranks. Because all ranks run the same code on one host,
+these types lie here and not among the contracts between independent processes (proto/).
 
-`tensor_parallel.py` sends, `rank_process.py` carries out: a new command, such as one that moves KV or
-lets memory go, belongs into the union below and into the match there.
+A new command is a type here, a member of a union below, and a case where it is carried out: in
+engine/ranks/rank_process.py, or in engine/ranks/rank_pushes.py when it concerns pushes.
 """
 
 from typing import TypeAlias
@@ -18,15 +18,15 @@ from runtime.config.serving import EngineConfig, TransferConfig
 class Load(msgspec.Struct, frozen=True, tag="load", array_like=True):
     """The first command: every rank builds its part of the engine, together with the others."""
 
-    meeting: str  # the path of `Collective`
-    folder: str | None  # of the model; None: random weights, for measurements
+    meeting: str  # path where the ranks' Collective meets
+    folder: str | None  # the model's; None: random weights, for measurements
     model: ModelConfig
     eos_token_ids: frozenset[int]
     config: EngineConfig
 
 
 class OpenSender(msgspec.Struct, frozen=True, tag="open_sender", array_like=True):
-    """Of a prefill worker: what ranks have to know before the first push."""
+    """Sent by a prefill worker before its first push: who the worker is."""
 
     worker_id: str
     incarnation: int
@@ -36,13 +36,13 @@ class OpenSender(msgspec.Struct, frozen=True, tag="open_sender", array_like=True
 
 
 class BeginPush(msgspec.Struct, frozen=True, tag="begin_push", array_like=True):
-    """Each rank answers it with one PushEnded (engine/ranks/rank_reports.py), sooner or later."""
+    """Each rank answers with one PushEnded (engine/ranks/rank_reports.py) when its part of the push has ended."""
 
     grant: Grant
 
 
 class ShippedPiece(msgspec.Struct, frozen=True, array_like=True):
-    """A `kvtransfer.prefill_side.sending.Piece`."""
+    """A `kvtransfer.prefill_side.sending.Piece`, with the push's id in place of the push."""
 
     transfer_id: str
     first: int
@@ -51,34 +51,34 @@ class ShippedPiece(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Ship(msgspec.Struct, frozen=True, tag="ship", array_like=True):
-    """Right before the step that completes these."""
+    """Sent right before the step that completes these pieces."""
 
     pieces: list[ShippedPiece]
 
 
 class CommitPush(msgspec.Struct, frozen=True, tag="commit_push", array_like=True):
-    """Without the payload, which is rank 0's to send."""
+    """Carries no payload: rank 0 alone sends the payload."""
 
     transfer_id: str
 
 
 class AbortPush(msgspec.Struct, frozen=True, tag="abort_push", array_like=True):
-    """Of no effect where it has ended."""
+    """Has no effect on a rank where the push has ended."""
 
     transfer_id: str
     reason: str
 
 
 class CloseSender(msgspec.Struct, frozen=True, tag="close_sender", array_like=True):
-    """Every push has ended, well or not, when this is done."""
+    """Every push has ended, well or not, when this command is done."""
 
 
 class ExportSlab(msgspec.Struct, frozen=True, tag="export_slab", array_like=True):
-    """Of a decode worker: each rank answers with its slab's descriptor of now (engine/ranks/rank_reports.py)."""
+    """Sent by a decode worker; each rank answers with SlabExported (engine/ranks/rank_reports.py)."""
 
 
 class Sleep(msgspec.Struct, frozen=True, tag="sleep", array_like=True):
-    """See engine/loading/model_memory.py."""
+    """`level`: see engine/loading/model_memory.py."""
 
     level: int
 

@@ -1,6 +1,6 @@
-"""`python -m engine.ranks.rank_process RANK DESCRIPTOR...`: a rank of a tensor-parallel worker other than the first.
+"""`python -m engine.ranks.rank_process RANK DESCRIPTOR...`: a rank of a tensor-parallel worker other than rank 0.
 
-It knows neither sequences nor requests: rank 0 (`ranks.py`) says what to do, command by command. A failure ends
+The process knows neither sequences nor requests: it carries out rank 0's commands, one after the other. A failure ends
 the process, and with it the worker.
 """
 
@@ -13,20 +13,7 @@ from pathlib import Path
 from engine.loading.loaded_model import LoadedModel, load_model
 from engine.parallel.collective import Collective
 from engine.ranks.command_channel import CommandReader, ReaderEnds
-from engine.ranks.rank_commands import (
-    AbortPush,
-    BeginPush,
-    CloseSender,
-    CommitPush,
-    ExportSlab,
-    Load,
-    OpenSender,
-    Ship,
-    Sleep,
-    Stop,
-    Wake,
-    decode_command,
-)
+from engine.ranks.rank_commands import ExportSlab, Load, Sleep, Stop, Wake, decode_command
 from engine.ranks.rank_pushes import RankPushes
 from engine.ranks.rank_reports import ReportWriter
 from engine.runners.auto import resolve_device
@@ -41,7 +28,7 @@ Build = Callable[[Load, int], LoadedModel]
 
 
 def main(build: Build | None = None) -> None:
-    """`build` puts another engine together than `load_part` does, in tests."""
+    """`build` replaces `load_part` in tests."""
     rank, reports, *ends = map(int, sys.argv[1:])
     configure_logging(LoggingConfig(level="warning"), f"rank-{rank}")
     try:
@@ -52,11 +39,12 @@ def main(build: Build | None = None) -> None:
     except BaseException:
         traceback.print_exc()
         os._exit(1)
-    os._exit(0)  # without the farewells of collectives, which would wait for each other
+    os._exit(0)  # at once: the collectives' own exits would wait for each other
 
 
 def serve(rank: int, commands: CommandReader, reports: ReportWriter, build: Build) -> None:
-    """Until it is told to stop."""
+    """Carries out commands until Stop. Raises ProtocolError when the first command is not the only Load, or the writer
+    has gone."""
     load = decode_command(commands.receive())
     if not isinstance(load, Load):
         raise ProtocolError("rank 0", f"began with {type(load).__name__}")
@@ -68,8 +56,6 @@ def serve(rank: int, commands: CommandReader, reports: ReportWriter, build: Buil
         match decode_command(commands.receive()):
             case TorchStep() | DeviceStep() as step:
                 part.runner.follow(step, pushes.take_layer_done())
-            case OpenSender() | BeginPush() | Ship() | CommitPush() | AbortPush() | CloseSender() as command:
-                pushes.obey(command)
             case ExportSlab():
                 reports.slab_exported(part.slab.export())
             case Sleep(level):
@@ -80,11 +66,13 @@ def serve(rank: int, commands: CommandReader, reports: ReportWriter, build: Buil
                 return
             case Load():
                 raise ProtocolError("rank 0", "loads a second time")
+            case push_command:
+                pushes.obey(push_command)
         commands.done()
 
 
 def load_part(load: Load, rank: int) -> LoadedModel:
-    """Raises ConfigError or ModelError."""
+    """This rank's part of the model, on GPU number `rank` or the CPU. Raises ConfigError or ModelError."""
     files = ModelFiles(Path(load.folder or "."), "", load.model, load.eos_token_ids, "")
     device = resolve_device(load.config)
     if device.type == "cuda":

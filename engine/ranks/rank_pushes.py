@@ -1,5 +1,5 @@
-"""The part in its worker's pushes of a prefill rank other than the first: does what rank 0 says, and says how each push
-ended. `engine/ranks/ranked_sender.py` is the other side; `engine/ranks/rank_process.py` owns it."""
+"""The pushes of a prefill rank other than rank 0: carries out rank 0's commands (engine/ranks/ranked_sender.py) and
+reports how this rank's part of each push ended."""
 
 import threading
 from collections.abc import Callable
@@ -21,7 +21,7 @@ class RankPushes:
     def __init__(
         self, slab: Slab, shard: Shard, num_kv_heads: int, on_ended: Callable[[str, PushResult], None]
     ) -> None:
-        """`num_kv_heads`: of the whole model. `on_ended`: called once per push, with its transfer id, by any thread."""
+        """`num_kv_heads`: the whole model's. `on_ended(transfer_id, result)`: called once per push, by any thread."""
         self._slab = slab
         self._shard = shard
         self._layout = replace(slab.layout, num_kv_heads=num_kv_heads)
@@ -32,7 +32,7 @@ class RankPushes:
         self._layer_done: LayerDone | None = None
 
     def obey(self, command: PushCommand) -> None:
-        """Raises ProtocolError when rank 0 has not said who it is."""
+        """Raises ProtocolError when another command comes before OpenSender."""
         match command:
             case OpenSender():
                 identity = SlabIdentity(
@@ -54,7 +54,7 @@ class RankPushes:
                 self._opened().close()
 
     def take_layer_done(self) -> LayerDone | None:
-        """What the step that begins now has to call after each layer."""
+        """The hook that the step beginning now has to call after each layer; a hook is good for one step."""
         layer_done, self._layer_done = self._layer_done, None
         return layer_done
 
@@ -66,7 +66,7 @@ class RankPushes:
     def _begin(self, sender: Sender, command: BeginPush) -> None:
         transfer_id = command.grant.transfer_id
         try:
-            with self._lock:  # it may end before we know it
+            with self._lock:  # because the push may end before `_open` has it
                 self._open[transfer_id] = sender.begin(command.grant, lambda result: self._ended(transfer_id, result))
         except BatonError as error:
             self._on_ended(transfer_id, PushResult(False, str(error), "", 0, 0, 0.0))
@@ -80,7 +80,7 @@ class RankPushes:
         self._layer_done = sender.ship(pieces) if pieces else None
 
     def _push(self, transfer_id: str) -> Push | None:
-        """None: it has ended."""
+        """None when the push has ended."""
         with self._lock:
             return self._open.get(transfer_id)
 

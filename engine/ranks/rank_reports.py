@@ -1,7 +1,6 @@
-"""What the other ranks of a tensor-parallel worker tell rank 0: how pushes ended, and descriptors of slabs.
+"""Reports from the other ranks of a tensor-parallel worker to rank 0: how pushes ended, and descriptors of slabs.
 
-One socket per rank, inherited by it, keeps messages whole and in order. `engine/ranks/rank_process.py` writes,
-`engine/ranks/ranks.py` reads.
+Each rank inherits a SOCK_SEQPACKET socket, which keeps reports whole and in order.
 """
 
 import os
@@ -24,26 +23,26 @@ log = structlog.get_logger()
 
 
 class PushEnded(msgspec.Struct, frozen=True, tag="push_ended", array_like=True):
-    """The answer to BeginPush: this rank reads the source blocks no more."""
+    """Answers BeginPush. Invariant: this rank does not read the source blocks again."""
 
     transfer_id: str
     result: PushResult
 
 
 class SlabExported(msgspec.Struct, frozen=True, tag="slab_exported", array_like=True):
-    """The answer to ExportSlab; the descriptor comes along."""
+    """Answers ExportSlab; the slab's descriptor travels with the message."""
 
 
 Report: TypeAlias = PushEnded | SlabExported
 OnPushEnded = Callable[[int, str, PushResult], None]
-"""(rank, transfer id, result). Called by the reader's thread."""
+"""(rank, transfer id, result), on the reader's thread."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Report).decode
 
 
 class ReportWriter:
-    """A rank's end. Any thread may write."""
+    """A rank's end. Thread-safe."""
 
     def __init__(self, fd: int) -> None:
         self._socket = socket.socket(fileno=fd)
@@ -60,10 +59,11 @@ class ReportWriter:
 
 
 class ReportReader:
-    """Rank 0's end, for all ranks. A rank that has ended is silent: others watch for that."""
+    """Rank 0's end, for all ranks. The end of a rank is no report: engine/ranks/ranks.py watches for it."""
 
     def __init__(self, ranks: int, on_malformed: Callable[[int, str], None]) -> None:
-        """`ranks`: how many report, from rank 1 on. `on_malformed(rank, problem)`: it is of no use any more."""
+        """`ranks`: how many report, from rank 1 on. `on_malformed(rank, problem)`: the rank is out of step, and its
+        later reports may not be read."""
         self.on_push_ended: OnPushEnded | None = None
         self._on_malformed = on_malformed
         pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(ranks)]
@@ -73,17 +73,17 @@ class ReportReader:
         self._thread = threading.Thread(target=self._read_all, name="rank reports", daemon=True)
 
     def writing_end(self, rank: int) -> int:
-        """For the rank to inherit; ours until `start`."""
+        """The descriptor that the rank inherits; `start` closes this process's copy."""
         return self._theirs[rank].fileno()
 
     def start(self) -> None:
-        """Once every rank has its end."""
+        """Starts reading, once every rank has inherited its end."""
         for theirs in self._theirs.values():
             theirs.close()
         self._thread.start()
 
     def slab(self, rank: int, timeout_s: float) -> int | None:
-        """The next descriptor that the rank sends, the caller's own; None when none comes in time."""
+        """The next descriptor that the rank sends; the caller closes it. None when none comes in time."""
         try:
             return self._slabs[rank].get(timeout=timeout_s)
         except queue.Empty:
@@ -112,10 +112,10 @@ class ReportReader:
                         selector.unregister(key.fileobj)
 
     def _read(self, rank: int) -> bool:
-        """One report; False: there will be no more."""
+        """Reads one report; False when the rank sends no more."""
         try:
             data, fds, flags, _ = socket.recv_fds(self._ours[rank], MAX_REPORT_BYTES, 1)
-        except OSError:  # with reports of ours unread when it died
+        except OSError:  # the rank has died
             return False
         if not data:
             return False
@@ -139,7 +139,7 @@ class ReportReader:
             on_push_ended(rank, report.transfer_id, report.result)
         except ProtocolError as error:
             self._on_malformed(rank, error.problem)
-        except RankLostError as error:  # which ends the worker, and others have noticed too
+        except RankLostError as error:  # the watcher of ranks notices too, and ends the worker
             log.info("a push's end could not be passed on", transfer_id=report.transfer_id, reason=str(error))
         except Exception:
             log.exception("the end of a rank's push was not dealt with", rank=rank, transfer_id=report.transfer_id)

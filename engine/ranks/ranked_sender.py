@@ -1,7 +1,7 @@
-"""Pushes of a prefill worker of several ranks, as rank 0 drives them: each is a push of every rank.
+"""Pushes of a prefill worker of several ranks, as rank 0 drives them: one push has a part on every rank.
 
-All are begun with the same grant, rank 0's commit carries the payload. A push went well if those of all ranks did; when
-one fails, the others are aborted. See engine/ranks/rank_pushes.py for the other ranks' side.
+All parts begin with the same grant; rank 0's commit carries the payload. A push succeeds when all parts do; when one
+part fails, the others are aborted. engine/ranks/rank_pushes.py is the other ranks' side.
 """
 
 import threading
@@ -28,7 +28,7 @@ from runtime.config.serving import TransferConfig
 from runtime.errors import ProtocolError, UnavailableError
 from runtime.security.cluster_key import ClusterKey
 
-CLOSE_TIMEOUT_S = 10.0  # twice what a Sender takes at most
+CLOSE_TIMEOUT_S = 10.0  # twice the longest close of a Sender
 
 
 class RanksOfSender(Protocol):
@@ -44,20 +44,20 @@ class RanksOfSender(Protocol):
 
 
 class RankedPush:
-    """Implements `KvPush`. `awaited`, `results` and `failure` are guarded by the sender's lock."""
+    """Implements `KvPush`. The sender's lock guards `awaited`, `results` and `failure`."""
 
     def __init__(self, own: KvPush, ranks: RanksOfSender, on_done: Callable[[PushResult], None]) -> None:
         """`own`: rank 0's part."""
         self.transfer_id = own.transfer_id
         self.on_done = on_done
-        self.awaited = set(range(ranks.size))
-        self.results: list[PushResult] = []  # in the order in which they came, but rank 0's first
-        self.failure = ""  # the first one's reason
+        self.awaited = set(range(ranks.size))  # ranks whose part has not ended
+        self.results: list[PushResult] = []  # in order of arrival, but rank 0's first
+        self.failure = ""  # reason of the first part that failed
         self._own = own
         self._ranks = ranks
 
     def layer_ready(self, layer: int, first: int, source_blocks: Sequence[int], ready: Mark | None = None) -> None:
-        """Of rank 0; the others were told by `RankedSender.ship`."""
+        """Ships rank 0's part; `RankedSender.ship` has told the other ranks."""
         self._own.layer_ready(layer, first, source_blocks, ready)
 
     def commit(self, payload: bytes) -> None:
@@ -73,7 +73,7 @@ class RankedPush:
         self.results.insert(0 if rank == 0 else len(self.results), result)
 
     def result(self) -> PushResult:
-        """Of all."""
+        """The whole push's result: bytes add up, the slowest part gives the time."""
         first = self.results[0]
         return PushResult(
             ok=not self.failure,
@@ -86,8 +86,8 @@ class RankedPush:
 
 
 class RankedSender:
-    """Implements `KvSender`. Methods raise RankLostError when a rank is found lost: the worker ends
-    then, and some pushes never."""
+    """Implements `KvSender`. Methods raise RankLostError when a rank is lost; the worker then ends, and pushes that are
+    open get no result."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class RankedSender:
         ranks: RanksOfSender,
         key: ClusterKey | None = None,
     ) -> None:
-        """`own` is rank 0's part, and ours from now on."""
+        """`own`: rank 0's sender, which this object closes."""
         self._own = own
         self._ranks = ranks
         self._changed = threading.Condition()
@@ -108,7 +108,7 @@ class RankedSender:
         ranks.tell(OpenSender(identity.worker_id, identity.incarnation, identity.model_hash, config, secret))
 
     def begin(self, grant: Grant, on_done: Callable[[PushResult], None]) -> RankedPush:
-        with self._changed:  # so that no end is dealt with before all have begun
+        with self._changed:  # because no end may be handled before every rank has been told to begin
             if self._closed:
                 raise UnavailableError("the KV sender is closed")
             if grant.transfer_id in self._open:
@@ -124,7 +124,7 @@ class RankedSender:
         return self._own.ship(pieces)
 
     def let_go(self, timeout_s: float) -> None:
-        """Of rank 0. Links of the others stay, for without a push they read nothing."""
+        """Closes rank 0's links. Links of the other ranks stay, because without a push they read nothing."""
         self._own.let_go(timeout_s)
 
     def close(self) -> None:
@@ -135,11 +135,11 @@ class RankedSender:
         told = self._ranks.tell(CloseSender())
         self._own.close()
         self._ranks.wait_done(told, CLOSE_TIMEOUT_S)
-        with self._changed:  # they have ended, but their reports may be on the way
+        with self._changed:  # all parts have ended, but reports may be on their way
             self._changed.wait_for(lambda: not self._open, CLOSE_TIMEOUT_S)
 
     def _ended(self, rank: int, transfer_id: str, result: PushResult) -> None:
-        """Any thread: one rank's part has."""
+        """One rank's part has ended. Any thread. Raises ProtocolError when that part is not awaited."""
         with self._changed:
             push = self._open.get(transfer_id)
             if push is None or rank not in push.awaited:

@@ -1,6 +1,6 @@
-"""The other ranks of a tensor-parallel worker as rank 0 has them: their processes, what they are told, and their end.
+"""The other ranks of a tensor-parallel worker, as rank 0 holds them: child processes, the commands to them, their end.
 
-They are children, die with us, and are of no use without each other: when one is lost, `on_lost` ends the worker.
+The children die with rank 0. No rank is of use without the others: when one is lost, `on_lost` ends the worker.
 """
 
 import os
@@ -23,25 +23,26 @@ from runtime.processes.launch import launch_command
 from runtime.processes.process import how_it_ended
 
 STOP_TIMEOUT_S = 5.0
-HANG_LIMIT_S = 60.0  # for a command, once the model is loaded; kernels of a new shape may have to be compiled
+HANG_LIMIT_S = 60.0  # per command once the model is loaded; a new shape may need kernels compiled
 EXPORT_TIMEOUT_S = 10.0
 _CHECK_INTERVAL_S = 1.0
 _STDERR = 2
 
 
 class RankProcess:
-    """Implements `engine.ranks.command_channel.Peer`. Started from the main thread: with the thread, the child ends."""
+    """Implements `engine.ranks.command_channel.Peer`. Invariant: the main thread starts it, because the child dies with
+    the thread that started it."""
 
     def __init__(self, rank: int, module: str, ends: ReaderEnds, reports: int) -> None:
-        """`reports`: a descriptor, that of its `ReportWriter`."""
+        """`reports`: the descriptor of the rank's `ReportWriter`."""
         self.rank = rank
         inherited = (reports, *ends.all())
         self._process = subprocess.Popen(
             [*launch_command(module), str(rank), *map(str, inherited)],
             stdin=subprocess.DEVNULL,
-            stdout=_STDERR,  # ours belongs to whoever waits for our readiness line
+            stdout=_STDERR,  # because rank 0's stdout carries its ready line
             pass_fds=inherited,
-            process_group=0,  # Ctrl-C in a terminal is for us
+            process_group=0,  # because Ctrl-C in a terminal is for rank 0 alone
         )
         self.pidfd = os.pidfd_open(self._process.pid)
 
@@ -55,7 +56,7 @@ class RankProcess:
         return RankLostError(self.rank, self.pid, problem)
 
     def end(self, timeout_s: float) -> None:
-        """Waits for its end, or brings it about."""
+        """Waits for the process to end, and kills it after the time."""
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -65,8 +66,8 @@ class RankProcess:
 
 
 def end_process(error: RankLostError) -> None:
-    """At once: the engine's thread may wait for the lost rank where nothing can wake it. Whoever uses this worker sees
-    its streams break, and the other ranks die with it."""
+    """Ends this process at once, because its engine thread may wait for the lost rank where nothing can wake it. Users
+    of this worker see their streams break; the other ranks die with it."""
     print(f"error: {error}; this worker ends", file=sys.stderr, flush=True)
     os._exit(1)
 
@@ -78,15 +79,17 @@ class Ranks:
         on_lost: Callable[[RankLostError], None] = end_process,
         module: str = "engine.ranks.rank_process",
     ) -> None:
-        """Starts ranks 1 to size - 1. `on_lost` is called once, by another thread. `module` runs rank_process.main."""
+        """Starts ranks 1 to size - 1, each as `module`, which runs rank_process.main. Another thread calls `on_lost`,
+        once."""
         self.size = size
-        self.collective: Collective | None = None  # ours, let go of in `close`
+        self.collective: Collective | None = None  # rank 0's; `close` closes it
         self._on_lost = on_lost
         self._losing = threading.Lock()
         self._is_lost = False
-        self._hang_limit_s = float("inf")  # a model may take long to load
+        self._hang_limit_s = float("inf")  # until `loaded`: a model may take long to load
         self._folder = Path(tempfile.mkdtemp(prefix="baton-ranks-"))
-        self._closing = os.eventfd(0)
+        self._is_closing = False
+        self._closing = os.eventfd(0)  # readable from `close` on
         self._channel = CommandWriter(size - 1)
         self._reports = ReportReader(size - 1, self._malformed)
         self._processes: list[RankProcess] = []
@@ -105,7 +108,7 @@ class Ranks:
 
     @property
     def meeting(self) -> Path:
-        """Where the Collective meets."""
+        """The path where the ranks' Collective meets."""
         return self._folder / "meeting"
 
     @property
@@ -113,40 +116,44 @@ class Ranks:
         return [process.pid for process in self._processes]
 
     def tell(self, command: Command) -> int:
-        """Returns its sequence number at once. Any thread. Raises RankLostError."""
+        """Returns the command's sequence number; does not wait for the ranks to carry it out. Thread-safe. Raises
+        RankLostError."""
         return self._channel.send(encode_command(command))
 
     def wait_done(self, sequence: int, timeout_s: float) -> None:
-        """Raises RankLostError when a rank ends first, or takes longer."""
+        """Waits until every rank has carried the command out. Raises RankLostError when a rank ends first, or takes
+        longer."""
         self._channel.wait_done(sequence, timeout_s)
 
     def listen(self, on_push_ended: OnPushEnded) -> None:
-        """Before the first push."""
+        """Names the listener, before the first push."""
         self._reports.on_push_ended = on_push_ended
 
     def exported_slab(self, rank: int) -> int:
-        """The descriptor that the rank answers ExportSlab with, the caller's own. Raises RankLostError."""
+        """The descriptor with which the rank answers ExportSlab; the caller closes it. Raises RankLostError."""
         fd = self._reports.slab(rank, EXPORT_TIMEOUT_S)
         if fd is None:
             raise self.dead() or self._processes[rank - 1].lost(f"sent no slab within {EXPORT_TIMEOUT_S:.0f} s")
         return fd
 
     def loaded(self) -> None:
-        """From now on a command that takes long counts as a hang."""
+        """From now on a command that takes longer than HANG_LIMIT_S counts as a hang."""
         self._hang_limit_s = HANG_LIMIT_S
 
     def dead(self, timeout_s: float = 1.0) -> RankLostError | None:
-        """A rank that has ended, or does within the time: its partners' sockets break a moment before."""
+        """The loss of a rank that has ended, or ends within the time: its partners notice a moment before. None when no
+        rank does, at once after `close`."""
         poll = select.poll()
-        for process in self._processes:
-            poll.register(process.pidfd, select.POLLIN)
+        for descriptor in (self._closing, *(process.pidfd for process in self._processes)):
+            poll.register(descriptor, select.POLLIN)
         ready = {descriptor for descriptor, _ in poll.poll(timeout_s * 1e3)}
         return next((process.lost() for process in self._processes if process.pidfd in ready), None)
 
     def close(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """Ends them, by force those that take longer. Idempotent."""
-        if self._closing < 0:
+        """Stops the ranks, and kills those that take longer. Idempotent."""
+        if self._is_closing:
             return
+        self._is_closing = True
         os.eventfd_write(self._closing, 1)
         if self._watcher is not None:
             self._watcher.join()
@@ -163,19 +170,14 @@ class Ranks:
         self._reports.close()
         self._channel.close()
         os.close(self._closing)
-        self._closing = -1
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _watch(self) -> None:
-        poll = select.poll()
-        for descriptor in (self._closing, *(process.pidfd for process in self._processes)):
-            poll.register(descriptor, select.POLLIN)
         checked, checked_s = 0, time.monotonic()  # a command, and since when it is due
         while True:
-            ready = {descriptor for descriptor, _ in poll.poll(_CHECK_INTERVAL_S * 1e3)}
-            if self._closing in ready:
+            lost = self.dead(_CHECK_INTERVAL_S)
+            if self._is_closing:
                 return
-            lost = next((process.lost() for process in self._processes if process.pidfd in ready), None)
             behind = self._channel.behind(checked)
             if not behind:
                 checked, checked_s = self._channel.sequence, time.monotonic()

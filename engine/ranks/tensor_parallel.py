@@ -1,7 +1,7 @@
-"""Loads one model onto several devices, a process for each: the whole of tensor parallelism as a worker sees it.
+"""One model on several devices, with a process for each: all that a worker sees of tensor parallelism.
 
-Until the model is loaded all ranks do the same, so they meet in the same collectives; from then on rank 0 leads: its
-runner tells the others of each step before it begins.
+While the model is loaded, all ranks run the same code and meet in the same collectives. From then on rank 0 leads: its
+runner tells the other ranks of each step before the step begins.
 """
 
 import os
@@ -29,12 +29,12 @@ from runtime.errors import BatonError, ConfigError, RankLostError
 from runtime.security.cluster_key import ClusterKey
 
 LOAD_TIMEOUT_S = 1800.0
-MEMORY_TIMEOUT_S = 50.0  # a command that takes longer counts as a hang, see engine/ranks/ranks.py
+MEMORY_TIMEOUT_S = 50.0  # below HANG_LIMIT_S of engine/ranks/ranks.py
 
 
 class LeadRunner:
-    """Implements `Runner` around rank 0's own. When a step fails on one rank, the others are in the middle
-    of it: no other step can follow."""
+    """Implements `Runner` around rank 0's runner. When a step fails on one rank, the other ranks are in the middle of
+    that step, and no other step can follow."""
 
     def __init__(self, inner: Runner, ranks: Ranks) -> None:
         self.num_layers = inner.num_layers
@@ -43,31 +43,33 @@ class LeadRunner:
         self._ranks = ranks
 
     def submit(self, batch: Batch, layer_done: LayerDone | None) -> StepOnItsWay:
-        """Raises RankLostError alone."""
+        """Raises RankLostError for any failure."""
         try:
             return self._inner.submit(batch, layer_done)
         except RankLostError:
             raise
-        except Exception as error:  # often it only means that another rank has died
+        except Exception as error:  # often because another rank has died
             problem = f"failed in a step that the others are in: {type(error).__name__}: {error}"
             raise self._ranks.dead() or RankLostError(0, os.getpid(), problem) from error
 
 
 @dataclass(frozen=True, slots=True)
 class TensorParallelModel:
-    """As `engine.loading.loaded_model.LoadedModel`. `slab` is rank 0's: those of the others have as many blocks."""
+    """Has the methods of `engine.loading.loaded_model.LoadedModel`. `slab` is rank 0's; every rank's slab has as many
+    blocks."""
 
     runner: Runner
     slab: Slab
     own: LoadedModel
     ranks: Ranks
-    adopted: list[AdoptedSlab] = field(default_factory=list)  # those of `other_slabs`
+    adopted: list[AdoptedSlab] = field(default_factory=list)  # the result of `other_slabs`
 
     def sender(self, identity: SlabIdentity, config: TransferConfig, key: ClusterKey | None) -> KvSender:
         return RankedSender(self.own.sender(identity, config, key), identity, config, self.ranks, key)
 
     def other_slabs(self) -> list[AdoptedSlab]:
-        """Once. Raises RankLostError, or UnavailableError when this device cannot reach another rank's memory."""
+        """The other ranks' slabs, mapped here; asked for once. Raises RankLostError, or UnavailableError when this
+        device cannot reach another rank's memory."""
         assert not self.adopted
 
         def adopt(rank: int, fd: int) -> None:
@@ -82,7 +84,7 @@ class TensorParallelModel:
         return self.adopted
 
     def _exported(self, take: Callable[[int, int], None]) -> None:
-        """Calls `take` with every other rank and the descriptor of its slab of now."""
+        """Calls `take(rank, fd)` for every other rank, with a descriptor of the slab's present memory."""
         self.ranks.tell(ExportSlab())
         for rank in range(1, self.ranks.size):
             fd = self.ranks.exported_slab(rank)
@@ -96,16 +98,17 @@ class TensorParallelModel:
         return self.own.asleep
 
     def sleep(self, level: int) -> int:
-        """All ranks at once; see ModelMemory. Raises RankLostError."""
+        """Sleeps on all ranks at once and returns the bytes that came free on all of them; see ModelMemory. Raises
+        RankLostError."""
         for slab in self.adopted:
-            slab.close()  # a rank's memory comes free when nobody else maps it
+            slab.close()  # because a rank's memory comes free only when no other rank maps it
         told = self.ranks.tell(Sleep(level))
         freed = self.own.sleep(level)
         self.ranks.wait_done(told, MEMORY_TIMEOUT_S)
         return freed * self.ranks.size
 
     def wake(self, tags: tuple[str, ...]) -> None:
-        """Raises RankLostError when a rank finds no memory: it ends then, and this worker with it."""
+        """Raises RankLostError when a rank finds no memory: the rank ends, and this worker with it."""
         told = self.ranks.tell(Wake(tags))
         self.own.wake(tags)
         self.ranks.wait_done(told, MEMORY_TIMEOUT_S)
@@ -113,7 +116,7 @@ class TensorParallelModel:
             self._exported(lambda rank, fd: self.adopted[rank - 1].resume(fd))
 
     def close(self) -> None:
-        """Once the engine's thread has ended."""
+        """Ends the ranks, once the engine's thread has ended."""
         self.own.close()
         self.ranks.close()
 
@@ -125,8 +128,8 @@ def load_tensor_parallel(
     *,
     random_weights: bool = False,
 ) -> TensorParallelModel:
-    """`config.tensor_parallel` ranks, of which this process is the first. Raises ConfigError, ModelError, and
-    RankLostError when a rank ends meanwhile and `on_lost` returns."""
+    """Loads the model on `config.tensor_parallel` ranks, of which this process is rank 0. Raises ConfigError,
+    ModelError, and RankLostError when a rank ends meanwhile and `on_lost` returns."""
     size, device = config.tensor_parallel, resolve_device(config)
     shard_of(files.config, 0, size)
     if device.type == "cuda" and torch.cuda.device_count() < size:
@@ -148,7 +151,7 @@ def load_tensor_parallel(
 
 
 def led_by(own: LoadedModel, ranks: Ranks) -> TensorParallelModel:
-    """From now on `own`, rank 0's part, is not used alone: the others have loaded theirs."""
+    """The whole model, once the other ranks have loaded their parts. `own`: rank 0's part, no longer used alone."""
     ranks.loaded()
     own.runner.tell = ranks.tell
     return TensorParallelModel(LeadRunner(own.runner, ranks), own.slab, own, ranks)

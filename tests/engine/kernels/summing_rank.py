@@ -11,8 +11,8 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import torch
 
-from engine.kernels.rms_norm import rms_norm_reference
 from engine.parallel.peer_sum import PeerSum, segment_bytes
+from tests.engine.kernels.references import rms_norm_reference
 
 SIZE = 64
 DTYPES = (torch.float32, torch.bfloat16)

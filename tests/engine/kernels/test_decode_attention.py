@@ -9,17 +9,16 @@ from engine.kernels.decode_attention import (
     TILE,
     DecodePlan,
     DecodeScratch,
-    Rotation,
     decode_attention,
-    decode_attention_reference,
     equal_shares,
     longest_first,
     num_programs,
     plan_pieces,
 )
-from engine.kernels.rotate_store import rotate_store_reference
+from engine.kernels.rotate_store import Rotation
 from tests.engine.kernels.device import DEVICE, DTYPES, TOLERANCE, random, relative_error
 from tests.engine.kernels.paged import PagedCache
+from tests.engine.kernels.references import decode_attention_reference, rotate_store_reference
 
 
 def make_plan(
@@ -117,16 +116,7 @@ def test_new_tokens_are_rotated_and_stored_on_the_way(
     )
     qkv = random(rows, heads + 2 * kv_heads, head_dim, dtype=dtype)
     expected_cache = paged.cache.clone()
-    queries = rotate_store_reference(
-        qkv,
-        expected_cache,
-        rotation.slots,
-        rotation.positions,
-        rotation.table,
-        rotation.query_norm,
-        rotation.key_norm,
-        rotation.eps,
-    )[: len(lengths)]
+    queries = rotate_store_reference(qkv, expected_cache, rotation)[: len(lengths)]
     expected = decode_attention_reference(queries, expected_cache, lengths, paged.tables)
     found = decode_attention(qkv, paged.cache, plan, scratch, rotation)[: len(lengths)]
     assert relative_error(found, expected) < TOLERANCE[dtype]

@@ -1,7 +1,8 @@
 import torch
 
-from engine.kernels.embedding import embed, embed_reference
+from engine.kernels.embedding import embed
 from tests.engine.kernels.device import DEVICE, random
+from tests.engine.kernels.references import embed_reference
 
 
 def test_negative_ids_stand_for_what_the_step_before_sampled() -> None:

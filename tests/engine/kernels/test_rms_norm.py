@@ -1,8 +1,9 @@
 import pytest
 import torch
 
-from engine.kernels.rms_norm import rms_norm, rms_norm_reference
+from engine.kernels.rms_norm import rms_norm
 from tests.engine.kernels.device import DTYPES, TOLERANCE, random, relative_error
+from tests.engine.kernels.references import rms_norm_reference
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

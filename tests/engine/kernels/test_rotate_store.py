@@ -1,8 +1,9 @@
 import pytest
 import torch
 
-from engine.kernels.rotate_store import rotate_store, rotate_store_reference
+from engine.kernels.rotate_store import Rotation, rotate_store
 from tests.engine.kernels.device import DEVICE, DTYPES, TOLERANCE, random, relative_error
+from tests.engine.kernels.references import rotate_store_reference
 
 BLOCKS, POISON = 12, 77.0
 
@@ -24,8 +25,9 @@ def test_queries_are_rotated_and_only_the_given_slots_written(
     weights = [random(head_dim, dtype=dtype) if norms else None for _ in range(2)]
     cache = torch.full((BLOCKS, kv_heads, 2, block_size, head_dim), POISON, dtype=dtype, device=DEVICE)
     expected_cache = cache.clone()
-    expected = rotate_store_reference(qkv.clone(), expected_cache, slots, positions, table, *weights, 1e-6)
-    queries = rotate_store(qkv, cache, slots, positions, table, *weights, 1e-6)
+    rotation = Rotation(slots, positions, table, *weights, 1e-6)
+    expected = rotate_store_reference(qkv.clone(), expected_cache, rotation)
+    queries = rotate_store(qkv, cache, rotation)
     assert relative_error(queries, expected) < TOLERANCE[dtype]
     assert torch.equal(cache == POISON, expected_cache == POISON)
     written = expected_cache != POISON

@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.kernels.sampling import VocabularySplit, partial_buffer, sample, sample_reference
+from engine.kernels.sampling import VocabularySplit, partial_buffer, sample
 from engine.model.shard import vocabulary_share
 from tests.engine.kernels.device import DEVICE, DTYPES, random
+from tests.engine.kernels.references import sample_reference
 
 
 def draw(logits: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:

@@ -1,8 +1,9 @@
 import pytest
 import torch
 
-from engine.kernels.silu_mul import silu_mul, silu_mul_reference
+from engine.kernels.silu_mul import silu_mul
 from tests.engine.kernels.device import DTYPES, TOLERANCE, random, relative_error
+from tests.engine.kernels.references import silu_mul_reference
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -1,8 +1,9 @@
 import pytest
 import torch
 
-from engine.kernels.small_linear import small_linear, small_linear_reference
+from engine.kernels.small_linear import small_linear
 from tests.engine.kernels.device import DEVICE, DTYPES, TOLERANCE, random, relative_error
+from tests.engine.kernels.references import small_linear_reference
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
