@@ -2,9 +2,7 @@
 baton/service/many_workers.py many times in one process."""
 
 import asyncio
-import json
 import os
-import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -21,6 +19,7 @@ from runtime.discovery.load_board import publish_load
 from runtime.errors import ConfigError
 from runtime.kv_events.publisher import EventPublisher
 from runtime.nats.client import NatsClient, connect
+from runtime.processes.serving import print_ready, stop_signal
 from runtime.security.keys import Keys, check_reach, load_keys
 from worker.assembly import EngineAssembly, EngineFactory, build_engine
 from worker.metrics import MetricsEndpoint, WorkerMetrics
@@ -127,14 +126,6 @@ async def serve_worker(
         await _drain(runtime)
 
 
-def stop_signal() -> asyncio.Event:
-    """Set by SIGTERM and SIGINT."""
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    return stop
-
-
 async def _until_stopped(stop: asyncio.Event, runtime: WorkerRuntime) -> None:
     """Raises what ended the engine, if that comes first: a worker without an engine is no use."""
     stopped, ended = asyncio.create_task(stop.wait()), asyncio.create_task(runtime.bridge.ended())
@@ -187,9 +178,3 @@ def _print_ready(record: WorkerRecord) -> None:
     addresses = {"rpc": record.rpc_address, "stream": record.stream_address, "metrics": record.metrics_address}
     print_ready(f"{record.role}_worker", record.worker_id, addresses)
     log.info("ready", worker=record.worker_id, incarnation=record.incarnation, rpc=record.rpc_address)
-
-
-def print_ready(process: str, name: str, addresses: dict[str, str]) -> None:
-    """The one line on stdout that whoever started the process waits for."""
-    ready = {"process": process, "id": name, "pid": os.getpid(), "addresses": addresses}
-    print(f"BATON_READY {json.dumps(ready)}", flush=True)

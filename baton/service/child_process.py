@@ -16,8 +16,8 @@ import msgspec
 
 from runtime.processes.launch import launch_command
 from runtime.processes.process import Process, ProcessExit, ProcessFailedError, Ready
+from runtime.processes.serving import read_ready
 
-READY_PREFIX = b"BATON_READY "
 LOG_TAIL_LINES = 20
 STDOUT_LIMIT_BYTES = 1024 * 1024  # of one line
 
@@ -94,11 +94,13 @@ class ChildProcess(Process):
         """Until the child closes it. What is not the readiness line has no business there and goes to stderr."""
         assert process.stdout is not None
         async for line in process.stdout:
-            if line.startswith(READY_PREFIX) and not ready.done():
-                try:
-                    ready.set_result(msgspec.json.decode(line.removeprefix(READY_PREFIX), type=Ready))
-                except msgspec.DecodeError as error:
-                    ready.set_exception(ProcessFailedError(self.name, f"says it is ready in a wrong form: {error}", ""))
+            try:
+                said = None if ready.done() else read_ready(line)
+            except msgspec.DecodeError as error:
+                ready.set_exception(ProcessFailedError(self.name, f"says it is ready in a wrong form: {error}"))
+                continue
+            if said is not None:
+                ready.set_result(said)
             else:
                 sys.stderr.write(f"{self.name}: {line.decode(errors='replace')}")
         returncode = await process.wait()

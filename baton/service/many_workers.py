@@ -20,10 +20,11 @@ from prefill_worker.prefill_worker import PrefillWorker
 from runtime.config.serving import ServingConfig, for_prefill_worker, load_config
 from runtime.errors import BatonError
 from runtime.processes.die_with_parent import die_with_parent
+from runtime.processes.serving import print_ready, stop_signal
 from runtime.telemetry.logging import configure_logging
 from worker.arguments import worker_id
 from worker.assembly import build_engine
-from worker.process import RoleFactory, print_ready, serve_worker, shared_parts, stop_signal
+from worker.process import RoleFactory, serve_worker, shared_parts
 
 THREAD_STACK_BYTES = 256 * 1024  # each decode worker's KV receiver has threads, and each connection to it
 ROLES: dict[str, RoleFactory] = {"prefill": PrefillWorker, "decode": DecodeWorker}
