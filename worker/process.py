@@ -1,5 +1,4 @@
-"""A worker from start to end: what `python -m prefill_worker` and `python -m decode_worker` run once, and
-baton/service/many_workers.py many times in one process."""
+"""A worker from start to end, alone in its process or with others."""
 
 import asyncio
 import os
@@ -36,7 +35,7 @@ log = structlog.get_logger()
 
 
 class RoleFactory(Protocol):
-    """The class of a role."""
+    """The class of a role: PrefillWorker or DecodeWorker."""
 
     name: str
 
@@ -46,7 +45,7 @@ class RoleFactory(Protocol):
 async def run_worker(
     config: ServingConfig, worker_id: str, build_role: RoleFactory, build: EngineFactory = build_engine
 ) -> None:
-    """Serves until SIGTERM or SIGINT, then drains."""
+    """One worker alone in its process: serves until SIGTERM or SIGINT, then drains."""
     stop = stop_signal()
     assembly = build(config)
     async with shared_parts(config, worker_id) as shared:
@@ -89,7 +88,7 @@ async def serve_worker(
     stop: asyncio.Event,
     on_ready: Callable[[WorkerRecord], None],
 ) -> None:
-    """One worker from its start until `stop`, when it drains. What is built last is closed first."""
+    """Runs one worker from its start until `stop`, then drains it. What is built last is closed first."""
     config, keys, nats = shared.config, shared.keys, shared.nats
     async with AsyncExitStack() as closing:
         closing.callback(assembly.close)
@@ -127,7 +126,7 @@ async def serve_worker(
 
 
 async def _until_stopped(stop: asyncio.Event, runtime: WorkerRuntime) -> None:
-    """Raises what ended the engine, if that comes first: a worker without an engine is no use."""
+    """Returns when `stop` is set. When the engine ends first, raises what ended it."""
     stopped, ended = asyncio.create_task(stop.wait()), asyncio.create_task(runtime.bridge.ended())
     await asyncio.wait({stopped, ended}, return_when=asyncio.FIRST_COMPLETED)
     if ended.done():
