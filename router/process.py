@@ -2,9 +2,6 @@
 
 import asyncio
 import gc
-import json
-import os
-import signal
 import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -45,6 +42,7 @@ from runtime.discovery.directory import Change, Directory
 from runtime.discovery.load_board import LoadBoard
 from runtime.errors import ConfigError
 from runtime.nats.client import NatsClient, connect
+from runtime.processes.serving import print_ready, stop_signal
 from runtime.security.keys import Keys, check_reach, is_loopback, load_keys
 from runtime.security.tls import Tls, load_tls
 
@@ -62,7 +60,7 @@ async def run_router(config: ServingConfig, router_id: str) -> None:
     check_reach("router.host", config.router.host, keys)
     if not is_loopback(config.router.host) and (keys.api is None or tls is None):
         log.warning("the router is open to other machines", asks_for_keys=keys.api is not None, tls=tls is not None)
-    stop = _stop_signal()
+    stop = stop_signal()
     files = await asyncio.to_thread(served_model, config)
     async with AsyncExitStack() as closing:
         nats = await connect(config.nats.url, router_id, config.namespace, config.workers.ready_timeout_s, keys.nats)
@@ -82,7 +80,8 @@ async def run_router(config: ServingConfig, router_id: str) -> None:
         await reporter.start()
         closing.push_async_callback(reporter.close)
         _calm_collector()
-        _print_ready(router_id, addresses)
+        print_ready("router", router_id, addresses)
+        log.info("ready", **addresses)
         await stop.wait()
         await _drain(generator, config.workers.drain_timeout_s)
 
@@ -93,13 +92,6 @@ def _calm_collector() -> None:
     gc.collect()
     gc.freeze()  # what is here stays
     gc.set_threshold(*COLLECT_AFTER)
-
-
-def _stop_signal() -> asyncio.Event:
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    return stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,10 +228,3 @@ async def _drain(generator: Generator, timeout_s: float) -> None:
 
 def _model_name(config: ServingConfig, files: ModelFiles) -> str:
     return config.served_model_name or files.name
-
-
-def _print_ready(router_id: str, addresses: dict[str, str]) -> None:
-    """The one line on stdout that whoever started the process waits for."""
-    ready = {"process": "router", "id": router_id, "pid": os.getpid(), "addresses": addresses}
-    print(f"BATON_READY {json.dumps(ready)}", flush=True)
-    log.info("ready", **addresses)

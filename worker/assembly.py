@@ -1,7 +1,5 @@
-"""Builds the engine of a worker from its configuration: the one place that knows which parts make an engine.
-
-`build_engine` is the seam for another kind of engine: a worker takes any function of this signature.
-"""
+"""Builds the engine of a worker from its configuration. A worker takes any function with the signature of
+`build_engine`, which is the seam for another kind of engine."""
 
 import dataclasses
 import functools
@@ -42,8 +40,8 @@ MakeSender = Callable[[SlabIdentity, TransferConfig, ClusterKey | None], KvSende
 
 
 class SleepingMemory(Protocol):
-    """What a worker gives back when it sleeps. Called on the engine thread, when nothing runs; see
-    engine/loading/model_memory.py."""
+    """The memory that a worker gives back when it sleeps (see engine/loading/model_memory.py). Engine thread only, when
+    nothing runs."""
 
     @property
     def asleep(self) -> tuple[str, ...]: ...
@@ -57,10 +55,10 @@ class SleepingMemory(Protocol):
 class EngineAssembly:
     engine: Engine
     slab: Slab  # of rank 0
-    layout: SlabLayout  # of a slab with all of the model's KV heads: with one rank that of `slab`
+    layout: SlabLayout  # for all KV heads of the model: with one rank the layout of `slab`
     ranks: int
-    make_sender: MakeSender  # for a prefill worker, which closes it
-    other_slabs: Callable[[], Sequence[AdoptedSlab]]  # of ranks 1, 2, ..., for a decode worker, which closes them
+    make_sender: MakeSender  # for a prefill worker, which closes the sender
+    other_slabs: Callable[[], Sequence[AdoptedSlab]]  # of ranks 1, 2, ...; for a decode worker, which closes them
     memory: SleepingMemory
     model: str  # name that clients use
     model_hash: str
@@ -77,14 +75,14 @@ EngineFactory = Callable[[ServingConfig], EngineAssembly]
 
 def build_engine(config: ServingConfig) -> EngineAssembly:
     """Raises ConfigError or ModelError."""
-    # While the model is read; who needs it before it is there waits.
+    # It loads while the model is read; whoever hashes before it is loaded waits.
     threading.Thread(target=block_hash.prepare, name="load block hashing", daemon=True).start()
     files = served_model(config)
     return _mock_engine(files, config) if is_mock(config) else _model_engine(files, config)
 
 
 def _model_engine(files: ModelFiles, config: ServingConfig) -> EngineAssembly:
-    # Here, because torch takes seconds and a mock needs none of it.
+    # Imported late, because torch takes seconds and the mock engine needs none of it.
     from engine.loading.loaded_model import LoadedModel, load_model
     from engine.ranks.tensor_parallel import TensorParallelModel, load_tensor_parallel
 
@@ -99,9 +97,8 @@ def _model_engine(files: ModelFiles, config: ServingConfig) -> EngineAssembly:
 
 def _mock_engine(files: ModelFiles, config: ServingConfig) -> EngineAssembly:
     if config.engine.tensor_parallel > 1:
-        raise ConfigError(
-            "engine.tensor_parallel", "the mock model computes nothing that could be shared: leave it at 1"
-        )
+        problem = "the mock model computes nothing that could be shared: leave it at 1"
+        raise ConfigError("engine.tensor_parallel", problem)
     model, block_size = files.config, config.engine.block_size
     layout = SlabLayout(
         model.num_layers, config.mock.kv_blocks, model.num_kv_heads, block_size, model.head_dim, model.dtype
@@ -153,6 +150,6 @@ def _assembled(
 
 
 def _threads(config: ServingConfig) -> int:
-    """Workers of one machine, and their ranks, share its cores instead of fighting for them."""
+    """CPU threads of one rank: the ranks of all workers of a machine share its cores."""
     ranks = max(1, config.workers.prefill + config.workers.decode) * config.engine.tensor_parallel
     return config.engine.threads or max(1, len(os.sched_getaffinity(0)) // ranks)

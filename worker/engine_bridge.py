@@ -1,8 +1,8 @@
 """The one way between a worker's event loop and its engine thread.
 
-What the engine thread hands over arrives on the event loop in the order in which it happened there: the output of a
-step, the result of a posted function and the events between them never overtake each other. Snapshots and cancels rely
-on it.
+Invariant: what the engine thread hands over arrives on the event loop in the order in which it happened on the engine
+thread. The output of a step, the result of a posted function and the events between them never overtake each other.
+Snapshots and cancels rely on this order.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ class EngineBridge:
         self._thread.start()
 
     async def ended(self) -> None:
-        """Returns when the engine thread has ended; raises what a fault in the engine's own bookkeeping raised."""
+        """Returns when the engine thread has ended. Raises the error of a fault in the engine's own bookkeeping."""
         await self._follow(self._thread.ended)
 
     async def stop(self, timeout_s: float) -> None:
@@ -79,18 +79,20 @@ class EngineBridge:
         self._thread.call(run)
 
     async def call(self, work: Callable[[Engine], T]) -> T:
-        """The result of `work`, in order with step outputs. Raises UnavailableError when the engine has ended."""
+        """Runs `work` on the engine thread. Its result arrives in order with step outputs. Raises UnavailableError when
+        the engine has ended."""
         return await self._follow(self._thread.call(work))
 
     def from_engine(self, function: Callable[..., object], *arguments: Any) -> None:
-        """Engine thread: in order with step outputs and results. At once if the engine runs on the event loop."""
+        """Engine thread: calls `function` on the event loop, in order with step outputs and results; at once if the
+        engine runs on the event loop."""
         if self._thread.on_event_loop:
             function(*arguments)
         else:
             self.to_event_loop(function, *arguments)
 
     def to_event_loop(self, function: Callable[..., object], *arguments: Any) -> None:
-        """Any thread. Dropped once the event loop has ended: the process is leaving."""
+        """Any thread. The call is dropped once the event loop has ended, because the process is leaving."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(function, *arguments)
 

@@ -1,4 +1,4 @@
-"""The requests that a worker has not finished yet, and the moment when there are none. Used to drain."""
+"""The requests that a worker has not finished yet, and the moment when there are none."""
 
 import asyncio
 from collections.abc import Hashable, Iterator
@@ -36,11 +36,11 @@ class InFlight(Generic[K, V]):
         return len(self._items)
 
     def __iter__(self) -> Iterator[V]:
-        """Over a copy, so that the caller may discard while it goes."""
+        """Iterates over a copy: the caller may discard meanwhile."""
         return iter(list(self._items.values()))
 
     async def wait_empty(self, timeout_s: float) -> int:
-        """Returns how many are left: 0 as soon as the last one is gone, more when the time is up."""
+        """Returns 0 as soon as the last one is gone, or how many are left when the time is up."""
         try:
             await asyncio.wait_for(self._empty.wait(), timeout_s)
         except TimeoutError:

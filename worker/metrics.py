@@ -1,4 +1,4 @@
-"""Prometheus metrics of the workers of one process, on a port of their own (in the discovery record)."""
+"""Prometheus metrics of the workers of one process, on a port that their discovery records name."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -17,15 +17,15 @@ LABELS = ("worker", "role")
 
 
 class WorkerMetrics:
-    """One worker's. Written on the event loop, as plain numbers, since setting a metric takes locks; read by the
-    endpoint's threads."""
+    """The metrics of one worker. The event loop writes them as plain numbers, because setting a Prometheus metric takes
+    locks; the endpoint's threads read them."""
 
     def __init__(
         self, endpoint: "MetricsEndpoint", worker_id: str, role: str, engine: Engine, publisher: EventPublisher
     ) -> None:
         self.labels = (worker_id, role)
         self.load = WorkerLoad()
-        self.leases: Callable[[], int] = lambda: 0  # once there is a role
+        self.leases: Callable[[], int] = lambda: 0  # set when there is a role
         self.state = STATES[0]
         self.requests = 0
         self.failures = 0
@@ -33,15 +33,15 @@ class WorkerMetrics:
         self.transfers: Counter[str] = Counter()  # by transport
         self.transfer_bytes: Counter[str] = Counter()
         self.transfer_failures = 0
-        self._engine = engine
-        self._publisher = publisher
+        self.engine = engine
+        self.publisher = publisher
         self._counted_steps = 0
         self._step_s = endpoint.step_s.labels(*self.labels)
         self._transfer_s = endpoint.transfer_s
         endpoint.workers.append(self)
 
     def observe(self, load: WorkerLoad) -> None:
-        """After each step, and with each report."""
+        """Takes the load after a step, or with a report."""
         self.load = load
         if load.steps > self._counted_steps:
             self._step_s.observe(load.step_ms / 1000)
@@ -56,26 +56,6 @@ class WorkerMetrics:
         self.received(transport, kv_bytes)
         self._transfer_s.labels(*self.labels).observe(seconds)
 
-    @property
-    def prompt_tokens(self) -> int:
-        return self._engine.num_prompt_tokens
-
-    @property
-    def preemptions(self) -> int:
-        return self._engine.scheduler.num_preemptions
-
-    @property
-    def event_batches(self) -> int:
-        return self._publisher.last_event_id
-
-    @property
-    def dropped_batches(self) -> int:
-        return self._publisher.dropped_batches
-
-    @property
-    def unacknowledged(self) -> int:
-        return self._publisher.unacknowledged
-
 
 Value = Callable[[WorkerMetrics], float]
 
@@ -89,26 +69,29 @@ GAUGES: dict[str, tuple[str, Value]] = {
     "leases": ("Leases on KV blocks, quarantined ones included", lambda of: of.leases()),
     "event_batches_unacknowledged": (
         "Batches of KV events that JetStream has not confirmed",
-        lambda of: of.unacknowledged,
+        lambda of: of.publisher.unacknowledged,
     ),
 }
 COUNTERS: dict[str, tuple[str, Value]] = {
     "requests": ("Requests accepted", lambda of: of.requests),
     "request_failures": ("Requests that ended in a failure", lambda of: of.failures),
-    "prompt_tokens": ("Prompt tokens computed", lambda of: of.prompt_tokens),
+    "prompt_tokens": ("Prompt tokens computed", lambda of: of.engine.num_prompt_tokens),
     "output_tokens": ("Output tokens, of prompts run elsewhere the first one too", lambda of: of.output_tokens),
-    "preemptions": ("Sequences that had to give their blocks to others", lambda of: of.preemptions),
+    "preemptions": (
+        "Sequences that had to give their blocks to others",
+        lambda of: of.engine.scheduler.num_preemptions,
+    ),
     "transfer_failures": ("KV transfers that were not committed", lambda of: of.transfer_failures),
-    "event_batches_published": ("Batches of KV events for the routers", lambda of: of.event_batches),
+    "event_batches_published": ("Batches of KV events for the routers", lambda of: of.publisher.last_event_id),
     "event_batches_dropped": (
         "Those of them that were given up, since NATS was away for too long",
-        lambda of: of.dropped_batches,
+        lambda of: of.publisher.dropped_batches,
     ),
 }
 
 
 class MetricsEndpoint(ProcessMetrics):
-    """What all workers of the process are shown in."""
+    """Shows all workers of the process."""
 
     def __init__(self) -> None:
         super().__init__()

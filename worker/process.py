@@ -1,10 +1,7 @@
-"""A worker from start to end: what `python -m prefill_worker` and `python -m decode_worker` run once, and
-baton/service/many_workers.py many times in one process."""
+"""A worker from start to end, alone in its process or with others."""
 
 import asyncio
-import json
 import os
-import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -21,6 +18,7 @@ from runtime.discovery.load_board import publish_load
 from runtime.errors import ConfigError
 from runtime.kv_events.publisher import EventPublisher
 from runtime.nats.client import NatsClient, connect
+from runtime.processes.serving import print_ready, stop_signal
 from runtime.security.keys import Keys, check_reach, load_keys
 from worker.assembly import EngineAssembly, EngineFactory, build_engine
 from worker.metrics import MetricsEndpoint, WorkerMetrics
@@ -37,7 +35,7 @@ log = structlog.get_logger()
 
 
 class RoleFactory(Protocol):
-    """The class of a role."""
+    """The class of a role: PrefillWorker or DecodeWorker."""
 
     name: str
 
@@ -47,7 +45,7 @@ class RoleFactory(Protocol):
 async def run_worker(
     config: ServingConfig, worker_id: str, build_role: RoleFactory, build: EngineFactory = build_engine
 ) -> None:
-    """Serves until SIGTERM or SIGINT, then drains."""
+    """One worker alone in its process: serves until SIGTERM or SIGINT, then drains."""
     stop = stop_signal()
     assembly = build(config)
     async with shared_parts(config, worker_id) as shared:
@@ -90,7 +88,7 @@ async def serve_worker(
     stop: asyncio.Event,
     on_ready: Callable[[WorkerRecord], None],
 ) -> None:
-    """One worker from its start until `stop`, when it drains. What is built last is closed first."""
+    """Runs one worker from its start until `stop`, then drains it. What is built last is closed first."""
     config, keys, nats = shared.config, shared.keys, shared.nats
     async with AsyncExitStack() as closing:
         closing.callback(assembly.close)
@@ -127,16 +125,8 @@ async def serve_worker(
         await _drain(runtime)
 
 
-def stop_signal() -> asyncio.Event:
-    """Set by SIGTERM and SIGINT."""
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    return stop
-
-
 async def _until_stopped(stop: asyncio.Event, runtime: WorkerRuntime) -> None:
-    """Raises what ended the engine, if that comes first: a worker without an engine is no use."""
+    """Returns when `stop` is set. When the engine ends first, raises what ended it."""
     stopped, ended = asyncio.create_task(stop.wait()), asyncio.create_task(runtime.bridge.ended())
     await asyncio.wait({stopped, ended}, return_when=asyncio.FIRST_COMPLETED)
     if ended.done():
@@ -187,9 +177,3 @@ def _print_ready(record: WorkerRecord) -> None:
     addresses = {"rpc": record.rpc_address, "stream": record.stream_address, "metrics": record.metrics_address}
     print_ready(f"{record.role}_worker", record.worker_id, addresses)
     log.info("ready", worker=record.worker_id, incarnation=record.incarnation, rpc=record.rpc_address)
-
-
-def print_ready(process: str, name: str, addresses: dict[str, str]) -> None:
-    """The one line on stdout that whoever started the process waits for."""
-    ready = {"process": process, "id": name, "pid": os.getpid(), "addresses": addresses}
-    print(f"BATON_READY {json.dumps(ready)}", flush=True)

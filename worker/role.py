@@ -1,4 +1,4 @@
-"""What a kind of worker promises to the process around it: prefill_worker/ and decode_worker/ each have one."""
+"""What a prefill worker and a decode worker each promise to the process around them."""
 
 from typing import Any, Protocol
 
@@ -17,7 +17,7 @@ class Role(Protocol):
 
     @property
     def endpoint(self) -> TransferEndpoint | None:
-        """Of the KV receiver."""
+        """The endpoint of the KV receiver; None: the role receives no KV."""
         ...
 
     @property
@@ -27,34 +27,34 @@ class Role(Protocol):
     def in_flight(self) -> InFlight[Any, Any]: ...
 
     def stream_handlers(self) -> dict[str, Handler]:
-        """Of its own streams, by what they are for."""
+        """Handlers of the role's own streams, by what a stream is for."""
         ...
 
     def outputs(self, outputs: list[SequenceOutput]) -> None:
-        """New tokens, after each engine step."""
+        """Takes the new tokens after each engine step."""
         ...
 
     def lease_count(self) -> int: ...
 
     def check_integrity(self) -> list[str]:
-        """What is wrong outside the engine."""
+        """What is wrong outside the engine, one sentence each; empty when all is well."""
         ...
 
     async def suspend(self, timeout_s: float) -> None:
-        """Nothing is in flight: lets go of all peers, who may neither write our KV nor be written from it until
-        `resume`. Raises UnavailableError, and goes on as before, when one of them does not let go in time."""
+        """Lets go of all peers while nothing is in flight: until `resume`, no peer writes our KV and none is written
+        from it. Raises UnavailableError, and goes on as before, when a peer does not let go in time."""
         ...
 
     def resume(self) -> None: ...
 
     def end_all(self, failure: Failure) -> None:
-        """Ends what is in flight."""
+        """Ends every request in flight with this failure."""
         ...
 
     def end_streams(self) -> None:
-        """After the drain: ends its own streams, so that the server can stop."""
+        """After the drain: ends the role's own streams, so that the server can stop."""
         ...
 
     async def close(self) -> None:
-        """Before the engine thread stops: ends connections and transfers."""
+        """Ends connections and transfers, before the engine thread stops."""
         ...

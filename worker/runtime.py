@@ -1,7 +1,5 @@
 """What both kinds of workers share while they run: the engine and its thread, the event and metrics planes, the state.
-
-Built by worker/process.py; the roles (prefill_worker/, decode_worker/) work with it. Event loop only.
-"""
+Event loop only."""
 
 import msgspec
 
@@ -40,13 +38,13 @@ class WorkerRuntime:
         self.bridge = EngineBridge(assembly.engine, self._step_done, assembly.loop)
         self.metrics = metrics
         self.draining = False
-        self.announcer: Announcer | None = None  # once the servers listen
+        self.announcer: Announcer | None = None  # set when the servers listen
         self._engine_load = WorkerLoad()
         self._role: Role | None = None
         self._streams: StepStreams | None = None
 
     def attach(self, role: Role) -> StepStreams:
-        """The role is built around this object, so it comes second."""
+        """Adds the role, which is built with this object and so comes second."""
         self._role = role
         self._streams = StepStreams(role.steps, self.config.workers.gather_ms / 1000, lambda: self.load)
         self.metrics.leases = role.lease_count
@@ -59,7 +57,7 @@ class WorkerRuntime:
 
     @property
     def asleep(self) -> tuple[str, ...]:
-        """What is given back: see engine/loading/model_memory.py."""
+        """Tags of the memory that is given back (see engine/loading/model_memory.py)."""
         return self.assembly.memory.asleep
 
     @property
@@ -67,25 +65,26 @@ class WorkerRuntime:
         return "sleeping" if self.asleep else "draining" if self.draining else "ready"
 
     async def announce(self) -> None:
-        """The state, to whoever listens to discovery or scrapes metrics."""
+        """Tells the state to discovery and the metrics."""
         self.metrics.state = self.state
         if self.announcer is not None:
             await self.announcer.set_state(self.state)
 
     @property
     def load(self) -> WorkerLoad:
-        """As of the last step or `fresh_load`."""
+        """The load as of the last step or `fresh_load`."""
         return msgspec.structs.replace(
             self._engine_load, leases=self.role.lease_count(), last_event_id=self.publisher.last_event_id
         )
 
     async def fresh_load(self) -> WorkerLoad:
-        """Waits for the running step to end."""
+        """The load of this moment. Waits for the running step to end."""
         self._engine_load = await self.bridge.call(lambda engine: engine.load())
         return self.load
 
     async def load_report(self) -> LoadReport:
-        """For the metrics plane, with the steps timed since the last one. Waits for the running step to end."""
+        """A report for the metrics plane, with the steps timed since the last report. Waits for the running step to
+        end."""
         self._engine_load, context_tokens, steps = await self.bridge.call(
             lambda engine: (engine.load(), engine.context_tokens(), engine.timed_steps.take())
         )
@@ -98,7 +97,7 @@ class WorkerRuntime:
         return await self.role.in_flight.wait_empty(timeout_s)
 
     def _step_done(self, output: StepOutput, load: WorkerLoad) -> None:
-        """Tokens first: somebody waits for them."""
+        """Passes the tokens on first, because clients wait for them."""
         self._engine_load = load
         self.role.outputs(output.outputs)
         if self._streams is not None:

@@ -1,7 +1,5 @@
-"""Sleep and wake of one worker: it drains, lets its peers go, gives its memory back, and takes requests again after.
-
-Called by the worker's gRPC service, one call at a time. Whoever routes knows by the state in the worker's record.
-"""
+"""Sleep and wake of one worker. To sleep, it drains, lets its peers go and gives its memory back; when it is awake again
+it takes requests. Routers learn of both from the state in the worker's record."""
 
 import asyncio
 import time
@@ -21,11 +19,11 @@ log = structlog.get_logger()
 class Sleeper:
     def __init__(self, runtime: WorkerRuntime) -> None:
         self._runtime = runtime
-        self._turn = asyncio.Lock()
+        self._turn = asyncio.Lock()  # one sleep or wake at a time
 
     async def sleep(self, level: int, timeout_s: float) -> SleepReport:
-        """Level 2 after level 1 drops the weights that are kept. A worker that cannot let go of its requests and peers
-        in `timeout_s`, each, stays awake, and the report says why."""
+        """Level 2 after level 1 drops the weights that are kept in host memory. A worker stays awake when its requests
+        do not end within `timeout_s`, or its peers do not let go within another `timeout_s`; the report says why."""
         if level not in LEVELS:
             return self._report(f"level: {level} is none of {', '.join(map(str, LEVELS))}")
         async with self._turn:
@@ -35,7 +33,7 @@ class Sleeper:
                 if not runtime.asleep:
                     await self._let_go(timeout_s)
                 freed = await runtime.bridge.call(lambda _: runtime.assembly.memory.sleep(level))
-            except (UnavailableError, RuntimeError) as error:  # torch raises the latter when there is no host memory
+            except (UnavailableError, RuntimeError) as error:  # torch raises RuntimeError without host memory
                 if not runtime.asleep:
                     await self._rise()
                 return self._report(f"stays awake: {error}")
@@ -44,7 +42,7 @@ class Sleeper:
             return self._report("", freed, time.monotonic() - began_s)
 
     async def wake(self, tags: tuple[str, ...]) -> SleepReport:
-        """Without tags, all. It takes requests when nothing is asleep any more."""
+        """Takes back the memory of these tags; without tags, all. Requests are taken when nothing is asleep any more."""
         if strange := [tag for tag in tags if tag not in TAGS]:
             return self._report(f"tags: {strange[0]!r} is none of {', '.join(TAGS)}")
         async with self._turn:
@@ -62,7 +60,7 @@ class Sleeper:
             return self._report("", 0, time.monotonic() - began_s)
 
     async def _let_go(self, timeout_s: float) -> None:
-        """Of requests, peers and cached prefixes. Raises UnavailableError."""
+        """Lets go of requests, peers and cached prefixes. Raises UnavailableError."""
         runtime = self._runtime
         if remaining := await runtime.drain(timeout_s):
             raise UnavailableError(f"{remaining} requests are in flight after {timeout_s:.1f} s")
@@ -82,7 +80,7 @@ class Sleeper:
 
 
 def _forget_prefixes(engine: Engine) -> list[KvEvent]:
-    """Raises UnavailableError when somebody still uses a block."""
+    """Raises UnavailableError when a block is still in use."""
     manager = engine.block_manager
     if manager.num_used:
         raise UnavailableError(f"{manager.num_used} KV blocks are still in use")

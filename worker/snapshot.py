@@ -1,8 +1,8 @@
-"""A worker's whole block table for a router that lost count of its events: the `Snapshot` call.
+"""A worker's whole block table, for a router that has missed events: the answer to the question `Snapshot`.
 
-The state and the id of the last event that it contains are taken at one moment: runs are read on the engine thread
-together with the events nobody has taken yet, and the id is read on the event loop right after those events were
-published. Everything the engine hands over arrives in order (see engine_bridge.py), so no event falls between.
+Invariant: the table contains exactly the events up to the snapshot's `event_id`. The engine thread reads the runs
+together with the events that are not published yet; the event loop publishes these events, then reads the id. Because
+everything arrives in order (see worker/engine_bridge.py), no event falls between the two.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ async def take_snapshot(bridge: EngineBridge, publisher: EventPublisher) -> Snap
 
 
 def chunks(snapshot: Snapshot, incarnation: int, chunk_bytes: int = CHUNK_BYTES) -> Iterator[SnapshotChunk]:
-    """Messages of about `chunk_bytes` at most, at least one; the last one is marked."""
+    """One message or more, of about `chunk_bytes` at most; the last one is marked."""
     pending: list[Stored] = []
     size = 0
     for run in _split_long_runs(snapshot.runs, chunk_bytes):
@@ -58,7 +58,7 @@ def chunks(snapshot: Snapshot, incarnation: int, chunk_bytes: int = CHUNK_BYTES)
 
 
 def _split_long_runs(runs: list[Stored], chunk_bytes: int) -> Iterator[Stored]:
-    """A run longer than a chunk becomes several; each one's parent is the last block of the one before."""
+    """Splits runs that are longer than a chunk; the parent of each part is the last block of the part before."""
     step = max(1, chunk_bytes // (2 * HASH_BYTES)) * HASH_BYTES
     for run in runs:
         parent = run.parent

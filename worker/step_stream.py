@@ -1,7 +1,7 @@
 """The `steps` streams: commands of one router come in, one message per engine step goes out.
 
-Owns the open streams. What is to be sent is collected per router; when a router reads slowly, or steps are quicker than
-`workers.gather_ms`, the news of several steps leave in one message, with one delta per request.
+News are collected per router. When a router reads slowly, or steps are quicker than `workers.gather_ms`, the news of
+several steps leave in one message, with one delta per request.
 """
 
 import asyncio
@@ -22,8 +22,8 @@ log = structlog.get_logger()
 class RouterStream:
     """One router's open stream. Event loop only.
 
-    News that somebody waits for, the first and the last of a request, leave when the event loop comes around. The rest
-    leaves at most every `gather_s`, for what a message costs the router hardly depends on how many tokens are in it.
+    The first and the last news of a request leave on the next turn of the event loop, because a client waits for them.
+    Other news leave at most every `gather_s`, because the router's cost of a message hardly depends on its tokens.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class RouterStream:
         stream.on_writable = self._leave
 
     def send(self, delta: Delta) -> None:
-        """Leaves with everything else that is sent before the step is over or the event loop comes around."""
+        """The delta leaves with all others that are sent before the step is over or the event loop turns."""
         self._deltas.setdefault(delta.request_id, []).append(delta)
         if delta.cached_tokens is not None or delta.finish is not None or delta.failure is not None:
             self._leave_soon()
@@ -50,18 +50,18 @@ class RouterStream:
             self._leave_in_time()
 
     def step_is_over(self) -> None:
-        """All of its news were sent, and there is a new load to report, if nothing else: what is due leaves now."""
+        """All news of the step were sent: what is due leaves now, at least the new load."""
         self._leave_in_time()
         if self._soon is not None:
             self._leave()
 
     @property
     def writable(self) -> bool:
-        """The router keeps up with what it is sent."""
+        """Whether the router keeps up with what it is sent."""
         return self._stream.writable
 
     def close(self) -> None:
-        """Ends the stream after what is pending was written."""
+        """Writes what is pending, then ends the stream."""
         if self._deltas:
             self._write()
         self._stream.close()
@@ -101,20 +101,20 @@ class StepHandler(Protocol):
     def cancel(self, router: RouterStream, request_id: str) -> None: ...
 
     def router_gone(self, router: RouterStream) -> None:
-        """Nobody listens any more: end the router's requests."""
+        """The stream has ended: end the router's requests."""
         ...
 
 
 class StepStreams:
     def __init__(self, handler: StepHandler, gather_s: float, current_load: Callable[[], WorkerLoad]) -> None:
-        """`current_load` goes along with every message."""
+        """Every message carries `current_load()`."""
         self._current_load = current_load
         self._gather_s = gather_s
         self._handler = handler
         self._open: set[RouterStream] = set()
 
     async def serve(self, stream: MessageStream, router_id: str) -> None:
-        """From the hellos to the end."""
+        """Serves the stream from the hellos to its end."""
         router = RouterStream(router_id, stream, self._gather_s, self._current_load)
         self._open.add(router)
         log.info("router connected", router=router_id)
@@ -143,7 +143,7 @@ class StepStreams:
 
 
 def _joined(deltas: list[Delta]) -> Delta:
-    """The news of one request, in order, as one delta."""
+    """Joins the news of one request, in order, to one delta."""
     first, last = deltas[0], deltas[-1]
     if first is last:
         return first

@@ -1,5 +1,4 @@
-"""Takes the streams of routers and decode workers: proof of the cluster key, hello there, hello back, then whoever the
-stream is for."""
+"""The server of a worker's streams: proof of the cluster key, hello and hello back, then the handler of the stream."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -22,7 +21,7 @@ Handler = Callable[[MessageStream, str], Awaitable[None]]
 
 
 class StreamServer:
-    """`handlers` by what a stream is for; `key`: what peers have to have. Event loop only."""
+    """`handlers`: by what a stream is for. `key`: what peers have to prove. Event loop only."""
 
     def __init__(self, ours: Hello, handlers: Mapping[str, Handler], key: ClusterKey | None = None) -> None:
         self._key = key
@@ -37,7 +36,7 @@ class StreamServer:
         return format_address(host, self._server.sockets[0].getsockname()[1])
 
     async def stop(self, grace_s: float) -> None:
-        """Takes no new streams; those that are open have `grace_s` to end."""
+        """Takes no new streams; open ones have `grace_s` to end."""
         if self._server is not None:
             self._server.close()
         if self._open:
@@ -73,7 +72,7 @@ class StreamServer:
         await stream.ended()
 
     async def _admitted(self, stream: MessageStream) -> bool:
-        """Who is not learns nothing."""
+        """Whether the peer has the cluster key. A peer without the key learns nothing of this worker."""
         if self._key is None:
             return True
         try:
@@ -85,8 +84,8 @@ class StreamServer:
         return True
 
     def _problem(self, hello: Hello) -> str | None:
-        """Why a stream cannot be served. What a peer knows of another incarnation of this worker, cached blocks above
-        all, died with that one."""
+        """Why the stream cannot be served; None when it can. A peer that expects another incarnation is refused, because
+        what it knows, cached blocks above all, ended with that incarnation."""
         if hello.version != MAJOR:
             return f"version {hello.version} of the worker protocol is not understood here; this build speaks {MAJOR}"
         if hello.incarnation not in (0, self._ours.incarnation):

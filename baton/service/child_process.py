@@ -1,12 +1,9 @@
-"""One process of Baton that another one has started: its start, its readiness line, its last words and its end.
-
-The supervisor owns the children of a service. A child never outlives the process that started it, however that ends.
-"""
+"""A process of Baton that this process has started: its start, its readiness line, its last words and its end. It never
+outlives this process, however this one ends."""
 
 import asyncio
 import contextlib
 import os
-import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,29 +11,29 @@ from typing import IO
 
 import msgspec
 
+from baton.service.local_process import LocalProcess
 from runtime.processes.launch import launch_command
-from runtime.processes.process import Process, ProcessExit, ProcessFailedError, Ready
+from runtime.processes.process import ProcessExit, ProcessFailedError, Ready
+from runtime.processes.serving import read_ready
 
-READY_PREFIX = b"BATON_READY "
 LOG_TAIL_LINES = 20
 STDOUT_LIMIT_BYTES = 1024 * 1024  # of one line
 
 
-class ChildProcess(Process):
+class ChildProcess(LocalProcess):
     """Starts `python -m MODULE ARGUMENTS`. stderr goes to `log_file`, or to our own stderr when that is None.
 
-    To be used from the main thread's event loop: the kernel ends a child when the *thread* that started it ends.
+    Invariant: it is started from the main thread's event loop, because the kernel ends a child when the *thread* that
+    started it ends.
     """
 
     def __init__(
         self, name: str, module: str, arguments: Sequence[str], environment: Mapping[str, str], log_file: Path | None
     ) -> None:
         self.name = name
-        # -P: a folder `router` in the current one must not hide ours
         self._command = [*launch_command(module), *arguments]
         self._environment = dict(environment)
         self._log_file = log_file
-        self._process: asyncio.subprocess.Process | None = None
         self._ready: asyncio.Future[Ready] | None = None
         self._stdout_task: asyncio.Task[None] | None = None
 
@@ -49,18 +46,10 @@ class ChildProcess(Process):
                 stderr=stderr,
                 env=self._environment,
                 limit=STDOUT_LIMIT_BYTES,
-                start_new_session=True,  # Ctrl-C in a terminal is for us; we tell the children, in order
+                start_new_session=True,  # Ctrl-C in a terminal is for us; we end the children in order
             )
         self._ready = asyncio.get_running_loop().create_future()
         self._stdout_task = asyncio.create_task(self._read_stdout(self._process, self._ready))
-
-    @property
-    def pid(self) -> int:
-        return 0 if self._process is None else self._process.pid
-
-    @property
-    def alive(self) -> bool:
-        return self._process is not None and self._process.returncode is None
 
     @property
     def was_ready(self) -> bool:
@@ -80,32 +69,29 @@ class ChildProcess(Process):
         await asyncio.shield(self._stdout_task)
         return ProcessExit(self.name, self.pid, returncode, self.log_tail())
 
-    def send_signal(self, number: signal.Signals) -> None:
-        if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.send_signal(number)
-
     def log_tail(self) -> str:
         if self._log_file is None or not self._log_file.exists():
             return ""
         return "\n".join(self._log_file.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])
 
     async def _read_stdout(self, process: asyncio.subprocess.Process, ready: asyncio.Future[Ready]) -> None:
-        """Until the child closes it. What is not the readiness line has no business there and goes to stderr."""
+        """Reads until the child closes it. Lines other than the readiness line go to stderr."""
         assert process.stdout is not None
         async for line in process.stdout:
-            if line.startswith(READY_PREFIX) and not ready.done():
-                try:
-                    ready.set_result(msgspec.json.decode(line.removeprefix(READY_PREFIX), type=Ready))
-                except msgspec.DecodeError as error:
-                    ready.set_exception(ProcessFailedError(self.name, f"says it is ready in a wrong form: {error}", ""))
+            try:
+                said = None if ready.done() else read_ready(line)
+            except msgspec.DecodeError as error:
+                ready.set_exception(ProcessFailedError(self.name, f"says it is ready in a wrong form: {error}"))
+                continue
+            if said is not None:
+                ready.set_result(said)
             else:
                 sys.stderr.write(f"{self.name}: {line.decode(errors='replace')}")
         returncode = await process.wait()
         if not ready.done():
             exited = ProcessExit(self.name, process.pid, returncode, self.log_tail())
             ready.set_exception(ProcessFailedError(str(exited), "before it was ready", exited.log_tail))
-            ready.exception()  # nobody may be waiting for it
+            ready.exception()  # marks it as seen: perhaps nobody waits for it
 
 
 @contextlib.contextmanager
@@ -120,5 +106,5 @@ def _stderr_target(log_file: Path | None) -> Iterator[IO[bytes] | None]:
 
 
 def environment(threads: int) -> dict[str, str]:
-    """Ours, with the number of threads that numeric libraries may start in the child."""
+    """The variables of this process, with the number of threads that numeric libraries may start in the child."""
     return {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}

@@ -1,7 +1,4 @@
-"""Which GPUs of this host each worker gets. Used by the supervisor, which starts them.
-
-Without an opinion of the driver (no NVIDIA GPU here) there are none, and workers are told nothing.
-"""
+"""Which GPUs of this host each worker gets. Where there is no NVIDIA driver, workers are told nothing."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -16,25 +13,25 @@ VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 
 class GpuPlaces:
     def __init__(self, gpus: list[str], workers: Sequence[int]) -> None:
-        """`gpus`: names as CUDA_VISIBLE_DEVICES takes them. `workers`: how many GPUs each of those takes that are to be
-        placed, in this order. Raises ConfigError when there are some, but fewer than one of them takes."""
+        """`gpus`: names as CUDA_VISIBLE_DEVICES takes them. `workers`: how many GPUs each worker takes, in the order of
+        their start. Raises ConfigError when there are GPUs, but fewer than one worker takes."""
         if gpus and len(gpus) < max(workers, default=1):
             problem = f"a worker takes {max(workers)} GPUs, and {len(gpus)} are here"
             raise ConfigError("engine.tensor_parallel", problem)
         self._gpus = gpus
-        self._taken = [0] * len(gpus)  # workers on each
+        self._taken = [0] * len(gpus)  # workers on each GPU
         for size in workers:
             self._take(size)
-        self.share = max(self._taken, default=1)  # of these workers, that have one GPU
+        self.share = max(self._taken, default=1)  # most workers on one GPU
         self._taken = [0] * len(gpus)
 
     def next(self, size: int = 1) -> dict[str, str]:
-        """Environment of the next worker, which takes so many GPUs: the first neighbours with the fewest workers."""
+        """The environment of the next worker: the first `size` neighbouring GPUs with the fewest workers."""
         place = [self._gpus[index] for index in self._take(size)]
         return {VISIBLE: ",".join(place)} if place else {}
 
     def give_back(self, environment: Mapping[str, str]) -> None:
-        """What `next` gave, when the worker has ended."""
+        """Frees what `next` gave to a worker that has ended."""
         for gpu in environment.get(VISIBLE, "").split(","):
             if gpu:
                 self._taken[self._gpus.index(gpu)] -= 1
@@ -51,7 +48,7 @@ class GpuPlaces:
 
 
 def visible_gpus(environment: Mapping[str, str] = os.environ, driver: Path = DRIVER_GPUS) -> list[str]:
-    """Of this process: what CUDA_VISIBLE_DEVICES names, or else all that the driver has."""
+    """The GPUs of this process: those that CUDA_VISIBLE_DEVICES names, or else all that the driver has."""
     named = environment.get(VISIBLE)
     if named is not None:
         return [gpu.strip() for gpu in named.split(",") if gpu.strip()]

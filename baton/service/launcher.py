@@ -1,4 +1,4 @@
-"""Where the processes of a service run: what the supervisor asks of this machine, or of a Ray cluster."""
+"""What a supervisor asks of the place where its processes run: this machine, or a Ray cluster."""
 
 from typing import Literal, Protocol
 
@@ -12,22 +12,22 @@ Role = Literal["prefill", "decode"]
 
 
 class Launch(Struct, frozen=True):
-    """One process to be started, wherever that will be."""
+    """One process to be started, on whichever machine."""
 
     name: str
-    module: str  # that Python runs; NATS: the server itself
-    config: ServingConfig  # with the NATS URL filled in; the launcher adds what follows from the place
-    arguments: list[str] = []  # beside --config
-    workers: dict[str, Role] = {}  # that live in it, by id
-    ranks: int = 0  # GPUs that it takes where there are any, else shares of the cores
-    keys: dict[str, str] = {}  # variables of its environment that nobody else may see
+    module: str  # the Python module to run; NATS: the server's binary
+    config: ServingConfig  # with the NATS URL; the launcher adds what follows from the place
+    arguments: list[str] = []  # in addition to --config
+    workers: dict[str, Role] = {}  # those that live in it, by id
+    ranks: int = 0  # GPUs that the process takes; where there are no GPUs, shares of the cores
+    keys: dict[str, str] = {}  # secret variables of its environment
 
     def __repr__(self) -> str:
         return f"Launch({self.name})"
 
 
 class Machines(Struct, frozen=True):
-    """What all workers may use together."""
+    """What all workers together may use."""
 
     gpus: int
     cores: int
@@ -38,22 +38,22 @@ class Launcher(Protocol):
     def machines(self) -> Machines: ...
 
     def here(self, config: ServingConfig) -> ServingConfig:
-        """As it is for what runs beside the supervisor: with the address to listen on."""
+        """The configuration for what runs in the supervisor's own process: with the address to listen on."""
 
     def process(self, launch: Launch) -> Process:
-        """Not started yet."""
+        """A process that is not started yet."""
 
     def release(self, process: Process) -> None:
-        """It has ended: what it held is free."""
+        """Frees what a process held that has ended."""
 
     async def living(self) -> list[tuple[Launch, Process]]:
-        """Those that an earlier supervisor of the same service has left behind, ready or not."""
+        """The processes that an earlier supervisor of the same service has left, ready or not."""
 
     def close(self) -> None:
-        """All have ended."""
+        """Frees what is left when all processes have ended."""
 
 
 def uses_gpus(config: ServingConfig, machines: Machines) -> bool:
-    """Whether each worker takes GPUs of its own. On a cluster that has none yet, only `engine.device: cuda` tells."""
+    """Whether each worker takes GPUs of its own. A cluster may get its GPUs later: `engine.device: cuda` tells."""
     device = config.engine.device
     return not is_mock(config) and (device == "cuda" or (device == "auto" and machines.gpus > 0))

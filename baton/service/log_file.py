@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-TAIL_BYTES = 1024 * 1024  # of the end, in which its last lines are looked for
+TAIL_BYTES = 1024 * 1024  # at the end of the file, where its last lines are looked for
 PIECE_BYTES = 1024 * 1024
 
 
 def log_tail(path: Path, lines: int) -> tuple[str, int]:
-    """Its last lines, and the offset behind them. Raises OSError."""
+    """The last lines of the file, and the offset behind them. Raises OSError."""
     with path.open("rb") as file:
         end = file.seek(0, 2)
         file.seek(max(0, end - TAIL_BYTES))
@@ -16,7 +16,7 @@ def log_tail(path: Path, lines: int) -> tuple[str, int]:
 
 
 def log_since(path: Path, offset: int) -> tuple[str, int]:
-    """What was written behind `offset`, a piece of it if it is long, and the offset behind that. Raises OSError."""
+    """At most PIECE_BYTES of what was written behind `offset`, and the offset behind them. Raises OSError."""
     with path.open("rb") as file:
         file.seek(offset)
         data = file.read(PIECE_BYTES)

@@ -1,8 +1,8 @@
 """`python -m baton.service.many_workers --config FILE [--name NAME] WORKER_ID...`: many workers in one process.
 
-Meant for the mock engine, which waits instead of computing: hundreds of workers share one thread, one NATS connection
-and one metrics endpoint, and are to the rest of the service what workers with processes of their own are. The role of
-`prefill-3` is prefill; `--prefill N` and `--decode N` stand for `prefill-1` to `prefill-N` and so on.
+It is meant for the mock engine, which waits instead of computing: hundreds of workers share one thread, one NATS
+connection and one metrics endpoint. To the rest of the service they look like workers with processes of their own. The
+role of `prefill-3` is prefill.
 """
 
 import argparse
@@ -20,12 +20,13 @@ from prefill_worker.prefill_worker import PrefillWorker
 from runtime.config.serving import ServingConfig, for_prefill_worker, load_config
 from runtime.errors import BatonError
 from runtime.processes.die_with_parent import die_with_parent
+from runtime.processes.serving import print_ready, stop_signal
 from runtime.telemetry.logging import configure_logging
 from worker.arguments import worker_id
 from worker.assembly import build_engine
-from worker.process import RoleFactory, print_ready, serve_worker, shared_parts, stop_signal
+from worker.process import RoleFactory, serve_worker, shared_parts
 
-THREAD_STACK_BYTES = 256 * 1024  # each decode worker's KV receiver has threads, and each connection to it
+THREAD_STACK_BYTES = 256 * 1024  # small: a decode worker has threads for its KV receiver and for each connection
 ROLES: dict[str, RoleFactory] = {"prefill": PrefillWorker, "decode": DecodeWorker}
 
 log = structlog.get_logger()
@@ -44,7 +45,7 @@ def main() -> None:
 
 
 async def run_workers(config: ServingConfig, name: str, worker_ids: Sequence[str]) -> None:
-    """Serves until SIGTERM or SIGINT, then drains all. A worker whose engine fails takes the others along."""
+    """Serves until SIGTERM or SIGINT, then drains all workers. When one worker's engine fails, all workers end."""
     stop = stop_signal()
     ready: list[WorkerRecord] = []
 

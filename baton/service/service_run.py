@@ -1,7 +1,4 @@
-"""One run of a service, from its start until it is told to stop or cannot serve any more.
-
-`baton up` is one in the foreground; with --ray it is one in the control actor.
-"""
+"""One run of a service, from its start until it is told to stop or cannot serve any more."""
 
 import asyncio
 import os
@@ -19,11 +16,11 @@ from runtime.processes.process import ProcessExit, Ready
 
 class Tell(Protocol):
     def __call__(self, line: str, *, event: str, **fields: Any) -> None:
-        """`line` for people, the rest for programs."""
+        """`line` is for people, `event` and `fields` are for programs."""
 
 
 class ServiceRun:
-    """`tell` hears what happens. Set `stop` to drain it, and `hurry` then to end it at once."""
+    """`tell` hears what happens. Set `stop` to drain the service, and then `hurry` to end it at once."""
 
     def __init__(
         self, config: ServingConfig, launcher: Launcher, tell: Tell, environ: Mapping[str, str] = os.environ
@@ -35,10 +32,10 @@ class ServiceRun:
         self._start_s = time.monotonic()
 
     async def run(self) -> bool:
-        """Whether it ended as it was told to, and in order. Raises ProcessFailedError when the service does not come
-        up, ConfigError or UnavailableError when its planner does not."""
+        """True when the service ended in order because it was told to. Raises ProcessFailedError when the service does
+        not come up, ConfigError or UnavailableError when its planner does not."""
         if not await _unless(self.stop, self._start()):
-            return True  # told to stop before it was up; nothing is left of it
+            return True  # told to stop before the service was up; nothing of it is left
         try:
             async with self._planner():
                 told = await self._serve()
@@ -47,10 +44,10 @@ class ServiceRun:
         return told and clean
 
     def _planner(self) -> AbstractAsyncContextManager[object]:
-        """It is gone before the service drains, and starts nothing any more."""
+        """A context that ends before the service drains: from then on the planner starts nothing."""
         if not self._supervisor.config.planner.enabled:
             return nullcontext()
-        from baton.service.live_planner import live_planner  # numpy's linear algebra and more, for those alone who plan
+        from baton.service.live_planner import live_planner  # late: numpy's linear algebra takes time to load
 
         return live_planner(
             self._supervisor,
@@ -76,7 +73,7 @@ class ServiceRun:
         return True
 
     async def _serve(self) -> bool:
-        """Until it is told to stop, or until too little is left to serve with. False when anything was lost."""
+        """Returns when the service is told to stop, or cannot serve any more. False when a process was lost."""
         told = True
         while ended := await _unless(self.stop, self._supervisor.wait()):
             told = False
@@ -120,7 +117,7 @@ class ServiceRun:
 
 
 async def _unless(event: asyncio.Event, work: Any, default: Any = None) -> Any:
-    """The result of `work`, or `default` when the event is set first; `work` is cancelled then, and has ended."""
+    """The result of `work`, or `default` when the event is set first; then `work` was cancelled and has ended."""
     task = asyncio.ensure_future(work)
     waiting = asyncio.create_task(event.wait())
     await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)

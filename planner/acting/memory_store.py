@@ -8,8 +8,8 @@ import asyncio
 from typing import Final
 
 import structlog
-from nats.js.api import DiscardPolicy, StreamConfig
 
+from runtime.nats.bucket import bucket_config
 from runtime.nats.client import NATS_ERRORS, NatsClient
 from runtime.nats.subjects import planner_key, planner_stream
 
@@ -24,15 +24,7 @@ class MemoryStore:
     def __init__(self, nats: NatsClient) -> None:
         self._nats = nats
         self._exists = False
-        self._config = StreamConfig(
-            name=planner_stream(nats.namespace),
-            subjects=[planner_key(nats.namespace, ">")],
-            max_msgs_per_subject=1,
-            discard=DiscardPolicy.NEW,
-            allow_rollup_hdrs=True,
-            allow_direct=True,
-            deny_delete=True,
-        )
+        self._config = bucket_config(planner_stream(nats.namespace), planner_key(nats.namespace, ">"))
 
     async def load(self, key: str) -> bytes | None:
         """What was saved last, None when nothing was. Waits for NATS: a planner that does not know what the one before

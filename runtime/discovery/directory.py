@@ -17,13 +17,14 @@ from typing import Literal
 
 import msgspec
 import structlog
-from nats.js.api import DiscardPolicy, StorageType, StreamConfig
+from nats.js.api import StorageType, StreamConfig
 
 from baton_proto.discovery import WorkerRecord, decode_record
 from runtime.end_task import end_tasks
 from runtime.errors import DeadlineError, ProtocolError
+from runtime.nats.bucket import bucket_config
 from runtime.nats.client import NATS_ERRORS, NatsClient
-from runtime.nats.subjects import worker_of, workers_stream, workers_subject
+from runtime.nats.subjects import worker_of, workers_key, workers_stream
 
 RETRY_S = 0.25
 WITHDRAW_TIMEOUT_S = 1.0
@@ -43,8 +44,8 @@ class Announcer:
         self._nats = nats
         self._record = record
         self._heartbeat_s = heartbeat_s
-        self._bucket = _bucket_config(nats.namespace, ttl_s)
-        self._subject = workers_subject(nats.namespace, record.worker_id)
+        self._bucket = _workers_bucket(nats.namespace, ttl_s)
+        self._subject = workers_key(nats.namespace, record.worker_id)
         self._bucket_exists = False
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -137,7 +138,7 @@ class Directory:
 
     async def start(self) -> None:
         """Returns when the workers that the bucket holds now are known."""
-        await self._nats.subscribe(workers_subject(self._nats.namespace), self._receive)
+        await self._nats.subscribe(workers_key(self._nats.namespace), self._receive)
         try:
             await self._read_bucket()
         except NATS_ERRORS as error:
@@ -160,7 +161,7 @@ class Directory:
 
     async def _read_bucket(self) -> None:
         stream = workers_stream(self._nats.namespace)
-        subjects = await self._nats.stored_subjects(stream, workers_subject(self._nats.namespace))
+        subjects = await self._nats.stored_subjects(stream, workers_key(self._nats.namespace))
         for message in await asyncio.gather(*(self._nats.stored_message(stream, subject) for subject in subjects)):
             if message is not None and message.subject is not None:
                 self._receive(message.subject, message.data or b"", message.headers or {})
@@ -239,18 +240,7 @@ class Directory:
         return {worker_id for worker_id, deadline in self._deadlines.items() if deadline < now}
 
 
-def _bucket_config(namespace: str, ttl_s: float) -> StreamConfig:
-    """The stream behind a key-value bucket, as NATS key-value clients expect it. In memory: every record is rewritten
-    each heartbeat, and one that did not survive is announced again."""
-    return StreamConfig(
-        name=workers_stream(namespace),
-        subjects=[workers_subject(namespace, ">")],
-        storage=StorageType.MEMORY,
-        max_age=ttl_s,
-        duplicate_window=ttl_s,
-        max_msgs_per_subject=1,
-        discard=DiscardPolicy.NEW,
-        allow_rollup_hdrs=True,
-        allow_direct=True,
-        deny_delete=True,
-    )
+def _workers_bucket(namespace: str, ttl_s: float) -> StreamConfig:
+    """In memory: every record is rewritten each heartbeat, and one that did not survive is announced again."""
+    stream, keys = workers_stream(namespace), workers_key(namespace, ">")
+    return bucket_config(stream, keys, storage=StorageType.MEMORY, max_age=ttl_s, duplicate_window=ttl_s)

@@ -17,7 +17,7 @@ ANY = "*"
 
 
 def kv_events_subject(namespace: str, worker_id: str = ANY) -> str:
-    return f"baton.{namespace}.kv_events.{worker_id}"
+    return _subject(namespace, "kv_events", worker_id)
 
 
 def kv_events_stream(namespace: str) -> str:
@@ -25,44 +25,51 @@ def kv_events_stream(namespace: str) -> str:
 
 
 def load_subject(namespace: str, worker_id: str = ANY) -> str:
-    return f"baton.{namespace}.load.{worker_id}"
+    return _subject(namespace, "load", worker_id)
 
 
 def charges_subject(namespace: str, router_id: str = ANY) -> str:
-    return f"baton.{namespace}.charges.{router_id}"
+    return _subject(namespace, "charges", router_id)
 
 
 def router_subject(namespace: str, router_id: str = ANY) -> str:
-    return f"baton.{namespace}.router.{router_id}"
+    return _subject(namespace, "router", router_id)
 
 
 def planner_subject(namespace: str) -> str:
-    return f"baton.{namespace}.planner"
+    return _subject(namespace, "planner")
 
 
 def planner_stream(namespace: str) -> str:
-    """The stream behind the planner's bucket, as NATS names it."""
-    return f"KV_baton_{namespace}_planner"
+    return _bucket_stream(namespace, "planner")
 
 
 def planner_key(namespace: str, key: str = ANY) -> str:
-    return f"$KV.baton_{namespace}_planner.{key}"
-
-
-def workers_bucket(namespace: str) -> str:
-    return f"baton_{namespace}_workers"
+    return _bucket_key(namespace, "planner", key)
 
 
 def workers_stream(namespace: str) -> str:
-    """The stream behind the bucket, as NATS names it."""
-    return f"KV_{workers_bucket(namespace)}"
+    return _bucket_stream(namespace, "workers")
 
 
-def workers_subject(namespace: str, worker_id: str = ANY) -> str:
-    """Where a put into the bucket is published."""
-    return f"$KV.{workers_bucket(namespace)}.{worker_id}"
+def workers_key(namespace: str, worker_id: str = ANY) -> str:
+    return _bucket_key(namespace, "workers", worker_id)
 
 
 def worker_of(subject: str) -> str:
     """The worker id, last token of every subject here."""
     return subject.rpartition(".")[2]
+
+
+def _subject(namespace: str, *tokens: str) -> str:
+    return ".".join(("baton", namespace, *tokens))
+
+
+def _bucket_stream(namespace: str, bucket: str) -> str:
+    """The stream behind a bucket, as NATS names it."""
+    return f"KV_baton_{namespace}_{bucket}"
+
+
+def _bucket_key(namespace: str, bucket: str, key: str) -> str:
+    """The subject on which a put of the key is published."""
+    return f"$KV.baton_{namespace}_{bucket}.{key}"

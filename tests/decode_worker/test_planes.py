@@ -12,7 +12,7 @@ from baton_proto.discovery import LoadReport, WorkerRecord, decode_load_report, 
 from baton_proto.kv_events import Cleared, KvEventBatch, Removed, Stored, decode_batch
 from runtime.config.serving import EngineConfig, ServingConfig
 from runtime.nats.client import NatsClient, connect
-from runtime.nats.subjects import kv_events_subject, load_subject, workers_stream, workers_subject
+from runtime.nats.subjects import kv_events_subject, load_subject, workers_key, workers_stream
 from tests.worker.router_client import RouterClient
 from tests.worker.worker_process import WorkerProcess, prompt, start_worker
 
@@ -21,9 +21,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 async def record_of(nats: NatsClient, worker: WorkerProcess) -> WorkerRecord | None:
-    message = await nats.stored_message(
-        workers_stream(nats.namespace), workers_subject(nats.namespace, worker.worker_id)
-    )
+    message = await nats.stored_message(workers_stream(nats.namespace), workers_key(nats.namespace, worker.worker_id))
     return decode_record(message.data) if message and message.data else None
 
 

@@ -1,7 +1,6 @@
 """Starts real workers as child processes, for tests that drive them over gRPC."""
 
 import asyncio
-import json
 import os
 import signal
 import subprocess
@@ -15,6 +14,7 @@ from baton_proto.worker import InspectReport, PrefillTarget, SnapshotChunk
 from runtime.calls.worker import WorkerClient
 from runtime.config.serving import ServingConfig, dump_config
 from runtime.processes.launch import launch_command
+from runtime.processes.serving import read_ready
 
 READY_TIMEOUT_S = 60.0
 
@@ -105,10 +105,10 @@ async def start_worker(role: str, worker_id: str, config: ServingConfig, folder:
 async def _wait_ready(worker: WorkerProcess, process_name: str) -> None:
     assert worker.process.stdout is not None
     line = await asyncio.wait_for(asyncio.to_thread(worker.process.stdout.readline), READY_TIMEOUT_S)
-    assert line.startswith("BATON_READY "), f"{line!r}\n{worker.log.read_text()[-4000:]}"
-    ready = json.loads(line.removeprefix("BATON_READY "))
-    assert (ready["process"], ready["id"], ready["pid"]) == (process_name, worker.worker_id, worker.process.pid)
-    worker.addresses = ready["addresses"]
+    ready = read_ready(line.encode())
+    assert ready is not None, f"{line!r}\n{worker.log.read_text()[-4000:]}"
+    assert (ready.process, ready.id, ready.pid) == (process_name, worker.worker_id, worker.process.pid)
+    worker.addresses = ready.addresses
     worker.incarnation = (await worker.inspect()).incarnation
 
 

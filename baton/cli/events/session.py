@@ -12,6 +12,7 @@ from runtime.config.serving import LoggingConfig
 from runtime.end_task import end_tasks
 from runtime.errors import UnavailableError
 from runtime.nats.client import NATS_ERRORS, NatsClient, connect
+from runtime.processes.serving import stop_signal
 from runtime.security.key_file import find_keys
 from runtime.security.nats_login import split_url
 from runtime.telemetry.logging import configure_logging
@@ -40,10 +41,7 @@ async def until_stopped(work: Coroutine[Any, Any, None], for_s: float | None = N
     """Runs the work until it is done, a signal comes or the time is up; it has ended then. False when it was cut
     short. `said` goes to stderr once a signal is heeded. Raises what the work raises."""
     task = asyncio.ensure_future(work)
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in STOP_SIGNALS:
-        loop.add_signal_handler(number, stop.set)
+    stop = stop_signal(*STOP_SIGNALS)
     if said is not None:
         typer.echo(said, err=True)
     stopping = asyncio.create_task(stop.wait())
@@ -56,4 +54,4 @@ async def until_stopped(work: Coroutine[Any, Any, None], for_s: float | None = N
     finally:
         await end_tasks(task, stopping)
         for number in STOP_SIGNALS:
-            loop.remove_signal_handler(number)
+            asyncio.get_running_loop().remove_signal_handler(number)

@@ -1,5 +1,5 @@
-"""The Ray cluster that a service runs on. What imports Ray lies in this folder, and nothing else imports that at its
-start: Ray is an extra."""
+"""The Ray cluster that a service runs on. Because Ray is an optional dependency, only this folder imports Ray, and
+other modules import this folder late."""
 
 import contextlib
 import logging
@@ -14,19 +14,19 @@ from runtime.address import parse_address
 from runtime.errors import BatonError, ConfigError, UnavailableError
 
 CONNECT_TIMEOUT_S = 5.0
-CONNECT_TRIES = "3"  # of Ray, once something listens: with a wrong token it would try 20 times
+CONNECT_TRIES = "3"  # for Ray, which would try 20 times with a wrong token
 NODES_TIMEOUT_S = 1800.0  # a node of a cloud may have to boot, and to install torch for CUDA
 AGAIN_S = 1.0
 HEAD = "node:__internal_head__"  # a resource that Ray gives the head node
-PINNED = 0.001  # of it
+PINNED = 0.001  # share of HEAD that ties an actor to the head node
 
 T = TypeVar("T")
 
 
 @contextlib.contextmanager
 def connected(address: str, namespace: str) -> Iterator[None]:
-    """As a driver of the cluster: `auto` (the one that this machine belongs to) or HOST:PORT. What it makes outlives it
-    when it is detached. Raises ConfigError when Ray is not installed, UnavailableError when no cluster is there."""
+    """A context in which this process is a driver of the cluster. `address`: `auto` (the cluster that this machine
+    belongs to) or HOST:PORT. Raises ConfigError when Ray is not installed, UnavailableError without a cluster."""
     os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", CONNECT_TRIES)
     try:
         import ray
@@ -51,7 +51,7 @@ def connected(address: str, namespace: str) -> Iterator[None]:
 
 
 def wait_for_nodes(wanted: int, tell: Tell, timeout_s: float = NODES_TIMEOUT_S) -> None:
-    """Until as many live, the head among them. Raises UnavailableError when the time is up."""
+    """Returns when `wanted` nodes live, the head included. Raises UnavailableError when the time is up."""
     import ray
 
     deadline_s = time.monotonic() + timeout_s
@@ -66,12 +66,12 @@ def wait_for_nodes(wanted: int, tell: Tell, timeout_s: float = NODES_TIMEOUT_S) 
 
 
 def ray_namespace(namespace: str) -> str:
-    """In which the actors of a service have their names."""
+    """Ray's namespace for the names of the service's actors."""
     return f"baton-{namespace}"
 
 
 def find_actor(name: str) -> Any | None:
-    """Of our namespace."""
+    """An actor of our namespace; None when there is none."""
     import ray
 
     try:
@@ -81,12 +81,12 @@ def find_actor(name: str) -> Any | None:
 
 
 def on_head() -> dict[str, Any]:
-    """Options of an actor that must not be on a node which may go."""
+    """Options of an actor that must be on the head node, because other nodes may go."""
     return {"num_cpus": 0, "resources": {HEAD: PINNED}}
 
 
 async def answer(call: Awaitable[T]) -> T:
-    """Of an actor. Raises RayActorError when that is gone, and its own errors as it raised them."""
+    """The answer of an actor. Raises RayActorError when the actor is gone, and an error of Baton as it is."""
     from ray.exceptions import RayTaskError
 
     try:
@@ -98,7 +98,7 @@ async def answer(call: Awaitable[T]) -> T:
 
 
 def _check(address: str) -> None:
-    """Ray itself would try for minutes. Raises OSError or ValueError."""
+    """Connects once, because Ray would try for minutes. Raises OSError or ValueError."""
     from ray._private.services import canonicalize_bootstrap_address
 
     where = canonicalize_bootstrap_address(address)

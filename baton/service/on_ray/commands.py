@@ -1,4 +1,4 @@
-"""A service on a Ray cluster as the command line sees it: brought up, ended, and its logs."""
+"""What the command line does to a service on a Ray cluster: bring it up, take it down, read its logs."""
 
 import asyncio
 import os
@@ -19,7 +19,7 @@ from runtime.config.serving import ServingConfig
 from runtime.errors import ConfigError, UnavailableError
 from runtime.security.keys import given
 
-ANSWER_S: Final = 20.0  # of a control actor that lives
+ANSWER_S: Final = 20.0  # within which a control actor that lives answers
 AGAIN_S: Final = 0.2
 TOLD_AT_THE_END: Final = ("lost", "draining", "stopped")
 
@@ -27,8 +27,8 @@ log = structlog.get_logger()
 
 
 def bring_up(config: ServingConfig, tell: Tell) -> None:
-    """Returns when it serves, and its planner is at work. Raises ConfigError when the namespace is served already, or
-    what went wrong, and then nothing new is left."""
+    """Returns when the service serves and its planner is at work. Raises ConfigError when the namespace is served
+    already; any other error leaves nothing new behind."""
     control = _new_control(config)
     last = "planner" if config.planner.enabled else "serving"
     for news in _follow(control):
@@ -41,7 +41,7 @@ def bring_up(config: ServingConfig, tell: Tell) -> None:
 
 
 def take_down(namespace: str, tell: Tell) -> bool:
-    """Drains and ends everything; whether that went in order. Raises UnavailableError when there is no service."""
+    """Drains and ends everything. False when not all ended in order. Raises UnavailableError without a service."""
     control = find_actor(CONTROL)
     drained = None if control is None else _drained(control, tell)
     left = asyncio.run(_end_what_is_left(tell))
@@ -51,8 +51,8 @@ def take_down(namespace: str, tell: Tell) -> bool:
 
 
 def read_log(name: str, lines: int, follow: bool) -> Iterator[str]:
-    """The last lines of a process's log, and with `follow` what comes, until the process is gone. Raises
-    UnavailableError when there is no such process."""
+    """Yields the last lines of a process's log, and with `follow` the lines that come, until the process is gone.
+    Raises UnavailableError when there is no such process."""
     actor = find_actor(CONTROL if name == "control" else name)
     if actor is None:
         known = ", ".join(sorted(one.removeprefix("baton-") for one in ray.util.list_named_actors())) or "none"
@@ -67,7 +67,7 @@ def read_log(name: str, lines: int, follow: bool) -> Iterator[str]:
 
 
 def _new_control(config: ServingConfig) -> Any:
-    """In the place of one whose service is over. Raises ConfigError when there is one that serves."""
+    """Replaces a control actor whose service is over. Raises ConfigError when there is one that serves."""
     deadline_s = time.monotonic() + ANSWER_S
     options = on_head() | {"name": CONTROL, "lifetime": "detached", "max_restarts": 0}
     while True:
@@ -93,7 +93,7 @@ def _clear_away(control: Any | None, namespace: str) -> None:
 
 
 def _drained(control: Any, tell: Tell) -> bool | None:
-    """Whether its service ended in order; None: it had none, hangs or has died. Ends the control actor."""
+    """Ends the control actor. Whether its service ended in order; None: it had no service, hangs or has died."""
     clean = None
     try:
         _ask(control.stop.remote())
@@ -128,7 +128,7 @@ def _ask(call: Any, timeout_s: float | None = ANSWER_S) -> Any:
 
 
 async def _end_what_is_left(tell: Tell) -> bool | None:
-    """Where there is no control actor, or none that could. Whether it went in order; None: nothing is left."""
+    """Ends the processes that no control actor has ended. Whether all ended in order; None: there were none."""
     launcher = RayLauncher(ServingConfig())
     living = await launcher.living()
     if not living:

@@ -1,7 +1,7 @@
 """The actor that owns a service on a Ray cluster: it starts NATS, router and workers, runs the planner, and ends all.
 
-It is detached and lives on the head node. When it dies the processes of the service go on, and the next one takes them
-over.
+It is detached and lives on the head node. When it dies, the processes of the service go on, and the next control actor
+takes them over.
 """
 
 import asyncio
@@ -30,14 +30,14 @@ class News(Struct, frozen=True):
 
 
 class State(Struct, frozen=True):
-    news: list[News]  # the first ones that were asked for left out
+    news: list[News]  # without those that the asker has seen
     over: bool
-    error: BatonError | None  # why it did not come up
+    error: BatonError | None  # why the service did not come up
 
 
 class Control(LoggedActor):
     def __init__(self, config: ServingConfig, keys: dict[str, str]) -> None:
-        """`keys`: the variables that hold them, of who brings the service up."""
+        """`keys`: the secret variables of the process that brings the service up."""
         configure_logging(config.logging, "control")
         self.log_file = own_stderr()
         self._run = ServiceRun(config, RayLauncher(config), self._tell, keys)
@@ -48,21 +48,21 @@ class Control(LoggedActor):
         self._error: BatonError | None = None
 
     async def start(self) -> None:
-        """Returns at once; `state` tells what comes of it."""
+        """Returns at once; `state` tells how the start goes on."""
         self._running = asyncio.create_task(self._serve())
 
     async def state(self) -> State:
         return self._state(0)
 
     async def next_state(self, seen: int) -> State:
-        """Once there are more news than `seen`, or it is over."""
+        """Returns when there are more than `seen` news, or the service is over."""
         while len(self._news) <= seen and not self._over:
             self._changed.clear()
             await self._changed.wait()
         return self._state(seen)
 
     async def stop(self) -> None:
-        """It drains; `state` tells how far it is."""
+        """Begins to drain; `state` tells how far the drain is."""
         self._run.stop.set()
 
     async def _serve(self) -> None:
@@ -71,7 +71,7 @@ class Control(LoggedActor):
         except BatonError as error:
             log.error("the service ended", error=str(error))
             self._error = error
-        except Exception as fault:  # of our own: whoever waits for the service must hear of it
+        except Exception as fault:  # our own fault: whoever waits for the service must hear of it
             log.exception("the control actor failed")
             self._error = ProcessFailedError("baton-control", f"failed: {fault!r}")
         finally:

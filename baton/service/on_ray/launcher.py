@@ -1,4 +1,4 @@
-"""Processes on a Ray cluster: each in an actor of its own, with the resources that it takes."""
+"""Starts the processes of a service on a Ray cluster, each in an actor of its own."""
 
 import asyncio
 import time
@@ -20,8 +20,8 @@ from runtime.config.serving import ServingConfig
 from runtime.processes.process import Process, ProcessFailedError
 
 CONTROL: Final = "baton-control"  # the one actor that is no host
-NAME_FREE_S: Final = 10.0  # in which the name of an actor that was killed is free again
-ANSWER_S: Final = 10.0  # of an actor that lives
+NAME_FREE_S: Final = 10.0  # within which the name of a killed actor is free again
+ANSWER_S: Final = 10.0  # within which an actor that lives answers
 AGAIN_S: Final = 0.1
 
 log = structlog.get_logger()
@@ -33,8 +33,8 @@ class Seat(Struct, frozen=True):
 
 
 class RayLauncher:
-    """In the namespace of the driver, or of the actor that it is used in. Actors are detached: they end when they are
-    told to, and not with whoever has started them."""
+    """Actors get their names in the namespace of the driver or actor that calls. They are detached: they end when they
+    are told to, not with their starter."""
 
     def __init__(self, config: ServingConfig) -> None:
         resources = ray.cluster_resources()
@@ -57,12 +57,12 @@ class RayLauncher:
             _end(seat)
 
     async def living(self) -> list[tuple[Launch, Process]]:
-        """Actors whose process has ended, or was never started, are cleared away."""
+        """Clears away actors whose process has ended, or was never started."""
         found = await asyncio.gather(*(self._taken_over(name) for name in ray.util.list_named_actors()))
         return [one for one in found if one is not None]
 
     def close(self) -> None:
-        """Nothing is left: actors have gone one by one."""
+        """Does nothing: `release` has ended each actor."""
 
     async def _place(self, launch: Launch, process: Process) -> tuple[Any, int]:
         bundle = self._bundle(launch)
@@ -70,7 +70,7 @@ class RayLauncher:
         return seat.host, await self._room.placed(process, bundle, answer(seat.host.start.remote()))
 
     async def _new_seat(self, launch: Launch, bundle: Bundle) -> Seat:
-        """The name may still be that of the last process: one that flips keeps its own."""
+        """Waits until the name is free: a worker that flips keeps its name."""
         deadline_s = time.monotonic() + NAME_FREE_S
         while find_actor(launch.name) is not None:
             if time.monotonic() > deadline_s:

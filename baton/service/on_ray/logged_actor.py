@@ -17,5 +17,5 @@ class LoggedActor:
 
 
 def own_stderr() -> Path:
-    """The file that Ray has this actor's own output go to, in its folder of logs."""
+    """The file in Ray's folder of logs that gets this actor's own output."""
     return Path(os.readlink("/proc/self/fd/2"))

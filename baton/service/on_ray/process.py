@@ -11,12 +11,12 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 from baton.service.on_ray.cluster import answer
 from runtime.processes.process import Process, ProcessExit, ProcessFailedError, Ready
 
-AGAIN_S: Final = 0.5  # after an actor was not reached
-HOST_TIMEOUT_S: Final = 5.0  # for an actor's answer, beyond what it waits for
+AGAIN_S: Final = 0.5  # until an actor that was not reached is asked again
+HOST_TIMEOUT_S: Final = 5.0  # for an actor's answer, beyond the time that the actor itself waits
 
 
 class RayProcess(Process):
-    """`place` starts it: gives its actor (a ProcessHost) and its pid."""
+    """`place` starts the process and returns its actor (a ProcessHost) and its pid."""
 
     def __init__(self, name: str, place: Callable[[], Coroutine[Any, Any, tuple[Any, int]]]) -> None:
         self.name = name
@@ -30,7 +30,7 @@ class RayProcess(Process):
 
     @property
     def alive(self) -> bool:
-        """Also while it waits for its place."""
+        """True also while the process waits for its place."""
         return not self._ended.done()
 
     @property
@@ -42,7 +42,8 @@ class RayProcess(Process):
         return self._pid
 
     async def start(self) -> None:
-        """Raises ProcessFailedError when it got no place or was told to end meanwhile, UnavailableError of NATS."""
+        """Raises ProcessFailedError when the process got no place or was told to end meanwhile, and UnavailableError
+        when NATS did not come up."""
         self._placing = asyncio.create_task(self._place(), name=f"place {self.name}")
         try:
             await asyncio.wait({self._placing})
@@ -80,7 +81,7 @@ class RayProcess(Process):
         return await super().stop(timeout_s)
 
     async def kill(self) -> None:
-        """An actor that does not answer is killed itself, and the process with it."""
+        """SIGKILL. When the actor does not answer, the process counts as ended; releasing it kills the actor too."""
         self.stopping = True
         if self._placing is not None and not self._placing.done():
             self._placing.cancel()
@@ -91,7 +92,7 @@ class RayProcess(Process):
             self._ended.set_result(self._exit())
 
     async def _follow(self) -> None:
-        """An actor that cannot be reached may be reached again, until Ray says that it is dead."""
+        """Waits for the end. An actor that cannot be reached is asked again until Ray says that it is dead."""
         ended = None
         while ended is None:
             try:

@@ -1,7 +1,7 @@
-"""The actor that a process of Baton lives in on a Ray cluster.
+"""The actor that holds one process of Baton on a Ray cluster.
 
-It starts the process as its child, and is how the supervisor reaches it: ready, signals, end, log. The process is what
-it is without Ray, and speaks to the others itself; it ends with the actor, however that ends.
+The actor starts the process as its child, and the supervisor reaches the process through it: readiness, signals, end,
+log. The process itself knows nothing of Ray, and ends with the actor, however the actor ends.
 """
 
 import shutil
@@ -13,19 +13,17 @@ from typing import Any
 import msgspec
 import ray
 
-from baton.service.child_process import ChildProcess, environment
+from baton.service.build_process import build_process
 from baton.service.launcher import Launch
-from baton.service.nats_server import NATS, NatsServer
 from baton.service.on_ray.logged_actor import LoggedActor, own_stderr
-from runtime.config.serving import ServingConfig, dump_config
-from runtime.processes.process import Process, ProcessExit, Ready
-from runtime.security.nats_login import find_login
+from runtime.config.serving import ServingConfig
+from runtime.processes.process import ProcessExit, Ready
 
 LOOPBACK = "127.0.0.1"
 
 
 class Hosted(msgspec.Struct, frozen=True):
-    """What a supervisor that did not start the process has to know of it."""
+    """What a supervisor has to know of a process that it did not start."""
 
     launch: Launch
     pid: int  # 0: not started, or ended
@@ -33,17 +31,19 @@ class Hosted(msgspec.Struct, frozen=True):
 
 
 class ProcessHost(LoggedActor):
-    """An async actor: its event loop is one thread for all its life, which the kernel ties the child to."""
+    """An async actor: one thread runs its event loop all its life, and the kernel ties the child to this thread."""
 
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
-        self._folder = Path(tempfile.mkdtemp(prefix="baton-"))  # what a killed child leaves goes with it
+        self._folder = Path(tempfile.mkdtemp(prefix="baton-"))  # holds what a killed child leaves
         self.log_file = own_stderr().parent / f"{ray.get_runtime_context().namespace}-{launch.name}.log"
-        self._process = self._build()
+        host = ray.util.get_node_ip_address()
+        config = on_node(launch.config, host)
+        self._process = build_process(launch, config, self._folder, self.log_file, nats_host=host)
         self._started = False
 
     async def start(self) -> int:
-        """Its pid. Raises UnavailableError when it is NATS and did not come up."""
+        """The pid of the process. Raises UnavailableError when NATS did not come up."""
         await self._process.start()
         self._started = True
         return self._process.pid
@@ -63,28 +63,14 @@ class ProcessHost(LoggedActor):
         alive = self._started and self._process.alive
         return Hosted(self._launch, self._process.pid if alive else 0, ray.util.get_current_placement_group())
 
-    def _build(self) -> Process:
-        launch, host = self._launch, ray.util.get_node_ip_address()
-        if launch.module == NATS:
-            store_dir = launch.config.nats.store_dir or self._folder / "nats"
-            login = find_login(launch.config.nats, None, launch.keys)
-            return NatsServer(store_dir=store_dir, host=host, log_file=self.log_file, login=login)
-        config = on_node(launch.config, host)
-        path = self._folder / "serving.yaml"
-        path.write_text(dump_config(config))
-        variables = environment(config.engine.threads if launch.ranks else 1) | launch.keys
-        variables |= {"TMPDIR": str(self._folder)}
-        arguments = ["--config", str(path), *launch.arguments]
-        return ChildProcess(launch.name, launch.module, arguments, variables, self.log_file)
-
 
 def on_node(config: ServingConfig, host: str) -> ServingConfig:
-    """Workers listen on the address by which the cluster knows their node, unless another one is named."""
+    """Workers listen on the address by which the cluster knows their node, unless the configuration names another."""
     workers = config.workers if config.workers.host != LOOPBACK else msgspec.structs.replace(config.workers, host=host)
     engine = msgspec.structs.replace(config.engine, threads=threads_of(config))
     return msgspec.structs.replace(config, workers=workers, engine=engine)
 
 
 def threads_of(config: ServingConfig) -> int:
-    """Of one rank of a worker."""
+    """CPU threads of one rank of a worker."""
     return config.engine.threads or 1

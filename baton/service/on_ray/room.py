@@ -1,4 +1,4 @@
-"""Room on the cluster for one more worker: asked for when no node has it, given up after a time with the reason."""
+"""Room on the cluster for one more process: asked for when no node has room, given up after a time with the reason."""
 
 import asyncio
 from collections.abc import Awaitable, Iterator, Mapping
@@ -11,7 +11,7 @@ from ray.autoscaler.sdk import request_resources
 
 from runtime.processes.process import Process, ProcessFailedError
 
-PLACED_S: Final = 5.0  # in which an actor that has room is up, most of the time
+PLACED_S: Final = 5.0  # within which an actor that has room is up, most of the time
 
 T = TypeVar("T")
 Bundle = Mapping[str, float]  # amounts by resource, all on one node
@@ -20,8 +20,9 @@ log = structlog.get_logger()
 
 
 class Room:
-    """Ray's autoscaler takes a request for the least that the whole cluster should hold, so that what our workers have
-    is part of it. Another service's request on the same cluster replaces ours, and ours its."""
+    """What our processes hold on the cluster, and what they wait for. Because a request to Ray's autoscaler names what
+    the whole cluster should hold at least, each request includes what our processes hold already. The last request
+    counts: two services on one cluster replace each other's."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -29,8 +30,8 @@ class Room:
         self._waiting: set[Process] = set()
 
     async def placed(self, process: Process, bundle: Bundle, started: Awaitable[T]) -> T:
-        """What `started` gives, once the process has its place. Raises ProcessFailedError naming what is missing when
-        the time is up."""
+        """The result of `started`, once the process has its place. Raises ProcessFailedError naming what is missing
+        when the time is up."""
         self.hold(process, bundle)
         task = asyncio.ensure_future(started)
         try:
@@ -46,7 +47,7 @@ class Room:
             task.cancel()
 
     def hold(self, process: Process, bundle: Bundle) -> None:
-        """It has that, or is to have it."""
+        """Counts the bundle as held by the process."""
         self._held[process] = bundle
 
     def release(self, process: Process) -> None:
@@ -68,7 +69,7 @@ class Room:
 
 
 def missing(bundle: Bundle) -> str:
-    """A sentence on why no node has room for it, as far as Ray tells."""
+    """Why no node has room for the bundle, as far as Ray tells: a clause."""
     if not bundle:
         return "the head node does not take it"
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]

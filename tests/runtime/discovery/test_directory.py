@@ -16,7 +16,7 @@ from runtime.discovery.directory import Announcer, Change, Directory
 from runtime.discovery.load_board import LoadBoard, publish_load
 from runtime.errors import DeadlineError
 from runtime.nats.client import NatsClient, connect
-from runtime.nats.subjects import workers_subject
+from runtime.nats.subjects import workers_key
 
 HEARTBEAT_S = 0.1
 TTL_S = 0.8
@@ -189,10 +189,10 @@ async def test_malformed_records_are_counted_and_skipped(
 ) -> None:
     newer = msgspec.structs.replace(record("newer"), version=MAJOR + 1)
     async with worker(nats_server, record("good")):
-        await nats.publish(workers_subject("default", "bad"), b"{not json")
-        await nats.publish(workers_subject("default", "newer"), msgspec.json.encode(newer))
-        await nats.publish(workers_subject("default", "thief"), msgspec.json.encode(record("good", incarnation=9)))
-        await nats.publish(workers_subject("default", "last"), msgspec.json.encode(record("last")))
+        await nats.publish(workers_key("default", "bad"), b"{not json")
+        await nats.publish(workers_key("default", "newer"), msgspec.json.encode(newer))
+        await nats.publish(workers_key("default", "thief"), msgspec.json.encode(record("good", incarnation=9)))
+        await nats.publish(workers_key("default", "last"), msgspec.json.encode(record("last")))
         await directory.wait_for(lambda workers: workers.keys() >= {"good", "last"}, 5)
         assert set(directory.workers) == {"good", "last"}
         assert directory.workers["good"].incarnation == 1

@@ -1,0 +1,33 @@
+"""Makes a process of this machine from a launch."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from baton.service.child_process import ChildProcess, environment
+from baton.service.launcher import Launch
+from baton.service.nats_server import HOST, NATS, NatsServer
+from runtime.config.serving import ServingConfig, dump_config
+from runtime.processes.process import Process
+from runtime.security.nats_login import find_login
+
+
+def build_process(
+    launch: Launch,
+    config: ServingConfig,
+    folder: Path,
+    log_file: Path | None,
+    variables: Mapping[str, str] = {},
+    nats_host: str = HOST,
+) -> Process:
+    """`config`: the launch's own, with what follows from the place. `folder`: for what the process writes; who removes
+    the folder also removes what a killed process leaves. `variables`: more of its environment."""
+    if launch.module == NATS:
+        login = find_login(config.nats, None, launch.keys)
+        return NatsServer(
+            store_dir=config.nats.store_dir or folder / "nats", host=nats_host, log_file=log_file, login=login
+        )
+    path = folder / "serving.yaml"
+    path.write_text(dump_config(config))
+    threads = config.engine.threads if launch.ranks else 1
+    environ = {**environment(threads), **launch.keys, **variables, "TMPDIR": str(folder)}
+    return ChildProcess(launch.name, launch.module, ["--config", str(path), *launch.arguments], environ, log_file)

@@ -1,0 +1,34 @@
+"""What every process that serves does: it prints one readiness line, and ends in order after a signal."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from runtime.processes.process import Ready
+
+READY_PREFIX: Final = b"BATON_READY "
+
+
+def print_ready(process: str, name: str, addresses: Mapping[str, str]) -> None:
+    """Prints the one line on stdout that whoever started the process waits for."""
+    ready = Ready(process, name, os.getpid(), dict(addresses))
+    print((READY_PREFIX + msgspec.json.encode(ready)).decode(), flush=True)
+
+
+def read_ready(line: bytes) -> Ready | None:
+    """None when it is not the readiness line. Raises msgspec.DecodeError when its form is wrong."""
+    if not line.startswith(READY_PREFIX):
+        return None
+    return msgspec.json.decode(line.removeprefix(READY_PREFIX), type=Ready)
+
+
+def stop_signal(*numbers: signal.Signals) -> asyncio.Event:
+    """An event that SIGTERM and SIGINT set, or else `numbers`. To be called in the event loop of the main thread."""
+    stop = asyncio.Event()
+    for number in numbers or (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop
