@@ -31,7 +31,7 @@ from runtime.device.cuda_memory import CudaMemory
 from runtime.errors import UnavailableError
 
 # A send takes 13 us, and its bytes go at 350 GB/s (H200); each send also costs both hosts about 100 us, which the send
-# before it hides. 512 MiB go at 261 to 272 GB/s in pieces of 32 MiB, at 278 to 290 in ones of 64 (benchmarks/kv_push.py).
+# before it hides. 512 MiB go at 261 to 272 GB/s in pieces of 32 MiB, at 278 to 290 in 64s (benchmarks/kv_push.py).
 BUFFER_BYTES = 64 << 20
 NUM_BUFFERS = 2
 _KERNELS_PRIORITY, _LINK_PRIORITY = (

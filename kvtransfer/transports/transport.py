@@ -34,7 +34,7 @@ class Shipment:
 class BlockWriter(Protocol):
     """The prefill side of one connection. One thread makes it and uses it."""
 
-    piece_blocks = MAX_PIECE_BLOCKS  # how many blocks one `write` takes
+    piece_blocks: int = MAX_PIECE_BLOCKS  # how many blocks one `write` takes
     at_once = (
         False  # True: a chunk's layers are one shipment, once the last is computed. False: a shipment is one layer
     )
@@ -55,7 +55,7 @@ class BlockWriter(Protocol):
 class BlockIntake(Protocol):
     """The decode side of one connection. One thread makes it and uses it."""
 
-    peer_writes = False  # True: the peer writes the slabs itself; the connection's end does not prove that it stopped
+    peer_writes: bool = False  # True: the peer writes the slabs itself, so a closed connection proves nothing
 
     @abstractmethod
     def welcome(self, message: Welcome, parts: Sequence[Part]) -> None:
