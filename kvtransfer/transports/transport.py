@@ -35,9 +35,7 @@ class BlockWriter(Protocol):
     """The prefill side of one connection. One thread makes it and uses it."""
 
     piece_blocks: int = MAX_PIECE_BLOCKS  # how many blocks one `write` takes
-    at_once = (
-        False  # True: a chunk's layers are one shipment, once the last is computed. False: a shipment is one layer
-    )
+    at_once: bool = False  # True: the layers of a chunk are one shipment, once the last is computed; False: each is one
 
     @abstractmethod
     def write(self, shipment: Shipment) -> bool:
