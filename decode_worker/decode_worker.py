@@ -13,7 +13,7 @@ import structlog
 from baton_proto.worker import Delta, Failure, Submit
 from decode_worker.handoff import Handoffs
 from decode_worker.request import Phase, Request
-from engine.core.engine import Engine, SequenceOutput
+from engine.core.engine import Engine, SequenceOutput, StepOutput
 from engine.core.sequence import Sequence
 from worker.in_flight import InFlight
 from worker.runtime import WorkerRuntime
@@ -91,6 +91,10 @@ class DecodeWorker:
         return None
 
     # --- output and end of requests -----------------------------------------------------------------------------------
+
+    def step_done(self, output: StepOutput) -> None:
+        """Engine thread: the step may have freed blocks."""
+        self._handoffs.reservations.retry()
 
     def outputs(self, outputs: list[SequenceOutput]) -> None:
         for output in outputs:

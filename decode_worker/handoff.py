@@ -18,7 +18,7 @@ from baton_proto.worker import MAJOR, Failure, FirstToken, Handoff, PrefillReque
 from decode_worker.prefill_link import PrefillLink
 from decode_worker.request import Phase, Request
 from decode_worker.reservations import Reservations
-from engine.core.engine import Engine, SequenceOutput, StepOutput
+from engine.core.engine import Engine, SequenceOutput
 from kvtransfer.decode_side.events import Committed, Failed, LayerArrived, Released, TransferEvent
 from kvtransfer.decode_side.receiver import Receiver
 from runtime.errors import ProtocolError
@@ -63,7 +63,6 @@ class Handoffs:
             config.transfer.lease_ttl_s,
             functools.partial(self._bridge.from_engine, self._granted),
         )
-        self._bridge.on_step_here = self._step_done
         self._links: dict[PrefillTarget, PrefillLink] = {}
         self._leases: dict[str, Request] = {}  # by transfer id, until Committed or Released
 
@@ -88,10 +87,6 @@ class Handoffs:
             slab.close()
 
     # --- from the reservation to the prefill worker -------------------------------------------------------------------
-
-    def _step_done(self, output: StepOutput) -> None:
-        """Engine thread: a step may have freed blocks."""
-        self.reservations.retry()
 
     def _granted(self, request: Request) -> None:
         grant, submit = request.grant, request.submit

@@ -12,7 +12,7 @@ import numpy as np
 import structlog
 
 from baton_proto.worker import PREFILL, Failure, PrefillFailed, PrefillRequest
-from engine.core.engine import SequenceOutput
+from engine.core.engine import SequenceOutput, StepOutput
 from engine.core.sequence import Sequence
 from kvtransfer.prefill_side.push import PushResult
 from prefill_worker.no_requests import NoRequests
@@ -60,7 +60,6 @@ class PrefillWorker:
         identity = assembly.identity(runtime.worker_id, runtime.incarnation)
         self._sender = assembly.make_sender(identity, runtime.config.transfer, runtime.keys.cluster)
         self._shipping = Shipping(assembly.engine, self._sender, self._push_done)
-        runtime.bridge.on_step_here = self._shipping.step_done
 
     def stream_handlers(self) -> dict[str, Handler]:
         return {PREFILL: self._streams.serve}
@@ -154,6 +153,10 @@ class PrefillWorker:
             prompt.stream.send(PrefillFailed(prompt.request.request_id, failure))
 
     # --- called by the process ----------------------------------------------------------------------------------------
+
+    def step_done(self, output: StepOutput) -> None:
+        """Engine thread."""
+        self._shipping.step_done(output)
 
     def outputs(self, outputs: list[SequenceOutput]) -> None:
         self._runtime.metrics.output_tokens += sum(len(output.token_ids) for output in outputs)

@@ -39,16 +39,16 @@ LoopFactory = Callable[[Engine, Callable[[StepOutput], None]], Loop]
 
 class EngineBridge:
     """The engine thread is whatever `loop_factory` runs the engine on. `on_step` runs on the event loop after each
-    step, with the load at that moment; `on_step_here`, when a role sets it before the start, on the engine thread
-    before that."""
+    step, with the load at that moment; `on_step_here` runs on the engine thread before that."""
 
     def __init__(
         self,
         engine: Engine,
         on_step: Callable[[StepOutput, WorkerLoad], None],
         loop_factory: LoopFactory = EngineLoop,
+        on_step_here: Callable[[StepOutput], None] = lambda _: None,
     ) -> None:
-        self.on_step_here: Callable[[StepOutput], None] | None = None
+        self._on_step_here = on_step_here
         self._engine = engine
         self._on_step = on_step
         self._loop = asyncio.get_running_loop()
@@ -103,8 +103,7 @@ class EngineBridge:
         return ours
 
     def _step_done(self, output: StepOutput) -> None:
-        if self.on_step_here is not None:
-            self.on_step_here(output)
+        self._on_step_here(output)
         self.from_engine(self._on_step, output, self._engine.load())
 
 

@@ -4,14 +4,14 @@ from typing import Any, Protocol
 
 from baton_proto.discovery import TransferEndpoint
 from baton_proto.worker import Failure
-from engine.core.engine import SequenceOutput
+from engine.core.engine import SequenceOutput, StepOutput
 from worker.in_flight import InFlight
 from worker.step_stream import StepHandler
 from worker.stream_server import Handler
 
 
 class Role(Protocol):
-    """Called on the event loop, where nothing else is said."""
+    """Event loop, where nothing else is said."""
 
     name: str  # "prefill" | "decode"
 
@@ -28,6 +28,10 @@ class Role(Protocol):
 
     def stream_handlers(self) -> dict[str, Handler]:
         """Handlers of the role's own streams, by what a stream is for."""
+        ...
+
+    def step_done(self, output: StepOutput) -> None:
+        """Engine thread: after each engine step, before the event loop hears of it."""
         ...
 
     def outputs(self, outputs: list[SequenceOutput]) -> None:

@@ -35,7 +35,9 @@ class WorkerRuntime:
         self.hello = Hello(MAJOR, worker_id, incarnation)
         self.assembly = assembly
         self.publisher = publisher
-        self.bridge = EngineBridge(assembly.engine, self._step_done, assembly.loop)
+        self.bridge = EngineBridge(
+            assembly.engine, self._step_done, assembly.loop, lambda output: self.role.step_done(output)
+        )
         self.metrics = metrics
         self.draining = False
         self.announcer: Announcer | None = None  # set when the servers listen

@@ -39,7 +39,6 @@ class RouterStream:
         self._timer: asyncio.TimerHandle | None = None  # or then
         self._blocked = False  # or when the router has read what it got
         self._not_before_s = 0.0
-        stream.on_writable = self._leave
 
     def send(self, delta: Delta) -> None:
         """The delta leaves with all others that are sent before the step is over or the event loop turns."""
@@ -53,7 +52,7 @@ class RouterStream:
         """All news of the step were sent: what is due leaves now, at least the new load."""
         self._leave_in_time()
         if self._soon is not None:
-            self._leave()
+            self.leave()
 
     @property
     def writable(self) -> bool:
@@ -68,16 +67,17 @@ class RouterStream:
 
     def _leave_soon(self) -> None:
         if self._soon is None and not self._blocked:
-            self._soon = self._loop.call_soon(self._leave)
+            self._soon = self._loop.call_soon(self.leave)
 
     def _leave_in_time(self) -> None:
         if self._soon is None and self._timer is None:
             if self._loop.time() >= self._not_before_s:
                 self._leave_soon()
             else:
-                self._timer = self._loop.call_at(self._not_before_s, self._leave)
+                self._timer = self._loop.call_at(self._not_before_s, self.leave)
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
+        """Writes what waits, if the router reads."""
         for handle in (self._soon, self._timer):
             if handle is not None:
                 handle.cancel()
@@ -119,7 +119,7 @@ class StepStreams:
         self._open.add(router)
         log.info("router connected", router=router_id)
         try:
-            stream.listen(decode_command, lambda command: self._obey(router, command))
+            stream.listen(decode_command, lambda command: self._obey(router, command), router.leave)
             reason = await stream.ended()
         finally:
             self._open.discard(router)

@@ -1,4 +1,4 @@
-"""What has come of a transfer on the decode side: the ledger's record of one, from its first BEGIN to its end."""
+"""What has arrived of a transfer on the decode side, from its first Begin to its end."""
 
 from dataclasses import dataclass, field
 
@@ -12,7 +12,7 @@ class Arrivals:
         self.missing = len(self._seen)
 
     def mark(self, layer: int, first: int, count: int) -> bool:
-        """False: one of them had been written before."""
+        """False: one of the blocks had been written before."""
         begin = layer * self._num_blocks + first
         if self._seen.find(1, begin, begin + count) >= 0:
             return False
@@ -23,7 +23,7 @@ class Arrivals:
 
 @dataclass(slots=True)
 class Progress:
-    """What has come of a begun transfer."""
+    """What has arrived of a begun transfer."""
 
     arrivals: dict[int, Arrivals] = field(default_factory=dict)  # by writer: each brings other heads of all blocks
     payload: bytes = b""  # rank 0's

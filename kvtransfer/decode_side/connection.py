@@ -1,5 +1,5 @@
 """The decode side of one connection from a rank of a prefill worker: a thread that checks, receives, answers, and in
-the end waits until the peer is proven unable to write. Started by the receiver; books are kept in the ledger.
+the end waits until the peer is proven unable to write. The ledger keeps the books.
 """
 
 import socket
@@ -63,10 +63,10 @@ class Connection:
         self._taking: BlockIntake | None = None
         self._shard = WHOLE  # the peer's rank
         self._parts: tuple[Part, ...] = ()
-        self._windows: list[list[HostWindow]] = []  # by part and target, for checksums
-        self._granted: dict[str, tuple[int, ...]] = {}  # begun here and not ended, quarantined included
-        self._checked: set[str] = set()  # of those, the transfers that come with checksums
-        self._drain_by_s: dict[str, float] = {}  # told to stop and not drained yet
+        self._windows: list[list[HostWindow]] = []  # for each part one per target, for checksums
+        self._granted: dict[str, tuple[int, ...]] = {}  # begun here and not ended, quarantined ones included
+        self._checked: set[str] = set()  # transfers of these that come with checksums
+        self._drain_by_s: dict[str, float] = {}  # transfers that the peer was told to stop and has not drained
         self._channel: Channel[wire.ToDecode] = Channel(sock, wire.to_decode_decoder, self.peer)
         if kind_of(sock) == "tcp":
             tune(sock)
@@ -76,7 +76,7 @@ class Connection:
         self._thread.start()
 
     def tell(self, notice: Notice) -> None:
-        """Tells the peer to stop writing a transfer. Never waits; a peer that does not listen loses its connection."""
+        """Tells the peer to stop writing a transfer. Never waits: a peer that does not read loses its connection."""
         self._drain_by_s[notice.transfer_id] = time.monotonic() + STALL_TIMEOUT_S
         try:
             self._channel.send_now(wire.Cancel(notice.transfer_id, notice.reason[: wire.MAX_REASON]))
@@ -84,7 +84,7 @@ class Connection:
             self._channel.shutdown()
 
     def drain_by_s(self) -> float | None:
-        """When to stop waiting for Drained and end the connection, where that is as good a proof."""
+        """When to stop waiting for Drained and end the connection; None where its end does not prove silence."""
         if self._taking is None or self._taking.peer_writes:
             return None
         return min((by_s for name, by_s in list(self._drain_by_s.items()) if name in self._granted), default=None)
@@ -108,7 +108,7 @@ class Connection:
             reason = str(error)
         except OSError as error:
             reason = f"the connection to {self.peer} broke: {error}"
-        except Exception as error:  # a fault of ours: it ends this connection, not the worker
+        except Exception as error:  # a fault of ours ends this connection, not the worker
             log.exception("KV connection failed", peer=self.peer)
             reason = f"internal error: {error}"
         self._wind_up(reason)
@@ -134,7 +134,7 @@ class Connection:
         self._channel.sock.settimeout(timeout_s)
         hello = self._channel.receive()
         if hello is None:
-            raise ConnectionResetError("it was closed before a word was said")
+            raise ConnectionResetError("it was closed before Hello")
         if not isinstance(hello, wire.Hello):
             raise ProtocolError(self.peer, f"opened with {type(hello).__name__}, not Hello")
         self._shard = Shard(hello.rank, hello.size)
@@ -194,7 +194,7 @@ class Connection:
             self._channel.send_now(wire.Accept(message.transfer_id))
 
     def _refusal(self, message: wire.Begin) -> str:
-        """Why this transfer may not be written; empty when it may, and then it is ours."""
+        """Why this transfer may not be written; empty when it may, and then it is begun."""
         if any(slab.suspended for slab in self._slabs) or self._slab.generation != self._generation:
             return "the slab was suspended since the grant"
         if self._config.checksum and not message.checksum:
@@ -264,7 +264,7 @@ class Connection:
         self._channel.send_now(wire.Committed(message.transfer_id))
 
     def _end(self, transfer_id: str, reason: str) -> None:
-        """The peer has written its last byte, on our wish or its own, or will not write at all."""
+        """The peer has written its last byte, after our Cancel or its own Abort, or will not write at all."""
         if transfer_id not in self._granted:
             self._ledger.abandon(transfer_id, self._shard, reason)
             return

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LayerArrived:
-    """One sending rank's heads of `blocks` more granted blocks are in the slabs, or on their way (NCCL): in each of the
+    """One sending rank's heads of `blocks` more granted blocks are in the slabs, or on their way (nccl), in each of
     layers [layer, layer + layers)."""
 
     transfer_id: str

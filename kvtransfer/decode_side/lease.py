@@ -5,8 +5,8 @@
               v            v
              FREE      QUARANTINE -> FREE           (every writer committed, said DRAINED or is proven unable to write)
 
-A writer is one rank of the prefill worker, on a connection of its own. A lease that no writer has begun can be dropped
-at once, because a later BEGIN is refused. One that was begun never becomes free by the passing of time.
+A writer is one rank of the prefill worker, on a connection of its own. A lease that no writer has begun is dropped at
+once, because a later BEGIN is refused. Invariant: a lease that was begun never becomes free by the passing of time.
 """
 
 import enum
@@ -24,19 +24,19 @@ class LeaseState(enum.Enum):
 
 @dataclass(slots=True)
 class Lease:
-    """Only the table changes it. READY and FREE leases are not in the table any more."""
+    """Invariant: only the table changes a lease. A READY or FREE lease is in the table no more."""
 
     transfer_id: str
     block_ids: tuple[int, ...]
     deadline_s: float
     state: LeaseState = LeaseState.RESERVED
-    senders: tuple[int, ...] = ()  # the ranks that have to commit, as the first that began said
-    unbegun: set[int] = field(default_factory=set)  # those of them that have not begun
-    writers: dict[int, int] = field(default_factory=dict)  # connection -> rank, of those who may write now
+    senders: tuple[int, ...] = ()  # the ranks that have to commit, as the first one that began said
+    unbegun: set[int] = field(default_factory=set)  # senders that have not begun
+    writers: dict[int, int] = field(default_factory=dict)  # connection -> rank, of the writers that may write now
 
 
 class LeaseTable:
-    """All leases of one slab. Times are of the caller's monotonic clock. `writer` is a connection."""
+    """All leases of one slab. Times are on the caller's monotonic clock. `writer` is a connection's number."""
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
@@ -66,7 +66,8 @@ class LeaseTable:
     def begin(self, transfer_id: str, writer: int, rank: int, senders: tuple[int, ...], now_s: float) -> Lease | None:
         """One of `senders` begins: RESERVED or RECEIVING -> RECEIVING.
 
-        None, and the peer must not write: unknown, failed, out of time, other senders, or its rank has begun before.
+        None, and the peer must not write: the lease is unknown, has failed, is out of time or has other senders, or the
+        rank has begun before.
         """
         assert rank in senders
         lease = self._leases.get(transfer_id)
@@ -81,9 +82,9 @@ class LeaseTable:
         return lease
 
     def commit(self, transfer_id: str, writer: int) -> Lease | None:
-        """This writer has written all it had to. With the last one RECEIVING -> READY, and the lease ends.
+        """This writer has written all it had to. With the last writer RECEIVING -> READY, and the lease ends.
 
-        None: it is quarantined, unknown, or not this writer's.
+        None: the lease is quarantined, unknown, or not this writer's.
         """
         lease = self._leases.get(transfer_id)
         if lease is None or lease.state is not LeaseState.RECEIVING or writer not in lease.writers:
@@ -92,7 +93,7 @@ class LeaseTable:
         return lease if lease.writers or lease.unbegun else self._end(lease, LeaseState.READY)
 
     def fail(self, transfer_id: str) -> Lease | None:
-        """RESERVED -> FREE, RECEIVING -> QUARANTINE, or FREE when nobody writes. None: unknown, or failed before."""
+        """RESERVED -> FREE; RECEIVING -> QUARANTINE, or FREE when nobody writes. None: unknown, or failed before."""
         lease = self._leases.get(transfer_id)
         if lease is None or lease.state is LeaseState.QUARANTINE:
             return None
@@ -100,9 +101,9 @@ class LeaseTable:
         return lease if lease.writers else self._end(lease, LeaseState.FREE)
 
     def drained(self, transfer_id: str, writer: int) -> Lease | None:
-        """This writer cannot write any more; with the last one QUARANTINE -> FREE.
+        """This writer cannot write any more. With the last writer QUARANTINE -> FREE.
 
-        None: not quarantined, unknown, or not this writer's.
+        None: the lease is not quarantined, unknown, or not this writer's.
         """
         lease = self._leases.get(transfer_id)
         if lease is None or lease.state is not LeaseState.QUARANTINE or writer not in lease.writers:
@@ -118,7 +119,7 @@ class LeaseTable:
         return min((lease.deadline_s for lease in self._running()), default=None)
 
     def of_writer(self, writer: int) -> list[Lease]:
-        """Those that it may write."""
+        """The leases that the writer may write."""
         return [lease for lease in self._leases.values() if writer in lease.writers]
 
     def check_integrity(self) -> list[str]:

@@ -1,8 +1,8 @@
-"""The decode side's books: leases, what has arrived under each, and the news of them in one order.
+"""The decode side's books: leases, what has arrived under each lease, and the news of both in one order.
 
-Shared by the receiver, its clerk and the connection threads. Methods change state and queue news; `deliver()` hands
-events to the owner and notices to the connections. It is called by the receiver's own threads alone, so the owner's
-calls never run its callback.
+The receiver, its clerk and the connection threads share a ledger. Methods change state and queue news; deliver() hands
+events to the owner and notices to the connections. Invariant: only the receiver's own threads call deliver(), so a call
+of the owner never runs the owner's callback.
 """
 
 import threading
@@ -32,7 +32,7 @@ class Notice:
 
 
 class Ledger:
-    """`layout` is that of the whole model: the books count all heads of a block, in however many slabs they lie."""
+    """`layout`: of the whole model, because the books count all heads of a block, whatever slabs they lie in."""
 
     def __init__(
         self,
@@ -56,7 +56,8 @@ class Ledger:
     def begin(
         self, transfer_id: str, writer: int, shard: Shard, num_blocks: int, now_s: float
     ) -> tuple[int, ...] | None:
-        """The granted blocks; None when this writer may not write. Raises ProtocolError when it means another grant."""
+        """Returns the granted blocks; None: this writer may not write. Raises ProtocolError when it does not fit the
+        grant."""
         senders = sending_ranks(shard.size, self._layout.num_kv_heads)
         with self._lock:
             lease = self._table.get(transfer_id)
@@ -76,8 +77,8 @@ class Ledger:
             return lease.block_ids
 
     def arrived(self, transfer_id: str, writer: int, layers: range, first: int, count: int) -> None:
-        """The same blocks of each layer. Raises ProtocolError when a block is written twice. Late news of a failed
-        transfer are dropped."""
+        """Books the same blocks of each layer. Raises ProtocolError when a block is written twice. Late news of a
+        failed transfer are dropped."""
         with self._lock:
             lease = self._receiving(transfer_id, writer)
             if lease is None:
@@ -89,7 +90,7 @@ class Ledger:
             self._news.append(LayerArrived(transfer_id, layers.start, count, lease.writers[writer], len(layers)))
 
     def commit(self, transfer_id: str, writer: int, payload: bytes, transport: str) -> bool:
-        """True: this writer's part is done. False: the transfer had failed. Raises ProtocolError for missing blocks."""
+        """True: this writer's part is done. False: the transfer has failed. Raises ProtocolError for missing blocks."""
         with self._lock:
             lease = self._receiving(transfer_id, writer)
             if lease is None:
@@ -108,7 +109,7 @@ class Ledger:
             return True
 
     def cancel(self, transfer_id: str, reason: str) -> None:
-        """The owner's wish: no Failed event."""
+        """Fails a lease at the owner's wish, without a Failed event."""
         with self._lock:
             self._fail(transfer_id, reason, announce=False)
 
@@ -118,7 +119,7 @@ class Ledger:
             return self._fail(transfer_id, reason, announce=True)
 
     def abandon(self, transfer_id: str, shard: Shard, reason: str) -> None:
-        """A rank that was given the grant will not begin. No effect when it has begun, on whatever connection."""
+        """A rank that was given the grant will not begin. No effect when it has begun on any connection."""
         senders = sending_ranks(shard.size, self._layout.num_kv_heads)
         with self._lock:
             lease = self._table.get(transfer_id)
@@ -129,19 +130,19 @@ class Ledger:
                 self._fail(transfer_id, reason, announce=True)
 
     def expire(self, now_s: float) -> None:
-        """Fails what has run out of time."""
+        """Fails leases that have run out of time."""
         with self._lock:
             for lease in self._table.expired(now_s):
                 self._fail(lease.transfer_id, "the lease ran out of time", announce=True)
 
     def writer_stopped(self, transfer_id: str, writer: int, reason: str) -> None:
-        """The writer has written its last byte for this transfer, without a commit: it fails, unless it had before."""
+        """The writer has written its last byte for this transfer, without a commit: the transfer fails."""
         with self._lock:
             self._fail(transfer_id, reason, announce=True, knows=writer)
             self._drained(transfer_id, writer)
 
     def writer_lost(self, writer: int, reason: str) -> bool:
-        """The connection ended: what it was receiving fails. True: leases are quarantined until writer_silent()."""
+        """The connection ended: its transfers fail. True: leases are quarantined until writer_silent()."""
         with self._lock:
             leases = self._table.of_writer(writer)
             for lease in leases:
@@ -167,7 +168,7 @@ class Ledger:
             return len(self._table)
 
     def check_integrity(self, connections: set[int]) -> list[str]:
-        """`connections`: those that exist."""
+        """Sentences about what is wrong; empty when all is well. `connections`: numbers of the open ones."""
         with self._lock:
             problems = self._table.check_integrity()
             writers = {lease.transfer_id: set(lease.writers) for lease in self._table.leases() if lease.senders}
@@ -177,7 +178,7 @@ class Ledger:
         return problems + [f"lease {transfer_id} waits for a connection that is gone" for transfer_id in orphans]
 
     def deliver(self) -> None:
-        """Hands queued news over, each once, in order, whichever thread calls."""
+        """Hands queued news over, each once and in order. Any of the receiver's threads."""
         while self._news:
             with self._delivering:
                 try:
@@ -200,7 +201,7 @@ class Ledger:
         return lease if receiving else None
 
     def _fail(self, transfer_id: str, reason: str, *, announce: bool, knows: int | None = None) -> bool:
-        """`knows`: a writer that need not be told."""
+        """`knows`: a writer that needs no notice."""
         lease = self._table.fail(transfer_id)
         if lease is None:
             return False

@@ -1,7 +1,7 @@
-"""The decode side of KV transfers: hands out leases, listens for prefill workers, reports what arrives.
+"""The decode side of KV transfers: grants blocks, listens for prefill workers, reports what arrives.
 
-Owned by the decode worker, one for all of its ranks. Its threads: one per listening socket, one per connection, and the
-clerk, who watches the clock.
+A decode worker has one receiver for all of its ranks. Its threads are one per listening socket, one per connection, and
+the clerk, which watches the clock.
 """
 
 import os
@@ -39,10 +39,10 @@ CLOSE_GRACE_S = 2.0  # for prefill workers to let go of the slab when the receiv
 
 
 class Receiver:
-    """`on_event` is called from the receiver's threads, one event at a time and in order; it must not block.
+    """The receiver's threads call `on_event`, one event at a time and in order; it must not block.
 
-    Every reserve() ends in exactly one of Committed (the blocks belong to the owner's sequence) or Released (the blocks
-    may be reused). Failed may come long before Released: until then the blocks are quarantined.
+    Invariant: every reserve() ends in exactly one of Committed (the blocks belong to the owner's sequence) or Released
+    (the blocks may be reused). Failed may come long before Released: until then the blocks are quarantined.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Receiver:
         key: ClusterKey | None = None,
     ) -> None:
         """`slab` is rank 0's, `others` are those of ranks 1, 2, ...; a block has the same id in all of them. `key`:
-        what senders have to have. Raises ConfigError, or OSError when it cannot listen."""
+        the key that senders must show; None: any may send. Raises ConfigError, or OSError when it cannot listen."""
         check_choice(config.transport)
         self._slab = slab
         self._others = others
@@ -72,7 +72,7 @@ class Receiver:
         self._num_accepted = 0
         self._closed = False
         self._suspended = False
-        self._last_round = False  # for the clerk: nothing comes after what is queued now
+        self._last_round = False  # the clerk ends after what is queued now
         self._shared = Reception(
             slab=slab,
             slabs=[slab, *others],
@@ -93,10 +93,11 @@ class Receiver:
             thread.start()
 
     def reserve(self, block_ids: Sequence[int], skip_tokens: int, ttl_s: float | None = None) -> Grant:
-        """Leases free blocks of the owner to whoever presents the grant. `ttl_s` None: the configured time to live."""
+        """Leases free blocks of the owner to any sender that presents the grant. `ttl_s` None: the configured time to
+        live. Raises UnavailableError when closed or suspended."""
         assert skip_tokens % self._slab.layout.block_size == 0
         ttl_s = self._config.lease_ttl_s if ttl_s is None else ttl_s
-        transfer_id = uuid.uuid4().hex  # unguessable: it is all that a writer has to show
+        transfer_id = uuid.uuid4().hex  # unguessable, because a writer shows nothing else
         with self._lock:
             suspended = self._suspended or self._slab.suspended or any(other.suspended for other in self._others)
             if self._closed or suspended:
@@ -129,9 +130,9 @@ class Receiver:
             return self._ledger.check_integrity(set(self._connections))
 
     def suspend(self, timeout_s: float) -> None:
-        """From here on until `resume` nobody may write the slab, or maps it: open leases fail, peers let go.
+        """Until resume() nobody may write or map the slab: open leases fail, and peers let go.
 
-        Raises UnavailableError, and goes on as before, when a peer does not let go in that time.
+        Raises UnavailableError, and goes on as before, when a peer does not let go within `timeout_s`.
         """
         with self._lock:
             if self._closed:
@@ -149,11 +150,11 @@ class Receiver:
             raise UnavailableError(f"{holders} did not let go of the KV slab within {timeout_s:.1f} s")
 
     def resume(self) -> None:
-        """Leases are given out again, under the slab's generation of now."""
+        """Leases are given out again, under the slab's present generation."""
         self._suspended = False
 
     def close(self) -> None:
-        """Fails what is open, gives peers a moment to let go of the slab, and frees sockets and threads. Idempotent."""
+        """Fails open leases, gives peers CLOSE_GRACE_S to let go of the slab, ends sockets and threads. Idempotent."""
         with self._lock:
             if self._closed:
                 return
@@ -177,7 +178,7 @@ class Receiver:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _hang_up(self, connections: Sequence[Connection], timeout_s: float) -> None:
-        """Waits, for that long, until their peers are proven unable to write."""
+        """Waits until the peers are proven unable to write, for `timeout_s` in all."""
         for connection in connections:
             connection.shutdown()
         self._wake.set()
@@ -206,7 +207,7 @@ class Receiver:
             except OSError as error:
                 if not self._closed:
                     log.error("cannot accept a KV connection", error=str(error))
-                    self._wake.wait(0.1)  # out of descriptors, most likely: do not spin
+                    self._wake.wait(0.1)  # most likely out of descriptors: do not spin
                 continue
             self._open(sock)
 
@@ -227,12 +228,12 @@ class Receiver:
     def _tell(self, notice: Notice) -> None:
         with self._lock:
             connection = self._connections.get(notice.writer)
-        if connection is not None:  # else the end of its connection has said it all
+        if connection is not None:  # else the connection's end has stopped the writer
             connection.tell(notice)
-            self._wake.set()  # the clerk sees to it that it obeys
+            self._wake.set()  # the clerk watches whether the peer obeys
 
     def _keep_watch(self) -> None:
-        """The clerk: whatever is due by the clock or by the owner's wish."""
+        """The clerk: does what is due by the clock, and what reserve() and cancel() ask for."""
         while True:
             self._wake.clear()
             last_round = self._last_round

@@ -1,7 +1,8 @@
-"""The prefill side of one connection to a decode worker, shared by all pushes to it.
+"""The prefill side of one connection to a decode worker, shared by all pushes to that worker.
 
-Two threads: the link's own connects, writes blocks and is the only one that reads our slab or sends; the listener takes
-in what the decode worker says. A push is done when the link's thread will not touch its blocks any more.
+The link has two threads. The link's own thread connects, writes blocks, and is the only one that reads our slab or
+sends. The listener takes in what the decode worker says. Invariant: a push is done when the link's thread will not
+touch its blocks any more.
 """
 
 import threading
@@ -14,7 +15,7 @@ import structlog
 from baton_proto import transfer as wire
 from baton_proto.worker import Grant
 from kvtransfer.prefill_side.dial import Dialled, dial
-from kvtransfer.prefill_side.push import LayerBlocks, Push, PushResult, PushState
+from kvtransfer.prefill_side.push import LayerBlocks, Push, PushResult
 from kvtransfer.slab.slab import Slab
 from kvtransfer.transports.host_window import HostWindow
 from kvtransfer.transports.transport import BlockWriter, Shipment, piece_blocks
@@ -29,7 +30,7 @@ log = structlog.get_logger()
 
 
 class Link:
-    """`first` is the grant that made it necessary; every other push has the same worker, incarnation and generation."""
+    """`first`: the grant that the link is made for. All its pushes have the same worker, incarnation and generation."""
 
     def __init__(
         self,
@@ -47,8 +48,8 @@ class Link:
         self._first = first
         self._on_closed = on_closed
         self._changed = threading.Condition()
-        self._pushes: dict[str, PushState] = {}  # not done
-        self._runnable: deque[PushState] = deque()  # have something to do for the link's thread
+        self._pushes: dict[str, Push] = {}  # not done
+        self._runnable: deque[Push] = deque()  # have something to do for the link's thread
         self._broken = ""  # why the connection is of no use any more
         self._retired = False  # takes no more pushes, ends with the last one
         self._dialled: Dialled | None = None
@@ -60,48 +61,47 @@ class Link:
         self._thread.start()
 
     def add(self, grant: Grant, on_done: Callable[[PushResult], None]) -> Push | None:
-        """None: this link has ended, take a new one. Raises ProtocolError for a grant that is in use."""
+        """None: this link has ended, make a new one. Raises ProtocolError for a grant that is in use."""
         now_s = time.monotonic()
-        state = PushState(grant, on_done, started_s=now_s, deadline_s=now_s + grant.ttl_s)
+        push = Push(self, grant, on_done, started_s=now_s, deadline_s=now_s + grant.ttl_s)
         with self._changed:
             if self._broken or self._retired:
                 return None
             if grant.transfer_id in self._pushes:
                 raise ProtocolError(f"decode worker {grant.worker_id}", f"granted {grant.transfer_id} a second time")
-            self._pushes[grant.transfer_id] = state
-            self._wake(state)
-        return Push(self, state)
+            self._pushes[grant.transfer_id] = push
+            self._wake(push)
+        return push
 
-    def enqueue(self, state: PushState, operation: LayerBlocks | wire.Commit) -> None:
+    def enqueue(self, push: Push, operation: LayerBlocks | wire.Commit) -> None:
         with self._changed:
-            if state.done or state.stop:
+            if push.done or push.stop:
                 return
-            state.operations.append(operation)
-            if state.accepted and self._is_due(operation):
-                self._wake(state)
+            push.operations.append(operation)
+            if push.accepted and self._is_due(operation):
+                self._wake(push)
 
-    def abort(self, state: PushState, reason: str) -> None:
+    def abort(self, push: Push, reason: str) -> None:
         with self._changed:
-            self._stop(state, wire.Abort(state.grant.transfer_id, reason[: wire.MAX_REASON]), reason)
+            self._abort(push, reason)
 
     def retire(self, reason: str | None = None) -> None:
         """Ends the link once its pushes are done; with a reason, aborts them."""
         with self._changed:
             self._retired = True
             if reason is not None:
-                for state in self._pushes.values():
-                    self._stop(state, wire.Abort(state.grant.transfer_id, reason), reason)
+                for push in self._pushes.values():
+                    self._abort(push, reason)
             self._changed.notify_all()
 
     def wait(self, timeout_s: float) -> bool:
-        """For the end of a retired link; False when it takes longer."""
+        """Waits for the end of a retired link; False when it takes longer."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def join(self, timeout_s: float) -> None:
-        """Waits for the end of a retired link, and ends it the hard way when that takes longer."""
-        self._thread.join(timeout_s)
-        if self._thread.is_alive() and self._dialled is not None:
+        """Waits for the end of a retired link; when it takes longer, breaks the connection and waits again."""
+        if not self.wait(timeout_s) and self._dialled is not None:
             self._break("the link was closed")
             self._thread.join(timeout_s)
 
@@ -116,20 +116,20 @@ class Link:
                 (HostWindow(self._slab, part.heads), len(part.heads) * head_bytes) for part in self._dialled.parts
             ]
             self._listener.start()
-            while (state := self._next(self._dialled.writer)) is not None:
-                self._advance(state, self._dialled)
+            while (push := self._next(self._dialled.writer)) is not None:
+                self._advance(push, self._dialled)
         except (BatonError, OSError) as error:
             reason = str(error) or type(error).__name__
             report = log.warning if self._pushes else log.info
             report("KV link to decode worker ended", worker_id=self._first.worker_id, reason=reason)
-        except Exception as error:  # a fault of ours: it ends this link, not the worker
+        except Exception as error:  # a fault of ours ends this link, not the worker
             log.exception("KV link failed", worker_id=self._first.worker_id)
             reason = f"internal error: {error}"
         self._wind_up(reason)
 
-    def _next(self, writer: BlockWriter) -> PushState | None:
-        """Waits for a push with something to do, for blocks on their way meanwhile; None when a retired link has none
-        left. Raises ConnectionError."""
+    def _next(self, writer: BlockWriter) -> Push | None:
+        """Waits for a push with something to do, and meanwhile for blocks on their way. None: the link is retired and
+        has no push left. Raises ConnectionError."""
         settled = True
         while True:
             with self._changed:
@@ -137,109 +137,107 @@ class Link:
                     raise ConnectionError(self._broken)
                 self._stop_overdue(time.monotonic())
                 if self._runnable:
-                    state = self._runnable.popleft()
-                    state.queued = False
-                    return state
+                    push = self._runnable.popleft()
+                    push.queued = False
+                    return push
                 if self._retired and not self._pushes:
                     return None
                 if not settled:
-                    due_s = min((state.deadline_s for state in self._pushes.values()), default=None)
+                    due_s = min((push.deadline_s for push in self._pushes.values()), default=None)
                     self._changed.wait(None if due_s is None else max(0.0, due_s - time.monotonic()))
             settled = writer.settle()
 
-    def _advance(self, state: PushState, dialled: Dialled) -> None:
+    def _advance(self, push: Push, dialled: Dialled) -> None:
         """One step of one push, so that pushes to the same worker take turns."""
-        if state.done:
+        if push.done:
             return
-        if state.stop is not None:
+        if push.stop is not None:
             self._settle_all(dialled.writer)
-            dialled.channel.send(state.stop)  # even if it was not begun: the lease ends sooner
-            self._finish(state, ok=False, reason=state.reason)
-        elif not state.begun:
-            self._begin(state, dialled)
+            dialled.channel.send(push.stop)  # also for a push that was not begun: its lease ends sooner
+            self._finish(push, ok=False, reason=push.reason)
+        elif not push.begun:
+            self._begin(push, dialled)
         else:
-            self._carry_out(state, dialled)
+            self._carry_out(push, dialled)
 
-    def _begin(self, state: PushState, dialled: Dialled) -> None:
-        grant = state.grant
+    def _begin(self, push: Push, dialled: Dialled) -> None:
+        grant = push.grant
         outside = [block for block in grant.block_ids if not 0 <= block < dialled.peer_layout.num_blocks]
         if outside:
-            self._finish(state, ok=False, reason=f"granted block {outside[0]} is outside the decode worker's slab")
+            self._finish(push, ok=False, reason=f"granted block {outside[0]} is outside the decode worker's slab")
             return
         with self._changed:
-            state.begun = True
-            state.deadline_s = min(state.deadline_s, time.monotonic() + self._config.connect_timeout_s)
+            push.begun = True
+            push.deadline_s = min(push.deadline_s, time.monotonic() + self._config.connect_timeout_s)
         dialled.channel.send(wire.Begin(grant.transfer_id, len(grant.block_ids), self._config.checksum))
 
-    def _carry_out(self, state: PushState, dialled: Dialled) -> None:
+    def _carry_out(self, push: Push, dialled: Dialled) -> None:
         layers: list[LayerBlocks] = []
         commit: wire.Commit | None = None
         with self._changed:
-            for operation in self._take_due(state):
+            for operation in self._take_due(push):
                 if isinstance(operation, wire.Commit):
                     commit = operation
-                    state.deadline_s = min(state.deadline_s, time.monotonic() + STALL_TIMEOUT_S)
+                    push.deadline_s = min(push.deadline_s, time.monotonic() + STALL_TIMEOUT_S)
                 else:
                     layers.append(operation)
-        for run in self._runs(layers):
-            self._write(state, run, dialled)
+        for group in self._shipped_together(layers):
+            self._write(push, group, dialled)
         if commit is not None:
             self._settle_all(dialled.writer)
             dialled.channel.send(commit)
         with self._changed:
-            if state.accepted and any(map(self._is_due, state.operations)):
-                self._wake(state)
+            if push.accepted and any(map(self._is_due, push.operations)):
+                self._wake(push)
 
     def _settle_all(self, writer: BlockWriter) -> None:
         while writer.settle():
             pass
 
-    def _runs(self, layers: Sequence[LayerBlocks]) -> list[list[LayerBlocks]]:
-        """What one message announces each: the same blocks in neighbouring layers, of one layer with checksums."""
-        runs: list[list[LayerBlocks]] = []
+    def _shipped_together(self, layers: Sequence[LayerBlocks]) -> list[list[LayerBlocks]]:
+        """Groups what one message announces: the same blocks in neighbouring layers; with checksums a single layer."""
+        groups: list[list[LayerBlocks]] = []
         for blocks in layers:
-            if runs and not self._config.checksum and blocks.continues(runs[-1][-1]):
-                runs[-1].append(blocks)
+            if groups and not self._config.checksum and blocks.continues(groups[-1][-1]):
+                groups[-1].append(blocks)
             else:
-                runs.append([blocks])
-        return runs
+                groups.append([blocks])
+        return groups
 
-    def _write(self, state: PushState, run: Sequence[LayerBlocks], dialled: Dialled) -> None:
-        layout, layer = self._slab.layout, run[0].layer
-        operation = run[-1]  # when it is ready, all are
-        granted = state.grant.block_ids
+    def _write(self, push: Push, group: Sequence[LayerBlocks], dialled: Dialled) -> None:
+        layout, layer = self._slab.layout, group[0].layer
+        last = group[-1]  # when its blocks are ready, all are
         size = piece_blocks(layout) if self._config.checksum else dialled.writer.piece_blocks
-        for begin in range(0, len(operation.source), size):
-            source = operation.source[begin : begin + size]
-            first = operation.first + begin
+        for begin in range(0, len(last.source), size):
+            source = last.source[begin : begin + size]
+            first = last.first + begin
             checksums = b""
             if self._config.checksum:
                 checksums = b"".join(
-                    block_checksums(window.read(layer, source, operation.ready), nbytes)
-                    for window, nbytes in self._windows
+                    block_checksums(window.read(layer, source, last.ready), nbytes) for window, nbytes in self._windows
                 )
-            message = wire.Blocks(state.grant.transfer_id, layer, first, len(source), len(run), checksums)
-            destination = granted[first : first + len(source)]
-            shipment = Shipment(message, source, destination, operation.ready, lambda: state.stop is not None)
+            message = wire.Blocks(push.transfer_id, layer, first, len(source), len(group), checksums)
+            destination = push.grant.block_ids[first : first + len(source)]
+            shipment = Shipment(message, source, destination, last.ready, lambda: push.stop is not None)
             if not dialled.writer.write(shipment):
                 return
-            state.kv_bytes += len(source) * len(run) * layout.block_bytes
+            push.kv_bytes += len(source) * len(group) * layout.block_bytes
 
-    def _finish(self, state: PushState, *, ok: bool, reason: str) -> None:
-        """Ends a push whose blocks nobody reads any more: once, whoever comes first."""
+    def _finish(self, push: Push, *, ok: bool, reason: str) -> None:
+        """Ends a push whose blocks nobody reads any more. Only the first call for a push counts."""
         with self._changed:
-            if state.done:
+            if push.done:
                 return
-            state.done = True
-            del self._pushes[state.grant.transfer_id]
+            push.done = True
+            del self._pushes[push.transfer_id]
             self._changed.notify_all()
         transport = self._dialled.transport if self._dialled else ""
-        kv_blocks = len(state.grant.block_ids) if ok else 0
-        seconds = time.monotonic() - state.started_s
+        kv_blocks = len(push.grant.block_ids) if ok else 0
+        seconds = time.monotonic() - push.started_s
         try:
-            state.on_done(PushResult(ok, reason, transport, kv_blocks, state.kv_bytes, seconds))
+            push.on_done(PushResult(ok, reason, transport, kv_blocks, push.kv_bytes, seconds))
         except Exception:
-            log.exception("the owner of a push failed on its end", transfer_id=state.grant.transfer_id)
+            log.exception("the owner of a push failed on its end", transfer_id=push.transfer_id)
 
     def _wind_up(self, reason: str) -> None:
         with self._changed:
@@ -252,8 +250,8 @@ class Link:
             self._listener.join()
             self._dialled.channel.close()
         self._on_closed(self)
-        for state in left:
-            self._finish(state, ok=False, reason=state.reason or reason)
+        for push in left:
+            self._finish(push, ok=False, reason=push.reason or reason)
 
     # --- the listener ---
 
@@ -271,59 +269,22 @@ class Link:
         if isinstance(message, wire.Welcome | wire.Refused):
             raise ProtocolError(f"decode worker {self._first.worker_id}", f"sent {type(message).__name__} in mid-talk")
         with self._changed:
-            state = self._pushes.get(message.transfer_id)
-            if state is None:
+            push = self._pushes.get(message.transfer_id)
+            if push is None:
                 return  # late news of a push that is done
             match message:
                 case wire.Accept():
-                    state.accepted = True
-                    state.deadline_s = state.started_s + state.grant.ttl_s
-                    if state.operations:
-                        self._wake(state)
+                    push.accepted = True
+                    push.deadline_s = push.started_s + push.grant.ttl_s
+                    if push.operations:
+                        self._wake(push)
                 case wire.Cancel():
-                    self._stop(state, wire.Drained(message.transfer_id), message.reason)
+                    self._stop(push, wire.Drained(message.transfer_id), message.reason)
         # A rejected push was never written, a committed one has nothing left to read.
         if isinstance(message, wire.Reject):
-            self._finish(state, ok=False, reason=message.reason)
+            self._finish(push, ok=False, reason=message.reason)
         elif isinstance(message, wire.Committed):
-            self._finish(state, ok=True, reason="")
-
-    # --- with the lock held ---
-
-    def _is_due(self, operation: LayerBlocks | wire.Commit) -> bool:
-        """Whether it is carried out now, with all before it; a layer may have to wait for its chunk's last one."""
-        assert self._dialled is not None
-        if isinstance(operation, wire.Commit) or not self._dialled.writer.at_once:
-            return True
-        return operation.layer == self._slab.layout.num_layers - 1
-
-    def _take_due(self, state: PushState) -> list[LayerBlocks | wire.Commit]:
-        """The next operation that is due, behind those that have waited for it."""
-        dues = map(self._is_due, state.operations) if state.accepted else ()
-        number = next((number for number, due in enumerate(dues, 1) if due), 0)
-        return [state.operations.popleft() for _ in range(number)]
-
-    def _wake(self, state: PushState, *, first: bool = False) -> None:
-        if not state.queued:
-            state.queued = True
-            self._runnable.append(state)
-        if first and self._runnable[0] is not state:
-            self._runnable.remove(state)
-            self._runnable.appendleft(state)
-        self._changed.notify_all()
-
-    def _stop(self, state: PushState, message: wire.Abort | wire.Drained, reason: str) -> None:
-        if not state.done and state.stop is None:
-            state.stop, state.reason = message, reason
-            state.operations.clear()
-            self._wake(state, first=True)
-
-    def _stop_overdue(self, now_s: float) -> None:
-        for state in list(self._pushes.values()):
-            if now_s >= state.deadline_s and state.stop is None:
-                ended = now_s >= state.started_s + state.grant.ttl_s
-                reason = "the grant ran out of time" if ended else "the decode worker did not answer in time"
-                self._stop(state, wire.Abort(state.grant.transfer_id, reason), reason)
+            self._finish(push, ok=True, reason="")
 
     def _break(self, reason: str) -> None:
         with self._changed:
@@ -331,3 +292,43 @@ class Link:
             self._changed.notify_all()
         if self._dialled is not None:
             self._dialled.channel.shutdown()  # wakes a thread that waits in it
+
+    # --- with the lock held ---
+
+    def _is_due(self, operation: LayerBlocks | wire.Commit) -> bool:
+        """Whether the operation, and all before it, is carried out now. A layer may have to wait for its chunk's last
+        layer."""
+        assert self._dialled is not None
+        if isinstance(operation, wire.Commit) or not self._dialled.writer.at_once:
+            return True
+        return operation.layer == self._slab.layout.num_layers - 1
+
+    def _take_due(self, push: Push) -> list[LayerBlocks | wire.Commit]:
+        """The next operation that is due, behind those that have waited for it."""
+        dues = map(self._is_due, push.operations) if push.accepted else ()
+        number = next((number for number, due in enumerate(dues, 1) if due), 0)
+        return [push.operations.popleft() for _ in range(number)]
+
+    def _wake(self, push: Push, *, first: bool = False) -> None:
+        if not push.queued:
+            push.queued = True
+            self._runnable.append(push)
+        if first and self._runnable[0] is not push:
+            self._runnable.remove(push)
+            self._runnable.appendleft(push)
+        self._changed.notify_all()
+
+    def _abort(self, push: Push, reason: str) -> None:
+        self._stop(push, wire.Abort(push.transfer_id, reason[: wire.MAX_REASON]), reason)
+
+    def _stop(self, push: Push, message: wire.Abort | wire.Drained, reason: str) -> None:
+        if not push.done and push.stop is None:
+            push.stop, push.reason = message, reason
+            push.operations.clear()
+            self._wake(push, first=True)
+
+    def _stop_overdue(self, now_s: float) -> None:
+        for push in list(self._pushes.values()):
+            if now_s >= push.deadline_s:
+                ended = now_s >= push.started_s + push.grant.ttl_s
+                self._abort(push, "the grant ran out of time" if ended else "the decode worker did not answer in time")

@@ -1,4 +1,4 @@
-"""One transfer as the prefill side sees it: what the engine hands in, in order, and how it ended."""
+"""One transfer on the prefill side: what the engine hands in, in order, and how the transfer ended."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ class PushResult:
     transport: str
     kv_blocks: int  # blocks that the decode worker has now; 0 unless ok
     kv_bytes: int  # written, whether committed or not
-    seconds: float  # from begin() on
+    seconds: float  # since begin()
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,17 +30,30 @@ class LayerBlocks:
     layer: int
     first: int
     source: Sequence[int]
-    ready: Mark | None = None  # when they are computed
+    ready: Mark | None = None  # when the blocks are computed
 
     def continues(self, earlier: "LayerBlocks") -> bool:
         """Whether these are the same blocks in the next layer."""
         return self.layer == earlier.layer + 1 and (self.first, self.source) == (earlier.first, earlier.source)
 
 
-@dataclass(slots=True, eq=False)
-class PushState:
-    """What a link knows of a push. Guarded by the link's lock, but for what the comments give to its thread."""
+class PushQueue(Protocol):
+    """What carries out pushes: a link, or the rank's IdlePushes."""
 
+    def enqueue(self, push: "Push", operation: LayerBlocks | wire.Commit) -> None: ...
+
+    def abort(self, push: "Push", reason: str) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class Push:
+    """A transfer. The engine thread calls the methods, each of which returns at once; the queue carries them out in
+    order. Calls after the end (after a cancel by the decode worker, say) have no effect.
+
+    The fields are the queue's: guarded by its lock, but for those that a comment gives to its thread.
+    """
+
+    queue: PushQueue
     grant: Grant
     on_done: Callable[[PushResult], None]
     started_s: float
@@ -50,48 +63,29 @@ class PushState:
     reason: str = ""
     begun: bool = False
     accepted: bool = False
-    queued: bool = False  # in the link's list of pushes that have something to do
+    queued: bool = False  # among the link's pushes that have something to do
     done: bool = False
     kv_bytes: int = 0  # the link's thread
 
-
-class PushQueue(Protocol):
-    """The link, as a push needs it."""
-
-    def enqueue(self, state: PushState, operation: LayerBlocks | wire.Commit) -> None: ...
-
-    def abort(self, state: PushState, reason: str) -> None: ...
-
-
-class Push:
-    """What the engine thread holds: every call returns at once and is carried out in order by the link's thread.
-
-    Calls after the end (a cancel by the decode worker, say) are ignored; on_done has told.
-    """
-
-    def __init__(self, queue: PushQueue, state: PushState) -> None:
-        self._queue = queue
-        self._state = state
-
     @property
     def transfer_id(self) -> str:
-        return self._state.grant.transfer_id
+        return self.grant.transfer_id
 
     def layer_ready(self, layer: int, first: int, source_blocks: Sequence[int], ready: Mark | None = None) -> None:
-        """`source_blocks[i]` holds what belongs into `grant.block_ids[first + i]`, from `ready` on and until on_done.
+        """From `ready` until on_done, `source_blocks[i]` holds what belongs into `grant.block_ids[first + i]`.
 
-        What was handed in before is computed by then, too.
-        The unused tail of a last, partial block is shipped too: the caller has zeroed it where stale values could hurt.
+        Invariant: at `ready`, all blocks handed in before are computed, too. The unused tail of a partial last block is
+        shipped as it is; the caller has zeroed it where stale values could hurt.
         """
-        assert 0 <= first <= first + len(source_blocks) <= len(self._state.grant.block_ids)
+        assert 0 <= first <= first + len(source_blocks) <= len(self.grant.block_ids)
         if source_blocks:
-            self._queue.enqueue(self._state, LayerBlocks(layer, first, tuple(source_blocks), ready))
+            self.queue.enqueue(self, LayerBlocks(layer, first, tuple(source_blocks), ready))
 
     def commit(self, payload: bytes) -> None:
-        """After the last layer_ready."""
+        """After the last layer_ready()."""
         assert len(payload) <= MAX_PAYLOAD_BYTES
-        self._queue.enqueue(self._state, wire.Commit(self._state.grant.transfer_id, payload))
+        self.queue.enqueue(self, wire.Commit(self.transfer_id, payload))
 
     def abort(self, reason: str) -> None:
-        """Gives up. No effect once it is done."""
-        self._queue.abort(self._state, reason)
+        """Gives up."""
+        self.queue.abort(self, reason)

@@ -1,10 +1,10 @@
 """The prefill side of KV transfers: one link per decode worker, made when a grant needs it.
 
-Owned by the prefill worker; each of its ranks has one, for its own slab. A transfer is a push of every rank: all are
-begun with the same grant, rank 0's commit carries the payload, and when one fails the others are aborted. It went well
-when all of them did, and the source blocks are free when all of them are done.
+Each rank of a prefill worker has a sender, for its own slab. A transfer is one push of every rank, all begun with the
+same grant; rank 0's commit carries the payload, and when one push fails the others are aborted. The transfer went well
+when all its pushes did, and the source blocks are free when all its pushes are done.
 
-Nothing here waits: connecting, copying and sending happen in the links' threads.
+Because links connect, copy and send in their own threads, begin() and ship() never wait.
 """
 
 import threading
@@ -31,15 +31,14 @@ Peer = tuple[str, int, int]  # worker id, incarnation, slab generation
 class Sender:
     """Implements `kvtransfer.prefill_side.sending.KvSender`.
 
-    `on_done` of a push is called once, from a sender thread, when nobody reads the source blocks any more.
-
-    A rank that has nothing to send, because a lower one holds the same heads, calls it from commit() or abort().
+    A link's thread calls `on_done` of a push. On a rank that has nothing to send, because a lower rank holds the same
+    heads, commit() or abort() calls it.
     """
 
     def __init__(
         self, slab: Slab, identity: SlabIdentity, config: TransferConfig, key: ClusterKey | None = None
     ) -> None:
-        """`key`: what receivers have to have. Raises ConfigError."""
+        """`key`: the key that receivers must show; None: any may receive. Raises ConfigError."""
         check_choice(config.transport)
         self._key = key
         assert slab.layout == identity.slab_layout
@@ -53,10 +52,6 @@ class Sender:
         self._closed = False
 
     def begin(self, grant: Grant, on_done: Callable[[PushResult], None]) -> Push:
-        """Returns at once; failures, refusals too, come through `on_done`.
-
-        Raises UnavailableError after close(), ProtocolError for a grant that is in use; `on_done` is not called then.
-        """
         peer = (grant.worker_id, grant.incarnation, grant.generation)
         with self._lock:
             if self._closed:
@@ -88,7 +83,6 @@ class Sender:
         return layer_done
 
     def let_go(self, timeout_s: float) -> None:
-        """Waits for pushes that are open."""
         with self._lock:
             links = [*self._links.values(), *self._ending]
         give_up_s = time.monotonic() + timeout_s
@@ -99,7 +93,6 @@ class Sender:
                 raise UnavailableError(f"a push still reads the KV slab after {timeout_s:.1f} s")
 
     def close(self) -> None:
-        """Aborts what is open, ends threads and connections. Idempotent."""
         with self._lock:
             self._closed = True
             links = [*self._links.values(), *self._ending]
@@ -111,7 +104,7 @@ class Sender:
             link.join(CLOSE_GRACE_S)
 
     def _retire_older(self, grant: Grant) -> None:
-        """A worker that restarted or slept gets no more pushes of before."""
+        """Because the worker has restarted or slept, its earlier links take no more pushes."""
         for peer in [peer for peer in self._links if peer[0] == grant.worker_id]:
             link = self._links.pop(peer)
             link.retire()

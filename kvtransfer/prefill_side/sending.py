@@ -13,18 +13,14 @@ LayerDone = Callable[[int], None]
 
 
 class KvPush(Protocol):
-    """A transfer to a decode worker. Every call returns at once; after the end they are ignored."""
+    """A transfer to a decode worker; see `kvtransfer.prefill_side.push.Push`."""
 
     @property
     def transfer_id(self) -> str: ...
 
-    def layer_ready(self, layer: int, first: int, source_blocks: Sequence[int], ready: Mark | None = None) -> None:
-        """See `kvtransfer.prefill_side.push.Push`. `KvSender.ship` is who calls it in a worker."""
-        ...
+    def layer_ready(self, layer: int, first: int, source_blocks: Sequence[int], ready: Mark | None = None) -> None: ...
 
-    def commit(self, payload: bytes) -> None:
-        """After the last blocks."""
-        ...
+    def commit(self, payload: bytes) -> None: ...
 
     def abort(self, reason: str) -> None: ...
 
@@ -34,27 +30,28 @@ class Piece:
     """Blocks of a transfer that one engine step completes, in every layer."""
 
     push: KvPush
-    first: int  # of the granted blocks
-    source: tuple[int, ...]  # our blocks that belong there and after it
-    tail: int = 0  # used tokens of the last one when it stays partial, else 0
+    first: int  # index of the first one among the granted blocks
+    source: tuple[int, ...]  # our blocks that belong there and behind it
+    tail: int = 0  # used tokens of the last block when it stays partial, else 0
 
 
 class KvSender(Protocol):
     def begin(self, grant: Grant, on_done: Callable[[PushResult], None]) -> KvPush:
-        """Failures come through `on_done`: called once, from any thread, when nobody reads the source blocks any more.
+        """Returns at once. Failures and refusals come through `on_done`, which any thread calls, once, when nobody
+        reads the source blocks any more.
 
         Raises UnavailableError after close(), ProtocolError for a grant that is in use; `on_done` is not called then.
         """
         ...
 
     def ship(self, pieces: Sequence[Piece]) -> LayerDone:
-        """Right before the step that completes them, on the engine's thread. What comes back is to be called after each
-        of its layers. Partial blocks are cleared behind their used tokens: the step itself writes in front of that."""
+        """Engine thread, right before the step that completes the pieces. Returns what is to be called after each of
+        the step's layers. Clears partial blocks behind their used tokens; the step itself writes in front of these."""
         ...
 
     def let_go(self, timeout_s: float) -> None:
-        """No push is open: ends the links to all peers, so that the slab may be given back. The next push makes new
-        ones. Raises UnavailableError when that takes longer."""
+        """Ends the links to all peers, so that the slab may be given back. The next push makes new links. Raises
+        UnavailableError when pushes take longer to end."""
         ...
 
     def close(self) -> None:

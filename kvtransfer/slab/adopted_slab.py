@@ -1,6 +1,6 @@
-"""The slab of another rank of the same decode worker, as rank 0 has it, which runs the one receiver for all ranks.
+"""The slab of another rank of the same decode worker, mapped by rank 0, which runs the one receiver for all ranks.
 
-Rank 0 hands it to the prefill workers that write it, and writes it itself where the bytes come over TCP.
+Rank 0 exports the slab to the prefill workers that write it, and writes it itself when the bytes come over a socket.
 """
 
 import os
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class AdoptedSlab:
-    """To sleep: suspend() here first, then in the rank's process. To wake: resume() there, then here."""
+    """Order of sleep: suspend() here, then in the rank's process; of waking: resume() there, then here."""
 
     def __init__(self, layout: SlabLayout, driver: MemoryDriver, fd: int, owner: str) -> None:
-        """`fd`: what `export()` gave in the rank's process; it stays the caller's. Raises as resume() does."""
+        """`fd`: the result of `export()` in the rank's process; it stays the caller's. Raises what resume() raises."""
         self.layout = layout
         self.driver = driver
         self._owner = owner
@@ -35,14 +35,14 @@ class AdoptedSlab:
 
     @property
     def buffer(self) -> memoryview:
-        """The slab's bytes, as those of `Slab`. Raises UnavailableError."""
+        """As `Slab.buffer`. Raises UnavailableError."""
         if self.driver.kind != "host":
             raise UnavailableError("the KV slab lies in GPU memory, which has no bytes here")
         return np.asarray(self._memory.array).data[: self.layout.nbytes]
 
     @property
     def tensor(self) -> "torch.Tensor":
-        """As that of `Slab`, on rank 0's device."""
+        """As `Slab.tensor`, on rank 0's device."""
         import torch
 
         array = self._memory.array if self.driver.kind == "cuda" else np.asarray(self._memory.array)
@@ -50,20 +50,21 @@ class AdoptedSlab:
         return values.view(self.layout.shape)
 
     def export(self) -> int:
-        """A descriptor, the caller's own, that another process maps to write the slab. Raises UnavailableError."""
+        """As `Slab.export`."""
         if self._fd is None:
             raise UnavailableError(f"the memory of {self._owner} is given back, so nobody can map it")
         return os.dup(self._fd)
 
     def suspend(self) -> None:
-        """Lets go of the rank's memory, which comes free only when nobody maps it."""
+        """Lets go of the rank's memory, which becomes free only when nobody maps it."""
         assert self._fd is not None
         self._memory.close()
         os.close(self._fd)
         self._fd = None
 
     def resume(self, fd: int) -> None:
-        """Maps the rank's memory of now. Raises ProtocolError when it is another slab's, or UnavailableError."""
+        """Maps the rank's present memory. Raises ProtocolError when `fd` is no slab of this layout, or
+        UnavailableError."""
         self._memory = PeerRange(self.driver, fd, self.layout.nbytes, self._owner)
         self._fd = os.dup(fd)
 

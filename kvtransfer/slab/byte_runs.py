@@ -1,6 +1,5 @@
-"""Block lists as runs of bytes. Neighbouring blocks become one run: a fresh pool is copied in few large pieces.
-
-That is so when all heads of both slabs move. Some heads of a block are a run of their own.
+"""Block lists as runs of bytes. When all heads of both slabs move, neighbouring blocks become one run, so the blocks of
+a fresh pool are copied in few large runs. Some heads of a block are a run of their own.
 """
 
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ from kvtransfer.slab.layout import SlabLayout
 
 
 class Run(Struct, frozen=True, gc=False):
-    """Bytes of one layer: `[source, source + nbytes)` of our slab belong at `destination` of the peer's."""
+    """Bytes of one layer: `[source, source + nbytes)` of our slab belong at `destination` of the peer's slab."""
 
     source: int
     destination: int
@@ -19,7 +18,7 @@ class Run(Struct, frozen=True, gc=False):
 
 
 def byte_ranges(layout: SlabLayout, layer: int, blocks: Sequence[int], heads: range) -> list[tuple[int, int]]:
-    """(begin, end) of some heads of blocks in one slab, in the order of the list, neighbours merged."""
+    """(begin, end) of some heads of the blocks in one slab, in the order of the list, neighbours merged."""
     runs = paired_runs(layout, layout, layer, blocks, blocks, heads, heads)
     return [(run.source, run.source + run.nbytes) for run in runs]
 
@@ -33,7 +32,8 @@ def paired_runs(
     source_heads: range,
     destination_heads: range,
 ) -> list[Run]:
-    """Runs that are contiguous in both slabs. A head has one shape in both; lists and ranges are of one length."""
+    """Runs that are contiguous in both slabs. Invariant: a head has one shape in both; both lists are of one length,
+    and so are both ranges."""
     whole = len(source_heads) == source.num_kv_heads == destination.num_kv_heads
     nbytes = len(source_heads) * source.head_bytes
     source_step, destination_step = source.block_bytes, destination.block_bytes

@@ -1,7 +1,7 @@
-"""Which KV heads the ranks of a prefill worker send to which ranks of a decode worker. Pure; both ends work it out.
+"""Which KV heads the ranks of a prefill worker send to which ranks of a decode worker. Pure; both ends compute it.
 
-A worker of n ranks holds a model's h KV heads in n slabs: h/n heads in each or, with more ranks than heads, every head
-in n/h of them. So this maps owners, not ratios: the first rank that holds a head sends it to every rank that wants it.
+A worker of n ranks holds a model's h KV heads in n slabs: h/n heads in each slab or, with more ranks than heads, every
+head in n/h slabs. The first rank that holds a head sends it to every rank that wants it.
 """
 
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ class Shard:
     size: int = 1
 
     def heads(self, num_kv_heads: int) -> range:
-        """Those of the model's heads that the rank's slab holds, in this order."""
+        """The model's heads that the rank's slab holds, in this order."""
         first = self.rank * num_kv_heads // self.size
         return range(first, first + heads_per_rank(self.size, num_kv_heads))
 
     def sends(self, num_kv_heads: int) -> bool:
-        """False: a lower rank holds the same heads."""
+        """Whether the rank sends; False: a lower rank holds the same heads."""
         return self.rank == 0 or Shard(self.rank - 1, self.size).heads(num_kv_heads) != self.heads(num_kv_heads)
 
 
@@ -31,7 +31,7 @@ WHOLE = Shard()
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A place for heads: which rank of the receiver, and which heads of its slab."""
+    """A place for heads: a rank of the receiver, and heads of that rank's slab."""
 
     rank: int
     heads: range
@@ -39,14 +39,14 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Heads that a sender sends together, and every place where they belong."""
+    """Heads that a rank sends together, and every place where they belong."""
 
     heads: range  # of the sender's slab
     targets: tuple[Target, ...]  # several where the receiver holds a head in several ranks
 
 
 def fits(size: int, num_kv_heads: int) -> bool:
-    """Whether a model of so many heads can be held by a worker of so many ranks."""
+    """Whether a worker of `size` ranks can hold a model of `num_kv_heads`."""
     return size in SIZES and (num_kv_heads % size == 0 or size % num_kv_heads == 0)
 
 
@@ -55,14 +55,14 @@ def heads_per_rank(size: int, num_kv_heads: int) -> int:
 
 
 def sending_ranks(size: int, num_kv_heads: int) -> tuple[int, ...]:
-    """The ranks of a sender that have something to send; rank 0 is always among them."""
+    """The ranks of a prefill worker that have something to send; rank 0 is always among them."""
     return tuple(rank for rank in range(size) if Shard(rank, size).sends(num_kv_heads))
 
 
 def parts(sender: Shard, receiver_size: int, num_kv_heads: int) -> tuple[Part, ...]:
-    """What one rank sends, in the order of its heads: each head once, and every head that it holds, or nothing at all.
+    """What one rank sends, in the order of its heads: every head that it holds, once, or nothing.
 
-    No receiving rank is in two parts, because what two ranks have in common is one range.
+    Invariant: no receiving rank is in two parts, because the heads that two ranks have in common are one range.
     """
     if not sender.sends(num_kv_heads):
         return ()

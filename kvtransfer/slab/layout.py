@@ -1,4 +1,4 @@
-"""Where a KV block lies in a slab. Both ends of a transfer agree on this, and on nothing else."""
+"""Where a KV block lies in a slab. Both ends of a transfer must agree on this layout, but for the number of blocks."""
 
 from dataclasses import dataclass
 
@@ -9,8 +9,8 @@ ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 class SlabLayout:
     """A slab is one contiguous array `[layers, blocks, kv_heads, 2 (K, V), block_size, head_dim]`.
 
-    Any head range of one block, K and V together, is one contiguous run, so transfers between different tensor-parallel
-    sizes are plain runs.
+    Because any head range of one block, K and V together, is one contiguous run, transfers between different
+    tensor-parallel sizes are plain runs.
     """
 
     num_layers: int

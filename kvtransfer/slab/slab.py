@@ -1,6 +1,6 @@
-"""The memory that holds a worker's KV blocks: one contiguous array that another process can be allowed to write.
+"""The memory that holds a worker's KV blocks: one contiguous array that another process may be allowed to write.
 
-The worker creates it; the model runner computes on `tensor`, the transports move bytes of `buffer` or `export()` it.
+The model runner computes on `tensor`; the transports move bytes of `buffer`, or export() the slab.
 """
 
 from typing import TYPE_CHECKING, Any, Protocol
@@ -21,14 +21,14 @@ class Mark(Protocol):
     """A moment in a device's work: a CUDA event."""
 
     def wait(self, stream: Any) -> None:
-        """What the stream is given from now on comes after it."""
+        """The stream's work that is enqueued from now on comes after the mark."""
 
 
 class Slab:
-    """Zeroed, because stale bytes that happen to be NaN survive any mask."""
+    """Invariant: new memory is zeroed, because stale bytes that happen to be NaN survive any mask."""
 
     def __init__(self, layout: SlabLayout, driver: MemoryDriver | None = None) -> None:
-        """`driver` None: in this host's memory. Raises UnavailableError when there is not that much."""
+        """`driver` None: the slab lies in this host's memory. Raises UnavailableError when there is not that much."""
         self.layout = layout
         self.driver = driver or HostMemory()
         self._memory = MemoryRange(self.driver, layout.nbytes)
@@ -37,7 +37,7 @@ class Slab:
 
     @property
     def generation(self) -> int:
-        """Rises with every resume: who was allowed to write an earlier one has to ask again."""
+        """Rises with every resume(). A grant names it, so a writer of an earlier generation has to ask again."""
         return self._generation
 
     @property
@@ -48,7 +48,7 @@ class Slab:
     def tensor(self) -> "torch.Tensor":
         """`[layers, blocks, kv_heads, 2, block_size, head_dim]`, see SlabLayout."""
         if self._tensor is None:
-            import torch  # here, because moving bytes needs none of it
+            import torch  # here, because moving bytes needs no torch
 
             self._tensor = self._memory.tensor(self.layout.shape, getattr(torch, self.layout.dtype))
         return self._tensor
@@ -61,7 +61,7 @@ class Slab:
         return self._memory.buffer()[: self.layout.nbytes]
 
     def mark(self) -> Mark | None:
-        """What the calling thread has enqueued until now; None: it is all done."""
+        """The end of what the calling thread has enqueued; None: all of it is done."""
         if self.driver.kind == "host":
             return None
         import torch
@@ -71,7 +71,7 @@ class Slab:
         return event
 
     def clear_behind(self, block: int, used: int) -> None:
-        """Zeroes what lies behind `used` tokens of a block, in all layers, before what the calling thread enqueues."""
+        """Zeroes a block behind its `used` tokens, in all layers, before what the calling thread enqueues later."""
         if self.driver.kind == "host":
             array = np.frombuffer(self.buffer, dtype=np.uint8).reshape(*self.layout.shape[:-1], -1)
             array[:, block, :, :, used:] = 0
@@ -83,15 +83,15 @@ class Slab:
         return self._memory.export()
 
     def suspend(self) -> None:
-        """Gives the memory back and keeps the addresses. No lease may be open, and no peer may map it."""
+        """Gives the memory back and keeps the addresses. Invariant: no lease is open, and no peer maps the slab."""
         self._memory.unmap()
 
     def resume(self) -> None:
-        """Zeroed memory at the same addresses, under a new generation. Raises UnavailableError."""
+        """Takes zeroed memory at the same addresses, under a new generation. Raises UnavailableError."""
         self._memory.map()
         self._generation += 1
 
     def close(self) -> None:
-        """Gives the memory back for good; nobody computes or transfers any more. Idempotent."""
+        """Gives the memory back for good, when nobody computes or transfers any more. Idempotent."""
         if self._memory.is_mapped:
             self._memory.unmap()

@@ -1,6 +1,6 @@
-"""Copies blocks from one slab to another with one kernel: the other may be a peer GPU's memory, mapped here.
+"""One kernel that copies blocks from one slab to another, which may be a peer GPU's memory, mapped here.
 
-A driver's copy engine wants one call, and several microseconds, for each run of bytes; a kernel takes a table of them.
+The driver's copy engine would take one call, of several microseconds, for each run of bytes; the kernel takes a table.
 """
 
 import triton
@@ -9,15 +9,16 @@ from torch import Tensor
 
 from runtime.device.quick_launch import QuickLaunch
 
-# 2 KiB a thread, and enough programs to fill NVLink: fewer reach 290 to 350 of 368 GB/s (benchmarks/kv_push.py, H200).
+# 64 bytes a thread and piece; fewer programs reach 290 to 350 of NVLink's 368 GB/s (benchmarks/kv_push.py, H200).
 _WORDS, _WARPS = 2048, 8
 _PROGRAMS = 128
 
 
 def copy_blocks(source: Tensor, destination: Tensor, table: Tensor, num_programs: int = _PROGRAMS) -> None:
-    """source, destination: int64 [layers, blocks, words of a block], as many layers in both, words contiguous.
+    """Enqueues the copy on the current stream.
 
-    table: int32 [2, count], from which block to which, in every layer. Enqueued on the current stream.
+    source, destination: int64 [layers, blocks, words of a block], equally many layers, words contiguous.
+    table: int32 [2, count], from which block to which block, the same in every layer.
     """
     _copy_blocks[(num_programs,)](
         source,

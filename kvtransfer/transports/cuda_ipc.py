@@ -1,13 +1,13 @@
-"""CUDA memory of one host: a chunk's blocks go over NVLink straight into the decode worker's slabs, see mapped.py.
+"""GPUs of one host: a chunk's blocks go over NVLink straight into the decode worker's slabs (see mapped.py).
 
-Writing is asynchronous: on a stream of its own one kernel waits for a chunk's layers to be computed and writes them
-all, and one message announces them when it has ended. So the engine never waits for the link, and the link's thread
-only when it is idle.
+Writing is asynchronous. On a stream of its own, one kernel waits for a chunk's layers to be computed and writes them
+all; when the kernel has ended, one message announces the layers. The engine never waits for NVLink, and the link's
+thread waits only when it has nothing else to do.
 
-A chunk's layers leave together, after the last one, though each could leave while the next is computed. A prompt makes
-a GPU compute at the limit of its power, and a link that is awake costs it 3 % of its clock, whatever goes over it and
-by whatever means; so it sleeps while the model computes. For 8,192 tokens of an 8B model that is 3.4 ms at the end
-instead of 7 ms all along (benchmarks/push_slowdown.py).
+A chunk's layers leave together, after the last one, though each could leave while the next is computed. Because a
+prompt makes a GPU compute at the limit of its power, and NVLink, when awake, takes 3 % of its clock whatever goes over
+it, NVLink sleeps while the model computes. For 8,192 tokens of an 8B model this costs 3.4 ms at the end, in place of
+7 ms spread over the step (benchmarks/push_slowdown.py).
 """
 
 from collections import deque
@@ -21,13 +21,13 @@ from baton_proto.transfer import Blocks
 from kvtransfer.transports.copy_blocks import copy_blocks
 from kvtransfer.transports.head_words import head_words
 from kvtransfer.transports.mapped import PeerSlabs
-from kvtransfer.transports.transport import MAX_PIECE_BLOCKS, PrefillEnd, Shipment
+from kvtransfer.transports.transport import BlockWriter, PrefillEnd, Shipment
 from runtime.device.cuda_memory import CudaMemory
 
 
 @dataclass(frozen=True, slots=True)
 class _Route:
-    """The heads that one of the decode worker's ranks gets; int64 [layers, blocks, words of the heads in a block]."""
+    """The heads that one rank of the decode worker gets, as int64 [layers, blocks, words of the heads in a block]."""
 
     source: Tensor
     destination: Tensor
@@ -37,13 +37,10 @@ class _Route:
 class _OnItsWay:
     message: Blocks
     written: torch.cuda.Event
-    table: Tensor  # the kernel reads it
+    table: Tensor  # kept, because the kernel reads it
 
 
-class CudaIpcWriter:
-    """Implements `kvtransfer.transports.transport.BlockWriter`."""
-
-    piece_blocks = MAX_PIECE_BLOCKS
+class CudaIpcWriter(BlockWriter):
     at_once = True
 
     def __init__(self, end: PrefillEnd) -> None:
@@ -54,7 +51,7 @@ class CudaIpcWriter:
         self._channel = end.channel
         self._driver = slab.driver
         self._peer = PeerSlabs(slab.driver, end.fds, end.parts, end.peer_layout.nbytes, end.channel.peer)
-        torch.cuda.set_device(self._driver.device)  # of this thread, and so is the stream: nobody else writes here
+        torch.cuda.set_device(self._driver.device)  # device and stream are this thread's; no other thread writes
         self._stream = torch.cuda.Stream(self._driver.device, priority=-1)  # type: ignore[no-untyped-call]
         torch.cuda.set_stream(self._stream)
         ours = slab.tensor.flatten().view(torch.uint8)
@@ -66,21 +63,21 @@ class CudaIpcWriter:
             self._routes.append(_Route(source, head_words(theirs, end.peer_layout, their_heads)))
         self._on_their_way: deque[_OnItsWay] = deque()
         self._blocks: tuple[Sequence[int], Sequence[int]] = ((), ())
-        self._table = torch.empty(2, 0, dtype=torch.int32, device=self._driver.device)  # of these blocks
+        self._table = torch.empty(2, 0, dtype=torch.int32, device=self._driver.device)  # for self._blocks
         self._copy(range(1))  # loads the kernel before somebody waits for it
 
     def write(self, shipment: Shipment) -> bool:
         if shipment.stopped():
             return False
         blocks = (shipment.source, shipment.destination)
-        if self._blocks != blocks:  # layers of a chunk that come one by one share them
+        if self._blocks != blocks:  # shipments of one chunk share the table
             self._blocks = blocks
             table = torch.tensor(blocks, dtype=torch.int32, pin_memory=True)
             self._table = table.to(self._driver.device, non_blocking=True)
         if shipment.ready is not None:
             shipment.ready.wait(self._stream)
         self._copy(shipment.message.layer_range)
-        # Who waits for it sleeps, for the step is still to be computed, often all of it.
+        # Because most of the step is often still to be computed, waiting for the event sleeps and does not spin.
         written = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         written.record(self._stream)
         self._on_their_way.append(_OnItsWay(shipment.message, written, self._table))
@@ -106,7 +103,7 @@ class CudaIpcWriter:
         self._on_their_way.popleft()
 
     def _copy(self, layers: range) -> None:
-        """Enqueues it on the thread's stream."""
+        """Enqueues the copy on the thread's stream."""
         for route in self._routes:
             chosen = slice(layers.start, layers.stop)
             copy_blocks(route.source[chosen], route.destination[chosen], self._table)

@@ -1,6 +1,6 @@
-"""Some heads of blocks of a slab as bytes that the CPU can send, receive and sum up.
+"""Some heads of a slab's blocks as bytes that the CPU can send, receive and sum up.
 
-They are the slab's own where it lies in host memory, else a pinned copy. Each thread that needs a window makes its own.
+The bytes are the slab's own when it lies in host memory, else those of a pinned copy. A window belongs to one thread.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class HostWindow:
-    """At most one piece (see transport.py) at a time; what a call returned is void with the next one."""
+    """Takes at most `piece_blocks` blocks a call. Invariant: what a call returned is void after the next call."""
 
     def __init__(self, slab: RankSlab, heads: range) -> None:
         self._slab = slab
@@ -28,19 +28,19 @@ class HostWindow:
         return None if self._slab.driver.kind == "host" else StagedBlocks(self._slab, self._heads)
 
     def read(self, layer: int, blocks: Sequence[int], ready: Mark | None = None) -> list[memoryview]:
-        """The blocks' bytes in the order of the list, as few pieces as can be. Waits until they are computed."""
+        """The blocks' bytes in the order of the list, in as few views as possible. Waits until they are computed."""
         if self._staged is not None:
             return [self._staged.read(layer, blocks, ready)]
         return self._own(layer, blocks)
 
     def landing(self, layer: int, blocks: Sequence[int]) -> list[memoryview]:
-        """Where the blocks' bytes are to be put, before `land`."""
+        """The views that the blocks' bytes are to be put into before land()."""
         if self._staged is not None:
             return [self._staged.bytes(len(blocks))]
         return self._own(layer, blocks)
 
     def land(self, layer: int, blocks: Sequence[int]) -> None:
-        """What was put into `landing` is in the slab when it returns."""
+        """Returns when the bytes that were put into landing() are in the slab."""
         if self._staged is not None:
             self._staged.write(layer, blocks)
 
@@ -50,10 +50,10 @@ class HostWindow:
 
 
 class StagedBlocks:
-    """Some heads of blocks of a slab on a device, copied through pinned memory on a stream of its own."""
+    """Some heads of a GPU slab's blocks, copied through pinned memory on a stream of their own."""
 
     def __init__(self, slab: RankSlab, heads: range) -> None:
-        import torch  # here, because workers whose slab lies in host memory need none of it
+        import torch  # here, because a worker whose slab lies in host memory needs no torch
 
         layout = slab.layout
         self._tensor = slab.tensor[:, :, heads.start : heads.stop]  # [layers, blocks, heads, 2, block_size, head_dim]

@@ -1,9 +1,9 @@
-"""What the transports share in which the prefill worker maps the decode worker's slabs: over host memory and over CUDA.
+"""What shm and cuda_ipc share: the prefill worker maps the decode worker's slabs, in host memory or on a GPU.
 
-With its welcome the decode worker sends descriptors: those slabs of its ranks that the peer has to write, and the write
-end of a pipe, the *token*. The peer holds the token exactly as long as its mappings: it closes it after unmapping, and
-the kernel, which takes a dying process's memory before its descriptors, closes it otherwise. A closed socket proves
-nothing here; a hung-up token or an exited process does.
+With its Welcome the decode worker sends descriptors: the slabs that the peer has to write, and the write end of a pipe,
+the *token*. Invariant: the peer holds the token exactly as long as its mappings. It closes the token after unmapping;
+when it dies, the kernel takes its memory before its descriptors. So a hung-up token or an exited process proves that
+the peer cannot write any more, and a closed socket proves nothing.
 """
 
 import os
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from baton_proto.transfer import Welcome
 from kvtransfer.slab.head_plan import SIZES, Part
-from kvtransfer.transports.transport import DecodeEnd
+from kvtransfer.transports.transport import BlockIntake, DecodeEnd
 from runtime.device.driver import MemoryDriver
 from runtime.device.memory_range import PeerRange
 from runtime.errors import ProtocolError
@@ -23,7 +23,7 @@ MAX_FDS = SIZES[-1] + 1  # slabs, token
 
 
 class PeerSlabs:
-    """Slabs of the decode worker, mapped by the prefill worker: one for each target of `parts`, in their order."""
+    """Slabs of the decode worker, mapped by the prefill worker: one for each target of `parts`, in the same order."""
 
     def __init__(self, driver: MemoryDriver, fds: list[int], parts: Sequence[Part], nbytes: int, peer: str) -> None:
         """Takes the descriptors over; `nbytes`: of each slab. Raises ProtocolError when they are not what is due."""
@@ -45,11 +45,11 @@ class PeerSlabs:
     def close(self) -> None:
         for memory in self.memories:
             memory.close()
-        os.close(self._token)  # only now: it says that the mappings are gone
+        os.close(self._token)  # last, because it says that the mappings are gone
 
 
-class MappedIntake:
-    """Implements `kvtransfer.transports.transport.BlockIntake`: the blocks are in place before they are announced."""
+class MappedIntake(BlockIntake):
+    """Takes nothing: the blocks are in place before they are announced."""
 
     peer_writes = True
 
@@ -74,15 +74,9 @@ class MappedIntake:
             _close_all(fds)
 
     def await_message(self) -> None:
-        """A dead peer's child may hold the socket open, so the process is watched as well."""
+        """Because a dead peer's child may hold the socket open, the peer's process is watched as well."""
         if all(fd != self._channel.sock.fileno() for fd, _ in self._news.poll()):
             raise ConnectionResetError(f"the process of {self._channel.peer} ended")
-
-    def take(self, layers: range, blocks: Sequence[int]) -> None:
-        """Nothing to do: the blocks were in place before the message was sent."""
-
-    def settle(self) -> None:
-        """Nor is there here."""
 
     def await_silence(self, wake_fd: int) -> bool:
         poll = select.poll()

@@ -1,13 +1,13 @@
 """NCCL between GPUs that cannot map each other's memory: a kernel gathers blocks, one send carries them, and a kernel
-scatters them. While one buffer is on the link, others are filled here and emptied there.
+scatters them. While one buffer is on the network, another is filled here and another is emptied there.
 
-A message announces a chunk's layers over TCP once the last one is computed, and the decode side asks NCCL for them only
-then. So its GPU never waits for a prompt that is still being computed. Both ends cut what a message announces into the
-same sends, of which no more are on their way than there are buffers. The slabs are written by the decode side alone, as
-with TCP: when it has aborted its end, nobody writes them. A send is layer by layer, in each block after block, and in
-each block part after part. Why a chunk's layers wait for each other: see cuda_ipc.py; and NCCL likes few large sends.
+A message announces a chunk's layers over TCP once the last layer is computed, and only then does the decode side ask
+NCCL for them: its GPU never waits for a prompt that is still being computed. Both ends cut what a message announces
+into the same sends, and no more sends are on their way than there are buffers. In a send the order is layer, block,
+part. A chunk's layers wait for each other for the reason in cuda_ipc.py, and because NCCL is fast with few large sends.
 
-Rank 0 of a decode worker receives for all of its ranks and scatters into their slabs, which it has mapped.
+Only the decode side writes its slabs: when it has aborted its end, nobody writes them. Rank 0 of a decode worker
+receives for all of its ranks and scatters into their slabs, which it has mapped.
 """
 
 from collections import deque
@@ -25,17 +25,20 @@ from kvtransfer.slab.layout import SlabLayout
 from kvtransfer.transports.copy_blocks import copy_blocks
 from kvtransfer.transports.head_words import WORD_BYTES, head_words
 from kvtransfer.transports.nccl_pair import RECEIVER, SENDER, NcclPair, PeerWatch, new_pair_id
-from kvtransfer.transports.transport import MAX_PIECE_BLOCKS, DecodeEnd, PrefillEnd, Shipment
+from kvtransfer.transports.transport import MAX_PIECE_BLOCKS, BlockIntake, BlockWriter, DecodeEnd, PrefillEnd, Shipment
 from kvtransfer.wire.sockets import STALL_TIMEOUT_S
 from runtime.device.cuda_memory import CudaMemory
 from runtime.errors import UnavailableError
 
-# A send takes 13 us and its bytes at 350 GB/s (H200); besides, each costs both hosts about 100 us, which the one before
-# it hides. 512 MiB in pieces of 32 go at 261 to 272 GB/s, of 64 at 278 to 290 (benchmarks/kv_push.py).
+# A send takes 13 us, and its bytes go at 350 GB/s (H200); each send also costs both hosts about 100 us, which the send
+# before it hides. 512 MiB go at 261 to 272 GB/s in pieces of 32 MiB, at 278 to 290 in 64s (benchmarks/kv_push.py).
 BUFFER_BYTES = 64 << 20
 NUM_BUFFERS = 2
-_KERNELS_PRIORITY, _LINK_PRIORITY = -1, -2  # a scatter that begins first keeps the next receive off most processors
-_TABLES = 64  # kept; the layers of a chunk share theirs
+_KERNELS_PRIORITY, _LINK_PRIORITY = (
+    -1,
+    -2,
+)  # else a scatter that begins first keeps the next receive off most processors
+_MAX_TABLES = 64  # kept; the layers of a chunk share one
 
 
 def _event() -> torch.cuda.Event:
@@ -44,13 +47,13 @@ def _event() -> torch.cuda.Event:
 
 @dataclass(frozen=True, slots=True)
 class _Buffer:
-    parts: list[Tensor]  # int64 [piece_blocks, words of the part's heads] for each part: columns of a block's row
+    parts: list[Tensor]  # for each part int64 [piece_blocks, words of the part's heads]: columns of the rows
     address: int  # of the first row
     full: torch.cuda.Event = field(default_factory=_event)  # gathered, or received
     empty: torch.cuda.Event = field(default_factory=_event)  # sent, or scattered
 
     def rows(self, num_layers: int, num_blocks: int) -> list[Tensor]:
-        """What so many take, layer by layer: int64 [num_layers, num_blocks, words of the part's heads] of each part."""
+        """The first rows, layer by layer: for each part int64 [num_layers, num_blocks, words of the part's heads]."""
         count = num_layers * num_blocks
         return [part[:count].view(num_layers, num_blocks, part.shape[1]) for part in self.parts]
 
@@ -60,7 +63,7 @@ class _Buffers:
 
     def __init__(self, layout: SlabLayout, parts: Sequence[Part], device: torch.device) -> None:
         """Raises UnavailableError when the GPU has no room for the buffers."""
-        torch.cuda.set_device(device)  # of this thread, and so is the stream of the kernels: nobody else launches here
+        torch.cuda.set_device(device)  # device and stream are this thread's; no other thread launches here
         self.device = device
         sizes = [len(part.heads) * layout.head_bytes // WORD_BYTES for part in parts]
         self.block_bytes = sum(sizes) * WORD_BYTES
@@ -79,8 +82,8 @@ class _Buffers:
         return _Buffer(list(torch.split(words, list(sizes), dim=1)), words.data_ptr())
 
     def pieces(self, layers: range, blocks: Sequence[int]) -> Iterator[tuple[range, Sequence[int]]]:
-        """What a buffer takes each, in the order in which it is sent: several layers of few blocks, or some blocks of
-        one layer."""
+        """Cuts blocks into what one buffer takes, in the order of sending: several layers of few blocks, or some blocks
+        of one layer."""
         num_layers = max(1, self.piece_blocks // max(1, len(blocks)))
         for layer in range(layers.start, layers.stop, num_layers):
             for first in range(0, len(blocks), self.piece_blocks):
@@ -91,7 +94,7 @@ class _Buffers:
         return self.ring[0]
 
     def tables(self, blocks: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """int32 [2, count] each: from the blocks to their places in a buffer, and back."""
+        """Two tables for `copy_blocks`, int32 [2, count]: from the blocks to their rows in a buffer, and back."""
         key = tuple(blocks)
         tables = self._tables.get(key)
         if tables is None:
@@ -100,23 +103,20 @@ class _Buffers:
             rows[0] = key
             rows[1] = np.arange(len(key))
             rows[2] = rows[0]
-            if len(self._tables) >= _TABLES:
+            if len(self._tables) >= _MAX_TABLES:
                 self._tables.clear()
             table = host.to(self.device, non_blocking=True)
             tables = self._tables[key] = (table[:2], table[1:])
         return tables
 
     def close(self) -> None:
-        """After the communicator's abort, with which what was on its way ends."""
+        """After the communicator's abort, which ends what was on its way."""
         self.link.synchronize()
         self.kernels.synchronize()
         self.ring.clear()
 
 
-class NcclWriter:
-    """Implements `kvtransfer.transports.transport.BlockWriter`."""
-
-    piece_blocks = MAX_PIECE_BLOCKS
+class NcclWriter(BlockWriter):
     at_once = True
 
     def __init__(self, end: PrefillEnd) -> None:
@@ -154,7 +154,7 @@ class NcclWriter:
         return True
 
     def settle(self) -> bool:
-        """It is all said, and now it has left our slab too."""
+        """All blocks were announced by write(); here they have also left our slab."""
         self._watch.until(self._buffers.kernels.query, STALL_TIMEOUT_S)
         return False
 
@@ -169,11 +169,7 @@ class NcclWriter:
             copy_blocks(words[layers.start : layers.stop], rows, to_buffer)
 
 
-class NcclIntake:
-    """Implements `kvtransfer.transports.transport.BlockIntake`."""
-
-    peer_writes = False
-
+class NcclIntake(BlockIntake):
     def __init__(self, end: DecodeEnd) -> None:
         self._channel = end.channel
         self._slabs = end.slabs
@@ -181,7 +177,7 @@ class NcclIntake:
         self._watch = PeerWatch(end.channel.sock, end.channel.peer)
         self._buffers: _Buffers | None = None
         self._pair: NcclPair | None = None
-        self._destinations: list[list[Tensor]] = []  # by part, where it belongs
+        self._destinations: list[list[Tensor]] = []  # for each part, its heads in each target's slab
 
     def welcome(self, message: Welcome, parts: Sequence[Part]) -> None:
         """Raises OSError, UnavailableError."""
@@ -197,11 +193,8 @@ class NcclIntake:
         self._channel.send_now(replace(message, rendezvous=pair_id))
         self._pair = NcclPair(pair_id, RECEIVER, self._watch, self._timeout_s)
 
-    def await_message(self) -> None:
-        """The channel waits by itself."""
-
     def take(self, layers: range, blocks: Sequence[int]) -> None:
-        """Enqueues it all: `settle` is what waits. Raises OSError, UnavailableError."""
+        """Enqueues receives and scatters; settle() waits for them. Raises OSError, UnavailableError."""
         assert self._buffers is not None
         assert self._pair is not None
         buffers = self._buffers

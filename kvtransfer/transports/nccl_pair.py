@@ -1,14 +1,14 @@
-"""A communicator of two GPUs in two processes, of one host or of two: a prefill rank's, and a decode worker's.
+"""A communicator of two GPUs in two processes, of one host or of two: a prefill rank's GPU and a decode worker's.
 
-By nccl4py, NVIDIA's own binding: it sets a communicator up without blocking, says how far it is, and aborts it. cupy's
-communicators are set up blocking (its NcclConfig knows `split_share` alone), so a peer that dies in mid-handshake would
-hold a thread for ever; torch's process groups want a store of their own, and watchdog threads. Of a peer that dies
-later NCCL says nothing either: a kernel of ours then waits on the GPU until somebody aborts it. So every wait here
-looks at the connection beside it.
+nccl4py, NVIDIA's own binding, sets a communicator up without blocking, says how far the set-up is, and aborts it. cupy
+sets communicators up blocking (its NcclConfig knows `split_share` alone), so a peer that dies in mid-handshake would
+hold a thread for ever; torch's process groups want a store of their own, and watchdog threads. NCCL says nothing of a
+peer that dies later either: a kernel of ours waits on the GPU until somebody aborts it. So every wait here watches the
+connection to the peer, too.
 
-What is not blocking starts a thread for every send, which takes 60 us where a blocking call takes 13. So the
-communicator that was set up has a child, split off it: its calls block, and its set-up, being a call of its parent,
-does not. It shares the connections over which the parent has said hello, so no call of it waits for the peer's host.
+A call of a communicator that does not block starts a thread for every send, which takes 60 us where a blocking call
+takes 13 us. So the communicator is split: calls of the child block, and the child's set-up, a call of its parent, does
+not. The child shares the connections over which the parent has said hello, so none of its calls waits for the peer.
 
 https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/communicators.html#fault-tolerance
 https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api/comms.html#ncclcommsplit
@@ -28,17 +28,18 @@ from runtime.errors import UnavailableError
 
 SENDER, RECEIVER = range(2)
 
-_SPIN_S = 1e-3  # what is on its way takes less, or much more
+_SPIN_S = 1e-3  # a transfer on its way takes less, or much more
 _NAP_S = 2e-4
 
 
 def new_pair_id() -> bytes:
-    """What both ranks of a pair must have. It names an address of this process, where NCCL lets them meet."""
+    """The id that both ends of a pair must have. It names an address of this process, where NCCL lets them meet."""
     return bytes(nccl.get_unique_id())
 
 
 class PeerWatch:
-    """Waits for what needs the peer, and for the connection to it at the same time. Any thread may read the latter."""
+    """Waits for an event that needs the peer, and watches the connection to the peer meanwhile, which any thread may
+    read."""
 
     def __init__(self, sock: socket.socket, peer: str) -> None:
         self._peer = peer
@@ -46,7 +47,7 @@ class PeerWatch:
         self._poll.register(sock, select.POLLRDHUP)  # hang-up and errors are always reported
 
     def until(self, is_done: Callable[[], bool], timeout_s: float | None = None) -> None:
-        """Raises ConnectionResetError when the peer is gone, TimeoutError; both are OSErrors."""
+        """Raises ConnectionResetError when the peer is gone, or TimeoutError; both are OSErrors."""
         began_s = time.monotonic()
         while not is_done():
             waited_s = time.monotonic() - began_s
@@ -61,7 +62,7 @@ class NcclPair:
     """One end. Used by one thread, on the device that is current in it."""
 
     def __init__(self, pair_id: bytes, rank: int, watch: PeerWatch, timeout_s: float) -> None:
-        """Meets the other end. Raises OSError when it does not come, UnavailableError when NCCL cannot connect them."""
+        """Meets the other end. Raises OSError when it does not come, UnavailableError when NCCL cannot connect."""
         self._peer = 1 - rank
         self._watch = watch
         self._timeout_s = timeout_s
@@ -82,21 +83,21 @@ class NcclPair:
         self._calls = bindings.Comm(self._child.ptr)
 
     def send(self, address: int, nbytes: int, stream: torch.cuda.Stream) -> None:
-        """Enqueues it; the peer has to receive as many bytes. Raises UnavailableError."""
+        """Enqueues a send; the peer has to receive equally many bytes. Raises UnavailableError."""
         self._enqueue(bindings.send, address, nbytes, stream)
 
     def receive(self, address: int, nbytes: int, stream: torch.cuda.Stream) -> None:
-        """Enqueues it. The GPU waits for the peer, so call it when the peer has begun to send."""
+        """Enqueues a receive, in which the GPU waits: call it when the peer has begun to send."""
         self._enqueue(bindings.recv, address, nbytes, stream)
 
     def abort(self) -> None:
-        """Ends what is on its way, on this GPU, whatever the peer does. Idempotent."""
+        """Ends what is on its way on this GPU, whatever the peer does. Idempotent."""
         self._child.abort()
         self._parent.abort()
-        self._child.abort()  # when it was in the making, it is there only now
+        self._child.abort()  # a child that was in the making exists only now
 
     def _enqueue(self, call: Callable[..., None], address: int, nbytes: int, stream: torch.cuda.Stream) -> None:
-        """By the bindings themselves: what `Communicator` finds out of tensor and stream takes longer than the call."""
+        """Calls the bindings, because `Communicator` takes longer to look at tensor and stream than the call takes."""
         try:
             call(address, nbytes, nccl.UINT8, self._peer, self._calls, stream.cuda_stream)
             state = bindings.comm_get_async_error(self._calls)
@@ -106,7 +107,7 @@ class NcclPair:
             raise UnavailableError(f"NCCL: {Result(state).name}")
 
     def _say_hello(self, rank: int) -> None:
-        """NCCL connects the two when something first goes from one to the other."""
+        """Sends one byte, because NCCL connects two GPUs when the first bytes go from one to the other."""
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         with torch.cuda.stream(stream):
             values = torch.zeros(1, dtype=torch.uint8, device="cuda")
@@ -118,7 +119,7 @@ class NcclPair:
         self._watch.until(stream.query, self._timeout_s)
 
     def _settle(self) -> None:
-        """Nothing may be asked of the parent, nor of a stream it was given, while it is busy with what it was asked."""
+        """Waits for the parent. Neither the parent nor a stream that it was given may be used while it is busy."""
         self._watch.until(lambda: self._state() != Result.InProgress, self._timeout_s)
         if (state := self._state()) != Result.Success:
             raise UnavailableError(f"NCCL: {Result(state).name}")

@@ -1,4 +1,4 @@
-"""Shared memory: the prefill worker copies blocks to where they belong in the decode worker's slabs, see mapped.py."""
+"""Shared memory: the prefill worker copies blocks into the decode worker's slabs, which it maps (see mapped.py)."""
 
 from itertools import product
 
@@ -6,15 +6,10 @@ import numpy as np
 
 from kvtransfer.slab.byte_runs import paired_runs
 from kvtransfer.transports.mapped import PeerSlabs
-from kvtransfer.transports.transport import MAX_PIECE_BLOCKS, PrefillEnd, Shipment
+from kvtransfer.transports.transport import BlockWriter, PrefillEnd, Shipment
 
 
-class ShmWriter:
-    """Implements `kvtransfer.transports.transport.BlockWriter`."""
-
-    piece_blocks = MAX_PIECE_BLOCKS
-    at_once = False
-
+class ShmWriter(BlockWriter):
     def __init__(self, end: PrefillEnd) -> None:
         """Raises ProtocolError when the descriptors are not what a Welcome brings."""
         self._channel = end.channel
@@ -24,7 +19,7 @@ class ShmWriter:
         self._source = np.frombuffer(end.slab.buffer, dtype=np.uint8)
         heads = [(part.heads, target.heads) for part in end.parts for target in part.targets]
         arrays = [np.asarray(memory.array) for memory in self._peer.memories]
-        self._routes = list(zip(heads, arrays, strict=True))  # ours and theirs, and where
+        self._routes = list(zip(heads, arrays, strict=True))  # (our heads, their heads), bytes of their slab
 
     def write(self, shipment: Shipment) -> bool:
         blocks = shipment.source, shipment.destination
@@ -36,9 +31,6 @@ class ShmWriter:
                 array[run.destination : run.destination + run.nbytes] = ours  # numpy copies without the GIL
         self._channel.send(shipment.message)
         return True
-
-    def settle(self) -> bool:
-        return False
 
     def close(self) -> None:
         del self._source, self._routes

@@ -1,6 +1,6 @@
-"""TCP: the sending kernel gathers blocks from one slab, the receiving one scatters them into the others.
+"""TCP: the sending kernel gathers blocks from one slab, the receiving kernel scatters them into the others.
 
-Only the decode worker's own thread writes its slabs here: the end of the connection proves that nobody writes any more.
+Only the decode worker's own thread writes its slabs: the end of the connection proves that nobody writes any more.
 """
 
 from collections.abc import Sequence
@@ -8,14 +8,10 @@ from collections.abc import Sequence
 from baton_proto.transfer import Welcome
 from kvtransfer.slab.head_plan import Part
 from kvtransfer.transports.host_window import HostWindow
-from kvtransfer.transports.transport import DecodeEnd, PrefillEnd, Shipment, piece_blocks
+from kvtransfer.transports.transport import BlockIntake, BlockWriter, DecodeEnd, PrefillEnd, Shipment, piece_blocks
 
 
-class TcpWriter:
-    """Implements `kvtransfer.transports.transport.BlockWriter`."""
-
-    at_once = False
-
+class TcpWriter(BlockWriter):
     def __init__(self, end: PrefillEnd) -> None:
         self.piece_blocks = piece_blocks(end.slab.layout)
         self._channel = end.channel
@@ -25,36 +21,23 @@ class TcpWriter:
         if shipment.stopped():
             return False
         message, source = shipment.message, shipment.source
-        assert message.layers == 1, "the link ships layer by layer what is not at_once, and a window holds one layer"
+        assert message.layers == 1, "a window holds one layer, and a writer that is not at_once gets one at a time"
         pieces = [piece for window in self._windows for piece in window.read(message.layer, source, shipment.ready)]
         self._channel.send(message, pieces)
         return True
 
-    def settle(self) -> bool:
-        return False
 
-    def close(self) -> None:
-        """Nothing to undo: what is not sent cannot arrive."""
-
-
-class TcpIntake:
-    """Implements `kvtransfer.transports.transport.BlockIntake`."""
-
-    peer_writes = False
-
+class TcpIntake(BlockIntake):
     def __init__(self, end: DecodeEnd) -> None:
         self._channel = end.channel
         self._slabs = end.slabs
-        self._windows: list[list[HostWindow]] = []  # by part, where it belongs
+        self._windows: list[list[HostWindow]] = []  # for each part, one window per target
 
     def welcome(self, message: Welcome, parts: Sequence[Part]) -> None:
         self._windows = [
             [HostWindow(self._slabs[target.rank], target.heads) for target in part.targets] for part in parts
         ]
         self._channel.send_now(message)
-
-    def await_message(self) -> None:
-        """The channel waits by itself."""
 
     def take(self, layers: range, blocks: Sequence[int]) -> None:
         for layer in layers:
@@ -66,11 +49,3 @@ class TcpIntake:
                         to[:] = piece
                 for window in (first, *copies):
                     window.land(layer, blocks)
-
-    def settle(self) -> None:
-        """Nothing is on its way between two calls."""
-
-    def await_silence(self, wake_fd: int) -> bool:
-        return True
-
-    def close(self) -> None: ...

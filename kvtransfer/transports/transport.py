@@ -2,6 +2,7 @@
 whose intake stands by where the blocks land. Links and connections do not know which transport they use.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -33,15 +34,17 @@ class Shipment:
 class BlockWriter(Protocol):
     """The prefill side of one connection. One thread makes it and uses it."""
 
-    piece_blocks: int  # how many blocks one `write` takes
-    at_once: bool  # True: a chunk's layers are one shipment, once the last is computed. False: a shipment is one layer
+    piece_blocks: int = MAX_PIECE_BLOCKS  # how many blocks one `write` takes
+    at_once: bool = False  # True: the layers of a chunk are one shipment, once the last is computed; False: each is one
 
+    @abstractmethod
     def write(self, shipment: Shipment) -> bool:
         """Waits for the blocks, copies our heads to the peer, and announces them here or in settle(). False: the
         shipment was stopped before it was announced."""
 
     def settle(self) -> bool:
         """Waits for the oldest blocks that are still on their way, and announces them. False: there are none."""
+        return False
 
     def close(self) -> None:
         """After it, nothing here can write the peer's slabs."""
@@ -50,13 +53,14 @@ class BlockWriter(Protocol):
 class BlockIntake(Protocol):
     """The decode side of one connection. One thread makes it and uses it."""
 
-    peer_writes: bool  # True: the peer writes the slabs itself, so the connection's end does not prove that it stopped
+    peer_writes: bool = False  # True: the peer writes the slabs itself, so a closed connection proves nothing
 
+    @abstractmethod
     def welcome(self, message: Welcome, parts: Sequence[Part]) -> None:
         """Answers the peer's Hello, with what the peer needs in order to write `parts`."""
 
     def await_message(self) -> None:
-        """Returns when the connection has news. Raises OSError when the peer died without closing it."""
+        """Returns when the connection may have news. Raises OSError when the peer died without closing it."""
 
     def take(self, layers: range, blocks: Sequence[int]) -> None:
         """Puts the announced blocks of these layers into the slabs, before it or settle() returns."""
@@ -67,8 +71,10 @@ class BlockIntake(Protocol):
     def await_silence(self, wake_fd: int) -> bool:
         """After the end of the connection. True: the peer is proven unable to write. False: `wake_fd` became readable
         first."""
+        return True
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """After it, nothing that was on its way is written any more."""
 
 
 @dataclass(frozen=True, slots=True)

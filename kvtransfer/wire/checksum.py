@@ -1,6 +1,6 @@
-"""xxh3_64 of every block of a message: the mode that proves, block by block, that what was sent is what arrived.
+"""xxh3_64 of every block of a message: proves, block by block, that what was sent is what arrived.
 
-Where a block's heads go to several places, those of each place have a checksum of their own.
+When a block's heads are sent in several parts, each part has a checksum of its own.
 """
 
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ CHECKSUM_BYTES = 8
 
 
 def block_checksums(pieces: Iterable[memoryview], block_bytes: int) -> bytes:
-    """u64 LE per block; each piece is `block_bytes` of one block or more, one behind the other."""
+    """One u64 LE per block. A piece holds `block_bytes` of each of one or more blocks, one behind the other."""
     sums = [
         xxhash.xxh3_64_intdigest(piece[begin : begin + block_bytes])
         for piece in pieces

@@ -1,7 +1,7 @@
-"""Messages on a stream socket: u32 LE length, that many bytes of msgpack, then raw bytes that the message announces.
+"""Messages on a stream socket: frames of msgpack, each followed by the raw bytes that its message announces.
 
-Both ends use one Channel per connection. Reading belongs to one thread. Sending belongs to one thread on the prefill
-side, which may wait for the peer; on the decode side any thread may send, and none ever waits.
+Both ends use one Channel per connection. One thread reads. On the prefill side one thread sends, and may wait for the
+peer; on the decode side any thread may send, and none ever waits.
 """
 
 import contextlib
@@ -17,20 +17,20 @@ from runtime.errors import ProtocolError
 from runtime.streams.length_prefix import PREFIX_BYTES, body_bytes, framed
 
 MAX_FRAME_BYTES = 1 << 20
-MAX_PAYLOAD_BYTES = MAX_FRAME_BYTES - 4096  # of a COMMIT; the rest of its frame fits into 4 KiB
+MAX_PAYLOAD_BYTES = MAX_FRAME_BYTES - 4096  # of a Commit; the rest of its frame fits into 4 KiB
 MAX_VECTORS = 1024  # IOV_MAX of Linux
 
 Incoming = TypeVar("Incoming")
 
 
 class Channel(Generic[Incoming]):
-    """Typed messages over one connected socket, which it owns. `peer` is for error messages."""
+    """Typed messages over one connected socket, which the channel owns. `peer`: a name for error messages."""
 
     def __init__(self, sock: socket.socket, decoder: msgspec.msgpack.Decoder[Incoming], peer: str) -> None:
         self.sock = sock
         self.peer = peer
         self._decoder = decoder
-        self._closing = threading.Lock()  # others may still notify or shut down while the owner closes
+        self._closing = threading.Lock()  # other threads may still send_now() or shutdown() while the owner closes
 
     def receive(self) -> Incoming | None:
         """The next message; None when the peer closed between two. Raises ProtocolError, OSError."""
@@ -39,7 +39,7 @@ class Channel(Generic[Incoming]):
         return message
 
     def receive_with_fds(self, max_fds: int) -> tuple[Incoming | None, list[int]]:
-        """As receive(), with file descriptors that came along; they are the caller's to close."""
+        """As receive(), with the file descriptors that came along, which the caller closes."""
         fds: list[int] = []
         if max_fds:
             head, fds, _, _ = socket.recv_fds(self.sock, PREFIX_BYTES, max_fds, socket.MSG_CMSG_CLOEXEC)
@@ -57,7 +57,7 @@ class Channel(Generic[Incoming]):
             raise ProtocolError(self.peer, f"sent a message that is none of ours: {error}") from error
 
     def receive_into(self, views: Sequence[memoryview]) -> None:
-        """Fills the views with raw bytes. Raises OSError when the peer closes before that."""
+        """Fills the views with raw bytes. Raises OSError when the peer closes before they are full."""
         left = [view for view in views if view.nbytes]
         while left:
             received = self.sock.recvmsg_into(left[:MAX_VECTORS], 0, socket.MSG_WAITALL)[0]
@@ -66,7 +66,7 @@ class Channel(Generic[Incoming]):
             left = _after(left, received)
 
     def send(self, message: ToDecode, views: Sequence[memoryview] = ()) -> None:
-        """Sends a message and the raw bytes after it. Waits, at most for the socket's send timeout. Raises OSError."""
+        """Sends a message and raw bytes behind it. Waits as long as the socket's send timeout. Raises OSError."""
         left = [memoryview(framed(encode(message))), *views]
         while left:
             try:
@@ -76,7 +76,7 @@ class Channel(Generic[Incoming]):
             left = _after(left, sent)
 
     def send_now(self, message: ToPrefill, fds: Sequence[int] = ()) -> None:
-        """Sends a message without ever waiting. Raises OSError, also when the peer does not read what it is sent."""
+        """Sends a message without waiting. Raises OSError, also when the peer does not read what it is sent."""
         frame = framed(encode(message))
         with self._closing:
             if fds:
@@ -87,18 +87,18 @@ class Channel(Generic[Incoming]):
             raise TimeoutError(f"{self.peer} does not read")
 
     def shutdown(self) -> None:
-        """Ends the connection for both sides; a thread that waits in it wakes up. Idempotent, from any thread."""
-        with self._closing, contextlib.suppress(OSError):  # the peer was faster
+        """Ends the connection for both sides and wakes threads that wait in it. Idempotent, any thread."""
+        with self._closing, contextlib.suppress(OSError):  # the peer has ended it already
             self.sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """For when no thread reads or waits in send() any more."""
+        """After the last thread has left receive() and send()."""
         with self._closing:
             self.sock.close()
 
 
 def _after(views: list[memoryview], moved: int) -> list[memoryview]:
-    """What is left of the views when the first `moved` bytes are done."""
+    """The views without their first `moved` bytes."""
     for index, view in enumerate(views):
         if moved < view.nbytes:
             return [view[moved:], *views[index + 1 :]]

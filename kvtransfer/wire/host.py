@@ -1,4 +1,4 @@
-"""Which machine this is. Two processes with the same host id share a kernel, so they can share memory."""
+"""Which machine this is. Two processes with the same host id share a kernel, so they may share memory."""
 
 from functools import cache
 from pathlib import Path

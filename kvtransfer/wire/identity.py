@@ -1,4 +1,4 @@
-"""Who owns a slab and what its bytes mean: what both ends of a connection compare before the first byte moves."""
+"""Who owns a slab and what its bytes mean: both ends of a connection compare it before the first byte moves."""
 
 from dataclasses import dataclass, replace
 
@@ -7,6 +7,8 @@ from baton_proto.worker import Grant
 from kvtransfer.slab.head_plan import SIZES, WHOLE, Shard, fits, heads_per_rank, sending_ranks
 from kvtransfer.slab.layout import SlabLayout
 from runtime.errors import HandshakeError
+
+SHARED_LAYOUT = ("dtype", "num_layers", "num_kv_heads", "block_size", "head_dim")  # what both ends must agree on
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,17 +21,17 @@ class SlabIdentity:
 
     @property
     def slab_layout(self) -> SlabLayout:
-        """Of each rank's slab."""
+        """The layout of each rank's slab."""
         return rank_layout(self.layout, self.shard.size)
 
 
 def rank_layout(layout: SlabLayout, size: int) -> SlabLayout:
-    """Of the slabs of `size` ranks, which together hold what `layout` describes."""
+    """The layout of each of `size` ranks' slabs, which together hold what `layout` describes."""
     return replace(layout, num_kv_heads=heads_per_rank(size, layout.num_kv_heads))
 
 
 def hello(identity: SlabIdentity, grant: Grant, transport: str) -> wire.Hello:
-    """What a sender says of itself, and of the receiver as the grant names it. `transport`: by which it would send."""
+    """The sender's identity, and the receiver's as the grant names it. `transport`: that blocks shall come by."""
     layout = identity.layout
     return wire.Hello(
         version=wire.MAJOR,
@@ -38,11 +40,7 @@ def hello(identity: SlabIdentity, grant: Grant, transport: str) -> wire.Hello:
         incarnation=grant.incarnation,
         generation=grant.generation,
         model_hash=identity.model_hash,
-        dtype=layout.dtype,
-        num_layers=layout.num_layers,
-        num_kv_heads=layout.num_kv_heads,
-        block_size=layout.block_size,
-        head_dim=layout.head_dim,
+        **{field: getattr(layout, field) for field in SHARED_LAYOUT},
         rank=identity.shard.rank,
         size=identity.shard.size,
         transport=transport,
@@ -52,7 +50,7 @@ def hello(identity: SlabIdentity, grant: Grant, transport: str) -> wire.Hello:
 def check_hello(said: wire.Hello, identity: SlabIdentity, generation: int) -> None:
     """Raises HandshakeError naming the first field in which a sender's idea of this slab is wrong.
 
-    The number of blocks may differ: each side addresses its own slab by its own block ids.
+    The number of blocks may differ, because each side addresses its own slab by its own block ids.
     """
     layout = identity.layout
     for field, ours, theirs in (
@@ -61,11 +59,7 @@ def check_hello(said: wire.Hello, identity: SlabIdentity, generation: int) -> No
         ("incarnation", identity.incarnation, said.incarnation),
         ("generation", generation, said.generation),
         ("model_hash", identity.model_hash, said.model_hash),
-        ("dtype", layout.dtype, said.dtype),
-        ("num_layers", layout.num_layers, said.num_layers),
-        ("num_kv_heads", layout.num_kv_heads, said.num_kv_heads),
-        ("block_size", layout.block_size, said.block_size),
-        ("head_dim", layout.head_dim, said.head_dim),
+        *((field, getattr(layout, field), getattr(said, field)) for field in SHARED_LAYOUT),
     ):
         if ours != theirs:
             raise HandshakeError(field, ours, theirs)

@@ -8,8 +8,8 @@ from runtime.streams.length_prefix import PREFIX_BYTES, body_bytes, framed
 
 
 def prove(sock: socket.socket, handshake: Handshake, timeout_s: float) -> None:
-    """Leaves the socket with another timeout. Raises ProtocolError when the peer does not prove itself, OSError when it
-    leaves or all of it takes longer than `timeout_s`."""
+    """Changes the socket's timeout. Raises ProtocolError when the peer does not prove itself, OSError when it leaves or
+    the whole proof takes longer than `timeout_s`."""
     give_up_s = time.monotonic() + timeout_s
     out = next(handshake)
     while True:

@@ -42,7 +42,6 @@ class MessageStream(asyncio.Protocol):
     def __init__(self, peer: str, accepted: "Callable[[MessageStream], None] | None" = None) -> None:
         self.peer = peer
         self.writable = True  # False while the peer reads more slowly than we write
-        self.on_writable: Callable[[], None] | None = None
         loop = asyncio.get_running_loop()
         self._loop = loop
         self._accepted = accepted
@@ -51,6 +50,7 @@ class MessageStream(asyncio.Protocol):
         self._unread = bytearray()
         self._read_to = 0  # of what is unread
         self._listener: tuple[Decode, Callable[[Any], None]] | None = None
+        self._on_writable: Callable[[], None] | None = None
         self._arrived: asyncio.Future[None] | None = None
         self._reason: str | None = None
         self._ticker: asyncio.TimerHandle | None = None
@@ -83,10 +83,12 @@ class MessageStream(asyncio.Protocol):
                 self._stranger = False
                 return
 
-    def listen(self, decode: Decode, on_message: Callable[[Any], None]) -> None:
+    def listen(
+        self, decode: Decode, on_message: Callable[[Any], None], on_writable: Callable[[], None] | None = None
+    ) -> None:
         """Hands over all further messages. What `on_message` raises, and messages that cannot be decoded, end the
-        stream; the peer is told why."""
-        self._listener = decode, on_message
+        stream; the peer is told why. `on_writable`: called when `writable` becomes True again."""
+        self._listener, self._on_writable = (decode, on_message), on_writable
         self._hand_over()
 
     async def ended(self) -> str:
@@ -133,8 +135,8 @@ class MessageStream(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self.writable = True
-        if self.on_writable is not None:
-            self.on_writable()
+        if self._on_writable is not None:
+            self._on_writable()
 
     def connection_lost(self, error: Exception | None) -> None:
         if self._ticker is not None:
