@@ -22,7 +22,7 @@ _WORD_START = "▁"  # SentencePiece's sign for the space before a word
 
 class Tokenizer:
     def __init__(self, folder: Path, vocab_size: int) -> None:
-        """`folder` has Hugging Face form; `vocab_size` is the model's, perhaps larger than its own. Raises ModelError."""
+        """`folder` has Hugging Face form; `vocab_size` is the model's, at least the tokenizer's. Raises ModelError."""
         self.vocab_size = vocab_size
         self._tokenizer = _load(folder)
         self._template = load_chat_template(folder)
