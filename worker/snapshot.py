@@ -16,7 +16,6 @@ from runtime.kv_events.publisher import EventPublisher
 from worker.engine_bridge import EngineBridge
 
 CHUNK_BYTES = 512 * 1024  # far below gRPC's 4 MiB limit for a message
-HASH_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,7 @@ def chunks(snapshot: Snapshot, incarnation: int, chunk_bytes: int = CHUNK_BYTES)
     """One message or more, of about `chunk_bytes` at most; the last one is marked."""
     pending: list[Stored] = []
     size = 0
-    for run in _split_long_runs(snapshot.runs, chunk_bytes):
+    for run in (part for whole in snapshot.runs for part in whole.parts(chunk_bytes)):
         run_bytes = len(run.block_hashes) + len(run.sequence_hashes)
         if pending and size + run_bytes > chunk_bytes:
             yield SnapshotChunk(incarnation, snapshot.event_id, pending, last=False)
@@ -55,14 +54,3 @@ def chunks(snapshot: Snapshot, incarnation: int, chunk_bytes: int = CHUNK_BYTES)
         pending.append(run)
         size += run_bytes
     yield SnapshotChunk(incarnation, snapshot.event_id, pending, last=True)
-
-
-def _split_long_runs(runs: list[Stored], chunk_bytes: int) -> Iterator[Stored]:
-    """Splits runs that are longer than a chunk; the parent of each part is the last block of the part before."""
-    step = max(1, chunk_bytes // (2 * HASH_BYTES)) * HASH_BYTES
-    for run in runs:
-        parent = run.parent
-        for start in range(0, len(run.sequence_hashes), step):
-            sequence_hashes = run.sequence_hashes[start : start + step]
-            yield Stored(parent, run.block_hashes[start : start + step], sequence_hashes)
-            parent = int.from_bytes(sequence_hashes[-HASH_BYTES:], "little")

@@ -2,9 +2,7 @@
 
 from typing import NamedTuple, Self
 
-from baton_proto.kv_events import Cleared, KvEvent, KvEventBatch, Removed, Stored
-
-HASH_BYTES = 8
+from baton_proto.kv_events import HASH_BYTES, Cleared, KvEvent, KvEventBatch, Removed, Stored
 
 
 class EventLine(NamedTuple):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from baton_proto.kv_events import Cleared, KvEvent, Removed, Stored
+from baton_proto.kv_events import KvEvent
 from benchmarks.quality.trace import TraceRequest
 from benchmarks.quality.worker import Job, SimulatedWorker, new_job
 from router.index.prefix_hits import PrefixHits
@@ -83,13 +83,7 @@ class Router:
 
     def learn(self, key: WorkerKey, events: Iterable[KvEvent]) -> None:
         for event in events:
-            match event:
-                case Stored():
-                    self.tree.apply_stored(key, event.parent, event.block_hashes, event.sequence_hashes)
-                case Removed():
-                    self.tree.apply_removed(key, event.sequence_hashes)
-                case Cleared():
-                    self.tree.clear(key)
+            self.tree.apply(key, event)
 
 
 def simulate(

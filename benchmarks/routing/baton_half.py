@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from baton_proto.kv_events import MAJOR, Cleared, KvEvent, KvEventBatch, Removed, Stored, decode_batch, encode_batch
-from benchmarks.routing.baton_router import BatonRouter, apply
+from benchmarks.routing.baton_router import BatonRouter
 from benchmarks.routing.half import serve
 from benchmarks.routing.inputs import (
     BLOCK_SIZE,
@@ -56,7 +56,7 @@ class BatonHalf:
         self._tree = RadixTree()
         event = stored(Run(None, self._hashes, sequence_hashes(self._hashes)))
         for number in range(num_workers):
-            apply(self._tree, worker(number), event)
+            self._tree.apply(worker(number), event)
 
     def find(self, num_tokens: int, named: bool, budget_s: float) -> dict[str, Any]:
         """`named`: the score of each worker is read, too, as placement reads it."""
@@ -88,7 +88,7 @@ class BatonHalf:
             apply_ns = clock()
             for batch in batches:
                 for event in decode_batch(batch).events:
-                    apply(tree, key, event)
+                    tree.apply(key, event)
             applied_ns = clock()
             blocks = len(step.removed) + (len(step.stored.blocks) if step.stored else 0)
             times_us = [(found_ns - begin_ns) / 1e3, (applied_ns - apply_ns) / 1e3]
@@ -104,13 +104,13 @@ class BatonHalf:
     def memory(self, folder: str, shape: str, num_blocks: int, num_workers: int) -> list[int]:
         """Bytes that the process grew by after each worker, all of which hold the same blocks. For a fresh process."""
         tree = RadixTree()
-        apply(tree, worker(0), stored(next(chain_runs(1024))))
-        apply(tree, worker(0), Cleared())
+        tree.apply(worker(0), stored(next(chain_runs(1024))))
+        tree.apply(worker(0), Cleared())
         before = rss_bytes()
         grown: list[int] = []
         for number in range(num_workers):
             for run in chain_runs(num_blocks) if shape == "chain" else stream_runs(Path(folder)):
-                apply(tree, worker(number), stored(run))
+                tree.apply(worker(number), stored(run))
             grown.append(rss_bytes() - before)
         return grown
 

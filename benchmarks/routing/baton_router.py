@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baton_proto.discovery import MAJOR, WorkerRecord
-from baton_proto.kv_events import KvEvent, Removed, Stored
+from baton_proto.kv_events import Stored
 from benchmarks.routing.inputs import BLOCK_SIZE, MAX_TOKENS, read_tokens
 from router.index.match import Match
 from router.index.radix_tree import RadixTree
@@ -24,7 +24,6 @@ from router.workers.load import LoadLedger
 from router.workers.pool import PooledWorker, WorkerPool
 from runtime.blocks.block_hash import block_hashes, sequence_hashes
 from runtime.config.serving import RouterConfig
-from runtime.discovery.worker_key import WorkerKey
 
 MODEL = "benchmark"
 OUTPUT_TOKENS = 128
@@ -46,7 +45,7 @@ class BatonRouter:
                 # A link opens a connection; the decision only asks whether it stands.
                 link = cast(WorkerLink, SimpleNamespace(connected=True, failed=False, worker=(record.worker_id, 1)))
                 pool.workers[record.worker_id] = PooledWorker(record, link, misfit="")
-                apply(self._tree, (record.worker_id, 1), event)
+                self._tree.apply((record.worker_id, 1), event)
         self._assigner = Assigner(pool, self, self._ledger, config)
 
     def match(self, hashes: NDArray[np.uint64]) -> Match:
@@ -72,15 +71,6 @@ class BatonRouter:
             cached = assignment.placement.cached_blocks
             assignment.release()
         return {"us": samples, "check": cached}
-
-
-def apply(tree: RadixTree, worker: WorkerKey, event: KvEvent) -> None:
-    if isinstance(event, Stored):
-        tree.apply_stored(worker, event.parent, event.block_hashes, event.sequence_hashes)
-    elif isinstance(event, Removed):
-        tree.apply_removed(worker, event.sequence_hashes)
-    else:
-        tree.clear(worker)
 
 
 def _record(worker_id: str, role: str) -> WorkerRecord:

@@ -1,8 +1,10 @@
 """KV cache events: what a worker tells the routers' radix trees, one batch per engine step.
 
-Subject `baton.<namespace>.kv_events.<worker_id>` in the JetStream stream of the namespace. Hash runs are arrays of
-little-endian u64 in bytes, so that numpy reads them without a copy. Hash definitions: see runtime/blocks/block_hash.py.
+Subject `baton.<namespace>.kv_events.<worker_id>` in the JetStream stream of the namespace. Hashes are defined in
+runtime/blocks/block_hash.py; runs of them are little-endian u64 in bytes, so that numpy reads them without a copy.
 """
+
+from collections.abc import Iterator
 
 import msgspec
 from msgspec import Struct
@@ -11,6 +13,8 @@ from baton_proto.version import check_major
 
 MAJOR = 1
 
+HASH_BYTES = 8
+
 
 class Stored(Struct, frozen=True, tag="stored"):
     """A run of blocks, each the child of the one before; the first is the child of `parent`."""
@@ -18,6 +22,19 @@ class Stored(Struct, frozen=True, tag="stored"):
     parent: int | None  # sequence hash; None: the run starts at token 0
     block_hashes: bytes  # u64 LE, one per block
     sequence_hashes: bytes  # u64 LE, one per block
+
+    def parts(self, max_bytes: int) -> Iterator["Stored"]:
+        """The same blocks as runs of at most `max_bytes` of hashes, but at least a block. Each one's parent is the last
+        block of the one before."""
+        step = max(1, max_bytes // (2 * HASH_BYTES)) * HASH_BYTES
+        if len(self.sequence_hashes) <= step:
+            yield self
+            return
+        parent = self.parent
+        for start in range(0, len(self.sequence_hashes), step):
+            sequence_hashes = self.sequence_hashes[start : start + step]
+            yield Stored(parent, self.block_hashes[start : start + step], sequence_hashes)
+            parent = int.from_bytes(sequence_hashes[-HASH_BYTES:], "little")
 
 
 class Removed(Struct, frozen=True, tag="removed"):

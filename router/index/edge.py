@@ -1,32 +1,67 @@
-"""An edge of the radix tree: a run of blocks and, per worker, how much of it the worker holds.
+"""Edges of a tree over block hashes: each is a run of blocks, compared with a query in one step.
 
-Runs are bytes of u64 LE hashes: compared, cut and joined as strings. Used by router/index/radix_tree.py.
+Runs are bytes of u64 LE hashes: compared, cut and joined as strings.
 """
 
-from typing import Final
+from typing import Final, Self
 
 import numpy as np
 
-HASH_BYTES: Final = 8
+from baton_proto.kv_events import HASH_BYTES
+
 HASH: Final = np.dtype("<u8")
 
 
-class Edge:
-    """A run of blocks and who holds it.
+class Run:
+    """A run of blocks in a tree. It stands under its parent by its first block hash."""
+
+    __slots__ = ("blocks", "children", "parent")
+
+    def __init__(self, parent: Self | None, blocks: bytes) -> None:
+        self.parent = parent
+        self.blocks = blocks  # u64 LE hashes
+        self.children: dict[bytes, Self] | None = None  # by first block hash; None when there are none
+        self.attach()
+
+    def attach(self) -> None:
+        """Takes the place under its parent, perhaps that of another run with the same first block."""
+        if self.parent is not None:
+            if self.parent.children is None:
+                self.parent.children = {}
+            self.parent.children[self.blocks[:HASH_BYTES]] = self  # type: ignore[assignment]  # parents are of the same class
+
+    def detach(self) -> None:
+        assert self.parent is not None, "the root stays"
+        assert self.parent.children is not None
+        del self.parent.children[self.blocks[:HASH_BYTES]]
+        self.parent.children = self.parent.children or None
+
+    def step(self, query: bytes, position: int) -> tuple[Self, int] | None:
+        """The child that goes on as the query does from `position`, and the bytes they share; None: there is none."""
+        if self.children is None:
+            return None
+        child = self.children.get(query[position : position + HASH_BYTES])
+        if child is None:
+            return None
+        if query.startswith(child.blocks, position):
+            return child, len(child.blocks)
+        return child, common_bytes(child.blocks, 0, query, position)
+
+
+class Edge(Run):
+    """A run of the radix tree and, per worker, how much of it the worker holds.
 
     Invariants: at least one worker covers the last block; whoever covers anything of a child covers all of its parent.
     """
 
-    __slots__ = ("blocks", "children", "full", "number", "parent", "partial", "sequences")
+    __slots__ = ("full", "number", "partial", "sequences")
 
     def __init__(self, number: int, parent: "Edge | None", blocks: bytes, sequences: bytes, full: int) -> None:
+        super().__init__(parent, blocks)
         self.number = number  # in the block index; NOWHERE once the edge is gone
-        self.parent = parent
-        self.blocks = blocks  # u64 LE hashes
         self.sequences = sequences  # u64 LE, one per block
         self.full = full  # mask of the workers that cover the whole run
         self.partial: dict[int, int] | None = None  # bit number -> bytes of `blocks` that it covers, less than all
-        self.children: dict[bytes, Edge] | None = None  # by first block hash
 
     def covered(self, bit: int) -> int:
         """Bytes of `blocks` that a worker covers."""
@@ -36,19 +71,19 @@ class Edge:
 
     def cover(self, bit: int, length: int) -> int:
         """Raises a worker's coverage to `length` bytes. Returns by how much it rose."""
-        before = self.covered(bit)
-        if length <= before:
+        rise = length - self.covered(bit)
+        if rise <= 0:
             return 0
         self._set(bit, length)
-        return length - before
+        return rise
 
     def uncover(self, bit: int, length: int) -> int:
         """Lowers a worker's coverage to `length` bytes. Returns by how much it fell."""
-        before = self.covered(bit)
-        if length >= before:
+        fall = self.covered(bit) - length
+        if fall <= 0:
             return 0
         self._set(bit, length)
-        return before - length
+        return fall
 
     def _set(self, bit: int, length: int) -> None:
         mask = 1 << bit

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Iterable
 import msgspec
 import structlog
 
-from baton_proto.kv_events import Cleared, KvEvent, KvEventBatch, Removed, Stored, decode_batch
+from baton_proto.kv_events import KvEventBatch, decode_batch
 from baton_proto.worker import SnapshotChunk
 from router.index.radix_tree import RadixTree
 from runtime.discovery.worker_key import WorkerKey
@@ -76,17 +76,6 @@ class _Table:
         for batch in batches:
             for event in batch.events:
                 try:
-                    apply_event(self.tree, self._worker, event)
+                    self.tree.apply(self._worker, event)
                 except ProtocolError:
                     self._refused += 1
-
-
-def apply_event(tree: RadixTree, worker: WorkerKey, event: KvEvent) -> None:
-    """Raises ProtocolError when the event contradicts the tree."""
-    match event:
-        case Stored():
-            tree.apply_stored(worker, event.parent, event.block_hashes, event.sequence_hashes)
-        case Removed():
-            tree.apply_removed(worker, event.sequence_hashes)
-        case Cleared():
-            tree.clear(worker)

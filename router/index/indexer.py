@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from baton_proto.discovery import EVENTS_ROLE, LoadReport, WorkerLoad
 from baton_proto.kv_events import Stored, decode_batch
 from baton_proto.worker import SnapshotChunk
-from router.index.event_snapshot import apply_event, snapshot_from_stream
+from router.index.event_snapshot import snapshot_from_stream
 from router.index.followed_worker import FetchSnapshot, FollowedWorker, State
 from router.index.healing import Healer
 from router.index.match import Match
@@ -191,7 +191,7 @@ class Indexer:
             refused = self.refused_events
             for event in batch.events:
                 try:
-                    apply_event(self.tree, worker.key, event)
+                    self.tree.apply(worker.key, event)
                     if isinstance(event, Stored):
                         self._stored(worker.key, event.block_hashes)
                 except ProtocolError as error:

@@ -1,13 +1,13 @@
 """Prompts that were sent to a worker whose events have not told of them yet: a burst of siblings follows the first.
 
-Asked by assignment beside the radix tree. What a prompt adds to its worker's cache counts as cached there from the
-moment it is placed, until the worker's event comes, the request ends without a token, or its time is over. Usually
-empty or small, and costs next to nothing then. No I/O; event loop only.
+What a prompt adds to its worker's cache counts as cached there from the moment it is placed, until the worker's event
+comes, the request ends without a token, or its time is over. Usually empty or small, and costs next to nothing then.
+No I/O; event loop only.
 
-While the prompt is still to be computed, it stands in its worker's queue. A sibling need not wait for it beyond what it
-would compute itself elsewhere, so these blocks of the queue are told apart: they are no reason to go elsewhere.
+While the prompt is still to be computed, it stands in its worker's queue. A sibling waits for these blocks no longer
+than computing them elsewhere would take; therefore they are told apart from the rest of the queue.
 
-A trie over block hashes with runs as edges, like the radix tree, but with workers only on what they do not hold yet.
+A trie of runs like the radix tree, but with workers only on what they do not hold yet.
 """
 
 import time
@@ -18,7 +18,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from router.index.edge import HASH_BYTES, common_bytes
+from baton_proto.kv_events import HASH_BYTES
+from router.index.edge import Run
 from runtime.discovery.worker_key import WorkerKey
 
 EVENT_GRACE_S = 1.0  # the event of a prompt is seldom later than its first token, and never by much
@@ -26,15 +27,13 @@ MAX_WAITING = 1024  # prompts without a first token; beyond that the oldest is n
 MAX_RUNS = 32  # that a query follows: prompts that branch off one another after every block must not hold up the router
 
 
-class _Node:
-    """A run of block hashes. It stays while an expectation ends in it or below it."""
+class _Node(Run):
+    """It stays while an expectation ends in it or below it."""
 
-    __slots__ = ("children", "computing", "ending", "parent", "run", "workers")
+    __slots__ = ("computing", "ending", "workers")
 
-    def __init__(self, parent: "_Node | None", run: bytes) -> None:
-        self.parent = parent
-        self.run = run  # u64 LE
-        self.children: dict[bytes, _Node] = {}  # by first block hash
+    def __init__(self, parent: "_Node | None", blocks: bytes) -> None:
+        super().__init__(parent, blocks)
         self.workers: Counter[WorkerKey] = Counter()  # expectations that cover the run; no zeros
         self.computing: Counter[WorkerKey] = Counter()  # those of them that wait for their first token; no zeros
         self.ending = 0  # expectations that begin or end right behind the run
@@ -43,17 +42,16 @@ class _Node:
 class Expectation:
     """One prompt on its way into one worker's cache."""
 
-    __slots__ = ("_begin", "_end", "_owner", "expires_s", "last_block", "worker")
+    __slots__ = ("_owner", "begin", "end", "expires_s", "worker")
 
     def __init__(
         self, owner: "ExpectedPrefixes", worker: WorkerKey, begin: _Node, end: _Node, expires_s: float
     ) -> None:
         self.worker = worker
+        self.begin = begin  # what the worker holds already ends here
+        self.end = end
         self.expires_s = expires_s
-        self.last_block = end.run[-HASH_BYTES:]
         self._owner = owner
-        self._begin = begin  # what the worker holds already ends here
-        self._end = end
         begin.ending += 1
         end.ending += 1
         for node in self.covered():
@@ -62,15 +60,16 @@ class Expectation:
 
     def covered(self) -> list[_Node]:
         nodes = []
-        node = self._end
-        while node is not self._begin:
+        node = self.end
+        while node is not self.begin:
             nodes.append(node)
             assert node.parent is not None, "an expectation begins above its end"
             node = node.parent
         return nodes
 
-    def ends(self) -> tuple[_Node, _Node]:
-        return self._end, self._begin
+    @property
+    def last_block(self) -> bytes:
+        return self.end.blocks[-HASH_BYTES:]
 
     def first_token(self) -> None:
         """The prompt was computed: its event is on its way, if there is one at all."""
@@ -127,19 +126,17 @@ class ExpectedPrefixes:
         query = hashes.tobytes()
         node, position = self._root, 0
         for _ in range(MAX_RUNS):
-            child = node.children.get(query[position : position + HASH_BYTES])
-            if child is None:
+            step = node.step(query, position)
+            if step is None:
                 break
-            whole = query.startswith(child.run, position)
-            length = len(child.run) if whole else common_bytes(child.run, 0, query, position)
+            node, length = step
             position += length
-            for worker in child.workers:
+            for worker in node.workers:
                 expected[worker] = position // HASH_BYTES
-            for worker in child.computing:
+            for worker in node.computing:
                 computing[worker] += length // HASH_BYTES
-            if not whole:
+            if length < len(node.blocks):
                 break
-            node = child
         more = {worker: blocks for worker, blocks in expected.items() if blocks > cached.get(worker, 0)}
         return Outlook({**cached, **more} if more else cached, computing)
 
@@ -178,24 +175,20 @@ class ExpectedPrefixes:
         """The node where `path` ends, counted from behind `node`; makes what is missing."""
         position = 0
         while position < len(path):
-            child = node.children.get(path[position : position + HASH_BYTES])
-            if child is None:
-                child = _Node(node, path[position:])
-                node.children[path[position : position + HASH_BYTES]] = child
-                return child
-            shared = common_bytes(child.run, 0, path, position)
-            node = child if shared == len(child.run) else self._split(child, shared)
+            step = node.step(path, position)
+            if step is None:
+                return _Node(node, path[position:])
+            child, shared = step
+            node = child if shared == len(child.blocks) else self._split(child, shared)
             position += shared
         return node
 
     def _split(self, node: _Node, length: int) -> _Node:
         """Puts a node with the first `length` bytes of the run above it; whoever ends at the node ends there still."""
-        assert node.parent is not None, "the root has no run"
-        upper = _Node(node.parent, node.run[:length])
+        upper = _Node(node.parent, node.blocks[:length])
         upper.workers, upper.computing = node.workers.copy(), node.computing.copy()
-        upper.children[node.run[length : length + HASH_BYTES]] = node
-        node.parent.children[node.run[:HASH_BYTES]] = upper
-        node.parent, node.run = upper, node.run[length:]
+        node.parent, node.blocks = upper, node.blocks[length:]
+        node.attach()
         return upper
 
     def _remove(self, expectation: Expectation) -> None:
@@ -210,9 +203,9 @@ class ExpectedPrefixes:
             self._end_of_wait(expectation)
         for node in expectation.covered():
             _decrement(node.workers, expectation.worker)
-        for end in expectation.ends():
-            end.ending -= 1
-            self._prune(end)
+        for node in (expectation.end, expectation.begin):
+            node.ending -= 1
+            self._prune(node)
 
     def _end_of_wait(self, expectation: Expectation) -> None:
         del self._waiting[expectation]
@@ -222,7 +215,7 @@ class ExpectedPrefixes:
     def _prune(self, node: _Node) -> None:
         """Takes out what no expectation needs any more. Splits stay until then."""
         while node.parent is not None and not node.children and not node.ending:
-            del node.parent.children[node.run[:HASH_BYTES]]
+            node.detach()
             node = node.parent
 
 

@@ -1,4 +1,4 @@
-"""A model's chat template: messages in, the prompt's text out. Called by the tokenizer.
+"""A model's chat template: messages in, the prompt's text out.
 
 Templates are written for transformers, so the environment offers what transformers offers them: the same whitespace
 rules, the same filters and functions, loop controls, and `generation` blocks, which matter in training only.
@@ -19,13 +19,13 @@ from jinja2.parser import Parser
 from runtime.errors import InvalidRequestError, ModelError
 
 Message = Mapping[str, Any]
-"""`role` and `content`, both text, and what else a template may look at."""
+"""`role` and `content`, both text, and whatever else the template reads."""
 
 
 class ChatTemplate:
     def __init__(self, source: str | None, special_tokens: Mapping[str, str], model: str = "") -> None:
-        """`special_tokens` are visible to the template by their names, such as `bos_token`. Without a source every use
-        is refused. Raises ModelError when the source is not a template."""
+        """`special_tokens`: text by name, such as `bos_token`, for the template. Without a source `render` refuses
+        everything. Raises ModelError when the source is not a template."""
         self._special_tokens = dict(special_tokens)
         try:
             self._template = None if source is None else _environment().from_string(source)
@@ -38,8 +38,8 @@ class ChatTemplate:
         variables: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
     ) -> str:
-        """`variables` are the caller's and replace nothing that is set here. Raises InvalidRequestError when there is
-        no template or when it refuses the messages."""
+        """`variables` come from the caller and cannot replace what is set here. Raises InvalidRequestError when there
+        is no template or when it refuses the messages."""
         if self._template is None:
             raise InvalidRequestError("messages", "the model has no chat template; send a prompt instead")
         values: dict[str, Any] = {"tools": None, "documents": None, **(variables or {}), **self._special_tokens}
@@ -96,7 +96,7 @@ def _environment() -> jinja2.Environment:
 
 
 class _GenerationBlock(jinja2.ext.Extension):
-    """`{% generation %} ... {% endgeneration %}` marks what an assistant said; what is inside is rendered as it is."""
+    """`{% generation %} ... {% endgeneration %}` marks an assistant's words, which are rendered unchanged."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2's own declaration)
 

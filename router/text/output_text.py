@@ -1,4 +1,4 @@
-"""The text of one choice as its tokens arrive: whole characters, ended by a stop string. Used by generation."""
+"""The text of one choice as its tokens arrive: whole characters, ended by a stop string."""
 
 from collections.abc import Sequence
 
@@ -17,30 +17,29 @@ class OutputText:
         self._stopped = False
 
     def push(self, token_ids: Sequence[int], stop_token: int | None = None) -> tuple[int, str, bool]:
-        """(how many of the tokens are accepted, text that may be shown now, stopped).
+        """Returns (how many of the tokens are accepted, text that may be shown now, stopped).
 
-        `stop_token` is the EOS or stop token that ends the choice, if the last token is one: it is accepted but has no
-        text. With the token that completes a stop string the choice has stopped; that token is the last that is
-        accepted, then and ever after.
+        `stop_token` is the EOS or stop token that ends the choice, when the last token is one; it is accepted and has
+        no text. The token that completes a stop string stops the choice and is the last that is accepted.
         """
         if self._stopped:
             return 0, "", True
         if self._stop_strings is None:
             has_text = token_ids[:-1] if token_ids and token_ids[-1] == stop_token else token_ids
-            return len(token_ids), self._detokenizer.push_all(has_text), False
+            return len(token_ids), self._detokenizer.push(has_text), False
         shown: list[str] = []
         accepted = 0
         for accepted, token_id in enumerate(token_ids, 1):
             self._num_tokens += 1
             if accepted == len(token_ids) and token_id == stop_token:
                 break
-            shown.append(self._search(self._stop_strings, self._detokenizer.push(token_id)))
+            shown.append(self._search(self._stop_strings, self._detokenizer.push((token_id,))))
             if self._stopped:
                 break
         return accepted, "".join(shown), self._stopped
 
     def flush(self) -> str:
-        """What was held back, at the end of a choice that no stop string has ended; empty if one has."""
+        """The text that was held back, at the end of the choice; empty when a stop string has ended it."""
         if self._stopped:
             return ""
         rest = self._detokenizer.flush()

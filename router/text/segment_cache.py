@@ -1,8 +1,7 @@
-"""Tokens of the parts of prompts that came before: system prompts, earlier turns of a chat. Used by the tokenizer.
+"""Tokens of the parts of prompts that came before: system prompts, earlier turns of a chat.
 
-A special token ends whatever stands before it: tokenizers cut a text at its special tokens first, and what lies between
-two of them is tokenized by itself. So a text is the sum of its segments, each from one special token to the next, and
-the tokens of a segment depend on nothing else.
+Tokenizers cut a text at its special tokens first and tokenize what lies between two of them by itself. Therefore a text
+is the sum of its segments, each from one special token to the next, and a segment's tokens depend on nothing else.
 """
 
 import re
@@ -22,7 +21,7 @@ MIN_CHARS = 32  # shorter ones are not worth a place
 
 @dataclass(slots=True)
 class Unfinished:
-    """A text on its way to tokens. `num_chars`: of the segments that have to be tokenized, which is what takes time."""
+    """A text on its way to tokens. `num_chars` counts the segments that must be tokenized, which takes the time."""
 
     segments: list[str]
     tokens: list[TokenIds | None]
@@ -30,7 +29,7 @@ class Unfinished:
 
 
 class SegmentCache:
-    """Shared by threads. The segment that was not used for longest goes first."""
+    """Shared by threads. The least recently used segment is dropped first."""
 
     def __init__(self, encode: TextEncoder, boundaries: "re.Pattern[str] | None", max_chars: int = MAX_CHARS) -> None:
         """`boundaries` matches special tokens, see `boundary_pattern`; None: a text is one segment."""

@@ -1,7 +1,7 @@
-"""Finds stop strings in text that arrives in pieces of any size, and shows no character of them. Called by OutputText.
+"""Finds stop strings in text that arrives in pieces of any size, and shows no character of them.
 
-The stop string that is complete first ends the text, wherever the pieces are cut; of several that are complete at the
-same character it is the longest. Shown is what comes before it.
+Wherever the pieces are cut, the stop string that is complete first ends the text; when several are complete at the same
+character, the longest does. The text before it is shown.
 """
 
 

@@ -1,7 +1,7 @@
-"""Text to token ids, by the quickest library that is there. Used by router/text/tokenizer.py.
+"""Text to token ids, by the fastest library that is installed.
 
-`tokenizers` is always there. `fastokens`, which has no wheels for some platforms, is five times as fast for byte-level
-BPE; it is used where it agrees with `tokenizers` on texts that are hard to split.
+`tokenizers` is always installed. `fastokens`, which has no wheels for some platforms, is five times as fast for
+byte-level BPE; it is used when it agrees with `tokenizers` on texts that are hard to split.
 """
 
 from collections.abc import Callable, Sequence
@@ -47,7 +47,7 @@ def text_encoder(tokenizer: tokenizers.Tokenizer, file: Path) -> TextEncoder:
     try:
         fast = _fast_encoder(fastokens.Tokenizer.from_file(str(file)))
         problem = _disagreement(fast, plain, [token.content for token in tokenizer.get_added_tokens_decoder().values()])
-    except Exception as error:  # whatever it cannot do, the other can
+    except Exception as error:  # what fastokens cannot do, tokenizers can
         problem = str(error) or type(error).__name__
     if problem:
         log.info("fastokens is not used", file=str(file), reason=problem)
@@ -57,28 +57,32 @@ def text_encoder(tokenizer: tokenizers.Tokenizer, file: Path) -> TextEncoder:
 
 def _plain_encoder(tokenizer: tokenizers.Tokenizer) -> TextEncoder:
     def encode(texts: Sequence[str], add_special_tokens: bool) -> list[TokenIds]:
-        try:
-            encodings = tokenizer.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
-        except (TypeError, UnicodeError) as error:  # lone surrogates cannot be UTF-8
-            raise InvalidRequestError("prompt", "the text is not valid Unicode") from error
+        encodings = tokenizer.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
 
-    return encode
+    return _refusing(encode)
 
 
 def _fast_encoder(tokenizer: Any) -> TextEncoder:
     def encode(texts: Sequence[str], add_special_tokens: bool) -> list[TokenIds]:
-        try:
-            ids, offsets = tokenizer.encode_batch_flat(list(texts), add_special_tokens=add_special_tokens)
-        except (TypeError, UnicodeError) as error:
-            raise InvalidRequestError("prompt", "the text is not valid Unicode") from error
+        ids, offsets = tokenizer.encode_batch_flat(list(texts), add_special_tokens=add_special_tokens)
         return np.split(np.frombuffer(ids, dtype="<u4"), np.frombuffer(offsets, dtype="<u8")[1:-1].astype(np.int64))
 
-    return encode
+    return _refusing(encode)
+
+
+def _refusing(encode: TextEncoder) -> TextEncoder:
+    def refusing(texts: Sequence[str], add_special_tokens: bool) -> list[TokenIds]:
+        try:
+            return encode(texts, add_special_tokens)
+        except (TypeError, UnicodeError) as error:  # lone surrogates cannot be UTF-8
+            raise InvalidRequestError("prompt", "the text is not valid Unicode") from error
+
+    return refusing
 
 
 def _disagreement(fast: TextEncoder, plain: TextEncoder, special: Sequence[str]) -> str:
-    """Where the two differ; empty when they agree."""
+    """Says where the two encoders differ; empty when they agree."""
     texts = [*HARD_TEXTS, *(f"a {token}\n b{token}{token} c" for token in special[:64]), " ".join(HARD_TEXTS)]
     for add_special_tokens in (False, True):
         for text, ours, theirs in zip(

@@ -1,6 +1,6 @@
 """The model's tokenizer: text and chat messages to token ids, token ids to bytes. Shared by requests and threads.
 
-Built on the `tokenizers` library alone; transformers, which would bring torch along, stays out of the router.
+It needs the `tokenizers` library alone; transformers, which imports torch, stays out of the router.
 """
 
 import json
@@ -22,7 +22,7 @@ _WORD_START = "▁"  # SentencePiece's sign for the space before a word
 
 class Tokenizer:
     def __init__(self, folder: Path, vocab_size: int) -> None:
-        """`folder` has Hugging Face form; `vocab_size` is the model's, which may be more. Raises ModelError."""
+        """`folder` has Hugging Face form; `vocab_size` is the model's, at least the tokenizer's. Raises ModelError."""
         self.vocab_size = vocab_size
         self._tokenizer = _load(folder)
         self._template = load_chat_template(folder)
@@ -55,7 +55,7 @@ class Tokenizer:
         return self._segments.finish(text)
 
     def chat(self, messages: Sequence[Message], variables: Mapping[str, Any] | None = None) -> TokenIds:
-        """Both, for who has no reason to hurry."""
+        """Renders and tokenizes in one call."""
         return self.finish_chat(self.begin_chat(messages, variables))
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -63,16 +63,16 @@ class Tokenizer:
         return text
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What one token stands for by itself, special tokens spelled out; empty for ids that the tokenizer lacks."""
+        """The bytes of one token by itself, special tokens spelled out; empty for ids that the tokenizer lacks."""
         return self._token_bytes[token_id]
 
     def shown_bytes(self, token_ids: Sequence[int]) -> bytes:
-        """What tokens add to a text that is shown, where special tokens are nothing. For byte-level BPE."""
+        """The bytes that tokens add to a text, where special tokens have none. For byte-level BPE only."""
         shown = self._shown
         return b"".join([shown[token_id] for token_id in token_ids])
 
     def token_text(self, token_id: int) -> str:
-        """The same as text; a part of a character gives U+FFFD."""
+        """`token_bytes` as text; a part of a character gives U+FFFD."""
         known = self._token_texts.get(token_id)
         if known is None:
             known = self._token_texts[token_id] = self.token_bytes(token_id).decode("utf-8", "replace")
@@ -97,7 +97,7 @@ class Tokenizer:
 
 
 class _Table(dict[int, bytes]):
-    """By token id; what is not there yet is spelled when it is first asked for."""
+    """Bytes by token id; a token is spelled when it is first asked for."""
 
     def __init__(self, spell: Callable[[int], bytes]) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ def _load(folder: Path) -> tokenizers.Tokenizer:
 
 def _byte_level_alphabet() -> dict[int, int]:
     """Character -> byte of byte-level BPE as GPT-2 defined it: printable Latin-1 stands for itself, the characters from
-    U+0100 for the other bytes in order. What a byte has as its own character otherwise stands for none."""
+    U+0100 for the other bytes in order. The Latin-1 characters of those other bytes stand for no byte."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return dict.fromkeys(others, _NO_BYTE) | {256 + i: byte for i, byte in enumerate(others)}
@@ -131,7 +131,7 @@ _BYTE_OF = _byte_level_alphabet()
 
 
 def _bytes_of_byte_level(token: str) -> bytes:
-    """Tokens with a character outside the alphabet were added as they are, as the library's own decoder sees it."""
+    """A token with a character outside the alphabet is taken as plain text, as the library's own decoder does."""
     try:
         return token.translate(_BYTE_OF).encode("latin-1")
     except UnicodeEncodeError:

@@ -11,8 +11,9 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Final, TypeVar
 
 from baton_proto.generated import inference_pb2 as pb
+from baton_proto.kv_events import HASH_BYTES
 from router.index.block_index import NOWHERE
-from router.index.edge import HASH_BYTES, Edge
+from router.index.edge import Edge
 from router.index.prefix_hits import PrefixHits
 from router.index.radix_tree import RadixTree
 from runtime.discovery.worker_key import WorkerKey

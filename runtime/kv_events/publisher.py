@@ -15,7 +15,7 @@ import nats.errors
 import structlog
 from nats.js.api import PubAck, StorageType, StreamConfig
 
-from baton_proto.kv_events import MAJOR, Cleared, KvEvent, KvEventBatch, Removed, Stored, encode_batch
+from baton_proto.kv_events import HASH_BYTES, MAJOR, Cleared, KvEvent, KvEventBatch, Removed, Stored, encode_batch
 from runtime.end_task import end_tasks
 from runtime.nats.client import NATS_ERRORS, NatsClient
 from runtime.nats.subjects import kv_events_stream, kv_events_subject
@@ -28,7 +28,6 @@ WINDOW = 256  # batches on their way to JetStream
 ACK_TIMEOUT_S = 2.0
 RETRY_S = 0.25
 CLOSE_TIMEOUT_S = 1.0
-HASH_BYTES = 8
 
 log = structlog.get_logger()
 
@@ -239,14 +238,11 @@ def split_events(events: list[KvEvent]) -> Iterator[list[KvEvent]]:
 
 
 def _split_event(event: KvEvent) -> Iterator[KvEvent]:
-    """A run longer than a batch becomes several; each one's parent is the last block of the one before."""
+    """Cuts runs that are longer than a batch."""
     step = BATCH_HASH_BYTES // (2 * HASH_BYTES) * HASH_BYTES
     match event:
-        case Stored(parent, block_hashes, sequence_hashes) if len(sequence_hashes) > step:
-            for start in range(0, len(sequence_hashes), step):
-                piece = sequence_hashes[start : start + step]
-                yield Stored(parent, block_hashes[start : start + step], piece)
-                parent = int.from_bytes(piece[-HASH_BYTES:], "little")
+        case Stored():
+            yield from event.parts(BATCH_HASH_BYTES)
         case Removed(sequence_hashes) if len(sequence_hashes) > step:
             for start in range(0, len(sequence_hashes), step):
                 yield Removed(sequence_hashes[start : start + step])

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from baton_proto.charges import MAJOR, ChargeReport, WorkerCharge
 from baton_proto.discovery import MAJOR as RECORD_MAJOR, WorkerLoad, WorkerRecord, prefill_pairs
-from baton_proto.kv_events import Cleared, KvEvent, Removed, Stored
+from baton_proto.kv_events import KvEvent, Stored
 from baton_proto.sampling import SamplingParams
 from engine.core.block_manager import BlockManager
 from engine.core.sequence import Sequence
@@ -119,14 +119,9 @@ class SimulatedRouter:
 
     def apply(self, worker: WorkerKey, events: list[KvEvent]) -> None:
         for event in events:
-            match event:
-                case Stored():
-                    self.tree.apply_stored(worker, event.parent, event.block_hashes, event.sequence_hashes)
-                    self.expected.stored(worker, event.block_hashes)
-                case Removed():
-                    self.tree.apply_removed(worker, event.sequence_hashes)
-                case Cleared():
-                    self.tree.clear(worker)
+            self.tree.apply(worker, event)
+            if isinstance(event, Stored):
+                self.expected.stored(worker, event.block_hashes)
 
 
 @dataclass

@@ -21,7 +21,6 @@ from baton_proto.kv_events import Cleared, KvEvent, Removed, Stored
 from runtime.blocks.block_hash import SEED, block_hashes, lora_seed, sequence_hashes
 from runtime.errors import ConfigError, ProtocolError
 
-HASH_BYTES = 8
 SERVED_MEDIUM = "GPU"
 
 

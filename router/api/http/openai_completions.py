@@ -97,7 +97,7 @@ class _LogprobWriter:
                 written.token_logprobs.append(finite(logprobs.logprob))
                 written.top_logprobs.append(self._top(token_id, logprobs))
                 written.text_offset.append(self._offset)
-                self._offset += len(self._detokenizer.push(token_id))
+                self._offset += len(self._detokenizer.push((token_id,)))
         return written
 
     def _top(self, sampled_id: int, logprobs: TokenLogprobs) -> dict[str, float]:

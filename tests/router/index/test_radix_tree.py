@@ -6,8 +6,10 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from numpy.typing import NDArray
 
-from router.index.edge import HASH_BYTES, find_hash
-from router.index.radix_tree import MAX_EXTENDED_BYTES, RadixTree, UnknownBlockError
+from baton_proto.kv_events import HASH_BYTES
+from router.index.edge import find_hash
+from router.index.edge_table import MAX_EXTENDED_BYTES
+from router.index.radix_tree import RadixTree, UnknownBlockError
 from runtime.blocks.block_hash import sequence_hashes
 from runtime.discovery.worker_key import WorkerKey
 from runtime.errors import ProtocolError
@@ -49,7 +51,7 @@ def found(tree: RadixTree, *path: int) -> dict[WorkerKey, int]:
 
 def check_structure(tree: RadixTree) -> None:
     """All invariants of the data structure itself."""
-    stack = [tree._root]
+    stack = [tree._edges.root]
     edges = num_blocks = 0
     while stack:
         edge = stack.pop()
@@ -61,9 +63,9 @@ def check_structure(tree: RadixTree) -> None:
             assert child.parent is edge
             assert first == child.blocks[:HASH_BYTES]
             assert len(child.blocks) == len(child.sequences) > 0
-            assert tree._edges[child.number] is child
+            assert tree._edges._edges[child.number] is child
             hashes = np.frombuffer(child.sequences, dtype="<u8")
-            assert all(tree._index.get(key) == child.number for key in hashes.tolist())
+            assert all(tree._edges._index.get(key) == child.number for key in hashes.tolist())
             assert child.full > 0, "somebody covers the last block"
             assert child.full & ~edge.full == 0, "whoever covers a child covers its parent"
             for bit, covered in (child.partial or {}).items():
@@ -72,7 +74,7 @@ def check_structure(tree: RadixTree) -> None:
                 assert edge.full >> bit & 1
                 assert not child.full >> bit & 1
             assert child.partial is None or child.partial
-            if edge is not tree._root and len(edge.children or {}) == 1:
+            if edge is not tree._edges.root and len(edge.children or {}) == 1:
                 joined = len(edge.blocks) + len(child.blocks)
                 assert child.full != edge.full or joined > MAX_EXTENDED_BYTES, "a run broken for nothing"
     assert edges == tree.num_edges

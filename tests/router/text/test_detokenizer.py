@@ -14,7 +14,7 @@ WORDS = ["▁", "▁the", "▁a", "b", "é", "▁€", "\ufffd", "▁▁", "."]
 
 def pieces(tokenizer: Tokenizer, token_ids: list[int]) -> list[str]:
     detokenizer = make_detokenizer(tokenizer)
-    return [*map(detokenizer.push, token_ids), detokenizer.flush()]
+    return [*(detokenizer.push([token_id]) for token_id in token_ids), detokenizer.flush()]
 
 
 def write_tokenizer(folder: Path, vocabulary: list[str], decoder: decoders.Decoder, **options: object) -> Tokenizer:

@@ -9,7 +9,6 @@ from hypothesis import given, settings, strategies as st
 from baton.events.vllm.blocks import VllmBlocks
 from baton.events.vllm.messages import decode_vllm_batch
 from baton_proto.kv_events import Cleared, KvEvent, Removed, Stored
-from router.index.event_snapshot import apply_event
 from router.index.radix_tree import RadixTree
 from runtime.blocks.block_hash import block_hashes, lora_seed, sequence_hashes
 from runtime.errors import ConfigError, ProtocolError
@@ -217,12 +216,12 @@ def test_the_index_holds_every_block_whose_whole_prefix_vllm_holds(steps: list[t
             cache.clear()
             told = feed(feed.messages.cleared())
         for event in told:
-            apply_event(tree, KEY, event)
+            tree.apply(KEY, event)
     expected = {path for path in cache if all(path[:n] in cache for n in range(1, len(path)))}
     hashes = {names_of([token for block in path for token in [block] * BLOCK])[1][-1] for path in expected}
     again = RadixTree()
     for event in feed.blocks.runs():
-        apply_event(again, KEY, event)
+        again.apply(KEY, event)
     for held in (tree, again):
         table = b"".join(run.sequence_hashes for run in held.dump(KEY))
         assert set(np.frombuffer(table, dtype="<u8").tolist()) == hashes
