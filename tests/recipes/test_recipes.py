@@ -1,0 +1,278 @@
+"""Each recipe of docs/how-to.md, followed in a copy of the sources: it works, and it touches the files it names."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.recipes.scratch import GENERATED, ROOT, Scratch
+
+
+@pytest.fixture
+def scratch(tmp_path: Path) -> Scratch:
+    return Scratch(tmp_path)
+
+
+def test_add_a_sampling_parameter(scratch: Scratch) -> None:
+    rows = "proto/baton_proto/sampling.py"
+    last = "    logit_bias: Annotated[dict[int, float], Rule(-100.0, 100.0, Needs.LOGITS)] = {}\n"
+    scratch.edit(rows, last, last + "    toy: Annotated[float, Rule(0.0, 2.0, Needs.LOGITS)] = 1.0\n")
+    scratch.edit(
+        "proto/baton/v1/inference.proto",
+        "  optional uint32 n = 16;",
+        "  optional float toy = 99;\n  optional uint32 n = 16;",
+    )
+    sampler = "engine/runners/sampler.py"
+    scratch.edit(sampler, "    return bool(p.logit_bias) or", "    return p.toy != 1 or bool(p.logit_bias) or")
+    first = "            _add_bias(scores, params)\n"
+    toy = "            scores *= _column([p.toy for p in params], scores)\n"
+    scratch.edit(sampler, first, first + toy)
+    scratch.run("proto/generate.py")
+    scratch.run("-c", SAMPLING)
+    scratch.has_followed("Add a sampling parameter")
+
+
+SAMPLING = """
+import torch
+from baton_proto.generated import inference_pb2 as pb
+from baton_proto.sampling import Needs
+from engine.core.sequence import Sequence
+from engine.runners.sampler import Sampler
+from router.api.grpc.messages import options_of
+from router.api.http.openai_types import ChatBody, CompletionBody, parse_body
+from router.api.sampling_options import check_sampling
+from runtime.errors import InvalidRequestError
+
+chat = parse_body(b'{"model": "m", "toy": 0.5, "seed": 1, "messages": [{"role": "user", "content": "a"}]}', ChatBody)
+text = parse_body(b'{"model": "m", "toy": 0.5, "seed": 1, "prompt": "a"}', CompletionBody)
+for options in (options_of(pb.SamplingOptions(toy=0.5, seed=1)), chat.options(), text.options()):
+    params = check_sampling(options, 10)
+    assert params.toy == 0.5 and params.needs is Needs.LOGITS, params
+try:
+    check_sampling(options_of(pb.SamplingOptions(toy=3.0)), 10)
+except InvalidRequestError as error:
+    assert "toy" in str(error) and "2" in str(error)
+else:
+    raise AssertionError("not refused")
+"""
+
+
+def test_add_a_transport(scratch: Scratch) -> None:
+    scratch.write(
+        "kvtransfer/transports/toy.py",
+        "from kvtransfer.transports.shm import ShmWriter\n\n\nclass ToyWriter(ShmWriter):\n    pass\n",
+    )
+    table = "kvtransfer/transports/table.py"
+    scratch.edit(
+        table,
+        "# The fastest first.",
+        "def _toy() -> tuple[MakeWriter, MakeIntake]:\n"
+        "    from kvtransfer.transports.mapped import MappedIntake\n"
+        "    from kvtransfer.transports.toy import ToyWriter\n\n"
+        "    return ToyWriter, MappedIntake\n\n\n# The fastest first.",
+    )
+    row = '    Transport("tcp", ("host", "cuda"), "tcp", _tcp),\n'
+    scratch.edit(table, row, row + '    Transport("toy", ("host",), "unix", _toy),\n')
+    assert "toy" in scratch.run("-c", "from kvtransfer.transports.table import choices; print(choices())")
+    refused = scratch.run("-m", "baton", "up", "--transport", "toi", fails=True)
+    assert "'toy'" in refused
+    scratch.has_followed("Add a transport")
+
+
+def test_add_a_cost_term(scratch: Scratch) -> None:
+    cost = "router/placement/cost.py"
+    row = '    Term("eviction", "+ stored", "stored lately", "", "", "eviction_weight"),\n'
+    scratch.edit(cost, row, row + '    Term("toy", "+ toy", "requests", "", "toy_weight", "toy_weight"),\n')
+    scratch.edit(cost, "LOAD, EVICTION = range", "LOAD, EVICTION, TOY = range")
+    formula = "        costs[i, EVICTION] = weights[EVICTION] * stored[i] if runs else 0.0\n"
+    scratch.edit(cost, formula, formula + "        costs[i, TOY] = weights[TOY] * requests\n")
+    key = "    eviction_weight: Weight = 0.01\n"
+    scratch.edit("runtime/config/serving.py", key, key + "    toy_weight: Weight = 0.0\n")
+    key = "    eviction_weight: 0.01\n"
+    scratch.edit("serving.yaml", key, key + "    # What a running request costs.\n    toy_weight: 0.0\n")
+    scratch.run("-c", COST)
+    scratch.has_followed("Add a cost term")
+
+
+COST = """
+from router.placement.cost import NUM_TERMS, TERMS, TOY, Rules
+from runtime.config.serving import PlacementConfig, ServingConfig, load_config
+from pathlib import Path
+
+assert TERMS[TOY].name == "toy" and TOY == NUM_TERMS - 1
+assert Rules(PlacementConfig(toy_weight=3.0)).decode[TOY] == 3.0
+assert load_config(Path("serving.yaml")) == ServingConfig()
+"""
+
+
+def test_add_a_planner_policy(scratch: Scratch) -> None:
+    scratch.write("planner/policy/toy.py", POLICY)
+    rows = "runtime/config/planner.py"
+    scratch.edit(rows, "class PolicySections(", TOY_SECTION + "class PolicySections(")
+    row = "    threshold: ThresholdConfig = ThresholdConfig()\n"
+    scratch.edit(rows, row, row + "    toy: ToyConfig = ToyConfig()\n")
+    found = "from planner.policy.policy import make_policy; from runtime.config.planner import PlannerConfig;"
+    assert "toy" in scratch.run("-c", f"{found} print(make_policy(PlannerConfig(policy='toy')).name)")
+    scratch.has_followed("Add a planner policy")
+
+
+TOY_SECTION = '''class ToyConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """No settings."""
+
+
+'''
+POLICY = '''"""One worker of each role, whatever comes."""
+
+from msgspec import Struct
+
+from baton_proto.planner import Observation
+from planner.policy.guards import LIMITS
+from planner.policy.policy import Policy
+from planner.policy.wanted import Wanted
+
+
+class ToyMemory(Struct, frozen=True):
+    pass
+
+
+class ToyPolicy(Policy[ToyMemory]):
+    name = "toy"
+    memory = ToyMemory
+    guards = LIMITS
+
+    def initial(self) -> ToyMemory:
+        return ToyMemory()
+
+    def decide(self, observation: Observation, memory: ToyMemory) -> tuple[Wanted, ToyMemory]:
+        return Wanted(1, 1, ("always",)), memory
+
+
+POLICY = ToyPolicy
+'''
+
+
+def test_add_a_model_family(scratch: Scratch) -> None:
+    scratch.write(
+        "engine/model/toy.py",
+        '"""Llama by another name."""\n\nfrom engine.model.llama import Llama\n\n\nclass Toy(Llama):\n    pass\n',
+    )
+    row = '    "llama": Family(hf_class="LlamaForCausalLM", gguf_pairs=True),\n'
+    scratch.edit("runtime/checkpoint/families.py", row, row + '    "toy": Family(hf_class="ToyForCausalLM"),\n')
+    scratch.edit("engine/model/registry.py", '{"llama": Llama, ', '{"llama": Llama, "toy": Toy, ')
+    scratch.edit(
+        "engine/model/registry.py",
+        "from engine.model.qwen3 import Qwen3\n",
+        "from engine.model.qwen3 import Qwen3\nfrom engine.model.toy import Toy\n",
+    )
+    scratch.run("-c", FAMILY)
+    scratch.has_followed("Add a model family")
+
+
+FAMILY = """
+import json
+from pathlib import Path
+from engine.model.registry import MODELS
+from runtime.checkpoint.model_config import load_model_config
+
+config = {"architectures": ["ToyForCausalLM"], "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1,
+          "num_attention_heads": 4, "vocab_size": 64, "max_position_embeddings": 64, "rms_norm_eps": 1e-6}
+Path("model").mkdir()
+Path("model/config.json").write_text(json.dumps(config))
+assert MODELS[load_model_config(Path("model")).architecture].__name__ == "Toy"
+"""
+
+
+def test_add_a_metric(scratch: Scratch) -> None:
+    metrics = "worker/metrics.py"
+    row = '    "leases": ('
+    scratch.edit(metrics, row, '    "toy": ("Steps so far", lambda of: of.load.steps),\n' + row)
+    scratch.run("-c", "from worker.metrics import GAUGES; assert 'toy' in GAUGES")
+    scratch.has_followed("Add a metric")
+
+
+def test_add_a_cli_command(scratch: Scratch) -> None:
+    scratch.write("baton/cli/toy.py", COMMAND)
+    row = '    "demo": "baton.cli.demo:demo",\n'
+    scratch.edit("baton/cli/app.py", row, row + '    "toy": "baton.cli.toy:toy",\n')
+    assert "Plays with NAME" in scratch.run("-m", "baton", "--help")
+    assert scratch.run("-m", "baton", "toy", "train").strip() == "train"
+    scratch.has_followed("Add a command")
+
+
+COMMAND = '''"""`baton toy`: plays."""
+
+from baton.cli.output import console
+
+
+def toy(name: str) -> None:
+    """Plays with NAME."""
+    console().print(name)
+'''
+
+
+def test_add_a_question_to_a_worker(scratch: Scratch) -> None:
+    messages = "proto/baton_proto/worker.py"
+    scratch.edit(messages, "@dataclass(frozen=True, slots=True)\nclass Question:", TOY_MESSAGES)
+    scratch.edit(
+        messages, "QUESTIONS = (SNAPSHOT,", 'TOY = Question("Toy", ToyRequest, ToyReport)\nQUESTIONS = (TOY, SNAPSHOT,'
+    )
+    server = "worker/rpc_server.py"
+    scratch.edit(server, "    WAKE,\n    DrainReport,", "    TOY,\n    WAKE,\n    DrainReport,")
+    scratch.edit(server, "    SnapshotRequest,\n", "    SnapshotRequest,\n    ToyReport,\n    ToyRequest,\n")
+    scratch.edit(
+        server, "            WAKE: self._wake,\n", "            WAKE: self._wake,\n            TOY: self._toy,\n"
+    )
+    scratch.edit(
+        server,
+        "    async def _drain(",
+        "    async def _toy(self, request: ToyRequest, context: Context) -> ToyReport:\n"
+        "        return ToyReport(self._runtime.worker_id)\n\n    async def _drain(",
+    )
+    client = "runtime/calls/worker.py"
+    scratch.edit(client, "    SNAPSHOT,\n    WAKE,\n", "    SNAPSHOT,\n    TOY,\n    WAKE,\n")
+    scratch.edit(client, "    SnapshotRequest,\n", "    SnapshotRequest,\n    ToyReport,\n    ToyRequest,\n")
+    scratch.edit(
+        client,
+        "    async def drain(",
+        "    async def toy(self) -> ToyReport:\n"
+        "        report: ToyReport = await self._ask(TOY, ToyRequest(MAJOR), CALL_TIMEOUT_S)\n"
+        "        return report\n\n    async def drain(",
+    )
+    scratch.run("-c", QUESTION)
+    scratch.has_followed("Add a question to a worker")
+
+
+TOY_MESSAGES = """class ToyRequest(Struct, frozen=True):
+    version: int
+
+
+class ToyReport(Struct, frozen=True):
+    worker_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Question:"""
+QUESTION = """
+from baton_proto.worker import QUESTIONS, TOY
+from runtime.calls.worker import WorkerClient
+from worker.rpc_server import WorkerService
+
+assert TOY in QUESTIONS
+assert all(hasattr(WorkerClient, question.name.lower()) for question in QUESTIONS)
+assert all(hasattr(WorkerService, f"_{question.name.lower()}") for question in QUESTIONS)
+"""
+
+
+def test_add_a_configuration_key(scratch: Scratch) -> None:
+    key = "    queue_limit: Positive = 1024"
+    scratch.edit("runtime/config/serving.py", key, "    toy_limit: Positive = 7\n" + key)
+    lines = (ROOT / "serving.yaml").read_text().splitlines()
+    (host,) = (line for line in lines if line.startswith("  queue_limit:"))
+    scratch.edit("serving.yaml", host, f"{host}\n  # How many toys there may be.\n  toy_limit: 7")
+    scratch.run(
+        "-c", "from pathlib import Path; from runtime.config.serving import *; load_config(Path('serving.yaml'))"
+    )
+    scratch.has_followed("Add a configuration key")
+
+
+def test_the_generated_files_are_where_the_recipes_say() -> None:
+    assert (ROOT / GENERATED).is_dir()
