@@ -52,13 +52,9 @@ class KvEventLog:
 
 
 def _event(entry: StoredRun | list[int] | Cleared) -> KvEvent:
-    match entry:
-        case StoredRun():
-            return entry.event()
-        case list():
-            return Removed(_u64(entry))
-        case _:
-            return entry
+    if isinstance(entry, list):
+        return Removed(_u64(entry))
+    return entry.event() if isinstance(entry, StoredRun) else entry
 
 
 def _u64(hashes: list[int]) -> bytes:

@@ -6,6 +6,7 @@ block table, the engine appends its tokens; workers create and read it.
 
 import enum
 from array import array
+from dataclasses import KW_ONLY, dataclass, field
 
 import numpy as np
 
@@ -23,6 +24,7 @@ class SequenceStatus(enum.Enum):
     FINISHED = "finished"  # holds no blocks, unless it is pinned
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Sequence:
     """Prompt and output of one request, and the KV blocks that hold them.
 
@@ -30,64 +32,33 @@ class Sequence:
     after its end, because somebody still reads them, until the owner calls `Engine.unpin`.
     """
 
-    __slots__ = (
-        "arrival",
-        "block_hashes",
-        "block_table",
-        "needs",
-        "num_cached_tokens",
-        "num_committed_blocks",
-        "num_computed_tokens",
-        "num_in_flight_tokens",
-        "num_pending_tokens",
-        "num_preemptions",
-        "num_prefill_tokens",
-        "num_prompt_tokens",
-        "pinned",
-        "prefill_only",
-        "priority",
-        "request_id",
-        "retired_blocks",
-        "sampling",
-        "sequence_hashes",
-        "status",
-        "token_ids",
-    )
+    request_id: str
+    token_ids: list[int]  # prompt + output; replayed output is there from the start; see PENDING
+    num_prompt_tokens: int
+    sampling: SamplingParams
+    _: KW_ONLY
+    priority: int = 0  # higher runs first
+    prefill_only: bool = False
+    pinned: bool = False
+    needs: Needs = field(init=False)  # of `sampling`; kept, because every step asks for it
+    status: SequenceStatus = field(default=SequenceStatus.WAITING, init=False)
+    arrival: int | None = field(default=None, init=False)  # its place in the engine's order of arrival
+    num_prefill_tokens: int = field(default=0, init=False)  # those that this engine runs as prompt chunks
+    num_computed_tokens: int = field(default=0, init=False)  # those whose KV is in the slab
+    num_in_flight_tokens: int = field(default=0, init=False)  # those whose KV the steps on their way write
+    num_pending_tokens: int = field(default=0, init=False)  # those that these steps sample: the last of token_ids
+    num_cached_tokens: int = field(default=0, init=False)  # the prefix hit of the first allocation
+    num_preemptions: int = field(default=0, init=False)
+    block_table: list[int] = field(default_factory=list, init=False)
+    retired_blocks: list[int] = field(default_factory=list, init=False)  # replaced by canonical ones, but still read
+    num_committed_blocks: int = field(default=0, init=False)  # leading ones of block_table, in the prefix cache
+    block_hashes: list[int] = field(default_factory=list, init=False)  # of leading full blocks, as far as needed
+    sequence_hashes: list[int] = field(default_factory=list, init=False)
 
-    def __init__(
-        self,
-        request_id: str,
-        token_ids: list[int],
-        num_prompt_tokens: int,
-        sampling: SamplingParams,
-        *,
-        priority: int = 0,
-        prefill_only: bool = False,
-        pinned: bool = False,
-    ) -> None:
-        assert 0 < num_prompt_tokens <= len(token_ids)
-        assert prefill_only or not pinned, "only a prefill-only sequence has readers of its blocks"
-        self.request_id = request_id
-        self.token_ids = token_ids  # prompt + output; replayed output is there from the start; see PENDING
-        self.num_prompt_tokens = num_prompt_tokens
-        self.sampling = sampling
-        self.needs = sampling.needs  # kept, because every step asks for it
-        self.priority = priority  # higher runs first
-        self.prefill_only = prefill_only
-        self.pinned = pinned
-        self.status = SequenceStatus.WAITING
-        self.arrival: int | None = None  # its place in the engine's order of arrival
-        self.num_prefill_tokens = 0  # tokens that this engine runs as prompt chunks before it decodes
-        self.num_computed_tokens = 0  # tokens whose KV is in the slab
-        self.num_in_flight_tokens = 0  # tokens whose KV the steps on their way write
-        self.num_pending_tokens = 0  # tokens that those steps sample: the last ones of token_ids
-        self.num_cached_tokens = 0  # the prefix hit of its first allocation
-        self.num_preemptions = 0
-        self.block_table: list[int] = []
-        self.retired_blocks: list[int] = []  # replaced by canonical ones, but still read
-        self.num_committed_blocks = 0  # leading blocks of the table that are in the prefix cache
-        self.block_hashes: list[int] = []  # of leading full blocks, as far as they were needed
-        self.sequence_hashes: list[int] = []
+    def __post_init__(self) -> None:
+        assert 0 < self.num_prompt_tokens <= len(self.token_ids)
+        assert self.prefill_only or not self.pinned, "only a prefill-only sequence has readers of its blocks"
+        self.needs = self.sampling.needs
 
     @property
     def num_tokens(self) -> int:

@@ -1,4 +1,4 @@
-"""The reference attention in plain torch, which serves on CPU: it gathers a sequence's blocks into one tensor."""
+"""Attention in plain torch, the reference and the backend on CPU: it gathers a sequence's blocks into one tensor."""
 
 from collections.abc import Sequence as Run
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from engine.model.attention import HeadNorms, Span
 from engine.model.rope import RotaryEmbedding, rotate
 from kvtransfer.slab.layout import SlabLayout
 
-GATHER_BYTES = 4 * 1024 * 1024  # decodes share a gather up to this size: what the CPU's caches hold
+GATHER_BYTES = 4 * 1024 * 1024  # decodes share a gather up to this size, which fits into a CPU's caches
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class _PrefillSpan:
     start: int
     end: int
     cache_rows: Tensor
-    mask: Tensor | None  # [end - start, end], added to the scores; None: the span begins its sequence, plainly causal
+    mask: Tensor | None  # [end - start, end], added to the scores; None: causal, because the span begins its sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,8 @@ class TorchMetadata:
 class TorchAttention:
     """Implements `engine.model.attention.Attention` with torch's scaled_dot_product_attention.
 
-    A layer's cache is seen as a matrix whose row (block * kv_heads + head) * 2 + {0: K, 1: V} is one head of one block,
-    so one index_select of whole rows yields [2, kv_heads, length, head_dim].
+    A layer's cache is viewed as a matrix whose row (block * kv_heads + head) * 2 + {0: K, 1: V} is one head of one
+    block; one index_select of whole rows yields [2, kv_heads, length, head_dim].
     """
 
     def __init__(self, layout: SlabLayout, rotary: RotaryEmbedding, dtype: torch.dtype, device: torch.device) -> None:
@@ -52,7 +52,7 @@ class TorchAttention:
         self._head_dim = layout.head_dim
         self._dtype = dtype
         self._device = device
-        # Kept from call to call: fresh memory of this size costs more in page faults than attention itself.
+        # Kept from call to call, because the page faults of new memory of this size take longer than attention.
         self._gathered = torch.empty(0, layout.block_size * layout.head_dim, dtype=dtype, device=device)
         self._group_blocks = max(1, GATHER_BYTES // layout.block_bytes)
 
@@ -69,7 +69,7 @@ class TorchAttention:
         queries_keys, values = qkv[:, : -self._kv_heads], qkv[:, -self._kv_heads :]
         if norms is not None:
             queries_keys = torch.rms_norm(queries_keys, [self._head_dim], eps=norms.eps) * norms.each
-        queries_keys = rotate(queries_keys, *metadata.angles)  # at once: half as many calls
+        queries_keys = rotate(queries_keys, *metadata.angles)  # in one call for both
         queries, keys = queries_keys[:, : -self._kv_heads], queries_keys[:, -self._kv_heads :]
         rows = layer_cache.view(-1, self._head_dim)
         rows.index_copy_(0, metadata.key_rows, keys.reshape(-1, self._head_dim))
@@ -89,7 +89,7 @@ class TorchAttention:
         for span in metadata.prefill:
             length = span.end - span.start
             kv = self._gather(layer_cache, span.cache_rows, 1)[0, :, :, : span.end]
-            # Heads as [kv_heads, group]: each group of query heads reads its KV head through a stride of 0.
+            # Heads are [kv_heads, group]: a group of query heads reads its KV head through a stride of 0.
             q = queries[done : done + length].view(length, self._kv_heads, -1, self._head_dim).permute(1, 2, 0, 3)
             k, v = kv[:, :, None].expand(-1, -1, q.shape[1], -1, -1)
             result = F.scaled_dot_product_attention(q, k, v, attn_mask=span.mask, is_causal=span.mask is None)
@@ -100,7 +100,7 @@ class TorchAttention:
         done = 0
         for group in metadata.decode:
             k, v = self._gather(layer_cache, group.cache_rows, group.size).unbind(1)
-            # The query heads of one KV head stand where a prompt's tokens would: all of them see all keys.
+            # The query heads of one KV head take the place of a prompt's tokens, because all of them see all keys.
             q = queries[done : done + group.size].view(group.size, self._kv_heads, -1, self._head_dim)
             result = F.scaled_dot_product_attention(q, k, v, attn_mask=group.mask)
             out[done : done + group.size] = result.reshape(group.size, -1, self._head_dim)
@@ -128,7 +128,7 @@ class TorchAttention:
         return self._tensor((np.concatenate(firsts)[:, None] + heads).ravel())
 
     def _cache_rows(self, tables: np.ndarray) -> Tensor:
-        """For block tables [size, blocks] the rows to gather, ordered [size, 2, kv_heads, blocks]."""
+        """The rows to gather for block tables [size, blocks], in the order [size, 2, kv_heads, blocks]."""
         part = np.arange(2)[:, None, None] + 2 * np.arange(self._kv_heads)[:, None]
         return self._tensor((tables[:, None, None, :] * (2 * self._kv_heads) + part).ravel())
 
@@ -143,7 +143,7 @@ class TorchAttention:
         return _PrefillSpan(span.start, span.end, self._cache_rows(table), mask)
 
     def _grouped(self, spans: Run[Span]) -> list[list[Span]]:
-        """Neighbours share a group while the padded gather stays within GATHER_BYTES."""
+        """Neighbouring spans share a group while their padded gather is within GATHER_BYTES."""
         groups: list[list[Span]] = []
         longest = 0
         for span in spans:
@@ -156,7 +156,7 @@ class TorchAttention:
 
     def _decode_group(self, spans: list[Span]) -> _DecodeGroup:
         num_blocks = max(self._num_blocks(span) for span in spans)
-        tables = np.zeros((len(spans), num_blocks), dtype=np.int64)  # padding reads block 0; its scores are masked
+        tables = np.zeros((len(spans), num_blocks), dtype=np.int64)  # padding reads block 0, and its scores are masked
         for row, span in zip(tables, spans, strict=True):
             row[: self._num_blocks(span)] = span.block_table[: self._num_blocks(span)]
         lengths = self._tensor(np.array([span.end for span in spans]))

@@ -63,8 +63,8 @@ class SamplingParams(Struct, frozen=True, omit_defaults=True):
     @property
     def needs(self) -> Needs:
         """The most that any of the parameters needs."""
-        asked = (row.rule.needs for row in PARAMETERS.values() if getattr(self, row.name) != row.default)
-        return max(asked, default=Needs.KERNEL)
+        asked = [row.rule.needs for row in _BEYOND_KERNEL if getattr(self, row.name) != row.default]
+        return max(asked) if asked else Needs.KERNEL
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,21 +73,21 @@ class Parameter:
 
     name: str
     type: Any
-    default: Any  # of max_tokens, which has none: any number
     rule: Rule
+    default: Any  # of max_tokens, which has none: any number
 
 
-def _parameters() -> dict[str, Parameter]:
-    plain = SamplingParams(max_tokens=1)
-    rows = {}
-    for name, annotation in get_type_hints(SamplingParams, include_extras=True).items():
-        kind, rule = get_args(annotation)
-        rows[name] = Parameter(name, kind, getattr(plain, name), rule)
-    return rows
+def _parameter(name: str, annotation: Any) -> Parameter:
+    kind, rule = get_args(annotation)
+    return Parameter(name, kind, rule, getattr(SamplingParams(max_tokens=1), name))
 
 
-PARAMETERS = _parameters()
+PARAMETERS = {
+    name: _parameter(name, annotation)
+    for name, annotation in get_type_hints(SamplingParams, include_extras=True).items()
+}
 """By name."""
+_BEYOND_KERNEL = [row for row in PARAMETERS.values() if row.rule.needs > Needs.KERNEL]
 
 
 class TokenLogprobs(Struct, frozen=True, array_like=True):

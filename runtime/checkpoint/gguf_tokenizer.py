@@ -6,9 +6,9 @@ tokens silently; transformers' GGUF reader does not look at the name.
 """
 
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any
 
+from gguf import TokenType
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from runtime.errors import ModelError
@@ -44,14 +44,6 @@ PRE_TOKENIZERS = {
     "llama-bpe": _LLAMA3,
     "qwen2": PreTokenizer(split=_WORDS.format(digits=""), nfc=True),
 }
-
-
-class TokenType(IntEnum):
-    """Values of `tokenizer.ggml.token_type` that matter here."""
-
-    NORMAL = 1
-    CONTROL = 3
-    USER_DEFINED = 4
 
 
 def build_tokenizer(metadata: Metadata, model: str) -> Tokenizer:

@@ -144,18 +144,15 @@ def _rope_scaling(data: dict[str, Any], model: str) -> Llama3RopeScaling | None:
 
 
 def _size(data: dict[str, Any], key: str, model: str, default: int | None = None) -> int:
-    value = data.get(key)
-    if value is None and default is not None:
-        return default
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ModelError(model, f"config.json: {key} is {value!r}, not a positive integer")
-    return value
+    return int(_positive(data, key, model, default, int, "integer"))
 
 
 def _number(data: dict[str, Any], key: str, model: str, default: float | None = None) -> float:
-    value = data.get(key)
-    if value is None and default is not None:
-        return default
-    if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
-        raise ModelError(model, f"config.json: {key} is {value!r}, not a positive number")
-    return float(value)
+    return float(_positive(data, key, model, default, (int, float), "number"))
+
+
+def _positive(data: dict[str, Any], key: str, model: str, default: Any, kind: Any, name: str) -> Any:
+    value = default if data.get(key) is None else data[key]
+    if not isinstance(value, kind) or isinstance(value, bool) or value <= 0:
+        raise ModelError(model, f"config.json: {key} is {value!r}, not a positive {name}")
+    return value

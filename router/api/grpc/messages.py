@@ -19,6 +19,8 @@ FINISH_REASONS = {
 PROMPT_FIELDS = {"text": "text", "chat": "chat.messages", "tokens": "tokens.ids", None: "input"}
 """Kind of input -> the caller's name of the prompt."""
 
+SERVED_BY = [field.name for field in pb.ServedBy.DESCRIPTOR.fields]  # each is an attribute of Service
+
 
 def prompt_of(request: pb.GenerateRequest) -> Prompt:
     """Raises InvalidRequestError when there is no prompt, or a message with an unknown role."""
@@ -45,16 +47,12 @@ def options_of(sampling: pb.SamplingOptions) -> Options:
 
 
 def piece_message(piece: Piece, tokenizer: Tokenizer) -> pb.Piece:
+    told = zip(piece.token_ids, piece.logprobs, strict=True) if piece.logprobs else ()
     return pb.Piece(
         index=piece.index,
         token_ids=piece.token_ids,
         text=piece.text,
-        logprobs=[
-            _logprob_message(token_id, logprobs, tokenizer)
-            for token_id, logprobs in zip(piece.token_ids, piece.logprobs, strict=True)
-        ]
-        if piece.logprobs
-        else (),
+        logprobs=[_logprob_message(token_id, logprobs, tokenizer) for token_id, logprobs in told],
         finish_reason=FINISH_REASONS[piece.finish_reason],
     )
 
@@ -65,18 +63,7 @@ def finished_message(finished: Finished) -> pb.Finished:
         completion_tokens=finished.completion_tokens,
         cached_tokens=finished.cached_tokens,
     )
-    served_by = [
-        pb.ServedBy(
-            index=service.index,
-            decode_worker=service.decode_worker,
-            prefill_worker=service.prefill_worker,
-            kv_blocks=service.kv_blocks,
-            kv_bytes=service.kv_bytes,
-            transport=service.transport,
-            attempts=service.attempts,
-        )
-        for service in finished.served_by
-    ]
+    served_by = [pb.ServedBy(**{name: getattr(one, name) for name in SERVED_BY}) for one in finished.served_by]
     return pb.Finished(usage=usage, served_by=served_by)
 
 

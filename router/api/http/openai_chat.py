@@ -1,7 +1,6 @@
 """Answers of /v1/chat/completions: one whole object, or chunks. Shapes as OpenAI documents them."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 from msgspec import UNSET, Struct, UnsetType
 
@@ -24,22 +23,22 @@ class TokenLogprob(Struct, frozen=True):
     top_logprobs: list[TopLogprob]
 
 
-class ChoiceLogprobs(Struct, frozen=True):
-    content: list[TokenLogprob]
+class ChoiceLogprobs(Struct):
+    content: list[TokenLogprob] = []
     refusal: None = None
 
 
-class Message(Struct, frozen=True):
-    content: str
+class Message(Struct):
+    content: str = ""
     role: str = "assistant"
     refusal: None = None
 
 
-class Choice(Struct, frozen=True):
+class Choice(Struct):
     index: int
     message: Message
     logprobs: ChoiceLogprobs | None
-    finish_reason: str | None
+    finish_reason: str | None = None
 
 
 class ChatCompletion(Struct, frozen=True):
@@ -72,13 +71,6 @@ class ChatChunk(Struct, frozen=True):
     object: str = "chat.completion.chunk"
 
 
-@dataclass(slots=True)
-class _Collected:
-    text: list[str] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    finish_reason: str | None = None
-
-
 class ChatAnswer:
     def __init__(
         self, heading: Heading, tokenizer: Tokenizer, num_choices: int, with_logprobs: bool, include_usage: bool
@@ -87,7 +79,9 @@ class ChatAnswer:
         self._tokenizer = tokenizer
         self._with_logprobs = with_logprobs
         self._no_usage: UnsetType | None = None if include_usage else UNSET
-        self._collected = [_Collected() for _ in range(num_choices)]
+        self._choices = [
+            Choice(index, Message(), ChoiceLogprobs() if with_logprobs else None) for index in range(num_choices)
+        ]
         self._begun: set[int] = set()
 
     def chunks(self, piece: Piece) -> Iterator[Struct]:
@@ -104,23 +98,14 @@ class ChatAnswer:
         return ChatChunk(self._heading.id, self._heading.created, self._heading.model, [], usage)
 
     def add(self, piece: Piece) -> None:
-        collected = self._collected[piece.index]
-        collected.text.append(piece.text)
-        collected.finish_reason = piece.finish_reason
-        if self._with_logprobs:
-            collected.logprobs += self._logprobs(piece).content
+        choice = self._choices[piece.index]
+        choice.message.content += piece.text
+        choice.finish_reason = piece.finish_reason
+        if choice.logprobs is not None:
+            choice.logprobs.content += self._logprobs(piece).content
 
     def whole(self, usage: Usage) -> ChatCompletion:
-        choices = [
-            Choice(
-                index,
-                Message("".join(collected.text)),
-                ChoiceLogprobs(collected.logprobs) if self._with_logprobs else None,
-                collected.finish_reason,
-            )
-            for index, collected in enumerate(self._collected)
-        ]
-        return ChatCompletion(self._heading.id, self._heading.created, self._heading.model, choices, usage)
+        return ChatCompletion(self._heading.id, self._heading.created, self._heading.model, self._choices, usage)
 
     def _chunk(self, choice: ChunkChoice) -> ChatChunk:
         return ChatChunk(self._heading.id, self._heading.created, self._heading.model, [choice], self._no_usage)

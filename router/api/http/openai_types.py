@@ -20,7 +20,7 @@ from runtime.errors import InvalidRequestError
 
 MAX_PROMPTS = 64
 
-# Programs that cut text by UTF-16 units cut emoji in half; msgspec takes that for the end of the data.
+# Half of an emoji, which a program leaves that cuts text by UTF-16 units; msgspec takes it for the end of the data.
 _HALF_CHARACTER = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
     rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"
@@ -46,20 +46,36 @@ class ChatMessage(Struct, frozen=True):
     function_call: Any = None
 
 
+# Fields that are known and not served -> the values that change nothing, besides null.
+NOT_IN_CHATS: Mapping[str, tuple[Any, ...]] = {
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "web_search_options": (),
+}
+NOT_IN_COMPLETIONS: Mapping[str, tuple[Any, ...]] = {"echo": (False,), "suffix": ("",), "best_of": (1,)}
+
 if TYPE_CHECKING:
 
-    class SamplingFields(Struct, frozen=True, kw_only=True):
-        """What msgspec makes below: a field for each parameter, None where it is absent or null."""
+    class NamedFields(Struct, frozen=True, kw_only=True):
+        """As msgspec defines it below: one field for each sampling parameter and for each field that is not served. A
+        field that is absent or null is None."""
 
 else:
-    _ROWS = [(row.name, row.type | None, None) for row in PARAMETERS.values()]
-    SamplingFields = msgspec.defstruct("SamplingFields", _ROWS, frozen=True, kw_only=True)
+    _NAMED = [(row.name, row.type | None, None) for row in PARAMETERS.values()]
+    _NAMED += [(name, Any, None) for name in (*NOT_IN_CHATS, *NOT_IN_COMPLETIONS)]
+    NamedFields = msgspec.defstruct("NamedFields", _NAMED, frozen=True, kw_only=True)
 
 
-class GenerationBody(SamplingFields, frozen=True, kw_only=True):
+class GenerationBody(NamedFields, frozen=True, kw_only=True):
     """What both endpoints share."""
 
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {}  # field -> values that change nothing, besides null
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     prompt_field: ClassVar[str] = "prompt"
 
     model: str | None = None
@@ -93,17 +109,7 @@ class GenerationBody(SamplingFields, frozen=True, kw_only=True):
 class ChatBody(GenerationBody, frozen=True, kw_only=True):
     """/v1/chat/completions"""
 
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "tools": ([],),
-        "tool_choice": ("none", "auto"),
-        "functions": ([],),
-        "function_call": ("none", "auto"),
-        "response_format": ({"type": "text"},),
-        "modalities": (["text"],),
-        "audio": (),
-        "prediction": (),
-        "web_search_options": (),
-    }
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = NOT_IN_CHATS
     prompt_field: ClassVar[str] = "messages"
 
     messages: list[ChatMessage]
@@ -111,15 +117,6 @@ class ChatBody(GenerationBody, frozen=True, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: Any = None
-    tool_choice: Any = None
-    functions: Any = None
-    function_call: Any = None
-    response_format: Any = None
-    modalities: Any = None
-    audio: Any = None
-    prediction: Any = None
-    web_search_options: Any = None
 
     def adapt(self, given: dict[str, Any]) -> Mapping[str, str]:
         names = {"logprobs": "top_logprobs"}
@@ -140,13 +137,10 @@ class ChatBody(GenerationBody, frozen=True, kw_only=True):
 class CompletionBody(GenerationBody, frozen=True, kw_only=True):
     """/v1/completions"""
 
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"echo": (False,), "suffix": ("",), "best_of": (1,)}
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = NOT_IN_COMPLETIONS
     default_max_tokens: ClassVar[int] = 16
 
     prompt: str | list[str | int | list[int]]
-    echo: Any = None
-    suffix: Any = None
-    best_of: Any = None
 
     def adapt(self, given: dict[str, Any]) -> Mapping[str, str]:
         given.setdefault("max_tokens", self.default_max_tokens)
@@ -158,7 +152,7 @@ class CompletionBody(GenerationBody, frozen=True, kw_only=True):
         if not self.prompt:
             raise InvalidRequestError("prompt", "is empty; at least one token is needed")
         if isinstance(self.prompt[0], int):
-            return [cast(list[int], self.prompt)]  # validation sees whether all are
+            return [cast(list[int], self.prompt)]  # validation checks that all are token ids
         if len(set(map(type, self.prompt))) > 1:
             raise InvalidRequestError("prompt", MIXTURE)
         if len(self.prompt) > MAX_PROMPTS:
