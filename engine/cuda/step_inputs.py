@@ -23,6 +23,10 @@ from engine.runners.step_shape import StepShape
 _ALIGNMENT = 32  # words; kernels are compiled for pointers that are aligned to 16 bytes
 _HOST_BUFFERS = 3
 _SAMPLE_STEP = 8
+# The buffer's fields that DecodePlan and PrefillPlan take, in their order.
+_PIECE_FIELDS = ("program_first", "piece_row", "piece_start", "piece_end", "first_piece", "num_pieces")
+_DECODE_FIELDS = (*_PIECE_FIELDS, "decode_table")
+_PREFILL_FIELDS = ("tile_chunk", "tile_start", "query_start", "context", "length", "prefill_table")
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,25 +133,8 @@ class StepBuffer:
             temperatures=at("temperatures").view(torch.float32),
             output_positions=at("output_positions"),
             seeds=at("seeds").view(-1, 2),
-            decode=DecodePlan(
-                program_first=at("program_first"),
-                piece_row=at("piece_row"),
-                piece_start=at("piece_start"),
-                piece_end=at("piece_end"),
-                first_piece=at("first_piece"),
-                num_pieces=at("num_pieces"),
-                table_start=at("decode_table"),
-                tables=flat,
-            ),
-            prefill=PrefillPlan(
-                tile_chunk=at("tile_chunk"),
-                tile_start=at("tile_start"),
-                query_start=at("query_start"),
-                context=at("context"),
-                length=at("length"),
-                table_start=at("prefill_table"),
-                tables=flat,
-            ),
+            decode=DecodePlan(*map(at, _DECODE_FIELDS), tables=flat),
+            prefill=PrefillPlan(*map(at, _PREFILL_FIELDS), tables=flat),
             chunk_ends=at("end"),
             cumulative_lengths=at("query_start"),
             page_table=at("page_table").view(shape.chunks, shape.pages),
@@ -206,13 +193,9 @@ class StepBuffer:
         num_chunks = len(batch.prefill)
         if batch.decode:
             pieces = plan_pieces(starts[num_chunks:] + 1, shape.rows, self._programs_at_once)
-            put("program_first", pieces.program_first)
-            put("piece_row", pieces.row)
-            put("piece_start", pieces.start)
-            put("piece_end", pieces.end)
-            put("first_piece", pieces.first)
-            put("num_pieces", pieces.count)
-            put("decode_table", first_blocks[num_chunks:])
+            planned = pieces.program_first, pieces.row, pieces.start, pieces.end, pieces.first, pieces.count
+            for name, values in zip(_DECODE_FIELDS, (*planned, first_blocks[num_chunks:]), strict=True):
+                put(name, values)
         if batch.prefill:
             lengths = counts[:num_chunks]
             tile_chunk, tile_start = plan_tiles(lengths, self._query_tile)
