@@ -1,7 +1,5 @@
 """The router's whole decision without its network: the real assigner, pool, ledger and radix tree; workers that nobody
-calls.
-
-Used by baton_half.py, as dynamo_router.py is by the other half.
+calls. dynamo_router.py is the counterpart.
 """
 
 import time

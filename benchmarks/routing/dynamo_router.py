@@ -1,6 +1,6 @@
 """Dynamo's KvRouter with as many workers as wanted, each a process of its own that has announced the whole prompt.
 
-Used by dynamo_half.py, in the peer's environment. The workers idle: only the router's decision is timed.
+Runs in the peer's environment. The workers idle: only the router's decision is timed.
 """
 
 import asyncio

@@ -2,7 +2,7 @@
 
 Request i goes to worker i mod W, which looks the prompt up in its own cache, evicts what it must and stores the rest.
 Each hash id of the trace (512 tokens) stands for 32 blocks of 16 tokens. A cache holds 1M tokens and evicts the least
-recently used leaf first. Called by the driver; read by inputs.py.
+recently used leaf first.
 """
 
 import gzip

@@ -1,4 +1,4 @@
-"""Puts a CudaRunner together. Apart from the runner because everything in here needs Triton."""
+"""Builds a CudaRunner, its KV slab and its CUDA graphs. Everything here needs Triton."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -31,9 +31,9 @@ from runtime.errors import ConfigError
 
 log = structlog.get_logger()
 
-_GRAPH_BYTES = 1 << 30  # what CUDA graphs keep: their kernels' parameters and one step's activations
-_SPARE_SHARE = 0.03  # of the device, for what fragmentation and other libraries take
-_PROGRAMS_PER_PROCESSOR = 4  # of decode attention: as many as run at once (benchmarks/kernel_speed.py, on an H200)
+_GRAPH_BYTES = 1 << 30  # kept by CUDA graphs: their kernels' parameters and one step's activations
+_SPARE_SHARE = 0.03  # of the device's memory, for fragmentation and other libraries
+_PROGRAMS_PER_PROCESSOR = 4  # of decode attention that run at once (benchmarks/kernel_speed.py, on an H200)
 
 
 def build_cuda_runner(
@@ -48,15 +48,15 @@ def build_cuda_runner(
     flash: bool,
     collective: Collective | None = None,
 ) -> CudaRunner:
-    """On the slab's device, in its dtype. CUDA graphs are captured later, see CudaRunner.capture. Raises ModelError.
+    """A runner on the slab's device, in its dtype; CudaRunner.capture records its CUDA graphs. Raises ModelError.
 
-    `config` is the whole model's; with ranks, `weights` and slab are this rank's.
+    `config` is the whole model's; with several ranks, `weights` and `slab` are this rank's.
     """
     device, block_size = slab.device, slab.shape[4]
     shard = own_shard(config, collective)
     config = shard.config
     programs_at_once = max(1, _PROGRAMS_PER_PROCESSOR * _num_processors(device) // config.num_kv_heads)
-    if collective is not None:  # what rank 0 packs says which program does what
+    if collective is not None:  # because rank 0's packed words assign work to programs
         programs_at_once = collective.smallest(programs_at_once)
     max_rows = min(max_running, max_batch_tokens)
     sampled = torch.zeros(max_batch_tokens, dtype=torch.int32, device=device)
@@ -105,10 +105,10 @@ def build_on_gpu(
     gpu_share: int = 1,
     collective: Collective | None = None,
 ) -> GpuEngine:
-    """Loads the model, sizes the KV pool from the memory that the largest step leaves (`kv_bytes` None), captures.
-    Ranks do it together, and get as many blocks as the one with the least room.
+    """Loads the model, allocates the KV slab and captures graphs. The slab takes `kv_bytes`, or, when None, the memory
+    that the largest step leaves. All ranks call it together and get as many blocks as the rank with the least room has.
 
-    `gpu_share` processes use the device alike: each takes so small a part of it.
+    gpu_share: number of processes that share the device, each with an equal part.
 
     Raises ModelError, and ConfigError when there is no room for one KV block, or for `kv_bytes`.
     """
@@ -152,5 +152,5 @@ def build_on_gpu(
 
 def _num_processors(device: torch.device) -> int:
     if device.type != "cuda":
-        return 2  # the interpreter's programs run one after the other; this splits contexts now and then
+        return 2  # the interpreter runs programs one after the other; with two, some contexts are split
     return torch.cuda.get_device_properties(device).multi_processor_count

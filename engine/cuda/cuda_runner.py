@@ -1,8 +1,8 @@
-"""Runs batches on a GPU without ever waiting for it, except where tokens are read. Workers build one at start.
+"""Runs batches on a GPU and waits for the GPU only where tokens are read.
 
-A step is one copy of its indices to the device, a CUDA graph (decodes) or launches (anything with a prompt chunk), and
-one copy of its tokens back. The tokens of a step feed the next one on the device, so the next one can be submitted
-before anyone on the host has seen them. On CPU the same code runs in Triton's interpreter, for tests.
+A step is one copy of its indices to the device, a CUDA graph (decodes only) or launches (any batch with a prompt
+chunk), and one copy of its tokens back. The tokens of a step feed the next step on the device, so the next step can be
+submitted before the host has seen them. On a CPU the same code runs in Triton's interpreter, for tests.
 """
 
 import itertools
@@ -37,7 +37,7 @@ class CudaStep:
 
     host: Tensor  # int32 [samples], pinned
     copied: torch.cuda.Event | None
-    known: dict[int, SampledToken]  # by sample, those that were drawn on the host
+    known: dict[int, SampledToken]  # tokens that were drawn on the host, by sample
 
     def tokens(self) -> Run[SampledToken]:
         if self.copied is not None:
@@ -51,7 +51,8 @@ class CudaStep:
 class CudaRunner:
     """Implements `engine.core.batch.Runner`. Owned by the engine thread.
 
-    With ranks, rank 0's is submitted to and tells the others, which `follow`: what it packed says all.
+    With several ranks, batches are submitted to rank 0's runner, which tells the other ranks the packed words; theirs
+    `follow`.
     """
 
     depth = 1
@@ -67,8 +68,8 @@ class CudaRunner:
         max_rows: int,
         collective: Collective | None = None,
     ) -> None:
-        """`sampled`: int32, a place for each token that one step can sample; the model's `embed` reads it."""
-        self.tell: Callable[[DeviceStep], object] | None = None  # before a step runs here
+        """sampled: int32 [most tokens of a step], the tokens that a step samples; the model's `embed` reads it."""
+        self.tell: Callable[[DeviceStep], object] | None = None  # called before a step runs here
         self.num_layers = model.config.num_layers
         self._model = model
         self._attention = attention
@@ -94,7 +95,7 @@ class CudaRunner:
 
     @torch.inference_mode()
     def measure_peak(self, max_model_len: int) -> int:
-        """Bytes that the largest step takes beside weights and KV. Any slab will do, it need not hold the tokens."""
+        """Bytes that the largest step takes beside weights and KV. The slab may be too small for the tokens."""
         self._run_largest(max_model_len)
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
@@ -107,7 +108,7 @@ class CudaRunner:
         return peak
 
     def _run_largest(self, max_model_len: int) -> None:
-        """As many tokens and as many samples as a step can have."""
+        """A step with as many tokens and as many samples as a step can have."""
         num_tokens = min(max_model_len, max(1, len(self._sampled) // self._max_rows))
         self._run_prompts(min(self._max_rows, len(self._sampled) // num_tokens), num_tokens)
 
@@ -123,19 +124,19 @@ class CudaRunner:
         self._rows = {}
 
     def attach(self, slab: Tensor) -> None:
-        """Another slab than the one it was built with; before `capture`."""
+        """Replaces the slab, before `capture`."""
         assert self._graphs is None
         self._slab = slab
 
     @torch.inference_mode()
     def capture(self) -> None:
-        """Records the CUDA graphs; until then, and on CPU, every step is launched kernel by kernel."""
+        """Records the CUDA graphs; before it, and on a CPU, every step is launched kernel by kernel."""
         if self._is_cuda:
             self._warm_up()
             shape = (min(self._max_rows, LARGEST_GRAPH), len(self._model.vocabulary))
             self._logits = torch.empty(shape, dtype=self._slab.dtype, device=self._slab.device)
             self._graphs = DecodeGraphs(self._max_rows, self._clear, self._run_padded)
-        if self._collective is None:  # ranks sum over memory that takes turns, which graphs of parts would mix up
+        if self._collective is None:  # because graphs of parts would break PeerSum's turns
             self._prompt_graphs = self._record_pieces()
 
     def _record_pieces(self) -> PromptGraphs:
@@ -145,7 +146,7 @@ class CudaRunner:
             return PromptGraphs(self._model, len(self._sampled), recorder.record)
 
     def close(self) -> None:
-        """After the last step: lets go of the graphs."""
+        """Frees the graphs; there is no step after it."""
         self._graphs = self._prompt_graphs = None
         if self._is_cuda:
             torch.cuda.synchronize()
@@ -187,8 +188,8 @@ class CudaRunner:
         return self._logits[:graph]
 
     def _warm_up(self) -> None:
-        """Prompts of each order of size: kernels that are loaded when they are first wanted stop the GPU. They leave
-        numbers in the slab's first block, which nobody reads before he has written it."""
+        """Runs prompts of each power of 2, because loading a kernel at its first use stops the GPU. The prompts write
+        to the slab's first block. Invariant: no sequence reads a slot that it has not written."""
         num_tokens = 2 * self._slab.shape[4]
         while num_tokens <= len(self._sampled):
             length = min(num_tokens, self._attention.num_positions)
@@ -209,7 +210,7 @@ class CudaRunner:
         layer_done: LayerDone | None,
         logits_out: Tensor | None = None,
     ) -> Tensor | None:
-        """Logits of the rows that are sampled, None when there are none; their tokens are in `sampled`."""
+        """Logits of the sampled rows, None when there are none; `sampled` gets their tokens."""
         forward, mixed, num_tokens = self._model.forward, None, len(inputs.token_ids)
         if num_prefill_tokens and self._prompt_graphs is not None and self._prompt_graphs.has_room(num_tokens):
             forward, mixed = self._prompt_graphs.forward, self._prompt_graphs.mixed(num_tokens)
@@ -217,7 +218,7 @@ class CudaRunner:
         hidden = forward(inputs.token_ids, attend)
         if inputs.shape.samples == 0:
             return None
-        if num_prefill_tokens:  # decodes are sampled each, in order
+        if num_prefill_tokens:  # without prompts every row is sampled, in order
             hidden = hidden.index_select(0, inputs.sample_rows)
         logits = self._model.logits(hidden, logits_out)
         sample(
@@ -243,9 +244,9 @@ class CudaRunner:
     def _draw(
         self, logits: Tensor | None, rows: list[int], sequences: list[Sequence] | None
     ) -> dict[int, SampledToken]:
-        """Rows whose sampling the kernel does not know: they wait for the device, the batch with them. `sequences`
-        None: rank 0 draws, and we learn what."""
-        assert logits is not None, "what is drawn is sampled"
+        """Draws the rows whose sampling the kernel does not know; the whole batch waits for the device. `sequences`
+        None: rank 0 draws, and this rank receives the tokens."""
+        assert logits is not None, "every drawn row is sampled"
         at = torch.tensor(rows, device=logits.device)
         chosen = logits[at]
         if self._collective is not None:

@@ -1,4 +1,4 @@
-"""Records what is launched as CUDA graphs, one after the other, on a stream and in a pool of memory of their own."""
+"""Records launches as CUDA graphs, one after the other, on a stream and in a memory pool of their own."""
 
 from collections.abc import Callable
 from types import TracebackType
@@ -7,7 +7,7 @@ import torch
 
 
 class GraphRecorder:
-    """Graphs share the pool, which is safe because they run one after the other."""
+    """All graphs share the pool. Invariant: graphs run one after the other."""
 
     def __init__(self) -> None:
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -26,7 +26,8 @@ class GraphRecorder:
         torch.cuda.current_stream().wait_stream(self._stream)
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """What replays it in stream order. `work` has run before: nothing may be compiled or loaded now."""
+        """Records `work` and returns the function that replays it in stream order. Invariant: `work` has run before,
+        because a capture must not compile or load kernels."""
         graph = torch.cuda.CUDAGraph()
         self._stream.synchronize()
         graph.capture_begin(self._pool, capture_error_mode="thread_local")

@@ -1,9 +1,9 @@
-"""CUDA graphs of what a model does between one attention and the next, for steps with prompts.
+"""CUDA graphs of a model's work between one attention and the next, for steps with prompts.
 
-Such a step cannot be one graph: attention is launched for its prompts' very lengths. But those are a few of its
-launches. The others depend on the number of tokens alone, and are padded to the next of some sizes. So the host needs
-much less time for a step, which short prompts, and prompts beside many decodes, would otherwise wait for. Steps that
-keep the GPU busy for longer than the host needs to launch them have no graphs: there padding would only cost.
+Such a step cannot be one graph, because attention is launched for the exact lengths of its prompts. The other launches,
+which are most, depend on the number of tokens alone, and are padded to the next of some sizes. The graphs save host
+time in steps with short prompts, or with prompts beside many decodes. Steps that keep the GPU busy for longer than the
+host needs to launch them have no graphs, because padding would only cost time.
 """
 
 from bisect import bisect_left
@@ -14,7 +14,7 @@ from torch import Tensor
 from engine.model.llama import Attend, Llama
 from runtime.checkpoint.model_config import ModelConfig
 
-# A layer's launches take the host 0.36 ms, in which an H200 multiplies so many weights with a token each (600 TFLOP/s).
+# Weights times tokens that an H200 multiplies (600 TFLOP/s) in the 0.36 ms that a layer's launches take the host.
 LAUNCH_PRODUCTS = 108e9
 LARGEST = 4096  # tokens, however small the model: graphs and their buffers take memory
 
@@ -22,8 +22,8 @@ Record = Callable[[Callable[[], None]], Callable[[], None]]
 
 
 def prompt_sizes(max_tokens: int, weights: int) -> list[int]:
-    """16, 32, 48, 64, 96, 128, 192, ...: from 64 on at most a third is padding, from 256 on a fifth. 512 is the last
-    one of an 8B model, whose layers have 193 million weights."""
+    """16, 32, 48, 64, 96, 128, 192, ...: from 64 on at most a third is padding, from 256 on a fifth. The last size of
+    an 8B model, whose layers have 193 million weights each, is 512. `weights`: of a layer."""
     sizes = [16, 32, 48, 64, 96, 128, 192, *range(256, 512, 64)]
     sizes += [size * scale for scale in (1, 2, 4) for size in range(512, 1024, 128)] + [LARGEST]
     sizes = [size for size in sizes if size == sizes[0] or size * weights <= LAUNCH_PRODUCTS]
@@ -31,13 +31,13 @@ def prompt_sizes(max_tokens: int, weights: int) -> list[int]:
 
 
 def layer_weights(config: ModelConfig) -> int:
-    """That every token is multiplied with in a layer."""
+    """Number of weights of a layer's matrix products."""
     heads = 2 * config.num_heads + 2 * config.num_kv_heads  # of queries and of the output; of keys and values
     return config.hidden_size * (heads * config.head_dim + 3 * config.intermediate_size)
 
 
 class PromptGraphs:
-    """Rows beyond a step's tokens hold anything: no row depends on another one here."""
+    """Rows beyond a step's tokens hold arbitrary values. Invariant: between attentions no row depends on another."""
 
     def __init__(self, model: Llama, max_tokens: int, record: Record) -> None:
         """`record`: as `engine.cuda.graph_recorder.GraphRecorder.record`."""
@@ -56,11 +56,12 @@ class PromptGraphs:
         return num_tokens <= self.sizes[-1]
 
     def mixed(self, num_tokens: int) -> Tensor:
-        """[num_tokens, heads, head_dim]: where attention has to put its results."""
+        """[num_tokens, heads, head_dim]: the memory for attention's results."""
         return self._mixed[:num_tokens]
 
     def forward(self, token_ids: Tensor, attend: Attend) -> Tensor:
-        """As the model's, of at most as many tokens as `has_room` says. What comes back is overwritten by the next."""
+        """As the model's `forward`, for a number of tokens that `has_room` allows. The next call overwrites the
+        result."""
         model, num_tokens = self._model, len(token_ids)
         hidden, qkv = self._hidden[:num_tokens], self._qkv[:num_tokens]
         hidden.copy_(model.operations.embed(token_ids, model.embeddings))
@@ -75,7 +76,7 @@ class PromptGraphs:
         return lambda: self._piece(size, index)
 
     def _piece(self, size: int, index: int) -> None:
-        """What is between the attentions of layers `index - 1` and `index`."""
+        """The work between the attentions of layers `index - 1` and `index`."""
         layers, hidden = self._model.layers, self._hidden[:size]
         if index > 0:
             layers[index - 1].after_attention(hidden, self._mixed[:size].flatten(1))
@@ -84,5 +85,5 @@ class PromptGraphs:
 
 
 def without_graphs(work: Callable[[], None]) -> Callable[[], None]:
-    """A `Record` for where there are none."""
+    """A `Record` for devices without CUDA graphs."""
     return work

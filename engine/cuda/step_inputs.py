@@ -1,7 +1,7 @@
-"""A step as the GPU sees it: all indices of a batch in one int32 buffer, so that one asynchronous copy brings them.
+"""A step as the GPU sees it: all indices of a batch in one int32 buffer, which one asynchronous copy transfers.
 
-The buffer's fields lie at places that its `StepShape` alone decides: a CUDA graph is captured for one shape, and every
-step that replays it fills the same places, padded. Host buffers take turns, because a copy may still read the last one.
+The `StepShape` alone decides where the buffer's fields lie: a CUDA graph is captured for one shape, and every step that
+replays the graph fills the same places, with padding. Host buffers take turns, because a copy may still read the last.
 """
 
 import functools
@@ -20,15 +20,19 @@ from engine.kernels.decode_attention import DecodePlan, num_programs, plan_piece
 from engine.kernels.prefill_attention import PrefillPlan, plan_tiles
 from engine.runners.step_shape import StepShape
 
-_ALIGNMENT = 32  # words: kernels are compiled once, for pointers that are aligned to 16 bytes
+_ALIGNMENT = 32  # words; kernels are compiled for pointers that are aligned to 16 bytes
 _HOST_BUFFERS = 3
 _SAMPLE_STEP = 8
+# The buffer's fields that DecodePlan and PrefillPlan take, in their order.
+_PIECE_FIELDS = ("program_first", "piece_row", "piece_start", "piece_end", "first_piece", "num_pieces")
+_DECODE_FIELDS = (*_PIECE_FIELDS, "decode_table")
+_PREFILL_FIELDS = ("tile_chunk", "tile_start", "query_start", "context", "length", "prefill_table")
 
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
     places: dict[str, slice]  # words of the buffer
-    padding: np.ndarray  # int32, all fields with nothing in them
+    padding: np.ndarray  # int32, all fields filled with padding
     tables: int  # where the block tables begin
 
 
@@ -45,7 +49,7 @@ def _layout(shape: StepShape) -> _Layout:
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """Views of the device's buffer: the metadata that `TritonAttention` and `FlashAttention` work with."""
+    """Views of the device's buffer: the metadata of `TritonAttention` and `FlashAttention`."""
 
     shape: StepShape
     token_ids: Tensor  # [tokens]; negative: see engine.kernels.embedding
@@ -57,7 +61,7 @@ class StepInputs:
     seeds: Tensor  # [samples, 2]
     decode: DecodePlan
     prefill: PrefillPlan
-    chunk_ends: Tensor  # [chunks], tokens that a chunk's last query sees
+    chunk_ends: Tensor  # [chunks], number of tokens that a chunk's last query sees
     cumulative_lengths: Tensor  # [chunks + 1]
     page_table: Tensor  # [chunks, pages]
     longest_chunk: int
@@ -75,7 +79,7 @@ class StepBuffer:
         with_page_table: bool,
         device: torch.device,
     ) -> None:
-        """`table_words`: room for the block tables of one step, all sequences together."""
+        """table_words: room for the block tables of one step, of all sequences together."""
         self._max_tokens = max_tokens
         self._block_size = block_size
         self._programs_at_once = programs_at_once
@@ -88,7 +92,7 @@ class StepBuffer:
         self._hosts = itertools.cycle([(host, host.numpy()) for host in hosts])
 
     def shape(self, batch: Batch) -> StepShape:
-        """What the batch needs without padding."""
+        """The batch's shape, without padding but for samples."""
         lengths = np.array([item.num_tokens for item in batch.prefill], dtype=np.int64)
         rows, chunks = len(batch.decode), len(batch.prefill)
         pages = max((self._num_blocks(item) for item in batch.prefill), default=0) if self._with_page_table else 0
@@ -105,11 +109,11 @@ class StepBuffer:
         )
 
     def _padded_samples(self, samples: int) -> int:
-        """As many as the graphs have: cuBLAS loads a kernel for another size when it is first wanted, and all wait."""
+        """Rounds up to a size of the graphs, because cuBLAS loads a kernel at the first use of a size, and all wait."""
         return min(-(-samples // _SAMPLE_STEP) * _SAMPLE_STEP, self._max_tokens)
 
     def decode_shape(self, rows: int) -> StepShape:
-        """Of a graph for that many decodes."""
+        """The shape of a graph for that many decodes."""
         at_once = self._programs_at_once
         return StepShape(rows, rows, num_programs(rows, at_once), rows + at_once, 0, 0, rows)
 
@@ -129,25 +133,8 @@ class StepBuffer:
             temperatures=at("temperatures").view(torch.float32),
             output_positions=at("output_positions"),
             seeds=at("seeds").view(-1, 2),
-            decode=DecodePlan(
-                program_first=at("program_first"),
-                piece_row=at("piece_row"),
-                piece_start=at("piece_start"),
-                piece_end=at("piece_end"),
-                first_piece=at("first_piece"),
-                num_pieces=at("num_pieces"),
-                table_start=at("decode_table"),
-                tables=flat,
-            ),
-            prefill=PrefillPlan(
-                tile_chunk=at("tile_chunk"),
-                tile_start=at("tile_start"),
-                query_start=at("query_start"),
-                context=at("context"),
-                length=at("length"),
-                table_start=at("prefill_table"),
-                tables=flat,
-            ),
+            decode=DecodePlan(*[*map(at, _DECODE_FIELDS), flat]),
+            prefill=PrefillPlan(*[*map(at, _PREFILL_FIELDS), flat]),
             chunk_ends=at("end"),
             cumulative_lengths=at("query_start"),
             page_table=at("page_table").view(shape.chunks, shape.pages),
@@ -155,16 +142,16 @@ class StepBuffer:
         )
 
     def clear(self, shape: StepShape) -> None:
-        """Fills what `view(shape)` sees with padding. Waits for the copy."""
+        """Fills the fields of `view(shape)` with padding. Waits for the copy."""
         layout = _layout(shape)
         self._device[: layout.tables].copy_(torch.from_numpy(layout.padding))
 
     def upload(self, words: Tensor) -> None:
-        """Copies what `pack` or `take` returned to the device, in stream order, to where `view` sees it."""
+        """Copies the result of `pack` or `take` to the device, in stream order, where `view` sees it."""
         self._device[: len(words)].copy_(words, non_blocking=True)
 
     def take(self, words: memoryview) -> Tensor:
-        """What `pack` returned in another process, as bytes."""
+        """A host buffer with the words that `pack` returned on rank 0."""
         host, own = next(self._hosts)
         packed = np.frombuffer(words, dtype=np.int32)
         own[: len(packed)] = packed
@@ -173,7 +160,7 @@ class StepBuffer:
     def pack(self, batch: Batch, shape: StepShape, sampled_rows: Mapping[Sequence, int]) -> Tensor:
         """The batch's indices as int32 words of a host buffer.
 
-        sampled_rows: where the step before put the tokens that are `PENDING` now.
+        sampled_rows: places in `sampled` of the tokens that are `PENDING`, from the step before.
         """
         host, words = next(self._hosts)
         layout = _layout(shape)
@@ -206,13 +193,9 @@ class StepBuffer:
         num_chunks = len(batch.prefill)
         if batch.decode:
             pieces = plan_pieces(starts[num_chunks:] + 1, shape.rows, self._programs_at_once)
-            put("program_first", pieces.program_first)
-            put("piece_row", pieces.row)
-            put("piece_start", pieces.start)
-            put("piece_end", pieces.end)
-            put("first_piece", pieces.first)
-            put("num_pieces", pieces.count)
-            put("decode_table", first_blocks[num_chunks:])
+            planned = pieces.program_first, pieces.row, pieces.start, pieces.end, pieces.first, pieces.count
+            for name, values in zip(_DECODE_FIELDS, (*planned, first_blocks[num_chunks:]), strict=True):
+                put(name, values)
         if batch.prefill:
             lengths = counts[:num_chunks]
             tile_chunk, tile_start = plan_tiles(lengths, self._query_tile)
@@ -249,7 +232,7 @@ class StepBuffer:
     def _token_ids(self, batch: Batch, sampled_rows: Mapping[Sequence, int]) -> np.ndarray:
         chunks = [item.sequence.token_ids[item.start : item.end] for item in batch.prefill]
         ids = list(itertools.chain.from_iterable(chunks))
-        assert PENDING not in ids[-1:], "a prompt is known"
+        assert PENDING not in ids[-1:], "all tokens of a prompt are known"
         for item in batch.decode:
             token = item.sequence.token_ids[item.start]
             ids.append(-1 - sampled_rows[item.sequence] if token == PENDING else token)
@@ -260,5 +243,5 @@ class StepBuffer:
 
 
 def rows_of(items: Run[ScheduledSequence]) -> dict[Sequence, int]:
-    """Where the tokens of a step's samples stand."""
+    """Places in `sampled` of a step's tokens."""
     return {item.sequence: row for row, item in enumerate(item for item in items if item.sample)}

@@ -1,6 +1,7 @@
-"""The model's work around attention as fused Triton kernels: on a GPU, and in Triton's interpreter in tests.
+"""The model's work around attention as fused Triton kernels: on a GPU, and in tests in Triton's interpreter.
 
-The matrix products of one or two rows are Triton's too, with all that surrounds them inside; beyond, cuBLAS is better.
+Matrix products of one or two rows are Triton's too, with norm, gate and residual inside; for more rows cuBLAS is
+faster.
 """
 
 from collections.abc import Sequence
@@ -16,8 +17,8 @@ from engine.kernels.small_linear import is_small, small_linear
 
 
 class TritonOperations:
-    """Implements `Operations`. `sampled`: int32, the tokens that the step before sampled, to which
-    negative token ids refer."""
+    """Implements `Operations`. `sampled`: int32, the tokens that the step before sampled; negative token ids refer to
+    them."""
 
     def __init__(self, sampled: Tensor) -> None:
         self._sampled = sampled
@@ -55,7 +56,7 @@ class TritonOperations:
             hidden.addmm_(x, weight.t())
 
     def settle(self, hidden: Tensor) -> None:
-        """It is."""
+        """Nothing is left open."""
 
     def pieces(self, rows: Tensor) -> Sequence[Tensor]:
         return (rows,)

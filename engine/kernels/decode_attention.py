@@ -1,11 +1,11 @@
-"""Attention of one query per sequence over the paged cache, split along the context so that few long sequences fill the
-chip as well as many short ones (flash-decoding, with the even shares of stream-K). Norm, rotation and the new token's
-way into the cache (engine/kernels/rotate_store.py) can go into the same launch, which pays for few sequences.
+"""Attention of one query per sequence over the paged cache, split along the context, so that few long sequences fill
+the GPU as well as many short ones (flash-decoding, with the even shares of stream-K). The same launch can also
+normalise, rotate and store the new token (engine/kernels/rotate_store.py), which is faster for few sequences.
 
-The host cuts the contexts into pieces and deals them out to a fixed number of programs (`plan_pieces`), so the launch
-can be captured in a CUDA graph. A few sequences go in equal shares to as many programs as run at once; of many, each
-piece has its program, and the multiprocessors take them in turn, the longest first. The last program to finish a
-sequence's head merges its pieces.
+The host cuts the contexts into pieces and assigns them to a fixed number of programs (`plan_pieces`), so a CUDA graph
+can capture the launch. With few sequences, all programs that run at once get equal shares. With many, each piece has
+its own program, and the multiprocessors take the longest pieces first. The last program to finish a sequence's head
+merges its pieces.
 """
 
 import math
@@ -22,13 +22,13 @@ from engine.kernels.dependent_launch import dependent_launch
 from engine.kernels.rotate_store import Rotation
 from runtime.device.quick_launch import QuickLaunch
 
-# What benchmarks/kernel_speed.py found best on an H200.
+# Fastest on an H200 (benchmarks/kernel_speed.py).
 TILE = 64  # tokens that a program loads at once; pieces begin at multiples of it
 NUM_WARPS = 2
 NUM_STAGES = 3
 FEW_ROWS = 32
-_UNCUT = 4 / 3  # even shares of all contexts that one may have and is not cut: merging costs more than it evens out
-_MIN_ROWS = 16  # of a tl.dot: the query heads of a KV head are padded to it
+_UNCUT = 4 / 3  # longest context that is not cut, in even shares of all contexts: merging would cost more time
+_MIN_ROWS = 16  # fewest rows of a tl.dot, to which the query heads of a KV head are padded
 _PARTS_AT_ONCE = 64  # heads times pieces that a merge holds in registers
 
 
@@ -46,19 +46,19 @@ class Pieces:
 
 
 def num_programs(rows: int, at_once: int) -> int:
-    """Programs for so many rows on a device that runs `at_once` under each KV head."""
+    """Number of programs for `rows` rows on a device that runs `at_once` programs under each KV head."""
     return at_once if rows <= FEW_ROWS else rows + at_once
 
 
 def plan_pieces(lengths: np.ndarray, rows: int, at_once: int) -> Pieces:
-    """For contexts of `lengths` tokens, all positive, in a launch for `rows`. At most rows + at_once pieces."""
+    """Cuts contexts of `lengths` tokens, all positive, for a launch of `rows` rows: at most rows + at_once pieces."""
     if rows <= FEW_ROWS:
         return equal_shares(lengths, at_once)
     return longest_first(lengths, max(1, int(at_once / _UNCUT)), num_programs(rows, at_once))
 
 
 def equal_shares(lengths: np.ndarray, programs: int) -> Pieces:
-    """The same number of tiles for each program. There are fewer than len(lengths) + programs pieces."""
+    """Gives each program the same number of tiles: fewer than len(lengths) + programs pieces."""
     tiles = -(-lengths // TILE)
     row_first = np.cumsum(tiles) - tiles
     total = int(tiles.sum())
@@ -79,8 +79,8 @@ def equal_shares(lengths: np.ndarray, programs: int) -> Pieces:
 
 
 def longest_first(lengths: np.ndarray, extra: int, programs: int) -> Pieces:
-    """A program for each piece; no context is cut that is not far longer than the others, and there are at most
-    len(lengths) + extra pieces."""
+    """Gives each piece its own program, and cuts only contexts far longer than the others: at most len(lengths) + extra
+    pieces."""
     size = max(1, -(-int(lengths.sum()) // extra))
     count = -(-lengths // size)
     size = -(-lengths // count)
@@ -104,7 +104,8 @@ def longest_first(lengths: np.ndarray, extra: int, programs: int) -> Pieces:
 
 @dataclass(frozen=True, slots=True)
 class DecodeScratch:
-    """Unfinished results, shared by all layers: they run one after the other. `arrived` is zero between launches."""
+    """Unfinished results, shared by all layers, which run one after the other. Invariant: `arrived` is zero between
+    launches."""
 
     mixed: Tensor  # float32 [pieces, heads, head_dim]
     log_sums: Tensor  # float32 [pieces, heads], base 2
@@ -124,7 +125,7 @@ class DecodeScratch:
 
 @dataclass(frozen=True, slots=True)
 class DecodePlan:
-    """What the launches of one step share: int32 on the device. See `Pieces`."""
+    """Indices that all layers of a step share, int32 on the device. See `Pieces`."""
 
     program_first: Tensor  # [programs + 1]
     piece_row: Tensor  # [pieces]
@@ -144,10 +145,10 @@ def decode_attention(
     rotation: Rotation | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """[rows, heads, head_dim] like `queries`, whose last two dimensions are contiguous; in `out` if given.
+    """queries, with contiguous last two dimensions -> [rows, heads, head_dim], in `out` if given.
 
-    layer_cache: [blocks, kv_heads, 2, block_size, head_dim]. Rows without a piece come back undefined. With `rotation`,
-    `queries` are followed by keys and values, [rows, heads + 2 * kv_heads, head_dim], which are stored.
+    layer_cache: [blocks, kv_heads, 2, block_size, head_dim]. Rows without a piece are undefined. With `rotation`,
+    `queries` holds keys and values too, [rows, heads + 2 * kv_heads, head_dim], which are stored.
     """
     rows, heads, head_dim = queries.shape
     _, kv_heads, _, block_size, _ = layer_cache.shape
@@ -240,7 +241,7 @@ def _decode(
     PRECISION: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """A program is one share of the contexts under one KV head, for all query heads of it."""
+    """A program takes one share of the contexts under one KV head, for all of its query heads."""
     if OVERLAP:
         gdc_launch_dependents()
     kv_head = tl.program_id(0)
@@ -284,7 +285,7 @@ def _decode(
                 to = cache + to * HEAD_DIM + dims[None, :]
                 tl.store(to, key.to(cache.dtype.element_ty))
                 tl.store(to + BLOCK_SIZE * HEAD_DIM, value)
-                tl.debug_barrier()  # read below by other threads
+                tl.debug_barrier()  # because other threads read the stores below
         else:
             query = tl.load(heads_of_row + at, mask=is_member, other=0.0)
         best = tl.full((ROWS,), float("-inf"), tl.float32)
@@ -321,7 +322,7 @@ def _decode(
             num_heads: tl.constexpr = KV_HEADS * GROUP
             tl.store(mixed + piece * (num_heads * HEAD_DIM) + at, result, mask=is_member)
             tl.store(log_sums + piece * num_heads + heads, best + tl.log2(total), mask=members < GROUP)
-            tl.debug_barrier()  # all threads have stored before one of them says so
+            tl.debug_barrier()  # because all threads must have stored before the count rises
             before = tl.atomic_add(arrived + row * KV_HEADS + kv_head, 1, sem="acq_rel")
             if before == pieces - 1:
                 tl.store(arrived + row * KV_HEADS + kv_head, 0)
@@ -334,7 +335,8 @@ def _decode(
 
 @triton.jit
 def _rotated(start, mask, angle, norm, eps, HEAD_DIM: tl.constexpr, NORMS: tl.constexpr):
-    """Heads [n, HEAD_DIM], float32, after norm and rotation of each pair (i, i + HEAD_DIM / 2). start: of each head."""
+    """Heads [n, HEAD_DIM], float32, after norm and rotation of each pair (i, i + HEAD_DIM / 2). start: pointers to
+    heads."""
     half: tl.constexpr = HEAD_DIM // 2
     dims = tl.arange(0, HEAD_DIM)[None, :]
     partners = (dims + half) % HEAD_DIM
@@ -351,7 +353,8 @@ def _rotated(start, mask, angle, norm, eps, HEAD_DIM: tl.constexpr, NORMS: tl.co
 
 @triton.jit
 def _fetch(start, SIZE: tl.constexpr):
-    """Asks for SIZE elements to be brought into the L2 cache: into none that could hold on to stale ones."""
+    """Prefetches SIZE elements into the L2 cache, and not into L1, which could keep stale ones. The asm's result is
+    always 0 and unused."""
     line: tl.constexpr = 128 // (start.dtype.element_ty.primitive_bitwidth // 8)
     lines = start + tl.arange(0, SIZE // line) * line
     tl.inline_asm_elementwise(
@@ -374,7 +377,7 @@ def _merge(
     HEAD_DIM: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ):
-    """The pieces' results are read past the L1 cache: other multiprocessors wrote them."""
+    """Merges the pieces of a row under one KV head. Reads bypass the L1 cache, because other multiprocessors wrote."""
     num_heads: tl.constexpr = KV_HEADS * GROUP
     dims = tl.arange(0, HEAD_DIM)
     members = tl.arange(0, PADDED_GROUP)

@@ -1,10 +1,11 @@
-"""Programmatic dependent launch (Hopper and newer): a kernel starts while the one before it still runs, loads what does
-not depend on it, mostly weights, and then waits for its results.
+"""Programmatic dependent launch (Hopper and newer): a kernel starts while the kernel before it still runs, loads data
+that does not depend on that kernel, mostly weights, and then waits for its results.
 
-Every kernel of the decode step follows three rules. It calls `gdc_launch_dependents` at its start: its own programs are
-all resident by the time that the next kernel's get room, so nothing can starve. Each of its programs calls `gdc_wait`,
-also one that has nothing to do: the end of a kernel must imply the end of all before it. And before `gdc_wait` it reads
-only what no kernel of the step writes.
+Invariants of every kernel of the decode step:
+- It calls `gdc_launch_dependents` at its start. All of its programs are resident before the next kernel's get room, so
+  none can starve.
+- Each program calls `gdc_wait`, also one without work, because the end of a kernel must imply the end of all before it.
+- Before `gdc_wait` it reads only data that no kernel of the step writes.
 """
 
 import functools
@@ -14,7 +15,7 @@ from torch import Tensor
 
 
 def dependent_launch(tensor: Tensor) -> bool:
-    """Whether kernels on that tensor's device can be launched so. In Triton's interpreter they cannot."""
+    """Whether the tensor's device supports dependent launches; Triton's interpreter does not."""
     return tensor.is_cuda and _is_supported(tensor.device)
 
 

@@ -1,4 +1,4 @@
-"""Embedding rows of a step's tokens, some of which only the device knows: those that the step before sampled."""
+"""Embedding rows of a step's tokens. Only the device knows the tokens that the step before sampled."""
 
 import torch
 import triton

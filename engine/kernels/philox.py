@@ -1,7 +1,7 @@
 """Philox4x32-10, the counter-based generator behind seeded sampling: noise from (seed, position, token) alone.
 
-Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC 2011. Layout, which every kernel that
-wants the same stream has to follow (it is what `tl.philox(seed, c0, c1, c2, c3)` in Triton computes):
+Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC 2011. Every sampler follows this layout,
+which is that of Triton's `tl.philox(seed, c0, c1, c2, c3)`:
 
     key      = (seed & 0xffffffff, seed >> 32)
     counter  = (token id // 4, output position, 0, 0)
@@ -20,7 +20,7 @@ _ROUNDS = 10
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _MASK = 0xFFFFFFFF
-_CHUNK = 1 << 14  # counters at once: what the rounds touch stays in a CPU's cache
+_CHUNK = 1 << 14  # counters at once: the rounds' data stays in a CPU's cache
 _BELOW_ONE = 1 - 2**-24
 
 Words = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -71,5 +71,5 @@ def _generate(seeds: Tensor, positions: Tensor, groups: Tensor) -> Words:
 
 
 def _to_uniform(words: Tensor) -> Tensor:
-    """Small values keep their relative precision, and small values are what decides an exponential race."""
+    """int64 words -> float32. Small values, which decide which token wins, keep their relative precision."""
     return ((words.float() + 0.5) * 2**-32).clamp_(max=_BELOW_ONE)

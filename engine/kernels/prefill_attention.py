@@ -1,5 +1,5 @@
-"""Causal attention of prompt chunks over the paged cache: queries of several sequences lie flat, and each chunk sees
-its sequence from the beginning. What serves on CUDA where flash-attn is not installed."""
+"""Causal attention of prompt chunks over the paged cache, for CUDA without flash-attn. Queries of several sequences lie
+one after the other, and each chunk sees its sequence from the beginning."""
 
 import math
 from dataclasses import dataclass
@@ -12,19 +12,20 @@ from torch import Tensor
 
 from runtime.device.quick_launch import QuickLaunch
 
-# Queries and keys per tile, warps, stages. float32 has no tensor cores here, and registers for fewer.
+# Queries and keys per tile, warps, stages. float32 uses no tensor cores, and the registers hold fewer values.
 HALF_TILES = (64, 64, 4, 3)
 FLOAT_TILES = (32, 32, 4, 1)
 
 
 def query_tile(dtype: torch.dtype) -> int:
-    """Queries that a program takes."""
+    """Number of queries that a program takes."""
     return (FLOAT_TILES if dtype == torch.float32 else HALF_TILES)[0]
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillPlan:
-    """What the launches of one step share: int32 on the device. A tile is up to `query_tile` queries of one chunk."""
+    """Indices that all layers of a step share, int32 on the device. A tile is up to `query_tile` queries of one
+    chunk."""
 
     tile_chunk: Tensor  # [tiles]
     tile_start: Tensor  # [tiles], first query of the tile within its chunk
@@ -36,7 +37,7 @@ class PrefillPlan:
 
 
 def plan_tiles(lengths: np.ndarray, tile: int) -> tuple[np.ndarray, np.ndarray]:
-    """(chunk, first query) of each tile, those that see most of their chunk first: they take longest."""
+    """(chunk, first query) of each tile. Tiles that see most of their chunk come first, because they take longest."""
     count = -(-lengths // tile)
     chunk = np.repeat(np.arange(len(lengths)), count)
     start = (np.arange(len(chunk)) - (np.cumsum(count) - count)[chunk]) * tile
@@ -44,7 +45,7 @@ def plan_tiles(lengths: np.ndarray, tile: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def prefill_attention(queries: Tensor, layer_cache: Tensor, plan: PrefillPlan, out: Tensor | None = None) -> Tensor:
-    """[tokens, heads, head_dim] like `queries`, whose last two dimensions are contiguous; in `out` if given.
+    """queries, with contiguous last two dimensions -> [tokens, heads, head_dim], in `out` if given.
 
     layer_cache: [blocks, kv_heads, 2, block_size, head_dim], the chunks' own keys and values included.
     """
@@ -103,7 +104,7 @@ def _prefill(
     KEY_TILE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """A program is one tile of queries under one head."""
+    """A program computes one tile of queries under one head."""
     head = tl.program_id(0)
     tile = tl.program_id(1)
     chunk = tl.load(tile_chunk + tile)
@@ -158,7 +159,7 @@ def _attend(
     MASKED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Keys [start, stop) in tiles; MASKED ones end at `end` and hide what lies behind a query's position."""
+    """Attends to keys [start, stop) in tiles. MASKED: keys from `end` on, or behind a query's position, are hidden."""
     slots = tl.arange(0, KEY_TILE)
     for first in tl.range(start, stop, KEY_TILE):
         tokens = first + slots
@@ -167,7 +168,7 @@ def _attend(
             base = (block * KV_HEADS + kv_head) * (2 * BLOCK_SIZE * HEAD_DIM)
             offsets = base + (first % BLOCK_SIZE + slots) * HEAD_DIM
         else:
-            # Behind the end there may be no block: the last one is read again, and masked.
+            # There may be no block behind the end: the last block is read again, and masked.
             blocks = tl.load(table + tl.minimum(tokens, end - 1) // BLOCK_SIZE).to(tl.int64)
             bases = (blocks * KV_HEADS + kv_head) * (2 * BLOCK_SIZE * HEAD_DIM)
             offsets = bases + (tokens % BLOCK_SIZE) * HEAD_DIM

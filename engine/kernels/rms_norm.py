@@ -1,4 +1,4 @@
-"""RMS norm of the residual stream, and what is added to the stream before it."""
+"""RMS norm of the residual stream, with additions to the stream before it."""
 
 import torch
 import triton
@@ -13,7 +13,7 @@ from runtime.device.quick_launch import QuickLaunch
 def rms_norm(hidden: Tensor, weight: Tensor, eps: float, parts: tuple[Tensor, ...] = ()) -> Tensor:
     """hidden [rows, size], contiguous, normalised over its last dimension and multiplied by weight [size].
 
-    parts: at most two, like `hidden`, which first grows by their sum, in place.
+    parts: at most two tensors like `hidden`; their sum is first added to `hidden`, in place.
     """
     rows, size = hidden.shape
     normed = torch.empty_like(hidden)

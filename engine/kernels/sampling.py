@@ -1,6 +1,6 @@
 """From logits to tokens inside a CUDA graph: argmax of logit / temperature + Gumbel noise, or of the logit alone.
 
-The noise is that of engine/kernels/philox.py, so a token does not depend on which of the two samplers drew it.
+The noise is that of engine/kernels/philox.py, so the host's sampler draws the same tokens.
 """
 
 from collections.abc import Callable
@@ -20,12 +20,12 @@ _CHUNK = 4096  # tokens of the vocabulary per program
 
 @dataclass(frozen=True, slots=True)
 class VocabularySplit:
-    """Logits are those of a part of the vocabulary; other ranks have the others."""
+    """The part of the vocabulary whose logits this rank computes."""
 
     first: int  # token of the logits' first column, a multiple of 4
-    share: int  # tokens of each rank, of which the last one may have fewer
-    vocab: int  # tokens in all
-    gather: Callable[[Tensor], Tensor]  # [n] -> [ranks, n], those of all ranks
+    share: int  # tokens of each rank; the last rank may have fewer
+    vocab: int  # tokens of all ranks
+    gather: Callable[[Tensor], Tensor]  # [n] -> [ranks, n], from all ranks
 
 
 def sample(
@@ -40,8 +40,8 @@ def sample(
     """Writes one token id per row of `logits` [rows, vocab] to int32 `out` [rows or more].
 
     temperatures: float32 [rows], 0 is greedy. seeds: int32 [rows, 2], low and high word. positions: int32 [rows], the
-    output position of the token. partial: scratch of `partial_buffer`. With `split` the best tokens of all ranks'
-    chunks are compared on each rank, so all write the same.
+    output position of the token. partial: scratch from `partial_buffer`. With `split` each rank compares the best
+    tokens of all ranks' chunks, so all ranks write the same tokens.
     """
     rows, here = logits.shape
     chunks = triton.cdiv(here if split is None else split.share, _CHUNK)
@@ -84,7 +84,7 @@ def sample(
 
 
 def partial_buffer(max_rows: int, vocab: int, device: torch.device) -> Tensor:
-    """For logits of so many columns here."""
+    """Scratch of `sample` for `max_rows` rows of logits with `vocab` columns on this rank."""
     return torch.empty(2 * max_rows * triton.cdiv(vocab, _CHUNK), dtype=torch.int32, device=device)
 
 
@@ -121,7 +121,7 @@ def _best_of_chunk(
         w0, w1, w2, w3 = tl.philox(low | (high << 32), groups, position, zero, zero)
         words = tl.reshape(tl.join(tl.join(w0, w2), tl.join(w1, w3)), (CHUNK,))  # word i of counter g at 4 * g + i
         uniform = tl.minimum((words.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 0.999999940395355224609375)
-        # -log1p(-u) as a series where 1 - u rounds, which is where the race is decided.
+        # -log1p(-u) as a series where 1 - u rounds: small u decide which token wins.
         series = uniform * (1.0 + uniform * (0.5 + uniform * (1.0 / 3.0 + uniform * 0.25)))
         exponential = tl.where(uniform < 0.03, series, -_log(1.0 - uniform, FAST))
         scores = scores * (1.0 / temperature) - _log(exponential, FAST)
@@ -132,7 +132,7 @@ def _best_of_chunk(
 
 @triton.jit
 def _log(x, FAST: tl.constexpr):
-    """FAST is right to 2**-22 of the result, which is what noise needs, and takes a fifth of the time."""
+    """FAST has a relative error of 2**-22, enough for noise, and takes a fifth of the time."""
     if FAST:
         result = libdevice.fast_logf(x)
     else:
@@ -153,7 +153,7 @@ def _best_of_row(
     PADDED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Of each rank there are `size` values, [rows, CHUNKS], and behind them as many indices."""
+    """Each rank contributes `size` values, [rows, CHUNKS], followed by as many indices."""
     if OVERLAP:
         gdc_launch_dependents()
         gdc_wait()

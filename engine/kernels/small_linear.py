@@ -1,9 +1,9 @@
-"""Matrix products for one or two rows, where reading the weights is all that counts: cuBLAS keeps too little of the
-memory busy there.
+"""Matrix products for one or two rows, whose time is that of reading the weights; cuBLAS uses too little of the memory
+bandwidth there.
 
-What comes before and after the product goes into the same pass: the RMS norm of the input, silu(gate) * up of the
-result, and the addition to the residual stream. A program holds all of its weights in registers at once, and asks for
-them before it waits for the kernel that computes its input: so the memory stays busy from one product to the next.
+The same pass computes the RMS norm of the input, silu(gate) * up of the result, and the addition to the residual
+stream. A program holds all of its weights in registers, and loads them before it waits for the kernel that computes its
+input, so the memory stays busy from one product to the next.
 """
 
 import torch
@@ -15,14 +15,14 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from engine.kernels.dependent_launch import dependent_launch
 from runtime.device.quick_launch import QuickLaunch
 
-# What benchmarks/kernel_speed.py found best on an H200.
+# Fastest on an H200 (benchmarks/kernel_speed.py).
 MAX_ROWS = 2
-MAX_K_OF_TWO = 3072  # a second row is read again for each program; beyond, cuBLAS is better
+MAX_K_OF_TWO = 3072  # every program reads the second row again; for larger k cuBLAS is faster
 MAX_K = 16384
-TILE = 8192  # weights that a program holds, or more where that is less than MIN_WEIGHT_ROWS
+TILE = 8192  # weights that a program holds; more when they would be fewer than MIN_WEIGHT_ROWS rows
 MIN_WEIGHT_ROWS = 4
-MAX_TILE = 32768  # what the registers hold
-MIN_PROGRAMS = 256  # about two for each multiprocessor
+MAX_TILE = 32768  # weights that the registers hold
+MIN_PROGRAMS = 256  # about two per multiprocessor
 
 
 def is_small(x: Tensor) -> bool:
@@ -41,8 +41,8 @@ def small_linear(
 ) -> Tensor:
     """x @ weight.T for up to MAX_ROWS rows: [rows, k] and [n, k] -> [rows, n], in `out` if there is one.
 
-    norm: weights [k] of the RMS norm that x goes through first. gated: `weight` is [2 * n, k], and what comes back is
-    silu of the product's first half times its second. add_to [rows, n] grows in place by the product, and comes back.
+    norm: weights [k] of an RMS norm of x before the product. gated: `weight` is [2 * n, k], and the result is silu of
+    the product's first half times its second half. add_to: [rows, n]; the product is added to it, and it is returned.
     """
     assert is_small(x)
     rows, (n, k) = len(x), weight.shape
@@ -97,7 +97,7 @@ def _small_linear(
     ADD: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """A program is BLOCK_N columns of the result, for all rows."""
+    """A program computes BLOCK_N columns of the result, for all rows."""
     if OVERLAP:
         gdc_launch_dependents()
     columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -119,7 +119,7 @@ def _small_linear(
             scale = tl.rsqrt(tl.sum(values * values, axis=0) / K + eps)
             values *= norms.to(tl.float32)
         result = tl.sum(weights.to(tl.float32) * values[None, :], axis=1)
-        if NORM:  # the scale is a common factor
+        if NORM:  # a factor of the whole row, applied to the result
             result *= scale
         if GATED:
             up = tl.sum(up_weights.to(tl.float32) * values[None, :], axis=1)

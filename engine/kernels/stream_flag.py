@@ -1,6 +1,6 @@
-"""A flag by which a stream of one GPU tells a stream of another that all before it has been done.
+"""A flag with which a stream of one GPU tells a stream of another GPU that all work before the flag has ended.
 
-The flag lies in the memory of who waits; who sets it has it mapped.
+The flag lies in the memory of the GPU that waits; the setter has it mapped.
 """
 
 import triton
@@ -9,16 +9,17 @@ from torch import Tensor
 
 from runtime.device.quick_launch import QuickLaunch
 
-FOREVER = 2**31 - 1  # turns of a wait, each about a microsecond
+FOREVER = 2**31 - 1  # turns of a wait, about 1 us each
 
 
 def set_flag(flag: Tensor, value: int) -> None:
-    """flag: int32 [1], of a peer. Enqueued on the current stream: set when all before it in the stream has ended."""
+    """flag: int32 [1], in a peer's memory. Sets the flag once all earlier work of the current stream has ended."""
     _set[(1,)](flag, value, num_warps=1)
 
 
 def wait_for_flag(flag: Tensor, value: int, max_turns: int = FOREVER) -> None:
-    """flag: int32 [1], ours. What follows in the current stream waits until it is `value`, or for so many turns."""
+    """flag: int32 [1], in own memory. Later work of the current stream waits until the flag is `value`, for at most
+    `max_turns` turns."""
     _wait[(1,)](flag, value, max_turns, num_warps=1)
 
 

@@ -1,4 +1,4 @@
-"""A model on its device, ready to run: weights, KV slab and runner. Workers load one at start."""
+"""A model on its device, ready to run: weights, KV slab and runner."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,16 +25,16 @@ from runtime.security.cluster_key import ClusterKey
 
 
 class RankRunner(Runner, Protocol):
-    """A runner that is alone, or one of several ranks': see engine/ranks/tensor_parallel.py."""
+    """A runner of the only rank, or of one of several: see engine/ranks/tensor_parallel.py."""
 
-    tell: Callable[[Any], object] | None  # on rank 0: called with each step before it begins
+    tell: Callable[[Any], object] | None  # on rank 0 of several: called with each step before the step begins
 
     def follow(self, step: Any, layer_done: LayerDone | None) -> None:
-        """On the other ranks: takes part in a step that rank 0's `tell` was called with."""
+        """On the other ranks: takes part in a step that rank 0 has told."""
         ...
 
     def close(self) -> None:
-        """After the last step."""
+        """Releases what steps hold; there is no step after it."""
         ...
 
 
@@ -45,11 +45,11 @@ class LoadedModel:
     memory: ModelMemory
 
     def sender(self, identity: SlabIdentity, config: TransferConfig, key: ClusterKey | None) -> KvSender:
-        """For a prefill worker, which closes it."""
+        """The KV sender of a prefill worker; the caller closes it."""
         return Sender(self.slab, identity, config, key)
 
     def other_slabs(self) -> list[AdoptedSlab]:
-        """Those of the other ranks, for a decode worker, which closes them."""
+        """The other ranks' slabs, for a decode worker; the caller closes them."""
         return []
 
     @property
@@ -71,9 +71,9 @@ class LoadedModel:
 def load_model(
     files: ModelFiles, config: EngineConfig, collective: Collective | None = None, *, random_weights: bool = False
 ) -> LoadedModel:
-    """As `config` says; with `collective` this rank's part of it. Raises ConfigError or ModelError.
+    """Loads the model as configured; with `collective`, this rank's part of it. Raises ConfigError or ModelError.
 
-    random_weights: for measurements on a GPU; of `files` the folder is not read then.
+    random_weights: for measurements on a GPU; the folder of `files` is not read.
     """
     device = resolve_device(config)
     dtype = getattr(torch, dtype_name(files.config.dtype, config, device))

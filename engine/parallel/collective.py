@@ -1,8 +1,7 @@
-"""What the ranks of a tensor-parallel worker compute together. A worker of one rank has no Collective.
+"""Sums, gathers and broadcasts over the ranks of a tensor-parallel worker. A worker of one rank has no Collective.
 
-The seam for faster ways: models and runners know this class's methods alone. What NCCL does can be captured in CUDA
-graphs; gloo does the same on a CPU, for tests. The ranks meet in a file that only they know, so no port is taken and
-several workers share a host.
+On GPUs NCCL does the work, which CUDA graphs can capture; on a CPU gloo does it, for tests. The ranks meet in a file
+that only they know: no port is taken, and several workers share a host.
 """
 
 import threading
@@ -22,16 +21,16 @@ from runtime.checkpoint.model_config import ModelConfig
 
 _c10d: Any = c10d  # its types are C++
 _ABORT_TIMEOUT_S = 2.0
-_TIMEOUT = timedelta(minutes=30)  # who waits for a dead rank is ended from outside, see engine/ranks/ranks.py
+_TIMEOUT = timedelta(minutes=30)  # engine/ranks/ranks.py ends a process that waits for a dead rank
 
 
 def own_shard(model: ModelConfig, collective: "Collective | None") -> Shard:
-    """What this rank holds of the model. Raises ConfigError."""
+    """This rank's part of the model. Raises ConfigError."""
     return shard_of(model, 0, 1) if collective is None else shard_of(model, collective.rank, collective.size)
 
 
 class Collective:
-    """Every rank calls the same methods in the same order, on tensors of the same shapes."""
+    """Invariant: every rank calls the same methods in the same order, with tensors of the same shapes."""
 
     def __init__(self, meeting: Path, rank: int, size: int, device: torch.device) -> None:
         """Waits for all ranks. `meeting`: a path in a private folder of this host."""
@@ -48,43 +47,44 @@ class Collective:
             options.asyncOp = False  # on the current stream
 
     def sum(self, part: Tensor) -> Tensor:
-        """`part`, which becomes the sum of all ranks', the same on all of them."""
+        """Replaces `part` by the sum of all ranks' parts, with the same bits on every rank, and returns it."""
         _finish(self._group.allreduce([part], self._sum))
         return part
 
     def begin_sum(self, part: Tensor) -> "SumOnItsWay":
-        """As `sum`, beside what is computed meanwhile. Not for CUDA graphs."""
+        """Begins a `sum` that runs beside later work of the current stream. Not for CUDA graphs."""
         return SumOnItsWay(part, self._group.allreduce([part], self._ahead))
 
     def gather(self, part: Tensor) -> Tensor:
-        """[size, *part.shape], by rank."""
+        """All ranks' parts, [size, *part.shape], by rank."""
         parts = part.new_empty((self.size, *part.shape))
         _finish(self._group._allgather_base(parts.view(-1), part.reshape(-1), self._gather))
         return parts
 
     def gather_columns(self, part: Tensor, share: int, columns: int) -> Tensor:
-        """[rows, columns] of which each rank has `share`, the last one what is left."""
+        """[rows, columns], of which each rank's `part` holds `share` columns, and the last rank's the rest."""
         parts = self.gather(F.pad(part, (0, share - part.shape[1])))
         return parts.movedim(0, 1).flatten(1)[:, :columns]
 
     def broadcast(self, tensor: Tensor) -> None:
-        """Rank 0's becomes everyone's."""
+        """Copies rank 0's tensor to the other ranks'."""
         _finish(self._group.broadcast([tensor], self._broadcast))
 
     def smallest(self, value: int) -> int:
-        """Of all ranks' values."""
+        """The smallest of all ranks' values."""
         values = torch.tensor([value], dtype=torch.int64, device=self._device)
         _finish(self._group.allreduce([values], self._least))
         return int(values.item())
 
     def exchange(self, what: str, value: bytes) -> list[bytes]:
-        """Everyone's, by rank; each `what` once."""
+        """All ranks' values, by rank. Invariant: each name `what` is used once."""
         self._store.set(f"{what} {self.rank}", value)
         return [self._store.get(f"{what} {rank}") for rank in range(self.size)]
 
     def close(self) -> None:
-        """When nothing is on its way. CUDA graphs in which it was captured have to be gone: NCCL waits for them."""
-        if self._device.type == "cuda":  # NCCL's threads must not outlive what they watch
+        """Invariant: nothing is running, and CUDA graphs that captured this object are gone, because NCCL waits for
+        them."""
+        if self._device.type == "cuda":  # because NCCL's threads must not outlive the work that they watch
             abort = threading.Thread(target=self._group.abort, name="abort NCCL", daemon=True)
             abort.start()
             abort.join(_ABORT_TIMEOUT_S)
@@ -96,7 +96,7 @@ class SumOnItsWay:
     work: Any
 
     def parts(self) -> tuple[Tensor, ...]:
-        """The sum, for which the current stream waits."""
+        """The sum; the current stream waits for it."""
         self.work.wait()
         return (self.part,)
 
@@ -115,6 +115,6 @@ def _nccl(store: Any, rank: int, size: int) -> Any:
 
 
 def _finish(work: Any) -> None:
-    """NCCL answers with None for what it has put on the current stream."""
+    """Waits for gloo; NCCL returns None for work on the current stream."""
     if work is not None:
         work.wait()

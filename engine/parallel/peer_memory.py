@@ -1,4 +1,4 @@
-"""Memory of ranks on one host that all of them have mapped, and what is built on it: by all of them, or by none."""
+"""GPU memory that all ranks of one host have mapped, and objects on it that all ranks build, or none does."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -11,16 +11,16 @@ from torch import Tensor
 from engine.parallel.collective import Collective
 
 SWITCH = "BATON_PEER_SUM"  # environment: 0 leaves all sums over ranks to NCCL, to compare the two
-CHECK_TURNS = 1 << 20  # of a wait in a check: a second or two
+CHECK_TURNS = 1 << 20  # turns of a wait in a check: 1 to 2 s
 Built = TypeVar("Built")
 
 log = structlog.get_logger()
 
 
 def mapped_by_all(own: Tensor, collective: Collective, name: str) -> list[Tensor]:
-    """Every rank's `own`, by rank. uint8 of zeros, of one size, on this rank's device; each `name` once. Raises
-    RuntimeError where this device cannot reach one."""
-    torch.cuda.synchronize()  # whoever learns of it finds zeros
+    """Every rank's `own`, by rank: uint8 zeros, of one size on all ranks, on this rank's device. Invariant: each `name`
+    is used once. Raises RuntimeError when this device cannot reach another rank's memory."""
+    torch.cuda.synchronize()  # because a peer that learns of the memory must find zeros
     everyone = collective.exchange(name, _shared(own))
     return [own if rank == collective.rank else _mapped(one, own.device) for rank, one in enumerate(everyone)]
 
@@ -28,7 +28,7 @@ def mapped_by_all(own: Tensor, collective: Collective, name: str) -> list[Tensor
 def built_by_all(
     collective: Collective, build: Callable[[], Built], is_right: Callable[[Built], bool], what: str
 ) -> Built | None:
-    """What `build` returns, if it does on every rank and `is_right` holds on every rank; else None on all of them."""
+    """The result of `build` when `build` returns and `is_right` holds on every rank; else None on every rank."""
     built, problem = None, ""
     try:
         built = build()
@@ -44,7 +44,7 @@ def built_by_all(
 
 
 def _shared(own: Tensor) -> bytes:
-    """What another process of this host needs to map it; empty when it cannot be shared."""
+    """The handle with which another process of this host maps the memory; empty when it cannot be shared."""
     try:
         return msgspec.msgpack.encode(own.untyped_storage()._share_cuda_())  # type: ignore[no-untyped-call]
     except RuntimeError as error:
@@ -53,7 +53,7 @@ def _shared(own: Tensor) -> bytes:
 
 
 def _mapped(shared: bytes, device: torch.device) -> Tensor:
-    """Another rank's memory, in the address space of our device."""
+    """Another rank's memory, mapped on this device."""
     if not shared:
         raise RuntimeError("another rank's memory cannot be shared")
     _, *rest, _ = msgspec.msgpack.decode(shared)

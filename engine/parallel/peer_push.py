@@ -1,8 +1,7 @@
 """Sums of two ranks over many rows: each copies its part into the other's memory, and both add the two in one order.
 
-The GPUs' copy engines do it, so the products that run meanwhile keep all multiprocessors, of which NCCL's kernels would
-take some; with two ranks the bytes on the link are the same. What is copied lands in slots that take turns.
-`engine/cuda/cuda_build.py` makes one where that works.
+The GPUs' copy engines move the parts, so the matrix products that run meanwhile keep all multiprocessors, of which
+NCCL's kernels would take some; with two ranks the bytes on the link are the same. Copies land in slots that take turns.
 """
 
 import itertools
@@ -17,17 +16,17 @@ from engine.parallel.collective import Collective
 from engine.parallel.peer_memory import CHECK_TURNS, SWITCH, built_by_all, mapped_by_all
 from engine.parallel.sharded_operations import PIECE_ROWS, PIECES, OnItsWay
 
-# Of a layer PIECES sums at most are begun and not finished. So whoever begins sum n has passed the wait of n - PIECES,
-# which the peer began after it had finished n - 2 * PIECES: that one's slot is free.
+# Invariant: a layer has at most PIECES sums begun and not finished. A rank that begins sum n has therefore passed the
+# wait of sum n - PIECES, which the peer began after it had finished sum n - 2 * PIECES: that sum's slot is free.
 SLOTS = 2 * PIECES
 _ALIGNMENT = 256
 _FLAG_WORDS = _ALIGNMENT // 4
-_NUMBERS = 1 << 30  # of sums, before they begin again
+_NUMBERS = 1 << 30  # numbers of sums, before they repeat
 
 
 class PeerPush:
     def __init__(self, own: Tensor, peer: Tensor, collective: Collective) -> None:
-        """own: uint8, ours, of zeros, as many as `push_bytes` says; `peer`: the other rank's, mapped here."""
+        """own: this rank's memory, uint8 [push_bytes], zero at first. peer: the other rank's memory, mapped here."""
         self._own, self._peer = _Slots(own), _Slots(peer)
         self._rank = collective.rank
         self._collective = collective
@@ -37,7 +36,7 @@ class PeerPush:
         self._max_turns = FOREVER
 
     def begin_sum(self, part: Tensor) -> OnItsWay:
-        """As `Collective.begin_sum`, which does it when the part is too large."""
+        """As `Collective.begin_sum`, which takes parts that are too large for a slot."""
         if part.nbytes > self._own.slot_bytes:
             return self._collective.begin_sum(part)
         slot, number = next(self._turns), next(self._numbers)
@@ -52,7 +51,7 @@ class PeerPush:
         return _Pushed(both, self._own.flag(slot), number, copied, self._max_turns)
 
     def check(self, dtype: torch.dtype, hidden_size: int) -> bool:
-        """Whether it finds what NCCL does, in all of its slots. Every rank calls it."""
+        """Whether the sums equal NCCL's in all slots. Every rank calls it."""
         right = True
         self._max_turns = CHECK_TURNS
         for turn in range(2 * SLOTS + 1):
@@ -77,7 +76,7 @@ class _Pushed:
 
     def parts(self) -> tuple[Tensor, ...]:
         wait_for_flag(self.flag, self.number, self.max_turns)
-        torch.cuda.current_stream().wait_event(self.copied)  # our part may be written again from now on
+        torch.cuda.current_stream().wait_event(self.copied)  # from here on this rank's part may be written again
         return self.both
 
 
@@ -96,8 +95,8 @@ class _Slots:
 
 
 def push_bytes(max_rows: int, row_bytes: int) -> int:
-    """Of a rank's memory, for steps of `max_rows`."""
-    most = max(min(max_rows, 2 * PIECE_ROWS), -(-max_rows // PIECES))  # in one piece
+    """Bytes of a rank's memory for steps of `max_rows` rows of `row_bytes`."""
+    most = max(min(max_rows, 2 * PIECE_ROWS), -(-max_rows // PIECES))  # rows in one piece
     slot_bytes = -(-most * row_bytes // _ALIGNMENT) * _ALIGNMENT
     return SLOTS * (slot_bytes + _FLAG_WORDS * 4)
 
@@ -105,7 +104,8 @@ def push_bytes(max_rows: int, row_bytes: int) -> int:
 def make_peer_push(
     collective: Collective, device: torch.device, dtype: torch.dtype, max_rows: int, hidden_size: int
 ) -> PeerPush | None:
-    """None where ranks are not two, cannot write each other's memory, or it was switched off: both get one, or none."""
+    """Built by both ranks or by neither: None when there are not two ranks, when they cannot write each other's memory,
+    or when the environment switches it off (SWITCH)."""
     if device.type != "cuda" or collective.size != 2 or max_rows < PIECE_ROWS or os.environ.get(SWITCH) == "0":
         return None
     own = torch.zeros(push_bytes(max_rows, hidden_size * dtype.itemsize), dtype=torch.uint8, device=device)
@@ -113,7 +113,7 @@ def make_peer_push(
     def build() -> PeerPush:
         everyone = mapped_by_all(own, collective, "peer push")
         flag = torch.zeros(1, dtype=torch.int32, device=device)
-        set_flag(flag, 1)  # compiles: while one rank does, the other's patience would end
+        set_flag(flag, 1)  # compiles now, because the check's wait would time out while a peer compiles
         wait_for_flag(flag, 1)
         return PeerPush(own, everyone[1 - collective.rank], collective)
 

@@ -1,10 +1,9 @@
-"""Operations of a model that ranks share: what they add to the residual stream is summed over them. The runner's
-builder puts it around the operations that it chose.
+"""Operations of a model that ranks share: additions to the residual stream are summed over the ranks.
 
-A sum is begun by `add_linear` and finished by who reads those rows of the stream next, which is an RMS norm nearly
-always: one kernel does both. The fewer rows, the more the time of a sum is that of its launch; the more rows, that of
-moving them. So few rows are summed by PeerSum, where there is one, and many in pieces: while one piece travels, the
-others are computed.
+`add_linear` begins a sum, and the next reader of those rows of the stream finishes it. The reader is nearly always an
+RMS norm, and one kernel does both. With few rows a sum's time is that of its launch, with many rows that of moving
+them. Therefore PeerSum, where it exists, sums few rows, and many rows are summed in pieces: while one piece travels,
+the others are computed.
 """
 
 from collections.abc import Sequence
@@ -16,19 +15,20 @@ from engine.model.operations import Operations
 from engine.parallel.collective import Collective
 
 PIECES = 2  # of a step: 6 % faster than four (benchmarks/tensor_parallel.py, 8B shape, H200)
-PIECE_ROWS = 1024  # at least; more than a CUDA graph has
+PIECE_ROWS = 1024  # fewest rows of a piece; more than a CUDA graph has
 
 
 class Sum(Protocol):
-    """What has been begun for some rows of the residual stream."""
+    """A sum that has been begun for some rows of the residual stream."""
 
     def finish(self, hidden: Tensor, norm: Tensor | None, eps: float) -> Tensor | None:
-        """`hidden` += the sum of all ranks' parts; the RMS norm of the result if there are weights for it."""
+        """`hidden` += the sum of all ranks' parts. Returns the RMS norm of the result, or None when there are no
+        weights for it or the caller has to compute it."""
         ...
 
 
 class FewRows(Protocol):
-    """As engine.peer_sum.PeerSum."""
+    """Implemented by engine.parallel.peer_sum.PeerSum."""
 
     def buffer(self, like: Tensor) -> Tensor | None: ...
 
@@ -36,10 +36,10 @@ class FewRows(Protocol):
 
 
 class OnItsWay(Protocol):
-    """As what engine.collective.Collective and engine.peer_push.PeerPush begin."""
+    """A sum that engine.parallel.collective.Collective or engine.parallel.peer_push.PeerPush has begun."""
 
     def parts(self) -> tuple[Tensor, ...]:
-        """What has to be added, in this order, once the current stream has waited for it."""
+        """The tensors to add, in this order; the current stream waits for them."""
         ...
 
 
@@ -48,8 +48,8 @@ class ManyRows(Protocol):
 
 
 class ShardedOperations:
-    """Implements `Operations`. The weights of `add_linear` are divided by columns, the others by rows
-    or not at all."""
+    """Implements `Operations`. The weights of `add_linear` are divided by columns, other weights by rows or not at
+    all."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class ShardedOperations:
         self._collective = collective
         self._few_rows = few_rows
         self._many_rows = many_rows or collective
-        self._begun: dict[int, tuple[Tensor, Sum]] = {}  # by address: rows of the stream, and what they wait for
+        self._begun: dict[int, tuple[Tensor, Sum]] = {}  # by address: rows of the stream, and their sum
         self.embed = inner.embed
         self.linear = inner.linear
         self.gated_linear = inner.gated_linear
@@ -85,7 +85,7 @@ class ShardedOperations:
         return self._inner.gated_linear(self.norm(hidden, norm, eps), gate_up)
 
     def add_linear(self, hidden: Tensor, x: Tensor, weight: Tensor) -> None:
-        assert hidden.data_ptr() not in self._begun, "who reads the stream finishes the sum"
+        assert hidden.data_ptr() not in self._begun, "the next reader of the stream finishes the sum"
         self._begun[hidden.data_ptr()] = (hidden, self._begin(hidden, x, weight))
 
     def settle(self, hidden: Tensor) -> None:
@@ -107,7 +107,7 @@ class ShardedOperations:
 
 
 class _Here:
-    """Implements `OnItsWay` for what is on the current stream."""
+    """Implements `OnItsWay` for a sum on the current stream."""
 
     def __init__(self, part: Tensor) -> None:
         self._part = part
