@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def ask(access: Access, timeout_s: float, question: Callable[[Client], Awaitable[T]]) -> T:
-    """The answer. Ends the command with an exit code when there is none; `question` keeps to `timeout_s` itself."""
+    """The answer to `question`, which keeps to `timeout_s` itself. Ends the command with an exit code without one."""
 
     async def answer() -> T:
         async with access.client() as client:

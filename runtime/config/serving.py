@@ -1,4 +1,4 @@
-"""serving.yaml: every key with its default and meaning. Parsed once by each process; unknown keys are refused.
+"""serving.yaml: every key with its default and meaning. Each process parses it once and refuses unknown keys.
 
 The file `serving.yaml` at the top of the repository documents the same keys; a test keeps the two equal.
 """
@@ -51,10 +51,10 @@ class PlacementConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ChargeSharingConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """How routers tell each other what they have sent to whom."""
+    """How routers tell each other which worker they have sent what."""
 
-    interval_s: Seconds = 0.005  # at most one message in this time
-    ttl_s: Seconds = 3.0  # what a router charged is forgotten when it was silent for this long
+    interval_s: Seconds = 0.005  # between two messages, at least
+    ttl_s: Seconds = 3.0  # a router that is silent for this long loses its charges
 
 
 class RouterConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -132,16 +132,17 @@ class DiscoveryConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SecurityConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """Files alone: keys do not stand in a configuration. See runtime/security/keys.py for the variables that do."""
+    """Names of files, because no key stands in a configuration. runtime/security/keys.py lists the variables that may
+    hold keys instead."""
 
-    api_key_file: str | None = None  # one per line; the public ports and the metrics take each of them
-    tls_cert_file: str | None = None  # of the public ports: PEM, with what stands between it and the CA
+    api_key_file: str | None = None  # one key per line; the public ports and the metrics take each key
+    tls_cert_file: str | None = None  # of the public ports: PEM, with the chain up to the CA
     tls_key_file: str | None = None
     cluster_key_file: str | None = None  # of the service's own processes
 
 
 class RayConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """Of `baton up --ray`."""
+    """Settings of `baton up --ray`."""
 
     capacity_timeout_s: Seconds = 120.0  # a worker that no node has room for is given up after this long
 
@@ -182,7 +183,7 @@ def load_config(path: Path | None) -> ServingConfig:
 
 
 def parse_config(data: Any, where: str = "configuration") -> ServingConfig:
-    """Checks plain data against the schema. Raises ConfigError."""
+    """Checks plain data against the schema. Raises ConfigError that names `where` and the key."""
     _refuse_unknown_keys(data, ServingConfig, where, ())
     try:
         return msgspec.convert(data, ServingConfig)
@@ -192,7 +193,7 @@ def parse_config(data: Any, where: str = "configuration") -> ServingConfig:
 
 
 def with_absolute_paths(config: ServingConfig) -> ServingConfig:
-    """For processes that work in another folder."""
+    """The configuration for processes that work in another folder."""
 
     def absolute(path: str | None) -> str | None:
         return None if path is None else str(Path(path).expanduser().absolute())
@@ -212,7 +213,7 @@ def with_absolute_paths(config: ServingConfig) -> ServingConfig:
 
 
 def for_prefill_worker(config: ServingConfig) -> ServingConfig:
-    """With what differs for prefill workers put in place."""
+    """The configuration of a prefill worker: prefill_batch_tokens and prefill_tensor_parallel take effect."""
     engine = config.engine
     tokens = engine.prefill_batch_tokens or engine.max_batch_tokens
     ranks = engine.prefill_tensor_parallel or engine.tensor_parallel
