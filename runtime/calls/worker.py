@@ -1,7 +1,6 @@
 """The client of a worker's gRPC service: one method per question (baton_proto.worker.QUESTIONS)."""
 
 from collections.abc import AsyncIterator
-from types import TracebackType
 from typing import Any, Self
 
 import grpc
@@ -62,9 +61,7 @@ class WorkerClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
     async def close(self) -> None:

@@ -169,6 +169,13 @@ class ServingConfig(Struct, frozen=True, forbid_unknown_fields=True):
     logging: LoggingConfig = LoggingConfig()
 
 
+PATH_KEYS = {
+    "nats": ("store_dir", "credentials_file", "token_file"),
+    "planner": ("journal",),
+    "security": SecurityConfig.__struct_fields__,
+}
+
+
 def load_config(path: Path | None) -> ServingConfig:
     """Reads serving.yaml (None: all defaults). Raises ConfigError naming the key and, if unknown, the nearest one."""
     if path is None:
@@ -194,22 +201,16 @@ def parse_config(data: Any, where: str = "configuration") -> ServingConfig:
 
 def with_absolute_paths(config: ServingConfig) -> ServingConfig:
     """The configuration for processes that work in another folder."""
+    data = msgspec.to_builtins(config)
+    for section, keys in PATH_KEYS.items():
+        data[section] |= {key: _absolute(path) for key in keys if (path := data[section][key]) is not None}
+    if Path(config.model).expanduser().exists():
+        data["model"] = _absolute(config.model)
+    return parse_config(data)
 
-    def absolute(path: str | None) -> str | None:
-        return None if path is None else str(Path(path).expanduser().absolute())
 
-    model = config.model if not Path(config.model).expanduser().exists() else str(absolute(config.model))
-    store_dir, credentials_file, token_file = map(
-        absolute, (config.nats.store_dir, config.nats.credentials_file, config.nats.token_file)
-    )
-    nats = msgspec.structs.replace(
-        config.nats, store_dir=store_dir, credentials_file=credentials_file, token_file=token_file
-    )
-    planner = msgspec.structs.replace(config.planner, journal=absolute(config.planner.journal))
-    security = SecurityConfig(
-        **{name: absolute(path) for name, path in msgspec.structs.asdict(config.security).items()}
-    )
-    return msgspec.structs.replace(config, model=model, nats=nats, planner=planner, security=security)
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().absolute())
 
 
 def for_prefill_worker(config: ServingConfig) -> ServingConfig:
@@ -242,9 +243,8 @@ def _refuse_unknown_keys(data: Any, schema: type[Struct], where: str, path: tupl
 
 def parse_bytes(text: str, where: str) -> int:
     """'512MiB' -> 536870912. Units: B, KiB, MiB, GiB, KB, MB, GB. Raises ConfigError."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(B|[KMG]i?B)?\s*", text)
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG]i?B|B|)\s*", text)
     if not match:
         raise ConfigError(where, f"{text!r} is not a size such as 512MiB")
     number, unit = match.groups()
-    base = 1024 if "i" in (unit or "") else 1000
-    return int(float(number) * base ** " KMG".index((unit or " ")[0] if unit and unit != "B" else " "))
+    return int(float(number) * (1024 if "i" in unit else 1000) ** " KMG".index(unit.removesuffix("B")[:1] or " "))

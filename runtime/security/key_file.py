@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import psutil
 import structlog
 
 from runtime.config.serving import NatsConfig
@@ -91,15 +92,5 @@ def _clear_away_the_dead(folder: Path) -> None:
     for path in folder.glob(f"*{SUFFIX}"):
         with contextlib.suppress(OSError, ValueError, IndexError):
             pid = int(path.read_text().split()[1])
-            if not _alive(pid):
+            if not psutil.pid_exists(pid):
                 path.unlink()
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
