@@ -7,7 +7,7 @@ engine.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -225,14 +225,17 @@ class SleepReport(Struct, frozen=True):
     problem: str  # why it did not happen; empty when it did
 
 
+Answer = TypeVar("Answer", bound=Struct)
+
+
 @dataclass(frozen=True, slots=True)
-class Question:
+class Question(Generic[Answer]):
     """A call of a worker's gRPC service. Its server is a row of worker/rpc_server.py, its client a method of
     runtime.calls.worker.WorkerClient with the same name in lower case."""
 
     name: str
     request: type[Struct]
-    answer: type[Struct]
+    answer: type[Answer]
     streamed: bool = False  # the answer is a stream of messages
 
     @property
@@ -245,7 +248,7 @@ INSPECT = Question("Inspect", InspectRequest, InspectReport)
 DRAIN = Question("Drain", DrainRequest, DrainReport)
 SLEEP = Question("Sleep", SleepRequest, SleepReport)
 WAKE = Question("Wake", WakeRequest, SleepReport)
-QUESTIONS = (SNAPSHOT, INSPECT, DRAIN, SLEEP, WAKE)
+QUESTIONS: tuple[Question[Any], ...] = (SNAPSHOT, INSPECT, DRAIN, SLEEP, WAKE)
 
 
 _encoder = msgspec.msgpack.Encoder()
