@@ -7,10 +7,10 @@ AGAIN_S = 0.1
 
 
 async def end_tasks(*tasks: "asyncio.Task[Any]") -> None:
-    """Cancels the tasks and waits until they have ended; what they raise stays with them.
+    """Cancels the tasks and waits until they have ended. Raises nothing: their errors stay with the tasks.
 
-    One cancellation is not enough: `asyncio.wait_for` of Python 3.11 swallows it when the result comes at the same
-    moment, and a task that loops over requests then goes on for ever.
+    Cancels again and again, because `asyncio.wait_for` of Python 3.11 swallows a cancellation when the result comes at
+    the same moment; a task that loops over requests would go on for ever.
     """
     alive = set(tasks)
     while alive:

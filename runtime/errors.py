@@ -1,4 +1,4 @@
-"""The error tree. Every error carries its fields and composes its sentence from them.
+"""The error tree. Every error carries fields and composes its sentence from them.
 
 BatonError
 ├── InvalidRequestError     the caller's input; names the field and the limit
@@ -25,7 +25,7 @@ class BatonError(Exception):
     """Base of every error that Baton raises on purpose."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Ray's actors raise them to each other: with their fields, not by calling the constructor again."""
+        """Between Ray's actors, errors travel with their fields; the constructor is not called again."""
         return _rebuilt, (type(self), self.args), self.__dict__
 
 
@@ -36,7 +36,7 @@ def _rebuilt(kind: type[BatonError], arguments: tuple[Any, ...]) -> BatonError:
 
 
 class InvalidRequestError(BatonError):
-    """The caller's input is refused. `field` is the name as the caller wrote it."""
+    """The caller's input is refused. `field`: its name as the caller wrote it."""
 
     def __init__(self, field: str, problem: str) -> None:
         self.field = field
@@ -61,7 +61,7 @@ class BodyTooLargeError(InvalidRequestError):
 
 
 class ConfigError(BatonError):
-    """A configuration that cannot be used. `where` is a key path, a flag or a file."""
+    """A configuration that cannot be used. `where`: a key path, a flag or a file."""
 
     def __init__(self, where: str, problem: str) -> None:
         self.where = where
@@ -70,7 +70,7 @@ class ConfigError(BatonError):
 
 
 class UnauthorizedError(BatonError):
-    """`where` refuses us. `remedy` is what to do, in words."""
+    """`where` refuses us. `remedy`: what to do, in words."""
 
     def __init__(self, where: str, remedy: str) -> None:
         self.where = where
@@ -87,7 +87,7 @@ class OverloadedError(BatonError):
 
 
 class UnavailableError(BatonError):
-    """Nothing that could serve is alive or ready. `reason` is a sentence for the caller."""
+    """Nothing that could serve is alive or ready. `reason`: a sentence for the caller."""
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
@@ -102,7 +102,7 @@ class DeadlineError(BatonError):
 
 
 class WorkerLostError(BatonError):
-    """The worker died, drained or refused; what it had streamed so far stays valid."""
+    """The worker died, drained or refused. What it has streamed so far stays valid."""
 
     def __init__(self, worker_id: str, reason: str) -> None:
         self.worker_id = worker_id
@@ -111,7 +111,7 @@ class WorkerLostError(BatonError):
 
 
 class RankLostError(BatonError):
-    """The ranks of a worker are one machine: without one of them no step can be computed, and the worker ends."""
+    """A rank of a worker is lost. Because every step needs all ranks, the worker ends."""
 
     def __init__(self, rank: int, pid: int, problem: str) -> None:
         self.rank = rank
@@ -136,7 +136,7 @@ class HandshakeError(TransferError):
 
 
 class ProtocolError(BatonError):
-    """`peer` names who sent it, `problem` says what is wrong with it."""
+    """`peer`: who sent the message. `problem`: what is wrong with it."""
 
     def __init__(self, peer: str, problem: str) -> None:
         self.peer = peer

@@ -7,27 +7,7 @@ from typing import Any
 import grpc
 import psutil
 
-from baton_proto.worker import (
-    DRAIN,
-    INSPECT,
-    QUESTIONS,
-    SERVICE,
-    SLEEP,
-    SNAPSHOT,
-    WAKE,
-    DrainReport,
-    DrainRequest,
-    InspectReport,
-    InspectRequest,
-    Question,
-    SleepReport,
-    SleepRequest,
-    SnapshotChunk,
-    SnapshotRequest,
-    WakeRequest,
-    decoder,
-    encode,
-)
+from baton_proto import worker as wire
 from runtime.address import format_address
 from runtime.security.bearer_keys import BearerKeys
 from runtime.security.cluster_key import WORKER_CALLS
@@ -53,15 +33,15 @@ class WorkerService:
         if (cluster := runtime.keys.cluster) is not None:
             guards.append(RequireBearer(BearerKeys([cluster.derive(WORKER_CALLS)]), "cluster key"))
         self._server = grpc.aio.server(options=OPTIONS, interceptors=guards)
-        answers: dict[Question, Any] = {
-            SNAPSHOT: self._snapshot,
-            INSPECT: self._inspect,
-            DRAIN: self._drain,
-            SLEEP: self._sleep,
-            WAKE: self._wake,
+        answers: dict[wire.Question[Any], Any] = {
+            wire.SNAPSHOT: self._snapshot,
+            wire.INSPECT: self._inspect,
+            wire.DRAIN: self._drain,
+            wire.SLEEP: self._sleep,
+            wire.WAKE: self._wake,
         }
-        rows = {question.name: _row(question, answers[question]) for question in QUESTIONS}
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, rows),))
+        rows = {question.name: _row(question, answers[question]) for question in wire.QUESTIONS}
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(wire.SERVICE, rows),))
 
     async def start(self, host: str) -> str:
         """Returns HOST:PORT."""
@@ -72,15 +52,15 @@ class WorkerService:
     async def stop(self, grace_s: float) -> None:
         await self._server.stop(grace_s)
 
-    async def _snapshot(self, request: SnapshotRequest, context: Context) -> AsyncIterator[SnapshotChunk]:
+    async def _snapshot(self, request: wire.SnapshotRequest, context: Context) -> AsyncIterator[wire.SnapshotChunk]:
         snapshot = await take_snapshot(self._runtime.bridge, self._runtime.publisher)
         for chunk in chunks(snapshot, self._runtime.incarnation):
             yield chunk
 
-    async def _inspect(self, request: InspectRequest, context: Context) -> InspectReport:
+    async def _inspect(self, request: wire.InspectRequest, context: Context) -> wire.InspectReport:
         runtime = self._runtime
         problems = await runtime.bridge.call(lambda engine: engine.check_integrity())
-        return InspectReport(
+        return wire.InspectReport(
             worker_id=runtime.worker_id,
             incarnation=runtime.incarnation,
             state=runtime.state,
@@ -89,16 +69,16 @@ class WorkerService:
             rss_bytes=psutil.Process(os.getpid()).memory_info().rss,
         )
 
-    async def _drain(self, request: DrainRequest, context: Context) -> DrainReport:
-        return DrainReport(await self._runtime.drain(request.timeout_s))
+    async def _drain(self, request: wire.DrainRequest, context: Context) -> wire.DrainReport:
+        return wire.DrainReport(await self._runtime.drain(request.timeout_s))
 
-    async def _sleep(self, request: SleepRequest, context: Context) -> SleepReport:
+    async def _sleep(self, request: wire.SleepRequest, context: Context) -> wire.SleepReport:
         return await self._sleeper.sleep(request.level, request.timeout_s)
 
-    async def _wake(self, request: WakeRequest, context: Context) -> SleepReport:
+    async def _wake(self, request: wire.WakeRequest, context: Context) -> wire.SleepReport:
         return await self._sleeper.wake(tuple(request.tags))
 
 
-def _row(question: Question, answer: Any) -> Any:
+def _row(question: wire.Question[Any], answer: Any) -> Any:
     make = grpc.unary_stream_rpc_method_handler if question.streamed else grpc.unary_unary_rpc_method_handler
-    return make(answer, decoder(question.request), encode)
+    return make(answer, wire.decoder(question.request), wire.encode)

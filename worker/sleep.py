@@ -1,5 +1,5 @@
-"""Sleep and wake of one worker. To sleep, it drains, lets its peers go and gives its memory back; when it is awake again
-it takes requests. Routers learn of both from the state in the worker's record."""
+"""Sleep and wake of one worker. To sleep, it drains, lets its peers go and gives its memory back. Awake again, it takes
+requests. Routers learn of both from the state in the worker's record."""
 
 import asyncio
 import time
@@ -42,7 +42,7 @@ class Sleeper:
             return self._report("", freed, time.monotonic() - began_s)
 
     async def wake(self, tags: tuple[str, ...]) -> SleepReport:
-        """Takes back the memory of these tags; without tags, all. Requests are taken when nothing is asleep any more."""
+        """Takes the memory of these tags again; without tags, all. Requests are taken when nothing is asleep."""
         if strange := [tag for tag in tags if tag not in TAGS]:
             return self._report(f"tags: {strange[0]!r} is none of {', '.join(TAGS)}")
         async with self._turn:

@@ -84,7 +84,7 @@ class StreamServer:
         return True
 
     def _problem(self, hello: Hello) -> str | None:
-        """Why the stream cannot be served; None when it can. A peer that expects another incarnation is refused, because
+        """Why the stream cannot be served; None when it can. A peer that expects another incarnation is refused:
         what it knows, cached blocks above all, ended with that incarnation."""
         if hello.version != MAJOR:
             return f"version {hello.version} of the worker protocol is not understood here; this build speaks {MAJOR}"

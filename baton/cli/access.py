@@ -1,4 +1,4 @@
-"""How commands reach the router: its address, a key to show, and who may vouch for it."""
+"""How commands reach the router: its address, the API key, and the CA of its certificate."""
 
 import asyncio
 import os
@@ -21,7 +21,7 @@ CA_FLAG = "--ca-file"
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """`api_key_file` None: the variable BATON_API_KEY, if there is one; `ca_file` None: no TLS."""
+    """`api_key_file` None: the variable BATON_API_KEY, if it is set. `ca_file` None: no TLS."""
 
     address: str
     api_key_file: Path | None = None
@@ -38,7 +38,7 @@ class Access:
                 raise
 
     async def check_tls(self, error: grpc.aio.AioRpcError) -> None:
-        """Raises ConfigError when a call has failed since one side speaks TLS and the other does not, or not so."""
+        """Raises ConfigError when a call has failed because of TLS: one side lacks it, or does not trust the other."""
         if error.code() is grpc.StatusCode.UNAVAILABLE:
             ca = self._ca()
             trusting = None if ca is None else client_context(ca, CA_FLAG, self.ca_file)

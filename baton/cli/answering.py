@@ -1,4 +1,4 @@
-"""What `chat` and `generate` share: one request, its answer on stdout as it comes or as JSON at the end."""
+"""One request for text: its answer goes to stdout as it comes, or as JSON at the end."""
 
 import asyncio
 import json
@@ -49,7 +49,7 @@ def answer_fields(answer: Answer) -> dict[str, Any]:
 
 
 def message_fields(message: Any) -> dict[str, Any]:
-    """Every field of a protobuf message under its own name, default values too; 64-bit numbers stay numbers."""
+    """Every field of a protobuf message by name, default values included; 64-bit numbers stay numbers."""
     fields: dict[str, Any] = MessageToDict(
         message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
     )

@@ -13,16 +13,18 @@ from runtime.calls.router import Client
 T = TypeVar("T")
 
 
-def ask(access: Access, timeout_s: float, question: Callable[[Client], Awaitable[T]]) -> T:
-    """The answer. Ends the command with an exit code when there is none; `question` keeps to `timeout_s` itself."""
+async def asked(access: Access, question: Callable[[Client], Awaitable[T]]) -> T:
+    """The answer to `question`. Raises as Access.client does."""
+    async with access.client() as client:
+        return await question(client)
 
-    async def answer() -> T:
-        async with access.client() as client:
-            return await question(client)
+
+def ask(access: Access, timeout_s: float, question: Callable[[Client], Awaitable[T]]) -> T:
+    """The answer to `question`, which keeps to `timeout_s` itself. Ends the command with an exit code without one."""
 
     with errors_reported():
         try:
-            return asyncio.run(answer())
+            return asyncio.run(asked(access, question))
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNAVAILABLE:
                 fail(ExitCode.UNAVAILABLE, f"no router answers at {access.address}: {error.details()}")

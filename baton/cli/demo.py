@@ -28,7 +28,7 @@ MAX_TOKENS = 100
 OVERRIDES = {
     "workers": {"prefill": 1, "decode": 1},
     "router": {"http_port": 0, "grpc_port": 0, "placement": {"local_prefill_tokens": 0}},  # ship even a short prompt
-    "engine": {"device": "cpu"},  # also where there is a GPU: KV is not shipped out of its memory yet
+    "engine": {"device": "cpu"},  # also where there is a GPU: the demo shows the hand-over, not speed
     "logging": {"level": "warning"},
 }
 

@@ -17,14 +17,11 @@ from runtime.errors import (
     UnauthorizedError,
     UnavailableError,
 )
-from runtime.processes.process import ProcessFailedError
 
 
 class ExitCode(enum.IntEnum):
     OK = 0
-    FAILED = (
-        1  # a process of the service died or could not start, the service reported a fault of its own, or a difference
-    )
+    FAILED = 1  # a process died or could not start, the service reported its own fault, or a difference was found
     USAGE = 2  # a flag, a key, the configuration, the model or the request is wrong
     UNAVAILABLE = 3  # nothing listens at the address, or no worker can serve
     DEADLINE = 4  # the answer was not complete in time
@@ -49,7 +46,7 @@ _BY_STATUS = {
 
 @contextmanager
 def errors_reported() -> Iterator[None]:
-    """Around the body of a command: an expected error ends it with its sentence and its code, not a stack trace."""
+    """A context for the body of a command: an expected error ends the command with its sentence and its exit code."""
     try:
         yield
     except grpc.aio.AioRpcError as error:
@@ -62,8 +59,6 @@ def errors_reported() -> Iterator[None]:
         fail(ExitCode.UNAVAILABLE, str(error))
     except DeadlineError as error:
         fail(ExitCode.DEADLINE, str(error))
-    except ProcessFailedError as error:
-        fail(ExitCode.FAILED, str(error))
     except BatonError as error:
         fail(ExitCode.FAILED, str(error))
     except KeyboardInterrupt:

@@ -1,5 +1,5 @@
-"""Groups of commands that are imported when they are asked for, so that `baton status` need not wait for what `baton
-events tree` computes with. Only a group's own help imports all of its commands."""
+"""Groups of commands that are imported when they are used: `baton status` does not wait for the imports of `baton
+profile`. Only a group's own help imports all its commands."""
 
 import importlib
 from collections import UserDict
@@ -20,8 +20,8 @@ def plain_app(**settings: Any) -> typer.Typer:
 
 
 def lazy_group(places: Mapping[str, str]) -> type[TyperGroup]:
-    """A class for plain_app(cls=...). Places are `module:name` by command, in the order of the help; the name is a
-    function, or a typer.Typer of further commands."""
+    """A class for plain_app(cls=...). `places`: `module:name` by command, in the order of the help; the name of a
+    function, or of a typer.Typer with further commands."""
 
     class LazyGroup(TyperGroup):
         def __init__(self, **attributes: Any) -> None:
@@ -32,7 +32,7 @@ def lazy_group(places: Mapping[str, str]) -> type[TyperGroup]:
 
 
 class _Commands(UserDict[str, Any]):
-    """Click's commands by name. One that nobody asked for yet is a place."""
+    """Click's commands by name. A command that was not used yet is a place."""
 
     def __getitem__(self, name: str) -> Any:
         command = self.data[name]

@@ -1,4 +1,4 @@
-"""How the command line prints tables and lines for people."""
+"""Tables and lines for people."""
 
 import sys
 
@@ -8,7 +8,7 @@ PIPED_WIDTH = 200  # columns when stdout is no terminal: a table in a file is cu
 
 
 def console() -> Console:
-    """Bound to stdout as it is now, which tests replace."""
+    """A console on the sys.stdout of the moment, which tests replace."""
     return Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else PIPED_WIDTH)
 
 

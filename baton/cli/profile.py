@@ -1,4 +1,4 @@
-"""`baton profile`: how long the engine's steps take on this machine, as the planner wants to know it."""
+"""`baton profile`: measures how long the engine's steps take on this machine, for the planner."""
 
 import sys
 from collections.abc import Iterable
@@ -28,12 +28,12 @@ from runtime.errors import ConfigError
 from runtime.telemetry.logging import configure_logging
 from worker.assembly import build_engine
 
-FITS = 5  # each begins with what the last one found, so that the profile of before counts for nothing in the end
+FITS = 5  # each begins with the result of the last, until the configured profile has no weight
 DIGITS = 4
 
 
 class Fit(Struct, frozen=True):
-    """Of one kind of steps; errors are shares of what was measured."""
+    """How well the times fit one kind of steps. Errors are shares of the measured time."""
 
     steps: int
     median_error: float
@@ -79,7 +79,7 @@ def profile(
 
 
 def _profile(config: ServingConfig, seconds: float) -> Profile:
-    """Prompts as a prefill worker runs them, if there are any, and batches as a decode worker does."""
+    """Times prompts as a prefill worker runs them, if there are any, and batches as a decode worker does."""
     prompts_on = for_prefill_worker(config) if config.workers.prefill else config
     prefill = prefill_rows(_measured(prompts_on, "prompts", seconds))
     decode = decode_rows(_measured(config, "batches", seconds))

@@ -9,6 +9,7 @@ import typer
 
 from baton.cli.access import Access
 from baton.cli.answering import message_fields
+from baton.cli.asking import asked
 from baton.cli.exit_codes import errors_reported
 from baton.cli.options import DEFAULT_ADDRESS, AddressOption, ApiKeyFileOption, CaFileOption, JsonOption
 from baton.cli.output import console
@@ -31,12 +32,8 @@ def sleep(
     as_json: JsonOption = False,
 ) -> None:
     """Drain a worker and give its memory back: weights and KV."""
-
-    async def ask() -> pb.SleepResponse:
-        async with Access(address, api_key_file, ca_file).client() as client:
-            return await client.sleep(worker, level, drain_timeout)
-
-    _report(ask(), as_json)
+    access = Access(address, api_key_file, ca_file)
+    _report(asked(access, lambda client: client.sleep(worker, level, drain_timeout)), as_json)
 
 
 def wake(
@@ -48,17 +45,13 @@ def wake(
     as_json: JsonOption = False,
 ) -> None:
     """Take a sleeping worker's memory again; it serves when all of it is there."""
-
-    async def ask() -> pb.SleepResponse:
-        async with Access(address, api_key_file, ca_file).client() as client:
-            return await client.wake(worker, [tag for tag in tags.split(",") if tag])
-
-    _report(ask(), as_json)
+    access = Access(address, api_key_file, ca_file)
+    _report(asked(access, lambda client: client.wake(worker, [tag for tag in tags.split(",") if tag])), as_json)
 
 
-def _report(asked: Coroutine[None, None, pb.SleepResponse], as_json: bool) -> None:
+def _report(asking: Coroutine[None, None, pb.SleepResponse], as_json: bool) -> None:
     with errors_reported():
-        response = asyncio.run(asked)
+        response = asyncio.run(asking)
     if as_json:
         typer.echo(json.dumps(message_fields(response)))
         return

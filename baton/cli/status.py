@@ -9,6 +9,7 @@ from rich.table import Table
 
 from baton.cli.access import Access
 from baton.cli.answering import message_fields
+from baton.cli.asking import asked
 from baton.cli.exit_codes import errors_reported
 from baton.cli.options import (
     DEFAULT_ADDRESS,
@@ -30,7 +31,9 @@ def status(
 ) -> None:
     """Show the workers and the router's queue."""
     with errors_reported():
-        response = asyncio.run(_ask(Access(address, api_key_file, ca_file)))
+        response = asyncio.run(
+            asked(Access(address, api_key_file, ca_file), lambda client: client.status(STATUS_TIMEOUT_S))
+        )
     if as_json:
         fields = {
             "router_id": response.router_id,
@@ -41,11 +44,6 @@ def status(
         typer.echo(json.dumps(fields))
     else:
         _show(response)
-
-
-async def _ask(access: Access) -> pb.StatusResponse:
-    async with access.client() as client:
-        return await client.status(STATUS_TIMEOUT_S)
 
 
 def _show(response: pb.StatusResponse) -> None:

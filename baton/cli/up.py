@@ -76,7 +76,7 @@ def up(
         serving = with_overrides(load_config(config), _given(flags))
         check_choice(serving.transfer.transport)
         configure_logging(serving.logging, "baton")
-        served_model(serving, progress=True)  # converts it, once, where a person can see it
+        served_model(serving, progress=True)  # converts the model, once, with its progress on the terminal
         if ray:
             code = _on_ray(serving, log_dir, address, nodes, as_json)
         else:
@@ -111,6 +111,6 @@ def _on_ray(config: ServingConfig, log_dir: Path | None, address: str, nodes: in
 
 
 def _given(flags: dict[str, Any]) -> dict[str, Any]:
-    """Without the flags that were left out."""
+    """The flags without those that were left out."""
     nested = {key: _given(value) if isinstance(value, dict) else value for key, value in flags.items()}
     return {key: value for key, value in nested.items() if value is not None and value != {}}

@@ -6,7 +6,7 @@ are calls of the gRPC service `baton.worker.v1.Worker`. All messages are msgpack
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -224,14 +224,17 @@ class SleepReport(Struct, frozen=True):
     problem: str  # why the worker refused; empty when it did not
 
 
+Answer = TypeVar("Answer", bound=Struct)
+
+
 @dataclass(frozen=True, slots=True)
-class Question:
+class Question(Generic[Answer]):
     """A call of a worker's gRPC service. Its server is a row of worker/rpc_server.py, its client a method of
     runtime.calls.worker.WorkerClient with the same name in lower case."""
 
     name: str
     request: type[Struct]
-    answer: type[Struct]
+    answer: type[Answer]
     streamed: bool = False  # the answer is a stream of messages
 
     @property
@@ -244,7 +247,7 @@ INSPECT = Question("Inspect", InspectRequest, InspectReport)
 DRAIN = Question("Drain", DrainRequest, DrainReport)
 SLEEP = Question("Sleep", SleepRequest, SleepReport)
 WAKE = Question("Wake", WakeRequest, SleepReport)
-QUESTIONS = (SNAPSHOT, INSPECT, DRAIN, SLEEP, WAKE)
+QUESTIONS: tuple[Question[Any], ...] = (SNAPSHOT, INSPECT, DRAIN, SLEEP, WAKE)
 
 
 _encoder = msgspec.msgpack.Encoder()

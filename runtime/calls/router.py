@@ -1,12 +1,9 @@
-"""gRPC client of a Baton service: the command line and the tests speak through it.
-
-Calls raise `grpc.aio.AioRpcError`, whose status code and details are the service's own words.
-"""
+"""The gRPC client of a Baton service. Calls raise `grpc.aio.AioRpcError` with the status code and the words of the
+service."""
 
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Self
 
 import grpc
@@ -17,7 +14,7 @@ from runtime.security.secret import Secret
 
 OPTIONS = [
     ("grpc.enable_http_proxy", 0),  # a proxy in the environment must not stand between two processes of one service
-    ("grpc.max_reconnect_backoff_ms", 1_000),  # a service that comes back is found soon
+    ("grpc.max_reconnect_backoff_ms", 1_000),  # a service that comes back is found within 1 s
 ]
 
 
@@ -31,7 +28,7 @@ class Choice:
 
 @dataclass(slots=True)
 class Answer:
-    """What a Generate stream adds up to."""
+    """The whole answer of a Generate stream."""
 
     request_id: str = ""
     model: str = ""
@@ -51,7 +48,7 @@ class Answer:
 
     @property
     def decode_tokens_per_s(self) -> float:
-        """Rate of the tokens after the first one; 0 when there was none."""
+        """Tokens per second after the first token; 0 when there was no further token."""
         later = sum(len(choice.token_ids) for choice in self.choices) - len(self.choices)
         return later / (self.duration_s - self.ttft_s) if later > 0 and self.duration_s > self.ttft_s else 0.0
 
@@ -59,8 +56,8 @@ class Answer:
 class Client:
     """`async with Client("127.0.0.1:8001") as client`.
 
-    `ca`: certificates in PEM form that may vouch for the service, which speaks TLS then; `server_name`: what its
-    certificate is for, if that is not the host of the address.
+    `ca`: PEM certificates that vouch for a service that speaks TLS; None: no TLS. `server_name`: the name in the
+    service's certificate, if it is not the host of `address`.
     """
 
     def __init__(
@@ -78,9 +75,7 @@ class Client:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
     async def close(self) -> None:
@@ -89,7 +84,7 @@ class Client:
     async def stream(
         self, request: pb.GenerateRequest, timeout_s: float | None = None
     ) -> AsyncIterator[pb.GenerateResponse]:
-        """Started, pieces, Finished as they arrive. Closing the iterator cancels the request."""
+        """Yields Started, the pieces and Finished as they arrive. Closing the iterator cancels the request."""
         call = self._inference.Generate(request, timeout=timeout_s, metadata=self._metadata)
         try:
             async for response in call:
@@ -103,7 +98,7 @@ class Client:
         timeout_s: float | None = None,
         on_piece: Callable[[pb.Piece], None] = lambda piece: None,
     ) -> Answer:
-        """The whole answer; `on_piece` sees each part of it as it arrives."""
+        """Returns the whole answer. `on_piece` gets each piece as it arrives."""
         answer = Answer()
         start_s = time.monotonic()
         async for response in self.stream(request, timeout_s):
@@ -153,7 +148,8 @@ class Client:
         return response
 
     async def sleep(self, worker_id: str, level: int = 1, timeout_s: float = 30.0) -> pb.SleepResponse:
-        """`timeout_s`: for requests in flight, and again for peers. FAILED_PRECONDITION: the worker stays awake."""
+        """`timeout_s`: for requests in flight, and again for peers. A worker that stays awake answers
+        FAILED_PRECONDITION."""
         request = pb.SleepRequest(worker_id=worker_id, level=level, timeout_s=timeout_s)
         response: pb.SleepResponse = await self._admin.Sleep(request, metadata=self._metadata)
         return response

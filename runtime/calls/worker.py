@@ -1,33 +1,12 @@
 """The client of a worker's gRPC service: one method per question (baton_proto.worker.QUESTIONS)."""
 
 from collections.abc import AsyncIterator
-from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import grpc
 from msgspec import Struct
 
-from baton_proto.worker import (
-    DRAIN,
-    INSPECT,
-    MAJOR,
-    QUESTIONS,
-    SLEEP,
-    SNAPSHOT,
-    WAKE,
-    DrainReport,
-    DrainRequest,
-    InspectReport,
-    InspectRequest,
-    Question,
-    SleepReport,
-    SleepRequest,
-    SnapshotChunk,
-    SnapshotRequest,
-    WakeRequest,
-    decoder,
-    encode,
-)
+from baton_proto import worker as wire
 from runtime.errors import UnavailableError, WorkerLostError
 from runtime.security.cluster_key import WORKER_CALLS, ClusterKey
 from runtime.security.grpc_bearer import metadata
@@ -43,6 +22,8 @@ CHANNEL_OPTIONS = [
     ("grpc.max_receive_message_length", 64 * 1024 * 1024),
 ]
 
+Answer = TypeVar("Answer", bound=Struct)
+
 
 class WorkerClient:
     """Every question raises WorkerLostError when the worker does not answer, or not in a form that can be used.
@@ -57,40 +38,36 @@ class WorkerClient:
         self._incarnation = incarnation
         self._metadata = metadata(None if key is None else key.derive(WORKER_CALLS))
         self._channel = grpc.aio.insecure_channel(rpc_address, options=CHANNEL_OPTIONS)
-        self._calls: dict[Question, Any] = {question: self._call(question) for question in QUESTIONS}
+        self._calls: dict[wire.Question[Any], Any] = {question: self._call(question) for question in wire.QUESTIONS}
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
     async def close(self) -> None:
         await self._channel.close()
 
-    async def inspect(self, timeout_s: float = CALL_TIMEOUT_S) -> InspectReport:
-        report: InspectReport = await self._ask(INSPECT, InspectRequest(MAJOR), timeout_s)
-        return report
+    async def inspect(self, timeout_s: float = CALL_TIMEOUT_S) -> wire.InspectReport:
+        return await self._ask(wire.INSPECT, wire.InspectRequest(wire.MAJOR), timeout_s)
 
-    async def drain(self, timeout_s: float) -> DrainReport:
+    async def drain(self, timeout_s: float) -> wire.DrainReport:
         """The worker takes no new request. Returns when all requests have ended or `timeout_s` is over."""
-        report: DrainReport = await self._ask(DRAIN, DrainRequest(MAJOR, timeout_s), timeout_s + CALL_TIMEOUT_S)
-        return report
+        return await self._ask(wire.DRAIN, wire.DrainRequest(wire.MAJOR, timeout_s), timeout_s + CALL_TIMEOUT_S)
 
-    async def sleep(self, level: int, timeout_s: float) -> SleepReport:
+    async def sleep(self, level: int, timeout_s: float) -> wire.SleepReport:
         """`timeout_s`: for requests in flight, and again for peers. Raises UnavailableError when it stays awake."""
-        request = SleepRequest(MAJOR, level, timeout_s)
-        return self._done(await self._ask(SLEEP, request, 2 * timeout_s + MEMORY_TIMEOUT_S))
+        request = wire.SleepRequest(wire.MAJOR, level, timeout_s)
+        return self._done(await self._ask(wire.SLEEP, request, 2 * timeout_s + MEMORY_TIMEOUT_S))
 
-    async def wake(self, tags: list[str] | None = None) -> SleepReport:
+    async def wake(self, tags: list[str] | None = None) -> wire.SleepReport:
         """Without tags the worker wakes completely. Raises UnavailableError when it sleeps on."""
-        return self._done(await self._ask(WAKE, WakeRequest(MAJOR, tags or []), MEMORY_TIMEOUT_S))
+        return self._done(await self._ask(wire.WAKE, wire.WakeRequest(wire.MAJOR, tags or []), MEMORY_TIMEOUT_S))
 
-    async def snapshot(self, timeout_s: float) -> AsyncIterator[SnapshotChunk]:
+    async def snapshot(self, timeout_s: float) -> AsyncIterator[wire.SnapshotChunk]:
         """The worker's block table in order; ends after the chunk that is marked as last."""
-        call = self._calls[SNAPSHOT](SnapshotRequest(MAJOR), timeout=timeout_s, metadata=self._metadata)
+        call = self._calls[wire.SNAPSHOT](wire.SnapshotRequest(wire.MAJOR), timeout=timeout_s, metadata=self._metadata)
         try:
             async for chunk in call:
                 if chunk is None or self._incarnation not in (None, chunk.incarnation):
@@ -102,20 +79,20 @@ class WorkerClient:
             raise self._lost(error) from error
         raise WorkerLostError(self._worker_id, "the snapshot ended early")
 
-    def _call(self, question: Question) -> Any:
+    def _call(self, question: wire.Question[Any]) -> Any:
         make: Any = self._channel.unary_stream if question.streamed else self._channel.unary_unary
-        return make(question.method, encode, decoder(question.answer))
+        return make(question.method, wire.encode, wire.decoder(question.answer))
 
-    async def _ask(self, question: Question, request: Struct, timeout_s: float) -> Any:
+    async def _ask(self, question: wire.Question[Answer], request: Struct, timeout_s: float) -> Answer:
         try:
-            report = await self._calls[question](request, timeout=timeout_s, metadata=self._metadata)
+            report: Answer | None = await self._calls[question](request, timeout=timeout_s, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
             raise self._lost(error) from error
-        if report is None:  # what gRPC makes of bytes that the decoder refuses
+        if report is None:  # gRPC returns None for bytes that the decoder refuses
             raise WorkerLostError(self._worker_id, "sent an answer that cannot be decoded")
         return report
 
-    def _done(self, report: SleepReport) -> SleepReport:
+    def _done(self, report: wire.SleepReport) -> wire.SleepReport:
         if report.problem:
             raise UnavailableError(f"{self._worker_id} {report.problem}")
         return report

@@ -1,4 +1,4 @@
-"""Changes on top of a configuration, checked like the file itself: flags of `baton up`, the demo, tests."""
+"""Changes on top of a configuration, checked like the file itself."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from runtime.config.serving import ServingConfig, parse_config
 
 
 def with_overrides(config: ServingConfig, overrides: dict[str, Any], where: str = "command line") -> ServingConfig:
-    """`overrides` has the shape of serving.yaml with any part left out. Raises ConfigError naming the key."""
+    """`overrides`: any part of serving.yaml. Raises ConfigError naming the key."""
     return parse_config(_merged(msgspec.to_builtins(config), overrides), where)
 
 

@@ -1,4 +1,4 @@
-"""serving.yaml: every key with its default and meaning. Parsed once by each process; unknown keys are refused.
+"""serving.yaml: every key with its default and meaning. Each process parses it once and refuses unknown keys.
 
 The file `serving.yaml` at the top of the repository documents the same keys; a test keeps the two equal.
 """
@@ -52,10 +52,10 @@ class PlacementConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ChargeSharingConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """How routers tell each other what they have sent to whom."""
+    """How routers tell each other which worker they have sent what."""
 
-    interval_s: Seconds = 0.005  # at most one message in this time
-    ttl_s: Seconds = 3.0  # what a router charged is forgotten when it was silent for this long
+    interval_s: Seconds = 0.005  # between two messages, at least
+    ttl_s: Seconds = 3.0  # a router that is silent for this long loses its charges
 
 
 class RouterConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -124,16 +124,17 @@ class DiscoveryConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SecurityConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """Files alone: keys do not stand in a configuration. See runtime/security/keys.py for the variables that do."""
+    """Names of files, because no key stands in a configuration. runtime/security/keys.py lists the variables that may
+    hold keys instead."""
 
-    api_key_file: str | None = None  # one per line; the public ports and the metrics take each of them
-    tls_cert_file: str | None = None  # of the public ports: PEM, with what stands between it and the CA
+    api_key_file: str | None = None  # one key per line; the public ports and the metrics take each key
+    tls_cert_file: str | None = None  # of the public ports: PEM, with the chain up to the CA
     tls_key_file: str | None = None
     cluster_key_file: str | None = None  # of the service's own processes
 
 
 class RayConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """Of `baton up --ray`."""
+    """Settings of `baton up --ray`."""
 
     capacity_timeout_s: Seconds = 120.0  # a worker that no node has room for is given up after this long
 
@@ -160,6 +161,13 @@ class ServingConfig(Struct, frozen=True, forbid_unknown_fields=True):
     logging: LoggingConfig = LoggingConfig()
 
 
+PATH_KEYS = {
+    "nats": ("store_dir", "credentials_file", "token_file"),
+    "planner": ("journal",),
+    "security": SecurityConfig.__struct_fields__,
+}
+
+
 def load_config(path: Path | None) -> ServingConfig:
     """Reads serving.yaml (None: all defaults). Raises ConfigError naming the key and, if unknown, the nearest one."""
     if path is None:
@@ -174,7 +182,7 @@ def load_config(path: Path | None) -> ServingConfig:
 
 
 def parse_config(data: Any, where: str = "configuration") -> ServingConfig:
-    """Checks plain data against the schema. Raises ConfigError."""
+    """Checks plain data against the schema. Raises ConfigError that names `where` and the key."""
     _refuse_unknown_keys(data, ServingConfig, where, ())
     try:
         return msgspec.convert(data, ServingConfig)
@@ -184,27 +192,21 @@ def parse_config(data: Any, where: str = "configuration") -> ServingConfig:
 
 
 def with_absolute_paths(config: ServingConfig) -> ServingConfig:
-    """For processes that work in another folder."""
+    """The configuration for processes that work in another folder."""
+    data = msgspec.to_builtins(config)
+    for section, keys in PATH_KEYS.items():
+        data[section] |= {key: _absolute(path) for key in keys if (path := data[section][key]) is not None}
+    if Path(config.model).expanduser().exists():
+        data["model"] = _absolute(config.model)
+    return parse_config(data)
 
-    def absolute(path: str | None) -> str | None:
-        return None if path is None else str(Path(path).expanduser().absolute())
 
-    model = config.model if not Path(config.model).expanduser().exists() else str(absolute(config.model))
-    store_dir, credentials_file, token_file = map(
-        absolute, (config.nats.store_dir, config.nats.credentials_file, config.nats.token_file)
-    )
-    nats = msgspec.structs.replace(
-        config.nats, store_dir=store_dir, credentials_file=credentials_file, token_file=token_file
-    )
-    planner = msgspec.structs.replace(config.planner, journal=absolute(config.planner.journal))
-    security = SecurityConfig(
-        **{name: absolute(path) for name, path in msgspec.structs.asdict(config.security).items()}
-    )
-    return msgspec.structs.replace(config, model=model, nats=nats, planner=planner, security=security)
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().absolute())
 
 
 def for_prefill_worker(config: ServingConfig) -> ServingConfig:
-    """With what differs for prefill workers put in place."""
+    """The configuration of a prefill worker: prefill_batch_tokens and prefill_tensor_parallel take effect."""
     engine = config.engine
     tokens = engine.prefill_batch_tokens or engine.max_batch_tokens
     ranks = engine.prefill_tensor_parallel or engine.tensor_parallel
@@ -233,9 +235,8 @@ def _refuse_unknown_keys(data: Any, schema: type[Struct], where: str, path: tupl
 
 def parse_bytes(text: str, where: str) -> int:
     """'512MiB' -> 536870912. Units: B, KiB, MiB, GiB, KB, MB, GB. Raises ConfigError."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(B|[KMG]i?B)?\s*", text)
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG]i?B|B|)\s*", text)
     if not match:
         raise ConfigError(where, f"{text!r} is not a size such as 512MiB")
     number, unit = match.groups()
-    base = 1024 if "i" in (unit or "") else 1000
-    return int(float(number) * base ** " KMG".index((unit or " ")[0] if unit and unit != "B" else " "))
+    return int(float(number) * (1024 if "i" in unit else 1000) ** " KMG".index(unit.removesuffix("B")[:1] or " "))

@@ -1,4 +1,4 @@
-"""Numbers as serving.yaml takes them."""
+"""Numbers of serving.yaml with their bounds."""
 
 from typing import Annotated
 

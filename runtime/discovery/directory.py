@@ -1,10 +1,9 @@
 """Who is alive: workers announce themselves in a NATS key-value bucket, routers and the planner watch.
 
-A worker's `Announcer` rewrites its record every heartbeat. A `Directory` listens to these writes as plain messages,
-which need no watcher that could die in an outage, and reads the bucket only once, at its start. A worker leaves when
-it withdraws or when it was silent for `ttl_s` by the Directory's own clock. Nobody leaves because NATS is away:
-silence counts only while a round trip to the server works, and after an outage everybody gets a full `ttl_s` to be
-heard again.
+A worker's `Announcer` rewrites the worker's record every heartbeat. A `Directory` gets these writes as plain messages,
+which need no watcher that could die in an outage, and reads the bucket once, at its start. A worker is removed when it
+withdraws, or when it was silent for `ttl_s` by the Directory's own clock. No worker is removed because NATS is away:
+silence counts only while a round trip to the server works, and after an outage each worker has a full `ttl_s` again.
 """
 
 import asyncio
@@ -30,7 +29,7 @@ RETRY_S = 0.25
 WITHDRAW_TIMEOUT_S = 1.0
 CHECKS_PER_TTL = 16
 
-# Headers of a delete marker: the first one as NATS key-value clients write it, the second one ours.
+# Headers of a delete marker: the first is that of NATS key-value clients, the second is our own.
 KV_OPERATION = "KV-Operation"
 INCARNATION = "Baton-Incarnation"
 
@@ -63,7 +62,7 @@ class Announcer:
         await self._write()
 
     async def withdraw(self) -> None:
-        """Ends the heartbeats and takes the record away. Idempotent; when NATS is away the record expires instead."""
+        """Ends the heartbeats and deletes the record; when NATS is away, the record expires instead. Idempotent."""
         if self._task is None:
             return
         await end_tasks(self._task)
@@ -90,8 +89,8 @@ class Announcer:
                 self._bucket_exists = True
             await self._nats.publish_stored(self._subject, msgspec.json.encode(self._record))
         except Exception as error:
-            self._bucket_exists = False  # as far as we know
-            if self._nats.connected:  # else the connection has told it already
+            self._bucket_exists = False  # perhaps
+            if self._nats.connected:  # else the client has logged the outage
                 why, unexpected = str(error) or type(error).__name__, not isinstance(error, NATS_ERRORS)
                 log.warning("heartbeat failed", worker=self._record.worker_id, error=why, exc_info=unexpected)
             return False
@@ -104,7 +103,7 @@ class Announcer:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A worker that started again appears as removed (its old incarnation), then added."""
+    """A change in the directory. A worker that started again is removed (its old incarnation), then added."""
 
     kind: Literal["added", "changed", "removed"]
     record: WorkerRecord
@@ -118,13 +117,13 @@ class Directory:
         self._ttl_s = ttl_s
         self._workers: dict[str, WorkerRecord] = {}
         self._newest: dict[str, int] = {}  # highest incarnation ever seen, also of workers that are gone
-        self._payloads: dict[str, bytes] = {}  # as last written: most heartbeats change nothing
+        self._payloads: dict[str, bytes] = {}  # the last ones: most heartbeats change nothing
         self._deadlines: dict[str, float] = {}  # monotonic
         self._callbacks: list[Callable[[Change], None]] = []
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self.malformed_records = 0
-        self.lost = 0  # workers that went without a word
+        self.lost = 0  # workers that were removed without having withdrawn
         nats.on_reconnect(self._grant_grace)
 
     @property
@@ -133,11 +132,11 @@ class Directory:
         return MappingProxyType(self._workers)
 
     def on_change(self, callback: Callable[[Change], None]) -> None:
-        """Called on the event loop for every change from now on. Must not block."""
+        """`callback` gets every change from now on, on the event loop. It must not block."""
         self._callbacks.append(callback)
 
     async def start(self) -> None:
-        """Returns when the workers that the bucket holds now are known."""
+        """Returns when the workers that the bucket holds are known."""
         await self._nats.subscribe(workers_key(self._nats.namespace), self._receive)
         try:
             await self._read_bucket()
@@ -146,7 +145,7 @@ class Directory:
         self._task = asyncio.create_task(self._expire())
 
     async def wait_for(self, condition: Callable[[Mapping[str, WorkerRecord]], bool], timeout_s: float) -> None:
-        """Until the condition holds. Raises DeadlineError."""
+        """Returns when the condition holds. Raises DeadlineError."""
         try:
             async with asyncio.timeout(timeout_s):
                 while not condition(self.workers):
@@ -188,7 +187,7 @@ class Directory:
 
     def _update(self, record: WorkerRecord, payload: bytes) -> None:
         if record.incarnation < self._newest.get(record.worker_id, record.incarnation):
-            return  # last words of a process that has been replaced
+            return  # a late message of a process that was replaced
         self._newest[record.worker_id] = record.incarnation
         known = self._workers.get(record.worker_id)
         if known is not None and known.incarnation < record.incarnation:
@@ -217,8 +216,8 @@ class Directory:
         self._deadlines = dict.fromkeys(self._deadlines, time.monotonic() + self._ttl_s)
 
     async def _expire(self) -> None:
-        """A worker goes when it was overdue, then a round trip to NATS worked, and it is overdue still: neither an
-        outage nor an event loop that was held up looks like a dead worker."""
+        """Removes a worker that is overdue before a round trip to NATS and still overdue after it. So neither an outage
+        nor a blocked event loop looks like a dead worker."""
         while True:
             await asyncio.sleep(self._ttl_s / CHECKS_PER_TTL)
             suspects = self._overdue()

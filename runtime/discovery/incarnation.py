@@ -1,8 +1,8 @@
-"""Incarnations: which start of a worker something belongs to."""
+"""Incarnations: one number for each life of a worker."""
 
 import time
 
 
 def new_incarnation() -> int:
-    """Rises with every start of a worker on one machine, without anything to remember: microseconds of Unix time."""
+    """Microseconds of Unix time: it rises with every start of a worker on one machine."""
     return time.time_ns() // 1000

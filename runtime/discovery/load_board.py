@@ -1,4 +1,4 @@
-"""The metrics plane: workers report their load once a second over core NATS, whoever schedules keeps the latest."""
+"""The metrics plane: workers report their load once a second over core NATS; routers and planner keep the latest."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -17,12 +17,12 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 async def publish_load(nats: NatsClient, report: LoadReport) -> None:
-    """At most once; dropped while NATS is away."""
+    """Delivered at most once; dropped while NATS is away."""
     await nats.publish(load_subject(nats.namespace, report.worker_id), _encoder.encode(report))
 
 
 class LoadBoard:
-    """The latest report of every worker. `discard` is called by whoever learns that a worker is gone."""
+    """The latest report of every worker. A worker that is gone stays until `discard`."""
 
     def __init__(self, nats: NatsClient) -> None:
         self._nats = nats
@@ -36,7 +36,7 @@ class LoadBoard:
         return MappingProxyType(self._reports)
 
     def on_report(self, callback: Callable[[LoadReport], None]) -> None:
-        """Called on the event loop for every report. Must not block."""
+        """`callback` gets every report, on the event loop. It must not block."""
         self._callbacks.append(callback)
 
     async def start(self) -> None:

@@ -1,4 +1,4 @@
-"""How one life of a worker is named."""
+"""The name of one life of a worker."""
 
 WorkerKey = tuple[str, int]
-"""Worker id and incarnation: what a worker had cached ends with its incarnation."""
+"""Worker id and incarnation. What a worker has cached ends with its incarnation."""

@@ -1,8 +1,7 @@
 """A process's one connection to NATS. It outlives every outage: reconnecting never ends, subscriptions are kept.
 
-Everything on the event, metrics and discovery planes goes through a NatsClient. What nats-py does while the server is
-away is narrowed to what we can reason about: a core publish is dropped, a JetStream publish or request fails at once.
-Whoever needs more (publisher.py, directory.py) keeps its own state and acts on `on_reconnect`.
+The event, metrics and discovery planes go through it. While the server is away, a core publish is dropped, and a
+JetStream publish or a request fails at once. Code that needs more keeps its own state and acts on `on_reconnect`.
 """
 
 import asyncio
@@ -27,7 +26,7 @@ from runtime.security.nats_login import NO_LOGIN, NatsLogin, split_url
 
 CONNECT_TIMEOUT_S = 2.0
 RECONNECT_WAIT_S = 0.25
-PING_INTERVAL_S = 5  # a server that froze is noticed after two of them
+PING_INTERVAL_S = 5  # a frozen server is noticed after two intervals
 REQUEST_TIMEOUT_S = 2.0
 
 LOGIN_REMEDY = (
@@ -37,7 +36,7 @@ LOGIN_REMEDY = (
 
 STREAM_NAME_IN_USE = 10058  # error code of JetStream: a stream of that name exists with another configuration
 
-# What NATS can answer or not answer; each means: not now, try again later.
+# Errors of NATS that mean: not now, try again later.
 NATS_ERRORS = (nats.errors.Error, TimeoutError, OSError)
 
 T = TypeVar("T")
@@ -46,7 +45,7 @@ log = structlog.get_logger()
 
 
 class _Client(Client):
-    """nats-py forgets a connection that breaks before the server has greeted it, and opens the next beside it."""
+    """nats-py, which leaks a connection that breaks before the server's greeting: here it is closed."""
 
     async def _connect_to_server(self, s: Srv) -> None:
         if self._transport is not None:
@@ -55,11 +54,11 @@ class _Client(Client):
 
 
 class NatsClient:
-    """Made by `connect`. All methods belong to the event loop that connected."""
+    """`connect` makes it. Invariant: only the event loop that connected calls its methods."""
 
     def __init__(self, name: str, namespace: str) -> None:
         self.name = name
-        self.namespace = namespace  # of all subjects, streams and buckets, see runtime/nats/subjects.py
+        self.namespace = namespace  # of all subjects, streams and buckets (runtime/nats/subjects.py)
         self._client = _Client()
         self._jetstream = JetStreamContext(self._client, timeout=REQUEST_TIMEOUT_S)
         self._connected = asyncio.Event()
@@ -82,15 +81,15 @@ class NatsClient:
         await self._connected.wait()
 
     def on_disconnect(self, callback: Callable[[], None]) -> None:
-        """Called on the event loop when the connection is lost. Must not block."""
+        """`callback` runs on the event loop when the connection is lost. It must not block."""
         self._on_disconnect.append(callback)
 
     def on_reconnect(self, callback: Callable[[], None]) -> None:
-        """Called when it is there again, after all subscriptions were renewed. Must not block."""
+        """`callback` runs on the event loop after a reconnect, with all subscriptions renewed. It must not block."""
         self._on_reconnect.append(callback)
 
     async def publish(self, subject: str, payload: bytes) -> None:
-        """Core NATS: at most once; dropped while the server is away."""
+        """Core NATS: delivered at most once; dropped while the server is away."""
         if not self.connected:
             return
         try:
@@ -99,8 +98,8 @@ class NatsClient:
             log.debug("publish dropped", subject=subject, error=str(error))
 
     async def subscribe(self, subject: str, handler: Callable[[str, bytes, dict[str, str]], None]) -> Subscription:
-        """Calls `handler(subject, payload, headers)` for each message, in order; survives outages. What it raises is
-        logged: one bad message never stops the others."""
+        """Calls `handler(subject, payload, headers)` for each message, in order, also after outages. An error of the
+        handler is logged, and the next message follows."""
 
         async def receive(message: Msg) -> None:
             try:
@@ -111,8 +110,8 @@ class NatsClient:
         return await self._client.subscribe(subject, cb=receive)
 
     async def answer(self, subject: str, handler: Callable[[bytes], Coroutine[Any, Any, bytes]]) -> Subscription:
-        """Answers each question on `subject` with what `handler` makes of it, one after the other; survives outages.
-        When it raises, that is logged and there is no answer."""
+        """Answers each question on `subject` with the result of `handler`, one after the other, also after outages. An
+        error of the handler is logged, and the question gets no answer."""
 
         async def receive(message: Msg) -> None:
             try:
@@ -123,7 +122,7 @@ class NatsClient:
         return await self._client.subscribe(subject, cb=receive)
 
     async def unsubscribe(self, subscription: Subscription) -> None:
-        """Also while the server is away."""
+        """Works also while the server is away."""
         with contextlib.suppress(*NATS_ERRORS):
             await subscription.unsubscribe()
 
@@ -133,12 +132,12 @@ class NatsClient:
         return answer.data
 
     async def flush(self, timeout_s: float = REQUEST_TIMEOUT_S) -> None:
-        """Round trip to the server: what it had sent us before is in our queues afterwards. Raises NATS_ERRORS."""
+        """A round trip to the server: afterwards, what it had sent before is in our queues. Raises NATS_ERRORS."""
         async with asyncio.timeout(timeout_s):
             await self._unless_away(self._client.rtt(timeout=round(timeout_s) + 1))
 
     async def publish_stored(self, subject: str, payload: bytes, headers: dict[str, str] | None = None) -> None:
-        """JetStream: returns when the stream has it. Raises NATS_ERRORS."""
+        """JetStream: returns when the stream has stored the message. Raises NATS_ERRORS."""
         await self._unless_away(self._jetstream.publish(subject, payload, headers=headers))
 
     async def publish_pipelined(self, subject: str, payload: bytes) -> "asyncio.Future[PubAck]":
@@ -158,8 +157,8 @@ class NatsClient:
             await self._unless_away(self._jetstream.update_stream(config))
 
     async def stored_message(self, stream: str, subject: str, from_sequence: int | None = None) -> RawStreamMsg | None:
-        """The last message of a subject, or with `from_sequence` the first one at or after it. None when there is none
-        (any more). Raises NATS_ERRORS."""
+        """The last stored message of a subject, or with `from_sequence` the first one at or after that number; None
+        when there is none. Raises NATS_ERRORS."""
         following = from_sequence is not None
         request = self._jetstream.get_msg(stream, seq=from_sequence, subject=subject, direct=True, next=following)
         try:
@@ -168,7 +167,7 @@ class NatsClient:
             return None
 
     async def stored_subjects(self, stream: str, pattern: str) -> list[str]:
-        """Subjects of which the stream holds a message; none when there is no such stream. Raises NATS_ERRORS."""
+        """Subjects whose messages the stream holds; empty without such a stream. Raises NATS_ERRORS."""
         try:
             info = await self._unless_away(self._jetstream.stream_info(stream, subjects_filter=pattern))
         except nats.js.errors.NotFoundError:
@@ -183,13 +182,13 @@ class NatsClient:
     async def stored_messages(
         self, stream: str, subject: str, start: int | datetime, limit: int
     ) -> list[StoredMessage]:
-        """Up to `limit` messages of a subject in order, from a sequence number or a time on. Empty when
-        nothing is stored there (yet), or when there is no such stream. Raises NATS_ERRORS."""
+        """Up to `limit` stored messages of a subject in order, from a sequence number or a time on. Empty when nothing
+        is stored, or without such a stream. Raises NATS_ERRORS."""
         request = direct_get(self._client, stream, subject, start, limit, REQUEST_TIMEOUT_S)
         return await self._unless_away(request)
 
     async def _unless_away(self, request: Coroutine[Any, Any, T]) -> T:
-        """A request whose connection is lost would wait for its timeout; here it fails in that moment."""
+        """Makes a request fail at once when the connection is lost, not only at its timeout."""
         if not self.connected:
             request.close()
             raise nats.errors.ConnectionReconnectingError
@@ -205,7 +204,7 @@ class NatsClient:
             raise nats.errors.ConnectionReconnectingError from None
 
     async def close(self) -> None:
-        """Idempotent; does not need the server."""
+        """Idempotent. Does not need the server."""
         self._closing = True
         if not self.connected:
             self._drop_buffered()  # or nats-py writes it to the dead connection, fails and leaves its tasks running
@@ -232,7 +231,7 @@ class NatsClient:
         self._connected.set()
 
     async def _error(self, error: Exception) -> None:
-        # While the server is away each attempt to reconnect ends here.
+        # While the server is away, each failed attempt to reconnect calls this.
         log.debug("nats", client=self.name, error=str(error) or type(error).__name__)
         if "authorization violation" in str(error).lower():
             self._refused.set()
@@ -253,7 +252,7 @@ class NatsClient:
             task.cancel()
 
     def _drop_buffered(self) -> None:
-        """What nats-py would send after the next connect: long out of date, or sent again by its publisher."""
+        """Drops what nats-py would send after the next connect: it is out of date, or its publisher sends it again."""
         self._client._pending.clear()
         self._client._pending_data_size = 0
 
@@ -267,8 +266,8 @@ class NatsClient:
 async def connect(
     url: str, name: str, namespace: str = "default", timeout_s: float | None = None, login: NatsLogin = NO_LOGIN
 ) -> NatsClient:
-    """Waits for the server, at most `timeout_s` (None: as long as it takes). User and password in the URL go before
-    `login`. Raises UnavailableError when the time is up, UnauthorizedError when the server does not let us in."""
+    """Waits for the server, at most `timeout_s` (None: as long as it takes). A login in the URL takes precedence over
+    `login`. Raises UnavailableError when the time is up, UnauthorizedError when the server refuses the login."""
     shown, in_url = split_url(url)
     client = NatsClient(name, namespace)
     connecting = asyncio.ensure_future(client._connect(shown, in_url or login))

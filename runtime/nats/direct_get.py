@@ -1,8 +1,5 @@
-"""Many messages of a JetStream stream with one request, and no consumer on the server that an outage could take away.
-
-The batched form of NATS' direct get (ADR-31 of the NATS architecture decision records), which servers have since
-version 2.11. NatsClient.stored_messages is the way to call it.
-"""
+"""Many messages of a JetStream stream with one request, without a consumer on the server that an outage could remove:
+the batched direct get of NATS 2.11 (ADR-31 of the NATS architecture decision records)."""
 
 import asyncio
 import contextlib
@@ -22,7 +19,7 @@ NO_STREAM = "503"
 
 @dataclass(frozen=True, slots=True)
 class StoredMessage:
-    sequence: int  # position in the stream, without regard to subjects
+    sequence: int  # position in the stream, counted over all subjects
     time_s: float  # Unix time at which the server stored it
     subject: str
     payload: bytes

@@ -1,4 +1,4 @@
-"""Every name that Baton uses on NATS, by namespace: two clusters with different namespaces may share a server.
+"""Every name that Baton uses on NATS. Services with different namespaces may share a server.
 
 | name | what | carried by |
 |---|---|---|
@@ -57,7 +57,7 @@ def workers_key(namespace: str, worker_id: str = ANY) -> str:
 
 
 def worker_of(subject: str) -> str:
-    """The worker id, last token of every subject here."""
+    """The worker id: the last token of the subject."""
     return subject.rpartition(".")[2]
 
 

@@ -1,8 +1,8 @@
 """`python -m runtime.processes.launch PARENT_PID PROGRAM [ARGUMENT...]`: runs a program that dies with its parent.
 
-PROGRAM is a Python module, run as `python -m` does, or the path of a binary. Every child is started through it. The tie
-is made in the new process, before it imports anything else, and not by a `preexec_fn` in the old one: that forks, which
-gRPC's threads, if the old process has any, do not survive.
+PROGRAM is a Python module, run as `python -m` does, or the path of a binary. The new process ties itself to its parent
+before it imports anything else. A `preexec_fn` in the parent could not do this, because it forks, and gRPC's threads do
+not survive a fork.
 """
 
 import os
@@ -22,7 +22,8 @@ def main() -> None:
 
 
 def launch_command(program: str) -> list[str]:
-    """The command line that starts PROGRAM tied to this process; its arguments follow."""
+    """The command line that starts PROGRAM tied to this process; PROGRAM's arguments follow. `-P` keeps packages of the
+    current folder from hiding ours."""
     return [sys.executable, "-P", "-m", "runtime.processes.launch", str(os.getpid()), program]
 
 

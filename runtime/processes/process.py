@@ -1,7 +1,4 @@
-"""A process of the service as whoever started it sees it: its readiness, its end, and how it is told to end.
-
-`ChildProcess` and `NatsServer` are processes of this machine; `RayProcess` is one that a Ray actor has started.
-"""
+"""A process of the service, seen by the process that started it: its readiness, its end, and how it is told to end."""
 
 import asyncio
 import signal
@@ -14,9 +11,9 @@ from runtime.errors import BatonError
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """What a process prints on stdout, as JSON after BATON_READY, when it serves."""
+    """The readiness line of a process: what it prints on stdout, as JSON after BATON_READY, when it serves."""
 
-    process: str  # "nats" | "router" | "prefill_worker" | "decode_worker"
+    process: str  # "nats" | "router" | "prefill_worker" | "decode_worker" | "workers"
     id: str
     pid: int
     addresses: dict[str, str] = {}  # such as grpc: "127.0.0.1:8001"
@@ -24,7 +21,7 @@ class Ready(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class ProcessExit:
-    """A process that ended. `returncode` is negative when a signal ended it, None when it is not known."""
+    """The end of a process. `returncode` is negative when a signal ended it, None when it is not known."""
 
     name: str
     pid: int
@@ -51,7 +48,7 @@ class Process(ABC):
 
     @abstractmethod
     async def start(self) -> None:
-        """Raises BatonError, and then it has ended."""
+        """Raises BatonError; then the process has ended."""
 
     @property
     @abstractmethod
@@ -64,22 +61,22 @@ class Process(ABC):
     @property
     @abstractmethod
     def pid(self) -> int:
-        """On its machine; 0 before it was started."""
+        """The pid on the machine of the process; 0 before its start."""
 
     @abstractmethod
     async def wait_ready(self, timeout_s: float) -> Ready:
-        """Raises ProcessFailedError when it exits first or the time is up."""
+        """Raises ProcessFailedError when the process ends first or the time is up."""
 
     @abstractmethod
     async def wait(self) -> ProcessExit:
-        """Until it has ended."""
+        """Returns when the process has ended."""
 
     @abstractmethod
     def send_signal(self, number: signal.Signals) -> None:
-        """Nothing happens when it has ended."""
+        """Does nothing when the process has ended."""
 
     async def stop(self, timeout_s: float) -> bool:
-        """SIGTERM, and SIGKILL when it has not ended by then. False when it did not end by itself, with code 0."""
+        """SIGTERM, and SIGKILL when the process lives after `timeout_s`. True when it ended by itself, with code 0."""
         self.stopping = True
         if not self.alive:
             return True
@@ -98,7 +95,7 @@ class Process(ABC):
 
 
 def how_it_ended(returncode: int | None) -> str:
-    """As in ProcessExit, in words that follow its name."""
+    """How a process ended: words that follow its name."""
     if returncode is None:
         return "has ended"
     return f"was ended by {_signal_name(-returncode)}" if returncode < 0 else f"exited with code {returncode}"

@@ -1,4 +1,4 @@
-"""The keys that a port takes as `Authorization: Bearer KEY`. Asked once per request, from any thread."""
+"""The keys that a port takes as `Authorization: Bearer KEY`. Any thread may ask."""
 
 import hashlib
 import hmac
@@ -18,17 +18,17 @@ log = structlog.get_logger()
 
 
 class BearerKeys:
-    """With `file`, what stands there at the moment, give or take RELOAD_S: keys are changed while the service runs."""
+    """`keys`: at least one. `file`: where they come from; it is read again within RELOAD_S of a change: keys change
+    while the service runs."""
 
     def __init__(self, keys: Sequence[Secret], file: str | None = None) -> None:
-        """At least one key."""
         self._file = file
         self._state = _state(file)
         self._look_again_s = time.monotonic() + RELOAD_S
         self._take(keys)
 
     def accepts(self, authorization: bytes) -> bool:
-        """The value of the header. Takes the same time for every wrong key."""
+        """Whether the header's value shows one of the keys. Takes the same time for every wrong key."""
         self._look()
         scheme, _, key = authorization.partition(b" ")
         digest = hashlib.sha256(key.strip()).digest()
@@ -38,17 +38,17 @@ class BearerKeys:
         return known and scheme.lower() == b"bearer"
 
     def first(self) -> Secret:
-        """For who has to show one himself."""
+        """The key that our own calls show."""
         self._look()
         return self._first
 
     def _take(self, keys: Sequence[Secret]) -> None:
         self._first = keys[0]
-        # Of one length, so that a comparison tells nothing about that of a key.
+        # Digests have one length: a comparison tells nothing about the length of a key.
         self._digests = [hashlib.sha256(key.reveal().encode()).digest() for key in keys]
 
     def _look(self) -> None:
-        """Takes what stands in the file now, if it has changed."""
+        """Takes the keys in the file when it has changed."""
         if self._file is None or time.monotonic() < self._look_again_s:
             return
         self._look_again_s = time.monotonic() + RELOAD_S
@@ -66,12 +66,12 @@ class BearerKeys:
 
 
 def bearer(key: Secret) -> str:
-    """The header's value."""
+    """The value of the header."""
     return f"Bearer {key.reveal()}"
 
 
 def _state(file: str | None) -> tuple[int, int, int] | None:
-    """What changes when the file does; None: it cannot be read."""
+    """Inode, time and size, one of which changes with the file; None: the file cannot be read."""
     try:
         stat = os.stat(file) if file is not None else None
     except OSError:

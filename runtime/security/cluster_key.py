@@ -1,7 +1,7 @@
 """The secret that the processes of one service share, and what they show each other in its place.
 
-The key itself is never sent. Whatever needs a password or token of its own gets one derived from it, so that none of
-them tells anything about the key or the others.
+The key itself is never sent. Each purpose gets its own password or token, derived from the key, which tells nothing
+about the key or the other passwords.
 """
 
 import hashlib
@@ -10,7 +10,7 @@ import secrets
 
 from runtime.security.secret import Secret
 
-MIN_LENGTH = 32  # characters: a proof that somebody has recorded must not be guessable
+MIN_LENGTH = 32  # characters: nobody must find the key by trying keys on a recorded proof
 NATS = "nats"
 WORKER_CALLS = "worker calls"
 PROOFS = "proofs"
@@ -25,7 +25,7 @@ class ClusterKey:
         return Secret(self._derived(purpose).hex())
 
     def proof(self, message: bytes) -> bytes:
-        """32 bytes that only who has the key can make."""
+        """32 bytes that only a holder of the key can compute."""
         return hmac.digest(self._proofs, message, hashlib.sha256)
 
     def _derived(self, purpose: str) -> bytes:

@@ -1,4 +1,4 @@
-"""Keys on gRPC: `authorization: Bearer KEY` in a call's metadata, asked for before its request is read."""
+"""Keys on gRPC: `authorization: Bearer KEY` in a call's metadata, checked before the request is read."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
@@ -11,22 +11,22 @@ from runtime.security.secret import Secret
 HEADER: Final = "authorization"
 HANDSHAKE_TIMEOUT_MS: Final = 10_000
 SERVER_OPTIONS = [("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS)]
-"""Who connects and does not begin to speak, TLS and HTTP/2, is left after that time."""
+"""A connection without a TLS or HTTP/2 handshake is closed after HANDSHAKE_TIMEOUT_MS."""
 
 Metadata = Sequence[tuple[str, str]]
 Handler = Any  # grpc.RpcMethodHandler[...]
 
 
 def metadata(key: Secret | None) -> Metadata:
-    """For the calls of who has this key."""
+    """The metadata of calls that show this key."""
     return () if key is None else ((HEADER, bearer(key)),)
 
 
 class RequireBearer(grpc.aio.ServerInterceptor):
-    """Calls without one of the keys end with UNAUTHENTICATED, but those below one of the prefixes in `open_to_all`."""
+    """Calls without one of the keys end with UNAUTHENTICATED, except methods below a prefix in `open_to_all`. `what`:
+    the name of the keys in messages."""
 
     def __init__(self, keys: BearerKeys, what: str, open_to_all: tuple[str, ...] = ()) -> None:
-        """`what` the keys are, for messages."""
         self._keys = keys
         self._what = what
         self._open_to_all = open_to_all

@@ -5,12 +5,13 @@
     dialer -> listener   HMAC-SHA256(key, "dialer", plane, both nonces)
     listener -> dialer   HMAC-SHA256(key, "listener", plane, both nonces)
 
-Fresh nonces of both sides make a recorded proof worthless, the roles' names one that is sent back, the plane's name one
-that was made for another kind of connection. The listener says nothing to who does not begin as above, and proves
-nothing to who has not. It comes before anything else and does not protect what follows from who can change packets.
+A recorded proof is worthless because both nonces are fresh; a proof that is sent back, because of the role's name; a
+proof made for another kind of connection, because of the plane's name. The listener answers nothing to a peer that
+begins in another way, and proves nothing to a peer that has not proved itself. The handshake comes first on a
+connection. It does not protect the bytes that follow against somebody who can change packets.
 
-Generators without I/O: each yields what is to be sent and gets the answer, a frame of MAX_FRAME_BYTES at most, and
-returns what is to be sent last. `runtime.streams.message_stream` and `kvtransfer.wire.proving` carry them out.
+The handshakes are generators without I/O: each yields what is to be sent and gets the answer, a frame of at most
+MAX_FRAME_BYTES, and returns what is to be sent last.
 """
 
 import hmac

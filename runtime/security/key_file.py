@@ -1,7 +1,7 @@
 """Where a running service leaves its cluster key for commands of the same user on the same machine.
 
-A file of mode 0600 per NATS and namespace, in a folder of mode 0700: who can read it could as well read the memory of
-the service. It goes with the service; one that was killed leaves a file that the next one clears away.
+There is one file of mode 0600 per NATS server and namespace, in a folder of mode 0700. Only somebody who could read the
+memory of the service can read it. The file is removed at the service's end, or by the next service after a kill.
 """
 
 import contextlib
@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import psutil
 import structlog
 
 from runtime.config.serving import NatsConfig
@@ -27,8 +28,8 @@ log = structlog.get_logger()
 
 @contextmanager
 def key_left(url: str, namespace: str, key: ClusterKey) -> Iterator[None]:
-    """It lies there until the end of the context. Where it cannot, that is logged, and commands want it as a
-    variable."""
+    """Leaves the key in a file until the end of the context. Where no file can be written, a warning is logged, and
+    commands need the key as a variable."""
     path = None
     try:
         path = _path(_folder(create=True), url, namespace)
@@ -46,7 +47,7 @@ def key_left(url: str, namespace: str, key: ClusterKey) -> Iterator[None]:
 
 
 def find_keys(url: str, namespace: str, environ: Mapping[str, str] = os.environ) -> Keys:
-    """For a command that is given no configuration: from variables, or from the file that a service has left. Raises
+    """The keys of a command without a configuration: from variables, or from the file that a service has left. Raises
     ConfigError."""
     key = environ.get(CLUSTER_KEY_VARIABLE) or _left(url, namespace)
     cluster = ClusterKey(parse_secrets(key, CLUSTER_KEY_VARIABLE, MIN_LENGTH)[0]) if key else None
@@ -61,7 +62,7 @@ def _left(url: str, namespace: str) -> str | None:
 
 
 def _folder(create: bool = False) -> Path:
-    """Raises OSError when there is none, or when others could have made or could read it."""
+    """Raises OSError when there is no folder, or when another user could read it or could have made it."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if runtime and os.path.isdir(runtime):
         folder = Path(runtime) / "baton"
@@ -91,15 +92,5 @@ def _clear_away_the_dead(folder: Path) -> None:
     for path in folder.glob(f"*{SUFFIX}"):
         with contextlib.suppress(OSError, ValueError, IndexError):
             pid = int(path.read_text().split()[1])
-            if not _alive(pid):
+            if not psutil.pid_exists(pid):
                 path.unlink()
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

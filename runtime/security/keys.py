@@ -1,7 +1,7 @@
-"""All that a process has to show to others, and asks others to show: read once, at its start.
+"""The keys of a process: those that it shows, and those that it asks for. They are read once, at its start.
 
-What is not configured is not asked for, and a process that asks for no cluster key listens on the loopback interface
-alone. `baton up` makes a cluster key for each run where none is given.
+A key that is not configured is not asked for. A process without a cluster key listens on the loopback interface alone.
+`baton up` makes a cluster key for each run where none is given.
 """
 
 import ipaddress
@@ -41,7 +41,7 @@ def load_keys(config: ServingConfig, environ: Mapping[str, str] = os.environ) ->
 
 
 def load_or_make_keys(config: ServingConfig, environ: Mapping[str, str] = os.environ) -> Keys:
-    """With a fresh cluster key where none is given, for whoever starts the other processes. Raises ConfigError."""
+    """The keys for a supervisor: with a fresh cluster key where none is given. Raises ConfigError."""
     keys = load_keys(config, environ)
     if keys.cluster is None:
         cluster = new_cluster_key()
@@ -61,19 +61,19 @@ def find_cluster_key(config: SecurityConfig, environ: Mapping[str, str] = os.env
 
 
 def handed_on(keys: Keys, environ: Mapping[str, str]) -> dict[str, str]:
-    """Variables for the processes of the same service, wherever they run: those of `environ`, the ones that `keys` were
-    loaded with, and what was derived. What stands in files they read themselves."""
+    """Variables for the other processes of the service: the secret ones of `environ`, which `keys` came from, and the
+    derived ones. Keys in files are not among them, because each process reads the files."""
     cluster = {} if keys.cluster is None else {CLUSTER_KEY_VARIABLE: keys.cluster.secret.reveal()}
     return given(environ) | cluster | keys.nats.variables()
 
 
 def given(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that hold keys."""
+    """The variables of `environ` that hold keys."""
     return {name: environ[name] for name in VARIABLES if environ.get(name)}
 
 
 def check_reach(field: str, host: str, keys: Keys) -> None:
-    """Raises ConfigError when other machines could reach a process that asks nobody for a key."""
+    """Raises ConfigError when other machines could reach a process that asks for no key."""
     if keys.cluster is None and not is_loopback(host):
         problem = f"{host!r} is more than this machine, which asks for a cluster key"
         raise ConfigError(field, f"{problem}: security.cluster_key_file or {CLUSTER_KEY_VARIABLE}")

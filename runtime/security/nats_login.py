@@ -1,4 +1,4 @@
-"""With what a process logs in at NATS, and what of a NATS URL may be shown."""
+"""The login of a process at NATS, and the part of a NATS URL that may be shown."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ VARIABLES = (USER_VARIABLE, PASSWORD_VARIABLE, CREDENTIALS_FILE_VARIABLE, TOKEN_
 
 @dataclass(frozen=True, slots=True)
 class NatsLogin:
-    """User and password, a token, or a .creds file; nothing where the server asks for nothing."""
+    """User and password, a token, or a .creds file; no field is set where the server asks for nothing."""
 
     user: str | None = None
     password: Secret | None = None
@@ -29,7 +29,7 @@ class NatsLogin:
     credentials_file: str | None = None
 
     def variables(self) -> dict[str, str]:
-        """For a process that shall log in as this one; a file it has to know itself."""
+        """Variables for a process that shall log in as this one does. A .creds file is not among them."""
         given = {
             USER_VARIABLE: self.user,
             PASSWORD_VARIABLE: None if self.password is None else self.password.reveal(),
@@ -38,7 +38,7 @@ class NatsLogin:
         return {name: value for name, value in given.items() if value is not None}
 
     def options(self) -> dict[str, Any]:
-        """As nats.connect takes them."""
+        """Arguments of nats.connect."""
         given = {
             "user": self.user,
             "password": self.password and self.password.reveal(),
@@ -52,7 +52,7 @@ NO_LOGIN = NatsLogin()
 
 
 def find_login(config: NatsConfig, cluster: ClusterKey | None, environ: Mapping[str, str]) -> NatsLogin:
-    """What is written most closely to the URL counts: in it, in the section `nats`, in a variable; else what is derived
+    """The first login that is given: in the URL, in the section `nats`, in a variable. Without any, the login derived
     from the cluster key, which the service's own server takes. Raises ConfigError."""
     if config.url is not None and (login := split_url(config.url)[1]):
         return login
@@ -72,7 +72,7 @@ def find_login(config: NatsConfig, cluster: ClusterKey | None, environ: Mapping[
 
 
 def split_url(url: str) -> tuple[str, NatsLogin | None]:
-    """The URL without user and password, which may be shown, and these."""
+    """The URL without its login, which may be shown, and the login; None: the URL holds none."""
     parts = urlsplit(url)
     login, at, place = parts.netloc.rpartition("@")
     if not at:

@@ -1,4 +1,4 @@
-"""Keys and passwords as objects that no log, error or dump shows; and how they are read from files and variables."""
+"""Keys and passwords: objects that no log, error or dump shows, read from files and variables."""
 
 from pathlib import Path
 from typing import NoReturn
@@ -7,7 +7,7 @@ from runtime.errors import ConfigError
 
 
 class Secret:
-    """Text that is shown to nobody: whoever needs it says `reveal()`."""
+    """Text that only `reveal()` shows."""
 
     __slots__ = ("_text",)
 
@@ -25,12 +25,12 @@ class Secret:
 
 
 def read_secrets(path: str, field: str, min_length: int = 1) -> list[Secret]:
-    """One per line. Raises ConfigError naming `field`, and never what the file holds."""
+    """The secrets in a file, one per line. Raises ConfigError that names `field` and shows nothing of the file."""
     return parse_secrets(read_file(path, field), f"{field}: {path}", min_length)
 
 
 def parse_secrets(text: str, where: str, min_length: int = 1) -> list[Secret]:
-    """Raises ConfigError when there is none, one is too short or could not stand in a header."""
+    """One per line. Raises ConfigError when there is none, or one is too short or does not fit into a header."""
     found = []
     for number, line in enumerate(text.splitlines(), 1):
         if not (key := line.strip()):

@@ -1,5 +1,5 @@
-"""TLS of the router's public ports: the files of serving.yaml, what servers and clients make of them, and what is wrong
-when a client finds no service behind it."""
+"""TLS of the router's public ports: files of serving.yaml, contexts of servers and clients, and why a client finds no
+service."""
 
 import socket
 import ssl
@@ -24,7 +24,7 @@ class Tls:
 
     cert_file: str
     key_file: str
-    name: str  # one that the certificate is for
+    name: str  # a name that the certificate is for
     certificate: bytes
 
     def server_context(self) -> ssl.SSLContext:
@@ -38,7 +38,7 @@ class Tls:
 
 
 def load_tls(config: SecurityConfig) -> Tls | None:
-    """None: the public ports speak in the clear. Raises ConfigError naming the field whose file is missing or wrong."""
+    """None: the public ports use no TLS. Raises ConfigError naming the field whose file is missing or wrong."""
     cert_file, key_file = config.tls_cert_file, config.tls_key_file
     if cert_file is None and key_file is None:
         return None
@@ -61,9 +61,9 @@ def load_tls(config: SecurityConfig) -> Tls | None:
 
 
 def client_context(ca: bytes, field: str, path: object) -> ssl.SSLContext:
-    """Of a client that trusts `ca` and what it vouches for, as gRPC's do. Raises ConfigError when that is none."""
+    """The context of a client that trusts `ca`, as gRPC clients do. Raises ConfigError when `ca` is no certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # a certificate may be trusted without who has signed it
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # trusts a certificate without its issuer
     try:
         context.load_verify_locations(cadata=ca.decode("ascii", "ignore"))  # comments may be anything
     except (ssl.SSLError, ValueError) as error:
@@ -72,11 +72,11 @@ def client_context(ca: bytes, field: str, path: object) -> ssl.SSLContext:
 
 
 def tls_problem(address: str, trusting: ssl.SSLContext | None) -> str:
-    """Why such a client, or one without TLS, gets no answer at HOST:PORT; empty when TLS is not to blame. Asks there,
-    for PROBE_TIMEOUT_S at most."""
+    """Why a client with the context `trusting` (None: without TLS) gets no answer at HOST:PORT; empty when TLS is not
+    the reason. Connects there, for PROBE_TIMEOUT_S at most."""
     context = trusting or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     if trusting is None:
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # it is not told anything
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # nothing is sent
     try:
         host, port = parse_address(address)
         with (
@@ -99,8 +99,8 @@ def _server_context(cert_file: str, key_file: str) -> ssl.SSLContext:
 
 
 def _name(cert_file: str, client: ssl.SSLContext, server: ssl.SSLContext) -> str:
-    """What clients may call the server. A handshake with ourselves tells it, and whether the certificate is valid now.
-    Raises ConfigError."""
+    """A name of the server in its certificate. A handshake within this process reads it and checks that the
+    certificate is valid now. Raises ConfigError."""
     client.check_hostname = False
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     ours = client.wrap_bio(to_client, to_server)
@@ -117,7 +117,7 @@ def _name(cert_file: str, client: ssl.SSLContext, server: ssl.SSLContext) -> str
     names: Any = (ours.getpeercert() or {}).get("subjectAltName", ())
     for kind, name in names:
         if kind in ("DNS", "IP Address"):
-            return str(name).replace("*", "any")  # one of the names that the wildcard stands for
+            return str(name).replace("*", "any")  # a name that the wildcard stands for
     raise ConfigError(CERT_FIELD, f"{cert_file}: is for no DNS name and no address (subjectAltName)")
 
 

@@ -1,8 +1,7 @@
 """Structured logs of every process: key=value for people, JSON for programs, always to stderr (stdout carries results).
 
-`configure_logging` is called once, first thing in a process. Modules log with `structlog.get_logger()`; what libraries
-write through the standard library's logging comes out in the same form. Lines about a request name it:
-`request_id=...`.
+A process calls `configure_logging` once, at its start. Modules log with `structlog.get_logger()`; lines that libraries
+write through the standard library's logging get the same form. Lines about a request carry `request_id=...`.
 """
 
 import datetime
@@ -17,12 +16,12 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 from runtime.config.serving import LoggingConfig
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
-# Their news are ours at debug level only.
+# Their information matters at debug level only.
 CHATTY_LIBRARIES = ("asyncio", "httpcore", "httpx", "nats", "uvicorn", "uvicorn.access", "uvicorn.error")
 
 
 class _CurrentStderr(io.TextIOBase):
-    """Whatever sys.stderr is when a line is written: loggers are kept, and whoever replaces sys.stderr closes it."""
+    """Writes to the sys.stderr of the moment, because loggers outlive a sys.stderr that a test replaces and closes."""
 
     def write(self, text: str) -> int:
         return sys.stderr.write(text)
@@ -35,7 +34,7 @@ _CURRENT_STDERR = cast(TextIO, _CurrentStderr())
 
 
 def configure_logging(config: LoggingConfig, process: str) -> None:
-    """`process` stands in every line, such as `router-1`."""
+    """`process`: a name for every line, such as `router-1`."""
     level = LEVELS[config.level]
     rendering = _rendering(config.format, process)
     structlog.configure(
@@ -81,7 +80,7 @@ def _rendering(form: str, process: str) -> list[Processor]:
 
 
 def _plain_line(_logger: WrappedLogger, _name: str, event: EventDict) -> str:
-    """What structlog's console renderer writes, without its colours and at a fifth of its cost: a router writes a line
+    """The line of structlog's console renderer without colours, at a fifth of the cost, because a router writes a line
     for every request."""
     level, text, exception = event.pop("level", ""), event.pop("event", ""), event.pop("exception", "")
     time = datetime.datetime.now().strftime("%H:%M:%S.%f")

@@ -1,6 +1,5 @@
-"""What the Prometheus metrics of all processes have in common. Each has a registry of its own; what is known anyway is
-read when it is scraped and costs nothing before.
-"""
+"""What the Prometheus metrics of all processes have in common. Each process has its own registry. Values that some
+object keeps anyway are read at each scrape and cost nothing in between."""
 
 import importlib.metadata
 import platform
@@ -21,14 +20,14 @@ from runtime.security.bearer_keys import BearerKeys
 from runtime.telemetry.metrics_server import MetricsServer
 
 Samples = Iterable[tuple[Sequence[str], float]]
-"""Values of the labels, value."""
+"""Pairs of label values and a value."""
 
 Read = Callable[[], float | Samples]
-"""One value, or one for each combination of labels."""
+"""Returns one value, or one for each combination of labels."""
 
 
 class AtScrape(Collector):
-    """A metric that somebody else keeps. `read` may be called in a thread of the endpoint's."""
+    """A metric whose value another object keeps. A thread of the endpoint may call `read`."""
 
     def __init__(
         self,
@@ -51,7 +50,7 @@ class AtScrape(Collector):
 
 
 class ProcessMetrics:
-    """The registry of one process, with what is known of the process itself."""
+    """The registry of one process, with the metrics of the process itself."""
 
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -63,23 +62,23 @@ class ProcessMetrics:
         self._server: MetricsServer | None = None
 
     def gauge(self, name: str, what: str, read: Read, *labels: str) -> None:
-        """Read at each scrape."""
+        """`read` is called at each scrape."""
         self.registry.register(AtScrape(GaugeMetricFamily, name, what, read, labels))
 
     def counter(self, name: str, what: str, read: Read, *labels: str) -> None:
-        """Read at each scrape."""
+        """`read` is called at each scrape."""
         self.registry.register(AtScrape(CounterMetricFamily, name, what, read, labels))
 
     def watch(self, nats: NatsClient) -> None:
-        """NATS has no metrics of its own in Prometheus' format: each process tells how it sees it."""
+        """Shows this process's connection to NATS, which has no Prometheus metrics of its own."""
         self.gauge("baton_nats_connected", "1 while this process is connected to NATS", lambda: nats.connected)
         self.counter(
             "baton_nats_disconnects", "How often this process has lost its connection to NATS", lambda: nats.disconnects
         )
 
     def serve(self, host: str, keys: BearerKeys | None = None) -> str:
-        """On a free port, for processes without an HTTP API; `keys`: who asks has to show one of them. Returns
-        HOST:PORT. Raises OSError."""
+        """Serves the metrics on a free port, for processes without an HTTP API. `keys`: a scraper has to show one of
+        them. Returns HOST:PORT. Raises OSError."""
         self._server = MetricsServer(self.registry, keys)
         return self._server.serve(host)
 

@@ -1,4 +1,4 @@
-"""The HTTP server of a process's Prometheus metrics, in threads of its own. Workers and planner have one each."""
+"""The HTTP server of a process's Prometheus metrics, in threads of its own."""
 
 import socket
 import threading
@@ -21,7 +21,7 @@ WsgiApp = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 
 class MetricsServer:
-    """`keys`: who asks has to show one of them; None: anybody may."""
+    """`keys`: a scraper has to show one of them; None: anybody may scrape."""
 
     def __init__(self, registry: CollectorRegistry, keys: BearerKeys | None) -> None:
         app: WsgiApp = make_wsgi_app(registry)
@@ -59,7 +59,7 @@ class _Handler(WSGIRequestHandler):
     timeout = SILENCE_TIMEOUT_S  # for who connects and asks nothing
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (its name)
-        """Who asks is nobody's business."""
+        """Logs nothing: each scrape would be a line."""
 
 
 def _guarded(app: WsgiApp, keys: BearerKeys) -> WsgiApp:

@@ -15,13 +15,13 @@ from worker.runtime import WorkerRuntime
 
 
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question.name)
-def test_the_client_has_a_method_for_each_question(question: Question) -> None:
+def test_the_client_has_a_method_for_each_question(question: Question[Any]) -> None:
     method = getattr(WorkerClient, question.name.lower())
     assert inspect.isasyncgenfunction(method) if question.streamed else inspect.iscoroutinefunction(method)
 
 
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question.name)
-async def test_the_server_knows_each_question_and_refuses_what_it_cannot_decode(question: Question) -> None:
+async def test_the_server_knows_each_question_and_refuses_what_it_cannot_decode(question: Question[Any]) -> None:
     service = WorkerService(cast(WorkerRuntime, SimpleNamespace(keys=NO_KEYS)))
     address = await service.start("127.0.0.1")
     async with grpc.aio.insecure_channel(address) as channel:

@@ -1,7 +1,6 @@
-"""The full-screen live view of a service: workers, queue, rates. Run by `baton top`.
+"""The full-screen live view of a service: workers, queue, rates.
 
-Asks the router's Status again and again. A router that does not answer is said so, on top of what was last known, and
-is asked on.
+It asks the router's Status again and again. While the router does not answer, the view says so above the last answer.
 """
 
 import asyncio
@@ -75,7 +74,7 @@ class TopApp(App[None]):
     # --- asking -------------------------------------------------------------------------------------------------------
 
     async def _follow(self) -> None:
-        """An answer that comes when the view is closing finds no widgets any more."""
+        """Asks until the view closes. An answer that comes later finds no widgets and is dropped."""
         while self.is_running:
             answer: pb.StatusResponse | grpc.aio.AioRpcError
             try:

@@ -1,4 +1,4 @@
-"""The columns of the live view's table of workers: what a cell shows and what it is sorted by."""
+"""The columns of the live view's table of workers: what a cell shows and by what it is sorted."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +22,8 @@ class Column:
 
 
 def kv_bar(used: int, cached: int, total: int, cells: int = BAR_CELLS) -> Text:
-    """Referenced blocks full, cached ones half, free ones empty; with the share of the referenced ones."""
+    """A bar of full cells for referenced blocks, half ones for cached blocks, empty ones for free blocks, and the share
+    of referenced blocks."""
     share = used / total if total else 0.0
     full = min(cells, round(share * cells))
     half = min(cells - full, round(cached / total * cells)) if total else 0

@@ -1,4 +1,4 @@
-"""Rates of what the router's Status counts, from one answer to another. Used by the live view."""
+"""Rates of what the router's Status counts, from one answer to another."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -23,19 +23,19 @@ class Rates:
     prompt_tokens_per_s: float
     output_tokens_per_s: float
     event_batches_per_s: float
-    hit_rate: float | None  # of the window; None: no prompt was run in it
+    hit_rate: float | None  # in the window; None: no prompt ran
     workers: Mapping[str, WorkerRates]  # by worker id
 
 
 class RateWindow:
-    """The answers of the last seconds, as the router's clock counts them."""
+    """The answers of the last `window_s`, by the router's clock."""
 
     def __init__(self, window_s: float = WINDOW_S) -> None:
         self._window_s = window_s
         self._answers: deque[pb.StatusResponse] = deque()
 
     def add(self, now: pb.StatusResponse) -> Rates:
-        """Rates between the oldest answer of the window and `now`; a router that was restarted begins anew."""
+        """Rates between the oldest answer of the window and `now`. A restarted router empties the window."""
         answers = self._answers
         if answers and _restarted(answers[-1], now):
             answers.clear()
@@ -46,12 +46,12 @@ class RateWindow:
 
 
 def hit_rate(prompt_tokens: int, cached_tokens: int) -> float | None:
-    """Share of the prompt tokens that nobody had to compute; None: there were none."""
+    """The share of prompt tokens that were cached; None: there were no prompt tokens."""
     return cached_tokens / prompt_tokens if prompt_tokens else None
 
 
 def _restarted(before: pb.StatusResponse, now: pb.StatusResponse) -> bool:
-    """Another router, or another life of the same one, whose counters began at 0 again."""
+    """Whether `now` is of another router, or another life of the same one, whose counters began at 0 again."""
     return (
         before.router_id != now.router_id
         or now.totals.clock_s < before.totals.clock_s
