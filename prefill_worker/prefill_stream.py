@@ -1,7 +1,4 @@
-"""The `prefill` streams: prompts and grants of one decode worker come in, bad news goes out.
-
-Good news travels with the KV.
-"""
+"""The `prefill` streams: prompts and grants of a decode worker come in, failures go out; success comes with the KV."""
 
 from typing import Protocol
 
@@ -23,7 +20,7 @@ class PrefillHandler(Protocol):
     def cancel(self, stream: MessageStream, request_id: str) -> None: ...
 
     def decode_worker_gone(self, stream: MessageStream) -> None:
-        """Nobody wants the KV any more: end the stream's prompts."""
+        """Ends the stream's prompts, because nobody wants their KV any more."""
         ...
 
 
@@ -33,7 +30,7 @@ class PrefillStreams:
         self._open: set[MessageStream] = set()
 
     async def serve(self, stream: MessageStream, decode_worker: str) -> None:
-        """From the hellos to the end."""
+        """Serves a stream from the hellos to its end."""
         self._open.add(stream)
         log.info("decode worker connected", decode_worker=decode_worker)
         try:
@@ -45,7 +42,7 @@ class PrefillStreams:
         log.info("decode worker disconnected", decode_worker=decode_worker, reason=reason)
 
     def close(self) -> None:
-        """Ends the streams after what is pending was written."""
+        """Ends the streams after pending messages have left."""
         for stream in self._open:
             stream.close()
 
