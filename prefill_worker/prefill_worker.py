@@ -44,7 +44,7 @@ class Prompt:
 
 
 class PrefillWorker:
-    """Implements `worker.role.Role` and `PrefillHandler`. Event loop, where nothing else is said."""
+    """Implements `worker.role.Role`. Event loop, where nothing else is said."""
 
     name = "prefill"
     endpoint = None
@@ -55,7 +55,7 @@ class PrefillWorker:
         self.in_flight: InFlight[tuple[MessageStream, str], Prompt] = InFlight()
         self._by_job: dict[ShippingJob, Prompt] = {}
         self.steps = NoRequests(runtime.worker_id)
-        self._streams = PrefillStreams(self)
+        self._streams = PrefillStreams(self.accept, self.cancel, self.decode_worker_gone)
         assembly = runtime.assembly
         identity = assembly.identity(runtime.worker_id, runtime.incarnation)
         self._sender = assembly.make_sender(identity, runtime.config.transfer, runtime.keys.cluster)
