@@ -1,4 +1,4 @@
-"""Takes requests from routers, has their prompts run here or on a prefill worker, streams their tokens. Event loop.
+"""The decode role: takes requests from routers, has prompts run here or on a prefill worker, streams tokens.
 
 `_end` is the one place where a request ends for its router; `fail` also stops what the request was doing.
 """
@@ -24,14 +24,14 @@ log = structlog.get_logger()
 
 
 class DecodeWorker:
-    """The decode role, and what its routers' commands do."""
+    """Implements `worker.role.Role` and `worker.step_stream.StepHandler`. Event loop, where nothing else is said."""
 
     name = "decode"
 
     def __init__(self, runtime: WorkerRuntime) -> None:
         self._runtime = runtime
         self._serial = itertools.count(1)
-        self._handoffs = Handoffs(runtime, self)
+        self._handoffs = Handoffs(runtime, self.fail, self.outputs)
         self._by_key: dict[str, Request] = {}
         self.steps = self
         self.endpoint = self._handoffs.receiver.endpoint
@@ -77,18 +77,17 @@ class DecodeWorker:
     def _refusal(self, router: RouterStream, request: Submit, num_tokens: int) -> Failure | None:
         worker_id, limit = self._runtime.worker_id, self._runtime.assembly.max_model_len
         if self._runtime.draining:
-            return Failure(
-                "refused", f"the decode worker is {self._runtime.state}", retryable=True, worker_id=worker_id
-            )
+            problem = f"the decode worker is {self._runtime.state}"
+            return Failure("refused", problem, retryable=True, worker_id=worker_id)
         if (router, request.request_id) in self.in_flight:
-            return Failure("refused", "a request of this id is in flight already", retryable=False, worker_id=worker_id)
-        if not 1 <= request.num_prompt_tokens <= num_tokens < request.num_prompt_tokens + request.sampling.max_tokens:
+            problem = "a request of this id is in flight already"
+        elif not 1 <= request.num_prompt_tokens <= num_tokens < request.num_prompt_tokens + request.sampling.max_tokens:
             problem = f"{num_tokens} tokens, {request.num_prompt_tokens} of the prompt, leave nothing to generate"
-            return Failure("refused", problem, retryable=False, worker_id=worker_id)
-        if request.num_prompt_tokens + request.sampling.max_tokens > limit:
+        elif request.num_prompt_tokens + request.sampling.max_tokens > limit:
             problem = f"{request.num_prompt_tokens} + {request.sampling.max_tokens} tokens are more than {limit}"
-            return Failure("refused", problem, retryable=False, worker_id=worker_id)
-        return None
+        else:
+            return None
+        return Failure("refused", problem, retryable=False, worker_id=worker_id)
 
     # --- output and end of requests -----------------------------------------------------------------------------------
 
@@ -127,7 +126,7 @@ class DecodeWorker:
             self.fail(request, failure)
 
     def _end(self, request: Request, last: Delta | None) -> Phase:
-        """Returns the phase that it ended in. Nothing is sent for the request after `last`."""
+        """Returns the phase that the request ended in. Invariant: nothing is sent for the request after `last`."""
         phase, request.phase = request.phase, Phase.ENDED
         if request.timer is not None:
             request.timer.cancel()
@@ -144,11 +143,11 @@ class DecodeWorker:
             self._handoffs.abandon(request, phase, reason)
 
     def _abort(self, engine: Engine, request: Request) -> None:
-        """Engine thread. Nobody else learns that these blocks are free: an abort is no step."""
+        """Engine thread. Because an abort is no step, step_done() does not tell that blocks are free."""
         engine.abort(request.key)
         self._handoffs.reservations.retry()
 
-    # --- called by the process ----------------------------------------------------------------------------------------
+    # --- for the worker process ---------------------------------------------------------------------------------------
 
     def stream_handlers(self) -> dict[str, Handler]:
         return {}
@@ -163,7 +162,7 @@ class DecodeWorker:
         return problems
 
     def end_streams(self) -> None:
-        """It has none but the routers'."""
+        """A decode worker has no streams but the routers'."""
 
     async def suspend(self, timeout_s: float) -> None:
         await asyncio.to_thread(self._handoffs.receiver.suspend, timeout_s)

@@ -1,14 +1,14 @@
 """Prompts that run on a prefill worker: reserve blocks, grant them, wait for the KV, admit the sequence.
 
-Owns the KV receiver, the links to the prefill workers and every lease's request. A lease ends in exactly one of two
-events, and each frees or hands on its blocks: Committed (they belong to the sequence, which is admitted) or Released
-(they are freed).
+Handoffs own the KV receiver, the links to the prefill workers, and the request of every lease. Invariant: a lease ends
+in exactly one of two events. After Committed its blocks belong to the sequence, which is admitted; after Released they
+are freed.
 """
 
 import asyncio
 import functools
 import time
-from typing import Protocol
+from collections.abc import Callable
 
 import msgspec
 import structlog
@@ -29,21 +29,20 @@ log = structlog.get_logger()
 _decode_first_token = decoder(FirstToken)
 
 
-class HandoffOwner(Protocol):
-    def fail(self, request: Request, failure: Failure) -> None:
-        """Ends a request; calls `abandon`."""
-        ...
-
-    def outputs(self, outputs: list[SequenceOutput]) -> None: ...
-
-
 class Handoffs:
     """Event loop, where nothing else is said."""
 
-    def __init__(self, runtime: WorkerRuntime, owner: HandoffOwner) -> None:
+    def __init__(
+        self,
+        runtime: WorkerRuntime,
+        fail: Callable[[Request, Failure], None],
+        on_outputs: Callable[[list[SequenceOutput]], None],
+    ) -> None:
+        """`fail` ends a request, and calls abandon(). `on_outputs` gets the first token of an admitted sequence."""
         self._runtime = runtime
         self._bridge = runtime.bridge
-        self._owner = owner
+        self._fail = fail
+        self._on_outputs = on_outputs
         assembly, config = runtime.assembly, runtime.config
         identity = assembly.identity(runtime.worker_id, runtime.incarnation)
         self._other_slabs = assembly.other_slabs()
@@ -71,7 +70,8 @@ class Handoffs:
         self._bridge.post(lambda _: self.reservations.add(request))
 
     def abandon(self, request: Request, phase: Phase, reason: str) -> None:
-        """The request has ended in `phase`: stops what was under way. The blocks are freed when they are safe."""
+        """Stops what was under way for a request that has ended in `phase`. The blocks are freed when nobody can write
+        them any more."""
         if phase is Phase.RESERVING:
             self._bridge.post(lambda _: self.reservations.cancel(request))
         elif phase is Phase.PREFILLING and request.grant is not None:
@@ -117,20 +117,23 @@ class Handoffs:
         assert target is not None
         runtime = self._runtime
         timeout_s = runtime.config.transfer.connect_timeout_s
-        link = self._links[target] = PrefillLink(target, runtime.worker_id, timeout_s, self, runtime.keys.cluster)
+        link = self._links[target] = PrefillLink(
+            target, runtime.worker_id, timeout_s, runtime.keys.cluster, self._prefill_failed, self._link_lost
+        )
         return link
 
     # --- bad news -----------------------------------------------------------------------------------------------------
 
-    def prefill_failed(self, request: Request, failure: Failure) -> None:
-        """Whatever the reason, another prefill worker may do better; our own clock watches the request's deadline."""
-        self._owner.fail(request, _prefill_lost(request, failure.message))
+    def _prefill_failed(self, request: Request, failure: Failure) -> None:
+        """Retryable whatever the reason, because another prefill worker may do better; our own clock watches the
+        request's deadline."""
+        self._fail(request, _prefill_lost(request, failure.message))
 
-    def link_lost(self, link: PrefillLink, requests: list[Request], reason: str) -> None:
+    def _link_lost(self, link: PrefillLink, requests: list[Request], reason: str) -> None:
         if self._links.get(link.target) is link:
             del self._links[link.target]
         for request in requests:
-            self._owner.fail(request, _prefill_lost(request, reason))
+            self._fail(request, _prefill_lost(request, reason))
 
     # --- events of the receiver ---------------------------------------------------------------------------------------
 
@@ -180,7 +183,7 @@ class Handoffs:
         self._runtime.metrics.received(event.transport, event.kv_bytes)
         self._bridge.post(
             lambda engine: engine.admit(request.sequence, first.token_id, first.logprobs),
-            lambda output: self._owner.outputs([output]),
+            lambda output: self._on_outputs([output]),
         )
 
     def _release(self, request: Request, engine: Engine) -> None:
@@ -190,7 +193,7 @@ class Handoffs:
 
     def _fail_if_alive(self, request: Request, reason: str) -> None:
         if request.phase is not Phase.ENDED:
-            self._owner.fail(request, _prefill_lost(request, reason))
+            self._fail(request, _prefill_lost(request, reason))
 
 
 def _prefill_lost(request: Request, reason: str) -> Failure:

@@ -1,10 +1,10 @@
 """The stream to one prefill worker: prompts and cancels go out, refusals come in.
 
-Kept open between requests; the next request makes a new one when it broke.
+A link stays open between requests; after it broke, the next request makes a new one.
 """
 
 import asyncio
-from typing import Protocol
+from collections.abc import Callable
 
 import structlog
 
@@ -31,33 +31,28 @@ decode_report = decoder(PrefillReport)
 log = structlog.get_logger()
 
 
-class LinkOwner(Protocol):
-    def prefill_failed(self, request: Request, failure: Failure) -> None: ...
-
-    def link_lost(self, link: "PrefillLink", requests: list[Request], reason: str) -> None:
-        """The prefill worker died, refused the stream or cannot be reached; `requests` are those it had."""
-        ...
-
-
 class PrefillLink:
-    """Event loop only."""
+    """Event loop only. `on_failed`: the prefill worker failed one request. `on_lost`: it died, refused the stream or
+    cannot be reached, and had these requests."""
 
     def __init__(
         self,
         target: PrefillTarget,
         worker_id: str,
         connect_timeout_s: float,
-        owner: LinkOwner,
         key: ClusterKey | None,
+        on_failed: Callable[[Request, Failure], None],
+        on_lost: Callable[["PrefillLink", list[Request], str], None],
     ) -> None:
         self._key = key
         self.target = target
         self._worker_id = worker_id
         self._connect_timeout_s = connect_timeout_s
-        self._owner = owner
+        self._on_failed = on_failed
+        self._on_lost = on_lost
         self._requests: dict[str, Request] = {}
         self._stream: MessageStream | None = None
-        self._waiting: list[PrefillRequest | PrefillCancel] = []  # until there is a stream
+        self._waiting: list[PrefillRequest | PrefillCancel] = []  # commands that wait for the stream
         self._task = asyncio.create_task(self._run())
 
     def send(self, request: Request, command: PrefillRequest) -> None:
@@ -69,7 +64,7 @@ class PrefillLink:
             self._send(PrefillCancel(request.key))
 
     def forget(self, request: Request) -> None:
-        """Its KV has arrived."""
+        """The request's KV has arrived."""
         self._requests.pop(request.key, None)
 
     async def close(self) -> None:
@@ -92,10 +87,10 @@ class PrefillLink:
         finally:
             requests, self._requests = list(self._requests.values()), {}
             log.info("prefill link ended", prefill_worker=self.target.worker_id, reason=reason, requests=len(requests))
-            self._owner.link_lost(self, requests, reason)
+            self._on_lost(self, requests, reason)
 
     async def _talk(self) -> str:
-        """From the hellos to the end of the stream; says why it ended."""
+        """Serves the stream from the hellos to its end; returns the reason of the end."""
         target, ours = self.target, Hello(MAJOR, self._worker_id, self.target.incarnation, PREFILL)
         address, timeout_s = target.stream_address, self._connect_timeout_s
         stream, _ = await open_stream(address, target.worker_id, ours, timeout_s, self._key)
@@ -110,4 +105,4 @@ class PrefillLink:
 
     def _read(self, report: PrefillFailed) -> None:
         if request := self._requests.pop(report.request_id, None):
-            self._owner.prefill_failed(request, report.failure)
+            self._on_failed(request, report.failure)

@@ -3,7 +3,7 @@
     submit --(no prefill worker)-----------------------------> RUNNING -> ENDED
            --(prefill worker)--> RESERVING --> PREFILLING ---> RUNNING -> ENDED
 
-Any phase may go to ENDED early: cancelled, out of time, or the prefill worker lost. ENDED is what the router knows; the
+Any phase may go to ENDED early: cancelled, out of time, or the prefill worker lost. In ENDED the router knows the end;
 blocks of a request that ended in PREFILLING are freed when its lease says that no peer writes them any more (see
 handoff.py).
 """
@@ -18,7 +18,7 @@ from worker.step_stream import RouterStream
 
 
 class Phase(enum.Enum):
-    RESERVING = "reserving"  # waits for blocks, first come first served
+    RESERVING = "reserving"  # waits for blocks
     PREFILLING = "prefilling"  # a prefill worker runs the prompt and writes into our blocks
     RUNNING = "running"  # with the engine: local prefill or decode
     ENDED = "ended"
@@ -26,11 +26,11 @@ class Phase(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """Owned by the event loop; the engine thread owns `sequence` and reads the rest."""
+    """The event loop owns a request; the engine thread owns `sequence`, sets `grant` and reads the rest."""
 
     router: RouterStream
     submit: Submit
-    sequence: Sequence  # its request_id is unique in this process, whatever a router replays
+    sequence: Sequence  # its request_id is unique in this process, though routers replay requests
     deadline_s: float  # on time.monotonic()
     phase: Phase
     timer: asyncio.TimerHandle | None = None
@@ -40,10 +40,10 @@ class Request:
 
     @property
     def name(self) -> tuple[RouterStream, str]:
-        """How its router calls it."""
+        """The router's name for the request."""
         return (self.router, self.submit.request_id)
 
     @property
     def key(self) -> str:
-        """How engine and prefill worker call it."""
+        """The engine's and the prefill worker's name for the request."""
         return self.sequence.request_id

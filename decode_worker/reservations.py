@@ -1,4 +1,4 @@
-"""Requests that wait for KV blocks, and the moment when they get them and a lease. Engine thread only."""
+"""Requests that wait for KV blocks, until they get blocks and a lease. Engine thread only."""
 
 import bisect
 import time
@@ -8,13 +8,13 @@ from decode_worker.request import Request
 from engine.core.engine import Engine
 from kvtransfer.decode_side.receiver import Receiver
 
-MIN_TTL_S = 1.0  # of a request that is almost out of time; its own deadline ends it
+MIN_TTL_S = 1.0  # of a grant to a request that is almost out of time; the request's own deadline ends it
 
 
 class Reservations:
-    """Higher priority first, then first come, first served: no long prompt is overtaken by short ones until it starves.
+    """Serves higher priority first, then first come, first served, so that short prompts do not starve a long one.
 
-    `granted(request)` is called when `request.grant` is set. Whoever frees blocks calls `retry`.
+    `granted(request)` is called when `request.grant` is set. Invariant: whatever frees blocks calls retry() afterwards.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Reservations:
         self.retry()
 
     def cancel(self, request: Request) -> None:
-        """Nothing to do when it has its blocks already: the lease is cancelled by whoever ended the request."""
+        """No effect when the request has its blocks: the caller cancels the lease."""
         if request in self._waiting:
             self._waiting.remove(request)
             self.retry()

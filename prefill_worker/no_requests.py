@@ -1,11 +1,11 @@
-"""What a prefill worker does on a router's stream: reports its load and refuses requests."""
+"""What a prefill worker does with a router's requests: it refuses them. Its load is reported on the same stream."""
 
 from baton_proto.worker import Delta, Failure, Submit
 from worker.step_stream import RouterStream
 
 
 class NoRequests:
-    """The StepHandler of a worker that takes prompts from decode workers only."""
+    """Implements `worker.step_stream.StepHandler`."""
 
     def __init__(self, worker_id: str) -> None:
         self._worker_id = worker_id

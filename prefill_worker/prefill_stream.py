@@ -1,9 +1,6 @@
-"""The `prefill` streams: prompts and grants of one decode worker come in, bad news goes out.
+"""The `prefill` streams: prompts and grants of a decode worker come in, failures go out; success comes with the KV."""
 
-Good news travels with the KV.
-"""
-
-from typing import Protocol
+from collections.abc import Callable
 
 import structlog
 
@@ -15,25 +12,22 @@ decode_command = decoder(PrefillCommand)
 log = structlog.get_logger()
 
 
-class PrefillHandler(Protocol):
-    """What a prefill worker does with a decode worker's commands. Event loop only."""
-
-    def accept(self, stream: MessageStream, request: PrefillRequest) -> None: ...
-
-    def cancel(self, stream: MessageStream, request_id: str) -> None: ...
-
-    def decode_worker_gone(self, stream: MessageStream) -> None:
-        """Nobody wants the KV any more: end the stream's prompts."""
-        ...
-
-
 class PrefillStreams:
-    def __init__(self, handler: PrefillHandler) -> None:
-        self._handler = handler
+    """Event loop only. `on_gone`: nobody wants the KV of a stream's prompts any more."""
+
+    def __init__(
+        self,
+        on_request: Callable[[MessageStream, PrefillRequest], None],
+        on_cancel: Callable[[MessageStream, str], None],
+        on_gone: Callable[[MessageStream], None],
+    ) -> None:
+        self._on_request = on_request
+        self._on_cancel = on_cancel
+        self._on_gone = on_gone
         self._open: set[MessageStream] = set()
 
     async def serve(self, stream: MessageStream, decode_worker: str) -> None:
-        """From the hellos to the end."""
+        """Serves a stream from the hellos to its end."""
         self._open.add(stream)
         log.info("decode worker connected", decode_worker=decode_worker)
         try:
@@ -41,16 +35,16 @@ class PrefillStreams:
             reason = await stream.ended()
         finally:
             self._open.discard(stream)
-            self._handler.decode_worker_gone(stream)
+            self._on_gone(stream)
         log.info("decode worker disconnected", decode_worker=decode_worker, reason=reason)
 
     def close(self) -> None:
-        """Ends the streams after what is pending was written."""
+        """Ends the streams after pending messages have left."""
         for stream in self._open:
             stream.close()
 
     def _obey(self, stream: MessageStream, command: PrefillRequest | PrefillCancel) -> None:
         if isinstance(command, PrefillRequest):
-            self._handler.accept(stream, command)
+            self._on_request(stream, command)
         else:
-            self._handler.cancel(stream, command.request_id)
+            self._on_cancel(stream, command.request_id)

@@ -1,7 +1,7 @@
-"""Accepts prompts from decode workers and sees each of them through to the end of its transfer. Event loop side.
+"""The prefill role: accepts prompts from decode workers and sees each through to the end of its transfer.
 
-A job ends in exactly one way: the sender says that nothing reads its blocks any more (`_push_done`). Cancels, deadlines
-and lost decode workers only make that happen sooner.
+Invariant: a job ends in exactly one way, when the sender says that nothing reads its blocks any more (`_push_done`).
+Cancels, deadlines and lost decode workers only make this happen sooner.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ class Prompt:
     stream: MessageStream
     job: ShippingJob
     deadline: asyncio.TimerHandle | None = None
-    failure: Failure | None = None  # why it is being ended early; None while all is well
+    failure: Failure | None = None  # why the prompt is being ended early; None while all is well
     silent: bool = False  # the decode worker asked for the end, or is gone
 
     @property
@@ -44,7 +44,7 @@ class Prompt:
 
 
 class PrefillWorker:
-    """The prefill role; see worker/runtime.py for the calls."""
+    """Implements `worker.role.Role`. Event loop, where nothing else is said."""
 
     name = "prefill"
     endpoint = None
@@ -55,7 +55,7 @@ class PrefillWorker:
         self.in_flight: InFlight[tuple[MessageStream, str], Prompt] = InFlight()
         self._by_job: dict[ShippingJob, Prompt] = {}
         self.steps = NoRequests(runtime.worker_id)
-        self._streams = PrefillStreams(self)
+        self._streams = PrefillStreams(self.accept, self.cancel, self.decode_worker_gone)
         assembly = runtime.assembly
         identity = assembly.identity(runtime.worker_id, runtime.incarnation)
         self._sender = assembly.make_sender(identity, runtime.config.transfer, runtime.keys.cluster)
@@ -93,7 +93,7 @@ class PrefillWorker:
         self._runtime.bridge.post(lambda _: self._shipping.add(prompt.job, request.grant))
 
     def _problem(self, stream: MessageStream, request: PrefillRequest, num_tokens: int) -> str | None:
-        """Why a prompt cannot be run here."""
+        """Why a prompt cannot be run here; None: it can."""
         layout, grant = self._runtime.assembly.layout, request.grant
         if self._runtime.draining:
             return f"the prefill worker is {self._runtime.state}"
@@ -102,10 +102,9 @@ class PrefillWorker:
         if num_tokens > layout.num_blocks * layout.block_size:
             return f"{num_tokens} tokens do not fit the pool of {layout.num_blocks * layout.block_size}"
         blocks = -(-num_tokens // layout.block_size) - grant.skip_tokens // layout.block_size
-        if grant.skip_tokens % layout.block_size or grant.skip_tokens >= num_tokens or len(grant.block_ids) != blocks:
-            return (
-                f"the grant of {len(grant.block_ids)} blocks after {grant.skip_tokens} tokens does not fit the prompt"
-            )
+        granted, skipped = len(grant.block_ids), grant.skip_tokens
+        if skipped % layout.block_size or skipped >= num_tokens or granted != blocks:
+            return f"the grant of {granted} blocks after {skipped} tokens does not fit the prompt"
         return None
 
     def cancel(self, stream: MessageStream, request_id: str) -> None:
@@ -133,7 +132,7 @@ class PrefillWorker:
     # --- the end of a transfer ----------------------------------------------------------------------------------------
 
     def _push_done(self, job: ShippingJob, result: PushResult) -> None:
-        """A sender's thread."""
+        """One of the sender's threads."""
         self._runtime.bridge.post(lambda _: self._shipping.close(job), lambda _: self._closed(job, result))
 
     def _closed(self, job: ShippingJob, result: PushResult) -> None:
@@ -152,7 +151,7 @@ class PrefillWorker:
             failure = Failure(reason.code, reason.message, reason.retryable, worker_id=self._runtime.worker_id)
             prompt.stream.send(PrefillFailed(prompt.request.request_id, failure))
 
-    # --- called by the process ----------------------------------------------------------------------------------------
+    # --- for the worker process ---------------------------------------------------------------------------------------
 
     def step_done(self, output: StepOutput) -> None:
         """Engine thread."""

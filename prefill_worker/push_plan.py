@@ -1,13 +1,14 @@
 """Which KV blocks leave after which prompt chunk: pure bookkeeping of one transfer.
 
-After a chunk every block that it filled is pushed, layer by layer. The first chunk also takes along the blocks of the
-prefix hit, which nobody computes again; the last chunk takes the partial last block. Blocks that the decode worker has
-already (`skip_tokens`) are never pushed.
+After each chunk the blocks that it filled leave. The first chunk also takes along the blocks of the prefix hit, which
+are not computed again; the last chunk takes the partial last block. Blocks that the decode worker has already
+(`skip_tokens`) are never pushed.
 """
 
 
 class PushPlan:
-    """The ranges that `advance` returns follow each other without gap or overlap and cover the granted blocks."""
+    """Invariant: the ranges that advance() returns follow each other without gap or overlap, and in the end they cover
+    the granted blocks."""
 
     def __init__(self, num_tokens: int, skip_tokens: int, block_size: int) -> None:
         assert skip_tokens % block_size == 0, "a decode worker's cached prefix is whole blocks"
@@ -19,18 +20,18 @@ class PushPlan:
 
     @property
     def num_blocks(self) -> int:
-        """Granted blocks."""
+        """How many blocks are granted."""
         return -(-self._num_tokens // self._block_size) - self._first_granted
 
     def advance(self, end: int) -> range:
-        """Blocks of the prompt (0 is its first) to push when the tokens before `end` are computed."""
+        """Blocks of the prompt, counted from 0, to push when the tokens before `end` are computed."""
         complete = -(-end // self._block_size) if end == self._num_tokens else end // self._block_size
         blocks = range(self._next, max(self._next, complete))
         self._next = blocks.stop
         return blocks
 
     def grant_index(self, block: int) -> int:
-        """Where a block of the prompt stands in the grant's list of block ids."""
+        """The index of a block of the prompt in the grant's list of block ids."""
         return block - self._first_granted
 
     def tail(self, end: int) -> int:

@@ -1,6 +1,6 @@
-"""Engine-thread side of prefill: runs prompts and hands their KV blocks to the sender, layer by layer.
+"""The engine thread's side of the prefill role: runs prompts and hands their KV blocks to the sender.
 
-Owns every job from `add` to the moment when nothing reads its blocks any more. Methods run on the engine thread.
+Shipping owns every job from add() until nothing reads its blocks any more. All methods run on the engine thread.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ log = structlog.get_logger()
 
 @dataclass(slots=True, eq=False)
 class ShippingJob:
-    """A prompt under way to a decode worker."""
+    """A prompt on its way to a decode worker."""
 
     sequence: Sequence
     plan: PushPlan
@@ -30,7 +30,7 @@ class ShippingJob:
 
 
 class Shipping:
-    """`on_done` (any thread) is told of each job once, when its source blocks may be reused: answer with `close`."""
+    """`on_done` is called once per job, on any thread, when its source blocks may be reused; close() must follow."""
 
     def __init__(
         self,
@@ -45,20 +45,20 @@ class Shipping:
         engine.on_batch = self._batch_begins
 
     def add(self, job: ShippingJob, grant: Grant) -> None:
-        """From here on `on_done` will come."""
+        """Begins a job; `on_done` will follow."""
         self._jobs[job.sequence.request_id] = job
         job.push = self._sender.begin(grant, lambda result: self._on_done(job, result))
         self._engine.add(job.sequence)
 
     def cancel(self, job: ShippingJob, reason: str) -> None:
-        """The blocks stay pinned until `on_done`."""
+        """Ends a job early. Its blocks stay pinned until `on_done`."""
         if job.sequence.request_id in self._jobs:
             self._engine.abort(job.sequence.request_id)
             if job.push is not None:
                 job.push.abort(reason)
 
     def close(self, job: ShippingJob) -> None:
-        """The one release of a job's blocks, whatever way it ended."""
+        """The one release of a job's blocks, however the job ended."""
         del self._jobs[job.sequence.request_id]
         if job.sequence.status is not SequenceStatus.FINISHED:  # the push broke while the prompt was running
             self._engine.abort(job.sequence.request_id)

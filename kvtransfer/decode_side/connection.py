@@ -58,7 +58,7 @@ class Connection:
         self._identity, self._config, self._ledger = shared.identity, shared.config, shared.ledger
         self._on_end = on_end
         self._generation = 0
-        # The next four are known after the Hello: nothing is written before it.
+        # The next five are known after the Hello; nothing is written before it.
         self._transport: Transport | None = None
         self._taking: BlockIntake | None = None
         self._shard = WHOLE  # the peer's rank

@@ -49,6 +49,11 @@ class LeaseTable:
     def get(self, transfer_id: str) -> Lease | None:
         return self._leases.get(transfer_id)
 
+    def written_by(self, transfer_id: str, writer: int, state: LeaseState) -> Lease | None:
+        """The lease, when it is in this state and this writer may write it."""
+        lease = self._leases.get(transfer_id)
+        return lease if lease is not None and lease.state is state and writer in lease.writers else None
+
     def leases(self) -> list[Lease]:
         return list(self._leases.values())
 
@@ -86,8 +91,8 @@ class LeaseTable:
 
         None: the lease is quarantined, unknown, or not this writer's.
         """
-        lease = self._leases.get(transfer_id)
-        if lease is None or lease.state is not LeaseState.RECEIVING or writer not in lease.writers:
+        lease = self.written_by(transfer_id, writer, LeaseState.RECEIVING)
+        if lease is None:
             return None
         del lease.writers[writer]
         return lease if lease.writers or lease.unbegun else self._end(lease, LeaseState.READY)
@@ -105,8 +110,8 @@ class LeaseTable:
 
         None: the lease is not quarantined, unknown, or not this writer's.
         """
-        lease = self._leases.get(transfer_id)
-        if lease is None or lease.state is not LeaseState.QUARANTINE or writer not in lease.writers:
+        lease = self.written_by(transfer_id, writer, LeaseState.QUARANTINE)
+        if lease is None:
             return None
         del lease.writers[writer]
         return lease if lease.writers else self._end(lease, LeaseState.FREE)

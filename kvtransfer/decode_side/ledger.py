@@ -80,7 +80,7 @@ class Ledger:
         """Books the same blocks of each layer. Raises ProtocolError when a block is written twice. Late news of a
         failed transfer are dropped."""
         with self._lock:
-            lease = self._receiving(transfer_id, writer)
+            lease = self._table.written_by(transfer_id, writer, LeaseState.RECEIVING)
             if lease is None:
                 return
             arrivals = self._progress[transfer_id].arrivals[writer]
@@ -92,7 +92,7 @@ class Ledger:
     def commit(self, transfer_id: str, writer: int, payload: bytes, transport: str) -> bool:
         """True: this writer's part is done. False: the transfer has failed. Raises ProtocolError for missing blocks."""
         with self._lock:
-            lease = self._receiving(transfer_id, writer)
+            lease = self._table.written_by(transfer_id, writer, LeaseState.RECEIVING)
             if lease is None:
                 return False
             progress = self._progress[transfer_id]
@@ -194,11 +194,6 @@ class Ledger:
                     log.exception("the owner of a transfer failed on its event", transfer_event=news)
 
     # --- with the lock held ---
-
-    def _receiving(self, transfer_id: str, writer: int) -> Lease | None:
-        lease = self._table.get(transfer_id)
-        receiving = lease is not None and lease.state is LeaseState.RECEIVING and writer in lease.writers
-        return lease if receiving else None
 
     def _fail(self, transfer_id: str, reason: str, *, announce: bool, knows: int | None = None) -> bool:
         """`knows`: a writer that needs no notice."""

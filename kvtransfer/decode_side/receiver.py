@@ -58,13 +58,9 @@ class Receiver:
         """`slab` is rank 0's, `others` are those of ranks 1, 2, ...; a block has the same id in all of them. `key`:
         the key that senders must show; None: any may send. Raises ConfigError, or OSError when it cannot listen."""
         check_choice(config.transport)
-        self._slab = slab
-        self._others = others
         assert fits(identity.shard.size, identity.layout.num_kv_heads)
         layouts = [slab.layout, *(other.layout for other in others)]
         assert layouts == [identity.slab_layout] * identity.shard.size
-        self._identity = identity
-        self._config = config
         self._ledger = Ledger(identity.layout, on_event, self._tell)
         self._wake = threading.Event()
         self._lock = threading.Lock()  # guards the connections and the closed flag
@@ -95,20 +91,21 @@ class Receiver:
     def reserve(self, block_ids: Sequence[int], skip_tokens: int, ttl_s: float | None = None) -> Grant:
         """Leases free blocks of the owner to any sender that presents the grant. `ttl_s` None: the configured time to
         live. Raises UnavailableError when closed or suspended."""
-        assert skip_tokens % self._slab.layout.block_size == 0
-        ttl_s = self._config.lease_ttl_s if ttl_s is None else ttl_s
+        shared = self._shared
+        assert skip_tokens % shared.slab.layout.block_size == 0
+        ttl_s = shared.config.lease_ttl_s if ttl_s is None else ttl_s
         transfer_id = uuid.uuid4().hex  # unguessable, because a writer shows nothing else
         with self._lock:
-            suspended = self._suspended or self._slab.suspended or any(other.suspended for other in self._others)
+            suspended = self._suspended or any(slab.suspended for slab in shared.slabs)
             if self._closed or suspended:
                 raise UnavailableError("the KV receiver is closed" if self._closed else "the KV slab is suspended")
             self._ledger.reserve(transfer_id, block_ids, time.monotonic() + ttl_s)
         self._wake.set()
         return Grant(
             transfer_id=transfer_id,
-            worker_id=self._identity.worker_id,
-            incarnation=self._identity.incarnation,
-            generation=self._slab.generation,
+            worker_id=shared.identity.worker_id,
+            incarnation=shared.identity.incarnation,
+            generation=shared.slab.generation,
             block_ids=list(block_ids),
             skip_tokens=skip_tokens,
             ttl_s=ttl_s,

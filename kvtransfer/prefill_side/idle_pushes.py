@@ -4,7 +4,6 @@ They end as other pushes do, well with their commit and badly with an abort, so 
 """
 
 import threading
-import time
 from collections.abc import Callable
 
 from baton_proto import transfer as wire
@@ -20,8 +19,7 @@ class IdlePushes:
         self._open: set[Push] = set()
 
     def add(self, grant: Grant, on_done: Callable[[PushResult], None]) -> Push:
-        now_s = time.monotonic()
-        push = Push(self, grant, on_done, started_s=now_s, deadline_s=now_s + grant.ttl_s)
+        push = Push(self, grant, on_done)
         with self._lock:
             self._open.add(push)
         return push
@@ -42,5 +40,4 @@ class IdlePushes:
             if push not in self._open:
                 return
             self._open.remove(push)
-        kv_blocks = len(push.grant.block_ids) if ok else 0
-        push.on_done(PushResult(ok, reason, "", kv_blocks, 0, time.monotonic() - push.started_s))
+        push.end("", ok=ok, reason=reason)

@@ -62,8 +62,7 @@ class Link:
 
     def add(self, grant: Grant, on_done: Callable[[PushResult], None]) -> Push | None:
         """None: this link has ended, make a new one. Raises ProtocolError for a grant that is in use."""
-        now_s = time.monotonic()
-        push = Push(self, grant, on_done, started_s=now_s, deadline_s=now_s + grant.ttl_s)
+        push = Push(self, grant, on_done)
         with self._changed:
             if self._broken or self._retired:
                 return None
@@ -231,11 +230,8 @@ class Link:
             push.done = True
             del self._pushes[push.transfer_id]
             self._changed.notify_all()
-        transport = self._dialled.transport if self._dialled else ""
-        kv_blocks = len(push.grant.block_ids) if ok else 0
-        seconds = time.monotonic() - push.started_s
         try:
-            push.on_done(PushResult(ok, reason, transport, kv_blocks, push.kv_bytes, seconds))
+            push.end(self._dialled.transport if self._dialled else "", ok=ok, reason=reason)
         except Exception:
             log.exception("the owner of a push failed on its end", transfer_id=push.transfer_id)
 

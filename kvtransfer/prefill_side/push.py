@@ -1,5 +1,6 @@
 """One transfer on the prefill side: what the engine hands in, in order, and how the transfer ended."""
 
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -56,8 +57,8 @@ class Push:
     queue: PushQueue
     grant: Grant
     on_done: Callable[[PushResult], None]
-    started_s: float
-    deadline_s: float  # when the step that is waited for must have happened
+    started_s: float = field(default_factory=time.monotonic)
+    deadline_s: float = field(init=False)  # when the step that is waited for must have happened
     operations: deque[LayerBlocks | wire.Commit] = field(default_factory=deque)
     stop: wire.Abort | wire.Drained | None = None  # what the peer is told instead of the remaining operations
     reason: str = ""
@@ -66,6 +67,9 @@ class Push:
     queued: bool = False  # among the link's pushes that have something to do
     done: bool = False
     kv_bytes: int = 0  # the link's thread
+
+    def __post_init__(self) -> None:
+        self.deadline_s = self.started_s + self.grant.ttl_s
 
     @property
     def transfer_id(self) -> str:
@@ -89,3 +93,8 @@ class Push:
     def abort(self, reason: str) -> None:
         """Gives up."""
         self.queue.abort(self, reason)
+
+    def end(self, transport: str, *, ok: bool, reason: str) -> None:
+        """The queue's, once: tells on_done."""
+        kv_blocks = len(self.grant.block_ids) if ok else 0
+        self.on_done(PushResult(ok, reason, transport, kv_blocks, self.kv_bytes, time.monotonic() - self.started_s))

@@ -3,15 +3,28 @@
 The driver's copy engine would take one call, of several microseconds, for each run of bytes; the kernel takes a table.
 """
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from kvtransfer.slab.layout import SlabLayout
 from runtime.device.quick_launch import QuickLaunch
 
 # 64 bytes a thread and piece; fewer programs reach 290 to 350 of NVLink's 368 GB/s (benchmarks/kv_push.py, H200).
 _WORDS, _WARPS = 2048, 8
 _PROGRAMS = 128
+
+
+WORD_BYTES = 8
+
+
+def head_words(memory: Tensor, layout: SlabLayout, heads: range) -> Tensor:
+    """A slab's bytes, uint8 [layout.nbytes or more] -> int64 [layers, blocks, words of the heads in a block]."""
+    words = memory[: layout.nbytes].view(torch.int64)
+    blocks = words.view(layout.num_layers, layout.num_blocks, layout.block_bytes // WORD_BYTES)
+    size = layout.head_bytes // WORD_BYTES
+    return blocks[:, :, heads.start * size : heads.stop * size]
 
 
 def copy_blocks(source: Tensor, destination: Tensor, table: Tensor, num_programs: int = _PROGRAMS) -> None:

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from baton_proto.transfer import Blocks
-from kvtransfer.transports.copy_blocks import copy_blocks
-from kvtransfer.transports.head_words import head_words
+from kvtransfer.transports.copy_blocks import copy_blocks, head_words
 from kvtransfer.transports.mapped import PeerSlabs
 from kvtransfer.transports.transport import BlockWriter, PrefillEnd, Shipment
 from runtime.device.cuda_memory import CudaMemory

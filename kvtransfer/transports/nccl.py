@@ -22,8 +22,7 @@ from torch import Tensor
 from baton_proto.transfer import Welcome
 from kvtransfer.slab.head_plan import Part
 from kvtransfer.slab.layout import SlabLayout
-from kvtransfer.transports.copy_blocks import copy_blocks
-from kvtransfer.transports.head_words import WORD_BYTES, head_words
+from kvtransfer.transports.copy_blocks import WORD_BYTES, copy_blocks, head_words
 from kvtransfer.transports.nccl_pair import RECEIVER, SENDER, NcclPair, PeerWatch, new_pair_id
 from kvtransfer.transports.transport import MAX_PIECE_BLOCKS, BlockIntake, BlockWriter, DecodeEnd, PrefillEnd, Shipment
 from kvtransfer.wire.sockets import STALL_TIMEOUT_S

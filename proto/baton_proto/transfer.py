@@ -1,4 +1,4 @@
-"""What prefill and decode worker say to each other on a KV connection; see framing.py for how it is framed.
+"""The messages of a KV connection between a prefill and a decode worker; kvtransfer/wire/framing.py frames them.
 
 Block bytes are never inside a message: a transport puts them in place before `Blocks` is sent (shm, cuda_ipc), sends
 them raw behind it (tcp), or sends them beside the connection (nccl).
@@ -24,7 +24,7 @@ Rendezvous = Annotated[bytes, Meta(max_length=1024)]
 class Hello(Struct, frozen=True, tag="hello"):
     """Opens a connection from a rank of a prefill worker to a decode worker, whose rank 0 speaks for all of its ranks.
 
-    The receiver's side of it (worker id, incarnation, generation) is what the grant said.
+    Worker id, incarnation and generation are the receiver's, as the grant says them.
     """
 
     version: int
@@ -52,11 +52,10 @@ class Begin(Struct, frozen=True, tag="begin"):
 
 
 class Blocks(Struct, frozen=True, tag="blocks"):
-    """Granted blocks [first, first + count) of layers [layer, layer + layers) are in place (shared memory) or follow
-    (TCP, NCCL).
+    """Granted blocks [first, first + count) of layers [layer, layer + layers) are in place (shm, cuda_ipc) or follow.
 
-    TCP sends them layer by layer, and in each part by part (head_plan.py): the first part's heads of every
-    block, then the second's. NCCL: see kvtransfer/transports/nccl.py.
+    tcp sends a message for each layer, and behind it the layer part by part (kvtransfer/slab/head_plan.py): the first
+    part's heads of every block, then the second part's. nccl: see kvtransfer/transports/nccl.py.
     """
 
     transfer_id: Name
@@ -72,7 +71,7 @@ class Blocks(Struct, frozen=True, tag="blocks"):
 
 
 class Commit(Struct, frozen=True, tag="commit"):
-    """This rank has sent all blocks of all layers. Rank 0's payload is the workers' business (`FirstToken`)."""
+    """This rank has sent all blocks of all layers. Rank 0's payload is a `FirstToken`."""
 
     transfer_id: Name
     payload: bytes
@@ -97,7 +96,7 @@ ToDecode = Hello | Begin | Blocks | Commit | Abort | Drained
 
 
 class Welcome(Struct, frozen=True, tag="welcome"):
-    """The slabs fit together. Over a Unix socket file descriptors travel with it, see mapped.py."""
+    """The slabs fit together. Over a Unix socket file descriptors come along, see kvtransfer/transports/mapped.py."""
 
     version: int
     num_blocks: Count  # of each of the receiver's slabs
@@ -132,7 +131,7 @@ class Cancel(Struct, frozen=True, tag="cancel"):
 
 
 class Committed(Struct, frozen=True, tag="committed"):
-    """Everything of this rank arrived. With the last rank's the blocks belong to the decode worker's sequence."""
+    """All blocks of this rank arrived. After the last rank's Committed they belong to the decode worker's sequence."""
 
     transfer_id: Name
 

@@ -1,7 +1,7 @@
-"""GPU memory through CUDA's virtual memory management, from Python: cuMemCreate and what belongs to it.
+"""GPU memory through CUDA's virtual memory management: cuMemCreate and its relatives.
 
-https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__VA.html. Memory is made so that it can be exported as a file
-descriptor; who adopts it maps it for a device of its own, and reaches the owner's over NVLink or PCIe.
+https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__VA.html. Memory can be exported as a file descriptor. A
+process that adopts it maps it for its own device, and reaches the owner's device over NVLink or PCIe.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from runtime.errors import UnavailableError
 
 
 class CudaMemory:
-    """Implements `runtime.device.host_memory.MemoryDriver` on one device. Any thread may call it."""
+    """Implements `runtime.device.driver.MemoryDriver` on one device. Any thread may call it."""
 
     kind: MemoryKind = "cuda"
 
@@ -22,8 +22,7 @@ class CudaMemory:
         torch.cuda.init()  # type: ignore[no-untyped-call]
         index = torch.cuda.current_device() if device.index is None else device.index
         self.device = torch.device("cuda", index)
-        # The context that torch uses.
-        self._context = _checked(cuda.cuDevicePrimaryCtxRetain(_checked(cuda.cuDeviceGet(index))))
+        self._context = _checked(cuda.cuDevicePrimaryCtxRetain(_checked(cuda.cuDeviceGet(index))))  # torch's own
         self._location = cuda.CUmemLocation()
         self._location.type = cuda.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
         self._location.id = index
@@ -58,7 +57,7 @@ class CudaMemory:
             raise
 
     def unmap(self, address: int, nbytes: int) -> None:
-        self._call(cuda.cuCtxSynchronize)  # kernels that use it come first
+        self._call(cuda.cuCtxSynchronize)  # kernels that use the memory end first
         self._call(cuda.cuMemUnmap, address, nbytes)
 
     def clear(self, address: int, nbytes: int) -> None:
@@ -72,7 +71,7 @@ class CudaMemory:
         return int(self._call(cuda.cuMemImportFromShareableHandle, fd, _FILE_DESCRIPTOR))
 
     def _call(self, function: Any, *arguments: Any) -> Any:
-        """In torch's context, which a new thread does not have yet. Raises UnavailableError."""
+        """Calls in torch's context, which a new thread does not have yet. Raises UnavailableError."""
         _checked(cuda.cuCtxSetCurrent(self._context))
         return _checked(function(*arguments))
 
@@ -81,7 +80,7 @@ _FILE_DESCRIPTOR = cuda.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_
 
 
 def _checked(answer: tuple[Any, ...]) -> Any:
-    """What a driver call returned. Raises UnavailableError."""
+    """The value that a driver call returned. Raises UnavailableError when the call failed."""
     status, *values = answer
     if status != cuda.CUresult.CUDA_SUCCESS:
         _, name = cuda.cuGetErrorName(status)

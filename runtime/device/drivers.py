@@ -1,4 +1,4 @@
-"""Which driver a device has."""
+"""The driver of a device."""
 
 import torch
 
@@ -9,8 +9,6 @@ from runtime.device.host_memory import HostMemory
 def memory_of(device: torch.device) -> MemoryDriver:
     if device.type == "cpu":
         return HostMemory()
-    from runtime.device.cuda_memory import (
-        CudaMemory,  # here, because cuda-bindings is installed only where there is a GPU
-    )
+    from runtime.device.cuda_memory import CudaMemory  # here: cuda-bindings is installed only where there is a GPU
 
     return CudaMemory(device)

@@ -10,7 +10,7 @@ from runtime.errors import ProtocolError, UnavailableError
 
 
 class HostMemory:
-    """Anonymous files of this host, mapped. Pages are zero, and are taken when they are first touched."""
+    """Implements `runtime.device.driver.MemoryDriver`. A page is zero, and takes memory when it is first touched."""
 
     kind: MemoryKind = "host"
     granularity = mmap.PAGESIZE
@@ -28,7 +28,7 @@ class HostMemory:
         fd = os.memfd_create("baton-memory", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(fd, nbytes)
-            # A peer that maps it may rely on its size: touching a page behind the end would kill the peer.
+            # Because touching a page behind the end would kill a peer that maps the file, its size is sealed.
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         except BaseException:
             os.close(fd)
@@ -42,7 +42,7 @@ class HostMemory:
         access = mmap.PROT_READ | mmap.PROT_WRITE
         if _libc.mmap(address, nbytes, access, mmap.MAP_SHARED | _MAP_FIXED, handle, 0) != address:
             raise UnavailableError(f"{nbytes} bytes cannot be mapped: {os.strerror(ctypes.get_errno())}")
-        # A child of ours must not outlive us with leave to write a peer's memory.
+        # Invariant: a child process does not inherit the mapping, so it cannot write a peer's memory after our end.
         _check(_libc.madvise(address, nbytes, mmap.MADV_DONTFORK))
 
     def unmap(self, address: int, nbytes: int) -> None:
@@ -51,7 +51,7 @@ class HostMemory:
             raise OSError(ctypes.get_errno(), "mmap over a mapping")
 
     def clear(self, address: int, nbytes: int) -> None:
-        """Nothing to do: its pages are new."""
+        """Nothing to do: new pages are zero."""
 
     def export(self, handle: int) -> int:
         return os.dup(handle)
@@ -72,14 +72,7 @@ _MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000  # the same on all of Linux's common a
 _MAP_FAILED = ctypes.c_void_p(-1).value
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = (
-    ctypes.c_void_p,
-    ctypes.c_size_t,
-    ctypes.c_int,
-    ctypes.c_int,
-    ctypes.c_int,
-    ctypes.c_long,
-)
+_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 

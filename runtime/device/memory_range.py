@@ -1,7 +1,7 @@
 """Memory that can be given back and taken again at the same addresses: a worker's weights, and its KV slab.
 
-Everything that sleep unmaps or that a peer maps is allocated here and nowhere else, on GPU and CPU alike. Tensors and
-captured CUDA graphs hold addresses, so they survive; nobody may touch them while the range is unmapped.
+Invariant: all memory that sleep unmaps or that a peer maps is allocated here, on GPU and CPU alike. Because tensors and
+captured CUDA graphs hold addresses, they survive; nobody may touch them while the range is unmapped.
 """
 
 import math
@@ -20,9 +20,9 @@ _ALIGNMENT = 256  # bytes
 
 
 class MemoryRange:
-    """Handed out in tensors from front to back. Mapped and zeroed when it is made.
+    """Memory that is handed out in tensors from front to back; mapped and zeroed when it is made.
 
-    The addresses go back when the range and the last tensor of it are gone.
+    The addresses go back when the range and its last tensor are gone.
     """
 
     def __init__(self, driver: MemoryDriver, nbytes: int) -> None:
@@ -33,7 +33,7 @@ class MemoryRange:
 
     @property
     def nbytes(self) -> int:
-        """What it takes of the device, a little more than was asked for."""
+        """Bytes of the device that the range takes, a little more than was asked for."""
         return self._span.nbytes
 
     @property
@@ -48,8 +48,8 @@ class MemoryRange:
         return self.bytes()[begin : begin + nbytes].view(dtype).view(shape)
 
     def bytes(self) -> "torch.Tensor":
-        """uint8, all of it."""
-        import torch  # here, because a mock engine's slab needs none of it
+        """The whole range as uint8."""
+        import torch  # here, because a mock engine's slab needs no torch
 
         return torch.as_tensor(self._span if self._span.driver.kind == "cuda" else np.asarray(self._span))
 
@@ -59,50 +59,50 @@ class MemoryRange:
         return np.asarray(self._span).data
 
     def map(self) -> None:
-        """New memory, zeroed. Raises UnavailableError when there is not enough, and stays unmapped then."""
+        """Takes new, zeroed memory. Raises UnavailableError, and stays unmapped, when there is not enough."""
         assert not self.is_mapped
         self._span.map(self._span.driver.create(self.nbytes))
 
     def unmap(self) -> None:
-        """Gives the memory back. A peer that maps it keeps it alive, so peers come first."""
+        """Gives the memory back. Because a peer that maps it keeps it alive, peers let go first."""
         assert self.is_mapped
         self._span.unmap()
 
     def export(self) -> int:
-        """A descriptor, the caller's own, by which a peer adopts what is mapped now. Raises UnavailableError."""
+        """Returns a descriptor, the caller's own, by which a peer adopts the mapped memory. Raises UnavailableError."""
         if self._span.handle is None:
             raise UnavailableError("the memory is given back, so nobody can map it")
         return self._span.driver.export(self._span.handle)
 
 
 class PeerRange:
-    """Another process's range, mapped here. The addresses go with the last array of it."""
+    """Another process's range, mapped here. The addresses go back with its last array."""
 
     def __init__(self, driver: MemoryDriver, fd: int, nbytes: int, peer: str) -> None:
-        """`fd` stays the caller's. `nbytes`: as the peer asked for. Raises ProtocolError or UnavailableError."""
+        """`fd` stays the caller's. `nbytes`: what the peer asked for. Raises ProtocolError or UnavailableError."""
         self._span = _Span(driver, nbytes)
         self._span.map(driver.adopt(fd, self._span.nbytes, peer), clear=False)
 
     @property
     def array(self) -> Any:
-        """Of bytes, with numpy's or CUDA's array interface."""
+        """The range's bytes, with numpy's or CUDA's array interface."""
         return self._span
 
     def close(self) -> None:
-        """Nothing here can write the peer's memory afterwards; whoever still tries fails."""
+        """Unmaps the range: whatever here still writes the peer's memory fails."""
         if self._span.handle is not None:
             self._span.unmap()
 
 
 class _Span:
-    """Reserved addresses, and the memory behind them. Its arrays hold it, so it goes with the last of them."""
+    """Reserved addresses, and the memory behind them. Because its arrays hold the span, it goes with the last array."""
 
     def __init__(self, driver: MemoryDriver, nbytes: int) -> None:
         self.driver = driver
         self.nbytes = -(-nbytes // driver.granularity) * driver.granularity
         self.address = driver.reserve(self.nbytes)
-        self._handles: list[int] = []  # of the memory that is mapped: one or none
-        # At the end of the process the kernel does all that, in an order that is right for the driver.
+        self._handles: list[int] = []  # of the mapped memory: one or none
+        # At the end of the process the kernel gives all back, in an order that is right for the driver.
         weakref.finalize(self, _give_back, driver, self.address, self.nbytes, self._handles).atexit = False
 
     @property
@@ -110,7 +110,7 @@ class _Span:
         return self._handles[0] if self._handles else None
 
     def map(self, handle: int, *, clear: bool = True) -> None:
-        """Takes the handle over."""
+        """Maps a handle, and takes it over."""
         try:
             self.driver.map(self.address, handle, self.nbytes)
         except BaseException:
@@ -128,7 +128,7 @@ class _Span:
     def __array_interface__(self) -> dict[str, Any]:
         return {"shape": (self.nbytes,), "typestr": "|u1", "data": (self.address, False), "version": 3}
 
-    __cuda_array_interface__ = __array_interface__  # memory is of one kind, and read through one of the two
+    __cuda_array_interface__ = __array_interface__  # each kind of memory is read through one of the two
 
 
 def _give_back(driver: MemoryDriver, address: int, nbytes: int, handles: list[int]) -> None:
@@ -139,5 +139,5 @@ def _give_back(driver: MemoryDriver, address: int, nbytes: int, handles: list[in
 
 
 def padded_bytes(nbytes: int) -> int:
-    """What a tensor of `nbytes` takes of a range."""
+    """Bytes of a range that a tensor of `nbytes` takes."""
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT

@@ -1,7 +1,7 @@
-"""Launches kernels without Triton's search for the compiled one, which takes the host 20 of 30 us, each time.
+"""Launches kernels without Triton's search for the compiled kernel, which takes 20 of a launch's 30 us on the host.
 
-A step that is not a CUDA graph launches some 280 kernels, so with few tokens it is the host that it waits for. One GPU
-per process.
+A step that is not a CUDA graph launches some 280 kernels, so with few tokens the GPU waits for the host. Invariant: a
+process uses one GPU.
 """
 
 from collections.abc import Callable
@@ -13,8 +13,8 @@ from triton.runtime import JITFunction
 
 
 class QuickLaunch:
-    """Decorates a Triton kernel, which is then launched as before. Arguments that vary are given by position, constants
-    and options by name, in one order. In Triton's interpreter nothing changes."""
+    """Decorates a Triton kernel, which is launched as before. Arguments that vary are given by position; constants and
+    options by name, always in the same order. In Triton's interpreter the kernel stays as it is."""
 
     def __init__(self, kernel: Any) -> None:
         self._kernel = kernel
@@ -44,7 +44,7 @@ class QuickLaunch:
 
 
 def _kind(value: float) -> int:
-    """What Triton compiles for of a number: 1, multiples of 16 and what needs 64 bits are apart."""
+    """The kind of a number that Triton compiles for: 1, multiples of 16, and numbers of 64 bits are kinds apart."""
     if isinstance(value, float) or not -(2**31) <= value < 2**31:
         return 3 if isinstance(value, float) else 4 + (value % 16 == 0)
     return 2 if value == 1 else int(value % 16 == 0)

@@ -1,10 +1,10 @@
-"""Streams of messages over TCP between the processes of a service: u32 LE length, then that many bytes of msgpack.
+"""Streams of messages over TCP between the processes of a service: frames of msgpack (length_prefix.py).
 
-They carry what is said per request and per engine step. gRPC would do, at 80 to 90 us of CPU a message against about 10
-here (`benchmarks/stream_round_trip.py`), and it carries what is said rarely.
+Streams carry the messages of each request and each engine step, at about 10 us of CPU a message where gRPC takes 80 to
+90 us (`benchmarks/stream_round_trip.py`). gRPC carries the rare calls.
 
-A process that dies closes its sockets; one that hangs, or whose machine has vanished, closes nothing. So each end says
-something every PING_INTERVAL_S, an empty message if there is no other, and gives up a peer that stays silent.
+Because a process that hangs, or whose machine has vanished, closes no socket, each end sends something every
+PING_INTERVAL_S, an empty frame if there is no message, and gives up a peer that stays silent.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from runtime.security.handshake import MAX_FRAME_BYTES, STREAM_PLANE, Handshake,
 from runtime.streams.length_prefix import PREFIX_BYTES, body_bytes, framed
 
 PING_INTERVAL_S: Final = 1.0
-SILENT_PINGS: Final = 5  # without a byte from the peer
+SILENT_PINGS: Final = 5  # intervals without a byte from the peer, after which it is given up
 MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
 ENDED: Final = "the peer ended the stream"
 _PING = framed(b"")
@@ -34,9 +34,9 @@ Decode = Callable[[bytes], Any]
 
 
 class MessageStream(asyncio.Protocol):
-    """One connection. First messages are asked for with `receive`; after `listen` they are handed over as they come.
+    """One connection. receive() asks for the first messages; after listen() messages are handed over as they come.
 
-    Event loop only. What is sent after the end is dropped. `peer` is for error messages.
+    Event loop only. What is sent after the end is dropped. `peer`: a name for error messages.
     """
 
     def __init__(self, peer: str, accepted: "Callable[[MessageStream], None] | None" = None) -> None:
@@ -48,30 +48,30 @@ class MessageStream(asyncio.Protocol):
         self._ended: asyncio.Future[str] = loop.create_future()
         self._transport: asyncio.Transport | None = None
         self._unread = bytearray()
-        self._read_to = 0  # of what is unread
+        self._read_to = 0  # index into `_unread`
         self._listener: tuple[Decode, Callable[[Any], None]] | None = None
         self._on_writable: Callable[[], None] | None = None
         self._arrived: asyncio.Future[None] | None = None
         self._reason: str | None = None
         self._ticker: asyncio.TimerHandle | None = None
-        self._silent_ticks = 0  # of our own clock, so that a stall here is not taken for one there
+        self._silent_ticks = 0  # ticks of our event loop, so that a stall here is not taken for one of the peer
         self._quiet = True  # nothing sent since the last tick
-        self._stranger = False  # has to prove itself first
+        self._stranger = False  # the peer has to prove itself first
 
     # --- messages -----------------------------------------------------------------------------------------------------
 
     def send(self, message: msgspec.Struct) -> None:
-        """Leaves at once. Never waits: see `writable`."""
+        """Sends at once and never waits: see `writable`."""
         self._send_frame(encode(message))
 
     async def receive(self, decode: Decode) -> Any:
-        """The next message, before `listen`. Raises ProtocolError when it cannot be decoded, ConnectionError when the
+        """The next message, before listen(). Raises ProtocolError when it cannot be decoded, ConnectionError when the
         stream has ended."""
         return self._decoded(decode, await self._frame())
 
     async def shake_hands(self, handshake: Handshake) -> None:
-        """Before the first message. Raises ProtocolError when the peer does not prove itself, ConnectionError when the
-        stream ends before that."""
+        """Carries out a handshake before the first message. Raises ProtocolError when the peer does not prove itself,
+        ConnectionError when the stream ends before that."""
         self._stranger = True
         out = next(handshake)
         while True:
@@ -86,29 +86,29 @@ class MessageStream(asyncio.Protocol):
     def listen(
         self, decode: Decode, on_message: Callable[[Any], None], on_writable: Callable[[], None] | None = None
     ) -> None:
-        """Hands over all further messages. What `on_message` raises, and messages that cannot be decoded, end the
-        stream; the peer is told why. `on_writable`: called when `writable` becomes True again."""
+        """Hands over all further messages. An exception of `on_message`, or a message that cannot be decoded, ends the
+        stream, and the peer is told why. `on_writable` is called when `writable` becomes True again."""
         self._listener, self._on_writable = (decode, on_message), on_writable
         self._hand_over()
 
     async def ended(self) -> str:
-        """Waits for the end; says why."""
+        """Waits for the end and returns its reason."""
         return await asyncio.shield(self._ended)
 
     def close(self) -> None:
-        """After what was sent has left."""
+        """Ends the stream after what was sent has left."""
         if self._transport is not None:
             self._transport.close()
 
     def refuse(self, reason: str) -> None:
-        """Tells the peer why it is left."""
+        """Tells the peer the reason and ends the stream."""
         if self._reason is None:
             self._reason = reason
             self.send(Refused(reason))
             self.close()
 
     def abort(self, reason: str) -> None:
-        """At once; what was not sent is lost."""
+        """Ends the stream at once; what has not left is lost."""
         if self._reason is None:
             self._reason = reason
         if self._transport is not None:
@@ -152,7 +152,7 @@ class MessageStream(asyncio.Protocol):
             self._write(framed(data))
 
     async def _frame(self) -> bytes:
-        """Waits for the next one. Raises ConnectionError when the stream has ended."""
+        """Waits for the next frame. Raises ConnectionError when the stream has ended."""
         while (message := self._next()) is None:
             if self._ended.done():
                 raise ConnectionError(self._ended.result())
@@ -178,7 +178,7 @@ class MessageStream(asyncio.Protocol):
             self.refuse(f"could not deal with a message: {error!r}")
 
     def _next(self) -> bytes | None:
-        """The next whole message; None when there is none yet. Raises ProtocolError when it is too long."""
+        """The next whole message; None when it has not arrived. Raises ProtocolError when it is too long."""
         unread, start = self._unread, self._read_to
         limit = MAX_FRAME_BYTES if self._stranger else MAX_MESSAGE_BYTES
         while len(unread) - start >= PREFIX_BYTES:
@@ -200,7 +200,7 @@ class MessageStream(asyncio.Protocol):
         except msgspec.DecodeError as error:
             raise ProtocolError(self.peer, f"sent a message that cannot be decoded: {error}") from error
         if isinstance(decoded, Refused):
-            self._reason = decoded.reason  # nothing more is said
+            self._reason = decoded.reason  # nothing more comes
             self.close()
             raise ProtocolError(self.peer, decoded.reason)
         return decoded
@@ -218,9 +218,9 @@ class MessageStream(asyncio.Protocol):
 async def open_stream(
     address: str, peer: str, ours: Hello, timeout_s: float, key: ClusterKey | None = None
 ) -> tuple[MessageStream, Hello]:
-    """Connects to HOST:PORT, proves and is proven that both have `key`, and exchanges hellos; the stream is the
-    caller's to end. Raises TimeoutError, OSError, ProtocolError when the peer refuses or speaks another version, and
-    UnauthorizedError when it has another key."""
+    """Connects to HOST:PORT, lets both ends prove that they have `key`, and exchanges hellos. The caller ends the
+    stream. Raises TimeoutError, OSError, ProtocolError when the peer refuses or speaks another version, and
+    UnauthorizedError when the peer has another key."""
     stream = None
     try:
         async with asyncio.timeout(timeout_s):
@@ -240,7 +240,7 @@ async def open_stream(
 
 
 async def prove(stream: MessageStream, key: ClusterKey) -> None:
-    """Raises UnauthorizedError when the peer does not have the key, or thinks so of us."""
+    """Raises UnauthorizedError when the peer does not have the key, or says that we do not."""
     try:
         await stream.shake_hands(dialing(key, STREAM_PLANE, stream.peer))
     except (ProtocolError, ConnectionError) as error:
