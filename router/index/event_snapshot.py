@@ -1,9 +1,9 @@
-"""A worker's block table, made from its stored events: for workers that cannot be asked for one.
+"""A worker's block table, made from its stored events, for workers that cannot be asked for it (EVENTS_ROLE).
 
-Used by the indexer for what announces itself with EVENTS_ROLE. The events are applied to a tree of their own, so that
-the result is a snapshot like any other, and healing works as for every worker. It is exact when the stream still holds
-the worker's first batch or a batch that clears everything; who publishes for longer than the stream remembers has to
-clear and repeat itself from time to time (see baton/events/event_source.py).
+The events are applied to a tree of their own, so that the result is a snapshot like any other and healing works as for
+every worker. The snapshot is exact when the stream still holds the worker's first batch or a batch that clears
+everything. Therefore a worker that publishes for longer than the stream remembers must clear and repeat its table from
+time to time (see baton/events/event_source.py).
 """
 
 from collections.abc import AsyncIterator, Iterable
@@ -27,7 +27,7 @@ log = structlog.get_logger()
 
 
 async def snapshot_from_stream(nats: NatsClient, worker: WorkerKey) -> AsyncIterator[SnapshotChunk]:
-    """In the form in which workers send theirs. Raises NATS_ERRORS."""
+    """Chunks as workers send them. Raises NATS_ERRORS."""
     table = _Table(worker)
     stream, subject = kv_events_stream(nats.namespace), kv_events_subject(nats.namespace, worker[0])
     position = 1

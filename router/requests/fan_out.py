@@ -1,7 +1,4 @@
-"""Runs the requests that one call stands for as one stream: one request, or one per prompt of /v1/completions.
-
-Called by both APIs.
-"""
+"""Runs the requests of one call as one stream: one request, or one per prompt of /v1/completions."""
 
 import asyncio
 import time
@@ -21,19 +18,19 @@ _News = tuple[int, Piece | Finished | Exception]
 
 
 def stall_limit_s(requests: Sequence[GenerateRequest]) -> float:
-    """Seconds after which a client that has not taken its answer gets no more of it. Generation ends by itself at the
-    deadline, but not while it waits for a client that does not read."""
+    """Seconds after which a client that has not read its answer gets no more of it. Generation ends by itself at the
+    deadline, except while it waits for a client that does not read."""
     return max(request.deadline_s for request in requests) - time.monotonic() + STALL_GRACE_S
 
 
 def pieces_of(generator: Generator, request: GenerateRequest) -> AsyncGenerator[Piece | Finished, None]:
-    """To be used with `aclosing`: nobody else tells the generator that its consumer has gone."""
+    """Use with `aclosing`: nothing else tells the generator that its consumer has gone."""
     return cast(AsyncGenerator[Piece | Finished, None], generator.generate(request))
 
 
 def generate_all(generator: Generator, requests: Sequence[GenerateRequest]) -> AsyncGenerator[Piece | Finished, None]:
-    """The pieces of all requests as they come, choices numbered through, then what all came to together. To be used
-    with `aclosing` as well."""
+    """The pieces of all requests as they come, choices numbered through, then one Finished for all. Use with
+    `aclosing`."""
     return pieces_of(generator, requests[0]) if len(requests) == 1 else _numbered_through(generator, requests)
 
 
