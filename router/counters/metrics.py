@@ -47,25 +47,13 @@ class RouterMetrics(ProcessMetrics):
 
     def __init__(self) -> None:
         super().__init__()
-        # Choices; the planner's report has most of them, see `totals`.
-        self.arrivals = 0
-        self.input_tokens = 0  # of the prompts of all arrivals
-        self.input_tokens_squared = 0.0
-        self.started = 0  # choices whose first token has come
-        self.started_tokens = 0  # of their prompts
-        self.started_cached_tokens = 0
-        self.local_prefills = 0
-        self.streamed_tokens = 0  # output, as it comes
-        self.finished = 0  # choices that ended after a token or more
-        self.finished_tokens = 0  # output of these
-        self.ttft = [0] * BUCKETS
-        self.itl = [0] * BUCKETS
+        self.totals = RouterTotals(ttft=[0] * BUCKETS, itl=[0] * BUCKETS)  # what the planner wants to know
+        self.streamed_tokens = 0  # output of all choices, as it comes
         self.placements: Counter[str] = Counter(dict.fromkeys(REASONS, 0))  # of attempts
         self.failovers = 0
         self.flows: defaultdict[WorkerKey, Flow] = defaultdict(Flow)
-        # Requests that have ended
-        self.requests: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))
-        self.prompt_tokens = self.cached_tokens = self.output_tokens = 0
+        self.requests: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))  # that have ended
+        self.prompt_tokens = self.cached_tokens = self.output_tokens = 0  # of ended requests
         self._refusals: Counter[str] = Counter(dict.fromkeys(REFUSALS.values(), 0))
         self._responses: Counter[tuple[str, str]] = Counter()
         self._expose()
@@ -90,22 +78,6 @@ class RouterMetrics(ProcessMetrics):
     def forget(self, worker: WorkerKey) -> None:
         """The worker is gone. A request that still streams from it makes it known again, with a handful of bytes."""
         self.flows.pop(worker, None)
-
-    def totals(self) -> RouterTotals:
-        """What the planner wants to know."""
-        return RouterTotals(
-            self.arrivals,
-            self.input_tokens,
-            self.input_tokens_squared,
-            self.started,
-            self.started_tokens,
-            self.started_cached_tokens,
-            self.local_prefills,
-            self.finished,
-            self.finished_tokens,
-            list(self.ttft),
-            list(self.itl),
-        )
 
     def exposition(self) -> bytes:
         """What a scrape gets, in Prometheus' text format."""

@@ -11,7 +11,6 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from router.requests.drain_rate import DrainRate
@@ -55,9 +54,7 @@ class Ticket:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *why: object) -> None:
         if self.refused is None:
             self._queue.leave(self)
 
@@ -110,9 +107,7 @@ class Turn(Generic[R]):
         self._queue.join(self)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *why: object) -> None:
         self._queue.part(self)
         if self._future.done():
             self._future.exception()  # retrieved, because it may have come after the waiter was cancelled
