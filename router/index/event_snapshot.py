@@ -28,54 +28,38 @@ log = structlog.get_logger()
 
 async def snapshot_from_stream(nats: NatsClient, worker: WorkerKey) -> AsyncIterator[SnapshotChunk]:
     """Chunks as workers send them. Raises NATS_ERRORS."""
-    table = _Table(worker)
+    tree, feed = RadixTree(), StoredFeed()
+    refused = 0
+    async for batches in _batches(nats, worker, feed):
+        for event in (event for batch in batches for event in batch.events):
+            try:
+                tree.apply(worker, event)
+            except ProtocolError:
+                refused += 1
+    if refused:
+        log.warning(
+            "the stream does not hold all events of a worker; its blocks are known in part",
+            worker=worker[0],
+            missing=feed.num_missing,
+            refused=refused,
+        )
+    runs = list(tree.dump(worker))
+    for start in range(0, len(runs), RUNS_PER_CHUNK):
+        yield SnapshotChunk(worker[1], feed.applied, runs[start : start + RUNS_PER_CHUNK], last=False)
+    yield SnapshotChunk(worker[1], feed.applied, [], last=True)
+
+
+async def _batches(nats: NatsClient, worker: WorkerKey, feed: StoredFeed) -> AsyncIterator[Iterable[KvEventBatch]]:
+    """The worker's stored batches, in the order of their ids."""
     stream, subject = kv_events_stream(nats.namespace), kv_events_subject(nats.namespace, worker[0])
     position = 1
     while messages := await nats.stored_messages(stream, subject, position, MESSAGES_PER_REQUEST):
         for message in messages:
-            table.offer(message.payload)
+            try:
+                batch = decode_batch(message.payload)
+            except (msgspec.DecodeError, ProtocolError):
+                continue
+            if (batch.worker_id, batch.incarnation) == worker:
+                yield feed.offer(batch)
         position = messages[-1].sequence + 1
-    table.end()
-    runs = list(table.tree.dump(worker))
-    for start in range(0, len(runs), RUNS_PER_CHUNK):
-        part = runs[start : start + RUNS_PER_CHUNK]
-        yield SnapshotChunk(worker[1], table.event_id, part, last=False)
-    yield SnapshotChunk(worker[1], table.event_id, [], last=True)
-
-
-class _Table:
-    def __init__(self, worker: WorkerKey) -> None:
-        self.tree = RadixTree()
-        self._worker = worker
-        self._feed = StoredFeed()
-        self._refused = 0
-
-    @property
-    def event_id(self) -> int:
-        return self._feed.applied
-
-    def offer(self, payload: bytes) -> None:
-        try:
-            batch = decode_batch(payload)
-        except (msgspec.DecodeError, ProtocolError):
-            return
-        if (batch.worker_id, batch.incarnation) == self._worker:
-            self._apply(self._feed.offer(batch))
-
-    def end(self) -> None:
-        self._apply(self._feed.end())
-        if self._refused:
-            log.warning(
-                "the stream does not hold all events of a worker; its blocks are known in part",
-                worker=self._worker[0],
-                missing=self._feed.num_missing,
-                refused=self._refused,
-            )
-
-    def _apply(self, batches: Iterable[KvEventBatch]) -> None:
-        for batch in batches:
-            for event in batch.events:
-                try:
-                    self.tree.apply(self._worker, event)
-                except ProtocolError:
-                    self._refused += 1
+    yield feed.end()

@@ -11,11 +11,12 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import msgspec
 import nats.errors
 import structlog
 from nats.js.api import PubAck, StorageType, StreamConfig
 
-from baton_proto.kv_events import HASH_BYTES, MAJOR, Cleared, KvEvent, KvEventBatch, Removed, Stored, encode_batch
+from baton_proto.kv_events import HASH_BYTES, MAJOR, KvEvent, KvEventBatch, Removed, Stored, encode_batch
 from runtime.end_task import end_tasks
 from runtime.nats.client import NATS_ERRORS, NatsClient
 from runtime.nats.subjects import kv_events_stream, kv_events_subject
@@ -23,6 +24,7 @@ from runtime.nats.subjects import kv_events_stream, kv_events_subject
 MAX_AGE_S = 3600.0
 MAX_STREAM_BYTES = 256 * 1024 * 1024
 BATCH_HASH_BYTES = 512 * 1024  # half of NATS' default limit for a message
+FRAME_BYTES = 64  # of an event beside its hashes, at most
 BUFFER_BYTES = 64 * 1024 * 1024
 WINDOW = 256  # batches on their way to JetStream
 ACK_TIMEOUT_S = 2.0
@@ -226,7 +228,7 @@ def split_events(events: list[KvEvent]) -> Iterator[list[KvEvent]]:
     size = 0
     for event in events:
         for piece in _split_event(event):
-            piece_bytes = _hash_bytes(piece)
+            piece_bytes = _size(piece)
             if part and size + piece_bytes > BATCH_HASH_BYTES:
                 yield part
                 part, size = [], 0
@@ -249,15 +251,9 @@ def _split_event(event: KvEvent) -> Iterator[KvEvent]:
             yield event
 
 
-def _hash_bytes(event: KvEvent) -> int:
-    """Bytes of the event's hashes, and 64 for its frame."""
-    match event:
-        case Stored():
-            return len(event.block_hashes) + len(event.sequence_hashes) + 64
-        case Removed():
-            return len(event.sequence_hashes) + 64
-        case Cleared():
-            return 64
+def _size(event: KvEvent) -> int:
+    """Bytes of the event's hashes, and FRAME_BYTES."""
+    return FRAME_BYTES + sum(len(run) for run in msgspec.structs.astuple(event) if isinstance(run, bytes))
 
 
 def stream_config(namespace: str) -> StreamConfig:
