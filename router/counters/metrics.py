@@ -3,6 +3,7 @@ what others keep and a scrape reads is in router/views/gauges.py."""
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass
+from types import NoneType
 from typing import Final
 
 from prometheus_client import Histogram, generate_latest
@@ -13,6 +14,7 @@ from runtime.discovery.worker_key import WorkerKey
 from runtime.errors import (
     BodyTooLargeError,
     ContextLengthError,
+    DeadlineError,
     InvalidRequestError,
     OverloadedError,
     UnavailableError,
@@ -22,8 +24,16 @@ from runtime.telemetry.metrics import ProcessMetrics, Read
 
 LATENCY_BUCKETS_S = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 INTERVAL_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.5, 1.0)
-OUTCOMES = ("completed", "cancelled", "invalid", "overloaded", "unavailable", "deadline", "failed")
-REFUSALS: Final[dict[type[Exception], str]] = {  # the first that fits
+OUTCOMES: Final[dict[type, str]] = {  # by what ended the request; the first that fits
+    NoneType: "completed",
+    InvalidRequestError: "invalid",
+    OverloadedError: "overloaded",
+    UnavailableError: "unavailable",
+    DeadlineError: "deadline",
+    Exception: "failed",
+    BaseException: "cancelled",  # the caller has closed the iterator, or was cancelled
+}
+REFUSALS: Final[dict[type, str]] = {  # the first that fits
     UnknownModelError: "unknown_model",
     ContextLengthError: "context_length",
     BodyTooLargeError: "body_too_large",
@@ -52,7 +62,7 @@ class RouterMetrics(ProcessMetrics):
         self.placements: Counter[str] = Counter(dict.fromkeys(REASONS, 0))  # of attempts
         self.failovers = 0
         self.flows: defaultdict[WorkerKey, Flow] = defaultdict(Flow)
-        self.requests: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))  # that have ended
+        self.requests: Counter[str] = Counter(dict.fromkeys(OUTCOMES.values(), 0))  # that have ended
         self.prompt_tokens = self.cached_tokens = self.output_tokens = 0  # of ended requests
         self._refusals: Counter[str] = Counter(dict.fromkeys(REFUSALS.values(), 0))
         self._responses: Counter[tuple[str, str]] = Counter()
@@ -71,8 +81,7 @@ class RouterMetrics(ProcessMetrics):
     def answered(self, api: str, code: str, error: Exception | None = None) -> None:
         """`code`: the status that the caller has got; a caller who left gets none."""
         self._responses[api, code] += 1
-        reason = next((reason for kind, reason in REFUSALS.items() if isinstance(error, kind)), None)
-        if reason is not None:
+        if reason := first_fit(error, REFUSALS):
             self._refusals[reason] += 1
 
     def forget(self, worker: WorkerKey) -> None:
@@ -102,3 +111,8 @@ class RouterMetrics(ProcessMetrics):
 
     def _distribution(self, name: str, what: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"baton_router_{name}_seconds", what, buckets=buckets, registry=self.registry)
+
+
+def first_fit(error: BaseException | None, table: dict[type, str]) -> str:
+    """The name of an error in a table of types; empty when none fits."""
+    return next((name for kind, name in table.items() if isinstance(error, kind)), "")

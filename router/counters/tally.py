@@ -8,10 +8,9 @@ import structlog
 
 from baton_proto.router_report import bucket_of
 from baton_proto.worker import Handoff
-from router.counters.metrics import RouterMetrics
+from router.counters.metrics import OUTCOMES, RouterMetrics, first_fit
 from router.placement.assignment import Assignment
 from router.placement.placement import SHORT, Placement
-from runtime.errors import DeadlineError, InvalidRequestError, OverloadedError, UnavailableError
 
 log = structlog.get_logger()
 
@@ -59,10 +58,11 @@ class Tally(Service):
         if not self.started:
             self.started = True
             self.cached_tokens = min(cached_tokens, self._prompt_tokens)
-            self._metrics.totals.started += 1
-            self._metrics.totals.local_prefills += placement.reason == SHORT
-            self._metrics.totals.started_tokens += self._prompt_tokens
-            self._metrics.totals.cached_tokens += self.cached_tokens
+            totals = self._metrics.totals
+            totals.started += 1
+            totals.local_prefills += placement.reason == SHORT
+            totals.started_tokens += self._prompt_tokens
+            totals.cached_tokens += self.cached_tokens
             flow = self._metrics.flows[placement.prefill or placement.decode]
             flow.prompt_tokens += self._prompt_tokens
             flow.cached_tokens += self.cached_tokens
@@ -127,7 +127,7 @@ class RequestTally:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        metrics, outcome, duration_s = self._metrics, _outcome(error), time.monotonic() - self._arrived_s
+        metrics, outcome, duration_s = self._metrics, first_fit(error, OUTCOMES), time.monotonic() - self._arrived_s
         metrics.requests[outcome] += 1
         metrics.prompt_tokens += self.prompt_tokens
         metrics.cached_tokens += self.cached_tokens
@@ -144,20 +144,3 @@ class RequestTally:
             decode=[choice.decode_worker for choice in self.choices],
             prefill=[choice.prefill_worker for choice in self.choices],
         )
-
-
-def _outcome(error: BaseException | None) -> str:
-    match error:
-        case None:
-            return "completed"
-        case InvalidRequestError():
-            return "invalid"
-        case OverloadedError():
-            return "overloaded"
-        case UnavailableError():
-            return "unavailable"
-        case DeadlineError():
-            return "deadline"
-        case Exception():
-            return "failed"
-    return "cancelled"  # the caller has closed the iterator, or was cancelled

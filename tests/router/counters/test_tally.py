@@ -90,7 +90,7 @@ def test_each_way_in_which_a_request_ends_is_an_outcome_that_prometheus_sees(
     assert {name: count for name, count in metrics.requests.items() if count} == {outcome: 1}
     assert f'baton_router_requests_total{{outcome="{outcome}"}} 1.0' in metrics.exposition().decode()
     assert "baton_router_prompt_tokens_total 7.0" in metrics.exposition().decode()
-    assert set(metrics.requests) == set(OUTCOMES)
+    assert set(metrics.requests) == set(OUTCOMES.values())
 
 
 def test_usage_counts_the_prompt_once_and_the_output_of_all_choices() -> None:
