@@ -14,7 +14,7 @@ from runtime.telemetry.logging import configure_logging
 
 def main() -> None:
     arguments = parse_arguments()
-    # Prompts come one by one: handing one to a pool of threads takes a third longer than doing it here.
+    # Prompts come one by one; handing one to the tokenizer's thread pool takes a third longer than encoding it here.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
         config = load_config(arguments.config)

@@ -53,7 +53,7 @@ log = structlog.get_logger()
 
 
 async def run_router(config: ServingConfig, router_id: str) -> None:
-    """Serves until SIGTERM or SIGINT, then drains. What is built last is closed first. Raises BatonError or OSError."""
+    """Serves until SIGTERM or SIGINT, then drains. What is built last is closed first. Raises BatonError, OSError."""
     if config.nats.url is None:
         raise ConfigError("nats.url", "a router needs the URL of a running NATS server")
     keys, tls = load_keys(config), load_tls(config.security)
@@ -67,16 +67,17 @@ async def run_router(config: ServingConfig, router_id: str) -> None:
         closing.push_async_callback(nats.close)
         view = _view(config, files, router_id, nats, keys)
         await _follow_workers(view, closing)
-        _add_gauges(config, view, nats)
-        parts = _parts(config, files, view)
-        generator = _generator(config, files, parts)
-        questions = _questions(router_id, parts, view)
-        frontend = _frontend(config, files, generator, view.metrics)
+        parts = view.parts
+        status = StatusView(router_id, parts.pool, view.ledger, view.indexer, parts.queue, parts.metrics)
+        _add_gauges(config, view, status, nats)
+        generator = Generator(parts, min(files.max_position, config.engine.max_model_len or files.max_position))
+        questions = _questions(router_id, view, status)
+        frontend = _frontend(config, files, generator, parts.metrics)
         scrape_targets = ScrapeTargets(nats, view.directory)
         await scrape_targets.start()
-        app = create_app(frontend, view.metrics.exposition, scrape_targets.targets, keys.api)
+        app = create_app(frontend, parts.metrics.exposition, scrape_targets.targets, keys.api)
         addresses = await _open_apis(config, keys, tls, frontend, questions, app, closing)
-        reporter = Reporter(nats, router_id, parts.queue, view.metrics, addresses["http"])
+        reporter = Reporter(nats, router_id, parts.queue, parts.metrics, addresses["http"])
         await reporter.start()
         closing.push_async_callback(reporter.close)
         _calm_collector()
@@ -87,10 +88,10 @@ async def run_router(config: ServingConfig, router_id: str) -> None:
 
 
 def _calm_collector() -> None:
-    """Lets Python look for cycles less often: requests leave hardly any, and a look at everything takes half a second
-    when the tree has a million blocks."""
+    """Makes Python look for cycles less often: requests leave hardly any, and a full look takes half a second when the
+    tree has a million blocks."""
     gc.collect()
-    gc.freeze()  # what is here stays
+    gc.freeze()  # what exists now is never looked at again
     gc.set_threshold(*COLLECT_AFTER)
 
 
@@ -101,46 +102,53 @@ class _View:
     directory: Directory
     load_board: LoadBoard
     ledger: LoadLedger
-    queue: AdmissionQueue
-    pool: WorkerPool
     indexer: Indexer
     expected: ExpectedPrefixes
     hits: PrefixHits
     sharing: ChargeSharing
-    status: StatusView
-    metrics: RouterMetrics
+    parts: Parts
 
 
 def _view(config: ServingConfig, files: ModelFiles, router_id: str, nats: NatsClient, keys: Keys) -> _View:
-    directory, load_board = Directory(nats, config.discovery.ttl_s), LoadBoard(nats)
     ledger = LoadLedger(config.engine.block_size, config.router.placement.charge_ttl_s)
     queue = AdmissionQueue(config.router.queue_limit)
     pool = WorkerPool(router_id, _model_name(config, files), config.engine.block_size, ledger, keys.cluster)
-    expected = ExpectedPrefixes(config.router.placement.expected_prefix_ttl_s)
+    expected, hits = ExpectedPrefixes(config.router.placement.expected_prefix_ttl_s), PrefixHits()
     indexer = Indexer(nats, pool.snapshot, expected.stored)
     ledger.relieved = pool.changed = queue.wake
     pool.load_seen = indexer.observe
+    parts = Parts(
+        tokenizer=Tokenizer(files.folder, files.config.vocab_size),
+        block_size=config.engine.block_size,
+        config=config.router,
+        pool=pool,
+        assigner=Assigner(pool, indexer, ledger, config.router, expected=expected, hits=hits),
+        queue=queue,
+        metrics=RouterMetrics(),
+    )
     sharing = ChargeSharing(nats, ledger, router_id, config.router.charge_sharing)
-    metrics = RouterMetrics()
-    status = StatusView(router_id, pool, ledger, indexer, queue, metrics)
-    return _View(directory, load_board, ledger, queue, pool, indexer, expected, PrefixHits(), sharing, status, metrics)
+    directory = Directory(nats, config.discovery.ttl_s)
+    return _View(directory, LoadBoard(nats), ledger, indexer, expected, hits, sharing, parts)
 
 
 async def _follow_workers(view: _View, closing: AsyncExitStack) -> None:
     """The pool hears of a worker before the indexer, which asks it for the worker's snapshot."""
 
+    pool = view.parts.pool
+
     def forget(change: Change) -> None:
         if change.kind == "removed":
-            view.load_board.discard(change.record.worker_id)
-            view.metrics.forget((change.record.worker_id, change.record.incarnation))
-            view.expected.forget((change.record.worker_id, change.record.incarnation))
+            key = (change.record.worker_id, change.record.incarnation)
+            view.load_board.discard(key[0])
+            view.parts.metrics.forget(key)
+            view.expected.forget(key)
 
-    view.directory.on_change(view.pool.apply)
+    view.directory.on_change(pool.apply)
     view.directory.on_change(view.indexer.apply)
     view.directory.on_change(forget)
-    view.load_board.on_report(view.pool.load_report)
+    view.load_board.on_report(pool.load_report)
     view.load_board.on_report(view.indexer.load_report)  # also of those that the pool does not know
-    closing.push_async_callback(view.pool.close)
+    closing.push_async_callback(pool.close)
     await view.indexer.start()
     closing.push_async_callback(view.indexer.close)
     await view.load_board.start()
@@ -150,31 +158,15 @@ async def _follow_workers(view: _View, closing: AsyncExitStack) -> None:
     closing.push_async_callback(view.directory.close)
 
 
-def _parts(config: ServingConfig, files: ModelFiles, view: _View) -> Parts:
-    assigner = Assigner(view.pool, view.indexer, view.ledger, config.router, expected=view.expected, hits=view.hits)
-    return Parts(
-        tokenizer=Tokenizer(files.folder, files.config.vocab_size),
-        block_size=config.engine.block_size,
-        config=config.router,
-        pool=view.pool,
-        assigner=assigner,
-        queue=view.queue,
-        metrics=view.metrics,
-    )
-
-
-def _generator(config: ServingConfig, files: ModelFiles, parts: Parts) -> Generator:
-    return Generator(parts, min(files.max_position, config.engine.max_model_len or files.max_position))
-
-
-def _questions(router_id: str, parts: Parts, view: _View) -> Questions:
+def _questions(router_id: str, view: _View, status: StatusView) -> Questions:
     """What operators may ask of the router."""
+    parts, pool = view.parts, view.parts.pool
     return Questions(
-        status=view.status.status,
+        status=status.status,
         tree=TreeView(router_id, parts.block_size, view.indexer.tree, view.hits),
-        diff=TreeDiff(view.indexer, view.pool.snapshot, lambda: [worker.key for worker in view.pool.workers.values()]),
-        sleep=SleepControl(view.pool),
-        explain=Explainer(parts.assigner, parts.decisions, view.pool, parts.config, parts.block_size),
+        diff=TreeDiff(view.indexer, pool.snapshot, lambda: [worker.key for worker in pool.workers.values()]),
+        sleep=SleepControl(pool),
+        explain=Explainer(parts.assigner, parts.decisions, pool, parts.config, parts.block_size),
     )
 
 
@@ -210,11 +202,11 @@ async def _open_apis(
     return {"grpc": format_address(host, grpc_port), "http": format_address(host, http_server.port)}
 
 
-def _add_gauges(config: ServingConfig, view: _View, nats: NatsClient) -> None:
-    metrics = view.metrics
+def _add_gauges(config: ServingConfig, view: _View, status: StatusView, nats: NatsClient) -> None:
+    metrics = view.parts.metrics
     metrics.watch(nats)
-    add_queue_gauges(metrics, view.queue, config.planner.targets)
-    add_worker_gauges(metrics, view.directory, view.pool, view.status)
+    add_queue_gauges(metrics, view.parts.queue, config.planner.targets)
+    add_worker_gauges(metrics, view.directory, view.parts.pool, status)
     add_event_gauges(metrics, view.indexer)
     add_sharing_gauges(metrics, view.sharing, view.expected)
 

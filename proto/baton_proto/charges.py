@@ -1,7 +1,7 @@
 """What a router tells the others about the work that it has sent to each worker.
 
-Subject `baton.<namespace>.charges.<router_id>`, core NATS. Numbers are totals, not differences: a message that is lost
-is made good by the next one that names the same worker, at the latest by the next full one.
+Subject `baton.<namespace>.charges.<router_id>`, core NATS. Numbers are totals, not differences: the next message that
+names the same worker, at the latest the next full one, makes up for a lost message.
 """
 
 from typing import Annotated
@@ -17,14 +17,14 @@ Count = Annotated[int, Meta(ge=0, le=2**62)]
 
 
 class WorkerCharge(Struct, frozen=True, array_like=True):
-    """All that one router has charged one worker and not taken back."""
+    """The work that one router has charged to one worker and not taken back."""
 
     worker_id: str
     incarnation: int
     requests: Count
     prefill_tokens: Count
     blocks: Count
-    prefill_pairs: Count = 0  # of prefill_tokens with the tokens before each
+    prefill_pairs: Count = 0  # (token, earlier token) pairs of prefill_tokens: work of attention
 
 
 class ChargeReport(Struct, frozen=True):
@@ -32,7 +32,7 @@ class ChargeReport(Struct, frozen=True):
     router_id: str
     incarnation: int  # of the router
     workers: list[WorkerCharge]
-    full: bool  # workers that are not named are charged nothing
+    full: bool  # True: workers that are not named are charged nothing
     leaving: bool = False  # the router's last word
 
 
@@ -45,7 +45,7 @@ def encode_charges(report: ChargeReport) -> bytes:
 
 
 def decode_charges(data: bytes) -> ChargeReport:
-    """Raises msgspec.DecodeError or ProtocolError."""
+    """Raises msgspec.DecodeError (malformed) or ProtocolError (another major version)."""
     report = _decoder.decode(data)
     check_major("charge report", report.version, MAJOR)
     return report

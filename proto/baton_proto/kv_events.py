@@ -51,7 +51,7 @@ KvEvent = Stored | Removed | Cleared
 
 
 class KvEventBatch(Struct, frozen=True):
-    """`event_id` counts batches: 1, 2, 3, ... per incarnation of the worker, without holes."""
+    """`event_id` counts the batches of one incarnation of the worker: 1, 2, 3, ... without holes."""
 
     version: int
     worker_id: str

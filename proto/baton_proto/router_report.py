@@ -29,7 +29,9 @@ class RouterQueue(Struct, frozen=True):
     oldest_s: Annotated[float, Meta(ge=0)] = 0.0  # how long the first one waits
 
 
-class RouterTotals(Struct, frozen=True):
+class RouterTotals(Struct):
+    """A router counts in one of these, and sends it."""
+
     arrivals: Count = 0
     input_tokens: Count = 0  # of the prompts of all arrivals
     input_tokens_squared: Annotated[float, Meta(ge=0)] = 0.0  # sum of squares

@@ -3,6 +3,7 @@ what others keep and a scrape reads is in router/views/gauges.py."""
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass
+from types import NoneType
 from typing import Final
 
 from prometheus_client import Histogram, generate_latest
@@ -13,6 +14,7 @@ from runtime.discovery.worker_key import WorkerKey
 from runtime.errors import (
     BodyTooLargeError,
     ContextLengthError,
+    DeadlineError,
     InvalidRequestError,
     OverloadedError,
     UnavailableError,
@@ -22,8 +24,16 @@ from runtime.telemetry.metrics import ProcessMetrics, Read
 
 LATENCY_BUCKETS_S = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 INTERVAL_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.5, 1.0)
-OUTCOMES = ("completed", "cancelled", "invalid", "overloaded", "unavailable", "deadline", "failed")
-REFUSALS: Final[dict[type[Exception], str]] = {  # the first that fits
+OUTCOMES: Final[dict[type, str]] = {  # by what ended the request; the first that fits
+    NoneType: "completed",
+    InvalidRequestError: "invalid",
+    OverloadedError: "overloaded",
+    UnavailableError: "unavailable",
+    DeadlineError: "deadline",
+    Exception: "failed",
+    BaseException: "cancelled",  # the caller has closed the iterator, or was cancelled
+}
+REFUSALS: Final[dict[type, str]] = {  # the first that fits
     UnknownModelError: "unknown_model",
     ContextLengthError: "context_length",
     BodyTooLargeError: "body_too_large",
@@ -47,25 +57,13 @@ class RouterMetrics(ProcessMetrics):
 
     def __init__(self) -> None:
         super().__init__()
-        # Choices; the planner's report has most of them, see `totals`.
-        self.arrivals = 0
-        self.input_tokens = 0  # of the prompts of all arrivals
-        self.input_tokens_squared = 0.0
-        self.started = 0  # choices whose first token has come
-        self.started_tokens = 0  # of their prompts
-        self.started_cached_tokens = 0
-        self.local_prefills = 0
-        self.streamed_tokens = 0  # output, as it comes
-        self.finished = 0  # choices that ended after a token or more
-        self.finished_tokens = 0  # output of these
-        self.ttft = [0] * BUCKETS
-        self.itl = [0] * BUCKETS
+        self.totals = RouterTotals(ttft=[0] * BUCKETS, itl=[0] * BUCKETS)  # what the planner wants to know
+        self.streamed_tokens = 0  # output of all choices, as it comes
         self.placements: Counter[str] = Counter(dict.fromkeys(PLACED.values(), 0))  # of attempts
         self.failovers = 0
         self.flows: defaultdict[WorkerKey, Flow] = defaultdict(Flow)
-        # Requests that have ended
-        self.requests: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))
-        self.prompt_tokens = self.cached_tokens = self.output_tokens = 0
+        self.requests: Counter[str] = Counter(dict.fromkeys(OUTCOMES.values(), 0))  # that have ended
+        self.prompt_tokens = self.cached_tokens = self.output_tokens = 0  # of ended requests
         self._refusals: Counter[str] = Counter(dict.fromkeys(REFUSALS.values(), 0))
         self._responses: Counter[tuple[str, str]] = Counter()
         self._expose()
@@ -83,29 +81,12 @@ class RouterMetrics(ProcessMetrics):
     def answered(self, api: str, code: str, error: Exception | None = None) -> None:
         """`code`: the status that the caller has got; a caller who left gets none."""
         self._responses[api, code] += 1
-        reason = next((reason for kind, reason in REFUSALS.items() if isinstance(error, kind)), None)
-        if reason is not None:
+        if reason := first_fit(error, REFUSALS):
             self._refusals[reason] += 1
 
     def forget(self, worker: WorkerKey) -> None:
         """The worker is gone. A request that still streams from it makes it known again, with a handful of bytes."""
         self.flows.pop(worker, None)
-
-    def totals(self) -> RouterTotals:
-        """What the planner wants to know."""
-        return RouterTotals(
-            self.arrivals,
-            self.input_tokens,
-            self.input_tokens_squared,
-            self.started,
-            self.started_tokens,
-            self.started_cached_tokens,
-            self.local_prefills,
-            self.finished,
-            self.finished_tokens,
-            list(self.ttft),
-            list(self.itl),
-        )
 
     def exposition(self) -> bytes:
         """What a scrape gets, in Prometheus' text format."""
@@ -130,3 +111,8 @@ class RouterMetrics(ProcessMetrics):
 
     def _distribution(self, name: str, what: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"baton_router_{name}_seconds", what, buckets=buckets, registry=self.registry)
+
+
+def first_fit(error: BaseException | None, table: dict[type, str]) -> str:
+    """The name of an error in a table of types; empty when none fits."""
+    return next((name for kind, name in table.items() if isinstance(error, kind)), "")

@@ -2,7 +2,6 @@
 
 import time
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 import structlog
@@ -10,11 +9,10 @@ import structlog
 from baton_proto.placement_words import PLACED
 from baton_proto.router_report import bucket_of
 from baton_proto.worker import Handoff
-from router.counters.metrics import RouterMetrics
+from router.counters.metrics import OUTCOMES, RouterMetrics, first_fit
 from router.placement.assignment import Assignment
 from router.placement.cost import SHORT
 from router.placement.placement import Placement
-from runtime.errors import DeadlineError, InvalidRequestError, OverloadedError, UnavailableError
 
 log = structlog.get_logger()
 
@@ -45,9 +43,9 @@ class Tally(Service):
         self.started = False  # a worker has computed the prompt
         self.output_tokens = 0
         self.arrived_s = self.first_s = self.last_s = time.monotonic()  # the choice; its first and last output
-        metrics.arrivals += 1
-        metrics.input_tokens += prompt_tokens
-        metrics.input_tokens_squared += float(prompt_tokens) ** 2
+        metrics.totals.arrivals += 1
+        metrics.totals.input_tokens += prompt_tokens
+        metrics.totals.input_tokens_squared += float(prompt_tokens) ** 2
 
     def placed(self, assignment: Assignment, waited_s: float) -> None:
         """An attempt has got workers."""
@@ -62,10 +60,11 @@ class Tally(Service):
         if not self.started:
             self.started = True
             self.cached_tokens = min(cached_tokens, self._prompt_tokens)
-            self._metrics.started += 1
-            self._metrics.local_prefills += placement.reason == SHORT
-            self._metrics.started_tokens += self._prompt_tokens
-            self._metrics.started_cached_tokens += self.cached_tokens
+            totals = self._metrics.totals
+            totals.started += 1
+            totals.local_prefills += placement.reason == SHORT
+            totals.started_tokens += self._prompt_tokens
+            totals.cached_tokens += self.cached_tokens
             flow = self._metrics.flows[placement.prefill or placement.decode]
             flow.prompt_tokens += self._prompt_tokens
             flow.cached_tokens += self.cached_tokens
@@ -81,7 +80,7 @@ class Tally(Service):
         if not self.output_tokens:
             self.first_s = now
             self._metrics.ttft_s.observe(now - self.arrived_s)
-            self._metrics.ttft[bucket_of((now - self.arrived_s) * 1e3)] += 1
+            self._metrics.totals.ttft[bucket_of((now - self.arrived_s) * 1e3)] += 1
         else:
             self._metrics.itl_s.observe((now - self.last_s) / max(1, num_tokens))
         self.last_s = now
@@ -96,11 +95,11 @@ class Tally(Service):
         """However it ended. An answer without a token counts nowhere."""
         if not self.output_tokens:
             return
-        self._metrics.finished += 1
-        self._metrics.finished_tokens += self.output_tokens
+        self._metrics.totals.finished += 1
+        self._metrics.totals.output_tokens += self.output_tokens
         if self.output_tokens > 1:
             decode_s = self.last_s - self.first_s
-            self._metrics.itl[bucket_of(decode_s * 1e3 / (self.output_tokens - 1))] += 1
+            self._metrics.totals.itl[bucket_of(decode_s * 1e3 / (self.output_tokens - 1))] += 1
 
 
 class RequestTally:
@@ -129,10 +128,8 @@ class RequestTally:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        metrics, outcome, duration_s = self._metrics, _outcome(error), time.monotonic() - self._arrived_s
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        metrics, outcome, duration_s = self._metrics, first_fit(error, OUTCOMES), time.monotonic() - self._arrived_s
         metrics.requests[outcome] += 1
         metrics.prompt_tokens += self.prompt_tokens
         metrics.cached_tokens += self.cached_tokens
@@ -149,20 +146,3 @@ class RequestTally:
             decode=[choice.decode_worker for choice in self.choices],
             prefill=[choice.prefill_worker for choice in self.choices],
         )
-
-
-def _outcome(error: BaseException | None) -> str:
-    match error:
-        case None:
-            return "completed"
-        case InvalidRequestError():
-            return "invalid"
-        case OverloadedError():
-            return "overloaded"
-        case UnavailableError():
-            return "unavailable"
-        case DeadlineError():
-            return "deadline"
-        case Exception():
-            return "failed"
-    return "cancelled"  # the caller has closed the iterator, or was cancelled

@@ -1,7 +1,6 @@
-"""Where in the radix tree a sequence hash is: a hash table of 22 to 40 bytes per block.
+"""Where in the radix tree a sequence hash is: a hash table of 22 to 40 bytes per block, asked for whole runs of hashes.
 
-Used by radix_tree.py alone, always with whole runs of hashes. It never stands still to grow: each change moves
-a part of the old table into the new one.
+The table never stops to grow: each change moves a part of the old table into the new one.
 """
 
 from typing import Final
@@ -12,12 +11,12 @@ from numpy.typing import NDArray
 from router.index import hash_table
 
 MIN_SLOTS: Final = 1024
-MAX_LOAD: Final = 0.55  # beyond it searches get long
+MAX_LOAD: Final = 0.55  # share of the slots; beyond it searches get long
 MIN_LOAD: Final = 0.15
 GROWTH: Final = 1.8
-MOVED_PER_KEY: Final = 8  # slots of an old table, which so gets new keys for an eighth of its slots at most
+MOVED_PER_KEY: Final = 8  # slots of an old table, which therefore gets new keys for at most an eighth of its slots
 
-NOWHERE: Final = 0  # as an edge: the hash is not here
+NOWHERE: Final = 0  # as an edge: the hash is not in the index
 
 
 class BlockIndex:
@@ -33,22 +32,22 @@ class BlockIndex:
 
     @property
     def nbytes(self) -> int:
-        """Of the arrays."""
+        """Size of the arrays."""
         return self._keys.nbytes + self._edges.nbytes + self._old_keys.nbytes + self._old_edges.nbytes
 
     def get(self, key: int) -> int:
-        """Edge of one hash, or NOWHERE."""
+        """Edge number of one hash, or NOWHERE."""
         edge = hash_table.get(self._keys, self._edges, np.uint64(key))
         if edge == NOWHERE and self._rebuilding:
             edge = hash_table.get(self._old_keys, self._old_edges, np.uint64(key))
         return int(edge)
 
     def insert(self, keys: NDArray[np.uint64], edge: int) -> bool:
-        """Adds hashes [n]. False, and nothing has changed, when one is here already, twice in `keys`, or 0 or 1."""
+        """Adds hashes [n]. False, and nothing has changed, when one is known already, twice in `keys`, or 0 or 1."""
         if self._count + len(keys) > MAX_LOAD * len(self._keys):
             self._move(len(self._old_keys))
             self._rebuild(int(GROWTH * (self._count + len(keys)) / MAX_LOAD) + 1)
-        self._move(MOVED_PER_KEY * len(keys))  # before: so an old table gets too few new keys to become full
+        self._move(MOVED_PER_KEY * len(keys))  # first, so that the old table gets too few new keys to become full
         done = hash_table.insert(
             *(self._keys, self._edges, self._old_keys, self._old_edges, np.uint64(self._moved)),
             *(keys, np.uint32(edge)),
@@ -59,12 +58,12 @@ class BlockIndex:
         return done == len(keys)
 
     def repoint(self, keys: NDArray[np.uint64], edge: int) -> None:
-        """Gives hashes [n] that are here another edge."""
+        """Gives known hashes [n] another edge."""
         missing = hash_table.assign(self._keys, self._edges, self._old_keys, self._old_edges, keys, np.uint32(edge))
         assert not missing, "only known hashes are repointed"
 
     def remove(self, keys: NDArray[np.uint64]) -> None:
-        """Takes out hashes [n] that are here."""
+        """Takes out known hashes [n]."""
         missing = hash_table.remove(self._keys, self._edges, self._old_keys, keys)
         assert not missing, "only known hashes are removed"
         self._count -= len(keys)
@@ -77,7 +76,7 @@ class BlockIndex:
         return self._moved < len(self._old_keys)
 
     def _rebuild(self, num_slots: int) -> None:
-        """What is here goes to a table of another size, bit by bit."""
+        """Begins to move all hashes to a table of another size."""
         self._old_keys, self._old_edges, self._moved = self._keys, self._edges, 0
         self._keys, self._edges = _slots(num_slots)
 
@@ -90,7 +89,7 @@ class BlockIndex:
             self._forget_old()
 
     def _forget_old(self) -> None:
-        self._old_keys, self._old_edges = _slots(1)  # empty, so that searches end there at once
+        self._old_keys, self._old_edges = _slots(1)  # empty: searches end in it at once
         self._moved = 1
 
 

@@ -49,13 +49,18 @@ class FollowedWorker:
         self.healing: asyncio.Task[None] | None = None
         self.heal_not_before_s = 0.0  # monotonic
         self._heal_wait_s = LAG_S
-        self._lag: tuple[int, float] | None = None  # event id that should have arrived, since when (monotonic)
+        self._late: tuple[int, float] | None = None  # event id that should have arrived, since when (monotonic)
         self._silent_since_s: float | None = None  # monotonic
 
     @property
     def contained(self) -> int | None:
         """The event up to which the tree has what the worker had; None while only a snapshot can tell."""
         return self.feed.applied if self.state in (State.FOLLOWING, State.HOLED) else None
+
+    @property
+    def lag(self) -> int:
+        """Batches that the worker has published and that the tree does not contain."""
+        return max(0, self.feed.expected - self.feed.applied)
 
     @property
     def settled(self) -> bool:
@@ -98,15 +103,15 @@ class FollowedWorker:
 
     def lags(self) -> bool:
         """For more than LAG_S it has been known that a batch was published, and the batch is not here."""
-        if not self.feed.behind or (self._lag is not None and self.feed.applied >= self._lag[0]):
-            self._lag = None
-        if self.feed.behind and self._lag is None:
-            self._lag = (self.feed.expected, time.monotonic())
-        return self._lag is not None and time.monotonic() - self._lag[1] > LAG_S
+        if not self.feed.behind or (self._late is not None and self.feed.applied >= self._late[0]):
+            self._late = None
+        if self.feed.behind and self._late is None:
+            self._late = (self.feed.expected, time.monotonic())
+        return self._late is not None and time.monotonic() - self._late[1] > LAG_S
 
     def postpone_healing(self) -> None:
         """Events that keep contradicting themselves, or do not come at all, must not keep the router busy."""
-        self._lag = None
+        self._late = None
         self.heal_not_before_s = time.monotonic() + self._heal_wait_s
         self._heal_wait_s = min(2 * self._heal_wait_s, HEAL_WAIT_MAX_S)
 

@@ -1,12 +1,12 @@
 """An open-addressing hash table from u64 keys to u32 values, as arrays and compiled loops over whole runs of keys.
 
-A key's home is the high half of what SPREAD times the key leaves in 64 bits, scaled to the size of the table; what
-finds its home taken goes to the next free slot. So keys lie nearly in the order of these products, and moving them to a
-larger table reads and writes memory from front to back. Without SPREAD, keys that are not even over 64 bits, such as
-hashes of 63 bits from elsewhere, would crowd a part of the table.
+A key's home is the high half of (SPREAD * key mod 2**64), scaled to the size of the table. A key whose home is taken
+goes to the next free slot. Keys therefore lie nearly in the order of these products, and moving them to a larger table
+reads and writes memory from front to back. Without SPREAD, keys that are not even over 64 bits, such as hashes of 63
+bits from elsewhere, would crowd a part of the table.
 
-A table that is being left for another one is searched too, after the new one. Used by block_index.py alone,
-whose invariants hold here: keys are above GONE, each is in one of the two tables, both have an empty slot.
+While keys move from an old table to a new one, both are searched. Invariants, kept by block_index.py: keys are above
+GONE, each is in one of the two tables, both tables have an empty slot.
 """
 
 import numba
@@ -17,13 +17,13 @@ from runtime.compiled import HASHES, U64, compiled, inlined
 
 EMPTY = U64(0)
 GONE = U64(1)
-"""Left an old table: searches go on behind it. In a new table gaps are closed instead."""
+"""Marks a slot of an old table whose key has left: searches go on behind it. In a new table gaps are closed instead."""
 
 SPREAD = U64(0x9E3779B97F4A7C15)
 """2**64 over the golden ratio, odd: Knuth's multiplicative hashing (The Art of Computer Programming 3, 6.4)."""
 
 AHEAD = 128
-"""Keys whose homes are read before they are searched."""
+"""Number of keys whose homes are read before the keys are searched."""
 
 Keys = NDArray[np.uint64]
 Values = NDArray[np.uint32]
@@ -39,7 +39,7 @@ def _home(key: np.uint64, size: np.uint64) -> np.uint64:
 
 @inlined
 def _search(table: Keys, key: np.uint64) -> tuple[bool, np.uint64]:
-    """Whether the key is there, and its slot, or else the empty slot where it would go."""
+    """(True, the key's slot), or (False, the empty slot where it would go)."""
     size = U64(len(table))
     slot = _home(key, size)
     while table[slot] != key:
@@ -53,7 +53,7 @@ def _search(table: Keys, key: np.uint64) -> tuple[bool, np.uint64]:
 
 @inlined
 def _read_ahead(table: Keys, keys: Keys, first: int, last: int) -> np.uint64:
-    """Reads the homes of keys [first, last): memory fetches them side by side then, not one after the other."""
+    """Reads the homes of keys [first, last), so that memory fetches them side by side, not one after the other."""
     size = U64(len(table))
     seen = EMPTY
     for i in range(first, last):
@@ -63,7 +63,7 @@ def _read_ahead(table: Keys, keys: Keys, first: int, last: int) -> np.uint64:
 
 @inlined
 def _close_gap(table: Keys, values: Values, gap: np.uint64) -> None:
-    """Empties a slot: what lies behind it and may lie nearer to its home moves up."""
+    """Empties a slot: keys behind it move up when that brings them nearer to their homes."""
     size = U64(len(table))
     slot = gap
     while True:
@@ -84,7 +84,7 @@ def _close_gap(table: Keys, values: Values, gap: np.uint64) -> None:
 
 @compiled(_KEYS, _VALUES, numba.uint64, returns=numba.uint32)
 def get(table: Keys, values: Values, key: np.uint64) -> np.uint32:
-    """The value of a key in one table, 0 when it is not there or none."""
+    """The value of a key in one table; 0 when the table lacks it or it is not above GONE."""
     known, slot = _search(table, key)
     value: np.uint32 = values[slot]
     return value if known and key > GONE else np.uint32(0)
@@ -94,14 +94,14 @@ def get(table: Keys, values: Values, key: np.uint64) -> np.uint32:
 def insert(
     table: Keys, values: Values, old_table: Keys, old_values: Values, moved: np.uint64, keys: Keys, value: np.uint32
 ) -> int:
-    """Stops before the first key that is there already, or is none. Returns how many are in.
+    """Stops before the first key that is known already or not above GONE. Returns how many keys were inserted.
 
-    What belongs behind the first `moved` slots of the old table still goes there. So the new one is written to from
-    front to back, and the system has to find memory for it little by little.
+    A key whose old slot is not among the first `moved` still goes to the old table. The new table is therefore written
+    from front to back, and the system finds memory for it little by little.
     """
     for first in range(0, len(keys), AHEAD):
         last = min(first + AHEAD, len(keys))
-        if _read_ahead(table, keys, first, last) == GONE:  # never, but what is not used is not read
+        if _read_ahead(table, keys, first, last) == GONE:  # always False; it keeps the compiler from dropping the reads
             break
         for i in range(first, last):
             key = keys[i]
@@ -118,7 +118,7 @@ def insert(
 
 @compiled(_KEYS, _VALUES, _KEYS, _VALUES, HASHES, numba.uint32, returns=numba.int64)
 def assign(table: Keys, values: Values, old_table: Keys, old_values: Values, keys: Keys, value: np.uint32) -> int:
-    """Another value for keys that are there. Returns how many were not."""
+    """Gives known keys another value. Returns how many were unknown."""
     missing = 0
     for key in keys:
         known, slot = _search(table, key)
@@ -135,11 +135,11 @@ def assign(table: Keys, values: Values, old_table: Keys, old_values: Values, key
 
 @compiled(_KEYS, _VALUES, _KEYS, HASHES, returns=numba.int64)
 def remove(table: Keys, values: Values, old_table: Keys, keys: Keys) -> int:
-    """Takes out keys that are there. Returns how many were not."""
+    """Takes out known keys. Returns how many were unknown."""
     missing = 0
     for first in range(0, len(keys), AHEAD):
         last = min(first + AHEAD, len(keys))
-        if _read_ahead(table, keys, first, last) == GONE:  # never, but what is not used is not read
+        if _read_ahead(table, keys, first, last) == GONE:  # always False; it keeps the compiler from dropping the reads
             break
         for i in range(first, last):
             known, slot = _search(table, keys[i])
@@ -156,7 +156,7 @@ def remove(table: Keys, values: Values, old_table: Keys, keys: Keys) -> int:
 
 @compiled(_KEYS, _VALUES, _KEYS, _VALUES, numba.int64, numba.int64)
 def move(table: Keys, values: Values, old_table: Keys, old_values: Values, first: int, last: int) -> None:
-    """What is in slots [first, last) of the old table goes to the new one."""
+    """Moves the keys in slots [first, last) of the old table to the new one."""
     for slot in range(first, last):
         key = old_table[slot]
         if key > GONE:

@@ -8,7 +8,6 @@ even a NATS server that lost everything costs seconds. Event loop only.
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -31,16 +30,6 @@ from runtime.nats.client import NatsClient
 from runtime.nats.subjects import kv_events_subject, worker_of
 
 log = structlog.get_logger()
-
-
-class EventState(NamedTuple):
-    """How far the tree has come with one worker's events."""
-
-    worker_id: str
-    batches: int  # applied, without those that a snapshot stood for
-    lag: int  # batches that the worker has published and that the tree does not contain
-    gaps: int  # holes in the event ids
-    silent: bool  # the worker caches blocks and publishes nothing
 
 
 class Indexer:
@@ -121,11 +110,9 @@ class Indexer:
         """The tree contains all that is known to have been published, for every worker."""
         return all(worker.settled for worker in self._workers.values())
 
-    def event_states(self) -> list[EventState]:
-        return [
-            EventState(worker_id, one.batches, max(0, one.feed.expected - one.feed.applied), one.gaps, one.silent)
-            for worker_id, one in self._workers.items()
-        ]
+    @property
+    def workers(self) -> list[FollowedWorker]:
+        return list(self._workers.values())
 
     def note(self, key: WorkerKey) -> str:
         """What an operator should know about a worker's events; empty when all is well."""

@@ -1,6 +1,6 @@
 """The answer of the radix tree to a query: how many leading blocks each worker holds.
 
-Kept as a few (blocks, workers) pairs until somebody asks for it, as a column or by name.
+It is kept as a few (blocks, workers) pairs until somebody asks for a column or a worker.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,16 +10,15 @@ from itertools import compress
 import numpy as np
 from numpy.typing import NDArray
 
+from baton_proto.kv_events import HASH_BYTES
 from router.index.roster import Roster
 from runtime.discovery.worker_key import WorkerKey
-
-__all__ = ["Match", "WorkerKey", "bits", "column"]
 
 
 class Match(Mapping[WorkerKey, int]):
     """Number of leading blocks of the query that each worker holds; workers that hold none do not appear.
 
-    To be read before the tree changes again.
+    It must be read before the tree changes again.
     """
 
     __slots__ = ("_alone", "_blocks", "_end", "_levels", "_roster", "_sequences")
@@ -38,7 +37,7 @@ class Match(Mapping[WorkerKey, int]):
     @property
     def last_block(self) -> bytes:
         """Sequence hash (u64 LE) of the last block that matched; empty when none did."""
-        return self._sequences[max(0, self._end - 8) : self._end]
+        return self._sequences[max(0, self._end - HASH_BYTES) : self._end]
 
     @property
     def longest(self) -> int:
@@ -77,7 +76,7 @@ class Match(Mapping[WorkerKey, int]):
 
 
 def column(held: Mapping[WorkerKey, int], workers: tuple[WorkerKey, ...]) -> NDArray[np.int32]:
-    """Match.column of any mapping."""
+    """Match.column for any mapping."""
     if isinstance(held, Match):
         return held.column(workers)
     return np.array([held.get(worker, 0) for worker in workers], dtype=np.int32)
@@ -85,7 +84,7 @@ def column(held: Mapping[WorkerKey, int], workers: tuple[WorkerKey, ...]) -> NDA
 
 @lru_cache(maxsize=4096)  # the same few fleets hold most edges
 def bits(mask: int) -> NDArray[np.bool_]:
-    """[bits of the mask] The lowest is first, the highest one that is set is last."""
+    """The mask as an array [bits], lowest bit first; the highest bit that is set is the last."""
     packed = np.frombuffer(mask.to_bytes((mask.bit_length() + 7) // 8, "little"), dtype=np.uint8)
     found = np.unpackbits(packed, count=mask.bit_length(), bitorder="little").view(np.bool_)
     found.flags.writeable = False

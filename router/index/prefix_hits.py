@@ -1,8 +1,7 @@
-"""Which prefixes requests reuse, lately: counts by the last block that was reused.
+"""Which prefixes requests have reused lately: counts by the last block that was reused, once per placed request.
 
-Counted once per request that is placed, by the indexer. `counts` is what tree_view shows; `recent` tells placement
-which prefixes are asked for so often that they are worth having everywhere. Bounded, and what is not used any more
-fades: whenever too many prefixes are known, all counts are halved.
+`recent` tells placement which prefixes are asked for so often that every worker should have them. Bounded: whenever too
+many prefixes are known, all counts are halved, so that unused prefixes fade.
 """
 
 import math
@@ -11,7 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 MAX_PREFIXES: Final = 4096
-RECENT_S: Final = 10.0  # after which a reuse weighs half
+RECENT_S: Final = 10.0  # after this time a reuse weighs half
 
 
 class _Hits:
@@ -48,7 +47,7 @@ class PrefixHits:
         return {block: hits.count for block, hits in self._hits.items()}
 
     def recent(self, last_block: bytes) -> float:
-        """How often the prefix was reused, each time halved for every RECENT_S since."""
+        """How often the prefix was reused; each reuse is halved for every RECENT_S since."""
         hits = self._hits.get(last_block)
         return hits.recent_at(self._clock()) if hits is not None else 0.0
 

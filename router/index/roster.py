@@ -1,4 +1,4 @@
-"""Numbers for workers, so that what is kept per worker can be a column: for the radix tree and for the load ledger."""
+"""Numbers for workers, so that facts about workers can be columns."""
 
 from collections.abc import Iterator
 
@@ -7,12 +7,12 @@ from numpy.typing import NDArray
 
 from runtime.discovery.worker_key import WorkerKey
 
-NOBODY = -1  # as a number
-REMEMBERED = 8  # groups of workers that are asked for again and again
+NOBODY = -1  # the number of an unknown worker
+REMEMBERED = 8  # tuples of workers whose numbers are kept
 
 
 class Roster:
-    """Small numbers from 0, that are used again when their worker has left."""
+    """Small numbers from 0. A number is used again when its worker has left."""
 
     def __init__(self) -> None:
         self.names: list[WorkerKey] = []  # by number; stale where a worker has left
@@ -30,7 +30,7 @@ class Roster:
         return self._numbers.get(worker)
 
     def add(self, worker: WorkerKey) -> int:
-        """Its number; a new one when it has none."""
+        """The worker's number; a new one when it has none."""
         number = self._numbers.get(worker)
         if number is None:
             self._asked.clear()
@@ -46,11 +46,11 @@ class Roster:
             self._free.append(number)
 
     def numbers(self, workers: tuple[WorkerKey, ...]) -> NDArray[np.intp]:
-        """[n] -> [n], NOBODY for those that have none. Quick for a tuple that was asked for before."""
+        """[n] -> [n], NOBODY for workers without a number. Fast for a tuple that was asked for before."""
         asked = self._asked.get(id(workers))
         if asked is None:
             if len(self._asked) >= REMEMBERED:
                 self._asked.clear()
             numbers = np.array([self._numbers.get(worker, NOBODY) for worker in workers], dtype=np.intp)
-            asked = self._asked[id(workers)] = (workers, numbers)  # the tuple stays, and so its identity
+            asked = self._asked[id(workers)] = (workers, numbers)  # keeping the tuple keeps its identity
         return asked[1]

@@ -1,9 +1,9 @@
-"""The router's queue: requests wait here, not at the workers, until workers that can take them exist (late binding).
+"""The router's queue: requests wait here, not at the workers, until some workers can take them (late binding).
 
 Bounded by the number of requests that are admitted and not finished. The order is priority, then tenants by turns (see
-fair_queue.py), then arrival; a replay goes before what has not run yet. When the queue is full, a newcomer takes
-the place of the last request of the tenant that holds most, if that one has not run and holds more than the newcomer's
-own: one tenant cannot shut the others out. Nothing polls: whoever makes room calls `wake`. Event loop only.
+fair_queue.py), then arrival; a replay goes before requests that have not run. When the queue is full, a newcomer takes
+the place of the last request that has not run of the tenant that holds most, if that tenant holds more than the
+newcomer's: one tenant cannot shut the others out. Nothing polls: whoever makes room calls `wake`. Event loop only.
 """
 
 import asyncio
@@ -11,15 +11,14 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from router.requests.drain_rate import DrainRate
 from router.requests.fair_queue import FairQueue
 from runtime.errors import OverloadedError
 
-# A waiter that no worker can take must not hold up all others (its prompt may need a prefill worker where theirs do
-# not), but nor may each piece of news cost a placement for every waiter.
+# Waiters that are passed over per wake-up. A waiter that no worker can take must not hold up the others (its prompt may
+# need a prefill worker where theirs do not), and a wake-up must not cost a placement for every waiter.
 LOOK_AHEAD = 16
 
 
@@ -34,7 +33,7 @@ class QueueView(NamedTuple):
     waiting: int  # choices without a worker
     running: int  # choices with one
     capacity: int  # requests admitted and not finished
-    oldest_age_s: float  # of those that wait
+    oldest_age_s: float  # of the waiting choices
 
 
 class Ticket:
@@ -48,22 +47,20 @@ class Ticket:
         self.tenant = tenant
         self.deadline_s = deadline_s
         self.arrived_s = time.monotonic()
-        self.turns: set[Turn[Any]] = set()  # of its choices, those that wait
+        self.turns: set[Turn[Any]] = set()  # of its choices that wait
         self.started = False  # one of its choices has had workers
-        self.refused: OverloadedError | None = None  # it had to make room for another one
+        self.refused: OverloadedError | None = None  # it had to make room for another request
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *why: object) -> None:
         if self.refused is None:
             self._queue.leave(self)
 
 
 class Turn(Generic[R]):
-    """One choice's wait for workers and its stay on them. Use `with`: leaving it releases what `attempt` gave."""
+    """One choice's wait for workers and its stay on them. Use `with`: leaving releases what `attempt` returned."""
 
     __slots__ = ("_attempt", "_future", "_queue", "result", "ticket", "tokens")
 
@@ -84,14 +81,14 @@ class Turn(Generic[R]):
         return self.ticket.tenant
 
     async def wait(self, timeout_s: float) -> R | None:
-        """What `attempt` returned; None when the time is up, and the turn keeps its place. Raises what it raised, and
-        OverloadedError when the request had to make room for another one."""
+        """What `attempt` returned; None when the time is up, and the turn keeps its place. Raises what `attempt`
+        raised, and OverloadedError when the request had to make room for another one."""
         if not self._future.done():
             await asyncio.wait((self._future,), timeout=max(0.0, timeout_s))
         return self._future.result() if self._future.done() else None
 
     def try_now(self) -> bool:
-        """True when the turn has come, for good or ill."""
+        """True when `attempt` gave a result or raised."""
         try:
             self.result = self._attempt()
         except Exception as error:
@@ -110,12 +107,10 @@ class Turn(Generic[R]):
         self._queue.join(self)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *why: object) -> None:
         self._queue.part(self)
         if self._future.done():
-            self._future.exception()  # seen: it may have come after the waiter was cancelled
+            self._future.exception()  # retrieved, because it may have come after the waiter was cancelled
         if self.result is not None:
             self.result.release()
 
@@ -132,8 +127,7 @@ class AdmissionQueue:
         self._empty.set()
 
     def admit(self, priority: int = 0, tenant: str = "", deadline_s: float = float("inf")) -> Ticket:
-        """`deadline_s` (time.monotonic): a request that still waits then gets no workers any more. Raises
-        OverloadedError."""
+        """`deadline_s` (time.monotonic): a request that still waits then gets no workers. Raises OverloadedError."""
         if self._admitted.total() >= self._limit:
             self._make_room(priority, tenant)
         if not self._admitted:
@@ -143,8 +137,8 @@ class AdmissionQueue:
         return Ticket(self, priority, tenant, deadline_s)
 
     def turn(self, ticket: Ticket, attempt: Callable[[], R | None], tokens: int = 1) -> Turn[R]:
-        """`attempt` chooses workers and charges them, or returns None; it is called again when there is news. The
-        tenant pays `tokens` when it waited and its turn comes; 0 for a replay, which it has paid for."""
+        """`attempt` chooses workers and charges them, or returns None and is called again after a `wake`. The tenant
+        pays `tokens` when the choice waited and its turn comes; 0 for a replay, which the tenant has paid for."""
         return Turn(self, ticket, attempt, tokens)
 
     def wake(self) -> None:
@@ -159,11 +153,11 @@ class AdmissionQueue:
         return QueueView(len(self._waiting), self._running, self._limit, age_s)
 
     def waiting_tokens(self) -> int:
-        """Of the prompts that wait. A replay counts none."""
+        """Prompt tokens of the waiting choices. A replay counts none."""
         return sum(turn.tokens for turn in self._waiting)
 
     async def wait_empty(self, timeout_s: float) -> int:
-        """Returns how many requests are left: 0 as soon as the last one is gone, more when the time is up."""
+        """Returns how many requests are left: 0 as soon as the last one has gone, more when the time is up."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._empty.wait(), timeout_s)
         return self._admitted.total()
@@ -171,7 +165,7 @@ class AdmissionQueue:
     # --- for tickets and turns ----------------------------------------------------------------------------------------
 
     def join(self, turn: Turn[R]) -> None:
-        """At once when nobody is before it, else in order."""
+        """Tries at once when nobody waits, else waits in order."""
         if turn.ticket.refused is not None:
             turn.refuse(turn.ticket.refused)
         elif not len(self._waiting) and turn.try_now():
@@ -205,7 +199,7 @@ class AdmissionQueue:
         now = time.monotonic()
         for turn in self._waiting.order():
             if turn.ticket.deadline_s <= now:
-                continue  # it hears of that by its own clock
+                continue  # its own timer tells it
             if turn.try_now():
                 self._waiting.take(turn)
                 turn.ticket.turns.discard(turn)
@@ -229,8 +223,8 @@ class AdmissionQueue:
             del self._admitted[victim.tenant]
 
     def _dispensable(self, priority: int, tenant: str) -> Ticket | None:
-        """The last request, of the tenant that holds most, that waits with the lowest priority and has not run; among
-        equal priorities only of a tenant that would still hold as many as the newcomer's."""
+        """The last request that waits with the lowest priority and has not run, of the tenant that holds most. When the
+        priorities are equal, that tenant must still hold as many as the newcomer's afterwards."""
         lowest = self._waiting.lowest_priority
         if lowest is None or lowest > priority:
             return None

@@ -135,14 +135,8 @@ class Choice:
 
     def _note_placement(self, facts: Request, assignment: Assignment, waited_s: float) -> None:
         self._tally.placed(assignment, waited_s)
-        self._parts.decisions.add(
-            self._request.request_id,
-            self._tally.index,
-            self._tally.attempts,
-            waited_s,
-            facts,
-            assignment.placement,
-        )
+        decided = (self._request.request_id, self._tally.index, self._tally.attempts)
+        self._parts.decisions.add(*decided, waited_s, facts, assignment.placement)
 
     def _has_worker(self, besides: WorkerKey | None = None) -> bool:
         """There is a decode worker that could take this choice, now or when it is less busy."""

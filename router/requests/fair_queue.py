@@ -1,16 +1,16 @@
 """The order in which waiting requests should go: higher priority first, then tenants by turns. Pure; no clock, no I/O.
 
-Used by admission. Within a priority it is start-time fair queueing (Goyal, Vin, Cheng 1996) by prompt tokens: each
-tenant's next request carries a start tag, the tokens that the tenant has had since it began to wait, and the smallest
-goes first. While two tenants both have requests waiting, what they got differs by no more than one request of each,
-and a tenant that comes later starts where the others are by then. What a tenant had is forgotten once nobody waits.
+Within a priority it is start-time fair queueing (Goyal, Vin, Cheng 1996) by prompt tokens: each tenant's next request
+carries a start tag, the tokens that the tenant has had since it began to wait, and the smallest tag goes first. While
+two tenants both wait, the tokens they got differ by at most one request of each. A tenant that comes later starts where
+the others are by then. Once nobody waits, all tags are forgotten.
 """
 
 import heapq
 from collections.abc import Iterable, Iterator
 from typing import Generic, Protocol, TypeVar
 
-MAX_IDLE_TENANTS = 64  # remembered beyond those that wait
+MAX_IDLE_TENANTS = 64  # remembered besides the waiting ones
 
 
 class Waiter(Protocol):
@@ -22,7 +22,7 @@ class Waiter(Protocol):
 
     @property
     def tokens(self) -> int:
-        """What it costs its tenant to go. 0: it has paid before, and goes before those that have not."""
+        """What its turn costs its tenant. 0: it has paid before, and goes before those that have not."""
         ...
 
 
@@ -33,10 +33,12 @@ class _Level(Generic[W]):
     """Requests of one priority."""
 
     def __init__(self) -> None:
-        self.again: dict[W, None] = {}  # those that have paid, in the order of arrival
-        self.tenants: dict[str, dict[W, None]] = {}  # those that wait, by tenant, in the order of arrival
-        self._start: dict[str, int] = {}  # tag of a tenant's next request; of idle tenants while it is in the future
-        self._now = 0  # highest start tag that went
+        self.again: dict[W, None] = {}  # waiters that have paid, in the order of arrival
+        self.tenants: dict[str, dict[W, None]] = {}  # the others by tenant, in the order of arrival
+        self._start: dict[
+            str, int
+        ] = {}  # tag of a tenant's next request; of an idle tenant only while it is above `_now`
+        self._now = 0  # highest start tag that has gone
 
     def add(self, waiter: W) -> None:
         if not waiter.tokens:
@@ -81,7 +83,7 @@ class _Level(Generic[W]):
                 heapq.heapreplace(heads, (start + waiter.tokens, number, following, rest))
 
     def _sweep(self) -> None:
-        """Of the tenants that do not wait, those are remembered that had most more than their share."""
+        """Among idle tenants, keeps those furthest ahead of their share."""
         idle = [of for of, start in self._start.items() if of not in self.tenants and start > self._now]
         kept = [*self.tenants, *heapq.nlargest(MAX_IDLE_TENANTS // 2, idle, key=self._start.__getitem__)]
         self._start = {tenant: self._start[tenant] for tenant in kept}
@@ -107,7 +109,7 @@ class FairQueue(Generic[W]):
         self._levels.setdefault(waiter.priority, _Level()).add(waiter)
 
     def remove(self, waiter: W) -> None:
-        """It leaves without having gone."""
+        """Takes out a waiter whose turn has not come."""
         del self._waiting[waiter]
         level = self._levels[waiter.priority]
         level.remove(waiter)
@@ -115,18 +117,18 @@ class FairQueue(Generic[W]):
             del self._levels[waiter.priority]
 
     def take(self, waiter: W) -> None:
-        """It goes, at its tenant's cost. Not only the first of `order` may go."""
+        """The waiter's turn has come, at its tenant's cost. It need not be the first of `order`."""
         self._levels[waiter.priority].charge(waiter)
         self.remove(waiter)
 
     def order(self) -> Iterator[W]:
-        """All that wait, as they should go if all of them can. What is taken or removed meanwhile does no harm."""
+        """All waiters in the order in which they should go. Waiters may be taken or removed meanwhile."""
         for priority in sorted(self._levels, reverse=True):
             if level := self._levels.get(priority):
                 yield from level.order()
 
     def last_of(self, tenants: Iterable[str], priority: int) -> Iterator[W]:
-        """What waits with a priority and has not paid, tenant by tenant, the latest arrival first."""
+        """The waiters of a priority that have not paid, tenant by tenant, the latest arrival first."""
         if level := self._levels.get(priority):
             for tenant in tenants:
                 yield from reversed(level.tenants.get(tenant, {}))
@@ -136,6 +138,6 @@ class FairQueue(Generic[W]):
         return min(self._levels, default=None)
 
     def tenants(self, priority: int) -> list[str]:
-        """That have requests waiting with a priority."""
+        """Tenants with requests of a priority that wait and have not paid."""
         level = self._levels.get(priority)
         return list(level.tenants) if level else []

@@ -1,9 +1,5 @@
-"""Runs the requests that one call stands for as one stream: one request, or one per prompt of /v1/completions.
+"""Runs the requests of one call as one stream: one request, or one per prompt of /v1/completions."""
 
-Called by both APIs.
-"""
-
-import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -12,28 +8,27 @@ from typing import cast
 import msgspec
 
 from router.requests.frontend import Generator
+from router.requests.merge import merge
 from router.requests.request import Finished, GenerateRequest, Piece, sum_of
 
 MAX_WAITING = 64  # pieces that the client has not taken yet
 STALL_GRACE_S = 5.0  # beyond the deadline, for a client to take what is left
 
-_News = tuple[int, Piece | Finished | Exception]
-
 
 def stall_limit_s(requests: Sequence[GenerateRequest]) -> float:
-    """Seconds after which a client that has not taken its answer gets no more of it. Generation ends by itself at the
-    deadline, but not while it waits for a client that does not read."""
+    """Seconds after which a client that has not read its answer gets no more of it. Generation ends by itself at the
+    deadline, except while it waits for a client that does not read."""
     return max(request.deadline_s for request in requests) - time.monotonic() + STALL_GRACE_S
 
 
 def pieces_of(generator: Generator, request: GenerateRequest) -> AsyncGenerator[Piece | Finished, None]:
-    """To be used with `aclosing`: nobody else tells the generator that its consumer has gone."""
+    """Use with `aclosing`: nothing else tells the generator that its consumer has gone."""
     return cast(AsyncGenerator[Piece | Finished, None], generator.generate(request))
 
 
 def generate_all(generator: Generator, requests: Sequence[GenerateRequest]) -> AsyncGenerator[Piece | Finished, None]:
-    """The pieces of all requests as they come, choices numbered through, then what all came to together. To be used
-    with `aclosing` as well."""
+    """The pieces of all requests as they come, choices numbered through, then one Finished for all. Use with
+    `aclosing`."""
     return pieces_of(generator, requests[0]) if len(requests) == 1 else _numbered_through(generator, requests)
 
 
@@ -41,7 +36,8 @@ async def _numbered_through(
     generator: Generator, requests: Sequence[GenerateRequest]
 ) -> AsyncGenerator[Piece | Finished, None]:
     ended: list[Finished] = []
-    async with aclosing(_merge(generator, requests)) as merged:
+    streams = [pieces_of(generator, request) for request in requests]
+    async with aclosing(merge(streams, MAX_WAITING)) as merged:
         async for position, item in merged:
             if isinstance(item, Finished):
                 ended.append(item)
@@ -49,31 +45,3 @@ async def _numbered_through(
                 offset = sum(len(request.sampling) for request in requests[:position])
                 yield msgspec.structs.replace(item, index=offset + item.index) if offset else item
     yield sum_of(ended)
-
-
-async def _merge(
-    generator: Generator, requests: Sequence[GenerateRequest]
-) -> AsyncGenerator[tuple[int, Piece | Finished], None]:
-    news: asyncio.Queue[_News] = asyncio.Queue(MAX_WAITING)
-    tasks = [asyncio.create_task(_pump(news, generator, i, request)) for i, request in enumerate(requests)]
-    try:
-        running = len(tasks)
-        while running:
-            position, arrived = await news.get()
-            if isinstance(arrived, Exception):
-                raise arrived
-            running -= isinstance(arrived, Finished)
-            yield position, arrived
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _pump(news: asyncio.Queue[_News], generator: Generator, position: int, request: GenerateRequest) -> None:
-    try:
-        async with aclosing(pieces_of(generator, request)) as pieces:
-            async for item in pieces:
-                await news.put((position, item))
-    except Exception as error:
-        await news.put((position, error))

@@ -1,4 +1,4 @@
-"""What the gRPC and the HTTP API need of the rest of the router. One Frontend, built by __main__, serves both."""
+"""What the gRPC and the HTTP API need of the rest of the router."""
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ class Limits(Struct, frozen=True):
     """How long a request may be, in tokens of prompt and output together."""
 
     max_model_len: int  # what the model takes
-    pool_tokens: int | None = None  # what the largest worker's KV pool holds; None: no worker is known
+    pool_tokens: int | None = None  # what the roomiest worker takes; None: no worker is known
 
 
 class Generator(Protocol):

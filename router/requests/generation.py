@@ -5,13 +5,13 @@ leaving the `with` blocks of `generate` and Choice.stream, on every path: finish
 closing the iterator.
 """
 
-import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 
 from router.counters.tally import RequestTally
 from router.requests.choice import Choice, Parts
 from router.requests.frontend import Limits
+from router.requests.merge import merge
 from router.requests.request import Finished, GenerateRequest, Piece
 from router.text.tokenizer import Tokenizer
 from router.workers.pool import largest
@@ -39,10 +39,14 @@ class Generator:
                 raise UnavailableError("the router is draining and takes no new requests")
             with self._parts.queue.admit(request.priority, request.tenant, request.deadline_s) as ticket:
                 choices = [Choice(self._parts, request, tally.choice(i), ticket) for i in range(len(request.sampling))]
-                streams = [choice.stream() for choice in choices]
-                async with aclosing(streams[0] if len(streams) == 1 else _merge(streams)) as pieces:
-                    async for piece in pieces:
-                        yield piece
+                if len(choices) == 1:
+                    async with aclosing(choices[0].stream()) as pieces:
+                        async for piece in pieces:
+                            yield piece
+                else:
+                    async with aclosing(merge([choice.stream() for choice in choices])) as merged:
+                        async for _, piece in merged:
+                            yield piece
         yield Finished(tally.prompt_tokens, tally.output_tokens, tally.cached_tokens, tally.choices)
 
     def limits(self) -> Limits:
@@ -59,34 +63,3 @@ class Generator:
         """Refuses new requests from now on; returns how many are still in flight when the time is up."""
         self._draining = True
         return await self._parts.queue.wait_empty(timeout_s)
-
-
-async def _merge(streams: Sequence[AsyncGenerator[Piece, None]]) -> AsyncGenerator[Piece, None]:
-    """The pieces of all streams as they come. The first failure ends the others."""
-    arrived: asyncio.Queue[Piece | Exception | None] = asyncio.Queue()
-
-    async def pump(stream: AsyncGenerator[Piece, None]) -> None:
-        try:
-            async with aclosing(stream) as pieces:
-                async for piece in pieces:
-                    arrived.put_nowait(piece)
-        except Exception as error:
-            arrived.put_nowait(error)
-        else:
-            arrived.put_nowait(None)
-
-    pumps = [asyncio.create_task(pump(stream)) for stream in streams]
-    try:
-        running = len(pumps)
-        while running:
-            item = await arrived.get()
-            if isinstance(item, Exception):
-                raise item
-            if item is None:
-                running -= 1
-            else:
-                yield item
-    finally:
-        for task in pumps:
-            task.cancel()
-        await asyncio.gather(*pumps, return_exceptions=True)

@@ -1,6 +1,6 @@
 """A validated, tokenized request and what is streamed back for it: the contract between the APIs and generation.
 
-What every request or piece needs one of is a Struct: a frozen dataclass takes ten times as long to make.
+Objects that every request or piece needs are Structs, because making a frozen dataclass takes ten times as long.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from router.counters.tally import Service
 
 
 class GenerateRequest(Struct, frozen=True):
-    """Every check is behind it: what is left to fail is the service, not the caller."""
+    """A request that has passed all checks: only the service can still fail."""
 
     request_id: str
     prompt: npt.NDArray[np.uint32]  # [num_prompt_tokens], at least one
@@ -22,11 +22,11 @@ class GenerateRequest(Struct, frozen=True):
     stop: tuple[str, ...]  # stop strings; the text ends before the first one
     deadline_s: float  # on time.monotonic()
     priority: int = 0
-    tenant: str = ""  # who shares the router with others; empty: all who do not say
+    tenant: str = ""  # who shares the router with others; empty: all callers that name none
 
 
 class Piece(Struct, frozen=True, gc=False):
-    """New output of one choice, in order. `text` may lag behind the tokens; the last piece has `finish_reason`."""
+    """New output of one choice, in order. `text` may lag behind the tokens; only the last piece has `finish_reason`."""
 
     index: int
     token_ids: list[int]

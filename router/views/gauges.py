@@ -53,25 +53,25 @@ def add_event_gauges(metrics: RouterMetrics, indexer: Indexer) -> None:
     metrics.counter(
         "baton_router_event_batches",
         "Batches of KV events applied",
-        lambda: [((state.worker_id,), state.batches) for state in indexer.event_states()],
+        lambda: [((worker.key[0],), worker.batches) for worker in indexer.workers],
         "worker",
     )
     metrics.gauge(
         "baton_router_event_lag_batches",
         "Batches that a worker has published and the tree does not contain yet",
-        lambda: [((state.worker_id,), state.lag) for state in indexer.event_states()],
+        lambda: [((worker.key[0],), worker.lag) for worker in indexer.workers],
         "worker",
     )
     metrics.counter(
         "baton_router_event_gaps",
         "Holes in a worker's event numbers",
-        lambda: [((state.worker_id,), state.gaps) for state in indexer.event_states()],
+        lambda: [((worker.key[0],), worker.gaps) for worker in indexer.workers],
         "worker",
     )
     metrics.gauge(
         "baton_router_worker_without_events",
         "1 for a worker that caches blocks and publishes no events: it is chosen by load alone",
-        lambda: [((state.worker_id,), state.silent) for state in indexer.event_states()],
+        lambda: [((worker.key[0],), worker.silent) for worker in indexer.workers],
         "worker",
     )
 

@@ -49,7 +49,7 @@ class Reporter:
     async def _publish(self, leaving: bool = False) -> None:
         view, uptime_s = self._queue.view(), time.monotonic() - self._began_s
         queue = RouterQueue(view.waiting, self._queue.waiting_tokens(), view.oldest_age_s)
-        totals = self._metrics.totals()
+        totals = self._metrics.totals
         report = RouterReport(
             MAJOR, self._router_id, self._incarnation, uptime_s, queue, totals, leaving, self._metrics_address
         )

@@ -103,8 +103,8 @@ class StatusView:
         return pb.Totals(
             clock_s=time.monotonic(),
             requests=metrics.placements.total(),
-            prompt_tokens=metrics.started_tokens,
-            cached_tokens=metrics.started_cached_tokens,
+            prompt_tokens=metrics.totals.started_tokens,
+            cached_tokens=metrics.totals.cached_tokens,
             output_tokens=metrics.streamed_tokens,
             event_batches=events.batches,
             events_refused=events.refused_events,

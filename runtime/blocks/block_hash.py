@@ -1,7 +1,7 @@
 """Block and sequence hashes of token lists: the names under which KV blocks are known all over the cluster.
 
-The router hashes prompts to look them up in its radix tree; engines hash what they compute to publish it. One
-implementation serves both, without torch. Definitions, bit-exact with NVIDIA Dynamo 1.6:
+The router hashes prompts to look them up in its radix tree; engines hash the blocks that they compute to publish them.
+One implementation serves both, without torch. Definitions, bit-exact with NVIDIA Dynamo 1.6:
 
 - block hash: xxh3_64 over the block's token ids as little-endian u32, seed 1337; full blocks only
 - sequence hash: s_0 = h_0, s_i = xxh3_64(LE64(s_(i-1)) + LE64(h_i), seed 1337); names a block together with its prefix
@@ -20,12 +20,11 @@ TOKEN: Final = np.dtype("<u4")
 WORD: Final = np.dtype("<u8")
 
 BATCHED_SIZES: Final = (8, 16, 24, 32)
-"""Tokens in a block for which XXH3 is a short formula, that is computed for all blocks of a prompt at once."""
+"""Block sizes in tokens for which XXH3 is a short formula, computed for all blocks of a prompt at once."""
 
 
 def prepare() -> None:
-    """Loads the compiled part, which otherwise is done by the first call: a few tenths of a second, some seconds the
-    first time on a machine. From any thread."""
+    """Loads the compiled part in advance: 0.2 s, or some seconds the first time on a machine. From any thread."""
     import runtime.blocks.xxh3  # noqa: F401
 
 
@@ -35,7 +34,7 @@ def block_hashes(tokens: NDArray[np.uint32], block_size: int, seed: int = SEED) 
     data = np.ascontiguousarray(tokens[: num_blocks * block_size], dtype=TOKEN)
     hashes = np.empty(num_blocks, dtype=np.uint64)
     if block_size in BATCHED_SIZES:
-        from runtime.blocks.xxh3 import hash_rows  # here, because workers load it while they load their model
+        from runtime.blocks.xxh3 import hash_rows  # not at the top: workers load it while they load their model
 
         hash_rows(data.view(WORD), block_size * TOKEN.itemsize // WORD.itemsize, np.uint64(seed), hashes)
         return hashes
@@ -46,8 +45,7 @@ def block_hashes(tokens: NDArray[np.uint32], block_size: int, seed: int = SEED) 
 
 
 def sequence_hashes(hashes: NDArray[np.uint64], parent: int | None = None) -> NDArray[np.uint64]:
-    """Chains block hashes [n] -> [n]. `parent` is the sequence hash of the block before the first one; None: there is
-    none."""
+    """Chains block hashes [n] -> [n]. `parent`: sequence hash of the block before the first; None: there is none."""
     from runtime.blocks.xxh3 import hash_chain
 
     chained = np.array(hashes, dtype=np.uint64)
@@ -59,6 +57,5 @@ def sequence_hashes(hashes: NDArray[np.uint64], parent: int | None = None) -> ND
 
 
 def lora_seed(name: str) -> int:
-    """Seed of the block hashes of requests that use the LoRA adapter `name`: their KV differs, so their blocks must
-    too."""
+    """Seed of the block hashes of requests that use the LoRA adapter `name`, because their KV differs."""
     return (SEED + xxhash.xxh3_64_intdigest(name.encode(), 0)) & MASK_64

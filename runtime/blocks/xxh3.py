@@ -1,4 +1,4 @@
-"""XXH3, 64 bits, of the short inputs that name KV blocks, many at once. Called by runtime/blocks/block_hash.py alone.
+"""XXH3, 64 bits, of the short inputs that name KV blocks, many at once.
 
 Formulas: XXH3_len_17to128_64b and XXH3_len_9to16_64b of the xxHash specification
 (github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md).
@@ -50,8 +50,8 @@ def _avalanche(total: np.uint64) -> np.uint64:
 def hash_rows(data: NDArray[np.uint64], words: int, seed: np.uint64, out: NDArray[np.uint64]) -> None:
     """Hashes of rows of `words` u64 each (4, 8, 12 or 16), given flat in `data`, into `out` [rows].
 
-    Works from both ends of a row to its middle. Per 16 bytes: the folded product of the two halves, each xored with a
-    key of its place.
+    Works from both ends of a row to its middle. Per 16 bytes it adds the folded product of the two halves, each xored
+    with the key of its place.
     """
     for row in range(len(out)):
         front, back = row * words, (row + 1) * words - 2

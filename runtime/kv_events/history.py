@@ -1,7 +1,7 @@
 """Event batches that a router missed, from the JetStream stream that keeps an hour of them.
 
-Batches are numbered by worker, messages by stream; where a batch is stored is found by bisection over the stream,
-asking for the worker's next message from a position on.
+Batches are numbered per worker, messages per stream. A batch is found by bisection over the stream, which asks for the
+worker's next message from a position on.
 """
 
 import msgspec
@@ -13,7 +13,7 @@ from runtime.errors import ProtocolError
 from runtime.nats.client import NatsClient
 from runtime.nats.subjects import kv_events_stream, kv_events_subject
 
-MAX_BATCHES = 256  # of a longer hole a snapshot is the quicker cure
+MAX_BATCHES = 256  # a longer hole is healed faster by a snapshot
 
 
 async def last_batch(nats: NatsClient, worker_id: str) -> KvEventBatch | None:
@@ -23,7 +23,7 @@ async def last_batch(nats: NatsClient, worker_id: str) -> KvEventBatch | None:
 
 
 async def fetch_batches(nats: NatsClient, worker: WorkerKey, ids: range) -> list[KvEventBatch] | None:
-    """The batches with these ids, in order; None when not all of them are stored (any more). Raises NATS_ERRORS."""
+    """The batches with these ids, in order; None when some are not stored (any more). Raises NATS_ERRORS."""
     if len(ids) > MAX_BATCHES:
         return None
     worker_id, incarnation = worker

@@ -1,8 +1,8 @@
 """A worker's side of the event plane: KV events of each engine step become one numbered batch in JetStream.
 
-`publish` never blocks and never fails. Batches leave in order, many on their way at a time; what JetStream has not
-acknowledged is kept and sent again after an outage. Routers drop what they have seen before, and when the buffer had
-to drop batches they notice the hole in the numbers and ask the worker for a snapshot.
+`publish` never blocks and never fails. Batches leave in order, many on their way at a time. A batch that JetStream has
+not acknowledged is kept and sent again after an outage; routers ignore a batch that they have seen. When the buffer has
+to drop batches, routers notice the hole in the event ids and ask the worker for a snapshot.
 """
 
 import asyncio
@@ -11,11 +11,12 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import msgspec
 import nats.errors
 import structlog
 from nats.js.api import PubAck, StorageType, StreamConfig
 
-from baton_proto.kv_events import HASH_BYTES, MAJOR, Cleared, KvEvent, KvEventBatch, Removed, Stored, encode_batch
+from baton_proto.kv_events import HASH_BYTES, MAJOR, KvEvent, KvEventBatch, Removed, Stored, encode_batch
 from runtime.end_task import end_tasks
 from runtime.nats.client import NATS_ERRORS, NatsClient
 from runtime.nats.subjects import kv_events_stream, kv_events_subject
@@ -23,6 +24,7 @@ from runtime.nats.subjects import kv_events_stream, kv_events_subject
 MAX_AGE_S = 3600.0
 MAX_STREAM_BYTES = 256 * 1024 * 1024
 BATCH_HASH_BYTES = 512 * 1024  # half of NATS' default limit for a message
+FRAME_BYTES = 64  # of an event beside its hashes, at most
 BUFFER_BYTES = 64 * 1024 * 1024
 WINDOW = 256  # batches on their way to JetStream
 ACK_TIMEOUT_S = 2.0
@@ -46,7 +48,7 @@ class _Sent:
 
 
 class EventPublisher:
-    """To be made and used on the event loop."""
+    """Made and used on the event loop."""
 
     def __init__(
         self,
@@ -56,7 +58,7 @@ class EventPublisher:
         buffer_bytes: int = BUFFER_BYTES,
         gather_s: float = 0.0,
     ) -> None:
-        """Batches leave at most every `gather_s`: a message costs each router more than the events in it."""
+        """A batch leaves at most every `gather_s`, because a message costs each router more than its events do."""
         self._nats = nats
         self._worker_id = worker_id
         self._incarnation = incarnation
@@ -66,7 +68,7 @@ class EventPublisher:
         self._buffer_limit = buffer_bytes
         self._gather_s = gather_s
         self._gathered: list[KvEvent] = []
-        self._timer: asyncio.TimerHandle | None = None  # when they become a batch
+        self._timer: asyncio.TimerHandle | None = None  # packs `_gathered`
         self._not_before_s = 0.0
         self._buffered_bytes = 0  # of waiting and sent batches
         self._waiting: deque[_Batch] = deque()
@@ -81,7 +83,7 @@ class EventPublisher:
 
     @property
     def last_event_id(self) -> int:
-        """Of the newest batch; 0 before the first one."""
+        """Event id of the newest batch; 0 before the first one."""
         return self._last_event_id
 
     @property
@@ -90,7 +92,7 @@ class EventPublisher:
         return len(self._waiting) + len(self._sent)
 
     def publish(self, events: list[KvEvent]) -> None:
-        """In order with all before them, now or a little later."""
+        """Sends events behind all earlier ones, now or within `gather_s`."""
         self._gathered += events
         loop = asyncio.get_running_loop()
         if loop.time() >= self._not_before_s:
@@ -99,8 +101,8 @@ class EventPublisher:
             self._timer = loop.call_at(self._not_before_s, self.pack)
 
     def pack(self) -> None:
-        """What was gathered becomes one batch, or several when it would be too large for one message: `last_event_id`
-        then counts all that was published."""
+        """Makes the gathered events a batch, or several when one message cannot hold them. `last_event_id` then counts
+        all that was published."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -119,7 +121,7 @@ class EventPublisher:
         self._wake.set()
 
     async def flush(self, timeout_s: float) -> bool:
-        """Waits until JetStream has everything; False when the time is up."""
+        """Waits until JetStream has everything; False when the time is up first."""
         self.pack()
         try:
             await asyncio.wait_for(self._idle.wait(), timeout_s)
@@ -128,7 +130,7 @@ class EventPublisher:
         return True
 
     async def close(self) -> None:
-        """Gives what is on its way a moment, then stops."""
+        """Waits up to CLOSE_TIMEOUT_S for batches on their way, then stops."""
         self.pack()
         if self._nats.connected:
             await self.flush(CLOSE_TIMEOUT_S)
@@ -149,7 +151,7 @@ class EventPublisher:
                 await asyncio.sleep(RETRY_S)
 
     async def _send_waiting(self) -> None:
-        """Returns never; raises one of NATS_ERRORS when the connection or an acknowledgement failed."""
+        """Never returns. Raises NATS_ERRORS when the connection or an acknowledgement failed."""
         while True:
             if not self._stream_exists:
                 await self._nats.ensure_stream(self._stream)
@@ -177,8 +179,7 @@ class EventPublisher:
                 await self._wake.wait()
 
     def _take_acknowledgements(self) -> None:
-        """Of the oldest batches on their way. Raises what JetStream answered instead, or that it did not answer in
-        time."""
+        """Takes the acknowledgements of the oldest batches. Raises what JetStream answered instead, or TimeoutError."""
         while self._sent and self._sent[0].acknowledged.done():
             self._sent[0].acknowledged.result()
             self._buffered_bytes -= len(self._sent.popleft().batch.payload)
@@ -192,7 +193,7 @@ class EventPublisher:
         return asyncio.get_running_loop().time() + max(0.0, ACK_TIMEOUT_S - waited_s)
 
     def _take_back(self) -> None:
-        """What is on its way counts as not sent."""
+        """Counts all batches on their way as not sent."""
         for sent in self._sent:
             if not sent.acknowledged.cancel() and not sent.acknowledged.cancelled():
                 sent.acknowledged.exception()  # looked at, or asyncio complains
@@ -201,12 +202,12 @@ class EventPublisher:
         self._sent.clear()
 
     def _drop_oldest(self) -> None:
-        """When the buffer is full."""
+        """Drops batches while the buffer is over its limit."""
         while self._buffered_bytes > self._buffer_limit and len(self._waiting) > 1:
             self._drop(self._waiting.popleft(), "the buffer is full")
 
     def _drop(self, batch: _Batch, why: str) -> None:
-        """A router that misses it takes a snapshot."""
+        """A router that misses the batch takes a snapshot."""
         self._buffered_bytes -= len(batch.payload)
         self.dropped_batches += 1
         if self.dropped_batches.bit_count() == 1:  # the 1st, 2nd, 4th, 8th, ...
@@ -222,12 +223,12 @@ class EventPublisher:
 
 
 def split_events(events: list[KvEvent]) -> Iterator[list[KvEvent]]:
-    """The same events in the same order, as lists that each fit into one NATS message."""
+    """The same events in the same order, as lists that each fit into a NATS message."""
     part: list[KvEvent] = []
     size = 0
     for event in events:
         for piece in _split_event(event):
-            piece_bytes = _hash_bytes(piece)
+            piece_bytes = _size(piece)
             if part and size + piece_bytes > BATCH_HASH_BYTES:
                 yield part
                 part, size = [], 0
@@ -250,19 +251,13 @@ def _split_event(event: KvEvent) -> Iterator[KvEvent]:
             yield event
 
 
-def _hash_bytes(event: KvEvent) -> int:
-    """Bytes of its hash runs, with something for its frame."""
-    match event:
-        case Stored():
-            return len(event.block_hashes) + len(event.sequence_hashes) + 64
-        case Removed():
-            return len(event.sequence_hashes) + 64
-        case Cleared():
-            return 64
+def _size(event: KvEvent) -> int:
+    """Bytes of the event's hashes, and FRAME_BYTES."""
+    return FRAME_BYTES + sum(len(run) for run in msgspec.structs.astuple(event) if isinstance(run, bytes))
 
 
 def stream_config(namespace: str) -> StreamConfig:
-    """An hour of events, so that a router can fetch what it missed."""
+    """The stream keeps an hour of events, so that a router can fetch what it missed."""
     return StreamConfig(
         name=kv_events_stream(namespace),
         subjects=[kv_events_subject(namespace)],

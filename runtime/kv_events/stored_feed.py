@@ -1,7 +1,7 @@
 """The order of one worker's batches in a log that is read from its start: the stream's history or a recording.
 
-Unlike for the live EventFeed, whoever wrote the log is done: what is missing when much more has been read, or at the
-end, will not come any more and is passed over. No I/O here.
+A log, unlike a live worker, is complete: a batch that is missing when REORDER_BATCHES more have been read, or at the
+end, will not come and is passed over. No I/O here.
 """
 
 from collections.abc import Iterator
@@ -27,14 +27,14 @@ class StoredFeed:
         self._feed.rebase(event_id)
 
     def offer(self, batch: KvEventBatch) -> Iterator[KvEventBatch]:
-        """The batches whose turn it is now; none for a batch that was there before."""
+        """The batches whose turn has come; none for a batch that was there before."""
         if self._feed.offer(batch):
             yield from self._feed.ready()
         while self._feed.holed and self._feed.expected - self._feed.applied > REORDER_BATCHES:
             yield from self._pass_over()
 
     def end(self) -> Iterator[KvEventBatch]:
-        """What waited for others in vain."""
+        """The log has ended: the batches that still wait for a missing one."""
         while self._feed.holed:
             yield from self._pass_over()
 

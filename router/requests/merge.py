@@ -1,0 +1,42 @@
+"""Several streams as one, item by item as they come."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+async def merge(
+    streams: Sequence[AsyncGenerator[T, None]], max_waiting: int = 0
+) -> AsyncGenerator[tuple[int, T], None]:
+    """(number of the stream, item). The first failure ends all streams. `max_waiting`: items that are not taken yet,
+    before the streams have to wait; 0: no limit."""
+    news: asyncio.Queue[tuple[int, T] | Exception | None] = asyncio.Queue(max_waiting)
+
+    async def pump(number: int, stream: AsyncGenerator[T, None]) -> None:
+        try:
+            async with aclosing(stream) as items:
+                async for item in items:
+                    await news.put((number, item))
+        except Exception as error:
+            await news.put(error)
+        else:
+            await news.put(None)  # the stream has ended
+
+    pumps = [asyncio.create_task(pump(number, stream)) for number, stream in enumerate(streams)]
+    try:
+        running = len(pumps)
+        while running:
+            arrived = await news.get()
+            if isinstance(arrived, Exception):
+                raise arrived
+            if arrived is None:
+                running -= 1
+            else:
+                yield arrived
+    finally:
+        for task in pumps:
+            task.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
