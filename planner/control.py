@@ -6,7 +6,7 @@ import msgspec
 import structlog
 from msgspec.structs import replace
 
-from baton_proto.planner import DECODE, PREFILL, ROLES, Action, Holds, Observation, WorkerView
+from baton_proto.planner import DECODE, PREFILL, ROLES, Action, Observation, WorkerView
 from baton_proto.planner_control import (
     MAJOR,
     Answer,
@@ -56,7 +56,9 @@ class Control:
                 await self._hand.set(
                     holds.prefill if prefill is None else prefill, holds.decode if decode is None else decode
                 )
-                return Done(f"set by hand: {_counts(self._hand.holds())}; `baton scale --release` takes it back")
+                return Done(
+                    f"set by hand: {self._hand.holds().sentence() or 'nothing'}; `baton scale --release` takes it back"
+                )
             case Release():
                 await self._hand.set(None, None)
                 return Done("the planner decides alone")
@@ -76,12 +78,11 @@ class Control:
         role = DECODE if worker.role == PREFILL else PREFILL
         now, holds = self._observed(), self._hand.holds()
         wanted = {one: counts(now, one).have + (1 if one == role else -1) for one in ROLES}
-        for one, held in ((PREFILL, holds.prefill), (DECODE, holds.decode)):
-            if held is not None:
-                wanted[one] = max(0, held + (1 if one == role else -1))
+        for one, held in holds.counts().items():
+            wanted[one] = max(0, held + (1 if one == role else -1))
         await self._hand.set(wanted[PREFILL], wanted[DECODE])
         self._begin(Action("flip", worker.worker_id, role, BY_HAND))
-        by_hand = f"set by hand: {_counts(self._hand.holds())}"
+        by_hand = f"set by hand: {self._hand.holds().sentence() or 'nothing'}"
         return Done(f"{worker.worker_id} drains and turns into a {role} worker; {by_hand}")
 
     def _begin(self, action: Action) -> None:
@@ -121,11 +122,6 @@ class Control:
             self._loop.problem,
             self._metrics_address,
         )
-
-
-def _counts(holds: Holds) -> str:
-    given = {"prefill": holds.prefill, "decode": holds.decode}
-    return ", ".join(f"{role} {count}" for role, count in given.items() if count is not None) or "nothing"
 
 
 def _because(problem: str) -> str:

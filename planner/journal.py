@@ -1,6 +1,4 @@
-"""The journal: a line of JSON per decision, and one per effect when it has ended. Written by the loop, read by
-`baton plan replay`.
-"""
+"""The journal: a line of JSON per decision, and one per effect that has ended."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +12,7 @@ from runtime.errors import ConfigError, ProtocolError
 
 
 class Started(Struct, frozen=True, tag="started"):
-    """A planner began; first line of each of its runs."""
+    """The first line of each run of a planner."""
 
     time_s: float
     version: int
@@ -46,7 +44,7 @@ _decoder = msgspec.json.Decoder(Line)
 
 
 class Journal:
-    """Appends. A file that has grown beyond `max_bytes` is renamed to NAME.1, over the last one. Raises ConfigError."""
+    """Appends lines. A file that has reached `max_bytes` is renamed to NAME.1. Raises ConfigError."""
 
     def __init__(self, path: Path, max_bytes: int) -> None:
         self._path = path
@@ -69,7 +67,7 @@ class Journal:
 
 
 def read_journal(path: Path) -> Iterator[Line]:
-    """A last line that is cut off is left out. Raises ConfigError naming the line that cannot be read."""
+    """Skips a last line that is cut off. Raises ConfigError naming the line that cannot be read."""
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):

@@ -1,7 +1,7 @@
-"""The planner at work: observe, decide, write down, carry out; once per interval. The same live and in simulated time.
+"""The planner at work: observe, decide, write down, carry out; once per interval, live and in simulated time.
 
-What it cannot do without is handed in: who observes, who runs processes, the clock. It never waits for an effect: what
-is in flight is part of the next observation.
+Observer, connector and clock are arguments. The loop never waits for an effect: effects in flight are part of the next
+observation.
 """
 
 import asyncio
@@ -83,8 +83,8 @@ class PlannerLoop:
         for action in target.actions:
             log.info("plan", verb=action.verb, worker=action.worker_id, role=action.role, reason=action.reason)
         if self._save is not None:
-            await self._save(self._planner.saved())  # before anything is done: a restarted planner knows of it
+            await self._save(self._planner.saved())  # before anything is done, so that a restarted planner knows of it
         if not self._advice_only:
-            # while it was saved an operator may have begun something else
+            # While the memory was saved, an operator may have begun another effect.
             self.effects.begin([one for one in target.actions if one.worker_id not in self.effects.running])
         return target

@@ -1,6 +1,7 @@
-"""From observation to target: the policy, then the guards, then the verbs. Pure but for the memory, which can be saved.
+"""From observation to target: the policy, then its guards, then the verbs.
 
-The loop (`loop.py`), the simulation and `baton plan replay` all call `decide`, and nothing else.
+The live loop, the simulation and a replay all call `decide` alone. A planner has no clock and does no I/O; its memory
+can be saved and restored.
 """
 
 import msgspec
@@ -54,7 +55,7 @@ class Planner:
         return msgspec.json.encode(Saved(MAJOR, self._policy.name, memory, self._history, self._next_number))
 
     def restore(self, data: bytes) -> None:
-        """Goes on where another planner was. What another policy remembered is left out. Raises ConfigError."""
+        """Goes on where another planner was; the memory of another policy is dropped. Raises ConfigError."""
         try:
             saved = msgspec.json.decode(data, type=Saved)
             if saved.version != MAJOR:

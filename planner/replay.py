@@ -1,8 +1,6 @@
-"""Another policy, or other settings, over the observations of a journal: what it would have wanted. Called by
-`baton plan replay`.
+"""What another policy, or other settings, would have wanted for the observations of a journal.
 
-The observations stay as they were recorded: what the other policy would have changed in the cluster does not come back
-to it. The simulator is for that.
+The observations stay as they were recorded: the cluster does not react to the other policy. The simulator is for that.
 """
 
 from collections.abc import Iterable
@@ -29,7 +27,7 @@ class Replayed(Struct, frozen=True):
 
 
 class Summary(Struct, frozen=True):
-    """Of one side. Workers wanted are weighed by the time that the decision stood."""
+    """One side of a replay. Means are weighed by the time that each decision stood."""
 
     policy: str
     decisions: int

@@ -1,215 +1,278 @@
-"""The serving cluster as discrete events, compiled by numba: one call moves it on to a given time.
+"""The serving cluster as discrete events, compiled by numba: one call of `advance` moves it on to a given time.
 
-Owns the arithmetic alone; `serving.py` owns the arrays and their meaning. A request waits in the routers' central queue
-(first come, first served) until a prefill worker is idle and a decode worker has room for its KV; its prompt then runs
-alone; with the end of the prompt comes its first token, and it decodes with all others of its worker. Decoding is a
-fluid: all sequences of a worker gain tokens at one rate, one per step, so that a sequence ends when its worker's count
-of steps `v` has grown by its number of tokens. With B sequences and K tokens of context a step takes a + b B + c K,
-and K grows by B per step: dv steps take (a + b B + c K) dv + c B dv^2 / 2.
+A request waits in the routers' central queue, first come, first served, until a prefill worker is idle and a decode
+worker has room for its KV. Its prompt then runs alone. With the end of the prompt comes its first token, and the
+request decodes with all others of its decode worker.
+
+Decoding is a fluid: all sequences of a worker gain tokens at one rate, one per step, so that a sequence ends when its
+worker's count of steps has grown by its number of tokens. With B sequences and K tokens of context a step takes
+a + b B + c K seconds, and K grows by B per step: x steps take (a + b B + c K) x + c B x^2 / 2.
+
+Times are in seconds, KV memory in tokens.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime.config.step_times import decode_time, prefill_time, token_pairs
+from simulator.workload import Requests
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Workers = NDArray[np.void]  # of WORKER
+Worker = Any  # one element of Workers
 
 IDLE = np.inf
-OPEN, CLOSED = 1, 0  # of a worker: takes requests or not
-
-# Counters, in one array so that the caller reads them at once.
-STARTED, FIRST_TOKENS, TTFT_MET, FINISHED, BOTH_MET, OUTPUT_TOKENS = range(6)
-NUM_COUNTERS = 6
+NOTHING, PROMPTS, SEQUENCES = range(3)  # what a worker takes
+ARRIVAL, PROMPT_END, SEQUENCE_END, UNTIL = range(4)  # kinds of events; UNTIL: the time that was asked for
+TTFT_MET, FINISHED, BOTH_MET, OUTPUT_TOKENS = range(4)  # counters
+NUM_COUNTERS = 4
 BUCKETS = 256  # of the histograms of TTFT and ITL, each 4 % wider than the last
 BUCKET_LOG = np.log(1.04)
 
-
-@numba.njit(cache=True)
-def _bucket(milliseconds: float) -> int:
-    return min(BUCKETS - 1, max(0, int(np.log(max(milliseconds, 1.0)) / BUCKET_LOG)))
+F = TypeVar("F", bound=Callable[..., Any])
 
 
-@numba.njit(cache=True)
-def _move(w: int, now_s: float, model: Floats, batch: Ints, context: Floats, v: Floats, at_s: Floats) -> None:
-    """Lets worker `w` decode until `now_s`."""
-    if batch[w] > 0 and now_s > at_s[w]:
-        step_s = model[3] + model[4] * batch[w] + model[5] * context[w]
-        growth = model[5] * batch[w]
-        left_s = now_s - at_s[w]
+def part(function: F, cache: bool = False) -> F:
+    """A compiled function. Because nothing is allocated here, references need no counting, which would cost 40 %."""
+    options: Any = {"_nrt": False, "cache": cache}
+    made: F = numba.njit(**options)(function)
+    return made
+
+
+def entry(function: F) -> F:
+    """A compiled function that is kept on disk, with all parts that it calls."""
+    return part(function, cache=True)
+
+
+# numba keeps the compiled loop on disk for as long as this file is the same, even when step_times.py has changed:
+# a test compares the two.
+_prefill_time, _decode_time, _token_pairs = part(prefill_time), part(decode_time), part(token_pairs)
+
+
+class Model(NamedTuple):
+    prefill: tuple[float, float, float]  # floor, per token, per pair
+    decode: tuple[float, float, float]  # floor, per sequence, per token of context
+    ttft_s: float  # target
+    itl_s: float  # target
+    kv_tokens: int  # of a decode worker
+
+
+WORKER = np.dtype(
+    [
+        ("takes", "i8"),  # NOTHING, PROMPTS or SEQUENCES
+        ("prompt", "i8"),  # the request whose prompt runs, while one does
+        ("successor", "i8"),  # the worker where this request will decode
+        ("reserved", "i8"),  # KV tokens of all requests sent to the worker to decode
+        ("sent", "i8"),  # those of them whose prompt still runs
+        ("batch", "i8"),  # sequences that decode: B
+        ("context", "f8"),  # their tokens of context: K
+        ("steps", "f8"),  # done since the beginning
+        ("at_s", "f8"),  # when `steps` and `context` were as they are
+    ],
+    align=True,
+)
+
+
+class State(NamedTuple):
+    now_s: Floats  # [1]
+    cursor: Ints  # [2]: the first request that waits, the first that has not arrived
+    workers: Workers  # [workers]
+    prompt_end_s: Floats  # [workers]: end of the prompt that runs; IDLE without one
+    end_s: Floats  # [workers]: end of the next sequence; IDLE without one
+    ends: Floats  # [workers, max_running] heap of the counts of steps at which sequences end
+    ending: Ints  # [workers, max_running] and their requests
+    first_s: Floats  # [requests]: when the first token came
+    counters: Ints  # [NUM_COUNTERS]
+    ttft: Ints  # [BUCKETS] histogram
+    itl: Ints  # [BUCKETS] histogram
+
+
+@entry
+def advance(until_s: float, model: Model, requests: Requests, state: State) -> None:
+    while True:
+        while state.cursor[0] < state.cursor[1] and _started(model, requests, state):
+            pass
+        next_s, kind, worker = _next_event(until_s, requests, state)
+        state.now_s[0] = next_s
+        if kind == UNTIL:
+            return
+        if kind == ARRIVAL:
+            state.cursor[1] += 1
+        elif kind == PROMPT_END:
+            _end_prompt(worker, next_s, model, requests, state)
+        else:
+            _end_sequence(worker, next_s, model, requests, state)
+
+
+@part
+def _started(model: Model, requests: Requests, state: State) -> bool:
+    """Whether the first request that waits could be started."""
+    request = state.cursor[0]
+    need = requests.prompt[request] + requests.output[request]
+    p = _idle_worker(state.workers, state.prompt_end_s)
+    if p < 0:
+        return False
+    d = _roomiest_worker(state.workers, need, model.kv_tokens, state.ends.shape[1])
+    if d < 0:
+        return False
+    count = requests.uncached[request]
+    pairs = _token_pairs(requests.prompt[request] - count, count)
+    floor_s, token_s, pair_s = model.prefill
+    worker, successor = state.workers[p], state.workers[d]
+    state.prompt_end_s[p] = state.now_s[0] + _prefill_time(floor_s, token_s, pair_s, count, pairs)
+    worker.prompt = request
+    worker.successor = d
+    successor.reserved += need
+    successor.sent += 1
+    state.cursor[0] += 1
+    return True
+
+
+@part
+def _idle_worker(workers: Workers, prompt_end_s: Floats) -> int:
+    for w in range(len(workers)):
+        if workers[w].takes == PROMPTS and prompt_end_s[w] == IDLE:
+            return w
+    return -1
+
+
+@part
+def _roomiest_worker(workers: Workers, need: int, kv_tokens: int, max_running: int) -> int:
+    """The decode worker with the least reserved KV that has room for `need` tokens of it; -1: none."""
+    found = -1
+    for w in range(len(workers)):
+        worker = workers[w]
+        if (
+            worker.takes == SEQUENCES
+            and worker.batch + worker.sent < max_running
+            and worker.reserved + need <= kv_tokens
+            and (found < 0 or worker.reserved < workers[found].reserved)
+        ):
+            found = w
+    return found
+
+
+@part
+def _next_event(until_s: float, requests: Requests, state: State) -> Any:
+    """(time, kind, worker)."""
+    prompt_end_s, end_s = state.prompt_end_s, state.end_s
+    next_s, kind, at = until_s, UNTIL, -1
+    arriving = state.cursor[1]
+    if arriving < len(requests.arrival_s) and requests.arrival_s[arriving] < next_s:
+        next_s, kind = requests.arrival_s[arriving], ARRIVAL
+    for w in range(len(prompt_end_s)):
+        if prompt_end_s[w] < next_s:
+            next_s, kind, at = prompt_end_s[w], PROMPT_END, w
+        if end_s[w] < next_s:
+            next_s, kind, at = end_s[w], SEQUENCE_END, w
+    return next_s, kind, at
+
+
+@part
+def _end_prompt(p: int, now_s: float, model: Model, requests: Requests, state: State) -> None:
+    """The first token has come; the request decodes from now on."""
+    request, d = state.workers[p].prompt, state.workers[p].successor
+    state.prompt_end_s[p] = IDLE
+    ttft_s = now_s - requests.arrival_s[request]
+    state.first_s[request] = now_s
+    state.ttft[_bucket(ttft_s * 1e3)] += 1
+    state.counters[TTFT_MET] += ttft_s <= model.ttft_s
+    worker = state.workers[d]
+    _decode_until(now_s, model, worker)
+    _push(worker.batch, state.ends[d], state.ending[d], worker.steps + requests.output[request] - 1, request)
+    worker.sent -= 1
+    worker.batch += 1
+    worker.context += requests.prompt[request] + 1
+    state.end_s[d] = _next_end(model, worker, state.ends[d, 0])
+
+
+@part
+def _end_sequence(d: int, now_s: float, model: Model, requests: Requests, state: State) -> None:
+    """The last token has come."""
+    worker = state.workers[d]
+    _decode_until(now_s, model, worker)
+    request = _pop(worker.batch, state.ends[d], state.ending[d])
+    prompt, output = requests.prompt[request], requests.output[request]
+    worker.batch -= 1
+    worker.context = max(0.0, worker.context - prompt - output) if worker.batch else 0.0
+    worker.reserved -= prompt + output
+    state.end_s[d] = _next_end(model, worker, state.ends[d, 0])
+    first_s = state.first_s[request]
+    met = first_s - requests.arrival_s[request] <= model.ttft_s
+    if output > 1:
+        itl_s = (now_s - first_s) / (output - 1)
+        state.itl[_bucket(itl_s * 1e3)] += 1
+        met = met and itl_s <= model.itl_s
+    state.counters[FINISHED] += 1
+    state.counters[OUTPUT_TOKENS] += output
+    state.counters[BOTH_MET] += met
+
+
+@part
+def _decode_until(now_s: float, model: Model, worker: Worker) -> None:
+    left_s = now_s - worker.at_s
+    if worker.batch > 0 and left_s > 0:
+        step_s = _step_s(model, worker)
+        growth = model.decode[2] * worker.batch
         # root of growth / 2 * x^2 + step_s * x = left_s, in the form that is exact for a small growth
         steps = 2 * left_s / (step_s + np.sqrt(step_s * step_s + 2 * growth * left_s))
-        v[w] += steps
-        context[w] += steps * batch[w]
-    at_s[w] = now_s
+        worker.steps += steps
+        worker.context += steps * worker.batch
+    worker.at_s = now_s
 
 
-@numba.njit(cache=True)
-def _next_end(w: int, model: Floats, batch: Ints, context: Floats, v: Floats, at_s: Floats, heap_v: Floats) -> Any:
-    if batch[w] == 0:
+@part
+def _next_end(model: Model, worker: Worker, first_end: float) -> Any:
+    """When the sequence ends that does so after `first_end` steps."""
+    if worker.batch == 0:
         return IDLE
-    steps = max(0.0, heap_v[w, 0] - v[w])
-    step_s = model[3] + model[4] * batch[w] + model[5] * context[w]
-    return at_s[w] + step_s * steps + model[5] * batch[w] * steps * steps / 2
+    steps = max(0.0, first_end - worker.steps)
+    return worker.at_s + _step_s(model, worker) * steps + model.decode[2] * worker.batch * steps * steps / 2
 
 
-@numba.njit(cache=True)
-def _push(w: int, size: int, key: float, request: int, heap_v: Floats, heap_request: Ints) -> None:
+@part
+def _step_s(model: Model, worker: Worker) -> Any:
+    floor_s, sequence_s, token_s = model.decode
+    return _decode_time(floor_s, sequence_s, token_s, worker.batch, worker.context)
+
+
+@part
+def _push(size: int, keys: Floats, values: Ints, key: float, value: int) -> None:
+    """Adds an entry to a heap of `size` entries."""
     i = size
     while i > 0:
         parent = (i - 1) >> 1
-        if heap_v[w, parent] <= key:
+        if keys[parent] <= key:
             break
-        heap_v[w, i] = heap_v[w, parent]
-        heap_request[w, i] = heap_request[w, parent]
+        keys[i], values[i] = keys[parent], values[parent]
         i = parent
-    heap_v[w, i] = key
-    heap_request[w, i] = request
+    keys[i], values[i] = key, value
 
 
-@numba.njit(cache=True)
-def _pop(w: int, size: int, heap_v: Floats, heap_request: Ints) -> Any:
-    """Takes the smallest of `size`; returns its request."""
-    top = heap_request[w, 0]
-    key = heap_v[w, size - 1]
-    request = heap_request[w, size - 1]
+@part
+def _pop(size: int, keys: Floats, values: Ints) -> Any:
+    """Takes the entry with the smallest key from a heap of `size` entries; returns its value."""
+    top, key, value = values[0], keys[size - 1], values[size - 1]
     i = 0
     while True:
         child = 2 * i + 1
         if child >= size - 1:
             break
-        if child + 1 < size - 1 and heap_v[w, child + 1] < heap_v[w, child]:
+        if child + 1 < size - 1 and keys[child + 1] < keys[child]:
             child += 1
-        if heap_v[w, child] >= key:
+        if keys[child] >= key:
             break
-        heap_v[w, i] = heap_v[w, child]
-        heap_request[w, i] = heap_request[w, child]
+        keys[i], values[i] = keys[child], values[child]
         i = child
-    heap_v[w, i] = key
-    heap_request[w, i] = request
+    keys[i], values[i] = key, value
     return top
 
 
-@numba.njit(cache=True)
-def advance(
-    until_s: float,
-    model: Floats,  # [8] s: prefill floor, per token, per pair; decode floor, per sequence, per token; TTFT, ITL target
-    clock_s: Floats,  # [1]: now
-    arrival_s: Floats,  # [n], rising, and for each request
-    uncached: Ints,  # [n] prompt tokens to compute
-    prompt: Ints,  # [n]
-    output: Ints,  # [n] tokens, at least 1
-    first_s: Floats,  # [n] out: when the first token came
-    cursor: Ints,  # [2]: the first request that waits, the first that has not arrived
-    p_open: Ints,  # [workers]
-    p_busy_s: Floats,  # [workers]: end of its prompt, IDLE without one
-    p_request: Ints,  # [workers]
-    p_decode: Ints,  # [workers]: where that prompt's request will decode
-    p_work_s: Floats,  # [workers]: computing time so far
-    d_open: Ints,
-    d_capacity: Ints,  # [workers] KV tokens
-    d_reserved: Ints,  # [workers] KV tokens of all requests sent to it
-    d_sent: Ints,  # [workers] requests sent to it that are in prefill
-    d_batch: Ints,  # [workers] sequences that decode: B
-    d_context: Floats,  # [workers]: K
-    d_v: Floats,  # [workers]
-    d_at_s: Floats,  # [workers]: until when `d_v` is reckoned
-    d_end_s: Floats,  # [workers]: end of its next sequence
-    heap_v: Floats,  # [workers, max_running]
-    heap_request: Ints,  # [workers, max_running]
-    counters: Ints,  # [NUM_COUNTERS]
-    ttft_histogram: Ints,  # [BUCKETS]
-    itl_histogram: Ints,
-) -> None:
-    workers = len(p_open)
-    max_running = heap_v.shape[1]
-    n = len(arrival_s)
-    while True:
-        # 1. Whatever waits and can start, starts.
-        while cursor[0] < cursor[1]:
-            p = -1
-            for w in range(workers):
-                if p_open[w] == OPEN and p_busy_s[w] == IDLE:
-                    p = w
-                    break
-            if p < 0:
-                break
-            request = cursor[0]
-            need = prompt[request] + output[request]
-            d = -1
-            for w in range(workers):
-                if (
-                    d_open[w] == OPEN
-                    and d_batch[w] + d_sent[w] < max_running
-                    and d_reserved[w] + need <= d_capacity[w]
-                    and (d < 0 or d_reserved[w] < d_reserved[d])
-                ):
-                    d = w
-            if d < 0:
-                break
-            count = uncached[request]
-            pairs = count * (prompt[request] - count + count / 2)
-            work_s = max(model[0], model[1] * count + model[2] * pairs)
-            p_busy_s[p] = clock_s[0] + work_s
-            p_work_s[p] += work_s
-            p_request[p] = request
-            p_decode[p] = d
-            d_reserved[d] += need
-            d_sent[d] += 1
-            cursor[0] += 1
-            counters[STARTED] += 1
-        # 2. The next event.
-        next_s = until_s
-        kind = 0
-        at = -1
-        if cursor[1] < n and arrival_s[cursor[1]] < next_s:
-            next_s = arrival_s[cursor[1]]
-            kind = 1
-        for w in range(workers):
-            if p_busy_s[w] < next_s:
-                next_s = p_busy_s[w]
-                kind = 2
-                at = w
-            if d_end_s[w] < next_s:
-                next_s = d_end_s[w]
-                kind = 3
-                at = w
-        clock_s[0] = next_s
-        if kind == 0:
-            return
-        if kind == 1:
-            cursor[1] += 1
-        elif kind == 2:
-            request = p_request[at]
-            p_busy_s[at] = IDLE
-            d = p_decode[at]
-            d_sent[d] -= 1
-            ttft_s = next_s - arrival_s[request]
-            first_s[request] = next_s
-            counters[FIRST_TOKENS] += 1
-            ttft_histogram[_bucket(ttft_s * 1e3)] += 1
-            if ttft_s <= model[6]:
-                counters[TTFT_MET] += 1
-            _move(d, next_s, model, d_batch, d_context, d_v, d_at_s)
-            _push(d, d_batch[d], d_v[d] + output[request] - 1, request, heap_v, heap_request)
-            d_batch[d] += 1
-            d_context[d] += prompt[request] + 1
-            d_end_s[d] = _next_end(d, model, d_batch, d_context, d_v, d_at_s, heap_v)
-        else:
-            _move(at, next_s, model, d_batch, d_context, d_v, d_at_s)
-            request = _pop(at, d_batch[at], heap_v, heap_request)
-            d_batch[at] -= 1
-            d_context[at] = max(0.0, d_context[at] - prompt[request] - output[request]) if d_batch[at] else 0.0
-            d_reserved[at] -= prompt[request] + output[request]
-            d_end_s[at] = _next_end(at, model, d_batch, d_context, d_v, d_at_s, heap_v)
-            counters[FINISHED] += 1
-            counters[OUTPUT_TOKENS] += output[request]
-            met = first_s[request] - arrival_s[request] <= model[6]
-            if output[request] > 1:
-                itl_s = (next_s - first_s[request]) / (output[request] - 1)
-                itl_histogram[_bucket(itl_s * 1e3)] += 1
-                met = met and itl_s <= model[7]
-            if met:
-                counters[BOTH_MET] += 1
+@part
+def _bucket(milliseconds: float) -> int:
+    return min(BUCKETS - 1, max(0, int(np.log(max(milliseconds, 1.0)) / BUCKET_LOG)))

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from baton_proto.planner import (
     DECODE,
@@ -20,7 +19,7 @@ from baton_proto.planner import (
 )
 from runtime.config.step_times import token_pairs
 from simulator.fleet import Fleet, Worker
-from simulator.serving import ServingCluster, percentile_ms
+from simulator.serving import Ints, ServingCluster, Totals, percentile_ms
 
 SAMPLE_S = 1.0  # between two samples of the load
 WAITING_WEIGHT = 0.02  # of a waiting request in the KV load
@@ -29,14 +28,12 @@ NOISE = 0.03  # relative, of a timed step
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """Totals at the last observation."""
+    """What had been counted at the last observation."""
 
     time_s: float
-    arrived: int
-    finished: int
-    output_tokens: int
-    ttft: NDArray[np.int64]
-    itl: NDArray[np.int64]
+    totals: Totals
+    ttft: Ints
+    itl: Ints
 
 
 class FleetObserver:
@@ -56,7 +53,7 @@ class FleetObserver:
         serving = [worker for worker in self._fleet.workers.values() if worker.state == "ready"]
         decoders = [worker for worker in serving if worker.role == DECODE]
         waiting = len(self._cluster.waiting())
-        used = [self._cluster.d_reserved[worker.slot] / self._cluster.hardware.kv_tokens for worker in decoders]
+        used = [self._cluster.kv_used(worker.slot) for worker in decoders]
         # What finds no room on any decode worker waits in the queue: each has its part of it, once nobody prefills.
         idle = any(worker.role == PREFILL and self._cluster.idle(worker.slot) for worker in serving)
         kv_load = float(np.mean(used)) + WAITING_WEIGHT * (waiting / len(decoders) if idle else 0) if decoders else 0.0
@@ -65,50 +62,53 @@ class FleetObserver:
 
     async def __call__(self) -> Observation:
         self._fleet.advance()
-        before, self._seen = self._seen, self._marks()
-        samples, self._samples = self._samples, []
-        requests, now_s = self._cluster.requests, self._cluster.now_s
-        arrived = slice(before.arrived, self._seen.arrived)
+        waiting, requests = self._cluster.waiting(), self._cluster.requests
+        queue = Queue(
+            len(waiting),
+            int(requests.uncached[waiting.start : waiting.stop].sum()),
+            float(self._cluster.now_s - requests.arrival_s[waiting.start]) if waiting else 0.0,
+        )
+        interval, views = self._interval(), [self._view(worker) for worker in self._fleet.workers.values()]
+        steps, self._steps = self._steps, []
+        ages_s = dict.fromkeys(SOURCES, 0.0)
+        return Observation(MAJOR, self._clock(), self._gpus, views, queue, interval, steps, ages_s=ages_s)
+
+    def _interval(self) -> Interval:
+        """Since the last call."""
+        before, now, requests = self._seen, self._marks(), self._cluster.requests
+        samples, self._seen, self._samples = self._samples, now, []
+        arrived = slice(before.totals.arrived, now.totals.arrived)
         prompt = requests.prompt[arrived]
-        waiting = self._cluster.waiting()
-        ttft, itl = self._seen.ttft - before.ttft, self._seen.itl - before.itl
-        interval = Interval(
-            duration_s=max(1e-3, self._seen.time_s - before.time_s),
+        ttft, itl = now.ttft - before.ttft, now.itl - before.itl
+        return Interval(
+            duration_s=max(1e-3, now.time_s - before.time_s),
             arrivals=len(prompt),
             input_tokens=int(prompt.sum()),
             input_tokens_squared=float((prompt.astype(np.float64) ** 2).sum()),
             cached_tokens=int((prompt - requests.uncached[arrived]).sum()),
-            finished=self._seen.finished - before.finished,
-            output_tokens=self._seen.output_tokens - before.output_tokens,
+            finished=now.totals.finished - before.totals.finished,
+            output_tokens=now.totals.output_tokens - before.totals.output_tokens,
             ttft_p50_ms=percentile_ms(ttft, 0.5),
             ttft_p90_ms=percentile_ms(ttft, 0.9),
             itl_p50_ms=percentile_ms(itl, 0.5),
             itl_p90_ms=percentile_ms(itl, 0.9),
             samples=samples,
         )
-        queue = Queue(
-            len(waiting),
-            int(requests.uncached[waiting.start : waiting.stop].sum()),
-            float(now_s - requests.arrival_s[waiting.start]) if waiting else 0.0,
-        )
-        views = [self._view(worker) for worker in self._fleet.workers.values()]
-        steps, self._steps = self._steps, []
-        ages_s = dict.fromkeys(SOURCES, 0.0)
-        return Observation(MAJOR, self._clock(), self._gpus, views, queue, interval, steps, ages_s=ages_s)
 
     def _view(self, worker: Worker) -> WorkerView:
-        slot, cluster = worker.slot, self._cluster
+        cluster = self._cluster
+        running, context = cluster.decoding(worker.slot)
         return WorkerView(
             worker.worker_id,
             worker.role,
             worker.state,
             worker.since_s,
             worker.ready_since_s,
-            running=int(cluster.d_batch[slot]),
+            running=running,
             max_running=cluster.hardware.max_running,
-            kv_used=min(1.0, float(cluster.d_reserved[slot] / cluster.hardware.kv_tokens)),
+            kv_used=min(1.0, cluster.kv_used(worker.slot)),
             kv_tokens=cluster.hardware.kv_tokens,
-            context_tokens=int(cluster.d_context[slot]),
+            context_tokens=int(context),
         )
 
     def _step(self, worker: Worker) -> StepSample | None:
@@ -118,7 +118,7 @@ class FleetObserver:
         engine, requests, slot = self._cluster.hardware.engine, self._cluster.requests, worker.slot
         ready_for_s = self._clock() - worker.ready_since_s
         factor = float(np.exp(self._dice.normal(0.0, NOISE))) / engine.speed_up
-        batch, context = int(self._cluster.d_batch[slot]), float(self._cluster.d_context[slot])
+        batch, context = self._cluster.decoding(slot)
         if batch:
             step_ms = engine.decode_ms(batch, context) * factor
             return StepSample(worker.worker_id, ready_for_s, 0, 0, batch, context, step_ms)
@@ -131,6 +131,5 @@ class FleetObserver:
         return StepSample(worker.worker_id, ready_for_s, tokens, pairs, 0, 0, step_ms)
 
     def _marks(self) -> Marks:
-        totals = self._cluster.totals()
-        ttft, itl = self._cluster.ttft_histogram.copy(), self._cluster.itl_histogram.copy()
-        return Marks(self._cluster.now_s, totals.arrived, totals.finished, totals.output_tokens, ttft, itl)
+        cluster = self._cluster
+        return Marks(cluster.now_s, cluster.totals(), cluster.state.ttft.copy(), cluster.state.itl.copy())

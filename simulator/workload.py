@@ -4,8 +4,8 @@ distribution."""
 import csv
 import gzip
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +22,8 @@ Ints = NDArray[np.int64]
 Lengths = Callable[[np.random.Generator, int], tuple[Ints, Ints]]  # so many (prompt tokens, output tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class Requests:
-    """Columns, in order of arrival."""
+class Requests(NamedTuple):
+    """Columns of equal length, in order of arrival."""
 
     arrival_s: Floats
     prompt: Ints  # tokens

@@ -14,7 +14,7 @@ from typing import Any, Final
 import structlog
 
 from baton.service.supervisor import Supervisor
-from baton_proto.planner import Role, Verb
+from baton_proto.planner import ALL_VERBS, ROLES, Role, Verb
 from planner.acting.connector import ConnectorError, WorkerProcess
 from planner.policy.observation import LEAVING
 from runtime.calls.worker import WorkerClient
@@ -22,7 +22,6 @@ from runtime.end_task import end_tasks
 from runtime.errors import BatonError, WorkerLostError
 from runtime.processes.process import ProcessFailedError
 
-VERBS: Final[tuple[Verb, ...]] = ("add", "remove", "drain", "sleep", "wake", "flip")
 SLEEP_LEVEL: Final = 1  # the weights stay in host memory: what sleeps is kept for a burst
 END_S: Final = 5.0  # of a drain's deadline kept for the end of the process
 
@@ -32,7 +31,7 @@ log = structlog.get_logger()
 class SupervisorConnector:
     """A drain gives requests in flight its deadline, less what the end takes; those that are left go on elsewhere."""
 
-    verbs = VERBS
+    verbs = ALL_VERBS
 
     def __init__(self, supervisor: Supervisor) -> None:
         config = supervisor.config
@@ -45,8 +44,7 @@ class SupervisorConnector:
 
     def processes(self) -> list[WorkerProcess]:
         """Those between two roles included."""
-        roles: tuple[Role, Role] = ("prefill", "decode")
-        lives = {name: role for role in roles for name in self._supervisor.children.workers(role)} | self._flipping
+        lives = {name: role for role in ROLES for name in self._supervisor.children.workers(role)} | self._flipping
         return [self._process(worker_id, role) for worker_id, role in lives.items()]
 
     async def add(self, worker_id: str, role: Role) -> None:

@@ -1,8 +1,7 @@
-"""Takes an engine through prompts and batches of many sizes and keeps the time of each step, measured as in a live
-worker. Called by `baton profile`.
+"""Runs prompts and batches of many sizes on an engine and yields the time of each step, measured as in a live worker.
 
-The engine has to be idle and is left so. Sequences that decode come as from a prefill worker, so that contexts of any
-length cost nothing before; what their KV blocks hold is of no account to the time.
+Invariant: the engine is idle before and after. Sequences that decode are admitted as from a prefill worker, so that no
+prompt has to be computed first; the content of their KV blocks does not change the time.
 """
 
 import itertools

@@ -16,7 +16,7 @@ log = structlog.get_logger()
 
 
 class Effects:
-    """`ended` is told of every effect, in the order in which they end."""
+    """`ended` gets every effect, in the order in which they end."""
 
     def __init__(
         self,
@@ -51,8 +51,8 @@ class Effects:
         return {worker_id: (action, began_s) for worker_id, (action, began_s, _) in self._running.items()}
 
     def shown_in(self, observation: Observation) -> Observation:
-        """With the effects in flight and what failed since the last call. A worker that is being added is there from
-        the beginning, whoever else knows of it."""
+        """The observation with the effects in flight and the failures since the last call. A worker that is being added
+        is in it from the beginning."""
         workers = [
             replace(worker, effect=self._running[worker.worker_id][0].verb)
             if worker.worker_id in self._running else worker
@@ -66,7 +66,7 @@ class Effects:
         return replace(observation, workers=workers, failures=failures, verbs=self._connector.verbs)
 
     async def close(self) -> None:
-        """Lets go of what is in flight: the connector may finish it, the next planner finds what is there."""
+        """Cancels the tasks. The connector may finish their effects; the next planner observes what came of them."""
         tasks = [task for _, _, task in self._running.values()]
         for task in tasks:
             task.cancel()

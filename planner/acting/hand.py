@@ -1,7 +1,4 @@
-"""The counts that an operator has set by hand, which go before what the planner thinks.
-
-Changed by `control.py`, seen through the observer, kept in NATS.
-"""
+"""The counts that an operator has set by hand. They override the policy, and are kept in NATS."""
 
 from typing import Final
 
@@ -32,6 +29,6 @@ class Hand:
         return self._holds
 
     async def set(self, prefill: int | None, decode: int | None) -> None:
-        """None: the planner decides. Holds at once; while NATS is away it is forgotten with this process."""
+        """None: the planner decides. Takes effect at once; while NATS is away, only this process remembers it."""
         self._holds = Holds(prefill, decode)
         await self._store.save(KEY, msgspec.json.encode(self._holds))

@@ -1,7 +1,6 @@
-"""The planner's eyes in a live service: routers, workers and discovery, heard over NATS. An Observer for `loop.py`.
+"""The observer of a live service: it hears routers, workers and discovery over NATS.
 
-Sees no more than what is said: it asks nobody, and what falls silent ages (`Observation.ages_s`) until the planner
-freezes.
+The observer asks nobody. A source that falls silent ages (`Observation.ages_s`) until the planner freezes.
 """
 
 import asyncio

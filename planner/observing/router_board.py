@@ -1,7 +1,7 @@
-"""What the routers say, added up: the queue now, and what happened between two observations. Used by the observer.
+"""What the routers report, added up: the queue now, and what happened between two observations.
 
-Routers tell totals, so that an interval is the difference of two reports of each; its length is by the routers' own
-clock, and a report that was lost changes nothing.
+Because routers report totals, an interval is the difference of two reports of each router, and a lost report changes
+nothing. An interval's length is measured by the routers' own clocks.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ class RouterBoard:
         self._news.clear()
 
     def age_s(self) -> float | None:
-        """Since a router was heard; None: never."""
+        """Seconds since a router was heard; None: never."""
         return None if self._heard_s is None else time.monotonic() - self._heard_s
 
     def waiting(self) -> int:
@@ -64,7 +64,7 @@ class RouterBoard:
         return sum(heard.last.queue.waiting for heard in self._talking())
 
     def queue(self) -> Queue:
-        """Of the prompts that wait, as large a part is taken for cached as of those that have started."""
+        """The routers' queues together. Of waiting prompts the same share counts as cached as of started ones."""
         talking = self._talking()
         started = sum(heard.last.totals.started_tokens for heard in talking)
         cached = sum(heard.last.totals.cached_tokens for heard in talking)
@@ -123,7 +123,7 @@ class RouterBoard:
 
 
 def _counted(pairs: list[tuple[Sequence[int], Sequence[int]]]) -> list[int]:
-    """The sum of the histograms' differences. One that is empty counts as zeros."""
+    """The sum of the differences of histograms. An empty histogram counts as zeros."""
     size = max((len(last) for _, last in pairs), default=0)
     counts = [0] * size
     for base, last in pairs:

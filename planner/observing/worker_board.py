@@ -1,4 +1,4 @@
-"""The workers as discovery, their own reports and whoever runs their processes know them. Used by the observer."""
+"""The workers as discovery, their own reports and whoever runs their processes know them."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -57,16 +57,16 @@ class WorkerBoard:
         await self._directory.close()
 
     def age_s(self) -> float | None:
-        """Since any worker was heard; None: never."""
+        """Seconds since any worker was heard; None: never."""
         return None if self._heard_s is None else time.monotonic() - self._heard_s
 
     def take_steps(self) -> list[StepSample]:
-        """Timed since the last call."""
+        """The steps that were timed since the last call."""
         steps, self._steps = self._steps, []
         return steps
 
     def views(self) -> list[WorkerView]:
-        """In the order of their ids. A process that discovery does not list is starting: so is one that hangs."""
+        """In the order of their ids. A process that discovery does not list counts as starting, even if it hangs."""
         processes = {process.worker_id: process for process in self._processes()}
         views = [self._view(record, role, processes.pop(record.worker_id, None)) for record, role in self._listed()]
         views += [self._unlisted(process) for process in processes.values()]

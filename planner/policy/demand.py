@@ -1,4 +1,4 @@
-"""What requests look like: running means of their lengths and of the hit rate. Called by `slo.py`."""
+"""What requests look like: running means of their lengths and of the hit rate."""
 
 import math
 
@@ -12,7 +12,7 @@ MEMORY_S = 300.0  # time constant
 
 
 class Sums(Struct, frozen=True):
-    """What was counted, fading."""
+    """Counts of the past, each weighed by exp(-age / MEMORY_S)."""
 
     requests: float = 0.0
     input_tokens: float = 0.0

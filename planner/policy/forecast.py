@@ -1,10 +1,10 @@
-"""What the arrivals will be when a worker that is started now is ready. Called by `slo.py`.
+"""A forecast of the arrivals for the moment at which a worker that is started now is ready.
 
 Three forecasters run side by side on the arrivals per second of each interval: `constant` (what is, stays), `holt`
-(level and damped trend) and `kalman` (simdkalman's filter: gains come from the noise of Poisson arrivals). Each says
-now what it expects after the start delay; when that time has come it is scored. The one with the least recent error is
-believed, and `constant` wins unless another is better by a twentieth: a trend that is not there costs more than one
-that is missed. A forecaster is a function from state to state, so that what it knows is saved with the policy's memory.
+(level and damped trend) and `kalman` (simdkalman's filter: gains come from the noise of Poisson arrivals). Each
+forecast is scored when its time has come. The forecaster with the least recent error is believed, but `constant` unless
+another is better by a twentieth: because a wrong trend costs more than a missed one. A forecaster is a function from
+state to state; its state is saved with the policy's memory.
 """
 
 import math
@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 from simdkalman import primitives
 
 LEVEL_S = 20.0  # time constant of the level
@@ -55,7 +56,7 @@ Step = Callable[[Series, float, float], Series]  # state, arrivals per second of
 
 
 def constant(state: Series, rate: float, duration_s: float) -> Series:
-    return _replaced(state, level=_followed(state.level, rate, duration_s))
+    return replace(state, level=_followed(state.level, rate, duration_s))
 
 
 def holt(state: Series, rate: float, duration_s: float) -> Series:
@@ -64,8 +65,8 @@ def holt(state: Series, rate: float, duration_s: float) -> Series:
     level = _followed(max(0.0, expected), rate, duration_s)
     gain = 1 - math.exp(-duration_s / TREND_S)
     if abs(rate - expected) > JUMP * _deviation(expected, duration_s):
-        return _replaced(state, level=level)  # a step has no slope
-    return _replaced(state, level=level, trend=state.trend + gain * ((level - state.level) / duration_s - state.trend))
+        return replace(state, level=level)  # a step has no slope
+    return replace(state, level=level, trend=state.trend + gain * ((level - state.level) / duration_s - state.trend))
 
 
 def kalman(state: Series, rate: float, duration_s: float) -> Series:
@@ -81,7 +82,7 @@ def kalman(state: Series, rate: float, duration_s: float) -> Series:
         # A step: the level is open again, the trend as it was.
         spread = np.diag([spread[0, 0] + (rate - level) ** 2, spread[1, 1]])
     mean, spread = primitives.update(np.array([level, state.trend]), spread, _LEVEL, noise, np.array([rate]))
-    return _replaced(
+    return replace(
         state,
         level=max(0.0, float(mean[0, 0])),
         trend=float(mean[1, 0]),
@@ -102,7 +103,7 @@ def observed(forecast: Forecast, time_s: float, rate: float, duration_s: float, 
         keep = math.exp(-duration_s / SCORE_S)
         for (name, state), expected in zip(series.items(), entry.rates, strict=True):
             error = keep * state.error + (1 - keep) * abs(expected - rate)
-            series[name] = _replaced(state, error=error, scored=state.scored + duration_s)
+            series[name] = replace(state, error=error, scored=state.scored + duration_s)
     series = {name: step(series[name], rate, duration_s) for name, step in FORECASTERS.items()}
     rates = [_ahead(state, horizon_s) for state in series.values()]
     believed = "constant"
@@ -120,16 +121,12 @@ def _ahead(state: Series, horizon_s: float) -> float:
 
 
 def _followed(level: float, rate: float, duration_s: float) -> float:
-    """Smoothed, but at once where it is when chance cannot explain the difference."""
+    """The smoothed level; the rate itself when chance cannot explain the difference."""
     if abs(rate - level) > JUMP * _deviation(level, duration_s):
         return rate
     return level + (1 - math.exp(-duration_s / LEVEL_S)) * (rate - level)
 
 
 def _deviation(rate: float, duration_s: float) -> float:
-    """Of the rate that is counted in an interval, when arrivals come at random."""
+    """Standard deviation of the rate that an interval shows when arrivals are Poisson."""
     return math.sqrt(max(rate, 1 / duration_s) / duration_s)
-
-
-def _replaced(state: Series, **changes: float) -> Series:
-    return Series(**{name: changes.get(name, getattr(state, name)) for name in Series.__struct_fields__})

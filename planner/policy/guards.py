@@ -23,11 +23,9 @@ Guard = Callable[[Wanted, Situation], Wanted]
 
 def hold_by_hand(wanted: Wanted, now: Situation) -> Wanted:
     """An operator's counts stay until they are taken back; workers that are held are left alone by the ladder."""
-    for role in ROLES:
-        count = getattr(now.observation.holds, role)
-        if count is not None:
-            reason = f"{count} {role} workers are set by hand; {wanted.of(role)} were wanted"
-            wanted = wanted.changed(role, count, reason)
+    for role, count in now.observation.holds.counts().items():
+        reason = f"{count} {role} workers are set by hand; {wanted.of(role)} were wanted"
+        wanted = wanted.changed(role, count, reason)
     if held := [worker.worker_id for worker in now.observation.workers if worker.held]:
         wanted = replace(wanted, reasons=(*wanted.reasons, f"left alone, held by hand: {', '.join(held)}"))
     return wanted

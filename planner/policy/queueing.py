@@ -1,4 +1,4 @@
-"""How many prefill workers one central queue needs. Pure; called by `sizing.py`.
+"""How many prefill workers one central queue needs.
 
 An M/G/N queue: arrivals at random, prompts of mean duration S and squared coefficient of variation cv2, N workers. A
 prompt waits longer than t with probability C(N, a) * exp(-2 / (1 + cv2) * (N - a) * t / S), where a is the offered load

@@ -1,4 +1,4 @@
-"""How many workers a demand needs, by the step model and the targets. Pure; called by `slo.py`.
+"""How many workers a demand needs, by the step model and the targets.
 
 Both roles are sized for the same demand: so many requests per second, with the measured lengths and hit rate.
 """

@@ -1,10 +1,9 @@
-"""How long engine steps take, fitted to the steps that workers time. Called by `slo.py`.
+"""How long engine steps take, fitted to the steps that workers time.
 
-A step with prompts takes max(t0, b * n + c * pairs), n their tokens and pairs the sum of n * (p + n / 2) behind p
-earlier ones; a step with B running sequences and K tokens of context a + e * B + f * K (the mock engine's formulas).
-The last few hundred samples are kept, and fitted anew each time:
+The formulas are those of runtime/config/step_times.py. The last few hundred samples are kept, and fitted anew each
+time:
 
-1. How many times slower than the profile the engine is: the median over the samples. It needs few of them.
+1. How many times slower than the profile the engine is: the median over the samples, of which a few are enough.
 2. The coefficients, by least squares of the relative error (a short step counts as much as a long one), none of them
    negative, outliers weighed down (Huber). The profile, at that speed, joins as a few samples of its own: it decides
    what the samples leave open, since B and K usually rise and fall together.
@@ -50,7 +49,7 @@ def initial_model(profile: StepTimes) -> StepModel:
 
 
 def learned(model: StepModel, samples: Iterable[StepSample], profile: StepTimes) -> StepModel:
-    """With the samples of one interval. Steps of new workers and steps that did both kinds of work are left out."""
+    """The model after one more interval. Steps of new workers and steps that did both kinds of work are left out."""
     good = [sample for sample in samples if sample.ready_for_s >= WARM_S]
     prefill, decode = prefill_rows(good), decode_rows(good)
     if not prefill and not decode:
@@ -61,7 +60,7 @@ def learned(model: StepModel, samples: Iterable[StepSample], profile: StepTimes)
 
 
 def prefill_rows(steps: Iterable[StepSample | TimedStep]) -> list[list[float]]:
-    """n, pairs, ms of those that ran prompts alone."""
+    """n, pairs, ms of the steps that ran prompts alone."""
     return [
         [step.prompt_tokens, step.prompt_pairs, step.step_ms]
         for step in steps
@@ -70,7 +69,7 @@ def prefill_rows(steps: Iterable[StepSample | TimedStep]) -> list[list[float]]:
 
 
 def decode_rows(steps: Iterable[StepSample | TimedStep]) -> list[list[float]]:
-    """1, B, K, ms of those that decoded alone."""
+    """1, B, K, ms of the steps that decoded alone."""
     return [
         [1.0, step.sequences, step.context_tokens, step.step_ms]
         for step in steps
@@ -79,7 +78,7 @@ def decode_rows(steps: Iterable[StepSample | TimedStep]) -> list[list[float]]:
 
 
 def fitted(prefill: list[list[float]], decode: list[list[float]], profile: StepTimes) -> StepTimes:
-    """Rows as above. Of a kind with few of them the profile stays."""
+    """Rows as in StepModel. A kind with fewer than ENOUGH rows keeps the profile's coefficients."""
     prefill_times, decode_times = profile.prefill, profile.decode
     if len(prefill) >= ENOUGH:
         prefill_times = _fitted_prefill(np.array(prefill), np.array(prefill_times))
@@ -89,7 +88,7 @@ def fitted(prefill: list[list[float]], decode: list[list[float]], profile: StepT
 
 
 def errors(prefill: list[list[float]], decode: list[list[float]], times: StepTimes) -> tuple[Vector, Vector]:
-    """Of the model against each row, as shares of what was measured."""
+    """The relative error of the model on each row of either kind."""
     rows, x = np.reshape(prefill, (-1, 3)), np.reshape(decode, (-1, 4))
     expected = np.maximum(times.prefill_floor_ms, rows[:, :2] @ times.prefill[1:])
     found = x[:, :3] @ times.decode

@@ -6,10 +6,7 @@ unit that the name says. A version is a major number: a field with a default may
 
 from typing import Annotated, Literal
 
-import msgspec
 from msgspec import Meta, Struct
-
-from baton_proto.version import check_major
 
 MAJOR = 1
 
@@ -100,6 +97,15 @@ class Holds(Struct, frozen=True):
     prefill: Count | None = None
     decode: Count | None = None
 
+    def counts(self) -> dict[Role, int]:
+        """Without the roles that the planner decides."""
+        given: dict[Role, int | None] = {PREFILL: self.prefill, DECODE: self.decode}
+        return {role: count for role, count in given.items() if count is not None}
+
+    def sentence(self) -> str:
+        """Such as "prefill 2, decode 3"; empty when nothing is set by hand."""
+        return ", ".join(f"{role} {count}" for role, count in self.counts().items())
+
 
 class Failure(Struct, frozen=True):
     """An effect that ended badly since the last observation."""
@@ -144,21 +150,3 @@ class Target(Struct, frozen=True):
     reasons: list[str]  # sentences: the policy's, then one of each guard that changed something
     frozen: bool = False  # nothing is done because what is known is too old
     figures: dict[str, float] = {}  # what the policy reckoned with, unit in the name
-
-
-_observation = msgspec.json.Decoder(Observation)
-_target = msgspec.json.Decoder(Target)
-
-
-def decode_observation(data: bytes) -> Observation:
-    """Raises msgspec.DecodeError or ProtocolError."""
-    observation = _observation.decode(data)
-    check_major("observation", observation.version, MAJOR)
-    return observation
-
-
-def decode_target(data: bytes) -> Target:
-    """Raises msgspec.DecodeError or ProtocolError."""
-    target = _target.decode(data)
-    check_major("target", target.version, MAJOR)
-    return target

@@ -1,7 +1,6 @@
 """Questions to a running planner and its answers: request and reply on `baton.<namespace>.planner`, core NATS.
 
-Asked by `baton plan`, `scale`, `drain` and `flip`; answered by `planner/control.py`. An order is answered when it has
-begun, never when it has ended: `baton plan` shows what has become of it.
+An order is answered when it has begun, not when it has ended: `baton plan` shows what has become of it.
 """
 
 from typing import Literal

@@ -1,4 +1,4 @@
-"""One question to a running planner, over NATS. Called by the command line."""
+"""One question to a running planner, over NATS."""
 
 import msgspec
 from nats.errors import NoRespondersError, TimeoutError as NatsTimeoutError

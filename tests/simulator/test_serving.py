@@ -7,6 +7,7 @@ import pytest
 
 from baton_proto.planner import DECODE, PREFILL
 from runtime.config.serving import MockConfig
+from runtime.config.step_times import token_pairs
 from simulator.serving import Hardware, Limits, ServingCluster
 from simulator.workload import Requests, chat_lengths, requests_of
 
@@ -33,10 +34,10 @@ def prefill_s(tokens: int) -> float:
 def test_one_request_takes_what_the_formulas_say() -> None:
     found = cluster(requests((1.0, 1000, 101)), 1, 1)
     found.advance(100.0)
-    assert found.first_s[0] == pytest.approx(1.0 + prefill_s(1000))
+    assert found.state.first_s[0] == pytest.approx(1.0 + prefill_s(1000))
     steps_ms = sum(5 + 0.02 + 4.2e-5 * context for context in range(1001, 1101))
-    assert found.itl_histogram.sum() == 1
-    itl_ms = np.exp(np.argmax(found.itl_histogram) * np.log(1.04))
+    assert found.state.itl.sum() == 1
+    itl_ms = np.exp(np.argmax(found.state.itl) * np.log(1.04))
     assert itl_ms == pytest.approx(steps_ms / 100, rel=0.05)
     assert found.totals().met == 1
 
@@ -51,7 +52,7 @@ def test_prompts_wait_for_the_first_idle_worker_in_the_order_of_their_arrival() 
         end_s = max(arrival_s, heapq.heappop(free)) + prefill_s(tokens)
         heapq.heappush(free, end_s)
         expected.append(end_s)
-    assert found.first_s == pytest.approx(expected)
+    assert found.state.first_s == pytest.approx(expected)
 
 
 def test_sequences_decode_as_a_simulation_step_by_step_has_it() -> None:
@@ -66,7 +67,7 @@ def test_sequences_decode_as_a_simulation_step_by_step_has_it() -> None:
             ends[found.totals().finished] = tick * 0.001
     running: list[list[int]] = []
     now_s, finished, exact = 0.0, 0, {}
-    coming = sorted((float(first_s), *row[1:]) for first_s, row in zip(found.first_s, rows, strict=True))
+    coming = sorted((float(first_s), *row[1:]) for first_s, row in zip(found.state.first_s, rows, strict=True))
     while coming or running:
         while coming and coming[0][0] <= now_s:
             _, prompt, output = coming.pop(0)
@@ -89,7 +90,7 @@ def test_requests_wait_while_no_decode_worker_has_room() -> None:
     assert len(found.waiting()) == 1
     found.advance(50.0)
     assert found.totals().finished == 2
-    assert found.d_reserved.sum() == 0
+    assert found.state.workers["reserved"].sum() == 0
 
 
 def test_a_closed_worker_finishes_what_it_has_and_takes_nothing_new() -> None:
@@ -101,3 +102,17 @@ def test_a_closed_worker_finishes_what_it_has_and_takes_nothing_new() -> None:
     assert found.idle(1)
     assert found.totals().finished == 1
     assert len(found.waiting()) == 1
+
+
+def test_the_compiled_loop_takes_the_times_of_the_shared_formulas() -> None:
+    """A copy of the loop that numba kept on disk from before a change of runtime/config/step_times.py fails here."""
+    found = cluster(requests((0.0, 3000, 2)), 1, 1)
+    found.advance(100.0)
+    prompt_s = ENGINE.prefill_ms(3000, token_pairs(0, 3000)) / 1e3
+    assert found.state.first_s[0] == pytest.approx(prompt_s)
+    step_s = ENGINE.decode_ms(1, 3001) / 1e3
+    almost = cluster(requests((0.0, 3000, 2)), 1, 1)
+    almost.advance(prompt_s + 0.999 * step_s)
+    assert almost.totals().finished == 0
+    almost.advance(prompt_s + 1.001 * step_s)
+    assert almost.totals().finished == 1

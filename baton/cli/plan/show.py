@@ -19,8 +19,7 @@ def show_plan(out: Console, plan: Plan) -> None:
     show_decision(out, plan.observation, plan.target, f"{plan.target.policy}, decided {plan.age_s:.1f} s ago")
     if plan.problem:
         out.print(f"[bold red]nothing new is seen[/]: {escape(plan.problem)}")
-    given = {"prefill": plan.holds.prefill, "decode": plan.holds.decode}
-    if by_hand := ", ".join(f"{role} {count}" for role, count in given.items() if count is not None):
+    if by_hand := plan.holds.sentence():
         out.print(f"set by hand: {by_hand}; `baton scale --release` takes it back")
     for effect in plan.effects:
         out.print(f"under way: {effect.verb} {effect.worker_id} ({effect.role}), {effect.running_s:.1f} s")
