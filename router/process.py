@@ -119,15 +119,22 @@ class _View:
 
 def _view(config: ServingConfig, files: ModelFiles, router_id: str, nats: NatsClient, keys: Keys) -> _View:
     directory, load_board = Directory(nats, config.discovery.ttl_s), LoadBoard(nats)
-    ledger = LoadLedger(config.engine.block_size, config.router.placement.charge_ttl_s)
-    queue = AdmissionQueue(config.router.queue_limit)
-    pool = WorkerPool(router_id, _model_name(config, files), config.engine.block_size, ledger, keys.cluster)
+    queue, charged = AdmissionQueue(config.router.queue_limit), asyncio.Event()
+    ledger = LoadLedger(
+        config.engine.block_size,
+        config.router.placement.charge_ttl_s,
+        relieved=queue.wake,
+        has_news=charged.set,
+    )
+    pool = WorkerPool(
+        *(router_id, _model_name(config, files), config.engine.block_size, ledger, keys.cluster),
+        changed=queue.wake,
+        load_seen=lambda worker, load: indexer.observe(worker, load),
+    )
     indexer = Indexer(nats, pool.snapshot)
-    ledger.relieved = pool.changed = queue.wake
-    pool.load_seen = indexer.observe
     expected = ExpectedPrefixes(config.router.placement.expected_prefix_ttl_s)
     indexer.stored = expected.stored
-    sharing = ChargeSharing(nats, ledger, router_id, config.router.charge_sharing)
+    sharing = ChargeSharing(nats, ledger, charged, router_id, config.router.charge_sharing)
     traffic = Traffic()
     status = StatusView(router_id, pool, ledger, indexer, queue, traffic)
     return _View(directory, load_board, ledger, queue, pool, indexer, expected, sharing, status, traffic)

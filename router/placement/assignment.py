@@ -14,8 +14,9 @@ from router.placement.candidates import NO_CANDIDATES, Candidates, Request
 from router.placement.cost import Rules
 from router.placement.expected_prefixes import Expectation, ExpectedPrefixes, Outlook
 from router.placement.placement import Placement, Weighing, nobody_ships, weigh
+from router.workers.account import LoadView
 from router.workers.link import WorkerLink
-from router.workers.load import Charge, LoadLedger, LoadView
+from router.workers.load import Charge, LoadLedger
 from router.workers.pool import WorkerPool
 from runtime.config.serving import RouterConfig
 from runtime.discovery.worker_key import WorkerKey

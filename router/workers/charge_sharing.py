@@ -15,7 +15,8 @@ import msgspec
 import structlog
 
 from baton_proto.charges import MAJOR, ChargeReport, WorkerCharge, decode_charges, encode_charges
-from router.workers.load import NOTHING, LoadLedger, Totals
+from router.workers.account import NOTHING, Totals
+from router.workers.load import LoadLedger
 from runtime.config.serving import ChargeSharingConfig
 from runtime.discovery.worker_key import WorkerKey
 from runtime.errors import ProtocolError
@@ -70,9 +71,11 @@ class ForeignCharges:
 
 
 class ChargeSharing:
-    """`start` and `close` surround the router's work."""
+    """`news` is set when the ledger's own charges have changed. `start` and `close` surround the router's work."""
 
-    def __init__(self, nats: NatsClient, ledger: LoadLedger, router_id: str, config: ChargeSharingConfig) -> None:
+    def __init__(
+        self, nats: NatsClient, ledger: LoadLedger, news: asyncio.Event, router_id: str, config: ChargeSharingConfig
+    ) -> None:
         self.malformed_reports = 0
         self.others = ForeignCharges(ledger, config.ttl_s)
         self._nats = nats
@@ -82,12 +85,11 @@ class ChargeSharing:
         self._subject = charges_subject(nats.namespace, router_id)
         self._interval_s = config.interval_s
         self._sign_of_life_s = min(SIGN_OF_LIFE_S, config.ttl_s / 3)
-        self._news = asyncio.Event()
+        self._news = news
         self._say_all = False
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        self._ledger.has_news = self._news.set
         await self._nats.subscribe(charges_subject(self._nats.namespace), self._receive)
         self._nats.on_reconnect(self._greet)
         self._greet()

@@ -61,10 +61,16 @@ class WorkerPool:
     """`changed` is called when a worker may have become usable or has stopped being so; `load_seen` with every load."""
 
     def __init__(
-        self, router_id: str, model: str, block_size: int, ledger: LoadLedger, key: ClusterKey | None = None
+        self,
+        router_id: str,
+        model: str,
+        block_size: int,
+        ledger: LoadLedger,
+        key: ClusterKey | None = None,
+        *,
+        changed: Callable[[], None] = lambda: None,
+        load_seen: Callable[[WorkerKey, WorkerLoad], None] = lambda worker, load: None,
     ) -> None:
-        self.changed: Callable[[], None] = lambda: None
-        self.load_seen: Callable[[WorkerKey, WorkerLoad], None] = lambda worker, load: None
         self.workers: dict[str, PooledWorker] = {}  # by worker id
         self._by_role: dict[str, _Ready] = {}  # as far as it is known
         self._router_id = router_id
@@ -72,6 +78,8 @@ class WorkerPool:
         self._block_size = block_size
         self._ledger = ledger
         self._key = key
+        self._on_change = changed
+        self._load_seen = load_seen
         self._no_decode_since_s: float | None = time.monotonic()
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -176,7 +184,7 @@ class WorkerPool:
 
     def _on_load(self, key: WorkerKey, load: WorkerLoad) -> None:
         self._ledger.report(key, load)
-        self.load_seen(key, load)
+        self._load_seen(key, load)
 
     def _changed(self) -> None:
         self._by_role.clear()
@@ -184,7 +192,7 @@ class WorkerPool:
             self._no_decode_since_s = None
         elif self._no_decode_since_s is None:
             self._no_decode_since_s = time.monotonic()
-        self.changed()
+        self._on_change()
 
 
 def largest(workers: Iterable[PooledWorker]) -> int | None:
