@@ -1,9 +1,9 @@
-"""Keeps several routers from herding onto one worker: each tells the others what it has charged to whom.
+"""Keeps several routers from herding onto one worker: each router tells the others what it has charged to whom.
 
-Every router publishes its own totals when they change, at most once per interval, and all of them once a second as a
-sign of life. What another router tells enters the ledger's view of each worker until it changes, the router leaves, or
-was silent for its time to live: then its requests are ending too, and the workers' own reports have to do. A router
-that hears of no other publishes signs of life alone. Event loop only.
+Every router publishes its changed totals, at most once per `interval_s`, and all its totals once a second as a sign of
+life. What another router tells stays in the ledger until the router tells something else, leaves, or is silent for
+`ttl_s`; after that its requests end, too, and the workers' own reports suffice. A router that hears of no other
+publishes signs of life alone. Event loop only.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ class ForeignCharges:
         return list(self._heard_s)
 
     def apply(self, report: ChargeReport) -> bool:
-        """True when the router was not known. Two that run under one id, or one after another, are told apart."""
+        """True: the router was not known. Two routers with the same id are told apart by their incarnations."""
         router = f"{report.router_id}/{report.incarnation}"
         if report.leaving:
             self._forget(router)
@@ -139,7 +139,7 @@ class ChargeSharing:
             self._greet()
 
     def _greet(self) -> None:
-        """Somebody does not know yet what we have charged."""
+        """Publishes all charges soon, because some router does not know them yet."""
         self._say_all = True
         self._news.set()
 

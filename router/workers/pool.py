@@ -1,4 +1,4 @@
-"""The workers that discovery lists, each with the router's link to it. Asked by assignment.
+"""The workers that discovery lists, each with the router's link to it.
 
 A worker is used when it is ready, reachable and serves our model with our block size. Event loop only.
 """
@@ -34,8 +34,8 @@ class PooledWorker:
 
     @property
     def usable(self) -> bool:
-        """Requests go to decode workers over our link; prompts go to prefill workers over the decode workers' own, so
-        that there a link counts that has not failed."""
+        """Requests go to decode workers over the router's link, so it must be connected. Prompts go to prefill workers
+        over the decode workers' links, so the router's own link need only not have failed."""
         reachable = self.link.connected if self.record.role == "decode" else not self.link.failed
         return reachable and self.record.state == "ready" and not self.misfit
 
@@ -58,7 +58,7 @@ class _Ready:
 
 
 class WorkerPool:
-    """`changed` is called when a worker may have become usable or has stopped being so; `load_seen` with every load."""
+    """`changed` is called when a worker may have become usable or unusable; `load_seen` with every load."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class WorkerPool:
         load_seen: Callable[[WorkerKey, WorkerLoad], None] = lambda worker, load: None,
     ) -> None:
         self.workers: dict[str, PooledWorker] = {}  # by worker id
-        self._by_role: dict[str, _Ready] = {}  # as far as it is known
+        self._by_role: dict[str, _Ready] = {}  # a cache, see _ready
         self._router_id = router_id
         self._model = model
         self._block_size = block_size
@@ -86,10 +86,10 @@ class WorkerPool:
     # --- what discovery says ------------------------------------------------------------------------------------------
 
     def apply(self, change: Change) -> None:
-        """A callback of the Directory's: opens a link to what is added, closes it when it is removed."""
+        """Opens a link to a worker that was added, closes the link to one that was removed."""
         record = change.record
         if record.role == EVENTS_ROLE:
-            return  # the indexer's alone
+            return  # such a worker takes no requests; only the indexer follows it
         known = self.workers.get(record.worker_id)
         if change.kind == "removed":
             if known is not None:
@@ -101,7 +101,7 @@ class WorkerPool:
         self._changed()
 
     def load_report(self, report: LoadReport) -> None:
-        """From the metrics plane; idle workers send nothing else."""
+        """A load from NATS; idle workers send nothing else."""
         worker = self.workers.get(report.worker_id)
         if worker is not None and worker.key[1] == report.incarnation:
             self._on_load(worker.key, report.load)
@@ -121,7 +121,7 @@ class WorkerPool:
         return self._ready("prefill").that_take(num_tokens)
 
     def decode_keys(self, num_tokens: int = 0) -> tuple[WorkerKey, ...]:
-        """Of `ready_decode`; the same tuple while nothing changes."""
+        """The keys of `ready_decode`; the same tuple as long as nothing changes."""
         return self._ready("decode").keys_that_take(num_tokens)
 
     def prefill_keys(self, num_tokens: int = 0) -> tuple[WorkerKey, ...]:
@@ -137,18 +137,18 @@ class WorkerPool:
         return PrefillTarget(record.worker_id, record.incarnation, record.stream_address)
 
     def snapshot(self, worker_id: str, incarnation: int) -> AsyncIterator[SnapshotChunk]:
-        """For the indexer. Raises WorkerLostError, at once or while it is read."""
+        """The worker's block table. Raises WorkerLostError, at once or while it is read."""
         return self.link((worker_id, incarnation)).snapshot(SNAPSHOT_TIMEOUT_S)
 
     @property
     def no_decode_since_s(self) -> float | None:
-        """Since when (time.monotonic) there has been no usable decode worker; None: there is one."""
+        """When the last usable decode worker went (time.monotonic); None: there is one."""
         return self._no_decode_since_s
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
     def _ready(self, role: str) -> "_Ready":
-        """Found once, not for each request: whatever changes it ends in `_changed`."""
+        """Invariant: every change of what is usable ends in `_changed`, which drops this cache."""
         ready = self._by_role.get(role)
         if ready is None:
             usable = [worker for worker in self.workers.values() if worker.record.role == role and worker.usable]
@@ -196,5 +196,5 @@ class WorkerPool:
 
 
 def largest(workers: Iterable[PooledWorker]) -> int | None:
-    """Tokens of prompt and output that the roomiest worker takes; None: no worker."""
+    """The longest sequence that any of the workers takes, in tokens; None: there is no worker."""
     return max((worker.record.max_model_len for worker in workers), default=None)
