@@ -1,8 +1,8 @@
 """Numeric loops compiled to machine code by numba: `compiled` decorates them, in the modules that own them.
 
 They are compiled when their module is imported, and kept on disk for the next process: beside the source or, where
-that cannot be written, in the user's cache folder (NUMBA_CACHE_DIR names another). Loading them all takes 0.2 s,
-compiling them about 3 s, once per machine. Where nothing can be written, each process compiles them anew.
+the source's folder is read-only, in the user's cache folder (NUMBA_CACHE_DIR names another). Loading all of them takes
+0.2 s, compiling them about 3 s once per machine. Where nothing can be written, each process compiles them.
 """
 
 from collections.abc import Callable
@@ -15,15 +15,15 @@ from numba import types
 F = TypeVar("F", bound=Callable[..., Any])
 
 HASHES: Final = types.Array(types.uint64, 1, "C", readonly=True)
-"""u64 [n] that is only read, also when it lies in a bytes object."""
+"""u64 [n], read-only: also arrays over bytes."""
 
 U64: Final = np.uint64
-"""Must wrap every constant that meets a u64, because numba makes a float of a u64 and an int."""
+"""Wraps every constant that meets a u64, because numba makes a float of u64 and int."""
 
 
 def compiled(*arguments: Any, returns: Any = numba.void) -> Callable[[F], F]:
-    """Decorator; arguments and result are numba types. Invariant: what the function calls is `inlined` and in the same
-    file, because that file's age decides whether the copy on disk is still good."""
+    """`arguments` and `returns`: numba types. Invariant: what the function calls is `inlined` and stands in the same
+    file, because the file's age decides whether the copy on disk is still good."""
 
     def compile_now(function: F) -> F:
         signature = returns(*arguments)
@@ -42,6 +42,6 @@ def together(*parts: Any) -> Any:
 
 
 def inlined(function: F) -> F:
-    """Decorator for a part of compiled functions, which is compiled with each of them."""
+    """A part of compiled functions, compiled with each of them."""
     part: F = numba.njit(function)
     return part

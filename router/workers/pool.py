@@ -137,7 +137,7 @@ class WorkerPool:
         return PrefillTarget(record.worker_id, record.incarnation, record.stream_address)
 
     def snapshot(self, worker_id: str, incarnation: int) -> AsyncIterator[SnapshotChunk]:
-        """The worker's block table. Raises WorkerLostError, at once or while it is read."""
+        """For the indexer. Raises WorkerLostError, at once or while it is read."""
         return self.link((worker_id, incarnation)).snapshot(SNAPSHOT_TIMEOUT_S)
 
     @property
