@@ -1,6 +1,6 @@
-"""The gRPC service `baton.v1.Admin`: what an operator asks of a running router.
+"""The gRPC service `baton.v1.Admin`: what an operator asks of a running router. Part of grpc_api's server.
 
-No answer may hold up requests or change what the router knows. `Sleep` and `Wake` are passed on to the worker.
+Nothing here may hold up requests or change what the router knows. `Sleep` and `Wake` are passed on to the worker.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
