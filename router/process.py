@@ -110,13 +110,20 @@ class _View:
 
 
 def _view(config: ServingConfig, files: ModelFiles, router_id: str, nats: NatsClient, keys: Keys) -> _View:
-    ledger = LoadLedger(config.engine.block_size, config.router.placement.charge_ttl_s)
-    queue = AdmissionQueue(config.router.queue_limit)
-    pool = WorkerPool(router_id, _model_name(config, files), config.engine.block_size, ledger, keys.cluster)
+    queue, charged = AdmissionQueue(config.router.queue_limit), asyncio.Event()
+    ledger = LoadLedger(
+        config.engine.block_size,
+        config.router.placement.charge_ttl_s,
+        relieved=queue.wake,
+        has_news=charged.set,
+    )
+    pool = WorkerPool(
+        *(router_id, _model_name(config, files), config.engine.block_size, ledger, keys.cluster),
+        changed=queue.wake,
+        load_seen=lambda worker, load: indexer.observe(worker, load),
+    )
     expected, hits = ExpectedPrefixes(config.router.placement.expected_prefix_ttl_s), PrefixHits()
     indexer = Indexer(nats, pool.snapshot, expected.stored)
-    ledger.relieved = pool.changed = queue.wake
-    pool.load_seen = indexer.observe
     parts = Parts(
         tokenizer=Tokenizer(files.folder, files.config.vocab_size),
         block_size=config.engine.block_size,
@@ -126,7 +133,7 @@ def _view(config: ServingConfig, files: ModelFiles, router_id: str, nats: NatsCl
         queue=queue,
         metrics=RouterMetrics(),
     )
-    sharing = ChargeSharing(nats, ledger, router_id, config.router.charge_sharing)
+    sharing = ChargeSharing(nats, ledger, charged, router_id, config.router.charge_sharing)
     directory = Directory(nats, config.discovery.ttl_s)
     return _View(directory, LoadBoard(nats), ledger, indexer, expected, hits, sharing, parts)
 

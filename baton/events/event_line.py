@@ -1,8 +1,10 @@
 """One KV event, as `baton events tail` shows it."""
 
-from typing import NamedTuple, Self
+from typing import Final, NamedTuple, Self, get_args
 
-from baton_proto.kv_events import HASH_BYTES, Cleared, KvEvent, KvEventBatch, Removed, Stored
+from baton_proto.kv_events import HASH_BYTES, KvEvent, KvEventBatch
+
+KINDS: Final = tuple(str(kind.__struct_config__.tag) for kind in get_args(KvEvent))
 
 
 class EventLine(NamedTuple):
@@ -10,27 +12,22 @@ class EventLine(NamedTuple):
     worker_id: str
     incarnation: int
     event_id: int  # of the batch
-    kind: str  # "stored" | "removed" | "cleared"
+    kind: str  # one of KINDS
     num_blocks: int
     parent: str | None  # sequence hash, 16 hexadecimal digits
     first: str  # sequence hash of the first block; empty when there is none
 
     @classmethod
     def of(cls, batch: KvEventBatch, event: KvEvent) -> Self:
-        match event:
-            case Stored(parent, _, hashes):
-                kind, above = "stored", f"{parent:016x}" if parent is not None else None
-            case Removed(hashes):
-                kind, above = "removed", None
-            case Cleared():
-                kind, above, hashes = "cleared", None, b""
+        parent: int | None = getattr(event, "parent", None)
+        hashes: bytes = getattr(event, "sequence_hashes", b"")
         return cls(
             batch.timestamp_s,
             batch.worker_id,
             batch.incarnation,
             batch.event_id,
-            kind,
+            str(event.__struct_config__.tag),
             len(hashes) // HASH_BYTES,
-            above,
+            None if parent is None else f"{parent:016x}",
             hashes[:HASH_BYTES][::-1].hex(),
         )

@@ -1,7 +1,7 @@
 """The event stream of a namespace as a log: every worker's batches in the order in which JetStream stored them.
 
-Reads by position instead of subscribing, so that nothing is lost or seen twice, neither in an outage nor by a reader
-that is slower than the workers. `baton events` tail, lag and record stand on it.
+The log is read by position instead of subscribed to, so that nothing is lost or seen twice: neither in an outage nor by
+a reader that is slower than the workers.
 """
 
 import asyncio
@@ -32,8 +32,6 @@ class StoredBatch:
 
 
 class EventLog:
-    """`start` None: what comes from now on; a time: what was stored since then; 1: all that the stream holds."""
-
     def __init__(self, nats: NatsClient, worker_id: str = ANY) -> None:
         self._nats = nats
         self._stream = kv_events_stream(nats.namespace)
@@ -44,11 +42,12 @@ class EventLog:
         nats.on_reconnect(self._doubt_storage)
 
     async def seek(self, start: int | datetime | None) -> None:
-        """Raises NATS_ERRORS."""
+        """Where to read from. None: what comes from now on; a time: what was stored since then; 1: all that the stream
+        holds. Raises NATS_ERRORS."""
         self._position = (await self._sequences()).stop if start is None else start
 
     async def read(self) -> list[StoredBatch]:
-        """What follows in the log, in parts; empty at its end. Raises NATS_ERRORS."""
+        """The next BATCHES_PER_READ batches; none at the end of the log. Raises NATS_ERRORS."""
         if self._storage_in_doubt:
             await self._check_storage()
         messages = await self._nats.stored_messages(self._stream, self._subject, self._position, BATCHES_PER_READ)
@@ -64,8 +63,8 @@ class EventLog:
         return batches
 
     async def follow(self, timeout_s: float) -> AsyncIterator[list[StoredBatch]]:
-        """Never ends: an empty list when nothing new came for a moment. Raises UnavailableError when NATS stays away
-        for longer than `timeout_s`."""
+        """All further batches, without end; an empty list whenever there is nothing new. Raises UnavailableError when
+        NATS stays away for longer than `timeout_s`."""
         loop = asyncio.get_running_loop()
         answered_s = loop.time()
         while True:
@@ -91,7 +90,7 @@ class EventLog:
             return range(1, 1)  # no worker has ever published
 
     async def _check_storage(self) -> None:
-        """A server that lost its storage counts from 1 again."""
+        """Begins anew when the server has lost its storage, because it counts from 1 again then."""
         if isinstance(self._position, int) and (await self._sequences()).stop < self._position:
             log.warning("the event stream has begun anew")
             self._position = 1

@@ -1,7 +1,7 @@
 """A worker that is known by its KV events alone: a replayed recording, or an engine of another kind behind a bridge.
 
-Announces itself with EVENTS_ROLE, so that routers index its blocks and send it nothing. They cannot ask it for a
-snapshot: all they have is the stream, which forgets. Who publishes for long therefore calls `keyframe` now and then.
+It is announced with EVENTS_ROLE, so that routers index its blocks and send it nothing. Because routers cannot ask it
+for a snapshot and the stream forgets old events, whoever publishes for long calls `keyframe` now and then.
 """
 
 import asyncio
@@ -23,14 +23,14 @@ from runtime.nats.subjects import workers_stream
 
 LOAD_INTERVAL_S = 1.0
 HEARTBEATS_PER_TTL = 4
-UNACKNOWLEDGED_LIMIT = 2000  # batches: whoever publishes faster than JetStream stores waits in `drain`
+UNACKNOWLEDGED_LIMIT = 2000  # batches that JetStream has not stored yet; beyond that `drain` waits
 
 
 class EventSource:
     def __init__(self, nats: NatsClient, worker_id: str, model: str, block_size: int, ttl_s: float) -> None:
         self.worker_id = worker_id
         self.incarnation = new_incarnation()
-        self.num_blocks = 0  # as its load report tells it; kept by the owner
+        self.num_blocks = 0  # cached, for the load report; the owner sets it
         self._nats = nats
         self._publisher = EventPublisher(nats, worker_id, self.incarnation)
         record = WorkerRecord(
@@ -68,23 +68,23 @@ class EventSource:
         self._publisher.publish(events)
 
     def keyframe(self, runs: list[Stored]) -> None:
-        """All that it holds once more, parents before children: from here on the stream is enough to know it."""
+        """Publishes all blocks once more, parents before children: from here on the stream alone tells what is held."""
         self._publisher.publish([Cleared(), *runs])
 
     async def drain(self, timeout_s: float, limit: int = UNACKNOWLEDGED_LIMIT) -> None:
-        """Waits when JetStream lags behind by more than `limit` batches. Raises UnavailableError."""
+        """Waits while JetStream lags behind by more than `limit` batches. Raises UnavailableError."""
         if self._publisher.unacknowledged > limit and not await self._publisher.flush(timeout_s):
             raise UnavailableError(f"NATS did not store the events within {timeout_s:g} s")
 
     async def close(self) -> None:
-        """Its blocks disappear from the routers."""
+        """The worker leaves, and its blocks disappear from the routers."""
         if self._reports is not None:
             await end_tasks(self._reports)
         await self._publisher.close()
         await self._announcer.withdraw()
 
     async def _report_load(self) -> None:
-        """With the last id, so that routers notice what they have not heard."""
+        """The reports carry the last event id, so that routers notice what they have missed."""
         while True:
             load = WorkerLoad(blocks_cached=self.num_blocks, last_event_id=self.last_event_id)
             await publish_load(self._nats, LoadReport(MAJOR, self.worker_id, self.incarnation, load))
@@ -92,7 +92,7 @@ class EventSource:
 
 
 async def discovery_ttl_s(nats: NatsClient) -> float:
-    """The cluster's time to live of a record, which announcing must not change. Raises UnavailableError."""
+    """The time to live of the cluster's records, which an announcement must not change. Raises UnavailableError."""
     try:
         config = (await nats.jetstream.stream_info(workers_stream(nats.namespace))).config
     except NotFoundError:

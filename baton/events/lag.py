@@ -1,6 +1,6 @@
-"""How far each worker's events have come, and what is missing of them: `baton events lag`.
+"""How far each worker's events have come, and which are missing: `baton events lag`.
 
-Three sources: discovery says who lives, the load reports say what was published, the stream says what is stored.
+Discovery tells which workers live, the load reports what was published, and the stream what is stored.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 
 from baton.events.event_log import EventLog, StoredBatch
 from baton.events.id_track import IdTrack
-from baton_proto.discovery import LoadReport, WorkerRecord
+from baton_proto.discovery import WorkerLoad, WorkerRecord
 from baton_proto.kv_events import KvEventBatch
 from runtime.discovery.directory import Directory
 from runtime.discovery.load_board import LoadBoard
@@ -44,7 +44,7 @@ class WorkerLag:
 
 
 class LagMonitor:
-    """`window_s`: over how much of the past rates are counted and gaps are looked for."""
+    """`window_s`: the span of time before now in which rates are counted and gaps are looked for."""
 
     def __init__(self, nats: NatsClient, window_s: float, ttl_s: float) -> None:
         self._nats = nats
@@ -74,7 +74,7 @@ class LagMonitor:
                     self._reported.clear()
                     await self._reported.wait()
         except TimeoutError:
-            pass  # the report says who has not
+            pass  # the report shows the workers that have said nothing
 
     async def update(self) -> None:
         """Reads what is new in the stream. Raises NATS_ERRORS."""
@@ -99,28 +99,26 @@ class LagMonitor:
         record = self._directory.workers.get(worker_id)
         seen = self._seen.get(worker_id)
         if seen is not None and record is not None and seen.incarnation != record.incarnation:
-            seen = None  # what is stored belongs to the process before this one
+            seen = None  # the stored batches are of an earlier incarnation
         load = self._load(record)
         now_s = time.time()
         return WorkerLag(
             worker_id=worker_id,
-            role=record.role if record is not None else "",
-            state=record.state if record is not None else GONE,
-            incarnation=record.incarnation if record is not None else seen.incarnation if seen is not None else 0,
-            published_id=load.load.last_event_id if load is not None else None,
-            stored_id=seen.stored_id if seen is not None else 0,
-            missing=seen.ids.missing if seen is not None else [],
-            age_s=max(0.0, now_s - seen.timestamp_s) if seen is not None else None,
-            events_per_s=seen.events_since(now_s - self._window_s) / self._window_s if seen is not None else 0.0,
-            blocks_cached=load.load.blocks_cached if load is not None else None,
-            blocks_total=load.load.blocks_total if load is not None else None,
+            role=record.role if record else "",
+            state=record.state if record else GONE,
+            incarnation=record.incarnation if record else seen.incarnation if seen else 0,
+            published_id=load.last_event_id if load else None,
+            stored_id=seen.stored_id if seen else 0,
+            missing=seen.ids.missing if seen else [],
+            age_s=max(0.0, now_s - seen.timestamp_s) if seen else None,
+            events_per_s=seen.events_since(now_s - self._window_s) / self._window_s if seen else 0.0,
+            blocks_cached=load.blocks_cached if load else None,
+            blocks_total=load.blocks_total if load else None,
         )
 
-    def _load(self, record: WorkerRecord | None) -> LoadReport | None:
-        report = self._loads.reports.get(record.worker_id) if record is not None else None
-        return (
-            report if report is not None and record is not None and report.incarnation == record.incarnation else None
-        )
+    def _load(self, record: WorkerRecord | None) -> WorkerLoad | None:
+        report = self._loads.reports.get(record.worker_id) if record else None
+        return report.load if record and report and report.incarnation == record.incarnation else None
 
 
 class _Seen:

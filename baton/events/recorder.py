@@ -1,7 +1,8 @@
 """Writes what the workers of a namespace publish, and who they are, into a recording.
 
-A worker whose first batch is not in the recording had blocks before it began; these are asked for once, as the base on
-which the worker's batches build. Batches that the base contains already are recorded too, and skipped by the reader.
+A worker whose first batch is not in the recording had blocks before the recording began. The worker is asked for these
+blocks once; they are the base on which its batches build. Batches that the base contains already are recorded, too, and
+the reader skips them.
 """
 
 import time
@@ -26,7 +27,7 @@ class Recorder:
     def __init__(
         self, nats: NatsClient, writer: RecordingWriter, ttl_s: float, timeout_s: float, key: ClusterKey | None = None
     ) -> None:
-        """`key`: what workers ask for who are asked for their blocks."""
+        """`key`: to be shown to workers that are asked for their blocks."""
         self._key = key
         self.num_batches = 0
         self.num_events = 0
@@ -45,7 +46,7 @@ class Recorder:
         return len(self._workers)
 
     async def start(self, start: int | datetime | None) -> None:
-        """From where to record is as in EventLog. Raises NATS_ERRORS."""
+        """`start`: where to begin, see EventLog.seek. Raises NATS_ERRORS."""
         await self._log.seek(start)  # first, so that nothing falls between a base and the batches after it
         await self._directory.start()
         if start is None:
@@ -54,7 +55,7 @@ class Recorder:
         self._writer.flush()
 
     async def run(self) -> None:
-        """Until it is cancelled. Raises UnavailableError when NATS stays away."""
+        """Records until it is cancelled. Raises UnavailableError when NATS stays away."""
         async for batches in self._log.follow(self._timeout_s):
             for stored in batches:
                 await self._write_batch(stored)
@@ -83,13 +84,12 @@ class Recorder:
         if key not in self._begun:
             await self._begin_late(key, batch.event_id)
         self._workers.add(key)
-        frame = Batch(stored.time_s, *key, batch.event_id, batch.timestamp_s, batch.events)
-        self._writer.write(frame)
+        self._writer.write(Batch(stored.time_s, *key, batch.event_id, batch.timestamp_s, batch.events))
         self.num_batches += 1
         self.num_events += len(batch.events)
 
     async def _begin_late(self, key: WorkerKey, event_id: int) -> None:
-        """A worker that publishes and was not there when the recording began."""
+        """The worker was not there when the recording began."""
         record = self._directory.workers.get(key[0])
         if event_id == 1:
             self._begun.add(key)

@@ -1,13 +1,13 @@
 """Recordings of an event stream as files; docs/events.md describes the format for other readers.
 
-A file is a magic, a version, and blocks: length, CRC-32, zlib data. A block holds a list of frames and can be read by
-itself, so that a recording whose writer was killed is good up to its last whole block.
+A file is a magic, a version, and blocks: length, CRC-32, zlib data. A block holds a list of frames. Because each block
+can be read by itself, a recording whose writer was killed is good up to its last whole block.
 """
 
 import struct
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
@@ -23,7 +23,7 @@ from runtime.errors import ConfigError
 
 MAGIC = b"BATONREC"
 VERSION = 1
-BLOCK_BYTES = 256 * 1024  # of frames, about, before compression
+BLOCK_BYTES = 256 * 1024  # about, of frames before compression
 BLOCK_S = 1.0  # at most this much is lost when the writer is killed
 MAX_BLOCK_BYTES = 64 * 1024 * 1024
 COMPRESSION_LEVEL = 1  # most of the bytes are hashes, which no effort makes smaller
@@ -87,7 +87,7 @@ _decoder = msgspec.msgpack.Decoder(list[Frame])
 
 
 class RecordingWriter:
-    """Creates the file; raises ConfigError when there is one already. To be used as a context manager."""
+    """A context manager. Creates the file; raises ConfigError when there is one already."""
 
     def __init__(self, path: Path, namespace: str) -> None:
         try:
@@ -104,8 +104,8 @@ class RecordingWriter:
         self.flush()
 
     def write(self, frame: Frame) -> None:
-        """On disk with the next `flush`."""
-        data = _encoder.encode(_without_derivable_hashes(frame))
+        """Adds a frame, which reaches the disk with the next `flush`."""
+        data = _encoder.encode(_with_events(frame, _shortened))
         self._frames.append(data)
         self._frames_bytes += len(data)
         if self._frames_bytes >= BLOCK_BYTES:
@@ -116,7 +116,7 @@ class RecordingWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Ends the block. From then on it outlives this process, though not the machine."""
+        """Ends the block. From then on it survives the end of this process, though not of the machine."""
         self._since_s = time.monotonic()
         if not self._frames:
             return
@@ -141,7 +141,7 @@ class RecordingWriter:
 
 
 class Recording:
-    """A recording to be read. Raises ConfigError when it is none, or one of a newer version."""
+    """A recording to be read. Raises ConfigError when the file is no recording, or of another version."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -156,13 +156,13 @@ class Recording:
             raise ConfigError(str(path), error.strerror or str(error)) from error
 
     def frames(self) -> Iterator[Frame]:
-        """Up to the end of the file, or to the last whole block before damage."""
+        """All frames up to the end of the file, or to the last whole block before damage."""
         with self.path.open("rb") as file:
             file.seek(_FILE_HEADER.size)
             while (block := self._read_block(file)) is not None:
                 for frame in block:
                     self.ended_in_order = isinstance(frame, Ended)
-                    yield _with_derived_hashes(frame)
+                    yield _with_events(frame, _restored)
 
     def _check_header(self, header: bytes) -> None:
         if len(header) < _FILE_HEADER.size or not header.startswith(MAGIC):
@@ -195,33 +195,22 @@ class Recording:
 
 
 def _array_header(length: int) -> bytes:
-    """Of a msgpack array."""
+    """The head of a msgpack array of so many elements."""
     return b"\xdd" + length.to_bytes(4, "big")
 
 
-def _without_derivable_hashes(frame: Frame) -> Frame:
-    """Sequence hashes follow from the parent and the block hashes. They are half of a recording, so they are left out,
-    unless a worker's hashes do not follow."""
+def _with_events(frame: Frame, change: Callable[[KvEvent], KvEvent]) -> Frame:
     match frame:
         case Batch(events=events):
-            return msgspec.structs.replace(frame, events=[_shortened(event) for event in events])
+            return msgspec.structs.replace(frame, events=[change(event) for event in events])
         case Base(runs=runs):
-            return msgspec.structs.replace(frame, runs=[_shortened(run) for run in runs])
-        case _:
-            return frame
-
-
-def _with_derived_hashes(frame: Frame) -> Frame:
-    match frame:
-        case Batch(events=events):
-            return msgspec.structs.replace(frame, events=[_restored(event) for event in events])
-        case Base(runs=runs):
-            return msgspec.structs.replace(frame, runs=[_restored(run) for run in runs])
+            return msgspec.structs.replace(frame, runs=[change(run) for run in runs])
         case _:
             return frame
 
 
 def _shortened(event: KvEvent) -> KvEvent:
+    """The event without its sequence hashes (half of a recording) if they follow from parent and block hashes."""
     if isinstance(event, Stored) and event.sequence_hashes and _derivable(event) == event.sequence_hashes:
         return Stored(event.parent, event.block_hashes, b"")
     return event

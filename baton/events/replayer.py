@@ -1,8 +1,8 @@
-"""Publishes a recording into a NATS, where routers index it as if its workers lived.
+"""Publishes a recording to a NATS server, whose routers index it as if its workers lived.
 
-Every recorded incarnation of a worker becomes an EventSource of the same worker id and a new incarnation; its batches
-are applied in the order of their ids, which are counted anew. The time between events is the recorded one, divided by
-the speed.
+Every recorded incarnation of a worker becomes an EventSource with the same worker id and a new incarnation. Its batches
+are published in the order of their ids, and numbered anew. The time between them is the recorded time divided by the
+speed.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ log = structlog.get_logger()
 
 
 class Replayer:
-    """`speed` None: as fast as JetStream takes it. `prefix` stands before every worker id."""
+    """`speed` None: as fast as JetStream stores the events. `prefix` is put before every worker id."""
 
     def __init__(
         self, nats: NatsClient, recording: Recording, speed: float | None, prefix: str, timeout_s: float
@@ -41,7 +41,7 @@ class Replayer:
         self._models: dict[str, tuple[str, int]] = {}  # model and block size by worker id
 
     async def run(self) -> None:
-        """Returns when all is stored; the workers stay announced until `close`. Raises ConfigError when a live worker
+        """Returns when all events are stored; the workers stay until `close`. Raises ConfigError when a live worker
         has the name of a recorded one, UnavailableError when NATS does not take the events."""
         self._ttl_s = await discovery_ttl_s(self._nats)
         taken = await self._live_workers()

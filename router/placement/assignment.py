@@ -1,5 +1,5 @@
-"""The router's whole decision for one attempt: match the prefix, list the candidates, place, charge. No await: what one
-request was charged, the next one sees."""
+"""The router's whole decision for one attempt: match the prefix, list the candidates, place, charge. Invariant: no
+await in between, so that each request sees what the one before was charged."""
 
 import random
 from typing import Final, Protocol
@@ -14,8 +14,9 @@ from router.placement.candidates import NO_CANDIDATES, Candidates, Request
 from router.placement.cost import Rules
 from router.placement.expected_prefixes import Expectation, ExpectedPrefixes, Outlook
 from router.placement.placement import Placement, Weighing, nobody_ships, weigh
+from router.workers.account import LoadView
 from router.workers.link import WorkerLink
-from router.workers.load import Charge, LoadLedger, LoadView
+from router.workers.load import Charge, LoadLedger
 from router.workers.pool import WorkerPool
 from runtime.config.serving import RouterConfig
 from runtime.discovery.worker_key import WorkerKey
@@ -52,7 +53,7 @@ class Assignment:
         self.expectation = expectation  # of the worker that runs the prompt; None: it holds all of it
 
     def prefill_done(self) -> None:
-        """At the first token."""
+        """The first token has come."""
         self.charge.prefill_done()
         if self.expectation is not None:
             self.expectation.first_token()
@@ -122,14 +123,14 @@ class Assigner:
     def _candidates(
         self, workers: tuple[WorkerKey, ...], outlook: Outlook, block_size: int, *, mixed: bool
     ) -> Candidates:
-        """`mixed`: they prefill and decode; only then counts what they stored."""
+        """`mixed`: the workers prefill and decode; only then does it count what they stored."""
         if not workers:
             return NO_CANDIDATES
         load = self._ledger.columns(workers)
         if outlook.computing:
             queued, pairs = load[:, QUEUED], load[:, QUEUED_PAIRS]
             shared = np.minimum(queued, block_size * column(outlook.computing, workers))
-            pairs -= pairs * shared // np.maximum(queued, 1)  # as if they were like the others in the queue
+            pairs -= pairs * shared // np.maximum(queued, 1)  # as if all tokens of the queue had as many pairs
             queued -= shared
         stored = self._ledger.stored(workers) if mixed else np.zeros(len(workers))
         return Candidates(workers, column(outlook.cached, workers), load, stored)

@@ -1,4 +1,4 @@
-"""The router's memory of its last placements, for `baton events explain`. Written by choices, read by explain."""
+"""The router's memory of its last placements, for `baton events explain`."""
 
 import re
 import time
@@ -44,7 +44,7 @@ class DecisionLog:
         request: Request,
         placement: Placement,
     ) -> None:
-        """The oldest ones are forgotten for it."""
+        """Remembers a decision, and forgets the oldest ones beyond the limits."""
         decision = Decision(request_id, choice, attempt, time.monotonic(), waited_s, request, placement)
         self._decisions.append(decision)
         self._num_costs += placement.num_candidates
@@ -54,9 +54,9 @@ class DecisionLog:
             self._num_costs -= self._decisions.popleft().placement.num_candidates
 
     def of(self, request_id: str) -> tuple[list[Decision], int]:
-        """Decisions of a request in order, and how many older requests go by the same name.
+        """Decisions of a request in order, and how many older requests have the same caller's id.
 
-        `request_id`: the one in the log, or the caller's own, of which the latest request is meant.
+        `request_id`: the id in the log, or the caller's own id, which means the latest request of that id.
         """
         by_work: dict[str, list[Decision]] = {}
         for decision in self._decisions:

@@ -1,4 +1,4 @@
-"""The router's metrics that are read when they are scraped: its queue, its view of the workers, their events."""
+"""The router's metrics that are read at a scrape: its queue, its view of the workers, and their events."""
 
 from collections import Counter
 
@@ -11,7 +11,7 @@ from router.workers.charge_sharing import ChargeSharing
 from router.workers.pool import PooledWorker, WorkerPool
 from runtime.config.planner import TargetsConfig
 from runtime.discovery.directory import Directory
-from runtime.telemetry.metrics import Samples
+from runtime.telemetry.metrics import Read, Samples
 
 ROLES = ("prefill", "decode")
 STATES = ("ready", "draining", "sleeping", "unusable")
@@ -46,32 +46,25 @@ def add_worker_gauges(metrics: RouterMetrics, directory: Directory, pool: Worker
 
 
 def add_event_gauges(metrics: RouterMetrics, indexer: Indexer) -> None:
+    def each(field: str) -> Read:
+        return lambda: [((worker.key[0],), getattr(worker, field)) for worker in indexer.workers]
+
     metrics.gauge("baton_router_tree_blocks", "Distinct blocks in the radix tree", lambda: indexer.tree.num_blocks)
     metrics.counter("baton_router_event_snapshots", "Block tables taken from workers", lambda: indexer.snapshots)
     metrics.counter("baton_router_events_malformed", "Batches that could not be read", lambda: indexer.malformed_events)
     metrics.counter("baton_router_events_refused", "Events that contradict the tree", lambda: indexer.refused_events)
-    metrics.counter(
-        "baton_router_event_batches",
-        "Batches of KV events applied",
-        lambda: [((worker.key[0],), worker.batches) for worker in indexer.workers],
-        "worker",
-    )
+    metrics.counter("baton_router_event_batches", "Batches of KV events applied", each("batches"), "worker")
     metrics.gauge(
         "baton_router_event_lag_batches",
         "Batches that a worker has published and the tree does not contain yet",
-        lambda: [((worker.key[0],), worker.lag) for worker in indexer.workers],
+        each("lag"),
         "worker",
     )
-    metrics.counter(
-        "baton_router_event_gaps",
-        "Holes in a worker's event numbers",
-        lambda: [((worker.key[0],), worker.gaps) for worker in indexer.workers],
-        "worker",
-    )
+    metrics.counter("baton_router_event_gaps", "Holes in a worker's event numbers", each("gaps"), "worker")
     metrics.gauge(
         "baton_router_worker_without_events",
         "1 for a worker that caches blocks and publishes no events: it is chosen by load alone",
-        lambda: [((worker.key[0],), worker.silent) for worker in indexer.workers],
+        each("silent"),
         "worker",
     )
 

@@ -1,4 +1,4 @@
-"""Tells the planner once a second what waits here and what has been counted. Owned by the router's service."""
+"""Tells the planner once a second what waits at this router and what the router has counted."""
 
 import asyncio
 import contextlib

@@ -1,7 +1,7 @@
-"""Where Prometheus finds the metrics of every process, as its HTTP service discovery wants it (`GET /metrics/targets`).
+"""Where Prometheus finds the metrics of every process: the answer to its HTTP discovery (`GET /metrics/targets`).
 
-Workers are those of the directory. Routers, this one among them, tell once a second where they are; one that went
-silent without a farewell stays listed for a while, so that Prometheus sees it down. The planner is asked.
+Workers come from the directory. All routers, this one included, tell once a second where they are; a router that went
+silent without a farewell stays listed for SILENT_ROUTER_S, so that Prometheus sees it down. The planner is asked.
 """
 
 import time
@@ -21,13 +21,13 @@ from runtime.nats.client import NATS_ERRORS, NatsClient
 from runtime.nats.subjects import router_subject
 
 PLANNER_TIMEOUT_S = 1.0
-SILENT_ROUTER_S = 900.0  # listed for so long
+SILENT_ROUTER_S = 900.0
 
 log = structlog.get_logger()
 
 
 class Target(Struct, frozen=True):
-    """One process, in Prometheus' own words. Its metrics bear other labels: role and worker."""
+    """One process, in the format of Prometheus. The metrics themselves carry further labels: role and worker."""
 
     targets: list[str]  # HOST:PORT
     labels: dict[str, str]
@@ -59,12 +59,12 @@ class ScrapeTargets:
         return Target([address], {"namespace": self._nats.namespace, "component": component, "process": process})
 
     def _workers(self) -> Iterable[WorkerRecord]:
-        """Those that can be scraped. The workers of one process, which have one address, lie side by side."""
+        """The workers that can be scraped, those of one process, which share its address, side by side."""
         able = [record for record in self._directory.workers.values() if record.metrics_address]
         return sorted(able, key=lambda record: (record.metrics_address, record.worker_id))
 
     async def _ask_planner(self) -> str:
-        """Where it is. When nobody can be asked now, where it was."""
+        """The planner's address; the last known one when the planner cannot be asked now; empty: no planner runs."""
         try:
             return (await ask_plan(self._nats, PLANNER_TIMEOUT_S)).metrics_address
         except UnavailableError:
@@ -90,6 +90,6 @@ class ScrapeTargets:
 
 
 def _name(workers: list[WorkerRecord]) -> str:
-    """Of their process."""
+    """The name of the process that these workers share."""
     first, others = workers[0].worker_id, len(workers) - 1
     return f"{first} and {others} more" if others else first

@@ -1,6 +1,6 @@
-"""Puts workers to sleep and wakes them for an operator. Part of the Admin service; the worker does the work.
+"""Puts workers to sleep and wakes them for an operator; the worker does the work.
 
-Routing needs no word of it: a worker that is not `ready` gets no requests.
+Routing need not be told: a worker that is not `ready` gets no requests.
 """
 
 from baton_proto.generated import inference_pb2 as pb
@@ -13,8 +13,8 @@ DEFAULT_TIMEOUT_S = 30.0
 
 
 class SleepControl:
-    """Raises InvalidRequestError when there is no such worker, WorkerLostError when it does not answer, and
-    UnavailableError with the worker's reason when it does not do it."""
+    """Both methods raise InvalidRequestError when there is no such worker, WorkerLostError when it does not answer, and
+    UnavailableError with the worker's reason when it refuses."""
 
     def __init__(self, pool: WorkerPool) -> None:
         self._pool = pool

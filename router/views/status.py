@@ -1,4 +1,4 @@
-"""What `baton status` shows: the workers as the router sees them, and its queue. Asked by the gRPC Admin service."""
+"""What `baton status` shows: the workers as the router sees them, and the router's queue."""
 
 import time
 from typing import Protocol
@@ -29,11 +29,11 @@ class EventView(Protocol):
     def tree(self) -> RadixTree: ...
 
     def batches_of(self, worker: WorkerKey) -> int:
-        """That the tree has applied."""
+        """How many batches of the worker the tree has applied."""
         ...
 
     def last_event_id(self, worker: WorkerKey) -> int:
-        """As the tree has applied it; 0: none."""
+        """The last event that the tree has applied; 0: none."""
         ...
 
     def note(self, worker: WorkerKey) -> str:

@@ -1,8 +1,8 @@
-"""The radix tree against each worker's own block table: `baton events diff`. Asked by grpc_admin.
+"""Compares the radix tree with each worker's own block table: `baton events diff`.
 
-The two may be compared only when the tree has applied exactly the events that the worker's snapshot contains. Both go
-on changing, so the tree is followed from before the snapshot is asked for, what it gives the worker is noted at the
-snapshot's event id, and when it was past that already the worker is asked again.
+Invariant: the two are compared only when the tree has applied exactly the events that the worker's snapshot contains.
+Both go on changing. Therefore the tree is followed from before the worker is asked for a snapshot, and copied when it
+comes to the snapshot's event. If the tree was past that event already, the worker is asked again.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from router.index.indexer import Indexer
 from runtime.discovery.worker_key import WorkerKey
 from runtime.errors import WorkerLostError
 
-AT_ONCE: Final = 4  # workers that are asked beside each other
+AT_ONCE: Final = 4  # workers that are asked at the same time
 CATCH_UP_S: Final = 2.0  # for the tree to come to the snapshot's event, before the worker is asked again
 SETTLE_S: Final = 0.02  # between two tries
 
@@ -32,7 +32,7 @@ Hashes = NDArray[np.uint64]
 
 @dataclass(slots=True)
 class _Compared:
-    """One worker, while it is asked."""
+    """The comparison of one worker, in progress."""
 
     key: WorkerKey
     attempts: int = 0
@@ -86,8 +86,8 @@ class TreeDiff:
             return _verdict(*key, pb.DIFF_VERDICT_UNREACHABLE, error.reason, compared)
 
     async def _attempt(self, compared: _Compared) -> tuple[list[Stored] | None, int]:
-        """The tree's runs at the event of the worker's snapshot, and that event as the tree counts; None: they could
-        not be caught. Raises WorkerLostError."""
+        """The tree's runs at the event of the worker's snapshot; the last event that the tree has applied. None: the
+        tree was not caught at that event. Raises WorkerLostError."""
         key, indexer = compared.key, self._indexer
         follower = _Follower(indexer, key)
         before = indexer.contained(key)
@@ -110,9 +110,9 @@ class _Follower:
     """Waits for the moment when the tree contains what a snapshot contains."""
 
     def __init__(self, indexer: Indexer, key: WorkerKey) -> None:
-        self.event_id = -1  # of the snapshot; not known yet
-        self.runs: list[Stored] | None = None  # the tree's, at that moment
-        self.caught = asyncio.Event()  # or missed
+        self.event_id = -1  # of the snapshot; -1: not known yet
+        self.runs: list[Stored] | None = None  # the tree's at that event; None: not yet, or missed
+        self.caught = asyncio.Event()  # the tree has come to that event, or missed it
         self._indexer = indexer
         self._key = key
 
@@ -178,7 +178,7 @@ def _verdict(
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Sequence hashes, in the order in which the side that has them lists them: parents before children."""
+    """Sequence hashes in the order of the side that lists them: parents before children."""
 
     missing: Hashes
     extra: Hashes

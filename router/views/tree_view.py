@@ -1,7 +1,7 @@
-"""The radix tree as people want to see it: `baton events tree`. Asked by grpc_admin.
+"""The radix tree as people want to see it: `baton events tree`.
 
-A listing may be long and the router has requests to serve, so it is made in slices between which others have their
-turn. The tree goes on changing meanwhile: a listing shows each run as it is when its turn comes.
+Because a listing may be long and the router has requests to serve, it is made in slices, and other tasks run between
+them. The tree may change meanwhile: a listing shows each run as it is when the listing comes to it.
 """
 
 import asyncio
@@ -36,12 +36,12 @@ class TreeView:
         chunk = pb.TreeChunk(summary=self._summary())
         chunk.summary.hottest.extend(await self._hottest(wanted.max_hottest))
         sent = 0
-        # Depth first, so that what belongs together comes together. The last of the stack is the next.
+        # Depth first, so that children follow their parent. The last of the stack is the next.
         first = await self._first(self._tree.children(), through, wanted.max_children)
         stack = [(edge, 0, 1, 0) for edge in first]
         while stack and (not wanted.max_runs or sent < wanted.max_runs):
             edge, parent, depth, first_block = stack.pop()
-            if edge.number == NOWHERE:  # it has left the tree since
+            if edge.number == NOWHERE:  # the edge has left the tree since
                 continue
             sent += 1
             children = self._tree.children(edge)
@@ -68,7 +68,7 @@ class TreeView:
         return through
 
     async def _first(self, edges: list[Edge], through: Mapping[Edge, int], count: int) -> list[Edge]:
-        """The most used ones, then the longest; the first one last, as a stack wants them."""
+        """The `count` most used edges, the longest among equals (0: all), in reverse, as a stack wants them."""
         keyed = [(through[edge], len(edge.blocks), i) async for i, edge in _in_slices(enumerate(edges))]
         return [edges[i] for _, _, i in heapq.nlargest(count or len(edges), keyed)][::-1]
 
@@ -119,7 +119,7 @@ class TreeView:
 
 
 async def _in_slices(items: Iterable[T]) -> AsyncIterator[T]:
-    """The items; others have their turn now and then."""
+    """The items; other tasks run after every SLICE_ITEMS of them."""
     for i, item in enumerate(items, 1):
         yield item
         if i % SLICE_ITEMS == 0:
@@ -127,7 +127,7 @@ async def _in_slices(items: Iterable[T]) -> AsyncIterator[T]:
 
 
 def _owners(blocks: Mapping[WorkerKey, int]) -> list[pb.TreeOwner]:
-    """In the order of their ids."""
+    """The owners in the order of their ids."""
     return [
         pb.TreeOwner(worker_id=worker_id, incarnation=incarnation, blocks=held)
         for (worker_id, incarnation), held in sorted(blocks.items())

@@ -1,9 +1,9 @@
-"""Keeps several routers from herding onto one worker: each tells the others what it has charged to whom.
+"""Keeps several routers from herding onto one worker: each router tells the others what it has charged to whom.
 
-Every router publishes its own totals when they change, at most once per interval, and all of them once a second as a
-sign of life. What another router tells enters the ledger's view of each worker until it changes, the router leaves, or
-was silent for its time to live: then its requests are ending too, and the workers' own reports have to do. A router
-that hears of no other publishes signs of life alone. Event loop only.
+Every router publishes its changed totals, at most once per `interval_s`, and all its totals once a second as a sign of
+life. What another router tells stays in the ledger until the router tells something else, leaves, or is silent for
+`ttl_s`; after that its requests end, too, and the workers' own reports suffice. A router that hears of no other
+publishes signs of life alone. Event loop only.
 """
 
 import asyncio
@@ -15,7 +15,8 @@ import msgspec
 import structlog
 
 from baton_proto.charges import MAJOR, ChargeReport, WorkerCharge, decode_charges, encode_charges
-from router.workers.load import NOTHING, LoadLedger, Totals
+from router.workers.account import NOTHING, Totals
+from router.workers.load import LoadLedger
 from runtime.config.serving import ChargeSharingConfig
 from runtime.discovery.worker_key import WorkerKey
 from runtime.errors import ProtocolError
@@ -41,7 +42,7 @@ class ForeignCharges:
         return list(self._heard_s)
 
     def apply(self, report: ChargeReport) -> bool:
-        """True when the router was not known. Two that run under one id, or one after another, are told apart."""
+        """True: the router was not known. Two routers with the same id are told apart by their incarnations."""
         router = f"{report.router_id}/{report.incarnation}"
         if report.leaving:
             self._forget(router)
@@ -70,9 +71,11 @@ class ForeignCharges:
 
 
 class ChargeSharing:
-    """`start` and `close` surround the router's work."""
+    """`news` is set when the ledger's own charges have changed. `start` and `close` surround the router's work."""
 
-    def __init__(self, nats: NatsClient, ledger: LoadLedger, router_id: str, config: ChargeSharingConfig) -> None:
+    def __init__(
+        self, nats: NatsClient, ledger: LoadLedger, news: asyncio.Event, router_id: str, config: ChargeSharingConfig
+    ) -> None:
         self.malformed_reports = 0
         self.others = ForeignCharges(ledger, config.ttl_s)
         self._nats = nats
@@ -82,12 +85,11 @@ class ChargeSharing:
         self._subject = charges_subject(nats.namespace, router_id)
         self._interval_s = config.interval_s
         self._sign_of_life_s = min(SIGN_OF_LIFE_S, config.ttl_s / 3)
-        self._news = asyncio.Event()
+        self._news = news
         self._say_all = False
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        self._ledger.has_news = self._news.set
         await self._nats.subscribe(charges_subject(self._nats.namespace), self._receive)
         self._nats.on_reconnect(self._greet)
         self._greet()
@@ -137,7 +139,7 @@ class ChargeSharing:
             self._greet()
 
     def _greet(self) -> None:
-        """Somebody does not know yet what we have charged."""
+        """Publishes all charges soon, because some router does not know them yet."""
         self._say_all = True
         self._news.set()
 

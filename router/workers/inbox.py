@@ -1,4 +1,4 @@
-"""Where the deltas of one submitted request wait for the coroutine that streams it. Event loop only."""
+"""The deltas of one submitted request that wait for the coroutine that streams them. Event loop only."""
 
 import asyncio
 
@@ -6,7 +6,7 @@ from baton_proto.worker import Delta
 
 
 class Inbox:
-    """One writer side (the worker's link, a deadline timer), one reader. What came before a failure is read first."""
+    """One reader. What came before a failure is read before the failure is raised."""
 
     __slots__ = ("_deltas", "_error", "_waiter")
 
@@ -26,7 +26,7 @@ class Inbox:
             self._wake()
 
     async def take(self) -> list[Delta]:
-        """All that has arrived since, at least one: a slow reader gets the news of several steps at once."""
+        """All deltas that have arrived since the last call, at least one. Raises what `fail` was given."""
         if not self._deltas:
             if self._error is None:
                 self._waiter = asyncio.get_running_loop().create_future()

@@ -1,4 +1,4 @@
-"""The workers that discovery lists, each with the router's link to it. Asked by assignment.
+"""The workers that discovery lists, each with the router's link to it.
 
 A worker is used when it is ready, reachable and serves our model with our block size. Event loop only.
 """
@@ -34,8 +34,8 @@ class PooledWorker:
 
     @property
     def usable(self) -> bool:
-        """Requests go to decode workers over our link; prompts go to prefill workers over the decode workers' own, so
-        that there a link counts that has not failed."""
+        """Requests go to decode workers over the router's link, so it must be connected. Prompts go to prefill workers
+        over the decode workers' links, so the router's own link need only not have failed."""
         reachable = self.link.connected if self.record.role == "decode" else not self.link.failed
         return reachable and self.record.state == "ready" and not self.misfit
 
@@ -58,30 +58,38 @@ class _Ready:
 
 
 class WorkerPool:
-    """`changed` is called when a worker may have become usable or has stopped being so; `load_seen` with every load."""
+    """`changed` is called when a worker may have become usable or unusable; `load_seen` with every load."""
 
     def __init__(
-        self, router_id: str, model: str, block_size: int, ledger: LoadLedger, key: ClusterKey | None = None
+        self,
+        router_id: str,
+        model: str,
+        block_size: int,
+        ledger: LoadLedger,
+        key: ClusterKey | None = None,
+        *,
+        changed: Callable[[], None] = lambda: None,
+        load_seen: Callable[[WorkerKey, WorkerLoad], None] = lambda worker, load: None,
     ) -> None:
-        self.changed: Callable[[], None] = lambda: None
-        self.load_seen: Callable[[WorkerKey, WorkerLoad], None] = lambda worker, load: None
         self.workers: dict[str, PooledWorker] = {}  # by worker id
-        self._by_role: dict[str, _Ready] = {}  # as far as it is known
+        self._by_role: dict[str, _Ready] = {}  # a cache, see _ready
         self._router_id = router_id
         self._model = model
         self._block_size = block_size
         self._ledger = ledger
         self._key = key
+        self._on_change = changed
+        self._load_seen = load_seen
         self._no_decode_since_s: float | None = time.monotonic()
         self._closing: set[asyncio.Task[None]] = set()
 
     # --- what discovery says ------------------------------------------------------------------------------------------
 
     def apply(self, change: Change) -> None:
-        """A callback of the Directory's: opens a link to what is added, closes it when it is removed."""
+        """Opens a link to a worker that was added, closes the link to one that was removed."""
         record = change.record
         if record.role == EVENTS_ROLE:
-            return  # the indexer's alone
+            return  # such a worker takes no requests; only the indexer follows it
         known = self.workers.get(record.worker_id)
         if change.kind == "removed":
             if known is not None:
@@ -93,7 +101,7 @@ class WorkerPool:
         self._changed()
 
     def load_report(self, report: LoadReport) -> None:
-        """From the metrics plane; idle workers send nothing else."""
+        """A load from NATS; idle workers send nothing else."""
         worker = self.workers.get(report.worker_id)
         if worker is not None and worker.key[1] == report.incarnation:
             self._on_load(worker.key, report.load)
@@ -113,7 +121,7 @@ class WorkerPool:
         return self._ready("prefill").that_take(num_tokens)
 
     def decode_keys(self, num_tokens: int = 0) -> tuple[WorkerKey, ...]:
-        """Of `ready_decode`; the same tuple while nothing changes."""
+        """The keys of `ready_decode`; the same tuple as long as nothing changes."""
         return self._ready("decode").keys_that_take(num_tokens)
 
     def prefill_keys(self, num_tokens: int = 0) -> tuple[WorkerKey, ...]:
@@ -134,13 +142,13 @@ class WorkerPool:
 
     @property
     def no_decode_since_s(self) -> float | None:
-        """Since when (time.monotonic) there has been no usable decode worker; None: there is one."""
+        """When the last usable decode worker went (time.monotonic); None: there is one."""
         return self._no_decode_since_s
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
     def _ready(self, role: str) -> "_Ready":
-        """Found once, not for each request: whatever changes it ends in `_changed`."""
+        """Invariant: every change of what is usable ends in `_changed`, which drops this cache."""
         ready = self._by_role.get(role)
         if ready is None:
             usable = [worker for worker in self.workers.values() if worker.record.role == role and worker.usable]
@@ -176,7 +184,7 @@ class WorkerPool:
 
     def _on_load(self, key: WorkerKey, load: WorkerLoad) -> None:
         self._ledger.report(key, load)
-        self.load_seen(key, load)
+        self._load_seen(key, load)
 
     def _changed(self) -> None:
         self._by_role.clear()
@@ -184,9 +192,9 @@ class WorkerPool:
             self._no_decode_since_s = None
         elif self._no_decode_since_s is None:
             self._no_decode_since_s = time.monotonic()
-        self.changed()
+        self._on_change()
 
 
 def largest(workers: Iterable[PooledWorker]) -> int | None:
-    """Tokens of prompt and output that the roomiest worker takes; None: no worker."""
+    """The longest sequence that any of the workers takes, in tokens; None: there is no worker."""
     return max((worker.record.max_model_len for worker in workers), default=None)

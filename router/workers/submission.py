@@ -1,4 +1,4 @@
-"""One attempt's stay on its decode worker, from what was submitted to its end. Used by router/requests/choice.py."""
+"""One attempt's stay on its decode worker, from its submission to its end."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,13 +10,13 @@ from router.workers.link import WorkerLink
 
 
 class Submission:
-    """Use `with`: it gives the inbox, and leaving it cancels on the worker what has not ended there."""
+    """`with` gives the inbox; leaving it cancels the request on the worker unless it has ended there."""
 
     __slots__ = ("_inbox", "_late", "_link", "_request_id", "_timer")
 
     def __init__(self, link: WorkerLink, submit: Submit, late: Callable[[], Exception]) -> None:
-        """What `late` makes comes into the inbox when the request's time is up. Raises WorkerLostError when there is no
-        stream."""
+        """The inbox fails with the error that `late` makes when the request's time is up. Raises WorkerLostError when
+        there is no stream."""
         self._late = late
         self._link = link
         self._request_id = submit.request_id

@@ -24,7 +24,8 @@ from router.requests.choice import Parts
 from router.requests.generation import Generator
 from router.requests.request import Finished, GenerateRequest, Piece
 from router.text.tokenizer import Tokenizer
-from router.workers.load import LoadLedger, LoadView
+from router.workers.account import LoadView
+from router.workers.load import LoadLedger
 from router.workers.pool import WorkerPool
 from runtime.config.serving import PlacementConfig, RouterConfig
 from runtime.discovery.worker_key import WorkerKey
@@ -56,12 +57,10 @@ class Router:
     """All of a router but discovery, events and the client APIs."""
 
     def __init__(self, tokenizer: Tokenizer, config: RouterConfig) -> None:
-        self.ledger = LoadLedger(16, config.placement.charge_ttl_s)
         self.queue = AdmissionQueue(config.queue_limit)
-        self.pool = WorkerPool("router-0", "tiny", 16, self.ledger)
-        self.ledger.relieved = self.queue.wake
+        self.ledger = LoadLedger(16, config.placement.charge_ttl_s, relieved=self.queue.wake)
         self._changed = asyncio.Event()
-        self.pool.changed = self._on_change
+        self.pool = WorkerPool("router-0", "tiny", 16, self.ledger, changed=self._on_change)
         self.metrics = RouterMetrics()
         self.expected = ExpectedPrefixes(config.placement.expected_prefix_ttl_s)
         assigner = Assigner(self.pool, Holdings(), self.ledger, config, random.Random(1), self.expected)

@@ -1,26 +1,18 @@
-"""`baton events bridge`: another engine's KV events for Baton's routers."""
+"""`baton events bridge`: passes the KV events of a vLLM engine on to Baton's routers."""
 
-import asyncio
 import re
 from contextlib import AsyncExitStack
 from typing import Annotated
 
 import typer
 
-from baton.cli.events.options import (
-    DEFAULT_NATS_URL,
-    DEFAULT_TIMEOUT_S,
-    EventsTimeoutOption,
-    NamespaceOption,
-    NatsUrlOption,
-    check_name,
-)
-from baton.cli.events.session import nats_session, until_stopped
-from baton.cli.exit_codes import errors_reported
+from baton.cli.events import options
+from baton.cli.events.session import run_with_nats, until_stopped
 from baton.events.event_source import EventSource, discovery_ttl_s
 from baton.events.vllm.bridge import Bridge
 from baton.events.vllm.stream import VllmStream
 from runtime.config.serving import EngineConfig
+from runtime.nats.client import NatsClient
 
 
 def bridge(
@@ -35,23 +27,22 @@ def bridge(
     worker_id: Annotated[
         str | None,
         typer.Option(
-            "--worker-id", metavar="ID", callback=check_name, help="To appear as. [default: from the endpoint]"
+            "--worker-id", metavar="ID", callback=options.check_name, help="To appear as. [default: from the endpoint]"
         ),
     ] = None,
     model: Annotated[str, typer.Option("--model", metavar="NAME", help="That the engine serves.")] = "",
     block_size: Annotated[
         int, typer.Option("--block-size", min=1, metavar="TOKENS", help="Of the cluster, and of the engine.")
     ] = EngineConfig().block_size,
-    nats_url: NatsUrlOption = DEFAULT_NATS_URL,
-    namespace: NamespaceOption = "default",
-    timeout_s: EventsTimeoutOption = DEFAULT_TIMEOUT_S,
+    nats_url: options.NatsUrlOption = options.DEFAULT_NATS_URL,
+    namespace: options.NamespaceOption = "default",
+    timeout_s: options.EventsTimeoutOption = options.DEFAULT_TIMEOUT_S,
 ) -> None:
     """Let routers know what a vLLM engine has cached, until Ctrl-C. They send no requests to it."""
     name = worker_id or "vllm-" + re.sub(r"[^A-Za-z0-9_-]+", "-", vllm.partition("://")[2]).strip("-")
 
-    async def run() -> None:
+    async def work(nats: NatsClient) -> None:
         async with AsyncExitStack() as closing:
-            nats = await closing.enter_async_context(nats_session(nats_url, namespace, timeout_s))
             stream = VllmStream(vllm, vllm_replay, topic, timeout_s)
             closing.push_async_callback(stream.close)
             await stream.open()
@@ -60,5 +51,4 @@ def bridge(
             await source.start(timeout_s)
             await until_stopped(Bridge(nats, stream, source, block_size).run(), said=f"{vllm} appears as worker {name}")
 
-    with errors_reported():
-        asyncio.run(run())
+    run_with_nats(nats_url, namespace, timeout_s, work)

@@ -1,4 +1,4 @@
-"""`baton events diff`: the router's radix tree against each worker's own block table."""
+"""`baton events diff`: compares the router's radix tree with each worker's own block table."""
 
 import json
 from collections.abc import Sequence
@@ -7,10 +7,11 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from baton.cli import options
 from baton.cli.access import Access
+from baton.cli.answering import message_fields
 from baton.cli.asking import ask
 from baton.cli.exit_codes import ExitCode
-from baton.cli.options import DEFAULT_ADDRESS, AddressOption, ApiKeyFileOption, CaFileOption, JsonOption, WaitOption
 from baton.cli.output import console
 from baton_proto.generated import inference_pb2 as pb
 
@@ -22,7 +23,7 @@ WORDS = {
     pb.DIFF_VERDICT_UNREACHABLE: "unreachable",
     pb.DIFF_VERDICT_MOVING: "moving",
 }
-# The gravest one decides; what follows is what the command ends with.
+# What the command ends with; the first verdict that occurs decides.
 CODES = {
     pb.DIFF_VERDICT_DIFFERENT: ExitCode.FAILED,
     pb.DIFF_VERDICT_UNREACHABLE: ExitCode.UNAVAILABLE,
@@ -40,11 +41,11 @@ def diff(
         list[str] | None, typer.Option("--worker", metavar="ID", help="Only this one; may be repeated.")
     ] = None,
     max_blocks: Annotated[int, typer.Option("--blocks", min=0, metavar="N", help="Differing blocks to list.")] = 10,
-    timeout_s: WaitOption = DIFF_TIMEOUT_S,
-    address: AddressOption = DEFAULT_ADDRESS,
-    api_key_file: ApiKeyFileOption = None,
-    ca_file: CaFileOption = None,
-    as_json: JsonOption = False,
+    timeout_s: options.WaitOption = DIFF_TIMEOUT_S,
+    address: options.AddressOption = options.DEFAULT_ADDRESS,
+    api_key_file: options.ApiKeyFileOption = None,
+    ca_file: options.CaFileOption = None,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Compare what the router thinks is cached with what the workers have; both at the same event.
 
@@ -88,11 +89,5 @@ def _show(diffs: Sequence[pb.WorkerDiff]) -> None:
 
 
 def _fields(diff: pb.WorkerDiff) -> dict[str, Any]:
-    numbers = ("incarnation", "event_id", "tree_event_id", "worker_blocks", "tree_blocks", "attempts")
-    return {
-        "worker_id": diff.worker_id,
-        "verdict": WORDS[diff.verdict],
-        **{name: getattr(diff, name) for name in (*numbers, *KINDS)},
-        **{f"{kind}_hashes": [f"{name:016x}" for name in getattr(diff, f"{kind}_hashes")] for kind in KINDS},
-        "note": diff.note,
-    }
+    hashes = {f"{kind}_hashes": [f"{name:016x}" for name in getattr(diff, f"{kind}_hashes")] for kind in KINDS}
+    return message_fields(diff) | {"verdict": WORDS[diff.verdict]} | hashes

@@ -1,4 +1,4 @@
-"""`baton events explain`: every candidate worker of a request, each term of its cost, and why the chosen one won."""
+"""`baton events explain`: shows all candidate workers of a request with the terms of their costs, and why one won."""
 
 import json
 from collections.abc import Iterator
@@ -7,18 +7,10 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from baton.cli import options
 from baton.cli.access import Access
 from baton.cli.answering import message_fields
 from baton.cli.asking import ask
-from baton.cli.options import (
-    DEFAULT_ADDRESS,
-    STATUS_TIMEOUT_S,
-    AddressOption,
-    ApiKeyFileOption,
-    CaFileOption,
-    JsonOption,
-    WaitOption,
-)
 from baton.cli.output import console
 from baton.cli.token_list import token_ids
 from baton_proto.generated import inference_pb2 as pb
@@ -40,11 +32,11 @@ def explain(
     tokens: Annotated[
         str | None, typer.Option("--tokens", metavar="1,2,3", help="Where would these tokens go?")
     ] = None,
-    timeout_s: WaitOption = STATUS_TIMEOUT_S,
-    address: AddressOption = DEFAULT_ADDRESS,
-    api_key_file: ApiKeyFileOption = None,
-    ca_file: CaFileOption = None,
-    as_json: JsonOption = False,
+    timeout_s: options.WaitOption = options.STATUS_TIMEOUT_S,
+    address: options.AddressOption = options.DEFAULT_ADDRESS,
+    api_key_file: options.ApiKeyFileOption = None,
+    ca_file: options.CaFileOption = None,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Show why a request went to its workers, or where a prompt would go if it came now."""
     if sum(subject is not None for subject in (request_id, prompt, chat, tokens)) != 1:

@@ -1,4 +1,4 @@
-"""`baton events lag`: per worker, how far its events have come."""
+"""`baton events lag`: shows how far each worker's events have come."""
 
 import asyncio
 import json
@@ -7,16 +7,8 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from baton.cli.events.options import (
-    DEFAULT_NATS_URL,
-    DEFAULT_TIMEOUT_S,
-    EventsTimeoutOption,
-    NamespaceOption,
-    NatsUrlOption,
-    parse_duration_s,
-)
-from baton.cli.events.session import nats_session, until_stopped
-from baton.cli.exit_codes import errors_reported
+from baton.cli.events import options
+from baton.cli.events.session import run_with_nats, until_stopped
 from baton.cli.options import JsonOption
 from baton.cli.output import console
 from baton.events.event_source import discovery_ttl_s
@@ -32,28 +24,29 @@ def lag(
     window_s: Annotated[
         Any,
         typer.Option(
-            "--window", metavar="TIME", parser=parse_duration_s, help="How far back to count and to look for gaps."
+            "--window",
+            metavar="TIME",
+            parser=options.parse_duration_s,
+            help="How far back to count and to look for gaps.",
         ),
     ] = WINDOW,
     watch_s: Annotated[
         float | None, typer.Option("--watch", min=0.1, metavar="SECONDS", help="Show it again so often, until Ctrl-C.")
     ] = None,
     as_json: JsonOption = False,
-    nats_url: NatsUrlOption = DEFAULT_NATS_URL,
-    namespace: NamespaceOption = "default",
-    timeout_s: EventsTimeoutOption = DEFAULT_TIMEOUT_S,
+    nats_url: options.NatsUrlOption = options.DEFAULT_NATS_URL,
+    namespace: options.NamespaceOption = "default",
+    timeout_s: options.EventsTimeoutOption = options.DEFAULT_TIMEOUT_S,
 ) -> None:
     """Show how far each worker's events have come: published, stored, missing."""
 
-    async def run() -> None:
-        async with nats_session(nats_url, namespace, timeout_s) as nats:
-            if watch_s is None:
-                await _report_once(nats, window_s, as_json, timeout_s)
-            else:
-                await until_stopped(_watch(nats, window_s, watch_s, as_json, timeout_s))
+    async def work(nats: NatsClient) -> None:
+        if watch_s is None:
+            await _report_once(nats, window_s, as_json, timeout_s)
+        else:
+            await until_stopped(_watch(nats, window_s, watch_s, as_json, timeout_s))
 
-    with errors_reported():
-        asyncio.run(run())
+    run_with_nats(nats_url, namespace, timeout_s, work)
 
 
 async def _report_once(nats: NatsClient, window_s: float, as_json: bool, timeout_s: float) -> None:

@@ -57,7 +57,7 @@ ForOption = Annotated[
 
 
 def start_position(since_s: float | None, from_start: bool) -> int | datetime | None:
-    """As EventLog takes it."""
+    """Where to begin, as EventLog.seek takes it. Raises typer.BadParameter."""
     if since_s is not None and from_start:
         raise typer.BadParameter("--since and --from-start exclude each other")
     if since_s is not None:

@@ -1,4 +1,4 @@
-"""`baton events replay`: a recording into a NATS, for its routers."""
+"""`baton events replay`: publishes a recording to the routers of a NATS server."""
 
 import asyncio
 from pathlib import Path
@@ -8,18 +8,13 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from baton.cli.events.options import (
-    DEFAULT_NATS_URL,
-    DEFAULT_TIMEOUT_S,
-    EventsTimeoutOption,
-    NamespaceOption,
-    NatsUrlOption,
-)
-from baton.cli.events.session import nats_session, until_stopped
+from baton.cli.events import options
+from baton.cli.events.session import run_with_nats, until_stopped
 from baton.cli.exit_codes import errors_reported
 from baton.events.recording import Recording
 from baton.events.replayer import Replayer
 from runtime.end_task import end_tasks
+from runtime.nats.client import NatsClient
 
 PROGRESS_S = 0.25
 
@@ -34,28 +29,28 @@ def replay(
         bool, typer.Option("--hold", help="Keep the replayed workers in the routers' trees until Ctrl-C.")
     ] = False,
     prefix: Annotated[str, typer.Option("--prefix", metavar="TEXT", help="To stand before every worker id.")] = "",
-    nats_url: NatsUrlOption = DEFAULT_NATS_URL,
-    namespace: NamespaceOption = "default",
-    timeout_s: EventsTimeoutOption = DEFAULT_TIMEOUT_S,
+    nats_url: options.NatsUrlOption = options.DEFAULT_NATS_URL,
+    namespace: options.NamespaceOption = "default",
+    timeout_s: options.EventsTimeoutOption = options.DEFAULT_TIMEOUT_S,
 ) -> None:
     """Publish a recording, so that routers index it. The replayed workers get no requests, and leave at the end."""
     if at_once and speed is not None:
         raise typer.BadParameter("--speed and --max exclude each other")
 
-    async def run() -> None:
-        recording = Recording(file)
-        async with nats_session(nats_url, namespace, timeout_s) as nats:
-            replayer = Replayer(nats, recording, None if at_once else speed or 1.0, prefix, timeout_s)
-            try:
-                if await until_stopped(_replay(replayer, recording)):
-                    _tell(replayer, recording)
-                    if hold:
-                        await until_stopped(_for_ever(), said="the workers stay until Ctrl-C")
-            finally:
-                await replayer.close()
-
     with errors_reported():
-        asyncio.run(run())
+        recording = Recording(file)
+
+    async def work(nats: NatsClient) -> None:
+        replayer = Replayer(nats, recording, None if at_once else speed or 1.0, prefix, timeout_s)
+        try:
+            if await until_stopped(_replay(replayer, recording)):
+                _tell(replayer, recording)
+                if hold:
+                    await until_stopped(_for_ever(), said="the workers stay until Ctrl-C")
+        finally:
+            await replayer.close()
+
+    run_with_nats(nats_url, namespace, timeout_s, work)
 
 
 async def _replay(replayer: Replayer, recording: Recording) -> None:

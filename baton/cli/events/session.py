@@ -1,13 +1,14 @@
-"""What every command of `baton events` does around its work: a connection, and an end at Ctrl-C."""
+"""What every command that speaks to NATS does around its work: a connection, and an end at Ctrl-C."""
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
 import typer
 
+from baton.cli.exit_codes import errors_reported
 from runtime.config.serving import LoggingConfig
 from runtime.end_task import end_tasks
 from runtime.errors import UnavailableError
@@ -37,9 +38,20 @@ async def nats_session(url: str, namespace: str, timeout_s: float) -> AsyncItera
         await nats.close()
 
 
+def run_with_nats(url: str, namespace: str, timeout_s: float, work: Callable[[NatsClient], Awaitable[None]]) -> None:
+    """The whole of a command: `work` with a connection. Ends the command with an exit code when it fails."""
+
+    async def run() -> None:
+        async with nats_session(url, namespace, timeout_s) as nats:
+            await work(nats)
+
+    with errors_reported():
+        asyncio.run(run())
+
+
 async def until_stopped(work: Coroutine[Any, Any, None], for_s: float | None = None, said: str | None = None) -> bool:
-    """Runs the work until it is done, a signal comes or the time is up; it has ended then. False when it was cut
-    short. `said` goes to stderr once a signal is heeded. Raises what the work raises."""
+    """Runs the work until it is done, a signal comes or `for_s` is over. The work has ended when this returns; False:
+    it was cut short. `said` goes to stderr as soon as signals are heeded. Raises what the work raises."""
     task = asyncio.ensure_future(work)
     stop = stop_signal(*STOP_SIGNALS)
     if said is not None:

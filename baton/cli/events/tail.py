@@ -1,6 +1,5 @@
-"""`baton events tail`: the events as they are stored, one line each."""
+"""`baton events tail`: shows the events as they are stored, one line each."""
 
-import asyncio
 import enum
 import json
 import sys
@@ -10,23 +9,12 @@ from typing import Annotated
 
 import typer
 
-from baton.cli.events.options import (
-    DEFAULT_NATS_URL,
-    DEFAULT_TIMEOUT_S,
-    EventsTimeoutOption,
-    ForOption,
-    FromStartOption,
-    NamespaceOption,
-    NatsUrlOption,
-    SinceOption,
-    WorkerOption,
-    start_position,
-)
-from baton.cli.events.session import nats_session, until_stopped
-from baton.cli.exit_codes import errors_reported
+from baton.cli.events import options
+from baton.cli.events.session import run_with_nats, until_stopped
 from baton.cli.options import JsonOption
 from baton.events.event_line import EventLine
 from baton.events.event_log import EventLog, StoredBatch
+from runtime.nats.client import NatsClient
 from runtime.nats.subjects import ANY
 
 RATES_S = 5.0
@@ -39,31 +27,29 @@ class EventType(enum.StrEnum):
 
 
 def tail(
-    worker: WorkerOption = None,
+    worker: options.WorkerOption = None,
     kind: Annotated[EventType | None, typer.Option("--type", help="Only events of this type.")] = None,
-    since: SinceOption = None,
-    from_start: FromStartOption = False,
+    since: options.SinceOption = None,
+    from_start: options.FromStartOption = False,
     rates: Annotated[
         float, typer.Option("--rates", min=0, metavar="SECONDS", help="Sum up in between so often; 0 never.")
     ] = RATES_S,
-    for_s: ForOption = None,
+    for_s: options.ForOption = None,
     as_json: JsonOption = False,
-    nats_url: NatsUrlOption = DEFAULT_NATS_URL,
-    namespace: NamespaceOption = "default",
-    timeout_s: EventsTimeoutOption = DEFAULT_TIMEOUT_S,
+    nats_url: options.NatsUrlOption = options.DEFAULT_NATS_URL,
+    namespace: options.NamespaceOption = "default",
+    timeout_s: options.EventsTimeoutOption = options.DEFAULT_TIMEOUT_S,
 ) -> None:
     """Show what the workers store in their KV caches and drop from them, as it happens."""
-    start = start_position(since, from_start)
+    start = options.start_position(since, from_start)
     view = TailView(kind, as_json, rates)
 
-    async def run() -> None:
-        async with nats_session(nats_url, namespace, timeout_s) as nats:
-            log = EventLog(nats, worker or ANY)
-            await log.seek(start)
-            await until_stopped(view.follow(log, timeout_s), for_s)
+    async def work(nats: NatsClient) -> None:
+        log = EventLog(nats, worker or ANY)
+        await log.seek(start)
+        await until_stopped(view.follow(log, timeout_s), for_s)
 
-    with errors_reported():
-        asyncio.run(run())
+    run_with_nats(nats_url, namespace, timeout_s, work)
 
 
 class TailView:
@@ -132,7 +118,7 @@ class _PeopleFormat:
 
 
 class _Rates:
-    """What went by since the last summary."""
+    """Counts the events that were shown since the last summary."""
 
     def __init__(self, interval_s: float) -> None:
         self._interval_s = interval_s
@@ -144,7 +130,7 @@ class _Rates:
         self._blocks[line.kind] = self._blocks.get(line.kind, 0) + line.num_blocks
 
     def due(self) -> str:
-        """Empty when it is not the time yet, or nothing has happened."""
+        """The next summary; empty when it is not yet time for it, or nothing has happened."""
         passed_s = time.monotonic() - self._since_s
         if passed_s < self._interval_s:
             return ""

@@ -1,4 +1,4 @@
-"""`baton events tree`: the router's radix tree, the most used prefixes first."""
+"""`baton events tree`: shows the router's radix tree, the most used prefixes first."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -10,17 +10,10 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
+from baton.cli import options
 from baton.cli.access import Access
+from baton.cli.answering import message_fields
 from baton.cli.asking import ask
-from baton.cli.options import (
-    DEFAULT_ADDRESS,
-    STATUS_TIMEOUT_S,
-    AddressOption,
-    ApiKeyFileOption,
-    CaFileOption,
-    JsonOption,
-    WaitOption,
-)
 from baton.cli.output import console
 from baton_proto.generated import inference_pb2 as pb
 
@@ -34,11 +27,11 @@ def tree(
     ] = 8,
     max_runs: Annotated[int, typer.Option("--max-runs", min=0, metavar="N", help="In all; 0 shows all.")] = 1000,
     hottest: Annotated[int, typer.Option("--hottest", min=0, metavar="N", help="Prefixes reused most.")] = 5,
-    timeout_s: WaitOption = STATUS_TIMEOUT_S,
-    address: AddressOption = DEFAULT_ADDRESS,
-    api_key_file: ApiKeyFileOption = None,
-    ca_file: CaFileOption = None,
-    as_json: JsonOption = False,
+    timeout_s: options.WaitOption = options.STATUS_TIMEOUT_S,
+    address: options.AddressOption = options.DEFAULT_ADDRESS,
+    api_key_file: options.ApiKeyFileOption = None,
+    ca_file: options.CaFileOption = None,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Show which prefixes the router knows to be cached, where, and how much they are used."""
     wanted = pb.TreeRequest(max_depth=depth, max_children=children, max_runs=max_runs, max_hottest=hottest)
@@ -90,7 +83,7 @@ def _count(number: int, what: str) -> str:
 
 
 def _owners(owners: Sequence[pb.TreeOwner], blocks: int) -> str:
-    """Names; with their number of blocks where they do not hold all."""
+    """Worker ids, with the number of blocks where a worker does not hold all of `blocks`."""
     names = [
         owner.worker_id if owner.blocks == blocks else f"{owner.worker_id} ({owner.blocks})"
         for owner in owners[:OWNERS_SHOWN]
@@ -107,52 +100,27 @@ def _hottest(summary: pb.TreeSummary) -> Table:
     table.add_column("last block")
     for prefix in summary.hottest:
         tokens = prefix.blocks * summary.block_size
-        holders = ", ".join(_holders(prefix.owners))
-        table.add_row(str(prefix.hits), str(prefix.blocks), str(tokens), holders, f"{prefix.last_hash:016x}")
+        holders = [owner.worker_id for owner in prefix.owners[:OWNERS_SHOWN]]
+        if len(prefix.owners) > OWNERS_SHOWN:
+            holders.append(f"{len(prefix.owners) - OWNERS_SHOWN} more")
+        numbers = map(str, (prefix.hits, prefix.blocks, tokens))
+        table.add_row(*numbers, ", ".join(holders), f"{prefix.last_hash:016x}")
     return table
 
 
-def _holders(owners: Sequence[pb.TreeOwner]) -> Iterable[str]:
-    yield from (owner.worker_id for owner in owners[:OWNERS_SHOWN])
-    if len(owners) > OWNERS_SHOWN:
-        yield f"{len(owners) - OWNERS_SHOWN} more"
-
-
 def _summary_fields(summary: pb.TreeSummary) -> dict[str, Any]:
-    return {
-        "router_id": summary.router_id,
-        "block_size": summary.block_size,
-        "blocks": summary.blocks,
-        "runs": summary.runs,
-        "first_runs": summary.first_runs,
+    return message_fields(summary) | {
         "workers": _owner_fields(summary.workers),
         "hottest": [
-            {
-                "last_hash": f"{prefix.last_hash:016x}",
-                "blocks": prefix.blocks,
-                "hits": prefix.hits,
-                "owners": _owner_fields(prefix.owners),
-            }
+            message_fields(prefix) | {"last_hash": f"{prefix.last_hash:016x}", "owners": _owner_fields(prefix.owners)}
             for prefix in summary.hottest
         ],
     }
 
 
 def _run_fields(run: pb.TreeRun) -> dict[str, Any]:
-    return {
-        "number": run.number,
-        "parent": run.parent,
-        "depth": run.depth,
-        "first_block": run.first_block,
-        "blocks": run.blocks,
-        "first_hash": f"{run.first_hash:016x}",
-        "hits": run.hits,
-        "children": run.children,
-        "owners": _owner_fields(run.owners),
-    }
+    return message_fields(run) | {"first_hash": f"{run.first_hash:016x}", "owners": _owner_fields(run.owners)}
 
 
 def _owner_fields(owners: Iterable[pb.TreeOwner]) -> list[dict[str, Any]]:
-    return [
-        {"worker_id": owner.worker_id, "incarnation": owner.incarnation, "blocks": owner.blocks} for owner in owners
-    ]
+    return [message_fields(owner) for owner in owners]

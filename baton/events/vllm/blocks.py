@@ -1,14 +1,14 @@
 """What a vLLM engine has cached, under Baton's names: its block hashes become block and sequence hashes. Pure.
 
-vLLM names blocks with hashes of its own, so the names of the blocks are computed from the token ids and remembered by
-vLLM's hash. Three things are different there, and evened out here:
+Because vLLM's hashes differ from Baton's, Baton's are computed from the token ids and remembered by vLLM's hash. Three
+differences are evened out here:
 
-- vLLM keeps several copies of a block when requests computed it at the same time, and tells of each; a block is gone
-  with its last copy.
-- It may evict a block while blocks that follow it stay. Baton's index holds whole prefixes only: these are withdrawn,
-  and told again when the missing block is back.
-- A block may depend on more than its tokens (images, a cache salt). Such blocks, and what follows them, cannot be found
-  by their tokens and are left out.
+- vLLM keeps several copies of a block when requests computed it at the same time, and reports each copy; the block is
+  gone with its last copy.
+- vLLM may evict a block while blocks behind it stay. Baton's index holds whole prefixes only: the blocks behind are
+  withdrawn, and announced again when the missing block is back.
+- A block may depend on more than its tokens (images, a cache salt). Such blocks, and the blocks behind them, cannot be
+  found by their tokens and are left out.
 """
 
 from collections import Counter
@@ -77,8 +77,8 @@ class VllmBlocks:
         return runs
 
     def _is_served(self, event: BlockStored | BlockRemoved) -> bool:
-        """From the GPU, and of the first kind of attention: offloaded copies serve no prefix by themselves, and the
-        other kinds' caches hold the same tokens once more."""
+        """The event is about blocks on the GPU and the first kind of attention: offloaded copies serve no prefix by
+        themselves, and the caches of other kinds hold the same tokens once more."""
         return event.medium in (None, SERVED_MEDIUM) and not event.group_idx
 
     # --- stored -------------------------------------------------------------------------------------------------------
@@ -100,7 +100,7 @@ class VllmBlocks:
         return self._show_chain(self._add_copies(event, usable))
 
     def _usable(self, event: BlockStored) -> int:
-        """How many of the run's first blocks are full and named by their tokens alone."""
+        """How many of the run's first blocks are full and depend on their tokens alone."""
         if event.lora_id is not None and event.lora_name is None:
             self.skipped["LoRA without a name"] += len(event.block_hashes)
             return 0
@@ -139,7 +139,7 @@ class VllmBlocks:
         return chain
 
     def _show_chain(self, chain: list[_Block]) -> list[KvEvent]:
-        """Tells what the index does not know yet of a chain, then of what was waiting for these blocks."""
+        """Announces the blocks of a chain that the index does not know yet, then the blocks that waited for them."""
         first = chain[0]
         if first.parent is not None and not self._blocks[first.parent].shown:
             return []  # until the block that is missing above is back

@@ -1,7 +1,7 @@
 """Feeds the KV events of a vLLM engine to Baton's routers: `baton events bridge`.
 
-The engine appears as a worker that is known by its events alone (see event_source.py). Whenever its stream cannot be
-relied on, its blocks are withdrawn: routers rather know too little of it than something wrong.
+The engine appears as a worker that is known by its events alone (see EventSource). Whenever its stream cannot be relied
+on, its blocks are withdrawn: it is better for routers to know too little than something wrong.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ class Bridge:
         nats.on_reconnect(self.keyframe)  # the server may have lost its storage
 
     async def run(self) -> None:
-        """Until it is cancelled. Raises ConfigError when the engine's blocks have another size, ProtocolError when
+        """Runs until it is cancelled. Raises ConfigError when the engine's blocks have another size, ProtocolError when
         several engines speak at once, UnavailableError when NATS or the replay endpoint does not answer."""
         chores = asyncio.create_task(self._chores())
         try:
@@ -74,11 +74,10 @@ class Bridge:
 
     def _lose(self, reason: str) -> None:
         self.num_losses += 1
-        if self.blocks.num_shown:
-            log.warning("all blocks of the engine are withdrawn", reason=reason, blocks=self.blocks.num_shown)
-            self._source.publish(self.blocks.clear())
-        else:
-            self.blocks.clear()
+        num_shown, cleared = self.blocks.num_shown, self.blocks.clear()
+        if num_shown:
+            log.warning("all blocks of the engine are withdrawn", reason=reason, blocks=num_shown)
+            self._source.publish(cleared)
         self._source.num_blocks = 0
 
     def _check_rank(self, rank: int | None) -> None:

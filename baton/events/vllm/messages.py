@@ -1,7 +1,7 @@
 """The KV event messages that vLLM publishes over ZeroMQ, as far as a prefix index needs them.
 
-vLLM encodes its batches with msgspec as msgpack: releases up to now as arrays, in which trailing fields that have
-their default may be missing, newer ones as maps. Both are read here, whatever further fields they have.
+vLLM encodes its batches with msgspec as msgpack: released versions as arrays, in which trailing fields with their
+default may be missing, newer ones as maps. Both are read here, and further fields are ignored.
 Format: vllm/distributed/kv_events.py in github.com/vllm-project/vllm.
 """
 
@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from runtime.errors import ProtocolError
 
-BlockHash = int | bytes  # what it is depends on vLLM's hash function; to us it is a name
+BlockHash = int | bytes  # depends on vLLM's hash function; here it is only a name
 
 
 class BlockStored(Struct, frozen=True, tag="BlockStored"):
@@ -82,5 +82,5 @@ def decode_vllm_batch(payload: bytes) -> VllmBatch:
 
 
 def _is_map(payload: bytes) -> bool:
-    """By msgpack's first byte: fixmap, map 16, map 32."""
+    """A msgpack map begins with fixmap, map 16 or map 32."""
     return payload[:1] in (b"\xde", b"\xdf") or (payload[:1] != b"" and payload[0] & 0xF0 == 0x80)

@@ -1,8 +1,8 @@
-"""vLLM's ZeroMQ event stream as a sequence of messages without holes, or with the holes told.
+"""vLLM's ZeroMQ event stream as a sequence of messages without holes, or with Lost in the place of a hole.
 
 A subscriber gets [topic, sequence number (8 bytes, big-endian), payload]. Numbers begin at 0 with every start of the
-engine. What was missed can be asked for at a second socket while the engine remembers it: [empty, first number] is
-answered with [empty, number, payload] for each message and a last one with number -1.
+engine. Missed messages can be asked for at a second socket while the engine remembers them: [empty, first number] is
+answered with [empty, number, payload] for each message, and a last message with number -1.
 """
 
 import asyncio
@@ -32,20 +32,20 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """What was known before is not to be relied on: messages are missing, or another engine speaks now."""
+    """Earlier messages cannot be relied on any more: some are missing, or another engine speaks now."""
 
     reason: str
 
 
 class _Connection:
-    """Put into the queue by the monitor: the connection is there, or gone."""
+    """A word of the monitor in the queue: the connection is there, or gone."""
 
     def __init__(self, up: bool) -> None:
         self.up = up
 
 
 class VllmStream:
-    """`replay_endpoint` None: what was missed is lost."""
+    """`replay_endpoint` None: missed messages are lost."""
 
     def __init__(self, endpoint: str, replay_endpoint: str | None, topic: str, timeout_s: float) -> None:
         self._endpoint = endpoint
@@ -103,7 +103,7 @@ class VllmStream:
     # --- order --------------------------------------------------------------------------------------------------------
 
     async def _begin(self) -> AsyncIterator[Message | Lost]:
-        """All that the engine remembers."""
+        """All messages that the engine remembers."""
         self._last_heard = -1
         self._next = None
         if self._replay_endpoint is None:
@@ -140,7 +140,7 @@ class VllmStream:
             yield message
 
     async def _fill_gap(self, first: int, number: int) -> AsyncIterator[Message | Lost]:
-        """What is missing before `number`, and maybe more."""
+        """The missing messages before `number`, and later ones that the engine remembers."""
         remembered: list[Message] = []
         if self._replay_endpoint is not None:
             try:
@@ -175,7 +175,7 @@ class VllmStream:
             await self._queue.put(_Connection(up=event == zmq.EVENT_HANDSHAKE_SUCCEEDED))
 
     async def _until_connected(self) -> None:
-        """What comes before that is from an engine that is gone."""
+        """Drops what comes before the connection, because it is from an engine that is gone."""
         while True:
             item = await self._queue.get()
             if isinstance(item, _Connection) and item.up:

@@ -16,7 +16,7 @@ from router.placement.candidates import Request, chances
 from router.placement.cost import NO_ROOM
 from router.text.tokenizer import Tokenizer
 from router.views.explain import Explainer
-from router.workers.load import LoadView
+from router.workers.account import LoadView
 from runtime.config.serving import PlacementConfig, RouterConfig
 from runtime.discovery.directory import Change
 from tests.router.candidates import Candidate, weigh

@@ -14,7 +14,8 @@ from router.counters.tally import Tally
 from router.index.radix_tree import RadixTree
 from router.requests.admission import AdmissionQueue
 from router.views.status import StatusView
-from router.workers.load import LoadLedger, LoadView
+from router.workers.account import LoadView
+from router.workers.load import LoadLedger
 from router.workers.pool import WorkerPool
 from runtime.discovery.directory import Change
 from runtime.discovery.worker_key import WorkerKey
@@ -60,14 +61,16 @@ class View:
     def __init__(self) -> None:
         self.ledger = LoadLedger(16, 300.0)
         self.queue = AdmissionQueue(100)
-        self.pool = WorkerPool("router-0", "tiny", 16, self.ledger)
+        self.seen: list[tuple[WorkerKey, WorkerLoad]] = []
+        self._changed = asyncio.Event()
+        self.pool = WorkerPool(
+            *("router-0", "tiny", 16, self.ledger),
+            changed=self._changed.set,
+            load_seen=lambda worker, load: self.seen.append((worker, load)),
+        )
         self.events = Events()
         self.metrics = RouterMetrics()
         self.status = StatusView("router-0", self.pool, self.ledger, self.events, self.queue, self.metrics).status
-        self.seen: list[tuple[WorkerKey, WorkerLoad]] = []
-        self.pool.load_seen = lambda worker, load: self.seen.append((worker, load))
-        self._changed = asyncio.Event()
-        self.pool.changed = self._changed.set
 
     async def connected(self, worker_id: str) -> None:
         async with asyncio.timeout(5.0):

@@ -10,8 +10,9 @@ import pytest
 from baton.service.nats_server import NatsServer
 from baton_proto.charges import MAJOR, ChargeReport, WorkerCharge, decode_charges, encode_charges
 from baton_proto.discovery import prefill_pairs
+from router.workers.account import LoadView
 from router.workers.charge_sharing import ChargeSharing, ForeignCharges
-from router.workers.load import LoadLedger, LoadView
+from router.workers.load import LoadLedger
 from runtime.config.serving import ChargeSharingConfig
 from runtime.nats.client import NatsClient, connect
 from runtime.nats.subjects import charges_subject
@@ -38,8 +39,9 @@ async def join(nats_server: NatsServer) -> AsyncIterator[Callable[[str], object]
         async def join(router_id: str) -> Router:
             nats = await connect(nats_server.url, router_id, timeout_s=5)
             closing.push_async_callback(nats.close)
-            ledger = LoadLedger(16, 300.0)
-            sharing = ChargeSharing(nats, ledger, router_id, CONFIG)
+            news = asyncio.Event()
+            ledger = LoadLedger(16, 300.0, has_news=news.set)
+            sharing = ChargeSharing(nats, ledger, news, router_id, CONFIG)
             await sharing.start()
             closing.push_async_callback(sharing.close)
             return Router(nats, ledger, sharing)

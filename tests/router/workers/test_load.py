@@ -6,16 +6,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from baton_proto.discovery import WorkerLoad, prefill_pairs
-from router.workers.load import (
-    MAX_HALF_LIVES,
-    NOTHING,
-    REPORT_DELAY_S,
-    STORED_HALF_LIFE_S,
-    Charge,
-    LoadLedger,
-    LoadView,
-    Totals,
-)
+from router.workers.account import NOTHING, REPORT_DELAY_S, LoadView, Totals
+from router.workers.load import MAX_HALF_LIVES, STORED_HALF_LIFE_S, Charge, LoadLedger
 
 D, P = ("d", 1), ("p", 1)
 IDLE = LoadView(0, 0, 0)
@@ -133,9 +125,9 @@ def test_attention_that_is_computed_already_leaves_the_queue_with_the_report(led
     assert ledger.view(P).queued_prefill_pairs == prefill_pairs(600, 1000), "as long as the worker says so"
 
 
-def test_whoever_waits_for_room_is_told_of_relief_only(ledger: LoadLedger) -> None:
+def test_whoever_waits_for_room_is_told_of_relief_only() -> None:
     relieved: list[str] = []
-    ledger.relieved = lambda: relieved.append("x")
+    ledger = LoadLedger(16, 300.0, relieved=lambda: relieved.append("x"))
     charge = ledger.charge("r", D, P, 100, 100)
     ledger.report(P, WorkerLoad(queued_prefill_tokens=50))
     assert len(relieved) == 0
@@ -169,18 +161,18 @@ def test_what_other_routers_charged_is_added_to_our_own(ledger: LoadLedger) -> N
     assert ledger.charged() == {}
 
 
-def test_relief_by_another_router_is_told_too(ledger: LoadLedger) -> None:
+def test_relief_by_another_router_is_told_too() -> None:
     relieved: list[str] = []
-    ledger.relieved = lambda: relieved.append("x")
+    ledger = LoadLedger(16, 300.0, relieved=lambda: relieved.append("x"))
     ledger.set_foreign("r1", D, Totals(2, 300, 40))
     assert not relieved
     ledger.set_foreign("r1", D, Totals(2, 0, 40))
     assert len(relieved) == 1
 
 
-def test_what_changed_is_told_once_and_as_totals(ledger: LoadLedger) -> None:
+def test_what_changed_is_told_once_and_as_totals() -> None:
     news: list[str] = []
-    ledger.has_news = lambda: news.append("x")
+    ledger = LoadLedger(16, 300.0, has_news=lambda: news.append("x"))
     first = ledger.charge("r", D, P, num_tokens=100, prefill_tokens=80)
     second = ledger.charge("r", D, P, num_tokens=16, prefill_tokens=16)
     assert len(news) == 1

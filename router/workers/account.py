@@ -1,0 +1,111 @@
+"""How loaded one worker is: what routers have charged it, and what the worker reports. No clock, no I/O.
+
+A charge is made before the worker has heard of the request; the report covers what has reached the worker. Both count
+the same requests, so the larger of the two holds. Queued tokens are the exception: a prompt is charged in full until
+its first token, but the report knows how much of it is computed already. Therefore the report holds for all prompts but
+those that it may not know yet.
+"""
+
+from typing import Final, NamedTuple
+
+from baton_proto.discovery import WorkerLoad
+from runtime.discovery.worker_key import WorkerKey
+
+REPORT_DELAY_S: Final = 0.2  # a report may not know what was charged so shortly before it came
+
+
+class LoadView(NamedTuple):
+    """The load of one worker."""
+
+    requests: int  # running and waiting
+    queued_prefill_tokens: int
+    active_blocks: int
+    queued_prefill_pairs: int = 0  # each of these tokens with each token before it, for the cost of attention
+
+
+class Totals(NamedTuple):
+    """What one router has charged one worker."""
+
+    requests: int
+    prefill_tokens: int
+    blocks: int
+    prefill_pairs: int = 0
+
+
+NOTHING = Totals(0, 0, 0)
+
+
+class _Prefill:
+    """What a worker has to compute of prompts, in tokens or in pairs of tokens.
+
+    Time is cut into periods of REPORT_DELAY_S or longer, each of which begins with a report: what was charged in this
+    period and the one before may be missing in the last report."""
+
+    __slots__ = ("_before", "_since", "charged")
+
+    def __init__(self) -> None:
+        self.charged = 0
+        self._since = 0  # charged in this period
+        self._before = 0  # charged in the period before
+
+    def charge(self, amount: int) -> None:
+        self.charged += amount
+        self._since += amount
+
+    def foreign_change(self, change: int) -> None:
+        """Other routers have charged so much more, or less."""
+        self._since += max(0, change)
+
+    def begin_period(self) -> None:
+        self._before, self._since = self._since, 0
+
+    def left(self, reported: int, foreign: int) -> int:
+        """At least what is reported, at most that and what the report may not know yet."""
+        return max(reported, min(self.charged + foreign, reported + self._before + self._since))
+
+
+class Account:
+    """What is known of one worker's load."""
+
+    __slots__ = ("_since_s", "blocks", "by_router", "foreign", "pairs", "reported", "requests", "tokens", "worker")
+
+    def __init__(self, worker: WorkerKey) -> None:
+        self.worker = worker
+        self.requests = 0
+        self.tokens = _Prefill()
+        self.pairs = _Prefill()
+        self.blocks = 0
+        self.foreign = NOTHING  # the sum of by_router
+        self.by_router: dict[str, Totals] = {}  # other routers, without those that charge nothing
+        self.reported = WorkerLoad()
+        self._since_s = 0.0  # when the period began
+
+    def take_report(self, load: WorkerLoad, now_s: float) -> None:
+        self.reported = load
+        if now_s - self._since_s >= REPORT_DELAY_S:
+            self._since_s = now_s
+            self.tokens.begin_period()
+            self.pairs.begin_period()
+
+    @property
+    def own(self) -> Totals:
+        return Totals(self.requests, self.tokens.charged, self.blocks, self.pairs.charged)
+
+    def view(self) -> LoadView:
+        foreign, reported = self.foreign, self.reported
+        return LoadView(
+            requests=max(self.requests + foreign.requests, reported.running + reported.waiting),
+            queued_prefill_tokens=self.tokens.left(reported.queued_prefill_tokens, foreign.prefill_tokens),
+            active_blocks=max(self.blocks + foreign.blocks, reported.blocks_used),
+            queued_prefill_pairs=self.pairs.left(reported.queued_prefill_pairs, foreign.prefill_pairs),
+        )
+
+    def set_foreign(self, router: str, totals: Totals) -> None:
+        before = self.by_router.get(router, NOTHING)
+        self.tokens.foreign_change(totals.prefill_tokens - before.prefill_tokens)
+        self.pairs.foreign_change(totals.prefill_pairs - before.prefill_pairs)
+        if totals == NOTHING:
+            self.by_router.pop(router, None)
+        else:
+            self.by_router[router] = totals
+        self.foreign = Totals(*map(sum, zip(NOTHING, *self.by_router.values(), strict=True)))
