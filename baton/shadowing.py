@@ -13,7 +13,7 @@ PACKAGES = (
     *("baton_proto", "decode_worker", "engine", "kvtransfer", "planner"),
     *("prefill_worker", "router", "runtime", "simulator", "worker"),
 )
-USAGE = 2  # as baton.cli.exit_codes says, which cannot be imported yet
+USAGE = 2  # as baton.cli.terminal.exit_codes says, which cannot be imported yet
 
 
 def refuse_shadowed(names: Collection[str] = PACKAGES) -> None:

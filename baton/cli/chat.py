@@ -4,9 +4,9 @@ from typing import Annotated
 
 import typer
 
-from baton.cli.access import Access
-from baton.cli.answering import answer
-from baton.cli.options import (
+from baton.cli.terminal.access import Access
+from baton.cli.terminal.answering import answer
+from baton.cli.terminal.options import (
     DEFAULT_ADDRESS,
     AddressOption,
     ApiKeyFileOption,

@@ -10,8 +10,8 @@ import typer
 from rich.table import Table
 
 from baton.cli.chat import chat_request
-from baton.cli.exit_codes import ExitCode, errors_reported
-from baton.cli.output import console, human_bytes
+from baton.cli.terminal.exit_codes import ExitCode, errors_reported
+from baton.cli.terminal.output import console, human_bytes
 from baton.service.supervisor import Supervisor
 from baton.shadowing import refuse_shadowed
 from baton_proto.generated import inference_pb2 as pb

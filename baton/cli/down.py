@@ -5,9 +5,9 @@ from functools import partial
 import typer
 
 from baton.cli.events.options import NamespaceOption
-from baton.cli.exit_codes import ExitCode, errors_reported
-from baton.cli.options import JsonOption, RayAddressOption
-from baton.cli.service_news import print_news
+from baton.cli.terminal.exit_codes import ExitCode, errors_reported
+from baton.cli.terminal.options import JsonOption, RayAddressOption
+from baton.cli.terminal.service_news import print_news
 from runtime.config.serving import LoggingConfig
 from runtime.telemetry.logging import configure_logging
 

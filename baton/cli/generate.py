@@ -4,9 +4,9 @@ from typing import Annotated
 
 import typer
 
-from baton.cli.access import Access
-from baton.cli.answering import answer
-from baton.cli.options import (
+from baton.cli.terminal.access import Access
+from baton.cli.terminal.answering import answer
+from baton.cli.terminal.options import (
     DEFAULT_ADDRESS,
     UINT32_MAX,
     AddressOption,
@@ -22,7 +22,7 @@ from baton.cli.options import (
     TopKOption,
     TopPOption,
 )
-from baton.cli.token_list import token_ids
+from baton.cli.terminal.token_list import token_ids
 from baton_proto.generated import inference_pb2 as pb
 
 

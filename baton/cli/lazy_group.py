@@ -9,7 +9,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from baton.cli.exit_codes import EXIT_CODES_HELP
+from baton.cli.terminal.exit_codes import EXIT_CODES_HELP
 
 
 def plain_app(**settings: Any) -> typer.Typer:

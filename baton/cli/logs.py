@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from baton.cli.events.options import NamespaceOption
-from baton.cli.exit_codes import errors_reported
-from baton.cli.options import RayAddressOption
+from baton.cli.terminal.exit_codes import errors_reported
+from baton.cli.terminal.options import RayAddressOption
 from baton.service.log_file import log_since, log_tail
 from runtime.errors import UnavailableError
 

@@ -14,9 +14,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from baton.cli.exit_codes import errors_reported
-from baton.cli.options import JsonOption
-from baton.cli.output import console
+from baton.cli.terminal.exit_codes import errors_reported
+from baton.cli.terminal.options import JsonOption
+from baton.cli.terminal.output import console
 from baton_proto.discovery import TimedStep
 from engine.core.step_profile import StepProfile
 from planner.policy.step_model import ENOUGH, decode_rows, errors, fitted, prefill_rows

@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from baton.cli.access import Access
-from baton.cli.answering import message_fields
-from baton.cli.asking import asked
-from baton.cli.exit_codes import errors_reported
-from baton.cli.options import DEFAULT_ADDRESS, AddressOption, ApiKeyFileOption, CaFileOption, JsonOption
-from baton.cli.output import console
+from baton.cli.terminal.access import Access
+from baton.cli.terminal.answering import message_fields
+from baton.cli.terminal.asking import asked
+from baton.cli.terminal.exit_codes import errors_reported
+from baton.cli.terminal.options import DEFAULT_ADDRESS, AddressOption, ApiKeyFileOption, CaFileOption, JsonOption
+from baton.cli.terminal.output import console
 from baton_proto.generated import inference_pb2 as pb
 
 WorkerArgument = Annotated[str, typer.Argument(metavar="WORKER", help="Its id, as `baton status` shows it.")]

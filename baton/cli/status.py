@@ -7,11 +7,11 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from baton.cli.access import Access
-from baton.cli.answering import message_fields
-from baton.cli.asking import asked
-from baton.cli.exit_codes import errors_reported
-from baton.cli.options import (
+from baton.cli.terminal.access import Access
+from baton.cli.terminal.answering import message_fields
+from baton.cli.terminal.asking import asked
+from baton.cli.terminal.exit_codes import errors_reported
+from baton.cli.terminal.options import (
     DEFAULT_ADDRESS,
     STATUS_TIMEOUT_S,
     AddressOption,
@@ -19,7 +19,7 @@ from baton.cli.options import (
     CaFileOption,
     JsonOption,
 )
-from baton.cli.output import console
+from baton.cli.terminal.output import console
 from baton_proto.generated import inference_pb2 as pb
 
 

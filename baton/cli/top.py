@@ -7,9 +7,9 @@ from typing import Annotated
 import grpc
 import typer
 
-from baton.cli.access import Access
-from baton.cli.exit_codes import ExitCode, errors_reported, fail
-from baton.cli.options import DEFAULT_ADDRESS, AddressOption, ApiKeyFileOption, CaFileOption, WaitOption
+from baton.cli.terminal.access import Access
+from baton.cli.terminal.exit_codes import ExitCode, errors_reported, fail
+from baton.cli.terminal.options import DEFAULT_ADDRESS, AddressOption, ApiKeyFileOption, CaFileOption, WaitOption
 
 
 def top(

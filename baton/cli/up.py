@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from baton.cli.exit_codes import ExitCode, errors_reported
-from baton.cli.options import RayAddressOption
-from baton.cli.service_news import print_news
+from baton.cli.terminal.exit_codes import ExitCode, errors_reported
+from baton.cli.terminal.options import RayAddressOption
+from baton.cli.terminal.service_news import print_news
 from baton.service.local_launcher import LocalLauncher
 from baton.service.service_run import ServiceRun
 from baton.shadowing import refuse_shadowed

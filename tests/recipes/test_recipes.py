@@ -200,7 +200,7 @@ def test_add_a_cli_command(scratch: Scratch) -> None:
 
 COMMAND = '''"""`baton toy`: plays."""
 
-from baton.cli.output import console
+from baton.cli.terminal.output import console
 
 
 def toy(name: str) -> None:
@@ -216,26 +216,20 @@ def test_add_a_question_to_a_worker(scratch: Scratch) -> None:
         messages, "QUESTIONS = (SNAPSHOT,", 'TOY = Question("Toy", ToyRequest, ToyReport)\nQUESTIONS = (TOY, SNAPSHOT,'
     )
     server = "worker/rpc_server.py"
-    scratch.edit(server, "    WAKE,\n    DrainReport,", "    TOY,\n    WAKE,\n    DrainReport,")
-    scratch.edit(server, "    SnapshotRequest,\n", "    SnapshotRequest,\n    ToyReport,\n    ToyRequest,\n")
-    scratch.edit(
-        server, "            WAKE: self._wake,\n", "            WAKE: self._wake,\n            TOY: self._toy,\n"
-    )
+    row = "            wire.WAKE: self._wake,\n"
+    scratch.edit(server, row, row + "            wire.TOY: self._toy,\n")
     scratch.edit(
         server,
         "    async def _drain(",
-        "    async def _toy(self, request: ToyRequest, context: Context) -> ToyReport:\n"
-        "        return ToyReport(self._runtime.worker_id)\n\n    async def _drain(",
+        "    async def _toy(self, request: wire.ToyRequest, context: Context) -> wire.ToyReport:\n"
+        "        return wire.ToyReport(self._runtime.worker_id)\n\n    async def _drain(",
     )
     client = "runtime/calls/worker.py"
-    scratch.edit(client, "    SNAPSHOT,\n    WAKE,\n", "    SNAPSHOT,\n    TOY,\n    WAKE,\n")
-    scratch.edit(client, "    SnapshotRequest,\n", "    SnapshotRequest,\n    ToyReport,\n    ToyRequest,\n")
     scratch.edit(
         client,
         "    async def drain(",
-        "    async def toy(self) -> ToyReport:\n"
-        "        report: ToyReport = await self._ask(TOY, ToyRequest(MAJOR), CALL_TIMEOUT_S)\n"
-        "        return report\n\n    async def drain(",
+        "    async def toy(self) -> wire.ToyReport:\n"
+        "        return await self._ask(wire.TOY, wire.ToyRequest(wire.MAJOR), CALL_TIMEOUT_S)\n\n    async def drain(",
     )
     scratch.run("-c", QUESTION)
     scratch.has_followed("Add a question to a worker")

@@ -16,7 +16,7 @@ import psutil
 import trustme
 import yaml
 
-from baton.cli.exit_codes import ExitCode
+from baton.cli.terminal.exit_codes import ExitCode
 from runtime.security.cluster_key import ClusterKey
 from runtime.security.secret import Secret
 from tests.service import assert_gone

@@ -19,7 +19,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from typer.testing import CliRunner
 
 from baton.cli.app import app
-from baton.cli.exit_codes import ExitCode
+from baton.cli.terminal.exit_codes import ExitCode
 from baton_proto.generated import inference_pb2 as pb, inference_pb2_grpc as pb_grpc
 from baton_proto.worker import INSPECT, MAJOR, InspectRequest, encode
 from kvtransfer.wire.proving import prove

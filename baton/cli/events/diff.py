@@ -7,12 +7,12 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from baton.cli import options
-from baton.cli.access import Access
-from baton.cli.answering import message_fields
-from baton.cli.asking import ask
-from baton.cli.exit_codes import ExitCode
-from baton.cli.output import console
+from baton.cli.terminal import options
+from baton.cli.terminal.access import Access
+from baton.cli.terminal.answering import message_fields
+from baton.cli.terminal.asking import ask
+from baton.cli.terminal.exit_codes import ExitCode
+from baton.cli.terminal.output import console
 from baton_proto.generated import inference_pb2 as pb
 
 DIFF_TIMEOUT_S = 30.0

@@ -7,12 +7,12 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from baton.cli import options
-from baton.cli.access import Access
-from baton.cli.answering import message_fields
-from baton.cli.asking import ask
-from baton.cli.output import console
-from baton.cli.token_list import token_ids
+from baton.cli.terminal import options
+from baton.cli.terminal.access import Access
+from baton.cli.terminal.answering import message_fields
+from baton.cli.terminal.asking import ask
+from baton.cli.terminal.output import console
+from baton.cli.terminal.token_list import token_ids
 from baton_proto.generated import inference_pb2 as pb
 from baton_proto.placement_words import BARRED, LEFT_OUT, REASONS
 

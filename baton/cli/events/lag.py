@@ -9,8 +9,8 @@ from rich.table import Table
 
 from baton.cli.events import options
 from baton.cli.events.session import run_with_nats, until_stopped
-from baton.cli.options import JsonOption
-from baton.cli.output import console
+from baton.cli.terminal.options import JsonOption
+from baton.cli.terminal.output import console
 from baton.events.event_source import discovery_ttl_s
 from baton.events.lag import LagMonitor, WorkerLag
 from runtime.errors import DeadlineError, UnavailableError

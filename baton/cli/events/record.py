@@ -8,7 +8,7 @@ import typer
 
 from baton.cli.events import options
 from baton.cli.events.session import run_with_nats, until_stopped
-from baton.cli.output import human_bytes
+from baton.cli.terminal.output import human_bytes
 from baton.events.event_source import discovery_ttl_s
 from baton.events.recorder import Recorder
 from baton.events.recording import RecordingWriter

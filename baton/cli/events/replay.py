@@ -10,7 +10,7 @@ from rich.progress import Progress
 
 from baton.cli.events import options
 from baton.cli.events.session import run_with_nats, until_stopped
-from baton.cli.exit_codes import errors_reported
+from baton.cli.terminal.exit_codes import errors_reported
 from baton.events.recording import Recording
 from baton.events.replayer import Replayer
 from runtime.end_task import end_tasks

@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from baton.cli.exit_codes import errors_reported
+from baton.cli.terminal.exit_codes import errors_reported
 from runtime.config.serving import LoggingConfig
 from runtime.end_task import end_tasks
 from runtime.errors import UnavailableError

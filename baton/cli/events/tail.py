@@ -11,7 +11,7 @@ import typer
 
 from baton.cli.events import options
 from baton.cli.events.session import run_with_nats, until_stopped
-from baton.cli.options import JsonOption
+from baton.cli.terminal.options import JsonOption
 from baton.events.event_line import EventLine
 from baton.events.event_log import EventLog, StoredBatch
 from runtime.nats.client import NatsClient

@@ -10,11 +10,11 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from baton.cli import options
-from baton.cli.access import Access
-from baton.cli.answering import message_fields
-from baton.cli.asking import ask
-from baton.cli.output import console
+from baton.cli.terminal import options
+from baton.cli.terminal.access import Access
+from baton.cli.terminal.answering import message_fields
+from baton.cli.terminal.asking import ask
+from baton.cli.terminal.output import console
 from baton_proto.generated import inference_pb2 as pb
 
 OWNERS_SHOWN = 4

@@ -8,8 +8,8 @@ from typing import Final
 import msgspec
 import typer
 
-from baton.cli.output import console
 from baton.cli.plan.show import show_decision
+from baton.cli.terminal.output import console
 from baton.service.live_planner import gpu_budget, gpus_per_worker
 from baton.service.local_launcher import this_machine
 from baton_proto.planner import ALL_VERBS, Holds, Role, Verb

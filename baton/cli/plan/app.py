@@ -9,12 +9,12 @@ import typer
 
 from baton.cli.events.options import DEFAULT_NATS_URL, DEFAULT_TIMEOUT_S, NamespaceOption, NatsUrlOption
 from baton.cli.events.session import nats_session, until_stopped
-from baton.cli.exit_codes import errors_reported
 from baton.cli.lazy_group import lazy_group, plain_app
-from baton.cli.options import JsonOption
-from baton.cli.output import console
 from baton.cli.plan.options import PlannerTimeoutOption
 from baton.cli.plan.show import show_plan
+from baton.cli.terminal.exit_codes import errors_reported
+from baton.cli.terminal.options import JsonOption
+from baton.cli.terminal.output import console
 from baton_proto.planner_control import Plan
 from runtime.calls.planner import ask_plan
 from runtime.config.serving import load_config

@@ -9,9 +9,9 @@ import typer
 
 from baton.cli.events.options import DEFAULT_NATS_URL, DEFAULT_TIMEOUT_S, NamespaceOption, NatsUrlOption
 from baton.cli.events.session import nats_session
-from baton.cli.exit_codes import errors_reported
-from baton.cli.options import JsonOption
 from baton.cli.plan.options import PlannerTimeoutOption
+from baton.cli.terminal.exit_codes import errors_reported
+from baton.cli.terminal.options import JsonOption
 from baton_proto.planner_control import Order, Release, Scale
 from runtime.calls.planner import tell_planner
 

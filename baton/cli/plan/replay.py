@@ -8,9 +8,9 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from baton.cli.exit_codes import errors_reported
-from baton.cli.options import JsonOption
-from baton.cli.output import console
+from baton.cli.terminal.exit_codes import errors_reported
+from baton.cli.terminal.options import JsonOption
+from baton.cli.terminal.output import console
 from planner.journal import read_journal
 from planner.plot import plot_decisions
 from planner.replay import Replay, Summary, replay as replay_journal, summary

@@ -17,8 +17,8 @@ import pytest_asyncio
 from typer.testing import CliRunner
 
 from baton.cli.app import app
-from baton.cli.exit_codes import ExitCode
-from baton.cli.output import human_bytes
+from baton.cli.terminal.exit_codes import ExitCode
+from baton.cli.terminal.output import human_bytes
 from kvtransfer.transports.table import choices
 from tests.service import Service, assert_gone, running_service
 

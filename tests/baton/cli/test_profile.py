@@ -7,8 +7,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from baton.cli.app import app
-from baton.cli.exit_codes import ExitCode
 from baton.cli.profile import Profile
+from baton.cli.terminal.exit_codes import ExitCode
 from runtime.config.serving import MockConfig, ServingConfig, dump_config, load_config
 from runtime.config.step_times import StepTimes
 

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from baton.cli.app import app
-from baton.cli.exit_codes import ExitCode
+from baton.cli.terminal.exit_codes import ExitCode
 from baton.events.recording import Batch, Recording, RecordingWriter
 from baton.service.nats_server import NatsServer
 from runtime.nats.client import NatsClient

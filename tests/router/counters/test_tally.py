@@ -10,7 +10,7 @@ from baton_proto.router_report import BUCKETS, bucket_of, percentile_ms
 from router.counters.metrics import OUTCOMES, RouterMetrics
 from router.counters.tally import RequestTally, Tally
 from router.placement.assignment import Assignment
-from router.placement.placement import ALONE, SHORT
+from router.placement.cost import ALONE, SHORT
 from runtime.discovery.worker_key import WorkerKey
 from runtime.errors import (
     BatonError,
@@ -22,7 +22,7 @@ from runtime.errors import (
 )
 
 
-def assignment(decode: WorkerKey = ("d", 1), reason: str = ALONE) -> Assignment:
+def assignment(decode: WorkerKey = ("d", 1), reason: int = ALONE) -> Assignment:
     placement = SimpleNamespace(decode=decode, prefill=None, reason=reason)
     return cast(Assignment, SimpleNamespace(link=SimpleNamespace(worker=decode), prefill=None, placement=placement))
 

@@ -16,7 +16,7 @@ import pytest_asyncio
 from typer.testing import CliRunner
 
 from baton.cli.app import app
-from baton.cli.exit_codes import ExitCode
+from baton.cli.terminal.exit_codes import ExitCode
 from baton_proto.generated import inference_pb2 as pb
 from baton_proto.kv_events import MAJOR, KvEventBatch, Stored, encode_batch
 from runtime.blocks.block_hash import block_hashes, sequence_hashes

@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from baton.cli.app import app
-from baton.cli.exit_codes import ExitCode
+from baton.cli.terminal.exit_codes import ExitCode
 from baton.service.nats_server import NatsServer
 from runtime.calls.router import Client
 from tests.service import assert_gone

@@ -13,7 +13,7 @@ from textual.widgets import DataTable, Sparkline, Static
 from typer.testing import CliRunner
 
 from baton.cli.app import app as cli
-from baton.cli.exit_codes import ExitCode
+from baton.cli.terminal.exit_codes import ExitCode
 from baton.cli.top_view.app import AskStatus, TopApp
 from baton.cli.top_view.columns import COLUMNS
 from baton_proto.generated import inference_pb2 as pb

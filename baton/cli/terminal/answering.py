@@ -7,8 +7,8 @@ from typing import Any
 import typer
 from google.protobuf.json_format import MessageToDict
 
-from baton.cli.access import Access
-from baton.cli.exit_codes import errors_reported
+from baton.cli.terminal.access import Access
+from baton.cli.terminal.exit_codes import errors_reported
 from baton_proto.generated import inference_pb2 as pb
 from runtime.calls.router import Answer
 

@@ -2,7 +2,7 @@
 
 import typer
 
-from baton.cli.options import UINT32_MAX
+from baton.cli.terminal.options import UINT32_MAX
 
 
 def token_ids(text: str) -> list[int]:

@@ -6,8 +6,8 @@ from typing import TypeVar
 
 import grpc
 
-from baton.cli.access import Access
-from baton.cli.exit_codes import ExitCode, errors_reported, fail
+from baton.cli.terminal.access import Access
+from baton.cli.terminal.exit_codes import ExitCode, errors_reported, fail
 from runtime.calls.router import Client
 
 T = TypeVar("T")
