@@ -1,0 +1,125 @@
+"""Runs rounds: asks, strikes, waits, and compares with the oracle."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.chaos import leaks
+from tests.chaos.asking import WEIGHTS, ask
+from tests.chaos.faults import strike_in, usable
+from tests.chaos.fleet import Fleet, pair, running_fleet
+from tests.chaos.oracle import Oracle, running_oracle
+from tests.chaos.plan import Ask, Round, plan_round
+from tests.chaos.scenarios import Engine, Scenario, scenario_of
+from tests.chaos.tally import Tally
+from tests.chaos.verdict import Outcome, judge
+from tests.tiny_model import write_tiny_model
+
+LOOK_EVERY = 10  # rounds between two looks at descriptors, memory and trees
+
+
+@dataclass
+class Game:
+    """`seed`, `first`: from which round on. `names`: scenarios that take turns. `go_on(number)`: whether another round
+    is to be played. `tell`: hears a line per stretch and per failure."""
+
+    seed: int
+    names: tuple[str, ...]
+    folder: Path
+    go_on: Callable[[int], bool]
+    tell: Callable[[str], None]
+    first: int = 0
+    tally: Tally = field(default_factory=Tally)
+    _oracles: dict[Engine, Oracle] = field(default_factory=dict)
+    _stack: AsyncExitStack = field(default_factory=AsyncExitStack)
+
+    async def play(self) -> Tally:
+        number = self.first
+        async with self._stack:
+            while self.go_on(number):
+                number = await self._stretch(number, scenario_of(number, self.names))
+        return self.tally
+
+    async def _stretch(self, number: int, scenario: Scenario) -> int:
+        """Plays rounds of one scenario with one fleet; returns the number of the round after."""
+        odds, why_not = usable(scenario)
+        self.tally.skipped |= why_not
+        oracle = await self._oracle(scenario.engine)
+        start_s, first = time.monotonic(), number
+        looks: list[leaks.Look] = []
+        fleet: Fleet | None = None
+        try:
+            async with running_fleet(scenario, self.folder / scenario.name, self._model(scenario.engine)) as fleet:
+                while self.go_on(number) and scenario_of(number, self.names) is scenario:
+                    plan = plan_round(self.seed, number, scenario, odds, WEIGHTS)
+                    await self._round(fleet, plan, oracle)
+                    number += 1
+                    if number % LOOK_EVERY == 0:
+                        await self._look(fleet, number, looks)
+                await self._look(fleet, number, looks)
+        except TimeoutError as error:
+            self._fail(number, scenario, f"the service did not recover: {error}")
+            number += 1
+        except AssertionError as error:
+            self._fail(number, scenario, str(error))
+        grown = leaks.growth(looks)
+        self.tally.note_growth(scenario.name, grown)
+        for problem in [*grown.problems, *(fleet.problems if fleet else [])]:
+            self._fail(number, scenario, problem)
+        self.tally.deaths += fleet.deaths if fleet else 0
+        seconds = time.monotonic() - start_s
+        self.tally.stretch(scenario.name, number - first, seconds)
+        self.tell(f"{scenario.name:<12} rounds {first}-{number - 1} in {seconds:5.1f} s   {self.tally.line()}")
+        return number
+
+    async def _round(self, fleet: Fleet, plan: Round, oracle: Oracle) -> None:
+        await fleet.until_useful()
+        routers = [router.name for router in fleet.of("router")]
+
+        async def one(what: Ask) -> Outcome:
+            await asyncio.sleep(what.at_s)
+            return await ask(fleet.doors[routers[what.router % len(routers)]], what)
+
+        strikes = [asyncio.create_task(strike_in(fleet, strike)) for strike in plan.strikes]
+        expected = [asyncio.create_task(oracle.answer(what)) for what in plan.asks]
+        outcomes = await asyncio.gather(*(one(what) for what in plan.asks))
+        await asyncio.gather(*strikes)
+        for outcome, right in zip(outcomes, await asyncio.gather(*expected), strict=True):
+            workers = [pair(outcome.router, member.name) for member in fleet.of("prefill", "decode")]
+            decode = [pair(outcome.router, member.name) for member in fleet.of("decode")]
+            judged = judge(outcome, right, fleet.timeline, decode, workers)
+            if self.tally.count(outcome, judged):
+                self._fail(plan.number, fleet.scenario, f"{outcome.ask.way}: {judged.verdict}: {judged.why}")
+        for strike in plan.strikes:
+            self.tally.faults[strike.fault] += 1
+        self.tally.rounds += 1
+        for problem in await leaks.until_idle(fleet):
+            self.tally.leaked += 1
+            self._fail(plan.number, fleet.scenario, problem)
+
+    async def _look(self, fleet: Fleet, number: int, looks: list[leaks.Look]) -> None:
+        """When all are back and idle."""
+        await fleet.until_whole()
+        for problem in [*await leaks.until_idle(fleet), *await leaks.until_trees_are_right(fleet)]:
+            self._fail(number, fleet.scenario, problem)
+        looks += leaks.look(fleet, number)
+
+    async def _oracle(self, engine: Engine) -> Oracle:
+        if engine not in self._oracles:
+            model = self._model(engine)
+            context = running_oracle(engine, self.folder / f"oracle-{engine}", model)
+            self._oracles[engine] = await self._stack.enter_async_context(context)
+        return self._oracles[engine]
+
+    def _model(self, engine: Engine) -> str:
+        if engine == "mock":
+            return "mock"
+        folder = self.folder / "tiny-llama"
+        return str(folder if folder.exists() else write_tiny_model(folder))
+
+    def _fail(self, number: int, scenario: Scenario, what: str) -> None:
+        self.tally.failures.append(f"seed {self.seed} round {number} scenario {scenario.name}: {what}")
+        self.tell(f"FAILED  {self.tally.failures[-1]}")
