@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from tests.chaos.faults import BY_NAME
 from tests.chaos.rounds import Game
 from tests.chaos.scenarios import SCENARIOS, why_not
 from tests.chaos.tally import Tally
@@ -27,11 +28,16 @@ def main() -> None:
 
     folder = Path(arguments.folder or tempfile.mkdtemp(prefix="baton-chaos-"))
     print(f"seed {arguments.seed}, scenarios {', '.join(names)}; logs in {folder}", flush=True)
-    game = Game(arguments.seed, names, folder, go_on, lambda line: print(line, flush=True), first)
+    without = tuple(arguments.without)
+    game = Game(arguments.seed, names, folder, go_on, lambda line: print(line, flush=True), first, without)
     tally = asyncio.run(game.play())
     show(tally)
     if arguments.json:
-        write(arguments.json, tally, {"seed": arguments.seed, "scenarios": list(names), "first_round": first})
+        write(
+            arguments.json,
+            tally,
+            {"seed": arguments.seed, "scenarios": list(names), "first_round": first, "without": list(without)},
+        )
     sys.exit(1 if tally.failures else 0)
 
 
@@ -44,6 +50,9 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
         "--round", type=int, help="the first round, such as one that has failed; it alone without --rounds"
     )
     parser.add_argument("--scenario", action="append", choices=[one.name for one in SCENARIOS], help="may be repeated")
+    parser.add_argument(
+        "--without", action="append", default=[], choices=list(BY_NAME), help="a fault; may be repeated"
+    )
     parser.add_argument("--engine", choices=["tiny", "mock"], help="scenarios of this engine alone")
     parser.add_argument("--folder", help="for configuration and logs; a new one in /tmp by default")
     parser.add_argument("--json", type=Path, help="where to write the record of the run")

@@ -1,4 +1,4 @@
-"""The table of faults. A row says how often a fault is drawn, what it needs of this machine, how it is done and undone."""
+"""The table of faults. A row says how often a fault is drawn, what it needs, how it is done and undone."""
 
 import asyncio
 import resource

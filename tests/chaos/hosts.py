@@ -56,9 +56,8 @@ def why_no_netem() -> str:
         return why
     _run("ip", "netns", "add", "batonprobe")
     try:
-        failed = _run(
-            "ip", "netns", "exec", "batonprobe", *["tc", "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms"], check=False
-        )
+        probe = ["tc", "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms"]
+        failed = _run("ip", "netns", "exec", "batonprobe", *probe, check=False)
         return "this kernel has no netem (tc qdisc)" if failed else ""
     finally:
         _run("ip", "netns", "del", "batonprobe")

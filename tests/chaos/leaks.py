@@ -17,9 +17,9 @@ from runtime.security.secret import Secret
 from tests.chaos.fleet import Fleet
 from tests.chaos.member import Member
 
-IDLE_LIMIT_S = 40.0  # longer than a lease lives, which may be what frees its blocks
+IDLE_LIMIT_S = 20.0  # longer than a lease lives, which may be what frees its blocks
 POLL_S = 0.03
-INSPECT_TIMEOUT_S = 8.0
+INSPECT_TIMEOUT_S = 4.0
 TREE_LIMIT_S = 15.0
 MORE_DESCRIPTORS = 12  # than at the first look, that are no leak: connections come and go
 MORE_THREADS = 6
@@ -37,18 +37,24 @@ class Look:
     rss_bytes: int
 
 
-async def until_idle(fleet: Fleet) -> list[str]:
-    """Waits until no worker that is up holds a block or a lease. Returns what is wrong: accounts that do not add up, or
-    what is still held after IDLE_LIMIT_S."""
+async def until_idle(fleet: Fleet) -> dict[str, str]:
+    """Waits until no worker that is up holds a block or a lease. Returns what is wrong, by worker: accounts that do not
+    add up, or what is still held after IDLE_LIMIT_S."""
     deadline_s = time.monotonic() + IDLE_LIMIT_S
     while True:
         up = [one for one in fleet.of("prefill", "decode") if one.ready and not one.struck and not one.expected_end]
-        reports = await asyncio.gather(*(_inspect(fleet, member) for member in up))
-        held = [report for report in reports if report is not None and _busy(report)]
-        if not held:
-            return [f"{one.worker_id}: {one.problems}" for one in reports if one is not None and one.problems]
-        if time.monotonic() > deadline_s:
-            return [f"{one.worker_id} still holds after {IDLE_LIMIT_S:.0f} s: {one.load}" for one in held]
+        wrong: dict[str, str] = {}
+        broken: dict[str, str] = {}
+        for member, report in zip(up, await asyncio.gather(*(_inspect(fleet, one) for one in up)), strict=True):
+            if isinstance(report, str):
+                if member.ready and not member.expected_end:
+                    wrong[member.name] = f"does not answer: {report}"
+            elif _busy(report):
+                wrong[member.name] = f"still held after {IDLE_LIMIT_S:.0f} s: {report.load}"
+            elif report.problems:
+                broken[member.name] = str(report.problems)
+        if not wrong or time.monotonic() > deadline_s:
+            return wrong | broken
         await asyncio.sleep(POLL_S)
 
 
@@ -64,7 +70,8 @@ async def until_trees_are_right(fleet: Fleet) -> list[str]:
                 wrong.append(f"{router.name}: {error.details()}")
                 continue
             wrong += [
-                f"{router.name}'s tree of {one.worker_id}: {one.missing} missing, {one.extra} extra, {one.changed} changed {one.note}"
+                f"{router.name}'s tree of {one.worker_id}: {one.missing} missing, {one.extra} extra, "
+                f"{one.changed} changed {one.note}"
                 for one in diffs
                 if one.missing or one.extra or one.changed
             ]
@@ -86,8 +93,10 @@ def look(fleet: Fleet, number: int) -> list[Look]:
 
 @dataclass(slots=True)
 class Growth:
-    """What the lives of processes had grown by at the last look, since the first one. `mib_per_100_rounds`: slope of the
-    resident memory, by least squares over all lives that were looked at four times or more."""
+    """What the lives of processes had grown by at the last look, since the first one.
+
+    `mib_per_100_rounds`: slope of the resident memory, by least squares, of lives that were seen four times or more.
+    """
 
     problems: list[str] = field(default_factory=list)
     most_descriptors: int = 0
@@ -133,15 +142,13 @@ def _busy(report: InspectReport) -> bool:
     return bool(load.running or load.waiting or load.blocks_used or load.leases)
 
 
-async def _inspect(fleet: Fleet, member: Member) -> InspectReport | None:
-    """None when the process has ended meanwhile."""
+async def _inspect(fleet: Fleet, member: Member) -> InspectReport | str:
+    """A string says why there is no report."""
     metadata = call_metadata(ClusterKey(Secret(fleet.key)))
     async with grpc.aio.insecure_channel(member.addresses["rpc"], [("grpc.enable_http_proxy", 0)]) as channel:
         call = channel.unary_unary(INSPECT, request_serializer=encode, response_deserializer=decoder(InspectReport))
         try:
             report: InspectReport = await call(InspectRequest(MAJOR), timeout=INSPECT_TIMEOUT_S, metadata=metadata)
-        except grpc.aio.AioRpcError:
-            if not member.ready or member.expected_end:
-                return None
-            raise
+        except grpc.aio.AioRpcError as error:
+            return f"{error.code().name}: {error.details()}"
     return report

@@ -1,4 +1,4 @@
-"""What the same model answers when it is asked alone: one decode worker, one request at a time, no faults, no shipping."""
+"""What the same model answers when it is asked alone: one decode worker, one request at a time, no faults."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,6 +1,6 @@
-"""What happens in a round, as a pure function of seed and round number: the requests, and the faults that strike meanwhile.
+"""What happens in a round, as a pure function of seed and round number: the requests, and the faults meanwhile.
 
-Targets are drawn as numbers and become processes when the fault strikes, because which processes live then depends on time.
+Targets are drawn as numbers and become processes when the fault strikes, because which of them live depends on time.
 """
 
 import random

@@ -18,13 +18,16 @@ from tests.chaos.tally import Tally
 from tests.chaos.verdict import Outcome, judge
 from tests.tiny_model import write_tiny_model
 
+SLOW_ROUND_S = 10.0
 LOOK_EVERY = 10  # rounds between two looks at descriptors, memory and trees
 
 
 @dataclass
 class Game:
-    """`seed`, `first`: from which round on. `names`: scenarios that take turns. `go_on(number)`: whether another round
-    is to be played. `tell`: hears a line per stretch and per failure."""
+    """`seed`, `first`: which rounds. `names`: scenarios that take turns. `without`: names of faults that are never drawn.
+
+    `go_on(number)`: whether another round is to be played. `tell`: hears a line per stretch, slow round and failure.
+    """
 
     seed: int
     names: tuple[str, ...]
@@ -32,6 +35,8 @@ class Game:
     go_on: Callable[[int], bool]
     tell: Callable[[str], None]
     first: int = 0
+    without: tuple[str, ...] = ()
+    _struck: str = ""  # in the round that is played
     tally: Tally = field(default_factory=Tally)
     _oracles: dict[Engine, Oracle] = field(default_factory=dict)
     _stack: AsyncExitStack = field(default_factory=AsyncExitStack)
@@ -46,7 +51,8 @@ class Game:
     async def _stretch(self, number: int, scenario: Scenario) -> int:
         """Plays rounds of one scenario with one fleet; returns the number of the round after."""
         odds, why_not = usable(scenario)
-        self.tally.skipped |= why_not
+        odds = [one for one in odds if one.name not in self.without]
+        self.tally.skipped |= why_not | dict.fromkeys(self.without, "left out by --without")
         oracle = await self._oracle(scenario.engine)
         start_s, first = time.monotonic(), number
         looks: list[leaks.Look] = []
@@ -76,6 +82,7 @@ class Game:
         return number
 
     async def _round(self, fleet: Fleet, plan: Round, oracle: Oracle) -> None:
+        self._struck = ", ".join(f"{strike.fault} at {strike.at_s} s for {strike.hold_s} s" for strike in plan.strikes)
         await fleet.until_useful()
         routers = [router.name for router in fleet.of("router")]
 
@@ -83,6 +90,7 @@ class Game:
             await asyncio.sleep(what.at_s)
             return await ask(fleet.doors[routers[what.router % len(routers)]], what)
 
+        start_s = time.monotonic()
         strikes = [asyncio.create_task(strike_in(fleet, strike)) for strike in plan.strikes]
         expected = [asyncio.create_task(oracle.answer(what)) for what in plan.asks]
         outcomes = await asyncio.gather(*(one(what) for what in plan.asks))
@@ -96,16 +104,29 @@ class Game:
         for strike in plan.strikes:
             self.tally.faults[strike.fault] += 1
         self.tally.rounds += 1
-        for problem in await leaks.until_idle(fleet):
-            self.tally.leaked += 1
-            self._fail(plan.number, fleet.scenario, problem)
+        ended_s = time.monotonic()
+        await self._idle(fleet, plan.number)
+        whole_s, idle_s = time.monotonic() - start_s, time.monotonic() - ended_s
+        if whole_s > SLOW_ROUND_S:
+            self.tell(
+                f"slow: round {plan.number} took {whole_s:.1f} s, {idle_s:.1f} s of it until idle ({self._struck})"
+            )
 
     async def _look(self, fleet: Fleet, number: int, looks: list[leaks.Look]) -> None:
         """When all are back and idle."""
         await fleet.until_whole()
-        for problem in [*await leaks.until_idle(fleet), *await leaks.until_trees_are_right(fleet)]:
+        await self._idle(fleet, number)
+        for problem in await leaks.until_trees_are_right(fleet):
             self._fail(number, fleet.scenario, problem)
         looks += leaks.look(fleet, number)
+
+    async def _idle(self, fleet: Fleet, number: int) -> None:
+        """A worker that leaks is told of once: it starts again, so that the next rounds can find something else."""
+        for worker_id, problem in (await leaks.until_idle(fleet)).items():
+            self.tally.leaked += 1
+            self._fail(number, fleet.scenario, f"{worker_id}: {problem}")
+            fleet.members[worker_id].expected_end = True
+            await fleet.members[worker_id].kill()
 
     async def _oracle(self, engine: Engine) -> Oracle:
         if engine not in self._oracles:
@@ -121,5 +142,5 @@ class Game:
         return str(folder if folder.exists() else write_tiny_model(folder))
 
     def _fail(self, number: int, scenario: Scenario, what: str) -> None:
-        self.tally.failures.append(f"seed {self.seed} round {number} scenario {scenario.name}: {what}")
+        self.tally.failures.append(f"seed {self.seed} round {number} scenario {scenario.name} ({self._struck}): {what}")
         self.tell(f"FAILED  {self.tally.failures[-1]}")

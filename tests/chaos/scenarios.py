@@ -36,7 +36,7 @@ class Scenario:
 
 
 def _transport(name: str) -> dict[str, Any]:
-    return SHIP | {"transfer": {"transport": name, "lease_ttl_s": 20.0, "checksum": True}}
+    return SHIP | {"transfer": {"transport": name, "lease_ttl_s": 8.0, "checksum": True}}
 
 
 SCENARIOS: tuple[Scenario, ...] = (
