@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-SIZE_MIB = 400  # JetStream takes three quarters of it for its streams, each of which reserves 256 MiB
+SIZE_MIB = 1024  # JetStream takes three quarters of it, and reserves 256 MiB for each attempt to add a stream
 CHUNK_BYTES = 1 << 20
 
 

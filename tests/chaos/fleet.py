@@ -53,9 +53,11 @@ class Fleet:
     timeline: Timeline = field(default_factory=Timeline)
     problems: list[str] = field(default_factory=list)
     deaths: int = 0
+    said: dict[str, dict[str, str]] = field(default_factory=dict)  # by router: of each worker its state or a note
     pids: set[int] = field(default_factory=set)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _closing: bool = False
+    _clients: list[Client] = field(default_factory=list)
     _starts: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(STARTS_AT_ONCE))
 
     def of(self, *kinds: Kind) -> list[Member]:
@@ -89,7 +91,7 @@ class Fleet:
         self._go(self._watch())
         await self.until_whole()
 
-    async def until_whole(self, timeout_s: float = 90.0) -> None:
+    async def until_whole(self, timeout_s: float = 60.0) -> None:
         """Until every process is up, and every router uses every worker. Raises TimeoutError with the missing ones."""
         deadline_s = time.monotonic() + timeout_s
         kinds: tuple[Kind, ...] = ("router", "prefill", "decode")
@@ -97,7 +99,8 @@ class Fleet:
             if time.monotonic() > deadline_s:
                 able = {member.name for member in self.able(*kinds)}
                 missing = [
-                    f"{one.name} (pid {one.pid}, struck {one.struck})"
+                    f"{one.name} (pid {one.pid}, life {one.lives}, ready {one.ready}, struck {one.struck}, "
+                    f"routers say {[(router, said.get(one.name)) for router, said in self.said.items()]})"
                     for one in self.of(*kinds)
                     if one.name not in able
                 ]
@@ -127,8 +130,8 @@ class Fleet:
                 for member, well in zip(group, clean, strict=True)
                 if not well and member.kind != "nats"
             ]
-        for door in self.doors.values():
-            await door.grpc.close()
+        for client in self._clients:
+            await client.close()
         assert_gone(self.pids)
 
     def _add_members(self) -> None:
@@ -167,10 +170,9 @@ class Fleet:
         await member.start()
         self._note_pids(member)
         if member.kind == "router":
-            if member.name in self.doors:
-                await self.doors[member.name].grpc.close()
             host, _, port = member.addresses["http"].rpartition(":")
             client = Client(member.addresses["grpc"])
+            self._clients.append(client)  # an earlier one stays open, because closing it would cancel its calls
             self.doors[member.name] = Door(member.name, client, (host, int(port)), Path(self.model).name)
         self._go(self._tend(member))
 
@@ -202,6 +204,7 @@ class Fleet:
                 if router.ready and not router.struck:
                     with contextlib.suppress(grpc.aio.AioRpcError, grpc.aio.UsageError):
                         status = await self.doors[router.name].grpc.status(STATUS_TIMEOUT_S)
+                        self.said[router.name] = {one.worker_id: one.note or one.state for one in status.workers}
                         ready = {one.worker_id for one in status.workers if one.state == "ready" and not one.note}
                         if router.ready and not router.struck:
                             self._mark(router.name, ready & before.get(router.name, set()))
@@ -223,7 +226,12 @@ class Fleet:
     def _go(self, work: Any) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not self._closing and (task.cancelled() or task.exception() is not None):
+            self.problems.append(f"a task of tests/chaos itself has failed: {task!r}")
 
 
 def pair(router: str, worker: str) -> str:

@@ -24,7 +24,7 @@ LOOK_EVERY = 10  # rounds between two looks at descriptors, memory and trees
 
 @dataclass
 class Game:
-    """`seed`, `first`: which rounds. `names`: scenarios that take turns. `without`: names of faults that are never drawn.
+    """`seed`, `first`: which rounds. `names`: scenarios that take turns. `without`: faults that are never drawn.
 
     `go_on(number)`: whether another round is to be played. `tell`: hears a line per stretch, slow round and failure.
     """
@@ -58,7 +58,9 @@ class Game:
         looks: list[leaks.Look] = []
         fleet: Fleet | None = None
         try:
-            async with running_fleet(scenario, self.folder / scenario.name, self._model(scenario.engine)) as fleet:
+            async with running_fleet(
+                scenario, self.folder / f"{scenario.name}-{first}", self._model(scenario.engine)
+            ) as fleet:
                 while self.go_on(number) and scenario_of(number, self.names) is scenario:
                     plan = plan_round(self.seed, number, scenario, odds, WEIGHTS)
                     await self._round(fleet, plan, oracle)
