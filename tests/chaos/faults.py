@@ -169,7 +169,7 @@ async def _limited(
     async with _unable(fleet, members, strike.fault):
         before = []
         for member in members:
-            member.expected_end = member.expected_end or may_end
+            member.may_end = member.may_end or may_end
             before.append((member.pid, lower(member.pid)))
         try:
             yield

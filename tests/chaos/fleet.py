@@ -184,7 +184,7 @@ class Fleet:
         member.addresses = {}
         self.lost(member)
         self.deaths += 1
-        if not member.expected_end:
+        if not (member.expected_end or member.may_end):
             self.problems.append(f"{member.name} ended unasked with code {code} (struck: {member.struck})")
         while member.held_down:
             await asyncio.sleep(0.02)

@@ -27,7 +27,8 @@ class Member:
     """`command`: a module or a binary, and its arguments. `variables`: of its environment, beside ours.
 
     Invariant: `struck` names each fault that is in effect; a member with one counts as unable. `expected_end`: a fault
-    has told it to end, or may have. `held_down`: it is not started again before the fault is over.
+    has told it to end. `may_end`: a fault took what this life needs, so it may give up. `held_down`: it is not started
+    again before the fault is over.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Member:
     addresses: dict[str, str] = field(default_factory=dict)
     struck: list[str] = field(default_factory=list)
     expected_end: bool = False
+    may_end: bool = False
     held_down: bool = False
     lives: int = 0
     process: asyncio.subprocess.Process | None = None
@@ -60,7 +62,7 @@ class Member:
 
     async def start(self) -> None:
         """Returns when the process serves. Raises RuntimeError when it ends first, TimeoutError when it is too slow."""
-        self.addresses, self.expected_end, self.lives = {}, False, self.lives + 1
+        self.addresses, self.expected_end, self.may_end, self.lives = {}, False, False, self.lives + 1
         path = os.pathsep.join((str(ROOT), str(ROOT / "proto")))
         with self.log_file.open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
