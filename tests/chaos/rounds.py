@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+import traceback
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -36,6 +37,7 @@ class Game:
     tell: Callable[[str], None]
     first: int = 0
     without: tuple[str, ...] = ()
+    after_stretch: Callable[[Tally], None] = lambda tally: None
     _struck: str = ""  # in the round that is played
     tally: Tally = field(default_factory=Tally)
     _oracles: dict[Engine, Oracle] = field(default_factory=dict)
@@ -73,6 +75,11 @@ class Game:
             number += 1
         except AssertionError as error:
             self._fail(number, scenario, str(error))
+            number += 1
+        except Exception as error:  # a fault of ours: the rounds of other scenarios are still worth playing
+            traceback.print_exc()
+            self._fail(number, scenario, f"tests/chaos itself failed: {error!r}")
+            number += 1
         grown = leaks.growth(looks)
         self.tally.note_growth(scenario.name, grown)
         for problem in [*grown.problems, *(fleet.problems if fleet else [])]:
@@ -80,6 +87,7 @@ class Game:
         self.tally.deaths += fleet.deaths if fleet else 0
         seconds = time.monotonic() - start_s
         self.tally.stretch(scenario.name, number - first, seconds)
+        self.after_stretch(self.tally)
         self.tell(f"{scenario.name:<12} rounds {first}-{number - 1} in {seconds:5.1f} s   {self.tally.line()}")
         return number
 
