@@ -19,6 +19,7 @@ def clock_variables(file: Path) -> dict[str, str]:
         "LD_PRELOAD": find_library(),
         "FAKETIME_TIMESTAMP_FILE": str(file),
         "FAKETIME_CACHE_DURATION": "1",
+        "FAKETIME_DISABLE_SHM": "1",  # its semaphore let processes that start together wait for minutes
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
         "DONT_FAKE_MONOTONIC": "1",
     }

@@ -132,6 +132,8 @@ class Game:
 
     async def _idle(self, fleet: Fleet, number: int) -> None:
         """A worker that leaks is told of once: it starts again, so that the next rounds can find something else."""
+        while fleet.problems:
+            self._fail(number, fleet.scenario, fleet.problems.pop(0))
         for worker_id, problem in (await leaks.until_idle(fleet)).items():
             self.tally.leaked += 1
             self._fail(number, fleet.scenario, f"{worker_id}: {problem}")
