@@ -24,12 +24,16 @@ PIECES = (
     b"null",
     b": ",
 )
+CASES = [
+    pytest.param(one, id=one.name, marks=[pytest.mark.xfail(strict=True, reason=one.known)] if one.known else [])
+    for one in TARGETS
+]
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.timeout(int(SECONDS) + 120)
-@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+@pytest.mark.parametrize("target", CASES)
 def test_what_is_malformed_is_refused_in_one_of_the_ways_that_callers_expect(target: Target) -> None:
     kept = [path.read_bytes() for path in sorted((CORPUS / target.name.replace(" ", "-")).glob("*"))]
     for data in (*kept, *target.seeds):
