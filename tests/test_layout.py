@@ -8,7 +8,8 @@ import pytest
 from tests.test_packaging import PACKAGES, ROOT
 
 MODULES_IN_A_ROOM = 16
-OF_NO_PACKAGE = {"benchmarks", "data", "deploy", "proto", "recipes", "spine"}  # folders of tests that mirror no package
+# Folders of tests that mirror no package.
+OF_NO_PACKAGE = {"benchmarks", "chaos", "data", "deploy", "fuzz", "proto", "recipes", "spine"}
 ROOMS = [path.parent for package in PACKAGES.values() for path in sorted(package.rglob("__init__.py"))]
 
 

@@ -4,6 +4,7 @@ A process calls `configure_logging` once, at its start. Modules log with `struct
 write through the standard library's logging get the same form. Lines about a request carry `request_id=...`.
 """
 
+import contextlib
 import datetime
 import io
 import logging
@@ -21,13 +22,19 @@ CHATTY_LIBRARIES = ("asyncio", "httpcore", "httpx", "nats", "uvicorn", "uvicorn.
 
 
 class _CurrentStderr(io.TextIOBase):
-    """Writes to the sys.stderr of the moment, because loggers outlive a sys.stderr that a test replaces and closes."""
+    """Writes to the sys.stderr of the moment, because loggers outlive a sys.stderr that a test replaces and closes.
+
+    A line that cannot be written, on a full disk say, is lost: it must not break what wanted to log it.
+    """
 
     def write(self, text: str) -> int:
-        return sys.stderr.write(text)
+        with contextlib.suppress(OSError):
+            sys.stderr.write(text)
+        return len(text)
 
     def flush(self) -> None:
-        sys.stderr.flush()
+        with contextlib.suppress(OSError):
+            sys.stderr.flush()
 
 
 _CURRENT_STDERR = cast(TextIO, _CurrentStderr())

@@ -78,3 +78,14 @@ def test_a_logger_that_was_used_before_writes_to_the_stderr_of_the_moment(
     first.close()
     log.info("late")
     assert "late" in capsys.readouterr().err
+
+
+def test_a_line_that_cannot_be_written_breaks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    class FullDisk(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(28, "No space left on device")
+
+    configure_logging(LoggingConfig(), "x")
+    monkeypatch.setattr("sys.stderr", FullDisk())
+    structlog.get_logger().info("lost")
+    logging.getLogger("asyncio").error("lost too")

@@ -1,0 +1,1 @@
+"""Random faults against real processes, with an oracle that knows each answer: `make chaos`."""

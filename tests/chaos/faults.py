@@ -1,0 +1,298 @@
+"""The table of faults. A row says how often a fault is drawn, what it needs, how it is done and undone."""
+
+import asyncio
+import resource
+import shutil
+import signal
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import nats
+import nats.errors
+
+from tests.chaos.clocks import why_no_clocks
+from tests.chaos.disk import why_no_small_disk
+from tests.chaos.fleet import Fleet
+from tests.chaos.hosts import why_no_namespaces, why_no_netem
+from tests.chaos.limits import (
+    lower_descriptors,
+    lower_file_size,
+    lower_memory,
+    lower_threads,
+    raise_again,
+    raise_threads,
+    why_no_limits,
+    why_no_thread_limit,
+)
+from tests.chaos.member import Kind, Member
+from tests.chaos.plan import Odds, Strike
+from tests.chaos.scenarios import Scenario
+
+NATS_TIMEOUT_S = 5.0
+
+Effect = Callable[[Fleet, Strike], AbstractAsyncContextManager[None]]
+
+
+def nothing_needed() -> str:
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """`effect`: done when it is entered, undone when it is left. `needs`: why this machine cannot do it, empty when it
+    can. `fits`: whether the scenario has what the fault strikes."""
+
+    odds: Odds
+    effect: Effect
+    needs: Callable[[], str] = nothing_needed
+    fits: Callable[[Scenario], bool] = lambda scenario: True
+
+
+@asynccontextmanager
+async def _unable(fleet: Fleet, members: Sequence[Member], name: str) -> AsyncIterator[None]:
+    """Errors of what depends on these members are warranted from here on, until the routers use them again."""
+    for member in members:
+        member.struck.append(name)
+        fleet.lost(member)
+    try:
+        yield
+    finally:
+        for member in members:
+            member.struck.remove(name)
+
+
+def _chosen(fleet: Fleet, strike: Strike, *kinds: Kind) -> list[Member]:
+    """One that is up, the same for the same plan as long as the same ones are up; none when none is."""
+    up = [member for member in fleet.of(*kinds) if member.ready]
+    return [up[strike.target % len(up)]] if up else []
+
+
+@asynccontextmanager
+async def _ended(fleet: Fleet, members: Sequence[Member], how: signal.Signals, strike: Strike) -> AsyncIterator[None]:
+    for member in members:
+        member.expected_end, member.held_down = True, True
+    async with _unable(fleet, members, strike.fault):
+        for member in members:
+            member.signal(how)
+        try:
+            yield
+        finally:
+            for member in members:
+                member.held_down = False
+
+
+@asynccontextmanager
+async def _kill(fleet: Fleet, strike: Strike, kinds: Sequence[Kind]) -> AsyncIterator[None]:
+    async with _ended(fleet, _chosen(fleet, strike, *kinds), signal.SIGKILL, strike):
+        yield
+
+
+@asynccontextmanager
+async def _double_kill(fleet: Fleet, strike: Strike) -> AsyncIterator[None]:
+    up = [member for member in fleet.of("prefill", "decode") if member.ready]
+    first = strike.target % max(1, len(up))
+    async with _ended(fleet, (up[first:] + up[:first])[:2], signal.SIGKILL, strike):
+        yield
+
+
+@asynccontextmanager
+async def _role_gone(fleet: Fleet, strike: Strike) -> AsyncIterator[None]:
+    kind: Kind = "prefill" if strike.target % 2 and fleet.scenario.prefill else "decode"
+    async with _ended(fleet, [member for member in fleet.of(kind) if member.ready], signal.SIGKILL, strike):
+        yield
+
+
+@asynccontextmanager
+async def _drain(fleet: Fleet, strike: Strike) -> AsyncIterator[None]:
+    """A drained worker counts as expected to end; it starts again at once."""
+    members = _chosen(fleet, strike, "prefill", "decode")
+    for member in members:
+        member.expected_end = True
+        fleet.lost(member)
+        member.signal(signal.SIGTERM)
+    yield
+
+
+@asynccontextmanager
+async def _hang(fleet: Fleet, strike: Strike, kinds: Sequence[Kind]) -> AsyncIterator[None]:
+    members = _chosen(fleet, strike, *kinds)
+    async with _unable(fleet, members, strike.fault):
+        for member in members:
+            member.signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for member in members:
+                member.signal(signal.SIGCONT)
+
+
+@asynccontextmanager
+async def _nats_killed(fleet: Fleet, strike: Strike, wiped: bool) -> AsyncIterator[None]:
+    """It starts again on the same port when the fault is over. Nobody else may be lost."""
+    server = fleet.members["nats"]
+    if server.held_down or not server.ready:
+        yield
+        return
+    server.expected_end, server.held_down = True, True
+    await server.kill()
+    if wiped:
+        shutil.rmtree(fleet.disk.folder / "nats", ignore_errors=True)
+    try:
+        yield
+    finally:
+        server.held_down = False
+
+
+@asynccontextmanager
+async def _streams_deleted(fleet: Fleet, strike: Strike) -> AsyncIterator[None]:
+    server = fleet.members["nats"]
+    if server.ready:
+        try:
+            client = await nats.connect(server.addresses["nats"], allow_reconnect=False, connect_timeout=2)
+            stream = client.jetstream()
+            for info in await stream.streams_info():
+                await stream.delete_stream(str(info.config.name))
+            await client.close()
+        except (nats.errors.Error, OSError, TimeoutError):
+            pass  # the server is just being killed by another fault
+    yield
+
+
+@asynccontextmanager
+async def _limited(
+    fleet: Fleet, strike: Strike, lower: Callable[[int], tuple[int, int]], which: int, may_end: bool
+) -> AsyncIterator[None]:
+    """`may_end`: whether the process may give up for want of it."""
+    members = _chosen(fleet, strike, "prefill", "decode")
+    async with _unable(fleet, members, strike.fault):
+        before = []
+        for member in members:
+            member.may_end = member.may_end or may_end
+            before.append((member.pid, lower(member.pid)))
+        try:
+            yield
+        finally:
+            for pid, limit in before:
+                raise_again(pid, which, limit)
+
+
+@asynccontextmanager
+async def _few_threads(fleet: Fleet, strike: Strike) -> AsyncIterator[None]:
+    members = _chosen(fleet, strike, "prefill", "decode")
+    async with _unable(fleet, members, strike.fault):
+        pids = [member.pid for member in members]
+        for pid in pids:
+            lower_threads(pid)
+        try:
+            yield
+        finally:
+            for pid in pids:
+                raise_threads(pid)
+
+
+@asynccontextmanager
+async def _full_disk(fleet: Fleet, strike: Strike) -> AsyncIterator[None]:
+    fleet.disk.fill()
+    try:
+        yield
+    finally:
+        fleet.disk.empty()
+
+
+@asynccontextmanager
+async def _clock_jumps(fleet: Fleet, strike: Strike) -> AsyncIterator[None]:
+    """By up to an hour, forth or back, and back to the right time afterwards. It may cost nothing at all."""
+    members = [member for member in fleet.of("prefill", "decode", "router") if member.ready]
+    member = members[strike.target % len(members)] if members else None
+    offset = (strike.target * 37) % 7200 - 3600
+    if member is not None:
+        member.set_clock(f"{offset:+d}")
+    try:
+        yield
+    finally:
+        if member is not None:
+            member.set_clock("+0")
+
+
+@asynccontextmanager
+async def _network(fleet: Fleet, strike: Strike, netem: Sequence[str]) -> AsyncIterator[None]:
+    """Without `netem` the cable is pulled, which warrants errors; lost and late packets warrant none."""
+    host = fleet.hosts[strike.target % len(fleet.hosts)]
+    members = (
+        [] if netem else [member for member in fleet.members.values() if member.host == host and member.kind != "nats"]
+    )
+    async with _unable(fleet, members, strike.fault):
+        host.disturb(*netem) if netem else host.cable("down")
+        try:
+            yield
+        finally:
+            host.disturb() if netem else host.cable("up")
+
+
+def _several_hosts(scenario: Scenario) -> bool:
+    return scenario.hosts > 1
+
+
+WORKERS: tuple[Kind, ...] = ("prefill", "decode")
+FAULTS: tuple[Fault, ...] = (
+    Fault(Odds("kill", 6), partial(_kill, kinds=WORKERS)),
+    Fault(Odds("double kill", 2), _double_kill),
+    Fault(Odds("kill router", 1), partial(_kill, kinds=("router",))),
+    Fault(Odds("role gone", 1, (0.0, 0.5), 6.0), _role_gone),
+    Fault(Odds("drain", 4), _drain),
+    Fault(Odds("stop", 8, (0.05, 1.5), 15.0), partial(_hang, kinds=WORKERS)),
+    Fault(Odds("stop router", 2, (0.05, 1.0), 8.0), partial(_hang, kinds=("router",))),
+    Fault(Odds("NATS killed", 3, (0.1, 1.5), 10.0), partial(_nats_killed, wiped=False)),
+    Fault(Odds("NATS lost its storage", 2, (0.1, 1.5), 10.0), partial(_nats_killed, wiped=True)),
+    Fault(Odds("NATS streams deleted", 3), _streams_deleted),
+    Fault(
+        Odds("few descriptors", 3, (0.3, 1.5), 5.0),
+        partial(_limited, lower=lower_descriptors, which=resource.RLIMIT_NOFILE, may_end=False),
+        why_no_limits,
+    ),
+    Fault(
+        Odds("little memory", 2, (0.3, 1.5), 5.0),
+        partial(_limited, lower=lower_memory, which=resource.RLIMIT_AS, may_end=True),
+        why_no_limits,
+    ),
+    Fault(
+        Odds("no file grows", 2, (0.3, 1.5), 5.0),
+        partial(_limited, lower=lower_file_size, which=resource.RLIMIT_FSIZE, may_end=False),
+        why_no_limits,
+    ),
+    Fault(Odds("few threads", 3, (0.3, 1.5), 5.0), _few_threads, why_no_thread_limit),
+    Fault(Odds("full disk", 3, (0.3, 1.5), 5.0), _full_disk, why_no_small_disk),
+    Fault(Odds("clock jumps", 20, (0.3, 1.5), 5.0), _clock_jumps, why_no_clocks, lambda scenario: scenario.clocks),
+    Fault(Odds("network cut", 8, (0.1, 1.5), 12.0), partial(_network, netem=()), why_no_namespaces, _several_hosts),
+    Fault(
+        Odds("packets lost", 6, (0.5, 2.0), 8.0),
+        partial(_network, netem=("loss", "20%")),
+        why_no_netem,
+        _several_hosts,
+    ),
+    Fault(
+        Odds("packets delayed", 6, (0.5, 2.0), 8.0),
+        partial(_network, netem=("delay", "80ms", "60ms")),
+        why_no_netem,
+        _several_hosts,
+    ),
+)
+BY_NAME = {fault.odds.name: fault for fault in FAULTS}
+
+
+def usable(scenario: Scenario) -> tuple[list[Odds], dict[str, str]]:
+    """The faults that can strike in this scenario on this machine, and why others cannot."""
+    fitting = [fault for fault in FAULTS if fault.fits(scenario)]
+    why = {fault.odds.name: fault.needs() for fault in fitting}
+    return [fault.odds for fault in fitting if not why[fault.odds.name]], {
+        name: said for name, said in why.items() if said
+    }
+
+
+async def strike_in(fleet: Fleet, strike: Strike) -> None:
+    """From the round's start until the fault is over."""
+    await asyncio.sleep(strike.at_s)
+    async with BY_NAME[strike.fault].effect(fleet, strike):
+        await asyncio.sleep(strike.hold_s)

@@ -1,0 +1,158 @@
+"""Runs rounds: asks, strikes, waits, and compares with the oracle."""
+
+import asyncio
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.chaos import leaks
+from tests.chaos.asking import WEIGHTS, ask
+from tests.chaos.faults import strike_in, usable
+from tests.chaos.fleet import Fleet, pair, running_fleet
+from tests.chaos.oracle import Oracle, running_oracle
+from tests.chaos.plan import Ask, Round, plan_round
+from tests.chaos.scenarios import Engine, Scenario, scenario_of
+from tests.chaos.tally import Tally
+from tests.chaos.verdict import Outcome, judge
+from tests.tiny_model import write_tiny_model
+
+SLOW_ROUND_S = 10.0
+LOOK_EVERY = 10  # rounds between two looks at descriptors, memory and trees
+
+
+@dataclass
+class Game:
+    """`seed`, `first`: which rounds. `names`: scenarios that take turns. `without`: faults that are never drawn.
+
+    `go_on(number)`: whether another round is to be played. `tell`: hears a line per stretch, slow round and failure.
+    """
+
+    seed: int
+    names: tuple[str, ...]
+    folder: Path
+    go_on: Callable[[int], bool]
+    tell: Callable[[str], None]
+    first: int = 0
+    without: tuple[str, ...] = ()
+    after_stretch: Callable[[Tally], None] = lambda tally: None
+    _struck: str = ""  # in the round that is played
+    tally: Tally = field(default_factory=Tally)
+    _oracles: dict[Engine, Oracle] = field(default_factory=dict)
+    _stack: AsyncExitStack = field(default_factory=AsyncExitStack)
+
+    async def play(self) -> Tally:
+        number = self.first
+        async with self._stack:
+            while self.go_on(number):
+                number = await self._stretch(number, scenario_of(number, self.names))
+        return self.tally
+
+    async def _stretch(self, number: int, scenario: Scenario) -> int:
+        """Plays rounds of one scenario with one fleet; returns the number of the round after."""
+        odds, why_not = usable(scenario)
+        odds = [one for one in odds if one.name not in self.without]
+        self.tally.skipped |= why_not | dict.fromkeys(self.without, "left out by --without")
+        oracle = await self._oracle(scenario.engine)
+        start_s, first = time.monotonic(), number
+        looks: list[leaks.Look] = []
+        fleet: Fleet | None = None
+        try:
+            async with running_fleet(
+                scenario, self.folder / f"{scenario.name}-{first}", self._model(scenario.engine)
+            ) as fleet:
+                while self.go_on(number) and scenario_of(number, self.names) is scenario:
+                    plan = plan_round(self.seed, number, scenario, odds, WEIGHTS)
+                    await self._round(fleet, plan, oracle)
+                    number += 1
+                    if number % LOOK_EVERY == 0:
+                        await self._look(fleet, number, looks)
+                await self._look(fleet, number, looks)
+        except TimeoutError as error:
+            self._fail(number, scenario, f"the service did not recover: {error}")
+            number += 1
+        except AssertionError as error:
+            self._fail(number, scenario, str(error))
+            number += 1
+        except Exception as error:  # a fault of ours: the rounds of other scenarios are still worth playing
+            traceback.print_exc()
+            self._fail(number, scenario, f"tests/chaos itself failed: {error!r}")
+            number += 1
+        grown = leaks.growth(looks)
+        self.tally.note_growth(scenario.name, grown)
+        for problem in [*grown.problems, *(fleet.problems if fleet else [])]:
+            self._fail(number, scenario, problem)
+        self.tally.deaths += fleet.deaths if fleet else 0
+        seconds = time.monotonic() - start_s
+        self.tally.stretch(scenario.name, number - first, seconds)
+        self.after_stretch(self.tally)
+        self.tell(f"{scenario.name:<12} rounds {first}-{number - 1} in {seconds:5.1f} s   {self.tally.line()}")
+        return number
+
+    async def _round(self, fleet: Fleet, plan: Round, oracle: Oracle) -> None:
+        self._struck = ", ".join(f"{strike.fault} at {strike.at_s} s for {strike.hold_s} s" for strike in plan.strikes)
+        await fleet.until_useful()
+        routers = [router.name for router in fleet.of("router")]
+
+        async def one(what: Ask) -> Outcome:
+            await asyncio.sleep(what.at_s)
+            return await ask(fleet.doors[routers[what.router % len(routers)]], what)
+
+        start_s = time.monotonic()
+        strikes = [asyncio.create_task(strike_in(fleet, strike)) for strike in plan.strikes]
+        expected = [asyncio.create_task(oracle.answer(what)) for what in plan.asks]
+        outcomes = await asyncio.gather(*(one(what) for what in plan.asks))
+        await asyncio.gather(*strikes)
+        for outcome, right in zip(outcomes, await asyncio.gather(*expected), strict=True):
+            workers = [pair(outcome.router, member.name) for member in fleet.of("prefill", "decode")]
+            decode = [pair(outcome.router, member.name) for member in fleet.of("decode")]
+            judged = judge(outcome, right, fleet.timeline, decode, workers)
+            if self.tally.count(outcome, judged):
+                self._fail(plan.number, fleet.scenario, f"{outcome.ask.way}: {judged.verdict}: {judged.why}")
+        for strike in plan.strikes:
+            self.tally.faults[strike.fault] += 1
+        self.tally.rounds += 1
+        ended_s = time.monotonic()
+        await self._idle(fleet, plan.number)
+        whole_s, idle_s = time.monotonic() - start_s, time.monotonic() - ended_s
+        if whole_s > SLOW_ROUND_S:
+            self.tell(
+                f"slow: round {plan.number} took {whole_s:.1f} s, {idle_s:.1f} s of it until idle ({self._struck})"
+            )
+
+    async def _look(self, fleet: Fleet, number: int, looks: list[leaks.Look]) -> None:
+        """When all are back and idle."""
+        await fleet.until_whole()
+        await self._idle(fleet, number)
+        for problem in await leaks.until_trees_are_right(fleet):
+            self._fail(number, fleet.scenario, problem)
+        looks += leaks.look(fleet, number)
+
+    async def _idle(self, fleet: Fleet, number: int) -> None:
+        """A worker that leaks is told of once: it starts again, so that the next rounds can find something else."""
+        while fleet.problems:
+            self._fail(number, fleet.scenario, fleet.problems.pop(0))
+        for worker_id, problem in (await leaks.until_idle(fleet)).items():
+            self.tally.leaked += 1
+            self._fail(number, fleet.scenario, f"{worker_id}: {problem}")
+            fleet.members[worker_id].expected_end = True
+            await fleet.members[worker_id].kill()
+
+    async def _oracle(self, engine: Engine) -> Oracle:
+        if engine not in self._oracles:
+            model = self._model(engine)
+            context = running_oracle(engine, self.folder / f"oracle-{engine}", model)
+            self._oracles[engine] = await self._stack.enter_async_context(context)
+        return self._oracles[engine]
+
+    def _model(self, engine: Engine) -> str:
+        if engine == "mock":
+            return "mock"
+        folder = self.folder / "tiny-llama"
+        return str(folder if folder.exists() else write_tiny_model(folder))
+
+    def _fail(self, number: int, scenario: Scenario, what: str) -> None:
+        self.tally.failures.append(f"seed {self.seed} round {number} scenario {scenario.name} ({self._struck}): {what}")
+        self.tell(f"FAILED  {self.tally.failures[-1]}")

@@ -1,0 +1,68 @@
+"""The table of scenarios: which processes serve while faults strike them."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from tests.chaos.clocks import why_no_clocks
+from tests.chaos.hosts import why_no_namespaces
+
+Engine = Literal["tiny", "mock"]
+STRETCH = 40  # consecutive rounds that share one scenario, and with it the running processes
+
+# Prompts take several engine steps, and a pool of 256 blocks is short enough for evictions and preemptions.
+TINY = {"engine": {"device": "cpu", "threads": 1, "kv_memory": "4MiB", "max_batch_tokens": 64}}
+MOCK = {"mock": {"speed_up": 20.0, "kv_blocks": 256, "answer_tokens": 1000}, "engine": {"device": "cpu", "threads": 1}}
+SHIP = {"router": {"placement": {"local_prefill_tokens": 0}}}  # every prompt runs on a prefill worker
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """`prefill`, `decode`, `routers`: numbers of processes. `hosts`: network namespaces that the processes are spread
+    over; 1: none. `clocks`: the processes run under libfaketime. `overrides`: sections of serving.yaml."""
+
+    name: str
+    prefill: int
+    decode: int
+    routers: int = 1
+    engine: Engine = "tiny"
+    hosts: int = 1
+    clocks: bool = False
+    missing: str = ""  # why this scenario cannot run yet
+    overrides: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def model_overrides(self) -> dict[str, Any]:
+        return TINY if self.engine == "tiny" else MOCK
+
+
+def _transport(name: str) -> dict[str, Any]:
+    return SHIP | {"transfer": {"transport": name, "lease_ttl_s": 8.0, "checksum": True}}
+
+
+SCENARIOS: tuple[Scenario, ...] = (
+    Scenario("shm", 2, 2, overrides=_transport("shm")),
+    Scenario("tcp", 2, 2, overrides=_transport("tcp")),
+    Scenario("two-routers", 1, 2, routers=2, overrides=_transport("shm")),
+    Scenario("mock", 2, 3, routers=2, engine="mock", overrides=_transport("tcp")),
+    Scenario("decode-only", 0, 3),
+    Scenario("clocks", 2, 2, clocks=True, overrides=_transport("tcp")),
+    Scenario("three-hosts", 2, 2, hosts=3, overrides=_transport("tcp")),
+    Scenario(
+        "ranks", 1, 2, overrides=_transport("shm") | {"engine": {"tensor_parallel": 2, "prefill_tensor_parallel": 1}}
+    ),
+    Scenario("planner", 1, 2, engine="mock", missing="`baton up --planner` cannot be struck by tests/chaos yet"),
+    Scenario("ray", 1, 2, missing="processes on Ray nodes cannot be started by tests/chaos yet"),
+)
+BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
+
+
+def scenario_of(number: int, names: tuple[str, ...]) -> Scenario:
+    """The scenario of a round, when those of `names` take turns of STRETCH rounds."""
+    return BY_NAME[names[number // STRETCH % len(names)]]
+
+
+def why_not(scenario: Scenario) -> str:
+    """Why the scenario cannot run on this machine; empty when it can."""
+    if scenario.missing:
+        return scenario.missing
+    return (why_no_clocks() if scenario.clocks else "") or (why_no_namespaces() if scenario.hosts > 1 else "")

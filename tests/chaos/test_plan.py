@@ -1,0 +1,101 @@
+"""The pure parts of chaos: plans, tables, timelines and verdicts."""
+
+import pytest
+
+from tests.chaos.asking import WAYS, WEIGHTS
+from tests.chaos.faults import BY_NAME, FAULTS, usable
+from tests.chaos.leaks import Look, growth, slope
+from tests.chaos.plan import Ask, plan_round
+from tests.chaos.scenarios import SCENARIOS, STRETCH, scenario_of
+from tests.chaos.timeline import Timeline
+from tests.chaos.verdict import Expected, Judged, Outcome, Verdict, judge
+
+ODDS = [fault.odds for fault in FAULTS]
+ASK = Ask(0, 0.0, 0, "gRPC", (5, 6), {"max_tokens": 3})
+RIGHT = Expected([1, 2, 3], "abc")
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+def test_the_same_seed_and_number_give_the_same_round(scenario) -> None:
+    plan = plan_round(7, 3, scenario, ODDS, WEIGHTS)
+    assert plan == plan_round(7, 3, scenario, ODDS, WEIGHTS)
+    assert plan != plan_round(7, 4, scenario, ODDS, WEIGHTS)
+    assert plan != plan_round(8, 3, scenario, ODDS, WEIGHTS)
+
+
+def test_every_fault_and_every_way_to_ask_is_drawn_within_a_thousand_rounds() -> None:
+    plans = [plan_round(1, number, SCENARIOS[0], ODDS, WEIGHTS) for number in range(1000)]
+    assert {strike.fault for plan in plans for strike in plan.strikes} == set(BY_NAME)
+    assert {ask.way for plan in plans for ask in plan.asks} == set(WAYS)
+    strikes = [strike for plan in plans for strike in plan.strikes]
+    assert any(strike.hold_s > BY_NAME[strike.fault].odds.hold_s[1] for strike in strikes), "some last long"
+
+
+def test_a_row_has_a_name_of_its_own_and_a_reason_where_it_cannot_be_done() -> None:
+    assert len(BY_NAME) == len(FAULTS)
+    for scenario in SCENARIOS:
+        able, why_not = usable(scenario)
+        fitting = {fault.odds.name for fault in FAULTS if fault.fits(scenario)}
+        assert {one.name for one in able} | set(why_not) == fitting
+        assert all(why_not.values())
+
+
+def test_scenarios_take_turns() -> None:
+    names = ("shm", "tcp")
+    turns = [scenario_of(number, names).name for number in (0, STRETCH - 1, STRETCH, 2 * STRETCH)]
+    assert turns == ["shm", "shm", "tcp", "shm"]
+
+
+def test_a_gap_is_an_instant_at_which_nobody_was_able() -> None:
+    timeline = Timeline()
+    timeline.back("a", 1.0)
+    timeline.back("b", 2.0)
+    timeline.lost("a", 3.0)
+    timeline.back("a", 4.0)
+    timeline.lost("b", 5.0)
+    timeline.lost("a", 6.0)
+    assert not timeline.gap(["a", "b"], 1.5, 5.5)
+    assert timeline.gap(["a"], 1.5, 5.5)
+    assert timeline.gap(["a", "b"], 5.5, 6.0)
+    assert timeline.gap(["a", "b"], 0.5, 1.5)
+    assert timeline.losses(["a", "b"], 2.0, 6.0) == 3
+
+
+def timeline() -> Timeline:
+    known = Timeline()
+    for name in ("router-1", "router-1>decode-1"):
+        known.back(name, 0.0)
+    return known
+
+
+def judged(known: Timeline, **outcome: object) -> Judged:
+    end = Outcome(ASK, "router-1", 1.0, 2.0, **outcome)  # type: ignore[arg-type]
+    return judge(end, RIGHT, known, ["router-1>decode-1"], ["router-1>decode-1"])
+
+
+def test_an_answer_is_compared_token_by_token() -> None:
+    assert judged(timeline(), end="done", tokens=[1, 2, 3], text="abc").verdict is Verdict.EXACT
+    for tokens, text in (([1, 2, 4], "abc"), ([1, 2], "ab"), ([1, 2, 3, 3], "abcc"), ([1, 1, 2], "aab")):
+        assert judged(timeline(), end="done", tokens=tokens, text=text).verdict is Verdict.WRONG
+    assert judged(timeline(), end="left", tokens=[1, 2], text="ab").verdict is Verdict.LEFT
+    assert judged(timeline(), end="left", tokens=[2], text="b").verdict is Verdict.WRONG
+    assert judged(timeline(), end="error", tokens=[1, 3], text="ac", code="UNAVAILABLE").verdict is Verdict.WRONG
+    assert judged(timeline(), end="hung").verdict is Verdict.HUNG
+
+
+def test_an_error_is_warranted_by_the_loss_of_what_it_needs_alone() -> None:
+    assert judged(timeline(), end="error", code="UNAVAILABLE").verdict is Verdict.UNWARRANTED
+    for lost in ("router-1", "router-1>decode-1"):
+        known = timeline()
+        known.lost(lost, 1.5)
+        assert judged(known, end="error", code="UNAVAILABLE").verdict is Verdict.WARRANTED
+    assert judged(known, end="error", code="INTERNAL").verdict is Verdict.UNWARRANTED
+
+
+def test_growth_is_told_of_lives_that_grow() -> None:
+    assert slope([0, 1, 2], [1, 3, 5]) == 2
+    looks = [Look(("decode-1", 1), 10 * number, 20 + 5 * number, 4, 1 << 20) for number in range(5)]
+    grown = growth(looks)
+    assert grown.most_descriptors == 20
+    assert len(grown.problems) == 1
+    assert growth(looks[:2]).problems == []

@@ -1,0 +1,1 @@
+"""Malformed input for everything that reads bytes from others: `make fuzz`."""
