@@ -46,10 +46,10 @@ async def ask(door: Door, what: Ask) -> Outcome:
         await asyncio.wait_for(WAYS[what.way][1](door, what, outcome), DEADLINE_S + HUNG_GRACE_S)
     except grpc.aio.AioRpcError as error:
         outcome.end, outcome.code, outcome.details = "error", error.code().name, error.details() or ""
+    except TimeoutError:  # an OSError too, therefore first
+        outcome.end = "hung"
     except (OSError, EOFError, h11.RemoteProtocolError) as error:
         outcome.end, outcome.code, outcome.details = "error", "CONNECTION", repr(error)
-    except TimeoutError:
-        outcome.end = "hung"
     outcome.end_s = time.monotonic()
     return outcome
 

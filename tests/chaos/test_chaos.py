@@ -11,6 +11,7 @@ SEED = 16
 # Left out until the product bears them; `make chaos` strikes with them nonetheless.
 KNOWN = {
     "few threads": "a prefill worker that cannot start a link's thread leaks the blocks of the prompt",
+    "little memory": "the same: a thread needs address space",
     "few descriptors": "a worker's first block hash imports a module, which ends the engine loop",
     "no file grows": "a log line that cannot be written ends what was logging",
     "full disk": "a log line that cannot be written ends what was logging",

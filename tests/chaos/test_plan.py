@@ -1,8 +1,11 @@
 """The pure parts of chaos: plans, tables, timelines and verdicts."""
 
+import asyncio
+
 import pytest
 
-from tests.chaos.asking import WAYS, WEIGHTS
+from tests.chaos import asking
+from tests.chaos.asking import WAYS, WEIGHTS, Door
 from tests.chaos.faults import BY_NAME, FAULTS, usable
 from tests.chaos.leaks import Look, growth, slope
 from tests.chaos.plan import Ask, plan_round
@@ -99,3 +102,14 @@ def test_growth_is_told_of_lives_that_grow() -> None:
     assert grown.most_descriptors == 20
     assert len(grown.problems) == 1
     assert growth(looks[:2]).problems == []
+
+
+async def test_a_request_without_an_end_has_hung(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def for_ever(door: Door, what: Ask, outcome: Outcome) -> None:
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(asking, "DEADLINE_S", 0.01)
+    monkeypatch.setattr(asking, "HUNG_GRACE_S", 0.01)
+    monkeypatch.setitem(asking.WAYS, "gRPC", (1, for_ever))
+    door = Door("router-1", None, ("127.0.0.1", 1), "tiny")  # type: ignore[arg-type]
+    assert (await asking.ask(door, ASK)).end == "hung"
