@@ -211,10 +211,10 @@ def toy(name: str) -> None:
 
 def test_add_a_question_to_a_worker(scratch: Scratch) -> None:
     messages = "proto/baton_proto/worker.py"
-    scratch.edit(messages, "@dataclass(frozen=True, slots=True)\nclass Question:", TOY_MESSAGES)
-    scratch.edit(
-        messages, "QUESTIONS = (SNAPSHOT,", 'TOY = Question("Toy", ToyRequest, ToyReport)\nQUESTIONS = (TOY, SNAPSHOT,'
-    )
+    scratch.edit(messages, "@dataclass(frozen=True, slots=True)\nclass Question(", TOY_MESSAGES)
+    scratch.edit(messages, "= (SNAPSHOT,", "= (TOY, SNAPSHOT,")
+    last = 'WAKE = Question("Wake", WakeRequest, SleepReport)\n'
+    scratch.edit(messages, last, last + 'TOY = Question("Toy", ToyRequest, ToyReport)\n')
     server = "worker/rpc_server.py"
     row = "            wire.WAKE: self._wake,\n"
     scratch.edit(server, row, row + "            wire.TOY: self._toy,\n")
@@ -244,7 +244,7 @@ class ToyReport(Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Question:"""
+class Question("""
 QUESTION = """
 from baton_proto.worker import QUESTIONS, TOY
 from runtime.calls.worker import WorkerClient

@@ -119,6 +119,6 @@ async def test_a_killed_decode_rank_ends_its_worker_and_the_requests_go_on_elsew
         assert "was ended by SIGKILL" in exit_.log_tail
         answers = await asyncio.gather(*requests)
         assert [answer.token_ids for answer in answers] == [oracle.greedy(prompt, 150) for prompt in prompts]
-        assert {answer.served_by[0].decode_worker for answer in answers} == {"decode-2"}
-        assert any(answer.served_by[0].attempts > 1 for answer in answers)
+        replayed = [answer.served_by[0] for answer in answers if answer.served_by[0].attempts > 1]
+        assert {served.decode_worker for served in replayed} == {"decode-2"}
         await until_idle(service)
