@@ -1,7 +1,4 @@
-"""Puts workers to sleep and wakes them for an operator; the worker does the work.
-
-Routing need not be told: a worker that is not `ready` gets no requests.
-"""
+"""Asks workers to sleep and to wake, for an operator. A worker that is not `ready` gets no requests."""
 
 from baton_proto.generated import inference_pb2 as pb
 from baton_proto.worker import SleepReport
@@ -13,8 +10,8 @@ DEFAULT_TIMEOUT_S = 30.0
 
 
 class SleepControl:
-    """Both methods raise InvalidRequestError when there is no such worker, WorkerLostError when it does not answer, and
-    UnavailableError with the worker's reason when it refuses."""
+    """Both methods raise InvalidRequestError when the worker is unknown, WorkerLostError when it does not answer, and
+    UnavailableError with its reason when it refuses."""
 
     def __init__(self, pool: WorkerPool) -> None:
         self._pool = pool

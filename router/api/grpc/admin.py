@@ -1,6 +1,6 @@
 """The gRPC service `baton.v1.Admin`: an operator's questions to a running router.
 
-Invariant: no question delays requests or changes the router's state. `Sleep` and `Wake` are passed on to the worker.
+Invariant: no question delays requests or changes the router's state. The worker carries out `Sleep` and `Wake`.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -22,8 +22,8 @@ from router.views.tree_diff import TreeDiff
 from router.views.tree_view import TreeView
 from runtime.errors import BatonError, UnavailableError
 
-DIFF_TIMEOUT_S = 60.0  # when the caller names no deadline
-ANSWER_SHARE = 0.9  # of the caller's time; the answer's way back has the rest
+DIFF_TIMEOUT_S = 60.0  # for a caller that names no deadline
+ANSWER_SHARE = 0.9  # of the caller's time; the rest is for sending the answer back
 
 Context = grpc.aio.ServicerContext[Any, Any]
 StatusSource = Callable[[], Awaitable[pb.StatusResponse]]
@@ -31,7 +31,7 @@ StatusSource = Callable[[], Awaitable[pb.StatusResponse]]
 
 @dataclass(frozen=True, slots=True)
 class Questions:
-    """Who answers which question."""
+    """The objects that answer the questions."""
 
     status: StatusSource
     tree: TreeView
@@ -98,7 +98,7 @@ class AdminService(pb_grpc.AdminServicer):
 
 
 async def _done(work: Awaitable[pb.SleepResponse], context: Context) -> pb.SleepResponse:
-    """The result; FAILED_PRECONDITION with the worker's reason when the worker refused."""
+    """Awaits the result; aborts with FAILED_PRECONDITION and the worker's reason when the worker refused."""
     try:
         return await work
     except BatonError as error:
