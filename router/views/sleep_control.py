@@ -17,10 +17,8 @@ class SleepControl:
         self._pool = pool
 
     async def sleep(self, request: pb.SleepRequest) -> pb.SleepResponse:
-        client = self._client(request.worker_id)
-        return _response(
-            request.worker_id, await client.sleep(request.level or 1, request.timeout_s or DEFAULT_TIMEOUT_S)
-        )
+        level, timeout_s = request.level or 1, request.timeout_s or DEFAULT_TIMEOUT_S
+        return _response(request.worker_id, await self._client(request.worker_id).sleep(level, timeout_s))
 
     async def wake(self, request: pb.WakeRequest) -> pb.SleepResponse:
         return _response(request.worker_id, await self._client(request.worker_id).wake(list(request.tags)))

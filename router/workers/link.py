@@ -124,9 +124,8 @@ class WorkerLink:
 
     def _check_hello(self, hello: Hello) -> None:
         if (hello.sender, hello.incarnation) != self.worker:
-            raise ProtocolError(
-                self.worker[0], f"another worker answers: {hello.sender}, incarnation {hello.incarnation}"
-            )
+            other = f"{hello.sender}, incarnation {hello.incarnation}"
+            raise ProtocolError(self.worker[0], f"another worker answers: {other}")
 
     def _dispatch(self, message: StepMessage) -> None:
         self._on_load(message.load)
