@@ -1,15 +1,16 @@
-"""What it costs to hand a prompt's KV from a prefill GPU to a decode GPU, and what it brings: the whole service.
+"""Cost and gain of moving a prompt's KV from a prefill GPU to a decode GPU, measured through the whole service.
 
     python -m benchmarks.disaggregation --model 8b [--section ttft,prefill,load] [--out FOLDER]     (two GPUs)
-    python -m benchmarks.disaggregation --model mock --section load      (on a CPU, as long as wanted)
+    python -m benchmarks.disaggregation --model mock --section load      (on a CPU)
     python -m benchmarks.disaggregation --model tiny --prompts 256,512 --load-prompt 256      (on a CPU: does it run)
 
-`ttft`: one request at a time, the first token's way through prefill and decode worker minus that through one worker
-which does both. `prefill`: prompt tokens per second of a prefill worker that ships all its KV, beside one that ships
-nothing. `load`: one prefill and one decode worker against two that do both, requests arriving at random at a share of
-the capacity of the weaker of the two; the decode worker runs a prompt when the prefill worker has its fill, except with
---wait-when-full. Prompts are random token ids, none is sent twice; weights are random. `mock`: the mock engine, which
-computes nothing and ships a few bytes, with steps as long as Qwen3-8B's on an H200; the rest of the service is real.
+`ttft`: one request at a time; the TTFT through a prefill and a decode worker minus the TTFT through a worker that does
+both. `prefill`: prompt tokens per second of a prefill worker that ships all its KV, beside one that ships nothing.
+`load`: one prefill and one decode worker against two workers that do both. Requests arrive at random, at a share of the
+capacity of the weaker of the two services. When the prefill worker is full, the decode worker runs a prompt itself,
+except with --wait-when-full. Prompts are random token ids, and none is sent twice; weights are random. `mock`: the mock
+engine computes nothing and ships a few bytes, in steps as long as Qwen3-8B's on an H200; the rest of the service is
+real.
 """
 
 import argparse
@@ -46,16 +47,16 @@ MOCK_8B = {
     "decode_sequence_ms": 0.02,
     "decode_token_ms": 0.0000343,
     "kv_blocks": 16384,
-    "tokenizer": "smollm2",  # whose vocabulary holds the prompts' ids
+    "tokenizer": "smollm2",  # its vocabulary holds the ids of the prompts
 }
 
 
 @dataclass(slots=True)
 class Timing:
-    """Of one request, in seconds."""
+    """The times of one request, in seconds."""
 
     ttft_s: float = 0.0
-    gaps_s: list[float] = field(default_factory=list)  # between the messages after the first one
+    gaps_s: list[float] = field(default_factory=list)  # between consecutive messages, from the first one on
     output_tokens: int = 0
     served_by: list[str] = field(default_factory=list)
 
@@ -68,7 +69,7 @@ class Load:
 
     @asynccontextmanager
     async def service(self, prefill: int, decode: int, when_full: bool) -> Any:
-        """`when_full`: the decode worker runs a prompt when the prefill worker has its fill."""
+        """`when_full`: the decode worker runs a prompt when the prefill worker is full."""
         arguments = self.arguments
         chunk = arguments.decode_batch_tokens if prefill else None
         longest = max(*arguments.prompts, arguments.load_prompt) + arguments.load_output + 64
@@ -126,7 +127,7 @@ class Load:
         return timing
 
     async def closed(self, client: Client, prompt: int, output: int, requests: int, concurrency: int) -> float:
-        """Requests per second with so many in flight."""
+        """Requests per second while a constant number of them is in flight."""
         left = requests
 
         async def caller() -> None:
@@ -151,7 +152,7 @@ class Load:
 
 
 class Results:
-    """What is measured in each service, and the rows that come out. A service is started as rarely as can be."""
+    """What is measured in each service, and the rows of the result. Each service is started as rarely as possible."""
 
     def __init__(self, load: Load, sections: list[str]) -> None:
         self._load = load

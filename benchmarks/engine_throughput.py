@@ -1,4 +1,4 @@
-"""How fast the engine is on one GPU, beside nano-vllm on the same one: random weights, random tokens, bf16.
+"""Throughput of the engine on one GPU, beside nano-vllm on the same GPU: random weights, random tokens, bf16.
 
     python benchmarks/engine_throughput.py --model 0.6b
     python benchmarks/engine_throughput.py --model 8b --section decode1,prefill --profile
@@ -44,7 +44,7 @@ SECTIONS = ("decode1", "decode1_32k", "decode256", "prefill", "bench")
 
 
 class HostClock:
-    """A runner that notes how long the host works on a step, and how long it waits for one."""
+    """A runner that records how long the host works on a step and how long it waits for the GPU's result."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
@@ -91,7 +91,7 @@ class Bench:
         self.engine.add(Sequence(f"r{index}", prompt, prompt_tokens, sampling))
 
     def finish(self) -> tuple[int, float]:
-        """Runs to the end. Returns how many tokens came out, and in how many seconds."""
+        """Runs the engine until all sequences have ended. Returns (output tokens, seconds)."""
         num_tokens, started_s = 0, time.perf_counter()
         while self.engine.has_work:
             for output in self.engine.step().outputs:
@@ -120,7 +120,7 @@ class Bench:
         return {"tokens_per_s": 128 * 1024 / seconds, "seconds": seconds}
 
     def decode(self, rows: int, context: int, num_steps: int) -> dict[str, float]:
-        # The context is `context` tokens long on average over the steps that are timed.
+        # Over the timed steps, the context is `context` tokens long on average.
         for index in range(rows):
             self.add(context - num_steps // 2 - 12, num_steps + 60, index)
         while self.engine.load().queued_prefill_tokens or self.engine.load().waiting:
@@ -150,7 +150,7 @@ class Bench:
             "decode1": lambda: self.decode(1, 1024, 200),
             "decode1_32k": lambda: self.decode(1, 32768, 150),
         }
-        if name in ("bench", "prefill"):  # the first time compiles kernels and finds matrix products
+        if name in ("bench", "prefill"):  # the first run compiles kernels and chooses matrix products
             self.prefill()
         if name == "prefill" and self.arguments.profile:
             for index in range(32):

@@ -1,5 +1,5 @@
-"""What `baton events` tail, record and replay cost per event, in batches of one event with two blocks, the smallest
-there are. CPU seconds are those of the command's own process; the NATS server runs beside it.
+"""Cost per event of `baton events` tail, record and replay. A batch has one event with two blocks, the smallest size.
+CPU seconds are those of the command's own process; the NATS server runs beside it.
 
     python benchmarks/event_stream_tools.py [--events 40000]
 """

@@ -1,15 +1,15 @@
-"""What the router costs when the engines cost nothing: requests/s, time to the first token, CPU per request.
+"""The router's own cost, measured with engines that cost nothing: requests/s, TTFT, CPU per request.
 
     python -m benchmarks.frontend_load [--cases 1,5] [--seconds 4] [--rounds 3] [--json FILE]
     python -m benchmarks.frontend_load --with-dynamo [--dynamo-tokenizer default]
     python -m benchmarks.frontend_load --list
 
-A real service with mock workers whose steps take no time, in one process beside the router's; this process is the
-client, all on the same cores. Requests stream over HTTP; of each prompt three quarters are one of 16 shared prefixes
-(the system message of a chat), the rest is unique. The router's CPU is that of its process, from /proc. The best
-round counts, by CPU per request; all rounds are in the JSON. Exit code 1 when a goal is missed.
+The service is real; its mock workers, whose steps take no time, share one process beside the router's. This process is
+the client, and all three run on the same cores. Requests stream over HTTP. Three quarters of each prompt are one of 16
+shared prefixes (the system message of a chat), the rest is unique. The router's CPU is that of its process, from /proc.
+The round with the least CPU per request counts; all rounds are in the JSON. Exit code 1 when a goal is missed.
 
-With --with-dynamo its frontend and mock workers stand idle beside ours, and each round of ours is followed by one of
+With --with-dynamo, Dynamo's frontend and mock workers run beside ours, and each round of ours is followed by one of
 theirs with the same requests. Otherwise Dynamo's figures are those of its own frontend with its fast tokenizer on
 another 2-core machine, for orientation.
 """
@@ -56,7 +56,7 @@ class Target:
     """A service under load."""
 
     address: str
-    process: psutil.Process  # whose CPU counts
+    process: psutil.Process  # the process whose CPU counts
 
 
 def main() -> None:
@@ -109,7 +109,7 @@ def _chosen(text: str) -> Sequence[Case]:
 
 
 async def _measure(options: argparse.Namespace, python: Path | None) -> tuple[list[Row], dict[str, Any] | None]:
-    """The rows, and what Dynamo was when `python`, the interpreter of its environment, is given."""
+    """The rows, and a description of Dynamo when `python`, the interpreter of its environment, is given."""
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     rows: list[Row] = []
     commands: list[str] = []
@@ -148,7 +148,7 @@ def _config(tokenizer: str, prefill: int, decode: int) -> ServingConfig:
 
 
 async def _case(case: Case, config: ServingConfig, targets: Sequence[Target], options: argparse.Namespace) -> Row:
-    """The targets take turns: ours, then Dynamo's if there is one, each with the same requests in the same order."""
+    """The targets take turns, ours before Dynamo's if that is there, with the same requests in the same order."""
     files = served_model(config)
     tokenizer = Tokenizer(files.folder, files.config.vocab_size)
     model = files.name if options.with_dynamo else None
@@ -170,7 +170,7 @@ async def _case(case: Case, config: ServingConfig, targets: Sequence[Target], op
 
 
 async def _run(load: Load, concurrency: int, seconds: float) -> Measured:
-    """In a thread with uvloop, which costs less but cannot start the service's processes."""
+    """Runs the load in a thread with uvloop, which costs less CPU but cannot start the service's processes."""
     return await asyncio.to_thread(lambda: uvloop.run(load.run(concurrency, seconds)))
 
 

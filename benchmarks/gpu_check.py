@@ -1,11 +1,12 @@
-"""Is the engine right on this GPU: kernels, layers and whole answers against references, each with fresh random inputs.
+"""Checks the engine on this GPU: kernels, layers and whole answers against references, with fresh random inputs.
 
     python benchmarks/gpu_check.py [--section kernels,layers,greedy,bfloat16,seeds,backends] [--seed N]
 
 `kernels` runs tests/engine/kernels compiled. `layers` compares hidden states after each layer with transformers in
-float32; `greedy` 64 prompts in mixed batches with prefix hits, chunked prefill, preemption and cancellation, with and
-without CUDA graphs; `bfloat16` the error of bf16 logits beside that of transformers' own bf16. Every section runs even
-when another fails; the table comes last, and the exit code says whether all is well.
+float32. `greedy` compares the answers to 64 prompts in mixed batches with prefix hits, chunked prefill, preemption and
+cancellation, with and without CUDA graphs. `bfloat16` compares the error of our bf16 logits with the error of
+transformers' own bf16. Every section runs even when another fails. The table comes last; exit code 1 unless all
+checks passed.
 """
 
 import argparse
@@ -62,7 +63,7 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "llama3-rope": {"architecture": "llama", "head_dim": 64, "rope_theta": 5e5, "rope_scaling": LLAMA3},
 }
-Row = tuple[str, str, bool, str]  # section, case, passed, what was found
+Row = tuple[str, str, bool, str]  # section, case, whether it passed, what was found
 
 
 # --- models and runners -----------------------------------------------------------------------------------------------
@@ -93,7 +94,7 @@ def build(
 ) -> tuple[CudaRunner, Engine]:
     config = files.config
     shape = (config.num_layers, num_blocks, config.num_kv_heads, 2, block_size, config.head_dim)
-    stale = 3.0 if flash else float("nan")  # flash-attn reads what lies behind the end
+    stale = 3.0 if flash else float("nan")  # because flash-attn reads values behind the end of a context
     slab = torch.full(shape, stale, dtype=dtype, device=DEVICE)
     runner = build_cuda_runner(
         config,
@@ -151,7 +152,7 @@ def kernels(source: random.Random, folder: Path) -> Iterator[Row]:
 
 
 def _cases(function: Any) -> Iterator[dict[str, Any]]:
-    """The parameters that pytest.mark.parametrize left, as pytest itself would combine them."""
+    """The parameters that pytest.mark.parametrize set, combined as pytest combines them."""
     axes = []
     for mark in getattr(function, "pytestmark", []):
         names = mark.args[0] if isinstance(mark.args[0], list | tuple) else [n.strip() for n in mark.args[0].split(",")]
@@ -162,7 +163,7 @@ def _cases(function: Any) -> Iterator[dict[str, Any]]:
 
 
 def _stand_in_for_pytest() -> None:
-    """Test modules need only `parametrize`, and a GPU machine may not have pytest."""
+    """Stands in for pytest, which a GPU machine may lack: test modules need only its `parametrize`."""
     try:
         importlib.import_module("pytest")
     except ModuleNotFoundError:
@@ -186,7 +187,7 @@ def _stand_in_for_pytest() -> None:
 def run_layers(
     runner: CudaRunner, tokens: list[int], chunks: list[int], block_size: int
 ) -> tuple[list[Tensor], Tensor]:
-    """Hidden states after each layer, and logits, of one sequence that is run in chunks; chunks of 1 are decodes."""
+    """Compares hidden states after each layer, and logits, of one sequence run in chunks; a chunk of 1 is a decode."""
     sequence = Sequence("layers", tokens, len(tokens), SamplingParams(max_tokens=1))
     sequence.block_table = torch.randperm(len(tokens) // block_size + 2).tolist()
     model, collected, logits, start = runner._model, [], [], 0
@@ -226,7 +227,7 @@ def layers(source: random.Random, folder: Path) -> Iterator[Row]:
 
 @torch.inference_mode()
 def _watch_layers(model: Any, tokens: list[int]) -> tuple[list[Tensor], Tensor]:
-    """transformers' hidden states after each layer, and its logits."""
+    """The hidden states after each layer and the logits that transformers computes."""
     seen: list[Tensor] = []
     for layer in model.model.layers:
         layer.register_forward_hook(lambda module, args, out: seen.append(out[0] if isinstance(out, tuple) else out))
@@ -269,7 +270,7 @@ def greedy(source: random.Random, folder: Path) -> Iterator[Row]:
 
 
 def _serve(engine: Engine, prompts: list[list[int]], source: random.Random) -> tuple[list[list[int]], int]:
-    """Answers, while prompts arrive in random order and others come and are cancelled."""
+    """The answers to the prompts, which arrive in random order while other requests come and are cancelled."""
     sampling = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0, ignore_eos=True)
     arriving = [Sequence(str(index), list(prompt), len(prompt), sampling) for index, prompt in enumerate(prompts)]
     sequences = list(arriving)
@@ -299,7 +300,7 @@ def _serve(engine: Engine, prompts: list[list[int]], source: random.Random) -> t
 
 @torch.inference_mode()
 def _check_greedy(model: Any, prompt: list[int], answer: list[int]) -> str | None:
-    """Each token must be the one that transformers finds best after the same tokens."""
+    """Checks that each token is the one that transformers finds most probable after the same tokens."""
     if len(answer) != MAX_TOKENS:
         return f"{len(answer)} tokens came out"
     logits = model(torch.tensor([prompt + answer[:-1]], device=DEVICE)).logits[0, len(prompt) - 1 :]
@@ -335,7 +336,7 @@ def bfloat16(source: random.Random, folder: Path) -> Iterator[Row]:
 
 
 def seeds(source: random.Random, folder: Path) -> Iterator[Row]:
-    """The same seed gives the same text whatever else is in the batch."""
+    """Checks that a seed gives the same text whatever else is in the batch."""
     files = write_model(folder, "qwen3", source.randrange(10**6))
     work = []
     for index in range(20):
@@ -363,7 +364,7 @@ def _collect(engine: Engine, outputs: dict[str, list[int]]) -> None:
 
 
 def backends(source: random.Random, folder: Path) -> Iterator[Row]:
-    """As a worker loads a model: each attention backend, KV memory measured and given."""
+    """Loads a model as a worker does: with each attention backend, and with KV memory measured or given."""
     files = write_model(folder, "qwen3", source.randrange(10**6))
     model = reference(files, torch.float32)
     prompts = [[source.randrange(VOCAB_SIZE) for _ in range(source.randint(1, 200))] for _ in range(16)]

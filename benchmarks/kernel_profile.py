@@ -1,4 +1,4 @@
-"""Where the time of engine steps goes on the GPU, by kind of kernel, from torch's profiler."""
+"""GPU time of engine steps by kind of kernel, from torch's profiler."""
 
 import re
 import time
@@ -18,7 +18,7 @@ _KINDS = {
 
 
 def profile_steps(step: Callable[[], Any], count: int) -> dict[str, Any]:
-    """Milliseconds per step. `idle` is the time in which the GPU ran nothing."""
+    """Milliseconds per step, by kind of kernel. `idle` is the time in which the GPU ran nothing."""
     torch.cuda.synchronize()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
         step()

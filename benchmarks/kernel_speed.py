@@ -1,9 +1,9 @@
-"""How fast single kernels are on one GPU, beside what memory and tensor cores allow: for choosing their parameters.
+"""Speed of single kernels on one GPU, beside what memory and tensor cores allow, for choosing their parameters.
 
     python benchmarks/kernel_speed.py [--section ceilings,decode,prefill,elementwise,matmul,sampler]
 
-Times are medians of replays of a CUDA graph that holds the kernel several times on different data, so neither launches
-nor a warm cache flatter it.
+Times are medians of replays of a CUDA graph. Because the graph holds the kernel several times on different data, the
+times contain neither launches nor hits of a warm cache.
 """
 
 import argparse
@@ -42,7 +42,7 @@ Result = dict[str, Any]
 
 
 def seconds(calls: list[Callable[[], Any]], repeats: int = 7) -> float:
-    """Median time of one call; `calls` do the same on different data, often enough to pass over the cache."""
+    """Median time of one call. `calls` do the same on different data; together they read more than the cache holds."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -90,7 +90,7 @@ def _decode_plan(lengths: list[int], block_size: int, programs: int) -> tuple[De
 
 
 def decode() -> list[Result]:
-    """0.6B heads (16/8) and 8B heads (32/8) of 128."""
+    """Decode attention with the heads of the 0.6B (16/8) and of the 8B model (32/8), each of 128 values."""
     results = []
     source = np.random.default_rng(0)
     cases: dict[str, list[int]] = {
@@ -293,7 +293,7 @@ _SMALL_TILES = [(4096, 1), (8192, 1), (8192, 2), (8192, 4), (16384, 1)]
 
 
 def _small_variants(model: str, name: str, x: Tensor, weights: Tensor) -> list[Result]:
-    """The fastest of small_linear's launch parameters, with what the model fuses into it, last; the others before."""
+    """Launch parameters of small_linear with what the model fuses into it; the fastest comes last."""
     rows, (_, n, k) = len(x), weights.shape
     tried: list[Result] = []
     norm = torch.randn(k, device=DEVICE, dtype=BF16)

@@ -1,14 +1,14 @@
-"""How fast KV blocks go from one worker's slab into another's on one machine, between CPUs or between two GPUs.
+"""Speed of KV blocks on their way from one worker's slab into another's on one machine, between CPUs or two GPUs.
 
     python benchmarks/kv_push.py [--device cpu|cuda] [--section raw,nccl,push] [--with-nixl] [--out FOLDER]
 
-`raw`: what carries the bytes, alone: numpy's copy into shared memory; on GPUs one kernel over a peer's mapping, beside
-cuMemcpyBatchAsync, for runs of one size at random places. `nccl`, GPUs alone: gather, send and scatter of random
-blocks, from the first `write` to the answer that all is in place. `push`: the whole way through sender and receiver,
-from the first layer_ready to the decode worker's Committed, with what a (chunk, layer) costs the sender's host.
+`raw`: the copy alone: numpy's copy into shared memory; on GPUs one kernel over a peer's mapping, beside
+cuMemcpyBatchAsync, for runs of one size at random places. `nccl`, only on GPUs: gather, send and scatter of random
+blocks, from the first `write` to the answer that all blocks are in place. `push`: the whole way through sender and
+receiver, from the first layer_ready to the decode worker's Committed, and the sender's host time per (chunk, layer).
 
 CPU: SmolLM2-135M's slab (30 layers, 3 KV heads of 64, block 16, float32). GPU: Qwen3-8B's (36 layers, 8 KV heads of
-128, bfloat16). The decode side is a process of its own, and so is the prefill side; each sees its own GPU alone.
+128, bfloat16). Each side is a process of its own and sees only its own GPU.
 """
 
 import argparse
@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def _rows(answers: Any, child: Any) -> list[dict[str, Any]]:
-    """Until the prefill side says that it is done."""
+    """Collects the prefill side's rows until that side says that it is done."""
     rows: list[dict[str, Any]] = []
     while True:
         try:
@@ -95,7 +95,7 @@ def _show(section: str, rows: list[dict[str, Any]]) -> None:
 
 
 def _install_nixl() -> None:
-    """Where it is in nobody's way, for the processes that are started from here."""
+    """Installs NIXL into a folder of its own, for the processes that this one starts."""
     folder = tempfile.mkdtemp(prefix="baton-nixl-")
     package = f"nixl-cu13=={nixl.VERSION}"
     subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", folder, package], check=True)

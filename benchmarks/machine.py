@@ -1,4 +1,4 @@
-"""What a result has to say about where it came from."""
+"""The machine and the versions that a result names as its origin."""
 
 import json
 import os
@@ -38,7 +38,7 @@ def write_result(path: Path, document: dict[str, Any]) -> None:
 
 
 def measure_ceilings() -> dict[str, float]:
-    """What this very GPU reaches right now: two of the same kind differ by 5 % and more. Takes 1.5 GB for a moment."""
+    """What this GPU reaches now; two GPUs of one kind differ by 5 % and more. Takes 1.5 GB of its memory meanwhile."""
     source = torch.randn(1 << 28, device="cuda", dtype=torch.bfloat16)
     target = torch.empty_like(source)
     a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))

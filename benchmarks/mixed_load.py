@@ -1,9 +1,9 @@
-"""What long prompts do to those who are reading: the inter-token latency of 64 running sequences, quiet and while
-8k-token prompts arrive, for several token budgets of a step. Random weights, one GPU.
+"""Effect of long prompts on running sequences: the ITL of 64 sequences, alone and while prompts of 8k tokens arrive,
+for several token budgets of a step. Random weights, one GPU.
 
     python benchmarks/mixed_load.py --model 0.6b [--budgets 512,1024,2048,4096]
 
-A prompt arrives as soon as the one before it has ended, so prefill never pauses: the worst case for a given budget.
+Each prompt arrives when the one before it has ended. Prefill never pauses, which is the worst case for a budget.
 """
 
 import argparse
@@ -52,7 +52,7 @@ class Load:
         self.engine.add(Sequence(name, prompt, prompt_tokens, sampling))
 
     def run(self, seconds: float, prompts: bool) -> dict[str, float]:
-        """Gaps between two tokens of one reader, in milliseconds."""
+        """The gaps between consecutive tokens of one sequence, in milliseconds."""
         self.gaps_s, self.prompts_done, started_s, index = [], 0, time.perf_counter(), 0
         self.last_s.clear()
         while time.perf_counter() - started_s < seconds:
@@ -76,14 +76,14 @@ class Load:
     def prefill_all(self) -> None:
         while self.engine.load().queued_prefill_tokens:
             self.engine.step()
-        self.engine.step()  # the last chunk may still be on its way
+        self.engine.step()  # because the last chunk may still be on its way
 
     def measure(self, seconds: float) -> dict[str, Any]:
         for index in range(READERS):
             self.add(f"reader {index}", READER_PROMPT, 30000)
         self.prefill_all()
-        self.run(0.5, prompts=True)  # compiles what is new
-        self.prefill_all()  # or the last prompt's end would fall into the quiet time
+        self.run(0.5, prompts=True)  # compiles the kernels that are new
+        self.prefill_all()  # else the end of the last prompt would fall into the quiet time
         quiet = self.run(seconds, prompts=False)
         loaded = self.run(seconds, prompts=True)
         for index in range(READERS):

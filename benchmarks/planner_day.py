@@ -1,17 +1,17 @@
-"""A day of real traffic through the planner, in simulated time: who is served in time, and how many GPU-hours it takes.
+"""A day of real traffic through the planner in simulated time: the share of requests served in time, and GPU-hours.
 
     python -m benchmarks.planner_day --rates FILE [--days 9,0,12] [--seeds 0,1] [--lengths chat|FILE] [--processes 2]
                                      [--plot FILE.png] [--json FILE]
 
 FILE has requests per second for each ten minutes of 14 days (ServeGen, M-large). Arrivals are Poisson at that rate,
 which jumps from one ten minutes to the next; a day is scaled so that its peak needs 26 GPUs, and the budget is 32.
-Workers are what the mock engine's formulas say, four times slower than its defaults; a start takes 60 s. The planner's
-loop, policies, guards and ladder are those that run live, at their defaults.
+Workers follow the mock engine's formulas, four times slower than its defaults; a start takes 60 s. The planner's loop,
+policies, guards and ladder are those that run live, at their defaults.
 
-`oracle` knows the true rate of each ten minutes, has the fewest workers that serve 99 % of it in time (found by
-simulating, not by the planner's formulas), there and gone at once. A request is met when TTFT <= 1.5 s and its mean
-time between tokens <= 60 ms. Goals for `slo`, on each day: at least 99 % met, at most 1.25 times the oracle's
-GPU-hours and 400 actions, less than 1 % of them reversals within 60 s. Exit code 1 when one is missed.
+`oracle` knows the true rate of each ten minutes and has the fewest workers that serve 99 % of it in time; the number is
+found by simulation, not by the planner's formulas, and its workers start and end at once. A request is met when
+TTFT <= 1.5 s and mean ITL <= 60 ms. Goals for `slo`, on each day: at least 99 % met, at most 1.25 times the oracle's
+GPU-hours, and at most 400 actions, of which less than 1 % are reversals within 60 s. Exit code 1 when a goal is missed.
 """
 
 import argparse
@@ -50,7 +50,7 @@ PLOTTED_EVERY = 6  # decisions
 
 
 class Row(msgspec.Struct, frozen=True):
-    """Means over the seeds of a day."""
+    """The means over all seeds of one day and policy."""
 
     day: int
     policy: str
@@ -58,11 +58,11 @@ class Row(msgspec.Struct, frozen=True):
     attainment: float
     ttft_attainment: float
     gpu_hours: float
-    ratio: float  # to the oracle's
+    ratio: float  # to the oracle's GPU-hours
     actions: float
     reversals: float
     most_gpus: int
-    goals_met: bool | None  # None: not ours
+    goals_met: bool | None  # None: goals are for `slo` only
 
 
 def main() -> None:
@@ -117,7 +117,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def _carried(options: argparse.Namespace) -> tuple[list[float], list[float]]:
-    """What 1, 2, ... prefill and decode workers carry."""
+    """The rates that 1, 2, ... prefill and decode workers carry."""
     if options.carried:
         figures = msgspec.json.decode(options.carried.read_bytes())["carried"]
         return figures["prefill"], figures["decode"]
@@ -144,7 +144,7 @@ def summary(results: list[Result]) -> list[Row]:
 
 
 def _row(day: int, policy: str, group: list[Result]) -> Row:
-    """The goals are each seed's."""
+    """The row of one day and policy. Each seed must meet the goals."""
 
     def mean(name: str) -> float:
         return statistics.fmean(getattr(result, name) for result in group)

@@ -1,11 +1,11 @@
-"""What pushing its KV costs a prefill worker: its engine, sender and a real receiver, without the service around them.
+"""Cost of KV pushes for a prefill worker: its engine and sender and a real receiver, without the rest of the service.
 
     python benchmarks/push_slowdown.py [--model 8b] [--prompts 1024,8192,32768] [--out FOLDER]     (two GPUs)
     python benchmarks/push_slowdown.py --model tiny --prompts 256                         (on a CPU: does it run)
 
-`nothing`: the prompts alone. `at once`: the layers of a chunk leave together, after the last one, as over `cuda_ipc`.
-`layers`: each when it is computed. `alone ms`: one prompt after the other, from its arrival to the decode side's
-commit. `busy ms`: a prompt's share of the time when there is always another one. `MHz`: the GPU's clock meanwhile.
+`nothing`: no KV is pushed. `at once`: the layers of a chunk leave together after the last one, as over `cuda_ipc`.
+`layers`: each layer leaves when it is computed. `alone ms`: one prompt at a time, from its arrival to the decode side's
+commit. `busy ms`: time per prompt while other prompts always wait. `MHz`: the GPU's clock meanwhile.
 """
 
 import argparse
@@ -44,12 +44,12 @@ from runtime.config.serving import EngineConfig, TransferConfig
 from tests.tiny_model import write_tiny_model
 
 WAYS = ("nothing", "at once", "layers")
-AHEAD = 3  # prompts that wait while one is computed
+AHEAD = 3  # prompts that wait while another one is computed
 TTL_S = 60.0
 
 
 def decode(pipe: Connection, gpu: str) -> None:
-    """Grants blocks, the next ones each time, until it is asked for none."""
+    """Grants the next blocks for each request, until a request asks for none."""
     os.environ["CUDA_VISIBLE_DEVICES"] = gpu
     import torch
 
@@ -94,7 +94,7 @@ class Prefill:
             _writer(model).at_once = way == "at once"
             self._shipping = Shipping(self._engine, self._sender, self._push_done)
         self._number = 0
-        self._open = 0  # pushes
+        self._open = 0  # pushes that are not done
 
     def _push_done(self, job: ShippingJob, result: Any) -> None:
         assert result.ok, result
@@ -115,7 +115,7 @@ class Prefill:
         self._shipping.add(ShippingJob(sequence, PushPlan(num_tokens, 0, self._layout.block_size)), grant)
 
     def step(self) -> int:
-        """Returns how many prompts it has computed."""
+        """Runs one step. Returns how many prompts the step has finished."""
         output = self._engine.step()
         if self._shipping is not None:
             self._shipping.step_done(output)
@@ -124,7 +124,7 @@ class Prefill:
         return len(output.outputs)
 
     def until_there(self) -> None:
-        """All that is under way is computed, and committed by the decode side."""
+        """Returns when all prompts under way are computed and the decode side has committed them."""
         while self._engine.has_work:
             self.step()
         while self._open:
@@ -164,7 +164,7 @@ def busy_s(prefill: Prefill, num_tokens: int, rounds: int) -> float:
 
 
 class Clock:
-    """The GPU's, while the block runs; 0 without one."""
+    """The GPU's clock while the `with` block runs; 0 without a GPU."""
 
     def __init__(self, gpu: str) -> None:
         self._gpu = gpu

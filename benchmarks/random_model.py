@@ -11,7 +11,7 @@ from tests.tiny_model import tiny_config, tiny_weights, write_tiny_model
 
 
 def write_model(folder: Path, name: str) -> Path:
-    """A folder as Hugging Face has them. The tokenizer is the tiny model's: ids go in, text does not matter."""
+    """Writes a folder in Hugging Face's format. The tokenizer is the tiny model's, because prompts are token ids."""
     if name == "tiny":
         return write_tiny_model(folder)
     shape = SHAPES[name]
@@ -29,7 +29,7 @@ def write_model(folder: Path, name: str) -> Path:
     }
     write_tiny_model(folder)
     (folder / "config.json").write_text(json.dumps(config))
-    # Names and shapes from a model of one layer and a few tokens, numbers from torch: numpy would take minutes.
+    # Names and shapes come from a model of one layer and few tokens, values from torch: numpy would take minutes.
     device = "cuda" if torch.cuda.is_available() else "cpu"
     small = tiny_weights(config | {"vocab_size": 1, "num_hidden_layers": 1}, seed=0)
     tensors: dict[str, torch.Tensor] = {}

@@ -1,11 +1,11 @@
-"""How fast a router that was restarted knows again what all workers hold: its radix tree, rebuilt from their snapshots.
+"""Time in which a restarted router rebuilds its radix tree from the snapshots of all workers.
 
     python -m benchmarks.router_restart [--blocks 1000000] [--workers 8] [--rounds 3]
 
-Each worker is a process with a real prefix cache behind real gRPC; it answers as workers do, its own time to list the
-blocks included. The router's side is this process: a real NATS server, the real links and the real indexer. Measured is
-the time from the workers' discovery until the tree holds every block and nothing is outstanding. What workers hold is
-made up: conversations of some hundred blocks behind a few shared system prompts, stored turn by turn in random order.
+Each worker is a process with a real prefix cache behind real gRPC, and its time to list the blocks counts. This process
+is the router's side, with a real NATS server, the real links and the real indexer. The time runs from the workers'
+discovery until the tree holds every block and no snapshot is outstanding. The workers' blocks are invented:
+conversations of some hundred blocks behind a few shared system prompts, stored turn by turn in random order.
 """
 
 import argparse
@@ -189,7 +189,7 @@ class _Worker:
 
 
 def _filled_cache(number: int, num_blocks: int) -> PrefixCache:
-    """The system prompts are the same on all workers, the rest is each one's own."""
+    """Fills a worker's cache. All workers hold the same system prompts; the other blocks are the worker's own."""
     cache = PrefixCache()
     rng = random.Random(number)
     own = np.random.default_rng(number)
@@ -205,7 +205,8 @@ def _filled_cache(number: int, num_blocks: int) -> PrefixCache:
         return block - 1
 
     systems = [store(shared, None, SYSTEM_BLOCKS) for _ in range(SYSTEM_PROMPTS)]
-    talking = [[rng.choice(systems), TURNS] for _ in range(64)]  # where each conversation ends so far, turns to come
+    # Each conversation: [its last block so far, turns to come].
+    talking = [[rng.choice(systems), TURNS] for _ in range(64)]
     while block < num_blocks:
         at = rng.randrange(len(talking))
         end, turns = talking[at]

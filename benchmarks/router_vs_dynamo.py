@@ -1,11 +1,11 @@
-"""How fast and how small the router's parts are, beside NVIDIA Dynamo's on the same inputs in one run.
+"""Speed and memory of the router's parts, beside NVIDIA Dynamo's on the same inputs in one run.
 
     python -m benchmarks.router_vs_dynamo [--cases hash,find,stream,decision,memory] [--json FILE]
     python -m benchmarks.router_vs_dynamo --profile find
 
 Dynamo's wheel runs in an environment of its own, which is made on first use. Each side is a process that measures
-itself; the two take turns, and their answers must be equal. Goals are those of benchmarks/README.md; exit code 1 when
-one is missed.
+itself; the two take turns, and their answers must be equal. benchmarks/README.md has the goals; exit code 1 when a goal
+is missed.
 """
 
 import argparse
@@ -49,7 +49,7 @@ def main() -> None:
             python = dynamo_python(console)
             with _ours() as ours, Half(python, "benchmarks.routing.dynamo_half") as theirs:
                 versions = {"baton": ours.call("versions"), "dynamo": theirs.call("versions")}
-                # One by one: those before a failure count.
+                # One case at a time, so that the cases before a failure count.
                 rows.extend(_measure(Comparison(ours, theirs, folder, options.budget_s), options, python))
         except (PeerMissingError, HalfFailedError, AnswersDifferError) as error:
             failure = str(error)

@@ -1,16 +1,16 @@
-"""How well requests are routed: prefix hits and time to the first token on a trace of real conversations.
+"""Quality of routing: prefix hits and TTFT on a trace of real conversations.
 
     python -m benchmarks.routing_quality [--rates 1,6] [--seeds 0,1,2] [--requests N] [--processes 2] [--json FILE]
 
-The Mooncake conversation trace in simulated time, through the router's real placement, ledger and radix tree and the
-engine's real block manager: 8 workers that prefill and decode, each with a million tokens of KV in blocks of 64. Steps
-take what the mock engine's formula says, twice as fast as its defaults: a million tokens of an 8B model's KV are 147
-GB, so a worker is two H200s. Timestamps, which come in batches of 3 s, are spread by the seed. All policies have the
-same workers and the same way to evict.
+The Mooncake conversation trace runs in simulated time through the router's real placement, ledger and radix tree and
+the engine's real block manager. 8 workers prefill and decode, each with a million tokens of KV in blocks of 64. Steps
+last as the mock engine's formula says, twice as fast as its defaults: because a million tokens of an 8B model's KV are
+147 GB, a worker is two H200s. Timestamps come in batches of 3 s and are spread by the seed. All policies have the same
+workers and the same eviction.
 
-`Dynamo` stands for the cost that its router minimises, with the queued prompt blocks that it counts as load,
-at its defaults and at prefill_load_scale 16. Goals: at least 28 % of prompt tokens found at rate 1, and a mean time to
-the first token below that of all others at both rates. Exit code 1 when one is missed.
+`Dynamo` stands for the cost that Dynamo's router minimises, with the queued prompt blocks that it counts as load,
+at its defaults and at prefill_load_scale 16. Goals: at least 28 % of prompt tokens found at rate 1, and a mean TTFT
+below that of all other policies at both rates. Exit code 1 when a goal is missed.
 """
 
 import argparse
@@ -71,7 +71,7 @@ class Run(Struct, frozen=True):
 
 
 class Row(Struct, frozen=True):
-    """Means over the seeds."""
+    """The means over the seeds."""
 
     rate: float
     policy: str
@@ -79,7 +79,7 @@ class Row(Struct, frozen=True):
     mean_ttft_ms: float
     p50_ttft_ms: float
     p99_ttft_ms: float
-    goals_met: bool | None  # None: not ours
+    goals_met: bool | None  # None: only our policy has goals
 
 
 def main() -> None:
@@ -126,7 +126,7 @@ def _run_all(jobs: list[tuple[float, str, float]], options: argparse.Namespace) 
 
 @functools.cache
 def _requests(trace: Path, limit: int | None) -> list[TraceRequest]:
-    """Once per process."""
+    """The requests of the trace, loaded once per process."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     return load_trace(trace, FLEET.block_size, limit)
 

@@ -1,11 +1,11 @@
-"""What the service costs beside its own engine: the same requests through the engine alone, over gRPC, and over HTTP.
+"""Cost of the service around its engine: the same requests through the engine alone, over gRPC, and over HTTP.
 
     python -m benchmarks.serving_throughput --model 0.6b [--concurrency 256] [--requests 512]
     python -m benchmarks.serving_throughput --model tiny --concurrency 8 --requests 16     (on a CPU: does it run)
 
 One decode worker that prefills for itself, one router, NATS: what `baton up --prefill 0 --decode 1` starts. Weights are
 random, written once as a model folder. Prompts are random token ids. When all answers have one length (`--output 256`),
-they all end in one step, and the next 256 requests come at once. The clients have processes of their own.
+they end in one step, and the next 256 requests come together. The clients have processes of their own.
 """
 
 import argparse
@@ -71,7 +71,7 @@ def all_work(arguments: argparse.Namespace) -> list[Work]:
 
 
 def run_engine(folder: str, arguments: argparse.Namespace) -> float:
-    """Tokens per second of the engine alone, with as many requests in it at a time as the service gets."""
+    """Tokens per second of the engine alone, with as many requests at a time as the service gets."""
     config = serving_config(folder, arguments).engine
     files = resolve_model(folder, progress=False)
     loaded = load_model(files, config)
@@ -114,12 +114,12 @@ async def run_service(folder: str, arguments: argparse.Namespace, alone: float) 
     return results
 
 
-# --- clients: processes of their own, so that none of them is what is measured ----------------------------------------
+# --- clients: in processes of their own, so that they do not slow the measured ones -----------------------------------
 
 
 def run_clients(api: str, address: str, arguments: argparse.Namespace) -> float:
     """Tokens per second of all clients together."""
-    arguments.seed += 1  # no prompt twice
+    arguments.seed += 1  # so that no prompt is sent twice
     everything = all_work(arguments)
     context = multiprocessing.get_context("spawn")
     pipes, processes = [], []
@@ -159,7 +159,7 @@ async def _run_client(pipe: Connection, asker: "type[Asker]", address: str, work
     await asyncio.to_thread(pipe.recv)
     askers = [
         asker(address) for _ in range(concurrency)
-    ]  # now: the server closes connections that say nothing for long
+    ]  # connect only now, because the server closes connections that are idle for long
     for one in askers:
         await one.connect()
     answered = 0
@@ -168,7 +168,7 @@ async def _run_client(pipe: Connection, asker: "type[Asker]", address: str, work
         nonlocal answered
         while work:
             count = await one.ask(*work.pop())
-            answered += count  # not in one statement: others add while this one waits
+            answered += count  # a statement of its own, because other tasks add while this one waits
 
     await asyncio.gather(*map(caller, askers))
     pipe.send(answered)
@@ -182,12 +182,12 @@ class Asker(Protocol):
     async def connect(self) -> None: ...
 
     async def ask(self, prompt: list[int], output: int) -> int:
-        """Returns how many tokens came back."""
+        """Sends a request and reads its answer. Returns the number of its tokens."""
         ...
 
 
 class GrpcAsker:
-    _clients: ClassVar[list[Client]] = []  # one channel per process, as clients of gRPC have it
+    _clients: ClassVar[list[Client]] = []  # one channel per process, as gRPC clients usually have
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -237,7 +237,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument(
         "--engine-of", metavar="FOLDER", help=argparse.SUPPRESS
-    )  # a process of its own: it owns the GPU
+    )  # in a process of its own, because the engine owns the GPU
     arguments = parser.parse_args()
     if arguments.engine_of:
         run_engine(arguments.engine_of, argparse.Namespace(**vars(arguments) | {"seed": 7}))

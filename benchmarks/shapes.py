@@ -1,4 +1,4 @@
-"""Model shapes that measurements use: what decides speed is in the shape, so the weights may be random."""
+"""Shapes of the measured models. Because the shape decides the speed, the weights may be random."""
 
 from dataclasses import replace
 

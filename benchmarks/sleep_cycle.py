@@ -1,11 +1,11 @@
-"""How long a worker's memory takes to be given back and to come again, and whether anything stays behind.
+"""Time in which a worker's memory is freed for sleep and restored, and a check that nothing stays behind.
 
     python benchmarks/sleep_cycle.py --model 8b [--cycles 50] [--out FOLDER]        (one GPU)
 
-Random weights. Answers are greedy and have to be the same before and after. Goals: 98 % of weights and KV are free
-while it sleeps; each way takes at most the weights' bytes at 50 GB/s and 60 ms; cycles leave device memory, descriptors
-and pinned memory as they were. The driver clears memory that was given back before it gives it out again, which takes
-it a third of a second for all of a GPU: a worker that wakes at once waits for that.
+Random weights. Answers are greedy and must be equal before and after. Goals: 98 % of weights and KV are free while the
+worker sleeps; falling asleep and waking each take at most the weights' bytes at 50 GB/s plus 60 ms; cycles leave device
+memory, descriptors and pinned memory as they were. The driver clears freed memory before it hands it out again, which
+takes a third of a second for a whole GPU; a worker that wakes at once waits for that.
 """
 
 import argparse

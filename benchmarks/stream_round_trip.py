@@ -1,4 +1,4 @@
-"""What a message costs on a gRPC stream of asyncio, beside a plain TCP connection: CPU of the caller and time.
+"""Cost of a message on a gRPC stream of asyncio, beside a plain TCP connection: CPU of the caller, and time.
 
     python -m benchmarks.stream_round_trip [--bytes 4096] [--round-trips 2000]
 

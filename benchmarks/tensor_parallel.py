@@ -1,9 +1,9 @@
-"""What several GPUs make of one model: step times and prefill of 1, 2 and 4 ranks; random weights, random tokens, bf16.
+"""Gain of several GPUs for one model: step times and prefill of 1, 2 and 4 ranks; random weights and tokens, bf16.
 
     python benchmarks/tensor_parallel.py --model 8b --ranks 1,2,4
 
 Each number of ranks is measured in a process of its own, which is ended when it takes too long. `2n` stands for 2 ranks
-whose sums are all left to NCCL (BATON_PEER_SUM=0).
+that leave all sums to NCCL (BATON_PEER_SUM=0).
 """
 
 import argparse
@@ -29,12 +29,12 @@ from runtime.config.serving import EngineConfig
 ROOT = Path(__file__).parents[1]
 RESULT = "RESULT "
 ALL_TO_NCCL = "n"
-GOALS = {"decode1": 0.65, "decode128": 0.62, "prefill": 1.8}  # of 2 ranks, beside 1, with the 8B shape
+GOALS = {"decode1": 0.65, "decode128": 0.62, "prefill": 1.8}  # for 2 ranks beside 1, with the 8B shape
 CONTEXT = 1024
 
 
 def measure(arguments: argparse.Namespace) -> None:
-    """In a process of its own: one number of ranks. Prints its result as a line of JSON."""
+    """Measures one number of ranks and prints the result as a line of JSON. Call it in a process of its own."""
     size = int(arguments.only.removesuffix(ALL_TO_NCCL))
     config = EngineConfig(
         device="cuda",
@@ -55,23 +55,24 @@ def measure(arguments: argparse.Namespace) -> None:
     print(f"{arguments.only}: loaded in {results['load_s']:.1f} s, {results['blocks']} blocks", flush=True)
     settings = argparse.Namespace(model=arguments.model, max_batch_tokens=16384, max_running=128, profile=False)
     bench = Bench(loaded, settings)
-    bench.prefill()  # compiles kernels and finds matrix products
+    bench.prefill()  # the first run compiles kernels and chooses matrix products
     results["prefill"] = bench.prefill()
     for rows, steps in ((1, 200), (8, 100), (32, 100), (128, 100)):
         results[f"decode{rows}"] = bench.decode(rows, CONTEXT, steps)
     print(RESULT + json.dumps(results), flush=True)
-    os._exit(0)  # without the farewells of GPU libraries; the other ranks die with us
+    os._exit(0)  # skips the exit handlers of GPU libraries; the other ranks die with this process
 
 
 def run_alone(case: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Measures in another process."""
+    """Runs measure() in another process."""
     command = [sys.executable, __file__, "--only", case, "--model", arguments.model]
     command += ["--attention", arguments.attention]
     paths = [str(ROOT), str(ROOT / "proto"), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     if case.endswith(ALL_TO_NCCL):
         environment[SWITCH] = "0"
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)  # ranks die with it
+    # Its end also ends the ranks that it starts.
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
     try:
         output, _ = process.communicate(timeout=arguments.timeout_s)
     except subprocess.TimeoutExpired:
@@ -113,7 +114,7 @@ def _ranks(case: str) -> int:
 
 
 def _print_table(model: str, results: dict[str, Any]) -> None:
-    """Step times in ms, prefill in tokens/s; behind them what one rank needs is 1."""
+    """Prints step times in ms and prefill in tokens/s, each with its ratio to one rank's."""
     columns = ("decode1", "decode8", "decode32", "decode128", "prefill")
     alone = results.get("1", {})
     print(f"\nQwen3-{model.upper()} shape, {CONTEXT} tokens of context")

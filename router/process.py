@@ -1,4 +1,4 @@
-"""Puts the router together and runs it: what `python -m router` does between its command line and its exit."""
+"""Builds the router from its parts and runs it until a signal ends it."""
 
 import asyncio
 import gc
@@ -47,13 +47,13 @@ from runtime.security.keys import Keys, check_reach, is_loopback, load_keys
 from runtime.security.tls import Tls, load_tls
 
 COLLECT_AFTER = (50_000, 20, 100)  # new objects, then collections of the younger generation
-END_GRACE_S = 2.0  # for requests that the end of the drain timeout cut off
+END_GRACE_S = 2.0  # for the last messages of requests that were cut off at the drain timeout
 
 log = structlog.get_logger()
 
 
 async def run_router(config: ServingConfig, router_id: str) -> None:
-    """Serves until SIGTERM or SIGINT, then drains. What is built last is closed first. Raises BatonError, OSError."""
+    """Serves until SIGTERM or SIGINT, then drains. The part built last is closed first. Raises BatonError, OSError."""
     if config.nats.url is None:
         raise ConfigError("nats.url", "a router needs the URL of a running NATS server")
     keys, tls = load_keys(config), load_tls(config.security)
@@ -88,10 +88,10 @@ async def run_router(config: ServingConfig, router_id: str) -> None:
 
 
 def _calm_collector() -> None:
-    """Makes Python look for cycles less often: requests leave hardly any, and a full look takes half a second when the
-    tree has a million blocks."""
+    """Makes Python's garbage collector run less often. Because requests leave hardly any cycles, little memory is lost;
+    a full collection takes 0.5 s when the tree has a million blocks."""
     gc.collect()
-    gc.freeze()  # what exists now is never looked at again
+    gc.freeze()  # the collector never visits what exists now
     gc.set_threshold(*COLLECT_AFTER)
 
 
@@ -139,8 +139,7 @@ def _view(config: ServingConfig, files: ModelFiles, router_id: str, nats: NatsCl
 
 
 async def _follow_workers(view: _View, closing: AsyncExitStack) -> None:
-    """The pool hears of a worker before the indexer, which asks it for the worker's snapshot."""
-
+    """Invariant: the pool hears of a worker before the indexer, because the indexer asks the pool for a snapshot."""
     pool = view.parts.pool
 
     def forget(change: Change) -> None:
@@ -154,7 +153,7 @@ async def _follow_workers(view: _View, closing: AsyncExitStack) -> None:
     view.directory.on_change(view.indexer.apply)
     view.directory.on_change(forget)
     view.load_board.on_report(pool.load_report)
-    view.load_board.on_report(view.indexer.load_report)  # also of those that the pool does not know
+    view.load_board.on_report(view.indexer.load_report)  # the indexer also follows workers that the pool does not know
     closing.push_async_callback(pool.close)
     await view.indexer.start()
     closing.push_async_callback(view.indexer.close)
@@ -166,7 +165,6 @@ async def _follow_workers(view: _View, closing: AsyncExitStack) -> None:
 
 
 def _questions(router_id: str, view: _View, status: StatusView) -> Questions:
-    """What operators may ask of the router."""
     parts, pool = view.parts, view.parts.pool
     return Questions(
         status=status.status,
@@ -199,7 +197,7 @@ async def _open_apis(
     app: ASGIApp,
     closing: AsyncExitStack,
 ) -> dict[str, str]:
-    """Returns HOST:PORT by API."""
+    """Starts the gRPC and the HTTP server. Returns HOST:PORT by API."""
     host = config.router.host
     grpc_api = GrpcApi(frontend, questions, keys.api, tls)
     grpc_port = await grpc_api.start(host, config.router.grpc_port)

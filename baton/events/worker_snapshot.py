@@ -1,5 +1,4 @@
-"""A worker's block table for somebody who is no router: asked over gRPC, or read from the stream when it cannot be
-asked."""
+"""A worker's snapshot for a command: over gRPC, or from the event stream when the worker only publishes events."""
 
 from collections.abc import AsyncIterator
 
@@ -14,7 +13,7 @@ from runtime.security.cluster_key import ClusterKey
 async def worker_snapshot(
     nats: NatsClient, record: WorkerRecord, timeout_s: float, key: ClusterKey | None
 ) -> AsyncIterator[SnapshotChunk]:
-    """Raises WorkerLostError or NATS_ERRORS."""
+    """Yields the worker's blocks in chunks. Raises WorkerLostError or NATS_ERRORS."""
     if record.role == EVENTS_ROLE:
         async for chunk in snapshot_from_stream(nats, (record.worker_id, record.incarnation)):
             yield chunk

@@ -1,4 +1,4 @@
-"""The cases of the load benchmark and the request bodies of each: what a client writes, prepared before it is timed."""
+"""The cases of the load benchmark and their request bodies, which are prepared before the timing begins."""
 
 import itertools
 import random
@@ -10,7 +10,7 @@ import msgspec
 from router.text.tokenizer import Tokenizer
 
 NUM_PREFIXES = 16
-PREFIX_SHARE = 0.75  # of a prompt is one of the shared prefixes
+PREFIX_SHARE = 0.75  # the shared prefix's share of a prompt
 SUFFIX_POOL = 64
 WORDS = [
     "time",
@@ -82,8 +82,8 @@ class Case:
     prefill: int = 0
     decode: int = 8
     max_ttft_ms: float | None = None  # goals
-    max_cpu_ms: float | None = None  # of the router, per request
-    dynamo: str = ""  # its own figures, see FACTS: requests/s, TTFT p50/p99 ms, CPU ms per request
+    max_cpu_ms: float | None = None  # the router's CPU per request
+    dynamo: str = ""  # Dynamo's figures, see FACTS: requests/s, TTFT p50/p99 ms, CPU ms per request
 
 
 CASES = (
@@ -100,12 +100,12 @@ CASES = (
 
 @dataclass(frozen=True, slots=True)
 class Bodies:
-    """Endless requests of one case: one of the shared prefixes, then a suffix that no other request has."""
+    """An endless series of requests of one case: a shared prefix, then a suffix that no other request has."""
 
     path: str
-    heads: list[bytes]  # up to where the suffix begins
+    heads: list[bytes]  # a body up to its suffix
     suffixes: list[bytes]
-    number: Callable[[int], bytes]  # what makes a suffix unique
+    number: Callable[[int], bytes]  # the number that makes a suffix unique
     tail: bytes
 
     def __iter__(self) -> Iterator[bytes]:
@@ -115,7 +115,7 @@ class Bodies:
 
 
 def bodies(case: Case, tokenizer: Tokenizer, seed: int, model: str | None = None) -> Bodies:
-    """Of streaming requests over the OpenAI API. `model` is named in each where the server wants that."""
+    """The bodies of streaming requests over the OpenAI API. They name `model` where the server wants that."""
     dice = random.Random(seed)
     prefix_tokens = round(case.prompt_tokens * PREFIX_SHARE)
     suffix_tokens = case.prompt_tokens - prefix_tokens
@@ -130,7 +130,7 @@ def bodies(case: Case, tokenizer: Tokenizer, seed: int, model: str | None = None
 def _chat_bodies(
     dice: random.Random, tokenizer: Tokenizer, prefix_tokens: int, suffix_tokens: int, options: bytes
 ) -> Bodies:
-    """The prefix is the system's message, the suffix the user's."""
+    """The prefix is the system's message, the suffix is the user's."""
     prefixes = [msgspec.json.encode(_text(dice, tokenizer, prefix_tokens)) for _ in range(NUM_PREFIXES)]
     suffixes = [_text(dice, tokenizer, suffix_tokens).encode() for _ in range(SUFFIX_POOL)]
     start = b'{"messages":[{"role":"system","content":'
@@ -144,7 +144,7 @@ def _chat_bodies(
     )
 
 
-seed_offset = 1_000_000  # all numbers have as many digits
+seed_offset = 1_000_000  # all numbers have the same count of digits
 
 
 def _token_bodies(
@@ -166,7 +166,7 @@ def _token_bodies(
 
 
 def _text(dice: random.Random, tokenizer: Tokenizer, num_tokens: int) -> str:
-    """Words that come to about so many tokens."""
+    """Words that make about this many tokens."""
     words = [dice.choice(WORDS) for _ in range(num_tokens)]
     per_word = len(tokenizer.encode(" ".join(words))) / num_tokens
     return " ".join(words[: round(num_tokens / per_word)])

@@ -1,7 +1,7 @@
-"""Our model's folder as Dynamo takes it: the same tokenizer and chat template, without weights.
+"""Our model's folder in a form that Dynamo accepts: the same tokenizer and chat template, without weights.
 
-Two things are changed. The length limit is lifted, as it is for our mock workers. And where the fast tokenizer that is
-built into Dynamo does not know the step `Digits`, it gets one expression that splits text in the same places.
+Two things differ. The length limit is lifted, as it is for our mock workers. Because the fast tokenizer that is built
+into Dynamo does not know the step `Digits`, it gets one expression that splits text in the same places.
 """
 
 import json
@@ -25,7 +25,7 @@ class TokenizersDifferError(Exception):
 
 
 def write_model(source: Path, folder: Path, tokenizer: str) -> None:
-    """`tokenizer`: which of Dynamo's will read it. Raises TokenizersDifferError."""
+    """`tokenizer`: which of Dynamo's tokenizers will read the folder. Raises TokenizersDifferError."""
     folder.mkdir()
     for name, limit in (("config.json", "max_position_embeddings"), ("tokenizer_config.json", "model_max_length")):
         settings = json.loads((source / name).read_text())
@@ -39,7 +39,7 @@ def write_model(source: Path, folder: Path, tokenizer: str) -> None:
 
 
 def _without_digits(file: Path) -> None:
-    """Leaves other tokenizers as they are."""
+    """Replaces the step `Digits`; a tokenizer with other steps stays as it is."""
     document = json.loads(file.read_text())
     steps: list[dict[str, Any]] = (document["pre_tokenizer"] or {}).get("pretokenizers", [])
     if [step["type"] for step in steps] != DIGITS_THEN_BYTES or not steps[0]["individual_digits"]:

@@ -1,8 +1,8 @@
-"""Dynamo's frontend and its mock workers, as processes beside our service: who `--with-dynamo` compares with.
+"""Dynamo's frontend and its mock workers, as processes beside our service, for `--with-dynamo`.
 
-Discovery is a folder and events go over ZeroMQ, so that neither etcd nor NATS is needed. Engine time is zero, and the
-workers have blocks, batches and roles as ours have. At its level `error` the frontend still writes one line per
-request, which is what ours does.
+Because discovery is a folder and events go over ZeroMQ, neither etcd nor NATS is needed. Engine time is zero, and the
+workers have the same blocks, batches and roles as ours. At its level `error` the frontend writes one line per request,
+as our router does.
 """
 
 import asyncio
@@ -54,12 +54,12 @@ class DynamoService:
         return f"{HOST}:{self._port}"
 
     def commands(self) -> list[str]:
-        """What runs, as one would type it."""
+        """The command lines of the processes, as one would type them."""
         return [f"python -m {' '.join(arguments)}" for arguments in self._commands()]
 
     @property
     def pid(self) -> int:
-        """Of the frontend."""
+        """The process id of the frontend."""
         return self._processes[0].pid
 
     async def __aenter__(self) -> Self:
@@ -82,7 +82,7 @@ class DynamoService:
         await self._stop()
 
     def _commands(self) -> Iterator[list[str]]:
-        """The frontend's comes first, then one process of workers for each role."""
+        """The frontend's command first, then one for each role's process of workers."""
         yield [
             *("dynamo.frontend", "--http-host", HOST, "--http-port", str(self._port), "--router-mode", "kv"),
             *("--tokenizer", self._tokenizer, "--no-tokenizer-fallback"),
@@ -113,7 +113,7 @@ class DynamoService:
         with log.open("wb") as file:
             return await asyncio.create_subprocess_exec(
                 *launch_command(str(self._python)),
-                *("-E", "-P", "-m", *arguments),  # our PYTHONPATH is not for it
+                *("-E", "-P", "-m", *arguments),  # the peer must not see our PYTHONPATH
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=file,
                 stderr=asyncio.subprocess.STDOUT,
@@ -137,7 +137,7 @@ class DynamoService:
         return bool(self._get("/v1/models").get("data"))
 
     def _get(self, path: str) -> dict[str, Any]:
-        """Empty as long as nobody answers, or answers something else."""
+        """The answer; empty while nobody answers, or something else does."""
         try:
             with urllib.request.urlopen(f"http://{self.address}{path}", timeout=5) as answer:
                 return msgspec.json.decode(answer.read(), type=dict[str, Any])

@@ -1,6 +1,6 @@
-"""A client that costs little beside the router that it loads: HTTP/1.1 over keep-alive connections, read as bytes.
+"""A load client that needs little CPU beside the router: HTTP/1.1 over keep-alive connections, read as bytes.
 
-Each connection has one request in flight and begins the next when the last byte of the answer is there.
+Each connection has one request in flight and sends the next when the last byte of the answer has arrived.
 """
 
 import asyncio
@@ -15,14 +15,14 @@ QUICK_ACK = 12  # TCP_QUICKACK; a server without TCP_NODELAY would wait 40 ms fo
 
 
 class LoadFailedError(Exception):
-    """The server answered something else than a complete stream."""
+    """The server's answer is not a complete stream."""
 
 
 @dataclass(slots=True)
 class Measured:
     ttft_s: list[float] = field(default_factory=list)
     total_s: list[float] = field(default_factory=list)
-    events: int = 0  # of all answers
+    events: int = 0  # server-sent events of all answers
     duration_s: float = 0.0
 
 
@@ -36,7 +36,7 @@ class Load:
         self._bodies = bodies
 
     async def run(self, concurrency: int, seconds: float) -> Measured:
-        """Raises LoadFailedError."""
+        """Runs the load. Raises LoadFailedError."""
         loop = asyncio.get_running_loop()
         measured = Measured()
         connections = [
@@ -71,7 +71,7 @@ class _Connection(asyncio.Protocol):
         self._until_s = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's do not inherit from it
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transports do not inherit from it
         self._socket: socket.socket = transport.get_extra_info("socket")
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 

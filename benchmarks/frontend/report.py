@@ -25,8 +25,8 @@ class Round(Struct, frozen=True):
     ttft_p50_ms: float
     ttft_p99_ms: float
     total_p50_ms: float
-    router_cpu_ms: float  # per request
-    events: float  # of server-sent ones per answer
+    router_cpu_ms: float  # CPU per request
+    events: float  # server-sent events per answer
 
     @property
     def figures(self) -> tuple[float, ...]:
@@ -37,9 +37,9 @@ class Row(Struct, frozen=True, omit_defaults=True):
     case: str
     best: Round
     rounds: list[Round]
-    goals_met: bool | None  # None: it has none
-    dynamo: str  # measured elsewhere
-    dynamo_best: Round | None = None  # measured in turns with ours
+    goals_met: bool | None  # None: the case has no goals
+    dynamo: str  # Dynamo's figures that were measured elsewhere
+    dynamo_best: Round | None = None  # measured here, in turns with ours
     dynamo_rounds: list[Round] = []
 
 
@@ -82,7 +82,7 @@ def _verdict(row: Row) -> str:
 
 
 def write_json(path: Path, rows: list[Row], began: dict[str, Any], dynamo: dict[str, Any] | None) -> None:
-    """`dynamo`: what was compared with, when something was."""
+    """`dynamo`: the Dynamo that was measured beside ours; None: none was."""
     results: dict[str, Any] = {"versions": dict(_versions()), "rows": rows}
     if dynamo is not None:
         results["dynamo"] = dynamo

@@ -1,4 +1,4 @@
-"""That two services are asked the same: of one request each counts as many tokens in, and writes as many out."""
+"""Checks that two services do the same work: for one request, both count equal numbers of prompt and output tokens."""
 
 import asyncio
 import urllib.request

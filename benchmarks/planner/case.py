@@ -1,5 +1,4 @@
-"""One day, one seed, one policy: what is simulated, and what came out. Jobs of `planner_day`, run in processes of
-their own."""
+"""One case of `planner_day`: one day, one seed, one policy, simulated in a process of its own, and its outcome."""
 
 import logging
 import time
@@ -19,11 +18,11 @@ from simulator.oracle import Capacities, smallest
 from simulator.serving import Hardware, Limits
 from simulator.workload import BIN_S, Lengths, Requests, chat_lengths, day_of, read_rates, requests_of, trace_lengths
 
-SPEED = 0.25  # of the mock engine's defaults, an 8B model on one H200: a worker is as fast as with a model of about 32B
+SPEED = 0.25  # of the mock engine's defaults (8B on one H200): a worker is as fast as with a model of about 32B
 TTFT_S, ITL_S = 1.5, 0.06
 ATTAINMENT = 0.99
 GPUS = 32
-PEAK_GPUS = 26  # that the oracle takes for a day's highest rate: the day is scaled to this
+PEAK_GPUS = 26  # a day is scaled until the oracle takes this many for the day's highest rate
 HARDWARE = Hardware(MockConfig(speed_up=SPEED))
 LIMITS = Limits(TTFT_S, ITL_S)
 DELAYS = Delays(start_s=60.0, wake_s=2.0, flip_s=5.0)
@@ -37,7 +36,7 @@ class Case(Struct, frozen=True):
     day: int
     seed: int
     policy: str
-    prefill_rates: list[float]  # what 1, 2, ... workers carry, see Capacities
+    prefill_rates: list[float]  # rates that 1, 2, ... workers carry, see Capacities
     decode_rates: list[float]
 
 
@@ -45,7 +44,7 @@ class Result(Struct, frozen=True):
     day: int
     seed: int
     policy: str
-    scale: float  # of the rates in the file
+    scale: float  # factor on the rates in the file
     requests: int
     attainment: float
     ttft_attainment: float
@@ -54,7 +53,7 @@ class Result(Struct, frozen=True):
     actions: int
     reversals: int
     most_gpus: int
-    seconds: float  # that the simulation took
+    seconds: float  # wall time of the simulation
 
 
 def lengths_of(name: str) -> Lengths:
@@ -62,12 +61,12 @@ def lengths_of(name: str) -> Lengths:
 
 
 def capacities(lengths: str) -> Capacities:
-    """Takes a minute."""
+    """Finds by simulation what workers of each role carry. Takes a minute."""
     return Capacities(HARDWARE, LIMITS, lengths_of(lengths), ATTAINMENT, largest=PEAK_GPUS)
 
 
 def planner_config(policy: str) -> PlannerConfig:
-    """The defaults, but for the targets and the budget. The profile stays that of an engine four times as fast."""
+    """The default settings except for targets and budget. The profile stays that of an engine four times as fast."""
     return PlannerConfig(
         policy=policy,
         interval_s=INTERVAL_S[policy],
@@ -77,7 +76,7 @@ def planner_config(policy: str) -> PlannerConfig:
 
 
 def run_case(case: Case, lines: list[Line] | None = None) -> Result:
-    """`lines`: takes the planner's journal."""
+    """Runs one case. `lines` receives the planner's journal."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     began_s = time.perf_counter()
     scale, requests, schedule = _day(case)
@@ -100,7 +99,7 @@ def _day(case: Case) -> tuple[float, Requests, list[tuple[int, int]]]:
 
 
 def _scale(rates: NDArray[np.float64], carried: tuple[list[float], list[float]]) -> float:
-    """The largest at which the day's peak takes no more than PEAK_GPUS."""
+    """The largest factor with which the day's peak takes at most PEAK_GPUS."""
     low, high = 0.0, 1000.0 / float(rates.max())
     for _ in range(40):
         middle = (low + high) / 2

@@ -1,6 +1,6 @@
 """One run of the trace through a router's placement and simulated workers: discrete events, no waiting.
 
-The router's parts are the real ones: radix tree, load ledger and `place`. Events reach the tree when their step ends.
+Radix tree, load ledger and `place` are the router's own. Events reach the tree when their step ends.
 """
 
 import heapq
@@ -34,7 +34,7 @@ class Fleet:
 
 @dataclass(slots=True)
 class Outcome:
-    """Of a run."""
+    """The figures of one run."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -53,7 +53,7 @@ class Outcome:
 
 
 class Router:
-    """Chooses a worker by KV cost; `config` None: one after the other."""
+    """Chooses a worker by KV cost; with `config` None, workers take turns."""
 
     def __init__(self, keys: list[WorkerKey], fleet: Fleet, config: PlacementConfig | None, seed: int) -> None:
         self.now_s = 0.0
@@ -98,7 +98,9 @@ def simulate(
     num_blocks = fleet.tokens_per_worker // fleet.block_size
     workers = {key: SimulatedWorker(num_blocks, fleet.block_size, fleet.engine) for key in keys}
     router, outcome = Router(keys, fleet, config, seed), Outcome()
-    ends: list[tuple[float, int, WorkerKey]] = []  # of steps; an entry whose step was shortened since is skipped
+    ends: list[
+        tuple[float, int, WorkerKey]
+    ] = []  # the ends of steps; an entry whose step was shortened later is skipped
     serial = itertools.count()
 
     def push(key: WorkerKey, end_s: float | None) -> None:

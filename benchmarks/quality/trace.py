@@ -23,7 +23,7 @@ class TraceLine(Struct, frozen=True):
     timestamp: int  # ms
     input_length: int
     output_length: int
-    hash_ids: list[int]  # of 512 tokens each, the last of what is left
+    hash_ids: list[int]  # one per 512 tokens; the last one stands for the rest
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class TraceRequest:
 
 
 def load_trace(path: Path, block_size: int, limit: int | None = None) -> list[TraceRequest]:
-    """In the order of the file, which is that of time."""
+    """The requests in the order of the file, which is the order of time."""
     with gzip.open(path) as file:
         lines = [
             msgspec.json.decode(line, type=TraceLine) for _, line in zip(range(limit or 10**9), file, strict=False)
@@ -61,7 +61,7 @@ def load_trace(path: Path, block_size: int, limit: int | None = None) -> list[Tr
 
 
 def _hashes_of_ids(ids: set[int], block_size: int) -> tuple[dict[int, int], NDArray[np.uint64]]:
-    """(row by hash id, [ids, blocks per id]): hash id h stands for the token ids 512 h to 512 h + 511."""
+    """(row by hash id, hashes [ids, blocks per id]); hash id h stands for the token ids 512 h to 512 h + 511."""
     ordered = sorted(ids)
     per_id = TRACE_BLOCK // block_size
     hashes = np.empty((len(ordered), per_id), dtype=np.uint64)
@@ -73,8 +73,8 @@ def _hashes_of_ids(ids: set[int], block_size: int) -> tuple[dict[int, int], NDAr
 
 
 def arrivals(requests: list[TraceRequest], speed: float, seed: int) -> Iterator[tuple[float, TraceRequest]]:
-    """(seconds, request) in order: those of one timestamp are spread over the batch, and all comes `speed` times as
-    fast."""
+    """(seconds, request) in order of time. Requests of one timestamp are spread over their batch; `speed` divides all
+    times."""
     dice = random.Random(seed)
     for batch_s, batch in groupby(requests, key=lambda request: request.batch_s):
         members = list(batch)

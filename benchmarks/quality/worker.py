@@ -1,7 +1,7 @@
-"""A mock worker in simulated time: the block manager is the engine's own, its steps are the mock engine's formula.
+"""A mock worker in simulated time: the block manager is the engine's own, steps last as the mock engine's formula says.
 
-The engine's scheduler makes a step for every token; here the steps between two events of a worker, in which only
-decoding goes on, are one. Otherwise its rules hold: prompts in chunks beside the decodes, in shares of the budget.
+The engine's scheduler makes a step for every token. Here, consecutive steps that only decode are one step up to the
+worker's next event. Otherwise the scheduler's rules hold: prompt chunks run beside the decodes and share the budget.
 """
 
 import itertools
@@ -37,24 +37,24 @@ class Job:
 
     @property
     def left(self) -> int:
-        """Tokens still to be generated."""
+        """How many tokens are still to be generated."""
         return self.request.output_tokens - (self.sequence.num_tokens - self.request.prompt_tokens)
 
 
 @dataclass(slots=True)
 class Step:
-    """What runs now: either prompt chunks with one token for each decode beside them, or `count` steps of decodes."""
+    """The running step: prompt chunks with one token for each decode beside them, or `count` steps that only decode."""
 
     began_s: float
     end_s: float
-    chunks: list[tuple[Job, int]]  # with the tokens of each
+    chunks: list[tuple[Job, int]]  # each job with the tokens of its chunk
     decodes: list[Job]
     count: int
 
 
 @dataclass(slots=True)
 class Ended:
-    """What a step has brought."""
+    """The outcome of a step."""
 
     events: list[KvEvent] = field(default_factory=list)
     first_tokens: list[Job] = field(default_factory=list)
@@ -67,18 +67,18 @@ class SimulatedWorker:
         self.step: Step | None = None
         self._config = config
         self._waiting: deque[Job] = deque()
-        self._prefilling: list[Job] = []  # in order
+        self._prefilling: list[Job] = []  # in order of arrival
         self._decoding: list[Job] = []
         self._context = 0  # tokens of the decoding sequences
 
     def submit(self, job: Job, now_s: float) -> None:
-        """Ends a run of decode steps with the one that is under way."""
+        """Queues the job. A run of decode steps ends with the single step that is under way."""
         self._waiting.append(job)
         if self.step is not None and not self.step.chunks:
             self._shorten(self.step, now_s)
 
     def begin(self, now_s: float) -> float | None:
-        """Starts the next step; returns its end, None when there is nothing to do."""
+        """Starts the next step. Returns when the step ends, None when there is nothing to do."""
         assert self.step is None
         chunks = self._schedule_prefill()
         decodes = list(self._decoding)
@@ -91,7 +91,7 @@ class SimulatedWorker:
         return None if self.step is None else self.step.end_s
 
     def end(self) -> Ended:
-        """The step's time has come."""
+        """Ends the running step."""
         step, self.step = self.step, None
         assert step is not None
         ended = Ended()
@@ -156,14 +156,14 @@ class SimulatedWorker:
         return config.prefill_ms(tokens, pairs) / config.speed_up
 
     def _decodes_ms(self, count: int) -> float:
-        """Of so many steps in a row, each of which adds a token to every context."""
+        """The time of `count` steps in a row, each of which adds a token to every context."""
         batch = len(self._decoding)
         added = batch * count * (count - 1) / 2
         ms = count * self._config.decode_ms(batch, self._context) + self._config.decode_token_ms * added
         return ms / self._config.speed_up
 
     def _shorten(self, step: Step, now_s: float) -> None:
-        """To the first end of a single step at or after `now_s`."""
+        """Ends a run of decode steps at the first end of a single step at or after `now_s`."""
         low, high = 1, step.count
         while low < high:
             middle = (low + high) // 2
@@ -188,7 +188,7 @@ class SimulatedWorker:
             self._finish(job, ended)
 
     def _append(self, job: Job, count: int) -> None:
-        """The KV of the last token is computed with the next one, as in the engine."""
+        """Appends `count` tokens. As in the engine, the KV of the last token is computed with the next one."""
         sequence = job.sequence
         sequence.token_ids.extend([_own_token(job.request)] * count)
         self._context += count
@@ -205,17 +205,17 @@ class SimulatedWorker:
 
 
 def _number(job: Job) -> int:
-    """In order of arrival."""
+    """The job's place in the order of arrival."""
     return job.request.number
 
 
 def _left(job: Job) -> int:
-    """Tokens of the prompt to be computed."""
+    """How many tokens of the prompt are still to be computed."""
     return job.request.prompt_tokens - job.sequence.num_computed_tokens
 
 
 def new_job(request: TraceRequest, now_s: float, charge: Charge | None) -> Job:
-    """The tokens of its prompt are never looked at: the hashes of its full blocks are there already."""
+    """Makes a job. The prompt's tokens are never read, because the hashes of its full blocks are known."""
     sequence = Sequence(
         str(request.number), [_own_token(request)] * request.prompt_tokens, request.prompt_tokens, _SAMPLING
     )
@@ -225,7 +225,7 @@ def new_job(request: TraceRequest, now_s: float, charge: Charge | None) -> Job:
 
 
 def _own_token(request: TraceRequest) -> int:
-    """No other request has it, so that nobody shares a block of the output."""
+    """A token that no other request has. Because of it, no two requests share a block of their outputs."""
     return 2**31 + request.number
 
 

@@ -2,8 +2,8 @@
 
     python -m benchmarks.routing.baton_half
 
-Prompts and queries are numpy arrays and events msgpack batches of one event, as they come from NATS; making them is not
-timed, decoding them is.
+Prompts and queries are numpy arrays; events are msgpack batches of one event, as they come from NATS. Encoding them is
+not timed, decoding them is.
 """
 
 import platform
@@ -51,7 +51,7 @@ class BatonHalf:
         return {"us": samples, "check": [int(hashes[0]), int(hashes[-1]), len(hashes)]}
 
     def share_prefix(self, folder: str, num_workers: int) -> None:
-        """A tree in which each of the workers holds the whole prompt."""
+        """Makes a tree in which each of the workers holds the whole prompt."""
         self._hashes = block_hashes(read_tokens(Path(folder), MAX_TOKENS), BLOCK_SIZE)
         self._tree = RadixTree()
         event = stored(Run(None, self._hashes, sequence_hashes(self._hashes)))
@@ -59,7 +59,7 @@ class BatonHalf:
             self._tree.apply(worker(number), event)
 
     def find(self, num_tokens: int, named: bool, budget_s: float) -> dict[str, Any]:
-        """`named`: the score of each worker is read, too, as placement reads it."""
+        """`named`: the score of each worker is read too, as placement reads it."""
         tree, query, workers = self._tree, self._hashes[: num_tokens // BLOCK_SIZE], tuple(self._tree.workers)
         samples = sample_us(
             (lambda: tree.find(query).column(workers)) if named else (lambda: tree.find(query)), budget_s
@@ -70,7 +70,7 @@ class BatonHalf:
         self._stream, self._tree = Stream(Path(folder), num_workers), RadixTree()
 
     def run_stream(self, first: int, last: int) -> list[list[float]]:
-        """Per request: us to find, us to apply, events, blocks in them, sum of the scores of all workers."""
+        """Per request: us to find, us to apply, number of events, blocks in them, sum of the scores of all workers."""
         rows: list[list[float]] = []
         tree, clock = self._tree, time.perf_counter_ns
         for request in range(first, last):
@@ -102,7 +102,7 @@ class BatonHalf:
         return self._router.decide(num_tokens, budget_s)
 
     def memory(self, folder: str, shape: str, num_blocks: int, num_workers: int) -> list[int]:
-        """Bytes that the process grew by after each worker, all of which hold the same blocks. For a fresh process."""
+        """Growth of the process in bytes after each worker; all hold the same blocks. Call it in a fresh process."""
         tree = RadixTree()
         tree.apply(worker(0), stored(next(chain_runs(1024))))
         tree.apply(worker(0), Cleared())

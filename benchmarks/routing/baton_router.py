@@ -1,5 +1,5 @@
-"""The router's whole decision without its network: the real assigner, pool, ledger and radix tree; workers that nobody
-calls. dynamo_router.py is the counterpart.
+"""The router's whole decision without its network: the real assigner, pool, ledger and radix tree; its workers receive
+no requests. dynamo_router.py is the counterpart.
 """
 
 import time
@@ -29,7 +29,7 @@ OUTPUT_TOKENS = 128
 
 class BatonRouter:
     def __init__(self, folder: Path, num_workers: int, shipped: bool) -> None:
-        """Each worker holds the whole prompt. `shipped`: as many prefill as decode workers, otherwise decode ones."""
+        """Each worker holds the whole prompt. `shipped`: as many prefill workers come on top of the decode workers."""
         config = RouterConfig()
         self._tokens = read_tokens(folder, MAX_TOKENS)
         self._tree = RadixTree()
@@ -40,18 +40,18 @@ class BatonRouter:
         for role in ("decode", "prefill") if shipped else ("decode",):
             for number in range(num_workers):
                 record = _record(f"{role}-{number}", role)
-                # A link opens a connection; the decision only asks whether it stands.
+                # A stand-in for the link: the decision only asks whether its connection is open.
                 link = cast(WorkerLink, SimpleNamespace(connected=True, failed=False, worker=(record.worker_id, 1)))
                 pool.workers[record.worker_id] = PooledWorker(record, link, misfit="")
                 self._tree.apply((record.worker_id, 1), event)
         self._assigner = Assigner(pool, self, self._ledger, config)
 
     def match(self, hashes: NDArray[np.uint64]) -> Match:
-        """The assigner's index, as router/index/indexer.py answers it."""
+        """Answers the assigner as router/index/indexer.py does."""
         return self._tree.find(hashes)
 
     def decide(self, num_tokens: int, budget_s: float) -> dict[str, Any]:
-        """Whole decisions: hash, match, select, charge. Freeing the charge is not timed."""
+        """Times whole decisions: hash, match, select, charge. Freeing the charge is not timed."""
         tokens = self._tokens[:num_tokens]
         clock = time.perf_counter_ns
         samples: list[float] = []

@@ -1,4 +1,4 @@
-"""What is compared, and the goals: one function per case, each giving rows of the table."""
+"""The compared cases and their goals: one function per case, which returns rows of the table."""
 
 import statistics
 from collections.abc import Callable, Iterator
@@ -10,11 +10,11 @@ from benchmarks.routing.half import Half
 
 LENGTHS = {"1k": 1024, "8k": 8192, "32k": 32768, "128k": 131072}
 WORKERS = (8, 64, 256)
-DECISION_WORKERS = 8  # each of the peer's is a process
+DECISION_WORKERS = 8  # each of the peer's workers is a process
 DECISION_AT_MOST_US = {"1k": 60.0, "8k": 90.0, "128k": 600.0}
 PEER_LOOPS = ("uvloop", "asyncio")
 STREAM_PASSES = 5
-STREAM_CHUNK = 100  # requests of one half before it is the other one's turn
+STREAM_CHUNK = 100  # requests of one half before the other half's turn
 MEMORY_WORKERS = 3
 
 StartHalf = Callable[[], Half]
@@ -38,8 +38,8 @@ def find(comparison: Comparison) -> Iterator[Row]:
 
 
 def stream(comparison: Comparison, num_workers: int, num_requests: int) -> Iterator[Row]:
-    """The halves take turns by chunks of requests, so that they meet the same noise with trees of the same age. Of each
-    request the best of several passes counts: what it costs without other processes in its way."""
+    """The halves take turns after each chunk of requests, so that both meet the same noise with trees of the same age.
+    The best of several passes counts for each request: its cost when no other process disturbs it."""
     rows: dict[Half, list[list[float]]] = {comparison.ours: [], comparison.theirs: []}
     for _ in range(STREAM_PASSES):
         comparison.both("open_stream", folder=str(comparison.folder), num_workers=num_workers)
@@ -69,8 +69,8 @@ def stream(comparison: Comparison, num_workers: int, num_requests: int) -> Itera
 
 
 def decision(comparison: Comparison, start_peer: StartHalf) -> Iterator[Row]:
-    """Every worker holds the whole prompt. The peer's router is a coroutine, so its event loop counts: both are
-    measured, each in a fresh process. We alone are asked with workers of both roles, and with more of them."""
+    """Every worker holds the whole prompt. Because the peer's router is a coroutine, its event loop matters: both loops
+    are measured, each in a fresh process. Only our half is measured with both roles, and with more workers."""
     folder = str(comparison.folder)
     comparison.ours.call("open_router", folder=folder, num_workers=DECISION_WORKERS)
     for loop in PEER_LOOPS:
@@ -94,7 +94,7 @@ def memory(folder: Path, num_blocks: int, starts: tuple[StartHalf, StartHalf]) -
     for shape in ("chain", "stream"):
         grown: list[list[int]] = []
         for start in starts:
-            with start() as half:  # a fresh process
+            with start() as half:  # in a fresh process
                 arguments = {"folder": str(folder), "shape": shape, "num_blocks": num_blocks}
                 grown.append(half.call("memory", **arguments, num_workers=MEMORY_WORKERS))
         first = [workers[0] / num_blocks for workers in grown]

@@ -1,4 +1,4 @@
-"""Both halves side by side: calls them in turns, checks that they answer alike, and makes rows of what they took."""
+"""Calls both halves in turns, checks that their answers are equal, and makes rows of their times."""
 
 import statistics
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ ROUNDS = 5
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """How many times better than the peer's, or how much at most; both when both are given."""
+    """The least ratio to the peer's figure, or the largest figure of ours; both when both are given."""
 
     ratio: float | None = None
     at_most: float | None = None
@@ -35,7 +35,7 @@ class Row:
     what: str
     unit: str
     ours: float
-    theirs: float | None  # None: the peer has no such thing
+    theirs: float | None  # None: the peer has no counterpart
     ratio: float | None  # how many times better ours is
     goal: Goal | None
     details: dict[str, float] = field(default_factory=dict)
@@ -63,11 +63,11 @@ class Comparison:
         return self.ours.call(call, **arguments), self.theirs.call(call, **arguments)
 
     def latency(self, case: str, what: str, goal: Goal | None, call: str, **arguments: Any) -> Row:
-        """Median microseconds of a call. The ratio is the median of the rounds' own ratios: both halves of a round meet
-        about the same noise."""
+        """Median microseconds of a call. The ratio is the median of the rounds' ratios, because both halves of a round
+        meet about the same noise."""
         ours, theirs, ratios = [], [], []
         for number in range(ROUNDS):
-            # Whoever comes second finds the clock warmed up: take turns.
+            # The halves take turns at coming first, because the second one finds the CPU's clock warmed up.
             halves = (self.ours, self.theirs) if number % 2 else (self.theirs, self.ours)
             answers = {half: half.call(call, **arguments, budget_s=self.budget_s / ROUNDS) for half in halves}
             mine, peer = answers[self.ours], answers[self.theirs]
@@ -90,7 +90,7 @@ class Comparison:
         )
 
     def latency_alone(self, case: str, what: str, goal: Goal | None, call: str, **arguments: Any) -> Row:
-        """As `latency`, of what the peer does not have."""
+        """Like latency(), for calls that the peer does not have."""
         samples = self.ours.call(call, **arguments, budget_s=self.budget_s)["us"]
         details = {"ours_p99": percentile(samples, 99), "ours_min": min(samples)}
         return Row(case, what, "us", statistics.median(samples), None, None, goal, details)

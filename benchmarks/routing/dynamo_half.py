@@ -1,8 +1,8 @@
-"""Dynamo's half: its Python binding, called as its own components call it. Runs in the peer's environment.
+"""Dynamo's half: its Python binding, called as Dynamo's components call it. Runs in the peer's environment.
 
     PEER/bin/python -m benchmarks.routing.dynamo_half
 
-Prompts and queries are lists of int and events JSON bytes, because that is what the binding takes; making them is not
+Prompts and queries are lists of int and events are JSON bytes, because the binding takes these. Making them is not
 timed.
 """
 
@@ -39,7 +39,7 @@ class DynamoHalf:
         return {"us": samples, "check": [hashes[0], hashes[-1], len(hashes)]}
 
     def share_prefix(self, folder: str, num_workers: int) -> None:
-        """A tree in which each of the workers holds the whole prompt."""
+        """Makes a tree in which each of the workers holds the whole prompt."""
         self._hashes = compute_block_hash_for_seq(read_tokens(Path(folder), MAX_TOKENS).tolist(), BLOCK_SIZE)
         hashes = np.array(self._hashes, dtype=np.uint64)
         event = _stored(Run(None, hashes, hashes))
@@ -48,7 +48,7 @@ class DynamoHalf:
             self._tree.apply_event(worker, event)
 
     def find(self, num_tokens: int, named: bool, budget_s: float) -> dict[str, Any]:
-        """`named`: the score of each worker is read, too."""
+        """`named`: the score of each worker is read too."""
         tree, query = self._tree, self._hashes[: num_tokens // BLOCK_SIZE]
         samples = sample_us(
             (lambda: tree.find_matches(query).scores) if named else (lambda: tree.find_matches(query)), budget_s
@@ -60,7 +60,7 @@ class DynamoHalf:
         self._stream, self._tree = Stream(Path(folder), num_workers), RadixTree()
 
     def run_stream(self, first: int, last: int) -> list[list[float]]:
-        """Per request: us to find, us to apply, events, blocks in them, sum of the scores of all workers."""
+        """Per request: us to find, us to apply, number of events, blocks in them, sum of the scores of all workers."""
         rows: list[list[float]] = []
         tree, clock = self._tree, time.perf_counter_ns
         for request in range(first, last):
@@ -90,13 +90,13 @@ class DynamoHalf:
         return self._router.decide(num_tokens, budget_s)
 
     def close_router(self) -> None:
-        """Nothing happens when none is open."""
+        """Closes the router, if one is open."""
         if self._router is not None:
             self._router.close()
             self._router = None
 
     def memory(self, folder: str, shape: str, num_blocks: int, num_workers: int) -> list[int]:
-        """Bytes that the process grew by after each worker, all of which hold the same blocks. For a fresh process."""
+        """Growth of the process in bytes after each worker; all hold the same blocks. Call it in a fresh process."""
         tree = RadixTree()
         tree.apply_event(0, _stored(next(chain_runs(1024))))
         tree.remove_worker(0)

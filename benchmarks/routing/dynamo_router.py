@@ -1,4 +1,4 @@
-"""Dynamo's KvRouter with as many workers as wanted, each a process of its own that has announced the whole prompt.
+"""Dynamo's KvRouter with a given number of workers, each a process that has announced the whole prompt.
 
 Runs in the peer's environment. The workers idle: only the router's decision is timed.
 """
@@ -34,7 +34,7 @@ class DynamoRouter:
         self._loop.run_until_complete(self._start())
 
     def decide(self, num_tokens: int, budget_s: float) -> dict[str, Any]:
-        """Whole decisions: hash, match, select, charge. Freeing the charge is not timed."""
+        """Times whole decisions: hash, match, select, charge. Freeing the charge is not timed."""
         return self._loop.run_until_complete(self._decide(self._tokens[:num_tokens], budget_s))
 
     def close(self) -> None:
@@ -52,7 +52,7 @@ class DynamoRouter:
         client = await endpoint.client()
         self._router = KvRouter(endpoint, BLOCK_SIZE, KvRouterConfig())
         await self._until(lambda: self._sees(client))
-        await asyncio.sleep(1.0)  # its event subscriptions connect in the background
+        await asyncio.sleep(1.0)  # because its event subscriptions connect in the background
         for worker in self._workers:
             assert worker.stdin is not None
             worker.stdin.write("publish\n")
@@ -71,7 +71,7 @@ class DynamoRouter:
             _, _, cached = await self._router.best_worker(tokens, request_id=request_id)
             samples.append((clock() - begin_ns) / 1e3)
             await self._router.free(request_id)
-        # We count one block less of a prompt that is all cached: its last token must be computed anyway.
+        # For a fully cached prompt we count one block less, because its last token must be computed anyway.
         return {"us": samples, "check": min(cached, (len(tokens) - 1) // BLOCK_SIZE)}
 
     async def _sees(self, client: Any) -> bool:

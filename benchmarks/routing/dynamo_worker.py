@@ -1,9 +1,9 @@
-"""A worker that Dynamo's KvRouter can choose: serves an endpoint, announces the prompt's blocks, idles. Peer's
-environment.
+"""A worker that Dynamo's KvRouter can choose: it serves an endpoint, announces the prompt's blocks, and idles.
 
     DYN_FILE_KV=FOLDER PEER/bin/python -m benchmarks.routing.dynamo_worker INPUTS
 
-Prints UP when it is listed in discovery; publishes when it reads a line; ends when stdin ends.
+Runs in the peer's environment. It prints UP when discovery lists it, publishes when it reads a line, and ends when
+stdin ends.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ async def main(folder: Path) -> None:
     runtime = DistributedRuntime(loop, "file", "tcp", event_plane="zmq")
     endpoint = runtime.endpoint(ENDPOINT)
     serving = asyncio.ensure_future(endpoint.serve_endpoint(_answer))
-    await asyncio.sleep(0.3)  # a model is registered on an endpoint that serves
+    await asyncio.sleep(0.3)  # because a model is registered on an endpoint that serves
     limits = ModelRuntimeConfig()
     limits.total_kv_blocks, limits.max_num_seqs, limits.max_num_batched_tokens = 65536, 256, 8192
     await register_model(

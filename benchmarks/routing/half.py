@@ -1,8 +1,8 @@
 """A half of a comparison: a process of its own, in its own virtual environment, that answers one call at a time.
 
-The driver keeps both halves alive and calls them in turns, so that what else the machine does hits both alike. A call
-is one line of JSON on the child's stdin, its answer one line on its stdout. Standard library only: it runs in the
-peer's environment.
+The driver keeps both halves alive and calls them in turns, so that other work of the machine slows both equally. A call
+is one line of JSON on the child's stdin; the answer is one line on its stdout. Standard library only, because this
+module also runs in the peer's environment.
 """
 
 import json
@@ -23,7 +23,7 @@ class HalfFailedError(Exception):
 
 
 class Half:
-    """The driver's end."""
+    """The driver's end of the connection."""
 
     def __init__(self, python: Path, module: str) -> None:
         self._module = module
@@ -38,7 +38,7 @@ class Half:
         )
 
     def call(self, name: str, **arguments: Any) -> Any:
-        """Raises HalfFailedError with the child's own words."""
+        """Calls a method of the child. Raises HalfFailedError with the child's message."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
@@ -77,7 +77,7 @@ class Half:
 def serve(target: object) -> None:
     """The child's end: answers calls with the public methods of `target` until stdin ends."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # whatever a library prints must not look like an answer
+    os.dup2(2, 1)  # so that what a library prints is not taken for an answer
     for line in sys.stdin:
         name, arguments = json.loads(line)
         try:

@@ -1,7 +1,7 @@
-"""What both halves are measured on: a prompt of random tokens, and the block stream of a real conversation trace.
+"""The inputs of both halves: a prompt of random tokens, and the block stream of a real conversation trace.
 
-The driver writes both into a folder (the stream: stream_writer.py), the halves read them there. Needs numpy only: it
-runs in the peer's environment too.
+The driver writes both into a folder (stream_writer.py makes the stream), and the halves read them there. This module
+needs only numpy, because it also runs in the peer's environment.
 """
 
 import json
@@ -22,7 +22,7 @@ Hashes = NDArray[np.uint64]
 
 
 class Run(NamedTuple):
-    """Blocks that a worker stores, one behind the other. Hashes are [num_blocks]."""
+    """Consecutive blocks that a worker stores. Hashes are [num_blocks]."""
 
     parent: int | None  # sequence hash
     blocks: Hashes
@@ -30,7 +30,7 @@ class Run(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What one request of the stream asks and what its worker then tells, in this order."""
+    """What one request of the stream queries, and the events that its worker then publishes, in this order."""
 
     worker: int
     query: Hashes  # block hashes of the prompt
@@ -79,7 +79,7 @@ def stream_runs(folder: Path) -> Iterator[Run]:
 
 
 def chain_runs(num_blocks: int) -> Iterator[Run]:
-    """One chain of blocks, told in runs as long as a prefill chunk."""
+    """One chain of blocks, cut into runs as long as a prefill chunk."""
     parent: int | None = None
     for start in range(0, num_blocks, CHAIN_EVENT_BLOCKS):
         numbers = np.arange(start, min(start + CHAIN_EVENT_BLOCKS, num_blocks), dtype=np.uint64)
@@ -94,7 +94,7 @@ def blocks_of(ids: Hashes) -> Hashes:
 
 
 def sequences_of(ids: Hashes) -> Hashes:
-    """Sequence hashes [32 * n] of hash ids [n]: an id of the trace names a prefix already."""
+    """Sequence hashes [32 * n] of hash ids [n], because an id of the trace stands for a whole prefix."""
     return _mixed(_numbers(ids), _SEQUENCE_SALT)
 
 

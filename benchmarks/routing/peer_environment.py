@@ -1,4 +1,4 @@
-"""The peer's own virtual environments: each made once, in the user's cache, never ours."""
+"""The peer's virtual environments, apart from ours: each is made once, in the user's cache."""
 
 import subprocess
 import sys
@@ -30,10 +30,10 @@ def dynamo_python(console: Console) -> Path:
 
 
 def dynamo_frontend_python(console: Console) -> Path:
-    """One that also runs `dynamo.frontend` and `dynamo.mocker`. Raises PeerMissingError.
+    """The interpreter of one that also runs `dynamo.frontend` and `dynamo.mocker`. Raises PeerMissingError.
 
-    Of what ai-dynamo wants, only what these two import is installed: the rest are clients of Kubernetes and Redis,
-    transformers, and a simulator that is downloaded from an index of its own.
+    Only those dependencies of ai-dynamo are installed that these two import. The others are clients of Kubernetes and
+    Redis, transformers, and a simulator from a package index of its own.
     """
     folder = PEERS / f"dynamo-frontend-{DYNAMO_VERSION}"
     steps = [[RUNTIME, *FRONTEND_IMPORTS], ["--no-deps", FRONTEND]]

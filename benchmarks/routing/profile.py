@@ -1,4 +1,4 @@
-"""Where our half spends its time in one case, by cProfile; calls of C code are listed with their callers' lines."""
+"""Our half's time in one case, by cProfile; calls of C code are listed with the lines that make them."""
 
 import cProfile
 import pstats

@@ -1,4 +1,4 @@
-"""The result for people and for programs, with the machine and the versions it was measured on."""
+"""The result for people and for programs, with the machine and the versions on which it was measured."""
 
 import os
 import platform
@@ -16,7 +16,7 @@ from benchmarks.routing.comparison import Row
 from benchmarks.routing.half import ROOT
 
 NUMBERS = ("Baton", "Dynamo", "ratio")
-BUSY_LOAD = 0.5  # running processes beside ours beyond which figures are not to be trusted
+BUSY_LOAD = 0.5  # with more running processes beside ours, the figures are not to be trusted
 
 
 def machine() -> dict[str, Any]:
@@ -33,7 +33,7 @@ def machine() -> dict[str, Any]:
 
 
 def commit() -> str:
-    """Of the working tree, with a plus when it has changes."""
+    """The working tree's commit, with a plus when the tree has changes."""
     git = ["git", "-C", str(ROOT)]
     try:
         head = subprocess.run([*git, "rev-parse", "--short", "HEAD"], check=True, capture_output=True, text=True)
@@ -64,7 +64,7 @@ def write_json(path: Path, rows: list[Row], versions: dict[str, dict[str, str]],
 
 
 def write_results(path: Path, benchmark: str, began: dict[str, Any], results: dict[str, Any]) -> None:
-    """What the run of a benchmark gave, behind what names the run. `began`: the machine as it was then."""
+    """Writes the results of a run below the facts that identify it. `began`: the machine's state at the start."""
     document = {
         "benchmark": benchmark,
         "command": " ".join(["python", "-m", f"benchmarks.{benchmark}", *sys.argv[1:]]),

@@ -1,6 +1,6 @@
 """Turns a conversation trace into the block stream of W workers.
 
-Request i goes to worker i mod W, which looks the prompt up in its own cache, evicts what it must and stores the rest.
+Request i goes to worker i mod W, which looks the prompt up in its cache, evicts blocks if it must, and stores the rest.
 Each hash id of the trace (512 tokens) stands for 32 blocks of 16 tokens. A cache holds 1M tokens and evicts the least
 recently used leaf first.
 """
@@ -39,7 +39,7 @@ def write_stream(folder: Path, trace: Path, num_requests: int, num_workers: int)
 
 
 def write_trace_ids(folder: Path, trace: Path, num_blocks: int) -> None:
-    """Runs of hash ids that no earlier request has, with the id before each, up to `num_blocks` distinct blocks."""
+    """Runs of hash ids that no earlier request has, each with the id before it, up to `num_blocks` distinct blocks."""
     seen: set[int] = set()
     runs: list[list[int]] = []
     for ids in _read_trace(trace, None):
@@ -59,16 +59,15 @@ def _read_trace(trace: Path, num_requests: int | None) -> list[list[int]]:
 
 
 class _Cache:
-    """A worker's prefix cache. Of an id, the blocks from the front on are held, so a number of them says which."""
+    """A worker's prefix cache. It holds the first n blocks of an id, and n is all that it records."""
 
     def __init__(self) -> None:
-        self._held: OrderedDict[int, int] = (
-            OrderedDict()
-        )  # id -> blocks; least recently used first, children before parents
+        # id -> number of its blocks; least recently used first, children before parents
+        self._held: OrderedDict[int, int] = OrderedDict()
         self._used = 0
 
     def run(self, ids: list[int]) -> tuple[int, list[int]]:
-        """One request. Returns how many of its blocks were there, and the numbers of the blocks that had to go."""
+        """Runs one request. Returns how many of its blocks were cached, and the numbers of the evicted blocks."""
         hit = 0
         while hit < len(ids) * BLOCKS_PER_ID:
             held = self._held.get(ids[hit // BLOCKS_PER_ID], 0)

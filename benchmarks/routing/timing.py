@@ -1,4 +1,7 @@
-"""How both halves time a call and weigh their memory. Standard library only: it runs in the peer's environment too."""
+"""How both halves time a call and measure memory.
+
+Standard library only, because this module also runs in the peer's environment.
+"""
 
 import gc
 import os

@@ -1,4 +1,4 @@
-"""What the two processes of a transfer benchmark are told, and how they time what they do."""
+"""The instructions for the two processes of a transfer benchmark, and how these time their work."""
 
 import os
 import statistics
@@ -15,7 +15,7 @@ Device = Literal["cpu", "cuda"]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What both processes are told."""
+    """The instructions for both processes."""
 
     device: Device
     gpu: str  # CUDA_VISIBLE_DEVICES
@@ -23,7 +23,7 @@ class Case:
     socket_path: str
 
     def start(self) -> MemoryDriver:
-        """Only now, in the child, is CUDA looked at."""
+        """Sets CUDA_VISIBLE_DEVICES in the child, before CUDA reads it."""
         if self.device == "cuda":
             os.environ["CUDA_VISIBLE_DEVICES"] = self.gpu
         import torch
@@ -34,7 +34,7 @@ class Case:
 
 
 def gpu_median_s(call: Callable[[], None], rounds: int) -> tuple[float, float]:
-    """On the device, and on the host until it is enqueued."""
+    """Median seconds on the device, and on the host until the work is enqueued."""
     import torch
 
     for _ in range(3):
@@ -43,7 +43,7 @@ def gpu_median_s(call: Callable[[], None], rounds: int) -> tuple[float, float]:
     for _ in range(rounds):
         torch.cuda.synchronize()
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda._sleep(200_000)  # the host is ahead, so that its time is not the device's
+        torch.cuda._sleep(200_000)  # keeps the device busy, so that the host's time is not part of the device's
         start.record()
         begin_s = time.perf_counter()
         call()
@@ -60,4 +60,4 @@ def median_s(call: Callable[[], None], rounds: int) -> float:
         begin_s = time.perf_counter()
         call()
         times.append(time.perf_counter() - begin_s)
-    return statistics.median(times[1:])  # the first one touches the pages
+    return statistics.median(times[1:])  # without the first one, which touches the pages

@@ -1,9 +1,9 @@
-"""NCCL with its gather and scatter kernels, alone: writer and intake of `nccl.py` over one connection.
+"""NCCL with its gather and scatter kernels, without the rest of a push: one writer and one intake, connected.
 
-`alone`: a transfer and its answer before the next one. `in a row`: one after the other, as the chunks of prompts come
-when there is always another one, and one answer at the end. `host us` is what a transfer takes the sending host, its
-waits for buffers included. The line of 0 MiB is a message and its answer, `gather` the kernel alone, of a piece: what a
-transfer has besides NCCL.
+`alone`: each transfer is answered before the next one begins. `in a row`: transfers follow each other, as the chunks of
+prompts do when another prompt always waits, and one answer comes at the end. `host us` is the sending host's time per
+transfer, its waits for buffers included. Two lines show a transfer's cost besides NCCL: 0 MiB is a message and its
+answer, `gather` is the gather kernel on one piece.
 """
 
 import socket
@@ -24,7 +24,7 @@ from kvtransfer.wire.sockets import tune
 
 TIMEOUT_S = 20.0
 MIB = (0, 4, 64, 512)
-ROW_MIB, IN_A_ROW = 64, 20  # the smallest transfer that goes in a row, and how many of them
+ROW_MIB, IN_A_ROW = 64, 20  # the smallest transfer of `in a row`, and how many follow each other
 LAYOUT = SlabLayout(num_layers=8, num_blocks=2048, num_kv_heads=8, block_size=16, head_dim=128, dtype="bfloat16")
 PLAN: tuple[Part, ...] = parts(WHOLE, 1, LAYOUT.num_kv_heads)
 LAYER_BLOCKS = 1024  # 64 MiB
@@ -72,7 +72,7 @@ def prefill(case: Case, pipe: Connection, answers: Any) -> None:
         source = blocks[:num_blocks]
 
         def write(count: int, source: list[int] = source, num_layers: int = num_layers) -> tuple[float, float]:
-            """Seconds until all is in place, of these until it was all enqueued."""
+            """Seconds until all blocks are in place, and the part of them until all were enqueued."""
             begin_s = time.perf_counter()
             for _ in range(count):
                 message = wire.Blocks("", 0, 0, len(source), num_layers)
@@ -92,7 +92,7 @@ def prefill(case: Case, pipe: Connection, answers: Any) -> None:
 
 
 def _medians(times: Iterable[tuple[float, float]]) -> tuple[float, float]:
-    """Without the first one."""
+    """The medians without the first value."""
     whole, written = zip(*list(times)[1:], strict=True)
     return statistics.median(whole), statistics.median(written)
 

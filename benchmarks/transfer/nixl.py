@@ -27,7 +27,7 @@ def _agent(case: Case, name: str) -> tuple[Any, Any]:
 def decode(case: Case, pipe: Connection, answers: Any) -> None:
     agent, memory = _agent(case, "decode")
     pipe.send((agent.get_agent_metadata(), memory.data_ptr()))
-    pipe.recv()  # until the prefill side has gone
+    pipe.recv()  # waits until the prefill side has ended
 
 
 def prefill(case: Case, pipe: Connection, answers: Any) -> None:

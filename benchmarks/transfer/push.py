@@ -1,7 +1,7 @@
 """The whole way of a prompt's KV: sender, link, receiver, ledger.
 
-`host us` is what a layer takes the thread that computes the prompt. `CPU us` is the processor time of the whole
-process, a layer's share of it: the link's thread, which spins for the first millisecond that it waits, included.
+`host us` is the time per layer of the thread that computes the prompt. `CPU us` is the processor time per layer of the
+whole process. It includes the link's thread, which spins in the first millisecond of a wait.
 """
 
 import queue
@@ -30,7 +30,7 @@ PROMPT_TOKENS = (1024, 8192, 32768)
 
 
 def _lines(device: Device) -> list[tuple[str, int, str]]:
-    """transport, tokens of the prompt, where its blocks lie"""
+    """The lines of the table: transport, tokens of the prompt, where its blocks lie."""
     if device == "cpu":
         return [(transport, 1024, order) for transport in ("shm", "tcp") for order in ("runs", "random")]
     lines = [(transport, tokens, "random") for transport in ("cuda_ipc", "nccl") for tokens in PROMPT_TOKENS]
@@ -86,10 +86,10 @@ def prefill(case: Case, pipe: Connection, answers: Any) -> None:
             pipe.send("next")
         sender.close()
         nbytes = len(source) * layout.num_layers * layout.block_bytes
-        seconds = statistics.median(times[1:])  # the first one connects
+        seconds = statistics.median(times[1:])  # without the first one, which connects
         row = {"way": transport, "tokens": tokens, "blocks": order, "MB": nbytes / 1e6, "ms": seconds * 1e3}
         host_us, cpu_us = (statistics.median(each[1:]) / layout.num_layers * 1e6 for each in (calls, costs))
         row |= {"GB/s": nbytes / seconds / 1e9, "host us a layer": host_us, "CPU us a layer": cpu_us}
         answers.put(row | {"connect ms": times[0] * 1e3})
     answers.put(None)
-    threading.Event().wait()  # until the other side was heard
+    threading.Event().wait()  # waits until the other side has answered

@@ -1,4 +1,4 @@
-"""What carries the bytes, alone: a copy into memory of another process, which is mapped here."""
+"""The copy alone: into memory of another process, which is mapped here."""
 
 import socket
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from kvtransfer.slab.slab import Slab
 from runtime.device.memory_range import PeerRange
 
 RUN_KIB = (8, 16, 32, 64, 256)
-LONG_RUN_KIB = (256, 512, 1024, 4096)  # what copy engines are measured with as well
+LONG_RUN_KIB = (256, 512, 1024, 4096)  # copy engines are measured with these as well
 RAW_MIB = (4, 64, 512)
 
 
@@ -31,7 +31,7 @@ def decode(case: Case, pipe: Connection, answers: Any) -> None:
         pipe.send("listening")
         sock, _ = listener.accept()
         socket.send_fds(sock, [b"x"], [slab.export()])
-        sock.recv(1)  # until the prefill side has gone
+        sock.recv(1)  # waits until the prefill side has ended
 
 
 def prefill(case: Case, pipe: Connection, answers: Any) -> None:

@@ -1,25 +1,23 @@
 """The prefill side of one connection to a decode worker, shared by all pushes to that worker.
 
-The link has two threads. The link's own thread connects, writes blocks, and is the only one that reads our slab or
-sends. The listener takes in what the decode worker says. Invariant: a push is done when the link's thread will not
-touch its blocks any more.
+The link's own thread connects, and is the only thread that reads our slab and sends. The listener, a second thread,
+receives what the decode worker says. Invariant: once a push is done, the link's thread does not touch its blocks.
 """
 
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import structlog
 
 from baton_proto import transfer as wire
 from baton_proto.worker import Grant
 from kvtransfer.prefill_side.dial import Dialled, dial
+from kvtransfer.prefill_side.layer_writer import LayerWriter
 from kvtransfer.prefill_side.push import LayerBlocks, Push, PushResult
 from kvtransfer.slab.slab import Slab
-from kvtransfer.transports.host_window import HostWindow
-from kvtransfer.transports.transport import BlockWriter, Shipment, piece_blocks
-from kvtransfer.wire.checksum import block_checksums
+from kvtransfer.transports.transport import BlockWriter
 from kvtransfer.wire.identity import SlabIdentity
 from kvtransfer.wire.sockets import STALL_TIMEOUT_S
 from runtime.config.serving import TransferConfig
@@ -30,7 +28,7 @@ log = structlog.get_logger()
 
 
 class Link:
-    """`first`: the grant that the link is made for. All its pushes have the same worker, incarnation and generation."""
+    """Carries out pushes into one generation of one worker's slab. `first`: the grant that the link is made for."""
 
     def __init__(
         self,
@@ -49,11 +47,10 @@ class Link:
         self._on_closed = on_closed
         self._changed = threading.Condition()
         self._pushes: dict[str, Push] = {}  # not done
-        self._runnable: deque[Push] = deque()  # have something to do for the link's thread
+        self._runnable: deque[Push] = deque()  # pushes that the link's thread has something to do for
         self._broken = ""  # why the connection is of no use any more
-        self._retired = False  # takes no more pushes, ends with the last one
+        self._retired = False  # the link takes no more pushes and ends with its last one
         self._dialled: Dialled | None = None
-        self._windows: list[tuple[HostWindow, int]] = []  # by part, with bytes of its heads in a block: for checksums
         self._thread = threading.Thread(target=self._run, name=f"kv-send-{first.worker_id}", daemon=True)
         self._listener = threading.Thread(target=self._listen, name=f"kv-answers-{first.worker_id}", daemon=True)
 
@@ -61,7 +58,7 @@ class Link:
         self._thread.start()
 
     def add(self, grant: Grant, on_done: Callable[[PushResult], None]) -> Push | None:
-        """None: this link has ended, make a new one. Raises ProtocolError for a grant that is in use."""
+        """Begins a push. None: this link has ended, make a new one. Raises ProtocolError when the grant is in use."""
         push = Push(self, grant, on_done)
         with self._changed:
             if self._broken or self._retired:
@@ -94,12 +91,12 @@ class Link:
             self._changed.notify_all()
 
     def wait(self, timeout_s: float) -> bool:
-        """Waits for the end of a retired link; False when it takes longer."""
+        """Waits for the end of a retired link. False: the link has not ended after `timeout_s`."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def join(self, timeout_s: float) -> None:
-        """Waits for the end of a retired link; when it takes longer, breaks the connection and waits again."""
+        """Waits for the end of a retired link; after `timeout_s`, breaks the connection and waits as long again."""
         if not self.wait(timeout_s) and self._dialled is not None:
             self._break("the link was closed")
             self._thread.join(timeout_s)
@@ -109,14 +106,11 @@ class Link:
     def _run(self) -> None:
         reason = "the link was closed"
         try:
-            self._dialled = dial(self._slab, self._identity, self._config, self._first, self._key)
-            head_bytes = self._slab.layout.head_bytes
-            self._windows = [
-                (HostWindow(self._slab, part.heads), len(part.heads) * head_bytes) for part in self._dialled.parts
-            ]
+            self._dialled = dialled = dial(self._slab, self._identity, self._config, self._first, self._key)
+            writer = LayerWriter(self._slab, dialled, self._config.checksum)
             self._listener.start()
-            while (push := self._next(self._dialled.writer)) is not None:
-                self._advance(push, self._dialled)
+            while (push := self._next(dialled.writer)) is not None:
+                self._advance(push, dialled, writer)
         except (BatonError, OSError) as error:
             reason = str(error) or type(error).__name__
             report = log.warning if self._pushes else log.info
@@ -127,8 +121,8 @@ class Link:
         self._wind_up(reason)
 
     def _next(self, writer: BlockWriter) -> Push | None:
-        """Waits for a push with something to do, and meanwhile for blocks on their way. None: the link is retired and
-        has no push left. Raises ConnectionError."""
+        """Returns a push that has something to do; until there is one, settles blocks that are on their way. None: the
+        link is retired and has no push left. Raises ConnectionError when the connection is broken."""
         settled = True
         while True:
             with self._changed:
@@ -146,18 +140,18 @@ class Link:
                     self._changed.wait(None if due_s is None else max(0.0, due_s - time.monotonic()))
             settled = writer.settle()
 
-    def _advance(self, push: Push, dialled: Dialled) -> None:
-        """One step of one push, so that pushes to the same worker take turns."""
+    def _advance(self, push: Push, dialled: Dialled, writer: LayerWriter) -> None:
+        """Does one step of one push: pushes to the same worker take turns."""
         if push.done:
             return
         if push.stop is not None:
-            self._settle_all(dialled.writer)
-            dialled.channel.send(push.stop)  # also for a push that was not begun: its lease ends sooner
+            writer.settle_all()
+            dialled.channel.send(push.stop)  # also when the push was not begun: its lease ends sooner
             self._finish(push, ok=False, reason=push.reason)
         elif not push.begun:
             self._begin(push, dialled)
         else:
-            self._carry_out(push, dialled)
+            self._carry_out(push, dialled, writer)
 
     def _begin(self, push: Push, dialled: Dialled) -> None:
         grant = push.grant
@@ -170,7 +164,7 @@ class Link:
             push.deadline_s = min(push.deadline_s, time.monotonic() + self._config.connect_timeout_s)
         dialled.channel.send(wire.Begin(grant.transfer_id, len(grant.block_ids), self._config.checksum))
 
-    def _carry_out(self, push: Push, dialled: Dialled) -> None:
+    def _carry_out(self, push: Push, dialled: Dialled, writer: LayerWriter) -> None:
         layers: list[LayerBlocks] = []
         commit: wire.Commit | None = None
         with self._changed:
@@ -180,50 +174,16 @@ class Link:
                     push.deadline_s = min(push.deadline_s, time.monotonic() + STALL_TIMEOUT_S)
                 else:
                     layers.append(operation)
-        for group in self._shipped_together(layers):
-            self._write(push, group, dialled)
+        writer.write(push, layers)
         if commit is not None:
-            self._settle_all(dialled.writer)
+            writer.settle_all()
             dialled.channel.send(commit)
         with self._changed:
             if push.accepted and any(map(self._is_due, push.operations)):
                 self._wake(push)
 
-    def _settle_all(self, writer: BlockWriter) -> None:
-        while writer.settle():
-            pass
-
-    def _shipped_together(self, layers: Sequence[LayerBlocks]) -> list[list[LayerBlocks]]:
-        """Groups what one message announces: the same blocks in neighbouring layers; with checksums a single layer."""
-        groups: list[list[LayerBlocks]] = []
-        for blocks in layers:
-            if groups and not self._config.checksum and blocks.continues(groups[-1][-1]):
-                groups[-1].append(blocks)
-            else:
-                groups.append([blocks])
-        return groups
-
-    def _write(self, push: Push, group: Sequence[LayerBlocks], dialled: Dialled) -> None:
-        layout, layer = self._slab.layout, group[0].layer
-        last = group[-1]  # when its blocks are ready, all are
-        size = piece_blocks(layout) if self._config.checksum else dialled.writer.piece_blocks
-        for begin in range(0, len(last.source), size):
-            source = last.source[begin : begin + size]
-            first = last.first + begin
-            checksums = b""
-            if self._config.checksum:
-                checksums = b"".join(
-                    block_checksums(window.read(layer, source, last.ready), nbytes) for window, nbytes in self._windows
-                )
-            message = wire.Blocks(push.transfer_id, layer, first, len(source), len(group), checksums)
-            destination = push.grant.block_ids[first : first + len(source)]
-            shipment = Shipment(message, source, destination, last.ready, lambda: push.stop is not None)
-            if not dialled.writer.write(shipment):
-                return
-            push.kv_bytes += len(source) * len(group) * layout.block_bytes
-
     def _finish(self, push: Push, *, ok: bool, reason: str) -> None:
-        """Ends a push whose blocks nobody reads any more. Only the first call for a push counts."""
+        """Ends a push whose blocks the link's thread reads no more. Only the first call for a push has an effect."""
         with self._changed:
             if push.done:
                 return
@@ -267,7 +227,7 @@ class Link:
         with self._changed:
             push = self._pushes.get(message.transfer_id)
             if push is None:
-                return  # late news of a push that is done
+                return  # the push is done already
             match message:
                 case wire.Accept():
                     push.accepted = True
@@ -276,7 +236,7 @@ class Link:
                         self._wake(push)
                 case wire.Cancel():
                     self._stop(push, wire.Drained(message.transfer_id), message.reason)
-        # A rejected push was never written, a committed one has nothing left to read.
+        # Nothing of a rejected push was read, and nothing of a committed one is left to read.
         if isinstance(message, wire.Reject):
             self._finish(push, ok=False, reason=message.reason)
         elif isinstance(message, wire.Committed):
@@ -287,20 +247,20 @@ class Link:
             self._broken = self._broken or reason
             self._changed.notify_all()
         if self._dialled is not None:
-            self._dialled.channel.shutdown()  # wakes a thread that waits in it
+            self._dialled.channel.shutdown()  # wakes a thread that waits for the socket
 
     # --- with the lock held ---
 
     def _is_due(self, operation: LayerBlocks | wire.Commit) -> bool:
-        """Whether the operation, and all before it, is carried out now. A layer may have to wait for its chunk's last
-        layer."""
+        """Whether the operation and all operations before it can be carried out now. When the transport ships a chunk's
+        layers at once, a layer waits for the last one."""
         assert self._dialled is not None
         if isinstance(operation, wire.Commit) or not self._dialled.writer.at_once:
             return True
         return operation.layer == self._slab.layout.num_layers - 1
 
     def _take_due(self, push: Push) -> list[LayerBlocks | wire.Commit]:
-        """The next operation that is due, behind those that have waited for it."""
+        """The operations up to and with the first one that is due; none when no operation is due."""
         dues = map(self._is_due, push.operations) if push.accepted else ()
         number = next((number for number, due in enumerate(dues, 1) if due), 0)
         return [push.operations.popleft() for _ in range(number)]

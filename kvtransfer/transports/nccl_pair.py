@@ -59,7 +59,7 @@ class PeerWatch:
 
 
 class NcclPair:
-    """One end. Used by one thread, on the device that is current in it."""
+    """One end of the pair. One thread makes it and calls it, with the GPU of this end as its current device."""
 
     def __init__(self, pair_id: bytes, rank: int, watch: PeerWatch, timeout_s: float) -> None:
         """Meets the other end. Raises OSError when it does not come, UnavailableError when NCCL cannot connect."""

@@ -1,6 +1,6 @@
 """Why a request went where it went, and where a prompt would go now: `baton events explain`.
 
-Nothing here changes anything: a prompt that is asked about is weighed as a request would be, and not charged.
+A prompt that is asked about is weighed like a request but not charged: the question changes no state.
 """
 
 import time
@@ -19,7 +19,7 @@ from router.workers.pool import PooledWorker, WorkerPool
 from runtime.blocks.block_hash import block_hashes
 from runtime.config.serving import PlacementConfig, RouterConfig
 
-SETTINGS = (  # of PlacementConfig, shown as they are
+SETTINGS = (  # fields of PlacementConfig that the answer repeats
     *("temperature", "attention_tokens", "prefill_queue_tokens"),
     *("local_prefill_tokens", "local_prefill_requests", "local_prefill_when_full"),
 )
@@ -36,7 +36,7 @@ class Explainer:
         self._block_size = block_size
 
     def request(self, request_id: str) -> pb.ExplainResponse | None:
-        """None: no decision for the request is remembered."""
+        """The remembered decisions for the request; None when none is remembered."""
         decisions, others = self._decisions.of(request_id)
         if not decisions:
             return None
@@ -44,7 +44,7 @@ class Explainer:
         return pb.ExplainResponse(decisions=messages, rules=self._rules(), other_requests=others)
 
     def prompt(self, tokens: NDArray[np.uint32]) -> pb.ExplainResponse:
-        """Where the prompt would go if it came now, with one token to generate."""
+        """Where a request with this prompt and one token to generate would go now."""
         facts = Request(len(tokens), self._block_size)
         weighing = self._assigner.weigh(facts, len(tokens) + 1, block_hashes(tokens, self._block_size))
         decision = self._decision(facts, weighing, weighing.placement())

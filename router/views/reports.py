@@ -16,7 +16,7 @@ INTERVAL_S = 1.0
 
 
 class Reporter:
-    """`start` and `close` surround the router's work."""
+    """Publishes between start() and close(); the last report says that the router is leaving."""
 
     def __init__(
         self, nats: NatsClient, router_id: str, queue: AdmissionQueue, metrics: RouterMetrics, metrics_address: str

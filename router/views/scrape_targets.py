@@ -1,7 +1,7 @@
 """Where Prometheus finds the metrics of every process: the answer to its HTTP discovery (`GET /metrics/targets`).
 
-Workers come from the directory. All routers, this one included, tell once a second where they are; a router that went
-silent without a farewell stays listed for SILENT_ROUTER_S, so that Prometheus sees it down. The planner is asked.
+Workers come from the directory. Every router, this one included, reports its address once a second; a router that went
+silent without leaving stays listed for SILENT_ROUTER_S, so that Prometheus sees it down. The planner is asked.
 """
 
 import time
@@ -39,8 +39,8 @@ class ScrapeTargets:
     def __init__(self, nats: NatsClient, directory: Directory) -> None:
         self._nats = nats
         self._directory = directory
-        self._routers: dict[str, tuple[str, float]] = {}  # id -> address, when it was heard (monotonic)
-        self._planner = ""  # address; empty: there is none
+        self._routers: dict[str, tuple[str, float]] = {}  # id -> address, time of its last report (monotonic)
+        self._planner = ""  # its address; empty: no planner runs
 
     async def start(self) -> None:
         await self._nats.subscribe(router_subject(self._nats.namespace), self._receive)
@@ -59,12 +59,12 @@ class ScrapeTargets:
         return Target([address], {"namespace": self._nats.namespace, "component": component, "process": process})
 
     def _workers(self) -> Iterable[WorkerRecord]:
-        """The workers that can be scraped, those of one process, which share its address, side by side."""
+        """The workers that can be scraped, ordered by address: workers of one process share its address."""
         able = [record for record in self._directory.workers.values() if record.metrics_address]
         return sorted(able, key=lambda record: (record.metrics_address, record.worker_id))
 
     async def _ask_planner(self) -> str:
-        """The planner's address; the last known one when the planner cannot be asked now; empty: no planner runs."""
+        """The planner's address: the last known one when the planner cannot be asked, empty when no planner runs."""
         try:
             return (await ask_plan(self._nats, PLANNER_TIMEOUT_S)).metrics_address
         except UnavailableError:

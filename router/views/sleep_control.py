@@ -1,7 +1,4 @@
-"""Puts workers to sleep and wakes them for an operator; the worker does the work.
-
-Routing need not be told: a worker that is not `ready` gets no requests.
-"""
+"""Asks workers to sleep and to wake, for an operator. A worker that is not `ready` gets no requests."""
 
 from baton_proto.generated import inference_pb2 as pb
 from baton_proto.worker import SleepReport
@@ -13,17 +10,15 @@ DEFAULT_TIMEOUT_S = 30.0
 
 
 class SleepControl:
-    """Both methods raise InvalidRequestError when there is no such worker, WorkerLostError when it does not answer, and
-    UnavailableError with the worker's reason when it refuses."""
+    """Both methods raise InvalidRequestError when the worker is unknown, WorkerLostError when it does not answer, and
+    UnavailableError with its reason when it refuses."""
 
     def __init__(self, pool: WorkerPool) -> None:
         self._pool = pool
 
     async def sleep(self, request: pb.SleepRequest) -> pb.SleepResponse:
-        client = self._client(request.worker_id)
-        return _response(
-            request.worker_id, await client.sleep(request.level or 1, request.timeout_s or DEFAULT_TIMEOUT_S)
-        )
+        level, timeout_s = request.level or 1, request.timeout_s or DEFAULT_TIMEOUT_S
+        return _response(request.worker_id, await self._client(request.worker_id).sleep(level, timeout_s))
 
     async def wake(self, request: pb.WakeRequest) -> pb.SleepResponse:
         return _response(request.worker_id, await self._client(request.worker_id).wake(list(request.tags)))

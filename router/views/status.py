@@ -1,4 +1,4 @@
-"""What `baton status` shows: the workers as the router sees them, and the router's queue."""
+"""What `baton status` shows: the router's view of the workers, its queue, and its totals."""
 
 import time
 from typing import Protocol
@@ -29,15 +29,15 @@ class EventView(Protocol):
     def tree(self) -> RadixTree: ...
 
     def batches_of(self, worker: WorkerKey) -> int:
-        """How many batches of the worker the tree has applied."""
+        """How many of the worker's batches the tree has applied."""
         ...
 
     def last_event_id(self, worker: WorkerKey) -> int:
-        """The last event that the tree has applied; 0: none."""
+        """The id of the worker's last event in the tree; 0: none."""
         ...
 
     def note(self, worker: WorkerKey) -> str:
-        """What an operator should know of the worker's events; empty when all is well."""
+        """What an operator should know about the worker's events; empty when all is well."""
         ...
 
 
@@ -66,7 +66,7 @@ class StatusView:
         )
 
     def note(self, worker: PooledWorker) -> str:
-        """What an operator should know; empty when all is well."""
+        """What an operator should know about the worker; empty when all is well."""
         notes = [f"not used: {worker.misfit}" if worker.misfit else ""]
         notes.append("" if worker.link.connected else "the router has no connection to it")
         notes.append(self._events.note(worker.key))

@@ -1,8 +1,8 @@
 """Compares the radix tree with each worker's own block table: `baton events diff`.
 
 Invariant: the two are compared only when the tree has applied exactly the events that the worker's snapshot contains.
-Both go on changing. Therefore the tree is followed from before the worker is asked for a snapshot, and copied when it
-comes to the snapshot's event. If the tree was past that event already, the worker is asked again.
+Because both go on changing, the tree is followed before the worker is asked for a snapshot, and copied when the tree
+reaches the snapshot's event id. If the tree was past that event already, the worker is asked again.
 """
 
 import asyncio
@@ -23,22 +23,22 @@ from router.index.indexer import Indexer
 from runtime.discovery.worker_key import WorkerKey
 from runtime.errors import WorkerLostError
 
-AT_ONCE: Final = 4  # workers that are asked at the same time
-CATCH_UP_S: Final = 2.0  # for the tree to come to the snapshot's event, before the worker is asked again
-SETTLE_S: Final = 0.02  # between two tries
+AT_ONCE: Final = 4  # workers compared at the same time
+CATCH_UP_S: Final = 2.0  # the tree's time to reach the snapshot's event before the worker is asked again
+SETTLE_S: Final = 0.02  # between two attempts
 
 Hashes = NDArray[np.uint64]
 
 
 @dataclass(slots=True)
 class _Compared:
-    """The comparison of one worker, in progress."""
+    """The comparison of one worker while it is in progress."""
 
     key: WorkerKey
     attempts: int = 0
     event_id: int = 0  # of the last snapshot
     last_problem: str = ""
-    runs: list[Stored] = field(default_factory=list)  # the worker's own
+    runs: list[Stored] = field(default_factory=list)  # what the worker's last snapshot lists
 
 
 class TreeDiff:
@@ -48,7 +48,7 @@ class TreeDiff:
         self._workers = workers
 
     async def compare(self, wanted: pb.DiffRequest, timeout_s: float) -> AsyncGenerator[pb.WorkerDiff, None]:
-        """One message for each worker that is wanted, within `timeout_s`."""
+        """Yields one message for each wanted worker, all within `timeout_s` seconds."""
         keys = {key[0]: key for key in self._workers()}
         until_s = time.monotonic() + timeout_s
         slots = asyncio.Semaphore(AT_ONCE)
@@ -86,8 +86,8 @@ class TreeDiff:
             return _verdict(*key, pb.DIFF_VERDICT_UNREACHABLE, error.reason, compared)
 
     async def _attempt(self, compared: _Compared) -> tuple[list[Stored] | None, int]:
-        """The tree's runs at the event of the worker's snapshot; the last event that the tree has applied. None: the
-        tree was not caught at that event. Raises WorkerLostError."""
+        """Returns the tree's runs at the snapshot's event and the id of the last event that the tree has applied. The
+        runs are None when the tree was not caught at the snapshot's event. Raises WorkerLostError."""
         key, indexer = compared.key, self._indexer
         follower = _Follower(indexer, key)
         before = indexer.contained(key)
@@ -96,7 +96,7 @@ class TreeDiff:
             compared.runs = await follower.snapshot(chunks)
             compared.event_id = event_id = follower.event_id
             if before is not None and before > event_id and indexer.contained(key) == before:
-                return list(indexer.tree.dump(key)), before  # of events that the worker never published
+                return list(indexer.tree.dump(key)), before  # the tree has events that the worker never published
             compared.last_problem = f"event {event_id} has not reached the tree"
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(CATCH_UP_S):
@@ -107,12 +107,12 @@ class TreeDiff:
 
 
 class _Follower:
-    """Waits for the moment when the tree contains what a snapshot contains."""
+    """Copies the tree's runs at the moment when the tree has applied the snapshot's event."""
 
     def __init__(self, indexer: Indexer, key: WorkerKey) -> None:
         self.event_id = -1  # of the snapshot; -1: not known yet
-        self.runs: list[Stored] | None = None  # the tree's at that event; None: not yet, or missed
-        self.caught = asyncio.Event()  # the tree has come to that event, or missed it
+        self.runs: list[Stored] | None = None  # the tree's runs at that event; None: not there yet, or missed
+        self.caught = asyncio.Event()  # set when the tree has reached that event or skipped it
         self._indexer = indexer
         self._key = key
 
@@ -127,7 +127,7 @@ class _Follower:
         return runs
 
     def seen(self, event_id: int) -> None:
-        """The tree has come to `event_id`."""
+        """Takes note that the tree has applied `event_id`."""
         if self.event_id < 0 or self.caught.is_set() or event_id < self.event_id:
             return
         if event_id == self.event_id:
@@ -188,7 +188,7 @@ class Difference:
 
 
 def difference(worker_runs: Iterable[Stored], tree_runs: Iterable[Stored]) -> Difference:
-    """Blocks that only the worker has (missing), that only the tree has (extra), and that the two name differently."""
+    """Blocks that only the worker has (missing), that only the tree has (extra), and whose block hashes differ."""
     worker, worker_blocks = _hashes(worker_runs)
     tree, tree_blocks = _hashes(tree_runs)
     _, in_worker, in_tree = np.intersect1d(worker, tree, return_indices=True)
@@ -202,7 +202,7 @@ def difference(worker_runs: Iterable[Stored], tree_runs: Iterable[Stored]) -> Di
 
 
 def _hashes(runs: Iterable[Stored]) -> tuple[Hashes, Hashes]:
-    """Sequence and block hashes of all runs [num_blocks], each block once."""
+    """Sequence hashes and block hashes of all runs [num_blocks], each block once."""
     listed = list(runs)
     sequences = np.frombuffer(b"".join(run.sequence_hashes for run in listed), dtype="<u8")
     blocks = np.frombuffer(b"".join(run.block_hashes for run in listed), dtype="<u8")

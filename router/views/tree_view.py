@@ -1,7 +1,7 @@
-"""The radix tree as people want to see it: `baton events tree`.
+"""The radix tree, listed for people: `baton events tree`.
 
-Because a listing may be long and the router has requests to serve, it is made in slices, and other tasks run between
-them. The tree may change meanwhile: a listing shows each run as it is when the listing comes to it.
+Because a listing may be long, it is made in slices, and other tasks of the router run between them. The tree may change
+meanwhile: each run is shown as it is when the listing reaches it.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from router.index.prefix_hits import PrefixHits
 from router.index.radix_tree import RadixTree
 from runtime.discovery.worker_key import WorkerKey
 
-SLICE_RUNS: Final = 256  # of one message, about 2 ms of work
+SLICE_RUNS: Final = 256  # runs in one message: about 2 ms of work
 SLICE_ITEMS: Final = 1024
 
 T = TypeVar("T")
@@ -36,12 +36,12 @@ class TreeView:
         chunk = pb.TreeChunk(summary=self._summary())
         chunk.summary.hottest.extend(await self._hottest(wanted.max_hottest))
         sent = 0
-        # Depth first, so that children follow their parent. The last of the stack is the next.
+        # Depth first, so that children follow their parent; the top of the stack is listed next.
         first = await self._first(self._tree.children(), through, wanted.max_children)
         stack = [(edge, 0, 1, 0) for edge in first]
         while stack and (not wanted.max_runs or sent < wanted.max_runs):
             edge, parent, depth, first_block = stack.pop()
-            if edge.number == NOWHERE:  # the edge has left the tree since
+            if edge.number == NOWHERE:  # the edge has left the tree meanwhile
                 continue
             sent += 1
             children = self._tree.children(edge)
@@ -57,7 +57,7 @@ class TreeView:
         yield chunk
 
     async def _hits_through_runs(self) -> Counter[Edge]:
-        """Per edge: requests whose reused prefix ended in it or behind it."""
+        """Per edge: how many requests reused a prefix that ended in the edge or below it."""
         through: Counter[Edge] = Counter()
         async for block, count in _in_slices(self._hits.counts().items()):
             place = self._tree.locate(block)
@@ -68,7 +68,7 @@ class TreeView:
         return through
 
     async def _first(self, edges: list[Edge], through: Mapping[Edge, int], count: int) -> list[Edge]:
-        """The `count` most used edges, the longest among equals (0: all), in reverse, as a stack wants them."""
+        """The `count` most used edges (0: all), longer ones first among equals, in reverse order for the stack."""
         keyed = [(through[edge], len(edge.blocks), i) async for i, edge in _in_slices(enumerate(edges))]
         return [edges[i] for _, _, i in heapq.nlargest(count or len(edges), keyed)][::-1]
 
@@ -119,7 +119,7 @@ class TreeView:
 
 
 async def _in_slices(items: Iterable[T]) -> AsyncIterator[T]:
-    """The items; other tasks run after every SLICE_ITEMS of them."""
+    """Yields the items, and lets other tasks run after every SLICE_ITEMS of them."""
     for i, item in enumerate(items, 1):
         yield item
         if i % SLICE_ITEMS == 0:
@@ -127,7 +127,7 @@ async def _in_slices(items: Iterable[T]) -> AsyncIterator[T]:
 
 
 def _owners(blocks: Mapping[WorkerKey, int]) -> list[pb.TreeOwner]:
-    """The owners in the order of their ids."""
+    """The owners, sorted by worker id."""
     return [
         pb.TreeOwner(worker_id=worker_id, incarnation=incarnation, blocks=held)
         for (worker_id, incarnation), held in sorted(blocks.items())

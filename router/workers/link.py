@@ -1,8 +1,7 @@
-"""The router's connection to one incarnation of one worker: the multiplexed step stream, and the client of its
-other questions.
+"""The router's link to one incarnation of one worker: the step stream, which all requests share, and a client for
+everything else that a worker can be asked.
 
-Owned by the worker pool, which opens a link when discovery lists a worker and closes it when the worker is gone. A
-broken stream fails every request on it at once and is dialled again for as long as the link is open. Event loop only.
+When the stream breaks, every request on it fails at once, and the link dials again until it is closed. Event loop only.
 """
 
 import asyncio
@@ -31,7 +30,7 @@ log = structlog.get_logger()
 
 
 class WorkerLink:
-    """`on_load` gets the load of every step message; `on_change` is called when `connected` or `failed` changes."""
+    """Calls `on_load` with the load of every step message, and `on_change` when `connected` or `failed` changes."""
 
     def __init__(
         self,
@@ -42,7 +41,7 @@ class WorkerLink:
         key: ClusterKey | None = None,
     ) -> None:
         self.worker: WorkerKey = (record.worker_id, record.incarnation)
-        self.failed = False  # the last stream broke, or could not be opened
+        self.failed = False  # the last stream broke or could not be opened
         self._closing = False
         self._router_id = router_id
         self._key = key
@@ -50,15 +49,15 @@ class WorkerLink:
         self._on_change = on_change
         self._inboxes: dict[str, Inbox] = {}
         self._address = record.stream_address
-        self._stream: MessageStream | None = None  # after the hellos
+        self._stream: MessageStream | None = None  # None until both hellos were exchanged
         self.client = WorkerClient(record.worker_id, record.rpc_address, key, record.incarnation)
         self._task = asyncio.create_task(self._keep_connected())
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
     def submit(self, request: Submit) -> Inbox:
-        """Its deltas come into the inbox until the last one; WorkerLostError when the stream breaks before. Request ids
-        are never reused on a link. Raises WorkerLostError when there is no stream."""
+        """Sends the request. The inbox receives its deltas, or WorkerLostError when the stream breaks before the last
+        one. Raises WorkerLostError when there is no stream. Invariant: a request id is used once on a link."""
         if self._stream is None:
             raise WorkerLostError(self.worker[0], "not connected")
         assert request.request_id not in self._inboxes
@@ -67,7 +66,7 @@ class WorkerLink:
         return inbox
 
     def cancel(self, request_id: str) -> None:
-        """Nothing more comes for it. Without effect when it has ended."""
+        """Tells the worker to stop; no more deltas of the request are delivered. No effect on an ended request."""
         if self._inboxes.pop(request_id, None) is not None and self._stream is not None:
             self._stream.send(Cancel(request_id))
 
@@ -82,7 +81,7 @@ class WorkerLink:
     # --- the stream ---------------------------------------------------------------------------------------------------
 
     async def close(self, reason: str) -> None:
-        """Requests on the link fail with `reason`."""
+        """Ends the link; requests on it fail with `reason`."""
         self._closing = True
         await end_tasks(self._task)
         self._disconnected(reason)
@@ -100,7 +99,7 @@ class WorkerLink:
             backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
 
     async def _session(self) -> str:
-        """One stream from hello to its end; says why it ended."""
+        """Opens a stream and reads it to its end. Returns why it ended."""
         stream = None
         ours = Hello(MAJOR, self._router_id, self.worker[1], STEPS)
         try:
@@ -114,7 +113,7 @@ class WorkerLink:
         except TimeoutError:
             return f"no hello within {HELLO_TIMEOUT_S:.1f} s"
         except UnauthorizedError as error:
-            report = log.debug if self.failed else log.warning  # once
+            report = log.debug if self.failed else log.warning  # one warning until the next success
             report("worker not used", worker=self.worker[0], reason=str(error))
             return str(error)
         except (OSError, ProtocolError) as error:
@@ -125,9 +124,8 @@ class WorkerLink:
 
     def _check_hello(self, hello: Hello) -> None:
         if (hello.sender, hello.incarnation) != self.worker:
-            raise ProtocolError(
-                self.worker[0], f"another worker answers: {hello.sender}, incarnation {hello.incarnation}"
-            )
+            other = f"{hello.sender}, incarnation {hello.incarnation}"
+            raise ProtocolError(self.worker[0], f"another worker answers: {other}")
 
     def _dispatch(self, message: StepMessage) -> None:
         self._on_load(message.load)
@@ -137,13 +135,13 @@ class WorkerLink:
     def _deliver(self, delta: Delta) -> None:
         inbox = self._inboxes.get(delta.request_id)
         if inbox is None:
-            return  # cancelled here while it was on its way
+            return  # the router cancelled the request while the delta was on its way
         if delta.finish is not None or delta.failure is not None:
             del self._inboxes[delta.request_id]
         inbox.put(delta)
 
     def _disconnected(self, reason: str) -> None:
-        """Requests fail: the next stream starts from nothing."""
+        """Fails all requests, because the next stream knows none of them."""
         inboxes, self._inboxes = list(self._inboxes.values()), {}
         was_connected, changed = self.connected, self.connected or not self.failed
         self._stream, self.failed = None, True

@@ -8,7 +8,7 @@ import pytest
 
 from baton_proto import transfer as wire
 from kvtransfer.decode_side.events import Failed, Released
-from kvtransfer.prefill_side import link
+from kvtransfer.prefill_side import layer_writer
 from kvtransfer.wire.checksum import block_checksums
 from kvtransfer.wire.identity import hello
 from tests.kvtransfer.peers import TIMEOUT_S, Prefill, RawPeer
@@ -98,7 +98,7 @@ def test_a_wrong_byte_in_one_ranks_share_is_found(
         sums[0] ^= next(parts)
         return bytes(sums)
 
-    monkeypatch.setattr(link, "block_checksums", wrong_for_rank_1)
+    monkeypatch.setattr(layer_writer, "block_checksums", wrong_for_rank_1)
     config = config_of(transport, checksum=True)
     decode, prefill = DecodeRanks(processes.take("decode-rank", 1), 8, config), Prefill(config, identity(0, 1))
     grant = decode.receiver.reserve([1, 2], 0)

@@ -11,7 +11,7 @@ import pytest
 
 from baton_proto.discovery import TransferEndpoint
 from kvtransfer.decode_side.events import Committed, Failed, LayerArrived, Released
-from kvtransfer.prefill_side import link
+from kvtransfer.prefill_side import layer_writer
 from kvtransfer.prefill_side.push import PushResult
 from kvtransfer.wire.checksum import block_checksums
 from runtime.config.serving import TransferConfig
@@ -184,7 +184,7 @@ def test_a_wrong_byte_is_found_by_the_checksums(transport: str, monkeypatch: pyt
         sums[8] ^= 1
         return bytes(sums)
 
-    monkeypatch.setattr(link, "block_checksums", of_other_bytes)
+    monkeypatch.setattr(layer_writer, "block_checksums", of_other_bytes)
     with pair(transport, checksum=True) as (decode, prefill):
         grant = decode.receiver.reserve(GRANTED, 0)
         results = prefill.push(grant, SOURCE)

@@ -1,6 +1,6 @@
 """The gRPC service `baton.v1.Admin`: an operator's questions to a running router.
 
-Invariant: no question delays requests or changes the router's state. `Sleep` and `Wake` are passed on to the worker.
+Invariant: no question delays requests or changes the router's state. The worker carries out `Sleep` and `Wake`.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -22,8 +22,8 @@ from router.views.tree_diff import TreeDiff
 from router.views.tree_view import TreeView
 from runtime.errors import BatonError, UnavailableError
 
-DIFF_TIMEOUT_S = 60.0  # when the caller names no deadline
-ANSWER_SHARE = 0.9  # of the caller's time; the answer's way back has the rest
+DIFF_TIMEOUT_S = 60.0  # for a caller that names no deadline
+ANSWER_SHARE = 0.9  # of the caller's time; the rest is for sending the answer back
 
 Context = grpc.aio.ServicerContext[Any, Any]
 StatusSource = Callable[[], Awaitable[pb.StatusResponse]]
@@ -31,7 +31,7 @@ StatusSource = Callable[[], Awaitable[pb.StatusResponse]]
 
 @dataclass(frozen=True, slots=True)
 class Questions:
-    """Who answers which question."""
+    """The objects that answer the questions."""
 
     status: StatusSource
     tree: TreeView
@@ -45,30 +45,22 @@ class AdminService(pb_grpc.AdminServicer):
         self._frontend = frontend
         self._questions = questions
 
-    async def Status(  # noqa: N802 (gRPC's names, here and below)
-        self, request: pb.StatusRequest, context: Context
-    ) -> pb.StatusResponse:
+    async def Status(self, request: pb.StatusRequest, context: Context) -> pb.StatusResponse:  # noqa: N802 (gRPC's names)
         return await self._questions.status()
 
-    async def Tree(  # noqa: N802
-        self, request: pb.TreeRequest, context: Context
-    ) -> AsyncIterator[pb.TreeChunk]:
+    async def Tree(self, request: pb.TreeRequest, context: Context) -> AsyncIterator[pb.TreeChunk]:  # noqa: N802
         async for chunk in self._questions.tree.listing(request):
             yield chunk
 
-    async def Diff(  # noqa: N802
-        self, request: pb.DiffRequest, context: Context
-    ) -> AsyncIterator[pb.WorkerDiff]:
+    async def Diff(self, request: pb.DiffRequest, context: Context) -> AsyncIterator[pb.WorkerDiff]:  # noqa: N802
         left_s = context.time_remaining()
         timeout_s = DIFF_TIMEOUT_S if left_s is None else left_s * ANSWER_SHARE
         async with aclosing(self._questions.diff.compare(request, timeout_s)) as workers:
             async for worker in workers:
                 yield worker
 
-    async def Explain(  # noqa: N802
-        self, request: pb.ExplainRequest, context: Context
-    ) -> pb.ExplainResponse:
-        explain = self._questions.explain
+    async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.ExplainResponse:  # noqa: N802
+        explain, frontend = self._questions.explain, self._frontend
         subject = request.WhichOneof("subject")
         if subject == "request_id":
             response = explain.request(request.request_id)
@@ -79,26 +71,22 @@ class AdminService(pb_grpc.AdminServicer):
             return response
         asked = pb.GenerateRequest(**({} if subject is None else {subject: getattr(request, subject)}))
         try:
-            frontend, prompt, field = self._frontend, prompt_of(asked), prompt_field_of(asked)
+            prompt, field = prompt_of(asked), prompt_field_of(asked)
             tokens = await tokenize(frontend.tokenizer, prompt, field, frontend.generator.limits())
         except BatonError as error:
             status = status_of(error, "explain")
             await context.abort(status.code, status.details)
         return explain.prompt(tokens)
 
-    async def Sleep(  # noqa: N802
-        self, request: pb.SleepRequest, context: Context
-    ) -> pb.SleepResponse:
+    async def Sleep(self, request: pb.SleepRequest, context: Context) -> pb.SleepResponse:  # noqa: N802
         return await _done(self._questions.sleep.sleep(request), context)
 
-    async def Wake(  # noqa: N802
-        self, request: pb.WakeRequest, context: Context
-    ) -> pb.SleepResponse:
+    async def Wake(self, request: pb.WakeRequest, context: Context) -> pb.SleepResponse:  # noqa: N802
         return await _done(self._questions.sleep.wake(request), context)
 
 
 async def _done(work: Awaitable[pb.SleepResponse], context: Context) -> pb.SleepResponse:
-    """The result; FAILED_PRECONDITION with the worker's reason when the worker refused."""
+    """Awaits the result; aborts with FAILED_PRECONDITION and the worker's reason when the worker refused."""
     try:
         return await work
     except BatonError as error:
