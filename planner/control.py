@@ -6,7 +6,7 @@ import msgspec
 import structlog
 from msgspec.structs import replace
 
-from baton_proto.planner import DECODE, PREFILL, ROLES, Action, Observation, WorkerView
+from baton_proto.planner import DECODE, OTHER_ROLE, PREFILL, ROLES, Action, Observation, WorkerView
 from baton_proto.planner_control import (
     MAJOR,
     Answer,
@@ -75,7 +75,7 @@ class Control:
         if order.verb == "drain":
             self._begin(Action("drain", worker.worker_id, worker.role, BY_HAND))
             return Done(f"{worker.worker_id} drains; `baton plan` shows how far it is")
-        role = DECODE if worker.role == PREFILL else PREFILL
+        role = OTHER_ROLE[worker.role]
         now, holds = self._observed(), self._hand.holds()
         wanted = {one: counts(now, one).have + (1 if one == role else -1) for one in ROLES}
         for one, held in holds.counts().items():

@@ -37,7 +37,7 @@ class PlannerLoop:
         *,
         clock: Callable[[], float] = time.time,
         write: Callable[[Line], None] = lambda line: None,
-        save: Callable[[bytes], Awaitable[None]] | None = None,
+        save: Callable[[bytes], Awaitable[object]] | None = None,
         advice_only: bool = False,
     ) -> None:
         self._config = config

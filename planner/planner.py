@@ -76,10 +76,8 @@ class Planner:
     def _frozen(self, observation: Observation, stale: list[str]) -> Target:
         limit = f"{self._config.stale_s:g} s"
         reason = f"nothing was heard from {' and '.join(stale)} for more than {limit}: all stays as it is"
-        have = {role: counts(observation, role).have for role in ROLES}
-        return Target(
-            MAJOR, observation.time_s, self._policy.name, have[ROLES[0]], have[ROLES[1]], [], [reason], frozen=True
-        )
+        prefill, decode = (counts(observation, role).have for role in ROLES)
+        return Target(MAJOR, observation.time_s, self._policy.name, prefill, decode, [], [reason], frozen=True)
 
     def _target(self, observation: Observation, wanted: Wanted, actions: list[Action]) -> Target:
         return Target(

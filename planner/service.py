@@ -7,6 +7,7 @@ process, knows what the last one has begun.
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -90,7 +91,12 @@ class PlannerService:
             closing.push_async_callback(observer.close)
             await observer.start()
             loop = PlannerLoop(
-                self._config.planner, planner, observer, self._connector, write=self._write, save=self._save
+                self._config.planner,
+                planner,
+                observer,
+                self._connector,
+                write=self._write,
+                save=partial(self._store.save, KEY),
             )
             control = Control(loop, hand, metrics_address)
             subscription = await self._nats.answer(planner_subject(self._nats.namespace), control.answer)
@@ -108,9 +114,6 @@ class PlannerService:
             log.warning("what the last planner remembered cannot be used; this one begins anew", error=str(error))
             return Planner(self._config.planner)
         return planner
-
-    async def _save(self, memory: bytes) -> None:
-        await self._store.save(KEY, memory)
 
     def _write(self, line: Line) -> None:
         self._metrics.observe(line)

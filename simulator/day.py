@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from baton_proto.planner import DECODE, PREFILL, Role
+from baton_proto.planner import DECODE, OTHER_ROLE, PREFILL, ROLES, Role
 from planner.journal import Decided, Line
 from planner.loop import PlannerLoop
 from planner.planner import Planner
@@ -98,7 +98,7 @@ def follow(requests: Requests, setting: Setting, schedule: list[tuple[int, int]]
 
 def _begin(fleet: Fleet, counts: tuple[int, int]) -> None:
     number = 0
-    for role, count in ((PREFILL, counts[0]), (DECODE, counts[1])):
+    for role, count in zip(ROLES, counts, strict=True):
         for _ in range(count):
             number += 1
             fleet.serve_now(f"{role}-{number}", role)
@@ -137,9 +137,9 @@ def reversals(actions: list[tuple[float, str, Role]], within_s: float) -> int:
     for time_s, verb, role in actions:
         moves.append((time_s, role, -1 if verb in DOWN else 1))
         if verb == "flip":
-            moves.append((time_s, DECODE if role == PREFILL else PREFILL, -1))
+            moves.append((time_s, OTHER_ROLE[role], -1))
     count = 0
-    standing: dict[tuple[Role, int], list[float]] = {(role, way): [] for role in (PREFILL, DECODE) for way in (-1, 1)}
+    standing: dict[tuple[Role, int], list[float]] = {(role, way): [] for role in ROLES for way in (-1, 1)}
     for time_s, role, way in moves:
         opposite = standing[role, -way]
         if opposite and time_s - opposite[-1] < within_s:

@@ -96,17 +96,5 @@ class Effects:
         self._ended(EffectEnded(self._clock(), action.verb, action.worker_id, action.role, began_s, duration_s, error))
 
     async def _call(self, action: Action) -> None:
-        connector, worker_id = self._connector, action.worker_id
-        match action.verb:
-            case "add":
-                await connector.add(worker_id, action.role)
-            case "flip":
-                await connector.flip(worker_id, action.role)
-            case "remove":
-                await connector.remove(worker_id)
-            case "drain":
-                await connector.drain(worker_id)
-            case "sleep":
-                await connector.sleep(worker_id)
-            case "wake":
-                await connector.wake(worker_id)
+        begin = getattr(self._connector, action.verb)  # a verb is the name of a method
+        await (begin(action.worker_id, action.role) if action.verb in ("add", "flip") else begin(action.worker_id))

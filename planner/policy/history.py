@@ -4,7 +4,7 @@ memory."""
 from msgspec import Struct
 from msgspec.structs import replace
 
-from baton_proto.planner import ROLES, Action, Observation, Role
+from baton_proto.planner import OTHER_ROLE, ROLES, Action, Observation, Role
 from runtime.config.planner import PlannerConfig
 
 LONG_AGO_S = -1e12
@@ -37,7 +37,7 @@ def with_actions(
         if action.verb in ("drain", "sleep", "remove"):
             new[action.role] = replace(new[action.role], down_s=time_s)
         if action.verb == "flip":
-            other = ROLES[action.role == ROLES[0]]
+            other = OTHER_ROLE[action.role]
             new[other] = replace(new[other], down_s=time_s)
     return new
 

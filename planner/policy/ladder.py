@@ -5,7 +5,7 @@ connector lacks are skipped. No worker is touched that has an effect in flight o
 
 from collections.abc import Mapping
 
-from baton_proto.planner import ROLES, Action, Observation, Role, WorkerView
+from baton_proto.planner import OTHER_ROLE, ROLES, Action, Observation, Role, WorkerView
 from planner.policy.observation import COMING, free_gpus, free_to_change, gpus_of_role
 from planner.policy.situation import Situation
 from planner.policy.wanted import Wanted
@@ -19,7 +19,7 @@ def actions_for(wanted: Wanted, now: Situation, next_number: int) -> list[Action
     actions: list[Action] = []
     free = free_gpus(observation)
     for role in ROLES:
-        other = ROLES[role == ROLES[0]]
+        other = OTHER_ROLE[role]
         sleepers = [w for w in observation.workers if w.role == role and w.state == "sleeping" and free_to_change(w)]
         while lacking[role] and sleepers and "wake" in observation.verbs:
             actions.append(

@@ -36,18 +36,6 @@ def workers_for(load: float, wait: float, cv2: float, late: float) -> int:
     return MAX_WORKERS
 
 
-def utilisation(workers: int, wait: float, cv2: float, late: float) -> float:
-    """rho*(N): the largest load per worker with which at most the share `late` waits longer than `wait`."""
-    low, high = 0.0, 1.0
-    for _ in range(40):
-        middle = (low + high) / 2
-        if waits_longer(workers, middle * workers, wait, cv2) <= late:
-            low = middle
-        else:
-            high = middle
-    return low
-
-
 def _tail(blocked: float, workers: int, load: float, wait: float, cv2: float) -> float:
     idle = 1 - load / workers
     all_busy = blocked / (1 - (1 - idle) * (1 - blocked))  # Erlang C

@@ -9,6 +9,7 @@ then carry N / (N - 1) of the load each, with `down_margin` to spare.
 import math
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from baton_proto.planner import DECODE, PREFILL, ROLES, Observation, Role, WorkerView
 from planner.policy.demand import Sums, counted, lengths
@@ -75,8 +76,7 @@ class SloPolicy(Policy[SloMemory]):
             f"{memory.forecast.rate:.1f} requests/s of {size} expected ({memory.forecast.believed}), "
             f"{backlog:.1f} s of backlog: {up[PREFILL]} prefill and {up[DECODE]} decode workers"
         )
-        memory = SloMemory(memory.since_s, memory.forecast, memory.sums, memory.model, peaks)
-        return Wanted(wanted[PREFILL], wanted[DECODE], (reason,), figures), memory
+        return Wanted(wanted[PREFILL], wanted[DECODE], (reason,), figures), replace(memory, peaks=peaks)
 
     def _learn(self, observation: Observation, memory: SloMemory) -> SloMemory:
         interval, config = observation.interval, self._config

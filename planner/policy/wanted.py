@@ -19,9 +19,4 @@ class Wanted(Struct, frozen=True):
         """The same when the count is."""
         if count == self.of(role):
             return self
-        reasons = (*self.reasons, reason)
-        return (
-            replace(self, prefill=count, reasons=reasons)
-            if role == PREFILL
-            else replace(self, decode=count, reasons=reasons)
-        )
+        return replace(self, **{role: count}, reasons=(*self.reasons, reason))

@@ -20,6 +20,7 @@ Amount = Annotated[float, Meta(ge=0)]
 PREFILL: Role = "prefill"
 DECODE: Role = "decode"
 ROLES: tuple[Role, Role] = (PREFILL, DECODE)
+OTHER_ROLE: dict[Role, Role] = {PREFILL: DECODE, DECODE: PREFILL}
 SOURCES = ("routers", "workers", "discovery")  # `workers`: the one heard last, since a single silent one is not all
 ALL_VERBS: tuple[Verb, ...] = ("add", "remove", "drain", "sleep", "wake", "flip")
 
