@@ -1,8 +1,8 @@
-"""How many prefill workers one central queue needs.
+"""The number of prefill workers that one central queue needs.
 
-An M/G/N queue: arrivals at random, prompts of mean duration S and squared coefficient of variation cv2, N workers. A
+The model is an M/G/N queue: Poisson arrivals, prompts of mean duration S and squared coefficient of variation cv2, N workers. A
 prompt waits longer than t with probability C(N, a) * exp(-2 / (1 + cv2) * (N - a) * t / S), where a is the offered load
-(busy workers) and C Erlang's formula: exact for exponential durations (cv2 = 1), for others Allen's and Cunneen's
+(mean number of busy workers) and C Erlang's formula: exact for exponential durations (cv2 = 1), for others Allen's and Cunneen's
 scaling of the wait. For cv2 = 1.9 (prompts of the Azure code trace), t = 1.1 S and one prompt in ten that waits
 longer, the utilisation that N = 1 2 4 8 16 32 64 workers carry is .19 .42 .62 .77 .87 .93 .96.
 """

@@ -1,4 +1,4 @@
-"""`baton plan --dry-run`: a planner that watches a running service and says what it would do."""
+"""`baton plan --dry-run`: a planner that watches a running service and prints what it would do."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""`baton scale`, `baton drain` and `baton flip`: what an operator tells a running planner."""
+"""`baton scale`, `baton drain` and `baton flip`: orders of an operator to a running planner."""
 
 import asyncio
 import json
