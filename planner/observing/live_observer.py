@@ -25,8 +25,8 @@ BLIND_INTERVAL_S: Final = 1.0  # length of an interval without a report of a rou
 
 
 class LiveObserver:
-    """`processes` returns the supervisor's processes, `holds` the counts set by hand. `gpu_budget`: GPUs that all workers
-    may hold together."""
+    """`processes` returns the supervisor's processes, `holds` the counts set by hand. `gpu_budget`: GPUs that the
+    workers may hold together."""
 
     def __init__(
         self,
@@ -60,8 +60,8 @@ class LiveObserver:
         await self._workers.close()
 
     async def __call__(self) -> Observation:
-        """The next observation. Raises UnavailableError while no router has sent anything new but the last report is not
-        yet too old."""
+        """The next observation. Raises UnavailableError while no router has sent anything new and the last report is
+        not yet stale."""
         await self._routers.wait_for_news(NEWS_S)
         ages_s = await self._ages_s()
         interval = self._routers.take_interval(self._samples)

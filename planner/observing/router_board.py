@@ -64,7 +64,7 @@ class RouterBoard:
         return sum(heard.last.queue.waiting for heard in self._talking())
 
     def queue(self) -> Queue:
-        """The sum of the routers' queues. The cached share of waiting prompts is taken to be that of started prompts."""
+        """The sum of the routers' queues. Waiting prompts are taken to be cached as much as started ones."""
         talking = self._talking()
         started = sum(heard.last.totals.started_tokens for heard in talking)
         cached = sum(heard.last.totals.cached_tokens for heard in talking)

@@ -78,7 +78,7 @@ class WorkerBoard:
         return sum(self._load(record).load.waiting for record in self._serving(PREFILL))
 
     def kv_load(self) -> float:
-        """Mean over ready decode workers of used fraction of KV blocks + 0.02 per waiting request; 0 without workers."""
+        """Mean over ready decode workers of used KV fraction + 0.02 per waiting request; 0 without workers."""
         loads = [(record, self._load(record).load) for record in self._serving(DECODE)]
         return fmean(
             [load.blocks_used / max(1, record.num_blocks) + WAITING_WEIGHT * load.waiting for record, load in loads]

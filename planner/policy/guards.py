@@ -20,7 +20,7 @@ Guard = Callable[[Wanted, Situation], Wanted]
 
 
 def hold_by_hand(wanted: Wanted, now: Situation) -> Wanted:
-    """An operator's counts hold until they are released. Held workers are only mentioned: the ladder leaves them alone."""
+    """An operator's counts hold until released. Held workers are only mentioned: the ladder leaves them alone."""
     for role, count in now.observation.holds.counts().items():
         reason = f"{count} {role} workers are set by hand; {wanted.of(role)} were wanted"
         wanted = wanted.changed(role, count, reason)

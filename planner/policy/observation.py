@@ -69,7 +69,7 @@ def gpus_of_role(observation: Observation, role: Role) -> int:
 
 
 def stale_sources(observation: Observation, stale_s: float) -> list[str]:
-    """Sources silent for more than `stale_s`; one never heard is stale. Without a ready worker, `workers` is not stale."""
+    """Sources silent for more than `stale_s`, or never heard. Without a ready worker, `workers` is not stale."""
     serving = any(of_role(observation, role) for role in ROLES)
     wanted = SOURCES if serving else [source for source in SOURCES if source != "workers"]
     return [source for source in wanted if observation.ages_s.get(source, float("inf")) > stale_s]

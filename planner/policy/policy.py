@@ -1,8 +1,7 @@
-"""The base class of policies, and the search for a policy by its name.
+"""The base class of policies, and how a policy is found by its name.
 
 A policy takes an observation and its memory, and returns the wanted counts and its new memory. It has no clock and does
-no I/O. Its memory is a Struct that goes to JSON and back, so that a planner that is restarted goes on where the last
-one was.
+no I/O. Its memory is a Struct that goes to JSON and back, so that a restarted planner continues with it.
 """
 
 from importlib import import_module

@@ -1,10 +1,11 @@
 """The number of prefill workers that one central queue needs.
 
-The model is an M/G/N queue: Poisson arrivals, prompts of mean duration S and squared coefficient of variation cv2, N workers. A
-prompt waits longer than t with probability C(N, a) * exp(-2 / (1 + cv2) * (N - a) * t / S), where a is the offered load
-(mean number of busy workers) and C Erlang's formula: exact for exponential durations (cv2 = 1), for others Allen's and Cunneen's
-scaling of the wait. For cv2 = 1.9 (prompts of the Azure code trace), t = 1.1 S and one prompt in ten that waits
-longer, the utilisation that N = 1 2 4 8 16 32 64 workers carry is .19 .42 .62 .77 .87 .93 .96.
+The model is an M/G/N queue: Poisson arrivals, prompts of mean duration S and squared coefficient of variation cv2, and
+N workers. A prompt waits longer than t with probability C(N, a) * exp(-2 / (1 + cv2) * (N - a) * t / S), where a is the
+offered load (mean number of busy workers) and C Erlang's formula. The formula is exact for exponential durations
+(cv2 = 1); for others it uses Allen's and Cunneen's scaling of the wait. For cv2 = 1.9 (prompts of the Azure code
+trace), t = 1.1 S and one prompt in ten that waits longer, N = 1 2 4 8 16 32 64 workers carry the utilisation .19 .42
+.62 .77 .87 .93 .96.
 """
 
 import math

@@ -46,8 +46,8 @@ def length_spread(lengths: Lengths) -> float:
 
 
 def prefill_workers(rate: float, prompt: PromptTime, targets: TargetsConfig) -> int:
-    """The fewest workers that meet the TTFT target at `rate` requests/s. A prompt may wait for the part of the target that
-    a prompt two standard deviations longer than the mean leaves, at least LEAST_WAIT of it."""
+    """The fewest workers that meet the TTFT target at `rate` requests/s. The wait is bounded by the part
+    of the target that a prompt two standard deviations above the mean leaves, at least by the share LEAST_WAIT."""
     long_ms = prompt.mean_ms * (1 + 2 * math.sqrt(prompt.cv2))
     wait_ms = max(LEAST_WAIT * targets.ttft_ms, targets.ttft_ms - long_ms)
     return workers_for(rate * prompt.mean_ms / 1e3, wait_ms / prompt.mean_ms, prompt.cv2, 1 - targets.attainment)
