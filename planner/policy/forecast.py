@@ -116,7 +116,7 @@ def observed(forecast: Forecast, time_s: float, rate: float, duration_s: float, 
 
 
 def _ahead(state: Series, horizon_s: float) -> float:
-    """The rate after the horizon. Because trends fade, a trend counts for DAMPING_S * (1 - exp(-horizon / DAMPING_S))."""
+    """The rate after the horizon. A trend fades: it counts for DAMPING_S * (1 - exp(-horizon / DAMPING_S)) seconds."""
     return max(0.0, state.level + state.trend * DAMPING_S * (1 - math.exp(-horizon_s / DAMPING_S)))
 
 

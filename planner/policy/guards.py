@@ -67,7 +67,7 @@ def within_limits(wanted: Wanted, now: Situation) -> Wanted:
 
 
 def within_budget(wanted: Wanted, now: Situation) -> Wanted:
-    """Because requests need both roles, both shrink in proportion, as long as neither falls below its minimum."""
+    """Because requests need both roles, both shrink in proportion, below their minimum only if nothing else fits."""
     budget = now.observation.gpu_budget
     gpus = {role: gpus_of_role(now.observation, role) for role in ROLES}
     least = {PREFILL: now.config.limits.min_prefill, DECODE: now.config.limits.min_decode}

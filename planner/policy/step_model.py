@@ -28,7 +28,7 @@ AT_ONCE = 16  # samples of each kind that one interval adds: the window spans a 
 PRIOR = 5.0  # number of samples that the profile counts as
 ROUNDS = 3  # of weighing and solving
 HUBER = 1.5  # multiple of the median error beyond which a sample counts less
-UNDER_FLOOR = 0.7  # prompts computed in less than this share of the floor measure the floor
+UNDER_FLOOR = 0.7  # prompts expected to take less than this share of the floor measure the floor
 
 # Points [n, pairs] and [1, B, K] at which the profile joins the fit.
 PREFILL_POINTS = np.array([[256, 32e3], [2048, 2.1e6], [2048, 14.7e6], [8192, 33.6e6]])
