@@ -1,1 +1,1 @@
-"""How many workers there are: observe, decide, write down, carry out."""
+"""The planner decides how many workers of each role there are, and adds, removes or changes workers."""

@@ -1,4 +1,4 @@
-"""Answers what operators ask of a running planner over NATS, see proto/baton_proto/planner_control.py."""
+"""Answers operators' questions and orders to a running planner over NATS, see proto/baton_proto/planner_control.py."""
 
 import time
 
@@ -6,7 +6,7 @@ import msgspec
 import structlog
 from msgspec.structs import replace
 
-from baton_proto.planner import DECODE, PREFILL, ROLES, Action, Observation, WorkerView
+from baton_proto.planner import DECODE, OTHER_ROLE, PREFILL, ROLES, Action, Observation, WorkerView
 from baton_proto.planner_control import (
     MAJOR,
     Answer,
@@ -66,8 +66,8 @@ class Control:
                 return await self._order(question.body)
 
     async def _order(self, order: Order) -> Done:
-        """A flip sets the counts that come of it by hand, or the planner would turn another worker back. Raises
-        InvalidRequestError."""
+        """Begins a drain or a flip. A flip also sets the resulting counts by hand, because the policy would otherwise
+        flip a worker back. Raises InvalidRequestError."""
         worker = self._worker(order.worker_id)
         if worker.role == DECODE and counts(self._observed(), DECODE).serving == 1:
             problem = f"{worker.worker_id} is the only decode worker that serves: `baton scale decode=2` first"
@@ -75,11 +75,12 @@ class Control:
         if order.verb == "drain":
             self._begin(Action("drain", worker.worker_id, worker.role, BY_HAND))
             return Done(f"{worker.worker_id} drains; `baton plan` shows how far it is")
-        role = DECODE if worker.role == PREFILL else PREFILL
+        role = OTHER_ROLE[worker.role]
         now, holds = self._observed(), self._hand.holds()
-        wanted = {one: counts(now, one).have + (1 if one == role else -1) for one in ROLES}
+        change = {role: 1, worker.role: -1}
+        wanted = {one: counts(now, one).have + change[one] for one in ROLES}
         for one, held in holds.counts().items():
-            wanted[one] = max(0, held + (1 if one == role else -1))
+            wanted[one] = max(0, held + change[one])
         await self._hand.set(wanted[PREFILL], wanted[DECODE])
         self._begin(Action("flip", worker.worker_id, role, BY_HAND))
         by_hand = f"set by hand: {self._hand.holds().sentence() or 'nothing'}"
@@ -90,12 +91,13 @@ class Control:
         self._loop.effects.begin([action])
 
     def _observed(self) -> Observation:
-        """Raises InvalidRequestError before the first decision."""
+        """The observation of the last decision. Raises InvalidRequestError before the first one."""
         if self._loop.last is None:
             raise InvalidRequestError("planner", f"has not seen the service yet{_because(self._loop.problem)}")
         return self._loop.last.observation
 
     def _worker(self, worker_id: str) -> WorkerView:
+        """Raises InvalidRequestError when the worker is unknown, not ready, or has an effect in flight."""
         known = self._observed().workers
         found = next((worker for worker in known if worker.worker_id == worker_id), None)
         if found is None:

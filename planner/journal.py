@@ -1,4 +1,4 @@
-"""The journal: a line of JSON per decision, and one per effect that has ended."""
+"""The journal: one line of JSON per start of a planner, per decision and per effect that has ended."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +12,7 @@ from runtime.errors import ConfigError, ProtocolError
 
 
 class Started(Struct, frozen=True, tag="started"):
-    """The first line of each run of a planner."""
+    """The first line that a planner writes."""
 
     time_s: float
     version: int
@@ -24,7 +24,7 @@ class Decided(Struct, frozen=True, tag="decided"):
     observation: Observation
     target: Target
     duration_ms: float  # of deciding
-    advice_only: bool = False  # nothing was done
+    advice_only: bool = False  # True: the actions were not carried out
 
 
 class EffectEnded(Struct, frozen=True, tag="effect"):
@@ -34,7 +34,7 @@ class EffectEnded(Struct, frozen=True, tag="effect"):
     role: Role
     began_s: float
     duration_s: float
-    error: str = ""  # empty: it is done
+    error: str = ""  # empty: it succeeded
 
 
 Line = Started | Decided | EffectEnded
@@ -44,13 +44,14 @@ _decoder = msgspec.json.Decoder(Line)
 
 
 class Journal:
-    """Appends lines. A file that has reached `max_bytes` is renamed to NAME.1. Raises ConfigError."""
+    """Appends lines. A file that has reached `max_bytes` is renamed to NAME.1. The constructor raises ConfigError when
+    the file cannot be opened."""
 
     def __init__(self, path: Path, max_bytes: int) -> None:
         self._path = path
         self._max_bytes = max_bytes
         try:
-            self._file = path.open("ab", buffering=0)  # a line is whole or not there, also when the planner is killed
+            self._file = path.open("ab", buffering=0)  # one write per line: a killed planner leaves whole lines
         except OSError as error:
             raise ConfigError(str(path), error.strerror or str(error)) from error
 
@@ -67,7 +68,7 @@ class Journal:
 
 
 def read_journal(path: Path) -> Iterator[Line]:
-    """Skips a last line that is cut off. Raises ConfigError naming the line that cannot be read."""
+    """Yields the lines, without a last one that is cut off. Raises ConfigError with the number of a malformed line."""
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):

@@ -1,7 +1,7 @@
-"""The planner at work: observe, decide, write down, carry out; once per interval, live and in simulated time.
+"""The planner's loop: observe, decide, write to the journal, begin the actions; once per interval.
 
-Observer, connector and clock are arguments. The loop never waits for an effect: effects in flight are part of the next
-observation.
+Because observer, connector and clock are arguments, the same loop runs live and in simulated time. It never waits for
+an effect: effects in flight are part of the next observation.
 """
 
 import asyncio
@@ -25,8 +25,8 @@ log = structlog.get_logger()
 
 
 class PlannerLoop:
-    """`write` takes the journal's lines, `save` the planner's memory after each decision. `advice_only`: decide, do
-    nothing."""
+    """`write` receives the journal's lines, `save` the planner's memory after each decision. With `advice_only` the
+    loop decides and carries out nothing."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class PlannerLoop:
         *,
         clock: Callable[[], float] = time.time,
         write: Callable[[Line], None] = lambda line: None,
-        save: Callable[[bytes], Awaitable[None]] | None = None,
+        save: Callable[[bytes], Awaitable[object]] | None = None,
         advice_only: bool = False,
     ) -> None:
         self._config = config
@@ -48,24 +48,24 @@ class PlannerLoop:
         self._save = save
         self._advice_only = advice_only
         self.effects = Effects(connector, config.delays, clock, write)
-        self.last: Decided | None = None  # what `baton plan` shows
+        self.last: Decided | None = None
         self.problem = ""  # why the last step observed nothing
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Decides once per interval until it is cancelled."""
         self._write(Started(self._clock(), MAJOR, self._config.policy))
         loop = asyncio.get_running_loop()
         next_s = loop.time()
         try:
             while True:
                 await self.step()
-                next_s = max(next_s + self._config.interval_s, loop.time())  # late: go on from here, do not catch up
+                next_s = max(next_s + self._config.interval_s, loop.time())  # after a late step, do not catch up
                 await asyncio.sleep(next_s - loop.time())
         finally:
             await self.effects.close()
 
     async def step(self) -> Target | None:
-        """One decision; None when nothing could be observed: then nothing changes, and the next step tries again."""
+        """One decision and the beginning of its actions; None, and no change, when nothing could be observed."""
         try:
             observation = self.effects.shown_in(await self._observe())
         except BatonError as error:
@@ -83,7 +83,7 @@ class PlannerLoop:
         for action in target.actions:
             log.info("plan", verb=action.verb, worker=action.worker_id, role=action.role, reason=action.reason)
         if self._save is not None:
-            await self._save(self._planner.saved())  # before anything is done, so that a restarted planner knows of it
+            await self._save(self._planner.saved())  # before the effects begin, so that a restarted planner knows them
         if not self._advice_only:
             # While the memory was saved, an operator may have begun another effect.
             self.effects.begin([one for one in target.actions if one.worker_id not in self.effects.running])

@@ -1,4 +1,4 @@
-"""The planner's Prometheus metrics, all from the lines of its journal, on a port of their own."""
+"""The planner's Prometheus metrics, on their own port. All but NATS's are computed from the lines of the journal."""
 
 from collections import Counter as CountOf
 

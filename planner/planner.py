@@ -1,7 +1,7 @@
-"""From observation to target: the policy, then its guards, then the verbs.
+"""From observation to target: the policy wants counts, guards limit them, the ladder turns them into actions.
 
-The live loop, the simulation and a replay all call `decide` alone. A planner has no clock and does no I/O; its memory
-can be saved and restored.
+A planner has no clock and does no I/O, so that the live loop, the simulation and a replay run the same code. Its
+memory can be saved and restored.
 """
 
 import msgspec
@@ -20,7 +20,7 @@ from runtime.errors import ConfigError
 
 
 class Saved(Struct, frozen=True):
-    """The planner's memory as it goes to NATS and back."""
+    """The planner's memory as NATS stores it."""
 
     version: int
     policy: str
@@ -35,9 +35,10 @@ class Planner:
         self._policy = make_policy(config)
         self._policy_memory = self._policy.initial()
         self._history: dict[str, RoleHistory] = {role: RoleHistory() for role in ROLES}
-        self._next_number = 1  # of the next worker that is added
+        self._next_number = 1  # in the id of the next worker to add
 
     def decide(self, observation: Observation) -> Target:
+        """The target for this interval; it changes nothing (`frozen`) when a source was silent for too long."""
         if stale := stale_sources(observation, self._config.stale_s):
             return self._frozen(observation, stale)
         self._history = with_failures(self._history, observation, self._config)
@@ -55,7 +56,8 @@ class Planner:
         return msgspec.json.encode(Saved(MAJOR, self._policy.name, memory, self._history, self._next_number))
 
     def restore(self, data: bytes) -> None:
-        """Goes on where another planner was; the memory of another policy is dropped. Raises ConfigError."""
+        """Takes over the memory that `saved` returned; the memory of another policy is dropped. Raises ConfigError when
+        `data` is malformed or of another version."""
         try:
             saved = msgspec.json.decode(data, type=Saved)
             if saved.version != MAJOR:
@@ -76,10 +78,8 @@ class Planner:
     def _frozen(self, observation: Observation, stale: list[str]) -> Target:
         limit = f"{self._config.stale_s:g} s"
         reason = f"nothing was heard from {' and '.join(stale)} for more than {limit}: all stays as it is"
-        have = {role: counts(observation, role).have for role in ROLES}
-        return Target(
-            MAJOR, observation.time_s, self._policy.name, have[ROLES[0]], have[ROLES[1]], [], [reason], frozen=True
-        )
+        prefill, decode = (counts(observation, role).have for role in ROLES)
+        return Target(MAJOR, observation.time_s, self._policy.name, prefill, decode, [], [reason], frozen=True)
 
     def _target(self, observation: Observation, wanted: Wanted, actions: list[Action]) -> Target:
         return Target(

@@ -1,4 +1,4 @@
-"""A journal as a picture: load, workers and targets, latencies over time.
+"""A plot of a journal: load, workers with their targets, and latencies over time.
 
 Needs matplotlib: `pip install 'baton-serve[plot]'`.
 """
@@ -21,8 +21,8 @@ COLOURS = {"prefill": "tab:blue", "decode": "tab:orange"}
 def plot_decisions(
     path: Path, observations: Sequence[Observation], sides: Sequence[Sequence[Target]], targets_ms: tuple[float, float]
 ) -> None:
-    """One panel for load, one for each side's workers, one for TTFT and ITL with their targets. Raises ConfigError when
-    matplotlib is missing or the file cannot be written."""
+    """Writes an image with a panel for load, one for the workers of each side, and one for TTFT and ITL with
+    `targets_ms`. Raises ConfigError when matplotlib is missing or the file cannot be written."""
     figure, axes = _panels(2 + len(sides))
     first_s = observations[0].time_s
     unit, unit_s = _unit(observations[-1].time_s - first_s)
@@ -37,7 +37,7 @@ def plot_decisions(
         panel.grid(alpha=0.3)
     try:
         figure.savefig(path, dpi=100)
-    except (OSError, ValueError) as error:  # ValueError: a kind of file that is not known
+    except (OSError, ValueError) as error:  # ValueError: an unknown file type
         raise ConfigError(str(path), str(error)) from error
 
 
@@ -51,7 +51,7 @@ def _panels(count: int) -> tuple[Any, Any]:
 
 
 def _unit(length_s: float) -> tuple[str, float]:
-    """Name and seconds of one that suits a time of this length."""
+    """Name and seconds of the time unit for an axis of this length."""
     for unit, unit_s in (("hours", 3600.0), ("minutes", 60.0)):
         if length_s >= 2 * unit_s:
             return unit, unit_s

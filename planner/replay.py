@@ -1,6 +1,6 @@
-"""What another policy, or other settings, would have wanted for the observations of a journal.
+"""Replay: what another policy, or other settings, would have wanted for the observations of a journal.
 
-The observations stay as they were recorded: the cluster does not react to the other policy. The simulator is for that.
+The observations stay as they were recorded: the cluster does not react to the other policy. The simulator shows that.
 """
 
 from collections.abc import Iterable
@@ -27,11 +27,11 @@ class Replayed(Struct, frozen=True):
 
 
 class Summary(Struct, frozen=True):
-    """One side of a replay. Means are weighed by the time that each decision stood."""
+    """Figures of one side of a replay. Means are weighted by the time until the next decision."""
 
     policy: str
     decisions: int
-    changes: int  # decisions that wanted other counts than the one before
+    changes: int  # decisions whose counts differ from the previous one's
     frozen: int
     mean_prefill: float
     mean_decode: float
@@ -45,7 +45,7 @@ class Replay(Struct, frozen=True):
 
 
 def replay(lines: Iterable[Line], config: PlannerConfig) -> Replay:
-    """From a fresh memory: the other policy learns from the first line on."""
+    """Decides anew for each recorded observation, with a planner of `config` whose memory is empty at first."""
     planner = Planner(config)
     decisions, effects = [], []
     for line in lines:
@@ -57,9 +57,9 @@ def replay(lines: Iterable[Line], config: PlannerConfig) -> Replay:
 
 
 def summary(targets: list[Target]) -> Summary:
-    """Of at least one target, in the order of time."""
+    """`targets`: at least one, in the order of time."""
     spans = [max(0.0, after.time_s - before.time_s) for before, after in pairwise(targets)]
-    spans.append(1.0 if not any(spans) else 0.0)  # the last one stood for an unknown time
+    spans.append(1.0 if not any(spans) else 0.0)  # how long the last target held is unknown
     total_s = sum(spans)
     counts = [(target.prefill, target.decode) for target in targets]
     return Summary(

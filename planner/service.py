@@ -1,12 +1,13 @@
-"""A planner in a live service, from its start to its end: what `baton up --planner` runs beside its processes.
+"""The planner of a live service, with its observer, its metrics, its journal and its answers to operators.
 
-All that it needs to go on is in NATS, so that a planner that was restarted, here after a fault or with the whole
-process, knows what the last one has begun.
+Because the planner's memory is in NATS, a planner that restarts after an error or with its process knows which effects
+the last one has begun.
 """
 
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -29,15 +30,15 @@ from runtime.nats.subjects import planner_subject
 from runtime.security.keys import NO_KEYS, Keys, check_reach
 
 KEY: Final = "memory"
-AGAIN_S: Final = 1.0  # after a fault
+RESTART_S: Final = 1.0  # pause between an error and the next planner
 MEGABYTE: Final = 1_000_000
 
 log = structlog.get_logger()
 
 
 class PlannerService:
-    """`gpu_budget`: that the workers may hold together; `gpus_per_worker`: that a worker of each role takes.
-    Raises ConfigError when the journal cannot be written."""
+    """`gpu_budget`: GPUs that the workers may hold together; `gpus_per_worker`: GPUs of one worker of each role. The
+    constructor raises ConfigError when the journal cannot be written."""
 
     def __init__(
         self,
@@ -63,23 +64,23 @@ class PlannerService:
         self._journal = None if path is None else Journal(path, settings.journal_mb * MEGABYTE)
 
     async def run(self, on_ready: Callable[[str], None] = lambda address: None) -> None:
-        """Until it is cancelled: a fault ends one planner, and the next one goes on where it was. `on_ready` gets
-        HOST:PORT of the metrics, each time that one listens to operators."""
+        """Plans until it is cancelled: after an error, the next planner continues with the memory of the last one.
+        `on_ready` gets HOST:PORT of the metrics each time that a planner begins to answer operators."""
         address = self._metrics.serve(self._config.workers.host, self._api_keys)
         try:
             while True:
                 try:
                     await self._plan(address, on_ready)
                 except Exception:
-                    log.exception("the planner failed; it is started again", after_s=AGAIN_S)
-                await asyncio.sleep(AGAIN_S)
+                    log.exception("the planner failed; it is started again", after_s=RESTART_S)
+                await asyncio.sleep(RESTART_S)
         finally:
             self._metrics.close()
             if self._journal is not None:
                 self._journal.close()
 
     async def _plan(self, metrics_address: str, on_ready: Callable[[str], None]) -> None:
-        """One planner's life."""
+        """Runs one planner until it fails or is cancelled."""
         async with AsyncExitStack() as closing:
             hand = Hand(self._store)
             await hand.load()
@@ -90,7 +91,12 @@ class PlannerService:
             closing.push_async_callback(observer.close)
             await observer.start()
             loop = PlannerLoop(
-                self._config.planner, planner, observer, self._connector, write=self._write, save=self._save
+                self._config.planner,
+                planner,
+                observer,
+                self._connector,
+                write=self._write,
+                save=partial(self._store.save, KEY),
             )
             control = Control(loop, hand, metrics_address)
             subscription = await self._nats.answer(planner_subject(self._nats.namespace), control.answer)
@@ -109,14 +115,11 @@ class PlannerService:
             return Planner(self._config.planner)
         return planner
 
-    async def _save(self, memory: bytes) -> None:
-        await self._store.save(KEY, memory)
-
     def _write(self, line: Line) -> None:
         self._metrics.observe(line)
         if self._journal is None:
             return
         try:
             self._journal.write(line)
-        except (OSError, ValueError) as error:  # ValueError: it was closed by a failed rename
+        except (OSError, ValueError) as error:  # ValueError: a failed rename closed the file
             log.warning("journal not written", error=str(error))

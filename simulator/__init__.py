@@ -1,1 +1,1 @@
-"""The planner's policies in simulated time."""
+"""Simulation of a cluster, its requests and its planner, in simulated time."""

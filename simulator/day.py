@@ -1,10 +1,10 @@
-"""One run: requests, a planner, and what came of it. The planner's loop is the one that runs live."""
+"""A simulated run of requests and a planner, and its outcome. The planner's loop is that of a live service."""
 
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from baton_proto.planner import DECODE, PREFILL, Role
+from baton_proto.planner import DECODE, OTHER_ROLE, PREFILL, ROLES, Role
 from planner.journal import Decided, Line
 from planner.loop import PlannerLoop
 from planner.planner import Planner
@@ -16,7 +16,7 @@ from simulator.serving import Hardware, Limits, ServingCluster
 from simulator.workload import Requests
 
 DOWN = ("drain", "sleep", "remove")
-DRAIN_S = 300.0  # after the last arrival, for answers to end
+DRAIN_S = 300.0  # simulated after the end, for answers to end
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,17 +26,17 @@ class Setting:
     delays: Delays
     gpus: int
     duration_s: float
-    begin: tuple[int, int]  # prefill and decode workers that stand at the beginning
+    begin: tuple[int, int]  # ready prefill and decode workers at the start
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     requests: int
-    attainment: float  # share of all requests that ended with TTFT and ITL within the limits
+    attainment: float  # share of all requests that ended with TTFT and ITL within Limits
     ttft_attainment: float
     gpu_hours: float
     actions: int  # workers added, drained, put to sleep, woken or flipped
-    reversals: int  # of them, those that undo another one of the same role within `reversal_s` before
+    reversals: int  # actions that undo one of the same role less than `reversal_s` before
     most_gpus: int
 
 
@@ -47,11 +47,12 @@ def simulate(
     seed: int = 0,
     write: Callable[[Line], None] = lambda line: None,
 ) -> Outcome:
-    lines: list[tuple[float, str, Role]] = []
+    """Runs the planner of `config` over `requests` for `setting.duration_s`. `write` receives the journal's lines."""
+    actions: list[tuple[float, str, Role]] = []
 
     def note(line: Line) -> None:
         if isinstance(line, Decided):
-            lines.extend((line.time_s, action.verb, action.role) for action in line.target.actions)
+            actions.extend((line.time_s, action.verb, action.role) for action in line.target.actions)
         write(line)
 
     async def run() -> tuple[ServingCluster, Fleet]:
@@ -66,17 +67,18 @@ def simulate(
         samples.cancel()
         planning.cancel()
         await asyncio.gather(samples, planning, return_exceptions=True)
-        fleet.advance()  # counts GPUs up to now
+        fleet.advance()  # counts GPU hours up to now
         return cluster, fleet
 
     cluster, fleet = run_simulated(run())
     gpu_hours = fleet.gpu_s / 3600
     cluster.advance(setting.duration_s + DRAIN_S)
-    return _outcome(cluster, gpu_hours, fleet.most_gpus, lines, config.reversal_s)
+    return _outcome(cluster, gpu_hours, fleet.most_gpus, actions, config.reversal_s)
 
 
 def follow(requests: Requests, setting: Setting, schedule: list[tuple[int, int]], every_s: float) -> Outcome:
-    """With so many prefill and decode workers in each `every_s`, there at once and gone at once when they are idle."""
+    """Runs `requests` with the scheduled (prefill, decode) workers in each period of `every_s`. Workers start without
+    delay; those that leave finish their requests, but no longer count as GPUs."""
     slots = 2 * (max(p for p, _ in schedule) + max(d for _, d in schedule))
     cluster = ServingCluster(requests, setting.hardware, setting.limits, slots)
     gpu_s, actions, before, most = 0.0, 0, schedule[0], 0
@@ -98,7 +100,7 @@ def follow(requests: Requests, setting: Setting, schedule: list[tuple[int, int]]
 
 def _begin(fleet: Fleet, counts: tuple[int, int]) -> None:
     number = 0
-    for role, count in ((PREFILL, counts[0]), (DECODE, counts[1])):
+    for role, count in zip(ROLES, counts, strict=True):
         for _ in range(count):
             number += 1
             fleet.serve_now(f"{role}-{number}", role)
@@ -131,15 +133,15 @@ def _outcome(
 
 
 def reversals(actions: list[tuple[float, str, Role]], within_s: float) -> int:
-    """Actions that undo one of the same role that lies less than `within_s` back; each can be undone once. A flip is an
-    action of both roles."""
+    """The number of actions that undo one of the same role less than `within_s` before; each is undone at most once. A
+    flip counts for both roles."""
     moves: list[tuple[float, Role, int]] = []
     for time_s, verb, role in actions:
         moves.append((time_s, role, -1 if verb in DOWN else 1))
         if verb == "flip":
-            moves.append((time_s, DECODE if role == PREFILL else PREFILL, -1))
+            moves.append((time_s, OTHER_ROLE[role], -1))
     count = 0
-    standing: dict[tuple[Role, int], list[float]] = {(role, way): [] for role in (PREFILL, DECODE) for way in (-1, 1)}
+    standing: dict[tuple[Role, int], list[float]] = {(role, way): [] for role in ROLES for way in (-1, 1)}
     for time_s, role, way in moves:
         opposite = standing[role, -way]
         if opposite and time_s - opposite[-1] < within_s:

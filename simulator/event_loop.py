@@ -1,7 +1,6 @@
-"""An asyncio event loop whose time is simulated: where another would wait, its clock jumps to the next timer.
+"""An asyncio event loop in simulated time: instead of waiting, its clock jumps to the next timer.
 
-Whatever runs on it is the code that runs live: `asyncio.sleep`, timeouts and tasks just work, and a day takes as long
-as its computing. There is no I/O on it.
+Code of the live service runs on this loop unchanged: `asyncio.sleep`, timeouts and tasks work, but no I/O.
 """
 
 import asyncio
@@ -13,7 +12,7 @@ T = TypeVar("T")
 
 
 class _NothingToRead(selectors.SelectSelector):
-    """Reports no I/O, and takes the time it was to wait as passed."""
+    """Reports no I/O, and advances the clock by the time that it should wait."""
 
     now_s = 0.0
 
@@ -30,7 +29,7 @@ class SimulatedEventLoop(asyncio.SelectorEventLoop):
         super().__init__(self._simulated)
 
     def time(self) -> float:
-        """Simulated seconds since the loop was made."""
+        """Simulated seconds since the loop was created."""
         return self._simulated.now_s
 
 

@@ -1,4 +1,4 @@
-"""The simulated workers: a Connector whose verbs take simulated time. What a planner sees of them: `observer.py`."""
+"""The simulated workers: a Connector whose verbs take simulated time."""
 
 import asyncio
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from baton_proto.planner import ALL_VERBS, Role, State, Verb
 from simulator.serving import ServingCluster
 
-POLL_S = 0.5  # how often a draining worker is looked at
+POLL_S = 0.5  # between two checks whether a worker is drained
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Fleet:
         self.verbs: tuple[Verb, ...] = ALL_VERBS
         self.workers: dict[str, Worker] = {}
         self.stuck: set[str] = set()
-        self.gpu_s = 0.0  # held so far
+        self.gpu_s = 0.0  # GPU seconds held so far
         self.most_gpus = 0
         self._cluster = cluster
         self._delays = delays
@@ -75,7 +75,7 @@ class Fleet:
         self._serve(worker)
 
     def serve_now(self, worker_id: str, role: Role) -> None:
-        """Without a delay: what stands when the day begins, and the oracle's."""
+        """Adds a worker that is ready at once."""
         self._serve(self._start(worker_id, role))
 
     def _start(self, worker_id: str, role: Role) -> Worker:
@@ -110,7 +110,7 @@ class Fleet:
         worker.state, worker.since_s = state, self._clock()
 
     def advance(self) -> None:
-        """The cluster to now."""
+        """Advances the cluster to the clock's time, and counts the GPU seconds."""
         now_s = self._clock()
         self.gpu_s += len(self.workers) * (now_s - self._changed_s)
         self._changed_s = now_s

@@ -1,12 +1,12 @@
-"""The serving cluster as discrete events, compiled by numba: one call of `advance` moves it on to a given time.
+"""The serving cluster as a discrete-event simulation, compiled by numba: `advance` simulates up to a given time.
 
 A request waits in the routers' central queue, first come, first served, until a prefill worker is idle and a decode
-worker has room for its KV. Its prompt then runs alone. With the end of the prompt comes its first token, and the
-request decodes with all others of its decode worker.
+worker has room for its KV. Its prompt then runs alone. The first token comes at the end of the prompt, and the request
+decodes with all others of its decode worker.
 
-Decoding is a fluid: all sequences of a worker gain tokens at one rate, one per step, so that a sequence ends when its
-worker's count of steps has grown by its number of tokens. With B sequences and K tokens of context a step takes
-a + b B + c K seconds, and K grows by B per step: x steps take (a + b B + c K) x + c B x^2 / 2.
+Decoding is fluid: steps need not be whole. Each sequence of a worker gains one token per step, so that a sequence ends
+when its worker's count of steps has grown by its number of tokens. With B sequences and K tokens of context a step
+takes a + b B + c K seconds, and K grows by B per step: x steps take (a + b B + c K) x + c B x^2 / 2.
 
 Times are in seconds, KV memory in tokens.
 """
@@ -38,19 +38,18 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def part(function: F, cache: bool = False) -> F:
-    """A compiled function. Because nothing is allocated here, references need no counting, which would cost 40 %."""
+    """A compiled function without reference counting, which would cost 40 % of the time; nothing is allocated here."""
     options: Any = {"_nrt": False, "cache": cache}
     made: F = numba.njit(**options)(function)
     return made
 
 
 def entry(function: F) -> F:
-    """A compiled function that is kept on disk, with all parts that it calls."""
+    """A compiled function that numba caches on disk, with all parts that it calls."""
     return part(function, cache=True)
 
 
-# numba keeps the compiled loop on disk for as long as this file is the same, even when step_times.py has changed:
-# a test compares the two.
+# Because numba's cache ignores changes of step_times.py, a test compares the compiled functions with the originals.
 _prefill_time, _decode_time, _token_pairs = part(prefill_time), part(decode_time), part(token_pairs)
 
 
@@ -66,13 +65,13 @@ WORKER = np.dtype(
     [
         ("takes", "i8"),  # NOTHING, PROMPTS or SEQUENCES
         ("prompt", "i8"),  # the request whose prompt runs, while one does
-        ("successor", "i8"),  # the worker where this request will decode
+        ("successor", "i8"),  # the decode worker of this request
         ("reserved", "i8"),  # KV tokens of all requests sent to the worker to decode
-        ("sent", "i8"),  # those of them whose prompt still runs
+        ("sent", "i8"),  # requests sent to the worker whose prompts still run
         ("batch", "i8"),  # sequences that decode: B
         ("context", "f8"),  # their tokens of context: K
-        ("steps", "f8"),  # done since the beginning
-        ("at_s", "f8"),  # when `steps` and `context` were as they are
+        ("steps", "f8"),  # done since the start
+        ("at_s", "f8"),  # the time of `steps` and `context`
     ],
     align=True,
 )
@@ -85,7 +84,7 @@ class State(NamedTuple):
     prompt_end_s: Floats  # [workers]: end of the prompt that runs; IDLE without one
     end_s: Floats  # [workers]: end of the next sequence; IDLE without one
     ends: Floats  # [workers, max_running] heap of the counts of steps at which sequences end
-    ending: Ints  # [workers, max_running] and their requests
+    ending: Ints  # [workers, max_running]: the requests of `ends`
     first_s: Floats  # [requests]: when the first token came
     counters: Ints  # [NUM_COUNTERS]
     ttft: Ints  # [BUCKETS] histogram
@@ -111,7 +110,7 @@ def advance(until_s: float, model: Model, requests: Requests, state: State) -> N
 
 @part
 def _started(model: Model, requests: Requests, state: State) -> bool:
-    """Whether the first request that waits could be started."""
+    """Starts the first waiting request if workers have room for it; returns whether they had."""
     request = state.cursor[0]
     need = requests.prompt[request] + requests.output[request]
     p = _idle_worker(state.workers, state.prompt_end_s)
@@ -159,7 +158,7 @@ def _roomiest_worker(workers: Workers, need: int, kv_tokens: int, max_running: i
 
 @part
 def _next_event(until_s: float, requests: Requests, state: State) -> Any:
-    """(time, kind, worker)."""
+    """The next event: (time, kind, worker)."""
     prompt_end_s, end_s = state.prompt_end_s, state.end_s
     next_s, kind, at = until_s, UNTIL, -1
     arriving = state.cursor[1]
@@ -175,7 +174,7 @@ def _next_event(until_s: float, requests: Requests, state: State) -> Any:
 
 @part
 def _end_prompt(p: int, now_s: float, model: Model, requests: Requests, state: State) -> None:
-    """The first token has come; the request decodes from now on."""
+    """The first token of the request; its decode worker decodes it from now on."""
     request, d = state.workers[p].prompt, state.workers[p].successor
     state.prompt_end_s[p] = IDLE
     ttft_s = now_s - requests.arrival_s[request]
@@ -193,7 +192,7 @@ def _end_prompt(p: int, now_s: float, model: Model, requests: Requests, state: S
 
 @part
 def _end_sequence(d: int, now_s: float, model: Model, requests: Requests, state: State) -> None:
-    """The last token has come."""
+    """The last token of a request, whose KV is freed."""
     worker = state.workers[d]
     _decode_until(now_s, model, worker)
     request = _pop(worker.batch, state.ends[d], state.ending[d])
@@ -228,7 +227,7 @@ def _decode_until(now_s: float, model: Model, worker: Worker) -> None:
 
 @part
 def _next_end(model: Model, worker: Worker, first_end: float) -> Any:
-    """When the sequence ends that does so after `first_end` steps."""
+    """The time of the worker's step number `first_end`, at which its next sequence ends; IDLE without a sequence."""
     if worker.batch == 0:
         return IDLE
     steps = max(0.0, first_end - worker.steps)

@@ -1,4 +1,4 @@
-"""What a planner sees of the simulated cluster. An Observer as `planner/loop.py` calls it."""
+"""The observer of the simulated cluster, in the place of planner/observing/live_observer.py."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ NOISE = 0.03  # relative, of a timed step
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """What had been counted at the last observation."""
+    """The counters at the last observation."""
 
     time_s: float
     totals: Totals
@@ -48,13 +48,13 @@ class FleetObserver:
         self._steps: list[StepSample] = []
 
     def sample(self) -> None:
-        """To be called every SAMPLE_S."""
+        """Samples the load and the engine steps; to be called every SAMPLE_S."""
         self._fleet.advance()
         serving = [worker for worker in self._fleet.workers.values() if worker.state == "ready"]
         decoders = [worker for worker in serving if worker.role == DECODE]
         waiting = len(self._cluster.waiting())
         used = [self._cluster.kv_used(worker.slot) for worker in decoders]
-        # What finds no room on any decode worker waits in the queue: each has its part of it, once nobody prefills.
+        # If a prefill worker is idle, the queue waits for room on decode workers, and each is charged with its share.
         idle = any(worker.role == PREFILL and self._cluster.idle(worker.slot) for worker in serving)
         kv_load = float(np.mean(used)) + WAITING_WEIGHT * (waiting / len(decoders) if idle else 0) if decoders else 0.0
         self._steps += [step for worker in serving if (step := self._step(worker)) is not None]
@@ -74,7 +74,7 @@ class FleetObserver:
         return Observation(MAJOR, self._clock(), self._gpus, views, queue, interval, steps, ages_s=ages_s)
 
     def _interval(self) -> Interval:
-        """Since the last call."""
+        """The interval since the last call."""
         before, now, requests = self._seen, self._marks(), self._cluster.requests
         samples, self._seen, self._samples = self._samples, now, []
         arrived = slice(before.totals.arrived, now.totals.arrived)
@@ -112,7 +112,7 @@ class FleetObserver:
         )
 
     def _step(self, worker: Worker) -> StepSample | None:
-        """The one that it is in."""
+        """The step that the worker runs now, timed with noise; None when it is idle or was never ready."""
         if worker.ready_since_s is None:
             return None
         engine, requests, slot = self._cluster.hardware.engine, self._cluster.requests, worker.slot

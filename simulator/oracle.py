@@ -1,5 +1,5 @@
-"""The smallest cluster that would have done: each size is simulated at constant rates, the planner's formulas play no
-part."""
+"""The smallest cluster that meets the limits, found by simulating each size at constant rates, without the planner's
+formulas."""
 
 from collections.abc import Sequence
 
@@ -12,14 +12,14 @@ from simulator.workload import Lengths, requests_of
 
 TRIAL_S = 1200.0  # of simulated time, from an empty cluster
 STEPS = 7  # of bisection, to about 1 %
-FIRST_STEPS = 14  # for one worker, of which nothing is known
-FIRST_HIGH = 400.0  # requests/s that one worker does not carry
-GROWTH = 0.8  # workers' worth of rate that one more adds beyond its own, at most
+FIRST_STEPS = 14  # of bisection for one worker, where no bounds are known
+FIRST_HIGH = 400.0  # requests/s, more than one worker carries
+GROWTH = 0.8  # one more worker adds at most the rate of 1 + GROWTH workers
 
 
 class Capacities:
-    """Requests/s that 1, 2, ... workers of a role carry with the share `attainment` of requests within the limits, when
-    there is more than enough of the other role."""
+    """The rates in requests/s that 1, 2, ... `largest` workers of a role carry with the share `attainment` of requests
+    within the limits, when the other role has more than enough workers."""
 
     def __init__(
         self,
@@ -56,5 +56,6 @@ class Capacities:
 
 
 def smallest(rate: float, prefill_rates: Sequence[float], decode_rates: Sequence[float]) -> tuple[int, int]:
-    """Prefill and decode workers that carry `rate` requests/s, by what so many carry; at least one each."""
+    """The fewest prefill and decode workers that carry `rate` requests/s, at least one each. `prefill_rates` and
+    `decode_rates`: as in Capacities."""
     return int(np.searchsorted(prefill_rates, rate)) + 1, int(np.searchsorted(decode_rates, rate)) + 1

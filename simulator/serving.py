@@ -1,6 +1,6 @@
-"""A serving cluster in simulated time: slots that hold a prefill or a decode worker, and the requests between them.
+"""A serving cluster in simulated time: slots for prefill or decode workers, and the requests.
 
-Owns the arrays that `kernel.py` works on. `fleet.py` opens and closes slots and reads what a planner may see.
+The class ServingCluster owns the arrays that `kernel.py` works on.
 """
 
 from dataclasses import dataclass
@@ -18,8 +18,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """What one worker is. A prompt is computed alone, so that its time is the formula's; steps are those of
-    MockConfig."""
+    """Speed and capacity of one worker. Because a prompt runs alone, the formulas of MockConfig give its time."""
 
     engine: MockConfig
     kv_tokens: int = 524_288
@@ -28,7 +27,7 @@ class Hardware:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """By which requests are counted as met."""
+    """The TTFT and ITL within which a request counts as met."""
 
     ttft_s: float
     itl_s: float
@@ -36,7 +35,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Since the beginning; but for `arrived` the kernel's counters, in their order."""
+    """Counts since the start. After `arrived` come the kernel's counters, in their order."""
 
     arrived: int
     ttft_met: int
@@ -54,7 +53,7 @@ class ServingCluster:
         self.state = _empty(len(requests.arrival_s), slots, hardware.max_running)
 
     def advance(self, until_s: float) -> None:
-        """Does nothing when `until_s` is before now."""
+        """Simulates up to `until_s`; does nothing when it is before now."""
         if until_s > self.now_s:
             kernel.advance(until_s, self._model, self.requests, self.state)
             self.now_s = until_s
@@ -63,7 +62,7 @@ class ServingCluster:
         self.state.workers["takes"][slot] = kernel.PROMPTS if role == PREFILL else kernel.SEQUENCES
 
     def close(self, slot: int) -> None:
-        """The worker takes nothing new and finishes what it has."""
+        """The worker takes no new requests and finishes those that it has."""
         self.state.workers["takes"][slot] = kernel.NOTHING
 
     def idle(self, slot: int) -> bool:
@@ -71,12 +70,12 @@ class ServingCluster:
         return bool(self.state.prompt_end_s[slot] == kernel.IDLE and worker["batch"] == 0 and worker["sent"] == 0)
 
     def prompt_of(self, slot: int) -> int | None:
-        """The request whose prompt runs there."""
+        """The request whose prompt runs in the slot."""
         running = self.state.prompt_end_s[slot] != kernel.IDLE
         return int(self.state.workers["prompt"][slot]) if running else None
 
     def decoding(self, slot: int) -> tuple[int, float]:
-        """Sequences that decode there, and their tokens of context."""
+        """Sequences that decode in the slot, and their tokens of context."""
         worker = self.state.workers[slot]
         return int(worker["batch"]), float(worker["context"])
 
@@ -85,7 +84,7 @@ class ServingCluster:
         return float(self.state.workers["reserved"][slot] / self.hardware.kv_tokens)
 
     def waiting(self) -> range:
-        """Requests in the central queue."""
+        """Indices of the requests in the central queue."""
         return range(*self.state.cursor.tolist())
 
     def totals(self) -> Totals:
@@ -93,7 +92,7 @@ class ServingCluster:
 
 
 def percentile_ms(histogram: Ints, share: float) -> float | None:
-    """To 4 %. None when nothing was counted."""
+    """The percentile of a histogram, to 4 %; None when nothing was counted."""
     total = histogram.sum()
     if not total:
         return None

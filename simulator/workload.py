@@ -1,4 +1,4 @@
-"""Requests of a day: rates from a file, arrivals at random within each ten minutes, lengths from a trace or a
+"""Requests of a day: rates from a file, Poisson arrivals within each ten minutes, lengths from a trace or a
 distribution."""
 
 import csv
@@ -19,11 +19,11 @@ MAX_OUTPUT = 2048
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-Lengths = Callable[[np.random.Generator, int], tuple[Ints, Ints]]  # so many (prompt tokens, output tokens)
+Lengths = Callable[[np.random.Generator, int], tuple[Ints, Ints]]  # n -> (prompt tokens [n], output tokens [n])
 
 
 class Requests(NamedTuple):
-    """Columns of equal length, in order of arrival."""
+    """One column per field, [requests], in order of arrival."""
 
     arrival_s: Floats
     prompt: Ints  # tokens
@@ -41,7 +41,7 @@ def read_rates(path: Path) -> Floats:
 
 
 def day_of(rates: Floats, day: int) -> Floats:
-    """[144]; days count from 0. Raises ConfigError."""
+    """The rates [144] of a day, counted from 0. Raises ConfigError when the file has no such day."""
     if not 0 <= day < len(rates) // BINS_PER_DAY:
         raise ConfigError("day", f"{day} is not one of the {len(rates) // BINS_PER_DAY} days in the file")
     return rates[day * BINS_PER_DAY : (day + 1) * BINS_PER_DAY]
@@ -56,7 +56,7 @@ def chat_lengths(dice: np.random.Generator, count: int) -> tuple[Ints, Ints]:
 
 
 def trace_lengths(path: Path) -> Lengths:
-    """Pairs drawn from a gzipped table `TIMESTAMP,ContextTokens,GeneratedTokens`. Raises ConfigError."""
+    """Lengths drawn at random from a gzipped table `TIMESTAMP,ContextTokens,GeneratedTokens`. Raises ConfigError."""
     try:
         with gzip.open(path, "rt", newline="") as file:
             rows = [(int(line["ContextTokens"]), int(line["GeneratedTokens"])) for line in csv.DictReader(file)]
@@ -72,7 +72,8 @@ def trace_lengths(path: Path) -> Lengths:
 
 
 def requests_of(rates: Floats, lengths: Lengths, seed: int, hit_rate: float = 0.0, bin_s: float = BIN_S) -> Requests:
-    """Poisson arrivals: within each `bin_s` the rate is constant, and jumps to the next one's at its end."""
+    """Requests with Poisson arrivals, at a constant rate within each `bin_s`. The share `hit_rate` of each prompt is
+    cached."""
     dice = np.random.default_rng(seed)
     counts = dice.poisson(rates * bin_s)
     starts = np.repeat(np.arange(len(rates)) * bin_s, counts)

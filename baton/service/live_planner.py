@@ -1,5 +1,5 @@
-"""The planner of a live service. It runs in the process that supervises the workers and alone can start and end them:
-`baton up`, or the control actor on a Ray cluster."""
+"""The planner of a live service. It runs in the supervisor's process, because only that process can start and end
+workers: `baton up`, or the control actor on a Ray cluster."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -20,9 +20,9 @@ from runtime.nats.client import connect
 async def live_planner(
     supervisor: Supervisor, on_ready: Callable[[str], None] = lambda address: None
 ) -> AsyncIterator[None]:
-    """Plans for the workers of a supervisor that was started, until the end of the context; then what is under way is
-    let go of. `on_ready` gets HOST:PORT of the metrics, once the planner listens. Raises UnavailableError when NATS
-    does not answer, ConfigError when the journal cannot be written."""
+    """Plans for the workers of a started supervisor until the context ends; effects in flight are then cancelled.
+    `on_ready` gets HOST:PORT of the metrics once the planner answers operators. Raises UnavailableError when NATS does
+    not answer, ConfigError when the journal cannot be written."""
     config, keys = supervisor.launcher.here(supervisor.config), supervisor.keys
     machines = supervisor.launcher.machines
     assert config.nats.url is not None, "not started"
@@ -40,8 +40,9 @@ async def live_planner(
 
 
 def gpu_budget(config: ServingConfig, machines: Machines) -> int:
-    """What the configuration says, or what there is. Where there are no GPUs a worker counts as one: then it is the
-    cores that bound them, and of the mock engine, which computes nothing, only the limits of each role."""
+    """GPUs that the workers may hold together: the configured number, else all GPUs of the machines. Without GPUs a
+    worker counts as one GPU, and the budget is the number of cores. Because the mock engine computes nothing, its
+    budget is the sum of the limits of both roles."""
     limits = config.planner.limits
     if limits.gpu_budget is not None:
         return limits.gpu_budget
@@ -51,6 +52,7 @@ def gpu_budget(config: ServingConfig, machines: Machines) -> int:
 
 
 def gpus_per_worker(config: ServingConfig, machines: Machines) -> dict[Role, int]:
+    """GPUs that a worker of each role holds; 1 where workers run without GPUs."""
     if not uses_gpus(config, machines):
         return {PREFILL: 1, DECODE: 1}
     return {PREFILL: for_prefill_worker(config).engine.tensor_parallel, DECODE: config.engine.tensor_parallel}

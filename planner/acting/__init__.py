@@ -1,1 +1,1 @@
-"""Verbs carried out, operators' orders held, memory kept."""
+"""Carrying out verbs, and storing the operator's counts and the planner's memory."""

@@ -1,8 +1,9 @@
-"""What the planner asks of whoever runs processes: child processes, Ray actors, the simulator.
+"""The interface between the planner and the runner of the workers: a supervisor of child processes or Ray actors, or
+the simulator.
 
-A verb returns when its effect is there, and raises ConnectorError when it cannot be. It may be cancelled, which happens
-at its deadline. Asked twice it does no more than asked once: `add` of a worker that is there or starting waits for that
-one, `drain` of one that is gone returns.
+A verb returns when its effect is complete and raises ConnectorError when the effect is impossible. The planner cancels
+a verb at its deadline. Invariant: a verb asked twice has the effect of one: `add` of a worker that runs or starts waits
+until that worker is ready, `drain` of a worker that is gone returns.
 """
 
 from collections.abc import Iterable
@@ -25,43 +26,43 @@ class ConnectorError(BatonError):
 
 @dataclass(frozen=True, slots=True)
 class WorkerProcess:
-    """A worker as whoever runs its process knows it, whether discovery lists it or not."""
+    """A worker process as its supervisor knows it, whether discovery lists the worker or not."""
 
     worker_id: str
-    role: Role  # while it flips, the one that it had
+    role: Role  # during a flip, the old role
     since_s: float  # Unix time at which it was started
-    leaving: Verb | None = None  # remove, drain or flip, while it is under way, whichever planner has asked for it
+    leaving: Verb | None = None  # the verb in flight that takes this worker away, whichever planner asked for it
 
 
 class Connector(Protocol):
     @property
     def verbs(self) -> tuple[Verb, ...]:
-        """Those that it has. The others are never asked for."""
+        """The verbs that this connector can carry out. The planner asks for no others."""
 
     async def add(self, worker_id: str, role: Role) -> None:
-        """Until it is ready."""
+        """Starts a worker and returns when it is ready."""
 
     async def remove(self, worker_id: str) -> None:
-        """Ends it at once: it serves nobody."""
+        """Ends a worker that serves nobody, without draining it."""
 
     async def drain(self, worker_id: str) -> None:
-        """Unrouted first, then nothing in flight and no block outbound, then ended. Until it is gone."""
+        """Takes the worker off the routers, waits until no request and no push is in flight, and ends the process."""
 
     async def sleep(self, worker_id: str) -> None:
-        """Drained as above, but kept, with its weights out of the GPU's way."""
+        """Drains the worker and keeps its process, without its weights in GPU memory."""
 
     async def wake(self, worker_id: str) -> None:
-        """Until it is ready again."""
+        """Returns when the sleeping worker is ready again."""
 
     async def flip(self, worker_id: str, role: Role) -> None:
-        """Drained as above, then ready in the role `role`."""
+        """Drains the worker and returns when it is ready in the role `role`."""
 
 
 class LiveConnector(Connector, Protocol):
-    """Of processes that exist, unlike the simulator's."""
+    """A connector of real processes, unlike the simulator's."""
 
     def processes(self) -> Iterable[WorkerProcess]:
-        """That live now, those still starting included."""
+        """The processes that live now, including those that still start."""
 
     async def close(self) -> None:
-        """Lets go of the verbs that are still at work. Processes stay as they are."""
+        """Cancels the verbs in flight. Processes stay as they are."""

@@ -1,4 +1,4 @@
-"""Carries out actions: one task per action, each with its deadline, and never two for one worker."""
+"""Carries out actions: one task with a deadline per action. Invariant: a worker has at most one effect in flight."""
 
 import asyncio
 from collections.abc import Callable
@@ -16,7 +16,7 @@ log = structlog.get_logger()
 
 
 class Effects:
-    """`ended` gets every effect, in the order in which they end."""
+    """The effects in flight. `ended` receives each effect when it ends."""
 
     def __init__(
         self,
@@ -47,12 +47,12 @@ class Effects:
 
     @property
     def running(self) -> dict[str, tuple[Action, float]]:
-        """By worker: what is in flight, and when it began."""
+        """By worker id: the action in flight, and when it began, on `clock`."""
         return {worker_id: (action, began_s) for worker_id, (action, began_s, _) in self._running.items()}
 
     def shown_in(self, observation: Observation) -> Observation:
-        """The observation with the effects in flight and the failures since the last call. A worker that is being added
-        is in it from the beginning."""
+        """The observation with the effects in flight and the failures since the last call added to it. A worker that
+        is being added appears as starting even before discovery or the supervisor lists it."""
         workers = [
             replace(worker, effect=self._running[worker.worker_id][0].verb)
             if worker.worker_id in self._running else worker
@@ -66,7 +66,7 @@ class Effects:
         return replace(observation, workers=workers, failures=failures, verbs=self._connector.verbs)
 
     async def close(self) -> None:
-        """Cancels the tasks. The connector may finish their effects; the next planner observes what came of them."""
+        """Cancels the tasks. The connector may still complete the effects; the next planner will observe the result."""
         tasks = [task for _, _, task in self._running.values()]
         for task in tasks:
             task.cancel()
@@ -82,7 +82,7 @@ class Effects:
             error = f"{action.worker_id} was not done with {action.verb} after {deadline_s:g} s"
         except BatonError as refused:
             error = str(refused)
-        except Exception as unexpected:  # a fault of one effect must not end the planner
+        except Exception as unexpected:  # an unexpected error of one effect must not end the planner
             log.exception("effect failed", verb=action.verb, worker=action.worker_id)
             error = f"{type(unexpected).__name__}: {unexpected}"
         finally:
@@ -96,17 +96,5 @@ class Effects:
         self._ended(EffectEnded(self._clock(), action.verb, action.worker_id, action.role, began_s, duration_s, error))
 
     async def _call(self, action: Action) -> None:
-        connector, worker_id = self._connector, action.worker_id
-        match action.verb:
-            case "add":
-                await connector.add(worker_id, action.role)
-            case "flip":
-                await connector.flip(worker_id, action.role)
-            case "remove":
-                await connector.remove(worker_id)
-            case "drain":
-                await connector.drain(worker_id)
-            case "sleep":
-                await connector.sleep(worker_id)
-            case "wake":
-                await connector.wake(worker_id)
+        begin = getattr(self._connector, action.verb)  # a verb is the name of a method
+        await (begin(action.worker_id, action.role) if action.verb in ("add", "flip") else begin(action.worker_id))

@@ -1,4 +1,4 @@
-"""The counts that an operator has set by hand. They override the policy, and are kept in NATS."""
+"""Worker counts that an operator has set by hand. They override the policy and are stored in NATS."""
 
 from typing import Final
 
@@ -29,6 +29,7 @@ class Hand:
         return self._holds
 
     async def set(self, prefill: int | None, decode: int | None) -> None:
-        """None: the planner decides. Takes effect at once; while NATS is away, only this process remembers it."""
+        """None: the planner decides the count of this role. The counts hold from the next decision on. While NATS does
+        not answer, they are in this process alone, and a restart loses them."""
         self._holds = Holds(prefill, decode)
         await self._store.save(KEY, msgspec.json.encode(self._holds))

@@ -1,7 +1,7 @@
-"""What outlives a planner, in a NATS key-value bucket: its memory, and what an operator has set by hand.
+"""The state that outlives a planner, in a NATS key-value bucket: its memory, and the counts set by hand.
 
-Read when a planner starts, written after each decision. While NATS is away nothing is written, and nothing decided
-either; the next write brings all.
+A planner reads the state when it starts and writes its memory after each decision. Because each write holds the
+whole memory, the next one makes up for a write that failed.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ log = structlog.get_logger()
 
 
 class MemoryStore:
-    """Of one namespace: `key` is "memory" or "hand"."""
+    """The bucket of one namespace. `key` is "memory" or "hand"."""
 
     def __init__(self, nats: NatsClient) -> None:
         self._nats = nats
@@ -27,8 +27,8 @@ class MemoryStore:
         self._config = bucket_config(planner_stream(nats.namespace), planner_key(nats.namespace, ">"))
 
     async def load(self, key: str) -> bytes | None:
-        """What was saved last, None when nothing was. Waits for NATS: a planner that does not know what the one before
-        it has begun must not begin."""
+        """The value saved last, None when nothing was saved. Waits until NATS answers, because a planner may not start
+        before it knows which effects the last planner has begun."""
         while True:
             try:
                 await self._nats.ensure_stream(self._config)
@@ -41,14 +41,14 @@ class MemoryStore:
                 await asyncio.sleep(RETRY_S)
 
     async def save(self, key: str, data: bytes) -> bool:
-        """Raises nothing. False when NATS did not take it."""
+        """False when NATS did not store the value. Never raises NATS_ERRORS."""
         try:
             if not self._exists:
                 await self._nats.ensure_stream(self._config)
                 self._exists = True
             await self._nats.publish_stored(planner_key(self._nats.namespace, key), data)
         except NATS_ERRORS as error:
-            self._exists = False  # the server may come back without its storage
+            self._exists = False  # the server may restart without its storage
             log.warning("planner's memory not saved", key=key, error=str(error) or repr(error))
             return False
         return True

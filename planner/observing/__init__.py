@@ -1,1 +1,1 @@
-"""What routers, workers and discovery say, as one observation."""
+"""One observation from the reports of routers and workers and from discovery."""

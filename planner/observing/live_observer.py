@@ -1,6 +1,7 @@
-"""The observer of a live service: it hears routers, workers and discovery over NATS.
+"""The observer of a live service: it receives the reports of routers, workers and discovery over NATS.
 
-The observer asks nobody. A source that falls silent ages (`Observation.ages_s`) until the planner freezes.
+The observer sends no requests to the sources. When a source falls silent, its age (`Observation.ages_s`) grows until
+the planner changes nothing any more.
 """
 
 import asyncio
@@ -19,12 +20,13 @@ from runtime.nats.client import NATS_ERRORS, NatsClient
 
 SAMPLE_S: Final = 1.0
 NEWS_S: Final = 1.5  # how long an observation waits for the next report of a router
-SAMPLES_KEPT: Final = 600  # while nobody observes
-BLIND_INTERVAL_S: Final = 1.0  # length of an interval of which nothing is known
+SAMPLES_KEPT: Final = 600  # at most, between two observations
+BLIND_INTERVAL_S: Final = 1.0  # length of an interval without a report of a router
 
 
 class LiveObserver:
-    """`gpu_budget`: of the machines, or what the configuration says. `holds`: the counts set by hand."""
+    """`processes` returns the supervisor's processes, `holds` the counts set by hand. `gpu_budget`: GPUs that the
+    workers may hold together."""
 
     def __init__(
         self,
@@ -49,7 +51,7 @@ class LiveObserver:
     async def start(self) -> None:
         await self._routers.start()
         await self._workers.start()
-        await self._routers.wait_for_news(NEWS_S)  # intervals are counted from the first report on
+        await self._routers.wait_for_news(NEWS_S)  # the first interval begins with the first report
         self._sampler = asyncio.create_task(self._sample())
 
     async def close(self) -> None:
@@ -58,7 +60,8 @@ class LiveObserver:
         await self._workers.close()
 
     async def __call__(self) -> Observation:
-        """Raises UnavailableError while nothing is new and nothing is too old yet."""
+        """The next observation. Raises UnavailableError while no router has sent anything new and the last report is
+        not yet stale."""
         await self._routers.wait_for_news(NEWS_S)
         ages_s = await self._ages_s()
         interval = self._routers.take_interval(self._samples)
@@ -79,7 +82,8 @@ class LiveObserver:
         )
 
     async def _ages_s(self) -> dict[str, float]:
-        """Without the sources that were never heard. Discovery speaks through NATS: it is heard when NATS answers."""
+        """Seconds since each source was last heard; sources never heard are left out. Because discovery is a watch on
+        NATS, discovery counts as heard when NATS answers."""
         try:
             await self._nats.flush()
             self._discovery_s = time.monotonic()
@@ -90,7 +94,7 @@ class LiveObserver:
         return {source: age_s for source, age_s in ages_s.items() if age_s is not None}
 
     async def _sample(self) -> None:
-        """A request that waits in a prefill worker's queue waits for it as much as one in the router's."""
+        """Samples the load every SAMPLE_S. Requests in the queues of prefill workers count as those in the routers'."""
         while True:
             await asyncio.sleep(SAMPLE_S)
             workers = self._workers

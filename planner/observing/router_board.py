@@ -1,4 +1,4 @@
-"""What the routers report, added up: the queue now, and what happened between two observations.
+"""The sum of the routers' reports: the queue now, and the totals of the interval between two observations.
 
 Because routers report totals, an interval is the difference of two reports of each router, and a lost report changes
 nothing. An interval's length is measured by the routers' own clocks.
@@ -19,9 +19,9 @@ from runtime.errors import ProtocolError
 from runtime.nats.client import NatsClient
 from runtime.nats.subjects import router_subject
 
-SILENT_S = 5.0  # a router that said nothing for so long is left out of the sums
+SILENT_S = 5.0  # a router silent for longer is left out of the sums
 
-COUNTED = (  # totals whose differences an interval has under the same name
+COUNTED = (  # totals whose differences are fields of Interval with the same names
     *("arrivals", "input_tokens", "input_tokens_squared", "cached_tokens"),
     *("finished", "output_tokens", "local_prefills"),
 )
@@ -31,13 +31,13 @@ log = structlog.get_logger()
 
 @dataclass(slots=True)
 class _Heard:
-    base: RouterReport  # as of the last interval
+    base: RouterReport  # where the current interval began
     last: RouterReport
     at_s: float  # monotonic, of `last`
 
 
 class RouterBoard:
-    """Event loop only."""
+    """The last reports of all routers. For use in the event loop only."""
 
     def __init__(self, nats: NatsClient) -> None:
         self.malformed_reports = 0
@@ -50,13 +50,13 @@ class RouterBoard:
         await self._nats.subscribe(router_subject(self._nats.namespace), self._receive)
 
     async def wait_for_news(self, timeout_s: float) -> None:
-        """Until a report has come since the last call, or the time is up."""
+        """Returns when a report has come since the last call, at the latest after `timeout_s`."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._news.wait(), timeout_s)
         self._news.clear()
 
     def age_s(self) -> float | None:
-        """Seconds since a router was heard; None: never."""
+        """Seconds since the last report of any router; None: there was none."""
         return None if self._heard_s is None else time.monotonic() - self._heard_s
 
     def waiting(self) -> int:
@@ -64,7 +64,7 @@ class RouterBoard:
         return sum(heard.last.queue.waiting for heard in self._talking())
 
     def queue(self) -> Queue:
-        """The routers' queues together. Of waiting prompts the same share counts as cached as of started ones."""
+        """The sum of the routers' queues. Waiting prompts are taken to be cached as much as started ones."""
         talking = self._talking()
         started = sum(heard.last.totals.started_tokens for heard in talking)
         cached = sum(heard.last.totals.cached_tokens for heard in talking)
@@ -76,8 +76,8 @@ class RouterBoard:
         )
 
     def take_interval(self, samples: list[LoadSample]) -> Interval | None:
-        """What happened since the last call; None when no router has said anything since. A router counts from its
-        first report on."""
+        """What happened since the last call; None when no report has come since. A new router's interval begins with
+        its first report."""
         pairs = [(heard.base, heard.last) for heard in self._routers.values()]
         duration_s = max((last.uptime_s - base.uptime_s for base, last in pairs), default=0.0)
         if duration_s <= 0:
@@ -123,7 +123,7 @@ class RouterBoard:
 
 
 def _counted(pairs: list[tuple[Sequence[int], Sequence[int]]]) -> list[int]:
-    """The sum of the differences of histograms. An empty histogram counts as zeros."""
+    """The sum over (before, after) pairs of histograms of their differences. An empty histogram counts as zeros."""
     size = max((len(last) for _, last in pairs), default=0)
     counts = [0] * size
     for base, last in pairs:

@@ -1,4 +1,4 @@
-"""The workers as discovery, their own reports and whoever runs their processes know them."""
+"""The state of all workers, from discovery, the workers' reports and the supervisor's processes."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -17,8 +17,8 @@ from runtime.discovery.load_board import LoadBoard
 from runtime.nats.client import NatsClient
 
 WAITING_WEIGHT: Final = 0.02  # of a waiting request in the KV load
-STEPS_KEPT: Final = 4096  # while nobody observes
-STATES: Final[dict[str, State]] = {"ready": "ready", "sleeping": "sleeping"}  # anything else is leaving
+STEPS_KEPT: Final = 4096  # at most, between two observations
+STATES: Final[dict[str, State]] = {"ready": "ready", "sleeping": "sleeping"}  # any other state counts as draining
 
 
 class _Phase(Struct, frozen=True):
@@ -28,7 +28,8 @@ class _Phase(Struct, frozen=True):
 
 
 class WorkerBoard:
-    """`processes`: those that whoever started them knows, discovered or not. Times are Unix time. Event loop only."""
+    """`processes` returns the supervisor's processes, discovered or not. Times are Unix time. For use in the event loop
+    only."""
 
     def __init__(
         self,
@@ -43,7 +44,7 @@ class WorkerBoard:
         self._processes = processes
         self._gpus = gpus_per_worker
         self._phases: dict[str, _Phase] = {}
-        self._lost_s: dict[str, float] = {}  # when discovery lost them
+        self._lost_s: dict[str, float] = {}  # by worker id: when discovery lost the worker
         self._steps: list[StepSample] = []
         self._heard_s: float | None = None  # monotonic
 
@@ -57,27 +58,27 @@ class WorkerBoard:
         await self._directory.close()
 
     def age_s(self) -> float | None:
-        """Seconds since any worker was heard; None: never."""
+        """Seconds since the last report of any worker; None: there was none."""
         return None if self._heard_s is None else time.monotonic() - self._heard_s
 
     def take_steps(self) -> list[StepSample]:
-        """The steps that were timed since the last call."""
+        """The engine steps that workers timed since the last call, at most STEPS_KEPT."""
         steps, self._steps = self._steps, []
         return steps
 
     def views(self) -> list[WorkerView]:
-        """In the order of their ids. A process that discovery does not list counts as starting, even if it hangs."""
+        """All workers, ordered by id. A process that discovery does not list counts as starting, even if it hangs."""
         processes = {process.worker_id: process for process in self._processes()}
         views = [self._view(record, role, processes.pop(record.worker_id, None)) for record, role in self._listed()]
         views += [self._unlisted(process) for process in processes.values()]
         return sorted(views, key=lambda view: view.worker_id)
 
     def waiting_for_prefill(self) -> int:
-        """Requests in the queues of prefill workers, not begun."""
+        """Requests in the queues of prefill workers whose prompts have not begun."""
         return sum(self._load(record).load.waiting for record in self._serving(PREFILL))
 
     def kv_load(self) -> float:
-        """Mean over the decode workers that serve of used fraction + 0.02 per waiting request; 0 without any."""
+        """Mean over ready decode workers of used KV fraction + 0.02 per waiting request; 0 without workers."""
         loads = [(record, self._load(record).load) for record in self._serving(DECODE)]
         return fmean(
             [load.blocks_used / max(1, record.num_blocks) + WAITING_WEIGHT * load.waiting for record, load in loads]
@@ -85,6 +86,7 @@ class WorkerBoard:
         )
 
     def serving(self, role: Role) -> int:
+        """The number of ready workers of the role."""
         return len(self._serving(role))
 
     def _listed(self) -> list[tuple[WorkerRecord, Role]]:
@@ -126,7 +128,7 @@ class WorkerBoard:
         return WorkerView(worker_id, process.role, "starting", since_s, gpus=gpus, effect=process.leaving)
 
     def _phase(self, record: WorkerRecord) -> _Phase:
-        """A worker that is ready when it is first heard of has been so since its start."""
+        """A worker that is ready when it is first seen counts as ready since its start."""
         state: State = STATES.get(record.state, "draining")
         known = self._phases.get(record.worker_id)
         if known is None or (known.incarnation, known.state) != (record.incarnation, state):
@@ -156,7 +158,7 @@ class WorkerBoard:
 
 
 def _born_s(record: WorkerRecord) -> float:
-    """An incarnation is the microsecond in which it came up."""
+    """Unix time of the worker's start, which is its incarnation in microseconds."""
     return record.incarnation / 1e6
 
 

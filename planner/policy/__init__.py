@@ -1,1 +1,1 @@
-"""Pure: an observation in, wanted counts and verbs out. No clock, no I/O."""
+"""Pure functions from an observation to wanted counts and actions, without a clock and without I/O."""

@@ -1,4 +1,4 @@
-"""What requests look like: running means of their lengths and of the hit rate."""
+"""Running means of the requests' lengths and hit rate, from the intervals' totals."""
 
 import math
 
@@ -12,7 +12,7 @@ MEMORY_S = 300.0  # time constant
 
 
 class Sums(Struct, frozen=True):
-    """Counts of the past, each weighed by exp(-age / MEMORY_S)."""
+    """Sums over past intervals, each interval weighted by exp(-age / MEMORY_S)."""
 
     requests: float = 0.0
     input_tokens: float = 0.0
@@ -26,6 +26,7 @@ class Sums(Struct, frozen=True):
 
 
 def counted(sums: Sums, observation: Observation) -> Sums:
+    """The sums with one more interval."""
     interval = observation.interval
     keep = math.exp(-interval.duration_s / MEMORY_S)
     decoders = of_role(observation, DECODE)
@@ -43,7 +44,7 @@ def counted(sums: Sums, observation: Observation) -> Sums:
 
 
 def lengths(sums: Sums) -> Lengths | None:
-    """None before the first answer has ended."""
+    """The mean lengths of requests; None before the first answer has ended."""
     if sums.requests < 1e-6 or sums.finished < 1e-6:
         return None
     prompt, output = sums.input_tokens / sums.requests, sums.output_tokens / sums.finished

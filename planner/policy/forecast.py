@@ -1,10 +1,10 @@
-"""A forecast of the arrivals for the moment at which a worker that is started now is ready.
+"""A forecast of the arrival rate at the moment at which a worker that is started now will be ready.
 
-Three forecasters run side by side on the arrivals per second of each interval: `constant` (what is, stays), `holt`
-(level and damped trend) and `kalman` (simdkalman's filter: gains come from the noise of Poisson arrivals). Each
-forecast is scored when its time has come. The forecaster with the least recent error is believed, but `constant` unless
-another is better by a twentieth: because a wrong trend costs more than a missed one. A forecaster is a function from
-state to state; its state is saved with the policy's memory.
+Three forecasters run side by side on the arrivals per second of each interval: `constant` (the rate stays as it is),
+`holt` (level and damped trend) and `kalman` (simdkalman's filter, with gains from the noise of Poisson arrivals). Each
+forecast is compared with the rate observed when it comes due. The forecaster with the least recent error is believed.
+Because a wrong trend costs more than a missed one, `constant` is believed unless another's error is 5 % smaller. A
+forecaster is a function from state to state; its state is part of the policy's memory.
 """
 
 import math
@@ -17,14 +17,14 @@ from simdkalman import primitives
 
 LEVEL_S = 20.0  # time constant of the level
 TREND_S = 180.0  # of the trend
-DAMPING_S = 120.0  # a trend goes on about as long
-SCORE_S = 900.0  # of the error by which forecasters are compared
-BETTER = 0.95  # of constant's error, for another to be believed
-JUMP = 4.0  # deviations of a Poisson count that are no chance
+DAMPING_S = 120.0  # how long a trend lasts
+SCORE_S = 900.0  # time constant of the error that compares forecasters
+BETTER = 0.95  # share of constant's error below which another is believed
+JUMP = 4.0  # standard deviations of a Poisson count beyond which the rate has jumped
 WALK = 3e-4  # Kalman: variance that the level gains per second, as a share of its square
 BEND = 2e-8  # Kalman: variance that the trend gains per second, as a share of the level's square, per s^2
 
-_LEVEL = np.array([[1.0, 0.0]])  # what is seen of level and trend
+_LEVEL = np.array([[1.0, 0.0]])  # the observed rate is the level
 
 
 class Series(Struct, frozen=True):
@@ -36,7 +36,7 @@ class Series(Struct, frozen=True):
     covariance: float = 0.0
     trend_variance: float = 0.0
     error: float = 0.0  # mean absolute error of recent forecasts, 1/s
-    scored: float = 0.0  # seconds of forecasts that came due
+    scored: float = 0.0  # seconds of intervals with forecasts that came due
 
 
 class Due(Struct, frozen=True, array_like=True):
@@ -65,7 +65,7 @@ def holt(state: Series, rate: float, duration_s: float) -> Series:
     level = _followed(max(0.0, expected), rate, duration_s)
     gain = 1 - math.exp(-duration_s / TREND_S)
     if abs(rate - expected) > JUMP * _deviation(expected, duration_s):
-        return replace(state, level=level)  # a step has no slope
+        return replace(state, level=level)  # a step says nothing of the trend
     return replace(state, level=level, trend=state.trend + gain * ((level - state.level) / duration_s - state.trend))
 
 
@@ -79,7 +79,7 @@ def kalman(state: Series, rate: float, duration_s: float) -> Series:
     spread = np.array([[state.variance, state.covariance], [state.covariance, state.trend_variance]])
     _, spread = primitives.predict(np.array([state.level, state.trend]), spread, moves, walks)
     if (rate - level) ** 2 > JUMP**2 * (spread[0, 0] + noise[0, 0]):
-        # A step: the level is open again, the trend as it was.
+        # A step: the level becomes uncertain, the trend stays.
         spread = np.diag([spread[0, 0] + (rate - level) ** 2, spread[1, 1]])
     mean, spread = primitives.update(np.array([level, state.trend]), spread, _LEVEL, noise, np.array([rate]))
     return replace(
@@ -96,7 +96,7 @@ FORECASTERS: dict[str, Step] = {"constant": constant, "holt": holt, "kalman": ka
 
 
 def observed(forecast: Forecast, time_s: float, rate: float, duration_s: float, horizon_s: float) -> Forecast:
-    """After an interval of `duration_s` that ends now and had `rate` arrivals per second."""
+    """The forecast after an interval of `duration_s` that ends at `time_s` and had `rate` arrivals per second."""
     series = {name: forecast.series.get(name, Series(level=rate)) for name in FORECASTERS}
     due = [entry for entry in forecast.due if entry.due_s > time_s]
     for entry in forecast.due[: len(forecast.due) - len(due)]:
@@ -116,12 +116,12 @@ def observed(forecast: Forecast, time_s: float, rate: float, duration_s: float, 
 
 
 def _ahead(state: Series, horizon_s: float) -> float:
-    """The trend fades: over the horizon it adds its first DAMPING_S * (1 - exp(-horizon / DAMPING_S)) seconds."""
+    """The rate after the horizon. A trend fades: it counts for DAMPING_S * (1 - exp(-horizon / DAMPING_S)) seconds."""
     return max(0.0, state.level + state.trend * DAMPING_S * (1 - math.exp(-horizon_s / DAMPING_S)))
 
 
 def _followed(level: float, rate: float, duration_s: float) -> float:
-    """The smoothed level; the rate itself when chance cannot explain the difference."""
+    """The smoothed level; the rate itself when it is more than JUMP standard deviations away."""
     if abs(rate - level) > JUMP * _deviation(level, duration_s):
         return rate
     return level + (1 - math.exp(-duration_s / LEVEL_S)) * (rate - level)

@@ -1,9 +1,8 @@
-"""Pure steps between a policy's answer and what is done: each takes the wanted counts and may change them, with a
-reason.
+"""Guards: pure functions that take the counts that a policy wants and may change them, with a reason.
 
-They know nothing of policies and stand in an order in which the later one has the last word: an operator's counts go
-before the policy's, limits before both, the GPU budget before all. `planner.py` runs them; that stale metrics freeze
-everything, and that a worker has one effect at a time, is decided there and in `ladder.py`.
+Because a later guard overrides an earlier one, their order is one of precedence: an operator's counts override the
+policy's, the limits of each role override both, and the GPU budget overrides all. Two rules are elsewhere: stale
+reports freeze everything (`planner/planner.py`), and a worker has one effect at a time (`ladder.py`).
 """
 
 from collections.abc import Callable
@@ -17,12 +16,11 @@ from planner.policy.wanted import Wanted
 
 HOUR_S = 3600.0
 
-
 Guard = Callable[[Wanted, Situation], Wanted]
 
 
 def hold_by_hand(wanted: Wanted, now: Situation) -> Wanted:
-    """An operator's counts stay until they are taken back; workers that are held are left alone by the ladder."""
+    """An operator's counts hold until released. Held workers are only mentioned: the ladder leaves them alone."""
     for role, count in now.observation.holds.counts().items():
         reason = f"{count} {role} workers are set by hand; {wanted.of(role)} were wanted"
         wanted = wanted.changed(role, count, reason)
@@ -32,7 +30,7 @@ def hold_by_hand(wanted: Wanted, now: Situation) -> Wanted:
 
 
 def cool_down(wanted: Wanted, now: Situation) -> Wanted:
-    """A role does not shrink twice in `down_cooldown_s`."""
+    """A role shrinks at most once in `down_cooldown_s`."""
     for role in ROLES:
         have, since_s = now.counts[role].have, now.observation.time_s - now.history[role].down_s
         if wanted.of(role) < have and since_s < now.config.down_cooldown_s:
@@ -41,7 +39,8 @@ def cool_down(wanted: Wanted, now: Situation) -> Wanted:
 
 
 def limit_reversals(wanted: Wanted, now: Situation) -> Wanted:
-    """No shrinking within `reversal_s` after growing; growing so soon after shrinking only a few times an hour."""
+    """A role does not shrink within `reversal_s` after it grew, and grows within `reversal_s` after it shrank at most
+    `reversals_per_hour` times an hour."""
     for role in ROLES:
         have, history, time_s = now.counts[role].have, now.history[role], now.observation.time_s
         grew_s, shrank_s = time_s - history.up_s, time_s - history.down_s
@@ -68,7 +67,7 @@ def within_limits(wanted: Wanted, now: Situation) -> Wanted:
 
 
 def within_budget(wanted: Wanted, now: Situation) -> Wanted:
-    """Both roles give in the same proportion, since requests need both; neither below its least."""
+    """Because requests need both roles, both shrink in proportion, below their minimum only if nothing else fits."""
     budget = now.observation.gpu_budget
     gpus = {role: gpus_of_role(now.observation, role) for role in ROLES}
     least = {PREFILL: now.config.limits.min_prefill, DECODE: now.config.limits.min_decode}
@@ -88,7 +87,7 @@ def within_budget(wanted: Wanted, now: Situation) -> Wanted:
 
 
 def tell_of_failures(wanted: Wanted, now: Situation) -> Wanted:
-    """Changes no count: the ladder starts nothing before `retry_s`, but sleepers and the other role may still help."""
+    """Adds reasons only. The ladder starts no worker before `retry_s`, but may still wake or flip one."""
     for role in ROLES:
         history, have = now.history[role], now.counts[role].have
         wait_s = history.retry_s - now.observation.time_s

@@ -1,35 +1,35 @@
-"""What the guards remember of each role: when it grew and shrank, and which starts failed. Kept in the planner's
+"""The history of each role, for the guards: when it grew and shrank, and which starts failed. Part of the planner's
 memory."""
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from baton_proto.planner import ROLES, Action, Observation, Role
+from baton_proto.planner import OTHER_ROLE, ROLES, Action, Observation, Role
 from runtime.config.planner import PlannerConfig
 
 LONG_AGO_S = -1e12
-KEPT = 64  # reversals and failed workers that are remembered
+KEPT = 64  # reversals and failed workers, the newest
 
 
 class RoleHistory(Struct, frozen=True):
-    up_s: float = LONG_AGO_S  # when it was last decided that the role grows
+    up_s: float = LONG_AGO_S  # time of the last decision that the role grows
     down_s: float = LONG_AGO_S
-    reversals_s: list[float] = []  # when it grew soon after it had shrunk
-    failures: int = 0  # starts that failed since one succeeded
-    failure: str = ""  # why the last one did
+    reversals_s: list[float] = []  # when the role grew soon after it had shrunk
+    failures: int = 0  # starts that failed since the last success
+    failure: str = ""  # reason of the last failed start
     retry_s: float = LONG_AGO_S  # no start before this time
-    failed: list[str] = []  # workers whose failure is counted; they are not taken for coming any more
+    failed: list[str] = []  # workers whose failure is counted; they count as coming no more
 
 
 def with_failures(histories: dict[str, RoleHistory], now: Observation, config: PlannerConfig) -> dict[str, RoleHistory]:
-    """Counts starts that failed or that take longer than their deadline, and forgets them when a worker came up."""
+    """Counts starts that failed or exceeded their deadline; a worker that became ready resets the count."""
     return {role: _role_with_failures(histories.get(role, RoleHistory()), now, role, config) for role in ROLES}
 
 
 def with_actions(
     histories: dict[str, RoleHistory], actions: list[Action], time_s: float, config: PlannerConfig
 ) -> dict[str, RoleHistory]:
-    """`actions`: those that follow from the counts wanted, not those for failed workers."""
+    """Notes when roles grew and shrank. `actions`: those for the wanted counts, without removals of failed workers."""
     new = dict(histories)
     for action in actions:
         if action.verb in ("add", "wake", "flip"):
@@ -37,7 +37,7 @@ def with_actions(
         if action.verb in ("drain", "sleep", "remove"):
             new[action.role] = replace(new[action.role], down_s=time_s)
         if action.verb == "flip":
-            other = ROLES[action.role == ROLES[0]]
+            other = OTHER_ROLE[action.role]
             new[other] = replace(new[other], down_s=time_s)
     return new
 

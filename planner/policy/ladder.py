@@ -1,25 +1,25 @@
-"""From wanted counts to verbs. Capacity comes by the quickest step that is there: (the router has decode workers run
-short prompts themselves,) wake a sleeper, turn a worker that the other role can spare, start a new one. Verbs that the
-connector lacks are skipped. No worker is touched that has an effect in flight or that an operator holds.
+"""The ladder: from wanted counts to actions. A role gets workers by the fastest verb possible: wake a sleeper, flip a
+worker that the other role can spare, add a new one. Verbs that the connector lacks are skipped. Invariant: a worker
+with an effect in flight, or one that an operator holds, gets no action.
 """
 
 from collections.abc import Mapping
 
-from baton_proto.planner import ROLES, Action, Observation, Role, WorkerView
+from baton_proto.planner import OTHER_ROLE, ROLES, Action, Observation, Role, WorkerView
 from planner.policy.observation import COMING, free_gpus, free_to_change, gpus_of_role
 from planner.policy.situation import Situation
 from planner.policy.wanted import Wanted
 
 
 def actions_for(wanted: Wanted, now: Situation, next_number: int) -> list[Action]:
-    """`next_number`: of the first worker that is added; each one after it has the next."""
+    """`next_number`: the number in the id of the first worker added; later ones count on from it."""
     observation, counts = now.observation, now.counts
     spare = {role: _leaving_order(now, role)[: max(0, counts[role].have - wanted.of(role))] for role in ROLES}
     lacking = {role: max(0, wanted.of(role) - counts[role].have) for role in ROLES}
     actions: list[Action] = []
     free = free_gpus(observation)
     for role in ROLES:
-        other = ROLES[role == ROLES[0]]
+        other = OTHER_ROLE[role]
         sleepers = [w for w in observation.workers if w.role == role and w.state == "sleeping" and free_to_change(w)]
         while lacking[role] and sleepers and "wake" in observation.verbs:
             actions.append(
@@ -46,8 +46,8 @@ def actions_for(wanted: Wanted, now: Situation, next_number: int) -> list[Action
 
 
 def _added(lacking: Mapping[Role, int], free: int, now: Situation, next_number: int) -> list[Action]:
-    """The role that lacks the larger part first, as long as GPUs are free. None of a role whose last start failed,
-    until its time has come."""
+    """Adds workers while `free` GPUs are left, first of the role that lacks the larger part. A role whose last start
+    failed gets none before its `retry_s`."""
     observation = now.observation
     actions: list[Action] = []
     waits = {role for role in ROLES if now.history[role].retry_s > observation.time_s}
@@ -66,7 +66,7 @@ def _added(lacking: Mapping[Role, int], free: int, now: Situation, next_number: 
 
 
 def given_up(now: Situation) -> list[Action]:
-    """Workers that did not become ready in time are ended, so that their GPUs are free."""
+    """Removes workers that did not become ready by their deadline, which frees their GPUs."""
     return [
         Action("remove", worker.worker_id, worker.role, "it was not ready by its deadline")
         for worker in now.observation.workers
@@ -76,7 +76,8 @@ def given_up(now: Situation) -> list[Action]:
 
 
 def _leaving_order(now: Situation, role: Role) -> list[WorkerView]:
-    """Who goes first: the one that started last and serves nobody yet, then the one with the least to finish."""
+    """Workers of the role that may leave: first those that still start, the newest first, then those with the fewest
+    tokens left to finish."""
     workers = [
         worker for worker in now.observation.workers
         if worker.role == role and worker.state in ("starting", "ready") and not worker.held
@@ -96,7 +97,7 @@ def _leaving_order(now: Situation, role: Role) -> list[WorkerView]:
 
 def _taken_away(worker: WorkerView, observation: Observation, sleeps: bool) -> Action | None:
     if not free_to_change(worker):
-        return None  # it starts; once it has, it can go
+        return None  # its start is in flight; it can leave when it is ready
     if sleeps:
         return Action("sleep", worker.worker_id, worker.role, f"{worker.role} has more than it needs; kept for a burst")
     if worker.state == "starting":

@@ -1,5 +1,4 @@
-"""What an observation says of one role: who serves, who is coming, who leaves. Pure views that policies and guards
-share."""
+"""Pure functions of an observation: which workers of a role serve, are coming or leave, and which GPUs are free."""
 
 from collections.abc import Iterable
 
@@ -12,11 +11,11 @@ COMING: tuple[Verb, ...] = ("add", "wake")
 
 
 class Counts(Struct, frozen=True):
-    """Of one role. What is wanted is compared with `have`."""
+    """Workers of one role. `have` is compared with the wanted count."""
 
-    serving: int = 0  # ready, and to stay
+    serving: int = 0  # ready, and not leaving
     coming: int = 0  # starting, waking or turning into this role
-    asleep: int = 0  # and to stay asleep
+    asleep: int = 0  # and not waking
 
     @property
     def have(self) -> int:
@@ -24,7 +23,7 @@ class Counts(Struct, frozen=True):
 
 
 def counts(observation: Observation, role: Role, failed: Iterable[str] = ()) -> Counts:
-    """`failed`: workers that start and are not believed to become ready."""
+    """`failed`: workers that start but are not expected to become ready; they are not counted."""
     serving = coming = asleep = 0
     for worker in observation.workers:
         if worker.effect == "flip":
@@ -41,7 +40,7 @@ def counts(observation: Observation, role: Role, failed: Iterable[str] = ()) -> 
 
 
 def of_role(observation: Observation, role: Role) -> list[WorkerView]:
-    """The workers that serve now, those that are about to leave not among them."""
+    """The workers of the role that serve now and are not about to leave."""
     return [
         worker
         for worker in observation.workers
@@ -50,7 +49,7 @@ def of_role(observation: Observation, role: Role) -> list[WorkerView]:
 
 
 def free_to_change(worker: WorkerView) -> bool:
-    """No effect in flight, none that someone else has begun, and no operator's hand on it."""
+    """Whether no effect is in flight, the worker is not draining, and no operator holds it."""
     return worker.effect is None and worker.state != "draining" and not worker.held
 
 
@@ -59,18 +58,18 @@ def gpus_held(observation: Observation) -> int:
 
 
 def free_gpus(observation: Observation) -> int:
-    """Of the budget; what drains, starts or sleeps holds its GPUs."""
+    """GPUs of the budget that no worker holds; workers that drain, start or sleep hold theirs."""
     return observation.gpu_budget - gpus_held(observation)
 
 
 def gpus_of_role(observation: Observation, role: Role) -> int:
-    """That a new worker of it takes; where nobody said so, the most that one of them has."""
-    there = (worker.gpus for worker in observation.workers if worker.role == role)
-    return observation.gpus_per_worker.get(role) or max(there, default=1)
+    """GPUs that a new worker of the role takes. If the observation does not say, the most that one of them holds."""
+    held = (worker.gpus for worker in observation.workers if worker.role == role)
+    return observation.gpus_per_worker.get(role) or max(held, default=1)
 
 
 def stale_sources(observation: Observation, stale_s: float) -> list[str]:
-    """What was never heard is stale. Without a worker that serves, nothing is to be heard from workers."""
+    """Sources silent for more than `stale_s`, or never heard. Without a ready worker, `workers` is not stale."""
     serving = any(of_role(observation, role) for role in ROLES)
     wanted = SOURCES if serving else [source for source in SOURCES if source != "workers"]
     return [source for source in wanted if observation.ages_s.get(source, float("inf")) > stale_s]

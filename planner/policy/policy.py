@@ -1,8 +1,7 @@
-"""What a policy is, and how it is found by its name.
+"""The base class of policies, and how a policy is found by its name.
 
 A policy takes an observation and its memory, and returns the wanted counts and its new memory. It has no clock and does
-no I/O. Its memory is a Struct that goes to JSON and back, so that a planner that is restarted goes on where the last
-one was.
+no I/O. Its memory is a Struct that goes to JSON and back, so that a restarted planner continues with it.
 """
 
 from importlib import import_module
@@ -21,7 +20,7 @@ Memory = TypeVar("Memory", bound=Struct)
 class Policy(Generic[Memory]):
     name: ClassVar[str]  # in decisions and journals; PlannerConfig has a section of this name
     memory: ClassVar[type[Struct]]  # the type that `initial` and `decide` return
-    guards: ClassVar[tuple[Guard, ...]]  # they check each answer, in this order
+    guards: ClassVar[tuple[Guard, ...]]  # applied to each answer, in this order
 
     def __init__(self, config: PlannerConfig) -> None:
         self._config = config

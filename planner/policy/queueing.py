@@ -1,10 +1,11 @@
-"""How many prefill workers one central queue needs.
+"""The number of prefill workers that one central queue needs.
 
-An M/G/N queue: arrivals at random, prompts of mean duration S and squared coefficient of variation cv2, N workers. A
-prompt waits longer than t with probability C(N, a) * exp(-2 / (1 + cv2) * (N - a) * t / S), where a is the offered load
-(busy workers) and C Erlang's formula: exact for exponential durations (cv2 = 1), for others Allen's and Cunneen's
-scaling of the wait. For cv2 = 1.9 (prompts of the Azure code trace), t = 1.1 S and one prompt in ten that waits
-longer, the utilisation that N = 1 2 4 8 16 32 64 workers carry is .19 .42 .62 .77 .87 .93 .96.
+The model is an M/G/N queue: Poisson arrivals, prompts of mean duration S and squared coefficient of variation cv2, and
+N workers. A prompt waits longer than t with probability C(N, a) * exp(-2 / (1 + cv2) * (N - a) * t / S), where a is the
+offered load (mean number of busy workers) and C Erlang's formula. The formula is exact for exponential durations
+(cv2 = 1); for others it uses Allen's and Cunneen's scaling of the wait. For cv2 = 1.9 (prompts of the Azure code
+trace), t = 1.1 S and one prompt in ten that waits longer, N = 1 2 4 8 16 32 64 workers carry the utilisation .19 .42
+.62 .77 .87 .93 .96.
 """
 
 import math
@@ -34,18 +35,6 @@ def workers_for(load: float, wait: float, cv2: float, late: float) -> int:
         if n > load and _tail(blocked, n, load, wait, cv2) <= late:
             return n
     return MAX_WORKERS
-
-
-def utilisation(workers: int, wait: float, cv2: float, late: float) -> float:
-    """rho*(N): the largest load per worker with which at most the share `late` waits longer than `wait`."""
-    low, high = 0.0, 1.0
-    for _ in range(40):
-        middle = (low + high) / 2
-        if waits_longer(workers, middle * workers, wait, cv2) <= late:
-            low = middle
-        else:
-            high = middle
-    return low
 
 
 def _tail(blocked: float, workers: int, load: float, wait: float, cv2: float) -> float:

@@ -1,4 +1,4 @@
-"""What guards and ladder look at: the observation, and what follows from it and from what is remembered."""
+"""The input of guards and ladder: the observation, the configuration, and the history of each role."""
 
 from collections.abc import Mapping
 
@@ -15,7 +15,7 @@ class Situation(Struct, frozen=True):
     config: PlannerConfig
     counts: Mapping[Role, Counts]  # without the workers that failed
     history: Mapping[str, RoleHistory]
-    failed: frozenset[str]  # workers that start and are not believed to become ready
+    failed: frozenset[str]  # workers that start but are not expected to become ready
 
 
 def situation(observation: Observation, config: PlannerConfig, history: Mapping[str, RoleHistory]) -> Situation:

@@ -1,6 +1,6 @@
-"""How many workers a demand needs, by the step model and the targets.
+"""The number of workers that a demand needs, by the step model and the targets.
 
-Both roles are sized for the same demand: so many requests per second, with the measured lengths and hit rate.
+Both roles are sized for the same demand: a rate in requests per second, with the measured lengths and hit rate.
 """
 
 import math
@@ -13,11 +13,11 @@ from runtime.config.planner import TargetsConfig
 from runtime.config.step_times import StepTimes
 
 MAX_WORKERS = 4096
-LEAST_WAIT = 0.1  # share of the TTFT target that is left for waiting, however long prompts take
+LEAST_WAIT = 0.1  # least share of the TTFT target that is left for waiting
 
 
 class Lengths(Struct, frozen=True):
-    """Of requests, on average. None are known before the first has ended."""
+    """Means over requests."""
 
     input_tokens: float
     input_tokens_squared: float
@@ -33,7 +33,7 @@ class PromptTime(Struct, frozen=True):
 
 
 def prompt_time(lengths: Lengths, times: StepTimes) -> PromptTime:
-    """Of computing one prompt alone. Its spread is taken to be that of the prompts' lengths."""
+    """Time to compute one prompt alone. Its spread is taken to be that of the prompts' lengths."""
     miss = 1 - lengths.hit_rate
     tokens = lengths.input_tokens * miss
     pairs = lengths.input_tokens_squared * miss * (1 - miss / 2)  # n (p + n / 2) with n = miss * input, p the rest
@@ -41,12 +41,13 @@ def prompt_time(lengths: Lengths, times: StepTimes) -> PromptTime:
 
 
 def length_spread(lengths: Lengths) -> float:
-    """Squared coefficient of variation of prompts."""
+    """Squared coefficient of variation of the prompts' lengths."""
     return max(0.0, lengths.input_tokens_squared / max(lengths.input_tokens, 1.0) ** 2 - 1)
 
 
 def prefill_workers(rate: float, prompt: PromptTime, targets: TargetsConfig) -> int:
-    """The fewest that meet the TTFT target: what a rather long prompt leaves of it is there for waiting."""
+    """The fewest workers that meet the TTFT target at `rate` requests/s. The wait is bounded by the part
+    of the target that a prompt two standard deviations above the mean leaves, at least by the share LEAST_WAIT."""
     long_ms = prompt.mean_ms * (1 + 2 * math.sqrt(prompt.cv2))
     wait_ms = max(LEAST_WAIT * targets.ttft_ms, targets.ttft_ms - long_ms)
     return workers_for(rate * prompt.mean_ms / 1e3, wait_ms / prompt.mean_ms, prompt.cv2, 1 - targets.attainment)
@@ -61,22 +62,23 @@ def decode_workers(
     kv_tokens: float,
     max_running: float,
 ) -> int:
-    """The fewest that meet the ITL target and hold all sequences. `kv_tokens`, `max_running`: of one worker, at most.
-    `prompt_ms`: that they spend on each request's prompt themselves, 0 where prefill workers run it.
+    """The fewest workers that meet the ITL target at `rate` requests/s and hold all sequences. `kv_tokens` and
+    `max_running`: what one worker holds. `prompt_ms`: a decode worker's own time for each request's prompt, 0 where
+    prefill workers run prompts.
 
-    By Little's law L = rate * output * step sequences run in all, and a step of a worker with its share of them takes
+    By Little's law L = rate * output * step sequences run in D workers. A step of a worker with L / D of them takes
     step = a + (e + f * context) * L / D, hence step = a / (1 - x / D) with x = rate * output * (e + f * context).
-    Prompts take the share y / D of a worker's time, y = rate * prompt_ms, and leave 1 - y / D for steps:
-    a / (1 - (x + y) / D). The quantile `attainment` of L must meet the target. Its variance is L, as of Poisson counts,
-    where steps are equally long; what makes them longer keeps sequences longer, as in a queue that shares its server:
-    L / (1 - (x + y) / D). The spread of contexts adds to it.
+    Because prompts take the share y / D of a worker's time, y = rate * prompt_ms, a step takes a / (1 - (x + y) / D).
+    The quantile `attainment` of L must meet the target. If steps were equally long, L would be Poisson, with variance
+    L. Because more sequences make steps longer, and longer steps keep sequences longer, the variance is
+    L / (1 - (x + y) / D), as in a processor-sharing queue. The spread of contexts adds to it.
     """
     if rate <= 0:
         return 0
     sequence_ms = times.decode_sequence_ms + times.decode_token_ms * lengths.context_tokens
     tokens_per_ms = rate * lengths.output_tokens / 1e3
     crowd = tokens_per_ms * sequence_ms  # x
-    share = times.decode_token_ms * lengths.context_tokens / max(sequence_ms, 1e-9)  # of the context in that
+    share = times.decode_token_ms * lengths.context_tokens / max(sequence_ms, 1e-9)  # of the context in sequence_ms
     spread = share**2 * length_spread(lengths)
     quantile = NormalDist().inv_cdf(targets.attainment)
     prompts = rate * prompt_ms / 1e3  # y
@@ -88,6 +90,6 @@ def decode_workers(
         held = running * lengths.context_tokens <= workers * kv_tokens and running <= workers * max_running
         if step_ms <= targets.itl_ms and held:
             return workers
-        if times.decode_floor_ms >= targets.itl_ms:  # no number of workers meets it: as fast as is reasonable
+        if times.decode_floor_ms >= targets.itl_ms:  # no number of workers meets the target: half load
             return math.ceil(2 * (crowd + prompts))
     return MAX_WORKERS

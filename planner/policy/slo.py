@@ -1,14 +1,15 @@
-"""The policy `slo`: as many workers as the latency targets need for the demand that is to be expected.
+"""The policy `slo`: as many workers as the latency targets need for the forecast demand.
 
-Each interval: learn (arrivals, lengths, step times), forecast the arrivals to when a worker that is started now is
-ready, size both roles for that, for the headroom and for the backlog that will be left by then. More workers are
-wanted at once, as many as it takes; fewer only when for `down_after_s` no moment needed more than those that stay, who
-then carry N / (N - 1) of the load each, with `down_margin` to spare.
+In each interval the policy learns arrivals, lengths and step times, forecasts the arrivals for the moment at which a
+worker that is started now will be ready, and sizes both roles for that rate with its headroom and for the backlog left
+by then. A role grows at once, by as many workers as needed. A role shrinks only to the largest size needed at any time
+in the last `down_after_s`, computed with the rate raised by `down_margin`.
 """
 
 import math
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from baton_proto.planner import DECODE, PREFILL, ROLES, Observation, Role, WorkerView
 from planner.policy.demand import Sums, counted, lengths
@@ -22,17 +23,17 @@ from planner.policy.wanted import Wanted
 from runtime.config.planner import PlannerConfig
 from runtime.config.step_times import StepTimes
 
-UNKNOWN_KV_TOKENS = 1e9  # of a worker, before one has said what it has
+UNKNOWN_KV_TOKENS = 1e9  # of a worker, before one has reported its size
 UNKNOWN_MAX_RUNNING = 1e9
 
 
 class Peak(Struct, frozen=True, array_like=True):
     time_s: float
-    count: int  # workers that this moment needed
+    count: int  # workers needed at this time
 
 
 class SloMemory(Struct, frozen=True):
-    since_s: float  # of the first observation; negative: there was none
+    since_s: float  # time of the first observation; negative: none yet
     forecast: Forecast
     sums: Sums
     model: StepModel
@@ -55,7 +56,7 @@ class SloPolicy(Policy[SloMemory]):
             if observation.queue.waiting or memory.sums.requests > 1e-6:
                 reason = "no answer has ended yet: nothing is known of the requests"
                 return Wanted(have[PREFILL].have, have[DECODE].have, (reason,)), memory
-            known = Lengths(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)  # no request, no worker but the least
+            known = Lengths(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)  # no request yet: the minimum of workers
 
         times = memory.model.times
         prompt = prompt_time(known, times)
@@ -75,8 +76,7 @@ class SloPolicy(Policy[SloMemory]):
             f"{memory.forecast.rate:.1f} requests/s of {size} expected ({memory.forecast.believed}), "
             f"{backlog:.1f} s of backlog: {up[PREFILL]} prefill and {up[DECODE]} decode workers"
         )
-        memory = SloMemory(memory.since_s, memory.forecast, memory.sums, memory.model, peaks)
-        return Wanted(wanted[PREFILL], wanted[DECODE], (reason,), figures), memory
+        return Wanted(wanted[PREFILL], wanted[DECODE], (reason,), figures), replace(memory, peaks=peaks)
 
     def _learn(self, observation: Observation, memory: SloMemory) -> SloMemory:
         interval, config = observation.interval, self._config
@@ -92,10 +92,9 @@ class SloPolicy(Policy[SloMemory]):
 
     def _backlog(self, observation: Observation, known: Lengths, prompt: PromptTime, rate: float) -> float:
         """Seconds of one prefill worker's time that will be left in the queues when a worker that is started now is
-        ready: what is there, what comes, less what those who serve and those who are starting will have done by
-        then."""
+        ready: the queued work and the work that will arrive, less what serving and starting workers will have done."""
         if _full(of_role(observation, DECODE), self._config.slo.kv_share):
-            return 0.0  # what waits, waits for decode workers
+            return 0.0  # requests wait for decode workers
         tokens = observation.queue.prefill_tokens + sum(
             worker.queued_prefill_tokens for worker in of_role(observation, PREFILL)
         )
@@ -103,7 +102,7 @@ class SloPolicy(Policy[SloMemory]):
         work_s = tokens / uncached * prompt.mean_ms / 1e3
         serving = counts(observation, PREFILL).serving
         if work_s <= serving * self._config.targets.ttft_ms / 1e3:
-            return 0.0  # gone within the target
+            return 0.0  # done within the TTFT target
         ahead_s = self._config.delays.start_s
         ages_s = sum(
             min(ahead_s, observation.time_s - worker.since_s)
@@ -121,6 +120,7 @@ class SloPolicy(Policy[SloMemory]):
         backlog_s: float,
         margin: float,
     ) -> dict[Role, int]:
+        """Workers of each role for the forecast rate raised by the fraction `margin`, and for the backlog."""
         config = self._config
         prompt = prompt_time(known, times)
         rate = max(forecast.rate, forecast.level) * (1 + margin)
@@ -131,7 +131,7 @@ class SloPolicy(Policy[SloMemory]):
             math.ceil(catching_up) if backlog_s else 0,
         )
         prefill = min(prefill, config.limits.max_prefill)
-        # Decode workers get what prefill workers let through, and no more than that.
+        # Decode workers get no more requests than prefill workers complete.
         roomy = rate * (1 + config.slo.decode_headroom)
         if backlog_s:
             roomy = max(roomy, min(catching_up, prefill) / prompt.mean_ms * 1e3)
@@ -146,14 +146,14 @@ class SloPolicy(Policy[SloMemory]):
 
 
 def _full(decoders: list[WorkerView], kv_share: float) -> bool:
-    """None of them has room for one more sequence."""
+    """Whether no decode worker has room for one more sequence."""
     return bool(decoders) and all(
         worker.kv_used >= kv_share or 0 < worker.max_running <= worker.running for worker in decoders
     )
 
 
 def _with_peak(peaks: list[Peak], time_s: float, count: int, config: PlannerConfig) -> list[Peak]:
-    """Those that are still the largest since they were; the first one is the largest of the window."""
+    """Peaks of the window that no later one reached, with the new one; the first is the largest of the window."""
     kept = [peak for peak in peaks if peak.time_s > time_s - config.slo.down_after_s and peak.count > count]
     return [*kept, Peak(time_s, count)]
 

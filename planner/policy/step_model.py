@@ -1,12 +1,11 @@
-"""How long engine steps take, fitted to the steps that workers time.
+"""The step-time model, fitted to the steps that workers time.
 
-The formulas are those of runtime/config/step_times.py. The last few hundred samples are kept, and fitted anew each
-time:
+The formulas are those of runtime/config/step_times.py. Each fit uses the last WINDOW samples of each kind:
 
-1. How many times slower than the profile the engine is: the median over the samples, of which a few are enough.
-2. The coefficients, by least squares of the relative error (a short step counts as much as a long one), none of them
-   negative, outliers weighed down (Huber). The profile, at that speed, joins as a few samples of its own: it decides
-   what the samples leave open, since B and K usually rise and fall together.
+1. The engine's slowdown against the profile is the median of the samples' ratios.
+2. The coefficients minimise the squared relative error (a short step counts as much as a long one). No coefficient is
+   negative, and outliers weigh less (Huber). Because B and K usually rise and fall together, the samples alone may not
+   determine the coefficients; the profile, at the measured speed, therefore joins as PRIOR samples.
 """
 
 from collections.abc import Iterable
@@ -25,11 +24,11 @@ Vector = NDArray[np.float64]
 WARM_S = 30.0  # a new worker's first steps compile, allocate and fill caches
 ENOUGH = 20  # samples before the fit replaces the profile
 WINDOW = 256  # samples kept of each kind
-AT_ONCE = 16  # of each kind that one interval adds, so that the window spans a minute or more
-PRIOR = 5.0  # samples that the profile counts as
+AT_ONCE = 16  # samples of each kind that one interval adds: the window spans a minute or more
+PRIOR = 5.0  # number of samples that the profile counts as
 ROUNDS = 3  # of weighing and solving
-HUBER = 1.5  # typical errors beyond which a sample counts less
-UNDER_FLOOR = 0.7  # prompts that would take less than this share of the floor show the floor itself
+HUBER = 1.5  # multiple of the median error beyond which a sample counts less
+UNDER_FLOOR = 0.7  # prompts expected to take less than this share of the floor measure the floor
 
 # Points [n, pairs] and [1, B, K] at which the profile joins the fit.
 PREFILL_POINTS = np.array([[256, 32e3], [2048, 2.1e6], [2048, 14.7e6], [8192, 33.6e6]])
@@ -37,11 +36,11 @@ DECODE_POINTS = np.array([[1, 1, 1e3], [1, 32, 8e3], [1, 32, 64e3], [1, 128, 64e
 
 
 class StepModel(Struct, frozen=True):
-    """Rows of samples, the newest last."""
+    """Samples, one per row, the newest last, and the step times fitted to them."""
 
     prefill: list[list[float]]  # n, pairs, ms
     decode: list[list[float]]  # 1, B, K, ms
-    times: StepTimes  # that follow from them
+    times: StepTimes
 
 
 def initial_model(profile: StepTimes) -> StepModel:
@@ -49,7 +48,7 @@ def initial_model(profile: StepTimes) -> StepModel:
 
 
 def learned(model: StepModel, samples: Iterable[StepSample], profile: StepTimes) -> StepModel:
-    """The model after one more interval. Steps of new workers and steps that did both kinds of work are left out."""
+    """The model after one more interval. Steps of new workers, and steps of both kinds at once, are left out."""
     good = [sample for sample in samples if sample.ready_for_s >= WARM_S]
     prefill, decode = prefill_rows(good), decode_rows(good)
     if not prefill and not decode:
@@ -60,7 +59,7 @@ def learned(model: StepModel, samples: Iterable[StepSample], profile: StepTimes)
 
 
 def prefill_rows(steps: Iterable[StepSample | TimedStep]) -> list[list[float]]:
-    """n, pairs, ms of the steps that ran prompts alone."""
+    """[n, pairs, ms] of each step that only ran prompts."""
     return [
         [step.prompt_tokens, step.prompt_pairs, step.step_ms]
         for step in steps
@@ -69,7 +68,7 @@ def prefill_rows(steps: Iterable[StepSample | TimedStep]) -> list[list[float]]:
 
 
 def decode_rows(steps: Iterable[StepSample | TimedStep]) -> list[list[float]]:
-    """1, B, K, ms of the steps that decoded alone."""
+    """[1, B, K, ms] of each step that only decoded."""
     return [
         [1.0, step.sequences, step.context_tokens, step.step_ms]
         for step in steps
@@ -78,7 +77,7 @@ def decode_rows(steps: Iterable[StepSample | TimedStep]) -> list[list[float]]:
 
 
 def fitted(prefill: list[list[float]], decode: list[list[float]], profile: StepTimes) -> StepTimes:
-    """Rows as in StepModel. A kind with fewer than ENOUGH rows keeps the profile's coefficients."""
+    """Step times fitted to rows as in StepModel. A kind with fewer than ENOUGH rows keeps the profile's values."""
     prefill_times, decode_times = profile.prefill, profile.decode
     if len(prefill) >= ENOUGH:
         prefill_times = _fitted_prefill(np.array(prefill), np.array(prefill_times))
@@ -88,7 +87,7 @@ def fitted(prefill: list[list[float]], decode: list[list[float]], profile: StepT
 
 
 def errors(prefill: list[list[float]], decode: list[list[float]], times: StepTimes) -> tuple[Vector, Vector]:
-    """The relative error of the model on each row of either kind."""
+    """The relative errors of `times`: [prefill rows] and [decode rows]."""
     rows, x = np.reshape(prefill, (-1, 3)), np.reshape(decode, (-1, 4))
     expected = np.maximum(times.prefill_floor_ms, rows[:, :2] @ times.prefill[1:])
     found = x[:, :3] @ times.decode
@@ -128,7 +127,7 @@ def _slower(y: Vector, expected: Vector) -> float:
 
 
 def _fitted(x: Vector, y: Vector, profile: Vector, coefficients: Vector, points: Vector) -> Vector:
-    """One round: weights by the errors that `coefficients` make, then the best ones for these weights."""
+    """One round: weighs the samples by the errors of `coefficients`, and returns the best ones for these weights."""
     relative = x / y[:, None]
     errors = np.abs(relative @ coefficients - 1)
     typical = max(1e-3, float(np.median(errors))) if len(errors) else 1.0
@@ -141,8 +140,8 @@ def _fitted(x: Vector, y: Vector, profile: Vector, coefficients: Vector, points:
 
 
 def _non_negative(squares: Vector, products: Vector) -> Vector:
-    """Minimum of x^T squares x / 2 - products x over x >= 0, by trying each choice of those above zero: exact, and
-    there are at most seven. Columns are scaled first, since K is a million times 1."""
+    """The x >= 0 that minimises x^T squares x / 2 - products x. Exact: each of the at most seven sets of positive
+    coefficients is tried. Because K is a million times 1, columns are scaled first."""
     scale = np.sqrt(np.maximum(np.diag(squares), 1e-300))
     squares = squares / np.outer(scale, scale) + 1e-9 * np.eye(len(scale))
     products = products / scale

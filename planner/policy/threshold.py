@@ -1,16 +1,15 @@
-"""The policy `threshold`: one worker more or less per interval, by queue length and KV load (the early Dynamo
-planner's).
+"""The policy `threshold`: one worker more or less of each role per interval, by queue length and KV load, as in an
+early planner of Dynamo.
 
 Once per interval, in this order:
-1. Counts that changed since the interval began, or a change that is still under way (the rule blocks): nothing.
+1. Counts changed within the interval, or a change is in flight: nothing changes.
 2. Mean queue below `queue_low`, more than the least prefill workers: one prefill worker less.
 3. Mean KV load below `kv_low`, more than the least decode workers, no grace: one decode worker less.
 4. Mean queue above `queue_high`, budget fits, and last + 3 * (last - first) still above it: one prefill worker more.
 5. Mean KV load above `kv_high`, budget fits: one decode worker more, and grace.
 
-The KV load of a worker is its used fraction + 0.02 per waiting request. Grace protects the `grace_intervals` whole
-intervals that are judged after the one in which a decode worker was added: where this rule comes from the counter was
-lowered before it was read, and protected one interval less than it said.
+The KV load of a worker is its used fraction + 0.02 per waiting request. After an interval that adds a decode worker,
+grace protects the next `grace_intervals` judged intervals. (Dynamo's counter protected one interval less.)
 """
 
 from statistics import fmean
@@ -23,17 +22,17 @@ from planner.policy.observation import counts, gpus_held, gpus_of_role
 from planner.policy.policy import Policy
 from planner.policy.wanted import Wanted
 
-LOOK_AHEAD = 3  # intervals that the queue's trend is carried on
+LOOK_AHEAD = 3  # intervals by which the queue's trend is extrapolated
 
 
 class ThresholdMemory(Struct, frozen=True):
-    grace: int = 0  # intervals to come in which no decode worker is taken away
+    grace: int = 0  # coming intervals in which no decode worker is removed
 
 
 class ThresholdPolicy(Policy[ThresholdMemory]):
     name = "threshold"
     memory = ThresholdMemory
-    guards = LIMITS  # without CALM: the policy has its own grace, and follows its rule step by step
+    guards = LIMITS  # without CALM: the policy has its own grace
 
     def initial(self) -> ThresholdMemory:
         return ThresholdMemory()
@@ -75,7 +74,7 @@ class ThresholdPolicy(Policy[ThresholdMemory]):
 
 
 def _busy(observation: Observation) -> str:
-    """Why this interval is not judged; empty when it is."""
+    """The reason not to judge this interval; empty when there is none."""
     samples = observation.interval.samples
     if len({(sample.prefill, sample.decode) for sample in samples}) > 1:
         return "the number of workers changed within this interval"

@@ -1,4 +1,4 @@
-"""What a policy answers and the guards pass on: how many workers of each role, and why."""
+"""The answer of a policy, which guards may change: how many workers of each role are wanted, and why."""
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -16,12 +16,7 @@ class Wanted(Struct, frozen=True):
         return self.prefill if role == PREFILL else self.decode
 
     def changed(self, role: Role, count: int, reason: str) -> "Wanted":
-        """The same when the count is."""
+        """With another count of one role and the reason; unchanged when the count is already `count`."""
         if count == self.of(role):
             return self
-        reasons = (*self.reasons, reason)
-        return (
-            replace(self, prefill=count, reasons=reasons)
-            if role == PREFILL
-            else replace(self, decode=count, reasons=reasons)
-        )
+        return replace(self, **{role: count}, reasons=(*self.reasons, reason))

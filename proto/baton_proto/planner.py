@@ -1,7 +1,7 @@
-"""What the planner sees and what it wants: the lines of its journal, and what it keeps in NATS for its next start.
+"""Observations and targets of the planner, for its journal, its memory in NATS and its answers to operators.
 
-Times are seconds of one clock, Unix time in a live service and simulated seconds in a simulation. Durations are in the
-unit that the name says. A version is a major number: a field with a default may be added without raising it.
+Times are in seconds of one clock: Unix time in a live service, simulated time in a simulation. A duration's name ends
+in its unit. A version is a major number: a field with a default may be added without raising it.
 """
 
 from typing import Annotated, Literal
@@ -20,48 +20,49 @@ Amount = Annotated[float, Meta(ge=0)]
 PREFILL: Role = "prefill"
 DECODE: Role = "decode"
 ROLES: tuple[Role, Role] = (PREFILL, DECODE)
-SOURCES = ("routers", "workers", "discovery")  # `workers`: the one heard last, since a single silent one is not all
+OTHER_ROLE: dict[Role, Role] = {PREFILL: DECODE, DECODE: PREFILL}
+SOURCES = ("routers", "workers", "discovery")  # age of `workers`: that of the last report of any worker
 ALL_VERBS: tuple[Verb, ...] = ("add", "remove", "drain", "sleep", "wake", "flip")
 
 
 class WorkerView(Struct, frozen=True, omit_defaults=True):
-    """One worker process, from the moment it was asked for until it is gone."""
+    """One worker process, from its order until it is gone."""
 
     worker_id: str
     role: Role
     state: State
-    since_s: float  # when it came into this state
+    since_s: float  # when this state began
     ready_since_s: float | None = None  # when it was ready for the first time
-    gpus: Count = 1  # held in any state, asleep too
-    effect: Verb | None = None  # the planner is doing this to it right now
-    held: bool = False  # an operator has said to leave it alone
+    gpus: Count = 1  # held in every state, also asleep
+    effect: Verb | None = None  # the verb in flight for this worker
+    held: bool = False  # an operator wants it left alone
     running: Count = 0  # sequences
     max_running: Count = 0  # that can run together; 0: not known
     waiting: Count = 0  # requests in its own queue
-    queued_prefill_tokens: Count = 0  # of prompts that it has not computed yet
+    queued_prefill_tokens: Count = 0  # tokens of prompts not computed yet
     kv_used: Annotated[float, Meta(ge=0, le=1)] = 0.0  # fraction of its KV blocks that sequences and leases hold
-    kv_tokens: Count = 0  # what its KV blocks hold in all
+    kv_tokens: Count = 0  # capacity of all its KV blocks
     context_tokens: Count = 0  # of its running sequences together
 
 
 class StepSample(Struct, frozen=True, array_like=True):
-    """One engine step. A step with a prompt and running sequences takes the sum of both formulas of `step_model.py`."""
+    """One engine step. With prompts and sequences, it takes the sum of the formulas in runtime/config/step_times.py."""
 
     worker_id: str
     ready_for_s: float  # how long the worker had been ready
-    prompt_tokens: Amount  # computed: sum of n
+    prompt_tokens: Amount  # computed in the step: the sum of n
     prompt_pairs: Amount  # sum of n * (p + n / 2), p the tokens of the same sequence before them
-    sequences: Amount  # that decoded: B
-    context_tokens: Amount  # of these: K
+    sequences: Amount  # sequences that decoded: B
+    context_tokens: Amount  # of these sequences: K
     step_ms: Amount
 
 
 class LoadSample(Struct, frozen=True, array_like=True):
-    """The cluster at one moment within the interval, for rules that look at its course."""
+    """The load at one moment within the interval."""
 
     queue: Amount  # requests that wait for a prefill worker
     kv_load: Amount  # mean over decode workers of used fraction + 0.02 * waiting requests
-    prefill: Count  # workers that serve
+    prefill: Count  # ready workers
     decode: Count
 
 
@@ -75,7 +76,7 @@ class Interval(Struct, frozen=True):
     cached_tokens: Count  # part of input_tokens that a prefix cache held
     finished: Count  # answers that ended
     output_tokens: Count  # of these answers
-    local_prefills: Count = 0  # requests whose prompt a decode worker ran itself
+    local_prefills: Count = 0  # requests whose prompt a decode worker ran
     ttft_p50_ms: float | None = None  # None: no first token in this interval
     ttft_p90_ms: float | None = None
     itl_p50_ms: float | None = None  # None: no answer of two tokens ended
@@ -87,8 +88,8 @@ class Queue(Struct, frozen=True):
     """The routers' central queue."""
 
     waiting: Count = 0  # requests
-    prefill_tokens: Count = 0  # of their prompts, not cached
-    oldest_s: Amount = 0.0  # how long the first one waits
+    prefill_tokens: Count = 0  # of their prompts, without cached tokens
+    oldest_s: Amount = 0.0  # how long the first request has waited
 
 
 class Holds(Struct, frozen=True):
@@ -98,17 +99,17 @@ class Holds(Struct, frozen=True):
     decode: Count | None = None
 
     def counts(self) -> dict[Role, int]:
-        """Without the roles that the planner decides."""
+        """The counts set by hand, without the roles that the planner decides."""
         given: dict[Role, int | None] = {PREFILL: self.prefill, DECODE: self.decode}
         return {role: count for role, count in given.items() if count is not None}
 
     def sentence(self) -> str:
-        """Such as "prefill 2, decode 3"; empty when nothing is set by hand."""
+        """A text such as "prefill 2, decode 3"; empty when nothing is set by hand."""
         return ", ".join(f"{role} {count}" for role, count in self.counts().items())
 
 
 class Failure(Struct, frozen=True):
-    """An effect that ended badly since the last observation."""
+    """An effect that failed since the last observation."""
 
     verb: Verb
     worker_id: str
@@ -127,16 +128,16 @@ class Observation(Struct, frozen=True, omit_defaults=True):
     holds: Holds = Holds()
     failures: list[Failure] = []
     verbs: tuple[Verb, ...] = ALL_VERBS  # what the connector can do
-    gpus_per_worker: dict[Role, Count] = {}  # that a new worker of each role takes
-    ages_s: dict[str, float] = {}  # source of metrics -> seconds since it was last heard, see SOURCES
+    gpus_per_worker: dict[Role, Count] = {}  # GPUs of a new worker of each role
+    ages_s: dict[str, float] = {}  # seconds since each of SOURCES was last heard
 
 
 class Action(Struct, frozen=True):
-    """One verb for one worker. `add` names the worker that is to be, so that doing it twice starts one."""
+    """One verb for one worker. Because `add` names the new worker, an `add` repeated starts one worker."""
 
     verb: Verb
     worker_id: str
-    role: Role  # that it has; of `add` and `flip`: that it shall have
+    role: Role  # the worker's role; for `add` and `flip` the new one
     reason: str
 
 
@@ -147,6 +148,6 @@ class Target(Struct, frozen=True):
     prefill: Count  # workers wanted
     decode: Count
     actions: list[Action]
-    reasons: list[str]  # sentences: the policy's, then one of each guard that changed something
-    frozen: bool = False  # nothing is done because what is known is too old
-    figures: dict[str, float] = {}  # what the policy reckoned with, unit in the name
+    reasons: list[str]  # sentences of the policy, then of each guard that changed something
+    frozen: bool = False  # nothing is changed because a source was silent for too long
+    figures: dict[str, float] = {}  # what the policy computed with, unit in the name

@@ -1,6 +1,6 @@
 """Questions to a running planner and its answers: request and reply on `baton.<namespace>.planner`, core NATS.
 
-An order is answered when it has begun, not when it has ended: `baton plan` shows what has become of it.
+The answer to an order comes when the effect begins, not when it ends: `baton plan` shows effects in flight.
 """
 
 from typing import Literal
@@ -19,18 +19,18 @@ class ShowPlan(Struct, frozen=True, tag="show"):
 
 
 class Scale(Struct, frozen=True, tag="scale"):
-    """Counts that shall be, whatever the planner thinks; None: as it was."""
+    """Sets counts by hand, which override the policy's; None leaves a role as it was."""
 
     prefill: Count | None = None
     decode: Count | None = None
 
 
 class Release(Struct, frozen=True, tag="release"):
-    """The planner decides alone again."""
+    """Releases the counts set by hand: the planner decides alone again."""
 
 
 class Order(Struct, frozen=True, tag="order"):
-    """One effect, now."""
+    """Begins one effect at once."""
 
     verb: Literal["drain", "flip"]
     worker_id: str
@@ -42,7 +42,7 @@ class Question(Struct, frozen=True):
 
 
 class InFlight(Struct, frozen=True):
-    """An effect that has begun and not ended."""
+    """An effect that has begun and has not ended."""
 
     verb: Verb
     worker_id: str
@@ -51,14 +51,14 @@ class InFlight(Struct, frozen=True):
 
 
 class Plan(Struct, frozen=True, tag="plan"):
-    """The last decision and what has become of it so far."""
+    """The last decision and the effects in flight."""
 
-    age_s: float | None  # of the decision; None: there was none yet
+    age_s: float | None  # of the decision; None: no decision yet
     observation: Observation | None  # without its timed steps
     target: Target | None
     effects: list[InFlight]
     holds: Holds
-    problem: str = ""  # why nothing could be observed lately; empty: all is well
+    problem: str = ""  # why the last step observed nothing; empty when it did
     metrics_address: str = ""  # HOST:PORT of the Prometheus endpoint
 
 

@@ -1,4 +1,4 @@
-"""One question to a running planner, over NATS."""
+"""Questions and orders to a running planner, over NATS."""
 
 import msgspec
 from nats.errors import NoRespondersError, TimeoutError as NatsTimeoutError
@@ -22,7 +22,7 @@ from runtime.nats.subjects import planner_subject
 
 
 async def ask_plan(nats: NatsClient, timeout_s: float) -> Plan:
-    """Raises as `_ask` does."""
+    """The planner's last decision and the effects in flight. Raises as `tell_planner` does."""
     answer = await _ask(nats, ShowPlan(), timeout_s)
     if not isinstance(answer, Plan):
         raise ProtocolError("planner", "answered something else than its plan")
@@ -30,7 +30,9 @@ async def ask_plan(nats: NatsClient, timeout_s: float) -> Plan:
 
 
 async def tell_planner(nats: NatsClient, order: Scale | Release | Order, timeout_s: float) -> str:
-    """What it says to that, a sentence. Raises as `_ask` does."""
+    """The planner's answer to an order, a sentence. Raises UnavailableError when no planner runs, DeadlineError when it
+    does not answer, InvalidRequestError when it refuses, ProtocolError when its answer is malformed, and
+    NATS_ERRORS."""
     answer = await _ask(nats, order, timeout_s)
     if not isinstance(answer, Done):
         raise ProtocolError("planner", "answered something else than what it does")
@@ -38,8 +40,6 @@ async def tell_planner(nats: NatsClient, order: Scale | Release | Order, timeout
 
 
 async def _ask(nats: NatsClient, body: ShowPlan | Scale | Release | Order, timeout_s: float) -> Plan | Done:
-    """Raises UnavailableError when no planner runs, DeadlineError when it does not answer, InvalidRequestError when it
-    refuses, ProtocolError, and NATS_ERRORS."""
     try:
         data = await nats.request(planner_subject(nats.namespace), encode(Question(MAJOR, body)), timeout_s)
     except NoRespondersError as error:

@@ -67,9 +67,9 @@ async def test_what_the_last_planner_remembered_is_taken_up_unless_it_cannot_be_
         await service._store.load(KEY)
         remembered = Planner(CONFIG.planner)
         remembered._next_number = 42
-        await service._save(remembered.saved())
+        await service._store.save(KEY, remembered.saved())
         assert (await service._restored())._next_number == 42
-        await service._save(b"{}")
+        await service._store.save(KEY, b"{}")
         assert (await service._restored())._next_number == 1
     finally:
         await nats.close()

@@ -1,1 +1,1 @@
-"""`baton plan` and the orders to the planner."""
+"""`baton plan`, and the commands that give the planner orders."""

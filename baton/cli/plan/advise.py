@@ -1,8 +1,7 @@
-"""`baton plan --dry-run`: a planner that watches a running service and says what it would do."""
+"""`baton plan --dry-run`: a planner that watches a running service and prints what it would do."""
 
 import asyncio
 import time
-from collections.abc import Iterable
 from typing import Final
 
 import msgspec
@@ -12,8 +11,7 @@ from baton.cli.plan.show import show_decision
 from baton.cli.terminal.output import console
 from baton.service.live_planner import gpu_budget, gpus_per_worker
 from baton.service.local_launcher import this_machine
-from baton_proto.planner import ALL_VERBS, Holds, Role, Verb
-from planner.acting.connector import ConnectorError, WorkerProcess
+from baton_proto.planner import ALL_VERBS, DECODE, Holds, Role, Verb
 from planner.journal import Decided, Line
 from planner.loop import PlannerLoop
 from planner.observing.live_observer import LiveObserver
@@ -23,34 +21,18 @@ from runtime.nats.client import NatsClient
 
 
 class HandsOff:
-    """A connector that could do everything and does nothing. It knows of no process that discovery does not list."""
+    """A connector that lists all verbs and carries out none: a loop with `advice_only` calls none of them."""
 
     verbs: Final[tuple[Verb, ...]] = ALL_VERBS
 
-    def processes(self) -> Iterable[WorkerProcess]:
-        return ()
+    async def _refuse(self, worker_id: str, role: Role = DECODE) -> None:
+        raise NotImplementedError("this planner only advises")
 
-    async def add(self, worker_id: str, role: Role) -> None:
-        raise ConnectorError("add", worker_id, "this planner only advises")
-
-    async def remove(self, worker_id: str) -> None:
-        raise ConnectorError("remove", worker_id, "this planner only advises")
-
-    async def drain(self, worker_id: str) -> None:
-        raise ConnectorError("drain", worker_id, "this planner only advises")
-
-    async def sleep(self, worker_id: str) -> None:
-        raise ConnectorError("sleep", worker_id, "this planner only advises")
-
-    async def wake(self, worker_id: str) -> None:
-        raise ConnectorError("wake", worker_id, "this planner only advises")
-
-    async def flip(self, worker_id: str, role: Role) -> None:
-        raise ConnectorError("flip", worker_id, "this planner only advises")
+    add = remove = drain = sleep = wake = flip = _refuse
 
 
 async def advise(nats: NatsClient, config: ServingConfig, decisions: int | None, as_json: bool) -> None:
-    """Prints each decision as it is made; ends after so many."""
+    """Prints each decision as it is made; returns after `decisions` of them, never when None."""
     machines = this_machine()
     observer = LiveObserver(nats, config, tuple, gpu_budget(config, machines), gpus_per_worker(config, machines), Holds)
     left = asyncio.Semaphore(0)

@@ -59,7 +59,7 @@ async def _ask(url: str, namespace: str, timeout_s: float) -> Plan:
 async def _advise(
     url: str, namespace: str, timeout_s: float, config: Path | None, decisions: int | None, as_json: bool
 ) -> None:
-    from baton.cli.plan.advise import advise  # the planner and numpy, for those alone who plan
+    from baton.cli.plan.advise import advise  # here, because it imports the planner and numpy
 
     async with nats_session(url, namespace, timeout_s) as nats:
         await advise(nats, load_config(config), decisions, as_json)

@@ -1,4 +1,4 @@
-"""The option that all commands to a running planner take."""
+"""The option that all commands take which ask a running planner."""
 
 from typing import Annotated
 

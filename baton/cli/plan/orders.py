@@ -1,9 +1,10 @@
-"""`baton scale`, `baton drain` and `baton flip`: what an operator tells a running planner."""
+"""`baton scale`, `baton drain` and `baton flip`: orders of an operator to a running planner."""
 
 import asyncio
 import json
 import re
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Literal
 
 import typer
 
@@ -40,26 +41,26 @@ def scale(
     _tell(Release() if release else Scale(**dict(given)), nats_url, namespace, timeout_s, as_json)
 
 
-def drain(
-    worker: WorkerArgument,
-    nats_url: NatsUrlOption = DEFAULT_NATS_URL,
-    namespace: NamespaceOption = "default",
-    timeout_s: PlannerTimeoutOption = DEFAULT_TIMEOUT_S,
-    as_json: JsonOption = False,
-) -> None:
-    """Let a worker finish what it has, and end it. The planner starts another one when that is needed."""
-    _tell(Order("drain", worker), nats_url, namespace, timeout_s, as_json)
+def _order(verb: Literal["drain", "flip"], help_text: str) -> Callable[..., None]:
+    """The command that gives the planner an order for one worker."""
+
+    def command(
+        worker: WorkerArgument,
+        nats_url: NatsUrlOption = DEFAULT_NATS_URL,
+        namespace: NamespaceOption = "default",
+        timeout_s: PlannerTimeoutOption = DEFAULT_TIMEOUT_S,
+        as_json: JsonOption = False,
+    ) -> None:
+        _tell(Order(verb, worker), nats_url, namespace, timeout_s, as_json)
+
+    command.__doc__ = help_text
+    return command
 
 
-def flip(
-    worker: WorkerArgument,
-    nats_url: NatsUrlOption = DEFAULT_NATS_URL,
-    namespace: NamespaceOption = "default",
-    timeout_s: PlannerTimeoutOption = DEFAULT_TIMEOUT_S,
-    as_json: JsonOption = False,
-) -> None:
-    """Turn a prefill worker into a decode worker or back, and hold the counts that come of it."""
-    _tell(Order("flip", worker), nats_url, namespace, timeout_s, as_json)
+drain = _order(
+    "drain", "Let a worker finish what it has, and end it. The planner starts another one when that is needed."
+)
+flip = _order("flip", "Turn a prefill worker into a decode worker or back, and hold the counts that come of it.")
 
 
 def _count(text: str) -> tuple[str, int]:

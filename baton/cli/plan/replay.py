@@ -1,4 +1,4 @@
-"""`baton plan replay`: another policy over the observations of a planner's journal."""
+"""`baton plan replay`: runs another policy over the observations of a planner's journal."""
 
 from pathlib import Path
 from typing import Annotated

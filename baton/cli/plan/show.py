@@ -1,4 +1,4 @@
-"""`baton plan`: what the planner sees, wants and does, and why."""
+"""`baton plan` as text: the last observation and decision, with reasons, and the effects in flight."""
 
 from collections import Counter
 

