@@ -168,11 +168,12 @@ def test_a_cancel_of_the_decode_worker_ends_the_push_of_every_rank(workers: Work
 
 
 def test_a_rank_that_cannot_reach_the_decode_worker_fails_the_push_and_frees_the_blocks(workers: Workers) -> None:
-    """The other rank is connected, and has begun."""
+    """Both ranks are connected, and have begun."""
     grant, push = workers.begin([1, 2])
     for layer_done in workers.step(Piece(push, 0, (3,))):
         layer_done(0)
-    workers.decode.wait_for(LayerArrived, grant.transfer_id, rank=1)
+    for rank in (0, 1):
+        workers.decode.wait_for(LayerArrived, grant.transfer_id, rank=rank)
     sender = workers.ranks.pushes[0]._sender
     assert sender is not None
     (link,) = sender._links.values()
