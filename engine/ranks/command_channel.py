@@ -5,8 +5,8 @@ has a name or a port: readers are child processes that inherit their descriptors
 
 The sockets replaced a ring in shared memory, which took half as many lines again. The time from `send` until the last
 reader has the command, on two cores, ring and socket: 100 bytes 10 and 10 us with 1 reader, 64 and 64 us with 3; 64 KiB
-16 and 25 us, 101 and 116 us; 1 MiB 750 and 215 us, 3.0 and 0.9 ms. With 7 readers a large command keeps the sender longer,
-because each reader needs a copy of its own.
+16 and 25 us, 101 and 116 us; 1 MiB 750 and 215 us, 3.0 and 0.9 ms. With 7 readers a large command keeps the sender
+longer, because each reader needs a copy of its own.
 """
 
 import os
