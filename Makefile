@@ -25,7 +25,7 @@ PYTEST := $(BIN)/python -m pytest --dist loadfile
 # the other, because `ray stop` ends every one of a machine.
 KERNELS := tests/engine tests/kvtransfer/transports/test_copy_blocks.py
 TESTS = $(PYTEST) -n 2 $(KERNELS) $(ARGS) || test $$? -eq 5; \
-	$(PYTEST) -n 3 $(KERNELS:%=--ignore=%) -m 'not ray' $(ARGS) || test $$? -eq 5; \
+	$(PYTEST) -n 3 $(KERNELS:%=--ignore=%) -m 'not ray and not chaos' $(ARGS) || test $$? -eq 5; \
 	$(PYTEST) -n 0 $(KERNELS:%=--ignore=%) -m ray $(ARGS) || test $$? -eq 5
 # What has to be run where the GPUs are: BATON_TEST_DEVICE puts the workers of these tests on them.
 ON_GPUS = tests/kvtransfer/test_on_gpus.py tests/engine/ranks/test_tensor_parallel_gpu.py tests/spine/test_ranks_gpu.py \
