@@ -209,6 +209,46 @@ def toy(name: str) -> None:
 '''
 
 
+def test_add_an_event_type(scratch: Scratch) -> None:
+    events = "proto/baton_proto/kv_events.py"
+    scratch.edit(events, "KvEvent = Stored | Removed | Cleared", TOY_EVENT)
+    log = "engine/core/kv_event_log.py"
+    scratch.edit(log, "Cleared, KvEvent, Removed, Stored", "Cleared, KvEvent, Removed, Stored, Toy")
+    scratch.edit(
+        log,
+        "    def take(self)",
+        "    def toy(self) -> None:\n        self._pending.append(Toy())\n\n    def take(self)",
+    )
+    tree = "router/index/radix_tree.py"
+    cleared = "            case Cleared():\n                self.clear(worker)\n"
+    scratch.edit(tree, cleared, cleared + "            case Toy():\n                self.clear(worker)\n")
+    scratch.edit(tree, "KvEvent, Removed, Stored", "KvEvent, Removed, Stored, Toy")
+    scratch.edit("baton/cli/events/tail.py", '    CLEARED = "cleared"\n', '    CLEARED = "cleared"\n    TOY = "toy"\n')
+    scratch.run("-c", EVENT)
+    scratch.has_followed("Add an event type")
+
+
+TOY_EVENT = """class Toy(Struct, frozen=True, tag="toy"):
+    pass
+
+
+KvEvent = Stored | Removed | Cleared | Toy"""
+EVENT = """
+from baton.cli.events.tail import EventType
+from baton.events.event_line import KINDS
+from baton_proto.kv_events import KvEventBatch, Toy, decode_batch, encode_batch
+from engine.core.kv_event_log import KvEventLog
+from router.index.radix_tree import RadixTree
+
+log = KvEventLog()
+log.toy()
+batch = decode_batch(encode_batch(KvEventBatch(1, "w", 1, 1, 0.0, log.take())))
+assert batch.events == [Toy()]
+RadixTree().apply(("w", 1), batch.events[0])
+assert set(KINDS) == {kind.value for kind in EventType}
+"""
+
+
 def test_add_a_question_to_a_worker(scratch: Scratch) -> None:
     messages = "proto/baton_proto/worker.py"
     scratch.edit(messages, "@dataclass(frozen=True, slots=True)\nclass Question(", TOY_MESSAGES)
