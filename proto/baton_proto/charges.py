@@ -45,7 +45,7 @@ def encode_charges(report: ChargeReport) -> bytes:
 
 
 def decode_charges(data: bytes) -> ChargeReport:
-    """Raises msgspec.DecodeError (malformed) or ProtocolError (another major version)."""
+    """Raises msgspec.DecodeError when malformed, its VersionError when of another major version."""
     report = _decoder.decode(data)
     check_major("charge report", report.version, MAJOR)
     return report

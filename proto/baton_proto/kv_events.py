@@ -70,7 +70,7 @@ def encode_batch(batch: KvEventBatch) -> bytes:
 
 
 def decode_batch(data: bytes) -> KvEventBatch:
-    """Raises msgspec.DecodeError (malformed) or ProtocolError (another major version)."""
+    """Raises msgspec.DecodeError when malformed, its VersionError when of another major version."""
     batch = _decoder.decode(data)
     check_major("kv event", batch.version, MAJOR)
     return batch
