@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from baton_proto.decoding import decoder
 from baton_proto.sampling import SamplingParams
-from baton_proto.worker import FirstToken, decoder
+from baton_proto.worker import FirstToken
 from engine.core.batch import Batch, LayerDone, SampledToken, StepDone
 from engine.core.block_manager import BlockManager
 from engine.core.engine import Engine

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from baton_proto.decoding import decoder
 from baton_proto.discovery import WorkerLoad
 from baton_proto.sampling import SamplingParams, TokenLogprobs
 from baton_proto.worker import (
@@ -22,7 +23,6 @@ from baton_proto.worker import (
     Submit,
     WorkerReport,
     decode_greeting,
-    decoder,
 )
 from runtime.errors import ProtocolError
 from runtime.streams.message_stream import ENDED, MessageStream, dial
