@@ -11,6 +11,7 @@ import structlog
 
 from baton_proto.discovery import MAJOR, WorkerRecord
 from baton_proto.worker import STEPS, Failure
+from runtime.blocks import block_hash
 from runtime.config.serving import ServingConfig
 from runtime.discovery.directory import Announcer
 from runtime.discovery.incarnation import new_incarnation
@@ -113,6 +114,7 @@ async def serve_worker(
         closing.callback(streams.close)
         closing.callback(role.end_streams)
 
+        await asyncio.to_thread(block_hash.prepare)  # the engine thread loads no module when files are short
         record = _record(runtime, rpc_address, stream_address, shared.metrics_address)
         runtime.announcer = Announcer(nats, record, config.discovery.heartbeat_s, config.discovery.ttl_s)
         await runtime.announcer.start()
