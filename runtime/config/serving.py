@@ -176,7 +176,15 @@ def load_config(path: Path | None) -> ServingConfig:
         data = yaml.safe_load(path.read_text())
     except OSError as error:
         raise ConfigError(str(path), error.strerror or str(error)) from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except RecursionError as error:
+        raise ConfigError(str(path), "is nested deeper than any configuration") from error
+    except (
+        yaml.YAMLError,
+        ValueError,
+        LookupError,
+        AttributeError,
+        TypeError,
+    ) as error:  # `!!timestamp x` and the like
         raise ConfigError(str(path), f"not valid YAML: {error}") from error
     return parse_config(data if data is not None else {}, str(path))
 
@@ -239,4 +247,7 @@ def parse_bytes(text: str, where: str) -> int:
     if not match:
         raise ConfigError(where, f"{text!r} is not a size such as 512MiB")
     number, unit = match.groups()
-    return int(float(number) * (1024 if "i" in unit else 1000) ** " KMG".index(unit.removesuffix("B")[:1] or " "))
+    size = float(number) * (1024 if "i" in unit else 1000) ** " KMG".index(unit.removesuffix("B")[:1] or " ")
+    if size >= 2**63:
+        raise ConfigError(where, f"{text[:20]}... is more than any machine has; a size is less than 2^63 bytes")
+    return int(size)
