@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from baton_proto.discovery import TransferEndpoint, WorkerLoad
-from baton_proto.kv_events import Stored
+from baton_proto.kv_events import DEFAULT_HASH_SEED, HashSeed, Stored
 from baton_proto.sampling import SamplingParams, TokenLogprobs
 
 MAJOR = 1
@@ -59,6 +59,7 @@ class Submit(Struct, frozen=True, tag="submit"):
     timeout_s: float  # what is left of the request's time
     prefill: PrefillTarget | None = None  # None: the decode worker runs the prompt itself
     priority: int = 0
+    hash_seed: HashSeed = DEFAULT_HASH_SEED
 
 
 class Cancel(Struct, frozen=True, tag="cancel"):
@@ -134,6 +135,7 @@ class PrefillRequest(Struct, frozen=True, tag="prefill"):
     timeout_s: float
     grant: Grant
     priority: int = 0
+    hash_seed: HashSeed = DEFAULT_HASH_SEED
 
 
 class PrefillCancel(Struct, frozen=True, tag="cancel"):
