@@ -126,6 +126,7 @@ class InferenceService(pb_grpc.InferenceServicer):
                 model=request.model,
                 priority=request.priority,
                 tenant=check_tenant(TENANT_METADATA, _metadata(context, TENANT_METADATA)),
+                cache_salt=request.cache_salt,
                 timeout_s=context.time_remaining(),
             )
             wanted = await validate(self._frontend, call, prompt_of(request), options_of(request.sampling))

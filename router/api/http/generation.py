@@ -83,6 +83,7 @@ class GenerationEndpoint:
                 model=body.model,
                 priority=body.priority or 0,
                 tenant=tenant,
+                cache_salt=body.cache_salt or "",
                 timeout_s=timeout_s,
             )
             requests.append(await validate(self._frontend, call, prompt, options))
