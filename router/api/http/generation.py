@@ -7,7 +7,7 @@ import structlog
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
-from router.api.http.disconnect import StalledClientError, until_disconnect
+from router.api.http.disconnect import until_disconnect
 from router.api.http.errors import describe, error_response
 from router.api.http.json_response import json_response
 from router.api.http.openai_answer import Answer, Heading, usage_of
@@ -15,7 +15,7 @@ from router.api.http.openai_types import GenerationBody, parse_body
 from router.api.http.server_sent_events import EventStream
 from router.api.sampling_options import Options, check_range
 from router.api.validation import MAX_TIMEOUT_S, Call, check_tenant, make_request_id, validate
-from router.requests.fan_out import generate_all, stall_limit_s
+from router.requests.fan_out import generate_all
 from router.requests.frontend import Frontend
 from router.requests.request import Finished, GenerateRequest, Piece
 from runtime.errors import BodyTooLargeError, InvalidRequestError
@@ -48,19 +48,16 @@ class GenerationEndpoint:
             requests = await self._validate(body, options, work_id, http)
             answer = self._new_answer(body, options, shown_id, requests)
             items = generate_all(self._frontend.generator, requests)
-            limit_s = stall_limit_s(requests)
             if body.stream:
                 events = EventStream(send, {REQUEST_ID_HEADER: shown_id})
                 sending = _send_events(events, items, answer, body.include_usage, shown_id)
-                await until_disconnect(receive, sending, limit_s)
+                await until_disconnect(receive, sending)
             else:
-                whole = await until_disconnect(receive, _collect(items, answer), limit_s)
+                whole = await until_disconnect(receive, _collect(items, answer))
                 await json_response(whole, headers={REQUEST_ID_HEADER: shown_id})(scope, receive, send)
             self._frontend.answered("http", "200", None)
         except ClientDisconnect:
             log.debug("client disconnected", request_id=work_id)
-        except StalledClientError:
-            log.warning("client does not read its answer", request_id=work_id)
         except Exception as error:
             response = error_response(error, shown_id)
             self._frontend.answered("http", str(response.status_code), error)
