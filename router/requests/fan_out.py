@@ -10,8 +10,6 @@ from router.requests.frontend import Generator
 from router.requests.merge import merge
 from router.requests.request import Finished, GenerateRequest, Piece, sum_of
 
-MAX_WAITING = 64  # pieces that the client has not taken yet
-
 
 def pieces_of(generator: Generator, request: GenerateRequest) -> AsyncGenerator[Piece | Finished, None]:
     """Use with `aclosing`: nothing else tells the generator that its consumer has gone."""
@@ -29,7 +27,7 @@ async def _numbered_through(
 ) -> AsyncGenerator[Piece | Finished, None]:
     ended: list[Finished] = []
     streams = [pieces_of(generator, request) for request in requests]
-    async with aclosing(merge(streams, MAX_WAITING)) as merged:
+    async with aclosing(merge(streams)) as merged:
         async for position, item in merged:
             if isinstance(item, Finished):
                 ended.append(item)

@@ -1,22 +1,36 @@
 """The deltas of one submitted request that wait for the coroutine that streams them. Event loop only."""
 
 import asyncio
+from collections.abc import Callable
 
 from baton_proto.worker import Delta
 
+MAX_UNREAD_TOKENS = 1024  # more of them wait only when the client has stopped reading
+LOGPROBS_TOKENS = 4  # a token with logprobs counts as so many more
+
+
+class UnreadError(Exception):
+    """MAX_UNREAD_TOKENS are exceeded, and the request was stopped on its worker."""
+
 
 class Inbox:
-    """One reader. What came before a failure is read before the failure is raised."""
+    """One reader. What came before a failure is read before the failure is raised. `full` is called when more waits
+    than MAX_UNREAD_TOKENS."""
 
-    __slots__ = ("_deltas", "_error", "_waiter")
+    __slots__ = ("_deltas", "_error", "_unread", "_waiter", "full")
 
     def __init__(self) -> None:
+        self.full: Callable[[], None] = lambda: None
+        self._unread = 0  # tokens
         self._deltas: list[Delta] = []
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, delta: Delta) -> None:
         self._deltas.append(delta)
+        self._unread += len(delta.token_ids) + LOGPROBS_TOKENS * len(delta.logprobs)
+        if self._unread > MAX_UNREAD_TOKENS:
+            self.full()
         self._wake()
 
     def fail(self, error: Exception) -> None:
@@ -34,7 +48,7 @@ class Inbox:
             if not self._deltas:
                 assert self._error is not None
                 raise self._error
-        deltas, self._deltas = self._deltas, []
+        deltas, self._deltas, self._unread = self._deltas, [], 0
         return deltas
 
     def _wake(self) -> None:
