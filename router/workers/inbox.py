@@ -5,31 +5,28 @@ from collections.abc import Callable
 
 from baton_proto.worker import Delta
 
-MAX_UNREAD_TOKENS = 1024  # more of them wait only when the client has stopped reading
-LOGPROBS_TOKENS = 4  # a token with logprobs counts as so many more
+MAX_UNREAD = 512  # deltas; more of them wait only when the client has stopped reading. Of a token or a few each
 
 
 class UnreadError(Exception):
-    """MAX_UNREAD_TOKENS are exceeded, and the request was stopped on its worker."""
+    """MAX_UNREAD deltas wait, and the request was stopped on its worker."""
 
 
 class Inbox:
-    """One reader. What came before a failure is read before the failure is raised. `full` is called when more waits
-    than MAX_UNREAD_TOKENS."""
+    """One reader. What came before a failure is read before the failure is raised. `full` is called when MAX_UNREAD
+    deltas wait."""
 
-    __slots__ = ("_deltas", "_error", "_unread", "_waiter", "full")
+    __slots__ = ("_deltas", "_error", "_waiter", "full")
 
     def __init__(self) -> None:
         self.full: Callable[[], None] = lambda: None
-        self._unread = 0  # tokens
         self._deltas: list[Delta] = []
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, delta: Delta) -> None:
         self._deltas.append(delta)
-        self._unread += len(delta.token_ids) + LOGPROBS_TOKENS * len(delta.logprobs)
-        if self._unread > MAX_UNREAD_TOKENS:
+        if len(self._deltas) >= MAX_UNREAD:
             self.full()
         self._wake()
 
@@ -48,7 +45,7 @@ class Inbox:
             if not self._deltas:
                 assert self._error is not None
                 raise self._error
-        deltas, self._deltas, self._unread = self._deltas, [], 0
+        deltas, self._deltas = self._deltas, []
         return deltas
 
     def _wake(self) -> None:
