@@ -186,6 +186,7 @@ def _frontend(config: ServingConfig, files: ModelFiles, generator: Generator, me
         max_body_bytes=config.router.max_body_bytes,
         cache_salt=config.engine.cache_salt,
         cache_per_tenant=config.engine.cache_per_tenant,
+        max_buffered_bytes=config.router.max_buffered_bytes,
         answered=metrics.answered,
     )
 

@@ -36,6 +36,7 @@ class Frontend:
     not_ready: Callable[[], str | None]  # why no request can be served now (no worker, draining); None: ready
     request_timeout_s: float  # of a request whose caller names no deadline
     max_body_bytes: int
+    max_buffered_bytes: int  # of all HTTP bodies together
     cache_salt: str = ""  # engine.cache_salt
     cache_per_tenant: bool = False  # engine.cache_per_tenant
     answered: Callable[[str, str, Exception | None], None] = lambda api, code, error: None  # see RouterMetrics
