@@ -184,6 +184,7 @@ def _frontend(config: ServingConfig, files: ModelFiles, generator: Generator, me
         not_ready=generator.not_ready,
         request_timeout_s=config.router.request_timeout_s,
         max_body_bytes=config.router.max_body_bytes,
+        unknown_fields=config.router.unknown_fields,
         answered=metrics.answered,
     )
 

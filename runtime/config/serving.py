@@ -68,6 +68,7 @@ class RouterConfig(Struct, frozen=True, forbid_unknown_fields=True):
     no_worker_timeout_s: Seconds = 5.0  # how long a request waits for a worker to appear
     max_attempts: Positive = 4  # replays after lost workers, the first attempt included
     max_body_bytes: Positive = 8 * 1024 * 1024
+    unknown_fields: Literal["refuse", "ignore"] = "refuse"  # of HTTP bodies, which other servers of the API ignore
     placement: PlacementConfig = PlacementConfig()
     charge_sharing: ChargeSharingConfig = ChargeSharingConfig()
 

@@ -1,6 +1,8 @@
 """One HTTP request for text, from its body to its last event. The two OpenAI endpoints differ in their types alone."""
 
-from collections.abc import AsyncGenerator
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 import structlog
@@ -11,10 +13,11 @@ from router.api.http.disconnect import StalledClientError, until_disconnect
 from router.api.http.errors import describe, error_response
 from router.api.http.json_response import json_response
 from router.api.http.openai_answer import Answer, Heading, usage_of
-from router.api.http.openai_types import GenerationBody, parse_body
+from router.api.http.openai_types import GenerationBody
+from router.api.http.request_body import read_body
 from router.api.http.server_sent_events import EventStream
 from router.api.sampling_options import Options, check_range
-from router.api.validation import MAX_TIMEOUT_S, Call, check_tenant, make_request_id, validate
+from router.api.validation import IN_PLACE_BYTES, MAX_TIMEOUT_S, Call, Prompt, check_tenant, make_request_id, validate
 from router.requests.fan_out import generate_all, stall_limit_s
 from router.requests.frontend import Frontend
 from router.requests.request import Finished, GenerateRequest, Piece
@@ -43,9 +46,10 @@ class GenerationEndpoint:
         shown_id, work_id = make_request_id(None)
         try:
             shown_id, work_id = make_request_id(http.headers.get(REQUEST_ID_HEADER))
-            body = parse_body(await _read_body(http, self._frontend.max_body_bytes), self._body)
-            options = body.options()
-            requests = await self._validate(body, options, work_id, http)
+            timeout_s = _timeout_s(http)
+            data = await _received(http, self._frontend.max_body_bytes)
+            body, options, prompts = await self._read(data, timeout_s)
+            requests = await self._validate(body, options, prompts, work_id, timeout_s, http)
             answer = self._new_answer(body, options, shown_id, requests)
             items = generate_all(self._frontend.generator, requests)
             limit_s = stall_limit_s(requests)
@@ -66,14 +70,24 @@ class GenerationEndpoint:
             self._frontend.answered("http", str(response.status_code), error)
             await response(scope, receive, send)
 
+    async def _read(self, data: bytes, timeout_s: float | None) -> tuple[GenerationBody, Options, Sequence[Prompt]]:
+        if len(data) <= IN_PLACE_BYTES:
+            return read_body(data, self._body)
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        return await self._frontend.lane.run(deadline_s, read_body, data, self._body)
+
     async def _validate(
-        self, body: GenerationBody, options: Options, work_id: str, http: Request
+        self,
+        body: GenerationBody,
+        options: Options,
+        prompts: Sequence[Prompt],
+        work_id: str,
+        timeout_s: float | None,
+        http: Request,
     ) -> list[GenerateRequest]:
         """One request per prompt."""
         requests = []
         tenant = check_tenant(TENANT_HEADER, http.headers.get(TENANT_HEADER))
-        timeout_s = _timeout_s(http)
-        prompts = body.prompts()
         for position, prompt in enumerate(prompts):
             alone = len(prompts) == 1
             request_id = work_id if alone else f"{work_id}-{position}"
@@ -86,6 +100,8 @@ class GenerationEndpoint:
                 timeout_s=timeout_s,
             )
             requests.append(await validate(self._frontend, call, prompt, options))
+            if not alone:
+                await asyncio.sleep(0)  # others need not wait for all prompts of a call
         return requests
 
     def _new_answer(
@@ -130,7 +146,7 @@ async def _send_events(events: EventStream, items: Items, answer: Answer, includ
     await events.end()
 
 
-async def _read_body(http: Request, limit: int) -> bytes:
+async def _received(http: Request, limit: int) -> bytes:
     """Reads at most `limit` bytes, whatever the client announces or sends. Raises BodyTooLargeError."""
     announced = http.headers.get("content-length", "")
     if announced.isdecimal() and int(announced) > limit:
