@@ -15,7 +15,7 @@ from grpc_reflection.v1alpha import reflection
 
 from baton_proto.generated import inference_pb2 as pb, inference_pb2_grpc as pb_grpc
 from router.api.grpc.admin import AdminService, Context, Questions
-from router.api.grpc.decoding import RefuseUndecodable
+from router.api.grpc.decoding import DecodeRequests
 from router.api.grpc.errors import Status, status_of
 from router.api.grpc.messages import finished_message, options_of, piece_message, prompt_field_of, prompt_of
 from router.api.validation import Call, check_tenant, make_request_id, validate
@@ -49,7 +49,7 @@ class GrpcApi:
         self._health = health.aio.HealthServicer()
         self._tls = tls
         size_limit = ("grpc.max_receive_message_length", frontend.max_body_bytes)
-        guards: list[grpc.aio.ServerInterceptor] = [RefuseUndecodable(f"/{pb.DESCRIPTOR.package}.")]
+        guards: list[grpc.aio.ServerInterceptor] = [DecodeRequests(pb.DESCRIPTOR, frontend.lane)]
         if keys is not None:
             guards.insert(0, RequireBearer(keys, "API key", open_to_all=(f"/{health.SERVICE_NAME}/",)))
         options = [("grpc.so_reuseport", 0), size_limit, *SERVER_OPTIONS]
