@@ -73,7 +73,7 @@ def test_the_only_service_is_meant_and_several_are_named(state: Path) -> None:
         found = choose_run(name)
         assert found is not None
         assert found.name == name
-    with pytest.raises(ConfigError, match="no service 'production' of yours runs .*default-2"):
+    with pytest.raises(ConfigError, match=r"no service 'production' of yours runs .*default-2"):
         choose_run("production")
     for run in (first, second, third):
         run.close()
