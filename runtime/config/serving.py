@@ -135,6 +135,7 @@ class SecurityConfig(Struct, frozen=True, forbid_unknown_fields=True):
     tls_cert_file: str | None = None  # of the public ports: PEM, with the chain up to the CA
     tls_key_file: str | None = None
     cluster_key_file: str | None = None  # of the service's own processes
+    operator_key_file: str | None = None  # one key per line; Admin and the planner's orders take each key
 
 
 class RayConfig(Struct, frozen=True, forbid_unknown_fields=True):
