@@ -40,6 +40,11 @@ class TerminalRun:
             assert self._read(), f"{words!r} was not shown, but {self.seen!r}"
         return len(self.seen)
 
+    def until_more(self, since: int) -> None:
+        """Reads until more than the first `since` characters were shown."""
+        while len(self.seen) <= since:
+            assert self._read(), self.seen
+
     def type(self, text: str) -> None:
         os.write(self._ours, text.encode())
 
