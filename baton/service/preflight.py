@@ -11,6 +11,7 @@ from kvtransfer.transports.table import check_choice, choices, offered
 from runtime.checkpoint.model_files import ModelFiles
 from runtime.checkpoint.served_model import is_mock
 from runtime.config.serving import ServingConfig, for_prefill_worker, parse_bytes
+from runtime.device.driver import MemoryKind
 from runtime.errors import ConfigError
 
 
@@ -39,7 +40,7 @@ def _check_machine(config: ServingConfig, on_gpu: bool, gpus: int) -> None:
         raise ConfigError("engine.device", "'cuda' asks for an NVIDIA GPU and this machine has none: auto or cpu")
     if engine.attention in ("triton", "flash") and not on_gpu and not is_mock(config):
         raise ConfigError("engine.attention", f"{engine.attention!r} runs on GPUs alone: auto or torch")
-    memory = "cuda" if on_gpu else "host"
+    memory: MemoryKind = "cuda" if on_gpu else "host"
     if not offered(transport, memory):
         able = [choice for choice in choices() if offered(choice, memory)]
         raise ConfigError("transfer.transport", f"{transport!r} cannot carry KV from here; can: {', '.join(able)}")

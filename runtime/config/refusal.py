@@ -35,7 +35,7 @@ def _wanted(kind: inspect.Type) -> str:
             ]
             return f"{NUMBERS[type(kind)]} {' and '.join(bounds)}".strip()
         case inspect.LiteralType():
-            return f"one of {', '.join(map(str, sorted(kind.values)))}"
+            return f"one of {', '.join(map(str, kind.values))}"
         case inspect.BoolType():
             return "true or false"
         case inspect.NoneType():

@@ -53,7 +53,7 @@ def tree(
 def _name_flipped(summary: pb.TreeSummary, runs: Iterable[pb.TreeRun], workers: Iterable[pb.WorkerStatus]) -> None:
     """`decode-2 (prefill)`, for a worker whose role its id does not tell."""
     names = {w.worker_id: f"{w.worker_id} ({w.role})" for w in workers if w.role not in w.worker_id}
-    for owners in (summary.workers, *(held.owners for held in (*summary.hottest, *runs))):
+    for owners in (summary.workers, *(prefix.owners for prefix in summary.hottest), *(run.owners for run in runs)):
         for owner in owners:
             owner.worker_id = names.get(owner.worker_id, owner.worker_id)
 
