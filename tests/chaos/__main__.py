@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.chaos.faults import BY_NAME
+from tests.chaos.judging.tally import Tally
 from tests.chaos.rounds import Game
-from tests.chaos.scenarios import SCENARIOS, why_not
-from tests.chaos.tally import Tally
+from tests.chaos.service.scenarios import SCENARIOS, why_not
 
 
 def main() -> None:

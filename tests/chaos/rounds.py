@@ -8,15 +8,15 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.chaos import leaks
 from tests.chaos.asking import WEIGHTS, ask
 from tests.chaos.faults import strike_in, usable
-from tests.chaos.fleet import Fleet, pair, running_fleet
-from tests.chaos.oracle import Oracle, running_oracle
+from tests.chaos.judging import leaks
+from tests.chaos.judging.tally import Tally
+from tests.chaos.judging.verdict import Outcome, judge
 from tests.chaos.plan import Ask, Round, plan_round
-from tests.chaos.scenarios import Engine, Scenario, scenario_of
-from tests.chaos.tally import Tally
-from tests.chaos.verdict import Outcome, judge
+from tests.chaos.service.fleet import Fleet, pair, running_fleet
+from tests.chaos.service.oracle import Oracle, running_oracle
+from tests.chaos.service.scenarios import Engine, Scenario, scenario_of
 from tests.tiny_model import write_tiny_model
 
 SLOW_ROUND_S = 10.0

@@ -15,8 +15,8 @@ from runtime.calls.worker import WorkerClient
 from runtime.errors import BatonError
 from runtime.security.cluster_key import ClusterKey
 from runtime.security.secret import Secret
-from tests.chaos.fleet import Fleet
-from tests.chaos.member import Member
+from tests.chaos.service.fleet import Fleet
+from tests.chaos.service.member import Member
 
 IDLE_LIMIT_S = 20.0  # longer than a lease lives, which may be what frees its blocks
 POLL_S = 0.03

@@ -4,8 +4,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.chaos.leaks import Growth
-from tests.chaos.verdict import FAILURES, Judged, Outcome, Verdict
+from tests.chaos.judging.leaks import Growth
+from tests.chaos.judging.verdict import FAILURES, Judged, Outcome, Verdict
 
 
 @dataclass(slots=True)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from runtime.calls.router import Client
 from tests.chaos.asking import grpc_request
-from tests.chaos.fleet import running_fleet
+from tests.chaos.judging.verdict import Expected
 from tests.chaos.plan import Ask
-from tests.chaos.scenarios import Engine, Scenario
-from tests.chaos.verdict import Expected
+from tests.chaos.service.fleet import running_fleet
+from tests.chaos.service.scenarios import Engine, Scenario
 
 TIMEOUT_S = 120.0
 

@@ -13,9 +13,10 @@ from typing import Literal
 import psutil
 
 from runtime.processes.launch import launch_command
-from tests.chaos.hosts import HERE, Host
+from tests.chaos.machine.clocks import Clock
+from tests.chaos.machine.hosts import HERE, Host
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 READY_PREFIX = b"BATON_READY "
 READY_TIMEOUT_S = 90.0  # many processes may start at once on few cores
 
@@ -37,7 +38,7 @@ class Member:
     log_file: Path
     host: Host = HERE
     variables: Mapping[str, str] = field(default_factory=dict)
-    clock_file: Path | None = None  # of libfaketime
+    clock: Clock | None = None
     addresses: dict[str, str] = field(default_factory=dict)
     struck: list[str] = field(default_factory=list)
     expected_end: bool = False
@@ -72,7 +73,7 @@ class Member:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
-                env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **self.variables},
+                env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **self.host.variables, **self.variables},
                 start_new_session=True,
             )
         try:
@@ -107,11 +108,6 @@ class Member:
         except TimeoutError:
             await self.kill()
             return False
-
-    def set_clock(self, offset: str) -> None:
-        """`offset`: as libfaketime reads it, such as +3600."""
-        assert self.clock_file is not None
-        self.clock_file.write_text(offset)
 
     def pids(self) -> list[int]:
         """Of the process, and of the ranks that it has started."""

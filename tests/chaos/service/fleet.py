@@ -6,7 +6,7 @@ import secrets
 import shutil
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,12 +18,14 @@ import yaml
 from baton.service.nats_server import find_binary
 from runtime.calls.router import Client
 from tests.chaos.asking import Door
-from tests.chaos.clocks import clock_variables
-from tests.chaos.disk import Disk
-from tests.chaos.hosts import Host, network
-from tests.chaos.member import Kind, Member
-from tests.chaos.scenarios import Scenario
-from tests.chaos.timeline import Timeline
+from tests.chaos.judging.timeline import Timeline
+from tests.chaos.machine.clocks import Clock
+from tests.chaos.machine.disk import Disk
+from tests.chaos.machine.hosts import HERE, Host, NamespaceHost, network
+from tests.chaos.machine.slots import ports
+from tests.chaos.machine.wires import wired_hosts
+from tests.chaos.service.member import Kind, Member
+from tests.chaos.service.scenarios import Scenario
 from tests.service import assert_gone
 
 POLL_S = 0.15  # between two questions to a router what it knows of its workers
@@ -43,7 +45,7 @@ class Fleet:
     """`problems`: what was wrong with a process itself, in words. `deaths`: lives that a fault has ended."""
 
     scenario: Scenario
-    hosts: list[Host]
+    hosts: Sequence[Host]
     folder: Path
     model: str
     disk: Disk
@@ -159,11 +161,8 @@ class Fleet:
 
     def _add(self, name: str, kind: Kind, command: list[str], host: Host) -> None:
         variables = {"BATON_CLUSTER_KEY": self.key, "TMPDIR": str(self.disk.folder)}
-        clock = None
-        if self.scenario.clocks and kind != "nats":
-            clock = self.folder / f"{name}.clock"
-            clock.write_text("+0")
-            variables |= clock_variables(clock)
+        clock = Clock(self.folder, name) if self.scenario.clocks and kind != "nats" else None
+        variables |= {} if clock is None else clock.variables
         self.members[name] = Member(name, kind, command, self.disk.folder / f"{name}.log", host, variables, clock)
 
     async def _start(self, member: Member) -> None:
@@ -251,13 +250,14 @@ def merged(*sections: dict[str, Any]) -> dict[str, Any]:
 
 
 def free_port(host: Host) -> int:
-    """Of this machine; in a namespace of its own any port is free."""
-    if host.namespace:
+    """In a namespace of its own any port is free."""
+    if isinstance(host, NamespaceHost):
         return 4222
-    with socket.socket() as probe:
-        probe.bind((host.address, 0))
-        port: int = probe.getsockname()[1]
-        return port
+    for port in ports():
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((host.address, port))
+            return port
+    raise RuntimeError(f"none of the ports {ports()} is free")
 
 
 @asynccontextmanager
@@ -266,7 +266,11 @@ async def running_fleet(scenario: Scenario, folder: Path, model: str) -> AsyncIt
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     async with AsyncExitStack() as stack:
-        hosts = stack.enter_context(network(scenario.hosts))
+        hosts: Sequence[Host] = [HERE]
+        if scenario.network == "namespaces":
+            hosts = stack.enter_context(network(scenario.hosts))
+        elif scenario.network == "wires":
+            hosts = await stack.enter_async_context(wired_hosts(scenario.hosts, folder))
         disk = stack.enter_context(Disk(folder / "disk"))
         fleet = Fleet(scenario, hosts, folder, model, disk)
         stack.push_async_callback(fleet.close)

@@ -3,10 +3,11 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from tests.chaos.clocks import why_no_clocks
-from tests.chaos.hosts import why_no_namespaces
+from tests.chaos.machine.hosts import why_no_namespaces
+from tests.chaos.machine.preload import why_no_preload
 
 Engine = Literal["tiny", "mock"]
+Network = Literal["none", "wires", "namespaces"]
 STRETCH = 40  # consecutive rounds that share one scenario, and with it the running processes
 
 # Prompts take several engine steps, and a pool of 256 blocks is short enough for evictions and preemptions.
@@ -17,8 +18,8 @@ SHIP = {"router": {"placement": {"local_prefill_tokens": 0}}}  # every prompt ru
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """`prefill`, `decode`, `routers`: numbers of processes. `hosts`: network namespaces that the processes are spread
-    over; 1: none. `clocks`: the processes run under libfaketime. `overrides`: sections of serving.yaml."""
+    """`prefill`, `decode`, `routers`: numbers of processes. `hosts`: that the processes are spread over.
+    `network`: what is between the hosts. `clocks`: the processes have clocks that can jump. `overrides`: sections of serving.yaml."""
 
     name: str
     prefill: int
@@ -26,6 +27,7 @@ class Scenario:
     routers: int = 1
     engine: Engine = "tiny"
     hosts: int = 1
+    network: Network = "none"
     clocks: bool = False
     missing: str = ""  # why this scenario cannot run yet
     overrides: dict[str, Any] = field(default_factory=dict)
@@ -46,7 +48,8 @@ SCENARIOS: tuple[Scenario, ...] = (
     Scenario("mock", 2, 3, routers=2, engine="mock", overrides=_transport("tcp")),
     Scenario("decode-only", 0, 3),
     Scenario("clocks", 2, 2, clocks=True, overrides=_transport("tcp")),
-    Scenario("three-hosts", 2, 2, hosts=3, overrides=_transport("tcp")),
+    Scenario("three-hosts", 2, 2, hosts=3, network="wires", overrides=_transport("tcp")),
+    Scenario("namespaces", 2, 2, hosts=3, network="namespaces", overrides=_transport("tcp")),
     Scenario(
         "ranks", 1, 2, overrides=_transport("shm") | {"engine": {"tensor_parallel": 2, "prefill_tensor_parallel": 1}}
     ),
@@ -65,4 +68,6 @@ def why_not(scenario: Scenario) -> str:
     """Why the scenario cannot run on this machine; empty when it can."""
     if scenario.missing:
         return scenario.missing
-    return (why_no_clocks() if scenario.clocks else "") or (why_no_namespaces() if scenario.hosts > 1 else "")
+    if scenario.network == "namespaces" and (why := why_no_namespaces()):
+        return why
+    return why_no_preload() if scenario.clocks or scenario.network == "wires" else ""
