@@ -1,7 +1,7 @@
 """Hosts without root: loopback addresses, between which every connection goes over a wire that this process holds.
 
-wire.c leads the connections here. A wire delays, stalls and breaks what goes over it. It carries TCP, and a lost packet is
-what TCP makes of it: bytes that come late, by one time-out of retransmission or by several.
+wire.c leads the connections here. A wire delays, stalls and breaks what goes over it. It carries TCP, and a lost packet
+is what TCP makes of it: bytes that come late, by one time-out of retransmission or by several.
 """
 
 import asyncio
@@ -125,7 +125,7 @@ async def wired_hosts(count: int, folder: Path) -> AsyncIterator[list[Host]]:
 async def _relay(
     here: WiredHost, there: WiredHost, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> None:
-    ends, ending = [writer], broken
+    ends, in_order = [writer], False
     try:
         await here.weather.fair.wait()
         await there.weather.fair.wait()
@@ -137,12 +137,12 @@ async def _relay(
         async with asyncio.TaskGroup() as group:
             group.create_task(_carry(reader, far_writer, here, there))
             group.create_task(_carry(far_reader, writer, there, here))
-        ending = asyncio.StreamWriter.close
+        in_order = True
     except* OSError:
         pass  # one end has broken off, and so does the other one now
     finally:
         for end in ends:
-            ending(end)
+            end.close() if in_order else broken(end)
         for host in (here, there):
             host.wires.difference_update(ends)
 

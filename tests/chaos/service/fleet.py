@@ -18,6 +18,7 @@ import yaml
 from baton.service.nats_server import find_binary
 from runtime.calls.router import Client
 from tests.chaos.asking import Door
+from tests.chaos.judging.files import left_in_folder, left_in_shared_memory, shared_memory
 from tests.chaos.judging.timeline import Timeline
 from tests.chaos.machine.clocks import Clock
 from tests.chaos.machine.disk import Disk
@@ -25,7 +26,7 @@ from tests.chaos.machine.hosts import HERE, Host, NamespaceHost, network
 from tests.chaos.machine.slots import ports
 from tests.chaos.machine.wires import wired_hosts
 from tests.chaos.service.member import Kind, Member
-from tests.chaos.service.scenarios import Scenario
+from tests.chaos.service.scenarios import Device, Scenario, merged
 from tests.service import assert_gone
 
 POLL_S = 0.15  # between two questions to a router what it knows of its workers
@@ -48,17 +49,21 @@ class Fleet:
     hosts: Sequence[Host]
     folder: Path
     model: str
+    device: Device
     disk: Disk
     key: str = field(default_factory=lambda: secrets.token_hex(32))
     members: dict[str, Member] = field(default_factory=dict)
     doors: dict[str, Door] = field(default_factory=dict)
     timeline: Timeline = field(default_factory=Timeline)
     problems: list[str] = field(default_factory=list)
+    left_files: list[str] = field(default_factory=list)
     deaths: int = 0
+    hurry: bool = False  # whether the end is to come at once
     said: dict[str, dict[str, str]] = field(default_factory=dict)  # by router: of each worker its state or a note
     pids: set[int] = field(default_factory=set)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _closing: bool = False
+    _shared_memory: set[str] = field(default_factory=shared_memory)
     _clients: list[Client] = field(default_factory=list)
     _starts: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(STARTS_AT_ONCE))
 
@@ -126,6 +131,9 @@ class Fleet:
             self._note_pids(member)
         for kinds in (("router",), ("prefill", "decode"), ("nats",)):
             group = [member for member in self.of(*kinds) if member.alive]  # type: ignore[arg-type]
+            if self.hurry:
+                await asyncio.gather(*(member.kill() for member in group))
+                continue
             clean = await asyncio.gather(*(member.stop(STOP_TIMEOUT_S) for member in group))
             self.problems += [
                 f"{member.name} did not end in order, code {member.process and member.process.returncode}"
@@ -135,6 +143,9 @@ class Fleet:
         for client in self._clients:
             await client.close()
         assert_gone(self.pids)
+        if not self.hurry:
+            self.left_files = left_in_folder(self.disk.folder, max(one.started_s for one in self.members.values()))
+            self.left_files += left_in_shared_memory(self._shared_memory)
 
     def _add_members(self) -> None:
         nats_host, port = self.hosts[0], free_port(self.hosts[0])
@@ -151,7 +162,7 @@ class Fleet:
 
     def _add_python(self, name: str, kind: Kind, place: int, nats_url: str) -> None:
         host = self.hosts[place % len(self.hosts)]
-        config = merged(BASE, self.scenario.model_overrides, self.scenario.overrides)
+        config = merged(BASE, self.scenario.sections(self.device))
         section = "router" if kind == "router" else "workers"
         config = merged(config, {"model": self.model, "nats": {"url": nats_url}, section: {"host": host.address}})
         path = self.folder / f"{name}.yaml"
@@ -239,16 +250,6 @@ def pair(router: str, worker: str) -> str:
     return f"{router}>{worker}"
 
 
-def merged(*sections: dict[str, Any]) -> dict[str, Any]:
-    """Later ones win, key by key."""
-    result: dict[str, Any] = {}
-    for section in sections:
-        for key, value in section.items():
-            known = result.get(key)
-            result[key] = merged(known, value) if isinstance(known, dict) and isinstance(value, dict) else value
-    return result
-
-
 def free_port(host: Host) -> int:
     """In a namespace of its own any port is free."""
     if isinstance(host, NamespaceHost):
@@ -261,7 +262,7 @@ def free_port(host: Host) -> int:
 
 
 @asynccontextmanager
-async def running_fleet(scenario: Scenario, folder: Path, model: str) -> AsyncIterator[Fleet]:
+async def running_fleet(scenario: Scenario, folder: Path, model: str, device: Device) -> AsyncIterator[Fleet]:
     """`folder`: for configuration, logs and NATS; it is kept."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -272,7 +273,11 @@ async def running_fleet(scenario: Scenario, folder: Path, model: str) -> AsyncIt
         elif scenario.network == "wires":
             hosts = await stack.enter_async_context(wired_hosts(scenario.hosts, folder))
         disk = stack.enter_context(Disk(folder / "disk"))
-        fleet = Fleet(scenario, hosts, folder, model, disk)
+        fleet = Fleet(scenario, hosts, folder, model, device, disk)
         stack.push_async_callback(fleet.close)
-        await fleet.start()
-        yield fleet
+        try:
+            await fleet.start()
+            yield fleet
+        except BaseException:
+            fleet.hurry = True
+            raise

@@ -5,6 +5,8 @@ import contextlib
 import json
 import os
 import signal
+import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,6 +47,7 @@ class Member:
     may_end: bool = False
     held_down: bool = False
     lives: int = 0
+    started_s: float = 0.0  # time of day
     process: asyncio.subprocess.Process | None = None
     _drain: asyncio.Task[None] | None = None
 
@@ -64,7 +67,8 @@ class Member:
     async def start(self) -> None:
         """Returns when the process serves. Raises RuntimeError when it ends first, TimeoutError when it is too slow."""
         self.addresses, self.expected_end, self.may_end, self.lives = {}, False, False, self.lives + 1
-        path = os.pathsep.join((str(ROOT), str(ROOT / "proto")))
+        self.started_s = time.time()
+        path = os.pathsep.join((str(ROOT), str(ROOT / "proto"), *sys.path))
         with self.log_file.open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
                 *self.host.prefix,

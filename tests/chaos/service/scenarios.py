@@ -7,19 +7,34 @@ from tests.chaos.machine.hosts import why_no_namespaces
 from tests.chaos.machine.preload import why_no_preload
 
 Engine = Literal["tiny", "mock"]
+Device = Literal["cpu", "cuda"]
 Network = Literal["none", "wires", "namespaces"]
 STRETCH = 40  # consecutive rounds that share one scenario, and with it the running processes
 
 # Prompts take several engine steps, and a pool of 256 blocks is short enough for evictions and preemptions.
 TINY = {"engine": {"device": "cpu", "threads": 1, "kv_memory": "4MiB", "max_batch_tokens": 64}}
 MOCK = {"mock": {"speed_up": 20.0, "kv_blocks": 256, "answer_tokens": 1000}, "engine": {"device": "cpu", "threads": 1}}
+# Several workers share one GPU. Only in float32 is the order of a sum too small a thing to change an answer.
+ON_ONE_GPU = {"engine": {"device": "cuda", "dtype": "float32", "attention": "triton", "gpu_share": 8}}
+BETWEEN_GPUS = {"shm": "cuda_ipc", "tcp": "tcp"}
 SHIP = {"router": {"placement": {"local_prefill_tokens": 0}}}  # every prompt runs on a prefill worker
+
+
+def merged(*sections: dict[str, Any]) -> dict[str, Any]:
+    """Later ones win, key by key."""
+    result: dict[str, Any] = {}
+    for section in sections:
+        for key, value in section.items():
+            known = result.get(key)
+            result[key] = merged(known, value) if isinstance(known, dict) and isinstance(value, dict) else value
+    return result
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """`prefill`, `decode`, `routers`: numbers of processes. `hosts`: that the processes are spread over.
-    `network`: what is between the hosts. `clocks`: the processes have clocks that can jump. `overrides`: sections of serving.yaml."""
+    `network`: what is between the hosts. `clocks`: the processes have clocks that can jump. `overrides`: sections of
+    serving.yaml."""
 
     name: str
     prefill: int
@@ -32,9 +47,13 @@ class Scenario:
     missing: str = ""  # why this scenario cannot run yet
     overrides: dict[str, Any] = field(default_factory=dict)
 
-    @property
-    def model_overrides(self) -> dict[str, Any]:
-        return TINY if self.engine == "tiny" else MOCK
+    def sections(self, device: Device) -> dict[str, Any]:
+        """Of serving.yaml."""
+        if self.engine == "mock" or device == "cpu":
+            return merged(TINY if self.engine == "tiny" else MOCK, self.overrides)
+        on_gpu = merged(TINY, self.overrides, ON_ONE_GPU)
+        transfer = on_gpu.get("transfer", {})
+        return on_gpu | {"transfer": transfer | {"transport": BETWEEN_GPUS.get(transfer.get("transport"), "auto")}}
 
 
 def _transport(name: str) -> dict[str, Any]:
