@@ -11,13 +11,6 @@ from baton.service.nats_server import NatsServer
 from tests.tiny_model import write_tiny_model
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Why a test was run again, which pytest does not tell of one that passes then."""
-    for report in terminalreporter.getreports("rerun"):
-        terminalreporter.section(f"run again: {report.nodeid}")
-        terminalreporter.write_line("\n".join(report.longreprtext.splitlines()[-40:]))
-
-
 @pytest.fixture(autouse=True)
 def restored_logging() -> Iterator[None]:
     """Commands and processes configure logging for their whole process; tests must not leave that to each other."""
