@@ -273,6 +273,10 @@ def _wired(scenario: Scenario) -> bool:
     return scenario.network == "wires"
 
 
+def _supervised(scenario: Scenario) -> bool:
+    return scenario.planner
+
+
 def _in_namespaces(scenario: Scenario) -> bool:
     return scenario.network == "namespaces"
 
@@ -286,6 +290,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(Odds("drain", 4), _drain),
     Fault(Odds("stop", 8, (0.05, 1.5), 15.0), partial(_hang, kinds=WORKERS)),
     Fault(Odds("stop router", 2, (0.05, 1.0), 8.0), partial(_hang, kinds=("router",))),
+    Fault(Odds("kill supervisor", 2), partial(_kill, kinds=("supervisor",)), fits=_supervised),
+    Fault(Odds("stop supervisor", 6, (0.1, 2.0), 12.0), partial(_hang, kinds=("supervisor",)), fits=_supervised),
     Fault(Odds("NATS killed", 3, (0.1, 1.5), 10.0), partial(_nats_killed, wiped=False)),
     Fault(Odds("NATS lost its storage", 2, (0.1, 1.5), 10.0), partial(_nats_killed, wiped=True)),
     Fault(Odds("NATS streams deleted", 3), _streams_deleted),

@@ -111,8 +111,8 @@ class Game:
         outcomes = await asyncio.gather(*(one(what) for what in plan.asks))
         await asyncio.gather(*strikes)
         for outcome, right in zip(outcomes, await asyncio.gather(*expected), strict=True):
-            workers = [pair(outcome.router, member.name) for member in fleet.of("prefill", "decode")]
-            decode = [pair(outcome.router, member.name) for member in fleet.of("decode")]
+            roles = {pair(outcome.router, name): kind for name, kind in fleet.known.items() if kind != "router"}
+            workers, decode = list(roles), [name for name, kind in roles.items() if kind == "decode"]
             judged = judge(outcome, right, fleet.timeline, decode, workers)
             if self.tally.count(outcome, judged):
                 self._fail(plan.number, fleet.scenario, f"{outcome.ask.way}: {judged.verdict}: {judged.why}")

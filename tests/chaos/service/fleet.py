@@ -53,6 +53,7 @@ class Fleet:
     disk: Disk
     key: str = field(default_factory=lambda: secrets.token_hex(32))
     members: dict[str, Member] = field(default_factory=dict)
+    known: dict[str, Kind] = field(default_factory=dict)  # every member that there ever was
     doors: dict[str, Door] = field(default_factory=dict)
     timeline: Timeline = field(default_factory=Timeline)
     problems: list[str] = field(default_factory=list)
@@ -94,15 +95,19 @@ class Fleet:
     async def start(self) -> None:
         self._add_members()
         await self._start(self.members["nats"])
-        await asyncio.gather(*(self._start(member) for member in self.members.values() if member.kind != "nats"))
+        await asyncio.gather(*(self._start(one) for one in list(self.members.values()) if one.kind != "nats"))
         self._go(self._watch())
         await self.until_whole()
+
+    def complete(self) -> bool:
+        kinds: tuple[Kind, ...] = ("router", "prefill", "decode")
+        return len(self.able(*kinds)) == len(self.of(*kinds)) and self.members["nats"].ready
 
     async def until_whole(self, timeout_s: float = 60.0) -> None:
         """Until every process is up, and every router uses every worker. Raises TimeoutError with the missing ones."""
         deadline_s = time.monotonic() + timeout_s
         kinds: tuple[Kind, ...] = ("router", "prefill", "decode")
-        while len(self.able(*kinds)) < len(self.of(*kinds)) or not self.members["nats"].ready:
+        while not self.complete():
             if time.monotonic() > deadline_s:
                 able = {member.name for member in self.able(*kinds)}
                 missing = [
@@ -129,7 +134,7 @@ class Fleet:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for member in self.members.values():
             self._note_pids(member)
-        for kinds in (("router",), ("prefill", "decode"), ("nats",)):
+        for kinds in (("supervisor",), ("router",), ("prefill", "decode"), ("nats",)):
             group = [member for member in self.of(*kinds) if member.alive]  # type: ignore[arg-type]
             if self.hurry:
                 await asyncio.gather(*(member.kill() for member in group))
@@ -147,13 +152,17 @@ class Fleet:
             self.left_files = left_in_folder(self.disk.folder, max(one.started_s for one in self.members.values()))
             self.left_files += left_in_shared_memory(self._shared_memory)
 
-    def _add_members(self) -> None:
+    def _add_nats(self) -> str:
+        """Returns its URL."""
         nats_host, port = self.hosts[0], free_port(self.hosts[0])
         store = ["--jetstream", "--store_dir", str(self.disk.folder / "nats")]
         self._add(
             "nats", "nats", [str(find_binary()), "--addr", nats_host.address, "--port", str(port), *store], nats_host
         )
-        url = f"nats://{nats_host.address}:{port}"
+        return f"nats://{nats_host.address}:{port}"
+
+    def _add_members(self) -> None:
+        url = self._add_nats()
         for number in range(self.scenario.routers):
             self._add_python(f"router-{number + 1}", "router", number, url)
         for kind, count in (("prefill", self.scenario.prefill), ("decode", self.scenario.decode)):
@@ -171,20 +180,27 @@ class Fleet:
         self._add(name, kind, [module, "--config", str(path), flag, name], host)
 
     def _add(self, name: str, kind: Kind, command: list[str], host: Host) -> None:
-        variables = {"BATON_CLUSTER_KEY": self.key, "TMPDIR": str(self.disk.folder)}
+        variables = self._variables()
         clock = Clock(self.folder, name) if self.scenario.clocks and kind != "nats" else None
         variables |= {} if clock is None else clock.variables
         self.members[name] = Member(name, kind, command, self.disk.folder / f"{name}.log", host, variables, clock)
+        self.known[name] = kind
+
+    def _variables(self) -> dict[str, str]:
+        return {"BATON_CLUSTER_KEY": self.key, "TMPDIR": str(self.disk.folder)}
 
     async def _start(self, member: Member) -> None:
         await member.start()
         self._note_pids(member)
+        self._open_door(member)
+        self._go(self._tend(member))
+
+    def _open_door(self, member: Member) -> None:
         if member.kind == "router":
             host, _, port = member.addresses["http"].rpartition(":")
             client = Client(member.addresses["grpc"])
             self._clients.append(client)  # an earlier one stays open, because closing it would cancel its calls
             self.doors[member.name] = Door(member.name, client, (host, int(port)), Path(self.model).name)
-        self._go(self._tend(member))
 
     async def _tend(self, member: Member) -> None:
         """Until this life ends; then begins the next one."""
@@ -226,8 +242,8 @@ class Fleet:
         now_s = time.monotonic()
         self.timeline.back(router, now_s)
         for worker_id in ready:
-            worker = self.members[worker_id]
-            if worker.ready and not worker.struck and not worker.expected_end:
+            worker = self.members.get(worker_id)
+            if worker and worker.ready and not worker.struck and not worker.expected_end:
                 self.timeline.back(pair(router, worker_id), now_s)
 
     def _note_pids(self, member: Member) -> None:
@@ -261,6 +277,14 @@ def free_port(host: Host) -> int:
     raise RuntimeError(f"none of the ports {ports()} is free")
 
 
+def kind_of_fleet(scenario: Scenario) -> type[Fleet]:
+    if scenario.planner:
+        from tests.chaos.service.up import UpFleet
+
+        return UpFleet
+    return Fleet
+
+
 @asynccontextmanager
 async def running_fleet(scenario: Scenario, folder: Path, model: str, device: Device) -> AsyncIterator[Fleet]:
     """`folder`: for configuration, logs and NATS; it is kept."""
@@ -273,7 +297,7 @@ async def running_fleet(scenario: Scenario, folder: Path, model: str, device: De
         elif scenario.network == "wires":
             hosts = await stack.enter_async_context(wired_hosts(scenario.hosts, folder))
         disk = stack.enter_context(Disk(folder / "disk"))
-        fleet = Fleet(scenario, hosts, folder, model, device, disk)
+        fleet = kind_of_fleet(scenario)(scenario, hosts, folder, model, device, disk)
         stack.push_async_callback(fleet.close)
         try:
             await fleet.start()

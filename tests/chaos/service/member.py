@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[3]
 READY_PREFIX = b"BATON_READY "
 READY_TIMEOUT_S = 90.0  # many processes may start at once on few cores
 
-Kind = Literal["nats", "router", "prefill", "decode"]
+Kind = Literal["nats", "supervisor", "router", "prefill", "decode"]
 
 
 @dataclass(eq=False)

@@ -33,7 +33,8 @@ def merged(*sections: dict[str, Any]) -> dict[str, Any]:
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """`prefill`, `decode`, `routers`: numbers of processes. `hosts`: that the processes are spread over.
-    `network`: what is between the hosts. `clocks`: the processes have clocks that can jump. `overrides`: sections of
+    `network`: what is between the hosts. `clocks`: the processes have clocks that can jump.
+    `planner`: `baton up` has started the processes, and starts others in their place. `overrides`: sections of
     serving.yaml."""
 
     name: str
@@ -44,7 +45,7 @@ class Scenario:
     hosts: int = 1
     network: Network = "none"
     clocks: bool = False
-    missing: str = ""  # why this scenario cannot run yet
+    planner: bool = False
     overrides: dict[str, Any] = field(default_factory=dict)
 
     def sections(self, device: Device) -> dict[str, Any]:
@@ -72,8 +73,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     Scenario(
         "ranks", 1, 2, overrides=_transport("shm") | {"engine": {"tensor_parallel": 2, "prefill_tensor_parallel": 1}}
     ),
-    Scenario("planner", 1, 2, engine="mock", missing="`baton up --planner` cannot be struck by tests/chaos yet"),
-    Scenario("ray", 1, 2, missing="processes on Ray nodes cannot be started by tests/chaos yet"),
+    Scenario("planner", 1, 2, engine="mock", planner=True, overrides=_transport("tcp")),
 )
 BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
 
@@ -85,8 +85,6 @@ def scenario_of(number: int, names: tuple[str, ...]) -> Scenario:
 
 def why_not(scenario: Scenario) -> str:
     """Why the scenario cannot run on this machine; empty when it can."""
-    if scenario.missing:
-        return scenario.missing
     if scenario.network == "namespaces" and (why := why_no_namespaces()):
         return why
     return why_no_preload() if scenario.clocks or scenario.network == "wires" else ""
