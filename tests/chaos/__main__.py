@@ -59,6 +59,9 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--without", action="append", default=[], choices=list(BY_NAME), help="a fault; may be repeated"
     )
+    parser.add_argument(
+        "--fault", action="append", default=[], choices=list(BY_NAME), help="only these; may be repeated"
+    )
     parser.add_argument("--engine", choices=["tiny", "mock"], help="scenarios of this engine alone")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="of all workers that compute")
     parser.add_argument("--folder", help="for configuration and logs; a new one in /tmp by default")
@@ -66,6 +69,8 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     arguments = parser.parse_args(argv)
     if arguments.minutes is None and arguments.rounds is None and arguments.round is None:
         arguments.minutes = 1.0
+    if arguments.fault:
+        arguments.without += [name for name in BY_NAME if name not in arguments.fault]
     return arguments
 
 

@@ -79,6 +79,10 @@ class Up(Member):
 
     on_ready: Callable[[dict[str, Any]], None] = lambda news: None
 
+    async def stop(self, timeout_s: float) -> bool:
+        """Code 1 says that processes were lost, which faults have seen to."""
+        return await super().stop(timeout_s) or (self.process is not None and self.process.returncode == 1)
+
     async def _until_ready(self, process: asyncio.subprocess.Process) -> dict[str, str]:
         assert process.stdout is not None
         while line := await process.stdout.readline():
