@@ -38,9 +38,11 @@ PURE: Final = (
 )
 
 ALSO: Final = {
+    "engine/core/prefix_cache.py": ("tests/engine/core/test_block_manager.py",),
     "router/index/edge.py": ("tests/router/index/test_radix_tree.py",),
     "router/index/edge_table.py": ("tests/router/index/test_radix_tree.py",),
     "router/index/match.py": ("tests/router/index/test_radix_tree.py",),
+    "router/placement/candidates.py": ("tests/router/placement/test_placement.py",),
 }
 """A part that is only reached through another module is judged by that module's tests too."""
 
