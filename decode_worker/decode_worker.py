@@ -50,6 +50,7 @@ class DecodeWorker:
             request.num_prompt_tokens,
             request.sampling,
             priority=request.priority,
+            hash_seed=request.hash_seed,
         )
         phase = Phase.RESERVING if request.prefill else Phase.RUNNING
         accepted = Request(router, request, sequence, time.monotonic() + request.timeout_s, phase)

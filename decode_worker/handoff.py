@@ -104,6 +104,7 @@ class Handoffs:
             timeout_s=max(0.0, request.deadline_s - time.monotonic()),
             grant=grant,
             priority=submit.priority,
+            hash_seed=submit.hash_seed,
         )
         link = self._open_link(request) or self._new_link(request)
         link.send(request, command)

@@ -5,9 +5,10 @@ runtime/blocks/block_hash.py; runs of them are little-endian u64 in bytes, so th
 """
 
 from collections.abc import Iterator
+from typing import Annotated
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from baton_proto.decoding import Count, Hash, decoder
 from baton_proto.version import check_major
@@ -15,6 +16,9 @@ from baton_proto.version import check_major
 MAJOR = 1
 
 HASH_BYTES = 8
+DEFAULT_HASH_SEED = 1337  # of block hashes: Dynamo's
+MAX_HASH_SEED = 2**63 - 1
+HashSeed = Annotated[int, Meta(ge=0, le=MAX_HASH_SEED)]  # blocks of requests with different seeds have different hashes
 
 
 class Stored(Struct, frozen=True, tag="stored"):

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from baton_proto.decoding import Count, Int32, Small, decoder
 from baton_proto.discovery import TransferEndpoint, WorkerLoad
-from baton_proto.kv_events import Stored
+from baton_proto.kv_events import DEFAULT_HASH_SEED, HashSeed, Stored
 from baton_proto.sampling import SamplingParams, TokenLogprobs
 
 MAJOR = 1
@@ -60,6 +60,7 @@ class Submit(Struct, frozen=True, tag="submit"):
     timeout_s: float  # what is left of the request's time
     prefill: PrefillTarget | None = None  # None: the decode worker runs the prompt itself
     priority: Int32 = 0
+    hash_seed: HashSeed = DEFAULT_HASH_SEED
 
 
 class Cancel(Struct, frozen=True, tag="cancel"):
@@ -135,6 +136,7 @@ class PrefillRequest(Struct, frozen=True, tag="prefill"):
     timeout_s: float
     grant: Grant
     priority: Int32 = 0
+    hash_seed: HashSeed = DEFAULT_HASH_SEED
 
 
 class PrefillCancel(Struct, frozen=True, tag="cancel"):

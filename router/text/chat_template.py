@@ -6,7 +6,8 @@ rules, the same filters and functions, loop controls, and `generation` blocks, w
 
 import datetime
 import json
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,10 +18,13 @@ from jinja2 import nodes
 from jinja2.parser import Parser
 
 from runtime.checkpoint.model_config import read_object
-from runtime.errors import InvalidRequestError, ModelError
+from runtime.errors import ContextLengthError, InvalidRequestError, ModelError
 
 Message = Mapping[str, Any]
 """`role` and `content`, both text, and whatever else the template reads."""
+
+
+MAX_RENDER_S = 5.0  # of one conversation; a large one takes milliseconds
 
 
 class ChatTemplate:
@@ -38,17 +42,35 @@ class ChatTemplate:
         messages: Sequence[Message],
         variables: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
+        max_chars: int | None = None,
     ) -> str:
         """`variables` come from the caller and cannot replace what is set here. Raises InvalidRequestError when there
-        is no template or when it refuses the messages."""
+        is no template, when it refuses the messages, and when the text gets longer than `max_chars`."""
         if self._template is None:
             raise InvalidRequestError("messages", "the model has no chat template; send a prompt instead")
         values: dict[str, Any] = {"tools": None, "documents": None, **(variables or {}), **self._special_tokens}
         values |= {"messages": list(messages), "add_generation_prompt": add_generation_prompt}
         try:
-            return self._template.render(values)
+            return _joined(self._template.generate(values), max_chars)
+        except RecursionError as error:
+            raise InvalidRequestError(
+                "messages", "they, or variables of their template, are nested too deep"
+            ) from error
         except (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise InvalidRequestError("messages", f"the model's chat template refuses them: {error}") from error
+
+
+def _joined(pieces: Iterator[str], max_chars: int | None) -> str:
+    """Raises InvalidRequestError as soon as the text is too long, or takes too long."""
+    began_s, num_chars, parts = time.monotonic(), 0, []
+    for piece in pieces:
+        parts.append(piece)
+        num_chars += len(piece)
+        if max_chars is not None and num_chars > max_chars:
+            raise ContextLengthError("messages", f"give a text of more than {max_chars} characters")
+        if time.monotonic() - began_s > MAX_RENDER_S:
+            raise InvalidRequestError("messages", f"take the model's chat template more than {MAX_RENDER_S} s")
+    return "".join(parts)
 
 
 def load_chat_template(folder: Path) -> ChatTemplate:

@@ -9,6 +9,7 @@ import numpy as np
 
 from baton_proto.decoding import decoder
 from baton_proto.discovery import WorkerLoad
+from baton_proto.kv_events import DEFAULT_HASH_SEED
 from baton_proto.sampling import SamplingParams, TokenLogprobs
 from baton_proto.worker import (
     MAJOR,
@@ -101,6 +102,7 @@ class RouterClient:
         num_prompt_tokens: int | None = None,
         timeout_s: float = 60.0,
         request_id: str | None = None,
+        hash_seed: int = DEFAULT_HASH_SEED,
         **sampling: Any,
     ) -> Answer:
         """Greedy unless told otherwise."""
@@ -114,6 +116,7 @@ class RouterClient:
             sampling=params,
             timeout_s=timeout_s,
             prefill=prefill,
+            hash_seed=hash_seed,
         )
         self._stream.send(submit)
         return answer

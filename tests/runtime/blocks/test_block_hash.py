@@ -10,7 +10,8 @@ import pytest
 import xxhash
 from hypothesis import given, strategies as st
 
-from runtime.blocks.block_hash import SEED, block_hashes, lora_seed, prepare, sequence_hashes
+from baton_proto.kv_events import MAX_HASH_SEED
+from runtime.blocks.block_hash import SEED, block_hashes, lora_seed, prepare, salted_seed, sequence_hashes
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "data" / "block_hashes.json").read_text())
 
@@ -110,3 +111,20 @@ def test_a_chain_can_be_continued_from_a_parent(hashes: list[int], data: st.Data
     array = np.array(hashes, dtype=np.uint64)
     whole = sequence_hashes(array)
     assert sequence_hashes(array[cut:], parent=int(whole[cut - 1])).tolist() == whole[cut:].tolist()
+
+
+def test_a_seed_follows_from_all_salts_and_their_places_and_is_dynamos_without_any() -> None:
+    assert salted_seed() == salted_seed("", "", "") == SEED
+    salts = [
+        ("a", "", ""),
+        ("", "a", ""),
+        ("", "", "a"),
+        ("a", "a", ""),
+        ("aa", "", ""),
+        ("a', '", "", ""),
+        ("\ud800",),
+    ]
+    seeds = [salted_seed(*each) for each in salts]
+    assert len({SEED, *seeds}) == len(salts) + 1
+    assert seeds == [salted_seed(*each) for each in salts]
+    assert all(0 <= seed <= MAX_HASH_SEED for seed in seeds)
