@@ -10,7 +10,8 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
-from typing import Final, Generic, TypeVar, cast
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
 
 import structlog
 
@@ -24,6 +25,14 @@ Talk = Generator[int, None, T]
 """Yields the events of `selectors` that it waits for. Its socket never blocks."""
 
 log = structlog.get_logger()
+
+
+@dataclass(slots=True, eq=False)
+class _Newcomer(Generic[T]):
+    sock: socket.socket
+    talk: Talk[T]
+    leaves_s: float  # when its time is up
+    events: int = 0  # that it waits for
 
 
 class Door(Generic[T]):
@@ -41,7 +50,7 @@ class Door(Generic[T]):
         """Owns the listeners. Raises OSError, and RuntimeError when no thread can be started."""
         self._name = name
         self._listeners, self._talk, self._timeout_s, self._come_in = listeners, talk, timeout_s, come_in
-        self._newcomers: dict[socket.socket, tuple[Talk[T], float]] = {}  # with the end of their time, the oldest first
+        self._newcomers: dict[socket.socket, _Newcomer[T]] = {}  # in the order in which they came
         self._closed = False
         self._selector = selectors.DefaultSelector()
         for listener in listeners:
@@ -76,15 +85,15 @@ class Door(Generic[T]):
 
     def _turn(self) -> None:
         now_s = time.monotonic()
-        for sock in [sock for sock, (_, leaves_s) in self._newcomers.items() if leaves_s <= now_s]:
-            self._turn_away(sock, TimeoutError(f"took longer than {self._timeout_s:.1f} s"))
-        oldest = next(iter(self._newcomers.values()), None)
-        for key, _ in self._selector.select(None if oldest is None else oldest[1] - now_s):
-            sock = cast(socket.socket, key.fileobj)
-            if sock in self._listeners:
-                self._accept(sock)
-            elif sock in self._newcomers:
-                self._go_on(sock)
+        for newcomer in [newcomer for newcomer in self._newcomers.values() if newcomer.leaves_s <= now_s]:
+            self._turn_away(newcomer, TimeoutError(f"took longer than {self._timeout_s:.1f} s"))
+        leaves_s = min((newcomer.leaves_s for newcomer in self._newcomers.values()), default=None)
+        for key, _ in self._selector.select(None if leaves_s is None else leaves_s - now_s):
+            if key.data is None:
+                assert isinstance(key.fileobj, socket.socket)
+                self._accept(key.fileobj)
+            elif key.fileobj in self._newcomers:
+                self._go_on(key.data)
 
     def _accept(self, listener: socket.socket) -> None:
         try:
@@ -93,34 +102,41 @@ class Door(Generic[T]):
             return
         sock.setblocking(False)
         if len(self._newcomers) >= MAX_NEWCOMERS:
-            self._turn_away(next(iter(self._newcomers)), TimeoutError("others wait"))
-        self._selector.register(sock, selectors.EVENT_READ)
-        self._newcomers[sock] = (self._talk(sock), time.monotonic() + self._timeout_s)
-        self._go_on(sock)
+            self._turn_away(next(iter(self._newcomers.values())), TimeoutError("others wait"))
+        newcomer = _Newcomer(sock, self._talk(sock), time.monotonic() + self._timeout_s)
+        self._newcomers[sock] = newcomer
+        self._go_on(newcomer)
 
-    def _go_on(self, sock: socket.socket) -> None:
+    def _go_on(self, newcomer: _Newcomer[T]) -> None:
         try:
-            self._selector.modify(sock, next(self._newcomers[sock][0]))
+            events = next(newcomer.talk)
+            if not newcomer.events:
+                self._selector.register(newcomer.sock, events, newcomer)
+            elif events != newcomer.events:
+                self._selector.modify(newcomer.sock, events, newcomer)
+            newcomer.events = events
         except StopIteration as done:
-            self._forget(sock)
+            self._forget(newcomer)
             try:
-                self._come_in(sock, done.value)
+                self._come_in(newcomer.sock, done.value)
             except Exception as error:  # no thread, no memory
                 log.error("a connection is dropped", door=self._name, error=str(error) or repr(error))
-                sock.close()
+                newcomer.sock.close()
         except Exception as error:
-            self._turn_away(sock, error)
+            self._turn_away(newcomer, error)
 
-    def _turn_away(self, sock: socket.socket, error: Exception) -> None:
-        self._forget(sock)
-        sock.close()
+    def _turn_away(self, newcomer: _Newcomer[T], error: Exception) -> None:
+        self._forget(newcomer)
+        newcomer.talk.close()
+        newcomer.sock.close()
         report = log.warning if isinstance(error, BatonError) else log.debug
         ours = not isinstance(error, BatonError | OSError)
         (log.error if ours else report)("turned away", door=self._name, error=str(error), exc_info=ours)
 
-    def _forget(self, sock: socket.socket) -> None:
-        self._selector.unregister(sock)
-        del self._newcomers[sock]
+    def _forget(self, newcomer: _Newcomer[T]) -> None:
+        del self._newcomers[newcomer.sock]
+        if newcomer.events:
+            self._selector.unregister(newcomer.sock)
 
 
 def received(sock: socket.socket, at_most: int) -> Talk[bytes]:
