@@ -35,6 +35,8 @@ LOGIN_REMEDY = (
 )
 
 STREAM_NAME_IN_USE = 10058  # error code of JetStream: a stream of that name exists with another configuration
+NO_STORAGE = 10047  # error code of JetStream: a stream reserves its max_bytes, and the server has less
+MIN_STREAM_BYTES = 8 * 1024 * 1024
 
 # Errors of NATS that mean: not now, try again later.
 NATS_ERRORS = (nats.errors.Error, TimeoutError, OSError)
@@ -148,7 +150,18 @@ class NatsClient:
         return await self._jetstream.publish_async(subject, payload)
 
     async def ensure_stream(self, config: StreamConfig) -> None:
-        """Creates the stream, or gives an existing one this configuration. Raises NATS_ERRORS."""
+        """Creates the stream, or gives an existing one this configuration. A server with little storage gives a smaller
+        stream, of MIN_STREAM_BYTES at least. Raises NATS_ERRORS."""
+        while True:
+            try:
+                return await self._create_or_update(config)
+            except nats.js.errors.APIError as error:
+                smaller = (config.max_bytes or 0) // 2
+                if error.err_code != NO_STORAGE or smaller < MIN_STREAM_BYTES:
+                    raise
+                config = config.evolve(max_bytes=smaller)
+
+    async def _create_or_update(self, config: StreamConfig) -> None:
         try:
             await self._unless_away(self._jetstream.add_stream(config))
         except nats.js.errors.BadRequestError as error:
