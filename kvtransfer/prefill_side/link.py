@@ -202,7 +202,10 @@ class Link:
             left = list(self._pushes.values())
         if self._dialled is not None:
             self._dialled.channel.shutdown()
-            self._dialled.writer.close()
+            try:
+                self._dialled.writer.close()
+            except Exception:  # whoever waits for the pushes learns of their end all the same
+                log.exception("a writer of KV did not close well", worker_id=self._first.worker_id)
             self._listener.join()
             self._dialled.channel.close()
         self._on_closed(self)
