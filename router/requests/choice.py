@@ -114,7 +114,7 @@ class Choice:
 
     def _turn(self, facts: Request, tokens: NDArray[np.uint32]) -> Turn[Assignment]:
         parts, request = self._parts, self._request
-        hashes = block_hashes(tokens, parts.block_size)
+        hashes = block_hashes(tokens, parts.block_size, request.hash_seed)
 
         def assign() -> Assignment | None:
             return parts.assigner.assign(request.request_id, facts, self._max_tokens, hashes)
@@ -167,6 +167,7 @@ class Choice:
             timeout_s=max(0.0, request.deadline_s - time.monotonic()),
             prefill=assignment.prefill,
             priority=request.priority,
+            hash_seed=request.hash_seed,
         )
         return Submission(assignment.link, submit, self._late, assignment.release)
 

@@ -17,7 +17,7 @@ from router.api.http.generation import GenerationEndpoint
 from router.api.http.json_response import json_response
 from router.api.http.openai_chat import ChatAnswer
 from router.api.http.openai_completions import CompletionAnswer
-from router.api.http.openai_types import ChatBody, CompletionBody
+from router.api.http.openai_types import ChatBody, CompletionBody, OpenChatBody, OpenCompletionBody
 from router.api.validation import make_request_id
 from router.requests.frontend import Frontend
 from runtime.errors import UnknownModelError
@@ -45,9 +45,11 @@ def create_app(
     cost time for every event.
     """
     bodies = BodyBudget(frontend.max_buffered_bytes)
+    strict = frontend.unknown_fields == "refuse"
+    chat, completion = (ChatBody, CompletionBody) if strict else (OpenChatBody, OpenCompletionBody)
     direct = {
-        "/v1/chat/completions": GenerationEndpoint(frontend, bodies, ChatBody, ChatAnswer, "chatcmpl"),
-        "/v1/completions": GenerationEndpoint(frontend, bodies, CompletionBody, CompletionAnswer, "cmpl"),
+        "/v1/chat/completions": GenerationEndpoint(frontend, bodies, chat, ChatAnswer, "chatcmpl"),
+        "/v1/completions": GenerationEndpoint(frontend, bodies, completion, CompletionAnswer, "cmpl"),
     }
     pages = _Pages(frontend, metrics, targets)
     routes = [

@@ -47,7 +47,7 @@ class BodyBudget:
             raise UnavailableError(f"the bodies of other requests fill {limit}; try again later, or with a shorter one")
 
 
-async def read_body(http: Request, limit_bytes: int, hold: Hold) -> bytes:
+async def received_body(http: Request, limit_bytes: int, hold: Hold) -> bytes:
     """Reads at most `limit_bytes`, whatever the client announces or sends. Raises BodyTooLargeError, UnavailableError,
     ClientDisconnect."""
     announced = http.headers.get("content-length", "")

@@ -1,21 +1,24 @@
 """One HTTP request for text, from its body to its last event. The two OpenAI endpoints differ in their types alone."""
 
-from collections.abc import AsyncGenerator
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 import structlog
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
-from router.api.http.body import BodyBudget, read_body
+from router.api.http.body import BodyBudget, received_body
 from router.api.http.disconnect import until_disconnect
 from router.api.http.errors import describe, error_response
 from router.api.http.json_response import json_response
 from router.api.http.openai_answer import Answer, Heading, usage_of
-from router.api.http.openai_types import GenerationBody, parse_body
+from router.api.http.openai_types import GenerationBody
+from router.api.http.request_body import read_body
 from router.api.http.server_sent_events import EventStream
 from router.api.sampling_options import Options, check_range
-from router.api.validation import MAX_TIMEOUT_S, Call, check_tenant, make_request_id, validate
+from router.api.validation import IN_PLACE_BYTES, MAX_TIMEOUT_S, Call, Prompt, check_tenant, make_request_id, validate
 from router.requests.fan_out import generate_all
 from router.requests.frontend import Frontend
 from router.requests.request import Finished, GenerateRequest, Piece
@@ -52,13 +55,14 @@ class GenerationEndpoint:
         shown_id, work_id = make_request_id(None)
         try:
             shown_id, work_id = make_request_id(http.headers.get(REQUEST_ID_HEADER))
+            timeout_s = _timeout_s(http)
             with self._bodies.hold() as held:
-                body = parse_body(await read_body(http, self._frontend.max_body_bytes, held), self._body)
-                options = body.options()
-                requests = await self._validate(body, options, work_id, http)
+                data = await received_body(http, self._frontend.max_body_bytes, held)
+                body, options, prompts = await self._read(data, timeout_s)
+                requests = await self._validate(body, options, prompts, work_id, timeout_s, http)
                 answer = self._new_answer(body, options, shown_id, requests)
                 streamed, include_usage = body.stream, body.include_usage
-                del body  # from here on its tokens are enough
+                del data, body, prompts  # from here on their tokens are enough
             items = generate_all(self._frontend.generator, requests)
             if streamed:
                 events = EventStream(send, {REQUEST_ID_HEADER: shown_id})
@@ -75,14 +79,24 @@ class GenerationEndpoint:
             self._frontend.answered("http", str(response.status_code), error)
             await response(scope, receive, send)
 
+    async def _read(self, data: bytes, timeout_s: float | None) -> tuple[GenerationBody, Options, Sequence[Prompt]]:
+        if len(data) <= IN_PLACE_BYTES:
+            return read_body(data, self._body)
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        return await self._frontend.lane.run(deadline_s, read_body, data, self._body)
+
     async def _validate(
-        self, body: GenerationBody, options: Options, work_id: str, http: Request
+        self,
+        body: GenerationBody,
+        options: Options,
+        prompts: Sequence[Prompt],
+        work_id: str,
+        timeout_s: float | None,
+        http: Request,
     ) -> list[GenerateRequest]:
         """One request per prompt."""
         requests = []
         tenant = check_tenant(TENANT_HEADER, http.headers.get(TENANT_HEADER))
-        timeout_s = _timeout_s(http)
-        prompts = body.prompts()
         for position, prompt in enumerate(prompts):
             alone = len(prompts) == 1
             request_id = work_id if alone else f"{work_id}-{position}"
@@ -92,9 +106,12 @@ class GenerationEndpoint:
                 model=body.model,
                 priority=body.priority or 0,
                 tenant=tenant,
+                cache_salt=body.cache_salt or "",
                 timeout_s=timeout_s,
             )
             requests.append(await validate(self._frontend, call, prompt, options))
+            if not alone:
+                await asyncio.sleep(0)  # others need not wait for all prompts of a call
         return requests
 
     def _new_answer(
