@@ -26,6 +26,7 @@ from runtime.errors import ContextLengthError, InvalidRequestError, UnknownModel
 _dice = random.Random()  # request ids are unique, not secret
 
 MAX_PRIORITY = 2**31 - 1
+MAX_SALT_CHARS = 256
 MIXTURE = "must be a string, token ids, or a list of either, not a mixture"
 MAX_TIMEOUT_S = 86400.0
 MAX_MESSAGES = 4096
@@ -65,6 +66,7 @@ class Call(Struct, frozen=True, kw_only=True):
     model: str | None = None
     priority: int = 0
     tenant: str = ""  # see check_tenant
+    cache_salt: str = ""  # empty: none
     timeout_s: float | None = None
 
 
@@ -74,6 +76,10 @@ async def validate(frontend: Frontend, call: Call, prompt: Prompt, options: Opti
     if call.model and call.model != frontend.model:
         raise UnknownModelError(call.model, [frontend.model])
     check_range("priority", call.priority, -MAX_PRIORITY - 1, MAX_PRIORITY)
+    if len(call.cache_salt) > MAX_SALT_CHARS:
+        raise InvalidRequestError(
+            "cache_salt", f"has {len(call.cache_salt)} characters; at most {MAX_SALT_CHARS} are allowed"
+        )
     timeout_s = frontend.request_timeout_s if call.timeout_s is None else min(call.timeout_s, MAX_TIMEOUT_S)
     sampling = check_sampling(options, frontend.tokenizer.vocab_size)
     limits = frontend.generator.limits()
@@ -93,6 +99,7 @@ async def validate(frontend: Frontend, call: Call, prompt: Prompt, options: Opti
         deadline_s=deadline_s,
         priority=call.priority,
         tenant=call.tenant,
+        hash_seed=frontend.hash_seed(call.tenant, call.cache_salt),
     )
 
 

@@ -17,6 +17,7 @@ import jinja2.sandbox
 from jinja2 import nodes
 from jinja2.parser import Parser
 
+from runtime.checkpoint.model_config import read_object
 from runtime.errors import ContextLengthError, InvalidRequestError, ModelError
 
 Message = Mapping[str, Any]
@@ -33,7 +34,7 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         try:
             self._template = None if source is None else _environment().from_string(source)
-        except jinja2.TemplateError as error:
+        except (jinja2.TemplateError, RecursionError, MemoryError, SyntaxError) as error:  # nested too deep
             raise ModelError(model, f"its chat template cannot be used: {error}") from error
 
     def render(
@@ -74,9 +75,14 @@ def _joined(pieces: Iterator[str], max_chars: int | None) -> str:
 
 def load_chat_template(folder: Path) -> ChatTemplate:
     """From chat_template.jinja or tokenizer_config.json of a folder in Hugging Face form. Raises ModelError."""
-    settings = _read_object(folder / "special_tokens_map.json") | _read_object(folder / "tokenizer_config.json")
+    settings: dict[str, Any] = {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        settings |= read_object(folder / name) if (folder / name).is_file() else {}
     file = folder / "chat_template.jinja"
-    source = file.read_text(encoding="utf-8") if file.is_file() else _default_of(settings.get("chat_template"))
+    try:
+        source = file.read_text(encoding="utf-8") if file.is_file() else _default_of(settings.get("chat_template"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(str(folder), f"{file.name} cannot be read: {error}") from error
     special_tokens = {name: _content(value) for name, value in settings.items() if name.endswith("_token")}
     return ChatTemplate(source, {name: text for name, text in special_tokens.items() if text is not None}, str(folder))
 
@@ -93,18 +99,6 @@ def _content(token: Any) -> str | None:
     """A special token is written as its text or as an object that holds it."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else None
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelError(str(path.parent), f"{path.name} is not valid JSON: {error}") from error
-    if not isinstance(data, dict):
-        raise ModelError(str(path.parent), f"{path.name} is not an object")
-    return data
 
 
 def _environment() -> jinja2.Environment:

@@ -76,7 +76,7 @@ class AdminService(pb_grpc.AdminServicer):
         except BatonError as error:
             status = status_of(error, "explain")
             await context.abort(status.code, status.details)
-        return explain.prompt(tokens)
+        return explain.prompt(tokens, frontend.hash_seed(request.tenant, request.cache_salt))
 
     async def Sleep(self, request: pb.SleepRequest, context: Context) -> pb.SleepResponse:  # noqa: N802
         return await _done(self._questions.sleep.sleep(request), context)

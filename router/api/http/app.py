@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from router.api.http.body import BodyBudget
 from router.api.http.errors import error_response, on_http_exception, unauthorized
 from router.api.http.generation import GenerationEndpoint
 from router.api.http.json_response import json_response
@@ -43,11 +44,12 @@ def create_app(
     Requests for text go straight to their endpoints, which answer their own errors, because each layer between would
     cost time for every event.
     """
+    bodies = BodyBudget(frontend.max_buffered_bytes)
     strict = frontend.unknown_fields == "refuse"
     chat, completion = (ChatBody, CompletionBody) if strict else (OpenChatBody, OpenCompletionBody)
     direct = {
-        "/v1/chat/completions": GenerationEndpoint(frontend, chat, ChatAnswer, "chatcmpl"),
-        "/v1/completions": GenerationEndpoint(frontend, completion, CompletionAnswer, "cmpl"),
+        "/v1/chat/completions": GenerationEndpoint(frontend, bodies, chat, ChatAnswer, "chatcmpl"),
+        "/v1/completions": GenerationEndpoint(frontend, bodies, completion, CompletionAnswer, "cmpl"),
     }
     pages = _Pages(frontend, metrics, targets)
     routes = [

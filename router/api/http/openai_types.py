@@ -31,6 +31,7 @@ class GenerationBody(NamedFields, frozen=True, kw_only=True):
     stop: str | list[str] | None = None
     n: int | None = None
     priority: int | None = None
+    cache_salt: str | None = None  # as in vLLM
 
     @property
     def include_usage(self) -> bool:
