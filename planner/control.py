@@ -100,8 +100,8 @@ class Control:
             gpus = {role: gpus_of_role(now, role) * count for role, count in (least | wanted).items()}
             if sum(gpus.values()) > now.gpu_budget:
                 takes = " and ".join(f"{count} for {role}" for role, count in gpus.items())
-                problem = f"are {now.gpu_budget} in the budget (planner.limits.gpu_budget), and this takes {takes}"
-                raise InvalidRequestError("GPUs", problem)
+                problem = f"{now.gpu_budget} GPUs are the budget, and this takes {takes}"
+                raise InvalidRequestError("planner.limits.gpu_budget", problem)
 
     async def _order(self, order: Order) -> Done:
         """Begins a drain or a flip. A flip also sets the resulting counts by hand, because the policy would otherwise
