@@ -23,7 +23,7 @@ from runtime.security.secret import Secret
 from tests.planner.observations import observation, workers
 from tests.planner.test_loop import CONFIG, Processes
 
-TIMEOUT_S = 5.0
+TIMEOUT_S = 30.0
 
 
 @dataclass

@@ -12,7 +12,7 @@ from baton.cli.terminal.access import Access
 from baton.cli.terminal.answering import message_fields
 from baton.cli.terminal.asking import ask
 from baton.cli.terminal.exit_codes import ExitCode
-from baton.cli.terminal.output import console
+from baton.cli.terminal.output import console, print_table
 from baton_proto.generated import inference_pb2 as pb
 
 DIFF_TIMEOUT_S = 30.0
@@ -78,7 +78,7 @@ def _show(diffs: Sequence[pb.WorkerDiff]) -> None:
         compared = diff.verdict in (pb.DIFF_VERDICT_EQUAL, pb.DIFF_VERDICT_DIFFERENT)
         numbers = map(str, counts) if compared else "-" * len(counts)
         table.add_row(diff.worker_id, WORDS[diff.verdict], *numbers, diff.note)
-    out.print(table)
+    print_table(out, table)
     for diff in diffs:
         for kind, words in KINDS.items():
             hashes = getattr(diff, f"{kind}_hashes")

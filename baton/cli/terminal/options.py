@@ -37,7 +37,11 @@ CaFileOption = Annotated[
 RayAddressOption = Annotated[
     str,
     typer.Option(
-        "--address", envvar="RAY_ADDRESS", metavar="HOST:PORT", help="Of the Ray cluster; auto: that of this machine."
+        "--address",
+        envvar="RAY_ADDRESS",
+        metavar="HOST:PORT",
+        help="Of the Ray cluster; auto: that of this machine.",
+        rich_help_panel="Ray",
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
