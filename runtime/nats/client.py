@@ -26,6 +26,7 @@ from runtime.security.nats_login import NO_LOGIN, NatsLogin, split_url
 
 CONNECT_TIMEOUT_S = 2.0
 RECONNECT_WAIT_S = 0.25
+TELL_AFTER_S = 1.0  # whoever waits longer for the first connection says so
 PING_INTERVAL_S = 5  # a frozen server is noticed after two intervals
 REQUEST_TIMEOUT_S = 2.0
 
@@ -65,6 +66,7 @@ class NatsClient:
         self._jetstream = JetStreamContext(self._client, timeout=REQUEST_TIMEOUT_S)
         self._connected = asyncio.Event()
         self.disconnects = 0  # connections that were lost
+        self.problem = "no answer"  # of the last attempt to connect
         self._closing = False
         self._refused = asyncio.Event()  # by the server, at the first connect
         self._requests: set[asyncio.Future[Any]] = set()
@@ -245,7 +247,8 @@ class NatsClient:
 
     async def _error(self, error: Exception) -> None:
         # While the server is away, each failed attempt to reconnect calls this.
-        log.debug("nats", client=self.name, error=str(error) or type(error).__name__)
+        self.problem = str(error) or type(error).__name__
+        log.debug("nats", client=self.name, error=self.problem)
         if "authorization violation" in str(error).lower():
             self._refused.set()
 
@@ -286,13 +289,18 @@ async def connect(
     connecting = asyncio.ensure_future(client._connect(shown, in_url or login))
     refused = asyncio.create_task(client._refused.wait())
     try:
-        await asyncio.wait({connecting, refused}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        quick_s = TELL_AFTER_S if timeout_s is None else min(TELL_AFTER_S, timeout_s)
+        first, _ = await asyncio.wait({connecting, refused}, timeout=quick_s, return_when=asyncio.FIRST_COMPLETED)
+        rest_s = None if timeout_s is None else timeout_s - quick_s
+        if not first and rest_s != 0:
+            log.warning("waiting for NATS", url=shown, timeout_s=timeout_s, why=client.problem)
+            await asyncio.wait({connecting, refused}, timeout=rest_s, return_when=asyncio.FIRST_COMPLETED)
         if connecting.done():
             await connecting
             return client
         if refused.done():
             raise UnauthorizedError(f"NATS at {shown}", LOGIN_REMEDY)
-        raise UnavailableError(f"NATS at {shown} did not answer within {timeout_s} s")
+        raise UnavailableError(f"NATS at {shown} did not answer within {timeout_s:g} s: {client.problem}")
     except OSError as error:
         raise UnavailableError(f"NATS at {shown} cannot be reached: {error}") from error
     finally:
