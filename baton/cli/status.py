@@ -15,9 +15,9 @@ from baton.cli.terminal.options import (
     DEFAULT_ADDRESS,
     STATUS_TIMEOUT_S,
     AddressOption,
-    ApiKeyFileOption,
     CaFileOption,
     JsonOption,
+    OperatorKeyFileOption,
 )
 from baton.cli.terminal.output import console, print_table
 from baton_proto.generated import inference_pb2 as pb
@@ -25,14 +25,14 @@ from baton_proto.generated import inference_pb2 as pb
 
 def status(
     address: AddressOption = DEFAULT_ADDRESS,
-    api_key_file: ApiKeyFileOption = None,
+    operator_key_file: OperatorKeyFileOption = None,
     ca_file: CaFileOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show the workers and the router's queue."""
     with errors_reported():
         response = asyncio.run(
-            asked(Access(address, api_key_file, ca_file), lambda client: client.status(STATUS_TIMEOUT_S))
+            asked(Access(address, None, ca_file, operator_key_file), lambda client: client.status(STATUS_TIMEOUT_S))
         )
     if as_json:
         fields = {

@@ -43,7 +43,7 @@ def diff(
     max_blocks: Annotated[int, typer.Option("--blocks", min=0, metavar="N", help="Differing blocks to list.")] = 10,
     timeout_s: options.WaitOption = DIFF_TIMEOUT_S,
     address: options.AddressOption = options.DEFAULT_ADDRESS,
-    api_key_file: options.ApiKeyFileOption = None,
+    operator_key_file: options.OperatorKeyFileOption = None,
     ca_file: options.CaFileOption = None,
     as_json: options.JsonOption = False,
 ) -> None:
@@ -53,7 +53,7 @@ def diff(
     went on too fast to compare.
     """
     wanted = pb.DiffRequest(worker_ids=workers or [], max_blocks=max_blocks)
-    access = Access(address, api_key_file, ca_file)
+    access = Access(address, None, ca_file, operator_key_file)
     diffs = ask(access, timeout_s, lambda client: client.diff(wanted, timeout_s))
     if as_json:
         typer.echo(json.dumps({"workers": [_fields(diff) for diff in diffs]}))

@@ -34,7 +34,7 @@ def explain(
     ] = None,
     timeout_s: options.WaitOption = options.STATUS_TIMEOUT_S,
     address: options.AddressOption = options.DEFAULT_ADDRESS,
-    api_key_file: options.ApiKeyFileOption = None,
+    operator_key_file: options.OperatorKeyFileOption = None,
     ca_file: options.CaFileOption = None,
     as_json: options.JsonOption = False,
 ) -> None:
@@ -47,7 +47,7 @@ def explain(
     if tokens is not None:
         subject.tokens.ids.extend(token_ids(tokens))
         subject.tokens.SetInParent()
-    access = Access(address, api_key_file, ca_file)
+    access = Access(address, None, ca_file, operator_key_file)
     response = ask(access, timeout_s, lambda client: client.explain(subject, timeout_s))
     if as_json:
         typer.echo(json.dumps(_fields(response)))

@@ -29,7 +29,7 @@ def tree(
     hottest: Annotated[int, typer.Option("--hottest", min=0, metavar="N", help="Prefixes reused most.")] = 5,
     timeout_s: options.WaitOption = options.STATUS_TIMEOUT_S,
     address: options.AddressOption = options.DEFAULT_ADDRESS,
-    api_key_file: options.ApiKeyFileOption = None,
+    operator_key_file: options.OperatorKeyFileOption = None,
     ca_file: options.CaFileOption = None,
     as_json: options.JsonOption = False,
 ) -> None:
@@ -39,7 +39,7 @@ def tree(
     async def question(client: Client) -> tuple[pb.TreeSummary, list[pb.TreeRun], pb.StatusResponse]:
         return (*await client.tree(wanted, timeout_s), await client.status(timeout_s))
 
-    summary, runs, status = ask(Access(address, api_key_file, ca_file), timeout_s, question)
+    summary, runs, status = ask(Access(address, None, ca_file, operator_key_file), timeout_s, question)
     if as_json:
         typer.echo(json.dumps({"summary": _summary_fields(summary), "runs": [_run_fields(run) for run in runs]}))
     else:

@@ -33,7 +33,7 @@ from runtime.errors import UnavailableError
 from runtime.nats.client import NatsClient, connect
 from runtime.nats.subjects import router_subject
 
-WAIT_S = 5.0
+WAIT_S = 30.0
 CONFIG = ServingConfig()
 GPUS: dict[Role, int] = {PREFILL: 4, DECODE: 2}
 

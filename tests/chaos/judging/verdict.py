@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
+from tests.chaos.judging.timeline import Timeline
 from tests.chaos.plan import Ask
-from tests.chaos.timeline import Timeline
 
 MAX_ATTEMPTS = 4  # router.max_attempts of every scenario
 OWN_FAULTS = ("INTERNAL", "UNKNOWN", "500")  # no loss of a worker or router explains these

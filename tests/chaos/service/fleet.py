@@ -6,7 +6,7 @@ import secrets
 import shutil
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,12 +18,15 @@ import yaml
 from baton.service.nats_server import find_binary
 from runtime.calls.router import Client
 from tests.chaos.asking import Door
-from tests.chaos.clocks import clock_variables
-from tests.chaos.disk import Disk
-from tests.chaos.hosts import Host, network
-from tests.chaos.member import Kind, Member
-from tests.chaos.scenarios import Scenario
-from tests.chaos.timeline import Timeline
+from tests.chaos.judging.files import left_in_folder, left_in_shared_memory, shared_memory
+from tests.chaos.judging.timeline import Timeline
+from tests.chaos.machine.clocks import Clock
+from tests.chaos.machine.disk import Disk
+from tests.chaos.machine.hosts import HERE, Host, NamespaceHost, network
+from tests.chaos.machine.slots import ports
+from tests.chaos.machine.wires import wired_hosts
+from tests.chaos.service.member import Kind, Member
+from tests.chaos.service.scenarios import Device, Scenario, merged
 from tests.service import assert_gone
 
 POLL_S = 0.15  # between two questions to a router what it knows of its workers
@@ -43,20 +46,25 @@ class Fleet:
     """`problems`: what was wrong with a process itself, in words. `deaths`: lives that a fault has ended."""
 
     scenario: Scenario
-    hosts: list[Host]
+    hosts: Sequence[Host]
     folder: Path
     model: str
+    device: Device
     disk: Disk
     key: str = field(default_factory=lambda: secrets.token_hex(32))
     members: dict[str, Member] = field(default_factory=dict)
+    known: dict[str, Kind] = field(default_factory=dict)  # every member that there ever was
     doors: dict[str, Door] = field(default_factory=dict)
     timeline: Timeline = field(default_factory=Timeline)
     problems: list[str] = field(default_factory=list)
+    left_files: list[str] = field(default_factory=list)
     deaths: int = 0
+    hurry: bool = False  # whether the end is to come at once
     said: dict[str, dict[str, str]] = field(default_factory=dict)  # by router: of each worker its state or a note
     pids: set[int] = field(default_factory=set)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _closing: bool = False
+    _shared_memory: set[str] = field(default_factory=shared_memory)
     _clients: list[Client] = field(default_factory=list)
     _starts: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(STARTS_AT_ONCE))
 
@@ -87,15 +95,19 @@ class Fleet:
     async def start(self) -> None:
         self._add_members()
         await self._start(self.members["nats"])
-        await asyncio.gather(*(self._start(member) for member in self.members.values() if member.kind != "nats"))
+        await asyncio.gather(*(self._start(one) for one in list(self.members.values()) if one.kind != "nats"))
         self._go(self._watch())
         await self.until_whole()
+
+    def complete(self) -> bool:
+        kinds: tuple[Kind, ...] = ("router", "prefill", "decode")
+        return len(self.able(*kinds)) == len(self.of(*kinds)) and self.members["nats"].ready
 
     async def until_whole(self, timeout_s: float = 60.0) -> None:
         """Until every process is up, and every router uses every worker. Raises TimeoutError with the missing ones."""
         deadline_s = time.monotonic() + timeout_s
         kinds: tuple[Kind, ...] = ("router", "prefill", "decode")
-        while len(self.able(*kinds)) < len(self.of(*kinds)) or not self.members["nats"].ready:
+        while not self.complete():
             if time.monotonic() > deadline_s:
                 able = {member.name for member in self.able(*kinds)}
                 missing = [
@@ -122,8 +134,11 @@ class Fleet:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for member in self.members.values():
             self._note_pids(member)
-        for kinds in (("router",), ("prefill", "decode"), ("nats",)):
+        for kinds in (("supervisor",), ("router",), ("prefill", "decode"), ("nats",)):
             group = [member for member in self.of(*kinds) if member.alive]  # type: ignore[arg-type]
+            if self.hurry:
+                await asyncio.gather(*(member.kill() for member in group))
+                continue
             clean = await asyncio.gather(*(member.stop(STOP_TIMEOUT_S) for member in group))
             self.problems += [
                 f"{member.name} did not end in order, code {member.process and member.process.returncode}"
@@ -133,14 +148,21 @@ class Fleet:
         for client in self._clients:
             await client.close()
         assert_gone(self.pids)
+        if not self.hurry:
+            self.left_files = left_in_folder(self.disk.folder, max(one.started_s for one in self.members.values()))
+            self.left_files += left_in_shared_memory(self._shared_memory)
 
-    def _add_members(self) -> None:
+    def _add_nats(self) -> str:
+        """Returns its URL."""
         nats_host, port = self.hosts[0], free_port(self.hosts[0])
         store = ["--jetstream", "--store_dir", str(self.disk.folder / "nats")]
         self._add(
             "nats", "nats", [str(find_binary()), "--addr", nats_host.address, "--port", str(port), *store], nats_host
         )
-        url = f"nats://{nats_host.address}:{port}"
+        return f"nats://{nats_host.address}:{port}"
+
+    def _add_members(self) -> None:
+        url = self._add_nats()
         for number in range(self.scenario.routers):
             self._add_python(f"router-{number + 1}", "router", number, url)
         for kind, count in (("prefill", self.scenario.prefill), ("decode", self.scenario.decode)):
@@ -149,7 +171,7 @@ class Fleet:
 
     def _add_python(self, name: str, kind: Kind, place: int, nats_url: str) -> None:
         host = self.hosts[place % len(self.hosts)]
-        config = merged(BASE, self.scenario.model_overrides, self.scenario.overrides)
+        config = merged(BASE, self.scenario.sections(self.device))
         section = "router" if kind == "router" else "workers"
         config = merged(config, {"model": self.model, "nats": {"url": nats_url}, section: {"host": host.address}})
         path = self.folder / f"{name}.yaml"
@@ -158,23 +180,27 @@ class Fleet:
         self._add(name, kind, [module, "--config", str(path), flag, name], host)
 
     def _add(self, name: str, kind: Kind, command: list[str], host: Host) -> None:
-        variables = {"BATON_CLUSTER_KEY": self.key, "TMPDIR": str(self.disk.folder)}
-        clock = None
-        if self.scenario.clocks and kind != "nats":
-            clock = self.folder / f"{name}.clock"
-            clock.write_text("+0")
-            variables |= clock_variables(clock)
+        variables = self._variables()
+        clock = Clock(self.folder, name) if self.scenario.clocks and kind != "nats" else None
+        variables |= {} if clock is None else clock.variables
         self.members[name] = Member(name, kind, command, self.disk.folder / f"{name}.log", host, variables, clock)
+        self.known[name] = kind
+
+    def _variables(self) -> dict[str, str]:
+        return {"BATON_CLUSTER_KEY": self.key, "TMPDIR": str(self.disk.folder)}
 
     async def _start(self, member: Member) -> None:
         await member.start()
         self._note_pids(member)
+        self._open_door(member)
+        self._go(self._tend(member))
+
+    def _open_door(self, member: Member) -> None:
         if member.kind == "router":
             host, _, port = member.addresses["http"].rpartition(":")
             client = Client(member.addresses["grpc"])
             self._clients.append(client)  # an earlier one stays open, because closing it would cancel its calls
             self.doors[member.name] = Door(member.name, client, (host, int(port)), Path(self.model).name)
-        self._go(self._tend(member))
 
     async def _tend(self, member: Member) -> None:
         """Until this life ends; then begins the next one."""
@@ -216,8 +242,8 @@ class Fleet:
         now_s = time.monotonic()
         self.timeline.back(router, now_s)
         for worker_id in ready:
-            worker = self.members[worker_id]
-            if worker.ready and not worker.struck and not worker.expected_end:
+            worker = self.members.get(worker_id)
+            if worker and worker.ready and not worker.struck and not worker.expected_end:
                 self.timeline.back(pair(router, worker_id), now_s)
 
     def _note_pids(self, member: Member) -> None:
@@ -240,35 +266,42 @@ def pair(router: str, worker: str) -> str:
     return f"{router}>{worker}"
 
 
-def merged(*sections: dict[str, Any]) -> dict[str, Any]:
-    """Later ones win, key by key."""
-    result: dict[str, Any] = {}
-    for section in sections:
-        for key, value in section.items():
-            known = result.get(key)
-            result[key] = merged(known, value) if isinstance(known, dict) and isinstance(value, dict) else value
-    return result
-
-
 def free_port(host: Host) -> int:
-    """Of this machine; in a namespace of its own any port is free."""
-    if host.namespace:
+    """In a namespace of its own any port is free."""
+    if isinstance(host, NamespaceHost):
         return 4222
-    with socket.socket() as probe:
-        probe.bind((host.address, 0))
-        port: int = probe.getsockname()[1]
-        return port
+    for port in ports():
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((host.address, port))
+            return port
+    raise RuntimeError(f"none of the ports {ports()} is free")
+
+
+def kind_of_fleet(scenario: Scenario) -> type[Fleet]:
+    if scenario.planner:
+        from tests.chaos.service.up import UpFleet
+
+        return UpFleet
+    return Fleet
 
 
 @asynccontextmanager
-async def running_fleet(scenario: Scenario, folder: Path, model: str) -> AsyncIterator[Fleet]:
+async def running_fleet(scenario: Scenario, folder: Path, model: str, device: Device) -> AsyncIterator[Fleet]:
     """`folder`: for configuration, logs and NATS; it is kept."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     async with AsyncExitStack() as stack:
-        hosts = stack.enter_context(network(scenario.hosts))
+        hosts: Sequence[Host] = [HERE]
+        if scenario.network == "namespaces":
+            hosts = stack.enter_context(network(scenario.hosts))
+        elif scenario.network == "wires":
+            hosts = await stack.enter_async_context(wired_hosts(scenario.hosts, folder))
         disk = stack.enter_context(Disk(folder / "disk"))
-        fleet = Fleet(scenario, hosts, folder, model, disk)
+        fleet = kind_of_fleet(scenario)(scenario, hosts, folder, model, device, disk)
         stack.push_async_callback(fleet.close)
-        await fleet.start()
-        yield fleet
+        try:
+            await fleet.start()
+            yield fleet
+        except BaseException:
+            fleet.hurry = True
+            raise

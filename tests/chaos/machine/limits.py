@@ -1,8 +1,10 @@
 """What a process may take: descriptors and address space (prlimit), threads (the pids controller of cgroups)."""
 
 import contextlib
+import functools
 import os
 import resource
+import subprocess
 from pathlib import Path
 
 import psutil
@@ -15,12 +17,35 @@ SPARE_THREADS = 0
 Limit = tuple[int, int]
 
 
+@functools.cache
 def why_no_limits() -> str:
-    return "" if os.geteuid() == 0 else "limits of other processes need root"
+    """Tried on a process that waits."""
+    with subprocess.Popen(["sleep", "60"]) as waiting:
+        try:
+            raise_again(waiting.pid, resource.RLIMIT_AS, lower_memory(waiting.pid))
+            raise_again(waiting.pid, resource.RLIMIT_FSIZE, lower_file_size(waiting.pid))
+            raise_again(waiting.pid, resource.RLIMIT_NOFILE, lower_descriptors(waiting.pid))
+            return ""
+        except (OSError, AttributeError) as error:
+            return f"the limits of another process cannot be changed here ({error})"
+        finally:
+            waiting.kill()
 
 
+@functools.cache
 def why_no_thread_limit() -> str:
-    return "" if os.access(PIDS / "cgroup.procs", os.W_OK) else "no pids controller (cgroup v1) that we may write to"
+    """Tried on a process that waits."""
+    if not os.access(PIDS / "cgroup.procs", os.W_OK):
+        return "no pids controller (cgroup v1) that we may write to"
+    with subprocess.Popen(["sleep", "60"]) as waiting:
+        try:
+            lower_threads(waiting.pid)
+            return ""
+        except OSError as error:
+            return f"the pids controller cannot be used here ({error})"
+        finally:
+            raise_threads(waiting.pid)
+            waiting.kill()
 
 
 def lower_descriptors(pid: int) -> Limit:

@@ -15,8 +15,8 @@ from runtime.calls.worker import WorkerClient
 from runtime.errors import BatonError
 from runtime.security.cluster_key import ClusterKey
 from runtime.security.secret import Secret
-from tests.chaos.fleet import Fleet
-from tests.chaos.member import Member
+from tests.chaos.service.fleet import Fleet
+from tests.chaos.service.member import Member
 
 IDLE_LIMIT_S = 20.0  # longer than a lease lives, which may be what frees its blocks
 POLL_S = 0.03
@@ -25,6 +25,15 @@ TREE_LIMIT_S = 15.0
 MORE_DESCRIPTORS = 12  # than at the first look, that are no leak: connections come and go
 MORE_THREADS = 6
 MORE_BYTES = 96 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """`blocks`, `leases`: that a worker holds, though no request is left."""
+
+    problem: str
+    blocks: int = 0
+    leases: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,22 +47,23 @@ class Look:
     rss_bytes: int
 
 
-async def until_idle(fleet: Fleet) -> dict[str, str]:
+async def until_idle(fleet: Fleet) -> dict[str, Left]:
     """Waits until no worker that is up holds a block or a lease. Returns what is wrong, by worker: accounts that do not
     add up, or what is still held after IDLE_LIMIT_S."""
     deadline_s = time.monotonic() + IDLE_LIMIT_S
     while True:
         up = [one for one in fleet.of("prefill", "decode") if one.ready and not one.struck and not one.expected_end]
-        wrong: dict[str, str] = {}
-        broken: dict[str, str] = {}
+        wrong: dict[str, Left] = {}
+        broken: dict[str, Left] = {}
         for member, report in zip(up, await asyncio.gather(*(_inspect(fleet, one) for one in up)), strict=True):
             if isinstance(report, str):
                 if member.ready and not member.expected_end:
-                    wrong[member.name] = f"does not answer: {report}"
+                    wrong[member.name] = Left(f"does not answer: {report}")
             elif _busy(report):
-                wrong[member.name] = f"still held after {IDLE_LIMIT_S:.0f} s: {report.load}"
+                problem = f"still held after {IDLE_LIMIT_S:.0f} s: {report.load}"
+                wrong[member.name] = Left(problem, report.load.blocks_used, report.load.leases)
             elif report.problems:
-                broken[member.name] = str(report.problems)
+                broken[member.name] = Left(str(report.problems))
         if not wrong or time.monotonic() > deadline_s:
             return wrong | broken
         await asyncio.sleep(POLL_S)
@@ -96,13 +106,14 @@ def look(fleet: Fleet, number: int) -> list[Look]:
 class Growth:
     """What the lives of processes had grown by at the last look, since the first one.
 
-    `mib_per_100_rounds`: slope of the resident memory, by least squares, of lives that were seen four times or more.
+    `mib_per_100_rounds`: by kind of process the slopes of the resident memory, by least squares, of lives that were
+    seen four times or more.
     """
 
     problems: list[str] = field(default_factory=list)
     most_descriptors: int = 0
     most_threads: int = 0
-    mib_per_100_rounds: dict[str, float] = field(default_factory=dict)
+    mib_per_100_rounds: dict[str, list[float]] = field(default_factory=dict)
 
 
 def growth(looks: Sequence[Look]) -> Growth:
@@ -110,7 +121,6 @@ def growth(looks: Sequence[Look]) -> Growth:
     for one in looks:
         lives.setdefault(one.life, []).append(one)
     result = Growth()
-    slopes: dict[str, list[float]] = {}
     for (name, pid), seen in lives.items():
         first, last = seen[0], seen[-1]
         descriptors, threads = last.descriptors - first.descriptors, last.threads - first.threads
@@ -124,10 +134,8 @@ def growth(looks: Sequence[Look]) -> Growth:
             result.problems.append(f"{name} (pid {pid}) grew by {(last.rss_bytes - first.rss_bytes) >> 20} MiB")
         if len(seen) >= 4:
             kind = name.partition("-")[0]
-            slopes.setdefault(kind, []).append(slope([one.round for one in seen], [one.rss_bytes for one in seen]))
-    result.mib_per_100_rounds = {
-        kind: round(sum(all_) / len(all_) * 100 / (1 << 20), 3) for kind, all_ in slopes.items()
-    }
+            bytes_per_round = slope([one.round for one in seen], [one.rss_bytes for one in seen])
+            result.mib_per_100_rounds.setdefault(kind, []).append(round(bytes_per_round * 100 / (1 << 20), 3))
     return result
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from runtime.calls.router import Client
 from tests.chaos.asking import grpc_request
-from tests.chaos.fleet import running_fleet
+from tests.chaos.judging.verdict import Expected
 from tests.chaos.plan import Ask
-from tests.chaos.scenarios import Engine, Scenario
-from tests.chaos.verdict import Expected
+from tests.chaos.service.fleet import running_fleet
+from tests.chaos.service.scenarios import Device, Engine, Scenario
 
 TIMEOUT_S = 120.0
 
@@ -27,8 +27,8 @@ class Oracle:
 
 
 @asynccontextmanager
-async def running_oracle(engine: Engine, folder: Path, model: str) -> AsyncIterator[Oracle]:
+async def running_oracle(engine: Engine, folder: Path, model: str, device: Device) -> AsyncIterator[Oracle]:
     scenario = Scenario("oracle", 0, 1, engine=engine, overrides={"engine": {"kv_memory": "16MiB"}})
-    async with running_fleet(scenario, folder, model) as fleet:
+    async with running_fleet(scenario, folder, model, device) as fleet:
         (door,) = fleet.doors.values()
         yield Oracle(door.grpc)

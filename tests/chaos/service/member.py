@@ -5,6 +5,8 @@ import contextlib
 import json
 import os
 import signal
+import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,13 +15,14 @@ from typing import Literal
 import psutil
 
 from runtime.processes.launch import launch_command
-from tests.chaos.hosts import HERE, Host
+from tests.chaos.machine.clocks import Clock
+from tests.chaos.machine.hosts import HERE, Host
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 READY_PREFIX = b"BATON_READY "
 READY_TIMEOUT_S = 90.0  # many processes may start at once on few cores
 
-Kind = Literal["nats", "router", "prefill", "decode"]
+Kind = Literal["nats", "supervisor", "router", "prefill", "decode"]
 
 
 @dataclass(eq=False)
@@ -37,13 +40,14 @@ class Member:
     log_file: Path
     host: Host = HERE
     variables: Mapping[str, str] = field(default_factory=dict)
-    clock_file: Path | None = None  # of libfaketime
+    clock: Clock | None = None
     addresses: dict[str, str] = field(default_factory=dict)
     struck: list[str] = field(default_factory=list)
     expected_end: bool = False
     may_end: bool = False
     held_down: bool = False
     lives: int = 0
+    started_s: float = 0.0  # time of day
     process: asyncio.subprocess.Process | None = None
     _drain: asyncio.Task[None] | None = None
 
@@ -63,7 +67,8 @@ class Member:
     async def start(self) -> None:
         """Returns when the process serves. Raises RuntimeError when it ends first, TimeoutError when it is too slow."""
         self.addresses, self.expected_end, self.may_end, self.lives = {}, False, False, self.lives + 1
-        path = os.pathsep.join((str(ROOT), str(ROOT / "proto")))
+        self.started_s = time.time()
+        path = os.pathsep.join((str(ROOT), str(ROOT / "proto"), *sys.path))
         with self.log_file.open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
                 *self.host.prefix,
@@ -72,7 +77,7 @@ class Member:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
-                env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **self.variables},
+                env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **self.host.variables, **self.variables},
                 start_new_session=True,
             )
         try:
@@ -107,11 +112,6 @@ class Member:
         except TimeoutError:
             await self.kill()
             return False
-
-    def set_clock(self, offset: str) -> None:
-        """`offset`: as libfaketime reads it, such as +3600."""
-        assert self.clock_file is not None
-        self.clock_file.write_text(offset)
 
     def pids(self) -> list[int]:
         """Of the process, and of the ranks that it has started."""
