@@ -35,7 +35,7 @@ class TerminalRun:
         os.close(self._ours)
 
     def until(self, words: str, since: int = 0) -> int:
-        """Reads until `words` are shown behind the first `since` characters. Returns how many characters end with them."""
+        """Reads until `words` are shown behind the first `since` characters. Returns where they end."""
         while words not in self.seen[since:]:
             assert self._read(), f"{words!r} was not shown, but {self.seen!r}"
         return self.seen.index(words, since) + len(words)
