@@ -19,7 +19,6 @@ Weight = Annotated[float, Meta(ge=0, le=1e9)]
 Share = Annotated[float, Meta(gt=0, lt=1)]
 Threads = Annotated[int, Meta(ge=0, le=1024)]
 Text = Annotated[str, Meta(pattern=r"^[^\x00-\x1f\x7f]{1,4096}\Z", description="one line of text")]
-Salt = Annotated[str, Meta(pattern=r"^[^\x00-\x1f\x7f]{0,256}\Z", description="one line of up to 256 characters")]
 Namespace = Annotated[
     str, Meta(pattern=r"^[a-z0-9_-]{1,64}\Z", description="a name of up to 64 lower-case letters, digits, - and _")
 ]
