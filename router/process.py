@@ -34,7 +34,7 @@ from router.views.tree_view import TreeView
 from router.workers.charge_sharing import ChargeSharing
 from router.workers.load import LoadLedger
 from router.workers.pool import WorkerPool
-from runtime.address import format_address
+from runtime.address import format_address, is_loopback
 from runtime.checkpoint.model_files import ModelFiles
 from runtime.checkpoint.served_model import served_model
 from runtime.config.serving import ServingConfig
@@ -43,7 +43,7 @@ from runtime.discovery.load_board import LoadBoard
 from runtime.errors import ConfigError
 from runtime.nats.client import NatsClient, connect
 from runtime.processes.serving import print_ready, stop_signal
-from runtime.security.keys import Keys, check_reach, is_loopback, load_keys
+from runtime.security.keys import Keys, check_reach, load_keys
 from runtime.security.tls import Tls, load_tls
 
 COLLECT_AFTER = (50_000, 20, 100)  # new objects, then collections of the younger generation

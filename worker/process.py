@@ -74,7 +74,7 @@ async def shared_parts(config: ServingConfig, name: str) -> AsyncIterator[Shared
     metrics = MetricsEndpoint()
     metrics.watch(nats)
     try:
-        yield SharedParts(config, keys, nats, metrics, metrics.serve(config.workers.host, keys.api))
+        yield SharedParts(config, keys, nats, metrics, metrics.serve(config.workers.host, keys))
     finally:
         metrics.close()
         await nats.close()

@@ -22,7 +22,7 @@ from kvtransfer.wire.checksum import CHECKSUM_BYTES, block_checksums, mismatches
 from kvtransfer.wire.framing import Channel
 from kvtransfer.wire.identity import SlabIdentity, check_hello
 from kvtransfer.wire.proving import prove
-from kvtransfer.wire.sockets import STALL_TIMEOUT_S, kind_of, tune
+from kvtransfer.wire.sockets import STALL_TIMEOUT_S, kind_of, secured, shake_hands, tune
 from runtime.config.serving import TransferConfig
 from runtime.errors import BatonError, HandshakeError, ProtocolError
 from runtime.security.cluster_key import ClusterKey
@@ -67,9 +67,10 @@ class Connection:
         self._granted: dict[str, tuple[int, ...]] = {}  # begun here and not ended, quarantined ones included
         self._checked: set[str] = set()  # transfers of these that come with checksums
         self._drain_by_s: dict[str, float] = {}  # transfers that the peer was told to stop and has not drained
-        self._channel: Channel[wire.ToDecode] = Channel(sock, wire.to_decode_decoder, self.peer)
         if kind_of(sock) == "tcp":
             tune(sock)
+        sock = secured(sock, shared.key)
+        self._channel: Channel[wire.ToDecode] = Channel(sock, wire.to_decode_decoder, self.peer)
         self._thread = threading.Thread(target=self._run, name=f"kv-receive-{number}", daemon=True)
 
     def start(self) -> None:
@@ -129,6 +130,8 @@ class Connection:
     def _shake_hands(self) -> None:
         """Raises HandshakeError, ProtocolError or OSError; the peer learns which field did not fit."""
         timeout_s, key = self._config.connect_timeout_s, self._shared.key
+        self._channel.sock.settimeout(timeout_s)
+        shake_hands(self._channel.sock, self.peer)
         if key is not None:
             prove(self._channel.sock, listening(key, KV_PLANE, self.peer), timeout_s)
         self._channel.sock.settimeout(timeout_s)

@@ -17,7 +17,7 @@ from kvtransfer.wire.framing import Channel
 from kvtransfer.wire.host import host_id
 from kvtransfer.wire.identity import SlabIdentity, hello, rank_layout
 from kvtransfer.wire.proving import prove
-from kvtransfer.wire.sockets import STALL_TIMEOUT_S, connect, limit_sending
+from kvtransfer.wire.sockets import STALL_TIMEOUT_S, connect, limit_sending, secured, shake_hands
 from runtime.config.serving import TransferConfig
 from runtime.errors import HandshakeError, ProtocolError, TransferError, UnavailableError
 from runtime.security.cluster_key import ClusterKey
@@ -69,9 +69,10 @@ def _greet(
     """Proofs of the cluster key, Hello, Welcome."""
     timeout_s = config.connect_timeout_s
     make_writer, _ = transport.load()
-    sock = connect(transport.socket, grant.endpoint, timeout_s)
+    sock = secured(connect(transport.socket, grant.endpoint, timeout_s), key, dialing=True)
     channel: Channel[wire.ToPrefill] = Channel(sock, wire.to_prefill_decoder, f"decode worker {grant.worker_id}")
     try:
+        shake_hands(sock, channel.peer)
         if key is not None:
             prove(sock, dialing(key, KV_PLANE, channel.peer), timeout_s)
             sock.settimeout(timeout_s)

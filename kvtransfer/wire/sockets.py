@@ -7,6 +7,9 @@ from typing import Literal
 from baton_proto.discovery import TransferEndpoint
 from runtime.address import parse_address
 from runtime.errors import ProtocolError
+from runtime.security.cluster_key import ClusterKey
+from runtime.security.handshake import TLS_ERRORS, tls_failure
+from runtime.streams.secured_socket import SecuredSocket
 
 SocketKind = Literal["unix", "tcp"]
 STALL_TIMEOUT_S = 10.0  # a peer that takes or answers nothing for this long is given up
@@ -35,6 +38,23 @@ def connect(kind: SocketKind, endpoint: TransferEndpoint, timeout_s: float) -> s
         sock.close()
         raise
     return sock
+
+
+def secured(sock: socket.socket, key: ClusterKey | None, *, dialing: bool = False) -> socket.socket:
+    """The socket, with TLS where the key is for it and bytes could go to another machine. shake_hands() comes next."""
+    if key is None or key.tls is None or kind_of(sock) == "unix":
+        return sock
+    tls = key.tls
+    return SecuredSocket(sock, tls.client(), tls.name) if dialing else SecuredSocket(sock, tls.server())
+
+
+def shake_hands(sock: socket.socket, peer: str) -> None:
+    """Raises UnauthorizedError when TLS with the peer does not come about, OSError when the peer leaves."""
+    if isinstance(sock, SecuredSocket):
+        try:
+            sock.shake_hands()
+        except TLS_ERRORS as error:
+            raise tls_failure(peer, error) from error
 
 
 def listen_unix(path: str) -> socket.socket:

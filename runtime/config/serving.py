@@ -131,6 +131,9 @@ class SecurityConfig(Struct, frozen=True, forbid_unknown_fields=True):
     tls_cert_file: str | None = None  # of the public ports: PEM, with the chain up to the CA
     tls_key_file: str | None = None
     cluster_key_file: str | None = None  # of the service's own processes
+    # TLS between the service's own processes. auto: on when something listens beyond the loopback interface. YAML reads
+    # a bare `on` or `off` as a truth value
+    internal_tls: Literal["auto", "on", "off"] | bool = "auto"
 
 
 class RayConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -164,7 +167,7 @@ class ServingConfig(Struct, frozen=True, forbid_unknown_fields=True):
 PATH_KEYS = {
     "nats": ("store_dir", "credentials_file", "token_file"),
     "planner": ("journal",),
-    "security": SecurityConfig.__struct_fields__,
+    "security": ("api_key_file", "tls_cert_file", "tls_key_file", "cluster_key_file"),
 }
 
 

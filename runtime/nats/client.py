@@ -6,9 +6,10 @@ JetStream publish or a request fails at once. Code that needs more keeps its own
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import Callable, Coroutine
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import nats.errors
 import nats.js.errors
@@ -23,6 +24,9 @@ from runtime.end_task import end_tasks
 from runtime.errors import UnauthorizedError, UnavailableError
 from runtime.nats.direct_get import StoredMessage, direct_get
 from runtime.security.nats_login import NO_LOGIN, NatsLogin, split_url
+
+if TYPE_CHECKING:
+    from runtime.security.internal_tls import InternalTls
 
 CONNECT_TIMEOUT_S = 2.0
 RECONNECT_WAIT_S = 0.25
@@ -45,7 +49,14 @@ log = structlog.get_logger()
 
 
 class _Client(Client):
-    """nats-py, which leaks a connection that breaks before the server's greeting: here it is closed."""
+    """nats-py with two changes. A connection that breaks before the server's greeting is closed; nats-py leaks it. And
+    each connection to the service's own server shows the certificate of that moment."""
+
+    internal: "InternalTls | None" = None
+
+    @property
+    def ssl_context(self) -> ssl.SSLContext:
+        return super().ssl_context if self.internal is None else self.internal.client()
 
     async def _connect_to_server(self, s: Srv) -> None:
         if self._transport is not None:
@@ -215,6 +226,7 @@ class NatsClient:
             log.debug("connection lost while closing", client=self.name, error=str(error))
 
     async def _connect(self, url: str, login: NatsLogin) -> None:
+        self._client.internal = login.tls
         await self._client.connect(
             servers=[url],
             name=self.name,
