@@ -149,7 +149,9 @@ class NatsServer(LocalProcess):
         user, password = self._login.user, self._login.password
         config: dict[str, Any] = {}
         if user is not None and password is not None:
-            config["authorization"] = {"user": user, "password": password.reveal(), "timeout": LOGIN_TIMEOUT_S}
+            # As a list: a single user would be another one after each reload, and all clients would be cut off.
+            users = [{"user": user, "password": password.reveal()}]
+            config["authorization"] = {"users": users, "timeout": LOGIN_TIMEOUT_S}
         if (tls := self._login.tls) is not None:
             self._shown = tls.pair()
             parts = {"ca": tls.authority, "cert": self._shown.certificate, "key": self._shown.key}

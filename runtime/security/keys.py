@@ -34,6 +34,14 @@ NO_KEYS = Keys()
 
 def load_keys(config: ServingConfig, environ: Mapping[str, str] = os.environ) -> Keys:
     """Raises ConfigError."""
+    keys = _load_keys(config, environ)
+    if keys.cluster is None and tls_mode(config) == "on":
+        problem = f"`on` wants a cluster key: security.cluster_key_file or {CLUSTER_KEY_VARIABLE}"
+        raise ConfigError("security.internal_tls", problem)
+    return keys
+
+
+def _load_keys(config: ServingConfig, environ: Mapping[str, str]) -> Keys:
     cluster = find_cluster_key(config, environ)
     api_keys = _api_keys(config.security, environ)
     api = BearerKeys(api_keys, config.security.api_key_file) if api_keys else None
@@ -42,7 +50,7 @@ def load_keys(config: ServingConfig, environ: Mapping[str, str] = os.environ) ->
 
 def load_or_make_keys(config: ServingConfig, environ: Mapping[str, str] = os.environ) -> Keys:
     """The keys for a supervisor: with a fresh cluster key where none is given. Raises ConfigError."""
-    keys = load_keys(config, environ)
+    keys = _load_keys(config, environ)
     if keys.cluster is None:
         cluster = new_cluster_key(tls_mode(config))
         keys = replace(keys, cluster=cluster, nats=find_login(config.nats, cluster, environ))
