@@ -1,6 +1,6 @@
-"""`python -m tests.spine.overheard MODE`, in a network namespace of its own: a service of which everything listens beyond
-the loopback interface, with `security.internal_tls: MODE`, and a listener on the wire (AF_PACKET, which wants root).
-Prints as JSON which secrets were heard, of those that went over the wire."""
+"""`python -m tests.spine.overheard MODE`, in a network namespace of its own: a service of which everything listens
+beyond the loopback interface, with `security.internal_tls: MODE`, and a listener on the wire (AF_PACKET, which wants
+root). Prints as JSON which secrets were heard, of those that went over the wire."""
 
 import asyncio
 import json
