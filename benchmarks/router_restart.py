@@ -15,6 +15,7 @@ import multiprocessing
 import random
 import statistics
 import time
+from array import array
 from collections.abc import AsyncIterator
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
@@ -26,17 +27,19 @@ from rich.console import Console
 from rich.table import Table
 
 from baton.service.nats_server import NatsServer
+from baton_proto.decoding import decoder
 from baton_proto.discovery import MAJOR, WorkerRecord
+from baton_proto.sampling import SamplingParams
 from baton_proto.worker import (
     SERVICE,
     STEPS,
     Hello,
     SnapshotChunk,
     SnapshotRequest,
-    decoder,
     encode,
 )
 from engine.core.prefix_cache import MEDIUM, PrefixCache
+from engine.core.sequence import Sequence
 from router.index.indexer import Indexer
 from router.workers.load import LoadLedger
 from router.workers.pool import WorkerPool
@@ -190,7 +193,7 @@ class _Worker:
 
 def _filled_cache(number: int, num_blocks: int) -> PrefixCache:
     """Fills a worker's cache. All workers hold the same system prompts; the other blocks are the worker's own."""
-    cache = PrefixCache()
+    cache = PrefixCache(BLOCK_SIZE)
     rng = random.Random(number)
     own = np.random.default_rng(number)
     shared = np.random.default_rng(10**6)
@@ -199,8 +202,14 @@ def _filled_cache(number: int, num_blocks: int) -> PrefixCache:
     def store(hashes: np.random.Generator, parent: int | None, count: int) -> int:
         nonlocal block
         count = min(count, num_blocks - block)
-        block_hashes, sequence_hashes = hashes.integers(1, 2**63, (2, count)).tolist()
-        cache.insert([*range(block, block + count)], block_hashes, sequence_hashes, parent, bytes([MEDIUM] * count))
+        sequence = Sequence("", [0], 1, SamplingParams(max_tokens=1))
+        above = [] if parent is None else [parent]
+        sequence.block_table = [*above, *range(block, block + count)]
+        sequence.block_hashes, sequence.sequence_hashes = (
+            [*above, *row] for row in hashes.integers(1, 2**63, (2, count)).tolist()
+        )
+        sequence.hashed_tokens = array("I", bytes(4 * BLOCK_SIZE * len(sequence.block_table)))
+        cache.insert(sequence, len(above), bytes([MEDIUM] * count))
         block += count
         return block - 1
 

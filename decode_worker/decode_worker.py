@@ -50,6 +50,7 @@ class DecodeWorker:
             request.num_prompt_tokens,
             request.sampling,
             priority=request.priority,
+            hash_seed=request.hash_seed,
         )
         phase = Phase.RESERVING if request.prefill else Phase.RUNNING
         accepted = Request(router, request, sequence, time.monotonic() + request.timeout_s, phase)
@@ -154,6 +155,10 @@ class DecodeWorker:
 
     def lease_count(self) -> int:
         return self._handoffs.receiver.lease_count()
+
+    @property
+    def problem(self) -> str:
+        return self._handoffs.receiver.problem
 
     def check_integrity(self) -> list[str]:
         problems = self._handoffs.receiver.check_integrity()

@@ -25,7 +25,7 @@ from baton_proto.planner_control import (
 from planner.acting.hand import Hand
 from planner.loop import PlannerLoop
 from planner.policy.observation import counts
-from runtime.errors import InvalidRequestError, ProtocolError
+from runtime.errors import InvalidRequestError
 
 BY_HAND = "ordered by hand"
 
@@ -43,7 +43,7 @@ class Control:
             body = await self._answer(decode_question(data))
         except InvalidRequestError as error:
             body = Refusal(error.field, error.problem)
-        except (msgspec.DecodeError, ProtocolError) as error:
+        except msgspec.DecodeError as error:
             body = Refusal("question", str(error))
         return encode(Answer(MAJOR, body))
 

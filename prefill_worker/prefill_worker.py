@@ -48,6 +48,7 @@ class PrefillWorker:
 
     name = "prefill"
     endpoint = None
+    problem = ""
 
     def __init__(self, runtime: WorkerRuntime) -> None:
         self._runtime = runtime
@@ -81,6 +82,7 @@ class PrefillWorker:
             priority=request.priority,
             prefill_only=True,
             pinned=True,
+            hash_seed=request.hash_seed,
         )
         plan = PushPlan(len(token_ids), request.grant.skip_tokens, layout.block_size)
         prompt = Prompt(request, stream, ShippingJob(sequence, plan))

@@ -73,7 +73,7 @@ async def run_router(config: ServingConfig, router_id: str) -> None:
         generator = Generator(parts, min(files.max_position, config.engine.max_model_len or files.max_position))
         questions = _questions(router_id, view, status)
         frontend = _frontend(config, files, generator, parts.metrics)
-        scrape_targets = ScrapeTargets(nats, view.directory)
+        scrape_targets = ScrapeTargets(nats, view.directory, _scraped_by_https(config, keys, tls))
         await scrape_targets.start()
         app = create_app(frontend, parts.metrics.exposition, scrape_targets.targets, keys.api)
         addresses = await _open_apis(config, keys, tls, frontend, questions, app, closing)
@@ -184,6 +184,10 @@ def _frontend(config: ServingConfig, files: ModelFiles, generator: Generator, me
         not_ready=generator.not_ready,
         request_timeout_s=config.router.request_timeout_s,
         max_body_bytes=config.router.max_body_bytes,
+        cache_salt=config.engine.cache_salt,
+        cache_per_tenant=config.engine.cache_per_tenant,
+        max_buffered_bytes=config.router.max_buffered_bytes,
+        unknown_fields=config.router.unknown_fields,
         answered=metrics.answered,
     )
 
@@ -221,6 +225,12 @@ async def _drain(generator: Generator, timeout_s: float) -> None:
     remaining = await generator.drain(timeout_s)
     if remaining:
         log.warning("drain timeout: requests cut off", remaining=remaining)
+
+
+def _scraped_by_https(config: ServingConfig, keys: Keys, tls: Tls | None) -> set[str]:
+    """Components by `ScrapeTargets`. Metrics of workers and the planner stay plain on the loopback interface."""
+    inside = keys.cluster is not None and keys.cluster.tls is not None and not is_loopback(config.workers.host)
+    return ({"worker", "planner"} if inside else set()) | ({"router"} if tls is not None else set())
 
 
 def _model_name(config: ServingConfig, files: ModelFiles) -> str:

@@ -81,6 +81,10 @@ COUNTERS: dict[str, tuple[str, Value]] = {
         "Sequences that had to give their blocks to others",
         lambda of: of.engine.scheduler.num_preemptions,
     ),
+    "prefix_collisions": (
+        "Looks into the prefix cache that found other tokens under a prefix's hash",
+        lambda of: of.engine.block_manager.num_collisions,
+    ),
     "transfer_failures": ("KV transfers that were not committed", lambda of: of.transfer_failures),
     "event_batches_published": ("Batches of KV events for the routers", lambda of: of.publisher.last_event_id),
     "event_batches_dropped": (

@@ -20,7 +20,7 @@ class BlockManager:
         assert block_size > 0
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self._cache = PrefixCache()
+        self._cache = PrefixCache(block_size)
         self._references = array("i")  # by block id, up to the highest block ever used
         self._returned: list[int] = []  # free blocks that were used before; the last one is reused first
         self._holders: dict[Sequence, None] = {}  # sequences with blocks
@@ -57,10 +57,9 @@ class BlockManager:
         assert not sequence.block_table
         limit = (sequence.num_tokens - 1) // self.block_size
         sequence.hash_blocks(limit, self.block_size)
-        hits = self._cache.match(sequence.sequence_hashes, limit)
+        hits = self._cache.match(sequence, 0, limit)
         num_new = self.blocks_for(sequence.num_tokens) - len(hits)
-        # Because referenced blocks have referenced parents, the resting hits are the last ones.
-        num_resting = len(hits) - bisect_left(hits, True, key=lambda block: self._references[block] == 0)
+        num_resting = self._num_resting(hits)
         if num_new + num_resting + keep_available > self.num_available:
             return False
         self._share(hits, num_resting)
@@ -77,7 +76,7 @@ class BlockManager:
         """Tokens that a sequence without blocks would find cached if it got blocks now."""
         limit = (sequence.num_tokens - 1) // self.block_size
         sequence.hash_blocks(limit, self.block_size)
-        return len(self._cache.match(sequence.sequence_hashes, limit)) * self.block_size
+        return len(self._cache.match(sequence, 0, limit)) * self.block_size
 
     def append(self, sequence: Sequence) -> bool:
         """Takes blocks for all tokens that the sequence has now. False, with nothing changed, when too few are
@@ -100,33 +99,31 @@ class BlockManager:
         if num_full <= sequence.num_committed_blocks:
             return
         sequence.hash_blocks(num_full, self.block_size)
-        first, hashes = sequence.num_committed_blocks, sequence.sequence_hashes
+        first = sequence.num_committed_blocks
         # Because no block below an uncached one is cached, blocks where others were faster come first.
-        while first < num_full and (canonical := self._cache.find(hashes[first])) is not None:
+        if canonical := self._cache.match(sequence, first, num_full):
             self._move_over(sequence, first, canonical)
-            first += 1
+            first += len(canonical)
         if first < num_full:
-            self._insert(sequence, first, num_full)
-        sequence.num_committed_blocks = num_full
+            first += self._insert(sequence, first, num_full)
+        sequence.num_committed_blocks = first
 
-    def _move_over(self, sequence: Sequence, place: int, canonical: int) -> None:
-        own = sequence.block_table[place]
-        self._share([canonical], num_resting=self._references[canonical] == 0)
-        sequence.block_table[place] = canonical
+    def _move_over(self, sequence: Sequence, first: int, canonical: list[int]) -> None:
+        places = slice(first, first + len(canonical))
+        own = sequence.block_table[places]
+        self._share(canonical, self._num_resting(canonical))
+        sequence.block_table[places] = canonical
         if sequence.pinned or sequence.num_in_flight_tokens:
-            sequence.retired_blocks.append(own)
+            sequence.retired_blocks += own
         else:
-            self._drop([own])
+            self._drop(own)
 
-    def _insert(self, sequence: Sequence, first: int, end: int) -> None:
-        """Caches blocks [first, end) of the table."""
-        run = slice(first, end)
-        parent = sequence.block_table[first - 1] if first else None
+    def _insert(self, sequence: Sequence, first: int, end: int) -> int:
+        """Caches blocks [first, ...) of the table, and returns how many."""
         num_of_prompt = min(end, max(first, sequence.num_prompt_tokens // self.block_size)) - first
         kind_of_prompt = prompt_kind(sequence.num_prompt_tokens)
         kinds = bytes([kind_of_prompt]) * num_of_prompt + bytes([OUTPUT]) * (end - first - num_of_prompt)
-        hashes = sequence.block_hashes[run], sequence.sequence_hashes[run]
-        self._cache.insert(sequence.block_table[run], *hashes, parent, kinds)
+        return self._cache.insert(sequence, first, kinds)
 
     def settle(self, sequence: Sequence) -> None:
         """Gives up the copies that the sequence kept for a step. Invariant: no step reads its blocks now."""
@@ -159,6 +156,11 @@ class BlockManager:
         return self._cache.take_events()
 
     @property
+    def num_collisions(self) -> int:
+        """Looks into the prefix cache that found another prefix's block under a hash, and left it alone."""
+        return self._cache.num_collisions
+
+    @property
     def has_events(self) -> bool:
         return self._cache.has_events
 
@@ -174,6 +176,10 @@ class BlockManager:
         for block in blocks:
             self._references[block] = 1
         return blocks
+
+    def _num_resting(self, hits: list[int]) -> int:
+        """How many of a prefix's blocks rest: the last ones, because referenced blocks have referenced parents."""
+        return len(hits) - bisect_left(hits, True, key=lambda block: self._references[block] == 0)
 
     def _share(self, blocks: list[int], num_resting: int) -> None:
         """Adds a reference to cached blocks, parents first. The last `num_resting` of them have none yet."""

@@ -5,6 +5,9 @@ Invariant: the parent of a cached block is cached. Invariant: the parent of a re
 sequence's cached blocks are a prefix of its blocks. Because the block manager drops a sequence's deepest block first, a
 block comes to rest after its children.
 
+Invariant: a hit has the same tokens, the same parent and the same hash seed as the sequence that takes it, because
+hashes can be made to collide. Of two prefixes with one hash, the first one is cached while it stays.
+
 Because some blocks are reused more often than others, they age at different rates: see AGING. Whoever reuses a block
 reuses its parent, and the parent of a prompt's block is a prompt's. Hence a parent never ages faster than its child,
 and the oldest resting block is a leaf.
@@ -14,9 +17,14 @@ from array import array
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Sequence as Run
+from itertools import repeat
+
+import numpy as np
+from numpy.typing import NDArray
 
 from baton_proto.kv_events import KvEvent, Stored
 from engine.core.kv_event_log import KvEventLog, StoredRun
+from engine.core.sequence import Sequence
 
 _NOT_CACHED = -2
 _ROOT = -1
@@ -42,53 +50,96 @@ def prompt_kind(num_tokens: int) -> int:
 class PrefixCache:
     """Arrays are indexed by block id. They grow with the highest block ever cached, so an idle pool costs nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
         self._block_of: dict[int, int] = {}  # sequence hash -> block; parents were inserted before their children
         self._parents = array("i")  # block id, _ROOT or _NOT_CACHED
         self._block_hashes = array("Q")
         self._sequence_hashes = array("Q")
+        self._tokens = np.empty((0, block_size), dtype=np.uint32)
+        self._seeds: dict[int, int] = {}  # hash seeds, of blocks without a parent
         self._kinds = bytearray()  # by block id
         # By kind: unreferenced blocks with the time when they came to rest, the oldest first.
         self._resting: list[OrderedDict[int, int]] = [OrderedDict() for _ in AGING]
         self._now = 0  # counts the blocks that came to rest
         self.num_resting = 0
+        self.num_collisions = 0  # looks at a prefix that met another's block under its hash
         self._log = KvEventLog()
 
     def __len__(self) -> int:
         return len(self._block_of)
 
-    def match(self, sequence_hashes: Run[int], limit: int) -> list[int]:
-        """Blocks of the longest cached prefix of at most `limit` blocks."""
-        block_of = self._block_of
-        depth = bisect_left(range(limit), True, key=lambda i: sequence_hashes[i] not in block_of)
-        return [block_of[sequence_hash] for sequence_hash in sequence_hashes[:depth]]
+    def match(self, sequence: Sequence, first: int, end: int) -> list[int]:
+        """The cached blocks that hold the sequence's blocks [first, ...), `end` excluded. Those before `first` are
+        cached, and stand in its block table."""
+        block_of, hashes = self._block_of, sequence.sequence_hashes
+        end = bisect_left(range(end), True, lo=first, key=lambda i: hashes[i] not in block_of)
+        if end == first:
+            return []
+        blocks = list(map(block_of.get, hashes[first:end], repeat(_NOT_CACHED)))
+        num_equal = self._num_equal(sequence, first, np.frombuffer(array("i", blocks), np.int32))
+        self.num_collisions += num_equal < len(blocks)
+        return blocks if num_equal == len(blocks) else blocks[:num_equal]
 
-    def find(self, sequence_hash: int) -> int | None:
-        return self._block_of.get(sequence_hash)
+    def _num_equal(self, sequence: Sequence, first: int, blocks: NDArray[np.int32]) -> int:
+        """How many of the blocks follow each other from the sequence's block `first` on, and hold its tokens."""
+        if not first and self._seeds.get(int(blocks[0])) != sequence.hash_seed:
+            return 0
+        above = np.roll(blocks, 1)
+        above[0] = sequence.block_table[first - 1] if first else _ROOT
+        strange = (blocks < 0) | (np.frombuffer(self._parents, np.int32)[blocks] != above)
+        tokens = sequence.block_tokens(first, first + len(blocks), self._block_size)
+        others = self._tokens.take(blocks, 0) != tokens
+        if not (others.any() or strange.any()):
+            return len(blocks)
+        return int((others.any(1) | strange).argmax())
 
     def holds(self, block: int) -> bool:
         return block < len(self._parents) and self._parents[block] != _NOT_CACHED
 
-    def insert(
-        self, blocks: list[int], block_hashes: list[int], sequence_hashes: list[int], parent: int | None, kinds: bytes
-    ) -> None:
-        """Caches a run of referenced blocks with computed KV: each is a child of the one before, the first of the
-        cached block `parent` (None: of the root)."""
-        missing = max(blocks) + 1 - len(self._parents)
-        if missing > 0:
-            self._parents.extend([_NOT_CACHED] * missing)
-            self._block_hashes.extend([0] * missing)
-            self._sequence_hashes.extend([0] * missing)
-            self._kinds.extend(bytes(missing))
-        self._log.stored(None if parent is None else self._sequence_hashes[parent], block_hashes, sequence_hashes)
-        above = _ROOT if parent is None else parent
-        for block, block_hash, sequence_hash, kind in zip(blocks, block_hashes, sequence_hashes, kinds, strict=True):
-            self._block_of[sequence_hash] = block
+    def insert(self, sequence: Sequence, first: int, kinds: bytes) -> int:
+        """Caches the sequence's blocks from `first` on, one for each of `kinds`. Their KV is computed, those before
+        are cached, and match() has found none of them. Returns how many were cached: a block whose hash is taken stays
+        out, and so do those after it."""
+        run = slice(first, first + len(kinds))
+        blocks, hashes = sequence.block_table[run], sequence.sequence_hashes[run]
+        self._grow(max(blocks) + 1)
+        above = sequence.block_table[first - 1] if first else _ROOT
+        parent = None if above == _ROOT else self._sequence_hashes[above]
+        num_new = 0
+        for block, block_hash, sequence_hash, kind in zip(
+            blocks, sequence.block_hashes[run], hashes, kinds, strict=True
+        ):
+            if self._block_of.setdefault(sequence_hash, block) != block:
+                break
             self._parents[block] = above
             self._block_hashes[block] = block_hash
             self._sequence_hashes[block] = sequence_hash
             self._kinds[block] = kind
             above = block
+            num_new += 1
+        if num_new:
+            # Because numpy takes ten times as long for a list of one, and an answer's blocks come one by one:
+            self._tokens[blocks[:num_new] if num_new > 1 else blocks[0]] = sequence.block_tokens(
+                first, first + num_new, self._block_size
+            )
+            if not first:
+                self._seeds[blocks[0]] = sequence.hash_seed
+            self._log.stored(parent, sequence.block_hashes[first : first + num_new], hashes[:num_new])
+        return num_new
+
+    def _grow(self, num_blocks: int) -> None:
+        """Makes room for block ids below `num_blocks`."""
+        missing = num_blocks - len(self._parents)
+        if missing > 0:
+            self._parents.extend([_NOT_CACHED] * missing)
+            self._block_hashes.extend([0] * missing)
+            self._sequence_hashes.extend([0] * missing)
+            self._kinds.extend(bytes(missing))
+        if num_blocks > len(self._tokens):
+            grown = np.empty((max(num_blocks, 2 * len(self._tokens)), self._block_size), dtype=np.uint32)
+            grown[: len(self._tokens)] = self._tokens
+            self._tokens = grown
 
     def rest(self, blocks: list[int]) -> list[int]:
         """Blocks that nobody references any more, children first, come to rest. Returns those that are not cached."""
@@ -170,6 +221,8 @@ class PrefixCache:
     def _forget(self, block: int) -> int:
         sequence_hash = self._sequence_hashes[block]
         del self._block_of[sequence_hash]
+        if self._parents[block] == _ROOT:
+            del self._seeds[block]
         self._parents[block] = _NOT_CACHED
         return sequence_hash
 
@@ -182,6 +235,8 @@ class PrefixCache:
         held = {block for block, parent in enumerate(self._parents) if parent != _NOT_CACHED}
         if held != cached:
             problems.append(f"blocks {sorted(held ^ cached)} are cached by one account only")
+        if self._seeds.keys() != {block for block in held if self._parents[block] == _ROOT}:
+            problems.append("hash seeds are kept of other blocks than those without a parent")
         if self.num_resting != sum(map(len, self._resting)):
             problems.append(f"{self.num_resting} blocks should rest, {sum(map(len, self._resting))} do")
         rested = {block: (kind, at) for kind, resting in enumerate(self._resting) for block, at in resting.items()}

@@ -9,9 +9,10 @@ from array import array
 from dataclasses import KW_ONLY, dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from baton_proto.sampling import Needs, SamplingParams
-from runtime.blocks.block_hash import block_hashes, sequence_hashes
+from runtime.blocks.block_hash import SEED, block_hashes, sequence_hashes
 
 PENDING = -1
 """A token in token_ids that a step on its way samples, so the host does not know it yet."""
@@ -40,6 +41,7 @@ class Sequence:
     priority: int = 0  # higher runs first
     prefill_only: bool = False
     pinned: bool = False
+    hash_seed: int = SEED  # of the block hashes; sequences of different seeds share no blocks
     needs: Needs = field(init=False)  # of `sampling`; kept, because every step asks for it
     status: SequenceStatus = field(default=SequenceStatus.WAITING, init=False)
     arrival: int | None = field(default=None, init=False)  # its place in the engine's order of arrival
@@ -54,6 +56,7 @@ class Sequence:
     num_committed_blocks: int = field(default=0, init=False)  # leading ones of block_table, in the prefix cache
     block_hashes: list[int] = field(default_factory=list, init=False)  # of leading full blocks, as far as needed
     sequence_hashes: list[int] = field(default_factory=list, init=False)
+    hashed_tokens: "array[int]" = field(default_factory=lambda: array("I"), init=False)  # of these blocks
 
     def __post_init__(self) -> None:
         assert 0 < self.num_prompt_tokens <= len(self.token_ids)
@@ -100,14 +103,19 @@ class Sequence:
         known = len(self.block_hashes)
         if num_blocks <= known:
             return
-        tokens = np.frombuffer(
-            array("I", self.token_ids[known * block_size : num_blocks * block_size]), dtype=np.uint32
-        )
+        tokens = array("I", self.token_ids[known * block_size : num_blocks * block_size])
         assert len(tokens) == (num_blocks - known) * block_size
-        new = block_hashes(tokens, block_size)
+        self.hashed_tokens += tokens
+        new = block_hashes(np.frombuffer(tokens, dtype=np.uint32), block_size, self.hash_seed)
         parent = self.sequence_hashes[-1] if known else None
         self.block_hashes.extend(new.tolist())
         self.sequence_hashes.extend(sequence_hashes(new, parent).tolist())
+
+    def block_tokens(self, first: int, end: int, block_size: int) -> NDArray[np.uint32]:
+        """Tokens of hashed blocks [first, end) -> [end - first, block_size]. Drop it before more blocks are hashed,
+        because it is a view."""
+        tokens = np.frombuffer(self.hashed_tokens, dtype=np.uint32)
+        return tokens[first * block_size : end * block_size].reshape(-1, block_size)
 
     def __repr__(self) -> str:
         return (

@@ -179,7 +179,7 @@ def _map(path: Path) -> dict[str, _Entry]:
         return {name: _entry(data, 8 + header_bytes, fields) for name, fields in header.items()}
     except OSError as error:
         raise ModelError(str(path), f"cannot be read: {error}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ModelError(str(path), f"is not a safetensors file that can be used: {error!r}") from error
 
 

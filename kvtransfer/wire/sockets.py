@@ -9,6 +9,7 @@ from runtime.address import parse_address
 from runtime.errors import ProtocolError
 from runtime.security.cluster_key import ClusterKey
 from runtime.security.handshake import TLS_ERRORS, tls_failure
+from runtime.streams.door import in_time, shaken
 from runtime.streams.secured_socket import SecuredSocket
 
 SocketKind = Literal["unix", "tcp"]
@@ -41,20 +42,21 @@ def connect(kind: SocketKind, endpoint: TransferEndpoint, timeout_s: float) -> s
 
 
 def secured(sock: socket.socket, key: ClusterKey | None, *, dialing: bool = False) -> socket.socket:
-    """The socket, with TLS where the key is for it and bytes could go to another machine. shake_hands() comes next."""
+    """The socket, with TLS where the key is for it and bytes could go to another machine; its handshake comes next."""
     if key is None or key.tls is None or kind_of(sock) == "unix":
         return sock
     tls = key.tls
     return SecuredSocket(sock, tls.client(), tls.name) if dialing else SecuredSocket(sock, tls.server())
 
 
-def shake_hands(sock: socket.socket, peer: str) -> None:
-    """Raises UnauthorizedError when TLS with the peer does not come about, OSError when the peer leaves."""
-    if isinstance(sock, SecuredSocket):
-        try:
-            sock.shake_hands()
-        except TLS_ERRORS as error:
-            raise tls_failure(peer, error) from error
+def shake_hands(sock: socket.socket, peer: str, timeout_s: float) -> None:
+    """The dialer's side of TLS, if the socket has TLS. Raises UnauthorizedError when TLS does not come about, OSError
+    when that takes longer than `timeout_s`."""
+    try:
+        if isinstance(sock, SecuredSocket):
+            in_time(sock, shaken(sock), timeout_s)
+    except TLS_ERRORS as error:
+        raise tls_failure(peer, error) from error
 
 
 def listen_unix(path: str) -> socket.socket:

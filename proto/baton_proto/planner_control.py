@@ -8,7 +8,8 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from baton_proto.planner import Count, Holds, Observation, Role, Target, Verb
+from baton_proto.decoding import Count, decoder
+from baton_proto.planner import Holds, Observation, Role, Target, Verb
 from baton_proto.version import check_major
 
 MAJOR = 1
@@ -37,7 +38,7 @@ class Order(Struct, frozen=True, tag="order"):
 
 
 class Question(Struct, frozen=True):
-    version: int
+    version: Count
     body: ShowPlan | Scale | Release | Order
 
 
@@ -72,13 +73,13 @@ class Refusal(Struct, frozen=True, tag="refused"):
 
 
 class Answer(Struct, frozen=True):
-    version: int
+    version: Count
     body: Plan | Done | Refusal
 
 
 _encoder = msgspec.json.Encoder()
-_question = msgspec.json.Decoder(Question)
-_answer = msgspec.json.Decoder(Answer)
+_decode_question = decoder(Question, json=True)
+_decode_answer = decoder(Answer, json=True)
 
 
 def encode(message: Question | Answer) -> bytes:
@@ -86,14 +87,14 @@ def encode(message: Question | Answer) -> bytes:
 
 
 def decode_question(data: bytes) -> Question:
-    """Raises msgspec.DecodeError or ProtocolError."""
-    question = _question.decode(data)
+    """Raises msgspec.DecodeError."""
+    question: Question = _decode_question(data)
     check_major("question to the planner", question.version, MAJOR)
     return question
 
 
 def decode_answer(data: bytes) -> Answer:
-    """Raises msgspec.DecodeError or ProtocolError."""
-    answer = _answer.decode(data)
+    """Raises msgspec.DecodeError."""
+    answer: Answer = _decode_answer(data)
     check_major("answer of the planner", answer.version, MAJOR)
     return answer

@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from baton_proto.sampling import SamplingParams, TokenLogprobs
 from router.counters.tally import Service
+from runtime.blocks.block_hash import SEED
 
 
 class GenerateRequest(Struct, frozen=True):
@@ -23,6 +24,7 @@ class GenerateRequest(Struct, frozen=True):
     deadline_s: float  # on time.monotonic()
     priority: int = 0
     tenant: str = ""  # who shares the router with others; empty: all callers that name none
+    hash_seed: int = SEED  # of the block hashes; requests of different seeds share no cached blocks
 
 
 class Piece(Struct, frozen=True, gc=False):

@@ -16,7 +16,7 @@ from router.placement.candidates import Cost, Request, chances
 from router.placement.decisions import Decision, DecisionLog
 from router.placement.placement import Placement, Weighing
 from router.workers.pool import PooledWorker, WorkerPool
-from runtime.blocks.block_hash import block_hashes
+from runtime.blocks.block_hash import SEED, block_hashes
 from runtime.config.serving import PlacementConfig, RouterConfig
 
 SETTINGS = (  # fields of PlacementConfig that the answer repeats
@@ -43,10 +43,10 @@ class Explainer:
         messages = [self._remembered(decision) for decision in decisions]
         return pb.ExplainResponse(decisions=messages, rules=self._rules(), other_requests=others)
 
-    def prompt(self, tokens: NDArray[np.uint32]) -> pb.ExplainResponse:
+    def prompt(self, tokens: NDArray[np.uint32], hash_seed: int = SEED) -> pb.ExplainResponse:
         """Where a request with this prompt and one token to generate would go now."""
         facts = Request(len(tokens), self._block_size)
-        weighing = self._assigner.weigh(facts, len(tokens) + 1, block_hashes(tokens, self._block_size))
+        weighing = self._assigner.weigh(facts, len(tokens) + 1, block_hashes(tokens, self._block_size, hash_seed))
         decision = self._decision(facts, weighing, weighing.placement())
         decision.left_out.extend(self._left_out(decision, len(tokens) + 1))
         return pb.ExplainResponse(decisions=[decision], rules=self._rules())

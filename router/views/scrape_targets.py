@@ -5,7 +5,7 @@ silent without leaving stays listed for SILENT_ROUTER_S, so that Prometheus sees
 """
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from itertools import groupby
 
 import msgspec
@@ -16,12 +16,13 @@ from baton_proto.discovery import WorkerRecord
 from baton_proto.router_report import decode_router_report
 from runtime.calls.planner import ask_plan
 from runtime.discovery.directory import Directory
-from runtime.errors import BatonError, ProtocolError, UnavailableError
+from runtime.errors import BatonError, UnavailableError
 from runtime.nats.client import NATS_ERRORS, NatsClient
 from runtime.nats.subjects import router_subject
 
 PLANNER_TIMEOUT_S = 1.0
 SILENT_ROUTER_S = 900.0
+SCHEME_LABEL = "__scheme__"  # Prometheus takes it from here
 
 log = structlog.get_logger()
 
@@ -36,7 +37,9 @@ class Target(Struct, frozen=True):
 class ScrapeTargets:
     """Event loop only."""
 
-    def __init__(self, nats: NatsClient, directory: Directory) -> None:
+    def __init__(self, nats: NatsClient, directory: Directory, tls: Collection[str] = ()) -> None:
+        """`tls`: the components whose metrics are read by https."""
+        self._tls = tls
         self._nats = nats
         self._directory = directory
         self._routers: dict[str, tuple[str, float]] = {}  # id -> address, time of its last report (monotonic)
@@ -56,7 +59,10 @@ class ScrapeTargets:
         return found + ([self._target(self._planner, "planner", "planner")] if self._planner else [])
 
     def _target(self, address: str, component: str, process: str) -> Target:
-        return Target([address], {"namespace": self._nats.namespace, "component": component, "process": process})
+        labels = {"namespace": self._nats.namespace, "component": component, "process": process}
+        if component in self._tls:
+            labels[SCHEME_LABEL] = "https"
+        return Target([address], labels)
 
     def _workers(self) -> Iterable[WorkerRecord]:
         """The workers that can be scraped, ordered by address: workers of one process share its address."""
@@ -80,7 +86,7 @@ class ScrapeTargets:
     def _receive(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> None:
         try:
             report = decode_router_report(payload)
-        except (msgspec.DecodeError, ProtocolError) as error:
+        except msgspec.DecodeError as error:
             log.debug("malformed router report skipped", subject=subject, error=str(error))
             return
         if report.leaving:

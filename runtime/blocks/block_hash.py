@@ -6,15 +6,21 @@ One implementation serves both, without torch. Definitions, bit-exact with NVIDI
 - block hash: xxh3_64 over the block's token ids as little-endian u32, seed 1337; full blocks only
 - sequence hash: s_0 = h_0, s_i = xxh3_64(LE64(s_(i-1)) + LE64(h_i), seed 1337); names a block together with its prefix
 - LoRA: the block hash's seed becomes (1337 + xxh3_64(adapter name, seed 0)) mod 2^64
+
+Beyond Dynamo, a request with a cache salt has a seed of its own, too. Hence only requests with the same salt share
+blocks.
 """
 
+import hashlib
 from typing import Final
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-SEED: Final = 1337
+from baton_proto.kv_events import DEFAULT_HASH_SEED, MAX_HASH_SEED
+
+SEED: Final = DEFAULT_HASH_SEED
 MASK_64: Final = 2**64 - 1
 TOKEN: Final = np.dtype("<u4")
 WORD: Final = np.dtype("<u8")
@@ -24,8 +30,9 @@ BATCHED_SIZES: Final = (8, 16, 24, 32)
 
 
 def prepare() -> None:
-    """Loads the compiled part in advance: 0.2 s, or some seconds the first time on a machine. From any thread."""
-    import runtime.blocks.xxh3  # noqa: F401
+    """Loads all that a hash needs: 0.2 s, or some seconds the first time on a machine; again: nothing. From any thread.
+    Because numba loads modules at the first call too, a hash is computed."""
+    sequence_hashes(block_hashes(np.zeros(BATCHED_SIZES[0], dtype=TOKEN), BATCHED_SIZES[0]))
 
 
 def block_hashes(tokens: NDArray[np.uint32], block_size: int, seed: int = SEED) -> NDArray[np.uint64]:
@@ -59,3 +66,11 @@ def sequence_hashes(hashes: NDArray[np.uint64], parent: int | None = None) -> ND
 def lora_seed(name: str) -> int:
     """Seed of the block hashes of requests that use the LoRA adapter `name`, because their KV differs."""
     return (SEED + xxhash.xxh3_64_intdigest(name.encode(), 0)) & MASK_64
+
+
+def salted_seed(*salts: str) -> int:
+    """Seed of the block hashes of requests with these salts, each of which may be empty; SEED when all are. It is as
+    secret as they are."""
+    if not any(salts):
+        return SEED
+    return int.from_bytes(hashlib.sha256(repr(salts).encode()).digest()[:8], "little") & MAX_HASH_SEED

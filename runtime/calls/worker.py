@@ -7,6 +7,7 @@ import grpc
 from msgspec import Struct
 
 from baton_proto import worker as wire
+from baton_proto.decoding import decoder
 from runtime.errors import UnavailableError, WorkerLostError
 from runtime.security.cluster_key import WORKER_CALLS, ClusterKey
 from runtime.security.grpc_bearer import metadata
@@ -89,7 +90,7 @@ class WorkerClient:
     async def _call(self, question: wire.Question[Any]) -> Any:
         channel = await self._channel()
         make: Any = channel.unary_stream if question.streamed else channel.unary_unary
-        return make(question.method, wire.encode, wire.decoder(question.answer))
+        return make(question.method, wire.encode, decoder(question.answer))
 
     async def _channel(self) -> grpc.aio.Channel:
         """A channel whose certificate is the present one: gRPC connects again with what the channel was made with."""

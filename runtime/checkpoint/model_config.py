@@ -55,7 +55,7 @@ def read_object(path: Path) -> dict[str, Any]:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ModelError(str(path.parent), f"{path.name} cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(str(path.parent), f"{path.name} is not valid JSON: {error}") from error
     if not isinstance(data, dict):
         raise ModelError(str(path.parent), f"{path.name} is not an object")

@@ -59,7 +59,7 @@ def weight_files(folder: Path) -> list[Path]:
     if index.is_file():
         try:
             names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ModelError(str(folder), f"{INDEX_FILE} is malformed: {error!r}") from error
     for name in names:
         if not (folder / name).is_file():

@@ -68,6 +68,8 @@ class RouterConfig(Struct, frozen=True, forbid_unknown_fields=True):
     no_worker_timeout_s: Seconds = 5.0  # how long a request waits for a worker to appear
     max_attempts: Positive = 4  # replays after lost workers, the first attempt included
     max_body_bytes: Positive = 8 * 1024 * 1024
+    max_buffered_bytes: Positive = 256 * 1024 * 1024  # of all HTTP bodies at once, less the first 64 KiB of each
+    unknown_fields: Literal["refuse", "ignore"] = "refuse"  # of HTTP bodies, which other servers of the API ignore
     placement: PlacementConfig = PlacementConfig()
     charge_sharing: ChargeSharingConfig = ChargeSharingConfig()
 
@@ -96,6 +98,8 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     prefill_batch_tokens: Positive | None = None  # of a prefill worker, where nobody decodes; None: max_batch_tokens
     prefill_tensor_parallel: Literal[1, 2, 4, 8] | None = None  # of a prefill worker; None: tensor_parallel
     max_running: Positive = 64  # sequences that decode together
+    cache_salt: Annotated[str, Meta(max_length=256)] = ""  # makes the hashes of KV blocks this service's own
+    cache_per_tenant: bool = False  # requests of different tenants share no cached prefixes
     prepare_sleep: bool = False  # a GPU worker takes the host memory for sleep level 1 at its start
     threads: Annotated[int, Meta(ge=0)] = 0  # torch CPU threads; 0: cores / workers of this machine, at least 1
 
@@ -179,7 +183,15 @@ def load_config(path: Path | None) -> ServingConfig:
         data = yaml.safe_load(path.read_text())
     except OSError as error:
         raise ConfigError(str(path), error.strerror or str(error)) from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except RecursionError as error:
+        raise ConfigError(str(path), "is nested deeper than any configuration") from error
+    except (
+        yaml.YAMLError,
+        ValueError,
+        LookupError,
+        AttributeError,
+        TypeError,
+    ) as error:  # `!!timestamp x` and the like
         raise ConfigError(str(path), f"not valid YAML: {error}") from error
     return parse_config(data if data is not None else {}, str(path))
 
@@ -242,4 +254,7 @@ def parse_bytes(text: str, where: str) -> int:
     if not match:
         raise ConfigError(where, f"{text!r} is not a size such as 512MiB")
     number, unit = match.groups()
-    return int(float(number) * (1024 if "i" in unit else 1000) ** " KMG".index(unit.removesuffix("B")[:1] or " "))
+    size = float(number) * (1024 if "i" in unit else 1000) ** " KMG".index(unit.removesuffix("B")[:1] or " ")
+    if size >= 2**63:
+        raise ConfigError(where, f"{text[:20]}... is more than any machine has; a size is less than 2^63 bytes")
+    return int(size)

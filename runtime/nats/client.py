@@ -23,7 +23,7 @@ from nats.js.api import PubAck, RawStreamMsg, StreamConfig
 from runtime.end_task import end_tasks
 from runtime.errors import UnauthorizedError, UnavailableError
 from runtime.nats.direct_get import StoredMessage, direct_get
-from runtime.security.nats_login import NO_LOGIN, NatsLogin, split_url
+from runtime.security.nats_login import NO_LOGIN, TLS_SCHEME, NatsLogin, split_url
 
 if TYPE_CHECKING:
     from runtime.security.internal_tls import InternalTls
@@ -291,7 +291,8 @@ async def connect(
             return client
         if refused.done():
             raise UnauthorizedError(f"NATS at {shown}", LOGIN_REMEDY)
-        raise UnavailableError(f"NATS at {shown} did not answer within {timeout_s} s")
+        hint = "" if shown.startswith(TLS_SCHEME) else f"; a server with TLS is named {TLS_SCHEME}://HOST:PORT"
+        raise UnavailableError(f"NATS at {shown} did not answer within {timeout_s} s{hint}")
     except OSError as error:
         raise UnavailableError(f"NATS at {shown} cannot be reached: {error}") from error
     finally:

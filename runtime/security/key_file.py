@@ -16,9 +16,9 @@ import psutil
 import structlog
 
 from runtime.config.serving import NatsConfig
-from runtime.security.cluster_key import MIN_LENGTH, ClusterKey
+from runtime.security.cluster_key import MIN_LENGTH, ClusterKey, TlsMode
 from runtime.security.keys import CLUSTER_KEY_VARIABLE, Keys
-from runtime.security.nats_login import find_login, split_url
+from runtime.security.nats_login import TLS_SCHEME, find_login, split_url
 from runtime.security.secret import parse_secrets
 
 SUFFIX = ".key"
@@ -50,7 +50,8 @@ def find_keys(url: str, namespace: str, environ: Mapping[str, str] = os.environ)
     """The keys of a command without a configuration: from variables, or from the file that a service has left. Raises
     ConfigError."""
     key = environ.get(CLUSTER_KEY_VARIABLE) or _left(url, namespace)
-    cluster = ClusterKey(parse_secrets(key, CLUSTER_KEY_VARIABLE, MIN_LENGTH)[0]) if key else None
+    mode: TlsMode = "auto" if urlsplit(url).scheme == TLS_SCHEME else "off"
+    cluster = ClusterKey(parse_secrets(key, CLUSTER_KEY_VARIABLE, MIN_LENGTH)[0], mode) if key else None
     return Keys(cluster, nats=find_login(NatsConfig(url=url), cluster, environ))
 
 

@@ -74,6 +74,21 @@ async def test_a_cached_prefix_is_neither_computed_nor_shipped_again(
     assert warm.token_ids == local.token_ids == again.token_ids
 
 
+async def test_requests_of_different_hash_seeds_share_no_block_on_either_worker(
+    decode: WorkerProcess, prefill_shm: WorkerProcess
+) -> None:
+    tokens = prompt(100, seed=205)
+    async with RouterClient(decode) as router:
+        for hash_seed in (7, 8):
+            cold = await (await router.submit(tokens, prefill=prefill_shm.target, hash_seed=hash_seed)).end()
+            warm = await (await router.submit(tokens, prefill=prefill_shm.target, hash_seed=hash_seed)).end()
+            assert cold.handoff is not None
+            assert warm.handoff is not None
+            assert (cold.cached_tokens, cold.handoff.cached_tokens, cold.handoff.kv_blocks) == (0, 0, 7)
+            assert (warm.cached_tokens, warm.handoff.cached_tokens, warm.handoff.kv_blocks) == (96, 96, 1)
+            assert cold.token_ids == warm.token_ids
+
+
 async def test_a_prefill_workers_own_cached_prefix_is_shipped(
     decode: WorkerProcess, prefill_shm: WorkerProcess, config: ServingConfig, folder: Path, mortal: list[WorkerProcess]
 ) -> None:

@@ -13,6 +13,7 @@ import grpc
 import numpy as np
 from msgspec import Struct
 
+from baton_proto.decoding import decoder
 from baton_proto.discovery import WorkerLoad, WorkerRecord
 from baton_proto.kv_events import Stored
 from baton_proto.worker import (
@@ -32,7 +33,6 @@ from baton_proto.worker import (
     Submit,
     WorkerCommand,
     decode_greeting,
-    decoder,
     encode,
 )
 from runtime.discovery.directory import Change

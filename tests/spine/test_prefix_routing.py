@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import httpx
 import openai
 
 from runtime.calls.router import Answer
@@ -64,3 +65,19 @@ async def test_usage_reports_cached_tokens_as_openai_does(tiny_model: Path) -> N
                 await until_idle(service)
                 await until_tree_is_right(service)
         assert cached == [0, 96]
+
+
+async def test_only_requests_with_the_same_cache_salt_share_prefixes(tiny_model: Path) -> None:
+    salted = {**SHIP_ALL, "engine": {"cache_salt": "this service's own"}}
+    async with running_service(tiny_model, 2, 1, salted) as service:
+        body = {"model": "tiny-llama", "prompt": random_prompt(100, seed=4), "max_tokens": 3, "temperature": 0}
+        async with httpx.AsyncClient(base_url=f"{service.http_url}/v1") as client:
+            cached, texts = [], set()
+            for salt in ({}, {}, {"cache_salt": "a"}, {"cache_salt": "a"}, {"cache_salt": "b"}):
+                answer = (await client.post("/completions", json=body | salt)).json()
+                cached.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+                texts.add(answer["choices"][0]["text"])
+                await until_idle(service)
+                await until_tree_is_right(service)
+        assert cached == [0, 96, 0, 96, 0]
+        assert len(texts) == 1

@@ -7,7 +7,9 @@ from typing import Any, Self
 
 import numpy as np
 
+from baton_proto.decoding import decoder
 from baton_proto.discovery import WorkerLoad
+from baton_proto.kv_events import DEFAULT_HASH_SEED
 from baton_proto.sampling import SamplingParams, TokenLogprobs
 from baton_proto.worker import (
     MAJOR,
@@ -21,7 +23,6 @@ from baton_proto.worker import (
     StepMessage,
     Submit,
     WorkerReport,
-    decoder,
 )
 from runtime.streams.message_stream import open_stream
 from tests.worker.worker_process import WorkerProcess
@@ -101,6 +102,7 @@ class RouterClient:
         num_prompt_tokens: int | None = None,
         timeout_s: float = 60.0,
         request_id: str | None = None,
+        hash_seed: int = DEFAULT_HASH_SEED,
         **sampling: Any,
     ) -> Answer:
         """Greedy unless told otherwise."""
@@ -114,6 +116,7 @@ class RouterClient:
             sampling=params,
             timeout_s=timeout_s,
             prefill=prefill,
+            hash_seed=hash_seed,
         )
         self._stream.send(submit)
         return answer

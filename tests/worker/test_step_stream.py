@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from baton_proto.decoding import decoder
 from baton_proto.discovery import WorkerLoad
 from baton_proto.sampling import SamplingParams, TokenLogprobs
 from baton_proto.worker import (
@@ -22,7 +23,6 @@ from baton_proto.worker import (
     Submit,
     WorkerReport,
     decode_greeting,
-    decoder,
 )
 from runtime.errors import ProtocolError
 from runtime.streams.message_stream import ENDED, MessageStream, dial
@@ -210,3 +210,15 @@ async def test_the_news_of_one_request_join_in_order_and_end_as_the_last_of_them
         Delta("r1", [1, 2, 3], [one, two, three], 16, handoff, "stop", 3),
         Delta("r2", [7], failure=Failure("internal", "broken", False)),
     ]
+
+
+async def test_a_stream_whose_handler_fails_is_closed() -> None:
+    async def fail(stream: MessageStream, peer: str) -> None:
+        raise OSError("no space left on device")
+
+    server = StreamServer(OURS, {STEPS: fail})
+    stream = await dial(await server.start("127.0.0.1"), "decode-0")
+    stream.send(Hello(MAJOR, "router-0", incarnation=42))
+    assert await stream.receive(decode_greeting) == OURS
+    await asyncio.wait_for(stream.ended(), 10)
+    await server.stop(1.0)

@@ -72,11 +72,11 @@ class AdminService(pb_grpc.AdminServicer):
         asked = pb.GenerateRequest(**({} if subject is None else {subject: getattr(request, subject)}))
         try:
             prompt, field = prompt_of(asked), prompt_field_of(asked)
-            tokens = await tokenize(frontend.tokenizer, prompt, field, frontend.generator.limits())
+            tokens = await tokenize(frontend, prompt, field)
         except BatonError as error:
             status = status_of(error, "explain")
             await context.abort(status.code, status.details)
-        return explain.prompt(tokens)
+        return explain.prompt(tokens, frontend.hash_seed(request.tenant, request.cache_salt))
 
     async def Sleep(self, request: pb.SleepRequest, context: Context) -> pb.SleepResponse:  # noqa: N802
         return await _done(self._questions.sleep.sleep(request), context)

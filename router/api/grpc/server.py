@@ -15,11 +15,11 @@ from grpc_reflection.v1alpha import reflection
 
 from baton_proto.generated import inference_pb2 as pb, inference_pb2_grpc as pb_grpc
 from router.api.grpc.admin import AdminService, Context, Questions
-from router.api.grpc.decoding import RefuseUndecodable
+from router.api.grpc.decoding import DecodeRequests
 from router.api.grpc.errors import Status, status_of
 from router.api.grpc.messages import finished_message, options_of, piece_message, prompt_field_of, prompt_of
 from router.api.validation import Call, check_tenant, make_request_id, validate
-from router.requests.fan_out import pieces_of, stall_limit_s
+from router.requests.fan_out import pieces_of
 from router.requests.frontend import Frontend
 from router.requests.request import Finished, GenerateRequest
 from runtime.address import format_address
@@ -30,6 +30,7 @@ from runtime.security.tls import Tls
 REQUEST_ID_METADATA = "x-request-id"
 TENANT_METADATA = "baton-tenant"
 HEALTH_INTERVAL_S = 0.2
+STALL_GRACE_S = 5.0  # beyond the deadline, for a client to take what is left
 SERVICES = [service.full_name for service in pb.DESCRIPTOR.services_by_name.values()]
 
 log = structlog.get_logger()
@@ -48,7 +49,7 @@ class GrpcApi:
         self._health = health.aio.HealthServicer()
         self._tls = tls
         size_limit = ("grpc.max_receive_message_length", frontend.max_body_bytes)
-        guards: list[grpc.aio.ServerInterceptor] = [RefuseUndecodable(f"/{pb.DESCRIPTOR.package}.")]
+        guards: list[grpc.aio.ServerInterceptor] = [DecodeRequests(pb.DESCRIPTOR, frontend.lane)]
         if keys is not None:
             guards.insert(0, RequireBearer(keys, "API key", open_to_all=(f"/{health.SERVICE_NAME}/",)))
         options = [("grpc.so_reuseport", 0), size_limit, *SERVER_OPTIONS]
@@ -126,13 +127,15 @@ class InferenceService(pb_grpc.InferenceServicer):
                 model=request.model,
                 priority=request.priority,
                 tenant=check_tenant(TENANT_METADATA, _metadata(context, TENANT_METADATA)),
+                cache_salt=request.cache_salt,
                 timeout_s=context.time_remaining(),
             )
             wanted = await validate(self._frontend, call, prompt_of(request), options_of(request.sampling))
             await context.send_initial_metadata(((REQUEST_ID_METADATA, shown_id),))
             started = pb.Started(model=self._frontend.model, prompt_tokens=len(wanted.prompt))
             await context.write(pb.GenerateResponse(request_id=shown_id, started=started))
-            async with asyncio.timeout(stall_limit_s([wanted])):
+            # The generator ends by itself at the deadline, except while it waits for a client that does not read.
+            async with asyncio.timeout_at(wanted.deadline_s + STALL_GRACE_S):
                 await self._stream(wanted, shown_id, context)
         except TimeoutError:
             log.warning("client does not read its answer", request_id=work_id)

@@ -21,9 +21,9 @@ def test_a_block_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     hashed: list[int] = []
     original = block_hashes
 
-    def counting(tokens: np.ndarray, block_size: int) -> np.ndarray:
+    def counting(tokens: np.ndarray, block_size: int, seed: int) -> np.ndarray:
         hashed.append(len(tokens) // block_size)
-        return original(tokens, block_size)
+        return original(tokens, block_size, seed)
 
     monkeypatch.setattr("engine.core.sequence.block_hashes", counting)
     sequence = make_sequence("a", range(32))

@@ -1,3 +1,4 @@
+import dataclasses
 import math
 import time
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from router.api.sampling_options import Options
 from router.api.validation import IN_PLACE_CHARS, Call, Chat, Prompt, make_request_id, validate
 from router.requests.frontend import Frontend
 from router.requests.request import GenerateRequest
+from runtime.blocks.block_hash import SEED
 from runtime.errors import ContextLengthError, InvalidRequestError, UnknownModelError
 from tests.router.scripted_generator import MODEL, ScriptedGenerator, make_frontend, tiny_tokenizer
 from tests.tiny_model import VOCAB_SIZE
@@ -196,9 +198,13 @@ async def test_the_largest_pool_is_a_limit_too(frontend: Frontend) -> None:
 
 async def test_absurdly_long_text_is_refused_without_tokenizing_it(frontend: Frontend, monkeypatch: Any) -> None:
     monkeypatch.setattr(type(frontend.tokenizer), "encode", lambda *_: pytest.fail("tokenized"))
-    with pytest.raises(ContextLengthError, match=r"prompt: has at least \d+ tokens"):
+    with pytest.raises(
+        ContextLengthError, match=r"prompt: has 8000000 characters, more than the \d+ that are read here"
+    ):
         await check(frontend, "a" * 8_000_000)
-    with pytest.raises(ContextLengthError, match=r"prompt: has at least \d+ tokens"):
+    with pytest.raises(
+        ContextLengthError, match=r"prompt: has 8000000 characters, more than the \d+ that are read here"
+    ):
         await check(frontend, Chat([{"role": "user", "content": "a" * 8_000_000}]))
 
 
@@ -239,3 +245,15 @@ def test_work_ids_are_unique_even_when_callers_repeat_theirs() -> None:
 def test_request_ids_that_would_break_logs_or_headers_are_refused(wanted: str) -> None:
     with pytest.raises(InvalidRequestError, match="request_id"):
         make_request_id(wanted)
+
+
+async def test_the_services_salt_the_tenant_and_the_callers_salt_each_change_the_hash_seed(frontend: Frontend) -> None:
+    async def seed(frontend: Frontend, tenant: str = "", salt: str = "") -> int:
+        return (await check(frontend, call=Call(request_id="r1", tenant=tenant, cache_salt=salt))).hash_seed
+
+    by_tenant = dataclasses.replace(frontend, cache_per_tenant=True)
+    secret = dataclasses.replace(frontend, cache_salt="secret")
+    assert await seed(frontend) == await seed(frontend, "team-a") == await seed(by_tenant) == SEED
+    seeds = [await seed(by_tenant, "team-a"), await seed(by_tenant, "team-b"), await seed(frontend, salt="team-a")]
+    seeds += [await seed(secret), await seed(secret, salt="a"), await seed(by_tenant, "team-a", "a")]
+    assert len({SEED, *seeds}) == 7

@@ -1,6 +1,8 @@
 """Block hashes, bit for bit as Dynamo computes them (golden vectors) and as the xxhash library does."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +10,8 @@ import pytest
 import xxhash
 from hypothesis import given, strategies as st
 
-from runtime.blocks.block_hash import SEED, block_hashes, lora_seed, prepare, sequence_hashes
+from baton_proto.kv_events import MAX_HASH_SEED
+from runtime.blocks.block_hash import SEED, block_hashes, lora_seed, prepare, salted_seed, sequence_hashes
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "data" / "block_hashes.json").read_text())
 
@@ -19,6 +22,20 @@ seeds = st.integers(0, 2**64 - 1)
 def prepared() -> None:
     """The first call may compile, which no example's deadline allows for."""
     prepare()
+
+
+ALONE = """
+import os, resource, numpy as np
+from runtime.blocks.block_hash import block_hashes, prepare, sequence_hashes
+prepare()
+resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) - 1, 4096))
+print(len(sequence_hashes(block_hashes(np.zeros(160, dtype=np.uint32), 16))))
+"""
+
+
+def test_once_prepared_a_hash_opens_no_file() -> None:
+    done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, timeout=100)
+    assert (done.stdout, done.stderr) == ("10\n", "")
 
 
 def reference(tokens: np.ndarray[tuple[int], np.dtype[np.uint32]], block_size: int, seed: int) -> list[int]:
@@ -94,3 +111,20 @@ def test_a_chain_can_be_continued_from_a_parent(hashes: list[int], data: st.Data
     array = np.array(hashes, dtype=np.uint64)
     whole = sequence_hashes(array)
     assert sequence_hashes(array[cut:], parent=int(whole[cut - 1])).tolist() == whole[cut:].tolist()
+
+
+def test_a_seed_follows_from_all_salts_and_their_places_and_is_dynamos_without_any() -> None:
+    assert salted_seed() == salted_seed("", "", "") == SEED
+    salts = [
+        ("a", "", ""),
+        ("", "a", ""),
+        ("", "", "a"),
+        ("a", "a", ""),
+        ("aa", "", ""),
+        ("a', '", "", ""),
+        ("\ud800",),
+    ]
+    seeds = [salted_seed(*each) for each in salts]
+    assert len({SEED, *seeds}) == len(salts) + 1
+    assert seeds == [salted_seed(*each) for each in salts]
+    assert all(0 <= seed <= MAX_HASH_SEED for seed in seeds)

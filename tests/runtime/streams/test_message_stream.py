@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from baton_proto.worker import MAJOR, STEPS, Cancel, Hello, Refused, decode_greeting, decoder, encode
+from baton_proto.decoding import decoder
+from baton_proto.worker import MAJOR, STEPS, Cancel, Hello, Refused, decode_greeting, encode
 from runtime.errors import ProtocolError, UnauthorizedError
 from runtime.security.cluster_key import ClusterKey, new_cluster_key
 from runtime.security.handshake import MAX_FRAME_BYTES, NONCE_BYTES, PROOF_BYTES

@@ -14,6 +14,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from baton_proto.generated import inference_pb2 as pb, inference_pb2_grpc as pb_grpc
 from router.api.grpc.server import GrpcApi
 from router.requests.frontend import Frontend
+from runtime.blocks.block_hash import SEED
 from runtime.errors import DeadlineError, OverloadedError, UnavailableError, WorkerLostError
 from tests.router.operator_questions import make_questions
 from tests.router.scripted_generator import MODEL, ScriptedGenerator, make_frontend, tiny_tokenizer
@@ -199,7 +200,7 @@ async def test_bytes_that_are_no_request_are_refused(channel: grpc.aio.Channel, 
 async def test_a_client_that_does_not_read_loses_its_answer_after_the_deadline(
     generator: ScriptedGenerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("router.requests.fan_out.STALL_GRACE_S", 0.0)
+    monkeypatch.setattr("router.api.grpc.server.STALL_GRACE_S", 0.0)
     generator.answers = [[5] * 100_000]
     api = GrpcApi(replace(make_frontend(generator), request_timeout_s=0.5), status)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{await api.start('127.0.0.1', 0)}") as channel:
@@ -284,6 +285,18 @@ async def test_request_ids_travel_as_metadata_too(stub: pb_grpc.InferenceStub, g
     assert {response.request_id async for response in call} == {"m1"}
     assert dict(await call.initial_metadata())["x-request-id"] == "m1"
     assert generator.requests[0].request_id.startswith("m1-")
+
+
+async def test_a_cache_salt_gives_a_request_hashes_of_its_own(
+    stub: pb_grpc.InferenceStub, generator: ScriptedGenerator
+) -> None:
+    for salt in ("", "a", "a", "b"):
+        [_ async for _ in stub.Generate(pb.GenerateRequest(text="a", cache_salt=salt))]
+    seeds = [request.hash_seed for request in generator.requests]
+    assert seeds == [SEED, seeds[1], seeds[1], seeds[3]]
+    assert len(set(seeds)) == 3
+    with pytest.raises(grpc.aio.AioRpcError, match="cache_salt: has 257 characters; at most 256"):
+        [_ async for _ in stub.Generate(pb.GenerateRequest(text="a", cache_salt="x" * 257))]
 
 
 async def test_a_tenant_is_named_in_the_metadata(stub: pb_grpc.InferenceStub, generator: ScriptedGenerator) -> None:

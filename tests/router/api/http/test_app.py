@@ -194,7 +194,6 @@ async def test_all_sampling_options_arrive(client: openai.AsyncOpenAI, generator
             "ignore_eos": True,
             "stop_token_ids": [9],
             "priority": 2,
-            "what_nobody_knows": 1,
         },
     )
     (request,) = generator.requests
