@@ -1,4 +1,4 @@
-"""Cost of a message on a gRPC stream of asyncio, beside a TCP connection without and with TLS: CPU of the caller, and time.
+"""Cost of a message on a stream: gRPC, and TCP without and with TLS. CPU of the caller, and time.
 
     python -m benchmarks.stream_round_trip [--bytes 4096] [--round-trips 2000]
 

@@ -19,6 +19,7 @@ TlsMode = Literal["off", "auto", "on"]  # auto: on, but NCCL between machines pa
 MIN_LENGTH = 32  # characters: nobody must find the key by trying keys on a recorded proof
 NATS = "nats"
 WORKER_CALLS = "worker calls"
+OPERATOR = "operator"
 PROOFS = "proofs"
 CERTIFICATES = "certificates"
 

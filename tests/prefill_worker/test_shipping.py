@@ -28,7 +28,7 @@ from prefill_worker.shipping import Shipping, ShippingJob
 from runtime.config.serving import TransferConfig
 
 LAYOUT = SlabLayout(num_layers=4, num_blocks=64, num_kv_heads=2, block_size=16, head_dim=8, dtype="float32")
-TIMEOUT_S = 10.0
+TIMEOUT_S = 30.0
 
 
 def kv_value(layer: int, token_id: int, position: int) -> float:

@@ -167,7 +167,7 @@ class ScriptedWorker:
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """For what the router does."""
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(30):
             while not condition():
                 self._news.clear()
                 await self._news.wait()

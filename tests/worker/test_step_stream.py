@@ -77,7 +77,7 @@ class Router:
         return self.stream._transport
 
     async def read(self) -> StepMessage:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             message = await self.stream.receive(decoder(WorkerReport))
         assert isinstance(message, StepMessage)
         return message
@@ -148,13 +148,13 @@ async def test_a_router_that_leaves_is_reported(steps: Fixture, end: str) -> Non
         call.stream.abort("gone")
     else:
         call.stream.close()
-    assert await asyncio.wait_for(steps.memory.gone.get(), 5) is router
+    assert await asyncio.wait_for(steps.memory.gone.get(), 30) is router
 
 
 async def test_a_malformed_command_ends_that_stream_alone(steps: Fixture) -> None:
     bad, good = await steps.open("bad"), await steps.open("good")
     bad.stream.send(Failure("no", "command", False))
-    assert (await asyncio.wait_for(steps.memory.gone.get(), 5)).router_id == "bad"
+    assert (await asyncio.wait_for(steps.memory.gone.get(), 30)).router_id == "bad"
     with pytest.raises(ProtocolError, match="cannot be decoded"):
         await bad.read()
     good.stream.send(SUBMIT)
@@ -192,7 +192,7 @@ async def test_closing_ends_the_stream_after_the_last_news(steps: Fixture) -> No
     router.send(Delta("r1", finish="stop"))
     steps.streams.close()
     assert (await call.read()).deltas == [Delta("r1", finish="stop")]
-    assert await asyncio.wait_for(call.stream.ended(), 5) == ENDED
+    assert await asyncio.wait_for(call.stream.ended(), 30) == ENDED
 
 
 async def test_the_news_of_one_request_join_in_order_and_end_as_the_last_of_them_does(steps: Fixture) -> None:

@@ -212,14 +212,15 @@ def certificate(server: NatsServer) -> bytes:
     [
         (("127.0.0.1", "::1"), "auto", "off"),
         (("127.0.0.1", "localhost"), True, "on"),
-        (("0.0.0.0", "127.0.0.1"), "auto", "auto"),
+        (("0.0.0.0", "127.0.0.1"), "auto", "off"),  # the router's own ports have certificates of their own
+        (("0.0.0.0", "0.0.0.0"), "auto", "auto"),
         (("127.0.0.1", "10.0.0.7"), "auto", "auto"),
         (("0.0.0.0", "0.0.0.0"), "off", "off"),
         (("0.0.0.0", "0.0.0.0"), False, "off"),
         (("0.0.0.0", "::"), "on", "on"),
     ],
 )
-def test_auto_is_on_as_soon_as_something_listens_beyond_this_machine(
+def test_auto_is_on_as_soon_as_something_inside_listens_beyond_this_machine(
     hosts: tuple[str, str], wanted: str | bool, mode: str
 ) -> None:
     sections = {"router": {"host": hosts[0]}, "workers": {"host": hosts[1]}, "security": {"internal_tls": wanted}}
