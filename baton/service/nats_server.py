@@ -45,8 +45,8 @@ log = structlog.get_logger()
 class NatsServer(LocalProcess):
     """`port` 0 picks a free one, which `restart` keeps. `store_dir` None: a temporary folder, removed by `stop`.
     `log_file` gets all that the server logs; its last lines are kept in any case. `login`: what clients have to show,
-    and with `tls` a certificate of the cluster; without one the server takes everybody. `folder`: for the temporary folder; None: the
-    system's."""
+    and with `tls` a certificate of the cluster; without one the server takes everybody. `folder`: for the temporary
+    folder; None: the system's."""
 
     def __init__(
         self,

@@ -80,8 +80,6 @@ def find_cluster_key(config: ServingConfig, environ: Mapping[str, str] = os.envi
 def tls_mode(config: ServingConfig) -> TlsMode:
     """What `security.internal_tls` means for this configuration: `auto` becomes `off` where nobody else can listen."""
     wanted = config.security.internal_tls
-    if isinstance(wanted, bool):
-        return "on" if wanted else "off"
     # Every port that is meant here is on this host. TLS makes a stream's message cost 5 times as much CPU.
     return "off" if wanted == "auto" and is_loopback(config.workers.host) else wanted
 
