@@ -6,9 +6,10 @@ JetStream publish or a request fails at once. Code that needs more keeps its own
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import Callable, Coroutine
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import nats.errors
 import nats.js.errors
@@ -22,7 +23,10 @@ from nats.js.api import PubAck, RawStreamMsg, StreamConfig
 from runtime.end_task import end_tasks
 from runtime.errors import UnauthorizedError, UnavailableError
 from runtime.nats.direct_get import StoredMessage, direct_get
-from runtime.security.nats_login import NO_LOGIN, NatsLogin, split_url
+from runtime.security.nats_login import NO_LOGIN, TLS_SCHEME, NatsLogin, split_url
+
+if TYPE_CHECKING:
+    from runtime.security.internal_tls import InternalTls
 
 CONNECT_TIMEOUT_S = 2.0
 RECONNECT_WAIT_S = 0.25
@@ -48,7 +52,14 @@ log = structlog.get_logger()
 
 
 class _Client(Client):
-    """nats-py, which leaks a connection that breaks before the server's greeting: here it is closed."""
+    """nats-py with two changes. A connection that breaks before the server's greeting is closed; nats-py leaks it. And
+    each connection to the service's own server shows the certificate of that moment."""
+
+    internal: "InternalTls | None" = None
+
+    @property
+    def ssl_context(self) -> ssl.SSLContext:
+        return super().ssl_context if self.internal is None else self.internal.client()
 
     async def _connect_to_server(self, s: Srv) -> None:
         if self._transport is not None:
@@ -230,6 +241,7 @@ class NatsClient:
             log.debug("connection lost while closing", client=self.name, error=str(error))
 
     async def _connect(self, url: str, login: NatsLogin) -> None:
+        self._client.internal = login.tls
         await self._client.connect(
             servers=[url],
             name=self.name,
@@ -300,7 +312,8 @@ async def connect(
             return client
         if refused.done():
             raise UnauthorizedError(f"NATS at {shown}", LOGIN_REMEDY)
-        raise UnavailableError(f"NATS at {shown} did not answer within {timeout_s:g} s: {client.problem}")
+        hint = "" if shown.startswith(TLS_SCHEME) else f"; a server with TLS is named {TLS_SCHEME}://HOST:PORT"
+        raise UnavailableError(f"NATS at {shown} did not answer within {timeout_s:g} s: {client.problem}{hint}")
     except OSError as error:
         raise UnavailableError(f"NATS at {shown} cannot be reached: {error}") from error
     finally:
