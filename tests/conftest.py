@@ -11,6 +11,15 @@ from baton.service.nats_server import NatsServer
 from tests.tiny_model import write_tiny_model
 
 
+@pytest.fixture(autouse=True, scope="session")
+def own_run_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Services of the tests are found by their own commands alone, and find none of whoever runs the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("XDG_RUNTIME_DIR", raising=False)
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def restored_logging() -> Iterator[None]:
     """Commands and processes configure logging for their whole process; tests must not leave that to each other."""

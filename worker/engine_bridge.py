@@ -62,7 +62,8 @@ class EngineBridge:
         """Returns when the engine thread has ended. Raises the error of a fault in the bookkeeping: the engine's own,
         or that of posted work, after which nobody knows which requests are still on their way."""
         ended = self._follow(self._thread.ended)
-        await asyncio.wait({ended, self._fault}, return_when=asyncio.FIRST_COMPLETED)
+        either: set[asyncio.Future[Any]] = {ended, self._fault}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if ended.done():
             ended.result()
         else:
@@ -119,7 +120,11 @@ class EngineBridge:
 
     def _failed(self, error: Exception) -> None:
         log.error("work on the engine thread failed", exc_info=error)
-        self.from_engine(lambda: self._fault.done() or self._fault.set_result(error))
+        self.from_engine(self._keep_first_fault, error)
+
+    def _keep_first_fault(self, error: Exception) -> None:
+        if not self._fault.done():
+            self._fault.set_result(error)
 
 
 def _settle(ours: "asyncio.Future[T]", theirs: "concurrent.futures.Future[T]") -> None:

@@ -3,16 +3,24 @@
 The answer to an order comes when the effect begins, not when it ends: `baton plan` shows effects in flight.
 """
 
-from typing import Literal
+import hashlib
+import hmac
+from typing import Annotated, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from baton_proto.decoding import Count, decoder
 from baton_proto.planner import Holds, Observation, Role, Target, Verb
 from baton_proto.version import check_major
 
 MAJOR = 1
+
+Challenge = Annotated[str, Meta(max_length=64)]
+"""What the next order has to prove its key over; a new one after each order."""
+
+Proof = Annotated[str, Meta(max_length=64)]
+"""HMAC-SHA256 over the challenge of the last Plan and the encoded order, by an operator key; hexadecimal."""
 
 
 class ShowPlan(Struct, frozen=True, tag="show"):
@@ -38,8 +46,11 @@ class Order(Struct, frozen=True, tag="order"):
 
 
 class Question(Struct, frozen=True):
+    """An order carries a proof that its sender has an operator key: see `Proof`."""
+
     version: Count
     body: ShowPlan | Scale | Release | Order
+    proof: Proof = ""
 
 
 class InFlight(Struct, frozen=True):
@@ -61,6 +72,7 @@ class Plan(Struct, frozen=True, tag="plan"):
     holds: Holds
     problem: str = ""  # why the last step observed nothing; empty when it did
     metrics_address: str = ""  # HOST:PORT of the Prometheus endpoint
+    challenge: Challenge = ""
 
 
 class Done(Struct, frozen=True, tag="done"):
@@ -84,6 +96,11 @@ _decode_answer = decoder(Answer, json=True)
 
 def encode(message: Question | Answer) -> bytes:
     return _encoder.encode(message)
+
+
+def prove(key: str, challenge: str, order: Scale | Release | Order) -> str:
+    """The proof that belongs to an order."""
+    return hmac.new(key.encode(), challenge.encode() + _encoder.encode(order), hashlib.sha256).hexdigest()
 
 
 def decode_question(data: bytes) -> Question:

@@ -4,6 +4,7 @@ Health is SERVING while a request that came now would be served.
 """
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -25,12 +26,15 @@ from router.requests.request import Finished, GenerateRequest
 from runtime.address import format_address
 from runtime.security.bearer_keys import BearerKeys
 from runtime.security.grpc_bearer import SERVER_OPTIONS, RequireBearer
+from runtime.security.keys import OPERATOR_REMEDY
+from runtime.security.secret import Secret
 from runtime.security.tls import Tls
 
 REQUEST_ID_METADATA = "x-request-id"
 TENANT_METADATA = "baton-tenant"
 HEALTH_INTERVAL_S = 0.2
 STALL_GRACE_S = 5.0  # beyond the deadline, for a client to take what is left
+ADMIN = "/baton.v1.Admin/"
 SERVICES = [service.full_name for service in pb.DESCRIPTOR.services_by_name.values()]
 
 log = structlog.get_logger()
@@ -40,9 +44,14 @@ class GrpcApi:
     """The running server."""
 
     def __init__(
-        self, frontend: Frontend, questions: Questions, keys: BearerKeys | None = None, tls: Tls | None = None
+        self,
+        frontend: Frontend,
+        questions: Questions,
+        keys: BearerKeys | None = None,
+        tls: Tls | None = None,
+        operators: Sequence[Secret] = (),
     ) -> None:
-        """With `keys`, everything but health asks for one of them."""
+        """With `operators`, `Admin` asks for one of them. With `keys`, all else but health asks for one of those."""
         self.port = 0
         self._frontend = frontend
         self._inference = InferenceService(frontend)
@@ -50,8 +59,12 @@ class GrpcApi:
         self._tls = tls
         size_limit = ("grpc.max_receive_message_length", frontend.max_body_bytes)
         guards: list[grpc.aio.ServerInterceptor] = [DecodeRequests(pb.DESCRIPTOR, frontend.lane)]
+        elsewhere = [f"/{health.SERVICE_NAME}/"]
+        if operators:
+            elsewhere.append(ADMIN)
+            guards.insert(0, RequireBearer(BearerKeys(operators), "operator key", prefix=ADMIN, remedy=OPERATOR_REMEDY))
         if keys is not None:
-            guards.insert(0, RequireBearer(keys, "API key", open_to_all=(f"/{health.SERVICE_NAME}/",)))
+            guards.insert(0, RequireBearer(keys, "API key", open_to_all=tuple(elsewhere)))
         options = [("grpc.so_reuseport", 0), size_limit, *SERVER_OPTIONS]
         self._server = grpc.aio.server(options=options, interceptors=guards)
         pb_grpc.add_InferenceServicer_to_server(self._inference, self._server)

@@ -177,7 +177,7 @@ def test_a_prefill_worker_has_a_step_budget_of_its_own_where_one_is_set() -> Non
 @pytest.mark.parametrize("text", ["[" * 3000, "a: " * 3000, "!!timestamp x", "!!bool x", "\xff: [", "d: 2026-99-99"])
 def test_a_file_that_is_no_configuration_is_a_clear_error(tmp_path: Path, text: str) -> None:
     (tmp_path / "serving.yaml").write_bytes(text.encode("latin-1"))
-    with pytest.raises(ConfigError, match="serving.yaml"):
+    with pytest.raises(ConfigError, match=r"serving\.yaml"):
         load_config(tmp_path / "serving.yaml")
 
 
