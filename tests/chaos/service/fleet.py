@@ -123,8 +123,8 @@ class Fleet:
                     if one.name not in able
                 ]
                 raise TimeoutError(
-                    f"{self.whole_within_s:.0f} s after the last fault {', '.join(missing) or 'somebody'} is not in use "
-                    f"again; there are {', '.join(self.members)}"
+                    f"{self.whole_within_s:.0f} s after the last fault not in use: {', '.join(missing) or 'somebody'}"
+                    f"; there are {', '.join(self.members)}"
                 )
             await asyncio.sleep(POLL_S / 3)
 
