@@ -184,7 +184,7 @@ def _frontend(config: ServingConfig, files: ModelFiles, generator: Generator, me
         not_ready=generator.not_ready,
         request_timeout_s=config.router.request_timeout_s,
         max_body_bytes=config.router.max_body_bytes,
-        cache_salt=config.engine.cache_salt,
+        cache_salt=config.engine.cache_salt or "",
         cache_per_tenant=config.engine.cache_per_tenant,
         max_buffered_bytes=config.router.max_buffered_bytes,
         unknown_fields=config.router.unknown_fields,

@@ -118,7 +118,7 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     prefill_batch_tokens: Positive | None = None  # of a prefill worker, where nobody decodes; None: max_batch_tokens
     prefill_tensor_parallel: Literal[1, 2, 4, 8] | None = None  # of a prefill worker; None: tensor_parallel
     max_running: Positive = 64  # sequences that decode together
-    cache_salt: Annotated[str, Meta(max_length=256)] = ""  # makes the hashes of KV blocks this service's own
+    cache_salt: Text | None = None  # makes the hashes of KV blocks this service's own
     cache_per_tenant: bool = False  # requests of different tenants share no cached prefixes
     prepare_sleep: bool = False  # a GPU worker takes the host memory for sleep level 1 at its start
     threads: Threads = 0  # torch CPU threads; 0: cores / workers of this machine, at least 1

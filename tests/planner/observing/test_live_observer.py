@@ -9,8 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from baton.service.launcher import Machines
-from baton.service.live_planner import gpu_budget, gpus_per_worker
 from baton.service.nats_server import NatsServer
+from baton.service.planning.live_planner import gpu_budget, gpus_per_worker
 from baton_proto.discovery import MAJOR, LoadReport, TimedStep, WorkerLoad, WorkerRecord
 from baton_proto.planner import DECODE, PREFILL, Holds, Role, StepSample, WorkerView
 from baton_proto.router_report import (

@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from baton.service.launcher import Launcher
 from baton.service.local_launcher import LocalLauncher
-from baton.service.supervisor_connector import SupervisorConnector
+from baton.service.planning.supervisor_connector import SupervisorConnector
 from baton_proto.planner import DECODE, PREFILL
 from planner.acting.connector import ConnectorError, WorkerProcess
 from runtime.config.serving import ServingConfig

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from baton.service.launcher import Machines, uses_gpus
+from baton.service.planning.supervisor_connector import SupervisorConnector
 from baton.service.supervisor import Supervisor
-from baton.service.supervisor_connector import SupervisorConnector
 from baton_proto.planner import DECODE, PREFILL, Role
 from planner.service import PlannerService
 from runtime.checkpoint.served_model import is_mock
