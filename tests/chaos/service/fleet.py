@@ -18,6 +18,8 @@ import yaml
 from baton.service.nats_server import find_binary
 from baton_proto.generated import inference_pb2 as pb
 from runtime.calls.router import Client
+from runtime.security.cluster_key import OPERATOR, ClusterKey
+from runtime.security.secret import Secret
 from tests.chaos.asking import Door
 from tests.chaos.judging.files import left_in_folder, left_in_shared_memory, shared_memory
 from tests.chaos.judging.timeline import Timeline
@@ -207,7 +209,7 @@ class Fleet:
     def _open_door(self, member: Member) -> None:
         if member.kind == "router":
             host, _, port = member.addresses["http"].rpartition(":")
-            client = Client(member.addresses["grpc"])
+            client = Client(member.addresses["grpc"], operator_key=ClusterKey(Secret(self.key)).derive(OPERATOR))
             self._clients.append(client)  # an earlier one stays open, because closing it would cancel its calls
             self.doors[member.name] = Door(member.name, client, (host, int(port)), Path(self.model).name)
 

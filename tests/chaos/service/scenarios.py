@@ -87,8 +87,10 @@ def scenario_of(number: int, names: tuple[str, ...]) -> Scenario:
     return BY_NAME[names[number // STRETCH % len(names)]]
 
 
-def why_not(scenario: Scenario) -> str:
+def why_not(scenario: Scenario, device: Device = "cpu") -> str:
     """Why the scenario cannot run on this machine; empty when it can."""
+    if device == "cuda" and "tensor_parallel" in scenario.overrides.get("engine", {}):
+        return "ranks need a GPU each, and all workers share one"
     if scenario.ray and not importlib.util.find_spec("ray"):
         return "Ray is not installed"
     if scenario.network == "namespaces" and (why := why_no_namespaces()):
