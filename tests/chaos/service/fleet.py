@@ -240,8 +240,11 @@ class Fleet:
             for router in self.of("router"):
                 ready: set[str] = set()
                 if router.ready and not router.struck:
-                    with contextlib.suppress(grpc.aio.AioRpcError, grpc.aio.UsageError):
+                    try:
                         status = await self.doors[router.name].grpc.status(STATUS_TIMEOUT_S)
+                    except (grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
+                        self.said[router.name] = {router.name: str(error)}
+                    else:
                         self._seen(list(status.workers))
                         self.said[router.name] = {one.worker_id: one.note or one.state for one in status.workers}
                         ready = {one.worker_id for one in status.workers if one.state == "ready" and not one.note}
