@@ -30,7 +30,7 @@ from kvtransfer.wire.framing import decoded
 from kvtransfer.wire.host import host_id
 from kvtransfer.wire.identity import SlabIdentity
 from kvtransfer.wire.proving import frame, proof
-from kvtransfer.wire.sockets import listen_tcp, listen_unix
+from kvtransfer.wire.sockets import listen_tcp, listen_unix, secured
 from runtime.address import format_address
 from runtime.config.serving import TransferConfig
 from runtime.errors import ProtocolError, UnavailableError
@@ -87,7 +87,7 @@ class Receiver:
         self._key = key
         self._folder: Path | None = None
         self.endpoint, listeners = self._listen(host)
-        self._door = Door("kv-door", listeners, self._greeting, config.connect_timeout_s, self._come_in)
+        self._door = Door("kv-door", listeners, self._greeting, config.connect_timeout_s, self._come_in, self._secured)
         self._clerk = threading.Thread(target=self._keep_watch, name="kv-clerk", daemon=True)
         self._clerk.start()
 
@@ -202,6 +202,9 @@ class Receiver:
             tcp_address = format_address(host, listeners[-1].getsockname()[1])
         names = tuple(transport.name for transport in self._shared.offered)
         return TransferEndpoint(host_id(), unix_path, tcp_address, names), listeners
+
+    def _secured(self, sock: socket.socket) -> socket.socket:
+        return secured(sock, self._key)
 
     def _greeting(self, sock: socket.socket) -> Talk[wire.Hello]:
         """Raises ProtocolError when the peer has another key or does not say Hello."""
