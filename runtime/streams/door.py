@@ -9,8 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar, cast
 
 import structlog
 
@@ -25,14 +24,6 @@ Talk = Generator[int, None, T]
 """Yields the events of `selectors` that it waits for. Its socket never blocks."""
 
 log = structlog.get_logger()
-
-
-@dataclass(slots=True, eq=False)
-class _Newcomer(Generic[T]):
-    sock: socket.socket
-    talk: Talk[T]
-    leaves_s: float  # when its time is up
-    events: int = 0  # that it waits for
 
 
 class Door(Generic[T]):
@@ -53,7 +44,7 @@ class Door(Generic[T]):
         self._name = name
         self._listeners, self._talk, self._timeout_s, self._come_in = listeners, talk, timeout_s, come_in
         self._secure = secure
-        self._newcomers: dict[socket.socket, _Newcomer[T]] = {}  # in the order in which they came
+        self._newcomers: dict[socket.socket, tuple[Talk[T], float]] = {}  # with the end of their time, the oldest first
         self._closed = False
         self._selector = selectors.DefaultSelector()
         for listener in listeners:
@@ -88,15 +79,15 @@ class Door(Generic[T]):
 
     def _turn(self) -> None:
         now_s = time.monotonic()
-        for newcomer in [newcomer for newcomer in self._newcomers.values() if newcomer.leaves_s <= now_s]:
-            self._turn_away(newcomer, TimeoutError(f"took longer than {self._timeout_s:.1f} s"))
-        leaves_s = min((newcomer.leaves_s for newcomer in self._newcomers.values()), default=None)
-        for key, _ in self._selector.select(None if leaves_s is None else leaves_s - now_s):
-            if key.data is None:
-                assert isinstance(key.fileobj, socket.socket)
-                self._accept(key.fileobj)
-            elif key.fileobj in self._newcomers:
-                self._go_on(key.data)
+        for sock in [sock for sock, (_, leaves_s) in self._newcomers.items() if leaves_s <= now_s]:
+            self._turn_away(sock, TimeoutError(f"took longer than {self._timeout_s:.1f} s"))
+        oldest = next(iter(self._newcomers.values()), None)
+        for key, _ in self._selector.select(None if oldest is None else oldest[1] - now_s):
+            sock = cast(socket.socket, key.fileobj)
+            if sock in self._listeners:
+                self._accept(sock)
+            elif sock in self._newcomers:
+                self._go_on(sock)
 
     def _accept(self, listener: socket.socket) -> None:
         try:
@@ -106,45 +97,38 @@ class Door(Generic[T]):
         sock.setblocking(False)
         sock = self._secure(sock)
         if len(self._newcomers) >= MAX_NEWCOMERS:
-            self._turn_away(next(iter(self._newcomers.values())), TimeoutError("others wait"))
-        newcomer = _Newcomer(sock, self._whole_talk(sock), time.monotonic() + self._timeout_s)
-        self._newcomers[sock] = newcomer
-        self._go_on(newcomer)
+            self._turn_away(next(iter(self._newcomers)), TimeoutError("others wait"))
+        self._selector.register(sock, selectors.EVENT_READ)
+        self._newcomers[sock] = (self._whole_talk(sock), time.monotonic() + self._timeout_s)
+        self._go_on(sock)
 
     def _whole_talk(self, sock: socket.socket) -> Talk[T]:
         yield from shaken(sock)
         return (yield from self._talk(sock))
 
-    def _go_on(self, newcomer: _Newcomer[T]) -> None:
+    def _go_on(self, sock: socket.socket) -> None:
         try:
-            events = next(newcomer.talk)
-            if not newcomer.events:
-                self._selector.register(newcomer.sock, events, newcomer)
-            elif events != newcomer.events:
-                self._selector.modify(newcomer.sock, events, newcomer)
-            newcomer.events = events
+            self._selector.modify(sock, next(self._newcomers[sock][0]))
         except StopIteration as done:
-            self._forget(newcomer)
+            self._forget(sock)
             try:
-                self._come_in(newcomer.sock, done.value)
+                self._come_in(sock, done.value)
             except Exception as error:  # no thread, no memory
                 log.error("a connection is dropped", door=self._name, error=str(error) or repr(error))
-                newcomer.sock.close()
+                sock.close()
         except Exception as error:
-            self._turn_away(newcomer, error)
+            self._turn_away(sock, error)
 
-    def _turn_away(self, newcomer: _Newcomer[T], error: Exception) -> None:
-        self._forget(newcomer)
-        newcomer.talk.close()
-        newcomer.sock.close()
+    def _turn_away(self, sock: socket.socket, error: Exception) -> None:
+        self._forget(sock)
+        sock.close()
         report = log.warning if isinstance(error, BatonError) else log.debug
         ours = not isinstance(error, BatonError | OSError)
         (log.error if ours else report)("turned away", door=self._name, error=str(error), exc_info=ours)
 
-    def _forget(self, newcomer: _Newcomer[T]) -> None:
-        del self._newcomers[newcomer.sock]
-        if newcomer.events:
-            self._selector.unregister(newcomer.sock)
+    def _forget(self, sock: socket.socket) -> None:
+        self._selector.unregister(sock)
+        del self._newcomers[sock]
 
 
 def shaken(sock: socket.socket) -> Talk[None]:

@@ -6,7 +6,7 @@ import selectors
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 
 import pytest
 
@@ -111,7 +111,8 @@ def test_a_closed_door_turns_away_who_talks_still(inn: Inn) -> None:
     with closing(inn.visit(b"hel")) as stranger:
         inn.door.close(LIMIT_S)
         assert not inn.door.open
-        assert stranger.recv(1) == b""
+        with suppress(ConnectionResetError):  # when it had not read the word yet
+            assert stranger.recv(1) == b""
 
 
 def test_a_dialer_does_not_wait_for_ever() -> None:
