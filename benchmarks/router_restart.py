@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from baton.service.nats_server import NatsServer
+from baton_proto.decoding import decoder
 from baton_proto.discovery import MAJOR, WorkerRecord
 from baton_proto.sampling import SamplingParams
 from baton_proto.worker import (
@@ -35,7 +36,6 @@ from baton_proto.worker import (
     Hello,
     SnapshotChunk,
     SnapshotRequest,
-    decoder,
     encode,
 )
 from engine.core.prefix_cache import MEDIUM, PrefixCache

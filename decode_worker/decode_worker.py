@@ -156,6 +156,10 @@ class DecodeWorker:
     def lease_count(self) -> int:
         return self._handoffs.receiver.lease_count()
 
+    @property
+    def problem(self) -> str:
+        return self._handoffs.receiver.problem
+
     def check_integrity(self) -> list[str]:
         problems = self._handoffs.receiver.check_integrity()
         if len(self._by_key) != len(self.in_flight):

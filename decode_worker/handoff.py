@@ -13,15 +13,15 @@ from collections.abc import Callable
 import msgspec
 import structlog
 
+from baton_proto.decoding import decoder
 from baton_proto.version import check_major
-from baton_proto.worker import MAJOR, Failure, FirstToken, Handoff, PrefillRequest, PrefillTarget, decoder
+from baton_proto.worker import MAJOR, Failure, FirstToken, Handoff, PrefillRequest, PrefillTarget
 from decode_worker.prefill_link import PrefillLink
 from decode_worker.request import Phase, Request
 from decode_worker.reservations import Reservations
 from engine.core.engine import Engine, SequenceOutput
 from kvtransfer.decode_side.events import Committed, Failed, LayerArrived, Released, TransferEvent
 from kvtransfer.decode_side.receiver import Receiver
-from runtime.errors import ProtocolError
 from worker.runtime import WorkerRuntime
 
 log = structlog.get_logger()
@@ -167,7 +167,7 @@ class Handoffs:
         try:
             first: FirstToken = _decode_first_token(event.payload)
             check_major("first token", first.version, MAJOR)
-        except (msgspec.DecodeError, ProtocolError) as error:
+        except msgspec.DecodeError as error:
             self._bridge.post(functools.partial(self._release, request))
             self._fail_if_alive(request, f"unreadable commit: {error}")
             return

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import structlog
 
+from baton_proto.decoding import decoder
 from baton_proto.worker import (
     MAJOR,
     PREFILL,
@@ -18,7 +19,6 @@ from baton_proto.worker import (
     PrefillReport,
     PrefillRequest,
     PrefillTarget,
-    decoder,
 )
 from decode_worker.request import Request
 from runtime.end_task import end_tasks

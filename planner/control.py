@@ -1,6 +1,9 @@
 """Answers operators' questions and orders to a running planner over NATS, see proto/baton_proto/planner_control.py."""
 
+import hmac
+import secrets
 import time
+from collections.abc import Sequence
 
 import msgspec
 import structlog
@@ -21,11 +24,14 @@ from baton_proto.planner_control import (
     ShowPlan,
     decode_question,
     encode,
+    prove,
 )
 from planner.acting.hand import Hand
 from planner.loop import PlannerLoop
 from planner.policy.observation import counts
-from runtime.errors import InvalidRequestError, ProtocolError
+from runtime.errors import InvalidRequestError
+from runtime.security.keys import OPERATOR_REMEDY
+from runtime.security.secret import Secret
 
 BY_HAND = "ordered by hand"
 
@@ -33,21 +39,27 @@ log = structlog.get_logger()
 
 
 class Control:
-    def __init__(self, loop: PlannerLoop, hand: Hand, metrics_address: str) -> None:
+    """`operators`: keys, one of which an order has to prove; without any, all orders are taken."""
+
+    def __init__(self, loop: PlannerLoop, hand: Hand, metrics_address: str, operators: Sequence[Secret] = ()) -> None:
         self._loop = loop
         self._hand = hand
         self._metrics_address = metrics_address
+        self._operators = operators
+        self._challenge = secrets.token_hex(16)
 
     async def answer(self, data: bytes) -> bytes:
         try:
             body = await self._answer(decode_question(data))
         except InvalidRequestError as error:
             body = Refusal(error.field, error.problem)
-        except (msgspec.DecodeError, ProtocolError) as error:
+        except msgspec.DecodeError as error:
             body = Refusal("question", str(error))
         return encode(Answer(MAJOR, body))
 
     async def _answer(self, question: Question) -> Plan | Done | Refusal:
+        if not isinstance(question.body, ShowPlan):
+            self._check_key(question.body, question.proof)
         match question.body:
             case ShowPlan():
                 return self._plan()
@@ -64,6 +76,14 @@ class Control:
                 return Done("the planner decides alone")
             case Order():
                 return await self._order(question.body)
+
+    def _check_key(self, order: Scale | Release | Order, proof: str) -> None:
+        """Raises InvalidRequestError. A proof is taken once."""
+        proofs = [prove(key.reveal(), self._challenge, order) for key in self._operators]
+        if proofs and not any(hmac.compare_digest(one.encode(), proof.encode()) for one in proofs):
+            wrong = "this is not the operator key, or another order came first"
+            raise InvalidRequestError("planner", (wrong if proof else "the operator key is missing") + OPERATOR_REMEDY)
+        self._challenge = secrets.token_hex(16)
 
     async def _order(self, order: Order) -> Done:
         """Begins a drain or a flip. A flip also sets the resulting counts by hand, because the policy would otherwise
@@ -123,6 +143,7 @@ class Control:
             self._hand.holds(),
             self._loop.problem,
             self._metrics_address,
+            self._challenge,
         )
 
 

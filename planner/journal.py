@@ -6,9 +6,10 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from baton_proto.decoding import decoder
 from baton_proto.planner import MAJOR, Observation, Role, Target, Verb
 from baton_proto.version import check_major
-from runtime.errors import ConfigError, ProtocolError
+from runtime.errors import ConfigError
 
 
 class Started(Struct, frozen=True, tag="started"):
@@ -40,7 +41,7 @@ class EffectEnded(Struct, frozen=True, tag="effect"):
 Line = Started | Decided | EffectEnded
 
 _encoder = msgspec.json.Encoder()
-_decoder = msgspec.json.Decoder(Line)
+_decode = decoder(Line, json=True)
 
 
 class Journal:
@@ -81,12 +82,12 @@ def read_journal(path: Path) -> Iterator[Line]:
 
 def _read(data: bytes, where: str) -> Line:
     try:
-        line: Line = _decoder.decode(data)
+        line: Line = _decode(data)
         if isinstance(line, Started):
             check_major("journal", line.version, MAJOR)
         if isinstance(line, Decided):
             check_major("observation", line.observation.version, MAJOR)
             check_major("target", line.target.version, MAJOR)
-    except (msgspec.DecodeError, ProtocolError, UnicodeDecodeError) as error:
+    except msgspec.DecodeError as error:
         raise ConfigError(where, f"is no line of a planner's journal: {error}") from error
     return line

@@ -7,6 +7,7 @@ memory can be saved and restored.
 import msgspec
 from msgspec import Struct
 
+from baton_proto.decoding import decoder
 from baton_proto.planner import MAJOR, ROLES, Action, Observation, Target
 from planner.policy.guards import guarded
 from planner.policy.history import RoleHistory, with_actions, with_failures
@@ -59,11 +60,11 @@ class Planner:
         """Takes over the memory that `saved` returned; the memory of another policy is dropped. Raises ConfigError when
         `data` is malformed or of another version."""
         try:
-            saved = msgspec.json.decode(data, type=Saved)
+            saved = decoder(Saved, json=True)(data)
             if saved.version != MAJOR:
                 raise ConfigError("planner state", f"has version {saved.version}; this build reads {MAJOR}")
             if saved.policy == self._policy.name:
-                self._policy_memory = msgspec.json.decode(saved.policy_memory, type=self._policy.memory)
+                self._policy_memory = decoder(self._policy.memory, json=True)(saved.policy_memory)
         except msgspec.DecodeError as error:
             raise ConfigError("planner state", str(error)) from error
         self._history = {role: saved.history.get(role, RoleHistory()) for role in ROLES}

@@ -57,6 +57,7 @@ class PlannerService:
         self._gpus_per_worker = gpus_per_worker
         self._store = MemoryStore(nats)
         self._api_keys = keys.api
+        self._operators = keys.operator
         self._metrics = PlannerMetrics()
         self._metrics.watch(nats)
         settings = config.planner
@@ -98,7 +99,7 @@ class PlannerService:
                 write=self._write,
                 save=partial(self._store.save, KEY),
             )
-            control = Control(loop, hand, metrics_address)
+            control = Control(loop, hand, metrics_address, self._operators)
             subscription = await self._nats.answer(planner_subject(self._nats.namespace), control.answer)
             closing.push_async_callback(self._nats.unsubscribe, subscription)
             on_ready(metrics_address)

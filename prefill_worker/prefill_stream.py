@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 import structlog
 
-from baton_proto.worker import PrefillCancel, PrefillCommand, PrefillRequest, decoder
+from baton_proto.decoding import decoder
+from baton_proto.worker import PrefillCancel, PrefillCommand, PrefillRequest
 from runtime.streams.message_stream import MessageStream
 
 decode_command = decoder(PrefillCommand)

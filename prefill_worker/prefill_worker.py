@@ -48,6 +48,7 @@ class PrefillWorker:
 
     name = "prefill"
     endpoint = None
+    problem = ""
 
     def __init__(self, runtime: WorkerRuntime) -> None:
         self._runtime = runtime

@@ -16,6 +16,7 @@ from engine.core.sequence import Sequence, SequenceStatus
 from kvtransfer.prefill_side.push import PushResult
 from kvtransfer.prefill_side.sending import KvPush, KvSender, Piece
 from prefill_worker.push_plan import PushPlan
+from runtime.errors import BatonError
 
 log = structlog.get_logger()
 
@@ -47,8 +48,11 @@ class Shipping:
     def add(self, job: ShippingJob, grant: Grant) -> None:
         """Begins a job; `on_done` will follow."""
         self._jobs[job.sequence.request_id] = job
-        job.push = self._sender.begin(grant, lambda result: self._on_done(job, result))
         self._engine.add(job.sequence)
+        try:
+            job.push = self._sender.begin(grant, lambda result: self._on_done(job, result))
+        except BatonError as error:
+            self._on_done(job, PushResult(False, str(error), "", 0, 0, 0.0))
 
     def cancel(self, job: ShippingJob, reason: str) -> None:
         """Ends a job early. Its blocks stay pinned until `on_done`."""

@@ -184,8 +184,10 @@ def _frontend(config: ServingConfig, files: ModelFiles, generator: Generator, me
         not_ready=generator.not_ready,
         request_timeout_s=config.router.request_timeout_s,
         max_body_bytes=config.router.max_body_bytes,
-        cache_salt=config.engine.cache_salt,
+        cache_salt=config.engine.cache_salt or "",
         cache_per_tenant=config.engine.cache_per_tenant,
+        max_buffered_bytes=config.router.max_buffered_bytes,
+        unknown_fields=config.router.unknown_fields,
         answered=metrics.answered,
     )
 
@@ -201,7 +203,7 @@ async def _open_apis(
 ) -> dict[str, str]:
     """Starts the gRPC and the HTTP server. Returns HOST:PORT by API."""
     host = config.router.host
-    grpc_api = GrpcApi(frontend, questions, keys.api, tls)
+    grpc_api = GrpcApi(frontend, questions, keys.api, tls, keys.operator)
     grpc_port = await grpc_api.start(host, config.router.grpc_port)
     closing.push_async_callback(grpc_api.stop, END_GRACE_S)
     http_server = await serve_http(app, host, config.router.http_port, None if tls is None else tls.server_context())

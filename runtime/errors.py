@@ -98,7 +98,7 @@ class DeadlineError(BatonError):
     def __init__(self, what: str, timeout_s: float) -> None:
         self.what = what
         self.timeout_s = timeout_s
-        super().__init__(f"{what} did not finish within {timeout_s:.1f} s")
+        super().__init__(f"{what} did not finish within {timeout_s:{'.1f' if timeout_s >= 0.1 else '.2g'}} s")
 
 
 class WorkerLostError(BatonError):

@@ -11,11 +11,13 @@ from baton.service.nats_server import NatsServer
 from tests.tiny_model import write_tiny_model
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Why a test was run again, which pytest does not tell of one that passes then."""
-    for report in terminalreporter.getreports("rerun"):
-        terminalreporter.section(f"run again: {report.nodeid}")
-        terminalreporter.write_line("\n".join(report.longreprtext.splitlines()[-40:]))
+@pytest.fixture(autouse=True, scope="session")
+def own_run_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Services of the tests are found by their own commands alone, and find none of whoever runs the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("XDG_RUNTIME_DIR", raising=False)
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -31,7 +31,7 @@ from runtime.config.overrides import with_overrides
 from runtime.config.serving import ServingConfig
 from runtime.nats.client import NatsClient, connect
 
-GONE_TIMEOUT_S = 5.0
+GONE_TIMEOUT_S = 30.0
 DEVICE = os.environ.get("BATON_TEST_DEVICE", "cpu")  # "cuda": the workers' engines run on this host's GPUs
 ON_DEVICE = {"device": "cuda", "dtype": "float32", "attention": "triton"} if DEVICE == "cuda" else {"threads": 1}
 TRANSPORTS = ["cuda_ipc", "nccl", "tcp"] if DEVICE == "cuda" else ["shm", "tcp"]

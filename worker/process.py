@@ -11,11 +11,12 @@ import structlog
 
 from baton_proto.discovery import MAJOR, WorkerRecord
 from baton_proto.worker import STEPS, Failure
+from runtime.blocks import block_hash
 from runtime.config.serving import ServingConfig
 from runtime.discovery.directory import Announcer
 from runtime.discovery.incarnation import new_incarnation
 from runtime.discovery.load_board import publish_load
-from runtime.errors import ConfigError
+from runtime.errors import ConfigError, UnavailableError
 from runtime.kv_events.publisher import EventPublisher
 from runtime.nats.client import NatsClient, connect
 from runtime.processes.serving import print_ready, stop_signal
@@ -113,6 +114,7 @@ async def serve_worker(
         closing.callback(streams.close)
         closing.callback(role.end_streams)
 
+        await asyncio.to_thread(block_hash.prepare)  # the engine thread loads no module when files are short
         record = _record(runtime, rpc_address, stream_address, shared.metrics_address)
         runtime.announcer = Announcer(nats, record, config.discovery.heartbeat_s, config.discovery.ttl_s)
         await runtime.announcer.start()
@@ -126,11 +128,15 @@ async def serve_worker(
 
 
 async def _until_stopped(stop: asyncio.Event, runtime: WorkerRuntime) -> None:
-    """Returns when `stop` is set. When the engine ends first, raises what ended it."""
+    """Returns when `stop` is set. When the engine ends first, raises what ended it; UnavailableError when the role can
+    serve no more."""
     stopped, ended = asyncio.create_task(stop.wait()), asyncio.create_task(runtime.bridge.ended())
-    await asyncio.wait({stopped, ended}, return_when=asyncio.FIRST_COMPLETED)
-    if ended.done():
-        ended.result()
+    while not stopped.done():
+        await asyncio.wait({stopped, ended}, timeout=LOAD_INTERVAL_S, return_when=asyncio.FIRST_COMPLETED)
+        if ended.done():
+            ended.result()
+        if problem := runtime.role.problem:
+            raise UnavailableError(problem)
     ended.cancel()
 
 

@@ -40,6 +40,11 @@ class Role(Protocol):
 
     def lease_count(self) -> int: ...
 
+    @property
+    def problem(self) -> str:
+        """Why the worker can serve no more, and so ends; empty when it can."""
+        ...
+
     def check_integrity(self) -> list[str]:
         """What is wrong outside the engine, one sentence each; empty when all is well."""
         ...

@@ -8,6 +8,7 @@ import grpc
 import psutil
 
 from baton_proto import worker as wire
+from baton_proto.decoding import decoder
 from runtime.address import format_address
 from runtime.security.bearer_keys import BearerKeys
 from runtime.security.cluster_key import WORKER_CALLS
@@ -81,4 +82,4 @@ class WorkerService:
 
 def _row(question: wire.Question[Any], answer: Any) -> Any:
     make = grpc.unary_stream_rpc_method_handler if question.streamed else grpc.unary_unary_rpc_method_handler
-    return make(answer, wire.decoder(question.request), wire.encode)
+    return make(answer, decoder(question.request), wire.encode)

@@ -10,8 +10,9 @@ from typing import Protocol
 
 import structlog
 
+from baton_proto.decoding import decoder
 from baton_proto.discovery import WorkerLoad
-from baton_proto.worker import Cancel, Delta, StepMessage, Submit, WorkerCommand, decoder
+from baton_proto.worker import Cancel, Delta, StepMessage, Submit, WorkerCommand
 from runtime.streams.message_stream import MessageStream
 
 decode_command = decoder(WorkerCommand)

@@ -49,7 +49,14 @@ class StreamServer:
     def _accepted(self, stream: MessageStream) -> None:
         task = asyncio.create_task(self._serve(stream))
         self._open[task] = stream
-        task.add_done_callback(self._open.pop)
+        task.add_done_callback(self._over)
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        """Whatever ended the handler: a stream that nobody reads is not left open."""
+        stream = self._open.pop(task)
+        if not task.cancelled() and (error := task.exception()):
+            log.error("the handler of a stream failed", peer=stream.peer, exc_info=error)
+        stream.abort("nobody serves the stream any more")
 
     async def _serve(self, stream: MessageStream) -> None:
         try:

@@ -1,9 +1,10 @@
-"""`baton chat`: one question to the model, as a chat."""
+"""`baton chat`: one question to the model, as a chat, or a conversation."""
 
 from typing import Annotated
 
 import typer
 
+from baton.cli.conversation import converse
 from baton.cli.terminal.access import Access
 from baton.cli.terminal.answering import answer
 from baton.cli.terminal.options import (
@@ -21,11 +22,15 @@ from baton.cli.terminal.options import (
     TopKOption,
     TopPOption,
 )
+from baton.cli.terminal.stdin import text_or_stdin
 from baton_proto.generated import inference_pb2 as pb
 
 
 def chat(
-    question: Annotated[str, typer.Argument(metavar="QUESTION", help="What to ask.")],
+    question: Annotated[
+        str | None,
+        typer.Argument(metavar="QUESTION", help="What to ask; - reads it from stdin. Left out: a conversation."),
+    ] = None,
     system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="How the model should behave.")] = None,
     temperature: TemperatureOption = None,
     max_tokens: MaxTokensOption = None,
@@ -40,18 +45,21 @@ def chat(
     ca_file: CaFileOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Ask the model a question and see the answer as it is written."""
-    request = chat_request(question, system)
-    request.model = model
-    request.sampling.CopyFrom(
-        pb.SamplingOptions(
-            temperature=temperature, max_tokens=max_tokens, top_p=top_p, top_k=top_k, seed=seed, stop=stop or []
-        )
+    """Ask the model a question and see the answer as it is written.
+
+    Without QUESTION each line of stdin is one, and the model knows what was said before. Ctrl-C cancels an answer;
+    /quit or Ctrl-D ends the conversation.
+    """
+    begin = [pb.ChatMessage(role="system", content=system)] if system is not None else []
+    sampling = pb.SamplingOptions(
+        temperature=temperature, max_tokens=max_tokens, top_p=top_p, top_k=top_k, seed=seed, stop=stop or []
     )
-    answer(request, Access(address, api_key_file, ca_file), timeout_s, as_json)
+    access = Access(address, api_key_file, ca_file)
 
+    def request(messages: list[pb.ChatMessage]) -> pb.GenerateRequest:
+        return pb.GenerateRequest(model=model, chat=pb.ChatMessages(messages=messages), sampling=sampling)
 
-def chat_request(question: str, system: str | None = None) -> pb.GenerateRequest:
-    messages = [pb.ChatMessage(role="system", content=system)] if system is not None else []
-    messages.append(pb.ChatMessage(role="user", content=question))
-    return pb.GenerateRequest(chat=pb.ChatMessages(messages=messages))
+    if question is None:
+        raise typer.Exit(converse(begin, request, access, timeout_s, as_json))
+    asked = pb.ChatMessage(role="user", content=text_or_stdin(question, "QUESTION").strip())
+    answer(request([*begin, asked]), access, timeout_s, as_json)

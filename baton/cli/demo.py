@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from baton.cli.chat import chat_request
 from baton.cli.terminal.exit_codes import ExitCode, errors_reported
 from baton.cli.terminal.output import console, human_bytes
 from baton.service.supervisor import Supervisor
@@ -64,8 +63,10 @@ async def _serve_and_ask(config: ServingConfig, question: str) -> Answer:
 
 
 async def _ask(client: Client, question: str) -> Answer:
-    request = chat_request(question)
-    request.sampling.CopyFrom(pb.SamplingOptions(temperature=0.0, max_tokens=MAX_TOKENS))
+    request = pb.GenerateRequest(
+        chat=pb.ChatMessages(messages=[pb.ChatMessage(role="user", content=question)]),
+        sampling=pb.SamplingOptions(temperature=0.0, max_tokens=MAX_TOKENS),
+    )
     typer.echo(f"\n> {question}")
     async with client:
         answer = await client.generate(request, ANSWER_TIMEOUT_S, lambda piece: typer.echo(piece.text, nl=False))

@@ -22,13 +22,18 @@ from baton.cli.terminal.options import (
     TopKOption,
     TopPOption,
 )
+from baton.cli.terminal.stdin import text_or_stdin
 from baton.cli.terminal.token_list import token_ids
 from baton_proto.generated import inference_pb2 as pb
 
 
 def generate(
-    prompt: Annotated[str | None, typer.Option("--prompt", "-p", metavar="TEXT", help="Text to continue.")] = None,
-    tokens: Annotated[str | None, typer.Option("--tokens", metavar="1,2,3", help="Token ids to continue.")] = None,
+    prompt: Annotated[
+        str | None, typer.Option("--prompt", "-p", metavar="TEXT", help="Text to continue; - reads stdin.")
+    ] = None,
+    tokens: Annotated[
+        str | None, typer.Option("--tokens", metavar="1,2,3", help="Token ids to continue; - reads stdin.")
+    ] = None,
     temperature: TemperatureOption = None,
     max_tokens: MaxTokensOption = None,
     min_tokens: Annotated[
@@ -54,10 +59,10 @@ def generate(
         raise typer.BadParameter("give one of --prompt and --tokens", param_hint="--prompt")
     request = pb.GenerateRequest(model=model)
     if tokens is not None:
-        request.tokens.ids.extend(token_ids(tokens))
+        request.tokens.ids.extend(token_ids(text_or_stdin(tokens, "--tokens")))
         request.tokens.SetInParent()  # an empty list is for the service to refuse
     else:
-        request.text = prompt or ""
+        request.text = text_or_stdin(prompt or "", "--prompt")
     request.sampling.CopyFrom(
         pb.SamplingOptions(
             temperature=temperature,

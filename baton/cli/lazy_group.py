@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from baton.cli.terminal.exit_codes import EXIT_CODES_HELP
 
@@ -46,8 +46,22 @@ def _load(name: str, place: str) -> Any:
     found = getattr(importlib.import_module(module), attribute)
     if not isinstance(found, typer.Typer):
         app = plain_app()
-        app.command(name, epilog=EXIT_CODES_HELP)(found)
+        app.command(name, cls=_GroupedOptions, epilog=EXIT_CODES_HELP)(found)
         found = app
     command = typer.main.get_command(found)
     command.name = name
     return command
+
+
+class _GroupedOptions(TyperCommand):
+    """Options stand below the group that they name as `rich_help_panel`, as typer has it for its own help."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            if record := param.get_help_record(ctx):
+                usual = "Arguments" if param.param_type_name == "argument" else "Options"
+                groups.setdefault(getattr(param, "rich_help_panel", None) or usual, []).append(record)
+        for name, records in groups.items():
+            with formatter.section(name):
+                formatter.write_dl(records)

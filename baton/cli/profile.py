@@ -16,7 +16,7 @@ from rich.table import Table
 
 from baton.cli.terminal.exit_codes import errors_reported
 from baton.cli.terminal.options import JsonOption
-from baton.cli.terminal.output import console
+from baton.cli.terminal.output import console, print_table
 from baton_proto.discovery import TimedStep
 from engine.core.step_profile import StepProfile
 from planner.policy.step_model import ENOUGH, decode_rows, errors, fitted, prefill_rows
@@ -73,7 +73,7 @@ def profile(
     if as_json:
         typer.echo(msgspec.json.encode(found).decode())
         return
-    console().print(_table(found))
+    print_table(console(), _table(found))
     if out is None:
         typer.echo(section, nl=False)
 

@@ -11,7 +11,7 @@ from baton.cli.terminal.access import Access
 from baton.cli.terminal.answering import message_fields
 from baton.cli.terminal.asking import asked
 from baton.cli.terminal.exit_codes import errors_reported
-from baton.cli.terminal.options import DEFAULT_ADDRESS, AddressOption, ApiKeyFileOption, CaFileOption, JsonOption
+from baton.cli.terminal.options import DEFAULT_ADDRESS, AddressOption, CaFileOption, JsonOption, OperatorKeyFileOption
 from baton.cli.terminal.output import console
 from baton_proto.generated import inference_pb2 as pb
 
@@ -27,12 +27,12 @@ def sleep(
         float, typer.Option(min=0.1, metavar="SECONDS", help="For requests in flight, and again for peers.")
     ] = 30.0,
     address: AddressOption = DEFAULT_ADDRESS,
-    api_key_file: ApiKeyFileOption = None,
+    operator_key_file: OperatorKeyFileOption = None,
     ca_file: CaFileOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Drain a worker and give its memory back: weights and KV."""
-    access = Access(address, api_key_file, ca_file)
+    access = Access(address, None, ca_file, operator_key_file)
     _report(asked(access, lambda client: client.sleep(worker, level, drain_timeout)), as_json)
 
 
@@ -40,12 +40,12 @@ def wake(
     worker: WorkerArgument,
     tags: Annotated[str, typer.Option(metavar="TAG,TAG", help="weights, kv_cache. [default: both]")] = "",
     address: AddressOption = DEFAULT_ADDRESS,
-    api_key_file: ApiKeyFileOption = None,
+    operator_key_file: OperatorKeyFileOption = None,
     ca_file: CaFileOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Take a sleeping worker's memory again; it serves when all of it is there."""
-    access = Access(address, api_key_file, ca_file)
+    access = Access(address, None, ca_file, operator_key_file)
     _report(asked(access, lambda client: client.wake(worker, [tag for tag in tags.split(",") if tag])), as_json)
 
 

@@ -15,24 +15,24 @@ from baton.cli.terminal.options import (
     DEFAULT_ADDRESS,
     STATUS_TIMEOUT_S,
     AddressOption,
-    ApiKeyFileOption,
     CaFileOption,
     JsonOption,
+    OperatorKeyFileOption,
 )
-from baton.cli.terminal.output import console
+from baton.cli.terminal.output import console, print_table
 from baton_proto.generated import inference_pb2 as pb
 
 
 def status(
     address: AddressOption = DEFAULT_ADDRESS,
-    api_key_file: ApiKeyFileOption = None,
+    operator_key_file: OperatorKeyFileOption = None,
     ca_file: CaFileOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show the workers and the router's queue."""
     with errors_reported():
         response = asyncio.run(
-            asked(Access(address, api_key_file, ca_file), lambda client: client.status(STATUS_TIMEOUT_S))
+            asked(Access(address, None, ca_file, operator_key_file), lambda client: client.status(STATUS_TIMEOUT_S))
         )
     if as_json:
         fields = {
@@ -48,26 +48,18 @@ def status(
 
 def _show(response: pb.StatusResponse) -> None:
     out = console()
-    table = Table(
-        "worker", "role", "state", "incarnation", title=f"{response.router_id}: {len(response.workers)} workers"
-    )
-    for header in ("blocks used/total", "cached", "running", "waiting", "leases", "last event"):
+    table = Table("worker", "role", "state", title=f"{response.router_id}: {len(response.workers)} workers")
+    for header in ("blocks used/total", "cached", "running", "waiting", "leases"):
         table.add_column(header, justify="right")
-    table.add_column("note")
     for worker in response.workers:
         table.add_row(
             worker.worker_id,
             worker.role,
             worker.state,
-            str(worker.incarnation),
             f"{worker.blocks_used}/{worker.blocks_total}",
-            *(
-                str(n)
-                for n in (worker.blocks_cached, worker.running, worker.waiting, worker.leases, worker.last_event_id)
-            ),
-            worker.note,
+            *map(str, (worker.blocks_cached, worker.running, worker.waiting, worker.leases)),
         )
-    out.print(table)
+    print_table(out, table)
     for worker in response.workers:
         if worker.note:
             out.print(f"[bold red]{worker.worker_id}[/]: {escape(worker.note)}")

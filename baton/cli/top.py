@@ -9,7 +9,7 @@ import typer
 
 from baton.cli.terminal.access import Access
 from baton.cli.terminal.exit_codes import ExitCode, errors_reported, fail
-from baton.cli.terminal.options import DEFAULT_ADDRESS, AddressOption, ApiKeyFileOption, CaFileOption, WaitOption
+from baton.cli.terminal.options import DEFAULT_ADDRESS, AddressOption, CaFileOption, OperatorKeyFileOption, WaitOption
 
 
 def top(
@@ -18,14 +18,14 @@ def top(
     ] = 1.0,
     timeout_s: WaitOption = 2.0,
     address: AddressOption = DEFAULT_ADDRESS,
-    api_key_file: ApiKeyFileOption = None,
+    operator_key_file: OperatorKeyFileOption = None,
     ca_file: CaFileOption = None,
 ) -> None:
     """Watch workers, queue, KV load, hit rate and tokens/s, full screen. q ends it, s and r sort."""
     if not sys.stdout.isatty():
         fail(ExitCode.USAGE, "`baton top` needs a terminal; `baton status --json` is for programs")
     with errors_reported():
-        asyncio.run(_watch(Access(address, api_key_file, ca_file), interval_s, timeout_s))
+        asyncio.run(_watch(Access(address, None, ca_file, operator_key_file), interval_s, timeout_s))
 
 
 async def _watch(access: Access, interval_s: float, timeout_s: float) -> None:
@@ -38,4 +38,4 @@ async def _watch(access: Access, interval_s: float, timeout_s: float) -> None:
             await access.check_tls(error)
             if error.code() is grpc.StatusCode.UNAUTHENTICATED:
                 raise
-        await TopApp(lambda: client.status(timeout_s), access.address, interval_s).run_async()
+        await TopApp(lambda: client.status(timeout_s), access.place, interval_s).run_async()

@@ -11,10 +11,11 @@ import typer
 from baton.cli.terminal.exit_codes import ExitCode, errors_reported
 from baton.cli.terminal.options import RayAddressOption
 from baton.cli.terminal.service_news import print_news
-from baton.service.local_launcher import LocalLauncher
+from baton.service.local_launcher import LocalLauncher, this_machine
+from baton.service.preflight import check_start
 from baton.service.service_run import ServiceRun
 from baton.shadowing import refuse_shadowed
-from kvtransfer.transports.table import check_choice, choices
+from kvtransfer.transports.table import choices
 from runtime.checkpoint.served_model import served_model
 from runtime.config.overrides import with_overrides
 from runtime.config.serving import ServingConfig, load_config, with_absolute_paths
@@ -24,38 +25,52 @@ from runtime.telemetry.logging import configure_logging
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-PortOption = Annotated[int | None, typer.Option(min=0, max=65535, metavar="PORT", help="0 picks a free one.")]
-CountOption = Annotated[int | None, typer.Option(min=0, metavar="N", help="How many workers of this role.")]
+MODEL, WORKERS, REACH, RUN, RAY = "Model", "Workers", "Reach", "This run", "Ray"  # groups of the help
+
+
+def _option(group: str, metavar: str | None, words: str, *names: str, **settings: Any) -> Any:
+    return typer.Option(*names, metavar=metavar, help=words, rich_help_panel=group, **settings)
+
+
+PortOption = Annotated[int | None, _option(REACH, "PORT", "0 picks a free one.", min=0, max=65535)]
+CountOption = Annotated[int | None, _option(WORKERS, "N", "How many workers of this role.", min=0)]
 
 
 def up(
-    config: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Such as serving.yaml; flags go before it.")
-    ] = None,
+    config: Annotated[Path | None, _option(RUN, "FILE", "Such as serving.yaml; flags go before it.")] = None,
     model: Annotated[
-        str | None, typer.Option(metavar="NAME_OR_PATH", help="smollm2, a Hugging Face folder, a .gguf file or mock.")
+        str | None, _option(MODEL, "NAME_OR_PATH", "smollm2, a Hugging Face folder, a .gguf file or mock.")
     ] = None,
+    served_model_name: Annotated[
+        str | None, _option(MODEL, "NAME", "What clients ask for. [default: the folder's name]")
+    ] = None,
+    max_model_len: Annotated[int | None, _option(MODEL, "TOKENS", "Longest prompt and answer together.")] = None,
     prefill: CountOption = None,
     decode: CountOption = None,
+    kv_memory: Annotated[str | None, _option(WORKERS, "SIZE", "For KV blocks, on each GPU: 8GiB, or auto.")] = None,
+    block_size: Annotated[int | None, _option(WORKERS, "TOKENS", "Per KV block: 16, 32, 64 or 128.")] = None,
+    tensor_parallel: Annotated[int | None, _option(WORKERS, "N", "GPUs of one worker: 1, 2, 4 or 8.")] = None,
+    transport: Annotated[
+        str | None, _option(WORKERS, f"[{'|'.join(choices())}]", "How KV blocks travel.", autocompletion=choices)
+    ] = None,
+    planner: Annotated[
+        bool | None,
+        _option(WORKERS, None, "Start and end workers as the load asks for it.", "--planner/--no-planner"),
+    ] = None,
+    host: Annotated[
+        str | None, _option(REACH, "ADDRESS", "What the router listens on; 0.0.0.0: from everywhere.")
+    ] = None,
     http_port: PortOption = None,
     grpc_port: PortOption = None,
-    nats_url: Annotated[str | None, typer.Option(metavar="URL", help="Use this NATS instead of starting one.")] = None,
-    planner: Annotated[
-        bool | None, typer.Option("--planner/--no-planner", help="Start and end workers as the load asks for it.")
-    ] = None,
-    transport: Annotated[
-        str | None,
-        typer.Option(metavar=f"[{'|'.join(choices())}]", autocompletion=choices, help="How KV blocks travel."),
-    ] = None,
+    api_key_file: Annotated[Path | None, _option(REACH, "FILE", "Keys that clients must show, one per line.")] = None,
+    nats_url: Annotated[str | None, _option(REACH, "URL", "Use this NATS instead of starting one.")] = None,
     log_dir: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="One log file per process, instead of all logs on stderr.")
+        Path | None, _option(RUN, "DIR", "One log file per process, instead of all logs on stderr.")
     ] = None,
-    ray: Annotated[bool, typer.Option("--ray", help="On a Ray cluster; return when the service is up.")] = False,
+    as_json: Annotated[bool, _option(RUN, None, "Print what happens as one JSON object per line.", "--json")] = False,
+    ray: Annotated[bool, _option(RAY, None, "On a Ray cluster; return when the service is up.", "--ray")] = False,
     address: RayAddressOption = "auto",
-    nodes: Annotated[
-        int, typer.Option("--nodes", min=1, metavar="N", help="With --ray: start when the cluster has so many nodes.")
-    ] = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what happens as one JSON object per line.")] = False,
+    nodes: Annotated[int, _option(RAY, "N", "Start when the cluster has so many nodes.", min=1)] = 1,
 ) -> None:
     """Start a service on this machine and stay in the foreground.
 
@@ -66,17 +81,25 @@ def up(
     refuse_shadowed()  # here, because the processes of the service would show tracebacks
     flags = {
         "model": model,
+        "served_model_name": served_model_name,
         "workers": {"prefill": prefill, "decode": decode},
-        "router": {"http_port": http_port, "grpc_port": grpc_port},
+        "engine": {
+            "max_model_len": max_model_len,
+            "kv_memory": kv_memory,
+            "block_size": block_size,
+            "tensor_parallel": tensor_parallel,
+        },
+        "router": {"host": host, "http_port": http_port, "grpc_port": grpc_port},
+        "security": {"api_key_file": None if api_key_file is None else str(api_key_file)},
         "nats": {"url": nats_url},
         "planner": {"enabled": planner},
         "transfer": {"transport": transport},
     }
     with errors_reported():
-        serving = with_overrides(load_config(config), _given(flags))
-        check_choice(serving.transfer.transport)
+        serving = with_overrides(load_config(config), _given(flags), "flags")
         configure_logging(serving.logging, "baton")
-        served_model(serving, progress=True)  # converts the model, once, with its progress on the terminal
+        files = served_model(serving, progress=True)  # converts the model, once, with its progress on the terminal
+        check_start(serving, files, None if ray else this_machine())
         if ray:
             code = _on_ray(serving, log_dir, address, nodes, as_json)
         else:

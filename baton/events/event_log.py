@@ -14,7 +14,7 @@ import nats.js.errors
 import structlog
 
 from baton_proto.kv_events import KvEventBatch, decode_batch
-from runtime.errors import ProtocolError, UnavailableError
+from runtime.errors import UnavailableError
 from runtime.nats.client import NATS_ERRORS, NatsClient
 from runtime.nats.subjects import ANY, kv_events_stream, kv_events_subject
 
@@ -57,7 +57,7 @@ class EventLog:
         for message in messages:
             try:
                 batches.append(StoredBatch(message.time_s, decode_batch(message.payload)))
-            except (msgspec.DecodeError, ProtocolError) as error:
+            except msgspec.DecodeError as error:
                 self.malformed_batches += 1
                 log.warning("malformed kv event skipped", subject=message.subject, error=str(error))
         return batches

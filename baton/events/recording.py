@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
+from baton_proto.decoding import decoder
 from baton_proto.discovery import WorkerRecord
 from baton_proto.kv_events import KvEvent, Stored
 from runtime.blocks.block_hash import sequence_hashes
@@ -83,7 +84,7 @@ class Ended(Struct, frozen=True, array_like=True, tag="end"):
 Frame = Started | Announced | Left | Base | Batch | Ended
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(list[Frame])
+_decode = decoder(list[Frame])
 
 
 class RecordingWriter:
@@ -186,7 +187,7 @@ class Recording:
         if len(data) < length or zlib.crc32(data) != checksum:
             return None
         try:
-            frames: list[Frame] = _decoder.decode(zlib.decompress(data))
+            frames: list[Frame] = _decode(zlib.decompress(data))
         except (zlib.error, msgspec.DecodeError) as error:
             self.damage += f": {error}"
             return None

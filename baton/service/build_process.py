@@ -23,9 +23,7 @@ def build_process(
     the folder also removes what a killed process leaves. `variables`: more of its environment."""
     if launch.module == NATS:
         login = find_login(config.nats, None, launch.keys)
-        return NatsServer(
-            store_dir=config.nats.store_dir or folder / "nats", host=nats_host, log_file=log_file, login=login
-        )
+        return NatsServer(0, config.nats.store_dir or folder / "nats", nats_host, log_file, login, folder)
     path = folder / "serving.yaml"
     path.write_text(dump_config(config))
     threads = config.engine.threads if launch.ranks else 1

@@ -1,5 +1,6 @@
 """What a supervisor asks of the place where its processes run: this machine, or a Ray cluster."""
 
+from pathlib import Path
 from typing import Literal, Protocol
 
 from msgspec import Struct
@@ -36,6 +37,13 @@ class Machines(Struct, frozen=True):
 class Launcher(Protocol):
     @property
     def machines(self) -> Machines: ...
+
+    @property
+    def on_ray(self) -> bool: ...
+
+    @property
+    def log_dir(self) -> Path | None:
+        """On this machine; None: logs go elsewhere."""
 
     def here(self, config: ServingConfig) -> ServingConfig:
         """The configuration for what runs in the supervisor's own process: with the address to listen on."""

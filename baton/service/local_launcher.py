@@ -1,13 +1,12 @@
 """Starts the processes of a service as children of this process."""
 
 import os
-import shutil
-import tempfile
 from functools import cached_property
 from pathlib import Path
 
 import msgspec
 
+from baton.runs.owned_folder import OwnedFolder, temporary_folder
 from baton.service.build_process import build_process
 from baton.service.gpu_places import GpuPlaces, visible_gpus
 from baton.service.launcher import Launch, Machines
@@ -20,11 +19,13 @@ class LocalLauncher:
     ConfigError when there are GPUs, but fewer than a worker takes. Invariant: the main thread alone uses it (see
     ChildProcess)."""
 
+    on_ray = False
+
     def __init__(self, config: ServingConfig, log_dir: Path | None = None) -> None:
         prefill = [for_prefill_worker(config).engine.tensor_parallel] * config.workers.prefill
         ranks = prefill + [config.engine.tensor_parallel] * config.workers.decode
         self.machines = this_machine()
-        self._log_dir = log_dir
+        self.log_dir = log_dir
         self._places = GpuPlaces(visible_gpus() if config.engine.device != "cpu" else [], ranks)
         self._taken: dict[Process, dict[str, str]] = {}
         self._threads = config.engine.threads or max(1, self.machines.cores // max(1, sum(ranks)))
@@ -34,11 +35,11 @@ class LocalLauncher:
 
     def process(self, launch: Launch) -> Process:
         log_file = None
-        if self._log_dir is not None:
-            self._log_dir.mkdir(parents=True, exist_ok=True)
-            log_file = self._log_dir / f"{launch.name}.log"
+        if self.log_dir is not None:
+            self.log_dir.mkdir(parents=True, exist_ok=True)
+            log_file = self.log_dir / f"{launch.name}.log"
         place = self._places.next(launch.ranks) if launch.ranks else {}
-        process = build_process(launch, self._here(launch.config), self._folder, log_file, place)
+        process = build_process(launch, self._here(launch.config), self._folder.path, log_file, place)
         self._taken[process] = place
         return process
 
@@ -50,11 +51,11 @@ class LocalLauncher:
         return []
 
     def close(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.close()
 
     @cached_property
-    def _folder(self) -> Path:
-        return Path(tempfile.mkdtemp(prefix="baton-"))
+    def _folder(self) -> OwnedFolder:
+        return temporary_folder()
 
     def _here(self, config: ServingConfig) -> ServingConfig:
         """Fills in the threads and the share of a GPU, which are the same for all processes."""

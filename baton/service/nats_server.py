@@ -38,7 +38,7 @@ log = structlog.get_logger()
 class NatsServer(LocalProcess):
     """`port` 0 picks a free one, which `restart` keeps. `store_dir` None: a temporary folder, removed by `stop`.
     `log_file` gets all that the server logs; its last lines are kept in any case. `login`: what clients have to show;
-    without one the server takes everybody."""
+    without one the server takes everybody. `folder`: for the temporary folder; None: the system's."""
 
     def __init__(
         self,
@@ -47,12 +47,14 @@ class NatsServer(LocalProcess):
         host: str = HOST,
         log_file: Path | None = None,
         login: NatsLogin = NO_LOGIN,
+        folder: Path | None = None,
     ) -> None:
         self.name = NATS
         self.port = port
         self.host = host
         self._log_file = log_file
         self._login = login
+        self._folder = folder
         self._store_dir = Path(store_dir) if store_dir is not None else None
         self._temporary_dir: str | None = None
         self._log_task: asyncio.Task[None] | None = None
@@ -71,7 +73,7 @@ class NatsServer(LocalProcess):
         """Returns when clients can connect. Raises UnavailableError with the server's last log lines."""
         assert not self.alive, "already started"
         if self._temporary_dir is None:
-            self._temporary_dir = tempfile.mkdtemp(prefix="baton-nats-")
+            self._temporary_dir = tempfile.mkdtemp(prefix="baton-nats-", dir=self._folder)
         self.stopping = False
         self._log_tail.clear()
         self._process = await asyncio.create_subprocess_exec(

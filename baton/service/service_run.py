@@ -47,7 +47,7 @@ class ServiceRun:
         """A context that ends before the service drains: from then on the planner starts nothing."""
         if not self._supervisor.config.planner.enabled:
             return nullcontext()
-        from baton.service.live_planner import live_planner  # late: numpy's linear algebra takes time to load
+        from baton.service.planning.live_planner import live_planner  # late: numpy's linear algebra takes time to load
 
         return live_planner(
             self._supervisor,

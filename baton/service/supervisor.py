@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal, Self
 
+from baton.runs.run_file import OwnRun
 from baton.service.children import Children, Endings
 from baton.service.launcher import Launch, Launcher, Role
 from baton.service.launches import ROUTER_ID, Launches, check_alike, with_nats_url, without_login
@@ -21,7 +22,6 @@ from runtime.calls.router import Client
 from runtime.config.serving import ServingConfig
 from runtime.errors import UnavailableError
 from runtime.processes.process import Process, ProcessExit, Ready
-from runtime.security.key_file import key_left
 from runtime.security.keys import handed_on, load_keys, load_or_make_keys
 from runtime.security.tls import load_tls
 
@@ -48,6 +48,7 @@ class Supervisor:
         self.children = Children()
         self.ready: dict[str, Ready] = {}  # by name of the process
         self.nats: Process | None = None
+        self.run: OwnRun | None = None  # from the start on
         self._on_ready = on_ready
         self._endings = Endings(self.launcher.release)
         self._closing = ExitStack()  # after all processes have ended
@@ -73,20 +74,23 @@ class Supervisor:
             for launch, _ in living:
                 check_alike(self.config, launch)
             self.take_over(living)
+            self.run = OwnRun(self.config.namespace, self.keys, self.launcher.on_ray, self.launcher.log_dir)
+            self._closing.callback(self.run.close)
             url = await self._nats_url()
             self.config = with_nats_url(self.config, url)
-            assert self.keys.cluster is not None
-            self._closing.enter_context(key_left(url, self.config.namespace, self.keys.cluster))
+            self.run.update(nats=url)
             async with asyncio.TaskGroup() as group:
                 for name, process in self.children.items():
                     group.create_task(self._until_ready(name, process))
                 for launch in self._launches.missing():
                     group.create_task(self._start(launch))
             await self.until_used([*self.children.workers("prefill"), *self.children.workers("decode")])
+            self.run.update(grpc=self.address("grpc"), http=self.address("http"))
         except BaseException as error:
             if not living:
                 await self.kill()
                 await self.stop()
+            self._closing.close()
             if isinstance(error, ExceptionGroup):
                 raise error.exceptions[0] from None
             raise
@@ -159,7 +163,8 @@ class Supervisor:
         """A client of the router. It trusts the certificate that the router was given, under whatever name."""
         tls = self._tls
         ca, name = (None, None) if tls is None else (tls.certificate, tls.name)
-        return Client(self.address("grpc"), None if self.keys.api is None else self.keys.api.first(), ca, name)
+        api_key = None if self.keys.api is None else self.keys.api.first()
+        return Client(self.address("grpc"), api_key, ca, name, self.keys.operator[0] if self.keys.operator else None)
 
     @property
     def _stop_limit_s(self) -> float:

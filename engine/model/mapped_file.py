@@ -86,7 +86,7 @@ def map_file(path: Path) -> MappedFile:
         return MappedFile(path, stamp, data, entries)
     except OSError as error:
         raise ModelError(str(path), f"cannot be read: {error}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ModelError(str(path), f"is not a safetensors file that can be used: {error!r}") from error
 
 

@@ -1,5 +1,5 @@
-"""The decode side of one connection from a rank of a prefill worker: a thread that checks, receives, answers, and in
-the end waits until the peer is proven unable to write. The ledger keeps the books.
+"""The decode side of one connection from a rank of a prefill worker, after its Hello: a thread that checks, receives,
+answers, and in the end waits until the peer is proven unable to write. The ledger keeps the books.
 """
 
 import socket
@@ -21,12 +21,9 @@ from kvtransfer.transports.transport import BlockIntake, DecodeEnd, Transport
 from kvtransfer.wire.checksum import CHECKSUM_BYTES, block_checksums, mismatches
 from kvtransfer.wire.framing import Channel
 from kvtransfer.wire.identity import SlabIdentity, check_hello
-from kvtransfer.wire.proving import prove
 from kvtransfer.wire.sockets import STALL_TIMEOUT_S, kind_of, tune
 from runtime.config.serving import TransferConfig
 from runtime.errors import BatonError, HandshakeError, ProtocolError
-from runtime.security.cluster_key import ClusterKey
-from runtime.security.handshake import KV_PLANE, listening
 
 log = structlog.get_logger()
 
@@ -41,7 +38,6 @@ class Reception:
     config: TransferConfig
     offered: Sequence[Transport]
     ledger: Ledger
-    key: ClusterKey | None
     closing_fd: int  # becomes readable when the receiver gives up waiting
 
 
@@ -49,16 +45,23 @@ class Connection:
     """`number` is the writer's name in the ledger. `on_end` is the last thing that the thread calls."""
 
     def __init__(
-        self, sock: socket.socket, number: int, shared: Reception, on_end: Callable[["Connection"], None]
+        self,
+        sock: socket.socket,
+        hello: wire.Hello,
+        number: int,
+        shared: Reception,
+        on_end: Callable[["Connection"], None],
     ) -> None:
         self.number = number
-        self.peer = f"prefill connection {number}"
+        rank = f" rank {hello.rank}" if hello.size > 1 else ""
+        self.peer = f"prefill worker {hello.sender}{rank}"
+        self._hello = hello
         self._shared = shared
         self._slab, self._slabs = shared.slab, shared.slabs
         self._identity, self._config, self._ledger = shared.identity, shared.config, shared.ledger
         self._on_end = on_end
         self._generation = 0
-        # The next five are known after the Hello; nothing is written before it.
+        # The next five are known after the Welcome; nothing is written before it.
         self._transport: Transport | None = None
         self._taking: BlockIntake | None = None
         self._shard = WHOLE  # the peer's rank
@@ -67,7 +70,7 @@ class Connection:
         self._granted: dict[str, tuple[int, ...]] = {}  # begun here and not ended, quarantined ones included
         self._checked: set[str] = set()  # transfers of these that come with checksums
         self._drain_by_s: dict[str, float] = {}  # transfers that the peer was told to stop and has not drained
-        self._channel: Channel[wire.ToDecode] = Channel(sock, wire.to_decode_decoder, self.peer)
+        self._channel: Channel[wire.ToDecode] = Channel(sock, wire.decode_to_decode, self.peer)
         if kind_of(sock) == "tcp":
             tune(sock)
         self._thread = threading.Thread(target=self._run, name=f"kv-receive-{number}", daemon=True)
@@ -128,18 +131,9 @@ class Connection:
 
     def _shake_hands(self) -> None:
         """Raises HandshakeError, ProtocolError or OSError; the peer learns which field did not fit."""
-        timeout_s, key = self._config.connect_timeout_s, self._shared.key
-        if key is not None:
-            prove(self._channel.sock, listening(key, KV_PLANE, self.peer), timeout_s)
-        self._channel.sock.settimeout(timeout_s)
-        hello = self._channel.receive()
-        if hello is None:
-            raise ConnectionResetError("it was closed before Hello")
-        if not isinstance(hello, wire.Hello):
-            raise ProtocolError(self.peer, f"opened with {type(hello).__name__}, not Hello")
+        hello, timeout_s = self._hello, self._config.connect_timeout_s
+        self._channel.sock.settimeout(None)
         self._shard = Shard(hello.rank, hello.size)
-        rank = f" rank {hello.rank}" if hello.size > 1 else ""
-        self.peer = self._channel.peer = f"prefill worker {hello.sender}{rank}"
         self._generation = self._slab.generation
         try:
             check_hello(hello, self._identity, self._generation)
@@ -147,7 +141,6 @@ class Connection:
             limit = wire.MAX_NAME
             self._channel.send_now(wire.Refused(error.field, str(error.ours)[:limit], str(error.theirs)[:limit]))
             raise
-        self._channel.sock.settimeout(None)
         self._transport = self._offered(hello.transport)
         _, make_intake = self._transport.load()
         self._taking = make_intake(DecodeEnd(self._channel, self._slabs, timeout_s))

@@ -1,7 +1,7 @@
 """The decode side of KV transfers: grants blocks, listens for prefill workers, reports what arrives.
 
-A decode worker has one receiver for all of its ranks. Its threads are one per listening socket, one per connection, and
-the clerk, which watches the clock.
+A decode worker has one receiver for all of its ranks. Its threads are the door, where newcomers prove that they have
+the key and say Hello, one for each connection that has said it, and the clerk, which watches the clock.
 """
 
 import os
@@ -15,6 +15,7 @@ from pathlib import Path
 
 import structlog
 
+from baton_proto import transfer as wire
 from baton_proto.discovery import TransferEndpoint
 from baton_proto.worker import Grant
 from kvtransfer.decode_side.connection import Connection, Reception
@@ -27,14 +28,18 @@ from kvtransfer.slab.slab import Slab
 from kvtransfer.transports.table import check_choice, offered
 from kvtransfer.wire.host import host_id
 from kvtransfer.wire.identity import SlabIdentity
+from kvtransfer.wire.proving import frame, proof
 from kvtransfer.wire.sockets import listen_tcp, listen_unix
 from runtime.address import format_address
 from runtime.config.serving import TransferConfig
-from runtime.errors import UnavailableError
+from runtime.errors import ProtocolError, UnavailableError
 from runtime.security.cluster_key import ClusterKey
+from runtime.security.handshake import KV_PLANE, listening
+from runtime.streams.door import Door, Talk
 
 log = structlog.get_logger()
 
+MAX_HELLO_BYTES = 16384
 CLOSE_GRACE_S = 2.0  # for prefill workers to let go of the slab when the receiver closes
 
 
@@ -76,17 +81,14 @@ class Receiver:
             config=config,
             offered=offered(config.transport, slab.driver.kind),
             ledger=self._ledger,
-            key=key,
             closing_fd=os.eventfd(0, os.EFD_CLOEXEC),
         )
+        self._key = key
         self._folder: Path | None = None
-        self._listeners: list[socket.socket] = []
-        self.endpoint = self._listen(host)
-        self._threads = [threading.Thread(target=self._keep_watch, name="kv-clerk", daemon=True)]
-        for listener in self._listeners:
-            self._threads.append(threading.Thread(target=self._accept, args=(listener,), name="kv-accept", daemon=True))
-        for thread in self._threads:
-            thread.start()
+        self.endpoint, listeners = self._listen(host)
+        self._door = Door("kv-door", listeners, self._greeting, config.connect_timeout_s, self._come_in)
+        self._clerk = threading.Thread(target=self._keep_watch, name="kv-clerk", daemon=True)
+        self._clerk.start()
 
     def reserve(self, block_ids: Sequence[int], skip_tokens: int, ttl_s: float | None = None) -> Grant:
         """Leases free blocks of the owner to any sender that presents the grant. `ttl_s` None: the configured time to
@@ -120,6 +122,12 @@ class Receiver:
     def lease_count(self) -> int:
         """Leases that have not ended, quarantined ones included."""
         return self._ledger.lease_count()
+
+    @property
+    def problem(self) -> str:
+        """Why nothing can arrive here any more; empty when all is well."""
+        dead = [name for name, alive in (("door", self._door.open), ("clerk", self._clerk.is_alive())) if not alive]
+        return f"the KV receiver's {dead[0]} thread has ended" if dead and not self._closed else ""
 
     def check_integrity(self) -> list[str]:
         """Sentences about what is wrong; empty when all is well."""
@@ -157,8 +165,7 @@ class Receiver:
                 return
             self._closed = True
             connections = list(self._connections.values())
-        for listener in self._listeners:
-            listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+        self._door.close(CLOSE_GRACE_S)
         for transfer_id in self._ledger.transfers():
             self._ledger.fail(transfer_id, "the decode worker is closing")
         self._last_round = True
@@ -166,10 +173,7 @@ class Receiver:
         os.eventfd_write(self._shared.closing_fd, 1)
         for connection in connections:
             connection.join(CLOSE_GRACE_S)
-        for thread in self._threads:
-            thread.join(CLOSE_GRACE_S)
-        for listener in self._listeners:
-            listener.close()
+        self._clerk.join(CLOSE_GRACE_S)
         os.close(self._shared.closing_fd)
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -183,40 +187,39 @@ class Receiver:
         for connection in connections:
             connection.join(max(0.0, give_up_s - time.monotonic()))
 
-    def _listen(self, host: str) -> TransferEndpoint:
+    def _listen(self, host: str) -> tuple[TransferEndpoint, list[socket.socket]]:
         """On the sockets that the offered transports need."""
         unix_path = tcp_address = ""
+        listeners = []
         needed = {transport.socket for transport in self._shared.offered}
         if "unix" in needed:
             self._folder = create_socket_folder()
             unix_path = str(self._folder / SOCKET)
-            self._listeners.append(listen_unix(unix_path))
+            listeners.append(listen_unix(unix_path))
         if "tcp" in needed:
-            self._listeners.append(listen_tcp(host))
-            tcp_address = format_address(host, self._listeners[-1].getsockname()[1])
+            listeners.append(listen_tcp(host))
+            tcp_address = format_address(host, listeners[-1].getsockname()[1])
         names = tuple(transport.name for transport in self._shared.offered)
-        return TransferEndpoint(host_id(), unix_path, tcp_address, names)
+        return TransferEndpoint(host_id(), unix_path, tcp_address, names), listeners
 
-    def _accept(self, listener: socket.socket) -> None:
-        while not self._closed:
-            try:
-                sock, _ = listener.accept()
-            except OSError as error:
-                if not self._closed:
-                    log.error("cannot accept a KV connection", error=str(error))
-                    self._wake.wait(0.1)  # most likely out of descriptors: do not spin
-                continue
-            self._open(sock)
+    def _greeting(self, sock: socket.socket) -> Talk[wire.Hello]:
+        """Raises ProtocolError when the peer has another key or does not say Hello."""
+        if self._key is not None:
+            yield from proof(sock, listening(self._key, KV_PLANE, "a stranger"))
+        hello = wire.decode_to_decode((yield from frame(sock, MAX_HELLO_BYTES)))
+        if not isinstance(hello, wire.Hello):
+            raise ProtocolError("a stranger", f"opened with {type(hello).__name__}, not Hello")
+        return hello
 
-    def _open(self, sock: socket.socket) -> None:
+    def _come_in(self, sock: socket.socket, hello: wire.Hello) -> None:
         with self._lock:
             if self._closed or self._suspended:
                 sock.close()
                 return
             self._num_accepted += 1
-            number = self._num_accepted
-            connection = self._connections[number] = Connection(sock, number, self._shared, self._forget)
+            connection = Connection(sock, hello, self._num_accepted, self._shared, self._forget)
             connection.start()
+            self._connections[connection.number] = connection
 
     def _forget(self, connection: Connection) -> None:
         with self._lock:

@@ -70,7 +70,7 @@ def _greet(
     timeout_s = config.connect_timeout_s
     make_writer, _ = transport.load()
     sock = connect(transport.socket, grant.endpoint, timeout_s)
-    channel: Channel[wire.ToPrefill] = Channel(sock, wire.to_prefill_decoder, f"decode worker {grant.worker_id}")
+    channel: Channel[wire.ToPrefill] = Channel(sock, wire.decode_to_prefill, f"decode worker {grant.worker_id}")
     try:
         if key is not None:
             prove(sock, dialing(key, KV_PLANE, channel.peer), timeout_s)

@@ -21,7 +21,7 @@ from kvtransfer.transports.transport import BlockWriter
 from kvtransfer.wire.identity import SlabIdentity
 from kvtransfer.wire.sockets import STALL_TIMEOUT_S
 from runtime.config.serving import TransferConfig
-from runtime.errors import BatonError, ProtocolError
+from runtime.errors import BatonError, ProtocolError, UnavailableError
 from runtime.security.cluster_key import ClusterKey
 
 log = structlog.get_logger()
@@ -55,7 +55,11 @@ class Link:
         self._listener = threading.Thread(target=self._listen, name=f"kv-answers-{first.worker_id}", daemon=True)
 
     def start(self) -> None:
-        self._thread.start()
+        """Raises UnavailableError when there is no thread for the link."""
+        try:
+            self._thread.start()
+        except (RuntimeError, MemoryError) as error:
+            raise UnavailableError(f"no thread for a KV link: {error}") from error
 
     def add(self, grant: Grant, on_done: Callable[[PushResult], None]) -> Push | None:
         """Begins a push. None: this link has ended, make a new one. Raises ProtocolError when the grant is in use."""
@@ -206,7 +210,8 @@ class Link:
                 self._dialled.writer.close()
             except Exception:  # whoever waits for the pushes learns of their end all the same
                 log.exception("a writer of KV did not close well", worker_id=self._first.worker_id)
-            self._listener.join()
+            if self._listener.ident is not None:  # else there was no thread for it
+                self._listener.join()
             self._dialled.channel.close()
         self._on_closed(self)
         for push in left:

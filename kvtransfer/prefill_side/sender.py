@@ -66,8 +66,8 @@ class Sender:
             link = Link(self._slab, self._identity, self._config, grant, self._forget, self._key)
             push = link.add(grant, on_done)
             assert push is not None
-            self._links[peer] = link
             link.start()
+            self._links[peer] = link
             return push
 
     def ship(self, pieces: Sequence[Piece]) -> LayerDone:

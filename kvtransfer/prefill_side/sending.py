@@ -40,7 +40,8 @@ class KvSender(Protocol):
         """Returns at once. Failures and refusals come through `on_done`, which any thread calls, once, when nobody
         reads the source blocks any more.
 
-        Raises UnavailableError after close(), ProtocolError for a grant that is in use; `on_done` is not called then.
+        Raises UnavailableError after close() or without a thread for a link, ProtocolError for a grant that is in use;
+        `on_done` is not called then.
         """
         ...
 

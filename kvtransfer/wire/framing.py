@@ -7,7 +7,7 @@ peer; on the decode side any thread may send, and none ever waits.
 import contextlib
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 import msgspec
@@ -26,10 +26,10 @@ Incoming = TypeVar("Incoming")
 class Channel(Generic[Incoming]):
     """Typed messages over one connected socket, which the channel owns. `peer`: a name for error messages."""
 
-    def __init__(self, sock: socket.socket, decoder: msgspec.msgpack.Decoder[Incoming], peer: str) -> None:
+    def __init__(self, sock: socket.socket, decode: Callable[[bytearray], Incoming], peer: str) -> None:
         self.sock = sock
         self.peer = peer
-        self._decoder = decoder
+        self._decode = decode
         self._closing = threading.Lock()  # other threads may still send_now() or shutdown() while the owner closes
 
     def receive(self) -> Incoming | None:
@@ -52,7 +52,7 @@ class Channel(Generic[Incoming]):
         body = bytearray(body_bytes(prefix, MAX_FRAME_BYTES, self.peer))
         self.receive_into([memoryview(body)])
         try:
-            return self._decoder.decode(body), fds
+            return self._decode(body), fds
         except msgspec.DecodeError as error:
             raise ProtocolError(self.peer, f"sent a message that is none of ours: {error}") from error
 

@@ -1,39 +1,44 @@
-"""Carries out the proof of the cluster key on a blocking socket, before the first message of a KV connection."""
+"""Carries out the proof of the cluster key on a socket, before the first message of a KV connection."""
 
 import socket
-import time
 
 from runtime.security.handshake import MAX_FRAME_BYTES, Handshake
+from runtime.streams.door import Talk, in_time, received, sent
 from runtime.streams.length_prefix import PREFIX_BYTES, body_bytes, framed
 
 
 def prove(sock: socket.socket, handshake: Handshake, timeout_s: float) -> None:
-    """Changes the socket's timeout. Raises ProtocolError when the peer does not prove itself, OSError when it leaves or
-    the whole proof takes longer than `timeout_s`."""
-    give_up_s = time.monotonic() + timeout_s
+    """The dialer's side; the socket does not block afterwards. Raises ProtocolError when the peer does not prove
+    itself, OSError when it leaves or the whole proof takes longer than `timeout_s`."""
+    in_time(sock, proof(sock, handshake), timeout_s)
+
+
+def proof(sock: socket.socket, handshake: Handshake) -> Talk[None]:
+    """Raises ProtocolError when the peer does not prove itself, OSError when it leaves."""
     out = next(handshake)
     while True:
-        _send(sock, out)
-        nbytes = body_bytes(_receive(sock, PREFIX_BYTES, give_up_s), MAX_FRAME_BYTES, "a stranger")
+        yield from _say(sock, out)
+        answer = yield from frame(sock, MAX_FRAME_BYTES)
         try:
-            out = handshake.send(_receive(sock, nbytes, give_up_s))
+            out = handshake.send(answer)
         except StopIteration as done:
-            _send(sock, done.value)
+            yield from _say(sock, done.value)
             return
 
 
-def _send(sock: socket.socket, frame: bytes) -> None:
-    if frame:
-        sock.sendall(framed(frame))
+def frame(sock: socket.socket, limit_bytes: int) -> Talk[bytes]:
+    """The next frame, and no byte more. Raises ProtocolError when it is longer than the limit."""
+    prefix = yield from _exactly(sock, PREFIX_BYTES)
+    return (yield from _exactly(sock, body_bytes(prefix, limit_bytes, "a stranger")))
 
 
-def _receive(sock: socket.socket, size: int, give_up_s: float) -> bytes:
-    received = b""
-    while len(received) < size:
-        sock.settimeout(max(0.001, give_up_s - time.monotonic()))
-        if not (part := sock.recv(size - len(received))):
-            raise ConnectionResetError("the peer left before both had shown the cluster key")
-        received += part
-        if time.monotonic() >= give_up_s:
-            raise TimeoutError("the cluster key was not shown in time")
-    return received
+def _say(sock: socket.socket, body: bytes) -> Talk[None]:
+    if body:
+        yield from sent(sock, framed(body))
+
+
+def _exactly(sock: socket.socket, size: int) -> Talk[bytes]:
+    data = b""
+    while len(data) < size:
+        data += yield from received(sock, size - len(data))
+    return data

@@ -5,6 +5,7 @@ from typing import Final
 import msgspec
 import structlog
 
+from baton_proto.decoding import decoder
 from baton_proto.planner import Holds
 from planner.acting.memory_store import MemoryStore
 
@@ -21,7 +22,7 @@ class Hand:
     async def load(self) -> None:
         data = await self._store.load(KEY)
         try:
-            self._holds = msgspec.json.decode(data, type=Holds) if data else Holds()
+            self._holds = decoder(Holds, json=True)(data) if data else Holds()
         except msgspec.DecodeError as error:
             log.warning("what was set by hand cannot be read: the planner decides alone", error=str(error))
 

@@ -15,7 +15,6 @@ import structlog
 
 from baton_proto.planner import Interval, LoadSample, Queue
 from baton_proto.router_report import RouterReport, decode_router_report, percentile_ms
-from runtime.errors import ProtocolError
 from runtime.nats.client import NatsClient
 from runtime.nats.subjects import router_subject
 
@@ -109,7 +108,7 @@ class RouterBoard:
     def _receive(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> None:
         try:
             report = decode_router_report(payload)
-        except (msgspec.DecodeError, ProtocolError) as error:
+        except msgspec.DecodeError as error:
             self.malformed_reports += 1
             log.warning("malformed router report skipped", subject=subject, error=str(error))
             return

@@ -4,23 +4,20 @@ Subject `baton.<namespace>.charges.<router_id>`, core NATS. Numbers are totals, 
 names the same worker, at the latest the next full one, makes up for a lost message.
 """
 
-from typing import Annotated
-
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Struct
 
+from baton_proto.decoding import Count, decoder
 from baton_proto.version import check_major
 
 MAJOR = 1
-
-Count = Annotated[int, Meta(ge=0, le=2**62)]
 
 
 class WorkerCharge(Struct, frozen=True, array_like=True):
     """The work that one router has charged to one worker and not taken back."""
 
     worker_id: str
-    incarnation: int
+    incarnation: Count
     requests: Count
     prefill_tokens: Count
     blocks: Count
@@ -28,16 +25,16 @@ class WorkerCharge(Struct, frozen=True, array_like=True):
 
 
 class ChargeReport(Struct, frozen=True):
-    version: int
+    version: Count
     router_id: str
-    incarnation: int  # of the router
+    incarnation: Count  # of the router
     workers: list[WorkerCharge]
     full: bool  # True: workers that are not named are charged nothing
     leaving: bool = False  # the router's last word
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(ChargeReport)
+_decode = decoder(ChargeReport)
 
 
 def encode_charges(report: ChargeReport) -> bytes:
@@ -45,7 +42,7 @@ def encode_charges(report: ChargeReport) -> bytes:
 
 
 def decode_charges(data: bytes) -> ChargeReport:
-    """Raises msgspec.DecodeError when malformed, its VersionError when of another major version."""
-    report = _decoder.decode(data)
+    """Raises msgspec.DecodeError."""
+    report: ChargeReport = _decode(data)
     check_major("charge report", report.version, MAJOR)
     return report

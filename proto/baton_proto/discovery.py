@@ -1,8 +1,8 @@
 """What a worker says of itself in the discovery bucket, and how loaded it is on the metrics plane."""
 
-import msgspec
 from msgspec import Struct
 
+from baton_proto.decoding import Count, Small, decoder
 from baton_proto.version import check_major
 
 MAJOR = 1
@@ -24,19 +24,19 @@ class TransferEndpoint(Struct, frozen=True):
 class WorkerRecord(Struct, frozen=True):
     """One live worker. Key in the bucket: the worker id. Rewritten every heartbeat; gone when its time to live ends."""
 
-    version: int
+    version: Count
     worker_id: str
-    incarnation: int  # rises with every start of the same worker id
+    incarnation: Count  # rises with every start of the same worker id
     role: str  # "prefill" | "decode" | EVENTS_ROLE
     state: str  # "ready" | "draining" | "sleeping"
     rpc_address: str  # HOST:PORT of the worker's gRPC server; empty for EVENTS_ROLE
     transfer: TransferEndpoint | None  # decode workers only
     model: str  # name that clients use
     model_hash: str  # weights and configuration, see runtime/checkpoint/model_files.py
-    block_size: int
-    num_blocks: int
-    max_model_len: int  # tokens of prompt and output together, bounded by the pool
-    pid: int
+    block_size: Small
+    num_blocks: Small
+    max_model_len: Small  # tokens of prompt and output together, bounded by the pool
+    pid: Count
     metrics_address: str = ""  # HOST:PORT of the Prometheus endpoint
     stream_address: str = ""  # HOST:PORT where it takes streams of messages; empty for EVENTS_ROLE
 
@@ -49,51 +49,51 @@ def prefill_pairs(start: int, end: int) -> int:
 class WorkerLoad(Struct, frozen=True):
     """A worker's load after an engine step; in StepMessages and, once a second, on `baton.<ns>.load.<worker_id>`."""
 
-    running: int = 0
-    waiting: int = 0
-    blocks_used: int = 0  # referenced by a sequence or a lease
-    blocks_cached: int = 0  # unreferenced, reusable
-    blocks_total: int = 0
-    queued_prefill_tokens: int = 0  # prompt tokens not computed yet
-    queued_prefill_pairs: int = 0  # of these and the tokens before each
-    leases: int = 0  # not FREE, quarantined included
-    last_event_id: int = 0  # published
-    steps: int = 0
+    running: Small = 0
+    waiting: Small = 0
+    blocks_used: Small = 0  # referenced by a sequence or a lease
+    blocks_cached: Small = 0  # unreferenced, reusable
+    blocks_total: Small = 0
+    queued_prefill_tokens: Small = 0  # prompt tokens not computed yet
+    queued_prefill_pairs: Count = 0  # of these and the tokens before each
+    leases: Small = 0  # not FREE, quarantined included
+    last_event_id: Count = 0  # published
+    steps: Count = 0
     step_ms: float = 0.0  # duration of the last step
 
 
 class TimedStep(Struct, frozen=True, array_like=True):
     """One engine step: what it computed, and how long it took."""
 
-    prompt_tokens: int  # sum of n over its prompt chunks
+    prompt_tokens: Small  # sum of n over its prompt chunks
     prompt_pairs: float  # sum of n * (p + n / 2), p the tokens of the same sequence before the chunk
-    sequences: int  # that decoded
-    context_tokens: int  # of these
+    sequences: Small  # that decoded
+    context_tokens: Count  # of these
     step_ms: float
 
 
 class LoadReport(Struct, frozen=True):
-    version: int
+    version: Count
     worker_id: str
-    incarnation: int
+    incarnation: Count
     load: WorkerLoad
-    context_tokens: int = 0  # of the running sequences together
+    context_tokens: Count = 0  # of the running sequences together
     steps: list[TimedStep] = []  # a few of those since the last report
 
 
-_record_decoder = msgspec.json.Decoder(WorkerRecord)
-_load_decoder = msgspec.msgpack.Decoder(LoadReport)
+_decode_record = decoder(WorkerRecord, json=True)
+_decode_load_report = decoder(LoadReport)
 
 
 def decode_record(data: bytes) -> WorkerRecord:
-    """Raises msgspec.DecodeError or ProtocolError."""
-    record = _record_decoder.decode(data)
+    """Raises msgspec.DecodeError."""
+    record: WorkerRecord = _decode_record(data)
     check_major("worker record", record.version, MAJOR)
     return record
 
 
 def decode_load_report(data: bytes) -> LoadReport:
-    """Raises msgspec.DecodeError or ProtocolError."""
-    report = _load_decoder.decode(data)
+    """Raises msgspec.DecodeError."""
+    report: LoadReport = _decode_load_report(data)
     check_major("load report", report.version, MAJOR)
     return report

@@ -10,6 +10,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
+from baton_proto.decoding import Count, Hash, decoder
 from baton_proto.version import check_major
 
 MAJOR = 1
@@ -23,7 +24,7 @@ HashSeed = Annotated[int, Meta(ge=0, le=MAX_HASH_SEED)]  # blocks of requests wi
 class Stored(Struct, frozen=True, tag="stored"):
     """A run of blocks, each the child of the one before; the first is the child of `parent`."""
 
-    parent: int | None  # sequence hash; None: the run starts at token 0
+    parent: Hash | None  # sequence hash; None: the run starts at token 0
     block_hashes: bytes  # u64 LE, one per block
     sequence_hashes: bytes  # u64 LE, one per block
 
@@ -57,16 +58,16 @@ KvEvent = Stored | Removed | Cleared
 class KvEventBatch(Struct, frozen=True):
     """`event_id` counts the batches of one incarnation of the worker: 1, 2, 3, ... without holes."""
 
-    version: int
+    version: Count
     worker_id: str
-    incarnation: int
-    event_id: int
+    incarnation: Count
+    event_id: Count
     timestamp_s: float  # Unix time of the publisher, for people; never compared between machines
     events: list[KvEvent]
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(KvEventBatch)
+_decode = decoder(KvEventBatch)
 
 
 def encode_batch(batch: KvEventBatch) -> bytes:
@@ -74,7 +75,7 @@ def encode_batch(batch: KvEventBatch) -> bytes:
 
 
 def decode_batch(data: bytes) -> KvEventBatch:
-    """Raises msgspec.DecodeError when malformed, its VersionError when of another major version."""
-    batch = _decoder.decode(data)
+    """Raises msgspec.DecodeError."""
+    batch: KvEventBatch = _decode(data)
     check_major("kv event", batch.version, MAJOR)
     return batch

@@ -8,13 +8,14 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from baton_proto.decoding import Count
+
 MAJOR = 1
 
 Role = Literal["prefill", "decode"]
 State = Literal["starting", "ready", "draining", "sleeping"]
 Verb = Literal["add", "remove", "drain", "sleep", "wake", "flip"]
 
-Count = Annotated[int, Meta(ge=0)]
 Amount = Annotated[float, Meta(ge=0)]
 
 PREFILL: Role = "prefill"
@@ -118,7 +119,7 @@ class Failure(Struct, frozen=True):
 
 
 class Observation(Struct, frozen=True, omit_defaults=True):
-    version: int
+    version: Count
     time_s: float
     gpu_budget: Count  # GPUs that the workers may hold together
     workers: list[WorkerView]
@@ -142,7 +143,7 @@ class Action(Struct, frozen=True):
 
 
 class Target(Struct, frozen=True):
-    version: int
+    version: Count
     time_s: float
     policy: str
     prefill: Count  # workers wanted

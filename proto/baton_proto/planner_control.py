@@ -3,15 +3,24 @@
 The answer to an order comes when the effect begins, not when it ends: `baton plan` shows effects in flight.
 """
 
-from typing import Literal
+import hashlib
+import hmac
+from typing import Annotated, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
-from baton_proto.planner import Count, Holds, Observation, Role, Target, Verb
+from baton_proto.decoding import Count, decoder
+from baton_proto.planner import Holds, Observation, Role, Target, Verb
 from baton_proto.version import check_major
 
 MAJOR = 1
+
+Challenge = Annotated[str, Meta(max_length=64)]
+"""What the next order has to prove its key over; a new one after each order."""
+
+Proof = Annotated[str, Meta(max_length=64)]
+"""HMAC-SHA256 over the challenge of the last Plan and the encoded order, by an operator key; hexadecimal."""
 
 
 class ShowPlan(Struct, frozen=True, tag="show"):
@@ -37,8 +46,11 @@ class Order(Struct, frozen=True, tag="order"):
 
 
 class Question(Struct, frozen=True):
-    version: int
+    """An order carries a proof that its sender has an operator key: see `Proof`."""
+
+    version: Count
     body: ShowPlan | Scale | Release | Order
+    proof: Proof = ""
 
 
 class InFlight(Struct, frozen=True):
@@ -60,6 +72,7 @@ class Plan(Struct, frozen=True, tag="plan"):
     holds: Holds
     problem: str = ""  # why the last step observed nothing; empty when it did
     metrics_address: str = ""  # HOST:PORT of the Prometheus endpoint
+    challenge: Challenge = ""
 
 
 class Done(Struct, frozen=True, tag="done"):
@@ -72,28 +85,33 @@ class Refusal(Struct, frozen=True, tag="refused"):
 
 
 class Answer(Struct, frozen=True):
-    version: int
+    version: Count
     body: Plan | Done | Refusal
 
 
 _encoder = msgspec.json.Encoder()
-_question = msgspec.json.Decoder(Question)
-_answer = msgspec.json.Decoder(Answer)
+_decode_question = decoder(Question, json=True)
+_decode_answer = decoder(Answer, json=True)
 
 
 def encode(message: Question | Answer) -> bytes:
     return _encoder.encode(message)
 
 
+def prove(key: str, challenge: str, order: Scale | Release | Order) -> str:
+    """The proof that belongs to an order."""
+    return hmac.new(key.encode(), challenge.encode() + _encoder.encode(order), hashlib.sha256).hexdigest()
+
+
 def decode_question(data: bytes) -> Question:
-    """Raises msgspec.DecodeError or ProtocolError."""
-    question = _question.decode(data)
+    """Raises msgspec.DecodeError."""
+    question: Question = _decode_question(data)
     check_major("question to the planner", question.version, MAJOR)
     return question
 
 
 def decode_answer(data: bytes) -> Answer:
-    """Raises msgspec.DecodeError or ProtocolError."""
-    answer = _answer.decode(data)
+    """Raises msgspec.DecodeError."""
+    answer: Answer = _decode_answer(data)
     check_major("answer of the planner", answer.version, MAJOR)
     return answer

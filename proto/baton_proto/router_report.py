@@ -11,11 +11,10 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
+from baton_proto.decoding import Count, Small, decoder
 from baton_proto.version import check_major
 
 MAJOR = 1
-
-Count = Annotated[int, Meta(ge=0, le=2**62)]
 
 BUCKETS = 128  # of the histograms: bucket i holds latencies from RATIO**i to RATIO**(i + 1) ms, up to 200 s
 RATIO = 1.1
@@ -24,7 +23,7 @@ RATIO = 1.1
 class RouterQueue(Struct, frozen=True):
     """Requests without workers."""
 
-    waiting: Count = 0
+    waiting: Small = 0
     prompt_tokens: Count = 0  # of these, cached ones too
     oldest_s: Annotated[float, Meta(ge=0)] = 0.0  # how long the first one waits
 
@@ -46,9 +45,9 @@ class RouterTotals(Struct):
 
 
 class RouterReport(Struct, frozen=True):
-    version: int
+    version: Count
     router_id: str
-    incarnation: int
+    incarnation: Count
     uptime_s: Annotated[float, Meta(ge=0)]  # when this was counted
     queue: RouterQueue
     totals: RouterTotals
@@ -71,7 +70,7 @@ def percentile_ms(counts: Sequence[int], share: float) -> float | None:
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(RouterReport)
+_decode = decoder(RouterReport)
 
 
 def encode_router_report(report: RouterReport) -> bytes:
@@ -79,7 +78,7 @@ def encode_router_report(report: RouterReport) -> bytes:
 
 
 def decode_router_report(data: bytes) -> RouterReport:
-    """Raises msgspec.DecodeError or ProtocolError."""
-    report = _decoder.decode(data)
+    """Raises msgspec.DecodeError."""
+    report: RouterReport = _decode(data)
     check_major("router report", report.version, MAJOR)
     return report

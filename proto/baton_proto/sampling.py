@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Annotated, Any, get_args, get_type_hints
 
-from msgspec import Struct
+from msgspec import Meta, Struct
+
+from baton_proto.decoding import Int32, Small
 
 GREEDY_BELOW = 1e-5  # a lower temperature takes the best token: dividing by it would overflow float32 logits
 MAX_SEED = 2**63 - 1
@@ -41,20 +43,22 @@ class SamplingParams(Struct, frozen=True, omit_defaults=True):
     random stream. The router draws a seed when the caller gave none.
     """
 
-    max_tokens: Annotated[int, Rule(1, None, Needs.KERNEL)]  # prompt and output together fit the model
-    seed: Annotated[int, Rule(0, MAX_SEED, Needs.KERNEL)] = 0
+    max_tokens: Annotated[Small, Rule(1, None, Needs.KERNEL)]  # prompt and output together fit the model
+    seed: Annotated[int, Meta(ge=0, le=MAX_SEED), Rule(0, MAX_SEED, Needs.KERNEL)] = 0
     temperature: Annotated[float, Rule(0.0, 2.0, Needs.KERNEL)] = 1.0  # 0 is greedy
     top_p: Annotated[float, Rule(0.0, 1.0, Needs.LOGITS, open_below=True)] = 1.0
-    top_k: Annotated[int, Rule(-1, 2**31 - 1, Needs.LOGITS, off=-1)] = 0  # 0 is off, as is vLLM's -1
+    top_k: Annotated[Int32, Rule(-1, 2**31 - 1, Needs.LOGITS, off=-1)] = 0  # 0 is off, as is vLLM's -1
     min_p: Annotated[float, Rule(0.0, 1.0, Needs.LOGITS)] = 0.0
     presence_penalty: Annotated[float, Rule(-2.0, 2.0, Needs.TOKENS)] = 0.0
     frequency_penalty: Annotated[float, Rule(-2.0, 2.0, Needs.TOKENS)] = 0.0
     repetition_penalty: Annotated[float, Rule(0.0, 2.0, Needs.TOKENS, open_below=True)] = 1.0
-    min_tokens: Annotated[int, Rule(0, None, Needs.KERNEL)] = 0  # before, EOS and stop tokens are masked: see is_plain
-    stop_token_ids: Annotated[tuple[int, ...], Rule(needs=Needs.KERNEL)] = ()
+    min_tokens: Annotated[Small, Rule(0, None, Needs.KERNEL)] = (
+        0  # before, EOS and stop tokens are masked: see is_plain
+    )
+    stop_token_ids: Annotated[tuple[Small, ...], Rule(needs=Needs.KERNEL)] = ()
     ignore_eos: Annotated[bool, Rule(needs=Needs.KERNEL)] = False
-    logprobs: Annotated[int | None, Rule(0, 20, Needs.LOGITS)] = None  # alternatives per token, 0: the sampled one's
-    logit_bias: Annotated[dict[int, float], Rule(-100.0, 100.0, Needs.LOGITS)] = {}
+    logprobs: Annotated[Small | None, Rule(0, 20, Needs.LOGITS)] = None  # alternatives per token, 0: the sampled one's
+    logit_bias: Annotated[dict[Small, float], Rule(-100.0, 100.0, Needs.LOGITS)] = {}
 
     @property
     def is_greedy(self) -> bool:
@@ -77,15 +81,15 @@ class Parameter:
     default: Any  # of max_tokens, which has none: any number
 
 
-def _parameter(name: str, annotation: Any) -> Parameter:
-    kind, rule = get_args(annotation)
+def _parameter(name: str, kind: Any) -> Parameter:
+    rule = get_args(_ANNOTATED[name])[-1]
     return Parameter(name, kind, rule, getattr(SamplingParams(max_tokens=1), name))
 
 
-PARAMETERS = {
-    name: _parameter(name, annotation)
-    for name, annotation in get_type_hints(SamplingParams, include_extras=True).items()
-}
+_ANNOTATED = get_type_hints(SamplingParams, include_extras=True)
+
+
+PARAMETERS = {name: _parameter(name, kind) for name, kind in get_type_hints(SamplingParams).items()}
 """By name."""
 _BEYOND_KERNEL = [row for row in PARAMETERS.values() if row.rule.needs > Needs.KERNEL]
 
@@ -94,4 +98,4 @@ class TokenLogprobs(Struct, frozen=True, array_like=True):
     """Log-probabilities of the raw distribution (before temperature, penalties and bias), as OpenAI gives them."""
 
     logprob: float
-    top: list[tuple[int, float]]  # (token id, logprob), best first
+    top: list[tuple[Small, float]]  # (token id, logprob), best first

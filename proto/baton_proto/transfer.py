@@ -9,13 +9,14 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
+from baton_proto.decoding import Count, decoder
+
 MAJOR = 2
 
 MAX_NAME = 256
 MAX_REASON = 4096
 Name = Annotated[str, Meta(max_length=MAX_NAME)]
 Reason = Annotated[str, Meta(max_length=MAX_REASON)]
-Count = Annotated[int, Meta(ge=0, le=2**62)]
 Rendezvous = Annotated[bytes, Meta(max_length=1024)]
 
 # --- prefill -> decode ------------------------------------------------------------------------------------------------
@@ -27,7 +28,7 @@ class Hello(Struct, frozen=True, tag="hello"):
     Worker id, incarnation and generation are the receiver's, as the grant says them.
     """
 
-    version: int
+    version: Count
     sender: Name
     worker_id: Name
     incarnation: Count
@@ -98,7 +99,7 @@ ToDecode = Hello | Begin | Blocks | Commit | Abort | Drained
 class Welcome(Struct, frozen=True, tag="welcome"):
     """The slabs fit together. Over a Unix socket file descriptors come along, see kvtransfer/transports/mapped.py."""
 
-    version: int
+    version: Count
     num_blocks: Count  # of each of the receiver's slabs
     size: Count  # ranks of the receiver
     rendezvous: Rendezvous = b""  # by which sender and receiver meet beside the connection; nccl: the id of the pair
@@ -139,8 +140,8 @@ class Committed(Struct, frozen=True, tag="committed"):
 ToPrefill = Welcome | Refused | Accept | Reject | Cancel | Committed
 
 _encoder = msgspec.msgpack.Encoder()
-to_decode_decoder: msgspec.msgpack.Decoder[ToDecode] = msgspec.msgpack.Decoder(ToDecode)
-to_prefill_decoder: msgspec.msgpack.Decoder[ToPrefill] = msgspec.msgpack.Decoder(ToPrefill)
+decode_to_decode = decoder(ToDecode)
+decode_to_prefill = decoder(ToPrefill)
 
 
 def encode(message: ToDecode | ToPrefill) -> bytes:

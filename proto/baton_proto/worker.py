@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 from msgspec import Struct
 
+from baton_proto.decoding import Count, Int32, Small, decoder
 from baton_proto.discovery import TransferEndpoint, WorkerLoad
 from baton_proto.kv_events import DEFAULT_HASH_SEED, HashSeed, Stored
 from baton_proto.sampling import SamplingParams, TokenLogprobs
@@ -26,9 +27,9 @@ PREFILL = "prefill"  # a decode worker sends PrefillCommands, a prefill worker P
 class Hello(Struct, frozen=True, tag="hello"):
     """First message of every stream, both ways. A worker whose incarnation is not the expected one refuses."""
 
-    version: int
+    version: Count
     sender: str  # router id or worker id
-    incarnation: int = 0  # of the worker: as the client knows it (0: any), or its own in its answer
+    incarnation: Count = 0  # of the worker: as the client knows it (0: any), or its own in its answer
     stream: str = STEPS
 
 
@@ -45,7 +46,7 @@ class PrefillTarget(Struct, frozen=True):
     """The prefill worker that the router chose for a request."""
 
     worker_id: str
-    incarnation: int
+    incarnation: Count
     stream_address: str
 
 
@@ -54,11 +55,11 @@ class Submit(Struct, frozen=True, tag="submit"):
 
     request_id: str
     token_ids: bytes  # u32 LE
-    num_prompt_tokens: int
+    num_prompt_tokens: Small
     sampling: SamplingParams
     timeout_s: float  # what is left of the request's time
     prefill: PrefillTarget | None = None  # None: the decode worker runs the prompt itself
-    priority: int = 0
+    priority: Int32 = 0
     hash_seed: HashSeed = DEFAULT_HASH_SEED
 
 
@@ -75,10 +76,10 @@ class Handoff(Struct, frozen=True):
     """What a prefill worker shipped for a request."""
 
     prefill_worker: str
-    kv_blocks: int
-    kv_bytes: int
+    kv_blocks: Small
+    kv_bytes: Count
     transport: str
-    cached_tokens: int  # prefix hit on the prefill worker
+    cached_tokens: Small  # prefix hit on the prefill worker
 
 
 class Failure(Struct, frozen=True):
@@ -94,12 +95,12 @@ class Delta(Struct, frozen=True, omit_defaults=True):
     """News of one request. The last one has `finish` or `failure`; nothing follows it."""
 
     request_id: str
-    token_ids: list[int] = []
+    token_ids: list[Small] = []
     logprobs: list[TokenLogprobs] = []
-    cached_tokens: int | None = None  # with the first token: prompt tokens that were cached
+    cached_tokens: Small | None = None  # with the first token: prompt tokens that were cached
     handoff: Handoff | None = None  # with the first token of a remote prefill
     finish: str | None = None  # "stop" | "length" | "cancelled"
-    stop_token: int | None = None  # the EOS or stop token that ended it, which is the last of token_ids
+    stop_token: Small | None = None  # the EOS or stop token that ended it, which is the last of token_ids
     failure: Failure | None = None
 
 
@@ -119,10 +120,10 @@ class Grant(Struct, frozen=True):
 
     transfer_id: str
     worker_id: str
-    incarnation: int
-    generation: int  # of the slab; it changes when the slab is suspended
-    block_ids: list[int]
-    skip_tokens: int  # multiple of the block size: the decode worker's own cached prefix
+    incarnation: Count
+    generation: Count  # of the slab; it changes when the slab is suspended
+    block_ids: list[Small]
+    skip_tokens: Small  # multiple of the block size: the decode worker's own cached prefix
     ttl_s: float  # remaining time to live, never a clock reading
     endpoint: TransferEndpoint
 
@@ -130,11 +131,11 @@ class Grant(Struct, frozen=True):
 class PrefillRequest(Struct, frozen=True, tag="prefill"):
     request_id: str
     token_ids: bytes  # u32 LE, prompt and replayed output
-    num_prompt_tokens: int
+    num_prompt_tokens: Small
     sampling: SamplingParams
     timeout_s: float
     grant: Grant
-    priority: int = 0
+    priority: Int32 = 0
     hash_seed: HashSeed = DEFAULT_HASH_SEED
 
 
@@ -159,60 +160,60 @@ class FirstToken(Struct, frozen=True):
     """Payload of the transfer's COMMIT: all that decoding needs beyond the KV blocks. The decode worker has the token
     list and the seed, from which penalty counts and noise follow."""
 
-    version: int
-    token_id: int
+    version: Count
+    token_id: Small
     logprobs: TokenLogprobs | None
-    cached_tokens: int  # prefix hit on the prefill worker
+    cached_tokens: Small  # prefix hit on the prefill worker
 
 
 # --- questions --------------------------------------------------------------------------------------------------------
 
 
 class SnapshotRequest(Struct, frozen=True):
-    version: int
+    version: Count
 
 
 class SnapshotChunk(Struct, frozen=True):
     """Part of a worker's block table as runs, parents before children. `event_id`: of the last batch it contains."""
 
-    incarnation: int
-    event_id: int
+    incarnation: Count
+    event_id: Count
     runs: list[Stored]
     last: bool
 
 
 class InspectRequest(Struct, frozen=True):
-    version: int
+    version: Count
 
 
 class InspectReport(Struct, frozen=True):
     """The worker's own view. `problems`: what check_integrity() found; empty when all is well."""
 
     worker_id: str
-    incarnation: int
+    incarnation: Count
     state: str
     load: WorkerLoad
     problems: list[str]
-    rss_bytes: int
+    rss_bytes: Count
 
 
 class DrainRequest(Struct, frozen=True):
-    version: int
+    version: Count
     timeout_s: float
 
 
 class DrainReport(Struct, frozen=True):
-    remaining: int  # requests still in flight at the timeout
+    remaining: Small  # requests still in flight at the timeout
 
 
 class SleepRequest(Struct, frozen=True):
-    version: int
-    level: int  # 1: the weights are kept in host memory; 2: they are dropped
+    version: Count
+    level: Small  # 1: the weights are kept in host memory; 2: they are dropped
     timeout_s: float  # for requests in flight, and the same again for peers that map the KV
 
 
 class WakeRequest(Struct, frozen=True):
-    version: int
+    version: Count
     tags: list[str]  # "weights", "kv_cache"; none: all
 
 
@@ -221,7 +222,7 @@ class SleepReport(Struct, frozen=True):
 
     state: str  # of the worker now
     asleep: list[str]  # tags of the memory that is given back now
-    freed_bytes: int
+    freed_bytes: Count
     seconds: float
     problem: str  # why the worker refused; empty when it did not
 
@@ -257,11 +258,6 @@ _encoder = msgspec.msgpack.Encoder()
 
 def encode(message: Struct) -> bytes:
     return _encoder.encode(message)
-
-
-def decoder(types: Any) -> Any:
-    """A function from bytes to one of the messages `types`, which raises msgspec.DecodeError for anything else."""
-    return msgspec.msgpack.Decoder(types).decode
 
 
 decode_greeting = decoder(Hello | Refused)

@@ -3,12 +3,12 @@
 Invariant: no GenerateRequest fails later for a reason that lies in the request.
 """
 
-import asyncio
 import random
 import re
 import time
 from array import array
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -21,7 +21,6 @@ from router.requests.frontend import Frontend, Limits
 from router.requests.request import GenerateRequest
 from router.text.chat_template import Message
 from router.text.text_encoder import TokenIds
-from router.text.tokenizer import Tokenizer
 from runtime.errors import ContextLengthError, InvalidRequestError, UnknownModelError
 
 _dice = random.Random()  # request ids are unique, not secret
@@ -30,7 +29,11 @@ MAX_PRIORITY = 2**31 - 1
 MAX_SALT_CHARS = 256
 MIXTURE = "must be a string, token ids, or a list of either, not a mixture"
 MAX_TIMEOUT_S = 86400.0
-IN_PLACE_CHARS = 4096  # longer texts are tokenized in a thread, so that no other request waits
+MAX_MESSAGES = 4096
+MAX_CHARS_PER_TOKEN = 16  # on the average of a prompt; text has three to five
+IN_PLACE_CHARS = 4096  # longer texts are tokenized in the side lane, so that no other request waits
+IN_PLACE_BYTES = 64 * 1024  # longer bodies and messages are read and rendered there
+CHARS_PER_STEP = 64  # that a template copies while it takes one step: a message, or a character of a variable
 REQUEST_ID = re.compile(r"[!-~]{1,128}")
 TENANT = re.compile(r"[!-~]{1,128}")
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
@@ -42,9 +45,14 @@ class Chat(Struct, frozen=True):
 
     messages: Sequence[Message]
     variables: Mapping[str, Any] = {}
+    variable_bytes: int = 0  # as JSON
 
     def num_chars(self) -> int:
         return sum(len(message["content"]) for message in self.messages)
+
+    def steps(self) -> int:
+        """Of the template, at most, if it looks at everything once."""
+        return len(self.messages) + self.variable_bytes
 
 
 Prompt = str | Chat | Sequence[int]
@@ -75,7 +83,8 @@ async def validate(frontend: Frontend, call: Call, prompt: Prompt, options: Opti
     timeout_s = frontend.request_timeout_s if call.timeout_s is None else min(call.timeout_s, MAX_TIMEOUT_S)
     sampling = check_sampling(options, frontend.tokenizer.vocab_size)
     limits = frontend.generator.limits()
-    tokens = await tokenize(frontend.tokenizer, prompt, call.prompt_field, limits)
+    deadline_s = started_s + timeout_s
+    tokens = await tokenize(frontend, prompt, call.prompt_field, deadline_s)
     max_tokens = _check_length(call.prompt_field, len(tokens), options, limits)
     sampling = msgspec.structs.replace(sampling, max_tokens=max_tokens)
     if sampling.min_tokens > sampling.max_tokens:
@@ -87,7 +96,7 @@ async def validate(frontend: Frontend, call: Call, prompt: Prompt, options: Opti
         prompt=tokens,
         sampling=tuple(msgspec.structs.replace(sampling, seed=(sampling.seed + i) & MAX_SEED) for i in choices),
         stop=tuple(options.stop),
-        deadline_s=started_s + timeout_s,
+        deadline_s=deadline_s,
         priority=call.priority,
         tenant=call.tenant,
         hash_seed=frontend.hash_seed(call.tenant, call.cache_salt),
@@ -123,38 +132,49 @@ def plain_role(where: str, role: str) -> str:
     return ROLES[role]
 
 
-async def tokenize(tokenizer: Tokenizer, prompt: Prompt, name: str, limits: Limits) -> TokenIds:
-    """One token or more. `name`: the caller's name of the prompt. Raises InvalidRequestError."""
-    if not isinstance(prompt, str | Chat):
-        return _check_token_ids(prompt, name, tokenizer.vocab_size)
+async def tokenize(frontend: Frontend, prompt: Prompt, name: str, deadline_s: float | None = None) -> TokenIds:
+    """One token or more. `name`: the caller's name of the prompt. Raises InvalidRequestError, and what the side lane
+    raises."""
+    tokenizer, limits = frontend.tokenizer, frontend.generator.limits()
     if isinstance(prompt, Chat) and not prompt.messages:
         raise InvalidRequestError(name, "is empty; at least one message is needed")
-    if not prompt:
+    if not isinstance(prompt, Chat) and not len(prompt):
         raise InvalidRequestError(name, "is empty; at least one token is needed")
+    if not isinstance(prompt, str | Chat):
+        _check_fits(name, len(prompt), limits)
+        return _check_token_ids(prompt, name, tokenizer.vocab_size)
     num_chars = prompt.num_chars() if isinstance(prompt, Chat) else len(prompt)
-    # Because tokenizing takes seconds for a far too long prompt, such a one is refused before.
-    _check_fits(name, -(-num_chars // tokenizer.max_token_chars), limits, at_least="at least ")
+    max_chars = _longest(limits) * min(tokenizer.max_token_chars, MAX_CHARS_PER_TOKEN)
+    if num_chars > max_chars:  # it would take seconds to say how many tokens they are
+        problem = (
+            f"has {num_chars} characters, more than the {max_chars} that are read here; {_who_takes(limits)} tokens"
+        )
+        raise ContextLengthError(name, problem)
     if isinstance(prompt, Chat):
-        tokens = await _tokenize_chat(tokenizer, prompt)
+        tokens = await _tokenize_chat(frontend, prompt, name, max_chars, deadline_s)
     elif num_chars <= IN_PLACE_CHARS:
         tokens = tokenizer.encode(prompt)
     else:
-        tokens = await asyncio.to_thread(tokenizer.encode, prompt)
+        tokens = await frontend.lane.run(deadline_s, tokenizer.encode, prompt)
     if not len(tokens):
         raise InvalidRequestError(name, "gives no tokens; at least one is needed")
     return tokens
 
 
-async def _tokenize_chat(tokenizer: Tokenizer, chat: Chat) -> TokenIds:
-    text = tokenizer.begin_chat(chat.messages, chat.variables)
+async def _tokenize_chat(
+    frontend: Frontend, chat: Chat, name: str, max_chars: int, deadline_s: float | None
+) -> TokenIds:
+    tokenizer, limits = frontend.tokenizer, frontend.generator.limits()
+    begin = partial(tokenizer.begin_chat, chat.messages, chat.variables, max_chars)
+    at_once = chat.num_chars() + chat.steps() * CHARS_PER_STEP <= IN_PLACE_BYTES
+    text = begin() if at_once else await frontend.lane.run(deadline_s, begin)
+    _check_fits(name, len(text.segments) - 1, limits, at_least="at least ")  # each but the first begins with a token
     if text.num_chars <= IN_PLACE_CHARS:
         return tokenizer.finish_chat(text)
-    return await asyncio.to_thread(tokenizer.finish_chat, text)
+    return await frontend.lane.run(deadline_s, tokenizer.finish_chat, text)
 
 
 def _check_token_ids(prompt: Sequence[int], name: str, vocab_size: int) -> TokenIds:
-    if not len(prompt):
-        raise InvalidRequestError(name, "is empty; at least one token is needed")
     try:
         tokens = np.frombuffer(array("I", prompt), dtype=np.uint32)
     except TypeError:

@@ -57,7 +57,7 @@ async def _batches(nats: NatsClient, worker: WorkerKey, feed: StoredFeed) -> Asy
         for message in messages:
             try:
                 batch = decode_batch(message.payload)
-            except (msgspec.DecodeError, ProtocolError):
+            except msgspec.DecodeError:
                 continue
             if (batch.worker_id, batch.incarnation) == worker:
                 yield feed.offer(batch)

@@ -1,4 +1,5 @@
-"""One choice of a request: waits for workers, streams from them, and is replayed when they are lost.
+"""One choice of a request: waits for workers, streams from them, and is replayed when they are lost, or when its client
+reads on after it had stopped.
 
 What the client has is `output`. A replay submits prompt and output together. Because the engines' random stream depends
 on the position alone, the next worker goes on exactly where the lost one stopped.
@@ -23,6 +24,7 @@ from router.requests.admission import AdmissionQueue, Ticket, Turn
 from router.requests.request import GenerateRequest, Piece
 from router.text.output_text import OutputText
 from router.text.tokenizer import Tokenizer
+from router.workers.inbox import UnreadError
 from router.workers.pool import WorkerPool, largest
 from router.workers.submission import Submission
 from runtime.blocks.block_hash import block_hashes
@@ -57,6 +59,8 @@ class Choice:
         self._max_tokens = len(request.prompt) + self._sampling.max_tokens  # of prompt and output
         self._ticket = ticket
         self._text = OutputText(parts.tokenizer, request.stop, self._sampling.min_tokens)
+        self._losses = 0  # of workers
+        self._tokens_due = len(request.prompt)  # what the tenant pays for the next attempt
         self._excluded: set[WorkerKey] = set()  # workers that have failed this choice
 
     async def stream(self) -> AsyncGenerator[Piece, None]:
@@ -85,16 +89,20 @@ class Choice:
                                 self._check_goes_on(deltas[-1], assignment)
                 except WorkerLostError as lost:
                     self._note_loss(lost)
+                except UnreadError:  # all that was computed is read by now
+                    self._tokens_due = len(self._request.prompt) + len(self.output)
+                    log.debug("client reads on", request_id=self._request.request_id, tokens=len(self.output))
         finally:
             self._tally.ended()
 
     def _note_loss(self, lost: WorkerLostError) -> None:
         """Raises UnavailableError when that was the last attempt."""
-        attempts = self._tally.attempts
+        self._losses += 1
+        self._tokens_due = 0  # the tenant is not to blame
         self._tally.worker_lost()
         log.warning("worker lost in a request", request_id=self._request.request_id, reason=str(lost))
-        if attempts >= self._parts.config.max_attempts:
-            raise UnavailableError(f"all {attempts} attempts lost their workers; the last one: {lost}") from lost
+        if self._losses >= self._parts.config.max_attempts:
+            raise UnavailableError(f"all {self._losses} attempts lost their workers; the last one: {lost}") from lost
 
     # --- one attempt: from its turn in the queue to its submission ----------------------------------------------------
 
@@ -111,8 +119,7 @@ class Choice:
         def assign() -> Assignment | None:
             return parts.assigner.assign(request.request_id, facts, self._max_tokens, hashes)
 
-        paid = self._tally.attempts > 1  # the tenant is not to blame for a lost worker
-        return parts.queue.turn(self._ticket, assign, 0 if paid else len(tokens))
+        return parts.queue.turn(self._ticket, assign, self._tokens_due)
 
     async def _wait(self, turn: Turn[Assignment]) -> Assignment:
         """Waits for the turn. Raises DeadlineError, InvalidRequestError when no worker is large enough, and
@@ -162,7 +169,7 @@ class Choice:
             priority=request.priority,
             hash_seed=request.hash_seed,
         )
-        return Submission(assignment.link, submit, self._late)
+        return Submission(assignment.link, submit, self._late, assignment.release)
 
     # --- what the worker says -----------------------------------------------------------------------------------------
 

@@ -1,6 +1,5 @@
 """Runs the requests of one call as one stream: one request, or one per prompt of /v1/completions."""
 
-import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import cast
@@ -10,15 +9,6 @@ import msgspec
 from router.requests.frontend import Generator
 from router.requests.merge import merge
 from router.requests.request import Finished, GenerateRequest, Piece, sum_of
-
-MAX_WAITING = 64  # pieces that the client has not taken yet
-STALL_GRACE_S = 5.0  # beyond the deadline, for a client to take what is left
-
-
-def stall_limit_s(requests: Sequence[GenerateRequest]) -> float:
-    """Seconds after which a client that has not read its answer gets no more of it. Generation ends by itself at the
-    deadline, except while it waits for a client that does not read."""
-    return max(request.deadline_s for request in requests) - time.monotonic() + STALL_GRACE_S
 
 
 def pieces_of(generator: Generator, request: GenerateRequest) -> AsyncGenerator[Piece | Finished, None]:
@@ -37,7 +27,7 @@ async def _numbered_through(
 ) -> AsyncGenerator[Piece | Finished, None]:
     ended: list[Finished] = []
     streams = [pieces_of(generator, request) for request in requests]
-    async with aclosing(merge(streams, MAX_WAITING)) as merged:
+    async with aclosing(merge(streams)) as merged:
         async for position, item in merged:
             if isinstance(item, Finished):
                 ended.append(item)

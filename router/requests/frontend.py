@@ -1,12 +1,13 @@
 """What the gRPC and the HTTP API need of the rest of the router."""
 
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
 
 from msgspec import Struct
 
 from router.requests.request import Finished, GenerateRequest, Piece
+from router.requests.side_lane import SideLane
 from router.text.tokenizer import Tokenizer
 from runtime.blocks.block_hash import salted_seed
 
@@ -36,8 +37,11 @@ class Frontend:
     not_ready: Callable[[], str | None]  # why no request can be served now (no worker, draining); None: ready
     request_timeout_s: float  # of a request whose caller names no deadline
     max_body_bytes: int
+    max_buffered_bytes: int  # of all HTTP bodies together
     cache_salt: str = ""  # engine.cache_salt
     cache_per_tenant: bool = False  # engine.cache_per_tenant
+    unknown_fields: Literal["refuse", "ignore"] = "refuse"  # of HTTP bodies
+    lane: SideLane = field(default_factory=SideLane)
     answered: Callable[[str, str, Exception | None], None] = lambda api, code, error: None  # see RouterMetrics
 
     def hash_seed(self, tenant: str, cache_salt: str) -> int:

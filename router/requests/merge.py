@@ -5,15 +5,14 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import TypeVar
 
+MAX_WAITING = 64  # items that are not taken yet, before the streams have to wait
+
 T = TypeVar("T")
 
 
-async def merge(
-    streams: Sequence[AsyncGenerator[T, None]], max_waiting: int = 0
-) -> AsyncGenerator[tuple[int, T], None]:
-    """(number of the stream, item). The first failure ends all streams. `max_waiting`: items that are not taken yet,
-    before the streams have to wait; 0: no limit."""
-    news: asyncio.Queue[tuple[int, T] | Exception | None] = asyncio.Queue(max_waiting)
+async def merge(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
+    """(number of the stream, item). The first failure ends all streams."""
+    news: asyncio.Queue[tuple[int, T] | Exception | None] = asyncio.Queue(MAX_WAITING)
 
     async def pump(number: int, stream: AsyncGenerator[T, None]) -> None:
         try:

@@ -6,7 +6,8 @@ rules, the same filters and functions, loop controls, and `generation` blocks, w
 
 import datetime
 import json
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,10 +17,14 @@ import jinja2.sandbox
 from jinja2 import nodes
 from jinja2.parser import Parser
 
-from runtime.errors import InvalidRequestError, ModelError
+from runtime.checkpoint.model_config import read_object
+from runtime.errors import ContextLengthError, InvalidRequestError, ModelError
 
 Message = Mapping[str, Any]
 """`role` and `content`, both text, and whatever else the template reads."""
+
+
+MAX_RENDER_S = 5.0  # of one conversation; a large one takes milliseconds
 
 
 class ChatTemplate:
@@ -29,7 +34,7 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         try:
             self._template = None if source is None else _environment().from_string(source)
-        except jinja2.TemplateError as error:
+        except (jinja2.TemplateError, RecursionError, MemoryError, SyntaxError) as error:  # nested too deep
             raise ModelError(model, f"its chat template cannot be used: {error}") from error
 
     def render(
@@ -37,24 +42,47 @@ class ChatTemplate:
         messages: Sequence[Message],
         variables: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
+        max_chars: int | None = None,
     ) -> str:
         """`variables` come from the caller and cannot replace what is set here. Raises InvalidRequestError when there
-        is no template or when it refuses the messages."""
+        is no template, when it refuses the messages, and when the text gets longer than `max_chars`."""
         if self._template is None:
             raise InvalidRequestError("messages", "the model has no chat template; send a prompt instead")
         values: dict[str, Any] = {"tools": None, "documents": None, **(variables or {}), **self._special_tokens}
         values |= {"messages": list(messages), "add_generation_prompt": add_generation_prompt}
         try:
-            return self._template.render(values)
+            return _joined(self._template.generate(values), max_chars)
+        except RecursionError as error:
+            raise InvalidRequestError(
+                "messages", "they, or variables of their template, are nested too deep"
+            ) from error
         except (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise InvalidRequestError("messages", f"the model's chat template refuses them: {error}") from error
 
 
+def _joined(pieces: Iterator[str], max_chars: int | None) -> str:
+    """Raises InvalidRequestError as soon as the text is too long, or takes too long."""
+    began_s, num_chars, parts = time.monotonic(), 0, []
+    for piece in pieces:
+        parts.append(piece)
+        num_chars += len(piece)
+        if max_chars is not None and num_chars > max_chars:
+            raise ContextLengthError("messages", f"give a text of more than {max_chars} characters")
+        if time.monotonic() - began_s > MAX_RENDER_S:
+            raise InvalidRequestError("messages", f"take the model's chat template more than {MAX_RENDER_S} s")
+    return "".join(parts)
+
+
 def load_chat_template(folder: Path) -> ChatTemplate:
     """From chat_template.jinja or tokenizer_config.json of a folder in Hugging Face form. Raises ModelError."""
-    settings = _read_object(folder / "special_tokens_map.json") | _read_object(folder / "tokenizer_config.json")
+    settings: dict[str, Any] = {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        settings |= read_object(folder / name) if (folder / name).is_file() else {}
     file = folder / "chat_template.jinja"
-    source = file.read_text(encoding="utf-8") if file.is_file() else _default_of(settings.get("chat_template"))
+    try:
+        source = file.read_text(encoding="utf-8") if file.is_file() else _default_of(settings.get("chat_template"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(str(folder), f"{file.name} cannot be read: {error}") from error
     special_tokens = {name: _content(value) for name, value in settings.items() if name.endswith("_token")}
     return ChatTemplate(source, {name: text for name, text in special_tokens.items() if text is not None}, str(folder))
 
@@ -71,18 +99,6 @@ def _content(token: Any) -> str | None:
     """A special token is written as its text or as an object that holds it."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else None
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelError(str(path.parent), f"{path.name} is not valid JSON: {error}") from error
-    if not isinstance(data, dict):
-        raise ModelError(str(path.parent), f"{path.name} is not an object")
-    return data
 
 
 def _environment() -> jinja2.Environment:

@@ -7,7 +7,7 @@ is the sum of its segments, each from one special token to the next, and a segme
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +16,7 @@ import tokenizers
 from router.text.text_encoder import TextEncoder, TokenIds
 
 MAX_CHARS = 32 * 1024 * 1024  # of all segments that are kept; four bytes or less per token come on top
+WINDOW_CHARS = 64 * 1024  # of a search for special tokens, which takes a millisecond or two
 MIN_CHARS = 32  # shorter ones are not worth a place
 
 
@@ -61,7 +62,7 @@ class SegmentCache:
     def _segments(self, text: str) -> list[str]:
         if self._boundaries is None:
             return [text]
-        cuts = [match.start() for match in self._boundaries.finditer(text) if match.start()]
+        cuts = [start for start in _begins(self._boundaries, text) if start]
         return [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
 
     def _look_up(self, segment: str) -> TokenIds | None:
@@ -78,6 +79,18 @@ class SegmentCache:
         while self._num_chars > self._max_chars:
             oldest, _ = self._known.popitem(last=False)
             self._num_chars -= len(oldest)
+
+
+def _begins(boundaries: "re.Pattern[str]", text: str) -> Iterator[int]:
+    """Where special tokens begin. Because other threads wait for the end of each search, a long text is searched in
+    windows; what begins in a window may end beyond it."""
+    longest, end = len(boundaries.pattern), 0  # no token is longer than the pattern that lists them
+    for window in range(0, len(text), WINDOW_CHARS):
+        for match in boundaries.finditer(text, max(window, end), window + WINDOW_CHARS + longest):
+            if match.start() >= window + WINDOW_CHARS:
+                break
+            yield match.start()
+            end = match.end()
 
 
 def boundary_pattern(added: Iterable[tokenizers.AddedToken]) -> "re.Pattern[str] | None":

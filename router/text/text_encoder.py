@@ -52,7 +52,14 @@ def text_encoder(tokenizer: tokenizers.Tokenizer, file: Path) -> TextEncoder:
     if problem:
         log.info("fastokens is not used", file=str(file), reason=problem)
         return plain
-    return fast
+
+    def encode(texts: Sequence[str], add_special_tokens: bool) -> list[TokenIds]:
+        try:
+            return fast(texts, add_special_tokens)
+        except ValueError:  # a million spaces are too many for its regular expressions
+            return plain(texts, add_special_tokens)
+
+    return encode
 
 
 def _plain_encoder(tokenizer: tokenizers.Tokenizer) -> TextEncoder:

@@ -47,9 +47,12 @@ class Tokenizer:
         """Token ids of `text`, [num_tokens]; special tokens that are spelled out in it are recognised."""
         return self._encode([text], add_special_tokens)[0]
 
-    def begin_chat(self, messages: Sequence[Message], variables: Mapping[str, Any] | None = None) -> Unfinished:
-        """Renders the model's chat template, up to where the assistant speaks. Raises InvalidRequestError."""
-        return self._segments.begin(self._template.render(messages, variables))
+    def begin_chat(
+        self, messages: Sequence[Message], variables: Mapping[str, Any] | None = None, max_chars: int | None = None
+    ) -> Unfinished:
+        """Renders the model's chat template, up to where the assistant speaks. Raises InvalidRequestError, also when
+        the text is longer than `max_chars`."""
+        return self._segments.begin(self._template.render(messages, variables, max_chars=max_chars))
 
     def finish_chat(self, text: Unfinished) -> TokenIds:
         return self._segments.finish(text)

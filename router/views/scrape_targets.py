@@ -16,7 +16,7 @@ from baton_proto.discovery import WorkerRecord
 from baton_proto.router_report import decode_router_report
 from runtime.calls.planner import ask_plan
 from runtime.discovery.directory import Directory
-from runtime.errors import BatonError, ProtocolError, UnavailableError
+from runtime.errors import BatonError, UnavailableError
 from runtime.nats.client import NATS_ERRORS, NatsClient
 from runtime.nats.subjects import router_subject
 
@@ -80,7 +80,7 @@ class ScrapeTargets:
     def _receive(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> None:
         try:
             report = decode_router_report(payload)
-        except (msgspec.DecodeError, ProtocolError) as error:
+        except msgspec.DecodeError as error:
             log.debug("malformed router report skipped", subject=subject, error=str(error))
             return
         if report.leaving:

@@ -19,7 +19,6 @@ from router.workers.account import NOTHING, Totals
 from router.workers.load import LoadLedger
 from runtime.config.serving import ChargeSharingConfig
 from runtime.discovery.worker_key import WorkerKey
-from runtime.errors import ProtocolError
 from runtime.nats.client import NATS_ERRORS, NatsClient
 from runtime.nats.subjects import charges_subject
 
@@ -128,7 +127,7 @@ class ChargeSharing:
     def _receive(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> None:
         try:
             report = decode_charges(payload)
-        except (msgspec.DecodeError, ProtocolError) as error:
+        except msgspec.DecodeError as error:
             self.malformed_reports += 1
             log.warning("malformed charge report skipped", subject=subject, error=str(error))
             return

@@ -1,22 +1,33 @@
 """The deltas of one submitted request that wait for the coroutine that streams them. Event loop only."""
 
 import asyncio
+from collections.abc import Callable
 
 from baton_proto.worker import Delta
 
+MAX_UNREAD = 512  # deltas; more of them wait only when the client has stopped reading. Of a token or a few each
+
+
+class UnreadError(Exception):
+    """MAX_UNREAD deltas wait, and the request was stopped on its worker."""
+
 
 class Inbox:
-    """One reader. What came before a failure is read before the failure is raised."""
+    """One reader. What came before a failure is read before the failure is raised. `full` is called when MAX_UNREAD
+    deltas wait."""
 
-    __slots__ = ("_deltas", "_error", "_waiter")
+    __slots__ = ("_deltas", "_error", "_waiter", "full")
 
     def __init__(self) -> None:
+        self.full: Callable[[], None] = lambda: None
         self._deltas: list[Delta] = []
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, delta: Delta) -> None:
         self._deltas.append(delta)
+        if len(self._deltas) >= MAX_UNREAD:
+            self.full()
         self._wake()
 
     def fail(self, error: Exception) -> None:

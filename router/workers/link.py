@@ -10,8 +10,9 @@ from collections.abc import Callable
 
 import structlog
 
+from baton_proto.decoding import decoder
 from baton_proto.discovery import WorkerLoad, WorkerRecord
-from baton_proto.worker import MAJOR, STEPS, Cancel, Delta, Hello, StepMessage, Submit, WorkerReport, decoder
+from baton_proto.worker import MAJOR, STEPS, Cancel, Delta, Hello, StepMessage, Submit, WorkerReport
 from router.workers.inbox import Inbox
 from runtime.calls.worker import WorkerClient
 from runtime.discovery.worker_key import WorkerKey

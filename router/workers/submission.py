@@ -5,22 +5,27 @@ from collections.abc import Callable
 from types import TracebackType
 
 from baton_proto.worker import Submit
-from router.workers.inbox import Inbox
+from router.workers.inbox import Inbox, UnreadError
 from router.workers.link import WorkerLink
 
 
 class Submission:
     """`with` gives the inbox; leaving it cancels the request on the worker unless it has ended there."""
 
-    __slots__ = ("_inbox", "_late", "_link", "_request_id", "_timer")
+    __slots__ = ("_inbox", "_late", "_link", "_release", "_request_id", "_timer")
 
-    def __init__(self, link: WorkerLink, submit: Submit, late: Callable[[], Exception]) -> None:
-        """The inbox fails with the error that `late` makes when the request's time is up. Raises WorkerLostError when
-        there is no stream."""
+    def __init__(
+        self, link: WorkerLink, submit: Submit, late: Callable[[], Exception], release: Callable[[], None]
+    ) -> None:
+        """The inbox fails with the error that `late` makes when the request's time is up, and with UnreadError when its
+        reader does not read: then the request is cancelled and `release` is called, so that its worker serves others.
+        Raises WorkerLostError when there is no stream."""
         self._late = late
+        self._release = release
         self._link = link
         self._request_id = submit.request_id
         self._inbox = link.submit(submit)
+        self._inbox.full = self._stop
         self._timer = asyncio.get_running_loop().call_later(submit.timeout_s, self._expire)
 
     def __enter__(self) -> Inbox:
@@ -34,3 +39,8 @@ class Submission:
 
     def _expire(self) -> None:
         self._inbox.fail(self._late())
+
+    def _stop(self) -> None:
+        self._link.cancel(self._request_id)
+        self._inbox.fail(UnreadError())
+        self._release()

@@ -30,8 +30,9 @@ BATCHED_SIZES: Final = (8, 16, 24, 32)
 
 
 def prepare() -> None:
-    """Loads the compiled part in advance: 0.2 s, or some seconds the first time on a machine. From any thread."""
-    import runtime.blocks.xxh3  # noqa: F401
+    """Loads all that a hash needs: 0.2 s, or some seconds the first time on a machine; again: nothing. From any thread.
+    Because numba loads modules at the first call too, a hash is computed."""
+    sequence_hashes(block_hashes(np.zeros(BATCHED_SIZES[0], dtype=TOKEN), BATCHED_SIZES[0]))
 
 
 def block_hashes(tokens: NDArray[np.uint32], block_size: int, seed: int = SEED) -> NDArray[np.uint64]:

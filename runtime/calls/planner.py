@@ -15,10 +15,12 @@ from baton_proto.planner_control import (
     ShowPlan,
     decode_answer,
     encode,
+    prove,
 )
 from runtime.errors import DeadlineError, InvalidRequestError, ProtocolError, UnavailableError
 from runtime.nats.client import NatsClient
 from runtime.nats.subjects import planner_subject
+from runtime.security.secret import Secret
 
 
 async def ask_plan(nats: NatsClient, timeout_s: float) -> Plan:
@@ -29,19 +31,26 @@ async def ask_plan(nats: NatsClient, timeout_s: float) -> Plan:
     return answer
 
 
-async def tell_planner(nats: NatsClient, order: Scale | Release | Order, timeout_s: float) -> str:
+async def tell_planner(
+    nats: NatsClient, order: Scale | Release | Order, timeout_s: float, operator_key: Secret | None = None
+) -> str:
     """The planner's answer to an order, a sentence. Raises UnavailableError when no planner runs, DeadlineError when it
     does not answer, InvalidRequestError when it refuses, ProtocolError when its answer is malformed, and
     NATS_ERRORS."""
-    answer = await _ask(nats, order, timeout_s)
+    challenge = (await ask_plan(nats, timeout_s)).challenge
+    proof = "" if operator_key is None else prove(operator_key.reveal(), challenge, order)
+    answer = await _ask(nats, order, timeout_s, proof)
     if not isinstance(answer, Done):
         raise ProtocolError("planner", "answered something else than what it does")
     return answer.sentence
 
 
-async def _ask(nats: NatsClient, body: ShowPlan | Scale | Release | Order, timeout_s: float) -> Plan | Done:
+async def _ask(
+    nats: NatsClient, body: ShowPlan | Scale | Release | Order, timeout_s: float, proof: str = ""
+) -> Plan | Done:
+    question = encode(Question(MAJOR, body, proof))
     try:
-        data = await nats.request(planner_subject(nats.namespace), encode(Question(MAJOR, body)), timeout_s)
+        data = await nats.request(planner_subject(nats.namespace), question, timeout_s)
     except NoRespondersError as error:
         where = f"in namespace {nats.namespace!r}"
         raise UnavailableError(f"no planner runs {where}; `baton up --planner` starts one") from error

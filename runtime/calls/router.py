@@ -57,13 +57,19 @@ class Client:
     """`async with Client("127.0.0.1:8001") as client`.
 
     `ca`: PEM certificates that vouch for a service that speaks TLS; None: no TLS. `server_name`: the name in the
-    service's certificate, if it is not the host of `address`.
+    service's certificate, if it is not the host of `address`. `operator_key`: for the questions of Admin.
     """
 
     def __init__(
-        self, address: str, api_key: Secret | None = None, ca: bytes | None = None, server_name: str | None = None
+        self,
+        address: str,
+        api_key: Secret | None = None,
+        ca: bytes | None = None,
+        server_name: str | None = None,
+        operator_key: Secret | None = None,
     ) -> None:
         self._metadata = metadata(api_key)
+        self._operators = metadata(operator_key or api_key)  # without a cluster key, a service has no operator key
         if ca is None:
             self._channel = grpc.aio.insecure_channel(address, options=OPTIONS)
         else:
@@ -122,7 +128,7 @@ class Client:
         return list(response.models)
 
     async def status(self, timeout_s: float | None = None) -> pb.StatusResponse:
-        call = self._admin.Status(pb.StatusRequest(), timeout=timeout_s, metadata=self._metadata)
+        call = self._admin.Status(pb.StatusRequest(), timeout=timeout_s, metadata=self._operators)
         response: pb.StatusResponse = await call
         return response
 
@@ -131,7 +137,7 @@ class Client:
     ) -> tuple[pb.TreeSummary, list[pb.TreeRun]]:
         """The radix tree's runs, each after its parent."""
         summary, runs = pb.TreeSummary(), list[pb.TreeRun]()
-        async for chunk in self._admin.Tree(request, timeout=timeout_s, metadata=self._metadata):
+        async for chunk in self._admin.Tree(request, timeout=timeout_s, metadata=self._operators):
             if chunk.HasField("summary"):
                 summary = chunk.summary
             runs += chunk.runs
@@ -139,11 +145,11 @@ class Client:
 
     async def diff(self, request: pb.DiffRequest, timeout_s: float | None = None) -> list[pb.WorkerDiff]:
         """The router's tree against each worker's own block table."""
-        call = self._admin.Diff(request, timeout=timeout_s, metadata=self._metadata)
+        call = self._admin.Diff(request, timeout=timeout_s, metadata=self._operators)
         return [worker async for worker in call]
 
     async def explain(self, request: pb.ExplainRequest, timeout_s: float | None = None) -> pb.ExplainResponse:
-        call = self._admin.Explain(request, timeout=timeout_s, metadata=self._metadata)
+        call = self._admin.Explain(request, timeout=timeout_s, metadata=self._operators)
         response: pb.ExplainResponse = await call
         return response
 
@@ -151,12 +157,12 @@ class Client:
         """`timeout_s`: for requests in flight, and again for peers. A worker that stays awake answers
         FAILED_PRECONDITION."""
         request = pb.SleepRequest(worker_id=worker_id, level=level, timeout_s=timeout_s)
-        response: pb.SleepResponse = await self._admin.Sleep(request, metadata=self._metadata)
+        response: pb.SleepResponse = await self._admin.Sleep(request, metadata=self._operators)
         return response
 
     async def wake(self, worker_id: str, tags: Sequence[str] = ()) -> pb.SleepResponse:
         request = pb.WakeRequest(worker_id=worker_id, tags=tags)
-        response: pb.SleepResponse = await self._admin.Wake(request, metadata=self._metadata)
+        response: pb.SleepResponse = await self._admin.Wake(request, metadata=self._operators)
         return response
 
 

@@ -7,6 +7,7 @@ import grpc
 from msgspec import Struct
 
 from baton_proto import worker as wire
+from baton_proto.decoding import decoder
 from runtime.errors import UnavailableError, WorkerLostError
 from runtime.security.cluster_key import WORKER_CALLS, ClusterKey
 from runtime.security.grpc_bearer import metadata
@@ -81,7 +82,7 @@ class WorkerClient:
 
     def _call(self, question: wire.Question[Any]) -> Any:
         make: Any = self._channel.unary_stream if question.streamed else self._channel.unary_unary
-        return make(question.method, wire.encode, wire.decoder(question.answer))
+        return make(question.method, wire.encode, decoder(question.answer))
 
     async def _ask(self, question: wire.Question[Answer], request: Struct, timeout_s: float) -> Answer:
         try:

@@ -8,12 +8,13 @@ CPU time without torch.
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from runtime.checkpoint.families import FAMILIES, Family
 from runtime.errors import ModelError
 
 DEFAULT_ROPE_THETA = 10000.0
+DTYPES = ("bfloat16", "float16", "float32")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class ModelConfig:
     rope_theta: float
     rope_scaling: Llama3RopeScaling | None
     tie_word_embeddings: bool
-    dtype: str  # of the weights as published: float32, bfloat16 or float16
+    dtype: str  # of the weights as published: one of DTYPES
 
 
 def load_model_config(folder: Path) -> ModelConfig:
@@ -55,7 +56,7 @@ def read_object(path: Path) -> dict[str, Any]:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ModelError(str(path.parent), f"{path.name} cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(str(path.parent), f"{path.name} is not valid JSON: {error}") from error
     if not isinstance(data, dict):
         raise ModelError(str(path.parent), f"{path.name} is not an object")
@@ -93,7 +94,7 @@ def parse_model_config(data: dict[str, Any], model: str) -> ModelConfig:
         rope_theta=_rope_theta(data, model),
         rope_scaling=_rope_scaling(data, model),
         tie_word_embeddings=bool(data.get("tie_word_embeddings", False)),
-        dtype=str(data.get("dtype") or data.get("torch_dtype") or "float32").removeprefix("torch."),
+        dtype=_dtype(data, model),
     )
 
 
@@ -108,8 +109,22 @@ def _refuse_variants(data: dict[str, Any], family: Family, model: str) -> None:
     # Newer files list the kind of each layer.
     if windowed or any(kind != "full_attention" for kind in data.get("layer_types") or []):
         raise ModelError(model, "sliding-window attention is not supported")
-    if data.get("quantization_config"):
-        raise ModelError(model, "quantized safetensors are not supported")
+    if quantization := data.get("quantization_config"):
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+        refuse_quantized(str(method or "quantization_config")[:40], model)
+
+
+def refuse_quantized(method: str, model: str) -> NoReturn:
+    """`method`: what has quantized the safetensors, as the model's folder names it. Raises ModelError."""
+    way = f"take the model's {', '.join(DTYPES)} safetensors, or a .gguf file of any quantization"
+    raise ModelError(model, f"quantized safetensors ({method}) are not served: {way}")
+
+
+def _dtype(data: dict[str, Any], model: str) -> str:
+    dtype = str(data.get("dtype") or data.get("torch_dtype") or "float32").removeprefix("torch.")
+    if dtype not in DTYPES:
+        raise ModelError(model, f"dtype {dtype[:40]!r} is not served; served: {', '.join(DTYPES)}")
+    return dtype
 
 
 def _rope_parameters(data: dict[str, Any]) -> dict[str, Any]:

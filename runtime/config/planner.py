@@ -5,23 +5,34 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from runtime.config.step_times import StepTimes
-from runtime.config.types import Count, Milliseconds, Positive, Seconds, Share, Weight
+from runtime.config.types import (
+    Count,
+    Milliseconds,
+    Positive,
+    Seconds,
+    Share,
+    SomeWorkers,
+    Text,
+    Weight,
+    Workers,
+    in_order,
+)
 
 
 class LimitsConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Workers of each role, and GPUs of all together."""
 
-    min_prefill: Count = 1
-    max_prefill: Count = 64  # 0: decode workers run all prompts
-    min_decode: Positive = 1
-    max_decode: Positive = 64
+    min_prefill: Workers = 1
+    max_prefill: Workers = 64  # 0: decode workers run all prompts
+    min_decode: SomeWorkers = 1
+    max_decode: SomeWorkers = 64
     gpu_budget: Positive | None = None  # None: what the machines have
 
     def __post_init__(self) -> None:
-        if self.min_prefill > self.max_prefill or self.min_decode > self.max_decode:
-            raise ValueError("the least number of workers of a role is above the most")
-        if self.gpu_budget is not None and self.min_prefill + self.min_decode > self.gpu_budget:
-            raise ValueError("gpu_budget is too small for the least number of workers")
+        in_order("min_prefill", self.min_prefill, "max_prefill", self.max_prefill)
+        in_order("min_decode", self.min_decode, "max_decode", self.max_decode)
+        if self.gpu_budget is not None:
+            in_order("min_prefill + min_decode", self.min_prefill + self.min_decode, "gpu_budget", self.gpu_budget)
 
 
 class TargetsConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -42,6 +53,9 @@ class DelaysConfig(Struct, frozen=True, forbid_unknown_fields=True):
     retry_s: Seconds = 30.0
     retry_max_s: Seconds = 600.0
 
+    def __post_init__(self) -> None:
+        in_order("retry_s", self.retry_s, "retry_max_s", self.retry_max_s)
+
 
 class SloConfig(Struct, frozen=True, forbid_unknown_fields=True):
     prefill_headroom: Weight = 0.25
@@ -60,6 +74,10 @@ class ThresholdConfig(Struct, frozen=True, forbid_unknown_fields=True):
     kv_low: Weight = 0.5
     grace_intervals: Count = 3
 
+    def __post_init__(self) -> None:
+        in_order("queue_low", self.queue_low, "queue_high", self.queue_high)
+        in_order("kv_low", self.kv_low, "kv_high", self.kv_high)
+
 
 class PolicySections(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One row per policy: the policy NAME has its settings in `planner.NAME` and its code in planner/policy/NAME.py.
@@ -76,14 +94,16 @@ POLICIES = PolicySections.__struct_fields__
 
 class PlannerConfig(PolicySections, frozen=True, forbid_unknown_fields=True):
     enabled: bool = False  # `baton up` runs a planner
-    policy: Annotated[str, Meta(pattern=f"^({'|'.join(POLICIES)})$")] = "slo"
+    policy: Annotated[str, Meta(pattern=rf"^({'|'.join(POLICIES)})\Z", description=f"one of {', '.join(POLICIES)}")] = (
+        "slo"
+    )
     interval_s: Seconds = 5.0
     stale_s: Seconds = 15.0
     keep_asleep: Count = 0
     down_cooldown_s: Weight = 30.0
     reversal_s: Weight = 60.0
     reversals_per_hour: Count = 2
-    journal: str | None = None
+    journal: Text | None = None
     journal_mb: Positive = 256
     limits: LimitsConfig = LimitsConfig()
     targets: TargetsConfig = TargetsConfig()

@@ -13,16 +13,29 @@ import yaml
 from msgspec import Meta, Struct
 
 from runtime.config.planner import PlannerConfig
+from runtime.config.refusal import refusal
 from runtime.config.step_times import StepTimes
-from runtime.config.types import Port, Positive, Seconds, Weight
+from runtime.config.types import (
+    Count,
+    Namespace,
+    Port,
+    Positive,
+    Seconds,
+    Size,
+    Text,
+    Threads,
+    Weight,
+    Workers,
+    in_order,
+)
 from runtime.errors import ConfigError
 
 
 class NatsConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    url: str | None = None  # None: `baton up` starts its own server
-    store_dir: str | None = None  # of the own server; None: a temporary folder
-    credentials_file: str | None = None  # .creds, for the server at `url`
-    token_file: str | None = None  # or a token
+    url: Text | None = None  # None: `baton up` starts its own server
+    store_dir: Text | None = None  # of the own server; None: a temporary folder
+    credentials_file: Text | None = None  # .creds, for the server at `url`
+    token_file: Text | None = None  # or a token
 
 
 class PlacementConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -41,7 +54,7 @@ class PlacementConfig(Struct, frozen=True, forbid_unknown_fields=True):
     # Behind so many tokens another one takes twice as long to compute, because of its attention to them. 0: all alike
     attention_tokens: Annotated[int, Meta(ge=0, le=2**32 - 1)] = 16384
     temperature: Weight = 0.0  # 0: argmin with random ties; above: softmax over negative normalised costs
-    local_prefill_tokens: Annotated[int, Meta(ge=0)] = 32  # uncached prompts up to this long are not shipped
+    local_prefill_tokens: Count = 32  # uncached prompts up to this long are not shipped
     local_prefill_requests: Positive = 64  # a decode worker with as many requests in flight runs no prompts
     prefill_queue_tokens: Positive = 16384  # a prefill worker with as many queued tokens gets no new request
     local_prefill_when_full: bool = True  # a decode worker without prompts takes one when no prefill worker can
@@ -57,9 +70,12 @@ class ChargeSharingConfig(Struct, frozen=True, forbid_unknown_fields=True):
     interval_s: Seconds = 0.005  # between two messages, at least
     ttl_s: Seconds = 3.0  # a router that is silent for this long loses its charges
 
+    def __post_init__(self) -> None:
+        in_order("interval_s", self.interval_s, "ttl_s", self.ttl_s)
+
 
 class RouterConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    host: str = "127.0.0.1"
+    host: Text = "127.0.0.1"
     http_port: Port = 8000  # 0 picks a free one
     grpc_port: Port = 8001
     queue_limit: Positive = 1024  # requests admitted and not finished, beyond which new ones are refused
@@ -68,17 +84,23 @@ class RouterConfig(Struct, frozen=True, forbid_unknown_fields=True):
     no_worker_timeout_s: Seconds = 5.0  # how long a request waits for a worker to appear
     max_attempts: Positive = 4  # replays after lost workers, the first attempt included
     max_body_bytes: Positive = 8 * 1024 * 1024
+    max_buffered_bytes: Positive = 256 * 1024 * 1024  # of all HTTP bodies at once, less the first 64 KiB of each
+    unknown_fields: Literal["refuse", "ignore"] = "refuse"  # of HTTP bodies, which other servers of the API ignore
     placement: PlacementConfig = PlacementConfig()
     charge_sharing: ChargeSharingConfig = ChargeSharingConfig()
 
+    def __post_init__(self) -> None:
+        if self.http_port == self.grpc_port != 0:
+            raise ValueError(f"http_port and grpc_port are both {self.http_port}: one of them must be another, or 0")
+
 
 class WorkersConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    host: str = "127.0.0.1"
-    prefill: Annotated[int, Meta(ge=0)] = 1
-    decode: Annotated[int, Meta(ge=0)] = 1
+    host: Text = "127.0.0.1"
+    prefill: Workers = 1
+    decode: Workers = 1
     per_process: Positive | None = None  # workers that share a process; None: one, of the mock engine all
-    gather_ms: Annotated[float, Meta(ge=0)] = 10.0  # tokens between a request's first and last leave at most so often
-    gather_events_ms: Annotated[float, Meta(ge=0)] = 20.0  # KV events leave at most so often
+    gather_ms: Weight = 10.0  # tokens between a request's first and last leave at most so often
+    gather_events_ms: Weight = 20.0  # KV events leave at most so often
     ready_timeout_s: Seconds = 60.0
     drain_timeout_s: Seconds = 30.0
 
@@ -88,7 +110,7 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # auto: float32 on CPU, the model's own on GPU
     attention: Literal["auto", "torch", "triton", "flash"] = "auto"
     block_size: Literal[16, 32, 64, 128] = 16  # tokens per KV block
-    kv_memory: str = "auto"  # KV slab, per GPU, in whole blocks; auto: 512 MiB on CPU, what is left on a GPU
+    kv_memory: Size = "auto"  # KV slab, per GPU, in whole blocks; auto: 512 MiB on CPU, what is left on a GPU
     tensor_parallel: Literal[1, 2, 4, 8] = 1  # GPUs of one worker (on CPU: processes), each with a part of the model
     gpu_share: Positive = 1  # workers that share one GPU: kv_memory auto takes as small a part of it
     max_model_len: Positive | None = None  # None: what the model and the pool allow
@@ -96,25 +118,25 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     prefill_batch_tokens: Positive | None = None  # of a prefill worker, where nobody decodes; None: max_batch_tokens
     prefill_tensor_parallel: Literal[1, 2, 4, 8] | None = None  # of a prefill worker; None: tensor_parallel
     max_running: Positive = 64  # sequences that decode together
-    cache_salt: Annotated[str, Meta(max_length=256)] = ""  # makes the hashes of KV blocks this service's own
+    cache_salt: Text | None = None  # makes the hashes of KV blocks this service's own
     cache_per_tenant: bool = False  # requests of different tenants share no cached prefixes
     prepare_sleep: bool = False  # a GPU worker takes the host memory for sleep level 1 at its start
-    threads: Annotated[int, Meta(ge=0)] = 0  # torch CPU threads; 0: cores / workers of this machine, at least 1
+    threads: Threads = 0  # torch CPU threads; 0: cores / workers of this machine, at least 1
 
 
 class MockConfig(StepTimes, frozen=True, forbid_unknown_fields=True):
     """With `model: mock`: how long a step takes, and what a worker pretends to have."""
 
-    speed_up: Annotated[float, Meta(gt=0)] = 1.0  # all times are divided by it
+    speed_up: Annotated[float, Meta(gt=0, le=1e9)] = 1.0  # all times are divided by it
     kv_blocks: Positive = 32768  # per worker
     answer_tokens: Positive = 64  # an answer ends by itself after as many tokens
-    tokenizer: str = "bytes"  # `bytes`: one token per byte; else what `model` takes, for its tokenizer alone
+    tokenizer: Text = "bytes"  # `bytes`: one token per byte; else what `model` takes, for its tokenizer alone
 
 
 class TransferConfig(Struct, frozen=True, forbid_unknown_fields=True):
     # auto: the first row of kvtransfer/transports/table.py that both workers can use; else the name of a row. Workers
     # and `baton up` check it, because this file lies below the table
-    transport: str = "auto"
+    transport: Text = "auto"
     lease_ttl_s: Seconds = 120.0  # a grant that was not committed by then is cancelled and quarantined
     connect_timeout_s: Seconds = 5.0
     checksum: bool = False  # xxh3 of every block, sent along and verified before a sequence is admitted
@@ -124,15 +146,19 @@ class DiscoveryConfig(Struct, frozen=True, forbid_unknown_fields=True):
     heartbeat_s: Seconds = 1.0
     ttl_s: Seconds = 4.0  # a worker that was silent for this long is gone
 
+    def __post_init__(self) -> None:
+        in_order("heartbeat_s", self.heartbeat_s, "ttl_s", self.ttl_s)
+
 
 class SecurityConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Names of files, because no key stands in a configuration. runtime/security/keys.py lists the variables that may
     hold keys instead."""
 
-    api_key_file: str | None = None  # one key per line; the public ports and the metrics take each key
-    tls_cert_file: str | None = None  # of the public ports: PEM, with the chain up to the CA
-    tls_key_file: str | None = None
-    cluster_key_file: str | None = None  # of the service's own processes
+    api_key_file: Text | None = None  # one key per line; the public ports and the metrics take each key
+    tls_cert_file: Text | None = None  # of the public ports: PEM, with the chain up to the CA
+    tls_key_file: Text | None = None
+    cluster_key_file: Text | None = None  # of the service's own processes
+    operator_key_file: Text | None = None  # one key per line; Admin and the planner's orders take each key
 
 
 class RayConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -147,9 +173,9 @@ class LoggingConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ServingConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    model: str = "smollm2"  # `smollm2`, a folder in Hugging Face form, a .gguf file, or `mock`
-    served_model_name: str | None = None  # None: the name or the folder's name
-    namespace: Annotated[str, Meta(pattern="^[a-z0-9_-]+$")] = "default"  # of NATS subjects, streams and buckets
+    model: Text = "smollm2"  # `smollm2`, a folder in Hugging Face form, a .gguf file, or `mock`
+    served_model_name: Text | None = None  # None: the name or the folder's name
+    namespace: Namespace = "default"  # of NATS subjects, streams and buckets
     nats: NatsConfig = NatsConfig()
     router: RouterConfig = RouterConfig()
     workers: WorkersConfig = WorkersConfig()
@@ -178,7 +204,15 @@ def load_config(path: Path | None) -> ServingConfig:
         data = yaml.safe_load(path.read_text())
     except OSError as error:
         raise ConfigError(str(path), error.strerror or str(error)) from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except RecursionError as error:
+        raise ConfigError(str(path), "is nested deeper than any configuration") from error
+    except (
+        yaml.YAMLError,
+        ValueError,
+        LookupError,
+        AttributeError,
+        TypeError,
+    ) as error:  # `!!timestamp x` and the like
         raise ConfigError(str(path), f"not valid YAML: {error}") from error
     return parse_config(data if data is not None else {}, str(path))
 
@@ -189,8 +223,10 @@ def parse_config(data: Any, where: str = "configuration") -> ServingConfig:
     try:
         return msgspec.convert(data, ServingConfig)
     except msgspec.ValidationError as error:
-        problem, _, path = str(error).partition(" - at ")
-        raise ConfigError(f"{where}: {path.strip('`').removeprefix('$.') or 'top level'}", problem) from error
+        problem, _, place = str(error).partition(" - at ")
+        path = place.strip("`").removeprefix("$.")
+        told = refusal(data, ServingConfig, path, problem)
+        raise ConfigError(f"{where}: {path or 'top level'}", told) from error
 
 
 def with_absolute_paths(config: ServingConfig) -> ServingConfig:
@@ -241,4 +277,7 @@ def parse_bytes(text: str, where: str) -> int:
     if not match:
         raise ConfigError(where, f"{text!r} is not a size such as 512MiB")
     number, unit = match.groups()
-    return int(float(number) * (1024 if "i" in unit else 1000) ** " KMG".index(unit.removesuffix("B")[:1] or " "))
+    size = float(number) * (1024 if "i" in unit else 1000) ** " KMG".index(unit.removesuffix("B")[:1] or " ")
+    if size >= 2**63:
+        raise ConfigError(where, f"{text[:20]}... is more than any machine has; a size is less than 2^63 bytes")
+    return int(size)

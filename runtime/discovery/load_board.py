@@ -7,7 +7,6 @@ import msgspec
 import structlog
 
 from baton_proto.discovery import LoadReport, decode_load_report
-from runtime.errors import ProtocolError
 from runtime.nats.client import NatsClient
 from runtime.nats.subjects import load_subject
 
@@ -48,7 +47,7 @@ class LoadBoard:
     def _receive(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> None:
         try:
             report = decode_load_report(payload)
-        except (msgspec.DecodeError, ProtocolError) as error:
+        except msgspec.DecodeError as error:
             self.malformed_reports += 1
             log.warning("malformed load report skipped", subject=subject, error=str(error))
             return

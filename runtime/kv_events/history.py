@@ -9,7 +9,6 @@ from nats.js.api import RawStreamMsg
 
 from baton_proto.kv_events import KvEventBatch, decode_batch
 from runtime.discovery.worker_key import WorkerKey
-from runtime.errors import ProtocolError
 from runtime.nats.client import NatsClient
 from runtime.nats.subjects import kv_events_stream, kv_events_subject
 
@@ -60,5 +59,5 @@ def _decode(message: RawStreamMsg | None) -> KvEventBatch | None:
         return None
     try:
         return decode_batch(message.data)
-    except (msgspec.DecodeError, ProtocolError):
+    except msgspec.DecodeError:
         return None

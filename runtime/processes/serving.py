@@ -8,9 +8,12 @@ from typing import Final
 
 import msgspec
 
+from baton_proto.decoding import decoder
 from runtime.processes.process import Ready
 
 READY_PREFIX: Final = b"BATON_READY "
+
+_decode_ready = decoder(Ready, json=True)
 
 
 def print_ready(process: str, name: str, addresses: Mapping[str, str]) -> None:
@@ -23,7 +26,8 @@ def read_ready(line: bytes) -> Ready | None:
     """None when it is not the readiness line. Raises msgspec.DecodeError when its form is wrong."""
     if not line.startswith(READY_PREFIX):
         return None
-    return msgspec.json.decode(line.removeprefix(READY_PREFIX), type=Ready)
+    ready: Ready = _decode_ready(line.removeprefix(READY_PREFIX))
+    return ready
 
 
 def stop_signal(*numbers: signal.Signals) -> asyncio.Event:

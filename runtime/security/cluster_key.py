@@ -13,6 +13,7 @@ from runtime.security.secret import Secret
 MIN_LENGTH = 32  # characters: nobody must find the key by trying keys on a recorded proof
 NATS = "nats"
 WORKER_CALLS = "worker calls"
+OPERATOR = "operator"
 PROOFS = "proofs"
 
 

@@ -23,26 +23,31 @@ def metadata(key: Secret | None) -> Metadata:
 
 
 class RequireBearer(grpc.aio.ServerInterceptor):
-    """Calls without one of the keys end with UNAUTHENTICATED, except methods below a prefix in `open_to_all`. `what`:
-    the name of the keys in messages."""
+    """Calls of methods below `prefix` without one of the keys end with UNAUTHENTICATED, except methods below a prefix
+    in `open_to_all`. `what`: the name of the keys in messages. `remedy`: where a caller gets one, in words."""
 
-    def __init__(self, keys: BearerKeys, what: str, open_to_all: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, keys: BearerKeys, what: str, open_to_all: tuple[str, ...] = (), prefix: str = "/", remedy: str = ""
+    ) -> None:
         self._keys = keys
         self._what = what
         self._open_to_all = open_to_all
+        self._prefix = prefix
+        self._remedy = remedy
         self._refusal: Handler = grpc.stream_stream_rpc_method_handler(self._refuse)  # streams: no request is read
 
     async def intercept_service(
         self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]], details: grpc.HandlerCallDetails
     ) -> Handler:
-        if self._keys.accepts(_shown(details)) or details.method.startswith(self._open_to_all):
-            return await continuation(details)
-        return self._refusal
+        asked_for = details.method.startswith(self._prefix) and not details.method.startswith(self._open_to_all)
+        if asked_for and not self._keys.accepts(_shown(details)):
+            return self._refusal
+        return await continuation(details)
 
     async def _refuse(self, requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         given = any(name == HEADER for name, _ in context.invocation_metadata() or ())
         problem = f"this is not the {self._what}" if given else f"the {self._what} is missing"
-        await context.abort(grpc.StatusCode.UNAUTHENTICATED, f"{problem} (metadata {HEADER}: Bearer KEY)")
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, f"{problem} (metadata {HEADER}: Bearer KEY){self._remedy}")
 
 
 def _shown(details: grpc.HandlerCallDetails) -> bytes:

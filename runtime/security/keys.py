@@ -13,13 +13,18 @@ from runtime.config.serving import SecurityConfig, ServingConfig
 from runtime.errors import ConfigError
 from runtime.security import nats_login
 from runtime.security.bearer_keys import FILE_FIELD, BearerKeys
-from runtime.security.cluster_key import MIN_LENGTH, ClusterKey, new_cluster_key
+from runtime.security.cluster_key import MIN_LENGTH, OPERATOR, ClusterKey, new_cluster_key
 from runtime.security.nats_login import NO_LOGIN, NatsLogin, find_login
 from runtime.security.secret import Secret, parse_secrets, read_secrets
 
 CLUSTER_KEY_VARIABLE = "BATON_CLUSTER_KEY"
 API_KEY_VARIABLE = "BATON_API_KEY"
-VARIABLES = (CLUSTER_KEY_VARIABLE, API_KEY_VARIABLE, *nats_login.VARIABLES)
+OPERATOR_KEY_VARIABLE = "BATON_OPERATOR_KEY"
+OPERATOR_REMEDY = (
+    "; commands of the service's user find it where the service runs, elsewhere it is given with --operator-key-file "
+    "or BATON_OPERATOR_KEY"
+)
+VARIABLES = (CLUSTER_KEY_VARIABLE, API_KEY_VARIABLE, OPERATOR_KEY_VARIABLE, *nats_login.VARIABLES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +32,7 @@ class Keys:
     cluster: ClusterKey | None = None
     api: BearerKeys | None = None  # what the public ports and the metrics take
     nats: NatsLogin = NO_LOGIN
+    operator: tuple[Secret, ...] = ()  # what `baton.v1.Admin` and the planner's orders take; our own commands show [0]
 
 
 NO_KEYS = Keys()
@@ -37,7 +43,8 @@ def load_keys(config: ServingConfig, environ: Mapping[str, str] = os.environ) ->
     cluster = find_cluster_key(config.security, environ)
     api_keys = _api_keys(config.security, environ)
     api = BearerKeys(api_keys, config.security.api_key_file) if api_keys else None
-    return Keys(cluster, api, find_login(config.nats, cluster, environ))
+    operator = _operator_keys(config.security, cluster, environ)
+    return Keys(cluster, api, find_login(config.nats, cluster, environ), operator)
 
 
 def load_or_make_keys(config: ServingConfig, environ: Mapping[str, str] = os.environ) -> Keys:
@@ -45,7 +52,8 @@ def load_or_make_keys(config: ServingConfig, environ: Mapping[str, str] = os.env
     keys = load_keys(config, environ)
     if keys.cluster is None:
         cluster = new_cluster_key()
-        keys = replace(keys, cluster=cluster, nats=find_login(config.nats, cluster, environ))
+        operator = _operator_keys(config.security, cluster, environ)
+        keys = replace(keys, cluster=cluster, nats=find_login(config.nats, cluster, environ), operator=operator)
     if config.nats.url is None and keys.nats.password is None:
         raise ConfigError("nats.url", "a token or .creds file is given, but not the NATS that takes it")
     return keys
@@ -84,6 +92,17 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def _operator_keys(
+    config: SecurityConfig, cluster: ClusterKey | None, environ: Mapping[str, str]
+) -> tuple[Secret, ...]:
+    """Those that are given, or else one that is derived from the cluster key."""
+    if config.operator_key_file is not None:
+        return tuple(read_secrets(config.operator_key_file, "security.operator_key_file", MIN_LENGTH))
+    if keys := environ.get(OPERATOR_KEY_VARIABLE):
+        return tuple(parse_secrets(keys, OPERATOR_KEY_VARIABLE, MIN_LENGTH))
+    return () if cluster is None else (cluster.derive(OPERATOR),)
 
 
 def _api_keys(config: SecurityConfig, environ: Mapping[str, str]) -> list[Secret]:

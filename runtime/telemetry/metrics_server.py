@@ -1,72 +1,57 @@
-"""The HTTP server of a process's Prometheus metrics, in threads of its own."""
+"""The HTTP server of a process's Prometheus metrics: one thread, which is the door's."""
 
 import socket
-import threading
-from collections.abc import Callable, Iterable
-from socketserver import ThreadingMixIn
-from typing import Any, Final
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+from typing import Final
 
-import structlog
-from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client import CollectorRegistry, generate_latest
 
 from runtime.address import format_address
+from runtime.errors import ProtocolError
 from runtime.security.bearer_keys import BearerKeys
+from runtime.streams.door import Door, Talk, received, sent
 
-SILENCE_TIMEOUT_S: Final = 5.0
-
-log = structlog.get_logger()
-
-WsgiApp = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
+REQUEST_TIMEOUT_S: Final = 5.0  # from the connection to the last byte of the answer
+MAX_HEAD_BYTES: Final = 8192
 
 
 class MetricsServer:
     """`keys`: a scraper has to show one of them; None: anybody may scrape."""
 
     def __init__(self, registry: CollectorRegistry, keys: BearerKeys | None) -> None:
-        app: WsgiApp = make_wsgi_app(registry)
-        self._app = app if keys is None else _guarded(app, keys)
-        self._server: WSGIServer | None = None
-        self._thread: threading.Thread | None = None
+        self._registry = registry
+        self._keys = keys
+        self._door: Door[None] | None = None
 
     def serve(self, host: str) -> str:
         """Returns HOST:PORT. Raises OSError."""
-        self._server = (_Ipv6Server if ":" in host else _Server)((host, 0), _Handler)
-        self._server.set_app(self._app)
-        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
-        self._thread.start()
-        return format_address(host, self._server.server_port)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, 0), family=family)
+        address = format_address(host, listener.getsockname()[1])
+        self._door = Door("metrics", [listener], self._answered, REQUEST_TIMEOUT_S, lambda sock, _: sock.close())
+        return address
 
     def close(self) -> None:
-        if self._server is not None and self._thread is not None:
-            self._server.shutdown()
-            self._server.server_close()
-            self._thread.join()
+        if self._door is not None:
+            self._door.close(REQUEST_TIMEOUT_S)
 
+    def _answered(self, sock: socket.socket) -> Talk[None]:
+        head = b""
+        while b"\r\n\r\n" not in head:
+            if len(head) > MAX_HEAD_BYTES:
+                raise ProtocolError("a scraper", f"sent a head of more than {MAX_HEAD_BYTES} bytes")
+            head += yield from received(sock, MAX_HEAD_BYTES)
+        request, *lines = head.decode("latin-1").split("\r\n")
+        fields = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        status, header, body = self._answer(request, fields)
+        lengths = f"Content-Length: {len(body)}\r\nConnection: close"
+        yield from sent(sock, f"HTTP/1.1 {status}\r\n{header}\r\n{lengths}\r\n\r\n".encode("latin-1") + body)
 
-class _Server(ThreadingMixIn, WSGIServer):
-    daemon_threads = True
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        log.debug("metrics not told", client=client_address, exc_info=True)
-
-
-class _Ipv6Server(_Server):
-    address_family = socket.AF_INET6
-
-
-class _Handler(WSGIRequestHandler):
-    timeout = SILENCE_TIMEOUT_S  # for who connects and asks nothing
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (its name)
-        """Logs nothing: each scrape would be a line."""
-
-
-def _guarded(app: WsgiApp, keys: BearerKeys) -> WsgiApp:
-    def guarded(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-        if keys.accepts(environ.get("HTTP_AUTHORIZATION", "").encode("latin-1")):
-            return app(environ, start_response)
-        start_response("401 Unauthorized", [("WWW-Authenticate", "Bearer"), ("Content-Type", "text/plain")])
-        return [b"the metrics want an API key: Authorization: Bearer KEY\n"]
-
-    return guarded
+    def _answer(self, request: str, fields: dict[str, str]) -> tuple[str, str, bytes]:
+        """Status, one line of the head, and body."""
+        plain = "Content-Type: text/plain"
+        if self._keys is not None and not self._keys.accepts(fields.get("authorization", "").encode("latin-1")):
+            sentence = b"the metrics want an API key: Authorization: Bearer KEY\n"
+            return "401 Unauthorized", f"WWW-Authenticate: Bearer\r\n{plain}", sentence
+        if not request.startswith("GET "):
+            return "405 Method Not Allowed", f"Allow: GET\r\n{plain}", b"the metrics are read by GET\n"
+        return "200 OK", "Content-Type: text/plain; version=0.0.4; charset=utf-8", generate_latest(self._registry)

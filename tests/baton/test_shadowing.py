@@ -56,6 +56,6 @@ def test_a_command_that_imports_the_hidden_package_itself_is_refused(tmp_path: P
 def test_every_package_but_the_face_is_checked_and_that_takes_no_time() -> None:
     include = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]["include"]
     assert {name.removesuffix("*") for name in include} == {"baton", *PACKAGES}
-    begin_s = time.perf_counter()
+    begin_s = time.process_time()
     refuse_shadowed()
-    assert time.perf_counter() - begin_s < 0.05  # 1 ms alone; a busy machine takes longer
+    assert time.process_time() - begin_s < 0.05  # 1 ms of this process's own time, however busy the machine is

@@ -15,8 +15,8 @@ import h11
 
 from baton_proto.generated import inference_pb2 as pb
 from runtime.calls.router import Client
+from tests.chaos.judging.verdict import Outcome
 from tests.chaos.plan import Ask
-from tests.chaos.verdict import Outcome
 
 DEADLINE_S = 40.0  # of a request
 HUNG_GRACE_S = 10.0  # beyond it

@@ -12,11 +12,9 @@ from functools import partial
 import nats
 import nats.errors
 
-from tests.chaos.clocks import why_no_clocks
-from tests.chaos.disk import why_no_small_disk
-from tests.chaos.fleet import Fleet
-from tests.chaos.hosts import why_no_namespaces, why_no_netem
-from tests.chaos.limits import (
+from tests.chaos.machine.disk import why_no_small_disk
+from tests.chaos.machine.hosts import Host, why_no_netem
+from tests.chaos.machine.limits import (
     lower_descriptors,
     lower_file_size,
     lower_memory,
@@ -26,9 +24,11 @@ from tests.chaos.limits import (
     why_no_limits,
     why_no_thread_limit,
 )
-from tests.chaos.member import Kind, Member
+from tests.chaos.machine.wires import WiredHost
 from tests.chaos.plan import Odds, Strike
-from tests.chaos.scenarios import Scenario
+from tests.chaos.service.fleet import Fleet
+from tests.chaos.service.member import Kind, Member
+from tests.chaos.service.scenarios import Scenario
 
 NATS_TIMEOUT_S = 5.0
 
@@ -204,35 +204,81 @@ async def _full_disk(fleet: Fleet, strike: Strike) -> AsyncIterator[None]:
 @asynccontextmanager
 async def _clock_jumps(fleet: Fleet, strike: Strike) -> AsyncIterator[None]:
     """By up to an hour, forth or back, and back to the right time afterwards. It may cost nothing at all."""
-    members = [member for member in fleet.of("prefill", "decode", "router") if member.ready]
-    member = members[strike.target % len(members)] if members else None
-    offset = (strike.target * 37) % 7200 - 3600
-    if member is not None:
-        member.set_clock(f"{offset:+d}")
+    clocks = [one.clock for one in fleet.of("prefill", "decode", "router") if one.ready and one.clock is not None]
+    clock = clocks[strike.target % len(clocks)] if clocks else None
+    if clock is not None:
+        clock.set((strike.target * 37) % 7200 - 3600)
     try:
         yield
     finally:
-        if member is not None:
-            member.set_clock("+0")
+        if clock is not None:
+            clock.set(0)
+
+
+def _host(fleet: Fleet, strike: Strike) -> Host:
+    return fleet.hosts[strike.target % len(fleet.hosts)]
+
+
+def _members_on(fleet: Fleet, host: Host) -> list[Member]:
+    return [member for member in fleet.members.values() if member.host == host and member.kind != "nats"]
 
 
 @asynccontextmanager
-async def _network(fleet: Fleet, strike: Strike, netem: Sequence[str]) -> AsyncIterator[None]:
-    """Without `netem` the cable is pulled, which warrants errors; lost and late packets warrant none."""
-    host = fleet.hosts[strike.target % len(fleet.hosts)]
-    members = (
-        [] if netem else [member for member in fleet.members.values() if member.host == host and member.kind != "nats"]
-    )
-    async with _unable(fleet, members, strike.fault):
-        host.disturb(*netem) if netem else host.cable("down")
+async def _network_cut(fleet: Fleet, strike: Strike) -> AsyncIterator[None]:
+    host = _host(fleet, strike)
+    async with _unable(fleet, _members_on(fleet, host), strike.fault):
+        host.cable("down")
         try:
             yield
         finally:
-            host.disturb() if netem else host.cable("up")
+            host.cable("up")
+
+
+@asynccontextmanager
+async def _connections_reset(fleet: Fleet, strike: Strike) -> AsyncIterator[None]:
+    """Every connection to or from a host breaks at one instant, and may be made again at once."""
+    host = _host(fleet, strike)
+    assert isinstance(host, WiredHost)
+    async with _unable(fleet, _members_on(fleet, host), strike.fault):
+        host.reset()
+    yield
+
+
+@asynccontextmanager
+async def _packets_lost(fleet: Fleet, strike: Strike) -> AsyncIterator[None]:
+    """Warrants no error, as late ones do not."""
+    host = _host(fleet, strike)
+    host.lose(0.2)
+    try:
+        yield
+    finally:
+        host.lose(0)
+
+
+@asynccontextmanager
+async def _packets_delayed(fleet: Fleet, strike: Strike) -> AsyncIterator[None]:
+    host = _host(fleet, strike)
+    host.delay(0.02, 0.14)
+    try:
+        yield
+    finally:
+        host.delay(0, 0)
 
 
 def _several_hosts(scenario: Scenario) -> bool:
     return scenario.hosts > 1
+
+
+def _wired(scenario: Scenario) -> bool:
+    return scenario.network == "wires"
+
+
+def _supervised(scenario: Scenario) -> bool:
+    return scenario.planner
+
+
+def _in_namespaces(scenario: Scenario) -> bool:
+    return scenario.network == "namespaces"
 
 
 WORKERS: tuple[Kind, ...] = ("prefill", "decode")
@@ -244,6 +290,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(Odds("drain", 4), _drain),
     Fault(Odds("stop", 8, (0.05, 1.5), 15.0), partial(_hang, kinds=WORKERS)),
     Fault(Odds("stop router", 2, (0.05, 1.0), 8.0), partial(_hang, kinds=("router",))),
+    Fault(Odds("kill supervisor", 2), partial(_kill, kinds=("supervisor",)), fits=_supervised),
+    Fault(Odds("stop supervisor", 6, (0.1, 2.0), 12.0), partial(_hang, kinds=("supervisor",)), fits=_supervised),
     Fault(Odds("NATS killed", 3, (0.1, 1.5), 10.0), partial(_nats_killed, wiped=False)),
     Fault(Odds("NATS lost its storage", 2, (0.1, 1.5), 10.0), partial(_nats_killed, wiped=True)),
     Fault(Odds("NATS streams deleted", 3), _streams_deleted),
@@ -264,20 +312,13 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(Odds("few threads", 3, (0.3, 1.5), 5.0), _few_threads, why_no_thread_limit),
     Fault(Odds("full disk", 3, (0.3, 1.5), 5.0), _full_disk, why_no_small_disk),
-    Fault(Odds("clock jumps", 20, (0.3, 1.5), 5.0), _clock_jumps, why_no_clocks, lambda scenario: scenario.clocks),
-    Fault(Odds("network cut", 8, (0.1, 1.5), 12.0), partial(_network, netem=()), why_no_namespaces, _several_hosts),
-    Fault(
-        Odds("packets lost", 6, (0.5, 2.0), 8.0),
-        partial(_network, netem=("loss", "20%")),
-        why_no_netem,
-        _several_hosts,
-    ),
-    Fault(
-        Odds("packets delayed", 6, (0.5, 2.0), 8.0),
-        partial(_network, netem=("delay", "80ms", "60ms")),
-        why_no_netem,
-        _several_hosts,
-    ),
+    Fault(Odds("clock jumps", 20, (0.3, 1.5), 5.0), _clock_jumps, fits=lambda scenario: scenario.clocks),
+    Fault(Odds("network cut", 8, (0.1, 1.5), 12.0), _network_cut, fits=_several_hosts),
+    Fault(Odds("connections reset", 6), _connections_reset, fits=_wired),
+    Fault(Odds("packets lost", 6, (0.5, 2.0), 8.0), _packets_lost, fits=_wired),
+    Fault(Odds("packets delayed", 6, (0.5, 2.0), 8.0), _packets_delayed, fits=_wired),
+    Fault(Odds("packets lost, netem", 6, (0.5, 2.0), 8.0), _packets_lost, why_no_netem, _in_namespaces),
+    Fault(Odds("packets delayed, netem", 6, (0.5, 2.0), 8.0), _packets_delayed, why_no_netem, _in_namespaces),
 )
 BY_NAME = {fault.odds.name: fault for fault in FAULTS}
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.chaos.scenarios import Scenario
+from tests.chaos.service.scenarios import Scenario
 from tests.tiny_model import VOCAB_SIZE
 
 SHARED_PROMPTS = 12  # beginnings that prompts share, so that prefixes hit

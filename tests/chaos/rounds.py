@@ -8,15 +8,15 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.chaos import leaks
 from tests.chaos.asking import WEIGHTS, ask
 from tests.chaos.faults import strike_in, usable
-from tests.chaos.fleet import Fleet, pair, running_fleet
-from tests.chaos.oracle import Oracle, running_oracle
+from tests.chaos.judging import leaks
+from tests.chaos.judging.tally import Tally
+from tests.chaos.judging.verdict import Outcome, judge
 from tests.chaos.plan import Ask, Round, plan_round
-from tests.chaos.scenarios import Engine, Scenario, scenario_of
-from tests.chaos.tally import Tally
-from tests.chaos.verdict import Outcome, judge
+from tests.chaos.service.fleet import Fleet, pair, running_fleet
+from tests.chaos.service.oracle import Oracle, running_oracle
+from tests.chaos.service.scenarios import Device, Engine, Scenario, scenario_of
 from tests.tiny_model import write_tiny_model
 
 SLOW_ROUND_S = 10.0
@@ -28,6 +28,7 @@ class Game:
     """`seed`, `first`: which rounds. `names`: scenarios that take turns. `without`: faults that are never drawn.
 
     `go_on(number)`: whether another round is to be played. `tell`: hears a line per stretch, slow round and failure.
+    `note`: hears now and then how far the game is.
     """
 
     seed: int
@@ -37,7 +38,8 @@ class Game:
     tell: Callable[[str], None]
     first: int = 0
     without: tuple[str, ...] = ()
-    after_stretch: Callable[[Tally], None] = lambda tally: None
+    note: Callable[[Tally], None] = lambda tally: None
+    device: Device = "cpu"
     _struck: str = ""  # in the round that is played
     tally: Tally = field(default_factory=Tally)
     _oracles: dict[Engine, Oracle] = field(default_factory=dict)
@@ -61,7 +63,7 @@ class Game:
         fleet: Fleet | None = None
         try:
             async with running_fleet(
-                scenario, self.folder / f"{scenario.name}-{first}", self._model(scenario.engine)
+                scenario, self.folder / f"{scenario.name}-{first}", self._model(scenario.engine), self.device
             ) as fleet:
                 while self.go_on(number) and scenario_of(number, self.names) is scenario:
                     plan = plan_round(self.seed, number, scenario, odds, WEIGHTS)
@@ -69,6 +71,7 @@ class Game:
                     number += 1
                     if number % LOOK_EVERY == 0:
                         await self._look(fleet, number, looks)
+                        self.note(self.tally)
                 await self._look(fleet, number, looks)
         except TimeoutError as error:
             self._fail(number, scenario, f"the service did not recover: {error}")
@@ -81,13 +84,15 @@ class Game:
             self._fail(number, scenario, f"tests/chaos itself failed: {error!r}")
             number += 1
         grown = leaks.growth(looks)
-        self.tally.note_growth(scenario.name, grown)
-        for problem in [*grown.problems, *(fleet.problems if fleet else [])]:
+        self.tally.grown.append(grown)
+        left = fleet.left_files if fleet else []
+        self.tally.leaked["files"] += len(left)
+        for problem in [*grown.problems, *(fleet.problems if fleet else []), *(f"left behind: {one}" for one in left)]:
             self._fail(number, scenario, problem)
         self.tally.deaths += fleet.deaths if fleet else 0
         seconds = time.monotonic() - start_s
-        self.tally.stretch(scenario.name, number - first, seconds)
-        self.after_stretch(self.tally)
+        self.tally.seconds_of[scenario.name] += round(seconds)
+        self.note(self.tally)
         self.tell(f"{scenario.name:<12} rounds {first}-{number - 1} in {seconds:5.1f} s   {self.tally.line()}")
         return number
 
@@ -106,14 +111,14 @@ class Game:
         outcomes = await asyncio.gather(*(one(what) for what in plan.asks))
         await asyncio.gather(*strikes)
         for outcome, right in zip(outcomes, await asyncio.gather(*expected), strict=True):
-            workers = [pair(outcome.router, member.name) for member in fleet.of("prefill", "decode")]
-            decode = [pair(outcome.router, member.name) for member in fleet.of("decode")]
+            roles = {pair(outcome.router, name): kind for name, kind in fleet.known.items() if kind != "router"}
+            workers, decode = list(roles), [name for name, kind in roles.items() if kind == "decode"]
             judged = judge(outcome, right, fleet.timeline, decode, workers)
             if self.tally.count(outcome, judged):
                 self._fail(plan.number, fleet.scenario, f"{outcome.ask.way}: {judged.verdict}: {judged.why}")
         for strike in plan.strikes:
             self.tally.faults[strike.fault] += 1
-        self.tally.rounds += 1
+        self.tally.rounds_of[fleet.scenario.name] += 1
         ended_s = time.monotonic()
         await self._idle(fleet, plan.number)
         whole_s, idle_s = time.monotonic() - start_s, time.monotonic() - ended_s
@@ -134,16 +139,16 @@ class Game:
         """A worker that leaks is told of once: it starts again, so that the next rounds can find something else."""
         while fleet.problems:
             self._fail(number, fleet.scenario, fleet.problems.pop(0))
-        for worker_id, problem in (await leaks.until_idle(fleet)).items():
-            self.tally.leaked += 1
-            self._fail(number, fleet.scenario, f"{worker_id}: {problem}")
+        for worker_id, left in (await leaks.until_idle(fleet)).items():
+            self.tally.leaked.update(blocks=left.blocks, leases=left.leases)
+            self._fail(number, fleet.scenario, f"{worker_id}: {left.problem}")
             fleet.members[worker_id].expected_end = True
             await fleet.members[worker_id].kill()
 
     async def _oracle(self, engine: Engine) -> Oracle:
         if engine not in self._oracles:
             model = self._model(engine)
-            context = running_oracle(engine, self.folder / f"oracle-{engine}", model)
+            context = running_oracle(engine, self.folder / f"oracle-{engine}", model, self.device)
             self._oracles[engine] = await self._stack.enter_async_context(context)
         return self._oracles[engine]
 

@@ -7,11 +7,11 @@ import pytest
 from tests.chaos import asking
 from tests.chaos.asking import WAYS, WEIGHTS, Door
 from tests.chaos.faults import BY_NAME, FAULTS, usable
-from tests.chaos.leaks import Look, growth, slope
+from tests.chaos.judging.leaks import Look, growth, slope
+from tests.chaos.judging.timeline import Timeline
+from tests.chaos.judging.verdict import Expected, Judged, Outcome, Verdict, judge
 from tests.chaos.plan import Ask, plan_round
-from tests.chaos.scenarios import SCENARIOS, STRETCH, scenario_of
-from tests.chaos.timeline import Timeline
-from tests.chaos.verdict import Expected, Judged, Outcome, Verdict, judge
+from tests.chaos.service.scenarios import SCENARIOS, STRETCH, scenario_of
 
 ODDS = [fault.odds for fault in FAULTS]
 ASK = Ask(0, 0.0, 0, "gRPC", (5, 6), {"max_tokens": 3})

@@ -76,7 +76,7 @@ async def test_a_snapshot_holds_what_the_events_up_to_its_id_say(
         assert all(answer.finish == "length" for answer in answers)
         snapshots.append(await worker.snapshot())
         last_event_id = (await worker.until_idle()).load.last_event_id
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while len(batches) < last_event_id:
             await asyncio.sleep(0.01)
     await nats.close()

@@ -165,7 +165,7 @@ class RawPeer:
         else:
             self.sock = socket.create_connection(parse_address(grant.endpoint.tcp_address))
         self.sock.settimeout(TIMEOUT_S)
-        self.channel: Channel[wire.ToPrefill] = Channel(self.sock, wire.to_prefill_decoder, "the decode worker")
+        self.channel: Channel[wire.ToPrefill] = Channel(self.sock, wire.decode_to_prefill, "the decode worker")
         self.fds: list[int] = []
         self.grant = grant
         if greet:

@@ -45,7 +45,7 @@ class RawDecode:
     def _serve(self) -> None:
         sock, _ = self._listener.accept()
         with sock:
-            channel: Channel[wire.ToDecode] = Channel(sock, wire.to_decode_decoder, "the prefill worker")
+            channel: Channel[wire.ToDecode] = Channel(sock, wire.decode_to_decode, "the prefill worker")
             try:
                 while (message := channel.receive()) is not None:
                     self._messages.put(message)

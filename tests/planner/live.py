@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from baton.service.live_planner import live_planner
+from baton.service.planning.live_planner import live_planner
 from baton_proto.generated import inference_pb2 as pb
 from baton_proto.planner import Role
 from baton_proto.planner_control import Order, Release, Scale

@@ -22,7 +22,7 @@ from runtime.nats.subjects import planner_subject
 from tests.planner.observations import observation, workers
 from tests.planner.test_loop import CONFIG, Processes
 
-TIMEOUT_S = 5.0
+TIMEOUT_S = 30.0
 
 
 @dataclass

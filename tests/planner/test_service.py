@@ -21,7 +21,7 @@ from runtime.nats.client import connect
 from tests.planner.observing.test_live_observer import say
 from tests.planner.test_loop import Processes
 
-WAIT_S = 10.0
+WAIT_S = 30.0
 CONFIG = ServingConfig(model="mock", planner=PlannerConfig(interval_s=0.2))
 
 

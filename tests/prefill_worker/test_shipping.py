@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from baton_proto.decoding import decoder
 from baton_proto.sampling import SamplingParams
-from baton_proto.worker import FirstToken, decoder
+from baton_proto.worker import FirstToken
 from engine.core.batch import Batch, LayerDone, SampledToken, StepDone
 from engine.core.block_manager import BlockManager
 from engine.core.engine import Engine
@@ -27,7 +28,7 @@ from prefill_worker.shipping import Shipping, ShippingJob
 from runtime.config.serving import TransferConfig
 
 LAYOUT = SlabLayout(num_layers=4, num_blocks=64, num_kv_heads=2, block_size=16, head_dim=8, dtype="float32")
-TIMEOUT_S = 10.0
+TIMEOUT_S = 30.0
 
 
 def kv_value(layer: int, token_id: int, position: int) -> float:
@@ -159,6 +160,29 @@ def test_the_decode_side_gets_every_token_of_every_layer(pair: Pair, length: int
     assert torch.equal(arrived(pair, blocks), expected(tokens, 0))
     assert pair.results.get(timeout=TIMEOUT_S).ok
     assert pair.problems() == []
+
+
+@pytest.mark.parametrize("name", ["kv-send", "kv-answers"])
+def test_a_prompt_for_whose_link_no_thread_can_be_started_ends_and_leaves_no_block(
+    pair: Pair, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def start_others(thread: threading.Thread) -> None:
+        if thread.name.startswith(name):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start_others)
+        pair.ship([1] * 40, [1, 2, 3])
+        result = pair.results.get(timeout=TIMEOUT_S)
+        assert not result.ok
+        assert "can't start new thread" in result.reason
+    pair.until_released()
+    assert pair.problems() == []
+    pair.ship([1] * 40, [1, 2, 3])
+    assert pair.results.get(timeout=TIMEOUT_S).ok
 
 
 def test_a_cached_prefix_here_is_shipped_and_one_over_there_is_not(pair: Pair) -> None:

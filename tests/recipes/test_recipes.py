@@ -38,7 +38,8 @@ from baton_proto.sampling import Needs
 from engine.core.sequence import Sequence
 from engine.runners.sampler import Sampler
 from router.api.grpc.messages import options_of
-from router.api.http.openai_types import ChatBody, CompletionBody, parse_body
+from router.api.http.openai_types import ChatBody, CompletionBody
+from router.api.http.request_body import parse_body
 from router.api.sampling_options import check_sampling
 from runtime.errors import InvalidRequestError
 

@@ -84,6 +84,7 @@ def make_frontend(generator: ScriptedGenerator, not_ready: str | None = None) ->
         not_ready=lambda: not_ready,
         request_timeout_s=60.0,
         max_body_bytes=1 << 20,
+        max_buffered_bytes=1 << 22,
     )
 
 

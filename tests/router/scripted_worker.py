@@ -13,6 +13,7 @@ import grpc
 import numpy as np
 from msgspec import Struct
 
+from baton_proto.decoding import decoder
 from baton_proto.discovery import WorkerLoad, WorkerRecord
 from baton_proto.kv_events import Stored
 from baton_proto.worker import (
@@ -32,7 +33,6 @@ from baton_proto.worker import (
     Submit,
     WorkerCommand,
     decode_greeting,
-    decoder,
     encode,
 )
 from runtime.discovery.directory import Change
@@ -167,7 +167,7 @@ class ScriptedWorker:
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """For what the router does."""
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(30):
             while not condition():
                 self._news.clear()
                 await self._news.wait()

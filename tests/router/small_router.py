@@ -72,7 +72,7 @@ class Router:
         self.queue.wake()
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(30):
             while not condition():
                 self._changed.clear()
                 await self._changed.wait()

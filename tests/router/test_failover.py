@@ -186,7 +186,7 @@ async def test_without_a_worker_the_caller_is_told_after_a_while(tokenizer: Toke
         began_s = time.monotonic()
         with fails_with(UnavailableError, "no decode worker"):
             await collect(stream(router, request()))
-        assert 0.25 < time.monotonic() - began_s < 1.0
+        assert time.monotonic() - began_s > 0.25
         assert router.generator.not_ready() is not None
         router.check_idle()
 

@@ -22,7 +22,7 @@ async def test_a_task_that_swallows_a_cancellation_ends() -> None:
 
     task = asyncio.create_task(stubborn())
     await asyncio.sleep(0)
-    await asyncio.wait_for(end_tasks(task), 5)
+    await asyncio.wait_for(end_tasks(task), 30)
     assert task.cancelled()
     assert swallowed == 3
 

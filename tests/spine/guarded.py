@@ -45,7 +45,7 @@ class Guarded:
 
     @property
     def flags(self) -> list[str]:
-        """With which commands are let in."""
+        """With which a user's commands are let in."""
         return ["--api-key-file", str(self.folder / "api"), "--ca-file", str(self.folder / "ca.pem")]
 
     def ports(self, *kinds: str) -> list[int]:
@@ -115,8 +115,7 @@ def guarded_service(folder: Path) -> Iterator[Guarded]:
                 break
         else:
             raise AssertionError((folder / "up.log").read_text())
-        (key_file,) = (folder / "baton").iterdir()
-        cluster = ClusterKey(Secret(key_file.read_text().split()[0]))
+        cluster = ClusterKey(Secret((folder / "baton" / "default" / "cluster.key").read_text()))
         service = Guarded(process, folder, api_key, cluster, lines, {})
         service.kinds = kinds_of(service)
         pids = {one.pid for one in service.processes()}

@@ -22,19 +22,19 @@ async def inspect_all(service: Service) -> list[InspectReport]:
     return list(await asyncio.gather(*(inspect(service, worker_id) for worker_id in ids)))
 
 
-async def until_running(service: Service, worker_id: str, timeout_s: float = 10) -> None:
+async def until_running(service: Service, worker_id: str, timeout_s: float = 45) -> None:
     async with asyncio.timeout(timeout_s):
         while not (await inspect(service, worker_id)).load.running:
             await asyncio.sleep(POLL_S)
 
 
-async def until_gone(service: Service, worker_id: str, timeout_s: float = 10) -> None:
+async def until_gone(service: Service, worker_id: str, timeout_s: float = 45) -> None:
     async with asyncio.timeout(timeout_s):
         while worker_id in service.workers("prefill") + service.workers("decode"):
             await asyncio.sleep(POLL_S)
 
 
-async def until_idle(service: Service, timeout_s: float = 10) -> float:
+async def until_idle(service: Service, timeout_s: float = 45) -> float:
     """Waits until no worker holds a block or a lease; returns how long that took. All accounts are in order then."""
     start_s = time.monotonic()
     reports: list[InspectReport] = []
@@ -60,7 +60,7 @@ def _busy(report: InspectReport) -> bool:
     return bool(load.running or load.waiting or load.blocks_used or load.leases)
 
 
-async def until_used(service: Service, timeout_s: float = 10) -> None:
+async def until_used(service: Service, timeout_s: float = 45) -> None:
     """Waits until the router uses every worker whose process lives."""
     alive = {*service.workers("prefill"), *service.workers("decode")}
     async with asyncio.timeout(timeout_s):
@@ -71,7 +71,7 @@ async def until_used(service: Service, timeout_s: float = 10) -> None:
             await asyncio.sleep(POLL_S)
 
 
-async def until_tree_is_right(service: Service, timeout_s: float = 10) -> None:
+async def until_tree_is_right(service: Service, timeout_s: float = 45) -> None:
     """Waits until the router's tree has applied every event that the workers have published, and has no complaint."""
     async with asyncio.timeout(timeout_s):
         while True:

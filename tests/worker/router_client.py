@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from baton_proto.decoding import decoder
 from baton_proto.discovery import WorkerLoad
 from baton_proto.kv_events import DEFAULT_HASH_SEED
 from baton_proto.sampling import SamplingParams, TokenLogprobs
@@ -22,7 +23,6 @@ from baton_proto.worker import (
     StepMessage,
     Submit,
     WorkerReport,
-    decoder,
 )
 from runtime.streams.message_stream import open_stream
 from tests.worker.worker_process import WorkerProcess

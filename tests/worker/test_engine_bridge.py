@@ -65,7 +65,7 @@ def sequence(max_tokens: int) -> Sequence:
 
 async def test_step_outputs_arrive_on_the_event_loop_with_the_load_of_their_moment(history: History) -> None:
     history.bridge.post(lambda engine: engine.add(sequence(3)))
-    await asyncio.wait_for(history.finished.wait(), 5)
+    await asyncio.wait_for(history.finished.wait(), 30)
     *tokens, load = history.items
     assert tokens == [[7], [7], [7]]
     assert (load.running, load.steps, load.blocks_total) == (0, 3, 64)
@@ -98,17 +98,35 @@ async def test_the_end_of_a_broken_engine_is_told(history: History) -> None:
 
     history.bridge.post(lambda engine: setattr(engine, "step", break_down))
     with pytest.raises(RuntimeError, match="bookkeeping"):
+        await asyncio.wait_for(history.bridge.ended(), 30)
+
+
+async def test_posted_work_that_raises_is_a_fault_and_leaves_nobody_waiting(history: History) -> None:
+    history.bridge.post(lambda _: 1 // 0, history.items.append)
+    with pytest.raises(ZeroDivisionError):
         await asyncio.wait_for(history.bridge.ended(), 5)
+
+
+@pytest.mark.parametrize("loop_factory", [EngineLoop, TimedLoop])
+async def test_a_step_whose_owner_fails_on_it_is_a_fault_and_is_told_nevertheless(loop_factory: LoopFactory) -> None:
+    history = History(loop_factory)
+    history.bridge._on_step_here = lambda output: output.outputs[0].no_such_field  # type: ignore[attr-defined]
+    history.bridge.start()
+    history.bridge.post(lambda engine: engine.add(sequence(1)))
+    with pytest.raises(AttributeError):
+        await asyncio.wait_for(history.bridge.ended(), 5)
+    await asyncio.wait_for(history.finished.wait(), 5)
+    await history.bridge.stop(5)
 
 
 async def test_a_call_to_an_engine_that_has_stopped_does_not_hang(history: History) -> None:
     await history.bridge.stop(5)
     with pytest.raises(UnavailableError):
-        await asyncio.wait_for(history.bridge.call(lambda _: None), 5)
-    await asyncio.wait_for(history.bridge.ended(), 5)
+        await asyncio.wait_for(history.bridge.call(lambda _: None), 30)
+    await asyncio.wait_for(history.bridge.ended(), 30)
 
 
 async def test_what_other_threads_ask_for_is_done_too(history: History) -> None:
     await asyncio.to_thread(history.bridge.post, lambda engine: engine.add(sequence(3)))
-    await asyncio.wait_for(history.finished.wait(), 5)
+    await asyncio.wait_for(history.finished.wait(), 30)
     assert history.threads == {threading.get_ident()}

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from baton_proto.decoding import decoder
 from baton_proto.discovery import WorkerLoad
 from baton_proto.sampling import SamplingParams, TokenLogprobs
 from baton_proto.worker import (
@@ -22,7 +23,6 @@ from baton_proto.worker import (
     Submit,
     WorkerReport,
     decode_greeting,
-    decoder,
 )
 from runtime.errors import ProtocolError
 from runtime.streams.message_stream import ENDED, MessageStream, dial
@@ -77,7 +77,7 @@ class Router:
         return self.stream._transport
 
     async def read(self) -> StepMessage:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             message = await self.stream.receive(decoder(WorkerReport))
         assert isinstance(message, StepMessage)
         return message
@@ -148,13 +148,13 @@ async def test_a_router_that_leaves_is_reported(steps: Fixture, end: str) -> Non
         call.stream.abort("gone")
     else:
         call.stream.close()
-    assert await asyncio.wait_for(steps.memory.gone.get(), 5) is router
+    assert await asyncio.wait_for(steps.memory.gone.get(), 30) is router
 
 
 async def test_a_malformed_command_ends_that_stream_alone(steps: Fixture) -> None:
     bad, good = await steps.open("bad"), await steps.open("good")
     bad.stream.send(Failure("no", "command", False))
-    assert (await asyncio.wait_for(steps.memory.gone.get(), 5)).router_id == "bad"
+    assert (await asyncio.wait_for(steps.memory.gone.get(), 30)).router_id == "bad"
     with pytest.raises(ProtocolError, match="cannot be decoded"):
         await bad.read()
     good.stream.send(SUBMIT)
@@ -192,7 +192,7 @@ async def test_closing_ends_the_stream_after_the_last_news(steps: Fixture) -> No
     router.send(Delta("r1", finish="stop"))
     steps.streams.close()
     assert (await call.read()).deltas == [Delta("r1", finish="stop")]
-    assert await asyncio.wait_for(call.stream.ended(), 5) == ENDED
+    assert await asyncio.wait_for(call.stream.ended(), 30) == ENDED
 
 
 async def test_the_news_of_one_request_join_in_order_and_end_as_the_last_of_them_does(steps: Fixture) -> None:
@@ -210,3 +210,15 @@ async def test_the_news_of_one_request_join_in_order_and_end_as_the_last_of_them
         Delta("r1", [1, 2, 3], [one, two, three], 16, handoff, "stop", 3),
         Delta("r2", [7], failure=Failure("internal", "broken", False)),
     ]
+
+
+async def test_a_stream_whose_handler_fails_is_closed() -> None:
+    async def fail(stream: MessageStream, peer: str) -> None:
+        raise OSError("no space left on device")
+
+    server = StreamServer(OURS, {STEPS: fail})
+    stream = await dial(await server.start("127.0.0.1"), "decode-0")
+    stream.send(Hello(MAJOR, "router-0", incarnation=42))
+    assert await stream.receive(decode_greeting) == OURS
+    await asyncio.wait_for(stream.ended(), 10)
+    await server.stop(1.0)

@@ -12,7 +12,7 @@ from baton.cli.terminal.access import Access
 from baton.cli.terminal.answering import message_fields
 from baton.cli.terminal.asking import ask
 from baton.cli.terminal.exit_codes import ExitCode
-from baton.cli.terminal.output import console
+from baton.cli.terminal.output import console, print_table
 from baton_proto.generated import inference_pb2 as pb
 
 DIFF_TIMEOUT_S = 30.0
@@ -43,7 +43,7 @@ def diff(
     max_blocks: Annotated[int, typer.Option("--blocks", min=0, metavar="N", help="Differing blocks to list.")] = 10,
     timeout_s: options.WaitOption = DIFF_TIMEOUT_S,
     address: options.AddressOption = options.DEFAULT_ADDRESS,
-    api_key_file: options.ApiKeyFileOption = None,
+    operator_key_file: options.OperatorKeyFileOption = None,
     ca_file: options.CaFileOption = None,
     as_json: options.JsonOption = False,
 ) -> None:
@@ -53,7 +53,7 @@ def diff(
     went on too fast to compare.
     """
     wanted = pb.DiffRequest(worker_ids=workers or [], max_blocks=max_blocks)
-    access = Access(address, api_key_file, ca_file)
+    access = Access(address, None, ca_file, operator_key_file)
     diffs = ask(access, timeout_s, lambda client: client.diff(wanted, timeout_s))
     if as_json:
         typer.echo(json.dumps({"workers": [_fields(diff) for diff in diffs]}))
@@ -78,7 +78,7 @@ def _show(diffs: Sequence[pb.WorkerDiff]) -> None:
         compared = diff.verdict in (pb.DIFF_VERDICT_EQUAL, pb.DIFF_VERDICT_DIFFERENT)
         numbers = map(str, counts) if compared else "-" * len(counts)
         table.add_row(diff.worker_id, WORDS[diff.verdict], *numbers, diff.note)
-    out.print(table)
+    print_table(out, table)
     for diff in diffs:
         for kind, words in KINDS.items():
             hashes = getattr(diff, f"{kind}_hashes")

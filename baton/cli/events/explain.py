@@ -11,7 +11,7 @@ from baton.cli.terminal import options
 from baton.cli.terminal.access import Access
 from baton.cli.terminal.answering import message_fields
 from baton.cli.terminal.asking import ask
-from baton.cli.terminal.output import console
+from baton.cli.terminal.output import console, print_table
 from baton.cli.terminal.token_list import token_ids
 from baton_proto.generated import inference_pb2 as pb
 from baton_proto.placement_words import BARRED, LEFT_OUT, REASONS
@@ -34,7 +34,7 @@ def explain(
     ] = None,
     timeout_s: options.WaitOption = options.STATUS_TIMEOUT_S,
     address: options.AddressOption = options.DEFAULT_ADDRESS,
-    api_key_file: options.ApiKeyFileOption = None,
+    operator_key_file: options.OperatorKeyFileOption = None,
     ca_file: options.CaFileOption = None,
     as_json: options.JsonOption = False,
 ) -> None:
@@ -47,7 +47,7 @@ def explain(
     if tokens is not None:
         subject.tokens.ids.extend(token_ids(tokens))
         subject.tokens.SetInParent()
-    access = Access(address, api_key_file, ca_file)
+    access = Access(address, None, ca_file, operator_key_file)
     response = ask(access, timeout_s, lambda client: client.explain(subject, timeout_s))
     if as_json:
         typer.echo(json.dumps(_fields(response)))
@@ -61,7 +61,7 @@ def _show(response: pb.ExplainResponse) -> None:
         for line in _story(decision, rules):
             out.print(line)
         if decision.candidates:
-            out.print(_candidates(decision, rules))
+            print_table(out, _candidates(decision, rules))
         for worker in decision.left_out:
             out.print(f"not weighed: {worker.worker_id} ({worker.role}) {_why_left_out(worker)}")
         out.print()

@@ -10,7 +10,7 @@ from rich.table import Table
 from baton.cli.events import options
 from baton.cli.events.session import run_with_nats, until_stopped
 from baton.cli.terminal.options import JsonOption
-from baton.cli.terminal.output import console
+from baton.cli.terminal.output import console, print_table
 from baton.events.event_source import discovery_ttl_s
 from baton.events.lag import LagMonitor, WorkerLag
 from runtime.errors import DeadlineError, UnavailableError
@@ -102,7 +102,7 @@ def _show(workers: list[WorkerLag], as_json: bool, again: bool = False) -> None:
             f"{worker.events_per_s:.1f}",
             f"{_or_unknown(worker.blocks_cached)}/{_or_unknown(worker.blocks_total)}",
         )
-    out.print(table)
+    print_table(out, table)
 
 
 def _fields(worker: WorkerLag) -> dict[str, Any]:

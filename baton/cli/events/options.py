@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-DEFAULT_NATS_URL = "nats://127.0.0.1:4222"
+DEFAULT_NATS_URL = ""  # see terminal/service.py
 DEFAULT_TIMEOUT_S = 5.0
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
@@ -28,7 +28,15 @@ def check_name(text: str | None) -> str | None:
 
 
 NatsUrlOption = Annotated[
-    str, typer.Option("--nats-url", envvar="BATON_NATS_URL", metavar="URL", help="NATS, as `baton up` shows it.")
+    str,
+    typer.Option(
+        "--nats-url",
+        "--service",
+        envvar="BATON_NATS_URL",
+        metavar="URL or NAME",
+        help="NATS, as `baton up` shows it, or the name of a service where several run here.",
+        show_default="that of the one that runs here",
+    ),
 ]
 NamespaceOption = Annotated[
     str,

@@ -9,11 +9,12 @@ import typer
 from baton.cli.events import options
 from baton.cli.events.session import run_with_nats, until_stopped
 from baton.cli.terminal.output import human_bytes
+from baton.cli.terminal.service import nats_place
 from baton.events.event_source import discovery_ttl_s
 from baton.events.recorder import Recorder
 from baton.events.recording import RecordingWriter
+from baton.runs.run_file import find_keys
 from runtime.nats.client import NatsClient
-from runtime.security.key_file import find_keys
 
 
 def record(
@@ -30,8 +31,8 @@ def record(
 
     async def work(nats: NatsClient) -> None:
         ttl_s = await discovery_ttl_s(nats)
-        with RecordingWriter(file, namespace) as writer:
-            recorder = Recorder(nats, writer, ttl_s, timeout_s, find_keys(nats_url, namespace).cluster)
+        with RecordingWriter(file, nats.namespace) as writer:
+            recorder = Recorder(nats, writer, ttl_s, timeout_s, find_keys(*nats_place(nats_url, namespace)).cluster)
             try:
                 await recorder.start(start)
                 await until_stopped(recorder.run(), for_s, said=f"recording into {file}")

@@ -5,16 +5,18 @@ import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
+from urllib.parse import urlsplit
 
 import typer
 
 from baton.cli.terminal.exit_codes import errors_reported
+from baton.cli.terminal.service import nats_place, nothing_there
+from baton.runs.run_file import find_keys
 from runtime.config.serving import LoggingConfig
 from runtime.end_task import end_tasks
 from runtime.errors import UnavailableError
 from runtime.nats.client import NATS_ERRORS, NatsClient, connect
 from runtime.processes.serving import stop_signal
-from runtime.security.key_file import find_keys
 from runtime.security.nats_login import split_url
 from runtime.telemetry.logging import configure_logging
 
@@ -23,9 +25,11 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @asynccontextmanager
 async def nats_session(url: str, namespace: str, timeout_s: float) -> AsyncIterator[NatsClient]:
-    """Warnings go to stderr. Raises UnavailableError when NATS cannot be reached or stops answering, UnauthorizedError
-    when it does not let us in."""
+    """`url`, `namespace`: as nats_place takes them. Warnings go to stderr. Raises UnavailableError when NATS cannot be
+    reached or stops answering, UnauthorizedError when it does not let us in."""
     configure_logging(LoggingConfig(level="warning"), "baton")
+    url, namespace = nats_place(url, namespace)
+    await _reach(url, timeout_s)
     nats = await connect(url, "baton-events", namespace, timeout_s, find_keys(url, namespace).nats)
     try:
         yield nats
@@ -47,6 +51,17 @@ def run_with_nats(url: str, namespace: str, timeout_s: float, work: Callable[[Na
 
     with errors_reported():
         asyncio.run(run())
+
+
+async def _reach(url: str, timeout_s: float) -> None:
+    """Connects once, because a NATS client waits for a server that does not listen."""
+    parts = urlsplit(url if "://" in url else f"nats://{url}")
+    try:
+        async with asyncio.timeout(timeout_s):
+            _, writer = await asyncio.open_connection(parts.hostname, parts.port or 4222)
+    except (OSError, TimeoutError) as error:
+        raise nothing_there(f"NATS at {split_url(url)[0]}", "--nats-url URL") from error
+    writer.close()
 
 
 async def until_stopped(work: Coroutine[Any, Any, None], for_s: float | None = None, said: str | None = None) -> bool:

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 import typer
-from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
@@ -14,8 +13,9 @@ from baton.cli.terminal import options
 from baton.cli.terminal.access import Access
 from baton.cli.terminal.answering import message_fields
 from baton.cli.terminal.asking import ask
-from baton.cli.terminal.output import console
+from baton.cli.terminal.output import console, print_table
 from baton_proto.generated import inference_pb2 as pb
+from runtime.calls.router import Client
 
 OWNERS_SHOWN = 4
 
@@ -29,19 +29,33 @@ def tree(
     hottest: Annotated[int, typer.Option("--hottest", min=0, metavar="N", help="Prefixes reused most.")] = 5,
     timeout_s: options.WaitOption = options.STATUS_TIMEOUT_S,
     address: options.AddressOption = options.DEFAULT_ADDRESS,
-    api_key_file: options.ApiKeyFileOption = None,
+    operator_key_file: options.OperatorKeyFileOption = None,
     ca_file: options.CaFileOption = None,
     as_json: options.JsonOption = False,
 ) -> None:
     """Show which prefixes the router knows to be cached, where, and how much they are used."""
     wanted = pb.TreeRequest(max_depth=depth, max_children=children, max_runs=max_runs, max_hottest=hottest)
-    summary, runs = ask(
-        Access(address, api_key_file, ca_file), timeout_s, lambda client: client.tree(wanted, timeout_s)
-    )
+
+    async def question(client: Client) -> tuple[pb.TreeSummary, list[pb.TreeRun], pb.StatusResponse]:
+        return (*await client.tree(wanted, timeout_s), await client.status(timeout_s))
+
+    summary, runs, status = ask(Access(address, None, ca_file, operator_key_file), timeout_s, question)
     if as_json:
         typer.echo(json.dumps({"summary": _summary_fields(summary), "runs": [_run_fields(run) for run in runs]}))
     else:
-        console().print(Group(_tree(summary, runs), *([_hottest(summary)] if summary.hottest else [])))
+        _name_flipped(summary, runs, status.workers)
+        out = console()
+        out.print(_tree(summary, runs))
+        if summary.hottest:
+            print_table(out, _hottest(summary))
+
+
+def _name_flipped(summary: pb.TreeSummary, runs: Iterable[pb.TreeRun], workers: Iterable[pb.WorkerStatus]) -> None:
+    """`decode-2 (prefill)`, for a worker whose role its id does not tell."""
+    names = {w.worker_id: f"{w.worker_id} ({w.role})" for w in workers if w.role not in w.worker_id}
+    for owners in (summary.workers, *(prefix.owners for prefix in summary.hottest), *(run.owners for run in runs)):
+        for owner in owners:
+            owner.worker_id = names.get(owner.worker_id, owner.worker_id)
 
 
 def _tree(summary: pb.TreeSummary, runs: Sequence[pb.TreeRun]) -> Tree:

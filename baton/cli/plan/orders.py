@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -11,10 +12,14 @@ import typer
 from baton.cli.events.options import DEFAULT_NATS_URL, DEFAULT_TIMEOUT_S, NamespaceOption, NatsUrlOption
 from baton.cli.events.session import nats_session
 from baton.cli.plan.options import PlannerTimeoutOption
+from baton.cli.terminal.access import OPERATOR_KEY_FLAG
 from baton.cli.terminal.exit_codes import errors_reported
-from baton.cli.terminal.options import JsonOption
+from baton.cli.terminal.options import JsonOption, OperatorKeyFileOption
+from baton.cli.terminal.service import nats_place
+from baton.runs.run_file import find_keys
 from baton_proto.planner_control import Order, Release, Scale
 from runtime.calls.planner import tell_planner
+from runtime.security.secret import read_secrets
 
 WorkerArgument = Annotated[str, typer.Argument(metavar="WORKER", help="Its id, as `baton status` shows it.")]
 
@@ -27,6 +32,7 @@ def scale(
     nats_url: NatsUrlOption = DEFAULT_NATS_URL,
     namespace: NamespaceOption = "default",
     timeout_s: PlannerTimeoutOption = DEFAULT_TIMEOUT_S,
+    operator_key_file: OperatorKeyFileOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Set how many workers there are, whatever the planner thinks; limits and the GPU budget still hold.
@@ -38,7 +44,8 @@ def scale(
         raise typer.BadParameter("name counts such as prefill=2 decode=3, or --release")
     if len(dict(given)) < len(given):
         raise typer.BadParameter("a role is named twice")
-    _tell(Release() if release else Scale(**dict(given)), nats_url, namespace, timeout_s, as_json)
+    order = Release() if release else Scale(**dict(given))
+    _tell(order, nats_url, namespace, timeout_s, operator_key_file, as_json)
 
 
 def _order(verb: Literal["drain", "flip"], help_text: str) -> Callable[..., None]:
@@ -49,9 +56,10 @@ def _order(verb: Literal["drain", "flip"], help_text: str) -> Callable[..., None
         nats_url: NatsUrlOption = DEFAULT_NATS_URL,
         namespace: NamespaceOption = "default",
         timeout_s: PlannerTimeoutOption = DEFAULT_TIMEOUT_S,
+        operator_key_file: OperatorKeyFileOption = None,
         as_json: JsonOption = False,
     ) -> None:
-        _tell(Order(verb, worker), nats_url, namespace, timeout_s, as_json)
+        _tell(Order(verb, worker), nats_url, namespace, timeout_s, operator_key_file, as_json)
 
     command.__doc__ = help_text
     return command
@@ -70,10 +78,15 @@ def _count(text: str) -> tuple[str, int]:
     return match[1], int(match[2])
 
 
-def _tell(order: Scale | Release | Order, url: str, namespace: str, timeout_s: float, as_json: bool) -> None:
+def _tell(
+    order: Scale | Release | Order, url: str, namespace: str, timeout_s: float, key_file: Path | None, as_json: bool
+) -> None:
     async def tell() -> str:
+        keys = find_keys(*nats_place(url, namespace)).operator
+        if key_file is not None:
+            keys = tuple(read_secrets(str(key_file), OPERATOR_KEY_FLAG))
         async with nats_session(url, namespace, timeout_s) as nats:
-            return await tell_planner(nats, order, timeout_s)
+            return await tell_planner(nats, order, timeout_s, keys[0] if keys else None)
 
     with errors_reported():
         sentence = asyncio.run(tell())

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from baton.cli.terminal.exit_codes import errors_reported
 from baton.cli.terminal.options import JsonOption
-from baton.cli.terminal.output import console
+from baton.cli.terminal.output import console, print_table
 from planner.journal import read_journal
 from planner.plot import plot_decisions
 from planner.replay import Replay, Summary, replay as replay_journal, summary
@@ -79,7 +79,7 @@ def _show(replayed: Replay, sides: list[Summary]) -> None:
     for name, side in zip(("recorded", "replayed"), sides, strict=True):
         means = (f"{side.mean_prefill:.2f}", str(side.most_prefill), f"{side.mean_decode:.2f}", str(side.most_decode))
         table.add_row(name, side.policy, str(side.changes), str(side.frozen), *means)
-    out.print(table)
+    print_table(out, table)
     differing = [decision for decision in replayed.decisions if decision.differ]
     if not differing:
         out.print("both want the same all the time")
@@ -94,6 +94,6 @@ def _show(replayed: Replay, sides: list[Summary]) -> None:
             f"{other.prefill}+{other.decode}",
             escape("; ".join(other.reasons)),
         )
-    out.print(table)
+    print_table(out, table)
     if len(differing) > SHOWN:
         out.print(f"and {len(differing) - SHOWN} more of {len(replayed.decisions)}; --json shows all")

@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from baton.cli.terminal.output import print_table
 from baton_proto.planner import DECODE, ROLES, Observation, Role, State, Target
 from baton_proto.planner_control import Plan
 
@@ -26,7 +27,7 @@ def show_plan(out: Console, plan: Plan) -> None:
 
 
 def show_decision(out: Console, observation: Observation, target: Target, title: str) -> None:
-    out.print(_workers(observation, target, title))
+    print_table(out, _workers(observation, target, title))
     queue, interval = observation.queue, observation.interval
     rate = interval.arrivals / interval.duration_s
     waits = f"{queue.waiting} wait" + (f", the first for {queue.oldest_s:.1f} s" if queue.waiting else "")

@@ -1,14 +1,18 @@
-"""How commands reach the router: its address, the API key, and the CA of its certificate."""
+"""How commands reach the router: its address, the key that they show, and the CA of its certificate."""
 
 import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import grpc
 
+from baton.cli.terminal.service import nothing_there, router_address
+from baton.runs.run_file import find_operator_key, run_at
+from runtime.address import parse_address
 from runtime.calls.router import Client
 from runtime.errors import ConfigError
 from runtime.security.keys import API_KEY_VARIABLE
@@ -16,21 +20,34 @@ from runtime.security.secret import Secret, parse_secrets, read_secrets
 from runtime.security.tls import client_context, tls_problem
 
 API_KEY_FLAG = "--api-key-file"
+OPERATOR_KEY_FLAG = "--operator-key-file"
 CA_FLAG = "--ca-file"
+REACH_TIMEOUT_S = 2.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Access:
-    """`api_key_file` None: the variable BATON_API_KEY, if it is set. `ca_file` None: no TLS."""
+    """`address`: as router_address takes it. `api_key_file` None: the variable BATON_API_KEY, if it is set. `ca_file`
+    None: no TLS. `operator_key_file` None: the variable BATON_OPERATOR_KEY, or the key of a run at that address."""
 
     address: str
     api_key_file: Path | None = None
     ca_file: Path | None = None
+    operator_key_file: Path | None = None
+
+    @cached_property
+    def place(self) -> str:
+        """HOST:PORT. Raises ConfigError, UnavailableError."""
+        return router_address(self.address)
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[Client]:
-        """Raises ConfigError when a file cannot be used, or when one side speaks TLS and the other does not."""
-        async with Client(self.address, self._api_key(), self._ca()) as client:
+        """Raises ConfigError when a file cannot be used, or when one side speaks TLS and the other does not, and
+        UnavailableError when nothing listens there."""
+        ca = self._ca()
+        operator_key = await asyncio.to_thread(self._operator_key)
+        async with Client(self.place, self._api_key(), ca, operator_key=operator_key) as client:
+            await self._reach()
             try:
                 yield client
             except grpc.aio.AioRpcError as error:
@@ -42,15 +59,31 @@ class Access:
         if error.code() is grpc.StatusCode.UNAVAILABLE:
             ca = self._ca()
             trusting = None if ca is None else client_context(ca, CA_FLAG, self.ca_file)
-            problem = await asyncio.to_thread(tls_problem, self.address, trusting)
+            problem = await asyncio.to_thread(tls_problem, self.place, trusting)
             if problem:
                 raise ConfigError(CA_FLAG, problem) from error
+
+    async def _reach(self) -> None:
+        """Connects once, because gRPC takes seconds to tell that nobody listens."""
+        try:
+            host, port = parse_address(self.place)
+            _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), REACH_TIMEOUT_S)
+        except (OSError, TimeoutError) as error:
+            raise nothing_there(f"the router at {self.place}", "--address HOST:PORT") from error
+        except ValueError as error:
+            raise ConfigError("--address", str(error)) from error
+        writer.close()
 
     def _api_key(self) -> Secret | None:
         if self.api_key_file is not None:
             return read_secrets(str(self.api_key_file), API_KEY_FLAG)[0]
         key = os.environ.get(API_KEY_VARIABLE)
         return parse_secrets(key, API_KEY_VARIABLE)[0] if key else None
+
+    def _operator_key(self) -> Secret | None:
+        if self.operator_key_file is not None:
+            return read_secrets(str(self.operator_key_file), OPERATOR_KEY_FLAG)[0]
+        return find_operator_key(run_at(self.place))
 
     def _ca(self) -> bytes | None:
         if self.ca_file is None:

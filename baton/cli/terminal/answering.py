@@ -4,28 +4,43 @@ import asyncio
 import json
 from typing import Any
 
+import grpc
 import typer
 from google.protobuf.json_format import MessageToDict
 
 from baton.cli.terminal.access import Access
-from baton.cli.terminal.exit_codes import errors_reported
+from baton.cli.terminal.exit_codes import ExitCode, errors_reported, fail
 from baton_proto.generated import inference_pb2 as pb
 from runtime.calls.router import Answer
 
 
-def answer(request: pb.GenerateRequest, access: Access, timeout_s: float | None, as_json: bool) -> None:
-    """Prints the answer. Ends the command with an exit code when there is none."""
-    with errors_reported():
-        result = asyncio.run(_ask(request, access, timeout_s, stream=not as_json))
-        typer.echo(json.dumps(answer_fields(result), ensure_ascii=False) if as_json else "")
+def answer(
+    request: pb.GenerateRequest,
+    access: Access,
+    timeout_s: float | None,
+    as_json: bool,
+    said: list[str] | None = None,
+) -> None:
+    """Prints the answer; `said` gets its pieces as they come. Ends the command with an exit code when there is none."""
+    pieces = [] if said is None else said
 
-
-async def _ask(request: pb.GenerateRequest, access: Access, timeout_s: float | None, stream: bool) -> Answer:
     def show(piece: pb.Piece) -> None:
-        typer.echo(piece.text, nl=False)
+        pieces.append(piece.text)
+        if not as_json:
+            typer.echo(piece.text, nl=False)
 
-    async with access.client() as client:
-        return await (client.generate(request, timeout_s, show) if stream else client.generate(request, timeout_s))
+    async def ask() -> Answer:
+        async with access.client() as client:
+            return await client.generate(request, timeout_s, show)
+
+    with errors_reported():
+        try:
+            result = asyncio.run(ask())
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED or timeout_s is None:
+                raise
+            fail(ExitCode.DEADLINE, f"the answer was not complete within the {timeout_s:g} s of --timeout")
+        typer.echo(json.dumps(answer_fields(result), ensure_ascii=False) if as_json else "")
 
 
 def answer_fields(answer: Answer) -> dict[str, Any]:

@@ -27,9 +27,9 @@ def ask(access: Access, timeout_s: float, question: Callable[[Client], Awaitable
             return asyncio.run(asked(access, question))
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNAVAILABLE:
-                fail(ExitCode.UNAVAILABLE, f"no router answers at {access.address}: {error.details()}")
+                fail(ExitCode.UNAVAILABLE, f"no router answers at {access.place}: {error.details()}")
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                fail(ExitCode.DEADLINE, f"the router at {access.address} did not answer within {timeout_s:g} s")
+                fail(ExitCode.DEADLINE, f"the router at {access.place} did not answer within {timeout_s:g} s")
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-                fail(ExitCode.FAILED, f"the router at {access.address} is older than this command and cannot answer it")
+                fail(ExitCode.FAILED, f"the router at {access.place} is older than this command and cannot answer it")
             raise

@@ -51,7 +51,8 @@ def errors_reported() -> Iterator[None]:
         yield
     except grpc.aio.AioRpcError as error:
         if error.code() is grpc.StatusCode.UNAUTHENTICATED:
-            fail(ExitCode.USAGE, f"{error.details()}; give it with --api-key-file or BATON_API_KEY")
+            api = "API key" in (error.details() or "")  # of other keys the service says where they are
+            fail(ExitCode.USAGE, f"{error.details()}" + api * "; give it with --api-key-file or BATON_API_KEY")
         fail(_BY_STATUS.get(error.code(), ExitCode.FAILED), error.details() or error.code().name)
     except (ConfigError, ModelError, InvalidRequestError, UnauthorizedError) as error:
         fail(ExitCode.USAGE, str(error))

@@ -9,7 +9,22 @@ UINT32_MAX = 2**32 - 1  # what fields of the protocol hold; smaller limits are t
 UINT64_MAX = 2**64 - 1
 
 AddressOption = Annotated[
-    str, typer.Option("--address", envvar="BATON_ADDRESS", metavar="HOST:PORT", help="gRPC address of the service.")
+    str,
+    typer.Option(
+        "--address",
+        "--service",
+        envvar="BATON_ADDRESS",
+        metavar="HOST:PORT or NAME",
+        help="gRPC address of the service, or its name where several run here.",
+        show_default="the one that runs here",
+    ),
+]
+ServiceOption = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Of the service, where several run on this machine.")
+]
+OperatorKeyFileOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Key to show. [default: the variable BATON_OPERATOR_KEY, or the service's own]"),
 ]
 ApiKeyFileOption = Annotated[
     Path | None,
@@ -22,7 +37,11 @@ CaFileOption = Annotated[
 RayAddressOption = Annotated[
     str,
     typer.Option(
-        "--address", envvar="RAY_ADDRESS", metavar="HOST:PORT", help="Of the Ray cluster; auto: that of this machine."
+        "--address",
+        envvar="RAY_ADDRESS",
+        metavar="HOST:PORT",
+        help="Of the Ray cluster; auto: that of this machine.",
+        rich_help_panel="Ray",
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
@@ -55,5 +74,5 @@ StopOption = Annotated[
     list[str] | None, typer.Option("--stop", metavar="TEXT", help="End before this text; may be repeated.")
 ]
 
-DEFAULT_ADDRESS = "127.0.0.1:8001"
+DEFAULT_ADDRESS = ""  # see terminal/service.py
 STATUS_TIMEOUT_S = 10.0

@@ -5,19 +5,21 @@ It asks the router's Status again and again. While the router does not answer, t
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import ClassVar, Final
 
 import grpc
 from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
+from textual.events import Resize
 from textual.widgets import DataTable, Footer, Sparkline, Static
 
-from baton.cli.top_view.columns import COLUMNS, percent
+from baton.cli.top_view.columns import COLUMNS, NARROW, WIDE, percent, stacked
 from baton.cli.top_view.rates import Rates, RateWindow, hit_rate
 from baton_proto.generated import inference_pb2 as pb
 
+WIDE_CELLS: Final = 150  # from this width on a worker takes one line of the screen, below it two
 SPARK_POINTS: Final = 120  # answers whose tokens/s are drawn
 
 AskStatus = Callable[[], Awaitable[pb.StatusResponse]]
@@ -30,6 +32,7 @@ class TopApp(App[None]):
     CSS = """
     Static, Sparkline { height: auto; padding: 0 1; }
     Sparkline { height: 2; margin: 0 0 1 0; }
+    #events { max-height: 30%; }
     #problem { background: $error; color: $text; display: none; }
     #problem.shown { display: block; }
     DataTable { height: 1fr; }
@@ -53,6 +56,7 @@ class TopApp(App[None]):
         self._lost_since_s: float | None = None  # monotonic
         self._sorted_by = 0
         self._reversed = False
+        self._places: Sequence[Sequence[int]] = ()
 
     def compose(self) -> ComposeResult:
         yield Static(id="problem")
@@ -60,13 +64,21 @@ class TopApp(App[None]):
         yield Static(id="queue")
         yield Static(id="events")
         yield Sparkline(id="tokens")
-        yield DataTable(id="workers", cursor_type="none", zebra_stripes=True)
+        yield DataTable(id="workers", cursor_type="none", zebra_stripes=True, fixed_columns=1)
         yield Footer()
 
-    def on_mount(self) -> None:
-        for i, column in enumerate(COLUMNS):
-            self._table.add_column(column.name, key=str(i))
+    def on_resize(self, event: Resize) -> None:
+        places = WIDE if event.size.width >= WIDE_CELLS else NARROW
+        if places is self._places:
+            return
+        self._places, table = places, self._table
+        table.clear(columns=True)
+        table.header_height = max(map(len, places))
+        for place in range(len(places)):
+            table.add_column("", key=str(place))
         self._label_columns()
+        if self._status is not None and self._rates is not None:
+            self._show(self._status, self._rates)
 
     def on_ready(self) -> None:
         self.run_worker(self._follow(), name="status")
@@ -119,16 +131,17 @@ class TopApp(App[None]):
     def _show(self, status: pb.StatusResponse, rates: Rates) -> None:
         self.query_one("#service", Static).update(_service_line(status, rates, self._address))
         self.query_one("#queue", Static).update(_queue_line(status.queue))
-        self.query_one("#events", Static).update(_events_line(status.totals, rates))
+        self.query_one("#events", Static).update(_events_line(status, rates))
         self.query_one("#tokens", Sparkline).data = self._tokens_per_s
         table = self._table
         shown = {str(key.value) for key in table.rows}
         for gone in shown - {worker.worker_id for worker in status.workers}:
             table.remove_row(gone)
         for worker in status.workers:
-            cells = [column.cell(worker, rates.workers[worker.worker_id]) for column in COLUMNS]
+            each = [column.cell(worker, rates.workers[worker.worker_id]) for column in COLUMNS]
+            cells = stacked(each, self._places)
             if worker.worker_id not in shown:
-                table.add_row(*cells, key=worker.worker_id)
+                table.add_row(*cells, key=worker.worker_id, height=max(map(len, self._places)))
                 continue
             for i, cell in enumerate(cells):
                 table.update_cell(worker.worker_id, str(i), cell, update_width=True)
@@ -145,12 +158,11 @@ class TopApp(App[None]):
         self._table.sort("0", key=lambda name: places[name.plain])
 
     def _label_columns(self) -> None:
-        table = self._table
-        for i, column in enumerate(COLUMNS):
-            arrow = "▼" if column.largest_first != self._reversed else "▲"
-            label = f"{column.name} {arrow}" if i == self._sorted_by else column.name
-            table.columns[next(key for key in table.columns if key.value == str(i))].label = Text(label)
-        table.refresh()
+        names = [Text(column.name) for column in COLUMNS]
+        names[self._sorted_by].append(" ▼" if COLUMNS[self._sorted_by].largest_first != self._reversed else " ▲")
+        for column, label in zip(self._table.columns.values(), stacked(names, self._places), strict=True):
+            column.label = label
+        self._table.refresh()
 
     # --- keys ---------------------------------------------------------------------------------------------------------
 
@@ -162,7 +174,7 @@ class TopApp(App[None]):
         self._resort()
 
     def on_data_table_header_selected(self, event: DataTable.HeaderSelected) -> None:
-        self._sort_by(event.column_index)
+        self._sort_by(self._places[event.column_index][0])
 
     def _sort_by(self, index: int) -> None:
         self._sorted_by, self._reversed = index, False
@@ -194,10 +206,14 @@ def _queue_line(queue: pb.QueueStatus) -> Text:
     return line.append(f"; room for {queue.capacity}")
 
 
-def _events_line(totals: pb.Totals, rates: Rates) -> Text:
+def _events_line(status: pb.StatusResponse, rates: Rates) -> Text:
+    """With a line more for each worker about which there is something to note."""
+    totals = status.totals
     line = Text(f"events: {rates.event_batches_per_s:,.0f}/s; the tree has {totals.tree_blocks:,} blocks")
     line.append(f" in {totals.tree_runs:,} runs; {totals.event_gaps} gaps, {totals.snapshots} snapshots")
     trouble = totals.events_refused + totals.events_malformed
     if trouble:
         line.append(f", {totals.events_refused} refused, {totals.events_malformed} malformed", "bold red")
+    for worker in status.workers:
+        line.append(f"\n{worker.worker_id}: {worker.note}" if worker.note else "", "red")
     return line

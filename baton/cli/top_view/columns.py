@@ -1,6 +1,6 @@
 """The columns of the live view's table of workers: what a cell shows and by what it is sorted."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -9,7 +9,7 @@ from rich.text import Text
 from baton.cli.top_view.rates import WorkerRates, hit_rate
 from baton_proto.generated import inference_pb2 as pb
 
-BAR_CELLS: Final = 12
+BAR_CELLS: Final = 8
 STATE_STYLES: Final = {"ready": "green", "draining": "yellow", "sleeping": "blue"}
 
 
@@ -74,5 +74,13 @@ COLUMNS: Final = (
     _numeric("tok/s", lambda w, r: r.output_tokens_per_s),
     _numeric("events/s", lambda w, r: r.event_batches_per_s),
     _numeric("step ms", lambda w, r: w.step_ms),
-    Column("note", lambda w, r: Text(w.note, "red"), lambda w, r: w.note),
 )
+
+WIDE: Final = tuple((index,) for index in range(len(COLUMNS)))
+NARROW: Final = ((0,), (1, 2), (3, 7), (4, 5), (6, 8), (9, 10), (11,))
+"""Which of COLUMNS stand above each other in one column of the screen."""
+
+
+def stacked(cells: Sequence[Text], places: Sequence[Sequence[int]]) -> list[Text]:
+    """`cells`: one for each of COLUMNS. Returns one for each of `places`."""
+    return [Text("\n", justify=cells[indices[0]].justify).join(cells[i] for i in indices) for indices in places]

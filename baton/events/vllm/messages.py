@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from baton_proto.decoding import decoder
 from runtime.errors import ProtocolError
 
 BlockHash = int | bytes  # depends on vLLM's hash function; here it is only a name
@@ -66,18 +67,19 @@ class _BatchArray(Struct, frozen=True, array_like=True):
     data_parallel_rank: int | None = None
 
 
-_map_decoder = msgspec.msgpack.Decoder(VllmBatch)
-_array_decoder = msgspec.msgpack.Decoder(_BatchArray)
+_decode_map = decoder(VllmBatch)
+_decode_array = decoder(_BatchArray)
 
 
 def decode_vllm_batch(payload: bytes) -> VllmBatch:
     """Raises ProtocolError."""
     try:
         if _is_map(payload):
-            return _map_decoder.decode(payload)
-        batch = _array_decoder.decode(payload)
+            whole: VllmBatch = _decode_map(payload)
+            return whole
+        batch: _BatchArray = _decode_array(payload)
         return VllmBatch(batch.ts, list(batch.events), batch.data_parallel_rank)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except msgspec.DecodeError as error:
         raise ProtocolError("vLLM", f"a message that is no batch of KV events: {error}") from error
 
 

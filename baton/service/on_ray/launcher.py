@@ -36,6 +36,9 @@ class RayLauncher:
     """Actors get their names in the namespace of the driver or actor that calls. They are detached: they end when they
     are told to, not with their starter."""
 
+    on_ray = True
+    log_dir = None
+
     def __init__(self, config: ServingConfig) -> None:
         resources = ray.cluster_resources()
         self.machines = Machines(int(resources.get("GPU", 0)), int(resources.get("CPU", 0)))

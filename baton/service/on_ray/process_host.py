@@ -4,15 +4,13 @@ The actor starts the process as its child, and the supervisor reaches the proces
 log. The process itself knows nothing of Ray, and ends with the actor, however the actor ends.
 """
 
-import shutil
 import signal
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import ray
 
+from baton.runs.owned_folder import temporary_folder
 from baton.service.build_process import build_process
 from baton.service.launcher import Launch
 from baton.service.on_ray.logged_actor import LoggedActor, own_stderr
@@ -35,11 +33,11 @@ class ProcessHost(LoggedActor):
 
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
-        self._folder = Path(tempfile.mkdtemp(prefix="baton-"))  # holds what a killed child leaves
+        self._folder = temporary_folder()  # holds what a killed child leaves
         self.log_file = own_stderr().parent / f"{ray.get_runtime_context().namespace}-{launch.name}.log"
         host = ray.util.get_node_ip_address()
         config = on_node(launch.config, host)
-        self._process = build_process(launch, config, self._folder, self.log_file, nats_host=host)
+        self._process = build_process(launch, config, self._folder.path, self.log_file, nats_host=host)
         self._started = False
 
     async def start(self) -> int:
@@ -53,7 +51,7 @@ class ProcessHost(LoggedActor):
 
     async def wait(self) -> ProcessExit:
         ended = await self._process.wait()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.close()
         return ended
 
     async def send_signal(self, number: int) -> None:

@@ -72,7 +72,7 @@ class AdminService(pb_grpc.AdminServicer):
         asked = pb.GenerateRequest(**({} if subject is None else {subject: getattr(request, subject)}))
         try:
             prompt, field = prompt_of(asked), prompt_field_of(asked)
-            tokens = await tokenize(frontend.tokenizer, prompt, field, frontend.generator.limits())
+            tokens = await tokenize(frontend, prompt, field)
         except BatonError as error:
             status = status_of(error, "explain")
             await context.abort(status.code, status.details)

@@ -6,7 +6,7 @@ from typing import Any
 from baton_proto.generated import inference_pb2 as pb
 from baton_proto.sampling import TokenLogprobs
 from router.api.sampling_options import Options
-from router.api.validation import Chat, Prompt, plain_role
+from router.api.validation import MAX_MESSAGES, Chat, Prompt, plain_role
 from router.requests.request import Finished, Piece
 from router.text.tokenizer import Tokenizer
 from runtime.errors import InvalidRequestError
@@ -28,12 +28,14 @@ def prompt_of(request: pb.GenerateRequest) -> Prompt:
         case "text":
             return request.text
         case "chat":
+            if (num := len(request.chat.messages)) > MAX_MESSAGES:
+                raise InvalidRequestError("chat.messages", f"has {num} messages; at most {MAX_MESSAGES} are allowed")
             messages = enumerate(request.chat.messages)
             return Chat(
                 [{"role": plain_role(f"chat.messages[{i}]", m.role), "content": m.content} for i, m in messages]
             )
         case "tokens":
-            return list(request.tokens.ids)
+            return request.tokens.ids
     raise InvalidRequestError("input", "is missing; one of text, chat and tokens is needed")
 
 

@@ -4,6 +4,7 @@ Health is SERVING while a request that came now would be served.
 """
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -15,21 +16,25 @@ from grpc_reflection.v1alpha import reflection
 
 from baton_proto.generated import inference_pb2 as pb, inference_pb2_grpc as pb_grpc
 from router.api.grpc.admin import AdminService, Context, Questions
-from router.api.grpc.decoding import RefuseUndecodable
+from router.api.grpc.decoding import DecodeRequests
 from router.api.grpc.errors import Status, status_of
 from router.api.grpc.messages import finished_message, options_of, piece_message, prompt_field_of, prompt_of
 from router.api.validation import Call, check_tenant, make_request_id, validate
-from router.requests.fan_out import pieces_of, stall_limit_s
+from router.requests.fan_out import pieces_of
 from router.requests.frontend import Frontend
 from router.requests.request import Finished, GenerateRequest
 from runtime.address import format_address
 from runtime.security.bearer_keys import BearerKeys
 from runtime.security.grpc_bearer import SERVER_OPTIONS, RequireBearer
+from runtime.security.keys import OPERATOR_REMEDY
+from runtime.security.secret import Secret
 from runtime.security.tls import Tls
 
 REQUEST_ID_METADATA = "x-request-id"
 TENANT_METADATA = "baton-tenant"
 HEALTH_INTERVAL_S = 0.2
+STALL_GRACE_S = 5.0  # beyond the deadline, for a client to take what is left
+ADMIN = "/baton.v1.Admin/"
 SERVICES = [service.full_name for service in pb.DESCRIPTOR.services_by_name.values()]
 
 log = structlog.get_logger()
@@ -39,18 +44,27 @@ class GrpcApi:
     """The running server."""
 
     def __init__(
-        self, frontend: Frontend, questions: Questions, keys: BearerKeys | None = None, tls: Tls | None = None
+        self,
+        frontend: Frontend,
+        questions: Questions,
+        keys: BearerKeys | None = None,
+        tls: Tls | None = None,
+        operators: Sequence[Secret] = (),
     ) -> None:
-        """With `keys`, everything but health asks for one of them."""
+        """With `operators`, `Admin` asks for one of them. With `keys`, all else but health asks for one of those."""
         self.port = 0
         self._frontend = frontend
         self._inference = InferenceService(frontend)
         self._health = health.aio.HealthServicer()
         self._tls = tls
         size_limit = ("grpc.max_receive_message_length", frontend.max_body_bytes)
-        guards: list[grpc.aio.ServerInterceptor] = [RefuseUndecodable(f"/{pb.DESCRIPTOR.package}.")]
+        guards: list[grpc.aio.ServerInterceptor] = [DecodeRequests(pb.DESCRIPTOR, frontend.lane)]
+        elsewhere = [f"/{health.SERVICE_NAME}/"]
+        if operators:
+            elsewhere.append(ADMIN)
+            guards.insert(0, RequireBearer(BearerKeys(operators), "operator key", prefix=ADMIN, remedy=OPERATOR_REMEDY))
         if keys is not None:
-            guards.insert(0, RequireBearer(keys, "API key", open_to_all=(f"/{health.SERVICE_NAME}/",)))
+            guards.insert(0, RequireBearer(keys, "API key", open_to_all=tuple(elsewhere)))
         options = [("grpc.so_reuseport", 0), size_limit, *SERVER_OPTIONS]
         self._server = grpc.aio.server(options=options, interceptors=guards)
         pb_grpc.add_InferenceServicer_to_server(self._inference, self._server)
@@ -133,7 +147,8 @@ class InferenceService(pb_grpc.InferenceServicer):
             await context.send_initial_metadata(((REQUEST_ID_METADATA, shown_id),))
             started = pb.Started(model=self._frontend.model, prompt_tokens=len(wanted.prompt))
             await context.write(pb.GenerateResponse(request_id=shown_id, started=started))
-            async with asyncio.timeout(stall_limit_s([wanted])):
+            # The generator ends by itself at the deadline, except while it waits for a client that does not read.
+            async with asyncio.timeout_at(wanted.deadline_s + STALL_GRACE_S):
                 await self._stream(wanted, shown_id, context)
         except TimeoutError:
             log.warning("client does not read its answer", request_id=work_id)

@@ -11,12 +11,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from router.api.http.body import BodyBudget
 from router.api.http.errors import error_response, on_http_exception, unauthorized
 from router.api.http.generation import GenerationEndpoint
 from router.api.http.json_response import json_response
 from router.api.http.openai_chat import ChatAnswer
 from router.api.http.openai_completions import CompletionAnswer
-from router.api.http.openai_types import ChatBody, CompletionBody
+from router.api.http.openai_types import ChatBody, CompletionBody, OpenChatBody, OpenCompletionBody
 from router.api.validation import make_request_id
 from router.requests.frontend import Frontend
 from runtime.errors import UnknownModelError
@@ -43,9 +44,12 @@ def create_app(
     Requests for text go straight to their endpoints, which answer their own errors, because each layer between would
     cost time for every event.
     """
+    bodies = BodyBudget(frontend.max_buffered_bytes)
+    strict = frontend.unknown_fields == "refuse"
+    chat, completion = (ChatBody, CompletionBody) if strict else (OpenChatBody, OpenCompletionBody)
     direct = {
-        "/v1/chat/completions": GenerationEndpoint(frontend, ChatBody, ChatAnswer, "chatcmpl"),
-        "/v1/completions": GenerationEndpoint(frontend, CompletionBody, CompletionAnswer, "cmpl"),
+        "/v1/chat/completions": GenerationEndpoint(frontend, bodies, chat, ChatAnswer, "chatcmpl"),
+        "/v1/completions": GenerationEndpoint(frontend, bodies, completion, CompletionAnswer, "cmpl"),
     }
     pages = _Pages(frontend, metrics, targets)
     routes = [

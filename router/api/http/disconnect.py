@@ -1,4 +1,5 @@
-"""Ends a request's work as soon as its HTTP client disconnects or stops reading."""
+"""Ends a request's work as soon as its HTTP client disconnects. A client that stops reading is disconnected by
+connection.py."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -10,37 +11,26 @@ from starlette.types import Receive
 T = TypeVar("T")
 
 
-class StalledClientError(Exception):
-    """The client keeps its connection and does not read from it."""
-
-
-async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
+async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """Runs `work` in the caller's task, after the request's body was read. Raises what `work` raises; cancels it and
-    raises ClientDisconnect, or StalledClientError after `timeout_s`. Because `work` keeps its own deadline, only
-    sending can take longer.
-    """
+    raises ClientDisconnect when the client has left."""
     task = asyncio.current_task()
     assert task is not None
-    reason: Exception | None = None
-
-    def end(error: Exception) -> None:
-        nonlocal reason
-        reason = reason or error
-        task.cancel()
+    gone = False
 
     async def watch() -> None:
+        nonlocal gone
         while (await receive())["type"] != "http.disconnect":
             pass
-        end(ClientDisconnect())
+        gone = True
+        task.cancel()
 
     watcher = asyncio.create_task(watch())
-    stalled = asyncio.get_running_loop().call_later(timeout_s, end, StalledClientError())
     try:
         return await work
     except asyncio.CancelledError:
-        if reason is not None and task.uncancel() == 0:  # else another task cancels this one too
-            raise reason from None
+        if gone and task.uncancel() == 0:  # else another task cancels this one too
+            raise ClientDisconnect from None
         raise
     finally:
         watcher.cancel()
-        stalled.cancel()

@@ -1,24 +1,28 @@
 """One HTTP request for text, from its body to its last event. The two OpenAI endpoints differ in their types alone."""
 
-from collections.abc import AsyncGenerator
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 import structlog
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
-from router.api.http.disconnect import StalledClientError, until_disconnect
+from router.api.http.body import BodyBudget, received_body
+from router.api.http.disconnect import until_disconnect
 from router.api.http.errors import describe, error_response
 from router.api.http.json_response import json_response
 from router.api.http.openai_answer import Answer, Heading, usage_of
-from router.api.http.openai_types import GenerationBody, parse_body
+from router.api.http.openai_types import GenerationBody
+from router.api.http.request_body import read_body
 from router.api.http.server_sent_events import EventStream
 from router.api.sampling_options import Options, check_range
-from router.api.validation import MAX_TIMEOUT_S, Call, check_tenant, make_request_id, validate
-from router.requests.fan_out import generate_all, stall_limit_s
+from router.api.validation import IN_PLACE_BYTES, MAX_TIMEOUT_S, Call, Prompt, check_tenant, make_request_id, validate
+from router.requests.fan_out import generate_all
 from router.requests.frontend import Frontend
 from router.requests.request import Finished, GenerateRequest, Piece
-from runtime.errors import BodyTooLargeError, InvalidRequestError
+from runtime.errors import InvalidRequestError
 
 REQUEST_ID_HEADER = "x-request-id"
 TIMEOUT_HEADER = "x-request-timeout-s"
@@ -32,8 +36,16 @@ log = structlog.get_logger()
 class GenerationEndpoint:
     """An ASGI application, because it watches the connection while it generates."""
 
-    def __init__(self, frontend: Frontend, body: type[GenerationBody], answer: type[Answer], prefix: str) -> None:
+    def __init__(
+        self,
+        frontend: Frontend,
+        bodies: BodyBudget,
+        body: type[GenerationBody],
+        answer: type[Answer],
+        prefix: str,
+    ) -> None:
         self._frontend = frontend
+        self._bodies = bodies
         self._body = body
         self._answer = answer
         self._prefix = prefix  # of the answer's id
@@ -43,37 +55,48 @@ class GenerationEndpoint:
         shown_id, work_id = make_request_id(None)
         try:
             shown_id, work_id = make_request_id(http.headers.get(REQUEST_ID_HEADER))
-            body = parse_body(await _read_body(http, self._frontend.max_body_bytes), self._body)
-            options = body.options()
-            requests = await self._validate(body, options, work_id, http)
-            answer = self._new_answer(body, options, shown_id, requests)
+            timeout_s = _timeout_s(http)
+            with self._bodies.hold() as held:
+                data = await received_body(http, self._frontend.max_body_bytes, held)
+                body, options, prompts = await self._read(data, timeout_s)
+                requests = await self._validate(body, options, prompts, work_id, timeout_s, http)
+                answer = self._new_answer(body, options, shown_id, requests)
+                streamed, include_usage = body.stream, body.include_usage
+                del data, body, prompts  # from here on their tokens are enough
             items = generate_all(self._frontend.generator, requests)
-            limit_s = stall_limit_s(requests)
-            if body.stream:
+            if streamed:
                 events = EventStream(send, {REQUEST_ID_HEADER: shown_id})
-                sending = _send_events(events, items, answer, body.include_usage, shown_id)
-                await until_disconnect(receive, sending, limit_s)
+                sending = _send_events(events, items, answer, include_usage, shown_id)
+                await until_disconnect(receive, sending)
             else:
-                whole = await until_disconnect(receive, _collect(items, answer), limit_s)
+                whole = await until_disconnect(receive, _collect(items, answer))
                 await json_response(whole, headers={REQUEST_ID_HEADER: shown_id})(scope, receive, send)
             self._frontend.answered("http", "200", None)
         except ClientDisconnect:
             log.debug("client disconnected", request_id=work_id)
-        except StalledClientError:
-            log.warning("client does not read its answer", request_id=work_id)
         except Exception as error:
             response = error_response(error, shown_id)
             self._frontend.answered("http", str(response.status_code), error)
             await response(scope, receive, send)
 
+    async def _read(self, data: bytes, timeout_s: float | None) -> tuple[GenerationBody, Options, Sequence[Prompt]]:
+        if len(data) <= IN_PLACE_BYTES:
+            return read_body(data, self._body)
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        return await self._frontend.lane.run(deadline_s, read_body, data, self._body)
+
     async def _validate(
-        self, body: GenerationBody, options: Options, work_id: str, http: Request
+        self,
+        body: GenerationBody,
+        options: Options,
+        prompts: Sequence[Prompt],
+        work_id: str,
+        timeout_s: float | None,
+        http: Request,
     ) -> list[GenerateRequest]:
         """One request per prompt."""
         requests = []
         tenant = check_tenant(TENANT_HEADER, http.headers.get(TENANT_HEADER))
-        timeout_s = _timeout_s(http)
-        prompts = body.prompts()
         for position, prompt in enumerate(prompts):
             alone = len(prompts) == 1
             request_id = work_id if alone else f"{work_id}-{position}"
@@ -87,6 +110,8 @@ class GenerationEndpoint:
                 timeout_s=timeout_s,
             )
             requests.append(await validate(self._frontend, call, prompt, options))
+            if not alone:
+                await asyncio.sleep(0)  # others need not wait for all prompts of a call
         return requests
 
     def _new_answer(
@@ -129,19 +154,6 @@ async def _send_events(events: EventStream, items: Items, answer: Answer, includ
         _, described = describe(error, request_id)
         events.add(described)
     await events.end()
-
-
-async def _read_body(http: Request, limit: int) -> bytes:
-    """Reads at most `limit` bytes, whatever the client announces or sends. Raises BodyTooLargeError."""
-    announced = http.headers.get("content-length", "")
-    if announced.isdecimal() and int(announced) > limit:
-        raise BodyTooLargeError(limit)
-    body = bytearray()
-    async for chunk in http.stream():
-        body += chunk
-        if len(body) > limit:
-            raise BodyTooLargeError(limit)
-    return bytes(body)
 
 
 def _timeout_s(http: Request) -> float | None:

@@ -1,81 +1,28 @@
-"""What OpenAI's HTTP API takes, field by field, and how it becomes what validation checks.
+"""What OpenAI's HTTP API takes, and how it becomes what validation checks.
 
-Unknown fields are ignored, as other servers of this API do. Known fields that cannot be served are refused unless they
-have the value that changes nothing. The sampling parameters are the fields of SamplingParams: OpenAI's, and extensions
-as vLLM names them.
+The sampling parameters are the fields of SamplingParams: OpenAI's, and extensions as vLLM names them. The classes whose
+names begin with `Open` are for `router.unknown_fields: ignore`.
 """
 
-import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar, cast
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw
 
 from baton_proto.sampling import PARAMETERS
+from router.api.http.openai_fields import ABSENT, ChatMessage, NamedFields, StreamOptions, TextPart
 from router.api.sampling_options import Options
-from router.api.validation import MIXTURE, Chat, Prompt, plain_role
-from router.text.chat_template import Message
+from router.api.validation import MAX_MESSAGES, MIXTURE, Chat, Prompt
 from runtime.errors import InvalidRequestError
 
+MAX_VARIABLE_BYTES = 64 * 1024  # of chat_template_kwargs, as JSON
 MAX_PROMPTS = 64
-
-# Half of an emoji, which a program leaves that cuts text by UTF-16 units; msgspec takes it for the end of the data.
-_HALF_CHARACTER = re.compile(
-    rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
-    rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"
-)
-
-Body = TypeVar("Body", bound="GenerationBody")
-
-
-class StreamOptions(Struct, frozen=True):
-    include_usage: bool | None = None
-
-
-class TextPart(Struct, frozen=True):
-    type: str
-    text: str | None = None
-
-
-class ChatMessage(Struct, frozen=True):
-    role: str
-    content: str | list[TextPart] | None = None
-    name: str | None = None
-    tool_calls: Any = None
-    function_call: Any = None
-
-
-# Fields that are known and not served -> the values that change nothing, besides null.
-NOT_IN_CHATS: Mapping[str, tuple[Any, ...]] = {
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
-    "modalities": (["text"],),
-    "audio": (),
-    "prediction": (),
-    "web_search_options": (),
-}
-NOT_IN_COMPLETIONS: Mapping[str, tuple[Any, ...]] = {"echo": (False,), "suffix": ("",), "best_of": (1,)}
-
-if TYPE_CHECKING:
-
-    class NamedFields(Struct, frozen=True, kw_only=True):
-        """As msgspec defines it below: one field for each sampling parameter and for each field that is not served. A
-        field that is absent or null is None."""
-
-else:
-    _NAMED = [(row.name, row.type | None, None) for row in PARAMETERS.values()]
-    _NAMED += [(name, Any, None) for name in (*NOT_IN_CHATS, *NOT_IN_COMPLETIONS)]
-    NamedFields = msgspec.defstruct("NamedFields", _NAMED, frozen=True, kw_only=True)
 
 
 class GenerationBody(NamedFields, frozen=True, kw_only=True):
     """What both endpoints share."""
 
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     prompt_field: ClassVar[str] = "prompt"
 
     model: str | None = None
@@ -110,14 +57,13 @@ class GenerationBody(NamedFields, frozen=True, kw_only=True):
 class ChatBody(GenerationBody, frozen=True, kw_only=True):
     """/v1/chat/completions"""
 
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = NOT_IN_CHATS
     prompt_field: ClassVar[str] = "messages"
 
-    messages: list[ChatMessage]
+    messages: Sequence[ChatMessage]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: Raw = ABSENT
 
     def adapt(self, given: dict[str, Any]) -> Mapping[str, str]:
         names = {"logprobs": "top_logprobs"}
@@ -131,14 +77,24 @@ class ChatBody(GenerationBody, frozen=True, kw_only=True):
         return names
 
     def prompts(self) -> Sequence[Prompt]:
-        messages = [_plain_message(f"messages[{i}]", message) for i, message in enumerate(self.messages)]
-        return [Chat(messages, self.chat_template_kwargs or {})]
+        if (num := len(self.messages)) > MAX_MESSAGES:
+            raise InvalidRequestError("messages", f"has {num} messages; at most {MAX_MESSAGES} are allowed")
+        messages = [message.plain(f"messages[{i}]") for i, message in enumerate(self.messages)]
+        return [Chat(messages, self._variables(), memoryview(self.chat_template_kwargs).nbytes)]
+
+    def _variables(self) -> Mapping[str, Any]:
+        name, written = "chat_template_kwargs", memoryview(self.chat_template_kwargs)
+        if written.nbytes > MAX_VARIABLE_BYTES:
+            raise InvalidRequestError(name, f"has {written.nbytes} bytes; at most {MAX_VARIABLE_BYTES} are allowed")
+        try:
+            return msgspec.json.decode(written, type=dict[str, Any] | None) or {} if written else {}
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise InvalidRequestError(name, f"cannot be used: {error}") from error
 
 
 class CompletionBody(GenerationBody, frozen=True, kw_only=True):
     """/v1/completions"""
 
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = NOT_IN_COMPLETIONS
     default_max_tokens: ClassVar[int] = 16
 
     prompt: str | list[str | int | list[int]]
@@ -161,47 +117,20 @@ class CompletionBody(GenerationBody, frozen=True, kw_only=True):
         return [prompt for prompt in self.prompt if not isinstance(prompt, int)]
 
 
-def parse_body(data: bytes, kind: type[Body]) -> Body:
-    """Raises InvalidRequestError, naming the field where there is one."""
-    try:
-        body = msgspec.json.decode(data, type=kind)
-    except msgspec.ValidationError as error:
-        problem, _, path = str(error).partition(" - at ")
-        raise InvalidRequestError(_field_name(path, problem), problem) from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        half = _HALF_CHARACTER.search(data)
-        problem = f"{half[0].decode()} is half a character" if half else str(error)
-        raise InvalidRequestError("body", f"is not valid JSON: {problem}") from error
-    for name, harmless in kind.unsupported.items():
-        value = getattr(body, name)
-        if value is not None and value not in harmless:
-            raise InvalidRequestError(name, "is not supported")
-    return body
+class OpenTextPart(TextPart, frozen=True, kw_only=True, forbid_unknown_fields=False): ...
 
 
-def _field_name(path: str, problem: str) -> str:
-    """From msgspec's path, such as `$.stop`; a required field that is missing stands in the text instead."""
-    field = path.rpartition("$")[2].strip("`.")
-    if "missing required field" in problem:
-        field = ".".join(filter(None, (field, problem.rpartition("field ")[2].strip("`"))))
-    return field or "body"
+class OpenChatMessage(ChatMessage, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    content: str | Sequence[OpenTextPart] | None = None
 
 
-def _plain_message(where: str, message: ChatMessage) -> Message:
-    role = plain_role(where, message.role)
-    if message.tool_calls or message.function_call:
-        raise InvalidRequestError(f"{where}.tool_calls", "is not supported")
-    plain = {"role": role, "content": _plain_content(f"{where}.content", message.content)}
-    return plain if message.name is None else plain | {"name": message.name}
+class OpenStreamOptions(StreamOptions, frozen=True, forbid_unknown_fields=False): ...
 
 
-def _plain_content(where: str, content: str | list[TextPart] | None) -> str:
-    """Text parts stand on lines of their own."""
-    if content is None:
-        raise InvalidRequestError(where, "is missing")
-    if isinstance(content, str):
-        return content
-    for index, part in enumerate(content):
-        if part.type != "text" or part.text is None:
-            raise InvalidRequestError(f"{where}[{index}]", "must be a part of type 'text' with a text")
-    return "\n".join(part.text or "" for part in content)
+class OpenChatBody(ChatBody, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    messages: Sequence[OpenChatMessage]
+    stream_options: OpenStreamOptions | None = None
+
+
+class OpenCompletionBody(CompletionBody, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    stream_options: OpenStreamOptions | None = None

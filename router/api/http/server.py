@@ -5,22 +5,18 @@ import contextlib
 import socket
 import ssl
 from collections.abc import Callable, Iterator
-from typing import Any, cast
+from typing import Any
 
 import structlog
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from router.api.http.errors import ErrorAnswer, ErrorBody
-from router.api.http.json_response import encode_json
+from router.api.http.connection import HEAD_TIMEOUT_S, Connection
 
 log = structlog.get_logger()
 
 BACKLOG = 2048
 RETRY_ACCEPT_S = 0.5
-MAX_HEAD_BYTES = 64 * 1024  # of a request line and its headers
-HEAD_TIMEOUT_S = 10.0  # for the whole head of a request, and for TLS before the first one
 KEEP_ALIVE_S = 75  # longer than clients keep idle connections, so that none is closed while it is being reused
 
 
@@ -31,7 +27,7 @@ class HttpServer:
         self.host, self.port = listener.getsockname()[:2]
         config = uvicorn.Config(
             app,
-            http=_Protocol,
+            http=Connection,
             loop="none",  # the router's own
             ws="none",
             lifespan="off",
@@ -73,82 +69,6 @@ async def serve_http(app: ASGIApp, host: str, port: int, tls: ssl.SSLContext | N
         listener.close()
         raise
     return HttpServer(app, listener, tls)
-
-
-class _Protocol(HttpToolsProtocol):
-    """uvicorn's protocol with two changes. What is written in one turn of the event loop, such as a response's head and
-    its first bytes, goes out in one system call. And a request's head, which uvicorn's parser would collect without
-    end, is bounded in size and time."""
-
-    _in_head = True
-    _head_bytes = 0
-    _slow: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(cast(asyncio.Transport, _GatheringTransport(transport, self.loop)))
-        self._await_head()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._end_head()
-        super().connection_lost(exc)
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if self._in_head:  # still, so all of `data` belonged to the head
-            self._head_bytes += len(data)
-            if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
-                self._refuse()
-
-    def on_message_begin(self) -> None:
-        self._await_head()
-        super().on_message_begin()
-
-    def on_headers_complete(self) -> None:
-        self._end_head()
-        super().on_headers_complete()
-
-    def _await_head(self) -> None:
-        self._end_head()
-        self._in_head, self._head_bytes = True, 0
-        self._slow = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.close)
-
-    def _end_head(self) -> None:
-        self._in_head = False
-        if self._slow is not None:
-            self._slow.cancel()
-
-    def _refuse(self) -> None:
-        problem = f"headers: are larger than {MAX_HEAD_BYTES} bytes"
-        body = encode_json(ErrorAnswer(ErrorBody(problem, "invalid_request_error", "headers")))
-        head = "HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\nconnection: close\r\n"
-        self.transport.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
-        self.transport.close()
-
-
-class _GatheringTransport:
-    """Collects the writes of one turn of the event loop."""
-
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        self._transport = transport
-        self._loop = loop
-        self._pending: list[bytes] = []
-
-    def write(self, data: bytes) -> None:
-        if not self._pending:
-            self._loop.call_soon(self._flush)
-        self._pending.append(data)
-
-    def close(self) -> None:
-        self._flush()
-        self._transport.close()
-
-    def _flush(self) -> None:
-        if self._pending:
-            pending, self._pending = self._pending, []
-            self._transport.write(b"".join(pending))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
 
 
 class _Acceptor:
@@ -208,7 +128,7 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         def make_protocol() -> asyncio.Protocol:
-            return _Protocol(self.config, self.server_state, self.lifespan.state)
+            return Connection(self.config, self.server_state, self.lifespan.state)
 
         self.servers = [_Acceptor(listener, make_protocol, self._tls) for listener in sockets or []]  # type: ignore[misc]
         self.started = True

@@ -46,7 +46,6 @@ def test_help_names_the_exit_codes(command: list[str]) -> None:
         (["up", "--transport", "pigeon"], "pigeon"),
         (["up", "--model", "/nowhere/at/all"], "/nowhere/at/all"),
         (["up", "--config", "/nowhere.yaml"], "/nowhere.yaml: No such file"),
-        (["chat"], "QUESTION"),
         (["chat", "hi", "--max-tokens", "0"], "--max-tokens"),
         (["generate"], "--prompt"),
         (["generate", "--prompt", "a", "--tokens", "1"], "--prompt"),

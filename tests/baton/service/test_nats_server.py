@@ -74,7 +74,7 @@ async def test_the_server_dies_with_a_process_that_is_killed() -> None:
     parent.send_signal(signal.SIGKILL)
     await parent.wait()
     try:
-        await asyncio.wait_for(exited.wait(), 5)
+        await asyncio.wait_for(exited.wait(), 30)
     finally:
         asyncio.get_running_loop().remove_reader(pidfd)
         os.close(pidfd)

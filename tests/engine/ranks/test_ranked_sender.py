@@ -177,7 +177,7 @@ def test_an_abort_reaches_every_rank(case: Case) -> None:
 def test_nobody_is_told_to_abort_what_he_was_not_told_to_begin(case: Case) -> None:
     case.own.fails_at_once = True
     case.begin()
-    case.own.threads[0].join(5)
+    case.own.threads[0].join(30)
     assert [type(command) for command in case.ranks.told] == [OpenSender, BeginPush, AbortPush]
     for rank in (1, 2):
         case.end(rank, bad("aborted"))

@@ -14,7 +14,7 @@ from runtime.config.serving import MockConfig
 from runtime.errors import UnavailableError
 from tests.engine.kv_oracle import make_sequence
 
-STEP_S = 0.02
+STEP_S = 0.1
 
 
 class Harness:
@@ -61,7 +61,7 @@ async def test_outputs_come_when_their_step_is_over() -> None:
     async with running() as harness:
         began_s = time.monotonic()
         harness.loop.call(lambda engine: engine.add(make_sequence("a", [1, 2, 3], max_tokens=5)))
-        await asyncio.wait_for(harness.finished.wait(), 5)
+        await asyncio.wait_for(harness.finished.wait(), 30)
         times_s = [at_s - began_s for at_s, _ in harness.steps]
         assert len(times_s) >= 5
         for number, at_s in enumerate(times_s[:5], 1):
@@ -82,7 +82,7 @@ async def test_what_is_asked_for_in_mid_step_waits_for_its_end() -> None:
 async def test_an_idle_engine_publishes_what_a_call_changed() -> None:
     async with running() as harness:
         harness.loop.call(lambda engine: engine.add(make_sequence("a", range(10), max_tokens=1)))
-        await asyncio.wait_for(harness.finished.wait(), 5)
+        await asyncio.wait_for(harness.finished.wait(), 30)
         harness.steps.clear()
         await asyncio.wrap_future(harness.loop.call(lambda engine: engine.clear_cache()))
         await asyncio.sleep(STEP_S)
@@ -91,7 +91,7 @@ async def test_an_idle_engine_publishes_what_a_call_changed() -> None:
 
 async def test_calls_come_from_any_thread_and_run_on_the_event_loop() -> None:
     async with running() as harness:
-        thread = await asyncio.to_thread(lambda: harness.loop.call(lambda _: threading.get_ident()).result(5))
+        thread = await asyncio.to_thread(lambda: harness.loop.call(lambda _: threading.get_ident()).result(30))
         assert thread == threading.get_ident()
 
 
@@ -113,13 +113,13 @@ async def test_steps_without_duration_leave_others_their_turn() -> None:
 
 
 async def test_a_stopped_loop_refuses_calls_and_a_running_step_is_dropped() -> None:
-    harness = Harness(step_s=5.0)
+    harness = Harness(step_s=60.0)
     harness.loop.start()
     harness.loop.call(lambda engine: engine.add(make_sequence("a", [1, 2, 3])))
     await asyncio.sleep(0.01)
     began_s = time.monotonic()
     await asyncio.to_thread(harness.loop.stop)
-    assert time.monotonic() - began_s < 1.0
+    assert time.monotonic() - began_s < 30.0, "half a step"
     with pytest.raises(UnavailableError):
         await asyncio.wrap_future(harness.loop.call(lambda _: None))
     assert harness.steps == []

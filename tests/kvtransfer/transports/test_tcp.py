@@ -14,7 +14,7 @@ from tests.kvtransfer.peers import LAYOUT
 def test_a_shipment_of_several_layers_is_a_fault_of_ours_and_sends_nothing() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        channel: Channel[wire.ToPrefill] = Channel(ours, wire.to_prefill_decoder, "the decode worker")
+        channel: Channel[wire.ToPrefill] = Channel(ours, wire.decode_to_prefill, "the decode worker")
         welcome, plan = wire.Welcome(wire.MAJOR, LAYOUT.num_blocks, 1), parts(WHOLE, 1, LAYOUT.num_kv_heads)
         writer = TcpWriter(PrefillEnd(channel, Slab(LAYOUT), LAYOUT, plan, welcome, [], 1.0))
         assert not writer.at_once

@@ -9,8 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from baton.service.launcher import Machines
-from baton.service.live_planner import gpu_budget, gpus_per_worker
 from baton.service.nats_server import NatsServer
+from baton.service.planning.live_planner import gpu_budget, gpus_per_worker
 from baton_proto.discovery import MAJOR, LoadReport, TimedStep, WorkerLoad, WorkerRecord
 from baton_proto.planner import DECODE, PREFILL, Holds, Role, StepSample, WorkerView
 from baton_proto.router_report import (
@@ -33,7 +33,7 @@ from runtime.errors import UnavailableError
 from runtime.nats.client import NatsClient, connect
 from runtime.nats.subjects import router_subject
 
-WAIT_S = 5.0
+WAIT_S = 30.0
 CONFIG = ServingConfig()
 GPUS: dict[Role, int] = {PREFILL: 4, DECODE: 2}
 

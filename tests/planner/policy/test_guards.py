@@ -7,7 +7,15 @@ from hypothesis import given, settings, strategies as st
 
 from baton_proto.planner import ALL_VERBS, DECODE, PREFILL, ROLES, Holds, Observation, Role, Target, WorkerView
 from planner.planner import Planner
-from planner.policy.guards import guarded
+from planner.policy.guards import (
+    cool_down,
+    guarded,
+    hold_by_hand,
+    limit_reversals,
+    tell_of_failures,
+    within_budget,
+    within_limits,
+)
 from planner.policy.history import RoleHistory
 from planner.policy.ladder import actions_for
 from planner.policy.observation import counts, gpus_held
@@ -108,37 +116,88 @@ def test_a_role_that_turns_too_often_waits() -> None:
     assert guarded(Wanted(5, 4), calmer, SloPolicy.guards).prefill == 5
 
 
-def verbs_for(views: list[WorkerView], prefill: int, decode: int, **changes: object) -> list[tuple[str, str]]:
-    return [(a.verb, a.worker_id) for a in actions_for(Wanted(prefill, decode), now(views, **changes), 100)]
+def situated(views: list[WorkerView], history: dict[str, RoleHistory], **changes: object) -> Situation:
+    return situation(observation(1000.0, views, **changes), CONFIG, HISTORY | history)
 
 
-def test_the_ladder_wakes_first_then_flips_then_starts() -> None:
-    asleep = WorkerView("z", PREFILL, "sleeping", 0.0)
-    views = [*workers(1, 4), asleep]
-    found = verbs_for(views, 4, 3)
-    assert found == [("wake", "z"), ("flip", "decode-0"), ("add", "prefill-100")]
-    without = tuple(verb for verb in ALL_VERBS if verb not in ("wake", "flip"))
-    found = verbs_for(views, 4, 3, verbs=without)
-    assert [verb for verb, _ in found] == ["add", "add", "add", "drain"]
+def test_a_role_that_has_just_shrunk_does_not_shrink_again_and_the_other_may() -> None:
+    seen = situated(workers(4, 4), {PREFILL: RoleHistory(down_s=971.0), DECODE: RoleHistory(down_s=970.0)})
+    assert cool_down(Wanted(3, 3), seen) == Wanted(4, 3, ("prefill shrank 29 s ago: not again yet",))
+    assert cool_down(Wanted(4, 4), seen) == Wanted(4, 4)
+    assert cool_down(Wanted(5, 5), seen) == Wanted(5, 5)
 
 
-def test_a_worker_takes_its_roles_gpus_even_when_the_role_has_none_yet() -> None:
-    decode = workers(0, 4, gpus=2)
-    each: dict[Role, int] = {PREFILL: 4, DECODE: 2}
-    assert verbs_for(decode, 2, 2, budget=9, gpus_per_worker=each) == [("drain", "decode-0"), ("drain", "decode-1")]
-    found = verbs_for(decode, 2, 2, budget=12, gpus_per_worker=each)
-    assert found == [("flip", "decode-0"), ("flip", "decode-1")]
+def test_growth_is_protected_for_a_minute() -> None:
+    just, before = RoleHistory(up_s=941.0), RoleHistory(up_s=940.0)
+    seen = situated(workers(4, 4), {PREFILL: just, DECODE: before})
+    assert limit_reversals(Wanted(2, 3), seen) == Wanted(4, 3, ("prefill grew 59 s ago: it does not shrink yet",))
+    assert limit_reversals(Wanted(4, 4), seen) == Wanted(4, 4)
+    assert limit_reversals(Wanted(5, 5), seen) == Wanted(5, 5)
 
 
-def test_the_one_with_the_least_to_finish_is_drained() -> None:
-    busy, free = WorkerView("a", DECODE, "ready", 0.0, context_tokens=9), WorkerView("b", DECODE, "ready", 0.0)
-    assert verbs_for([*workers(1, 0), busy, free], 1, 1) == [("drain", "b")]
+def test_turns_count_for_an_hour_and_bind_only_a_role_that_has_just_shrunk() -> None:
+    time_s = 10_000.0
+    hour_ago = time_s - 3600.0
+
+    def grown(down_s: float, reversals_s: list[float], wanted: int = 5) -> Wanted:
+        views, history = workers(2, 4), HISTORY | {PREFILL: RoleHistory(down_s=down_s, reversals_s=reversals_s)}
+        return limit_reversals(Wanted(wanted, 4), situation(observation(time_s, views), CONFIG, history))
+
+    often = "prefill shrank 59 s ago and turned 2 times this hour: it does not grow yet"
+    assert grown(time_s - 59, [hour_ago + 1, hour_ago + 2]) == Wanted(2, 4, (often,))
+    assert grown(time_s - 59, [hour_ago, hour_ago + 1]).prefill == 5
+    assert grown(time_s - 60, [hour_ago + 1, hour_ago + 2]).prefill == 5
+    assert grown(time_s - 59, [hour_ago + 1, hour_ago + 2], wanted=2) == Wanted(2, 4)
 
 
-def test_as_many_as_wished_for_are_kept_asleep_instead_of_ended() -> None:
-    keeping = msgspec.structs.replace(CONFIG, keep_asleep=1)
-    seen = situation(observation(0.0, workers(1, 4)), keeping, HISTORY)
-    assert [action.verb for action in actions_for(Wanted(1, 2), seen, 100)] == ["sleep", "drain"]
+def test_limits_say_which_bound_was_met() -> None:
+    assert within_limits(Wanted(0, 9), now([])) == Wanted(
+        1, 6, ("1 prefill workers are the least; 0 were wanted", "6 decode workers are the most; 9 were wanted")
+    )
+    assert within_limits(Wanted(1, 2), now([])) == Wanted(1, 2)
+    assert within_limits(Wanted(6, 6), now([])) == Wanted(6, 6)
+
+
+def test_a_budget_takes_from_the_role_that_has_the_most_of_its_wish_left() -> None:
+    short = (
+        "6 GPUs are the budget: 4 prefill workers of 6 wanted",
+        "6 GPUs are the budget: 2 decode workers of 3 wanted",
+    )
+    assert within_budget(Wanted(6, 3), now([], 6)) == Wanted(4, 2, short)
+    assert within_budget(Wanted(3, 3), now([], 6)) == Wanted(3, 3)
+    assert [(w.prefill, w.decode) for w in (within_budget(Wanted(1, 6), now([], b)) for b in (6, 4, 3))] == [
+        (1, 5), (1, 3), (1, 2)
+    ]  # fmt: skip
+
+
+def test_a_budget_below_the_least_takes_from_the_larger_role_until_nothing_is_left() -> None:
+    assert [(w.prefill, w.decode) for w in (within_budget(Wanted(1, 2), now([], b)) for b in (2, 1, 0))] == [
+        (1, 1), (0, 1), (0, 0)
+    ]  # fmt: skip
+
+
+def test_a_budget_counts_the_gpus_of_each_role() -> None:
+    each: dict[Role, int] = {PREFILL: 4, DECODE: 1}
+    assert within_budget(Wanted(2, 4), now([], 12, gpus_per_worker=each)).reasons == ()
+    wanted = within_budget(Wanted(2, 4), now([], 11, gpus_per_worker=each))
+    assert (wanted.prefill, wanted.decode) == (1, 4)
+
+
+def test_a_failed_start_is_told_only_to_who_wants_more_before_the_next_try() -> None:
+    failed = RoleHistory(failures=2, failure="no room", retry_s=1030.0)
+    told = ("2 starts of prefill workers failed (no room): next one in 30 s",)
+    seen = situated(workers(2, 2), {PREFILL: failed})
+    assert tell_of_failures(Wanted(3, 3, ("more",)), seen).reasons == ("more", *told)
+    assert tell_of_failures(Wanted(2, 3), seen).reasons == ()
+    at_once = msgspec.structs.replace(failed, retry_s=1000.0)
+    assert tell_of_failures(Wanted(3, 3), situated(workers(2, 2), {PREFILL: at_once})).reasons == ()
+    soon = msgspec.structs.replace(failed, retry_s=1000.5)
+    assert len(tell_of_failures(Wanted(3, 3), situated(workers(2, 2), {PREFILL: soon})).reasons) == 1
+
+
+def test_workers_held_by_hand_are_all_named() -> None:
+    views = [WorkerView(name, DECODE, "ready", 0.0, held=True) for name in ("x", "y")]
+    assert hold_by_hand(Wanted(1, 2, ("so",)), now(views)).reasons == ("so", "left alone, held by hand: x, y")
 
 
 def frozen(**changes: object) -> Target:

@@ -1,6 +1,7 @@
 """Generation over scripted workers: streaming, early ends, and nothing held by whoever has ended."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
 
@@ -8,7 +9,9 @@ import pytest
 from msgspec.structs import replace
 
 from baton_proto.worker import Delta, Failure, Submit
+from router.requests.request import Finished, Piece
 from router.text.tokenizer import Tokenizer
+from router.workers.account import LoadView
 from runtime.errors import (
     DeadlineError,
     ProtocolError,
@@ -142,6 +145,46 @@ async def test_closing_the_stream_cancels_everywhere(tokenizer: Tokenizer, n: in
         router.check_idle()
         await decode.until(lambda: len(decode.cancels) == len(decode.submits))
         assert set(decode.cancels) == {submit.request_id for submit in decode.submits}
+
+
+@pytest.mark.parametrize("n", [1, 3])
+async def test_a_reader_that_pauses_stops_its_sequences_and_gets_the_same_tokens_when_it_reads_on(
+    tokenizer: Tokenizer, n: int
+) -> None:
+    decode = ScriptedWorker("d0")
+    config = replace(CONFIG, max_attempts=1)  # a pause is no failed attempt
+    async with routing(tokenizer, decode, config=config) as router:
+        asked = request(2500, n=n)
+        async with aclosing(stream(router, asked)) as pieces:
+            first = await anext(pieces)
+            await decode.until(lambda: len(decode.cancels) == n)  # paused: nobody has read
+            assert set(decode.cancels) == {submit.request_id for submit in decode.submits}
+            (worker,) = router.pool.workers.values()
+            assert worker.link.in_flight == 0
+            assert router.ledger.view(worker.key) == LoadView(0, 0, 0)
+
+            async def rest() -> AsyncIterator[Piece | Finished]:
+                yield first
+                async for piece in pieces:
+                    yield piece
+
+            result = await collect(rest())
+        assert result.tokens == dict.fromkeys(range(n), greedy(PROMPT, 2500))
+        assert result.texts == dict.fromkeys(range(n), text_of(tokenizer, greedy(PROMPT, 2500)))
+        assert result.reasons == dict.fromkeys(range(n), "length")
+        router.check_idle()
+
+
+async def test_the_deadline_of_a_reader_that_pauses_goes_on(tokenizer: Tokenizer) -> None:
+    decode = ScriptedWorker("d0", script=steps_of(answer, silent))
+    async with routing(tokenizer, decode) as router:
+        async with aclosing(stream(router, request(2500, timeout_s=2.0))) as pieces:
+            await anext(pieces)
+            await decode.until(lambda: len(decode.cancels) == 1)
+            with fails_with(DeadlineError, "did not finish within 2.0 s"):
+                async for _ in pieces:
+                    pass
+        router.check_idle()
 
 
 @pytest.mark.parametrize("n", [1, 3])

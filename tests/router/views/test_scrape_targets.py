@@ -17,7 +17,7 @@ from runtime.discovery.directory import Announcer, Directory
 from runtime.nats.client import NatsClient, connect
 from runtime.nats.subjects import planner_subject, router_subject
 
-WAIT_S = 10.0
+WAIT_S = 30.0
 RECORD = WorkerRecord(MAJOR, "decode-1", 1, "decode", "ready", "127.0.0.1:1", None, "tiny", "0", 16, 100, 1600, 1)
 
 

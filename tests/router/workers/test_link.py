@@ -41,7 +41,7 @@ class Watched:
         self._news.set()
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(30):
             while not condition():
                 self._news.clear()
                 await self._news.wait()

@@ -1,6 +1,8 @@
 """Block hashes, bit for bit as Dynamo computes them (golden vectors) and as the xxhash library does."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +22,20 @@ seeds = st.integers(0, 2**64 - 1)
 def prepared() -> None:
     """The first call may compile, which no example's deadline allows for."""
     prepare()
+
+
+ALONE = """
+import os, resource, numpy as np
+from runtime.blocks.block_hash import block_hashes, prepare, sequence_hashes
+prepare()
+resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) - 1, 4096))
+print(len(sequence_hashes(block_hashes(np.zeros(160, dtype=np.uint32), 16))))
+"""
+
+
+def test_once_prepared_a_hash_opens_no_file() -> None:
+    done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, timeout=100)
+    assert (done.stdout, done.stderr) == ("10\n", "")
 
 
 def reference(tokens: np.ndarray[tuple[int], np.dtype[np.uint32]], block_size: int, seed: int) -> list[int]:

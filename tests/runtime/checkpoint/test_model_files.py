@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -50,6 +51,30 @@ def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
     write_tiny_model(tmp_path)
     (tmp_path / name).unlink()
     with pytest.raises(ModelError, match=name):
+        resolve_model(str(tmp_path))
+
+
+def test_a_name_of_the_hub_is_told_how_to_download_it() -> None:
+    with pytest.raises(ConfigError, match=r"`hf download Qwen/Qwen3-0\.6B --local-dir \./Qwen3-0\.6B`, then --model"):
+        resolve_model("Qwen/Qwen3-0.6B")
+    for path in ("./Qwen3-0.6B", "/models/Qwen3", "models/a.gguf", "a/b/c"):
+        with pytest.raises(ConfigError) as caught:
+            resolve_model(path)
+        assert "hf download" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["quantize_config.json", "quant_config.json", "hf_quant_config.json"])
+def test_a_quantized_folder_is_refused_with_the_formats_that_are_served(tmp_path: Path, name: str) -> None:
+    write_tiny_model(tmp_path)
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(ModelError, match=rf"\({re.escape(name)}\) are not served: take .*safetensors, or a \.gguf"):
+        resolve_model(str(tmp_path))
+
+
+def test_a_folder_with_pickled_weights_says_which_formats_are_read(tmp_path: Path) -> None:
+    write_tiny_model(tmp_path)
+    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+    with pytest.raises(ModelError, match=r"model\.safetensors is missing; weights are read from safetensors or \.gguf"):
         resolve_model(str(tmp_path))
 
 

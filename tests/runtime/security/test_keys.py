@@ -2,7 +2,6 @@
 
 import pickle
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from runtime.processes.launch import launch_command
 from runtime.security import bearer_keys
 from runtime.security.bearer_keys import BearerKeys
 from runtime.security.cluster_key import ClusterKey, new_cluster_key
-from runtime.security.key_file import find_keys, key_left
 from runtime.security.keys import Keys, check_reach, handed_on, load_keys, load_or_make_keys
 from runtime.security.nats_login import NatsLogin, find_login, split_url
 from runtime.security.secret import Secret
@@ -197,48 +195,3 @@ def test_a_dump_of_the_configuration_names_files_alone(tmp_path: Path) -> None:
     shown = dump_config(config(api_key_file=written(tmp_path / "api", "hush")))
     assert str(tmp_path / "api") in shown
     assert "hush" not in shown
-
-
-# --- the key that a service leaves for commands -----------------------------------------------------------------------
-
-
-@pytest.fixture
-def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    return tmp_path / "baton"
-
-
-def test_commands_of_the_same_user_find_the_key_of_a_service_that_runs(runtime: Path) -> None:
-    key = new_cluster_key()
-    with key_left(URL, "default", key):
-        (file,) = runtime.iterdir()
-        assert (runtime.stat().st_mode & 0o777, file.stat().st_mode & 0o777) == (0o700, 0o600)
-        for url in (URL, "nats://localhost:4222", "nats://127.0.0.1"):
-            assert find_keys(url, "default", {}).nats.options()["password"] == key.derive("nats").reveal()
-        assert find_keys(URL, "staging", {}).cluster is None
-        assert find_keys("nats://127.0.0.1:4223", "default", {}).cluster is None
-        given = find_keys(URL, "default", {"BATON_CLUSTER_KEY": CLUSTER}).cluster
-        assert given is not None
-        assert given.secret.reveal() == CLUSTER
-    assert not list(runtime.iterdir())
-    assert find_keys(URL, "default", {}).cluster is None
-
-
-def test_a_folder_that_others_can_reach_is_not_used(runtime: Path) -> None:
-    runtime.mkdir(mode=0o777)
-    runtime.chmod(0o777)
-    with key_left(URL, "default", new_cluster_key()):
-        assert not list(runtime.iterdir())
-    (runtime / "127.0.0.1_4222_default.key").write_text(CLUSTER)
-    assert find_keys(URL, "default", {}).cluster is None
-
-
-def test_what_killed_services_left_is_cleared_away(runtime: Path) -> None:
-    with key_left("nats://h:1", "default", new_cluster_key()), key_left(URL, "default", new_cluster_key()):
-        left = runtime / "h_1_default.key"
-        key, _ = left.read_text().split()
-        with subprocess.Popen([sys.executable, "-c", ""]) as ended:
-            ended.wait()
-        left.write_text(f"{key}\n{ended.pid}\n")
-        with key_left("nats://h:2", "default", new_cluster_key()):
-            assert {path.name for path in runtime.iterdir()} == {"127.0.0.1_4222_default.key", "h_2_default.key"}

@@ -1,8 +1,12 @@
 """What the metrics of all processes have in common."""
 
 import asyncio
+import socket
+import threading
 import urllib.request
+from contextlib import ExitStack
 
+import pytest
 from prometheus_client import generate_latest
 
 from baton.service.nats_server import NatsServer
@@ -43,3 +47,45 @@ async def test_an_endpoint_of_its_own_shows_the_process_and_what_is_read_at_the_
     for name in ("baton_build_info{", "process_resident_memory_bytes", "python_gc_collections_total"):
         assert name in shown
     assert "_created" not in shown
+
+
+async def test_dripping_scrapers_cost_no_thread_and_strangers_are_not_told_what_serves() -> None:
+    metrics = ProcessMetrics()
+    host, port = metrics.serve("127.0.0.1").split(":")
+    threads = threading.active_count()
+    with ExitStack() as strangers:
+        for _ in range(100):
+            stranger = strangers.enter_context(socket.create_connection((host, int(port))))
+            stranger.sendall(b"GET /metrics HTTP/1.1\r\nX: ")
+        with socket.create_connection((host, int(port))) as scraper:
+            scraper.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+            answer = b"".join(iter(lambda: scraper.recv(65536), b""))
+        assert threading.active_count() == threads
+    metrics.close()
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert b"\r\nserver:" not in head.lower()
+    assert b"baton_build_info" in body
+
+
+@pytest.mark.parametrize(
+    ("said", "answer"),
+    [
+        (b"POST / HTTP/1.1\r\n\r\n", b"HTTP/1.1 405 Method Not Allowed\r\nAllow: GET"),
+        (b"\r\n\r\n", b"HTTP/1.1 405"),
+        (b"X" * 100_000, b""),
+        (b"\xff" * 4, b""),
+    ],
+)
+async def test_what_is_no_scrape_is_refused(said: bytes, answer: bytes) -> None:
+    metrics = ProcessMetrics()
+    host, port = metrics.serve("127.0.0.1").split(":")
+    with socket.create_connection((host, int(port))) as stranger:
+        try:
+            stranger.sendall(said)
+            stranger.shutdown(socket.SHUT_WR)
+            heard = b"".join(iter(lambda: stranger.recv(65536), b""))
+        except OSError:  # the door has closed already
+            heard = b""
+        assert heard.startswith(answer)
+    metrics.close()

@@ -158,7 +158,7 @@ async def test_workers_come_and_go_and_trouble_is_shown() -> None:
     app = watching(router.ask)
     async with app.run_test(size=SIZE) as pilot:
         await until(pilot, lambda: order(app) == ["a", "b", "c"])
-        assert table(app)[1]["note"] == "no events"
+        assert "b: no events" in text(app, "events")
         assert "2 waiting, the oldest for 1.5 s" in text(app, "queue")
         assert "4 refused" in text(app, "events")
         del router.status.workers[1]
@@ -174,3 +174,26 @@ def test_without_a_terminal_it_refuses_and_names_what_to_use() -> None:
 
 def test_help_names_the_exit_codes() -> None:
     assert "Exit codes" in CliRunner().invoke(cli, ["top", "--help"]).output
+
+
+async def test_at_80_columns_every_column_is_seen_and_no_id_is_cut() -> None:
+    router = Router()
+    router.answers = True
+    router.status.workers[1].worker_id = "decode-2"  # a decode worker that was flipped
+    router.status.workers[0].queued_prefill_tokens = 16384
+    router.status.workers[0].blocks_total = 0
+    app = watching(router.ask)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: app.query_one(DataTable).row_count == 3)
+        await pilot.pause()
+        screen = ["".join(part.text for part in strip) for strip in app.screen._compositor.render_strips()]
+        for name in NAMES:
+            assert any(name in line for line in screen), name
+        assert any(line.split()[:2] == ["decode-2", "prefill"] for line in screen)
+        for _ in NAMES:  # sorted by any column
+            await pilot.press("s")
+            await pilot.pause()
+            assert not app.query_one(DataTable).show_horizontal_scrollbar
+        await pilot.resize_terminal(*SIZE)
+        await until(pilot, lambda: order(app) == ["a", "c", "decode-2"])
+        assert table(app)[2]["role"] == "prefill"

@@ -247,7 +247,7 @@ async def test_an_engine_with_other_blocks_ends_the_bridge(scene: Scene) -> None
     await scene.engine.publish(scene.messages.payload(event))
     assert scene.running is not None
     with pytest.raises(ConfigError, match="start vLLM with --block-size 4"):
-        await asyncio.wait_for(scene.running, 5)
+        await asyncio.wait_for(scene.running, 30)
 
 
 async def test_two_ranks_in_one_stream_end_the_bridge(scene: Scene) -> None:
@@ -256,13 +256,13 @@ async def test_two_ranks_in_one_stream_end_the_bridge(scene: Scene) -> None:
         await scene.engine.publish(Messages(rank=rank).payload())
     assert scene.running is not None
     with pytest.raises(ProtocolError, match="ranks 0 and 1"):
-        await asyncio.wait_for(scene.running, 5)
+        await asyncio.wait_for(scene.running, 30)
 
 
 async def test_an_engine_that_is_not_there_is_told_in_time() -> None:
     stream = VllmStream("tcp://127.0.0.1:1", None, "", timeout_s=0.2)
     with pytest.raises(UnavailableError, match=r"no vLLM at tcp://127.0.0.1:1 within 0.2 s"):
-        await asyncio.wait_for(stream.open(), 5)
+        await asyncio.wait_for(stream.open(), 30)
     await stream.close()
 
 
@@ -270,7 +270,7 @@ async def test_a_replay_endpoint_that_does_not_answer_is_told_in_time(engine: En
     stream = VllmStream(engine.endpoint, "tcp://127.0.0.1:1", "", timeout_s=0.3)
     await stream.open()
     with pytest.raises(UnavailableError, match="replay endpoint"):
-        await asyncio.wait_for(anext(aiter(stream.messages())), 5)
+        await asyncio.wait_for(anext(aiter(stream.messages())), 30)
     await stream.close()
 
 

@@ -151,7 +151,7 @@ async def _bind(socket: zmq.asyncio.Socket, port: int) -> int:
     """ZeroMQ closes sockets in the background, so that a port may still be taken for a moment."""
     if not port:
         return int(socket.bind_to_random_port("tcp://127.0.0.1"))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while True:
             try:
                 socket.bind(f"tcp://127.0.0.1:{port}")

@@ -200,14 +200,14 @@ async def test_bytes_that_are_no_request_are_refused(channel: grpc.aio.Channel, 
 async def test_a_client_that_does_not_read_loses_its_answer_after_the_deadline(
     generator: ScriptedGenerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("router.requests.fan_out.STALL_GRACE_S", 0.0)
+    monkeypatch.setattr("router.api.grpc.server.STALL_GRACE_S", 0.0)
     generator.answers = [[5] * 100_000]
     api = GrpcApi(replace(make_frontend(generator), request_timeout_s=0.5), status)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{await api.start('127.0.0.1', 0)}") as channel:
         sampling = pb.SamplingOptions(max_tokens=4000, n=16, logprobs=20)
         call = pb_grpc.InferenceStub(channel).Generate(pb.GenerateRequest(text="Hi", sampling=sampling))
         await call.read()
-        await asyncio.wait_for(generator.cancelled.wait(), 5)
+        await asyncio.wait_for(generator.cancelled.wait(), 30)
     await api.stop()
 
 
@@ -249,7 +249,7 @@ async def test_a_cancelled_call_cancels_its_request_at_once(
 ) -> None:
     generator.stuck_at = 2
     call: Any = stub.Generate(pb.GenerateRequest(text="a"))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         assert (await call.read()).started.model == MODEL
         await call.read()
         call.cancel()
@@ -258,7 +258,7 @@ async def test_a_cancelled_call_cancels_its_request_at_once(
 
 async def test_a_closed_channel_cancels_its_requests(api: GrpcApi, generator: ScriptedGenerator) -> None:
     generator.stuck_at = 0
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         async with grpc.aio.insecure_channel(f"127.0.0.1:{api.port}") as channel:
             call = pb_grpc.InferenceStub(channel).Generate(pb.GenerateRequest(text="a"))
             await call.read()
@@ -276,7 +276,7 @@ async def test_the_callers_deadline_is_the_requests(stub: pb_grpc.InferenceStub,
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         [_ async for _ in stub.Generate(pb.GenerateRequest(text="a"), timeout=0.3)]
     assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await generator.cancelled.wait()
 
 
@@ -364,7 +364,7 @@ async def test_stopping_cancels_what_outlives_the_grace(
     generator.stuck_at = 1
     call = stub.Generate(pb.GenerateRequest(text="a"))
     await call.read()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await api.stop(grace_s=0.1)
         await generator.cancelled.wait()
 

@@ -194,7 +194,6 @@ async def test_all_sampling_options_arrive(client: openai.AsyncOpenAI, generator
             "ignore_eos": True,
             "stop_token_ids": [9],
             "priority": 2,
-            "what_nobody_knows": 1,
         },
     )
     (request,) = generator.requests
@@ -300,7 +299,7 @@ async def test_stopping_waits_for_requests_in_flight_and_then_cancels_them(
 ) -> None:
     generator.stuck_at = 2
     answer = asyncio.create_task(http.post("/v1/completions", json=COMPLETION))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not generator.requests:
             await asyncio.sleep(0.005)
     await server.stop(grace_s=0.2)

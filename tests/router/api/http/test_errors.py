@@ -1,6 +1,7 @@
 import asyncio
 import contextlib
 import json
+import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -130,23 +131,24 @@ async def test_headers_without_end_are_refused(server: HttpServer) -> None:
         writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx: ")
         for _ in range(100):
             writer.write(b"a" * 100_000)
-            await asyncio.wait_for(writer.drain(), 5)
+            await asyncio.wait_for(writer.drain(), 30)
     with contextlib.suppress(ConnectionError):
-        assert (await asyncio.wait_for(reader.read(), 5)).startswith(b"HTTP/1.1 431 ")
+        assert (await asyncio.wait_for(reader.read(), 30)).startswith(b"HTTP/1.1 431 ")
     writer.close()
 
 
-async def test_a_client_that_does_not_read_loses_its_answer_after_the_deadline(
-    server: HttpServer, generator: ScriptedGenerator, monkeypatch: pytest.MonkeyPatch
+async def test_a_client_that_does_not_read_for_a_minute_loses_its_answer(
+    server: HttpServer, generator: ScriptedGenerator, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("router.requests.fan_out.STALL_GRACE_S", 0.0)
+    monkeypatch.setattr("router.api.http.connection.READ_TIMEOUT_S", 0.2)
     generator.answers = [[5] * 100_000]
     body = json.dumps(COMPLETION | {"stream": True, "max_tokens": 4000, "n": 16, "logprobs": 20}).encode()
-    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-request-timeout-s: 0.5\r\ncontent-length: %d\r\n\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
     _, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1024)
     writer.write(head % len(body) + body)
-    await asyncio.wait_for(generator.cancelled.wait(), 5)
+    await asyncio.wait_for(generator.cancelled.wait(), 30)
     writer.transport.abort()
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 async def test_fields_that_change_nothing_are_taken(http: httpx.AsyncClient) -> None:
@@ -247,7 +249,7 @@ async def test_a_client_that_leaves_cancels_its_request(
     body = json.dumps(COMPLETION | {"prompt": prompt, "stream": stream}).encode()
     _, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not generator.requests:
             await asyncio.sleep(0.005)
         writer.close()

@@ -11,7 +11,7 @@ import trustme
 import uvloop
 from starlette.types import Receive, Scope, Send
 
-from router.api.http import server as http
+from router.api.http import connection, server as http
 from router.api.http.server import HttpServer, serve_http
 
 CROWD = 100
@@ -72,7 +72,7 @@ async def test_a_closed_server_refuses_connections() -> None:
 
 @pytest.mark.parametrize("said", [b"", b"GET / HT", b"GET / HTTP/1.1\r\nHost: ba"])
 async def test_who_does_not_end_the_head_of_a_request_is_left(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "HEAD_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(connection, "HEAD_TIMEOUT_S", 0.1)
     async with await serve_http(hello, "127.0.0.1", 0) as server:
         reader, writer = await asyncio.open_connection(server.host, server.port)
         writer.write(said)
@@ -81,7 +81,7 @@ async def test_who_does_not_end_the_head_of_a_request_is_left(said: bytes, monke
 
 
 async def test_a_connection_may_rest_between_two_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "HEAD_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(connection, "HEAD_TIMEOUT_S", 0.1)
     async with await serve_http(hello, "127.0.0.1", 0) as server:
         reader, writer = await asyncio.open_connection(server.host, server.port)
         for _ in range(2):

@@ -1,0 +1,62 @@
+"""`baton chat` without a question: questions from stdin, one per line, each with what was said before."""
+
+import contextlib
+import sys
+from collections.abc import Callable
+
+import typer
+
+from baton.cli.terminal.access import Access
+from baton.cli.terminal.answering import answer
+from baton.cli.terminal.exit_codes import ExitCode
+from baton_proto.generated import inference_pb2 as pb
+
+QUIT = "/quit"
+MakeRequest = Callable[[list[pb.ChatMessage]], pb.GenerateRequest]
+
+
+def converse(
+    begin: list[pb.ChatMessage], make_request: MakeRequest, access: Access, timeout_s: float | None, as_json: bool
+) -> ExitCode:
+    """Returns how the last question ended. Ctrl-C cancels an answer: what came of it stays in the conversation. A
+    question without any answer is forgotten."""
+    messages, code = [*begin], ExitCode.OK
+    while (question := _next_question(as_json)) is not None:
+        said: list[str] = []
+        asked = pb.ChatMessage(role="user", content=question)
+        try:
+            code = ExitCode.OK
+            answer(make_request([*messages, asked]), access, timeout_s, as_json, said)
+        except typer.Exit as error:
+            code = ExitCode(error.exit_code)
+            if code is ExitCode.INTERRUPTED:
+                typer.echo(" (cancelled)", err=True)
+                code = ExitCode.OK
+        if said:
+            messages += [asked, pb.ChatMessage(role="assistant", content="".join(said))]
+    return code
+
+
+def _next_question(as_json: bool) -> str | None:
+    """None: there are no more."""
+    by_hand = sys.stdin.isatty() and not as_json
+    if by_hand:
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401  (input() edits lines with it)
+    while True:
+        try:
+            question = input("> " if by_hand else "").strip()
+        except EOFError:
+            if by_hand:
+                typer.echo()
+            return None
+        except KeyboardInterrupt:
+            typer.echo(f"\n{QUIT} or Ctrl-D ends the conversation", err=True)
+            continue
+        except UnicodeDecodeError:
+            typer.echo("error: this line is no UTF-8 text", err=True)
+            continue
+        if question == QUIT:
+            return None
+        if question:
+            return question

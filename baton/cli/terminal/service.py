@@ -1,0 +1,67 @@
+"""Which service a command means: the one that it was told, or the one that this user runs on this machine."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from baton.runs.run_file import Run, choose_run
+from runtime.errors import BatonError, UnavailableError
+
+USUAL_ADDRESS = "127.0.0.1:8001"
+USUAL_NATS_URL = "nats://127.0.0.1:4222"
+ANY_RAY = "auto"
+WAY_OUT = (
+    "`baton up` starts a service here, and commands find it by themselves; one that runs elsewhere is named with {flag}"
+)
+
+
+def router_address(told: str) -> str:
+    """HOST:PORT of the router's gRPC. `told`: that, or the name of a service, or nothing. Raises ConfigError,
+    UnavailableError."""
+    if ":" in told:
+        return told
+    run = choose_run(told or None)
+    return USUAL_ADDRESS if run is None else _known(run, run.file.grpc)
+
+
+def nats_place(told: str, namespace: str) -> tuple[str, str]:
+    """NATS URL and namespace. `told`: a URL, or the name of a service, or nothing. A service that was found has its
+    own namespace, unless `namespace` is another one than the default. Raises ConfigError, UnavailableError."""
+    if ":" in told:
+        return told, namespace
+    run = choose_run(told or None)
+    if run is None:
+        return USUAL_NATS_URL, namespace
+    return _known(run, run.file.nats), run.file.namespace if namespace == "default" else namespace
+
+
+def local_run(service: str | None, ray_address: str) -> Run | None:
+    """The run on this machine that is meant; None: one on a Ray cluster. Raises ConfigError."""
+    if service is None and ray_address != ANY_RAY:
+        return None
+    run = choose_run(service)
+    return None if run is None or run.file.on_ray else run
+
+
+@contextmanager
+def ray_cluster(address: str, namespace: str) -> Iterator[None]:
+    """Where nothing runs on this machine. Raises ConfigError, UnavailableError."""
+    from baton.service.on_ray.cluster import connected
+
+    with ExitStack() as closing:
+        try:
+            closing.enter_context(connected(address, namespace))
+        except BatonError as error:
+            if address != ANY_RAY:
+                raise
+            raise UnavailableError(f"no service of yours runs on this machine, nor on Ray: {error}") from error
+        yield
+
+
+def nothing_there(what: str, flag: str) -> UnavailableError:
+    return UnavailableError(f"{what} does not answer; {WAY_OUT.format(flag=flag)}")
+
+
+def _known(run: Run, place: str) -> str:
+    if not place:
+        raise UnavailableError(f"the service {run} is still starting")
+    return place

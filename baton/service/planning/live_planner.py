@@ -1,0 +1,58 @@
+"""The planner of a live service. It runs in the supervisor's process, because only that process can start and end
+workers: `baton up`, or the control actor on a Ray cluster."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from baton.service.launcher import Machines, uses_gpus
+from baton.service.planning.supervisor_connector import SupervisorConnector
+from baton.service.supervisor import Supervisor
+from baton_proto.planner import DECODE, PREFILL, Role
+from planner.service import PlannerService
+from runtime.checkpoint.served_model import is_mock
+from runtime.config.serving import ServingConfig, for_prefill_worker
+from runtime.end_task import end_tasks
+from runtime.nats.client import connect
+
+
+@asynccontextmanager
+async def live_planner(
+    supervisor: Supervisor, on_ready: Callable[[str], None] = lambda address: None
+) -> AsyncIterator[None]:
+    """Plans for the workers of a started supervisor until the context ends; effects in flight are then cancelled.
+    `on_ready` gets HOST:PORT of the metrics once the planner answers operators. Raises UnavailableError when NATS does
+    not answer, ConfigError when the journal cannot be written."""
+    config, keys = supervisor.launcher.here(supervisor.config), supervisor.keys
+    machines = supervisor.launcher.machines
+    assert config.nats.url is not None, "not started"
+    async with AsyncExitStack() as closing:
+        nats = await connect(config.nats.url, "planner", config.namespace, config.workers.ready_timeout_s, keys.nats)
+        closing.push_async_callback(nats.close)
+        connector = SupervisorConnector(supervisor)
+        closing.push_async_callback(connector.close)
+        service = PlannerService(
+            config, nats, connector, gpu_budget(config, machines), gpus_per_worker(config, machines), keys
+        )
+        task = asyncio.create_task(service.run(on_ready), name="planner")
+        closing.push_async_callback(end_tasks, task)
+        yield
+
+
+def gpu_budget(config: ServingConfig, machines: Machines) -> int:
+    """GPUs that the workers may hold together: the configured number, else all GPUs of the machines. Without GPUs a
+    worker counts as one GPU, and the budget is the number of cores. Because the mock engine computes nothing, its
+    budget is the sum of the limits of both roles."""
+    limits = config.planner.limits
+    if limits.gpu_budget is not None:
+        return limits.gpu_budget
+    if is_mock(config):
+        return limits.max_prefill + limits.max_decode
+    return machines.gpus if uses_gpus(config, machines) else machines.cores
+
+
+def gpus_per_worker(config: ServingConfig, machines: Machines) -> dict[Role, int]:
+    """GPUs that a worker of each role holds; 1 where workers run without GPUs."""
+    if not uses_gpus(config, machines):
+        return {PREFILL: 1, DECODE: 1}
+    return {PREFILL: for_prefill_worker(config).engine.tensor_parallel, DECODE: config.engine.tensor_parallel}

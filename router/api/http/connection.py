@@ -1,0 +1,208 @@
+"""One HTTP connection: uvicorn's protocol, with bounds on what a client may send, on how slowly it may send and read,
+and on how far ahead of its answers it may ask.
+
+The client's clock runs while its head or body is awaited, and stands while an earlier request of it is being answered.
+"""
+
+import asyncio
+from enum import Enum
+from typing import Any, cast
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from router.api.http.errors import ErrorAnswer, ErrorBody
+from router.api.http.json_response import encode_json
+
+MAX_HEAD_BYTES = 64 * 1024  # of a request that are not body: its head, its trailers, what frames its chunks
+HEAD_TIMEOUT_S = 10.0  # for the whole head of a request, and for TLS before the first one
+BODY_GRACE_S = 20.0  # for a body of any size, and then
+MIN_BODY_BYTES_PER_S = 16 * 1024
+READ_TIMEOUT_S = 60.0  # in which a client must take some of what waits for it
+MAX_PIPELINED = 16  # requests that wait while an earlier one of the same connection is answered
+
+
+class _Stage(Enum):
+    HEAD = "the head of a request is awaited, from its first byte on"
+    BODY = "its body is awaited"
+    REST = "the request is complete, and nothing of another one has come"
+
+
+class Connection(HttpToolsProtocol):
+    """Trailers are read and dropped. What is refused while an answer is being sent ends the connection after it."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(cast(asyncio.Transport, GatheringTransport(transport, self.loop)))
+        self._stage = _Stage.HEAD
+        self._deaf = False  # what comes is dropped
+        self._overhead_bytes = 0  # of this request, without what its body has paid for
+        self._body_bytes = 0
+        self._serving: RequestResponseCycle | None = None
+        self._awaited: _Stage | None = None  # what the client's clock runs for
+        self._clock: asyncio.TimerHandle | None = None
+        self._set_clock()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stage, self._deaf = _Stage.REST, True
+        self._set_clock()
+        cast(GatheringTransport, self.transport).lost()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._deaf:
+            return
+        if self._stage is _Stage.REST:
+            self._stage = _Stage.HEAD
+        self._overhead_bytes += len(data)
+        super().data_received(data)
+        if self._overhead_bytes > MAX_HEAD_BYTES:
+            problem = f"headers, trailers and chunk sizes are larger than {MAX_HEAD_BYTES} bytes"
+            self._refuse("431 Request Header Fields Too Large", "headers", problem)
+        self._set_clock()
+
+    # --- what the parser finds ----------------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        if len(self.pipeline) >= MAX_PIPELINED:
+            raise ValueError("too many requests before their answers")  # becomes send_400_response
+        self._stage = _Stage.HEAD
+        super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._stage is _Stage.HEAD:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._stage, self._body_bytes = _Stage.BODY, 0
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._body_bytes += len(body)
+        self._overhead_bytes = max(0, self._overhead_bytes - 2 * len(body))  # itself, and as much of chunk sizes
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._stage, self._overhead_bytes = _Stage.REST, 0
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse("400 Bad Request", "request", "is not HTTP/1.1")
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """The parser reads no further. The request is answered as if it had asked for no upgrade."""
+        self._hang_up()
+
+    # --- answers ------------------------------------------------------------------------------------------------------
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._serving = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self.transport.is_closing():
+            self._set_clock()
+
+    def pause_writing(self) -> None:
+        cast(GatheringTransport, self.transport).watch_reader()
+        super().pause_writing()
+
+    def _answering(self) -> bool:
+        """An answer is due, and to no request whose body is still awaited."""
+        due = self._serving is not None and not self._serving.response_complete
+        return due and (self._stage is not _Stage.BODY or self._serving is not self.cycle)
+
+    # --- the client's clock -------------------------------------------------------------------------------------------
+
+    def _set_clock(self) -> None:
+        awaited = None if self._stage is _Stage.REST or self._answering() else self._stage
+        if awaited is self._awaited:
+            return
+        self._awaited = awaited
+        if self._clock is not None:
+            self._clock.cancel()
+        if awaited is _Stage.HEAD:
+            self._clock = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.close)
+        elif awaited is _Stage.BODY:
+            self._clock = self.loop.call_later(BODY_GRACE_S, self._check_body, self.loop.time())
+
+    def _check_body(self, since_s: float) -> None:
+        left_s = since_s + BODY_GRACE_S + self._body_bytes / MIN_BODY_BYTES_PER_S - self.loop.time()
+        if left_s > 0:
+            self._clock = self.loop.call_later(left_s, self._check_body, since_s)
+        else:
+            problem = f"comes more slowly than {MIN_BODY_BYTES_PER_S} bytes/s after {BODY_GRACE_S:.0f} s"
+            self._refuse("408 Request Timeout", "body", problem)
+
+    # --- refusals -----------------------------------------------------------------------------------------------------
+
+    def _refuse(self, status: str, field: str, problem: str) -> None:
+        if self._answering() or (self._stage is _Stage.BODY and self.cycle.response_started):
+            self._hang_up()
+        elif not self.transport.is_closing():
+            body = encode_json(ErrorAnswer(ErrorBody(f"{field}: {problem}", "invalid_request_error", field)))
+            head = f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\nconnection: close\r\n"
+            self.transport.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+            self._deaf = True
+            self.transport.close()
+
+    def _hang_up(self) -> None:
+        """Closes after the answers to all that was asked in full."""
+        self._deaf = True
+        if self._stage is _Stage.BODY and self.pipeline:
+            self.pipeline.popleft()  # its body will not come
+        last = self.pipeline[0][0] if self.pipeline else self._serving
+        if last is None or last.response_complete:
+            self.transport.close()
+        else:
+            last.keep_alive = False
+
+
+class GatheringTransport:
+    """Collects the writes of one turn of the event loop: a response's head and its first bytes go out in one system
+    call. A client that takes nothing of what waits for it during READ_TIMEOUT_S loses its connection."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._pending: list[bytes] = []
+        self._written = 0  # bytes
+        self._watch: asyncio.TimerHandle | None = None
+
+    def write(self, data: bytes) -> None:
+        if not self._pending:
+            self._loop.call_soon(self._flush)
+        self._pending.append(data)
+
+    def close(self) -> None:
+        if not self._transport.is_closing():
+            self._flush()
+            self.watch_reader()
+        self._transport.close()
+
+    def watch_reader(self) -> None:
+        """Until nothing waits for the client."""
+        waiting = self._transport.get_write_buffer_size()
+        if self._watch is None and waiting:
+            self._watch = self._loop.call_later(READ_TIMEOUT_S, self._check_reader, self._written - waiting)
+
+    def lost(self) -> None:
+        self._pending.clear()
+        if self._watch is not None:
+            self._watch.cancel()
+
+    def _check_reader(self, taken: int) -> None:
+        self._watch = None
+        if self._written - self._transport.get_write_buffer_size() > taken:
+            self.watch_reader()
+        else:
+            self._transport.abort()
+
+    def _flush(self) -> None:
+        if self._pending:
+            data, self._pending = b"".join(self._pending), []
+            if not self._transport.is_closing():  # else the client has left
+                self._transport.write(data)
+                self._written += len(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)

@@ -1,0 +1,43 @@
+"""Threads for work on a request that would hold up the event loop: parsing, rendering and tokenizing what is long.
+
+Few pieces of work run at once and a bounded number waits, because all of them share Python's lock with the loop.
+"""
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
+
+from runtime.errors import DeadlineError, OverloadedError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+MAX_WAITING = 64
+RETRY_AFTER_S = 1.0
+TIMEOUT_S = 60.0  # for a piece of work whose request names no deadline
+THREADS = max(2, min(8, (os.cpu_count() or 1) // 2))
+
+
+class SideLane:
+    def __init__(self, threads: int = THREADS, max_waiting: int = MAX_WAITING) -> None:
+        self._pool = ThreadPoolExecutor(threads, "long requests")
+        self._limit = threads + max_waiting
+        self._places = threading.Semaphore(self._limit)
+
+    async def run(self, deadline_s: float | None, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """`deadline_s`: on time.monotonic(). What has begun by then goes on and keeps its place. Raises what `work`
+        raises, OverloadedError when the lane is full, and DeadlineError."""
+        if not self._places.acquire(blocking=False):
+            raise OverloadedError("queue of long prompts", self._limit, RETRY_AFTER_S)
+        future = self._pool.submit(work, *args, **kwargs)
+        future.add_done_callback(lambda _: self._places.release())
+        timeout_s = TIMEOUT_S if deadline_s is None else max(0.0, deadline_s - time.monotonic())
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await asyncio.wrap_future(future)
+        except TimeoutError as error:
+            raise DeadlineError("reading the request", timeout_s) from error

@@ -1,0 +1,218 @@
+"""Commands find the service that this user runs, and the operator's key; strangers and users find neither."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from baton.cli.app import app
+from baton.cli.terminal.exit_codes import ExitCode
+from baton.runs.owned_folder import PREFIX
+from tests.service import assert_gone
+
+BATON = [sys.executable, "-m", "baton"]
+API_KEY = "a-user-s-key"
+SERVING = """
+model: mock
+router: {http_port: 0, grpc_port: 0}
+planner: {interval_s: 0.5, limits: {max_prefill: 2, max_decode: 3}}
+"""
+
+
+@dataclass
+class Up:
+    """A running `baton up`, in a home of its own."""
+
+    process: "subprocess.Popen[str]"
+    home: Path
+    lines: list[dict[str, Any]]
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """What it said when it served."""
+        return next(line for line in self.lines if line["event"] == "serving")
+
+    @property
+    def pids(self) -> list[int]:
+        return [line["pid"] for line in self.lines if line["event"] == "ready"]
+
+    @property
+    def folder(self) -> Path:
+        return self.home / "state" / "baton" / "default"
+
+    def run(self, *arguments: str, **variables: str) -> Any:
+        return run(self.home, *arguments, **variables)
+
+
+@pytest.fixture
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A short TMPDIR of services, because sockets lie in it."""
+    with tempfile.TemporaryDirectory(prefix="b") as folder:
+        monkeypatch.setenv("TMPDIR", folder)
+        yield Path(folder)
+
+
+def run(home: Path, *arguments: str, **variables: str) -> Any:
+    return CliRunner(env={"XDG_STATE_HOME": str(home / "state"), **variables}).invoke(app, list(arguments))
+
+
+@contextmanager
+def baton_up(home: Path, *arguments: str, last: str = "serving", **variables: str) -> Iterator[Up]:
+    (home / "serving.yaml").write_text(SERVING)
+    command = [*BATON, "up", "--json", "--config", str(home / "serving.yaml"), *arguments]
+    with (home / "up.log").open("w") as log:
+        process = subprocess.Popen(
+            command,
+            env={**os.environ, "XDG_STATE_HOME": str(home / "state"), **variables},
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        )
+    up = Up(process, home, [])
+    assert process.stdout is not None
+    try:
+        for line in process.stdout:
+            up.lines.append(json.loads(line))
+            if up.lines[-1]["event"] == last:
+                break
+        else:
+            raise AssertionError((home / "up.log").read_text())
+        yield up
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+    assert_gone(up.pids)
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    home = tmp_path_factory.mktemp("home")
+    with baton_up(home, "--planner", "--log-dir", str(home / "logs"), last="planner", BATON_API_KEY=API_KEY) as up:
+        yield up
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (["status"], "decode-1"),
+        (["plan", "--json"], "holds"),
+        (["events", "lag"], "decode-1"),
+        (["events", "tree"], "router-1"),
+        (["events", "diff"], "decode-1"),
+        (["events", "explain", "--prompt", "a"], "decode-1"),
+        (["logs", "decode-1"], "ready"),
+        (["scale", "decode=1"], "set by hand: decode 1"),
+        (["scale", "--release"], "the planner decides alone"),
+        (["status", "--service", "default"], "decode-1"),
+        (["plan", "--json", "--service", "default"], "holds"),
+        (["logs", "decode-1", "--service", "default"], "ready"),
+    ],
+)
+def test_commands_find_the_service_and_its_operator_key_by_themselves(
+    service: Up, command: list[str], words: str
+) -> None:
+    done = service.run(*command)
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert words in done.stdout
+
+
+def test_users_find_the_router_and_show_their_own_key(service: Up) -> None:
+    for question in (["chat", "hi"], ["generate", "--prompt", "hi"]):
+        assert "the API key is missing" in service.run(*question, "--max-tokens", "2").stderr
+        assert service.run(*question, "--max-tokens", "2", BATON_API_KEY=API_KEY).exit_code == 0
+
+
+@pytest.mark.parametrize("variables", [{}, {"BATON_API_KEY": API_KEY}], ids=["a stranger", "a user"])
+def test_who_has_no_operator_key_is_told_where_it_is(service: Up, tmp_path: Path, variables: dict[str, str]) -> None:
+    address, nats = service.told["grpc"], service.told["nats"]
+    for command in (["sleep", "decode-1"], ["wake", "decode-1"], ["status"], ["events", "tree"]):
+        done = run(tmp_path, *command, "--address", address, **variables)
+        assert (done.exit_code, done.stdout) == (ExitCode.USAGE, "")
+        assert "operator key" in done.stderr
+        assert "--operator-key-file" in done.stderr
+    cluster = {"BATON_CLUSTER_KEY": (service.folder / "cluster.key").read_text()}
+    for order in (["scale", "decode=2"], ["scale", "--release"], ["drain", "decode-1"], ["flip", "prefill-1"]):
+        done = run(tmp_path, *order, "--nats-url", nats, **variables, **cluster)
+        assert (done.exit_code, done.stdout) == (ExitCode.USAGE, "")
+        assert "planner: the operator key is missing; " in done.stderr
+        assert "--operator-key-file" in done.stderr
+        done = run(tmp_path, *order, "--nats-url", nats, **cluster, BATON_OPERATOR_KEY="a wrong one".replace(" ", "-"))
+        assert "planner: this is not the operator key" in done.stderr
+    assert "set by hand" not in service.run("plan").stdout
+
+
+def test_an_operator_elsewhere_brings_the_key_in_a_file(service: Up, tmp_path: Path) -> None:
+    key = ["--operator-key-file", str(service.folder / "operator.key")]
+    assert run(tmp_path, "status", "--address", service.told["grpc"], *key).exit_code == 0
+    cluster = {"BATON_CLUSTER_KEY": (service.folder / "cluster.key").read_text()}
+    done = run(tmp_path, "scale", "--release", "--nats-url", service.told["nats"], *key, **cluster)
+    assert (done.exit_code, done.stdout) == (0, "the planner decides alone\n")
+
+
+def test_a_service_of_another_name_is_refused_with_the_names_that_are(service: Up) -> None:
+    for command in (["status"], ["plan"], ["down"], ["logs", "decode-1"], ["chat", "hi"]):
+        done = service.run(*command, "--service", "production")
+        assert done.exit_code == ExitCode.USAGE
+        assert "no service 'production' of yours runs on this machine; those that do: default (pid " in done.stderr
+
+
+@pytest.mark.parametrize(
+    "command", [["status"], ["chat", "hi"], ["generate", "-p", "a"], ["plan"], ["events", "lag"], ["scale", "decode=2"]]
+)
+def test_where_nothing_runs_commands_say_how_to_start_or_to_name_it(tmp_path: Path, command: list[str]) -> None:
+    done = run(tmp_path, *command)
+    assert (done.exit_code, done.stdout) == (ExitCode.UNAVAILABLE, "")
+    for words in ("does not answer", "`baton up` starts a service here", "named with --"):
+        assert words in done.stderr
+
+
+def test_two_services_are_told_apart_and_down_ends_the_one_that_is_named(tmp_path: Path, temporary: Path) -> None:
+    with baton_up(tmp_path) as first, baton_up(tmp_path) as second:
+        for command in (["status"], ["plan"], ["down"]):
+            done = first.run(*command)
+            assert done.exit_code == ExitCode.USAGE
+            assert "several services of yours run on this machine; name one of: default (pid " in done.stderr
+            assert f"default-2 (pid {second.process.pid}, {second.told['grpc']})" in done.stderr
+        done = first.run("down", "--service", "default-2")
+        assert (done.exit_code, done.stderr) == (0, "")
+        assert done.stdout.endswith("all processes have ended\n")
+        assert second.process.wait(10) == ExitCode.OK
+        assert first.run("status").exit_code == 0
+        assert json.loads(first.run("down", "--json").stdout.splitlines()[-1]) == {"event": "stopped", "clean": True}
+        assert first.process.wait(10) == ExitCode.OK
+    assert not list(temporary.iterdir())
+    assert not list((tmp_path / "state" / "baton").iterdir())
+
+
+def test_the_next_service_removes_what_a_killed_one_left_and_nothing_of_a_living_one(
+    tmp_path: Path, temporary: Path
+) -> None:
+    def left() -> set[str]:
+        return {path.name for path in temporary.iterdir()}
+
+    with baton_up(tmp_path) as living:
+        of_living = left()
+        with baton_up(tmp_path) as killed:
+            of_killed = left() - of_living
+            killed.process.send_signal(signal.SIGKILL)
+            killed.process.wait()
+            assert_gone(killed.pids)
+        assert len(of_killed) == 1
+        assert of_living | of_killed == left()
+        assert all(name.startswith(PREFIX) for name in left())
+        with baton_up(tmp_path):
+            assert left() > of_living
+            assert not left() & of_killed
+            assert {path.name for path in living.folder.parent.iterdir()} == {"default", "default-2"}
+        assert living.run("status", "--service", "default").exit_code == 0

@@ -1,0 +1,80 @@
+"""`baton up` refuses what its workers would refuse, before it starts one."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from baton.service.launcher import Machines
+from baton.service.preflight import check_start
+from runtime.checkpoint.served_model import served_model
+from runtime.config.serving import ServingConfig, parse_config
+from runtime.errors import ConfigError
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"workers": {"decode": 0}}, "workers.decode: 0 decode workers can answer nobody: start at least 1"),
+    ({"workers": {"prefill": 0, "decode": 0}}, "workers.decode: 0"),
+    ({"workers": {"host": "no.such.host.invalid"}}, "workers.host: 'no.such.host.invalid'"),
+    ({"workers": {"host": "192.0.2.1"}}, "workers.host: '192.0.2.1': Cannot assign"),
+    ({"engine": {"device": "cuda"}}, "engine.device: 'cuda'"),
+    ({"engine": {"attention": "triton"}}, "engine.attention: 'triton' runs on GPUs alone: auto or torch"),
+    ({"engine": {"kv_memory": "1KiB"}}, "engine.kv_memory: 1KiB is less than one KV block of"),
+    ({"engine": {"kv_memory": "0 GB"}}, "engine.kv_memory: 0 GB is less than one KV block of"),
+    ({"engine": {"tensor_parallel": 8}}, "engine.tensor_parallel: "),
+    ({"engine": {"prefill_tensor_parallel": 8}}, "engine.tensor_parallel: "),
+    ({"transfer": {"transport": "cuda_ipc"}}, "transfer.transport: 'cuda_ipc' cannot carry KV from here; can: auto"),
+    ({"transfer": {"transport": "smh"}}, "transfer.transport: 'smh' is no transport; the nearest known one is 'shm'"),
+    ({"planner": {"enabled": True, "journal": "/no/folder/x"}}, "planner.journal: /no/folder/x: its folder"),
+    ({"model": "mock", "engine": {"tensor_parallel": 2}}, "engine.tensor_parallel: the mock model computes nothing"),
+    ({"security": {"api_key_file": "/no/keys"}}, "security.api_key_file: /no/keys: No such file"),
+    ({"security": {"tls_cert_file": "/no/cert"}}, "security.tls_"),
+    ({"nats": {"token_file": "/no/token"}}, "nats.token_file: /no/token: No such file"),
+]
+
+
+@pytest.mark.skipif(Path("/proc/driver/nvidia/gpus").is_dir(), reason="a GPU is there, and more is possible")
+@pytest.mark.parametrize(("changes", "words"), REFUSED, ids=[str(changes) for changes, _ in REFUSED])
+def test_up_refuses_before_it_starts_a_process(
+    tiny_model: Path, tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    path = tmp_path / "serving.yaml"
+    data = {"model": str(tiny_model), "router": {"http_port": 0, "grpc_port": 0}} | changes
+    path.write_text(yaml.safe_dump(data))
+    up = subprocess.run(
+        [sys.executable, "-m", "baton", "up", "--json", "--config", str(path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert up.returncode == 2, up.stderr
+    assert up.stdout == ""  # no process has become ready
+    assert up.stderr.splitlines()[-1].startswith(f"error: {words}")
+    assert "Traceback" not in up.stderr
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"workers": {"prefill": 0}},
+        {"workers": {"decode": 0}, "planner": {"enabled": True}},  # the planner starts one
+        {"workers": {"decode": 0}, "nats": {"url": "nats://127.0.0.1:4222"}},  # others may run them
+        {"engine": {"tensor_parallel": 2, "kv_memory": "1MiB"}},
+        {"model": "mock", "engine": {"attention": "triton", "kv_memory": "1KiB"}},
+    ],
+    ids=str,
+)
+def test_what_can_run_is_let_through(tiny_model: Path, changes: dict[str, Any]) -> None:
+    config = parse_config({"model": str(tiny_model)} | changes)
+    check_start(config, served_model(config), Machines(0, 2))
+
+
+def test_what_only_a_machine_can_tell_is_not_asked_before_a_cluster_is_there(tiny_model: Path) -> None:
+    config = parse_config({"model": str(tiny_model), "engine": {"device": "cuda"}, "transfer": {"transport": "nccl"}})
+    check_start(config, served_model(config), None)
+    with pytest.raises(ConfigError, match=r"workers\.decode"):
+        check_start(ServingConfig(workers=parse_config({"workers": {"decode": 0}}).workers), served_model(config), None)

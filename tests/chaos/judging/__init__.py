@@ -1,0 +1,1 @@
+"""What the outcome of a round is worth."""

@@ -1,0 +1,96 @@
+"""What a request's outcome is worth, given the oracle's answer and who could serve meanwhile. Pure."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Literal
+
+from tests.chaos.judging.timeline import Timeline
+from tests.chaos.plan import Ask
+
+MAX_ATTEMPTS = 4  # router.max_attempts of every scenario
+OWN_FAULTS = ("INTERNAL", "UNKNOWN", "500")  # no loss of a worker or router explains these
+
+
+class Verdict(StrEnum):
+    EXACT = "exact"
+    LEFT = "left, exact so far"
+    WARRANTED = "warranted errors"
+    UNWARRANTED = "unwarranted errors"
+    WRONG = "wrong"
+    HUNG = "hung"
+
+
+FAILURES = (Verdict.UNWARRANTED, Verdict.WRONG, Verdict.HUNG)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """`tokens` are known over gRPC alone. Times are those of time.monotonic()."""
+
+    ask: Ask
+    router: str
+    start_s: float
+    end_s: float = 0.0
+    end: Literal["done", "left", "error", "hung"] = "hung"
+    tokens: list[int] | None = None
+    text: str = ""
+    code: str = ""
+    details: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    verdict: Verdict
+    why: str = ""
+
+
+def judge(outcome: Outcome, expected: Expected, timeline: Timeline, decode: list[str], workers: list[str]) -> Judged:
+    """`decode`, `workers`: the names, as this request's router sees them."""
+    if outcome.end == "hung":
+        return Judged(Verdict.HUNG, "no end long after its deadline")
+    if difference := _difference(outcome, expected):
+        return Judged(Verdict.WRONG, difference)
+    if outcome.end == "done":
+        return Judged(Verdict.EXACT)
+    if outcome.end == "left":
+        return Judged(Verdict.LEFT)
+    said = f"{outcome.code}: {outcome.details}"
+    why = _warrant(outcome, timeline, decode, workers)
+    if why is None or (outcome.code in OWN_FAULTS and why != ROUTER_LOST):
+        return Judged(Verdict.UNWARRANTED, said)
+    return Judged(Verdict.WARRANTED, why)
+
+
+ROUTER_LOST = "its router was struck"
+
+
+def _warrant(outcome: Outcome, timeline: Timeline, decode: list[str], workers: list[str]) -> str | None:
+    start_s, end_s = outcome.start_s, outcome.end_s
+    if timeline.gap([outcome.router], start_s, end_s):
+        return ROUTER_LOST
+    if timeline.gap(decode, start_s, end_s):
+        return "no decode worker was able"
+    if timeline.losses(workers, start_s, end_s) >= MAX_ATTEMPTS:
+        return f"workers were lost {MAX_ATTEMPTS} times meanwhile"
+    return None
+
+
+def _difference(outcome: Outcome, expected: Expected) -> str:
+    """Empty when all that was said is right. A whole answer has to be equal, another one a beginning."""
+    whole = outcome.end == "done"
+    if outcome.tokens is not None:
+        heard, right = outcome.tokens, expected.tokens
+        place = next((at for at, pair in enumerate(zip(heard, right, strict=False)) if pair[0] != pair[1]), None)
+        if place is not None:
+            return f"token {place} is {heard[place]}, not {right[place]}; prompt of {len(outcome.ask.prompt)} tokens"
+        if len(heard) > len(right) or (whole and len(heard) < len(right)):
+            return f"{len(heard)} tokens, not {len(right)}"
+    if (outcome.text != expected.text) if whole else not expected.text.startswith(outcome.text):
+        return f"text {outcome.text!r}, not {expected.text!r}"
+    return ""

@@ -1,0 +1,1 @@
+"""What the machine lends and takes away: hosts, disks, limits, clocks, ways between processes."""

@@ -1,0 +1,1 @@
+"""The processes that are struck, and those that are asked in peace."""

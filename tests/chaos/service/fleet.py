@@ -1,0 +1,307 @@
+"""The processes of one scenario: started one by one, watched, and started again when a fault has ended them."""
+
+import asyncio
+import contextlib
+import secrets
+import shutil
+import socket
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import yaml
+
+from baton.service.nats_server import find_binary
+from runtime.calls.router import Client
+from tests.chaos.asking import Door
+from tests.chaos.judging.files import left_in_folder, left_in_shared_memory, shared_memory
+from tests.chaos.judging.timeline import Timeline
+from tests.chaos.machine.clocks import Clock
+from tests.chaos.machine.disk import Disk
+from tests.chaos.machine.hosts import HERE, Host, NamespaceHost, network
+from tests.chaos.machine.slots import ports
+from tests.chaos.machine.wires import wired_hosts
+from tests.chaos.service.member import Kind, Member
+from tests.chaos.service.scenarios import Device, Scenario, merged
+from tests.service import assert_gone
+
+POLL_S = 0.15  # between two questions to a router what it knows of its workers
+STATUS_TIMEOUT_S = 2.0
+STARTS_AT_ONCE = 2
+STOP_TIMEOUT_S = 20.0
+BASE: dict[str, Any] = {
+    "router": {"http_port": 0, "grpc_port": 0, "no_worker_timeout_s": 3.0, "max_attempts": 4},
+    "workers": {"ready_timeout_s": 80.0, "drain_timeout_s": 10.0},
+    "discovery": {"heartbeat_s": 0.5, "ttl_s": 2.5},
+    "logging": {"level": "info"},
+}
+
+
+@dataclass(eq=False)
+class Fleet:
+    """`problems`: what was wrong with a process itself, in words. `deaths`: lives that a fault has ended."""
+
+    scenario: Scenario
+    hosts: Sequence[Host]
+    folder: Path
+    model: str
+    device: Device
+    disk: Disk
+    key: str = field(default_factory=lambda: secrets.token_hex(32))
+    members: dict[str, Member] = field(default_factory=dict)
+    known: dict[str, Kind] = field(default_factory=dict)  # every member that there ever was
+    doors: dict[str, Door] = field(default_factory=dict)
+    timeline: Timeline = field(default_factory=Timeline)
+    problems: list[str] = field(default_factory=list)
+    left_files: list[str] = field(default_factory=list)
+    deaths: int = 0
+    hurry: bool = False  # whether the end is to come at once
+    said: dict[str, dict[str, str]] = field(default_factory=dict)  # by router: of each worker its state or a note
+    pids: set[int] = field(default_factory=set)
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _closing: bool = False
+    _shared_memory: set[str] = field(default_factory=shared_memory)
+    _clients: list[Client] = field(default_factory=list)
+    _starts: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(STARTS_AT_ONCE))
+
+    def of(self, *kinds: Kind) -> list[Member]:
+        return [member for member in self.members.values() if member.kind in kinds]
+
+    def able(self, *kinds: Kind) -> list[Member]:
+        """Those that every router that is up may use; or routers that answer."""
+        routers = [router.name for router in self.of("router") if self.timeline.able(router.name)]
+        found = []
+        for member in self.of(*kinds):
+            pairs = [member.name] if member.kind == "router" else [pair(router, member.name) for router in routers]
+            if pairs and all(self.timeline.able(name) for name in pairs):
+                found.append(member)
+        return found
+
+    def lost(self, member: Member) -> None:
+        """From now on an error of what depends on it is warranted."""
+        now_s = time.monotonic()
+        self.timeline.lost(member.name, now_s)
+        for router in self.of("router"):
+            if member.kind == "router":
+                for worker in self.of("prefill", "decode"):
+                    self.timeline.lost(pair(member.name, worker.name), now_s)
+            else:
+                self.timeline.lost(pair(router.name, member.name), now_s)
+
+    async def start(self) -> None:
+        self._add_members()
+        await self._start(self.members["nats"])
+        await asyncio.gather(*(self._start(one) for one in list(self.members.values()) if one.kind != "nats"))
+        self._go(self._watch())
+        await self.until_whole()
+
+    def complete(self) -> bool:
+        kinds: tuple[Kind, ...] = ("router", "prefill", "decode")
+        return len(self.able(*kinds)) == len(self.of(*kinds)) and self.members["nats"].ready
+
+    async def until_whole(self, timeout_s: float = 60.0) -> None:
+        """Until every process is up, and every router uses every worker. Raises TimeoutError with the missing ones."""
+        deadline_s = time.monotonic() + timeout_s
+        kinds: tuple[Kind, ...] = ("router", "prefill", "decode")
+        while not self.complete():
+            if time.monotonic() > deadline_s:
+                able = {member.name for member in self.able(*kinds)}
+                missing = [
+                    f"{one.name} (pid {one.pid}, life {one.lives}, ready {one.ready}, struck {one.struck}, "
+                    f"routers say {[(router, said.get(one.name)) for router, said in self.said.items()]})"
+                    for one in self.of(*kinds)
+                    if one.name not in able
+                ]
+                raise TimeoutError(f"after {timeout_s:.0f} s without a fault not in use again: {', '.join(missing)}")
+            await asyncio.sleep(POLL_S / 3)
+
+    async def until_useful(self) -> None:
+        """Until there is a router, and a worker of each role: a round without them would teach nothing."""
+        async with asyncio.timeout(90):
+            kinds: list[Kind] = ["router", "decode", *(["prefill"] if self.scenario.prefill else [])]  # type: ignore[list-item]
+            while not all(self.able(kind) for kind in kinds):
+                await asyncio.sleep(POLL_S / 3)
+
+    async def close(self) -> None:
+        """Ends everything: routers, workers, NATS."""
+        self._closing = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for member in self.members.values():
+            self._note_pids(member)
+        for kinds in (("supervisor",), ("router",), ("prefill", "decode"), ("nats",)):
+            group = [member for member in self.of(*kinds) if member.alive]  # type: ignore[arg-type]
+            if self.hurry:
+                await asyncio.gather(*(member.kill() for member in group))
+                continue
+            clean = await asyncio.gather(*(member.stop(STOP_TIMEOUT_S) for member in group))
+            self.problems += [
+                f"{member.name} did not end in order, code {member.process and member.process.returncode}"
+                for member, well in zip(group, clean, strict=True)
+                if not well and member.kind != "nats"
+            ]
+        for client in self._clients:
+            await client.close()
+        assert_gone(self.pids)
+        if not self.hurry:
+            self.left_files = left_in_folder(self.disk.folder, max(one.started_s for one in self.members.values()))
+            self.left_files += left_in_shared_memory(self._shared_memory)
+
+    def _add_nats(self) -> str:
+        """Returns its URL."""
+        nats_host, port = self.hosts[0], free_port(self.hosts[0])
+        store = ["--jetstream", "--store_dir", str(self.disk.folder / "nats")]
+        self._add(
+            "nats", "nats", [str(find_binary()), "--addr", nats_host.address, "--port", str(port), *store], nats_host
+        )
+        return f"nats://{nats_host.address}:{port}"
+
+    def _add_members(self) -> None:
+        url = self._add_nats()
+        for number in range(self.scenario.routers):
+            self._add_python(f"router-{number + 1}", "router", number, url)
+        for kind, count in (("prefill", self.scenario.prefill), ("decode", self.scenario.decode)):
+            for number in range(count):
+                self._add_python(f"{kind}-{number + 1}", kind, number + 1, url)  # type: ignore[arg-type]
+
+    def _add_python(self, name: str, kind: Kind, place: int, nats_url: str) -> None:
+        host = self.hosts[place % len(self.hosts)]
+        config = merged(BASE, self.scenario.sections(self.device))
+        section = "router" if kind == "router" else "workers"
+        config = merged(config, {"model": self.model, "nats": {"url": nats_url}, section: {"host": host.address}})
+        path = self.folder / f"{name}.yaml"
+        path.write_text(yaml.safe_dump(config))
+        module, flag = ("router", "--router-id") if kind == "router" else (f"{kind}_worker", "--worker-id")
+        self._add(name, kind, [module, "--config", str(path), flag, name], host)
+
+    def _add(self, name: str, kind: Kind, command: list[str], host: Host) -> None:
+        variables = self._variables()
+        clock = Clock(self.folder, name) if self.scenario.clocks and kind != "nats" else None
+        variables |= {} if clock is None else clock.variables
+        self.members[name] = Member(name, kind, command, self.disk.folder / f"{name}.log", host, variables, clock)
+        self.known[name] = kind
+
+    def _variables(self) -> dict[str, str]:
+        return {"BATON_CLUSTER_KEY": self.key, "TMPDIR": str(self.disk.folder)}
+
+    async def _start(self, member: Member) -> None:
+        await member.start()
+        self._note_pids(member)
+        self._open_door(member)
+        self._go(self._tend(member))
+
+    def _open_door(self, member: Member) -> None:
+        if member.kind == "router":
+            host, _, port = member.addresses["http"].rpartition(":")
+            client = Client(member.addresses["grpc"])
+            self._clients.append(client)  # an earlier one stays open, because closing it would cancel its calls
+            self.doors[member.name] = Door(member.name, client, (host, int(port)), Path(self.model).name)
+
+    async def _tend(self, member: Member) -> None:
+        """Until this life ends; then begins the next one."""
+        code = await member.ended()
+        if self._closing:
+            return
+        member.addresses = {}
+        self.lost(member)
+        self.deaths += 1
+        if not (member.expected_end or member.may_end):
+            self.problems.append(f"{member.name} ended unasked with code {code} (struck: {member.struck})")
+        while member.held_down:
+            await asyncio.sleep(0.02)
+        # NATS does not wait for its turn, because the others' starts wait for NATS.
+        async with contextlib.nullcontext() if member.kind == "nats" else self._starts:
+            try:
+                await self._start(member)
+            except (RuntimeError, TimeoutError) as error:
+                self.problems.append(f"{member.name} did not start again: {error!r}")
+
+    async def _watch(self) -> None:
+        """Asks each router that no fault has struck what it knows of the workers. Both are able again when two answers
+        in a row say so."""
+        before: dict[str, set[str]] = {}
+        while True:
+            for router in self.of("router"):
+                ready: set[str] = set()
+                if router.ready and not router.struck:
+                    with contextlib.suppress(grpc.aio.AioRpcError, grpc.aio.UsageError):
+                        status = await self.doors[router.name].grpc.status(STATUS_TIMEOUT_S)
+                        self.said[router.name] = {one.worker_id: one.note or one.state for one in status.workers}
+                        ready = {one.worker_id for one in status.workers if one.state == "ready" and not one.note}
+                        if router.ready and not router.struck:
+                            self._mark(router.name, ready & before.get(router.name, set()))
+                before[router.name] = ready
+            await asyncio.sleep(POLL_S)
+
+    def _mark(self, router: str, ready: set[str]) -> None:
+        now_s = time.monotonic()
+        self.timeline.back(router, now_s)
+        for worker_id in ready:
+            worker = self.members.get(worker_id)
+            if worker and worker.ready and not worker.struck and not worker.expected_end:
+                self.timeline.back(pair(router, worker_id), now_s)
+
+    def _note_pids(self, member: Member) -> None:
+        if member.alive:
+            self.pids |= set(member.pids())
+
+    def _go(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not self._closing and (task.cancelled() or task.exception() is not None):
+            self.problems.append(f"a task of tests/chaos itself has failed: {task!r}")
+
+
+def pair(router: str, worker: str) -> str:
+    """The timeline's name of a worker as this router sees it."""
+    return f"{router}>{worker}"
+
+
+def free_port(host: Host) -> int:
+    """In a namespace of its own any port is free."""
+    if isinstance(host, NamespaceHost):
+        return 4222
+    for port in ports():
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((host.address, port))
+            return port
+    raise RuntimeError(f"none of the ports {ports()} is free")
+
+
+def kind_of_fleet(scenario: Scenario) -> type[Fleet]:
+    if scenario.planner:
+        from tests.chaos.service.up import UpFleet
+
+        return UpFleet
+    return Fleet
+
+
+@asynccontextmanager
+async def running_fleet(scenario: Scenario, folder: Path, model: str, device: Device) -> AsyncIterator[Fleet]:
+    """`folder`: for configuration, logs and NATS; it is kept."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    async with AsyncExitStack() as stack:
+        hosts: Sequence[Host] = [HERE]
+        if scenario.network == "namespaces":
+            hosts = stack.enter_context(network(scenario.hosts))
+        elif scenario.network == "wires":
+            hosts = await stack.enter_async_context(wired_hosts(scenario.hosts, folder))
+        disk = stack.enter_context(Disk(folder / "disk"))
+        fleet = kind_of_fleet(scenario)(scenario, hosts, folder, model, device, disk)
+        stack.push_async_callback(fleet.close)
+        try:
+            await fleet.start()
+            yield fleet
+        except BaseException:
+            fleet.hurry = True
+            raise

@@ -1,0 +1,90 @@
+"""The table of scenarios: which processes serve while faults strike them."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from tests.chaos.machine.hosts import why_no_namespaces
+from tests.chaos.machine.preload import why_no_preload
+
+Engine = Literal["tiny", "mock"]
+Device = Literal["cpu", "cuda"]
+Network = Literal["none", "wires", "namespaces"]
+STRETCH = 40  # consecutive rounds that share one scenario, and with it the running processes
+
+# Prompts take several engine steps, and a pool of 256 blocks is short enough for evictions and preemptions.
+TINY = {"engine": {"device": "cpu", "threads": 1, "kv_memory": "4MiB", "max_batch_tokens": 64}}
+MOCK = {"mock": {"speed_up": 20.0, "kv_blocks": 256, "answer_tokens": 1000}, "engine": {"device": "cpu", "threads": 1}}
+# Several workers share one GPU. Only in float32 is the order of a sum too small a thing to change an answer.
+ON_ONE_GPU = {"engine": {"device": "cuda", "dtype": "float32", "attention": "triton", "gpu_share": 8}}
+BETWEEN_GPUS = {"shm": "cuda_ipc", "tcp": "tcp"}
+SHIP = {"router": {"placement": {"local_prefill_tokens": 0}}}  # every prompt runs on a prefill worker
+
+
+def merged(*sections: dict[str, Any]) -> dict[str, Any]:
+    """Later ones win, key by key."""
+    result: dict[str, Any] = {}
+    for section in sections:
+        for key, value in section.items():
+            known = result.get(key)
+            result[key] = merged(known, value) if isinstance(known, dict) and isinstance(value, dict) else value
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """`prefill`, `decode`, `routers`: numbers of processes. `hosts`: that the processes are spread over.
+    `network`: what is between the hosts. `clocks`: the processes have clocks that can jump.
+    `planner`: `baton up` has started the processes, and starts others in their place. `overrides`: sections of
+    serving.yaml."""
+
+    name: str
+    prefill: int
+    decode: int
+    routers: int = 1
+    engine: Engine = "tiny"
+    hosts: int = 1
+    network: Network = "none"
+    clocks: bool = False
+    planner: bool = False
+    overrides: dict[str, Any] = field(default_factory=dict)
+
+    def sections(self, device: Device) -> dict[str, Any]:
+        """Of serving.yaml."""
+        if self.engine == "mock" or device == "cpu":
+            return merged(TINY if self.engine == "tiny" else MOCK, self.overrides)
+        on_gpu = merged(TINY, self.overrides, ON_ONE_GPU)
+        transfer = on_gpu.get("transfer", {})
+        return on_gpu | {"transfer": transfer | {"transport": BETWEEN_GPUS.get(transfer.get("transport"), "auto")}}
+
+
+def _transport(name: str) -> dict[str, Any]:
+    return SHIP | {"transfer": {"transport": name, "lease_ttl_s": 8.0, "checksum": True}}
+
+
+SCENARIOS: tuple[Scenario, ...] = (
+    Scenario("shm", 2, 2, overrides=_transport("shm")),
+    Scenario("tcp", 2, 2, overrides=_transport("tcp")),
+    Scenario("two-routers", 1, 2, routers=2, overrides=_transport("shm")),
+    Scenario("mock", 2, 3, routers=2, engine="mock", overrides=_transport("tcp")),
+    Scenario("decode-only", 0, 3),
+    Scenario("clocks", 2, 2, clocks=True, overrides=_transport("tcp")),
+    Scenario("three-hosts", 2, 2, hosts=3, network="wires", overrides=_transport("tcp")),
+    Scenario("namespaces", 2, 2, hosts=3, network="namespaces", overrides=_transport("tcp")),
+    Scenario(
+        "ranks", 1, 2, overrides=_transport("shm") | {"engine": {"tensor_parallel": 2, "prefill_tensor_parallel": 1}}
+    ),
+    Scenario("planner", 1, 2, engine="mock", planner=True, overrides=_transport("tcp")),
+)
+BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
+
+
+def scenario_of(number: int, names: tuple[str, ...]) -> Scenario:
+    """The scenario of a round, when those of `names` take turns of STRETCH rounds."""
+    return BY_NAME[names[number // STRETCH % len(names)]]
+
+
+def why_not(scenario: Scenario) -> str:
+    """Why the scenario cannot run on this machine; empty when it can."""
+    if scenario.network == "namespaces" and (why := why_no_namespaces()):
+        return why
+    return why_no_preload() if scenario.clocks or scenario.network == "wires" else ""

@@ -1,0 +1,159 @@
+"""A service that `baton up --planner` has started: whoever dies is replaced by it, and not by tests/chaos.
+
+NATS is a server of ours, and so it can die and come back without ending the service.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import select
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from tests.chaos.service.fleet import BASE, Fleet
+from tests.chaos.service.member import Kind, Member
+from tests.chaos.service.scenarios import merged
+
+SUPERVISOR = "supervisor"
+PLANNER: dict[str, Any] = {"enabled": True, "interval_s": 0.5, "stale_s": 5.0, "delays": {"retry_s": 1.0}}
+KINDS: dict[str, Kind] = {"router": "router", "prefill_worker": "prefill", "decode_worker": "decode"}
+
+
+@dataclass(eq=False)
+class Adopted(Member):
+    """A process that another one has started. It has one life."""
+
+    own_pid: int = 0
+    _handle: int = -1  # a descriptor of the process, which is readable when the process has ended
+
+    @property
+    def pid(self) -> int:
+        return self.own_pid
+
+    @property
+    def alive(self) -> bool:
+        return self._handle >= 0 and not select.select([self._handle], [], [], 0)[0]
+
+    def adopt(self) -> bool:
+        """False when it has ended meanwhile."""
+        with contextlib.suppress(ProcessLookupError):
+            self._handle = os.pidfd_open(self.own_pid)
+        return self.alive
+
+    async def ended(self) -> int:
+        """The code is known to its parent alone."""
+        loop, over = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(self._handle, over.set)
+        try:
+            await over.wait()
+        finally:
+            loop.remove_reader(self._handle)
+        return 0
+
+    async def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+        await self.ended()
+
+    async def stop(self, timeout_s: float) -> bool:
+        """Whoever has started it, ends it."""
+        await asyncio.wait_for(self.ended(), timeout_s)
+        return True
+
+    def signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._handle, number)
+
+    def forget(self) -> None:
+        os.close(self._handle)
+        self._handle = -1
+
+
+@dataclass(eq=False)
+class Up(Member):
+    """`baton up --json`. `on_ready` hears of each process that it has started."""
+
+    on_ready: Callable[[dict[str, Any]], None] = lambda news: None
+
+    async def stop(self, timeout_s: float) -> bool:
+        """Code 1 says that processes were lost, which faults have seen to."""
+        return await super().stop(timeout_s) or (self.process is not None and self.process.returncode == 1)
+
+    async def _until_ready(self, process: asyncio.subprocess.Process) -> dict[str, str]:
+        assert process.stdout is not None
+        while line := await process.stdout.readline():
+            if self._heard(line) == "planner":
+                self._drain = asyncio.create_task(self._hear_on(process.stdout))
+                return {"up": "planner"}
+        raise RuntimeError(f"{self.name} ended with {await process.wait()} before it was ready; see {self.log_file}")
+
+    async def _hear_on(self, stream: asyncio.StreamReader) -> None:
+        while line := await stream.readline():
+            self._heard(line)
+
+    def _heard(self, line: bytes) -> str:
+        news: dict[str, Any] = json.loads(line)
+        if news["event"] == "ready":
+            self.on_ready(news)
+        return str(news["event"])
+
+
+@dataclass(eq=False)
+class UpFleet(Fleet):
+    _wanted: dict[Kind, int] = field(default_factory=dict)
+
+    def complete(self) -> bool:
+        counts = all(len(self.of(kind)) == count for kind, count in self._wanted.items())
+        return counts and self.members[SUPERVISOR].ready and super().complete()
+
+    def lost(self, member: Member) -> None:
+        """The service ends with its router, as with its supervisor."""
+        super().lost(member)
+        if member.kind == "router" and not member.alive:
+            for one in self.of("supervisor", "prefill", "decode"):
+                one.expected_end = True
+
+    def _add_members(self) -> None:
+        url = self._add_nats()
+        workers, scenario = {"prefill": self.scenario.prefill, "decode": self.scenario.decode}, self.scenario
+        self._wanted = {"prefill": scenario.prefill, "decode": scenario.decode, "router": 1}
+        limits = {f"{end}_{role}": count for end in ("min", "max") for role, count in workers.items()}
+        config = merged(BASE, scenario.sections(self.device), {"planner": PLANNER | {"limits": limits}})
+        config = merged(config, {"model": self.model, "nats": {"url": url}, "workers": workers})
+        path = self.folder / "serving.yaml"
+        path.write_text(yaml.safe_dump(config))
+        command = ["baton", "up", "--json", "--config", str(path)]
+        log, variables = self.disk.folder / "supervisor.log", self._variables()
+        up = Up(SUPERVISOR, "supervisor", command, log, variables=variables, on_ready=self._adopt)
+        self.members[SUPERVISOR] = up
+
+    def _adopt(self, news: dict[str, Any]) -> None:
+        kind = KINDS.get(news["process"])
+        if kind is None:
+            return
+        log = self.disk.folder / f"{news['id']}.log"
+        member = Adopted(news["id"], kind, (), log, addresses=news["addresses"], lives=1, own_pid=news["pid"])
+        if not member.adopt():
+            return
+        self.members[member.name] = member
+        self.known[member.name] = kind
+        self._note_pids(member)
+        self._open_door(member)
+        self._go(self._tend_adopted(member))
+
+    async def _tend_adopted(self, member: Adopted) -> None:
+        await member.ended()
+        member.addresses = {}
+        if self._closing:
+            return
+        self.lost(member)
+        self.deaths += 1
+        if not (member.expected_end or member.may_end or self.members[SUPERVISOR].expected_end):
+            self.problems.append(f"{member.name} ended unasked (struck: {member.struck})")
+        member.forget()
+        if self.members.get(member.name) is member:
+            del self.members[member.name]

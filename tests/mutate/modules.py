@@ -1,0 +1,57 @@
+"""The pure modules whose tests are judged by mutants, and the tests that have to notice them."""
+
+from pathlib import Path
+from typing import Final
+
+PURE: Final = (
+    "engine/core/block_manager.py",
+    "engine/core/prefill_budget.py",
+    "engine/core/prefix_cache.py",
+    "engine/core/scheduler.py",
+    "kvtransfer/decode_side/lease.py",
+    "kvtransfer/decode_side/ledger.py",
+    "kvtransfer/slab/byte_runs.py",
+    "kvtransfer/slab/head_plan.py",
+    "planner/policy/forecast.py",
+    "planner/policy/guards.py",
+    "planner/policy/ladder.py",
+    "planner/policy/sizing.py",
+    "planner/policy/slo.py",
+    "planner/policy/step_model.py",
+    "planner/policy/threshold.py",
+    "prefill_worker/push_plan.py",
+    "router/index/edge.py",
+    "router/index/edge_table.py",
+    "router/index/match.py",
+    "router/index/radix_tree.py",
+    "router/placement/candidates.py",
+    "router/placement/cost.py",
+    "router/placement/expected_prefixes.py",
+    "router/placement/placement.py",
+    "router/requests/drain_rate.py",
+    "router/requests/fair_queue.py",
+    "router/text/output_text.py",
+    "router/text/stop_strings.py",
+    "router/workers/account.py",
+    "runtime/blocks/block_hash.py",
+    "runtime/kv_events/feed.py",
+)
+
+ALSO: Final = {
+    "engine/core/prefix_cache.py": ("tests/engine/core/test_block_manager.py",),
+    "router/index/edge.py": ("tests/router/index/test_radix_tree.py",),
+    "router/index/edge_table.py": ("tests/router/index/test_radix_tree.py",),
+    "router/index/match.py": ("tests/router/index/test_radix_tree.py",),
+    "router/placement/candidates.py": ("tests/router/placement/test_placement.py",),
+}
+"""A part that is only reached through another module is judged by that module's tests too."""
+
+
+def judges_of(module: str) -> list[str]:
+    """The test files of a module. Raises FileNotFoundError when it has none."""
+    path = Path(module)
+    mirror = Path("tests") / path.parent / f"test_{path.name}"
+    found = [str(test) for test in (mirror, *map(Path, ALSO.get(module, ()))) if test.exists()]
+    if not found:
+        raise FileNotFoundError(f"{module} has no tests: {mirror} is not there")
+    return found

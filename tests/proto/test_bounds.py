@@ -1,0 +1,79 @@
+"""What a peer says has bounds: numbers, text and depth."""
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec import inspect
+
+import baton_proto
+from baton_proto import charges, discovery, kv_events, planner_control, router_report, transfer, worker
+from baton_proto.decoding import decoder
+
+MODULES = [importlib.import_module(f"baton_proto.{row.name}") for row in pkgutil.iter_modules(baton_proto.__path__)]
+MESSAGES = {
+    thing
+    for module in MODULES
+    for thing in vars(module).values()
+    if isinstance(thing, type) and issubclass(thing, msgspec.Struct) and thing is not msgspec.Struct
+}
+UNSIGNED = {("Stored", "parent")}  # a hash; no msgpack integer is larger than a u64
+DECODERS: dict[str, Callable[[bytes], Any]] = {
+    "charges": charges.decode_charges,
+    "load report": discovery.decode_load_report,
+    "KV events": kv_events.decode_batch,
+    "router report": router_report.decode_router_report,
+    "greeting": worker.decode_greeting,
+    "command": decoder(worker.WorkerCommand),
+    "to decode": transfer.decode_to_decode,
+    "to prefill": transfer.decode_to_prefill,
+}
+JSON_DECODERS: dict[str, Callable[[bytes], Any]] = {
+    "worker record": discovery.decode_record,
+    "planner question": planner_control.decode_question,
+    "planner answer": planner_control.decode_answer,
+}
+
+
+def integers(kind: Any) -> Iterator[inspect.IntType]:
+    """All integers within a type, but for those of messages, which are looked at themselves."""
+    if isinstance(kind, inspect.IntType):
+        yield kind
+    elif not isinstance(kind, inspect.StructType):
+        for name in getattr(kind, "__struct_fields__", ()):
+            for inner in value if isinstance(value := getattr(kind, name), tuple) else (value,):
+                yield from integers(inner)
+
+
+@pytest.mark.parametrize("message", sorted(MESSAGES, key=lambda kind: kind.__name__))
+def test_every_integer_of_a_message_has_bounds(message: type[msgspec.Struct]) -> None:
+    kind = inspect.type_info(message)
+    assert isinstance(kind, inspect.StructType)
+    for field in kind.fields:
+        for integer in integers(field.type):
+            assert integer.ge is not None, field.name
+            assert integer.le is not None or (message.__name__, field.name) in UNSIGNED, field.name
+
+
+def test_a_load_beyond_what_can_be_sent_on_is_refused() -> None:
+    for load in ({"running": 2**31}, {"steps": 2**63}, {"queued_prefill_pairs": 2**64 - 1}, {"leases": -1}):
+        report = {"version": 1, "worker_id": "decode-0", "incarnation": 3, "load": load}
+        with pytest.raises(msgspec.DecodeError):
+            discovery.decode_load_report(msgspec.msgpack.encode(report))
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_text_that_is_not_utf_8_and_endless_nesting_are_decode_errors(name: str) -> None:
+    for data in (b"\x81\xa4type\xa1\xff", b"\x81\xa9worker_id\xa1\xff", b"\x81\xa1x" + b"\x91" * 100_000):
+        with pytest.raises(msgspec.DecodeError):
+            DECODERS[name](data)
+
+
+@pytest.mark.parametrize("name", JSON_DECODERS)
+def test_the_same_holds_in_json(name: str) -> None:
+    for data in (b'{"worker_id": "\xff"}', b'{"body": {"type": "\xff"}}', b'{"x": ' + b"[" * 100_000):
+        with pytest.raises(msgspec.DecodeError):
+            JSON_DECODERS[name](data)

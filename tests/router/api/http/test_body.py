@@ -1,0 +1,72 @@
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+
+from router.api.http.app import create_app
+from router.api.http.body import FREE_BYTES, BodyBudget
+from router.api.http.server import HttpServer, serve_http
+from runtime.errors import UnavailableError
+from tests.router.http_client import COMPLETION
+from tests.router.scripted_generator import ScriptedGenerator, make_frontend, tiny_tokenizer
+
+BUDGET_BYTES = 300_000
+LONG = json.dumps(COMPLETION | {"prompt": "a" * 1000, "user": "u" * 200_000}).encode()
+
+
+@pytest.fixture
+async def server(tiny_model: Path) -> AsyncIterator[HttpServer]:
+    frontend = make_frontend(ScriptedGenerator(tiny_tokenizer(tiny_model)))
+    app = create_app(replace(frontend, max_buffered_bytes=BUDGET_BYTES), lambda: b"")
+    async with await serve_http(app, "127.0.0.1", 0) as server:
+        yield server
+
+
+async def begin(server: HttpServer) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """All of a long body but its last byte."""
+    reader, writer = await asyncio.open_connection(server.host, server.port)
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
+    writer.write(head % len(LONG) + LONG[:-1])
+    await writer.drain()
+    return reader, writer
+
+
+async def test_long_bodies_share_a_budget_and_short_ones_need_none(server: HttpServer) -> None:
+    held = [await begin(server) for _ in range(3)]
+    done, waiting = await asyncio.wait(
+        [asyncio.create_task(reader.readuntil(b"\r\n\r\n")) for reader, _ in held],
+        return_when=asyncio.FIRST_COMPLETED,
+        timeout=10,
+    )
+    (refused,) = done
+    assert refused.result().startswith(b"HTTP/1.1 503 ")
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=20) as http:
+        answer = await http.post("/v1/completions", json=COMPLETION)
+        assert answer.status_code == 200, "a short request goes past"
+        refusal = await http.post("/v1/completions", content=LONG)
+        assert refusal.status_code == 503
+        assert "fill the 300000 bytes of router.max_buffered_bytes; try again later" in refusal.text
+        for _, writer in held:
+            writer.write(LONG[-1:])
+        for answered in await asyncio.wait_for(asyncio.gather(*waiting), 10):
+            assert answered.startswith(b"HTTP/1.1 200 ")
+        for _ in range(3):  # what the refused and the answered ones held is free again
+            assert (await http.post("/v1/completions", content=LONG)).status_code == 200
+    for _, writer in held:
+        writer.close()
+
+
+def test_what_a_body_has_grown_by_is_given_back_however_it_ends() -> None:
+    budget = BodyBudget(1000)
+    with budget.hold() as first, budget.hold() as second:
+        first.grow(FREE_BYTES)
+        first.grow(1000)
+        second.grow(FREE_BYTES)
+        with pytest.raises(UnavailableError):
+            second.grow(1)
+    with budget.hold() as third:
+        third.grow(FREE_BYTES + 1000)

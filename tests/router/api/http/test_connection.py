@@ -1,0 +1,272 @@
+"""What one HTTP client may send, how slowly, and how far ahead, on real sockets."""
+
+import asyncio
+import contextlib
+import logging
+import socket
+import struct
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+import uvloop
+from starlette.types import Receive, Scope, Send
+
+from router.api.http import connection
+from router.api.http.server import HttpServer, serve_http
+
+GET = b"GET / HTTP/1.1\r\nhost: baton\r\n\r\n"
+CHUNKED = b"POST / HTTP/1.1\r\nhost: baton\r\ntransfer-encoding: chunked\r\n\r\n"
+LOOPS = pytest.mark.parametrize("run", [uvloop.run, asyncio.run], ids=["uvloop", "asyncio"])
+
+
+class Echo:
+    """Answers each request with its body, in pieces, when it may."""
+
+    def __init__(self) -> None:
+        self.may_end = asyncio.Event()
+        self.may_end.set()
+        self.disconnected = asyncio.Event()
+        self.scopes: list[Scope] = []
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scopes.append(scope)
+        body = b""
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                self.disconnected.set()
+                return
+            body += message["body"]
+            if not message["more_body"]:
+                break
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"<" + body, "more_body": True})
+        await self.may_end.wait()
+        await send({"type": "http.response.body", "body": b">"})
+
+
+@pytest.fixture
+def echo() -> Echo:
+    return Echo()
+
+
+@pytest.fixture
+async def server(echo: Echo) -> AsyncIterator[HttpServer]:
+    async with await serve_http(echo, "127.0.0.1", 0) as server:
+        yield server
+
+
+@contextlib.asynccontextmanager
+async def client(server: HttpServer) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    reader, writer = await asyncio.open_connection(server.host, server.port)
+    try:
+        yield reader, writer
+    finally:
+        writer.transport.abort()
+
+
+async def rest(reader: asyncio.StreamReader) -> bytes:
+    """All that comes until the server ends the connection."""
+    said = b""
+    with contextlib.suppress(ConnectionError):
+        while piece := await asyncio.wait_for(reader.read(65536), 20):
+            said += piece
+    return said
+
+
+async def write_until_closed(writer: asyncio.StreamWriter, piece: bytes, times: int) -> int:
+    """How many of the pieces went out."""
+    for number in range(times):
+        try:
+            writer.write(piece)
+            await asyncio.wait_for(writer.drain(), 5)
+        except (ConnectionError, TimeoutError):
+            return number
+    return times
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [
+        CHUNKED + b"1\r\nx\r\n0\r\nx-a: ",
+        CHUNKED + b"1;",
+        b"\r\n",
+        GET + b"\r\n",
+        b"GET /",
+        b"GET / HTTP/1.1\r\nx: ",
+    ],
+    ids=["trailer", "chunk extension", "empty lines", "empty lines after a request", "path", "header"],
+)
+async def test_what_is_no_body_is_bounded_wherever_it_stands(server: HttpServer, begun: bytes) -> None:
+    piece = b"\r\n" * 50_000 if begun.endswith(b"\r\n") else b"b" * 100_000
+    async with client(server) as (_, writer):
+        writer.write(begun)
+        assert await write_until_closed(writer, piece, 400) < 400
+        await asyncio.wait_for(_until(lambda: not server._server.server_state.connections), 5)
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+async def test_trailers_are_no_headers(server: HttpServer, echo: Echo) -> None:
+    async with client(server) as (reader, writer):
+        writer.write(CHUNKED + b"1\r\nx\r\n0\r\nauthorization: Bearer k\r\n\r\n")
+        await asyncio.wait_for(reader.readuntil(b"0\r\n\r\n"), 5)
+    assert [name for name, _ in echo.scopes[0]["headers"]] == [b"host", b"transfer-encoding"]
+
+
+async def test_a_body_in_small_chunks_is_taken_and_one_that_is_mostly_framing_is_not(server: HttpServer) -> None:
+    closing = CHUNKED.replace(b"host", b"connection: close\r\nhost")
+    async with client(server) as (reader, writer):
+        writer.write(closing + b"10\r\n%b\r\n" % (b"x" * 16) * 20_000 + b"0\r\n\r\n")
+        assert (await rest(reader)).count(b"x") == 320_000
+    async with client(server) as (reader, writer):
+        writer.write(closing + b"1\r\nx\r\n" * 30_000)
+        answer = await rest(reader)
+        assert answer.startswith(b"HTTP/1.1 431 Request Header Fields Too Large\r\n")
+        assert b"headers: headers, trailers and chunk sizes are larger than 65536 bytes" in answer
+
+
+async def test_a_body_that_drips_is_refused_in_words(
+    server: HttpServer, echo: Echo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "BODY_GRACE_S", 0.1)
+    async with client(server) as (reader, writer):
+        writer.write(b"POST / HTTP/1.1\r\nhost: baton\r\ncontent-length: 9\r\n\r\n")
+        answer = await rest(reader)
+    assert answer.startswith(b"HTTP/1.1 408 Request Timeout\r\n")
+    assert b"body: comes more slowly than 16384 bytes/s after 0 s" in answer
+    assert echo.disconnected.is_set()
+
+
+async def test_each_byte_of_a_body_earns_time_for_the_next(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "BODY_GRACE_S", 0.2)
+    monkeypatch.setattr(connection, "MIN_BODY_BYTES_PER_S", 0.1)
+    async with client(server) as (reader, writer):
+        writer.write(b"POST / HTTP/1.1\r\nhost: baton\r\ncontent-length: 2\r\n\r\na")
+        await asyncio.sleep(0.5)
+        writer.write(b"b")
+        assert b"<ab" in await asyncio.wait_for(reader.readuntil(b"0\r\n\r\n"), 5)
+
+
+@pytest.mark.parametrize("begun", [b"GET / HT", CHUNKED, CHUNKED + b"1\r\n"])
+async def test_who_begins_the_next_request_gets_the_answer_before_it_in_full(
+    server: HttpServer, echo: Echo, begun: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HEAD_TIMEOUT_S", "BODY_GRACE_S"):
+        monkeypatch.setattr(connection, name, 0.05)
+    echo.may_end.clear()
+    async with client(server) as (reader, writer):
+        writer.write(GET + begun)
+        await asyncio.wait_for(reader.readuntil(b"<"), 5)
+        await asyncio.sleep(0.3)  # several times what a head or body may take
+        echo.may_end.set()
+        assert (await asyncio.wait_for(reader.readuntil(b"0\r\n\r\n"), 5)).endswith(b">\r\n0\r\n\r\n")
+        assert b"200 OK" not in await rest(reader)  # and only then the client has to hurry
+
+
+async def test_garbage_after_a_request_ends_the_connection_after_its_answer(server: HttpServer, echo: Echo) -> None:
+    echo.may_end.clear()
+    async with client(server) as (reader, writer):
+        writer.write(GET + b"\x00garbage\r\n\r\n")
+        await asyncio.wait_for(reader.readuntil(b"<"), 5)
+        writer.write(b"more")
+        echo.may_end.set()
+        assert (await rest(reader)).endswith(b">\r\n0\r\n\r\n")
+    async with client(server) as (reader, writer):
+        writer.write(b"\x00garbage\r\n\r\n")
+        answer = await rest(reader)
+    assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+    assert answer.endswith(b'"request: is not HTTP/1.1","type":"invalid_request_error","param":"request","code":null}}')
+
+
+async def test_few_requests_wait_for_the_answers_to_earlier_ones(server: HttpServer, echo: Echo) -> None:
+    echo.may_end.clear()
+    async with client(server) as (reader, writer):
+        writer.write(GET * 5000)
+        await asyncio.wait_for(reader.readuntil(b"<"), 5)
+        echo.may_end.set()
+        await rest(reader)
+    assert len(echo.scopes) == 1 + connection.MAX_PIPELINED
+
+
+@pytest.mark.parametrize(
+    "asked", [b"upgrade: websocket\r\nconnection: upgrade\r\n", b"upgrade: h2c\r\nconnection: upgrade\r\n"]
+)
+async def test_who_asks_for_an_upgrade_is_answered_without_one(server: HttpServer, asked: bytes) -> None:
+    async with client(server) as (reader, writer):
+        writer.write(b"GET / HTTP/1.1\r\nhost: baton\r\n%b\r\n" % asked)
+        assert (await rest(reader)).startswith(b"HTTP/1.1 200 OK\r\n")
+
+
+async def test_an_answer_does_not_name_the_software(server: HttpServer) -> None:
+    async with client(server) as (reader, writer):
+        writer.write(GET)
+        assert b"\r\nserver:" not in (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)).lower()
+
+
+async def big(scope: Scope, receive: Receive, send: Send) -> None:
+    await receive()
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": bytes(16_000_000)})
+
+
+@LOOPS
+@pytest.mark.parametrize("last", [b"", b"connection: close\r\n"], ids=["kept alive", "closed"])
+def test_who_does_not_read_a_whole_answer_loses_the_connection(
+    run: Any, last: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "READ_TIMEOUT_S", 0.1)
+
+    async def idle_reader() -> None:
+        async with await serve_http(big, "127.0.0.1", 0) as server:
+            with socket.create_connection((server.host, server.port)) as peer:
+                peer.send(b"GET / HTTP/1.1\r\nhost: baton\r\n%b\r\n" % last)
+                connections = server._server.server_state.connections
+                await asyncio.wait_for(_until(lambda: bool(connections)), 10)
+                await asyncio.wait_for(_until(lambda: not connections), 10)
+
+    run(idle_reader())
+
+
+@LOOPS
+def test_who_reads_slowly_keeps_the_connection(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "READ_TIMEOUT_S", 0.5)
+
+    async def slow_reader() -> int:
+        async with await serve_http(big, "127.0.0.1", 0) as server, client(server) as (reader, writer):
+            writer.write(b"GET / HTTP/1.1\r\nhost: baton\r\nconnection: close\r\n\r\n")
+            taken = 0
+            while piece := await reader.read(400_000):
+                taken += len(piece)
+                await asyncio.sleep(0.02)
+            return taken
+
+    assert run(slow_reader()) > 16_000_000
+
+
+@LOOPS
+def test_clients_that_leave_in_mid_answer_are_no_errors(run: Any, caplog: pytest.LogCaptureFixture) -> None:
+    async def endless(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for _ in range(200):
+            await send({"type": "http.response.body", "body": bytes(1000), "more_body": True})
+            await asyncio.sleep(0)
+        await send({"type": "http.response.body", "body": b""})
+
+    async def leave() -> list[str]:
+        async with await serve_http(endless, "127.0.0.1", 0) as server:
+            for number in range(200):
+                with socket.create_connection((server.host, server.port)) as peer:
+                    peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # RST
+                    peer.send(GET)
+                    for _ in range(number % 20):
+                        await asyncio.sleep(0)
+            await asyncio.wait_for(_until(lambda: not server._server.server_state.connections), 20)
+            return [record.getMessage() for record in caplog.records]
+
+    with caplog.at_level(logging.WARNING):
+        assert run(leave()) == []

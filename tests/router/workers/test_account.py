@@ -1,0 +1,98 @@
+"""One worker's load: what was charged against what was reported."""
+
+from baton_proto.discovery import WorkerLoad
+from router.workers.account import NOTHING, REPORT_DELAY_S, Account, LoadView, Totals
+
+LATER_S = 100.0
+
+
+def account() -> Account:
+    return Account(("worker", 1))
+
+
+def test_a_new_account_is_empty() -> None:
+    assert account().view() == LoadView(0, 0, 0, 0)
+    assert account().own == NOTHING
+
+
+def test_requests_and_blocks_are_the_larger_of_charge_and_report() -> None:
+    books = account()
+    books.requests, books.blocks = 3, 40
+    assert books.view()[:3] == (3, 0, 40)
+    books.take_report(WorkerLoad(running=2, waiting=2, blocks_used=30), LATER_S)
+    assert books.view() == LoadView(requests=4, queued_prefill_tokens=0, active_blocks=40)
+    books.take_report(WorkerLoad(running=1, waiting=1, blocks_used=50), LATER_S)
+    assert books.view() == LoadView(requests=3, queued_prefill_tokens=0, active_blocks=50)
+
+
+def test_other_routers_charges_are_added_to_ours() -> None:
+    books = account()
+    books.requests, books.blocks = 1, 10
+    books.set_foreign("b", Totals(2, 0, 20))
+    books.set_foreign("c", Totals(4, 0, 40))
+    assert books.foreign == Totals(6, 0, 60)
+    assert books.view() == LoadView(requests=7, queued_prefill_tokens=0, active_blocks=70)
+    books.set_foreign("b", NOTHING)
+    assert books.by_router == {"c": Totals(4, 0, 40)}
+    assert books.view().requests == 5
+
+
+def test_a_prompt_counts_in_full_until_a_report_may_know_it() -> None:
+    books = account()
+    books.tokens.charge(1000)
+    books.pairs.charge(50)
+    assert books.view()[1::2] == (1000, 50)
+    books.take_report(WorkerLoad(), LATER_S)  # ends the first period: the prompt may be missing in it
+    assert books.view()[1::2] == (1000, 50)
+    books.take_report(WorkerLoad(queued_prefill_tokens=300, queued_prefill_pairs=20), LATER_S + REPORT_DELAY_S)
+    assert books.view()[1::2] == (300, 20)
+
+
+def test_reports_in_quick_succession_end_no_period() -> None:
+    books = account()
+    books.take_report(WorkerLoad(), LATER_S)
+    books.tokens.charge(1000)
+    for step in range(5):
+        books.take_report(WorkerLoad(), LATER_S + step * REPORT_DELAY_S / 5.01)
+    assert books.view().queued_prefill_tokens == 1000
+
+
+def test_what_was_charged_in_this_period_is_added_to_the_report() -> None:
+    books = account()
+    books.tokens.charge(1000)
+    books.take_report(WorkerLoad(), LATER_S)
+    books.take_report(WorkerLoad(queued_prefill_tokens=300), LATER_S + 1)
+    books.tokens.charge(200)
+    assert books.view().queued_prefill_tokens == 500
+
+
+def test_a_report_is_never_undercut() -> None:
+    books = account()
+    books.take_report(WorkerLoad(queued_prefill_tokens=700, queued_prefill_pairs=9), LATER_S)
+    assert books.view()[1::2] == (700, 9)
+
+
+def test_what_is_charged_bounds_what_a_report_may_not_know() -> None:
+    books = account()
+    books.tokens.charge(1000)
+    books.take_report(WorkerLoad(queued_prefill_tokens=600), LATER_S)
+    assert books.view().queued_prefill_tokens == 1000  # not 1,600
+
+
+def test_another_routers_new_prompt_counts_like_ours_and_a_finished_one_does_not() -> None:
+    books = account()
+    books.take_report(WorkerLoad(queued_prefill_tokens=100), LATER_S)
+    books.set_foreign("b", Totals(1, 500, 0, prefill_pairs=7))
+    assert books.view()[1::2] == (500, 7)
+    books.set_foreign("b", Totals(1, 200, 0, prefill_pairs=3))
+    assert books.view()[1::2] == (200, 3)
+    assert books.own == NOTHING
+
+
+def test_our_own_totals_are_what_we_charged() -> None:
+    books = account()
+    books.requests, books.blocks = 2, 5
+    books.tokens.charge(30)
+    books.pairs.charge(4)
+    books.set_foreign("b", Totals(9, 9, 9, 9))
+    assert books.own == Totals(2, 30, 5, 4)
