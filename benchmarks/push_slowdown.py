@@ -241,7 +241,7 @@ def _load(arguments: argparse.Namespace, folder: Path) -> tuple[LoadedModel, Eng
     if arguments.model == "tiny":
         config = EngineConfig(device="cpu", kv_memory="64MiB", max_model_len=longest)
         return load_model(resolve_model(str(write_tiny_model(folder))), config), config
-    files = ModelFiles(Path(), arguments.model, SHAPES[arguments.model], frozenset(), "")
+    files = ModelFiles(Path(), arguments.model, SHAPES[arguments.model], frozenset())
     config = EngineConfig(
         device="cuda",
         dtype="bfloat16",

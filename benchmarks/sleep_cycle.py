@@ -40,7 +40,7 @@ def main() -> None:
     config = EngineConfig(
         device="cuda", dtype="bfloat16", attention="triton", block_size=16, max_model_len=4096, prepare_sleep=True
     )
-    files = ModelFiles(Path(), arguments.model, SHAPES[arguments.model], frozenset(), "")
+    files = ModelFiles(Path(), arguments.model, SHAPES[arguments.model], frozenset())
     loaded = load_model(files, config, random_weights=True)
     before = answers(files, loaded)
     kv_bytes = loaded.slab.layout.nbytes

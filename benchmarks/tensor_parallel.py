@@ -46,7 +46,7 @@ def measure(arguments: argparse.Namespace) -> None:
         max_running=128,
         tensor_parallel=size,
     )
-    files = ModelFiles(Path(), arguments.model, SHAPES[arguments.model], frozenset(), "")
+    files = ModelFiles(Path(), arguments.model, SHAPES[arguments.model], frozenset())
     started_s = time.perf_counter()
     load: Any = load_model if size == 1 else load_tensor_parallel
     loaded = load(files, config, random_weights=True)

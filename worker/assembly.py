@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import msgspec
 import structlog
+import xxhash
 
 from engine.core.block_manager import BlockManager
 from engine.core.engine import Engine
@@ -46,6 +47,9 @@ class SleepingMemory(Protocol):
     @property
     def asleep(self) -> tuple[str, ...]: ...
 
+    @property
+    def fingerprint(self) -> str: ...  # of the weights
+
     def sleep(self, level: int) -> int: ...
 
     def wake(self, tags: tuple[str, ...]) -> None: ...
@@ -61,7 +65,7 @@ class EngineAssembly:
     other_slabs: Callable[[], Sequence[AdoptedSlab]]  # of ranks 1, 2, ...; for a decode worker, which closes them
     memory: SleepingMemory
     model: str  # name that clients use
-    model_hash: str
+    model_hash: str  # of configuration and weights; workers whose hashes differ exchange no KV
     max_model_len: int  # prompt and output together
     close: Callable[[], None]  # after the engine thread and the transfers have ended
     loop: LoopFactory = EngineLoop  # what steps the engine
@@ -92,7 +96,6 @@ def _model_engine(files: ModelFiles, config: ServingConfig) -> EngineAssembly:
     slab = loaded.slab
     manager = BlockManager(slab.layout.num_blocks, slab.layout.block_size)
     engine = Engine(loaded.runner, manager, **_limits(files, config))
-    files = dataclasses.replace(files, model_hash=f"{files.model_hash}-{loaded.weights_fingerprint}")
     return _assembled(files, config, engine, slab, loaded, loaded.sender, loaded.other_slabs, loaded.close, EngineLoop)
 
 
@@ -143,7 +146,7 @@ def _assembled(
         other_slabs=other_slabs,
         memory=memory,
         model=config.served_model_name or files.name,
-        model_hash=files.model_hash,
+        model_hash=f"{xxhash.xxh3_64_hexdigest(repr(files.config).encode())}-{memory.fingerprint}",
         max_model_len=min(files.max_position, pool_tokens, config.engine.max_model_len or pool_tokens),
         close=close,
         loop=loop,

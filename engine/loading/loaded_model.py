@@ -53,7 +53,7 @@ class LoadedModel:
         return []
 
     @property
-    def weights_fingerprint(self) -> str:
+    def fingerprint(self) -> str:
         return self.memory.fingerprint
 
     @property

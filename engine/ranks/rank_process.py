@@ -73,7 +73,7 @@ def serve(rank: int, commands: CommandReader, reports: ReportWriter, build: Buil
 
 def load_part(load: Load, rank: int) -> LoadedModel:
     """This rank's part of the model, on GPU number `rank` or the CPU. Raises ConfigError or ModelError."""
-    files = ModelFiles(Path(load.folder or "."), "", load.model, load.eos_token_ids, "")
+    files = ModelFiles(Path(load.folder or "."), "", load.model, load.eos_token_ids)
     device = resolve_device(load.config)
     if device.type == "cuda":
         import torch

@@ -94,8 +94,8 @@ class TensorParallelModel:
                 os.close(fd)
 
     @property
-    def weights_fingerprint(self) -> str:
-        return self.own.weights_fingerprint
+    def fingerprint(self) -> str:
+        return self.own.fingerprint
 
     @property
     def asleep(self) -> tuple[str, ...]:

@@ -32,7 +32,7 @@ class WorkerRecord(Struct, frozen=True):
     rpc_address: str  # HOST:PORT of the worker's gRPC server; empty for EVENTS_ROLE
     transfer: TransferEndpoint | None  # decode workers only
     model: str  # name that clients use
-    model_hash: str  # weights and configuration, see runtime/checkpoint/model_files.py
+    model_hash: str  # weights and configuration, see worker/assembly.py
     block_size: Small
     num_blocks: Small
     max_model_len: Small  # tokens of prompt and output together, bounded by the pool

@@ -1,4 +1,4 @@
-"""Names a large file by samples of its content: for cache keys and for `model_hash`."""
+"""Names a large file by samples of its content: for cache keys."""
 
 from pathlib import Path
 

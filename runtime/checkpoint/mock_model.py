@@ -35,7 +35,7 @@ def mock_files(config: MockConfig, progress: bool = False) -> ModelFiles:
     else:
         lender = resolve_model(config.tokenizer, progress)
         folder, vocab_size, eos_token_ids = lender.folder, lender.config.vocab_size, lender.eos_token_ids
-    return ModelFiles(folder, MOCK, _shape(vocab_size), eos_token_ids, f"mock-{vocab_size}")
+    return ModelFiles(folder, MOCK, _shape(vocab_size), eos_token_ids)
 
 
 def answer_vocabulary(files: ModelFiles, config: MockConfig) -> list[int]:

@@ -8,9 +8,6 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-import xxhash
-
-from runtime.checkpoint.fingerprint import fingerprint
 from runtime.checkpoint.model_cache import converted_folder
 from runtime.checkpoint.model_config import ModelConfig, load_model_config, read_object, refuse_quantized
 from runtime.errors import ConfigError, ModelError
@@ -28,7 +25,6 @@ class ModelFiles:
     name: str  # of the model, unless the configuration gives it another
     config: ModelConfig
     eos_token_ids: frozenset[int]
-    model_hash: str  # workers whose hashes differ must not exchange KV
 
     @property
     def max_position(self) -> int:
@@ -107,7 +103,8 @@ def _open_folder(folder: Path, name: str) -> ModelFiles:
         raise ModelError(str(folder), "tokenizer.json is missing")
     if quantized := [file for file in QUANTIZATION_FILES if (folder / file).is_file()]:
         refuse_quantized(quantized[0], str(folder))
-    return ModelFiles(folder, name, config, _eos_token_ids(folder, config), _model_hash(folder, config))
+    weight_files(folder)  # are there
+    return ModelFiles(folder, name, config, _eos_token_ids(folder, config))
 
 
 def _eos_token_ids(folder: Path, config: ModelConfig) -> frozenset[int]:
@@ -123,10 +120,3 @@ def _eos_token_ids(folder: Path, config: ModelConfig) -> frozenset[int]:
     if not all(isinstance(token_id, int) and 0 <= token_id < config.vocab_size for token_id in ids):
         raise ModelError(str(folder), f"eos_token_id {value!r} is not a token id, or a list of them")
     return frozenset(ids)
-
-
-def _model_hash(folder: Path, config: ModelConfig) -> str:
-    digest = xxhash.xxh3_64(repr(config).encode())
-    for path in weight_files(folder):
-        digest.update(fingerprint(path).encode())
-    return digest.hexdigest()

@@ -23,7 +23,7 @@ class Decode:
         grant: dict[str, Any] = self.ask("reserve", blocks=blocks, ttl_s=ttl_s)["grant"]
         return grant
 
-    def has(self, kind: str, grant: dict[str, Any], timeout_s: float = 20.0) -> bool:
+    def has(self, kind: str, grant: dict[str, Any], timeout_s: float = 60.0) -> bool:
         return bool(self.ask("await", kind=kind, transfer_id=grant["transfer_id"], timeout_s=timeout_s)["came"])
 
     def digest(self, blocks: list[int]) -> str:

@@ -11,6 +11,7 @@ import pytest
 from baton_proto import transfer as wire
 from baton_proto.worker import Grant
 from kvtransfer.decode_side.events import Committed, Failed, LayerArrived, Released
+from kvtransfer.transports.shm import ShmWriter
 from kvtransfer.wire.framing import MAX_FRAME_BYTES
 from kvtransfer.wire.identity import hello
 from tests.kvtransfer.peers import LAYOUT, PREFILL_IDENTITY, TIMEOUT_S, RawPeer, assert_arrived, child, pair
@@ -184,3 +185,19 @@ def test_a_frozen_sender_keeps_its_blocks_from_everybody() -> None:
         assert decode.receiver.lease_count() == 1
         process.kill()
         decode.wait_for(Released, grant.transfer_id)
+
+
+def test_a_writer_that_fails_to_close_ends_its_pushes_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    close = ShmWriter.close
+
+    def closing(writer: ShmWriter) -> None:
+        close(writer)
+        raise RuntimeError("a fault of the device")
+
+    monkeypatch.setattr(ShmWriter, "close", closing)
+    with pair("shm") as (decode, prefill):
+        push, results = prefill.begin(grant := decode.receiver.reserve([1, 2], 0))
+        push.layer_ready(0, 0, [3, 4])
+        decode.wait_for(LayerArrived, grant.transfer_id)
+        decode.close()
+        assert not results.get(timeout=TIMEOUT_S).ok

@@ -25,7 +25,7 @@ PLACES = [
 on_every_transport = pytest.mark.parametrize("place", PLACES)
 Place = tuple[str, str]  # transport, memory of both slabs
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 
 
 @contextmanager
@@ -104,7 +104,7 @@ def test_blocks_that_are_granted_again_hold_what_the_second_transfer_brought(pla
             grant = decode.reserve(blocks)
             first.begin(grant, source[: 400 if seed % 2 else 300], whole=bool(seed % 2))  # in full flight
             decode.cancel(grant)
-            if not decode.has("Released", grant, 0.0 if decode.has("Committed", grant, 0.0) else 20.0):
+            if not decode.has("Released", grant, 0.0 if decode.has("Committed", grant, 0.0) else 60.0):
                 first.end()
                 continue
             again = decode.reserve(blocks)

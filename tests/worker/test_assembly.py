@@ -1,7 +1,7 @@
 """What a worker refuses to be put together from."""
 
-import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,16 +16,14 @@ def test_a_mock_of_several_ranks_is_refused() -> None:
         build_engine(parse_config({"model": "mock", "engine": {"tensor_parallel": 4}}))
 
 
-def test_workers_are_of_one_model_only_when_all_bytes_of_their_weights_are_equal(tmp_path: Path) -> None:
-    names = {}
-    for name, last_byte in (("one", b"\x01"), ("same", b"\x01"), ("other", b"\x02")):
-        (tmp_path / name).mkdir()
-        folder = write_tiny_model(tmp_path / name)
-        with (folder / "model.safetensors").open("r+b") as file:
-            file.seek(-1, os.SEEK_END)
-            file.write(last_byte)
+def test_the_model_hash_tells_weights_and_configurations_apart_and_nothing_else(tmp_path: Path) -> None:
+    def model_hash(name: str, **different: Any) -> str:
+        folder = write_tiny_model(tmp_path / name, **different)
         config = parse_config({"model": str(folder), "engine": {"device": "cpu", "kv_memory": "2MiB", "threads": 1}})
         assembly = build_engine(config)
-        names[name] = assembly.identity("worker", 1).model_hash
         assembly.close()
-    assert names["one"] == names["same"] != names["other"]
+        return assembly.identity("worker", 1).model_hash
+
+    first, same = model_hash("a"), model_hash("b")
+    assert first == same
+    assert len({first, model_hash("c", seed=1), model_hash("d", rope_theta=5e5)}) == 3

@@ -29,15 +29,6 @@ def test_eos_ids_come_from_config_json_when_there_is_no_generation_config(tmp_pa
     assert resolve_model(str(tmp_path)).eos_token_ids == {2}
 
 
-def test_the_model_hash_tells_weights_and_shapes_apart_and_nothing_else(tmp_path: Path) -> None:
-    first = resolve_model(str(write_tiny_model(tmp_path / "a")))
-    same = resolve_model(str(write_tiny_model(tmp_path / "b")))
-    other_weights = resolve_model(str(write_tiny_model(tmp_path / "c", seed=1)))
-    other_theta = resolve_model(str(write_tiny_model(tmp_path / "d", rope_theta=5e5)))
-    assert first.model_hash == same.model_hash
-    assert len({first.model_hash, other_weights.model_hash, other_theta.model_hash}) == 3
-
-
 def test_a_model_that_does_not_exist_is_a_configuration_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="'gpt-5' is neither 'smollm2' nor an existing folder"):
         resolve_model("gpt-5")
