@@ -13,6 +13,7 @@ from runtime.address import format_address
 from runtime.security.bearer_keys import BearerKeys
 from runtime.security.cluster_key import WORKER_CALLS
 from runtime.security.grpc_bearer import SERVER_OPTIONS, RequireBearer
+from runtime.security.grpc_server import grpc_server
 from worker.runtime import WorkerRuntime
 from worker.sleep import Sleeper
 from worker.snapshot import chunks, take_snapshot
@@ -30,10 +31,10 @@ class WorkerService:
     def __init__(self, runtime: WorkerRuntime) -> None:
         self._runtime = runtime
         self._sleeper = Sleeper(runtime)
-        guards = []
+        guards: list[grpc.aio.ServerInterceptor] = []
         if (cluster := runtime.keys.cluster) is not None:
             guards.append(RequireBearer(BearerKeys([cluster.derive(WORKER_CALLS)]), "cluster key"))
-        self._server = grpc.aio.server(options=OPTIONS, interceptors=guards)
+        self._server = grpc_server(OPTIONS, guards)
         answers: dict[wire.Question[Any], Any] = {
             wire.SNAPSHOT: self._snapshot,
             wire.INSPECT: self._inspect,
@@ -42,7 +43,7 @@ class WorkerService:
             wire.WAKE: self._wake,
         }
         rows = {question.name: _row(question, answers[question]) for question in wire.QUESTIONS}
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(wire.SERVICE, rows),))
+        self._server.add_registered_method_handlers(wire.SERVICE, rows)
 
     async def start(self, host: str) -> str:
         """Returns HOST:PORT."""

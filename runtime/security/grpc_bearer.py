@@ -10,7 +10,11 @@ from runtime.security.secret import Secret
 
 HEADER: Final = "authorization"
 HANDSHAKE_TIMEOUT_MS: Final = 10_000
-SERVER_OPTIONS = [("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS)]
+MAX_STREAMS: Final = 4096  # calls at once on one connection; each takes 5 KB before its message has come
+SERVER_OPTIONS = [
+    ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
+    ("grpc.max_concurrent_streams", MAX_STREAMS),
+]
 """A connection without a TLS or HTTP/2 handshake is closed after HANDSHAKE_TIMEOUT_MS."""
 
 Metadata = Sequence[tuple[str, str]]

@@ -1,7 +1,7 @@
 """Decodes requests: long ones in the side lane, after their fields are counted, the others at once.
 
-What is no protobuf message ends with INVALID_ARGUMENT. gRPC itself would answer UNKNOWN with the name of a Python
-class, and log a stack trace.
+What is no protobuf message ends with INVALID_ARGUMENT; health and reflection take it for an empty one. gRPC itself
+would answer UNKNOWN with the name of a Python class, and log a stack trace.
 """
 
 import inspect
@@ -53,8 +53,10 @@ class DecodeRequests(grpc.aio.ServerInterceptor):
     ) -> Handler:
         handler = await continuation(details)
         kind = self._kinds.get(details.method)
-        if handler is None or kind is None or handler.request_streaming:
-            return handler
+        if handler is None:
+            return None
+        if kind is None or handler.request_streaming:
+            return handler._replace(request_deserializer=_or_empty(handler.request_deserializer))
         make, behaviour = grpc.unary_unary_rpc_method_handler, handler.unary_unary
         if handler.response_streaming:
             make, behaviour = grpc.unary_stream_rpc_method_handler, handler.unary_stream
@@ -84,6 +86,16 @@ class DecodeRequests(grpc.aio.ServerInterceptor):
                     yield message
 
         return stream if inspect.isasyncgenfunction(behaviour) else serve
+
+
+def _or_empty(decode: Callable[[bytes], Message]) -> Callable[[bytes], Message]:
+    def decoded(data: bytes) -> Message:
+        try:
+            return decode(data)
+        except DecodeError:
+            return decode(b"")
+
+    return decoded
 
 
 def _decode_long(request: _Encoded, kind: Descriptor) -> Message:

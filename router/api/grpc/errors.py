@@ -48,6 +48,7 @@ def status_of(error: Exception, request_id: str) -> Status:
     return Status(grpc.StatusCode.INTERNAL, f"internal error; request {request_id}")
 
 
-def drop_lost_callers(record: logging.LogRecord) -> bool:
-    """A filter for the logger of gRPC, which writes a stack trace when a caller leaves while it is being answered."""
-    return record.exc_info is None or not isinstance(record.exc_info[1], grpc.aio.InternalError)
+def ours_alone(record: logging.LogRecord) -> bool:
+    """A filter for gRPC's logger, which writes stack traces of what callers did: left while they were being answered,
+    or sent metadata that are not UTF-8."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], grpc.aio.InternalError | UnicodeDecodeError)

@@ -18,7 +18,7 @@ from grpc_reflection.v1alpha import reflection
 from baton_proto.generated import inference_pb2 as pb, inference_pb2_grpc as pb_grpc
 from router.api.grpc.admin import AdminService, Context, Questions
 from router.api.grpc.decoding import DecodeRequests
-from router.api.grpc.errors import Status, drop_lost_callers, status_of
+from router.api.grpc.errors import Status, ours_alone, status_of
 from router.api.grpc.messages import finished_message, options_of, piece_message, prompt_field_of, prompt_of
 from router.api.validation import Call, check_tenant, make_request_id, validate
 from router.requests.fan_out import pieces_of
@@ -27,6 +27,7 @@ from router.requests.request import Finished, GenerateRequest
 from runtime.address import format_address
 from runtime.security.bearer_keys import BearerKeys
 from runtime.security.grpc_bearer import SERVER_OPTIONS, RequireBearer
+from runtime.security.grpc_server import grpc_server
 from runtime.security.keys import OPERATOR_REMEDY
 from runtime.security.secret import Secret
 from runtime.security.tls import Tls
@@ -53,7 +54,7 @@ class GrpcApi:
         operators: Sequence[Secret] = (),
     ) -> None:
         """With `operators`, `Admin` asks for one of them. With `keys`, all else but health asks for one of those."""
-        logging.getLogger("grpc._cython.cygrpc").addFilter(drop_lost_callers)
+        logging.getLogger("grpc._cython.cygrpc").addFilter(ours_alone)
         self.port = 0
         self._frontend = frontend
         self._inference = InferenceService(frontend)
@@ -68,7 +69,7 @@ class GrpcApi:
         if keys is not None:
             guards.insert(0, RequireBearer(keys, "API key", open_to_all=tuple(elsewhere)))
         options = [("grpc.so_reuseport", 0), size_limit, *SERVER_OPTIONS]
-        self._server = grpc.aio.server(options=options, interceptors=guards)
+        self._server = grpc_server(options, guards)
         pb_grpc.add_InferenceServicer_to_server(self._inference, self._server)
         pb_grpc.add_AdminServicer_to_server(AdminService(frontend, questions), self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)

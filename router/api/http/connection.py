@@ -66,8 +66,8 @@ class Connection(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
+        super().on_headers_complete()  # raises when the path is none
         self._awaits, self._body_bytes = BODY, 0
-        super().on_headers_complete()
         self.headers = []  # for the trailers, which nobody gets
 
     def on_body(self, body: bytes) -> None:

@@ -17,6 +17,7 @@ log = structlog.get_logger()
 
 BACKLOG = 2048
 RETRY_ACCEPT_S = 0.5
+SEND_BUFFER_BYTES = 128 * 1024  # that the kernel holds for a client that does not read; by itself it takes 4 MB
 KEEP_ALIVE_S = 75  # longer than clients keep idle connections, so that none is closed while it is being reused
 
 
@@ -62,6 +63,7 @@ async def serve_http(app: ASGIApp, host: str, port: int, tls: ssl.SSLContext | N
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)  # its connections inherit it
         listener.setblocking(False)
         listener.bind(address)
         listener.listen(BACKLOG)  # from here on connections queue up, whatever uvicorn still has to do

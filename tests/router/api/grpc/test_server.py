@@ -2,6 +2,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import struct
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,10 +22,13 @@ from router.api.grpc.server import GrpcApi
 from router.requests.frontend import Frontend
 from runtime.blocks.block_hash import SEED
 from runtime.errors import DeadlineError, OverloadedError, UnavailableError, WorkerLostError
+from runtime.security.grpc_bearer import MAX_STREAMS
+from tests.fuzz.doors.http2_frames import PREFACE, SETTINGS, frame
 from tests.router.operator_questions import make_questions
 from tests.router.scripted_generator import MODEL, ScriptedGenerator, make_frontend, tiny_tokenizer
 from tests.tiny_model import VOCAB_SIZE
 
+MAX_CONCURRENT_STREAMS = 3  # a setting of HTTP/2
 TEXT = "It is 42, she said: ça va, 😀!"
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -214,6 +218,14 @@ async def test_a_client_that_does_not_read_loses_its_answer_after_the_deadline(
         await call.read()
         await asyncio.wait_for(generator.cancelled.wait(), 30)
     await api.stop()
+
+
+async def test_calls_at_once_on_one_connection_are_bounded(api: GrpcApi) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", api.port)
+    writer.write(PREFACE + frame(SETTINGS, 0, 0, b""))
+    settings = await asyncio.wait_for(reader.read(100), 10)
+    writer.close()
+    assert struct.pack(">HI", MAX_CONCURRENT_STREAMS, MAX_STREAMS) in settings
 
 
 async def test_messages_of_10_mb_are_refused(stub: pb_grpc.InferenceStub) -> None:

@@ -176,8 +176,14 @@ async def test_garbage_after_a_request_ends_the_connection_after_its_answer(serv
         writer.write(b"more")
         echo.may_end.set()
         assert (await rest(reader)).endswith(b">\r\n0\r\n\r\n")
+
+
+@pytest.mark.parametrize(
+    "said", [b"\x00garbage\r\n\r\n", GET.replace(b"/ ", b"http://[::1 "), GET.replace(b"/ ", b"/\xff ")]
+)
+async def test_what_is_no_request_is_refused_in_words(server: HttpServer, said: bytes) -> None:
     async with client(server) as (reader, writer):
-        writer.write(b"\x00garbage\r\n\r\n")
+        writer.write(said)
         answer = await rest(reader)
     assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\n")
     assert answer.endswith(b'"request: is not HTTP/1.1","type":"invalid_request_error","param":"request","code":null}}')
