@@ -1,6 +1,7 @@
 """`baton chat` without a question: questions from stdin, one per line, each with what was said before."""
 
 import contextlib
+import io
 import sys
 from collections.abc import Callable
 
@@ -20,18 +21,20 @@ def converse(
 ) -> ExitCode:
     """Returns how the last question ended. Ctrl-C cancels an answer: what came of it stays in the conversation. A
     question without any answer is forgotten."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8", errors="replace")
     messages, code = [*begin], ExitCode.OK
     while (question := _next_question(as_json)) is not None:
         said: list[str] = []
         asked = pb.ChatMessage(role="user", content=question)
+        code = ExitCode.OK
         try:
-            code = ExitCode.OK
             answer(make_request([*messages, asked]), access, timeout_s, as_json, said)
         except typer.Exit as error:
-            code = ExitCode(error.exit_code)
-            if code is ExitCode.INTERRUPTED:
+            if error.exit_code == ExitCode.INTERRUPTED:
                 typer.echo(" (cancelled)", err=True)
-                code = ExitCode.OK
+            else:
+                code = ExitCode(error.exit_code)
         if said:
             messages += [asked, pb.ChatMessage(role="assistant", content="".join(said))]
     return code
@@ -52,9 +55,6 @@ def _next_question(as_json: bool) -> str | None:
             return None
         except KeyboardInterrupt:
             typer.echo(f"\n{QUIT} or Ctrl-D ends the conversation", err=True)
-            continue
-        except UnicodeDecodeError:
-            typer.echo("error: this line is no UTF-8 text", err=True)
             continue
         if question == QUIT:
             return None

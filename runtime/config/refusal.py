@@ -18,7 +18,9 @@ def refusal(data: Any, schema: type[Struct], path: str, problem: str) -> str:
         while isinstance(kind, inspect.Metadata):
             kind = kind.type
         assert isinstance(kind, inspect.StructType)
-        field = next(field for field in kind.fields if field.name == name)
+        field = next((field for field in kind.fields if field.name == name), None)
+        if field is None:
+            return problem  # inside of a list
         kind, data = field.type, data[name]
     if isinstance(kind, inspect.StructType) and isinstance(data, dict):
         return problem  # values that do not go together

@@ -7,9 +7,7 @@ import typer
 
 def text_or_stdin(text: str, flag: str) -> str:
     """Raises typer.BadParameter."""
-    if text != "-":
-        return text
     try:
-        return sys.stdin.buffer.read().decode()
-    except UnicodeDecodeError as error:
-        raise typer.BadParameter(f"what stdin holds is no UTF-8 text: {error.reason}", param_hint=flag) from None
+        return sys.stdin.buffer.read().decode() if text == "-" else text.encode().decode()
+    except UnicodeError as error:
+        raise typer.BadParameter(f"is no UTF-8 text: {error}", param_hint=flag) from None

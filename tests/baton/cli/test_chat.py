@@ -65,11 +65,20 @@ async def test_a_dash_reads_a_question_a_text_or_token_ids_from_stdin(service: S
         assert read["usage"]["prompt_tokens"] == given["usage"]["prompt_tokens"]
 
 
-@pytest.mark.parametrize("arguments", [["chat", "-"], ["generate", "-p", "-"], ["generate", "--tokens", "-"]])
+@pytest.mark.parametrize(
+    "arguments", [["chat", "-"], ["generate", "-p", "-"], ["generate", "--tokens", "-"], ["chat", "\udcff"]]
+)
 async def test_stdin_that_is_no_text_is_refused(arguments: list[str]) -> None:
     result = CliRunner().invoke(app, [*arguments, "--address", NOBODY], input=b"\xff\xfe")
     assert result.exit_code == ExitCode.USAGE
-    assert "no UTF-8 text" in result.output
+    assert "no UTF-8 text" in " ".join(result.output.split())
+
+
+async def test_a_line_that_is_no_text_is_asked_with_its_bad_bytes_replaced(service: Service) -> None:
+    arguments = ("chat", "--max-tokens", "4", "-t", "0", "--json")
+    (bad, good) = answers(await piped(service, b"a\xffb\nWhy?\n", *arguments))
+    assert bad["text"]
+    assert good["text"]
 
 
 async def test_a_conversation_knows_what_was_said_before(service: Service) -> None:

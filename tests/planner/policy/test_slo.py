@@ -142,3 +142,15 @@ def test_a_planner_that_was_restarted_decides_as_the_one_before() -> None:
     seen = cluster.seen(90)
     assert heir.decide(seen) == cluster.planner.decide(seen)
     assert heir.saved() == cluster.planner.saved()
+
+
+def test_headroom_adds_workers_of_its_role() -> None:
+    def counts(prefill_headroom: float, decode_headroom: float) -> tuple[int, int]:
+        slo = SloConfig(profile=SLOW, prefill_headroom=prefill_headroom, decode_headroom=decode_headroom)
+        cluster = Cluster(Planner(replace(CONFIG, slo=slo)), 2, 2)
+        cluster.live(30.0, 60)
+        return cluster.count(PREFILL), cluster.count(DECODE)
+
+    bare, roomy_prefill, roomy_decode = counts(0.0, 0.0), counts(1.0, 0.0), counts(0.0, 1.0)
+    assert roomy_prefill[0] > bare[0]
+    assert roomy_decode[1] > bare[1]
