@@ -99,8 +99,8 @@ class SecuredSocket(socket.socket):
         return filled
 
     def _take(self, needed: int = 0) -> None:
-        """Waits for bytes from the network. For many that are `needed`, which are more when sealed, it waits once; OpenSSL
-        may have taken a part of a record out of our memory already."""
+        """Waits for bytes from the network. For many that are `needed`, which are more when sealed, it waits once. A
+        part of a record may lie in OpenSSL's own memory."""
         missing = min(needed - self._from_peer.pending - RECORD_BYTES, RAW_BYTES)
         if missing >= MANY_BYTES:
             received = super().recv_into(self._raw, missing, socket.MSG_WAITALL)
