@@ -42,6 +42,7 @@ from runtime.discovery.directory import Change, Directory
 from runtime.discovery.load_board import LoadBoard
 from runtime.errors import ConfigError
 from runtime.nats.client import NatsClient, connect
+from runtime.processes.ports import check_router_ports
 from runtime.processes.serving import print_ready, stop_signal
 from runtime.security.keys import Keys, check_reach, load_keys
 from runtime.security.tls import Tls, load_tls
@@ -58,6 +59,7 @@ async def run_router(config: ServingConfig, router_id: str) -> None:
         raise ConfigError("nats.url", "a router needs the URL of a running NATS server")
     keys, tls = load_keys(config), load_tls(config.security)
     check_reach("router.host", config.router.host, keys)
+    check_router_ports(config.router)
     if not is_loopback(config.router.host) and (keys.api is None or tls is None):
         log.warning("the router is open to other machines", asks_for_keys=keys.api is not None, tls=tls is not None)
     stop = stop_signal()

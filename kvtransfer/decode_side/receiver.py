@@ -26,6 +26,7 @@ from kvtransfer.slab.adopted_slab import AdoptedSlab
 from kvtransfer.slab.head_plan import fits
 from kvtransfer.slab.slab import Slab
 from kvtransfer.transports.table import check_choice, offered
+from kvtransfer.wire.framing import decoded
 from kvtransfer.wire.host import host_id
 from kvtransfer.wire.identity import SlabIdentity
 from kvtransfer.wire.proving import frame, proof
@@ -209,7 +210,7 @@ class Receiver:
         """Raises ProtocolError when the peer has another key or does not say Hello."""
         if self._key is not None:
             yield from proof(sock, listening(self._key, KV_PLANE, "a stranger"))
-        hello = wire.decode_to_decode((yield from frame(sock, MAX_HELLO_BYTES)))
+        hello = decoded(wire.decode_to_decode, (yield from frame(sock, MAX_HELLO_BYTES)), "a stranger")
         if not isinstance(hello, wire.Hello):
             raise ProtocolError("a stranger", f"opened with {type(hello).__name__}, not Hello")
         return hello

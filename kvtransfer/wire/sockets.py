@@ -1,12 +1,13 @@
 """The sockets under KV connections: Unix within a host, where file descriptors travel along, and TCP."""
 
+import os
 import socket
 import struct
 from typing import Literal
 
 from baton_proto.discovery import TransferEndpoint
 from runtime.address import parse_address
-from runtime.errors import ProtocolError
+from runtime.errors import ConfigError, ProtocolError
 from runtime.security.cluster_key import ClusterKey
 from runtime.security.handshake import TLS_ERRORS, tls_failure
 from runtime.streams.door import in_time, shaken
@@ -15,6 +16,7 @@ from runtime.streams.secured_socket import SecuredSocket
 SocketKind = Literal["unix", "tcp"]
 STALL_TIMEOUT_S = 10.0  # a peer that takes or answers nothing for this long is given up
 BACKLOG = 64
+MAX_UNIX_PATH_BYTES = 107
 
 
 def kind_of(sock: socket.socket) -> SocketKind:
@@ -60,6 +62,12 @@ def shake_hands(sock: socket.socket, peer: str, timeout_s: float) -> None:
 
 
 def listen_unix(path: str) -> socket.socket:
+    """Raises OSError, and ConfigError when the path is too long."""
+    if len(os.fsencode(path)) > MAX_UNIX_PATH_BYTES:
+        problem = (
+            f"{path} is longer than the {MAX_UNIX_PATH_BYTES} bytes of a Unix socket's path: name a shorter folder"
+        )
+        raise ConfigError("TMPDIR", problem)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(path)
     listener.listen(BACKLOG)
