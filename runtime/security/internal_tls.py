@@ -12,7 +12,7 @@ from typing import Final
 
 import grpc
 
-from runtime.security.cluster_ca import LIFETIME, NAME, ClusterCa, new_private_key, pem_of
+from runtime.security.cluster_ca import LIFETIME, NAME, ClusterCa
 from runtime.security.contexts import Pair, following
 
 RENEW_AFTER: Final = LIFETIME / 2
@@ -27,7 +27,6 @@ class InternalTls:
     def __init__(self, seed: bytes, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
         self._now = now
         self._ca = ClusterCa(seed)
-        self._key = new_private_key()
         self._lock = threading.Lock()
         self._issue()
 
@@ -74,7 +73,7 @@ class InternalTls:
 
     def _issue(self) -> None:
         self._issued = self._now()
-        self._pair = Pair(self._ca.issue(self._key, self._issued), pem_of(self._key))
+        self._pair = self._ca.issue(self._issued)
         self._client = self._context(ssl.PROTOCOL_TLS_CLIENT)
         self._server = self._context(ssl.PROTOCOL_TLS_SERVER)
 

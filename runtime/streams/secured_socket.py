@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer as Buffer
 
 RAW_BYTES = 1 << 20  # taken from the network, or given to it, in one call at most
+MANY_BYTES = 1 << 16
+RECORD_BYTES = 16384 + 256 + 5  # the largest that TLS has (RFC 8446, 5.2)
 
 
 class SecuredSocket(socket.socket):
@@ -93,12 +95,17 @@ class SecuredSocket(socket.socket):
                     pass
                 except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
                     return filled
-            self._take()
+            self._take(view.nbytes - filled if whole else 0)
         return filled
 
-    def _take(self) -> None:
-        """Waits for bytes from the network."""
-        received = super().recv_into(self._raw)
+    def _take(self, needed: int = 0) -> None:
+        """Waits for bytes from the network. For many that are `needed`, which are more when sealed, it waits once. A
+        part of a record may lie in OpenSSL's own memory."""
+        missing = min(needed - self._from_peer.pending - RECORD_BYTES, RAW_BYTES)
+        if missing >= MANY_BYTES:
+            received = super().recv_into(self._raw, missing, socket.MSG_WAITALL)
+        else:
+            received = super().recv_into(self._raw)
         with self._lock:
             if received:
                 self._from_peer.write(self._raw[:received])

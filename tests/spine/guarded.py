@@ -79,7 +79,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 @contextmanager
-def guarded_service(folder: Path) -> Iterator[Guarded]:
+def guarded_service(folder: Path, **security: Any) -> Iterator[Guarded]:
     api_key = secrets.token_hex(16)
     (folder / "api").write_text(f"{secrets.token_hex(16)}\n{api_key}\n")
     ca = trustme.CA()
@@ -97,6 +97,7 @@ def guarded_service(folder: Path) -> Iterator[Guarded]:
             "api_key_file": str(folder / "api"),
             "tls_cert_file": str(folder / "cert.pem"),
             "tls_key_file": str(folder / "key.pem"),
+            **security,
         },
     }
     (folder / "serving.yaml").write_text(yaml.safe_dump(config))

@@ -185,12 +185,12 @@ async def test_our_own_nats_takes_who_has_the_key_and_renews_without_losing_a_co
     server = NatsServer(store_dir=tmp_path, login=login)
     await server.start()
     assert server.url.startswith("tls://127.0.0.1:")
-    client = await connect(server.url, "first", timeout_s=10, login=NatsLogin("baton", Secret("hush"), tls=cluster.tls))
+    client = await connect(server.url, "first", timeout_s=60, login=NatsLogin("baton", Secret("hush"), tls=cluster.tls))
     before = certificate(server)
     clock.advance(LIFETIME / 2)
     while certificate(server) == before:
         await asyncio.sleep(0.05)
-    later = await connect(server.url, "later", timeout_s=10, login=NatsLogin("baton", Secret("hush"), tls=cluster.tls))
+    later = await connect(server.url, "later", timeout_s=60, login=NatsLogin("baton", Secret("hush"), tls=cluster.tls))
     await client.flush()
     assert client.disconnects == 0
     stranger = NatsLogin("baton", Secret("hush"), tls=InternalTls(bytes(32)))
