@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import structlog
+from hypothesis import HealthCheck, settings
 
 from baton.service.nats_server import NatsServer
 from tests.tiny_model import write_tiny_model
@@ -18,6 +19,11 @@ def own_run_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.delenv("XDG_RUNTIME_DIR", raising=False)
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         yield
+
+
+# How long an example takes, and how long it takes to make one, says more about the machine than about the code.
+settings.register_profile("baton", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("baton")
 
 
 @pytest.fixture(autouse=True)

@@ -22,6 +22,8 @@ from tests.chaos.rounds import Game
 from tests.chaos.service import scenarios
 from tests.chaos.service.scenarios import SCENARIOS, Device, why_not
 
+AGAIN_S = 15.0
+
 
 def main() -> None:
     arguments = parse_arguments()
@@ -109,9 +111,15 @@ async def play(
     game.tally.skipped |= left_out
     playing = asyncio.ensure_future(game.play())
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, playing.cancel)
+
+    def end() -> None:
+        """Again after a while, because asyncio.wait_for of Python 3.11 may swallow it, and an end may hang."""
+        playing.cancel()
+        loop.call_later(AGAIN_S, end)
+
+    loop.add_signal_handler(signal.SIGTERM, end)
     if math.isfinite(limit_minutes := limit_minutes_of(arguments)):
-        loop.call_later(limit_minutes * 60, playing.cancel)
+        loop.call_later(limit_minutes * 60, end)
     with contextlib.suppress(asyncio.CancelledError):
         await playing
     note(game.tally)

@@ -141,8 +141,8 @@ async def test_cancel_frees_the_blocks_of_both_workers(decode: WorkerProcess, pr
         assert (await decode.inspect()).load.leases == 1
         await router.cancel(decoding)
         await router.cancel(prefilling)
-        assert (await decoding.end(1)).finish == "cancelled"
-        assert (await prefilling.end(1)).finish == "cancelled"
+        assert (await decoding.end()).finish == "cancelled"
+        assert (await prefilling.end()).finish == "cancelled"
         await asyncio.gather(decode.until_idle(1), prefill_shm.until_idle(1))
 
 
@@ -165,7 +165,7 @@ async def test_a_request_out_of_time_fails_and_is_freed(
     target = prefill_shm.target if shipped else None
     async with RouterClient(decode) as router:
         answer = await router.submit(prompt(LONG, seed=260), prefill=target, max_tokens=2000, timeout_s=0.1)
-        failure = (await answer.end(2)).failure
+        failure = (await answer.end()).failure
         assert failure is not None
         assert (failure.code, failure.retryable) == ("deadline", False)
         await asyncio.gather(decode.until_idle(1), prefill_shm.until_idle(1))
@@ -174,7 +174,7 @@ async def test_a_request_out_of_time_fails_and_is_freed(
 async def test_an_unreachable_prefill_worker_is_reported_promptly(decode: WorkerProcess) -> None:
     nobody = PrefillTarget("prefill-gone", 1, "127.0.0.1:1")
     async with RouterClient(decode) as router:
-        answer = await (await router.submit(prompt(40, seed=270), prefill=nobody)).end(2)
+        answer = await (await router.submit(prompt(40, seed=270), prefill=nobody)).end()
         assert answer.failure is not None
         failure = answer.failure
         assert (failure.code, failure.retryable, failure.worker_id) == ("prefill_lost", True, "prefill-gone")
@@ -187,7 +187,7 @@ async def test_a_prefill_worker_that_was_restarted_refuses_its_former_incarnatio
     target = prefill_shm.target
     former = PrefillTarget(target.worker_id, target.incarnation - 1, target.stream_address)
     async with RouterClient(decode) as router:
-        answer = await (await router.submit(prompt(40, seed=280), prefill=former)).end(5)
+        answer = await (await router.submit(prompt(40, seed=280), prefill=former)).end()
     assert answer.failure is not None
     assert answer.failure.code == "prefill_lost"
     assert f"not {former.incarnation}" in answer.failure.message
@@ -203,7 +203,7 @@ async def test_a_prefill_worker_killed_in_mid_prompt_is_reported_and_the_replay_
         answer = await router.submit(tokens, prefill=victim.target, request_id="killed")
         await victim.until("in mid-prompt", lambda report: 0 < report.load.queued_prefill_tokens < LONG - 200)
         victim.kill()
-        await answer.end(2)
+        await answer.end()
         assert answer.failure is not None
         assert (answer.failure.code, answer.failure.retryable, answer.failure.worker_id) == (
             "prefill_lost",
@@ -226,7 +226,7 @@ async def test_prompts_wait_for_blocks_in_the_order_of_arrival(
         answers = [await router.submit(tokens, prefill=prefill_shm.target, max_tokens=4) for tokens in prompts]
         impatient = answers.pop()
         await router.cancel(impatient)
-        assert (await impatient.end(2)).finish == "cancelled"
+        assert (await impatient.end()).finish == "cancelled"
         order = [await answer for answer in asyncio.as_completed([answer.end() for answer in answers])]
     assert order == answers
     assert all(answer.finish == "length" for answer in answers)
@@ -240,7 +240,7 @@ async def test_an_expired_lease_leaves_both_workers_clean(
     victim = await start_worker("decode", "decode-victim", hasty, folder)
     mortal.append(victim)
     async with RouterClient(victim) as router:
-        expired = await (await router.submit(prompt(LONG, seed=330), prefill=prefill_shm.target)).end(5)
+        expired = await (await router.submit(prompt(LONG, seed=330), prefill=prefill_shm.target)).end()
         assert expired.failure is not None
         assert (expired.failure.code, expired.failure.retryable) == ("prefill_lost", True)
         await asyncio.gather(victim.until_idle(3), prefill_shm.until_idle(3))
@@ -260,7 +260,7 @@ async def test_a_killed_decode_worker_leaves_the_prefill_worker_clean(
 
 async def test_what_cannot_fit_is_refused(decode: WorkerProcess) -> None:
     async with RouterClient(decode) as router:
-        answer = await (await router.submit(prompt(4000, seed=310), max_tokens=97)).end(2)
+        answer = await (await router.submit(prompt(4000, seed=310), max_tokens=97)).end()
     assert answer.failure is not None
     assert (answer.failure.code, answer.failure.retryable) == ("refused", False)
     assert "4096" in answer.failure.message

@@ -157,7 +157,7 @@ async def test_sigterm_lets_requests_end_refuses_new_ones_and_leaves_discovery(
         await answer.tokens(2)
         worker.terminate()
         await worker.until("draining", lambda report: report.state == "draining")
-        refused = await (await router.submit(prompt(10, seed=461))).end(2)
+        refused = await (await router.submit(prompt(10, seed=461))).end()
         assert refused.failure is not None
         assert (refused.failure.code, refused.failure.retryable) == ("refused", True)
         assert (await answer.end()).finish == "length"
@@ -177,7 +177,7 @@ async def test_what_outlives_the_drain_timeout_is_handed_back_to_the_router(
         answer = await router.submit(prompt(40, seed=470), max_tokens=4000)
         await answer.tokens(2)
         worker.terminate()
-        await answer.end(5)
+        await answer.end()
         assert answer.failure is not None
         assert (answer.failure.code, answer.failure.retryable) == ("refused", True)
         assert await worker.exit_code() == 0
@@ -194,7 +194,7 @@ async def test_a_drain_call_waits_for_requests_and_the_worker_stays(
         async with worker.client as client:
             assert (await client.drain(10.0)).remaining == 0
         assert (await answer.end()).finish == "length"
-        refused = await (await router.submit(prompt(20, seed=481), prefill=worker.target)).end(2)
+        refused = await (await router.submit(prompt(20, seed=481), prefill=worker.target)).end()
         assert refused.failure is not None
         assert (refused.failure.code, refused.failure.worker_id) == ("prefill_lost", "prefill-drained")
         assert (await worker.inspect()).state == "draining"
@@ -202,6 +202,6 @@ async def test_a_drain_call_waits_for_requests_and_the_worker_stays(
 
 async def test_a_prefill_worker_refuses_a_routers_requests(prefill_shm: WorkerProcess) -> None:
     async with RouterClient(prefill_shm) as router:
-        answer = await (await router.submit(prompt(10, seed=490))).end(2)
+        answer = await (await router.submit(prompt(10, seed=490))).end()
     assert answer.failure is not None
     assert answer.failure.code == "refused"

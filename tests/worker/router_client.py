@@ -56,7 +56,7 @@ class Answer:
         self.finish, self.failure = delta.finish, delta.failure
         self.changed.set()
 
-    async def tokens(self, count: int, timeout_s: float = 20) -> list[int]:
+    async def tokens(self, count: int, timeout_s: float = 45.0) -> list[int]:
         """Waits for so many tokens, or for the end."""
         async with asyncio.timeout(timeout_s):
             while len(self.token_ids) < count and not self.ended:
@@ -64,7 +64,7 @@ class Answer:
                 await self.changed.wait()
         return self.token_ids
 
-    async def end(self, timeout_s: float = 20) -> Self:
+    async def end(self, timeout_s: float = 45.0) -> Self:
         async with asyncio.timeout(timeout_s):
             while not self.ended:
                 self.changed.clear()

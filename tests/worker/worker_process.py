@@ -56,7 +56,7 @@ class WorkerProcess:
         async with self.client as client:
             return [chunk async for chunk in client.snapshot(timeout_s=20)]
 
-    async def until(self, what: str, holds: Any, timeout_s: float = 10.0) -> InspectReport:
+    async def until(self, what: str, holds: Any, timeout_s: float = 45.0) -> InspectReport:
         """Inspects until `holds(report)`; fails with the last report when the time is up."""
         loop = asyncio.get_running_loop()
         end = loop.time() + timeout_s
@@ -69,7 +69,7 @@ class WorkerProcess:
             )
             await asyncio.sleep(0.005)
 
-    async def until_idle(self, timeout_s: float = 10.0) -> InspectReport:
+    async def until_idle(self, timeout_s: float = 45.0) -> InspectReport:
         """Nothing runs, no block is held, all is well."""
 
         def idle(report: InspectReport) -> bool:

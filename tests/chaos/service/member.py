@@ -136,7 +136,8 @@ class Member:
                 self._drain = asyncio.create_task(_read_on(process.stdout))
                 addresses: dict[str, str] = json.loads(line.removeprefix(READY_PREFIX))["addresses"]
                 return addresses
-        raise RuntimeError(f"{self.name} ended with {await process.wait()} before it was ready; see {self.log_file}")
+        code, lines = await process.wait(), self.log_file.read_text(errors="replace").splitlines()
+        raise RuntimeError(f"{self.name} ended with {code} before it was ready: " + " | ".join(lines[-3:]))
 
 
 async def _read_on(stream: asyncio.StreamReader) -> None:

@@ -147,7 +147,7 @@ class RayFleet(UpFleet):
         if not new:
             return
         for listening in psutil.net_connections("tcp"):
-            address = f"{listening.laddr[0]}:{listening.laddr[1]}"
+            address = f"{listening.laddr[0].removeprefix('::ffff:')}:{listening.laddr[1]}"  # gRPC listens with IPv6
             if address in new and listening.status == psutil.CONN_LISTEN and listening.pid:
                 addresses, process = {"rpc": address}, f"{new[address].role}_worker"
                 self.meet(
