@@ -39,7 +39,7 @@ from engine.core.sequence import Sequence
 from engine.runners.sampler import Sampler
 from router.api.grpc.messages import options_of
 from router.api.http.openai_types import ChatBody, CompletionBody
-from router.api.http.request_body import parse_body
+from router.api.http.json_body import parse_body
 from router.api.sampling_options import check_sampling
 from runtime.errors import InvalidRequestError
 

@@ -220,8 +220,8 @@ async def test_messages_go_through_the_chat_template(frontend: Frontend) -> None
     assert text == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
 
 
-@pytest.mark.parametrize("priority", [-(2**31) - 1, 2**31])
-async def test_a_priority_has_32_bits(frontend: Frontend, priority: int) -> None:
+@pytest.mark.parametrize("priority", [-(2**31) - 1, 1, 2**31])
+async def test_a_priority_is_bounded(frontend: Frontend, priority: int) -> None:
     with pytest.raises(InvalidRequestError, match="priority"):
         await check(frontend, call=replace(CALL, priority=priority))
 
