@@ -95,6 +95,8 @@ async def test_choices_differ_by_their_seed_alone(frontend: Frontend) -> None:
         ),
         ({"logprobs": 21}, "logprobs", "at most 20"),
         ({"logprobs": 21, "names": {"logprobs": "top_logprobs"}}, "top_logprobs", "at most 20"),
+        ({"stop_token_ids": [5] * 1025}, "stop_token_ids", "has 1025 entries; at most 1024 are allowed"),
+        ({"logit_bias": dict.fromkeys(range(2000), 1.0)}, "logit_bias", "has 2000 entries; at most 1024 are allowed"),
         ({"logit_bias": {-1: 1.0}}, "logit_bias", "token id -1"),
         ({"logit_bias": {5: 101.0}}, "logit_bias[5]", "at most 100.0"),
         ({"logit_bias": {5: math.nan}}, "logit_bias[5]", "is nan"),
