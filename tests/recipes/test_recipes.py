@@ -14,7 +14,7 @@ def scratch(tmp_path: Path) -> Scratch:
 
 def test_add_a_sampling_parameter(scratch: Scratch) -> None:
     rows = "proto/baton_proto/sampling.py"
-    last = "    logit_bias: Annotated[dict[int, float], Rule(-100.0, 100.0, Needs.LOGITS)] = {}\n"
+    last = "    logit_bias: Annotated[dict[Small, float], Rule(-100.0, 100.0, Needs.LOGITS, most=1024)] = {}\n"
     scratch.edit(rows, last, last + "    toy: Annotated[float, Rule(0.0, 2.0, Needs.LOGITS)] = 1.0\n")
     scratch.edit(
         "proto/baton/v1/inference.proto",
