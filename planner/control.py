@@ -9,7 +9,7 @@ import msgspec
 import structlog
 from msgspec.structs import replace
 
-from baton_proto.planner import DECODE, OTHER_ROLE, PREFILL, ROLES, Action, Observation, WorkerView
+from baton_proto.planner import DECODE, OTHER_ROLE, PREFILL, ROLES, Action, Holds, Observation, Role, WorkerView
 from baton_proto.planner_control import (
     MAJOR,
     Answer,
@@ -28,7 +28,7 @@ from baton_proto.planner_control import (
 )
 from planner.acting.hand import Hand
 from planner.loop import PlannerLoop
-from planner.policy.observation import counts
+from planner.policy.observation import counts, gpus_of_role
 from runtime.errors import InvalidRequestError
 from runtime.security.keys import OPERATOR_REMEDY
 from runtime.security.secret import Secret
@@ -65,9 +65,10 @@ class Control:
                 return self._plan()
             case Scale(prefill, decode):
                 holds = self._hand.holds()
-                await self._hand.set(
-                    holds.prefill if prefill is None else prefill, holds.decode if decode is None else decode
-                )
+                prefill = holds.prefill if prefill is None else prefill
+                decode = holds.decode if decode is None else decode
+                self._check_limits(Holds(prefill, decode).counts())
+                await self._hand.set(prefill, decode)
                 return Done(
                     f"set by hand: {self._hand.holds().sentence() or 'nothing'}; `baton scale --release` takes it back"
                 )
@@ -84,6 +85,23 @@ class Control:
             wrong = "this is not the operator key, or another order came first"
             raise InvalidRequestError("planner", (wrong if proof else "the operator key is missing") + OPERATOR_REMEDY)
         self._challenge = secrets.token_hex(16)
+
+    def _check_limits(self, wanted: dict[Role, int]) -> None:
+        """Raises InvalidRequestError for counts that the planner's guards would change."""
+        limits = self._loop.config.limits
+        least: dict[Role, int] = {PREFILL: limits.min_prefill, DECODE: limits.min_decode}
+        most: dict[Role, int] = {PREFILL: limits.max_prefill, DECODE: limits.max_decode}
+        for role, count in wanted.items():
+            if not least[role] <= count <= most[role]:
+                bounds = f"planner.limits allow {least[role]} to {most[role]} ({role}), see serving.yaml"
+                raise InvalidRequestError(role, f"{count} workers cannot be: {bounds}")
+        if self._loop.last is not None:
+            now = self._loop.last.observation
+            gpus = {role: gpus_of_role(now, role) * count for role, count in (least | wanted).items()}
+            if sum(gpus.values()) > now.gpu_budget:
+                takes = " and ".join(f"{count} for {role}" for role, count in gpus.items())
+                problem = f"{now.gpu_budget} GPUs are the budget, and this takes {takes}"
+                raise InvalidRequestError("planner.limits.gpu_budget", problem)
 
     async def _order(self, order: Order) -> Done:
         """Begins a drain or a flip. A flip also sets the resulting counts by hand, because the policy would otherwise

@@ -40,7 +40,7 @@ class PlannerLoop:
         save: Callable[[bytes], Awaitable[object]] | None = None,
         advice_only: bool = False,
     ) -> None:
-        self._config = config
+        self.config = config
         self._planner = planner
         self._observe = observe
         self._clock = clock
@@ -53,13 +53,13 @@ class PlannerLoop:
 
     async def run(self) -> None:
         """Decides once per interval until it is cancelled."""
-        self._write(Started(self._clock(), MAJOR, self._config.policy))
+        self._write(Started(self._clock(), MAJOR, self.config.policy))
         loop = asyncio.get_running_loop()
         next_s = loop.time()
         try:
             while True:
                 await self.step()
-                next_s = max(next_s + self._config.interval_s, loop.time())  # after a late step, do not catch up
+                next_s = max(next_s + self.config.interval_s, loop.time())  # after a late step, do not catch up
                 await asyncio.sleep(next_s - loop.time())
         finally:
             await self.effects.close()

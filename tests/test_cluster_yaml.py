@@ -23,6 +23,7 @@ import yaml
 
 from baton_proto.generated import inference_pb2 as pb
 from runtime.calls.router import Client
+from runtime.security.secret import Secret
 from tests.ssh_nodes import ADDRESSES, LOOPBACK, SshNodes, ssh_nodes
 
 ROOT = Path(__file__).parents[1]
@@ -128,7 +129,8 @@ async def test_workers_go_to_all_nodes_and_end_with_them(nodes: SshNodes) -> Non
     assert "waiting for nodes: 1 of 3 are there" in printed
     grpc, _ = addresses(printed)
 
-    async with Client(grpc) as client:
+    operator_key = Secret((nodes.home / ".local" / "state" / "baton" / "default" / "operator.key").read_text())
+    async with Client(grpc, operator_key=operator_key) as client:
         answer = await client.generate(pb.GenerateRequest(text=PROMPT * 10), ANSWER_S)
         workers = (await client.status(ANSWER_S)).workers
     assert answer.token_ids

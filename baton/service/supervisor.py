@@ -21,10 +21,13 @@ from baton.service.until_used import until_used
 from runtime.calls.router import Client
 from runtime.config.serving import ServingConfig
 from runtime.errors import UnavailableError
+from runtime.nats.client import connect
+from runtime.processes.ports import check_router_ports
 from runtime.processes.process import Process, ProcessExit, Ready
 from runtime.security.keys import handed_on, load_keys, load_or_make_keys
 from runtime.security.tls import load_tls
 
+NATS_TIMEOUT_S = 10.0  # for a server that is not ours
 DRAIN_GRACE_S = 5.0  # beyond the drain limit that a process keeps itself, before it is killed
 
 
@@ -40,11 +43,11 @@ class Supervisor:
         launcher: Launcher | None = None,
         environ: Mapping[str, str] = os.environ,
     ) -> None:
-        self.keys = load_or_make_keys(config, environ)
+        self.launcher: Launcher = launcher or LocalLauncher(config, log_dir)
+        self.keys = load_or_make_keys(self.launcher.here(config), environ)
         self._environ = environ
         self._tls = load_tls(config.security)
         self.config = without_login(config)
-        self.launcher: Launcher = launcher or LocalLauncher(config, log_dir)
         self.children = Children()
         self.ready: dict[str, Ready] = {}  # by name of the process
         self.nats: Process | None = None
@@ -74,6 +77,8 @@ class Supervisor:
             for launch, _ in living:
                 check_alike(self.config, launch)
             self.take_over(living)
+            if ROUTER_ID not in self.children:
+                check_router_ports(self.config.router)
             self.run = OwnRun(self.config.namespace, self.keys, self.launcher.on_ray, self.launcher.log_dir)
             self._closing.callback(self.run.close)
             url = await self._nats_url()
@@ -99,7 +104,7 @@ class Supervisor:
         """The processes of an earlier supervisor, and the keys that they know each other by, are ours from now on."""
         for launch, process in living:
             self._environ = launch.keys
-            self.keys = load_keys(launch.config, launch.keys)
+            self.keys = load_keys(self.launcher.here(launch.config), launch.keys)
             if launch.module == NATS:
                 self.nats = process
             else:
@@ -175,9 +180,10 @@ class Supervisor:
         return Launches(self.config, handed_on(self.keys, self._environ), self.children)
 
     async def _nats_url(self) -> str:
-        """Starts NATS, unless it lives or another one is to be used. Raises UnavailableError."""
-        if self.config.nats.url is not None:
-            return self.config.nats.url
+        """Starts NATS, unless it lives or another one is to be used. Raises UnavailableError, UnauthorizedError."""
+        if (url := self.config.nats.url) is not None:
+            await self._reach_nats(url)
+            return url
         if self.nats is None:
             if self.children:
                 raise UnavailableError("processes of this service live, but their NATS server does not; end them first")
@@ -186,6 +192,17 @@ class Supervisor:
         ready = await self.nats.wait_ready(self.config.workers.ready_timeout_s)
         self._on_ready(ready)
         return ready.addresses[NATS]
+
+    async def _reach_nats(self, url: str) -> None:
+        """Before processes are started that would all wait for it. Raises UnavailableError, UnauthorizedError."""
+        timeout_s = min(NATS_TIMEOUT_S, self.config.workers.ready_timeout_s)
+        try:
+            nats = await connect(url, "supervisor", self.config.namespace, timeout_s, self.keys.nats)
+        except UnavailableError as error:
+            raise UnavailableError(
+                f"nats.url: {error}; start it, or leave nats.url out for a server of our own"
+            ) from error
+        await nats.close()
 
     async def _start(self, launch: Launch) -> None:
         process = self.launcher.process(launch)

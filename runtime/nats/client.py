@@ -6,9 +6,10 @@ JetStream publish or a request fails at once. Code that needs more keeps its own
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import Callable, Coroutine
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import nats.errors
 import nats.js.errors
@@ -22,10 +23,14 @@ from nats.js.api import PubAck, RawStreamMsg, StreamConfig
 from runtime.end_task import end_tasks
 from runtime.errors import UnauthorizedError, UnavailableError
 from runtime.nats.direct_get import StoredMessage, direct_get
-from runtime.security.nats_login import NO_LOGIN, NatsLogin, split_url
+from runtime.security.nats_login import NO_LOGIN, TLS_SCHEME, NatsLogin, split_url
+
+if TYPE_CHECKING:
+    from runtime.security.internal_tls import InternalTls
 
 CONNECT_TIMEOUT_S = 2.0
 RECONNECT_WAIT_S = 0.25
+TELL_AFTER_S = 1.0  # whoever waits longer for the first connection says so
 PING_INTERVAL_S = 5  # a frozen server is noticed after two intervals
 REQUEST_TIMEOUT_S = 2.0
 
@@ -35,6 +40,8 @@ LOGIN_REMEDY = (
 )
 
 STREAM_NAME_IN_USE = 10058  # error code of JetStream: a stream of that name exists with another configuration
+NO_STORAGE = 10047  # error code of JetStream: a stream reserves its max_bytes, and the server has less
+MIN_STREAM_BYTES = 8 * 1024 * 1024
 
 # Errors of NATS that mean: not now, try again later.
 NATS_ERRORS = (nats.errors.Error, TimeoutError, OSError)
@@ -45,7 +52,14 @@ log = structlog.get_logger()
 
 
 class _Client(Client):
-    """nats-py, which leaks a connection that breaks before the server's greeting: here it is closed."""
+    """nats-py with two changes. A connection that breaks before the server's greeting is closed; nats-py leaks it. And
+    each connection to the service's own server shows the certificate of that moment."""
+
+    internal: "InternalTls | None" = None
+
+    @property
+    def ssl_context(self) -> ssl.SSLContext:
+        return super().ssl_context if self.internal is None else self.internal.client()
 
     async def _connect_to_server(self, s: Srv) -> None:
         if self._transport is not None:
@@ -63,6 +77,7 @@ class NatsClient:
         self._jetstream = JetStreamContext(self._client, timeout=REQUEST_TIMEOUT_S)
         self._connected = asyncio.Event()
         self.disconnects = 0  # connections that were lost
+        self.problem = "no answer"  # of the last attempt to connect
         self._closing = False
         self._refused = asyncio.Event()  # by the server, at the first connect
         self._requests: set[asyncio.Future[Any]] = set()
@@ -148,7 +163,18 @@ class NatsClient:
         return await self._jetstream.publish_async(subject, payload)
 
     async def ensure_stream(self, config: StreamConfig) -> None:
-        """Creates the stream, or gives an existing one this configuration. Raises NATS_ERRORS."""
+        """Creates the stream, or gives an existing one this configuration. A server with little storage gives a smaller
+        stream, of MIN_STREAM_BYTES at least. Raises NATS_ERRORS."""
+        while True:
+            try:
+                return await self._create_or_update(config)
+            except nats.js.errors.APIError as error:
+                smaller = (config.max_bytes or 0) // 2
+                if error.err_code != NO_STORAGE or smaller < MIN_STREAM_BYTES:
+                    raise
+                config = config.evolve(max_bytes=smaller)
+
+    async def _create_or_update(self, config: StreamConfig) -> None:
         try:
             await self._unless_away(self._jetstream.add_stream(config))
         except nats.js.errors.BadRequestError as error:
@@ -215,6 +241,7 @@ class NatsClient:
             log.debug("connection lost while closing", client=self.name, error=str(error))
 
     async def _connect(self, url: str, login: NatsLogin) -> None:
+        self._client.internal = login.tls
         await self._client.connect(
             servers=[url],
             name=self.name,
@@ -232,7 +259,8 @@ class NatsClient:
 
     async def _error(self, error: Exception) -> None:
         # While the server is away, each failed attempt to reconnect calls this.
-        log.debug("nats", client=self.name, error=str(error) or type(error).__name__)
+        self.problem = str(error) or type(error).__name__
+        log.debug("nats", client=self.name, error=self.problem)
         if "authorization violation" in str(error).lower():
             self._refused.set()
 
@@ -273,13 +301,19 @@ async def connect(
     connecting = asyncio.ensure_future(client._connect(shown, in_url or login))
     refused = asyncio.create_task(client._refused.wait())
     try:
-        await asyncio.wait({connecting, refused}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        quick_s = TELL_AFTER_S if timeout_s is None else min(TELL_AFTER_S, timeout_s)
+        first, _ = await asyncio.wait({connecting, refused}, timeout=quick_s, return_when=asyncio.FIRST_COMPLETED)
+        rest_s = None if timeout_s is None else timeout_s - quick_s
+        if not first and rest_s != 0:
+            log.warning("waiting for NATS", url=shown, timeout_s=timeout_s, why=client.problem)
+            await asyncio.wait({connecting, refused}, timeout=rest_s, return_when=asyncio.FIRST_COMPLETED)
         if connecting.done():
             await connecting
             return client
         if refused.done():
             raise UnauthorizedError(f"NATS at {shown}", LOGIN_REMEDY)
-        raise UnavailableError(f"NATS at {shown} did not answer within {timeout_s} s")
+        hint = "" if shown.startswith(TLS_SCHEME) else f"; a server with TLS is named {TLS_SCHEME}://HOST:PORT"
+        raise UnavailableError(f"NATS at {shown} did not answer within {timeout_s:g} s: {client.problem}{hint}")
     except OSError as error:
         raise UnavailableError(f"NATS at {shown} cannot be reached: {error}") from error
     finally:

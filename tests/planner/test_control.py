@@ -1,7 +1,7 @@
 """What a planner answers its operators, and what it keeps of that, over a real NATS server. Its workers are made up."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ import pytest
 
 from baton.service.nats_server import NatsServer
 from baton_proto.planner import Holds, Observation
-from baton_proto.planner_control import Order, Release, Scale
+from baton_proto.planner_control import MAJOR, Order, Question, Release, Scale, encode, prove
 from planner.acting.hand import Hand
 from planner.acting.memory_store import MemoryStore
 from planner.control import Control
@@ -19,6 +19,7 @@ from runtime.calls.planner import ask_plan, tell_planner
 from runtime.errors import DeadlineError, InvalidRequestError, UnavailableError
 from runtime.nats.client import NatsClient, connect
 from runtime.nats.subjects import planner_subject
+from runtime.security.secret import Secret
 from tests.planner.observations import observation, workers
 from tests.planner.test_loop import CONFIG, Processes
 
@@ -36,7 +37,9 @@ class Desk:
 
 
 @asynccontextmanager
-async def desk_at(server: NatsServer, prefill: int = 2, decode: int = 2) -> AsyncIterator[Desk]:
+async def desk_at(
+    server: NatsServer, prefill: int = 2, decode: int = 2, operators: Sequence[Secret] = ()
+) -> AsyncIterator[Desk]:
     nats = await connect(server.url, "planner")
     processes, hand = Processes(), Hand(MemoryStore(nats))
     await hand.load()
@@ -46,7 +49,7 @@ async def desk_at(server: NatsServer, prefill: int = 2, decode: int = 2) -> Asyn
         return observation(0.0, list(processes.workers.values()), holds=hand.holds())
 
     loop = PlannerLoop(CONFIG, Planner(CONFIG), observe, processes)
-    await nats.answer(planner_subject(nats.namespace), Control(loop, hand, "127.0.0.1:9").answer)
+    await nats.answer(planner_subject(nats.namespace), Control(loop, hand, "127.0.0.1:9", operators).answer)
     try:
         yield Desk(nats, loop, hand, processes)
     finally:
@@ -74,6 +77,51 @@ async def test_counts_set_by_hand_outlive_the_planner_and_go_when_they_are_relea
         assert heir.hand.holds() == Holds(3, 1)
         await tell_planner(heir.nats, Release(), TIMEOUT_S)
         assert heir.hand.holds() == Holds()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "words"),
+    [
+        (Scale(prefill=0), r"prefill: 0 workers cannot be: planner\.limits allow 1 to 64 \(prefill\)"),
+        (Scale(decode=65), r"decode: 65 workers cannot be: planner\.limits allow 1 to 64 \(decode\)"),
+        (
+            Scale(decode=60),
+            r"planner\.limits\.gpu_budget: 32 GPUs are the budget, and this takes 1 for prefill and 60 for decode",
+        ),
+    ],
+)
+async def test_counts_that_the_limits_or_the_budget_forbid_are_refused_and_change_nothing(
+    nats_server: NatsServer, wanted: Scale, words: str
+) -> None:
+    async with desk_at(nats_server) as desk:
+        await tell_planner(desk.nats, Scale(decode=2), TIMEOUT_S)
+        await desk.loop.step()
+        with pytest.raises(InvalidRequestError, match=words):
+            await tell_planner(desk.nats, wanted, TIMEOUT_S)
+        assert desk.hand.holds() == Holds(None, 2)
+
+
+async def test_an_order_needs_an_operator_key_and_its_proof_is_taken_once(nats_server: NatsServer) -> None:
+    keys = (Secret("a" * 32), Secret("b" * 32))
+    async with desk_at(nats_server, operators=keys) as desk:
+        for wrong in (None, Secret("c" * 32)):
+            with pytest.raises(InvalidRequestError, match=r"planner: .* --operator-key-file or BATON_OPERATOR_KEY"):
+                await tell_planner(desk.nats, Scale(decode=2), TIMEOUT_S, wrong)
+        assert desk.hand.holds() == Holds()
+        for number, key in enumerate(keys, 1):
+            await tell_planner(desk.nats, Scale(decode=number), TIMEOUT_S, key)
+            assert desk.hand.holds() == Holds(None, number)
+        plan = await ask_plan(desk.nats, TIMEOUT_S)
+        order = Scale(decode=3)
+        question = encode(Question(MAJOR, order, prove(keys[0].reveal(), plan.challenge, order)))
+        answers = [await desk.nats.request(planner_subject(desk.nats.namespace), question, TIMEOUT_S) for _ in range(2)]
+        assert [b'"done"' in answer for answer in answers] == [True, False]
+        for other in (Scale(decode=4), Scale(prefill=3), Release()):
+            plan = await ask_plan(desk.nats, TIMEOUT_S)
+            stolen = encode(Question(MAJOR, other, prove(keys[0].reveal(), plan.challenge, order)))
+            answer = await desk.nats.request(planner_subject(desk.nats.namespace), stolen, TIMEOUT_S)
+            assert b'"refused"' in answer
+        assert desk.hand.holds() == Holds(None, 3)
 
 
 async def test_a_flip_by_hand_sets_the_counts_that_come_of_it(nats_server: NatsServer) -> None:

@@ -21,10 +21,10 @@ from typer.testing import CliRunner
 from baton.cli.app import app
 from baton.cli.terminal.exit_codes import ExitCode
 from baton_proto.generated import inference_pb2 as pb, inference_pb2_grpc as pb_grpc
-from baton_proto.worker import INSPECT, MAJOR, InspectRequest, encode
+from baton_proto.worker import DRAIN, INSPECT, MAJOR, SLEEP, DrainRequest, InspectRequest, SleepRequest, encode
 from kvtransfer.wire.proving import prove
 from runtime.errors import ProtocolError
-from runtime.security.cluster_key import NATS, WORKER_CALLS, new_cluster_key
+from runtime.security.cluster_key import NATS, OPERATOR, WORKER_CALLS, new_cluster_key
 from runtime.security.handshake import KV_PLANE, STREAM_PLANE, dialing
 from tests.spine.guarded import Guarded, guarded_service, listening
 
@@ -88,11 +88,20 @@ def test_who_has_no_key_or_a_wrong_one_is_refused_at_every_port(service: Guarded
 
 
 def test_a_key_that_opens_one_door_opens_no_other(service: Guarded) -> None:
-    for key in (service.api_key, service.cluster.secret.reveal(), service.cluster.derive(NATS).reveal()):
+    cluster, operator = service.cluster, service.cluster.derive(OPERATOR).reveal()
+    for key in (service.api_key, operator, cluster.secret.reveal(), cluster.derive(NATS).reveal()):
         for port in service.ports("rpc"):
             visit_rpc(service, port, key)
+    for port in service.ports("http"):
+        visit_http(service, port, operator)
+    for port in service.ports("nats"):
+        visit_nats(service, port, operator)
     for port in service.ports("grpc"):
-        visit_grpc(service, port, service.cluster.derive(WORKER_CALLS).reveal())
+        visit_grpc(service, port, cluster.derive(WORKER_CALLS).reveal())
+        with grpc.secure_channel(f"127.0.0.1:{port}", grpc.ssl_channel_credentials(service.ca)) as channel:
+            refused(pb_grpc.InferenceStub(channel).ListModels, pb.ListModelsRequest(), operator)
+            refused(pb_grpc.AdminStub(channel).Sleep, pb.SleepRequest(worker_id="decode-1"), service.api_key)
+            refused(pb_grpc.AdminStub(channel).Status, pb.StatusRequest(), service.api_key)
 
 
 def visit_grpc(service: Guarded, port: int, key: str | None) -> None:
@@ -103,6 +112,8 @@ def visit_grpc(service: Guarded, port: int, key: str | None) -> None:
         refused(inference.Generate, pb.GenerateRequest(text="a"), key)
         refused(inference.ListModels, pb.ListModelsRequest(), key)
         refused(admin.Status, pb.StatusRequest(), key)
+        refused(admin.Sleep, pb.SleepRequest(worker_id="decode-1"), key)
+        refused(admin.Wake, pb.WakeRequest(worker_id="decode-1"), key)
         refused(reflection.ServerReflectionInfo, iter([names]), key)
         health = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=LIMIT_S)
         assert health.status == health_pb2.HealthCheckResponse.SERVING
@@ -111,6 +122,8 @@ def visit_grpc(service: Guarded, port: int, key: str | None) -> None:
 def visit_rpc(service: Guarded, port: int, key: str | None) -> None:
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         refused(channel.unary_unary(INSPECT.method, encode), InspectRequest(MAJOR), key)
+        refused(channel.unary_unary(SLEEP.method, encode), SleepRequest(MAJOR, 1, 1.0), key)
+        refused(channel.unary_unary(DRAIN.method, encode), DrainRequest(MAJOR, 1.0), key)
 
 
 def refused(method: Any, request: Any, key: str | None) -> None:
@@ -203,17 +216,18 @@ def test_commands_on_the_same_machine_need_no_set_up_for_nats(service: Guarded) 
 def test_a_command_says_what_its_key_or_its_ca_lacks(service: Guarded) -> None:
     foreign = service.folder / "foreign.pem"
     trustme.CA().cert_pem.write_to_path(foreign)
-    key, trust = service.flags[:2], service.flags[2:]
-    wrong = {"BATON_API_KEY": "wrong"}
+    own = service.folder / "baton" / "default" / "operator.key"
+    key, trust = ["--operator-key-file", str(own)], service.flags[2:]
     cases: list[tuple[list[str], dict[str, str], str]] = [
-        (trust, {}, "the API key is missing"),
-        (trust, wrong, "this is not the API key"),
-        ([*trust, "--api-key-file", "/nowhere"], {}, "--api-key-file: /nowhere: No such file"),
+        (trust, {}, "the operator key is missing"),
+        (trust, {"BATON_OPERATOR_KEY": "wrong"}, "this is not the operator key"),
+        (trust, {"BATON_API_KEY": service.api_key}, "this is not the operator key"),
+        ([*trust, "--operator-key-file", "/nowhere"], {}, "--operator-key-file: /nowhere: No such file"),
         (key, {}, "speaks TLS; name its CA with --ca-file or BATON_CA_FILE"),
         ([*key, "--ca-file", str(foreign)], {}, "a certificate that --ca-file does not vouch for"),
         ([*key, "--ca-file", "/nowhere"], {}, "--ca-file: /nowhere: No such file"),
         ([*key, "--ca-file", str(service.folder / "api")], {}, "holds no certificate in PEM form"),
-        ([*service.flags, "--address", f"127.0.0.1:{service.ports('rpc')[0]}"], {}, "does not speak TLS"),
+        ([*key, *trust, "--address", f"127.0.0.1:{service.ports('rpc')[0]}"], {}, "does not speak TLS"),
     ]
 
     status = ["status", "--address", service.grpc_address]
@@ -221,19 +235,23 @@ def test_a_command_says_what_its_key_or_its_ca_lacks(service: Guarded) -> None:
         result = CliRunner(env=variables).invoke(app, [*status, *flags])
         assert (result.exit_code, result.stdout) == (ExitCode.USAGE, ""), words
         assert words in result.stderr
-    assert CliRunner(env={"BATON_API_KEY": service.api_key}).invoke(app, [*status, *trust]).exit_code == 0
+    assert CliRunner(env={"BATON_OPERATOR_KEY": own.read_text()}).invoke(app, [*status, *trust]).exit_code == 0
+    for variables, words in (({}, "the API key is missing"), ({"BATON_API_KEY": "wrong"}, "this is not the API key")):
+        asked = CliRunner(env=variables).invoke(app, ["chat", "hi", "--address", service.grpc_address, *trust])
+        assert (asked.exit_code, asked.stdout) == (ExitCode.USAGE, "")
+        assert f"{words} (metadata authorization: Bearer KEY); give it with --api-key-file" in asked.stderr
 
 
 def test_no_key_is_shown(service: Guarded) -> None:
     """In logs, on standard output, in `status`, in the configuration of the children, in any command line."""
     assert service.ask().returncode == 0
-    status = service.run("status", "--json", "--address", service.grpc_address, *service.flags)
+    status = service.run("status", "--json", *service.flags[2:])
     shown = [json.dumps(service.lines), status.stdout]
     shown += [path.read_text() for path in (*(service.folder / "logs").iterdir(), service.folder / "up.log")]
     shown += ["\n".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])]
     router = next(process for process in service.processes() if "router" in process.cmdline())
     shown.append(Path(router.cmdline()[router.cmdline().index("--config") + 1]).read_text())
     assert "decode-1" in "".join(shown[1:])
-    kept = [service.cluster.secret, service.cluster.derive(NATS), service.cluster.derive(WORKER_CALLS)]
+    kept = [service.cluster.secret, *(service.cluster.derive(purpose) for purpose in (NATS, WORKER_CALLS, OPERATOR))]
     for key in [*(secret.reveal() for secret in kept), *(service.folder / "api").read_text().split()]:
         assert not [text for text in shown if key in text]

@@ -60,7 +60,7 @@ async def _reach(url: str, timeout_s: float) -> None:
         async with asyncio.timeout(timeout_s):
             _, writer = await asyncio.open_connection(parts.hostname, parts.port or 4222)
     except (OSError, TimeoutError) as error:
-        raise nothing_there(f"NATS at {split_url(url)[0]}", "--nats-url URL") from error
+        raise nothing_there(f"NATS at {split_url(url)[0]} does not answer", "--nats-url URL") from error
     writer.close()
 
 

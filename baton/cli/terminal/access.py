@@ -70,7 +70,7 @@ class Access:
             host, port = parse_address(self.place)
             _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), REACH_TIMEOUT_S)
         except (OSError, TimeoutError) as error:
-            raise nothing_there(f"the router at {self.place}", "--address HOST:PORT") from error
+            raise nothing_there(f"no router answers at {self.place}", "--address HOST:PORT") from error
         except ValueError as error:
             raise ConfigError("--address", str(error)) from error
         writer.close()

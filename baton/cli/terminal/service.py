@@ -57,8 +57,8 @@ def ray_cluster(address: str, namespace: str) -> Iterator[None]:
         yield
 
 
-def nothing_there(what: str, flag: str) -> UnavailableError:
-    return UnavailableError(f"{what} does not answer; {WAY_OUT.format(flag=flag)}")
+def nothing_there(problem: str, flag: str) -> UnavailableError:
+    return UnavailableError(f"{problem}: {WAY_OUT.format(flag=flag)}")
 
 
 def _known(run: Run, place: str) -> str:

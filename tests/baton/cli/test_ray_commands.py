@@ -17,8 +17,17 @@ def run(*arguments: str, before: str = "") -> "subprocess.CompletedProcess[str]"
 
 @pytest.mark.parametrize("command", [["up", "--ray", "--model", "mock"], ["down"], ["logs", "decode-1"]])
 def test_where_ray_is_not_installed_they_say_how_to_get_it(command: list[str]) -> None:
+    result = run(*command, "--address", NOWHERE, before=WITHOUT_RAY)
+    assert (result.returncode, result.stderr) == (2, "error: ray: is not installed: pip install 'ray[default]'\n")
+
+
+@pytest.mark.parametrize("command", [["down"], ["logs", "decode-1"]])
+def test_where_nothing_runs_here_nor_on_ray_they_say_both(command: list[str]) -> None:
     result = run(*command, before=WITHOUT_RAY)
-    assert (result.returncode, result.stderr) == (2, "error: ray: is not installed: pip install 'baton-serve[ray]'\n")
+    assert result.returncode == 3
+    assert result.stderr.startswith(
+        "error: no service of yours runs on this machine, nor on Ray: ray: is not installed"
+    )
 
 
 @pytest.mark.parametrize("command", [["up", "--ray", "--model", "mock"], ["down"], ["logs", "decode-1"]])
@@ -26,7 +35,6 @@ def test_where_no_cluster_listens_they_say_so_at_once(command: list[str]) -> Non
     result = run(*command, "--address", NOWHERE)
     assert result.returncode == 3
     assert f"no Ray cluster at '{NOWHERE}': " in result.stderr
-    assert ("--log-dir" in result.stderr) == (command[0] == "logs")
 
 
 def test_log_files_of_a_cluster_lie_on_its_nodes(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -173,7 +174,7 @@ def test_a_service_of_another_name_is_refused_with_the_names_that_are(service: U
 def test_where_nothing_runs_commands_say_how_to_start_or_to_name_it(tmp_path: Path, command: list[str]) -> None:
     done = run(tmp_path, *command)
     assert (done.exit_code, done.stdout) == (ExitCode.UNAVAILABLE, "")
-    for words in ("does not answer", "`baton up` starts a service here", "named with --"):
+    for words in (" answer", "`baton up` starts a service here", "named with --"):
         assert words in done.stderr
 
 
@@ -216,3 +217,49 @@ def test_the_next_service_removes_what_a_killed_one_left_and_nothing_of_a_living
             assert not left() & of_killed
             assert {path.name for path in living.folder.parent.iterdir()} == {"default", "default-2"}
         assert living.run("status", "--service", "default").exit_code == 0
+
+
+def up_that_fails(home: Path, *arguments: str) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr."""
+    (home / "serving.yaml").write_text(SERVING)
+    command = [*BATON, "up", "--json", "--config", str(home / "serving.yaml"), *arguments]
+    environment = {**os.environ, "XDG_STATE_HOME": str(home / "state")}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("name", ["http", "grpc"])
+def test_a_port_in_use_is_named_with_its_key_before_anything_starts(tmp_path: Path, name: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        code, news, said = up_that_fails(tmp_path, f"--{name}-port", address.rpartition(":")[2])
+    assert (code, news) == (ExitCode.USAGE, "")
+    assert f"error: router.{name}_port: cannot listen on {address}: Address already in use; choose another" in said
+
+
+def test_a_nats_that_does_not_answer_is_told_at_once_and_given_up_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "serving.yaml").write_text("")
+    code, news, said = up_that_fails(tmp_path, "--nats-url", "nats://127.0.0.1:1")
+    assert (code, news) == (ExitCode.UNAVAILABLE, "")
+    waiting, end = said.index("waiting for NATS"), said.index("error: nats.url: NATS at nats://127.0.0.1:1 did not ")
+    assert waiting < end
+    assert "timeout_s=10.0" in said[waiting:end]
+    assert "start it, or leave nats.url out for a server of our own" in said[end:]
+
+
+def test_counts_beyond_the_limits_are_refused_at_once(service: Up) -> None:
+    for order, words in (
+        ("decode=9", "decode: 9 workers cannot be: planner.limits allow 1 to 3 (decode), see serving.yaml"),
+        ("prefill=0", "prefill: 0 workers cannot be: planner.limits allow 1 to 2 (prefill), see serving.yaml"),
+    ):
+        done = service.run("scale", order)
+        assert (done.exit_code, done.stdout, done.stderr) == (ExitCode.USAGE, "", f"error: {words}\n")
+    assert json.loads(service.run("plan", "--json").stdout)["holds"] == {"prefill": None, "decode": None}
+
+
+def test_who_puts_a_worker_to_sleep_hears_that_the_planner_wakes_it(service: Up) -> None:
+    while json.loads(service.run("plan", "--json").stdout)["target"] is None:
+        pass
+    done = service.run("sleep", "prefill-1")
+    assert done.exit_code == 0
+    assert done.stderr == "warning: the planner wants 1 prefill workers and wakes prefill-1 again\n"

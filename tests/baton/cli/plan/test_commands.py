@@ -17,9 +17,9 @@ import pytest
 from typer.testing import CliRunner
 
 from baton.cli.app import app
+from baton.cli.terminal.access import Access
 from baton.cli.terminal.exit_codes import ExitCode
 from baton.service.nats_server import NatsServer
-from runtime.calls.router import Client
 from tests.service import assert_gone
 
 BATON = [sys.executable, "-m", "baton"]
@@ -111,7 +111,7 @@ async def test_a_service_that_was_killed_in_mid_scaling_ends_up_as_it_was_told_w
         await asyncio.to_thread(assert_gone, [child.pid for child in children])
     async with service(nats_server, tmp_path) as (process, addresses):
         await until_workers(nats_server, 2, 2)
-        async with Client(addresses["grpc"]) as client:
+        async with Access(addresses["grpc"]).client() as client:
             status = await client.status()
         ready = [worker.role for worker in status.workers if worker.state == "ready"]
         assert sorted(ready) == ["decode", "decode", "prefill", "prefill"]

@@ -18,6 +18,7 @@ import psutil
 import pytest
 import yaml
 
+from baton.runs.run_file import find_operator_key, run_at
 from baton_proto.generated import inference_pb2 as pb
 from runtime.calls.router import Client
 from tests.ray_cluster import HEAD_ADDRESS, ray_cluster
@@ -69,6 +70,7 @@ class RayService:
                 self.addresses[line["id"]] = line["addresses"]
             if line["event"] == "serving":
                 self.grpc = line["grpc"]
+                self.operator_key = find_operator_key(run_at(self.grpc), {})
         return done
 
     def node_of(self, worker_id: str) -> str:
@@ -84,7 +86,7 @@ class RayService:
 
     async def until(self, condition: Callable[[dict[str, str]], bool], limit_s: float = WAIT_S) -> None:
         """`condition` gets the roles of the workers that the router uses."""
-        async with Client(self.grpc) as client, asyncio.timeout(limit_s):
+        async with Client(self.grpc, operator_key=self.operator_key) as client, asyncio.timeout(limit_s):
             while True:
                 workers = (await client.status(WAIT_S)).workers
                 if condition({w.worker_id: w.role for w in workers if w.state == "ready" and not w.note}):
