@@ -189,6 +189,7 @@ def _frontend(config: ServingConfig, files: ModelFiles, generator: Generator, me
         cache_salt=config.engine.cache_salt or "",
         cache_per_tenant=config.engine.cache_per_tenant,
         max_buffered_bytes=config.router.max_buffered_bytes,
+        max_priority=config.router.max_priority,
         unknown_fields=config.router.unknown_fields,
         answered=metrics.answered,
     )

@@ -8,6 +8,7 @@ BatonError
 ├── ConfigError             serving.yaml, a flag or a model folder
 ├── UnauthorizedError       a key or a login is missing, or is not the right one
 ├── OverloadedError         bounded queue is full; says when to try again
+│   └── RateLimitError        the caller's key has used up its requests or tokens per minute
 ├── UnavailableError        no worker that can serve
 ├── DeadlineError           a hop or the whole request ran out of time
 ├── WorkerLostError         a worker died or refused in mid-request; the router replays elsewhere
@@ -84,6 +85,15 @@ class OverloadedError(BatonError):
         self.limit = limit
         self.retry_after_s = retry_after_s
         super().__init__(f"the {queue} holds its limit of {limit} requests; try again in {retry_after_s:.1f} s")
+
+
+class RateLimitError(OverloadedError):
+    """`unit`: what the limit counts, requests or tokens."""
+
+    def __init__(self, unit: str, limit: int, retry_after_s: float) -> None:
+        super().__init__(f"{unit} per minute", limit, retry_after_s)
+        self.unit = unit
+        self.args = (f"this key's limit of {limit} {unit} per minute is reached; try again in {retry_after_s:.1f} s",)
 
 
 class UnavailableError(BatonError):

@@ -33,7 +33,7 @@ class WorkerService:
         self._sleeper = Sleeper(runtime)
         guards: list[grpc.aio.ServerInterceptor] = []
         if (cluster := runtime.keys.cluster) is not None:
-            guards.append(RequireBearer(BearerKeys([cluster.derive(WORKER_CALLS)]), "cluster key"))
+            guards.append(RequireBearer(BearerKeys.plain([cluster.derive(WORKER_CALLS)]), "cluster key"))
         self._server = grpc_server(OPTIONS, guards)
         answers: dict[wire.Question[Any], Any] = {
             wire.SNAPSHOT: self._snapshot,

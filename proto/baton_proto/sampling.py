@@ -34,6 +34,7 @@ class Rule:
     needs: Needs = Needs.TOKENS
     open_below: bool = False  # `low` itself is refused
     off: int | None = None  # a second spelling of the default
+    most: int | None = None  # entries of a list or mapping
 
 
 class SamplingParams(Struct, frozen=True, omit_defaults=True):
@@ -55,10 +56,10 @@ class SamplingParams(Struct, frozen=True, omit_defaults=True):
     min_tokens: Annotated[Small, Rule(0, None, Needs.KERNEL)] = (
         0  # before, EOS and stop tokens are masked: see is_plain
     )
-    stop_token_ids: Annotated[tuple[Small, ...], Rule(needs=Needs.KERNEL)] = ()
+    stop_token_ids: Annotated[tuple[Small, ...], Rule(needs=Needs.KERNEL, most=1024)] = ()
     ignore_eos: Annotated[bool, Rule(needs=Needs.KERNEL)] = False
     logprobs: Annotated[Small | None, Rule(0, 20, Needs.LOGITS)] = None  # alternatives per token, 0: the sampled one's
-    logit_bias: Annotated[dict[Small, float], Rule(-100.0, 100.0, Needs.LOGITS)] = {}
+    logit_bias: Annotated[dict[Small, float], Rule(-100.0, 100.0, Needs.LOGITS, most=1024)] = {}
 
     @property
     def is_greedy(self) -> bool:

@@ -46,6 +46,8 @@ def check_sampling(options: Options, vocab_size: int) -> SamplingParams:
 def _checked(parameter: Parameter, name: str, value: Any, vocab_size: int) -> Any:
     """The value as the engine wants it."""
     rule = parameter.rule
+    if rule.most is not None and len(value) > rule.most:
+        raise InvalidRequestError(name, f"has {len(value)} entries; at most {rule.most} are allowed")
     match value:
         case bool():
             return value

@@ -22,10 +22,11 @@ from router.requests.request import GenerateRequest
 from router.text.chat_template import Message
 from router.text.text_encoder import TokenIds
 from runtime.errors import ContextLengthError, InvalidRequestError, UnknownModelError
+from runtime.security.callers import ANY_TENANT, ANYONE, Caller
 
 _dice = random.Random()  # request ids are unique, not secret
 
-MAX_PRIORITY = 2**31 - 1
+LOWEST_PRIORITY = -(2**31)
 MAX_SALT_CHARS = 256
 MIXTURE = "must be a string, token ids, or a list of either, not a mixture"
 MAX_TIMEOUT_S = 86400.0
@@ -65,7 +66,8 @@ class Call(Struct, frozen=True, kw_only=True):
     prompt_field: str = "prompt"  # the caller's name of the prompt
     model: str | None = None
     priority: int = 0
-    tenant: str = ""  # see check_tenant
+    caller: Caller = ANYONE
+    tenant: str = ""  # see tenant_of
     cache_salt: str = ""  # empty: none
     timeout_s: float | None = None
 
@@ -75,7 +77,7 @@ async def validate(frontend: Frontend, call: Call, prompt: Prompt, options: Opti
     started_s = time.monotonic()
     if call.model and call.model != frontend.model:
         raise UnknownModelError(call.model, [frontend.model])
-    check_range("priority", call.priority, -MAX_PRIORITY - 1, MAX_PRIORITY)
+    _check_priority(call, frontend.max_priority)
     if len(call.cache_salt) > MAX_SALT_CHARS:
         raise InvalidRequestError(
             "cache_salt", f"has {len(call.cache_salt)} characters; at most {MAX_SALT_CHARS} are allowed"
@@ -98,6 +100,7 @@ async def validate(frontend: Frontend, call: Call, prompt: Prompt, options: Opti
         stop=tuple(options.stop),
         deadline_s=deadline_s,
         priority=call.priority,
+        account=frontend.rate_limits.account(call.caller),
         tenant=call.tenant,
         hash_seed=frontend.hash_seed(call.tenant, call.cache_salt),
     )
@@ -116,13 +119,22 @@ def make_request_id(wanted: str | None) -> tuple[str, str]:
     return wanted, f"{wanted}-{_dice.getrandbits(32):08x}"
 
 
-def check_tenant(where: str, tenant: str | None) -> str:
-    """Raises InvalidRequestError."""
-    if not tenant:
-        return ""
-    if not TENANT.fullmatch(tenant):
+def tenant_of(caller: Caller, where: str, named: str | None) -> str:
+    """The tenant of the caller's key. What the request itself names at `where` counts where the key lets it. Raises
+    InvalidRequestError."""
+    if caller.tenant != ANY_TENANT:
+        return caller.tenant or ""
+    if named and not TENANT.fullmatch(named):
         raise InvalidRequestError(where, "must be 1 to 128 visible ASCII characters")
-    return tenant
+    return named or ""
+
+
+def _check_priority(call: Call, default: int) -> None:
+    highest = default if call.caller.max_priority is None else call.caller.max_priority
+    check_range("priority", call.priority, LOWEST_PRIORITY, None)
+    if call.priority > highest:
+        way_out = "router.max_priority, and max_priority= in the line of a key, allow more"
+        raise InvalidRequestError("priority", f"is {call.priority}, must be at most {highest}; {way_out}")
 
 
 def plain_role(where: str, role: str) -> str:

@@ -6,6 +6,7 @@ from typing import Literal, Protocol
 
 from msgspec import Struct
 
+from router.requests.rate_limits import RateLimits
 from router.requests.request import Finished, GenerateRequest, Piece
 from router.requests.side_lane import SideLane
 from router.text.tokenizer import Tokenizer
@@ -41,6 +42,8 @@ class Frontend:
     cache_salt: str = ""  # engine.cache_salt
     cache_per_tenant: bool = False  # engine.cache_per_tenant
     unknown_fields: Literal["refuse", "ignore"] = "refuse"  # of HTTP bodies
+    max_priority: int = 0  # of a caller whose key says nothing else
+    rate_limits: RateLimits = field(default_factory=RateLimits)
     lane: SideLane = field(default_factory=SideLane)
     answered: Callable[[str, str, Exception | None], None] = lambda api, code, error: None  # see RouterMetrics
 

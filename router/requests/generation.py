@@ -5,17 +5,31 @@ leaving the `with` blocks of `generate` and Choice.stream, on every path: finish
 closing the iterator.
 """
 
-from collections.abc import AsyncIterator
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, contextmanager
 
 from router.counters.tally import RequestTally
 from router.requests.choice import Choice, Parts
 from router.requests.frontend import Limits
 from router.requests.merge import merge
+from router.requests.rate_limits import Account
 from router.requests.request import Finished, GenerateRequest, Piece
 from router.text.tokenizer import Tokenizer
 from router.workers.pool import largest
 from runtime.errors import UnavailableError
+
+
+@contextmanager
+def _charged(account: Account | None, tally: RequestTally) -> Iterator[None]:
+    """Charges the prompt now and at the end what was generated, however the request ends."""
+    if account is None:
+        yield
+        return
+    account.spend(tally.prompt_tokens)
+    try:
+        yield
+    finally:
+        account.spend(tally.output_tokens)
 
 
 class Generator:
@@ -37,7 +51,8 @@ class Generator:
         with RequestTally(self._parts.metrics, request.request_id, len(request.prompt)) as tally:
             if self._draining:
                 raise UnavailableError("the router is draining and takes no new requests")
-            with self._parts.queue.admit(request.priority, request.tenant, request.deadline_s) as ticket:
+            admitted = self._parts.queue.admit(request.priority, request.tenant, request.deadline_s)
+            with admitted as ticket, _charged(request.account, tally):
                 choices = [Choice(self._parts, request, tally.choice(i), ticket) for i in range(len(request.sampling))]
                 if len(choices) == 1:
                     async with aclosing(choices[0].stream()) as pieces:

@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from baton_proto.sampling import SamplingParams, TokenLogprobs
 from router.counters.tally import Service
+from router.requests.rate_limits import Account
 from runtime.blocks.block_hash import SEED
 
 
@@ -23,6 +24,7 @@ class GenerateRequest(Struct, frozen=True):
     stop: tuple[str, ...]  # stop strings; the text ends before the first one
     deadline_s: float  # on time.monotonic()
     priority: int = 0
+    account: Account | None = None  # which its tokens are charged to
     tenant: str = ""  # who shares the router with others; empty: all callers that name none
     hash_seed: int = SEED  # of the block hashes; requests of different seeds share no cached blocks
 

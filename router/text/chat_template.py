@@ -8,6 +8,7 @@ import datetime
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,6 +25,7 @@ Message = Mapping[str, Any]
 """`role` and `content`, both text, and whatever else the template reads."""
 
 
+PIECES_AT_ONCE = 256  # of the text, after which its length and the time are looked at
 MAX_RENDER_S = 5.0  # of one conversation; a large one takes milliseconds
 
 
@@ -62,10 +64,10 @@ class ChatTemplate:
 
 def _joined(pieces: Iterator[str], max_chars: int | None) -> str:
     """Raises InvalidRequestError as soon as the text is too long, or takes too long."""
-    began_s, num_chars, parts = time.monotonic(), 0, []
-    for piece in pieces:
-        parts.append(piece)
-        num_chars += len(piece)
+    began_s, num_chars, parts = time.monotonic(), 0, list[str]()
+    while some := list(islice(pieces, PIECES_AT_ONCE)):
+        parts += some
+        num_chars += sum(map(len, some))
         if max_chars is not None and num_chars > max_chars:
             raise ContextLengthError("messages", f"give a text of more than {max_chars} characters")
         if time.monotonic() - began_s > MAX_RENDER_S:

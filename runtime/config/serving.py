@@ -85,6 +85,7 @@ class RouterConfig(Struct, frozen=True, forbid_unknown_fields=True):
     max_attempts: Positive = 4  # replays after lost workers, the first attempt included
     max_body_bytes: Positive = 8 * 1024 * 1024
     max_buffered_bytes: Positive = 256 * 1024 * 1024  # of all HTTP bodies at once, less the first 64 KiB of each
+    max_priority: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0  # of callers whose key's line says nothing else
     unknown_fields: Literal["refuse", "ignore"] = "refuse"  # of HTTP bodies, which other servers of the API ignore
     placement: PlacementConfig = PlacementConfig()
     charge_sharing: ChargeSharingConfig = ChargeSharingConfig()

@@ -4,11 +4,13 @@ import hashlib
 import hmac
 import time
 from collections.abc import Sequence
+from typing import Self
 
 import structlog
 
 from runtime.errors import ConfigError
-from runtime.security.secret import Secret, read_secrets, state_of
+from runtime.security.callers import ANYONE, Caller, read_callers
+from runtime.security.secret import Secret, state_of
 
 RELOAD_S = 2.0
 FILE_FIELD = "security.api_key_file"
@@ -17,34 +19,44 @@ log = structlog.get_logger()
 
 
 class BearerKeys:
-    """`keys`: at least one. `file`: where they come from; it is read again within RELOAD_S of a change: keys change
-    while the service runs."""
+    """`keys`: at least one, each with who shows it. `file`: where they come from; it is read again within RELOAD_S of a
+    change: keys change while the service runs."""
 
-    def __init__(self, keys: Sequence[Secret], file: str | None = None) -> None:
+    def __init__(self, keys: Sequence[tuple[Secret, Caller]], file: str | None = None) -> None:
         self._file = file
         self._state = state_of(file)
         self._look_again_s = time.monotonic() + RELOAD_S
         self._take(keys)
 
+    @classmethod
+    def plain(cls, keys: Sequence[Secret]) -> Self:
+        """Keys whose callers do not matter."""
+        return cls([(key, ANYONE) for key in keys])
+
     def accepts(self, authorization: bytes) -> bool:
-        """Whether the header's value shows one of the keys. Takes the same time for every wrong key."""
+        return self.caller(authorization) is not None
+
+    def caller(self, authorization: bytes) -> Caller | None:
+        """Whose key the header's value shows; None: it shows no key of ours. Takes the same time for every wrong
+        key."""
         self._look()
         scheme, _, key = authorization.partition(b" ")
         digest = hashlib.sha256(key.strip()).digest()
-        known = False
-        for ours in self._digests:
-            known |= hmac.compare_digest(ours, digest)
-        return known and scheme.lower() == b"bearer"
+        known = None
+        for ours, caller in self._callers:
+            if hmac.compare_digest(ours, digest):
+                known = caller
+        return known if scheme.lower() == b"bearer" else None
 
     def first(self) -> Secret:
         """The key that our own calls show."""
         self._look()
         return self._first
 
-    def _take(self, keys: Sequence[Secret]) -> None:
-        self._first = keys[0]
+    def _take(self, keys: Sequence[tuple[Secret, Caller]]) -> None:
+        self._first = keys[0][0]
         # Digests have one length: a comparison tells nothing about the length of a key.
-        self._digests = [hashlib.sha256(key.reveal().encode()).digest() for key in keys]
+        self._callers = [(hashlib.sha256(key.reveal().encode()).digest(), caller) for key, caller in keys]
 
     def _look(self) -> None:
         """Takes the keys in the file when it has changed."""
@@ -56,7 +68,7 @@ class BearerKeys:
             return
         self._state = state
         try:
-            keys = read_secrets(self._file, FILE_FIELD)
+            keys = read_callers(self._file, FILE_FIELD)
         except ConfigError as error:
             log.warning("API keys stay as they were", reason=str(error))
             return

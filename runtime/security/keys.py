@@ -13,6 +13,7 @@ from runtime.config.serving import SecurityConfig, ServingConfig
 from runtime.errors import ConfigError
 from runtime.security import nats_login
 from runtime.security.bearer_keys import FILE_FIELD, BearerKeys
+from runtime.security.callers import Caller, parse_callers, read_callers
 from runtime.security.cluster_key import MIN_LENGTH, OPERATOR, ClusterKey, TlsMode, new_cluster_key
 from runtime.security.nats_login import NO_LOGIN, NatsLogin, find_login
 from runtime.security.secret import Secret, parse_secrets, read_secrets
@@ -114,9 +115,9 @@ def _operator_keys(
     return () if cluster is None else (cluster.derive(OPERATOR),)
 
 
-def _api_keys(config: SecurityConfig, environ: Mapping[str, str]) -> list[Secret]:
+def _api_keys(config: SecurityConfig, environ: Mapping[str, str]) -> list[tuple[Secret, Caller]]:
     if config.api_key_file is not None:
-        return read_secrets(config.api_key_file, FILE_FIELD)
+        return read_callers(config.api_key_file, FILE_FIELD)
     if keys := environ.get(API_KEY_VARIABLE):
-        return parse_secrets(keys, API_KEY_VARIABLE)
+        return parse_callers(keys, API_KEY_VARIABLE)
     return []

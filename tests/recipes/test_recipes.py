@@ -14,7 +14,7 @@ def scratch(tmp_path: Path) -> Scratch:
 
 def test_add_a_sampling_parameter(scratch: Scratch) -> None:
     rows = "proto/baton_proto/sampling.py"
-    last = "    logit_bias: Annotated[dict[Small, float], Rule(-100.0, 100.0, Needs.LOGITS)] = {}\n"
+    last = "    logit_bias: Annotated[dict[Small, float], Rule(-100.0, 100.0, Needs.LOGITS, most=1024)] = {}\n"
     scratch.edit(rows, last, last + "    toy: Annotated[float, Rule(0.0, 2.0, Needs.LOGITS)] = 1.0\n")
     scratch.edit(
         "proto/baton/v1/inference.proto",
@@ -39,7 +39,7 @@ from engine.core.sequence import Sequence
 from engine.runners.sampler import Sampler
 from router.api.grpc.messages import options_of
 from router.api.http.openai_types import ChatBody, CompletionBody
-from router.api.http.request_body import parse_body
+from router.api.http.json_body import parse_body
 from router.api.sampling_options import check_sampling
 from runtime.errors import InvalidRequestError
 

@@ -44,6 +44,7 @@ def http_bodies() -> Iterator[tuple[str, str, bytes]]:
     yield "lists as tools", CHAT, repeated('{"messages":[],"tools":[', "[]", "]}")
     yield "stop strings", COMPLETION, repeated('{"prompt":"a","stop":[', '"a"', "]}")
     yield "biases", COMPLETION, numbered('{"prompt":"a","logit_bias":{', "}}")
+    yield "fewer biases", COMPLETION, numbered('{"prompt":"a","logit_bias":{', "}}", 45_000)
     yield "token ids", COMPLETION, repeated('{"prompt":[', "5", "]}")
     yield "lists of token ids", COMPLETION, repeated('{"prompt":[', "[]", "]}")
     yield "unknown fields", COMPLETION, numbered('{"prompt":"a",', "}")

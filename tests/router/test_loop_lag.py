@@ -79,7 +79,7 @@ async def status() -> None: ...
 async def test_no_request_holds_the_event_loop_much_longer_than_an_ordinary_one(tiny_model: Path) -> None:
     generator = ScriptedGenerator(tiny_tokenizer(tiny_model))
     generator.max_model_len = 131_072
-    frontend = replace(make_frontend(generator), max_body_bytes=8 * 1024 * 1024)
+    frontend = replace(make_frontend(generator), max_body_bytes=8 * 1024 * 1024, max_buffered_bytes=2**30)
     api = GrpcApi(frontend, make_questions(status))
     async with await serve_http(create_app(frontend, lambda: b""), "127.0.0.1", 0) as server:
         await api.start("127.0.0.1", 0)
@@ -90,5 +90,6 @@ async def test_no_request_holds_the_event_loop_much_longer_than_an_ordinary_one(
     assert first.keys() == second.keys()
     lag = {name: min(first[name], second[name]) for name in first}
     ordinary = lag.pop("ordinary 200")
+    assert {name.rpartition(" ")[2] for name in lag} == {"200", "400", "INVALID_ARGUMENT"}
     print({name: f"{1000 * held_s:.1f} ms" for name, held_s in [("ordinary", ordinary), *lag.items()]})
     assert not {name: held_s / ordinary for name, held_s in lag.items() if held_s > MAX_RATIO * ordinary}

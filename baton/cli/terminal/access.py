@@ -15,8 +15,9 @@ from baton.runs.run_file import find_operator_key, run_at
 from runtime.address import parse_address
 from runtime.calls.router import Client
 from runtime.errors import ConfigError
+from runtime.security.callers import parse_callers, read_callers
 from runtime.security.keys import API_KEY_VARIABLE
-from runtime.security.secret import Secret, parse_secrets, read_secrets
+from runtime.security.secret import Secret, read_secrets
 from runtime.security.tls import client_context, tls_problem
 
 API_KEY_FLAG = "--api-key-file"
@@ -76,9 +77,9 @@ class Access:
 
     def _api_key(self) -> Secret | None:
         if self.api_key_file is not None:
-            return read_secrets(str(self.api_key_file), API_KEY_FLAG)[0]
+            return read_callers(str(self.api_key_file), API_KEY_FLAG)[0][0]
         key = os.environ.get(API_KEY_VARIABLE)
-        return parse_secrets(key, API_KEY_VARIABLE)[0] if key else None
+        return parse_callers(key, API_KEY_VARIABLE)[0][0] if key else None
 
     def _operator_key(self) -> Secret | None:
         if self.operator_key_file is not None:

@@ -20,13 +20,14 @@ from router.api.grpc.admin import AdminService, Context, Questions
 from router.api.grpc.decoding import DecodeRequests
 from router.api.grpc.errors import Status, ours_alone, status_of
 from router.api.grpc.messages import finished_message, options_of, piece_message, prompt_field_of, prompt_of
-from router.api.validation import Call, check_tenant, make_request_id, validate
+from router.api.validation import Call, make_request_id, tenant_of, validate
 from router.requests.fan_out import pieces_of
 from router.requests.frontend import Frontend
 from router.requests.request import Finished, GenerateRequest
 from runtime.address import format_address
 from runtime.security.bearer_keys import BearerKeys
-from runtime.security.grpc_bearer import SERVER_OPTIONS, RequireBearer
+from runtime.security.callers import ANYONE, Caller
+from runtime.security.grpc_bearer import HEADER, SERVER_OPTIONS, RequireBearer
 from runtime.security.grpc_server import grpc_server
 from runtime.security.keys import OPERATOR_REMEDY
 from runtime.security.secret import Secret
@@ -57,7 +58,7 @@ class GrpcApi:
         logging.getLogger("grpc._cython.cygrpc").addFilter(ours_alone)
         self.port = 0
         self._frontend = frontend
-        self._inference = InferenceService(frontend)
+        self._inference = InferenceService(frontend, keys)
         self._health = health.aio.HealthServicer()
         self._tls = tls
         size_limit = ("grpc.max_receive_message_length", frontend.max_body_bytes)
@@ -65,7 +66,9 @@ class GrpcApi:
         elsewhere = [f"/{health.SERVICE_NAME}/"]
         if operators:
             elsewhere.append(ADMIN)
-            guards.insert(0, RequireBearer(BearerKeys(operators), "operator key", prefix=ADMIN, remedy=OPERATOR_REMEDY))
+            guards.insert(
+                0, RequireBearer(BearerKeys.plain(operators), "operator key", prefix=ADMIN, remedy=OPERATOR_REMEDY)
+            )
         if keys is not None:
             guards.insert(0, RequireBearer(keys, "API key", open_to_all=tuple(elsewhere)))
         options = [("grpc.so_reuseport", 0), size_limit, *SERVER_OPTIONS]
@@ -113,8 +116,9 @@ class GrpcApi:
 
 
 class InferenceService(pb_grpc.InferenceServicer):
-    def __init__(self, frontend: Frontend) -> None:
+    def __init__(self, frontend: Frontend, keys: BearerKeys | None) -> None:
         self._frontend = frontend
+        self._keys = keys
         self._running: set[asyncio.Task[Any]] = set()
 
     async def until_idle(self, timeout_s: float) -> None:
@@ -137,12 +141,15 @@ class InferenceService(pb_grpc.InferenceServicer):
         shown_id, work_id = make_request_id(None)
         try:
             shown_id, work_id = make_request_id(request.request_id or _metadata(context, REQUEST_ID_METADATA))
+            caller = self._caller(context)
+            self._frontend.rate_limits.account(caller).admit()
             call = Call(
                 request_id=work_id,
                 prompt_field=prompt_field_of(request),
                 model=request.model,
                 priority=request.priority,
-                tenant=check_tenant(TENANT_METADATA, _metadata(context, TENANT_METADATA)),
+                caller=caller,
+                tenant=tenant_of(caller, TENANT_METADATA, _metadata(context, TENANT_METADATA)),
                 cache_salt=request.cache_salt,
                 timeout_s=context.time_remaining(),
             )
@@ -164,6 +171,10 @@ class InferenceService(pb_grpc.InferenceServicer):
             return status
         self._frontend.answered("grpc", grpc.StatusCode.OK.name, None)
         return None
+
+    def _caller(self, context: Context) -> Caller:
+        shown = _metadata(context, HEADER) or ""
+        return ANYONE if self._keys is None else self._keys.caller(shown.encode()) or ANYONE
 
     async def _stream(self, wanted: GenerateRequest, shown_id: str, context: Context) -> None:
         async with aclosing(pieces_of(self._frontend.generator, wanted)) as pieces:

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.api.http.body import BodyBudget
 from router.api.http.errors import error_response, on_http_exception, unauthorized
-from router.api.http.generation import GenerationEndpoint
+from router.api.http.generation import CALLER, GenerationEndpoint
 from router.api.http.json_response import json_response
 from router.api.http.openai_chat import ChatAnswer
 from router.api.http.openai_completions import CompletionAnswer
@@ -22,6 +22,7 @@ from router.api.validation import make_request_id
 from router.requests.frontend import Frontend
 from runtime.errors import UnknownModelError
 from runtime.security.bearer_keys import BearerKeys
+from runtime.security.callers import ANYONE
 
 OPEN_PATHS = ("/health", "/ready")  # for whoever checks that the router lives, without a key
 
@@ -73,7 +74,9 @@ def create_app(
 def _guarded(app: ASGIApp, keys: BearerKeys) -> ASGIApp:
     async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
         shown = next((value for name, value in scope["headers"] if name == b"authorization"), None)
-        if scope["path"] in OPEN_PATHS or keys.accepts(shown or b""):
+        caller = keys.caller(shown or b"")
+        if scope["path"] in OPEN_PATHS or caller is not None:
+            scope[CALLER] = caller or ANYONE
             await app(scope, receive, send)
         else:
             await unauthorized(given=shown is not None)(scope, receive, send)

@@ -15,6 +15,7 @@ from runtime.errors import (
     DeadlineError,
     InvalidRequestError,
     OverloadedError,
+    RateLimitError,
     UnavailableError,
     UnknownModelError,
     WorkerLostError,
@@ -42,6 +43,8 @@ def describe(error: Exception, request_id: str) -> tuple[int, ErrorAnswer]:
             log.info("request refused", request_id=request_id, reason=str(error))
             status, code = _status_of_refusal(error)
             return status, ErrorAnswer(ErrorBody(str(error), "invalid_request_error", error.field, code))
+        case RateLimitError():
+            return 429, ErrorAnswer(ErrorBody(str(error), "rate_limit_error", code="rate_limit_exceeded"))
         case OverloadedError():
             return 429, ErrorAnswer(ErrorBody(str(error), "rate_limit_error", code="overloaded"))
         case UnavailableError() | WorkerLostError():

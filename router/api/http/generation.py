@@ -12,20 +12,22 @@ from starlette.types import Receive, Scope, Send
 from router.api.http.body import BodyBudget, received_body
 from router.api.http.disconnect import until_disconnect
 from router.api.http.errors import describe, error_response
+from router.api.http.json_body import read_body
 from router.api.http.json_response import json_response
 from router.api.http.openai_answer import Answer, Heading, usage_of
 from router.api.http.openai_types import GenerationBody
-from router.api.http.request_body import read_body
 from router.api.http.server_sent_events import EventStream
 from router.api.sampling_options import Options, check_range
-from router.api.validation import IN_PLACE_BYTES, MAX_TIMEOUT_S, Call, Prompt, check_tenant, make_request_id, validate
+from router.api.validation import IN_PLACE_BYTES, MAX_TIMEOUT_S, Call, Prompt, make_request_id, tenant_of, validate
 from router.requests.fan_out import generate_all
 from router.requests.frontend import Frontend
 from router.requests.request import Finished, GenerateRequest, Piece
 from runtime.errors import InvalidRequestError
+from runtime.security.callers import ANYONE
 
 REQUEST_ID_HEADER = "x-request-id"
 TIMEOUT_HEADER = "x-request-timeout-s"
+CALLER = "baton.caller"  # who shows the key of a request; a key of its scope
 TENANT_HEADER = "x-baton-tenant"
 
 Items = AsyncGenerator[Piece | Finished, None]
@@ -55,6 +57,7 @@ class GenerationEndpoint:
         shown_id, work_id = make_request_id(None)
         try:
             shown_id, work_id = make_request_id(http.headers.get(REQUEST_ID_HEADER))
+            self._frontend.rate_limits.account(scope.get(CALLER, ANYONE)).admit()
             timeout_s = _timeout_s(http)
             with self._bodies.hold() as held:
                 data = await received_body(http, self._frontend.max_body_bytes, held)
@@ -96,7 +99,8 @@ class GenerationEndpoint:
     ) -> list[GenerateRequest]:
         """One request per prompt."""
         requests = []
-        tenant = check_tenant(TENANT_HEADER, http.headers.get(TENANT_HEADER))
+        caller = http.scope.get(CALLER, ANYONE)
+        tenant = tenant_of(caller, TENANT_HEADER, http.headers.get(TENANT_HEADER))
         for position, prompt in enumerate(prompts):
             alone = len(prompts) == 1
             request_id = work_id if alone else f"{work_id}-{position}"
@@ -105,6 +109,7 @@ class GenerationEndpoint:
                 prompt_field=body.prompt_field if alone else f"{body.prompt_field}[{position}]",
                 model=body.model,
                 priority=body.priority or 0,
+                caller=caller,
                 tenant=tenant,
                 cache_salt=body.cache_salt or "",
                 timeout_s=timeout_s,

@@ -101,9 +101,9 @@ class ChatMessage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     def plain(self, where: str) -> Message:
         """The message as templates know it. Raises InvalidRequestError."""
         role = plain_role(where, self.role)
-        for name in NOT_SERVED_IN_MESSAGES:
-            if getattr(self, name):
-                raise InvalidRequestError(f"{where}.{name}", "is not supported")
+        if self.tool_calls or self.function_call or self.tool_call_id or self.refusal or self.audio:
+            name = next(name for name in NOT_SERVED_IN_MESSAGES if getattr(self, name))
+            raise InvalidRequestError(f"{where}.{name}", "is not supported")
         plain = {"role": role, "content": _plain_content(f"{where}.content", self.content)}
         return plain if self.name is None else plain | {"name": self.name}
 

@@ -95,6 +95,8 @@ async def test_choices_differ_by_their_seed_alone(frontend: Frontend) -> None:
         ),
         ({"logprobs": 21}, "logprobs", "at most 20"),
         ({"logprobs": 21, "names": {"logprobs": "top_logprobs"}}, "top_logprobs", "at most 20"),
+        ({"stop_token_ids": [5] * 1025}, "stop_token_ids", "has 1025 entries; at most 1024 are allowed"),
+        ({"logit_bias": dict.fromkeys(range(2000), 1.0)}, "logit_bias", "has 2000 entries; at most 1024 are allowed"),
         ({"logit_bias": {-1: 1.0}}, "logit_bias", "token id -1"),
         ({"logit_bias": {5: 101.0}}, "logit_bias[5]", "at most 100.0"),
         ({"logit_bias": {5: math.nan}}, "logit_bias[5]", "is nan"),
@@ -220,8 +222,8 @@ async def test_messages_go_through_the_chat_template(frontend: Frontend) -> None
     assert text == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
 
 
-@pytest.mark.parametrize("priority", [-(2**31) - 1, 2**31])
-async def test_a_priority_has_32_bits(frontend: Frontend, priority: int) -> None:
+@pytest.mark.parametrize("priority", [-(2**31) - 1, 1, 2**31])
+async def test_a_priority_is_bounded(frontend: Frontend, priority: int) -> None:
     with pytest.raises(InvalidRequestError, match="priority"):
         await check(frontend, call=replace(CALL, priority=priority))
 

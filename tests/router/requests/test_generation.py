@@ -1,6 +1,7 @@
 """Generation over scripted workers: streaming, early ends, and nothing held by whoever has ended."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from baton_proto.worker import Delta, Failure, Submit
+from router.requests.rate_limits import Account
 from router.requests.request import Finished, Piece
 from router.text.tokenizer import Tokenizer
 from router.workers.account import LoadView
@@ -17,6 +19,7 @@ from runtime.errors import (
     ProtocolError,
     UnavailableError,
 )
+from runtime.security.callers import ANYONE
 from tests.router.scripted_worker import (
     ScriptedWorker,
     answer,
@@ -35,6 +38,7 @@ from tests.router.small_router import (
     stream,
     text_of,
     then_fail,
+    then_hang,
 )
 from tests.tiny_model import VOCAB_SIZE
 
@@ -249,3 +253,28 @@ async def test_requests_with_a_new_prefix_follow_the_first_one_and_stop_when_it_
         await asyncio.gather(*tasks, return_exceptions=True)
         assert router.expected.count == 0
         router.check_idle()
+
+
+async def test_prompt_and_output_are_charged_to_the_callers_account_however_the_request_ends(
+    tokenizer: Tokenizer,
+) -> None:
+    charged: list[int] = []
+
+    class Ledger(Account):
+        def spend(self, tokens: int) -> None:
+            charged.append(tokens)
+
+    account = Ledger(ANYONE, time.monotonic)
+    seen = 0
+    async with routing(tokenizer, ScriptedWorker("d0", script=then_hang(3))) as router:
+        async with aclosing(stream(router, replace(request(10), account=account))) as pieces:
+            async for piece in pieces:
+                assert isinstance(piece, Piece)
+                seen += len(piece.token_ids)
+                if seen == 3:
+                    break
+        assert charged == [len(PROMPT), 3]
+    charged.clear()
+    async with routing(tokenizer, ScriptedWorker("d0")) as router:
+        await collect(stream(router, replace(request(8, n=2), account=account)))
+    assert charged == [len(PROMPT), 16]

@@ -32,7 +32,7 @@ def written(path: Path, text: str) -> str:
 
 def test_a_secret_is_shown_by_nothing_but_reveal() -> None:
     secret = Secret("hush")
-    keys = Keys(ClusterKey(Secret(CLUSTER)), BearerKeys([secret]), NatsLogin("u", secret))
+    keys = Keys(ClusterKey(Secret(CLUSTER)), BearerKeys.plain([secret]), NatsLogin("u", secret))
     assert secret.reveal() == "hush"
     for shown in (repr(secret), str(secret), f"{secret}", repr([secret]), repr(keys), str(keys)):
         assert "hush" not in shown
@@ -59,7 +59,7 @@ def test_keys_come_from_files_and_else_from_variables(tmp_path: Path) -> None:
     "shown", [b"", b"one", b"Basic one", b"Bearer", b"Bearer ", b"Bearer on", b"Bearer one two", b"Bearer \xff"]
 )
 def test_what_is_no_key_of_ours_is_not_taken(shown: bytes) -> None:
-    assert not BearerKeys([Secret("one")]).accepts(shown)
+    assert not BearerKeys.plain([Secret("one")]).accepts(shown)
 
 
 @pytest.mark.parametrize(

@@ -339,14 +339,6 @@ async def test_a_cache_salt_gives_a_request_hashes_of_its_own(
         [_ async for _ in stub.Generate(pb.GenerateRequest(text="a", cache_salt="x" * 257))]
 
 
-async def test_a_tenant_is_named_in_the_metadata(stub: pb_grpc.InferenceStub, generator: ScriptedGenerator) -> None:
-    for metadata in ((), (("baton-tenant", "team-a"),)):
-        [_ async for _ in stub.Generate(pb.GenerateRequest(text="a"), metadata=metadata)]
-    assert [request.tenant for request in generator.requests] == ["", "team-a"]
-    with pytest.raises(grpc.aio.AioRpcError, match="baton-tenant: must be 1 to 128 visible"):
-        [_ async for _ in stub.Generate(pb.GenerateRequest(text="a"), metadata=(("baton-tenant", "a b"),))]
-
-
 async def test_models_and_status(stub: pb_grpc.InferenceStub, channel: grpc.aio.Channel) -> None:
     (model,) = (await stub.ListModels(pb.ListModelsRequest())).models
     assert (model.id, model.max_model_len) == (MODEL, 4096)

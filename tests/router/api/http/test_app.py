@@ -193,7 +193,7 @@ async def test_all_sampling_options_arrive(client: openai.AsyncOpenAI, generator
             "min_tokens": 3,
             "ignore_eos": True,
             "stop_token_ids": [9],
-            "priority": 2,
+            "priority": -2,
         },
     )
     (request,) = generator.requests
@@ -202,7 +202,7 @@ async def test_all_sampling_options_arrive(client: openai.AsyncOpenAI, generator
     assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) == (1.0, -1.0, 1.5)
     assert (sampling.seed, sampling.max_tokens, sampling.min_tokens, sampling.ignore_eos) == (7, 9, 3, True)
     assert (sampling.stop_token_ids, sampling.logit_bias, sampling.logprobs) == ((9,), {5: 2.0}, None)
-    assert (request.stop, request.priority) == (("x", "y"), 2)
+    assert (request.stop, request.priority) == (("x", "y"), -2)
 
 
 async def test_errors_reach_the_official_client_as_its_own(

@@ -11,7 +11,6 @@ import pytest
 
 from router.api.http.app import create_app
 from router.api.http.server import HttpServer, serve_http
-from runtime.blocks.block_hash import SEED
 from runtime.errors import DeadlineError, OverloadedError, UnavailableError, WorkerLostError
 from tests.router.http_client import CHAT, COMPLETION, events
 from tests.router.scripted_generator import ScriptedGenerator, make_frontend, tiny_tokenizer
@@ -264,25 +263,3 @@ async def test_a_timeout_header_sets_the_deadline(http: httpx.AsyncClient, gener
     for bad in ("soon", "0", "nan", "-1"):
         answer = await http.post("/v1/completions", json=COMPLETION, headers={"x-request-timeout-s": bad})
         assert answer.json()["error"]["param"] == "x-request-timeout-s"
-
-
-async def test_a_header_names_the_tenant(http: httpx.AsyncClient, generator: ScriptedGenerator) -> None:
-    for headers in ({}, {"x-baton-tenant": "team-a"}):
-        await http.post("/v1/completions", json=COMPLETION | {"prompt": ["a", "b"]}, headers=headers)
-    assert [request.tenant for request in generator.requests] == ["", "", "team-a", "team-a"]
-    for bad in ("a b", "x" * 129):
-        answer = await http.post("/v1/completions", json=COMPLETION, headers={"x-baton-tenant": bad})
-        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "x-baton-tenant")
-
-
-async def test_a_cache_salt_gives_a_request_hashes_of_its_own(
-    http: httpx.AsyncClient, generator: ScriptedGenerator
-) -> None:
-    for fields in ({}, {"cache_salt": None}, {"cache_salt": "a"}, {"cache_salt": "a"}, {"cache_salt": "b"}):
-        await http.post("/v1/completions", json=COMPLETION | fields)
-    seeds = [request.hash_seed for request in generator.requests]
-    assert seeds == [SEED, SEED, seeds[2], seeds[2], seeds[4]]
-    assert len(set(seeds)) == 3
-    for bad in ("x" * 257, 5):
-        answer = await http.post("/v1/completions", json=COMPLETION | {"cache_salt": bad})
-        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "cache_salt")

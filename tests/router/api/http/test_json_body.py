@@ -4,9 +4,9 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings, strategies as st
 
-from router.api.http import request_body
+from router.api.http import json_body
+from router.api.http.json_body import IN_PLACE_BYTES, MAX_VALUES, parse_body, read_body
 from router.api.http.openai_types import ChatBody, CompletionBody, GenerationBody, OpenChatBody, OpenCompletionBody
-from router.api.http.request_body import IN_PLACE_BYTES, MAX_VALUES, parse_body, read_body
 from runtime.errors import InvalidRequestError
 
 USER = {"role": "user", "content": "Hi"}
@@ -90,9 +90,9 @@ def counted(data: bytes, monkeypatch: pytest.MonkeyPatch) -> int:
     low, high = 0, 8 * len(data)
     while low < high:
         middle = (low + high) // 2
-        monkeypatch.setattr(request_body, "MAX_VALUES", middle)
+        monkeypatch.setattr(json_body, "MAX_VALUES", middle)
         try:
-            request_body._check_values(data)
+            json_body._check_values(data)
             high = middle
         except InvalidRequestError:
             low = middle + 1
@@ -105,7 +105,7 @@ def expected(value: Any) -> int:
         case list():
             return 1 + max(0, len(value) - 1) + sum(map(expected, value))
         case dict():
-            return 1 + max(0, len(value) - 1) + request_body.NAME_COST * len(value) + sum(map(expected, value.values()))
+            return 1 + max(0, len(value) - 1) + json_body.NAME_COST * len(value) + sum(map(expected, value.values()))
     return 0
 
 
@@ -120,8 +120,8 @@ trees = st.recursive(
 @example(tree=["\\", "\\\\", '"', '\\"', ","], slice_bytes=1)
 def test_values_are_counted_wherever_texts_and_escapes_are_cut(tree: Any, slice_bytes: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(request_body, "SLICE_BYTES", slice_bytes)
-        patch.setattr(request_body, "ESCAPES_PER_VALUE", 10**9)
+        patch.setattr(json_body, "SLICE_BYTES", slice_bytes)
+        patch.setattr(json_body, "ESCAPES_PER_VALUE", 10**9)
         assert counted(json.dumps(tree, ensure_ascii=False).encode(), patch) == expected(tree)
 
 
