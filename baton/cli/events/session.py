@@ -29,7 +29,7 @@ async def nats_session(url: str, namespace: str, timeout_s: float) -> AsyncItera
     configure_logging(LoggingConfig(level="warning"), "baton")
     url, namespace = nats_place(url, namespace)
     shown = split_url(url)[0]
-    place = shown.rpartition("/")[2]
+    place = shown.rstrip("/").rpartition("/")[2]
     await reach(place if ":" in place else f"{place}:4222", timeout_s, f"NATS at {shown} does not answer", "--nats-url")
     nats = await connect(url, "baton-events", namespace, timeout_s, find_keys(url, namespace).nats)
     try:
