@@ -1,4 +1,4 @@
-"""Cost of a message on a gRPC stream of asyncio, beside a plain TCP connection: CPU of the caller, and time.
+"""Cost of a message on a stream: gRPC, and TCP without and with TLS. CPU of the caller, and time.
 
     python -m benchmarks.stream_round_trip [--bytes 4096] [--round-trips 2000]
 
@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import multiprocessing
 import resource
+import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from multiprocessing.connection import Connection
@@ -19,7 +20,10 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
+from runtime.security.internal_tls import InternalTls
+
 METHOD = "/echo/Echo"
+SEED = bytes(32)
 WARM_UP = 200
 
 RoundTrip = Callable[[], Awaitable[None]]
@@ -34,7 +38,8 @@ def main() -> None:
     for column in ("stream", "CPU us", "time us"):
         table.add_column(column, justify="left" if column == "stream" else "right")
     message = bytes(options.bytes)
-    for name, server, client in (("gRPC", _grpc_server, _grpc_client), ("TCP", _tcp_server, _tcp_client)):
+    ways = {"gRPC": (_grpc_server, _grpc_client), "TCP": (_tcp_server, _tcp_client), "TLS": (_tls_server, _tls_client)}
+    for name, (server, client) in ways.items():
         ours, theirs = multiprocessing.Pipe()
         child = multiprocessing.get_context("spawn").Process(target=_serve, args=(server, theirs), daemon=True)
         child.start()
@@ -100,8 +105,8 @@ class _Echo(asyncio.Protocol):
         self._transport.write(data)
 
 
-async def _tcp_server(ready: Connection) -> None:
-    server = await asyncio.get_running_loop().create_server(_Echo, "127.0.0.1", 0)
+async def _tcp_server(ready: Connection, tls: ssl.SSLContext | None = None) -> None:
+    server = await asyncio.get_running_loop().create_server(_Echo, "127.0.0.1", 0, ssl=tls)
     ready.send(server.sockets[0].getsockname()[1])
     await server.serve_forever()
 
@@ -130,9 +135,20 @@ class _Caller(asyncio.Protocol):
         self._transport.close()
 
 
-async def _tcp_client(port: int, message: bytes, count: int) -> tuple[float, float]:
+async def _tls_server(ready: Connection) -> None:
+    await _tcp_server(ready, InternalTls(SEED).listener())
+
+
+async def _tls_client(port: int, message: bytes, count: int) -> tuple[float, float]:
+    return await _tcp_client(port, message, count, InternalTls(SEED).client())
+
+
+async def _tcp_client(port: int, message: bytes, count: int, tls: ssl.SSLContext | None = None) -> tuple[float, float]:
     loop = asyncio.get_running_loop()
-    _, caller = await loop.create_connection(lambda: _Caller(len(message)), "127.0.0.1", port)
+    name = None if tls is None else InternalTls.name
+    _, caller = await loop.create_connection(
+        lambda: _Caller(len(message)), "127.0.0.1", port, ssl=tls, server_hostname=name
+    )
     measured = await _timed(lambda: caller.round_trip(message), count)
     caller.close()
     return measured

@@ -1,6 +1,6 @@
 """A plot of a journal: load, workers with their targets, and latencies over time.
 
-Needs matplotlib: `pip install 'baton-serve[plot]'`.
+Needs matplotlib: `pip install matplotlib`.
 """
 
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ def _panels(count: int) -> tuple[Any, Any]:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ConfigError("--plot", "needs matplotlib: pip install 'baton-serve[plot]'") from error
+        raise ConfigError("--plot", "needs matplotlib: pip install matplotlib") from error
     figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
     return figure, figure.subplots(count, 1, sharex=True)
 

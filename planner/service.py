@@ -56,7 +56,7 @@ class PlannerService:
         self._budget = gpu_budget
         self._gpus_per_worker = gpus_per_worker
         self._store = MemoryStore(nats)
-        self._api_keys = keys.api
+        self._keys = keys
         self._operators = keys.operator
         self._metrics = PlannerMetrics()
         self._metrics.watch(nats)
@@ -67,7 +67,7 @@ class PlannerService:
     async def run(self, on_ready: Callable[[str], None] = lambda address: None) -> None:
         """Plans until it is cancelled: after an error, the next planner continues with the memory of the last one.
         `on_ready` gets HOST:PORT of the metrics each time that a planner begins to answer operators."""
-        address = self._metrics.serve(self._config.workers.host, self._api_keys)
+        address = self._metrics.serve(self._config.workers.host, self._keys)
         try:
             while True:
                 try:

@@ -34,7 +34,7 @@ from router.views.tree_view import TreeView
 from router.workers.charge_sharing import ChargeSharing
 from router.workers.load import LoadLedger
 from router.workers.pool import WorkerPool
-from runtime.address import format_address
+from runtime.address import format_address, is_loopback
 from runtime.checkpoint.model_files import ModelFiles
 from runtime.checkpoint.served_model import served_model
 from runtime.config.serving import ServingConfig
@@ -44,7 +44,7 @@ from runtime.errors import ConfigError
 from runtime.nats.client import NatsClient, connect
 from runtime.processes.ports import check_router_ports
 from runtime.processes.serving import print_ready, stop_signal
-from runtime.security.keys import Keys, check_reach, is_loopback, load_keys
+from runtime.security.keys import Keys, check_reach, load_keys
 from runtime.security.tls import Tls, load_tls
 
 COLLECT_AFTER = (50_000, 20, 100)  # new objects, then collections of the younger generation
@@ -75,7 +75,7 @@ async def run_router(config: ServingConfig, router_id: str) -> None:
         generator = Generator(parts, min(files.max_position, config.engine.max_model_len or files.max_position))
         questions = _questions(router_id, view, status)
         frontend = _frontend(config, files, generator, parts.metrics)
-        scrape_targets = ScrapeTargets(nats, view.directory)
+        scrape_targets = ScrapeTargets(nats, view.directory, _scraped_by_https(config, keys, tls))
         await scrape_targets.start()
         app = create_app(frontend, parts.metrics.exposition, scrape_targets.targets, keys.api)
         addresses = await _open_apis(config, keys, tls, frontend, questions, app, closing)
@@ -227,6 +227,12 @@ async def _drain(generator: Generator, timeout_s: float) -> None:
     remaining = await generator.drain(timeout_s)
     if remaining:
         log.warning("drain timeout: requests cut off", remaining=remaining)
+
+
+def _scraped_by_https(config: ServingConfig, keys: Keys, tls: Tls | None) -> set[str]:
+    """Components by `ScrapeTargets`. Metrics of workers and the planner stay plain on the loopback interface."""
+    inside = keys.cluster is not None and keys.cluster.tls is not None and not is_loopback(config.workers.host)
+    return ({"worker", "planner"} if inside else set()) | ({"router"} if tls is not None else set())
 
 
 def _model_name(config: ServingConfig, files: ModelFiles) -> str:

@@ -1,5 +1,7 @@
 """HOST:PORT as text. An IPv6 host stands in brackets: `[::1]:8000`."""
 
+import ipaddress
+
 MAX_PORT = 65535
 
 
@@ -17,3 +19,19 @@ def parse_address(text: str) -> tuple[str, int]:
     if int(port) > MAX_PORT:
         raise ValueError(f"{text!r} has a port above {MAX_PORT}")
     return host[1:-1] if bracketed else host, int(port)
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def is_address(host: str) -> bool:
+    """Whether `host` is an IP address, and no name that somebody has to look up."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return host == "localhost"
+    return True

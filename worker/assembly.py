@@ -92,6 +92,7 @@ def _model_engine(files: ModelFiles, config: ServingConfig) -> EngineAssembly:
     slab = loaded.slab
     manager = BlockManager(slab.layout.num_blocks, slab.layout.block_size)
     engine = Engine(loaded.runner, manager, **_limits(files, config))
+    files = dataclasses.replace(files, model_hash=f"{files.model_hash}-{loaded.weights_fingerprint}")
     return _assembled(files, config, engine, slab, loaded, loaded.sender, loaded.other_slabs, loaded.close, EngineLoop)
 
 

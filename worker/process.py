@@ -75,7 +75,7 @@ async def shared_parts(config: ServingConfig, name: str) -> AsyncIterator[Shared
     metrics = MetricsEndpoint()
     metrics.watch(nats)
     try:
-        yield SharedParts(config, keys, nats, metrics, metrics.serve(config.workers.host, keys.api))
+        yield SharedParts(config, keys, nats, metrics, metrics.serve(config.workers.host, keys))
     finally:
         metrics.close()
         await nats.close()
@@ -176,6 +176,7 @@ def _record(runtime: WorkerRuntime, rpc_address: str, stream_address: str, metri
         max_model_len=assembly.max_model_len,
         pid=os.getpid(),
         metrics_address=metrics_address,
+        tls=runtime.keys.cluster is not None and runtime.keys.cluster.tls is not None,
     )
 
 

@@ -46,7 +46,11 @@ class WorkerService:
 
     async def start(self, host: str) -> str:
         """Returns HOST:PORT."""
-        port = self._server.add_insecure_port(format_address(host, 0))
+        address, cluster = format_address(host, 0), self._runtime.keys.cluster
+        if cluster is None or cluster.tls is None:
+            port = self._server.add_insecure_port(address)
+        else:
+            port = self._server.add_secure_port(address, cluster.tls.grpc_server())
         await self._server.start()
         return format_address(host, port)
 

@@ -10,7 +10,7 @@ from baton_proto.kv_events import KvEvent
 from baton_proto.worker import SleepReport
 from engine.core.engine import Engine
 from engine.loading.model_memory import LEVELS, TAGS
-from runtime.errors import UnavailableError
+from runtime.errors import ModelError, UnavailableError
 from worker.runtime import WorkerRuntime
 
 log = structlog.get_logger()
@@ -52,7 +52,7 @@ class Sleeper:
                 return self._report("")
             try:
                 await runtime.bridge.call(lambda _: runtime.assembly.memory.wake(tags or TAGS))
-            except (UnavailableError, RuntimeError) as error:
+            except (UnavailableError, ModelError, RuntimeError) as error:
                 return self._report(f"sleeps on: {error}")
             if not runtime.asleep:
                 await self._rise()

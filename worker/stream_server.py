@@ -32,7 +32,8 @@ class StreamServer:
 
     async def start(self, host: str, port: int = 0) -> str:
         """Returns HOST:PORT; port 0 takes a free one. Raises OSError."""
-        self._server = await accept_streams(host, port, self._accepted)
+        tls = None if self._key is None else self._key.tls
+        self._server = await accept_streams(host, port, self._accepted, tls)
         return format_address(host, self._server.sockets[0].getsockname()[1])
 
     async def stop(self, grace_s: float) -> None:

@@ -5,23 +5,9 @@ from typing import Annotated
 import typer
 
 from baton.cli.conversation import converse
+from baton.cli.terminal import options
 from baton.cli.terminal.access import Access
 from baton.cli.terminal.answering import answer
-from baton.cli.terminal.options import (
-    DEFAULT_ADDRESS,
-    AddressOption,
-    ApiKeyFileOption,
-    CaFileOption,
-    JsonOption,
-    MaxTokensOption,
-    ModelOption,
-    SeedOption,
-    StopOption,
-    TemperatureOption,
-    TimeoutOption,
-    TopKOption,
-    TopPOption,
-)
 from baton.cli.terminal.stdin import text_or_stdin
 from baton_proto.generated import inference_pb2 as pb
 
@@ -32,18 +18,18 @@ def chat(
         typer.Argument(metavar="QUESTION", help="What to ask; - reads it from stdin. Left out: a conversation."),
     ] = None,
     system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="How the model should behave.")] = None,
-    temperature: TemperatureOption = None,
-    max_tokens: MaxTokensOption = None,
-    top_p: TopPOption = None,
-    top_k: TopKOption = None,
-    seed: SeedOption = None,
-    stop: StopOption = None,
-    model: ModelOption = "",
-    timeout_s: TimeoutOption = None,
-    address: AddressOption = DEFAULT_ADDRESS,
-    api_key_file: ApiKeyFileOption = None,
-    ca_file: CaFileOption = None,
-    as_json: JsonOption = False,
+    temperature: options.TemperatureOption = None,
+    max_tokens: options.MaxTokensOption = None,
+    top_p: options.TopPOption = None,
+    top_k: options.TopKOption = None,
+    seed: options.SeedOption = None,
+    stop: options.StopOption = None,
+    model: options.ModelOption = "",
+    timeout_s: options.TimeoutOption = None,
+    address: options.AddressOption = options.DEFAULT_ADDRESS,
+    api_key_file: options.ApiKeyFileOption = None,
+    ca_file: options.CaFileOption = None,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Ask the model a question and see the answer as it is written.
 

@@ -4,24 +4,9 @@ from typing import Annotated
 
 import typer
 
+from baton.cli.terminal import options
 from baton.cli.terminal.access import Access
 from baton.cli.terminal.answering import answer
-from baton.cli.terminal.options import (
-    DEFAULT_ADDRESS,
-    UINT32_MAX,
-    AddressOption,
-    ApiKeyFileOption,
-    CaFileOption,
-    JsonOption,
-    MaxTokensOption,
-    ModelOption,
-    SeedOption,
-    StopOption,
-    TemperatureOption,
-    TimeoutOption,
-    TopKOption,
-    TopPOption,
-)
 from baton.cli.terminal.stdin import text_or_stdin
 from baton.cli.terminal.token_list import token_ids
 from baton_proto.generated import inference_pb2 as pb
@@ -34,25 +19,25 @@ def generate(
     tokens: Annotated[
         str | None, typer.Option("--tokens", metavar="1,2,3", help="Token ids to continue; - reads stdin.")
     ] = None,
-    temperature: TemperatureOption = None,
-    max_tokens: MaxTokensOption = None,
+    temperature: options.TemperatureOption = None,
+    max_tokens: options.MaxTokensOption = None,
     min_tokens: Annotated[
-        int | None, typer.Option("--min-tokens", min=0, max=UINT32_MAX, metavar="N", help="Shortest answer.")
+        int | None, typer.Option("--min-tokens", min=0, max=options.UINT32_MAX, metavar="N", help="Shortest answer.")
     ] = None,
-    top_p: TopPOption = None,
-    top_k: TopKOption = None,
-    seed: SeedOption = None,
-    stop: StopOption = None,
+    top_p: options.TopPOption = None,
+    top_k: options.TopKOption = None,
+    seed: options.SeedOption = None,
+    stop: options.StopOption = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after the model's own end.")] = False,
     logprobs: Annotated[
         int | None, typer.Option("--logprobs", min=0, max=20, metavar="N", help="Alternatives per token, in --json.")
     ] = None,
-    model: ModelOption = "",
-    timeout_s: TimeoutOption = None,
-    address: AddressOption = DEFAULT_ADDRESS,
-    api_key_file: ApiKeyFileOption = None,
-    ca_file: CaFileOption = None,
-    as_json: JsonOption = False,
+    model: options.ModelOption = "",
+    timeout_s: options.TimeoutOption = None,
+    address: options.AddressOption = options.DEFAULT_ADDRESS,
+    api_key_file: options.ApiKeyFileOption = None,
+    ca_file: options.CaFileOption = None,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Continue a text or a list of token ids."""
     if (prompt is None) == (tokens is None):

@@ -7,33 +7,25 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from baton.cli.terminal import options
 from baton.cli.terminal.access import Access
 from baton.cli.terminal.answering import message_fields
 from baton.cli.terminal.asking import asked
 from baton.cli.terminal.exit_codes import errors_reported
-from baton.cli.terminal.options import (
-    DEFAULT_ADDRESS,
-    STATUS_TIMEOUT_S,
-    AddressOption,
-    CaFileOption,
-    JsonOption,
-    OperatorKeyFileOption,
-)
 from baton.cli.terminal.output import console, print_table
 from baton_proto.generated import inference_pb2 as pb
 
 
 def status(
-    address: AddressOption = DEFAULT_ADDRESS,
-    operator_key_file: OperatorKeyFileOption = None,
-    ca_file: CaFileOption = None,
-    as_json: JsonOption = False,
+    address: options.AddressOption = options.DEFAULT_ADDRESS,
+    operator_key_file: options.OperatorKeyFileOption = None,
+    ca_file: options.CaFileOption = None,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Show the workers and the router's queue."""
+    access = Access(address, None, ca_file, operator_key_file)
     with errors_reported():
-        response = asyncio.run(
-            asked(Access(address, None, ca_file, operator_key_file), lambda client: client.status(STATUS_TIMEOUT_S))
-        )
+        response = asyncio.run(asked(access, lambda client: client.status(options.STATUS_TIMEOUT_S)))
     if as_json:
         fields = {
             "router_id": response.router_id,

@@ -8,11 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
+from baton.cli.preflight import check_start
 from baton.cli.terminal.exit_codes import ExitCode, errors_reported
 from baton.cli.terminal.options import RayAddressOption
 from baton.cli.terminal.service_news import print_news
 from baton.service.local_launcher import LocalLauncher, this_machine
-from baton.service.preflight import check_start
 from baton.service.service_run import ServiceRun
 from baton.shadowing import refuse_shadowed
 from kvtransfer.transports.table import choices

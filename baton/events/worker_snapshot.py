@@ -18,6 +18,8 @@ async def worker_snapshot(
         async for chunk in snapshot_from_stream(nats, (record.worker_id, record.incarnation)):
             yield chunk
         return
+    if key is not None and record.tls and key.tls is None:
+        key = ClusterKey(key.secret, "auto")
     async with WorkerClient(record.worker_id, record.rpc_address, key, record.incarnation) as client:
         async for chunk in client.snapshot(timeout_s):
             yield chunk

@@ -22,14 +22,15 @@ from msgspec import Struct
 from runtime.config.serving import NatsConfig
 from runtime.errors import ConfigError
 from runtime.processes.owned_folder import OwnedFolder, living, write_private
-from runtime.security.cluster_key import MIN_LENGTH, ClusterKey
+from runtime.security.cluster_key import MIN_LENGTH, ClusterKey, TlsMode
 from runtime.security.keys import CLUSTER_KEY_VARIABLE, OPERATOR_KEY_VARIABLE, Keys
-from runtime.security.nats_login import find_login, split_url
+from runtime.security.nats_login import TLS_SCHEME, find_login, split_url
 from runtime.security.secret import Secret, parse_secrets
 
 FORM = "run.json"
 CLUSTER_KEY = "cluster.key"
 OPERATOR_KEY = "operator.key"
+INTERNAL_CA = "ca.pem"  # of the service's own processes, for who reads their metrics
 SAME_START_S = 2.0  # by which two readings of a process's start may differ: the clock was set meanwhile
 LOOPBACK = "127.0.0.1"
 NATS_PORT = 4222
@@ -83,6 +84,8 @@ class OwnRun:
         files = {FORM: msgspec.json.encode(self._file).decode()}
         if keys.cluster is not None:
             files[CLUSTER_KEY] = keys.cluster.secret.reveal()
+            if keys.cluster.tls is not None:
+                files[INTERNAL_CA] = keys.cluster.tls.authority.decode()
         if keys.operator:
             files[OPERATOR_KEY] = keys.operator[0].reveal()
         self._folder = _new_folder(namespace, files)
@@ -132,7 +135,8 @@ def find_keys(url: str, namespace: str, environ: Mapping[str, str] = os.environ)
     there = [run for run in runs() if run.file.nats and _place(run.file.nats) == _place(url)]
     run = next((run for run in there if run.file.namespace == namespace), None)
     key = environ.get(CLUSTER_KEY_VARIABLE) or (run and run.key(CLUSTER_KEY))
-    cluster = ClusterKey(parse_secrets(key, CLUSTER_KEY_VARIABLE, MIN_LENGTH)[0]) if key else None
+    mode: TlsMode = "auto" if urlsplit(url).scheme == TLS_SCHEME else "off"
+    cluster = ClusterKey(parse_secrets(key, CLUSTER_KEY_VARIABLE, MIN_LENGTH)[0], mode) if key else None
     operator = find_operator_key(run, environ)
     login = find_login(NatsConfig(url=url), cluster, environ)
     return Keys(cluster, nats=login, operator=() if operator is None else (operator,))

@@ -8,7 +8,7 @@ from baton.service.launcher import Launch
 from baton.service.nats_server import HOST, NATS, NatsServer
 from runtime.config.serving import ServingConfig, dump_config
 from runtime.processes.process import Process
-from runtime.security.nats_login import find_login
+from runtime.security.keys import load_keys
 
 
 def build_process(
@@ -22,7 +22,7 @@ def build_process(
     """`config`: the launch's own, with what follows from the place. `folder`: for what the process writes; who removes
     the folder also removes what a killed process leaves. `variables`: more of its environment."""
     if launch.module == NATS:
-        login = find_login(config.nats, None, launch.keys)
+        login = load_keys(config, launch.keys).nats
         return NatsServer(0, config.nats.store_dir or folder / "nats", nats_host, log_file, login, folder)
     path = folder / "serving.yaml"
     path.write_text(dump_config(config))

@@ -7,11 +7,13 @@ import json
 import os
 import re
 import shutil
+import signal
 import sys
 import tempfile
 from collections import deque
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -20,13 +22,18 @@ from runtime.address import format_address
 from runtime.errors import ConfigError, UnavailableError
 from runtime.processes.launch import launch_command
 from runtime.processes.process import ProcessExit, Ready
-from runtime.security.nats_login import NO_LOGIN, NatsLogin
+from runtime.security.nats_login import NO_LOGIN, TLS_SCHEME, NatsLogin
+
+if TYPE_CHECKING:
+    from runtime.security.contexts import Pair
+    from runtime.security.internal_tls import InternalTls
 
 NATS = "nats"  # its name among the processes of a service
 HOST = "127.0.0.1"
 START_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 5.0
 LOGIN_TIMEOUT_S = 2
+RENEWAL_INTERVAL_S = 60.0  # between two looks at the certificate
 LOG_TAIL_LINES = 20
 
 _LISTENING = re.compile(rb"Listening for client connections on \S+:(\d+)")
@@ -37,8 +44,9 @@ log = structlog.get_logger()
 
 class NatsServer(LocalProcess):
     """`port` 0 picks a free one, which `restart` keeps. `store_dir` None: a temporary folder, removed by `stop`.
-    `log_file` gets all that the server logs; its last lines are kept in any case. `login`: what clients have to show;
-    without one the server takes everybody. `folder`: for the temporary folder; None: the system's."""
+    `log_file` gets all that the server logs; its last lines are kept in any case. `login`: what clients have to show,
+    and with `tls` a certificate of the cluster; without one the server takes everybody. `folder`: for the temporary
+    folder; None: the system's."""
 
     def __init__(
         self,
@@ -57,13 +65,16 @@ class NatsServer(LocalProcess):
         self._folder = folder
         self._store_dir = Path(store_dir) if store_dir is not None else None
         self._temporary_dir: str | None = None
+        self._shown: Pair | None = None
         self._log_task: asyncio.Task[None] | None = None
+        self._renewal: asyncio.Task[None] | None = None
         self._log_tail: deque[str] = deque(maxlen=LOG_TAIL_LINES)
 
     @property
     def url(self) -> str:
         assert self.port, "not started"
-        return f"nats://{format_address(self.host, self.port)}"
+        scheme = "nats" if self._login.tls is None else TLS_SCHEME
+        return f"{scheme}://{format_address(self.host, self.port)}"
 
     @property
     def was_ready(self) -> bool:
@@ -79,7 +90,7 @@ class NatsServer(LocalProcess):
         self._process = await asyncio.create_subprocess_exec(
             *launch_command(str(find_binary())),
             *("--addr", self.host, "--port", str(self.port or -1), "--jetstream", "--store_dir", str(self.store_dir)),
-            *("--config", str(self._write_config(Path(self._temporary_dir)))),
+            *("--config", str(self._write_config())),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
@@ -87,6 +98,8 @@ class NatsServer(LocalProcess):
         )
         ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._log_task = asyncio.create_task(self._read_log(self._process, ready))
+        if self._login.tls is not None:
+            self._renewal = asyncio.create_task(self._renew(self._process, self._login.tls))
         try:
             self.port = await asyncio.wait_for(ready, START_TIMEOUT_S)
         except (TimeoutError, EOFError) as error:
@@ -134,16 +147,35 @@ class NatsServer(LocalProcess):
         assert self._temporary_dir is not None, "not started"
         return Path(self._temporary_dir) / "store"
 
-    def _write_config(self, folder: Path) -> Path:
-        """The login, which must not stand on a command line, goes to a folder that only we can read."""
+    def _write_config(self) -> Path:
+        """Login and certificate, which must not stand on a command line, go to a folder that only we can read."""
         user, password = self._login.user, self._login.password
-        config = {}
+        config: dict[str, Any] = {}
         if user is not None and password is not None:
-            config["authorization"] = {"user": user, "password": password.reveal(), "timeout": LOGIN_TIMEOUT_S}
-        path = folder / "nats.conf"
+            # As a list: a single user would be another one after each reload, and all clients would be cut off.
+            users = [{"user": user, "password": password.reveal()}]
+            config["authorization"] = {"users": users, "timeout": LOGIN_TIMEOUT_S}
+        if (tls := self._login.tls) is not None:
+            self._shown = tls.pair()
+            parts = {"ca": tls.authority, "cert": self._shown.certificate, "key": self._shown.key}
+            files = {f"{name}_file": str(self._write(f"{name}.pem", data)) for name, data in parts.items()}
+            config["tls"] = {**files, "verify": True, "handshake_first": True, "timeout": LOGIN_TIMEOUT_S}
+        return self._write("nats.conf", json.dumps(config).encode())
+
+    def _write(self, name: str, data: bytes) -> Path:
+        assert self._temporary_dir is not None
+        path = Path(self._temporary_dir) / name
         path.touch(mode=0o600)
-        path.write_text(json.dumps(config))
+        path.write_bytes(data)
         return path
+
+    async def _renew(self, process: asyncio.subprocess.Process, tls: "InternalTls") -> None:
+        """Gives the server each new certificate; the server reads its files again on SIGHUP and keeps connections."""
+        while process.returncode is None:
+            await asyncio.sleep(RENEWAL_INTERVAL_S)
+            if tls.pair() is not self._shown and process.returncode is None:
+                self._write_config()
+                process.send_signal(signal.SIGHUP)
 
     def _last_words(self) -> str:
         fatal = [line for line in self._log_tail if "[FTL]" in line or "[ERR]" in line]
@@ -162,6 +194,8 @@ class NatsServer(LocalProcess):
                     port = int(match[1])
                 if _READY in line and not ready.done():
                     ready.set_result(port)
+        if self._renewal is not None:
+            self._renewal.cancel()
         if not ready.done():
             ready.set_exception(EOFError())
 

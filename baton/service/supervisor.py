@@ -43,11 +43,11 @@ class Supervisor:
         launcher: Launcher | None = None,
         environ: Mapping[str, str] = os.environ,
     ) -> None:
-        self.keys = load_or_make_keys(config, environ)
+        self.launcher: Launcher = launcher or LocalLauncher(config, log_dir)
+        self.keys = load_or_make_keys(self.launcher.here(config), environ)
         self._environ = environ
         self._tls = load_tls(config.security)
         self.config = without_login(config)
-        self.launcher: Launcher = launcher or LocalLauncher(config, log_dir)
         self.children = Children()
         self.ready: dict[str, Ready] = {}  # by name of the process
         self.nats: Process | None = None
@@ -104,7 +104,7 @@ class Supervisor:
         """The processes of an earlier supervisor, and the keys that they know each other by, are ours from now on."""
         for launch, process in living:
             self._environ = launch.keys
-            self.keys = load_keys(launch.config, launch.keys)
+            self.keys = load_keys(self.launcher.here(launch.config), launch.keys)
             if launch.module == NATS:
                 self.nats = process
             else:

@@ -22,8 +22,11 @@ from kvtransfer.slab.layout import SlabLayout
 from kvtransfer.slab.slab import Slab
 from kvtransfer.wire.identity import SlabIdentity
 from runtime.config.serving import TransferConfig
+from runtime.security.cluster_key import MIN_LENGTH, ClusterKey
+from runtime.security.secret import Secret
 
 TIMEOUT_S = 120.0
+TLS = "tcp with TLS"
 CPU_LAYOUT = SlabLayout(num_layers=30, num_blocks=256, num_kv_heads=3, block_size=16, head_dim=64, dtype="float32")
 GPU_LAYOUT = SlabLayout(num_layers=36, num_blocks=2560, num_kv_heads=8, block_size=16, head_dim=128, dtype="bfloat16")
 PROMPT_TOKENS = (1024, 8192, 32768)
@@ -32,9 +35,15 @@ PROMPT_TOKENS = (1024, 8192, 32768)
 def _lines(device: Device) -> list[tuple[str, int, str]]:
     """The lines of the table: transport, tokens of the prompt, where its blocks lie."""
     if device == "cpu":
-        return [(transport, 1024, order) for transport in ("shm", "tcp") for order in ("runs", "random")]
+        return [(transport, 1024, order) for transport in ("shm", "tcp", TLS) for order in ("runs", "random")]
     lines = [(transport, tokens, "random") for transport in ("cuda_ipc", "nccl") for tokens in PROMPT_TOKENS]
-    return [*lines, ("tcp", 8192, "random")]
+    return [*lines, ("tcp", 8192, "random"), (TLS, 8192, "random")]
+
+
+def _settings(way: str) -> tuple[TransferConfig, ClusterKey | None]:
+    if way == TLS:
+        return TransferConfig(transport="tcp"), ClusterKey(Secret("0" * MIN_LENGTH), "auto")
+    return TransferConfig(transport=way), None
 
 
 def _blocks(order: str, count: int, seed: int, of: int) -> list[int]:
@@ -52,8 +61,9 @@ def decode(case: Case, pipe: Connection, answers: Any) -> None:
     slab = Slab(layout, driver)
     for transport, tokens, order in _lines(case.device):
         events: queue.Queue[TransferEvent] = queue.Queue()
-        config = TransferConfig(transport=transport)
-        receiver = Receiver(slab, SlabIdentity("decode", 1, "model", layout), config, "127.0.0.1", events.put)
+        config, key = _settings(transport)
+        identity = SlabIdentity("decode", 1, "model", layout)
+        receiver = Receiver(slab, identity, config, "127.0.0.1", events.put, key=key)
         for number in range(case.rounds + 1):
             pipe.send(receiver.reserve(_blocks(order, tokens // layout.block_size, number, layout.num_blocks), 0))
             while not isinstance(events.get(timeout=TIMEOUT_S), Committed):
@@ -68,7 +78,7 @@ def prefill(case: Case, pipe: Connection, answers: Any) -> None:
     driver, layout = case.start(), _layout(case.device)
     slab = Slab(layout, driver)
     for transport, tokens, order in _lines(case.device):
-        sender = Sender(slab, SlabIdentity("prefill", 1, "model", layout), TransferConfig(transport=transport))
+        sender = Sender(slab, SlabIdentity("prefill", 1, "model", layout), *_settings(transport))
         source = tuple(_blocks(order, tokens // layout.block_size, 1000, layout.num_blocks))
         times, calls, costs = [], [], []
         while isinstance(grant := pipe.recv(), Grant):

@@ -53,6 +53,10 @@ class LoadedModel:
         return []
 
     @property
+    def weights_fingerprint(self) -> str:
+        return self.memory.fingerprint
+
+    @property
     def asleep(self) -> tuple[str, ...]:
         return self.memory.asleep
 
@@ -80,14 +84,19 @@ def load_model(
     attention = resolve_attention(config, files.config, device, dtype)
     shard = own_shard(files.config, collective)
     driver = memory_of(device)
+    weights: TensorSource
+    if random_weights:
+        weights = RandomWeights(shard, dtype, driver)
+    else:
+        weights = Weights(files.folder, dtype, None if device.type == "cpu" else driver, shard)
+        if shard.rank == 0:
+            weights.start_hashing()
     if attention == "torch":
-        weights: TensorSource = Weights(files.folder, dtype, None if device.type == "cpu" else driver, shard)
         slab = Slab(slab_layout(files, config, collective), driver)
         runner = build_runner(files, config, slab.tensor, weights, collective)
         return LoadedModel(runner, slab, ModelMemory(weights, slab, prepare=config.prepare_sleep))
     from engine.cuda.cuda_build import build_on_gpu  # here: Triton is installed only where there is a GPU
 
-    weights = RandomWeights(shard, dtype, driver) if random_weights else Weights(files.folder, dtype, driver, shard)
     gpu = build_on_gpu(
         files.config,
         weights,

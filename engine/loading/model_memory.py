@@ -38,6 +38,11 @@ class ModelMemory:
         return tuple(tag for tag in TAGS if tag in self._asleep)
 
     @property
+    def fingerprint(self) -> str:
+        """Names the values of the weights."""
+        return self._source.fingerprint() if self._source is not None else ""
+
+    @property
     def weights_bytes(self) -> int:
         """Bytes of the weights in memory of their own."""
         return self._weights.nbytes if self._weights is not None else 0
@@ -61,7 +66,9 @@ class ModelMemory:
         return freed
 
     def wake(self, tags: tuple[str, ...] = TAGS) -> None:
-        """Wakes the parts that sleep. Raises UnavailableError when there is no memory for a part, which sleeps on."""
+        """Wakes the parts that sleep. Raises UnavailableError when there is no memory for a part, which sleeps on, and
+        what check() raises."""
+        self.check(tags)
         if WEIGHTS in tags and WEIGHTS in self._asleep:
             self._wake_weights()
             self._asleep.discard(WEIGHTS)
@@ -71,6 +78,12 @@ class ModelMemory:
                 self._asleep.discard(KV_CACHE)
         finally:
             self._await_copies()
+
+    def check(self, tags: tuple[str, ...]) -> None:
+        """Raises ModelError, with nothing changed, when wake() would have to read weights that are not those that were
+        loaded, because somebody has replaced them."""
+        if WEIGHTS in tags and WEIGHTS in self._asleep and not self._kept and self._source is not None:
+            self._source.check_unchanged()
 
     def _wake_weights(self) -> None:
         """On a GPU the copy is under way when this returns."""

@@ -33,6 +33,9 @@ class RandomWeights(TensorSource):
         self._placed.append((values, float(len(shape) == 1), deviation))
         return values.normal_(*self._placed[-1][1:], generator=self._generator)
 
+    def fingerprint(self) -> str:
+        return f"random-{self._seed}"
+
     def reload(self) -> None:
         self._generator.manual_seed(self._seed)
         for values, mean, deviation in self._placed:

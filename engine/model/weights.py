@@ -1,23 +1,22 @@
 """The tensors of a model folder, memory-mapped. Models take them by name; neighbours are fused without a copy.
 
-Because all workers of a machine map the same files, the weights are in memory once. A .safetensors file is 8 bytes of
-header length (little-endian), a JSON header `name -> {dtype, shape, data_offsets}`, and the data.
+Because all workers of a machine map the same files, the weights are in memory once.
 """
 
 import dataclasses
 import itertools
-import json
 import math
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import structlog
 import torch
+import xxhash
 from torch import Tensor
 
+from engine.model.mapped_file import Entry, MappedFile, map_file
 from engine.model.shard import Part, Shard
 from runtime.checkpoint.model_files import weight_files
 from runtime.device.driver import MemoryDriver
@@ -28,34 +27,7 @@ _PROGRESS_INTERVAL_S = 2.0
 
 log = structlog.get_logger()
 
-DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-
-
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    """Where a tensor lies: bytes [start, end) of `data`, a mapped file; with `columns`, only those of each row."""
-
-    data: Tensor  # uint8, one-dimensional
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    start: int
-    end: int
-    columns: range | None = None
-
-    def follows(self, other: "_Entry") -> bool:
-        return self.data is other.data and self.dtype == other.dtype and self.start == other.end
-
-    def cut(self, part: Part | None) -> "_Entry":
-        """The part that a rank holds."""
-        if part is None:
-            return self
-        held, shape = part.held, list(self.shape)
-        shape[part.dimension] = len(held)
-        if part.dimension:
-            return dataclasses.replace(self, shape=tuple(shape), columns=held)
-        row = (self.end - self.start) // self.shape[0]
-        start, end = self.start + held.start * row, self.start + held.stop * row
-        return dataclasses.replace(self, shape=tuple(shape), start=start, end=end)
+HASHING_THREADS = 4  # of one worker; a thread hashes 10 GB/s
 
 
 class TensorSource:
@@ -74,6 +46,13 @@ class TensorSource:
     def finish(self, ignored: Iterable[str] = ()) -> None:
         """Raises ModelError when there are tensors that the model did not take."""
 
+    def fingerprint(self) -> str:
+        """Names the values: sources with one fingerprint have the same tensors."""
+        raise NotImplementedError
+
+    def check_unchanged(self) -> None:
+        """Raises ModelError when reload() would not find what was loaded."""
+
     def reload(self) -> None:
         """Puts the values back into the tensors that were taken, after `memory` was given back and taken again."""
 
@@ -87,14 +66,17 @@ class Weights(TensorSource):
         """`driver`: of the device whose memory the tensors are copied to; None: the CPU computes on the mapped files.
         Raises ModelError when a file is missing or malformed, UnavailableError when there is no room."""
         self._shard = shard
+        self._folder = folder
         self._model = str(folder)
         self._dtype = dtype
-        self._entries: dict[str, _Entry] = {}
-        for path in weight_files(folder):
-            self._entries |= _map(path)
+        self._entries: dict[str, Entry] = {}
+        self._files = [map_file(path) for path in weight_files(folder)]
+        for file in self._files:
+            self._entries |= file.entries
+        self._hashes: list[Future[str]] = []  # of the files; none: not asked for
         self._loaded_bytes = 0
         self._told_s = time.monotonic()
-        self._placed: list[tuple[Tensor, _Entry]] = []  # in `memory`
+        self._placed: list[tuple[Tensor, Entry]] = []  # in `memory`
         if driver is not None:
             sizes = (self._num_elements(name, entry) * dtype.itemsize for name, entry in self._entries.items())
             self.memory = MemoryRange(driver, sum(map(padded_bytes, sizes)))
@@ -125,11 +107,44 @@ class Weights(TensorSource):
         if left:
             raise ModelError(self._model, f"{len(left)} tensors are not known to this architecture: {_listed(left)}")
 
+    def start_hashing(self) -> None:
+        """Hashes all files, beside what loads them."""
+        threads = ThreadPoolExecutor(HASHING_THREADS, thread_name_prefix="hash-weights")
+        self._hashes = [threads.submit(file.content_hash) for file in self._files]
+        threads.shutdown(wait=False)
+
+    def fingerprint(self) -> str:
+        if not self._hashes:
+            self.start_hashing()
+        return xxhash.xxh3_128_hexdigest("".join(one.result() for one in self._hashes).encode())
+
+    def check_unchanged(self) -> None:
+        """Maps files anew that were written or replaced. Raises ModelError when their content is another; unless
+        fingerprint() was asked for, it cannot tell."""
+        if weight_files(self._folder) != [file.path for file in self._files]:
+            raise self._changed("the folder names other files")
+        for place, file in enumerate(self._files):
+            if file.is_current:
+                continue
+            fresh = map_file(file.path)
+            if self._hashes and fresh.content_hash() != self._hashes[place].result():
+                raise self._changed(f"{file.path.name}: {_change(file, fresh)}")
+            self._files[place] = fresh
+            self._placed = [
+                (part, dataclasses.replace(entry, data=fresh.data) if entry.data is file.data else entry)
+                for part, entry in self._placed
+            ]
+
     def reload(self) -> None:
+        self.check_unchanged()
         for part, entry in self._placed:
             part.copy_(self._load(entry))
 
-    def _pop(self, name: str, shape: tuple[int, ...]) -> _Entry:
+    def _changed(self, what: str) -> ModelError:
+        problem = f"the weights on disk are not those that were loaded: {what}. Put the loaded ones back"
+        return ModelError(self._model, f"{problem}, or restart the worker to serve the new ones")
+
+    def _pop(self, name: str, shape: tuple[int, ...]) -> Entry:
         entry = self._entries.pop(name, None)
         if entry is None:
             raise ModelError(self._model, f"tensor {name} is missing")
@@ -143,7 +158,7 @@ class Weights(TensorSource):
     def _part(self, name: str) -> Part | None:
         return None if self._shard is None else self._shard.part(name)
 
-    def _num_elements(self, name: str, entry: _Entry) -> int:
+    def _num_elements(self, name: str, entry: Entry) -> int:
         part = self._part(name)
         elements = math.prod(entry.shape)
         return elements if part is None else elements // part.whole * len(part.held)
@@ -155,7 +170,7 @@ class Weights(TensorSource):
             self._told_s = time.monotonic()
             log.info("loading weights", model=self._model, mib=self._loaded_bytes >> 20, of_mib=total >> 20)
 
-    def _load(self, entry: _Entry) -> Tensor:
+    def _load(self, entry: Entry) -> Tensor:
         data = entry.data[entry.start : entry.end]
         if data.storage_offset() % entry.dtype.itemsize:  # early writers did not align tensors
             data = data.clone()
@@ -165,33 +180,11 @@ class Weights(TensorSource):
         return tensor.view(entry.shape[0], -1)[:, entry.columns.start : entry.columns.stop]
 
 
-def _map(path: Path) -> dict[str, _Entry]:
-    """The file's tensors. Because the private mapping is never written, its pages are those of the page cache."""
-    try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            header_bytes = int.from_bytes(file.read(8), "little")
-            if size < 8 or header_bytes > size - 8:
-                raise ModelError(str(path), "is truncated or not a safetensors file")
-            header = json.loads(file.read(header_bytes))
-        data = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
-        header.pop("__metadata__", None)
-        return {name: _entry(data, 8 + header_bytes, fields) for name, fields in header.items()}
-    except OSError as error:
-        raise ModelError(str(path), f"cannot be read: {error}") from error
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise ModelError(str(path), f"is not a safetensors file that can be used: {error!r}") from error
-
-
-def _entry(data: Tensor, base: int, fields: dict[str, Any]) -> _Entry:
-    """Raises ValueError, KeyError or TypeError when the header's fields do not fit together."""
-    if fields["dtype"] not in DTYPES:
-        raise ValueError(f"dtype {fields['dtype']} is not supported")
-    dtype, shape = DTYPES[fields["dtype"]], tuple(fields["shape"])
-    start, end = (base + offset for offset in fields["data_offsets"])
-    if not base <= start <= end <= data.numel() or end - start != math.prod(shape) * dtype.itemsize:
-        raise ValueError(f"offsets {fields['data_offsets']} do not fit shape {list(shape)} and the file's size")
-    return _Entry(data, dtype, shape, start, end)
+def _change(old: MappedFile, new: MappedFile) -> str:
+    shapes, others = ({name: (one.dtype, one.shape) for name, one in file.entries.items()} for file in (old, new))
+    if names := sorted(name for name in shapes.keys() | others.keys() if shapes.get(name) != others.get(name)):
+        return f"{len(names)} tensors are new, missing, or of another shape or dtype: {_listed(names)}"
+    return "its tensors have other values"
 
 
 def _listed(names: list[str]) -> str:

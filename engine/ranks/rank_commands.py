@@ -13,6 +13,7 @@ from baton_proto.worker import Grant
 from engine.runners.step_shape import DeviceStep, TorchStep
 from runtime.checkpoint.model_config import ModelConfig
 from runtime.config.serving import EngineConfig, TransferConfig
+from runtime.security.cluster_key import TlsMode
 
 
 class Load(msgspec.Struct, frozen=True, tag="load", array_like=True):
@@ -33,6 +34,7 @@ class OpenSender(msgspec.Struct, frozen=True, tag="open_sender", array_like=True
     model_hash: str
     config: TransferConfig
     cluster_key: str | None  # through memory that only the ranks share; never to be shown
+    tls: TlsMode = "off"
 
 
 class BeginPush(msgspec.Struct, frozen=True, tag="begin_push", array_like=True):

@@ -38,7 +38,7 @@ class RankPushes:
                 identity = SlabIdentity(
                     command.worker_id, command.incarnation, command.model_hash, self._layout, self._shard
                 )
-                key = None if command.cluster_key is None else ClusterKey(Secret(command.cluster_key))
+                key = None if command.cluster_key is None else ClusterKey(Secret(command.cluster_key), command.tls)
                 self._sender = Sender(self._slab, identity, command.config, key)
             case BeginPush():
                 self._begin(self._opened(), command)

@@ -104,8 +104,8 @@ class RankedSender:
         self._open: dict[str, RankedPush] = {}
         self._closed = False
         ranks.listen(self._ended)
-        secret = None if key is None else key.secret.reveal()
-        ranks.tell(OpenSender(identity.worker_id, identity.incarnation, identity.model_hash, config, secret))
+        shown = (None, "off") if key is None else (key.secret.reveal(), key.mode)
+        ranks.tell(OpenSender(identity.worker_id, identity.incarnation, identity.model_hash, config, *shown))
 
     def begin(self, grant: Grant, on_done: Callable[[PushResult], None]) -> RankedPush:
         with self._changed:  # because no end may be handled before every rank has been told to begin

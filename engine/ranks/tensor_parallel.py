@@ -94,6 +94,10 @@ class TensorParallelModel:
                 os.close(fd)
 
     @property
+    def weights_fingerprint(self) -> str:
+        return self.own.weights_fingerprint
+
+    @property
     def asleep(self) -> tuple[str, ...]:
         return self.own.asleep
 
@@ -108,7 +112,9 @@ class TensorParallelModel:
         return freed * self.ranks.size
 
     def wake(self, tags: tuple[str, ...]) -> None:
-        """Raises RankLostError when a rank finds no memory: the rank ends, and this worker with it."""
+        """Raises RankLostError when a rank finds no memory: the rank ends, and this worker with it. Raises ModelError,
+        with nothing changed, for weights that were replaced meanwhile; all ranks read the same files."""
+        self.own.memory.check(tags)
         told = self.ranks.tell(Wake(tags))
         self.own.wake(tags)
         self.ranks.wait_done(told, MEMORY_TIMEOUT_S)

@@ -23,10 +23,11 @@ from kvtransfer.slab.adopted_slab import AdoptedSlab
 from kvtransfer.slab.head_plan import fits
 from kvtransfer.slab.slab import Slab
 from kvtransfer.transports.table import check_choice, offered
+from kvtransfer.wire.framing import decoded
 from kvtransfer.wire.host import host_id
 from kvtransfer.wire.identity import SlabIdentity
 from kvtransfer.wire.proving import frame, proof
-from kvtransfer.wire.sockets import listen_tcp, listen_unix
+from kvtransfer.wire.sockets import listen_tcp, listen_unix, secured
 from runtime.address import format_address
 from runtime.config.serving import TransferConfig
 from runtime.errors import ProtocolError, UnavailableError
@@ -84,7 +85,7 @@ class Receiver:
         self._key = key
         self._folder: OwnedFolder | None = None
         self.endpoint, listeners = self._listen(host)
-        self._door = Door("kv-door", listeners, self._greeting, config.connect_timeout_s, self._come_in)
+        self._door = Door("kv-door", listeners, self._greeting, config.connect_timeout_s, self._come_in, self._secured)
         self._clerk = threading.Thread(target=self._keep_watch, name="kv-clerk", daemon=True)
         self._clerk.start()
 
@@ -200,11 +201,14 @@ class Receiver:
         names = tuple(transport.name for transport in self._shared.offered)
         return TransferEndpoint(host_id(), unix_path, tcp_address, names), listeners
 
+    def _secured(self, sock: socket.socket) -> socket.socket:
+        return secured(sock, self._key)
+
     def _greeting(self, sock: socket.socket) -> Talk[wire.Hello]:
         """Raises ProtocolError when the peer has another key or does not say Hello."""
         if self._key is not None:
             yield from proof(sock, listening(self._key, KV_PLANE, "a stranger"))
-        hello = wire.decode_to_decode((yield from frame(sock, MAX_HELLO_BYTES)))
+        hello = decoded(wire.decode_to_decode, (yield from frame(sock, MAX_HELLO_BYTES)), "a stranger")
         if not isinstance(hello, wire.Hello):
             raise ProtocolError("a stranger", f"opened with {type(hello).__name__}, not Hello")
         return hello

@@ -17,10 +17,10 @@ from kvtransfer.wire.framing import Channel
 from kvtransfer.wire.host import host_id
 from kvtransfer.wire.identity import SlabIdentity, hello, rank_layout
 from kvtransfer.wire.proving import prove
-from kvtransfer.wire.sockets import STALL_TIMEOUT_S, connect, limit_sending
+from kvtransfer.wire.sockets import STALL_TIMEOUT_S, connect, limit_sending, secured, shake_hands
 from runtime.config.serving import TransferConfig
 from runtime.errors import HandshakeError, ProtocolError, TransferError, UnavailableError
-from runtime.security.cluster_key import ClusterKey
+from runtime.security.cluster_key import ClusterKey, TlsMode
 from runtime.security.handshake import KV_PLANE, dialing
 
 log = structlog.get_logger()
@@ -37,7 +37,7 @@ class Dialled:
 
 def dial(slab: Slab, identity: SlabIdentity, config: TransferConfig, grant: Grant, key: ClusterKey | None) -> Dialled:
     """Raises HandshakeError when the slabs do not fit, another BatonError or OSError when no connection comes about."""
-    *others, last = _candidates(slab, config.transport, grant)
+    *others, last = _candidates(slab, config.transport, grant, "off" if key is None else key.mode)
     for transport in others:
         try:
             return _greet(transport, slab, identity, config, grant, key)
@@ -46,15 +46,15 @@ def dial(slab: Slab, identity: SlabIdentity, config: TransferConfig, grant: Gran
     return _greet(last, slab, identity, config, grant, key)
 
 
-def _candidates(slab: Slab, wanted: str, grant: Grant) -> list[Transport]:
+def _candidates(slab: Slab, wanted: str, grant: Grant, tls: TlsMode) -> list[Transport]:
     """One at least. Raises TransferError."""
     memory, endpoint = slab.driver.kind, grant.endpoint
-    if rows := possible(wanted, memory, endpoint, host_id()):
+    if rows := possible(wanted, memory, endpoint, host_id(), tls):
         return rows
     problem = "the decode worker offers no TCP, and its slab cannot be mapped"
     if wanted != AUTO:
         forced = next(row for row in TRANSPORTS if row.name == wanted)
-        problem = f"{wanted} is forced here, but {obstacle(forced, memory, endpoint)}"
+        problem = f"{wanted} is forced here, but {obstacle(forced, memory, endpoint, needs_tls=tls == 'on')}"
     raise TransferError(grant.transfer_id, problem)
 
 
@@ -69,9 +69,10 @@ def _greet(
     """Proofs of the cluster key, Hello, Welcome."""
     timeout_s = config.connect_timeout_s
     make_writer, _ = transport.load()
-    sock = connect(transport.socket, grant.endpoint, timeout_s)
+    sock = secured(connect(transport.socket, grant.endpoint, timeout_s), key, dialing=True)
     channel: Channel[wire.ToPrefill] = Channel(sock, wire.decode_to_prefill, f"decode worker {grant.worker_id}")
     try:
+        shake_hands(sock, channel.peer, timeout_s)
         if key is not None:
             prove(sock, dialing(key, KV_PLANE, channel.peer), timeout_s)
             sock.settimeout(timeout_s)

@@ -206,7 +206,10 @@ class Link:
             left = list(self._pushes.values())
         if self._dialled is not None:
             self._dialled.channel.shutdown()
-            self._dialled.writer.close()
+            try:
+                self._dialled.writer.close()
+            except Exception:  # whoever waits for the pushes learns of their end all the same
+                log.exception("a writer of KV did not close well", worker_id=self._first.worker_id)
             if self._listener.ident is not None:  # else there was no thread for it
                 self._listener.join()
             self._dialled.channel.close()

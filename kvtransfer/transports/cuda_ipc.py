@@ -50,6 +50,14 @@ class CudaIpcWriter(BlockWriter):
         self._channel = end.channel
         self._driver = slab.driver
         self._peer = PeerSlabs(slab.driver, end.fds, end.parts, end.peer_layout.nbytes, end.channel.peer)
+        try:
+            self._prepare(end)
+        except BaseException:
+            self._peer.close()
+            raise
+
+    def _prepare(self, end: PrefillEnd) -> None:
+        slab = end.slab
         torch.cuda.set_device(self._driver.device)  # device and stream are this thread's; no other thread writes
         self._stream = torch.cuda.Stream(self._driver.device, priority=-1)  # type: ignore[no-untyped-call]
         torch.cuda.set_stream(self._stream)
@@ -92,10 +100,12 @@ class CudaIpcWriter(BlockWriter):
         return True
 
     def close(self) -> None:
-        self._stream.synchronize()
-        self._on_their_way.clear()
-        self._routes.clear()
-        self._peer.close()
+        try:
+            self._stream.synchronize()
+        finally:  # after a fault of CUDA nothing runs here any more
+            self._on_their_way.clear()
+            self._routes.clear()
+            self._peer.close()
 
     def _announce(self) -> None:
         self._channel.send(self._on_their_way[0].message)

@@ -8,6 +8,7 @@ from baton_proto.discovery import TransferEndpoint
 from kvtransfer.transports.transport import MakeIntake, MakeWriter, Transport
 from runtime.device.driver import MemoryKind
 from runtime.errors import ConfigError
+from runtime.security.cluster_key import TlsMode
 
 AUTO: Final = "auto"  # the first row that both workers can use
 
@@ -46,7 +47,7 @@ def _tcp() -> tuple[MakeWriter, MakeIntake]:
 TRANSPORTS: tuple[Transport, ...] = (
     Transport("shm", ("host",), "unix", _shm),
     Transport("cuda_ipc", ("cuda",), "unix", _cuda_ipc),
-    Transport("nccl", ("cuda",), "tcp", _nccl, _nccl_obstacle),
+    Transport("nccl", ("cuda",), "tcp", _nccl, _nccl_obstacle, plain=True),
     Transport("tcp", ("host", "cuda"), "tcp", _tcp),
 )
 
@@ -72,15 +73,21 @@ def offered(wanted: str, memory: MemoryKind) -> tuple[Transport, ...]:
     return tuple(row for row in _chosen(wanted) if memory in row.memory and not row.obstacle())
 
 
-def possible(wanted: str, memory: MemoryKind, endpoint: TransferEndpoint, our_host: str) -> list[Transport]:
-    """What a prefill worker can try, the fastest first. `wanted`, `memory`, `our_host`: of the prefill worker. A forced
-    transport is tried whatever the hosts are."""
-    rows = [row for row in _chosen(wanted) if not obstacle(row, memory, endpoint)]
-    return [row for row in rows if row.socket == "tcp" or wanted != AUTO or endpoint.host_id == our_host]
+def possible(
+    wanted: str, memory: MemoryKind, endpoint: TransferEndpoint, our_host: str, tls: TlsMode = "off"
+) -> list[Transport]:
+    """What a prefill worker can try, the fastest first. `wanted`, `memory`, `our_host`, `tls`: of the prefill worker. A
+    forced transport is tried whatever the hosts are, unless TLS forbids it."""
+    away = endpoint.host_id != our_host
+    rows = [row for row in _chosen(wanted) if not obstacle(row, memory, endpoint, away and tls == "on")]
+    return [row for row in rows if row.socket == "tcp" or wanted != AUTO or not away]
 
 
-def obstacle(row: Transport, memory: MemoryKind, endpoint: TransferEndpoint) -> str:
+def obstacle(row: Transport, memory: MemoryKind, endpoint: TransferEndpoint, needs_tls: bool = False) -> str:
     """Why a prefill worker whose slab lies in `memory` cannot use a transport; empty when nothing known prevents it."""
     if memory not in row.memory:
         return f"our KV lies in {memory} memory"
+    if needs_tls and row.plain:
+        remedy = "security.internal_tls: auto lets it pass, and tcp is encrypted"
+        return f"it does not encrypt what goes to another machine, and security.internal_tls is `on` ({remedy})"
     return row.obstacle() if row.name in endpoint.transports else "the decode worker does not offer it"

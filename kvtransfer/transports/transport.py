@@ -112,6 +112,7 @@ class Transport:
     socket: SocketKind  # what its messages go over; "unix": both workers are on one host
     load: Callable[[], tuple[MakeWriter, MakeIntake]]  # imports what it needs; either may raise OSError, BatonError
     obstacle: Callable[[], str] = str  # why this process can take no part in it; empty when it can
+    plain: bool = False  # whether its bytes go from machine to machine without TLS
 
 
 def piece_blocks(layout: SlabLayout) -> int:

@@ -26,7 +26,7 @@ Incoming = TypeVar("Incoming")
 class Channel(Generic[Incoming]):
     """Typed messages over one connected socket, which the channel owns. `peer`: a name for error messages."""
 
-    def __init__(self, sock: socket.socket, decode: Callable[[bytearray], Incoming], peer: str) -> None:
+    def __init__(self, sock: socket.socket, decode: Callable[[bytes | bytearray], Incoming], peer: str) -> None:
         self.sock = sock
         self.peer = peer
         self._decode = decode
@@ -51,10 +51,7 @@ class Channel(Generic[Incoming]):
         self.receive_into([memoryview(prefix)[len(head) :]])
         body = bytearray(body_bytes(prefix, MAX_FRAME_BYTES, self.peer))
         self.receive_into([memoryview(body)])
-        try:
-            return self._decode(body), fds
-        except msgspec.DecodeError as error:
-            raise ProtocolError(self.peer, f"sent a message that is none of ours: {error}") from error
+        return decoded(self._decode, body, self.peer), fds
 
     def receive_into(self, views: Sequence[memoryview]) -> None:
         """Fills the views with raw bytes. Raises OSError when the peer closes before they are full."""
@@ -95,6 +92,14 @@ class Channel(Generic[Incoming]):
         """After the last thread has left receive() and send()."""
         with self._closing:
             self.sock.close()
+
+
+def decoded(decode: Callable[[bytes | bytearray], Incoming], body: bytes | bytearray, peer: str) -> Incoming:
+    """Raises ProtocolError."""
+    try:
+        return decode(body)
+    except msgspec.DecodeError as error:
+        raise ProtocolError(peer, f"sent a message that is none of ours: {error}") from error
 
 
 def _after(views: list[memoryview], moved: int) -> list[memoryview]:

@@ -1,16 +1,22 @@
 """The sockets under KV connections: Unix within a host, where file descriptors travel along, and TCP."""
 
+import os
 import socket
 import struct
 from typing import Literal
 
 from baton_proto.discovery import TransferEndpoint
 from runtime.address import parse_address
-from runtime.errors import ProtocolError
+from runtime.errors import ConfigError, ProtocolError
+from runtime.security.cluster_key import ClusterKey
+from runtime.security.handshake import TLS_ERRORS, tls_failure
+from runtime.streams.door import in_time, shaken
+from runtime.streams.secured_socket import SecuredSocket
 
 SocketKind = Literal["unix", "tcp"]
 STALL_TIMEOUT_S = 10.0  # a peer that takes or answers nothing for this long is given up
 BACKLOG = 64
+MAX_UNIX_PATH_BYTES = 107
 
 
 def kind_of(sock: socket.socket) -> SocketKind:
@@ -37,7 +43,31 @@ def connect(kind: SocketKind, endpoint: TransferEndpoint, timeout_s: float) -> s
     return sock
 
 
+def secured(sock: socket.socket, key: ClusterKey | None, *, dialing: bool = False) -> socket.socket:
+    """The socket, with TLS where the key is for it and bytes could go to another machine; its handshake comes next."""
+    if key is None or key.tls is None or kind_of(sock) == "unix":
+        return sock
+    tls = key.tls
+    return SecuredSocket(sock, tls.client(), tls.name) if dialing else SecuredSocket(sock, tls.server())
+
+
+def shake_hands(sock: socket.socket, peer: str, timeout_s: float) -> None:
+    """The dialer's side of TLS, if the socket has TLS. Raises UnauthorizedError when TLS does not come about, OSError
+    when that takes longer than `timeout_s`."""
+    try:
+        if isinstance(sock, SecuredSocket):
+            in_time(sock, shaken(sock), timeout_s)
+    except TLS_ERRORS as error:
+        raise tls_failure(peer, error) from error
+
+
 def listen_unix(path: str) -> socket.socket:
+    """Raises OSError, and ConfigError when the path is too long."""
+    if len(os.fsencode(path)) > MAX_UNIX_PATH_BYTES:
+        problem = (
+            f"{path} is longer than the {MAX_UNIX_PATH_BYTES} bytes of a Unix socket's path: name a shorter folder"
+        )
+        raise ConfigError("TMPDIR", problem)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(path)
     listener.listen(BACKLOG)

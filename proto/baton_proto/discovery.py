@@ -39,6 +39,7 @@ class WorkerRecord(Struct, frozen=True):
     pid: Count
     metrics_address: str = ""  # HOST:PORT of the Prometheus endpoint
     stream_address: str = ""  # HOST:PORT where it takes streams of messages; empty for EVENTS_ROLE
+    tls: bool = False  # whether gRPC and streams speak it
 
 
 def prefill_pairs(start: int, end: int) -> int:

@@ -41,6 +41,7 @@ NUM_TERMS: Final = len(TERMS)
 PROMPT, CACHED, QUEUED, TRANSFER, LOAD, EVICTION = range(NUM_TERMS)
 
 Weights = tuple[float, ...]  # one per term
+Limits = tuple[int, int, int, int, bool]  # see `choose`
 
 # Where the prompt of a candidate would run and why. SHORT and above: on the candidate itself.
 SHIPPED: Final = pb.PLACEMENT_REASON_SHIPPED
@@ -99,6 +100,28 @@ def _draw(barred: NDArray[np.int8], totals: NDArray[np.float64], temperature: fl
     return chosen
 
 
+@inlined
+def _reason(uncached: int, queued: int, requests: int, can_ship: bool, limits: Limits) -> int:
+    """Where the prompt runs beside prefill workers; `uncached` and `queued` are tokens."""
+    _, _, local_tokens, local_requests, local_when_full = limits
+    if uncached + queued <= local_tokens and requests < local_requests:
+        return SHORT
+    if local_when_full and not can_ship and queued == 0 and requests < local_requests:
+        return FULL
+    return BUSY if uncached <= local_tokens else SHIPPED
+
+
+@inlined
+def _bar(queued: int, requests: int, has_prompt: bool, limits: Limits) -> int:
+    """has_prompt: the candidate runs the prompt, or somebody ships it."""
+    max_requests, max_queued_tokens, _, _, _ = limits
+    if queued >= max_queued_tokens:
+        return QUEUE_FULL
+    if requests >= max_requests:
+        return NO_ROOM
+    return FREE if has_prompt else NOBODY_SHIPS
+
+
 # Plain tuples, because numba takes 0.5 us longer to recognize a named one.
 @compiled(
     together(numba.int32[::1], numba.int64[:, ::1], _FLOAT[::1], _BOOL[::1]),
@@ -115,7 +138,7 @@ def choose(
     block_size: int,
     alone: bool,
     can_ship: bool,
-    limits: tuple[int, int, int, int, bool],
+    limits: Limits,
     weights: Weights,
     dice: tuple[float, float, float],
     codes: NDArray[np.int8],
@@ -132,7 +155,6 @@ def choose(
     codes, filled here: reasons and barred [2, n]. costs, filled here: terms and their sum [n, NUM_TERMS + 1].
     """
     cached, load, stored, excluded = columns
-    max_requests, max_queued_tokens, local_tokens, local_requests, local_when_full = limits
     pair_cost, temperature, draw = dice
     reasons, barred, totals = codes[0], codes[1], costs[:, NUM_TERMS]
     prompt_blocks = -(-num_tokens // block_size)
@@ -142,16 +164,7 @@ def choose(
         cached_blocks = min(cached[i], (num_tokens - 1) // block_size)  # the last token is computed, for its logits
         cached_tokens = cached_blocks * block_size
         uncached = num_tokens - cached_tokens
-        if alone:
-            reasons[i] = ALONE
-        elif uncached + queued <= local_tokens and requests < local_requests:
-            reasons[i] = SHORT
-        elif local_when_full and not can_ship and queued == 0 and requests < local_requests:
-            reasons[i] = FULL
-        elif uncached <= local_tokens:
-            reasons[i] = BUSY
-        else:
-            reasons[i] = SHIPPED
+        reasons[i] = ALONE if alone else _reason(uncached, queued, requests, can_ship, limits)
         runs = reasons[i] >= RUNS_PROMPT
         saved = cached_blocks + pair_cost * cached_tokens * cached_tokens / 2 if runs else 0.0
         computed = prompt
@@ -170,12 +183,6 @@ def choose(
         totals[i] = total
         if len(excluded) and excluded[i]:
             barred[i] = EXCLUDED
-        elif queued >= max_queued_tokens:
-            barred[i] = QUEUE_FULL
-        elif requests >= max_requests:
-            barred[i] = NO_ROOM
-        elif not can_ship and not runs:
-            barred[i] = NOBODY_SHIPS
         else:
-            barred[i] = FREE
+            barred[i] = _bar(queued, requests, can_ship or runs, limits)
     return _draw(barred, totals, temperature, draw)

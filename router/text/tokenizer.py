@@ -13,7 +13,7 @@ import tokenizers
 
 from router.text.chat_template import Message, load_chat_template
 from router.text.segment_cache import SegmentCache, Unfinished, boundary_pattern
-from router.text.text_encoder import TokenIds, text_encoder
+from router.text.text_encoder import HARD_TEXTS, TokenIds, text_encoder
 from runtime.errors import ModelError
 
 _BYTE_FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -114,6 +114,7 @@ class _Table(dict[int, bytes]):
 def _load(folder: Path) -> tokenizers.Tokenizer:
     try:
         tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        tokenizer.encode_batch(HARD_TEXTS)  # a vocabulary that lacks its own [UNK] fails here, not in a request
     except Exception as error:  # tokenizers raises nothing narrower
         raise ModelError(str(folder), f"tokenizer.json cannot be used: {error}") from error
     tokenizer.no_truncation()  # some files carry the settings of their training

@@ -5,7 +5,7 @@ silent without leaving stays listed for SILENT_ROUTER_S, so that Prometheus sees
 """
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from itertools import groupby
 
 import msgspec
@@ -22,6 +22,7 @@ from runtime.nats.subjects import router_subject
 
 PLANNER_TIMEOUT_S = 1.0
 SILENT_ROUTER_S = 900.0
+SCHEME_LABEL = "__scheme__"  # Prometheus takes it from here
 
 log = structlog.get_logger()
 
@@ -36,7 +37,9 @@ class Target(Struct, frozen=True):
 class ScrapeTargets:
     """Event loop only."""
 
-    def __init__(self, nats: NatsClient, directory: Directory) -> None:
+    def __init__(self, nats: NatsClient, directory: Directory, tls: Collection[str] = ()) -> None:
+        """`tls`: the components whose metrics are read by https."""
+        self._tls = tls
         self._nats = nats
         self._directory = directory
         self._routers: dict[str, tuple[str, float]] = {}  # id -> address, time of its last report (monotonic)
@@ -56,7 +59,10 @@ class ScrapeTargets:
         return found + ([self._target(self._planner, "planner", "planner")] if self._planner else [])
 
     def _target(self, address: str, component: str, process: str) -> Target:
-        return Target([address], {"namespace": self._nats.namespace, "component": component, "process": process})
+        labels = {"namespace": self._nats.namespace, "component": component, "process": process}
+        if component in self._tls:
+            labels[SCHEME_LABEL] = "https"
+        return Target([address], labels)
 
     def _workers(self) -> Iterable[WorkerRecord]:
         """The workers that can be scraped, ordered by address: workers of one process share its address."""

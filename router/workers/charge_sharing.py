@@ -18,6 +18,7 @@ from baton_proto.charges import MAJOR, ChargeReport, WorkerCharge, decode_charge
 from router.workers.account import NOTHING, Totals
 from router.workers.load import LoadLedger
 from runtime.config.serving import ChargeSharingConfig
+from runtime.discovery.incarnation import new_incarnation
 from runtime.discovery.worker_key import WorkerKey
 from runtime.nats.client import NATS_ERRORS, NatsClient
 from runtime.nats.subjects import charges_subject
@@ -80,7 +81,7 @@ class ChargeSharing:
         self._nats = nats
         self._ledger = ledger
         self._router_id = router_id
-        self._incarnation = time.time_ns()
+        self._incarnation = new_incarnation()
         self._subject = charges_subject(nats.namespace, router_id)
         self._interval_s = config.interval_s
         self._sign_of_life_s = min(SIGN_OF_LIFE_S, config.ttl_s / 3)

@@ -1,7 +1,7 @@
 """The client of a worker's gRPC service: one method per question (baton_proto.worker.QUESTIONS)."""
 
 from collections.abc import AsyncIterator
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import grpc
 from msgspec import Struct
@@ -11,6 +11,9 @@ from baton_proto.decoding import decoder
 from runtime.errors import UnavailableError, WorkerLostError
 from runtime.security.cluster_key import WORKER_CALLS, ClusterKey
 from runtime.security.grpc_bearer import metadata
+
+if TYPE_CHECKING:
+    from runtime.security.contexts import Pair
 
 CALL_TIMEOUT_S = 5.0  # for an answer, beyond the time that the question itself grants
 MEMORY_TIMEOUT_S = 60.0  # to copy or read the weights
@@ -38,8 +41,10 @@ class WorkerClient:
         self._worker_id = worker_id
         self._incarnation = incarnation
         self._metadata = metadata(None if key is None else key.derive(WORKER_CALLS))
-        self._channel = grpc.aio.insecure_channel(rpc_address, options=CHANNEL_OPTIONS)
-        self._calls: dict[wire.Question[Any], Any] = {question: self._call(question) for question in wire.QUESTIONS}
+        self._address = rpc_address
+        self._tls = None if key is None else key.tls
+        self._channels: list[grpc.aio.Channel] = []  # the last one is in use, the one before may have calls in flight
+        self._shown: Pair | None = None  # by the last channel
 
     async def __aenter__(self) -> Self:
         return self
@@ -48,7 +53,8 @@ class WorkerClient:
         await self.close()
 
     async def close(self) -> None:
-        await self._channel.close()
+        for channel in self._channels:
+            await channel.close()
 
     async def inspect(self, timeout_s: float = CALL_TIMEOUT_S) -> wire.InspectReport:
         return await self._ask(wire.INSPECT, wire.InspectRequest(wire.MAJOR), timeout_s)
@@ -68,7 +74,8 @@ class WorkerClient:
 
     async def snapshot(self, timeout_s: float) -> AsyncIterator[wire.SnapshotChunk]:
         """The worker's block table in order; ends after the chunk that is marked as last."""
-        call = self._calls[wire.SNAPSHOT](wire.SnapshotRequest(wire.MAJOR), timeout=timeout_s, metadata=self._metadata)
+        make = await self._call(wire.SNAPSHOT)
+        call = make(wire.SnapshotRequest(wire.MAJOR), timeout=timeout_s, metadata=self._metadata)
         try:
             async for chunk in call:
                 if chunk is None or self._incarnation not in (None, chunk.incarnation):
@@ -80,13 +87,32 @@ class WorkerClient:
             raise self._lost(error) from error
         raise WorkerLostError(self._worker_id, "the snapshot ended early")
 
-    def _call(self, question: wire.Question[Any]) -> Any:
-        make: Any = self._channel.unary_stream if question.streamed else self._channel.unary_unary
+    async def _call(self, question: wire.Question[Any]) -> Any:
+        channel = await self._channel()
+        make: Any = channel.unary_stream if question.streamed else channel.unary_unary
         return make(question.method, wire.encode, decoder(question.answer))
+
+    async def _channel(self) -> grpc.aio.Channel:
+        """A channel whose certificate is the present one: gRPC connects again with what the channel was made with."""
+        shown = None if self._tls is None else self._tls.pair()
+        if not self._channels or shown is not self._shown:
+            self._shown = shown
+            self._channels.append(self._new_channel())
+            for former in self._channels[:-2]:
+                await former.close()
+            del self._channels[:-2]
+        return self._channels[-1]
+
+    def _new_channel(self) -> grpc.aio.Channel:
+        if self._tls is None:
+            return grpc.aio.insecure_channel(self._address, options=CHANNEL_OPTIONS)
+        options = [*CHANNEL_OPTIONS, *self._tls.grpc_options]
+        return grpc.aio.secure_channel(self._address, self._tls.grpc_client(), options=options)
 
     async def _ask(self, question: wire.Question[Answer], request: Struct, timeout_s: float) -> Answer:
         try:
-            report: Answer | None = await self._calls[question](request, timeout=timeout_s, metadata=self._metadata)
+            call = await self._call(question)
+            report: Answer | None = await call(request, timeout=timeout_s, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
             raise self._lost(error) from error
         if report is None:  # gRPC returns None for bytes that the decoder refuses

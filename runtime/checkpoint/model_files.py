@@ -70,6 +70,10 @@ def weight_files(folder: Path) -> list[Path]:
     if index.is_file():
         try:
             names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+            if strange := [
+                name for name in names if Path(name).name != name or len(name.encode()) > 255 or "\0" in name
+            ]:
+                raise ValueError(f"{strange[0]!r} is no name of a file in this folder")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ModelError(str(folder), f"{INDEX_FILE} is malformed: {error!r}") from error
     for name in names:

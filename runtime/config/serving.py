@@ -159,6 +159,8 @@ class SecurityConfig(Struct, frozen=True, forbid_unknown_fields=True):
     tls_key_file: Text | None = None
     cluster_key_file: Text | None = None  # of the service's own processes
     operator_key_file: Text | None = None  # one key per line; Admin and the planner's orders take each key
+    # TLS between the service's own processes. auto: on when they listen beyond the loopback interface
+    internal_tls: Literal["auto", "on", "off"] = "auto"
 
 
 class RayConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -192,7 +194,7 @@ class ServingConfig(Struct, frozen=True, forbid_unknown_fields=True):
 PATH_KEYS = {
     "nats": ("store_dir", "credentials_file", "token_file"),
     "planner": ("journal",),
-    "security": SecurityConfig.__struct_fields__,
+    "security": ("api_key_file", "tls_cert_file", "tls_key_file", "cluster_key_file"),
 }
 
 
@@ -220,6 +222,7 @@ def load_config(path: Path | None) -> ServingConfig:
 def parse_config(data: Any, where: str = "configuration") -> ServingConfig:
     """Checks plain data against the schema. Raises ConfigError that names `where` and the key."""
     _refuse_unknown_keys(data, ServingConfig, where, ())
+    data = _with_words(data)
     try:
         return msgspec.convert(data, ServingConfig)
     except msgspec.ValidationError as error:
@@ -227,6 +230,14 @@ def parse_config(data: Any, where: str = "configuration") -> ServingConfig:
         path = place.strip("`").removeprefix("$.")
         told = refusal(data, ServingConfig, path, problem)
         raise ConfigError(f"{where}: {path or 'top level'}", told) from error
+
+
+def _with_words(data: Any) -> Any:
+    """YAML has read a bare `on` or `off` as a truth value."""
+    match data:
+        case {"security": {"internal_tls": bool(wanted)} as security}:
+            return data | {"security": security | {"internal_tls": "on" if wanted else "off"}}
+    return data
 
 
 def with_absolute_paths(config: ServingConfig) -> ServingConfig:

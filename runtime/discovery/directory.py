@@ -116,7 +116,7 @@ class Directory:
         self._nats = nats
         self._ttl_s = ttl_s
         self._workers: dict[str, WorkerRecord] = {}
-        self._newest: dict[str, int] = {}  # highest incarnation ever seen, also of workers that are gone
+        self._replaced: dict[str, int] = {}  # by worker: the last incarnation that a newer one took the place of
         self._payloads: dict[str, bytes] = {}  # the last ones: most heartbeats change nothing
         self._deadlines: dict[str, float] = {}  # monotonic
         self._callbacks: list[Callable[[Change], None]] = []
@@ -186,11 +186,12 @@ class Directory:
             self._update(record, payload)
 
     def _update(self, record: WorkerRecord, payload: bytes) -> None:
-        if record.incarnation < self._newest.get(record.worker_id, record.incarnation):
-            return  # a late message of a process that was replaced
-        self._newest[record.worker_id] = record.incarnation
         known = self._workers.get(record.worker_id)
+        replaced = self._replaced.get(record.worker_id)
+        if record.incarnation == replaced or (known is not None and record.incarnation < known.incarnation):
+            return  # of a process that was replaced; a lower number alone says that the clock was set back
         if known is not None and known.incarnation < record.incarnation:
+            self._replaced[record.worker_id] = known.incarnation
             self.lost += 1
             self._remove(record.worker_id, "was replaced")
             known = None

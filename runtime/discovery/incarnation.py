@@ -4,5 +4,5 @@ import time
 
 
 def new_incarnation() -> int:
-    """Microseconds of Unix time: it rises with every start of a worker on one machine."""
+    """Microseconds of Unix time: it rises with every start of a worker, unless the clock was set back meanwhile."""
     return time.time_ns() // 1000

@@ -18,7 +18,7 @@ from nats.js.api import PubAck, StorageType, StreamConfig
 
 from baton_proto.kv_events import HASH_BYTES, MAJOR, KvEvent, KvEventBatch, Removed, Stored, encode_batch
 from runtime.end_task import end_tasks
-from runtime.nats.client import NATS_ERRORS, NatsClient
+from runtime.nats.client import NATS_ERRORS, NO_STORAGE, NatsClient
 from runtime.nats.subjects import kv_events_stream, kv_events_subject
 
 MAX_AGE_S = 3600.0
@@ -78,6 +78,7 @@ class EventPublisher:
         self._idle.set()
         self._last_event_id = 0
         self.dropped_batches = 0
+        self._failures = 0  # in a row
         nats.on_disconnect(self._disconnected)
         self._task = asyncio.create_task(self._run())
 
@@ -143,12 +144,20 @@ class EventPublisher:
             try:
                 await self._send_waiting()
             except Exception as error:
-                unexpected = not isinstance(error, NATS_ERRORS)
-                why = str(error) or type(error).__name__
-                log.warning("events not published yet", worker=self._worker_id, error=why, exc_info=unexpected)
+                self._failures += 1
+                if self._failures.bit_count() == 1:  # the 1st, 2nd, 4th, 8th, ...
+                    self._warn(error)
                 self._take_back()
                 self._stream_exists = False
                 await asyncio.sleep(RETRY_S)
+
+    def _warn(self, error: Exception) -> None:
+        why = str(error) or type(error).__name__
+        if getattr(error, "err_code", None) == NO_STORAGE:
+            why = "NATS has no storage left: free space on the disk of nats.store_dir, or name a folder on another disk"
+        unexpected = not isinstance(error, NATS_ERRORS)
+        failed = self._failures
+        log.warning("events not published", worker=self._worker_id, error=why, failed=failed, exc_info=unexpected)
 
     async def _send_waiting(self) -> None:
         """Never returns. Raises NATS_ERRORS when the connection or an acknowledgement failed."""
@@ -183,6 +192,7 @@ class EventPublisher:
         while self._sent and self._sent[0].acknowledged.done():
             self._sent[0].acknowledged.result()
             self._buffered_bytes -= len(self._sent.popleft().batch.payload)
+            self._failures = 0
         if self._sent and time.monotonic() - self._sent[0].since > ACK_TIMEOUT_S:
             raise TimeoutError("no acknowledgement from JetStream")
         if not self._sent and not self._waiting:

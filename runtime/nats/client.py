@@ -6,9 +6,10 @@ JetStream publish or a request fails at once. Code that needs more keeps its own
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import Callable, Coroutine
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import nats.errors
 import nats.js.errors
@@ -22,7 +23,10 @@ from nats.js.api import PubAck, RawStreamMsg, StreamConfig
 from runtime.end_task import end_tasks
 from runtime.errors import UnauthorizedError, UnavailableError
 from runtime.nats.direct_get import StoredMessage, direct_get
-from runtime.security.nats_login import NO_LOGIN, NatsLogin, split_url
+from runtime.security.nats_login import NO_LOGIN, TLS_SCHEME, NatsLogin, split_url
+
+if TYPE_CHECKING:
+    from runtime.security.internal_tls import InternalTls
 
 CONNECT_TIMEOUT_S = 2.0
 RECONNECT_WAIT_S = 0.25
@@ -36,6 +40,8 @@ LOGIN_REMEDY = (
 )
 
 STREAM_NAME_IN_USE = 10058  # error code of JetStream: a stream of that name exists with another configuration
+NO_STORAGE = 10047  # error code of JetStream: a stream reserves its max_bytes, and the server has less
+MIN_STREAM_BYTES = 8 * 1024 * 1024
 
 # Errors of NATS that mean: not now, try again later.
 NATS_ERRORS = (nats.errors.Error, TimeoutError, OSError)
@@ -46,7 +52,14 @@ log = structlog.get_logger()
 
 
 class _Client(Client):
-    """nats-py, which leaks a connection that breaks before the server's greeting: here it is closed."""
+    """nats-py with two changes. A connection that breaks before the server's greeting is closed; nats-py leaks it. And
+    each connection to the service's own server shows the certificate of that moment."""
+
+    internal: "InternalTls | None" = None
+
+    @property
+    def ssl_context(self) -> ssl.SSLContext:
+        return super().ssl_context if self.internal is None else self.internal.client()
 
     async def _connect_to_server(self, s: Srv) -> None:
         if self._transport is not None:
@@ -150,7 +163,18 @@ class NatsClient:
         return await self._jetstream.publish_async(subject, payload)
 
     async def ensure_stream(self, config: StreamConfig) -> None:
-        """Creates the stream, or gives an existing one this configuration. Raises NATS_ERRORS."""
+        """Creates the stream, or gives an existing one this configuration. A server with little storage gives a smaller
+        stream, of MIN_STREAM_BYTES at least. Raises NATS_ERRORS."""
+        while True:
+            try:
+                return await self._create_or_update(config)
+            except nats.js.errors.APIError as error:
+                smaller = (config.max_bytes or 0) // 2
+                if error.err_code != NO_STORAGE or smaller < MIN_STREAM_BYTES:
+                    raise
+                config = config.evolve(max_bytes=smaller)
+
+    async def _create_or_update(self, config: StreamConfig) -> None:
         try:
             await self._unless_away(self._jetstream.add_stream(config))
         except nats.js.errors.BadRequestError as error:
@@ -217,6 +241,7 @@ class NatsClient:
             log.debug("connection lost while closing", client=self.name, error=str(error))
 
     async def _connect(self, url: str, login: NatsLogin) -> None:
+        self._client.internal = login.tls
         await self._client.connect(
             servers=[url],
             name=self.name,
@@ -287,7 +312,8 @@ async def connect(
             return client
         if refused.done():
             raise UnauthorizedError(f"NATS at {shown}", LOGIN_REMEDY)
-        raise UnavailableError(f"NATS at {shown} did not answer within {timeout_s:g} s: {client.problem}")
+        hint = "" if shown.startswith(TLS_SCHEME) else f"; a server with TLS is named {TLS_SCHEME}://HOST:PORT"
+        raise UnavailableError(f"NATS at {shown} did not answer within {timeout_s:g} s: {client.problem}{hint}")
     except OSError as error:
         raise UnavailableError(f"NATS at {shown} cannot be reached: {error}") from error
     finally:

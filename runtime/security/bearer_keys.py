@@ -2,14 +2,13 @@
 
 import hashlib
 import hmac
-import os
 import time
 from collections.abc import Sequence
 
 import structlog
 
 from runtime.errors import ConfigError
-from runtime.security.secret import Secret, read_secrets
+from runtime.security.secret import Secret, read_secrets, state_of
 
 RELOAD_S = 2.0
 FILE_FIELD = "security.api_key_file"
@@ -23,7 +22,7 @@ class BearerKeys:
 
     def __init__(self, keys: Sequence[Secret], file: str | None = None) -> None:
         self._file = file
-        self._state = _state(file)
+        self._state = state_of(file)
         self._look_again_s = time.monotonic() + RELOAD_S
         self._take(keys)
 
@@ -52,7 +51,7 @@ class BearerKeys:
         if self._file is None or time.monotonic() < self._look_again_s:
             return
         self._look_again_s = time.monotonic() + RELOAD_S
-        state = _state(self._file)
+        state = state_of(self._file)
         if state == self._state:
             return
         self._state = state
@@ -68,12 +67,3 @@ class BearerKeys:
 def bearer(key: Secret) -> str:
     """The value of the header."""
     return f"Bearer {key.reveal()}"
-
-
-def _state(file: str | None) -> tuple[int, int, int] | None:
-    """Inode, time and size, one of which changes with the file; None: the file cannot be read."""
-    try:
-        stat = os.stat(file) if file is not None else None
-    except OSError:
-        return None
-    return (stat.st_ino, stat.st_mtime_ns, stat.st_size) if stat is not None else None

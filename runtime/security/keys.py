@@ -4,16 +4,16 @@ A key that is not configured is not asked for. A process without a cluster key l
 `baton up` makes a cluster key for each run where none is given.
 """
 
-import ipaddress
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from runtime.address import is_loopback
 from runtime.config.serving import SecurityConfig, ServingConfig
 from runtime.errors import ConfigError
 from runtime.security import nats_login
 from runtime.security.bearer_keys import FILE_FIELD, BearerKeys
-from runtime.security.cluster_key import MIN_LENGTH, OPERATOR, ClusterKey, new_cluster_key
+from runtime.security.cluster_key import MIN_LENGTH, OPERATOR, ClusterKey, TlsMode, new_cluster_key
 from runtime.security.nats_login import NO_LOGIN, NatsLogin, find_login
 from runtime.security.secret import Secret, parse_secrets, read_secrets
 
@@ -40,7 +40,15 @@ NO_KEYS = Keys()
 
 def load_keys(config: ServingConfig, environ: Mapping[str, str] = os.environ) -> Keys:
     """Raises ConfigError."""
-    cluster = find_cluster_key(config.security, environ)
+    keys = _load_keys(config, environ)
+    if keys.cluster is None and tls_mode(config) == "on":
+        problem = f"`on` wants a cluster key: security.cluster_key_file or {CLUSTER_KEY_VARIABLE}"
+        raise ConfigError("security.internal_tls", problem)
+    return keys
+
+
+def _load_keys(config: ServingConfig, environ: Mapping[str, str]) -> Keys:
+    cluster = find_cluster_key(config, environ)
     api_keys = _api_keys(config.security, environ)
     api = BearerKeys(api_keys, config.security.api_key_file) if api_keys else None
     operator = _operator_keys(config.security, cluster, environ)
@@ -49,9 +57,9 @@ def load_keys(config: ServingConfig, environ: Mapping[str, str] = os.environ) ->
 
 def load_or_make_keys(config: ServingConfig, environ: Mapping[str, str] = os.environ) -> Keys:
     """The keys for a supervisor: with a fresh cluster key where none is given. Raises ConfigError."""
-    keys = load_keys(config, environ)
+    keys = _load_keys(config, environ)
     if keys.cluster is None:
-        cluster = new_cluster_key()
+        cluster = new_cluster_key(tls_mode(config))
         operator = _operator_keys(config.security, cluster, environ)
         keys = replace(keys, cluster=cluster, nats=find_login(config.nats, cluster, environ), operator=operator)
     if config.nats.url is None and keys.nats.password is None:
@@ -59,13 +67,21 @@ def load_or_make_keys(config: ServingConfig, environ: Mapping[str, str] = os.env
     return keys
 
 
-def find_cluster_key(config: SecurityConfig, environ: Mapping[str, str] = os.environ) -> ClusterKey | None:
+def find_cluster_key(config: ServingConfig, environ: Mapping[str, str] = os.environ) -> ClusterKey | None:
     """Raises ConfigError."""
-    if config.cluster_key_file is not None:
-        return ClusterKey(read_secrets(config.cluster_key_file, "security.cluster_key_file", MIN_LENGTH)[0])
+    path, mode = config.security.cluster_key_file, tls_mode(config)
+    if path is not None:
+        return ClusterKey(read_secrets(path, "security.cluster_key_file", MIN_LENGTH)[0], mode)
     if key := environ.get(CLUSTER_KEY_VARIABLE):
-        return ClusterKey(parse_secrets(key, CLUSTER_KEY_VARIABLE, MIN_LENGTH)[0])
+        return ClusterKey(parse_secrets(key, CLUSTER_KEY_VARIABLE, MIN_LENGTH)[0], mode)
     return None
+
+
+def tls_mode(config: ServingConfig) -> TlsMode:
+    """What `security.internal_tls` means for this configuration: `auto` becomes `off` where nobody else can listen."""
+    wanted = config.security.internal_tls
+    # Every port that is meant here is on this host. TLS makes a stream's message cost 5 times as much CPU.
+    return "off" if wanted == "auto" and is_loopback(config.workers.host) else wanted
 
 
 def handed_on(keys: Keys, environ: Mapping[str, str]) -> dict[str, str]:
@@ -85,13 +101,6 @@ def check_reach(field: str, host: str, keys: Keys) -> None:
     if keys.cluster is None and not is_loopback(host):
         problem = f"{host!r} is more than this machine, which asks for a cluster key"
         raise ConfigError(field, f"{problem}: security.cluster_key_file or {CLUSTER_KEY_VARIABLE}")
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _operator_keys(

@@ -1,17 +1,22 @@
 """The login of a process at NATS, and the part of a NATS URL that may be shown."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
+from runtime.address import is_address
 from runtime.config.serving import NatsConfig
 from runtime.errors import ConfigError
 from runtime.security.cluster_key import NATS, ClusterKey
 from runtime.security.secret import Secret, read_file, read_secrets
 
+if TYPE_CHECKING:
+    from runtime.security.internal_tls import InternalTls
+
 CREDENTIALS_FIELD = "nats.credentials_file"
 OWN_USER = "baton"
+TLS_SCHEME = "tls"
 USER_VARIABLE = "BATON_NATS_USER"
 PASSWORD_VARIABLE = "BATON_NATS_PASSWORD"
 CREDENTIALS_FILE_VARIABLE = "BATON_NATS_CREDENTIALS_FILE"
@@ -21,12 +26,14 @@ VARIABLES = (USER_VARIABLE, PASSWORD_VARIABLE, CREDENTIALS_FILE_VARIABLE, TOKEN_
 
 @dataclass(frozen=True, slots=True)
 class NatsLogin:
-    """User and password, a token, or a .creds file; no field is set where the server asks for nothing."""
+    """User and password, a token, or a .creds file; none of them where the server asks for nothing. `tls`: the server
+    is the service's own and shows a certificate of the cluster."""
 
     user: str | None = None
     password: Secret | None = None
     token: Secret | None = None
     credentials_file: str | None = None
+    tls: "InternalTls | None" = None
 
     def variables(self) -> dict[str, str]:
         """Variables for a process that shall log in as this one does. A .creds file is not among them."""
@@ -44,6 +51,9 @@ class NatsLogin:
             "password": self.password and self.password.reveal(),
             "token": self.token and self.token.reveal(),
             "user_credentials": self.credentials_file,
+            "tls_hostname": self.tls and self.tls.name,
+            # Else the server would greet first, and who changes the greeting could have the login sent in plain text.
+            "tls_handshake_first": self.tls and True,
         }
         return {name: value for name, value in given.items() if value is not None}
 
@@ -54,6 +64,20 @@ NO_LOGIN = NatsLogin()
 def find_login(config: NatsConfig, cluster: ClusterKey | None, environ: Mapping[str, str]) -> NatsLogin:
     """The first login that is given: in the URL, in the section `nats`, in a variable. Without any, the login derived
     from the cluster key, which the service's own server takes. Raises ConfigError."""
+    login = _given_login(config, environ)
+    if cluster is None:
+        return login or NO_LOGIN
+    if cluster.mode == "on" and config.url is not None and urlsplit(config.url).scheme != TLS_SCHEME:
+        problem = f"security.internal_tls is `on`, which wants {TLS_SCHEME}://; with `auto` another NATS may do without"
+        raise ConfigError("nats.url", problem)
+    derived = NatsLogin(OWN_USER, cluster.derive(NATS))
+    if login is not None and login.variables() != derived.variables():
+        return login
+    return replace(derived, tls=cluster.tls) if _is_ours(config.url) else derived
+
+
+def _given_login(config: NatsConfig, environ: Mapping[str, str]) -> NatsLogin | None:
+    """Raises ConfigError."""
     if config.url is not None and (login := split_url(config.url)[1]):
         return login
     if config.credentials_file and config.token_file:
@@ -68,7 +92,16 @@ def find_login(config: NatsConfig, cluster: ClusterKey | None, environ: Mapping[
         return NatsLogin(token=Secret(token))
     if user := environ.get(USER_VARIABLE):
         return NatsLogin(user, Secret(environ.get(PASSWORD_VARIABLE, "")))
-    return NO_LOGIN if cluster is None else NatsLogin(OWN_USER, cluster.derive(NATS))
+    return None
+
+
+def _is_ours(url: str | None) -> bool:
+    """Whether a server with the derived login is the service's own: one to be started (None), or one with TLS that goes
+    by its address. A server with a name has its certificate from somebody else."""
+    if url is None:
+        return True
+    parts = urlsplit(url)
+    return parts.scheme == TLS_SCHEME and is_address(parts.hostname or "")
 
 
 def split_url(url: str) -> tuple[str, NatsLogin | None]:

@@ -1,5 +1,6 @@
 """Keys and passwords: objects that no log, error or dump shows, read from files and variables."""
 
+import os
 from pathlib import Path
 from typing import NoReturn
 
@@ -53,3 +54,12 @@ def read_file(path: str, field: str) -> str:
         raise ConfigError(field, f"{path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(field, f"{path}: is not text") from error
+
+
+def state_of(file: str | None) -> tuple[int, int, int] | None:
+    """Inode, time and size, one of which changes with the file; None: the file cannot be read."""
+    try:
+        stat = os.stat(file) if file is not None else None
+    except OSError:
+        return None
+    return (stat.st_ino, stat.st_mtime_ns, stat.st_size) if stat is not None else None

@@ -3,38 +3,78 @@ service."""
 
 import socket
 import ssl
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import grpc
+import structlog
 
 from runtime.address import parse_address
 from runtime.config.serving import SecurityConfig
 from runtime.errors import ConfigError
+from runtime.security.contexts import Pair, following
+from runtime.security.secret import state_of
 
 CERT_FIELD = "security.tls_cert_file"
 KEY_FIELD = "security.tls_key_file"
 PROBE_TIMEOUT_S = 3.0
 
+log = structlog.get_logger()
 
-@dataclass(frozen=True, slots=True)
+
 class Tls:
-    """A certificate with its chain, and its key."""
+    """A certificate with its chain, and its key, read again when their files have changed. Files that cannot be used
+    are not taken; what they were before stays. Any thread."""
 
-    cert_file: str
-    key_file: str
-    name: str  # a name that the certificate is for
-    certificate: bytes
+    def __init__(self, cert_file: str, key_file: str) -> None:
+        """Raises ConfigError naming the field whose file is missing or wrong."""
+        self._files = (cert_file, key_file)
+        self._lock = threading.Lock()
+        self._states = self._look()
+        self._loaded = _load(cert_file, key_file)
+
+    @property
+    def name(self) -> str:
+        """A name that the certificate is for."""
+        return self._current().name
+
+    @property
+    def certificate(self) -> bytes:
+        return self._current().pair.certificate
 
     def server_context(self) -> ssl.SSLContext:
         """For HTTP."""
-        context = _server_context(self.cert_file, self.key_file)
-        context.set_alpn_protocols(["http/1.1"])
-        return context
+        return following(_server_context(self._current().pair), lambda: self._current().context)
 
     def grpc_server_credentials(self) -> grpc.ServerCredentials:
-        return grpc.ssl_server_credentials([(Path(self.key_file).read_bytes(), self.certificate)])
+        def current() -> grpc.ServerCertificateConfiguration:
+            pair = self._current().pair
+            return grpc.ssl_server_certificate_configuration([(pair.key, pair.certificate)])
+
+        return grpc.dynamic_ssl_server_credentials(current(), current)
+
+    def _current(self) -> "_Loaded":
+        with self._lock:
+            if (states := self._look()) != self._states:
+                self._states = states
+                try:
+                    self._loaded = _load(*self._files)
+                    log.info("certificate read again", name=self._loaded.name)
+                except ConfigError as error:
+                    log.warning("the certificate stays as it was", reason=str(error))
+            return self._loaded
+
+    def _look(self) -> list[tuple[int, int, int] | None]:
+        return [state_of(file) for file in self._files]
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    pair: Pair
+    name: str
+    context: ssl.SSLContext
 
 
 def load_tls(config: SecurityConfig) -> Tls | None:
@@ -45,19 +85,26 @@ def load_tls(config: SecurityConfig) -> Tls | None:
     if cert_file is None or key_file is None:
         missing, given = (CERT_FIELD, KEY_FIELD) if cert_file is None else (KEY_FIELD, CERT_FIELD)
         raise ConfigError(missing, f"is needed too where {given} is given")
-    for field, path in ((CERT_FIELD, cert_file), (KEY_FIELD, key_file)):
-        try:
-            Path(path).read_bytes()
-        except OSError as error:
-            raise ConfigError(field, f"{path}: {error.strerror or error}") from error
-    certificate = Path(cert_file).read_bytes()
-    client = client_context(certificate, CERT_FIELD, cert_file)
+    return Tls(cert_file, key_file)
+
+
+def _load(cert_file: str, key_file: str) -> _Loaded:
+    """Raises ConfigError."""
+    pair = Pair(_bytes(cert_file, CERT_FIELD), _bytes(key_file, KEY_FIELD))
+    client = client_context(pair.certificate, CERT_FIELD, cert_file)
     try:
-        server = _server_context(cert_file, key_file)
+        server = _server_context(pair)
     except ssl.SSLError as error:
         why = "is no key in PEM form without a password, or not that of the certificate"
         raise ConfigError(KEY_FIELD, f"{key_file}: {why} ({error.reason})") from error
-    return Tls(cert_file, key_file, _name(cert_file, client, server), certificate)
+    return _Loaded(pair, _name(cert_file, client, server), server)
+
+
+def _bytes(file: str, field: str) -> bytes:
+    try:
+        return Path(file).read_bytes()
+    except OSError as error:
+        raise ConfigError(field, f"{file}: {error.strerror or error}") from error
 
 
 def client_context(ca: bytes, field: str, path: object) -> ssl.SSLContext:
@@ -92,9 +139,11 @@ def tls_problem(address: str, trusting: ssl.SSLContext | None) -> str:
         return ""
 
 
-def _server_context(cert_file: str, key_file: str) -> ssl.SSLContext:
+def _server_context(pair: Pair) -> ssl.SSLContext:
+    """Raises ssl.SSLError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(cert_file, key_file, password=lambda: "")  # never asks on a terminal
+    pair.load_into(context)
+    context.set_alpn_protocols(["http/1.1"])
     return context
 
 

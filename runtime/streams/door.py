@@ -6,7 +6,6 @@ A talk is a generator that yields what it waits for, so one thread carries on th
 import contextlib
 import selectors
 import socket
-import ssl
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -16,6 +15,7 @@ from typing import Final, Generic, TypeVar
 import structlog
 
 from runtime.errors import BatonError
+from runtime.streams.secured_socket import SecuredSocket
 
 MAX_NEWCOMERS: Final = 64  # when one more comes, the one that is here longest leaves
 PAUSE_S: Final = 0.1  # after a failure to accept: most likely out of descriptors
@@ -46,10 +46,13 @@ class Door(Generic[T]):
         talk: Callable[[socket.socket], Talk[T]],
         timeout_s: float,
         come_in: Callable[[socket.socket, T], None],
+        secure: Callable[[socket.socket], socket.socket] = lambda sock: sock,
     ) -> None:
-        """Owns the listeners. Raises OSError, and RuntimeError when no thread can be started."""
+        """Owns the listeners. `secure` takes over a new socket that does not block, and returns the one to talk on.
+        Raises OSError, and RuntimeError when no thread can be started."""
         self._name = name
         self._listeners, self._talk, self._timeout_s, self._come_in = listeners, talk, timeout_s, come_in
+        self._secure = secure
         self._newcomers: dict[socket.socket, _Newcomer[T]] = {}  # in the order in which they came
         self._closed = False
         self._selector = selectors.DefaultSelector()
@@ -101,11 +104,16 @@ class Door(Generic[T]):
         except (BlockingIOError, ConnectionAbortedError):  # it has left already
             return
         sock.setblocking(False)
+        sock = self._secure(sock)
         if len(self._newcomers) >= MAX_NEWCOMERS:
             self._turn_away(next(iter(self._newcomers.values())), TimeoutError("others wait"))
-        newcomer = _Newcomer(sock, self._talk(sock), time.monotonic() + self._timeout_s)
+        newcomer = _Newcomer(sock, self._whole_talk(sock), time.monotonic() + self._timeout_s)
         self._newcomers[sock] = newcomer
         self._go_on(newcomer)
+
+    def _whole_talk(self, sock: socket.socket) -> Talk[T]:
+        yield from shaken(sock)
+        return (yield from self._talk(sock))
 
     def _go_on(self, newcomer: _Newcomer[T]) -> None:
         try:
@@ -139,12 +147,21 @@ class Door(Generic[T]):
             self._selector.unregister(newcomer.sock)
 
 
+def shaken(sock: socket.socket) -> Talk[None]:
+    """The TLS handshake of a SecuredSocket."""
+    while isinstance(sock, SecuredSocket):
+        try:
+            return sock.shake_hands()
+        except BlockingIOError:
+            yield selectors.EVENT_READ
+
+
 def received(sock: socket.socket, at_most: int) -> Talk[bytes]:
     """What comes next. Raises ConnectionResetError when the peer has left."""
     while True:
         try:
             data = sock.recv(at_most)
-        except (BlockingIOError, ssl.SSLWantReadError):
+        except BlockingIOError:
             yield selectors.EVENT_READ
             continue
         if not data:
@@ -157,7 +174,7 @@ def sent(sock: socket.socket, data: bytes) -> Talk[None]:
     while left:
         try:
             left = left[sock.send(left) :]
-        except (BlockingIOError, ssl.SSLWantWriteError):
+        except BlockingIOError:
             yield selectors.EVENT_WRITE
 
 

@@ -9,7 +9,7 @@ PING_INTERVAL_S, an empty frame if there is no message, and gives up a peer that
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 import structlog
@@ -19,14 +19,18 @@ from baton_proto.worker import Hello, Refused, decode_greeting, encode
 from runtime.address import parse_address
 from runtime.errors import ProtocolError, UnauthorizedError
 from runtime.security.cluster_key import ClusterKey
-from runtime.security.handshake import MAX_FRAME_BYTES, STREAM_PLANE, Handshake, dialing
+from runtime.security.handshake import MAX_FRAME_BYTES, STREAM_PLANE, TLS_ERRORS, Handshake, dialing, tls_failure
 from runtime.streams.length_prefix import PREFIX_BYTES, body_bytes, framed
+
+if TYPE_CHECKING:
+    from runtime.security.internal_tls import InternalTls
 
 PING_INTERVAL_S: Final = 1.0
 SILENT_PINGS: Final = 5  # intervals without a byte from the peer, after which it is given up
 MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
 ENDED: Final = "the peer ended the stream"
 _PING = framed(b"")
+_TLS_LIMITS: Final[dict[str, Any]] = {"ssl_handshake_timeout": 5.0, "ssl_shutdown_timeout": 1.0}
 
 log = structlog.get_logger()
 
@@ -220,11 +224,11 @@ async def open_stream(
 ) -> tuple[MessageStream, Hello]:
     """Connects to HOST:PORT, lets both ends prove that they have `key`, and exchanges hellos. The caller ends the
     stream. Raises TimeoutError, OSError, ProtocolError when the peer refuses or speaks another version, and
-    UnauthorizedError when the peer has another key."""
+    UnauthorizedError when the peer has another key or only one end speaks TLS."""
     stream = None
     try:
         async with asyncio.timeout(timeout_s):
-            stream = await dial(address, peer)
+            stream = await dial(address, peer, None if key is None else key.tls)
             if key is not None:
                 await prove(stream, key)
             stream.send(ours)
@@ -244,20 +248,34 @@ async def prove(stream: MessageStream, key: ClusterKey) -> None:
     try:
         await stream.shake_hands(dialing(key, STREAM_PLANE, stream.peer))
     except (ProtocolError, ConnectionError) as error:
-        raise UnauthorizedError(stream.peer, f"its cluster key is not ours ({error})") from error
+        problem = f"its cluster key or its security.internal_tls is not ours ({error})"
+        raise UnauthorizedError(stream.peer, problem) from error
 
 
-async def dial(address: str, peer: str) -> MessageStream:
-    """Connects to HOST:PORT. Raises OSError, or ProtocolError when `address` is none."""
+async def dial(address: str, peer: str, tls: "InternalTls | None" = None) -> MessageStream:
+    """Connects to HOST:PORT. Raises OSError, ProtocolError when `address` is none, and UnauthorizedError when TLS with
+    the peer does not come about."""
     try:
         host, port = parse_address(address)
     except ValueError as error:
         raise ProtocolError(peer, str(error)) from error
-    _, stream = await asyncio.get_running_loop().create_connection(lambda: MessageStream(peer), host, port)
+    secured = {} if tls is None else {"ssl": tls.client(), "server_hostname": tls.name, **_TLS_LIMITS}
+    try:
+        _, stream = await asyncio.get_running_loop().create_connection(
+            lambda: MessageStream(peer), host, port, **secured
+        )
+    except TLS_ERRORS as error:
+        if tls is None:
+            raise
+        raise tls_failure(peer, error) from error
     return stream
 
 
-async def accept_streams(host: str, port: int, accepted: Callable[[MessageStream], None]) -> asyncio.Server:
-    """`accepted` gets every new connection. Raises OSError when the address cannot be used."""
+async def accept_streams(
+    host: str, port: int, accepted: Callable[[MessageStream], None], tls: "InternalTls | None" = None
+) -> asyncio.Server:
+    """`accepted` gets every new connection, with `tls` those whose peer has shown a certificate. Raises OSError when
+    the address cannot be used."""
     loop = asyncio.get_running_loop()
-    return await loop.create_server(lambda: MessageStream("a new connection", accepted), host, port)
+    secured = {} if tls is None else {"ssl": tls.listener(), **_TLS_LIMITS}
+    return await loop.create_server(lambda: MessageStream("a new connection", accepted), host, port, **secured)

@@ -16,7 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from runtime.nats.client import NatsClient
-from runtime.security.bearer_keys import BearerKeys
+from runtime.security.keys import NO_KEYS, Keys
 from runtime.telemetry.metrics_server import MetricsServer
 
 Samples = Iterable[tuple[Sequence[str], float]]
@@ -76,10 +76,10 @@ class ProcessMetrics:
             "baton_nats_disconnects", "How often this process has lost its connection to NATS", lambda: nats.disconnects
         )
 
-    def serve(self, host: str, keys: BearerKeys | None = None) -> str:
-        """Serves the metrics on a free port, for processes without an HTTP API. `keys`: a scraper has to show one of
-        them. Returns HOST:PORT. Raises OSError."""
-        self._server = MetricsServer(self.registry, keys)
+    def serve(self, host: str, keys: Keys = NO_KEYS) -> str:
+        """Serves the metrics on a free port, for processes without an HTTP API. A scraper has to show an API key, where
+        there are any. Returns HOST:PORT. Raises OSError."""
+        self._server = MetricsServer(self.registry, keys.api, None if keys.cluster is None else keys.cluster.tls)
         return self._server.serve(host)
 
     def close(self) -> None:

@@ -1,23 +1,29 @@
 """The HTTP server of a process's Prometheus metrics: one thread, which is the door's."""
 
 import socket
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from runtime.address import format_address
+from runtime.address import format_address, is_loopback
 from runtime.errors import ProtocolError
 from runtime.security.bearer_keys import BearerKeys
 from runtime.streams.door import Door, Talk, received, sent
+from runtime.streams.secured_socket import SecuredSocket
+
+if TYPE_CHECKING:
+    from runtime.security.internal_tls import InternalTls
 
 REQUEST_TIMEOUT_S: Final = 5.0  # from the connection to the last byte of the answer
 MAX_HEAD_BYTES: Final = 8192
 
 
 class MetricsServer:
-    """`keys`: a scraper has to show one of them; None: anybody may scrape."""
+    """`keys`: a scraper has to show one of them; None: anybody may scrape. `tls`: beyond the loopback interface the
+    server shows a certificate; it asks for none, because a scraper cannot make one."""
 
-    def __init__(self, registry: CollectorRegistry, keys: BearerKeys | None) -> None:
+    def __init__(self, registry: CollectorRegistry, keys: BearerKeys | None, tls: "InternalTls | None" = None) -> None:
+        self._tls = tls
         self._registry = registry
         self._keys = keys
         self._door: Door[None] | None = None
@@ -27,7 +33,12 @@ class MetricsServer:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, 0), family=family)
         address = format_address(host, listener.getsockname()[1])
-        self._door = Door("metrics", [listener], self._answered, REQUEST_TIMEOUT_S, lambda sock, _: sock.close())
+        door, tls = ("metrics", [listener], self._answered, REQUEST_TIMEOUT_S, lambda sock, _: sock.close()), self._tls
+        if tls is None or is_loopback(host):
+            self._door = Door(*door)
+        else:
+            context = tls.listener(ask=False)
+            self._door = Door(*door, secure=lambda sock: SecuredSocket(sock, context))
         return address
 
     def close(self) -> None:

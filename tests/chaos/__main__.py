@@ -20,12 +20,12 @@ from tests.chaos.jobs import GRACE_MINUTES, limit_minutes_of, play_jobs
 from tests.chaos.judging.tally import Tally, table
 from tests.chaos.rounds import Game
 from tests.chaos.service import scenarios
-from tests.chaos.service.scenarios import SCENARIOS, why_not
+from tests.chaos.service.scenarios import SCENARIOS, Device, why_not
 
 
 def main() -> None:
     arguments = parse_arguments()
-    names, left_out = chosen(arguments.scenario, arguments.engine)
+    names, left_out = chosen(arguments.scenario, arguments.engine, arguments.device)
     folder = Path(arguments.folder or tempfile.mkdtemp(prefix="baton-chaos-"))
     folder.mkdir(parents=True, exist_ok=True)
     what = f"seeds {arguments.seed} to {arguments.seed + arguments.jobs - 1}" if arguments.jobs > 1 else arguments.seed
@@ -74,12 +74,12 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     return arguments
 
 
-def chosen(names: list[str] | None, engine: str | None) -> tuple[tuple[str, ...], dict[str, str]]:
+def chosen(names: list[str] | None, engine: str | None, device: Device) -> tuple[tuple[str, ...], dict[str, str]]:
     """Scenarios that can run here, in the order in which they were named, and why each other one cannot. Exits when
     none can."""
     asked = [scenarios.BY_NAME[name] for name in names] if names else list(SCENARIOS)
     asked = [one for one in asked if not engine or one.engine == engine]
-    why = {f"scenario {one.name}": why_not(one) for one in asked}
+    why = {f"scenario {one.name}": why_not(one, device) for one in asked}
     able = tuple(one.name for one in asked if not why[f"scenario {one.name}"])
     left_out = {name: said for name, said in why.items() if said}
     return able or sys.exit(f"no scenario is left: {left_out}"), left_out

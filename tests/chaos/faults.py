@@ -28,6 +28,7 @@ from tests.chaos.machine.wires import WiredHost
 from tests.chaos.plan import Odds, Strike
 from tests.chaos.service.fleet import Fleet
 from tests.chaos.service.member import Kind, Member
+from tests.chaos.service.ray import RayFleet
 from tests.chaos.service.scenarios import Scenario
 
 NATS_TIMEOUT_S = 5.0
@@ -73,6 +74,9 @@ def _chosen(fleet: Fleet, strike: Strike, *kinds: Kind) -> list[Member]:
 async def _ended(fleet: Fleet, members: Sequence[Member], how: signal.Signals, strike: Strike) -> AsyncIterator[None]:
     for member in members:
         member.expected_end, member.held_down = True, True
+        for one in fleet.ends_with(member):
+            one.expected_end = True
+            fleet.lost(one)
     async with _unable(fleet, members, strike.fault):
         for member in members:
             member.signal(how)
@@ -215,6 +219,22 @@ async def _clock_jumps(fleet: Fleet, strike: Strike) -> AsyncIterator[None]:
             clock.set(0)
 
 
+@asynccontextmanager
+async def _node_killed(fleet: Fleet, strike: Strike) -> AsyncIterator[None]:
+    """A node of the Ray cluster goes, with the worker on it; another one comes in its place."""
+    assert isinstance(fleet, RayFleet)
+    address = list(fleet.nodes)[strike.target % len(fleet.nodes)]
+    members = fleet.on_node(address)
+    for member in members:
+        member.expected_end = True
+    async with _unable(fleet, members, strike.fault):
+        await fleet.remove_node(address)
+        try:
+            yield
+        finally:
+            await fleet.add_node()
+
+
 def _host(fleet: Fleet, strike: Strike) -> Host:
     return fleet.hosts[strike.target % len(fleet.hosts)]
 
@@ -285,11 +305,12 @@ WORKERS: tuple[Kind, ...] = ("prefill", "decode")
 FAULTS: tuple[Fault, ...] = (
     Fault(Odds("kill", 6), partial(_kill, kinds=WORKERS)),
     Fault(Odds("double kill", 2), _double_kill),
-    Fault(Odds("kill router", 1), partial(_kill, kinds=("router",))),
+    Fault(Odds("kill router", 1), partial(_kill, kinds=("router",)), fits=lambda scenario: not scenario.ray),
     Fault(Odds("role gone", 1, (0.0, 0.5), 6.0), _role_gone),
     Fault(Odds("drain", 4), _drain),
     Fault(Odds("stop", 8, (0.05, 1.5), 15.0), partial(_hang, kinds=WORKERS)),
     Fault(Odds("stop router", 2, (0.05, 1.0), 8.0), partial(_hang, kinds=("router",))),
+    Fault(Odds("node killed", 4, (0.0, 2.0), 6.0), _node_killed, fits=lambda scenario: scenario.ray),
     Fault(Odds("kill supervisor", 2), partial(_kill, kinds=("supervisor",)), fits=_supervised),
     Fault(Odds("stop supervisor", 6, (0.1, 2.0), 12.0), partial(_hang, kinds=("supervisor",)), fits=_supervised),
     Fault(Odds("NATS killed", 3, (0.1, 1.5), 10.0), partial(_nats_killed, wiped=False)),
@@ -312,7 +333,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(Odds("few threads", 3, (0.3, 1.5), 5.0), _few_threads, why_no_thread_limit),
     Fault(Odds("full disk", 3, (0.3, 1.5), 5.0), _full_disk, why_no_small_disk),
-    Fault(Odds("clock jumps", 20, (0.3, 1.5), 5.0), _clock_jumps, fits=lambda scenario: scenario.clocks),
+    Fault(Odds("clock jumps", 20, (0.3, 4.0), 8.0), _clock_jumps, fits=lambda scenario: scenario.clocks),
     Fault(Odds("network cut", 8, (0.1, 1.5), 12.0), _network_cut, fits=_several_hosts),
     Fault(Odds("connections reset", 6), _connections_reset, fits=_wired),
     Fault(Odds("packets lost", 6, (0.5, 2.0), 8.0), _packets_lost, fits=_wired),

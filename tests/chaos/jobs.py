@@ -33,7 +33,7 @@ class Job:
     def results(self) -> dict[str, Any]:
         """What it has found. A game that came to no end has failed, and what it had found until then counts."""
         found = json.loads(self.record.read_text())["results"] if self.record.exists() else Tally().results()
-        if self.process.returncode not in (0, 1):
+        if self.process.returncode not in (0, 1) or not self.record.exists():
             problem = f"seed {self.seed}: tests/chaos itself ended with {self.process.returncode}; see {self.said}"
             found["failures"].append(problem)
         return found

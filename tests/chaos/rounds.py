@@ -57,11 +57,11 @@ class Game:
         odds, why_not = usable(scenario)
         odds = [one for one in odds if one.name not in self.without]
         self.tally.skipped |= why_not | dict.fromkeys(self.without, "left out by --without")
-        oracle = await self._oracle(scenario.engine)
         start_s, first = time.monotonic(), number
         looks: list[leaks.Look] = []
         fleet: Fleet | None = None
         try:
+            oracle = await self._oracle(scenario.engine)
             async with running_fleet(
                 scenario, self.folder / f"{scenario.name}-{first}", self._model(scenario.engine), self.device
             ) as fleet:

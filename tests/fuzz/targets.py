@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+import torch
 
 from baton_proto import charges, discovery, kv_events, planner_control, router_report
 from baton_proto.worker import decode_greeting
-from router.text.chat_template import ChatTemplate
+from engine.model.weights import Weights
+from router.text.chat_template import ChatTemplate, load_chat_template
+from router.text.tokenizer import Tokenizer
 from runtime.checkpoint.gguf_convert import convert
 from runtime.checkpoint.model_config import load_model_config
 from runtime.config.serving import load_config, parse_bytes
@@ -49,8 +52,34 @@ def _render(data: bytes) -> str:
     return ChatTemplate(source, {}, "fuzzed").render([{"role": "user", "content": content}])
 
 
+def _load_tensors(path: Path) -> object:
+    weights = Weights(path.parent, torch.float32)
+    return weights.take_fused({"a": (1, 2)})
+
+
+def _tokenize(path: Path) -> object:
+    tokenizer = Tokenizer(path.parent, 300)
+    return tokenizer.decode(tokenizer.encode("a b a").tolist()), tokenizer.token_text(0)
+
+
+def _chat(path: Path) -> object:
+    return load_chat_template(path.parent).render([{"role": "user", "content": "hello"}])
+
+
+SETTINGS = b'{"bos_token": {"content": "<s>"}, "chat_template": [{"name": "default", "template": "{{ bos_token }}"}]}'
 TEMPLATE = b"{% for message in messages %}{{ message['role'] }}{{ message['content'] }}{% endfor %}\0hello"
 MODEL = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 8, "hidden_size": 8}
+TENSOR = json.dumps({"a": {"dtype": "F32", "shape": [1, 2], "data_offsets": [0, 8]}}).encode()
+SAFETENSORS = struct.pack("<Q", len(TENSOR)) + TENSOR + bytes(8)
+SHARDS = b'{"weight_map": {"a": "model-1.safetensors"}}'
+TOKENIZER = json.dumps(
+    {
+        "version": "1.0",
+        "added_tokens": [],
+        "model": {"type": "WordLevel", "vocab": {"a": 0, "[UNK]": 1}, "unk_token": "[UNK]"},
+        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+    }
+).encode()
 GGUF = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 4) + b"name" + struct.pack("<IQ", 8, 1) + b"x"
 
 TARGETS: tuple[Target, ...] = (
@@ -71,6 +100,10 @@ TARGETS: tuple[Target, ...] = (
     ),
     Target("chat template", _render, seeds=(TEMPLATE,)),
     Target("GGUF", _in_file("m.gguf", lambda path: convert(path, path.parent / "out", False)), seeds=(GGUF,)),
+    Target("safetensors", _in_file("model.safetensors", _load_tensors), seeds=(SAFETENSORS,)),
+    Target("shards", _in_file("model.safetensors.index.json", _load_tensors), seeds=(SHARDS,)),
+    Target("tokenizer.json", _in_file("tokenizer.json", _tokenize), seeds=(TOKENIZER,)),
+    Target("tokenizer_config.json", _in_file("tokenizer_config.json", _chat), seeds=(SETTINGS,)),
     Target("greeting", decode_greeting, WIRE),
     Target("worker record", discovery.decode_record, WIRE, (b'{"version": 1, "worker_id": "decode-1"}',)),
     Target("load report", discovery.decode_load_report, WIRE),

@@ -10,18 +10,18 @@ import msgspec
 from baton_proto.worker import Grant
 from kvtransfer.prefill_side.push import Push, PushResult
 from runtime.config.serving import TransferConfig
-from tests.kvtransfer.gpu_process import gpu_decode, gpu_prefill
 from tests.kvtransfer.peers import Decode, Prefill, RawPeer
 from tests.kvtransfer.rank_process import decode_rank, prefill_rank
+from tests.kvtransfer.slab_process import slab_decode, slab_prefill
 
 RANKS = {"prefill-rank": prefill_rank, "decode-rank": decode_rank}
-ON_GPUS = {"gpu-prefill": gpu_prefill, "gpu-decode": gpu_decode}
+SLABS = {"slab-prefill": slab_prefill, "slab-decode": slab_decode}
 
 
 def main() -> None:
     role, settings = sys.argv[1], json.loads(sys.argv[2])
-    if role in ON_GPUS:
-        ON_GPUS[role](settings, _commands(), _say)
+    if role in SLABS:
+        SLABS[role](settings, _commands(), _say)
         return
     _say(ready=True)
     if role in RANKS:

@@ -17,7 +17,7 @@ import numpy as np
 
 from baton_proto import transfer as wire
 from baton_proto.worker import Grant
-from kvtransfer.decode_side.events import TransferEvent
+from kvtransfer.decode_side.events import Committed, Released, TransferEvent
 from kvtransfer.decode_side.receiver import Receiver
 from kvtransfer.prefill_side.push import Push, PushResult
 from kvtransfer.prefill_side.sender import Sender
@@ -87,6 +87,15 @@ class Decode:
             event = found()
         assert event is not None
         return event
+
+    def wait_ended(self, transfer_id: str) -> None:
+        """Until nobody can write the transfer's blocks any more."""
+
+        def ended() -> bool:
+            return any(isinstance(event, Released | Committed) for event in self.of(transfer_id))
+
+        with self._changed:
+            assert self._changed.wait_for(ended, TIMEOUT_S), f"not ended; events: {self.of(transfer_id)}"
 
     def close(self) -> None:
         self.receiver.close()

@@ -4,11 +4,13 @@ from dataclasses import replace
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from baton_proto import transfer as wire
 from kvtransfer.wire.identity import SlabIdentity, check_hello, hello
 from runtime.config.serving import TransferConfig
 from runtime.errors import HandshakeError
+from runtime.streams.length_prefix import framed
 from tests.kvtransfer.peers import (
     DECODE_IDENTITY,
     PREFILL_IDENTITY,
@@ -93,3 +95,14 @@ def test_another_major_version_of_the_protocol_is_refused_by_name() -> None:
         assert peer.channel.receive() == wire.Refused("protocol version", str(wire.MAJOR), str(wire.MAJOR + 1))
         assert peer.closed_by_peer()
         peer.close()
+
+
+@both
+def test_an_opening_that_is_no_message_is_the_peers_fault(transport: str) -> None:
+    with pair(transport) as (decode, prefill), capture_logs() as logs:
+        peer = RawPeer(decode.receiver.reserve([1], 0), unix=transport == "shm", greet=False)
+        peer.sock.sendall(framed(b"\xc1"))
+        assert peer.closed_by_peer()
+        peer.close()
+        assert prefill.push(decode.receiver.reserve([2], 0), [1]).get(timeout=TIMEOUT_S).ok
+    assert [row["log_level"] for row in logs if row["event"] == "turned away"] == ["warning"]

@@ -1,21 +1,20 @@
 """Transfers between two GPUs, by every transport: what arrives, and what is left when one side dies."""
 
 import os
-import random
 import signal
+import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 import torch
 
-from tests.kvtransfer.gpu_process import LAYOUT
-from tests.kvtransfer.peers import PeerProcess, child
+from tests.kvtransfer.driven import FREED_WITHIN_S, any_blocks, arrive, decode_worker, prefill_worker
+from tests.kvtransfer.peers import PeerProcess
+from tests.kvtransfer.slab_process import LAYOUT
 
+BIG_BLOCKS = 24 * 1024  # 24 GiB
 TRANSPORTS = ["cuda_ipc", "nccl", "tcp"]
-FREED_WITHIN_S = 2.0
 
 pytestmark = [
     pytest.mark.gpu,
@@ -25,77 +24,9 @@ pytestmark = [
 by_any_transport = pytest.mark.parametrize("transport", TRANSPORTS)
 
 
-class Decode:
-    def __init__(self, process: PeerProcess) -> None:
-        self.process = process
-
-    def ask(self, do: str, **fields: Any) -> dict[str, Any]:
-        self.process.tell(do=do, **fields)
-        return self.process.hear()
-
-    def reserve(self, blocks: list[int], ttl_s: float | None = None) -> dict[str, Any]:
-        grant: dict[str, Any] = self.ask("reserve", blocks=blocks, ttl_s=ttl_s)["grant"]
-        return grant
-
-    def has(self, kind: str, grant: dict[str, Any], timeout_s: float = 20.0) -> bool:
-        return bool(self.ask("await", kind=kind, transfer_id=grant["transfer_id"], timeout_s=timeout_s)["came"])
-
-    def is_well_and_empty(self) -> bool:
-        return self.ask("state") == {"leases": 0, "problems": [], "computes": True}
-
-
-class Prefill:
-    def __init__(self, process: PeerProcess) -> None:
-        self.process = process
-
-    def begin(self, grant: dict[str, Any], source: list[int], *, whole: bool = False) -> None:
-        """The source's blocks, from the grant's first on; `whole`: and no more will come."""
-        self.process.tell(do="push", grant=grant, source=source, whole=whole)
-
-    def end(self) -> dict[str, Any]:
-        return self.process.hear()
-
-    def push(self, grant: dict[str, Any], source: list[int]) -> dict[str, Any]:
-        self.begin(grant, source, whole=True)
-        return self.end()
-
-    def digest(self, blocks: list[int]) -> str:
-        self.process.tell(do="digest", blocks=blocks)
-        return str(self.process.hear()["digest"])
-
-    def computes(self) -> bool:
-        self.process.tell(do="state")
-        return self.process.hear() == {"computes": True}
-
-
-@contextmanager
-def decode_worker(transport: str, settings: dict[str, Any] | None = None, **config: Any) -> Iterator[Decode]:
-    with child("gpu-decode", gpu=1, seed=1, config={"transport": transport, **config}, **settings or {}) as process:
-        yield Decode(process)
-
-
-@contextmanager
-def prefill_worker(transport: str, settings: dict[str, Any] | None = None, **config: Any) -> Iterator[Prefill]:
-    with child("gpu-prefill", gpu=0, seed=2, config={"transport": transport, **config}, **settings or {}) as process:
-        yield Prefill(process)
-
-
 def await_signal(process: PeerProcess) -> None:
     """Until it is stopped or dead."""
     os.waitid(os.P_PID, process.process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
-
-
-def any_blocks(count: int, seed: int) -> list[int]:
-    return random.Random(seed).sample(range(LAYOUT.num_blocks), count)
-
-
-def arrive(prefill: Prefill, decode: Decode, seed: int, count: int = 300) -> None:
-    """A transfer of random blocks ends well, and what arrived is what was sent."""
-    source, destination = any_blocks(count, seed), any_blocks(count, seed + 1)
-    grant = decode.reserve(destination)
-    assert prefill.push(grant, source)["ok"]
-    assert decode.has("Committed", grant)
-    assert decode.ask("digest", blocks=destination)["digest"] == prefill.digest(source)
 
 
 @by_any_transport
@@ -264,3 +195,41 @@ def test_a_grant_of_before_the_decode_worker_slept_is_refused_and_a_new_one_work
         assert "generation" in result["reason"], result
         arrive(prefill, decode, seed=2)
         assert decode.is_well_and_empty()
+
+
+def used_mib(gpu: int) -> int:
+    """As the driver tells a process that uses no GPU."""
+    command = ["nvidia-smi", f"--id={gpu}", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def await_memory(condition: Callable[[int], bool], timeout_s: float = 30.0) -> None:
+    give_up_s = time.monotonic() + timeout_s
+    while not condition(used := used_mib(1)):
+        assert time.monotonic() < give_up_s, f"{used} MiB are in use"
+        time.sleep(0.1)
+
+
+@by_any_transport
+@pytest.mark.parametrize("pushing", [False, True])
+def test_a_killed_decode_workers_memory_comes_free_while_the_prefill_worker_lives(
+    transport: str, pushing: bool
+) -> None:
+    """The slab is far larger than what tests beside this one take."""
+    slab_mib = BIG_BLOCKS * LAYOUT.num_layers * LAYOUT.block_bytes >> 20
+    with prefill_worker(transport) as prefill:
+        with decode_worker(transport, {"num_blocks": BIG_BLOCKS}) as decode:
+            arrive(prefill, decode, seed=1)
+            with_slab = used_mib(1)
+            assert with_slab > slab_mib
+            if pushing:
+                grant = decode.reserve(any_blocks(500, seed=2))
+                prefill.begin(grant, any_blocks(400, seed=3))
+                assert decode.has("LayerArrived", grant)
+            decode.process.kill()
+            if pushing:
+                assert not prefill.end()["ok"]
+            await_memory(lambda used: used < with_slab - slab_mib // 2)
+            assert prefill.computes()
+        with decode_worker(transport) as decode:
+            arrive(prefill, decode, seed=4)

@@ -72,6 +72,26 @@ async def test_requests_go_to_those_who_are_awake_and_come_back(tiny_model: Path
         await until_idle(service)
 
 
+async def test_a_worker_whose_weights_were_replaced_meanwhile_sleeps_on_and_says_why(tmp_path: Path) -> None:
+    folder = write_tiny_model(tmp_path)
+    async with running_service(folder, 0, 2) as service:
+        prompt, oracle = random_prompt(90, seed=5), Oracle(folder)
+        expected = oracle.greedy(prompt, 8)
+        await service.client.sleep("decode-1", 2)
+        await until_state(service, "decode-1", "sleeping")
+        (tmp_path / "new").mkdir()
+        weights = write_tiny_model(tmp_path / "new", seed=1) / "model.safetensors"
+        weights.rename(folder / "model.safetensors")
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await service.client.wake("decode-1")
+        assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        details = refused.value.details() or ""
+        assert details.startswith(f"decode-1 sleeps on: model {folder}: the weights on disk are not those that were")
+        assert (await worker(service, "decode-1")).state == "sleeping"
+        answer = await ask(service.client, prompt, 8)
+        assert (answer.token_ids, answer.served_by[0].decode_worker) == (expected, "decode-2")
+
+
 async def test_a_worker_with_requests_in_flight_drains_first_or_stays_awake(tiny_model: Path) -> None:
     async with running_service(tiny_model, 0, 1) as service:
         prompt = random_prompt(40, seed=1)

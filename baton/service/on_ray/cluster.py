@@ -32,7 +32,7 @@ def connected(address: str, namespace: str) -> Iterator[None]:
         import ray
         from ray.exceptions import RayError
     except ImportError:
-        raise ConfigError("ray", "is not installed: pip install 'baton-serve[ray]'") from None
+        raise ConfigError("ray", "is not installed: pip install 'ray[default]'") from None
 
     try:
         _check(address)

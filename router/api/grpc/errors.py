@@ -1,9 +1,11 @@
 """The gRPC status of each error."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import grpc
+import grpc.aio
 import structlog
 
 from runtime.errors import (
@@ -44,3 +46,8 @@ def status_of(error: Exception, request_id: str) -> Status:
             return Status(grpc.StatusCode.DEADLINE_EXCEEDED, str(error))
     log.error("request failed", request_id=request_id, exc_info=error)
     return Status(grpc.StatusCode.INTERNAL, f"internal error; request {request_id}")
+
+
+def drop_lost_callers(record: logging.LogRecord) -> bool:
+    """A filter for the logger of gRPC, which writes a stack trace when a caller leaves while it is being answered."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], grpc.aio.InternalError)

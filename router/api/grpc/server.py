@@ -4,6 +4,7 @@ Health is SERVING while a request that came now would be served.
 """
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Any
@@ -17,7 +18,7 @@ from grpc_reflection.v1alpha import reflection
 from baton_proto.generated import inference_pb2 as pb, inference_pb2_grpc as pb_grpc
 from router.api.grpc.admin import AdminService, Context, Questions
 from router.api.grpc.decoding import DecodeRequests
-from router.api.grpc.errors import Status, status_of
+from router.api.grpc.errors import Status, drop_lost_callers, status_of
 from router.api.grpc.messages import finished_message, options_of, piece_message, prompt_field_of, prompt_of
 from router.api.validation import Call, check_tenant, make_request_id, validate
 from router.requests.fan_out import pieces_of
@@ -52,6 +53,7 @@ class GrpcApi:
         operators: Sequence[Secret] = (),
     ) -> None:
         """With `operators`, `Admin` asks for one of them. With `keys`, all else but health asks for one of those."""
+        logging.getLogger("grpc._cython.cygrpc").addFilter(drop_lost_callers)
         self.port = 0
         self._frontend = frontend
         self._inference = InferenceService(frontend)
@@ -153,6 +155,8 @@ class InferenceService(pb_grpc.InferenceServicer):
         except TimeoutError:
             log.warning("client does not read its answer", request_id=work_id)
             return Status(grpc.StatusCode.DEADLINE_EXCEEDED, "the answer was not read in time")
+        except grpc.aio.InternalError:
+            return None  # the caller left while we wrote
         except Exception as error:
             status = status_of(error, shown_id)
             self._frontend.answered("grpc", status.code.name, error)

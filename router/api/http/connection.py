@@ -5,8 +5,7 @@ The client's clock runs while its head or body is awaited, and stands while an e
 """
 
 import asyncio
-from enum import Enum
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
@@ -20,11 +19,10 @@ MIN_BODY_BYTES_PER_S = 16 * 1024
 READ_TIMEOUT_S = 60.0  # in which a client must take some of what waits for it
 MAX_PIPELINED = 16  # requests that wait while an earlier one of the same connection is answered
 
-
-class _Stage(Enum):
-    HEAD = "the head of a request is awaited, from its first byte on"
-    BODY = "its body is awaited"
-    REST = "the request is complete, and nothing of another one has come"
+# What is awaited of a client
+HEAD: Final = "head"  # of a request, from its first byte on
+BODY: Final = "body"
+NOTHING: Final = ""  # the request is complete, and no byte of another one has come
 
 
 class Connection(HttpToolsProtocol):
@@ -32,17 +30,17 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(cast(asyncio.Transport, GatheringTransport(transport, self.loop)))
-        self._stage = _Stage.HEAD
+        self._awaits: str = HEAD
         self._deaf = False  # what comes is dropped
         self._overhead_bytes = 0  # of this request, without what its body has paid for
         self._body_bytes = 0
         self._serving: RequestResponseCycle | None = None
-        self._awaited: _Stage | None = None  # what the client's clock runs for
+        self._timed: str = NOTHING  # what the client's clock runs for
         self._clock: asyncio.TimerHandle | None = None
         self._set_clock()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stage, self._deaf = _Stage.REST, True
+        self._awaits, self._deaf = NOTHING, True
         self._set_clock()
         cast(GatheringTransport, self.transport).lost()
         super().connection_lost(exc)
@@ -50,8 +48,8 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._deaf:
             return
-        if self._stage is _Stage.REST:
-            self._stage = _Stage.HEAD
+        if not self._awaits:
+            self._awaits = HEAD
         self._overhead_bytes += len(data)
         super().data_received(data)
         if self._overhead_bytes > MAX_HEAD_BYTES:
@@ -64,24 +62,23 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         if len(self.pipeline) >= MAX_PIPELINED:
             raise ValueError("too many requests before their answers")  # becomes send_400_response
-        self._stage = _Stage.HEAD
+        self._awaits = HEAD
         super().on_message_begin()
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if self._stage is _Stage.HEAD:
-            super().on_header(name, value)
-
     def on_headers_complete(self) -> None:
-        self._stage, self._body_bytes = _Stage.BODY, 0
+        self._awaits, self._body_bytes = BODY, 0
         super().on_headers_complete()
+        self.headers = []  # for the trailers, which nobody gets
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
-        self._overhead_bytes = max(0, self._overhead_bytes - 2 * len(body))  # itself, and as much of chunk sizes
+        self._overhead_bytes -= 2 * len(body)  # itself, and as much of chunk sizes
+        if self._overhead_bytes < 0:
+            self._overhead_bytes = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._stage, self._overhead_bytes = _Stage.REST, 0
+        self._awaits, self._overhead_bytes = NOTHING, 0
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
@@ -108,21 +105,22 @@ class Connection(HttpToolsProtocol):
 
     def _answering(self) -> bool:
         """An answer is due, and to no request whose body is still awaited."""
-        due = self._serving is not None and not self._serving.response_complete
-        return due and (self._stage is not _Stage.BODY or self._serving is not self.cycle)
+        serving = self._serving
+        due = serving is not None and not serving.response_complete
+        return due and (self._awaits != BODY or serving is not self.cycle)
 
     # --- the client's clock -------------------------------------------------------------------------------------------
 
     def _set_clock(self) -> None:
-        awaited = None if self._stage is _Stage.REST or self._answering() else self._stage
-        if awaited is self._awaited:
+        awaited = self._awaits if self._awaits and not self._answering() else NOTHING
+        if awaited == self._timed:
             return
-        self._awaited = awaited
+        self._timed = awaited
         if self._clock is not None:
             self._clock.cancel()
-        if awaited is _Stage.HEAD:
+        if awaited == HEAD:
             self._clock = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.close)
-        elif awaited is _Stage.BODY:
+        elif awaited == BODY:
             self._clock = self.loop.call_later(BODY_GRACE_S, self._check_body, self.loop.time())
 
     def _check_body(self, since_s: float) -> None:
@@ -136,7 +134,7 @@ class Connection(HttpToolsProtocol):
     # --- refusals -----------------------------------------------------------------------------------------------------
 
     def _refuse(self, status: str, field: str, problem: str) -> None:
-        if self._answering() or (self._stage is _Stage.BODY and self.cycle.response_started):
+        if self._answering() or (self._awaits == BODY and self.cycle.response_started):
             self._hang_up()
         elif not self.transport.is_closing():
             body = encode_json(ErrorAnswer(ErrorBody(f"{field}: {problem}", "invalid_request_error", field)))
@@ -148,7 +146,7 @@ class Connection(HttpToolsProtocol):
     def _hang_up(self) -> None:
         """Closes after the answers to all that was asked in full."""
         self._deaf = True
-        if self._stage is _Stage.BODY and self.pipeline:
+        if self._awaits == BODY and self.pipeline:
             self.pipeline.popleft()  # its body will not come
         last = self.pipeline[0][0] if self.pipeline else self._serving
         if last is None or last.response_complete:

@@ -21,6 +21,7 @@ from runtime.errors import InvalidRequestError
 
 MAX_VALUES: Final = 256 * 1024  # numbers, texts, lists; they take 60 ns each
 NAME_COST: Final = 4  # a named value takes as long as so many others
+ESCAPES_PER_VALUE: Final = 8  # escaped characters of texts
 SLICE_BYTES: Final = 256 * 1024
 SHOWN_CHARS: Final = 40  # of an unknown name; looking for its neighbour takes the longer the longer it is
 
@@ -93,11 +94,12 @@ def _check_values(data: bytes) -> None:
             behind = at[(at - begins) % 2 == 0] + 1
             escaped = bool(behind[-1] == len(part))
             quotes[behind[: len(behind) - escaped]] = False
+            values += len(behind) // ESCAPES_PER_VALUE
         texts = (np.cumsum(quotes, dtype=np.uint8) + in_text) % 2
         in_text = bool(texts[-1])
         bare = part[texts == 0]
         values += sum(int(np.count_nonzero(bare == ord(sign))) for sign in ",[{")
         values += NAME_COST * int(np.count_nonzero(bare == ord(":")))
         if values > MAX_VALUES:
-            problem = f"has more than {MAX_VALUES} values, of which a named one counts {NAME_COST}"
-            raise InvalidRequestError("body", f"{problem}; send text, or several requests")
+            counted = f"a named one counts {NAME_COST}, {ESCAPES_PER_VALUE} escaped characters one"
+            raise InvalidRequestError("body", f"has more than {MAX_VALUES} values ({counted}); send several requests")

@@ -35,10 +35,10 @@ class TerminalRun:
         os.close(self._ours)
 
     def until(self, words: str, since: int = 0) -> int:
-        """Reads until `words` are shown behind the first `since` characters. Returns how many characters were shown."""
+        """Reads until `words` are shown behind the first `since` characters. Returns where they end."""
         while words not in self.seen[since:]:
             assert self._read(), f"{words!r} was not shown, but {self.seen!r}"
-        return len(self.seen)
+        return self.seen.index(words, since) + len(words)
 
     def until_more(self, since: int) -> None:
         """Reads until more than the first `since` characters were shown."""

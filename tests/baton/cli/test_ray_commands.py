@@ -18,7 +18,7 @@ def run(*arguments: str, before: str = "") -> "subprocess.CompletedProcess[str]"
 @pytest.mark.parametrize("command", [["up", "--ray", "--model", "mock"], ["down"], ["logs", "decode-1"]])
 def test_where_ray_is_not_installed_they_say_how_to_get_it(command: list[str]) -> None:
     result = run(*command, "--address", NOWHERE, before=WITHOUT_RAY)
-    assert (result.returncode, result.stderr) == (2, "error: ray: is not installed: pip install 'baton-serve[ray]'\n")
+    assert (result.returncode, result.stderr) == (2, "error: ray: is not installed: pip install 'ray[default]'\n")
 
 
 @pytest.mark.parametrize("command", [["down"], ["logs", "decode-1"]])

@@ -16,6 +16,7 @@ import grpc
 import yaml
 
 from baton.service.nats_server import find_binary
+from baton_proto.generated import inference_pb2 as pb
 from runtime.calls.router import Client
 from runtime.security.cluster_key import OPERATOR, ClusterKey
 from runtime.security.secret import Secret
@@ -61,6 +62,7 @@ class Fleet:
     problems: list[str] = field(default_factory=list)
     left_files: list[str] = field(default_factory=list)
     deaths: int = 0
+    whole_within_s: float = 60.0  # of the last fault
     hurry: bool = False  # whether the end is to come at once
     said: dict[str, dict[str, str]] = field(default_factory=dict)  # by router: of each worker its state or a note
     pids: set[int] = field(default_factory=set)
@@ -94,6 +96,10 @@ class Fleet:
             else:
                 self.timeline.lost(pair(router.name, member.name), now_s)
 
+    def ends_with(self, member: Member) -> list[Member]:
+        """Who ends when this member does."""
+        return []
+
     async def start(self) -> None:
         self._add_members()
         await self._start(self.members["nats"])
@@ -105,9 +111,9 @@ class Fleet:
         kinds: tuple[Kind, ...] = ("router", "prefill", "decode")
         return len(self.able(*kinds)) == len(self.of(*kinds)) and self.members["nats"].ready
 
-    async def until_whole(self, timeout_s: float = 60.0) -> None:
+    async def until_whole(self) -> None:
         """Until every process is up, and every router uses every worker. Raises TimeoutError with the missing ones."""
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s = time.monotonic() + self.whole_within_s
         kinds: tuple[Kind, ...] = ("router", "prefill", "decode")
         while not self.complete():
             if time.monotonic() > deadline_s:
@@ -118,7 +124,10 @@ class Fleet:
                     for one in self.of(*kinds)
                     if one.name not in able
                 ]
-                raise TimeoutError(f"after {timeout_s:.0f} s without a fault not in use again: {', '.join(missing)}")
+                raise TimeoutError(
+                    f"{self.whole_within_s:.0f} s after the last fault not in use: {', '.join(missing) or 'somebody'}"
+                    f"; there are {', '.join(self.members)}"
+                )
             await asyncio.sleep(POLL_S / 3)
 
     async def until_useful(self) -> None:
@@ -200,8 +209,7 @@ class Fleet:
     def _open_door(self, member: Member) -> None:
         if member.kind == "router":
             host, _, port = member.addresses["http"].rpartition(":")
-            operator_key = ClusterKey(Secret(self.key)).derive(OPERATOR)
-            client = Client(member.addresses["grpc"], operator_key=operator_key)
+            client = Client(member.addresses["grpc"], operator_key=ClusterKey(Secret(self.key)).derive(OPERATOR))
             self._clients.append(client)  # an earlier one stays open, because closing it would cancel its calls
             self.doors[member.name] = Door(member.name, client, (host, int(port)), Path(self.model).name)
 
@@ -232,14 +240,21 @@ class Fleet:
             for router in self.of("router"):
                 ready: set[str] = set()
                 if router.ready and not router.struck:
-                    with contextlib.suppress(grpc.aio.AioRpcError, grpc.aio.UsageError):
+                    try:
                         status = await self.doors[router.name].grpc.status(STATUS_TIMEOUT_S)
+                    except (grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
+                        self.said[router.name] = {router.name: str(error)}
+                    else:
+                        self._seen(list(status.workers))
                         self.said[router.name] = {one.worker_id: one.note or one.state for one in status.workers}
                         ready = {one.worker_id for one in status.workers if one.state == "ready" and not one.note}
-                        if router.ready and not router.struck:
+                        if router.ready and not router.struck and not router.expected_end:
                             self._mark(router.name, ready & before.get(router.name, set()))
                 before[router.name] = ready
             await asyncio.sleep(POLL_S)
+
+    def _seen(self, workers: list[pb.WorkerStatus]) -> None:
+        """Hears what a router knows."""
 
     def _mark(self, router: str, ready: set[str]) -> None:
         now_s = time.monotonic()
@@ -281,6 +296,10 @@ def free_port(host: Host) -> int:
 
 
 def kind_of_fleet(scenario: Scenario) -> type[Fleet]:
+    if scenario.ray:
+        from tests.chaos.service.ray import RayFleet
+
+        return RayFleet
     if scenario.planner:
         from tests.chaos.service.up import UpFleet
 

@@ -1,5 +1,6 @@
 """The table of scenarios: which processes serve while faults strike them."""
 
+import importlib.util
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -34,7 +35,8 @@ def merged(*sections: dict[str, Any]) -> dict[str, Any]:
 class Scenario:
     """`prefill`, `decode`, `routers`: numbers of processes. `hosts`: that the processes are spread over.
     `network`: what is between the hosts. `clocks`: the processes have clocks that can jump.
-    `planner`: `baton up` has started the processes, and starts others in their place. `overrides`: sections of
+    `planner`: `baton up` has started the processes, and starts others in their place. `ray`: on a Ray cluster.
+    `overrides`: sections of
     serving.yaml."""
 
     name: str
@@ -46,6 +48,7 @@ class Scenario:
     network: Network = "none"
     clocks: bool = False
     planner: bool = False
+    ray: bool = False
     overrides: dict[str, Any] = field(default_factory=dict)
 
     def sections(self, device: Device) -> dict[str, Any]:
@@ -74,6 +77,7 @@ SCENARIOS: tuple[Scenario, ...] = (
         "ranks", 1, 2, overrides=_transport("shm") | {"engine": {"tensor_parallel": 2, "prefill_tensor_parallel": 1}}
     ),
     Scenario("planner", 1, 2, engine="mock", planner=True, overrides=_transport("tcp")),
+    Scenario("ray", 1, 2, engine="mock", planner=True, ray=True, overrides=_transport("tcp")),
 )
 BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
 
@@ -83,8 +87,12 @@ def scenario_of(number: int, names: tuple[str, ...]) -> Scenario:
     return BY_NAME[names[number // STRETCH % len(names)]]
 
 
-def why_not(scenario: Scenario) -> str:
+def why_not(scenario: Scenario, device: Device = "cpu") -> str:
     """Why the scenario cannot run on this machine; empty when it can."""
+    if device == "cuda" and "tensor_parallel" in scenario.overrides.get("engine", {}):
+        return "ranks need a GPU each, and all workers share one"
+    if scenario.ray and not importlib.util.find_spec("ray"):
+        return "Ray is not installed"
     if scenario.network == "namespaces" and (why := why_no_namespaces()):
         return why
     return why_no_preload() if scenario.clocks or scenario.network == "wires" else ""

@@ -11,6 +11,7 @@ import select
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -96,10 +97,14 @@ class Up(Member):
             self._heard(line)
 
     def _heard(self, line: bytes) -> str:
-        news: dict[str, Any] = json.loads(line)
+        (news,) = json_lines(line)
         if news["event"] == "ready":
             self.on_ready(news)
         return str(news["event"])
+
+
+def json_lines(said: bytes) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in said.splitlines()]
 
 
 @dataclass(eq=False)
@@ -111,11 +116,14 @@ class UpFleet(Fleet):
         return counts and self.members[SUPERVISOR].ready and super().complete()
 
     def lost(self, member: Member) -> None:
-        """The service ends with its router, as with its supervisor."""
         super().lost(member)
-        if member.kind == "router" and not member.alive:
-            for one in self.of("supervisor", "prefill", "decode"):
+        if not member.alive:
+            for one in self.ends_with(member):
                 one.expected_end = True
+
+    def ends_with(self, member: Member) -> list[Member]:
+        """All end with the router, and with the supervisor."""
+        return self.of("supervisor", "router", "prefill", "decode") if member.kind in ("router", "supervisor") else []
 
     def _add_members(self) -> None:
         url = self._add_nats()
@@ -124,12 +132,17 @@ class UpFleet(Fleet):
         limits = {f"{end}_{role}": count for end in ("min", "max") for role, count in workers.items()}
         config = merged(BASE, scenario.sections(self.device), {"planner": PLANNER | {"limits": limits}})
         config = merged(config, {"model": self.model, "nats": {"url": url}, "workers": workers})
-        path = self.folder / "serving.yaml"
-        path.write_text(yaml.safe_dump(config))
-        command = ["baton", "up", "--json", "--config", str(path)]
+        self.config_file.write_text(yaml.safe_dump(config))
+        self.members[SUPERVISOR] = self._supervisor()
+
+    @property
+    def config_file(self) -> Path:
+        return self.folder / "serving.yaml"
+
+    def _supervisor(self) -> Member:
+        command = ["baton", "up", "--json", "--config", str(self.config_file)]
         log, variables = self.disk.folder / "supervisor.log", self._variables()
-        up = Up(SUPERVISOR, "supervisor", command, log, variables=variables, on_ready=self._adopt)
-        self.members[SUPERVISOR] = up
+        return Up(SUPERVISOR, "supervisor", command, log, variables=variables, on_ready=self._adopt)
 
     def _adopt(self, news: dict[str, Any]) -> None:
         kind = KINDS.get(news["process"])

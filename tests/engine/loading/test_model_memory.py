@@ -4,8 +4,10 @@ import gc
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file, save_file
 
 from baton_proto.sampling import SamplingParams
 from engine.loading.model_memory import ModelMemory
@@ -15,7 +17,7 @@ from kvtransfer.slab.slab import Slab
 from runtime.checkpoint.model_files import ModelFiles, resolve_model
 from runtime.config.serving import EngineConfig
 from runtime.device.host_memory import HostMemory
-from runtime.errors import UnavailableError
+from runtime.errors import ModelError, UnavailableError
 from tests.engine.engine_runs import run, sequences, small_engine
 from tests.open_files import open_files
 from tests.tiny_model import write_tiny_model
@@ -137,3 +139,90 @@ def test_mapped_files_have_nothing_to_give_back(tmp_path: Path) -> None:
     assert memory.sleep(1) == slab.layout.nbytes
     memory.wake()
     assert memory.asleep == ()
+
+
+def write_weights(folder: Path, **arrays: np.ndarray) -> None:
+    """As a download does it: another file takes the name."""
+    save_file(arrays, folder / "new.safetensors")
+    (folder / "new.safetensors").rename(folder / "model.safetensors")
+
+
+def other_values(folder: Path) -> None:
+    arrays = load_file(folder / "model.safetensors")
+    write_weights(folder, **arrays | {"model.norm.weight": arrays["model.norm.weight"] * 2})
+
+
+def other_shapes(folder: Path) -> None:
+    arrays = load_file(folder / "model.safetensors")
+    write_weights(folder, **arrays | {"model.norm.weight": np.ones(7, np.float32)})
+
+
+def written_over(folder: Path) -> None:
+    with (folder / "model.safetensors").open("r+b") as file:
+        file.seek(-4, 2)
+        file.write(b"\x01\x02\x03\x04")
+
+
+def cut_short(folder: Path) -> None:
+    with (folder / "model.safetensors").open("r+b") as file:
+        file.truncate(1000)
+
+
+def gone(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+
+
+REPLACEMENTS = {
+    other_values: "model.safetensors: its tensors have other values. Put the loaded ones back, or restart the worker",
+    other_shapes: "1 tensors are new, missing, or of another shape or dtype: model.norm.weight",
+    written_over: "its tensors have other values",
+    cut_short: "is truncated or not a safetensors file",
+    gone: "model.safetensors is missing",
+}
+
+
+@pytest.mark.parametrize("replace", REPLACEMENTS)
+def test_weights_that_were_replaced_on_disk_are_not_woken_and_those_that_were_loaded_are(
+    loaded: Loaded, replace: Callable[[Path], None]
+) -> None:
+    loaded.weights.start_hashing()
+    before, file = loaded.answers(), loaded.files.folder / "model.safetensors"
+    kept = file.read_bytes()
+    loaded.memory.sleep(2)
+    replace(loaded.files.folder)
+    with pytest.raises(ModelError, match=REPLACEMENTS[replace]):
+        loaded.memory.wake()
+    assert loaded.memory.asleep == ("weights", "kv_cache")
+    file.write_bytes(kept)
+    loaded.memory.wake()
+    assert loaded.answers() == before
+    loaded.memory.sleep(1)
+    replace(loaded.files.folder)
+    loaded.memory.wake()  # from host memory
+    assert loaded.answers() == before
+
+
+def test_weights_that_were_written_again_are_mapped_anew(loaded: Loaded) -> None:
+    loaded.weights.start_hashing()
+    before = loaded.answers()
+    loaded.memory.sleep(2)
+    file = loaded.files.folder / "model.safetensors"
+    again = file.with_name("again")
+    again.write_bytes(file.read_bytes())
+    again.rename(file)
+    loaded.memory.wake()
+    assert loaded.answers() == before
+    gc.collect()
+    assert f"{file} (deleted)" not in Path("/proc/self/maps").read_text()
+
+
+def test_a_cpu_worker_whose_mapped_weights_were_replaced_does_not_wake(tmp_path: Path) -> None:
+    files = resolve_model(str(write_tiny_model(tmp_path)))
+    weights = Weights(files.folder, torch.float32)
+    weights.start_hashing()
+    memory = ModelMemory(weights, Slab(slab_layout(files, CONFIG)))
+    memory.sleep(2)
+    other_values(files.folder)
+    with pytest.raises(ModelError, match="its tensors have other values"):
+        memory.wake()
+    assert memory.asleep == ("weights", "kv_cache")

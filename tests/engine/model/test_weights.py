@@ -13,6 +13,7 @@ from engine.model.random_weights import RandomWeights
 from engine.model.registry import MODELS
 from engine.model.shard import Shard
 from engine.model.weights import Weights
+from runtime.checkpoint.fingerprint import fingerprint
 from runtime.device.host_memory import HostMemory
 from runtime.errors import ModelError
 
@@ -146,3 +147,16 @@ def test_random_weights_take_as_much_memory_as_the_model_wants(tied: bool) -> No
     assert 0 <= held.data_ptr() + len(held) - (last.data_ptr() + last.nbytes) < page
     assert abs(float(model.norm.mean()) - 1) < 0.1
     assert float(model.layers[0].down.std()) == pytest.approx(small.intermediate_size**-0.5, rel=0.1)
+
+
+def test_a_fingerprint_sees_one_bit_anywhere_and_nothing_but_the_files(tmp_path: Path) -> None:
+    for name in ("one", "same", "other"):
+        (tmp_path / name).mkdir()
+        save_file({"q": np.zeros((4096, 1024), np.float32)}, tmp_path / name / "model.safetensors")
+    file = tmp_path / "other" / "model.safetensors"
+    with file.open("r+b") as writable:
+        writable.seek(400_000)  # between two of the samples that name a file
+        writable.write(b"\x01")
+    assert fingerprint(file) == fingerprint(tmp_path / "one" / "model.safetensors")
+    one, same, other = (open_weights(tmp_path / name).fingerprint() for name in ("one", "same", "other"))
+    assert one == same != other

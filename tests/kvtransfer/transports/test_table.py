@@ -74,6 +74,16 @@ def test_what_is_in_the_way_of_a_forced_transport_is_said(
     assert names(possible(name, memory, theirs, "here")) == ([] if expected else [name])
 
 
+def test_where_tls_is_a_must_nccl_stays_within_a_machine(has_nccl: None) -> None:
+    near, far = endpoint(*ON_GPU), endpoint(*ON_GPU, host="there")
+    assert names(possible("auto", "cuda", near, "here", "on")) == ["cuda_ipc", "nccl", "tcp"]
+    assert names(possible("auto", "cuda", far, "here", "on")) == ["tcp"]
+    assert names(possible("auto", "cuda", far, "here", "auto")) == ["nccl", "tcp"]
+    assert names(possible("nccl", "cuda", far, "here", "on")) == []
+    (nccl,) = (row for row in table.TRANSPORTS if row.name == "nccl")
+    assert "security.internal_tls" in obstacle(nccl, "cuda", far, needs_tls=True)
+
+
 @pytest.mark.parametrize(
     ("wanted", "memory", "expected"),
     [

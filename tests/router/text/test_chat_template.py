@@ -5,8 +5,9 @@ import pytest
 from tokenizers import Tokenizer as LibraryTokenizer, models
 from transformers import PreTrainedTokenizerFast
 
+from router.text import chat_template
 from router.text.chat_template import ChatTemplate, load_chat_template
-from runtime.errors import InvalidRequestError, ModelError
+from runtime.errors import ContextLengthError, InvalidRequestError, ModelError
 from tests.tiny_model import CHAT_TEMPLATE
 
 SMOLLM2 = (
@@ -104,3 +105,31 @@ def test_the_default_of_several_templates_is_used(tmp_path: Path) -> None:
         '{"chat_template": [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "yes"}]}'
     )
     assert load_chat_template(tmp_path).render([]) == "yes"
+
+
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    "template",
+    ["{{ deep | tojson }}", "{{ deep }}", "{% macro walk(x) %}{{ walk(x[0]) }}{% endmacro %}{{ walk(deep) }}"],
+)
+def test_variables_that_are_nested_too_deep_are_the_callers_mistake(template: str) -> None:
+    with pytest.raises(InvalidRequestError, match="nested too deep"):
+        ChatTemplate(template, {}).render(CONVERSATIONS[0], {"deep": nested(5000)})
+
+
+def test_a_text_that_gets_too_long_is_not_rendered_to_its_end() -> None:
+    endless = ChatTemplate("{% for a in tools %}{% for b in tools %}{{ a }}{{ b }}{% endfor %}{% endfor %}", {})
+    with pytest.raises(ContextLengthError, match="messages: give a text of more than 1000 characters"):
+        endless.render(CONVERSATIONS[0], {"tools": "x" * 60_000}, max_chars=1000)
+
+
+def test_a_text_that_takes_too_long_is_not_rendered_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_template, "MAX_RENDER_S", 0.0)
+    with pytest.raises(InvalidRequestError, match="take the model's chat template more than"):
+        ChatTemplate(SMOLLM2, {}).render(CONVERSATIONS[1])

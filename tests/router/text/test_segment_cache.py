@@ -6,6 +6,7 @@ import pytest
 import tokenizers
 from hypothesis import given, settings, strategies as st
 
+from router.text import segment_cache
 from router.text.segment_cache import MIN_CHARS, SegmentCache, boundary_pattern
 from router.text.text_encoder import TextEncoder, TokenIds, text_encoder
 from tests.tiny_model import SPECIAL_TOKENS
@@ -114,3 +115,16 @@ def test_of_tokens_that_begin_alike_the_longest_is_found() -> None:
     pattern = boundary_pattern(made)
     assert pattern is not None
     assert [match.group() for match in pattern.finditer("a<s>b<s c")] == ["<s>", "<s"]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.sampled_from(["<s>", "<s", "<", "s", ">", "a", "<se>"]), max_size=40), st.integers(1, 9))
+def test_a_search_in_windows_finds_what_one_search_finds(parts: list[str], window_chars: int) -> None:
+    text = "".join(parts)
+    pattern = boundary_pattern(
+        [tokenizers.AddedToken(token, normalized=False) for token in ("<s", "<s>", "><", "<se>")]
+    )
+    assert pattern is not None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(segment_cache, "WINDOW_CHARS", window_chars)
+        assert list(segment_cache._begins(pattern, text)) == [match.start() for match in pattern.finditer(text)]

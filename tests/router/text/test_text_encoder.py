@@ -62,3 +62,10 @@ def test_a_fast_library_that_fails_or_differs_is_not_used(
     monkeypatch.setattr(module, "fastokens", Faulty)
     encode = text_encoder(tokenizer, tiny_model / "tokenizer.json")
     assert encode(["hello"], False)[0].tolist() == tokenizer.encode("hello").ids
+
+
+def test_a_text_that_the_fast_library_gives_up_on_is_tokenized_all_the_same(
+    tokenizer: tokenizers.Tokenizer, encode: TextEncoder
+) -> None:
+    text = " " * 2_000_000
+    assert encode([text], False)[0].tolist() == tokenizer.encode(text, add_special_tokens=False).ids

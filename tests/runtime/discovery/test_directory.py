@@ -137,6 +137,16 @@ async def test_a_restarted_worker_replaces_its_old_incarnation_whose_last_words_
     ]
 
 
+async def test_a_worker_that_starts_again_while_its_clock_was_set_back_is_found_once_the_one_before_is_gone(
+    nats_server: NatsServer, directory: Directory
+) -> None:
+    async with worker(nats_server, record(incarnation=9)) as before:
+        await directory.wait_for(lambda workers: "decode-0" in workers, 30)
+        await before.kill()
+        async with worker(nats_server, record(incarnation=2)):
+            await directory.wait_for(lambda workers: workers.get("decode-0") == record(incarnation=2), 30)
+
+
 @pytest.mark.parametrize("lose_storage", [False, True])
 async def test_nobody_is_lost_when_nats_is_away_for_longer_than_the_time_to_live(
     nats_server: NatsServer, directory: Directory, lose_storage: bool

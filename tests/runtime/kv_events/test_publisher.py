@@ -2,10 +2,13 @@
 
 import asyncio
 import itertools
+import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
 from baton.service.nats_server import NatsServer
 from baton_proto.kv_events import Cleared, KvEventBatch, Removed, Stored, decode_batch
@@ -140,6 +143,52 @@ async def test_a_batch_too_large_for_one_message_becomes_several_with_consecutiv
     assert runs[0].parent is None
     for before, after in itertools.pairwise(runs):
         assert after.parent == int.from_bytes(before.sequence_hashes[-8:], "little")
+
+
+class SmallNats(NatsServer):
+    """`storage_bytes` on its disk."""
+
+    storage_bytes = 100 << 20
+
+    def _write_config(self, folder: Path) -> Path:
+        path = super()._write_config(folder)
+        path.write_text(
+            json.dumps(json.loads(path.read_text()) | {"jetstream": {"max_file_store": self.storage_bytes}})
+        )
+        return path
+
+
+async def test_a_server_with_a_small_disk_gets_the_events_of_all_workers() -> None:
+    server = SmallNats()
+    await server.start()
+    clients = [await connect(server.url, name, timeout_s=5) for name in ("prefill-0", "decode-0", "decode-1")]
+    publishers = [EventPublisher(client, client.name, incarnation=3) for client in clients]
+    for publisher in publishers:
+        publisher.publish([Cleared()])
+    assert all([await publisher.flush(20) for publisher in publishers])
+    for publisher, client in zip(publishers, clients, strict=True):
+        await publisher.close()
+        await client.close()
+    await server.stop()
+
+
+async def test_a_server_without_storage_is_complained_of_seldom_and_with_the_way_out() -> None:
+    server = SmallNats()
+    server.storage_bytes = 1 << 20
+    await server.start()
+    client = await connect(server.url, WORKER, timeout_s=5)
+    with capture_logs() as logs:
+        publisher = EventPublisher(client, WORKER, incarnation=3)
+        publisher.publish([Cleared()])
+        async with asyncio.timeout(30):
+            while publisher._failures < 5:
+                await asyncio.sleep(0.05)
+    await publisher.close()
+    await client.close()
+    await server.stop()
+    told = [row["error"] for row in logs if row["event"].startswith("events not published")]
+    assert len(told) == 3
+    assert "nats.store_dir" in told[0]
 
 
 def test_small_events_share_a_batch_and_removals_are_split_too() -> None:

@@ -1,13 +1,18 @@
 import asyncio
+import contextlib
+import logging
 import math
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import grpc
 import grpc.aio
 import pytest
+import structlog
+from grpc._cython import cygrpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
@@ -278,6 +283,29 @@ async def test_the_callers_deadline_is_the_requests(stub: pb_grpc.InferenceStub,
     assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
     async with asyncio.timeout(30):
         await generator.cancelled.wait()
+
+
+@pytest.mark.parametrize("where", ["in a write", "in the status"])
+async def test_a_caller_who_has_left_by_the_time_of_its_answer_is_no_error(
+    api: GrpcApi,
+    stub: pb_grpc.InferenceStub,
+    generator: ScriptedGenerator,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    where: str,
+) -> None:
+    """What gRPC raises then depends on fractions of a millisecond, so the test raises it."""
+    left = cygrpc.ExecuteBatchError("execute_batch", ())
+    if where == "in a write":
+        generator.error, generator.error_at = left, 1
+    else:
+        monkeypatch.setattr(api._inference, "_generate", AsyncMock(side_effect=left))
+    with structlog.testing.capture_logs() as ours:
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            [_ async for _ in stub.Generate(pb.GenerateRequest(text="a"), timeout=1)]
+        await api.stop(grace_s=5)
+    assert [entry for entry in ours if entry["log_level"] == "error"] == []
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 async def test_request_ids_travel_as_metadata_too(stub: pb_grpc.InferenceStub, generator: ScriptedGenerator) -> None:

@@ -1,5 +1,7 @@
-"""Either end of KV transfers with its slab on a GPU, in a process of its own (tests/kvtransfer/peer_process.py)."""
+"""Either end of KV transfers with its slab on a GPU or in host memory, in a process of its own (peer_process.py)."""
 
+import dataclasses
+import functools
 import hashlib
 import os
 import threading
@@ -7,29 +9,53 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from baton_proto.worker import Grant
 from kvtransfer.decode_side.events import TransferEvent
 from kvtransfer.decode_side.receiver import Receiver
-from kvtransfer.prefill_side.push import PushResult
+from kvtransfer.prefill_side.push import Push, PushResult
 from kvtransfer.prefill_side.sender import Sender
 from kvtransfer.slab.layout import SlabLayout
 from kvtransfer.slab.slab import Slab
 from kvtransfer.wire.identity import SlabIdentity
 from runtime.config.serving import LoggingConfig, TransferConfig
 from runtime.telemetry.logging import configure_logging
+from tests.kvtransfer.crowded_engine import CrowdedEngine
 
 LAYOUT = SlabLayout(num_layers=4, num_blocks=1024, num_kv_heads=8, block_size=64, head_dim=128, dtype="bfloat16")
+HOST_LAYOUT = SlabLayout(num_layers=4, num_blocks=1024, num_kv_heads=2, block_size=16, head_dim=64, dtype="bfloat16")
 EVENT_TIMEOUT_S = 20.0
 
 Say = Callable[..., None]
+
+
+class HostSlab:
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self._random = np.random.default_rng(settings.get("seed", 0))
+        self.slab = Slab(HOST_LAYOUT)
+        self._words = np.frombuffer(self.slab.buffer, np.uint64).reshape(*HOST_LAYOUT.shape[:2], -1)
+        self.fill()
+
+    def fill(self) -> None:
+        """Every bit at random."""
+        self._words[:] = self._random.integers(0, 2**64, self._words.shape, np.uint64)
+
+    def fill_block(self, block: int) -> None:
+        self._words[:, block] = self._random.integers(0, 2**64, self._words.shape[-1], np.uint64)
+
+    def digest(self, blocks: Sequence[int]) -> str:
+        """Of these blocks in their order, all layers."""
+        return hashlib.blake2b(self._words[:, list(blocks)].tobytes()).hexdigest()
+
+    def computes(self) -> bool:
+        return True
 
 
 class GpuSlab:
     """The process's GPU is the one that it is told; CUDA is looked at no earlier."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
-        configure_logging(LoggingConfig(), "gpu")
         os.environ["CUDA_VISIBLE_DEVICES"] = str(settings["gpu"])
         import torch
 
@@ -39,15 +65,24 @@ class GpuSlab:
         torch.cuda.set_device(0)
         if "at_split" in settings:
             end_at_split(settings["at_split"])
-        self.slab = Slab(LAYOUT, memory_of(torch.device("cuda")))
+        layout = dataclasses.replace(LAYOUT, num_blocks=settings.get("num_blocks", LAYOUT.num_blocks))
+        self.slab = Slab(layout, memory_of(torch.device("cuda")))
+        self._words = self.slab.tensor.flatten(2).view(torch.int64)
         self.fill()
 
     def fill(self) -> None:
-        """Every bit at random: compared as bytes, NaN is like any other value."""
+        """Every bit of LAYOUT's blocks at random: compared as bytes, NaN is like any other value."""
+        self._randomize(slice(LAYOUT.num_blocks))
+
+    def fill_block(self, block: int) -> None:
+        self._randomize(slice(block, block + 1))
+
+    def _randomize(self, blocks: slice) -> None:
         import torch
 
-        words = self.slab.tensor.flatten().view(torch.int64)
+        words = self._words[:, blocks]
         words.copy_(torch.randint(-(2**63), 2**63 - 1, words.shape, device="cuda"))
+        torch.cuda.synchronize()
 
     def digest(self, blocks: Sequence[int]) -> str:
         """Of these blocks in their order, all layers."""
@@ -74,25 +109,41 @@ def end_at_split(signal_number: int) -> None:
     core.Communicator.split = split
 
 
-def gpu_prefill(settings: dict[str, Any], commands: Iterable[dict[str, Any]], say: Say) -> None:
-    ours = GpuSlab(settings)
+def slab_of(settings: dict[str, Any]) -> HostSlab | GpuSlab:
+    configure_logging(LoggingConfig(), "slab")
+    return HostSlab(settings) if settings["gpu"] is None else GpuSlab(settings)
+
+
+def slab_prefill(settings: dict[str, Any], commands: Iterable[dict[str, Any]], say: Say) -> None:
+    ours = slab_of(settings)
     config = msgspec.convert(settings["config"], TransferConfig)
-    sender = Sender(ours.slab, SlabIdentity("prefill", 1, "model", LAYOUT), config)
+    sender = Sender(ours.slab, SlabIdentity("prefill", 1, "model", ours.slab.layout), config)
+    engine = CrowdedEngine(ours)
+    pushes: dict[str, Push] = {}
     say(ready=True)
 
-    def tell_end(transfer_id: str, result: PushResult) -> None:
+    def tell_end(transfer_id: str, reuse: bool, result: PushResult) -> None:
+        if reuse:
+            ours.fill()
         say(done=transfer_id, ok=result.ok, reason=result.reason, transport=result.transport)
 
     for command in commands:
         match command["do"]:
-            case "push":  # a chunk, and `whole`: that is all
+            case "push":  # a chunk, and `whole`: that is all; `reuse`: the slab is written to as soon as the push ends
                 grant = msgspec.convert(command["grant"], Grant)
                 name = grant.transfer_id
-                push = sender.begin(grant, lambda result, name=name: tell_end(name, result))  # type: ignore[misc]
+                if name not in pushes or not command["first"]:
+                    pushes[name] = sender.begin(grant, functools.partial(tell_end, name, command["reuse"]))
                 for layer in range(LAYOUT.num_layers):
-                    push.layer_ready(layer, 0, command["source"], ours.slab.mark())
+                    pushes[name].layer_ready(layer, command["first"], command["source"], ours.slab.mark())
                 if command["whole"]:
-                    push.commit(b"first token")
+                    pushes[name].commit(b"first token")
+            case "abort":
+                pushes[command["transfer_id"]].abort("why not")
+            case "prompt":
+                say(source=engine.prompt(command["num_blocks"]))
+            case "crowd":
+                say(preemptions=engine.crowd())
             case "digest":
                 say(digest=ours.digest(command["blocks"]))
             case "state":
@@ -120,16 +171,25 @@ class Events:
             return self._changed.wait_for(seen, timeout_s)
 
 
-def gpu_decode(settings: dict[str, Any], commands: Iterable[dict[str, Any]], say: Say) -> None:
-    ours, events = GpuSlab(settings), Events()
+def slab_decode(settings: dict[str, Any], commands: Iterable[dict[str, Any]], say: Say) -> None:
+    ours, events = slab_of(settings), Events()
     config = msgspec.convert(settings["config"], TransferConfig)
-    receiver = Receiver(ours.slab, SlabIdentity("decode", 1, "model", LAYOUT), config, "127.0.0.1", events.add)
+    identity = SlabIdentity("decode", settings.get("incarnation", 1), "model", ours.slab.layout)
+    receiver = Receiver(ours.slab, identity, config, "127.0.0.1", events.add)
+    engine = CrowdedEngine(ours)
     say(ready=True)
     for command in commands:
         match command["do"]:
             case "reserve":
                 grant = receiver.reserve(command["blocks"], 0, command.get("ttl_s"))
                 say(grant=msgspec.to_builtins(grant))
+            case "reserve for a prompt":
+                say(grant=msgspec.to_builtins(receiver.reserve(engine.reserve(command["num_blocks"]), 0)))
+            case "crowd":
+                say(preemptions=engine.crowd())
+            case "fill":
+                ours.fill()
+                say(filled=True)
             case "cancel":
                 receiver.cancel(command["transfer_id"], "why not")
                 say(cancelled=True)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
+from baton.cli.preflight import check_start
 from baton.service.launcher import Machines
-from baton.service.preflight import check_start
 from runtime.checkpoint.served_model import served_model
 from runtime.config.serving import ServingConfig, parse_config
 from runtime.errors import ConfigError

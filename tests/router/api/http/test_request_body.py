@@ -1,0 +1,161 @@
+import json
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings, strategies as st
+
+from router.api.http import request_body
+from router.api.http.openai_types import ChatBody, CompletionBody, GenerationBody, OpenChatBody, OpenCompletionBody
+from router.api.http.request_body import IN_PLACE_BYTES, MAX_VALUES, parse_body, read_body
+from runtime.errors import InvalidRequestError
+
+USER = {"role": "user", "content": "Hi"}
+
+
+def refused(kind: type[GenerationBody], body: dict[str, Any]) -> InvalidRequestError:
+    with pytest.raises(InvalidRequestError) as caught:
+        read_body(json.dumps(body).encode(), kind)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "field", "nearest"),
+    [
+        (CompletionBody, {"prompt": "a", "max_tokns": 5}, "max_tokns", "max_tokens"),
+        (
+            CompletionBody,
+            {"prompt": "a", "stream_options": {"include_usag": 1}},
+            "stream_options.include_usag",
+            "usage",
+        ),
+        (ChatBody, {"messages": [USER], "temprature": 1}, "temprature", "temperature"),
+        (ChatBody, {"messages": [USER, USER | {"conten": ""}]}, "messages[1].conten", "content"),
+        (
+            ChatBody,
+            {"messages": [{"role": "user", "content": [{"type": "text", "txt": ""}]}]},
+            ".content[0].txt",
+            "text",
+        ),
+        (ChatBody, {"messages": [USER], "x" * 100_000: 1}, "x" * 40, ""),
+    ],
+)
+def test_an_unknown_field_is_refused_with_the_nearest_known_one(
+    kind: type[GenerationBody], body: dict[str, Any], field: str, nearest: str
+) -> None:
+    error = refused(kind, body)
+    assert error.field.endswith(field)
+    assert "the nearest known field is" in error.problem
+    assert nearest in error.problem
+    assert len(str(error)) < 200
+
+
+@pytest.mark.parametrize("field", ["guided_json", "prompt_logprobs", "tools", "echo", "suffix", "structured_outputs"])
+def test_fields_that_would_change_the_answer_and_are_not_served_are_refused_by_both_endpoints(field: str) -> None:
+    for kind, body in ((ChatBody, {"messages": [USER]}), (CompletionBody, {"prompt": "a"})):
+        error = refused(kind, body | {field: ["x"]})
+        assert (error.field, error.problem) == (field, "is not supported")
+        read_body(json.dumps(body | {field: None}).encode(), kind)
+
+
+def test_fields_that_change_nothing_are_taken() -> None:
+    harmless = {
+        "user": "me",
+        "metadata": {"a": "b"},
+        "store": True,
+        "service_tier": "auto",
+        "skip_special_tokens": True,
+    }
+    assistant = {"role": "assistant", "content": "Hi", "refusal": None, "annotations": [], "tool_calls": None}
+    part = {"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}}
+    messages = [assistant, {"role": "user", "content": [part]}]
+    read_body(
+        json.dumps({"messages": messages, "stream_options": {"include_obfuscation": False}} | harmless).encode(),
+        ChatBody,
+    )
+    read_body(json.dumps({"prompt": "a"} | harmless).encode(), CompletionBody)
+
+
+def test_unknown_fields_are_ignored_everywhere_where_the_configuration_says_so() -> None:
+    part = {"type": "text", "text": "Hi", "x": 1}
+    chat = {"messages": [{"role": "user", "content": [part], "x": 1}], "stream_options": {"x": 1}, "x": 1}
+    body, _, (prompt,) = read_body(json.dumps(chat).encode(), OpenChatBody)
+    assert prompt == parse_body(json.dumps({"messages": [USER]}).encode(), ChatBody).prompts()[0]
+    assert not body.include_usage
+    read_body(b'{"prompt": "a", "x": 1, "stream_options": {"x": 1}}', OpenCompletionBody)
+    assert refused(OpenCompletionBody, {"prompt": "a", "echo": True}).field == "echo"
+
+
+def counted(data: bytes, monkeypatch: pytest.MonkeyPatch) -> int:
+    """The lowest limit that a body passes."""
+    low, high = 0, 8 * len(data)
+    while low < high:
+        middle = (low + high) // 2
+        monkeypatch.setattr(request_body, "MAX_VALUES", middle)
+        try:
+            request_body._check_values(data)
+            high = middle
+        except InvalidRequestError:
+            low = middle + 1
+    return low
+
+
+def expected(value: Any) -> int:
+    """As the count should be, escaped characters aside."""
+    match value:
+        case list():
+            return 1 + max(0, len(value) - 1) + sum(map(expected, value))
+        case dict():
+            return 1 + max(0, len(value) - 1) + request_body.NAME_COST * len(value) + sum(map(expected, value.values()))
+    return 0
+
+
+signs = st.text(alphabet='\\",:[]{}nu aé', max_size=12)
+trees = st.recursive(
+    signs | st.integers(), lambda inner: st.lists(inner) | st.dictionaries(signs, inner), max_leaves=20
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(tree=trees, slice_bytes=st.integers(1, 40))
+@example(tree=["\\", "\\\\", '"', '\\"', ","], slice_bytes=1)
+def test_values_are_counted_wherever_texts_and_escapes_are_cut(tree: Any, slice_bytes: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(request_body, "SLICE_BYTES", slice_bytes)
+        patch.setattr(request_body, "ESCAPES_PER_VALUE", 10**9)
+        assert counted(json.dumps(tree, ensure_ascii=False).encode(), patch) == expected(tree)
+
+
+@pytest.mark.parametrize(
+    ("head", "unit", "tail"),
+    [
+        ('{"prompt":[', "5", "]}"),
+        ('{"prompt":[', "[]", "]}"),
+        ('{"prompt":"a","stop":[', '"a"', "]}"),
+        ('{"prompt":"a","logit_bias":{', '"7":1', "}}"),
+        ('{"prompt":"a",', '"x":1', "}"),
+        ('{"prompt":"', "\\n\\n\\n\\n\\n\\n\\n\\n\\n", '"}'),
+    ],
+)
+def test_a_long_body_of_many_values_is_refused_before_it_is_decoded(
+    head: str, unit: str, tail: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("msgspec.json.decode", lambda *_, **__: pytest.fail("decoded"))
+    with pytest.raises(InvalidRequestError, match=f"body: has more than {MAX_VALUES} values"):
+        parse_body((head + ",".join([unit] * (MAX_VALUES + 2)) + tail).encode(), CompletionBody)
+
+
+def test_long_text_full_of_signs_is_no_list_of_values() -> None:
+    text = '[{",:' * MAX_VALUES
+    body = json.dumps({"prompt": text}).encode()
+    assert len(body) > IN_PLACE_BYTES
+    assert parse_body(body, CompletionBody).prompt == text
+
+
+def test_messages_and_variables_are_bounded() -> None:
+    assert "has 4097 messages; at most 4096" in refused(ChatBody, {"messages": [USER] * 4097}).problem
+    variables = {"chat_template_kwargs": {"tools": "x" * 70_000}}
+    assert "at most 65536 are allowed" in refused(ChatBody, {"messages": [USER]} | variables).problem
+    assert refused(ChatBody, {"messages": [USER], "chat_template_kwargs": [1]}).field == "chat_template_kwargs"
+    deep = b'{"messages":[],"chat_template_kwargs":{"a":%b1%b}}' % (b"[" * 5000, b"]" * 5000)
+    with pytest.raises(InvalidRequestError):
+        read_body(deep, ChatBody)
