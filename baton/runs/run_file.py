@@ -19,9 +19,9 @@ import psutil
 import structlog
 from msgspec import Struct
 
-from baton.runs.owned_folder import OwnedFolder, living, write_private
 from runtime.config.serving import NatsConfig
 from runtime.errors import ConfigError
+from runtime.processes.owned_folder import OwnedFolder, living, write_private
 from runtime.security.cluster_key import MIN_LENGTH, ClusterKey, TlsMode
 from runtime.security.keys import CLUSTER_KEY_VARIABLE, OPERATOR_KEY_VARIABLE, Keys
 from runtime.security.nats_login import TLS_SCHEME, find_login, split_url

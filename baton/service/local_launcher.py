@@ -6,11 +6,11 @@ from pathlib import Path
 
 import msgspec
 
-from baton.runs.owned_folder import OwnedFolder, temporary_folder
 from baton.service.build_process import build_process
 from baton.service.gpu_places import GpuPlaces, visible_gpus
 from baton.service.launcher import Launch, Machines
 from runtime.config.serving import ServingConfig, for_prefill_worker
+from runtime.processes.owned_folder import OwnedFolder, temporary_folder
 from runtime.processes.process import Process
 
 

@@ -5,13 +5,11 @@ the key and say Hello, one for each connection that has said it, and the clerk, 
 """
 
 import os
-import shutil
 import socket
 import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import structlog
 
@@ -21,7 +19,6 @@ from baton_proto.worker import Grant
 from kvtransfer.decode_side.connection import Connection, Reception
 from kvtransfer.decode_side.events import TransferEvent
 from kvtransfer.decode_side.ledger import Ledger, Notice
-from kvtransfer.decode_side.socket_folder import SOCKET, create_socket_folder
 from kvtransfer.slab.adopted_slab import AdoptedSlab
 from kvtransfer.slab.head_plan import fits
 from kvtransfer.slab.slab import Slab
@@ -34,6 +31,7 @@ from kvtransfer.wire.sockets import listen_tcp, listen_unix, secured
 from runtime.address import format_address
 from runtime.config.serving import TransferConfig
 from runtime.errors import ProtocolError, UnavailableError
+from runtime.processes.owned_folder import OwnedFolder, temporary_folder
 from runtime.security.cluster_key import ClusterKey
 from runtime.security.handshake import KV_PLANE, listening
 from runtime.streams.door import Door, Talk
@@ -85,7 +83,7 @@ class Receiver:
             closing_fd=os.eventfd(0, os.EFD_CLOEXEC),
         )
         self._key = key
-        self._folder: Path | None = None
+        self._folder: OwnedFolder | None = None
         self.endpoint, listeners = self._listen(host)
         self._door = Door("kv-door", listeners, self._greeting, config.connect_timeout_s, self._come_in, self._secured)
         self._clerk = threading.Thread(target=self._keep_watch, name="kv-clerk", daemon=True)
@@ -177,7 +175,7 @@ class Receiver:
         self._clerk.join(CLOSE_GRACE_S)
         os.close(self._shared.closing_fd)
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.close()
 
     def _hang_up(self, connections: Sequence[Connection], timeout_s: float) -> None:
         """Waits until the peers are proven unable to write, for `timeout_s` in all."""
@@ -194,8 +192,8 @@ class Receiver:
         listeners = []
         needed = {transport.socket for transport in self._shared.offered}
         if "unix" in needed:
-            self._folder = create_socket_folder()
-            unix_path = str(self._folder / SOCKET)
+            self._folder = temporary_folder("baton-kv-")  # ours alone: who can connect can write the slab
+            unix_path = str(self._folder.path / "kv.sock")
             listeners.append(listen_unix(unix_path))
         if "tcp" in needed:
             listeners.append(listen_tcp(host))

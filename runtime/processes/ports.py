@@ -2,28 +2,22 @@
 
 import errno
 import socket
-from contextlib import ExitStack
 
 from runtime.address import format_address
 from runtime.config.serving import RouterConfig
 from runtime.errors import ConfigError
 
-TAKEN = (errno.EADDRINUSE, errno.EACCES)
-
 
 def check_router_ports(config: RouterConfig) -> None:
     """Raises ConfigError naming the key of the port, or of the host, that cannot be listened on."""
-    host = config.host
-    with ExitStack() as closing:
-        for field, port in (("router.http_port", config.http_port), ("router.grpc_port", config.grpc_port)):
-            try:
-                family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-                listener = closing.enter_context(socket.socket(family, socket.SOCK_STREAM))
+    for field, port in (("router.http_port", config.http_port), ("router.grpc_port", config.grpc_port)):
+        try:
+            family, _, _, _, address = socket.getaddrinfo(config.host, port, type=socket.SOCK_STREAM)[0]
+            with socket.socket(family, socket.SOCK_STREAM) as listener:
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 listener.bind(address)
-                listener.listen()  # or two keys could name one port
-            except OSError as error:
-                taken = error.errno in TAKEN
-                remedy = "; choose another port, or 0 for a free one" if taken else ""
-                problem = f"cannot listen on {format_address(host, port)}: {error.strerror or error}{remedy}"
-                raise ConfigError(field if taken else "router.host", problem) from error
+        except OSError as error:
+            taken = error.errno in (errno.EADDRINUSE, errno.EACCES)
+            remedy = "; choose another port, or 0 for a free one" if taken else ""
+            problem = f"cannot listen on {format_address(config.host, port)}: {error.strerror or error}{remedy}"
+            raise ConfigError(field if taken else "router.host", problem) from error

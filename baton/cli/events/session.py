@@ -5,12 +5,11 @@ import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
-from urllib.parse import urlsplit
 
 import typer
 
 from baton.cli.terminal.exit_codes import errors_reported
-from baton.cli.terminal.service import nats_place, nothing_there
+from baton.cli.terminal.service import nats_place, reach
 from baton.runs.run_file import find_keys
 from runtime.config.serving import LoggingConfig
 from runtime.end_task import end_tasks
@@ -29,7 +28,9 @@ async def nats_session(url: str, namespace: str, timeout_s: float) -> AsyncItera
     reached or stops answering, UnauthorizedError when it does not let us in."""
     configure_logging(LoggingConfig(level="warning"), "baton")
     url, namespace = nats_place(url, namespace)
-    await _reach(url, timeout_s)
+    shown = split_url(url)[0]
+    place = shown.rstrip("/").rpartition("/")[2]
+    await reach(place if ":" in place else f"{place}:4222", timeout_s, f"NATS at {shown} does not answer", "--nats-url")
     nats = await connect(url, "baton-events", namespace, timeout_s, find_keys(url, namespace).nats)
     try:
         yield nats
@@ -37,7 +38,7 @@ async def nats_session(url: str, namespace: str, timeout_s: float) -> AsyncItera
         raise  # of our stdout: whoever read it has seen enough
     except NATS_ERRORS as error:
         why = str(error) or type(error).__name__
-        raise UnavailableError(f"NATS at {split_url(url)[0]} does not answer: {why}") from error
+        raise UnavailableError(f"NATS at {shown} does not answer: {why}") from error
     finally:
         await nats.close()
 
@@ -51,17 +52,6 @@ def run_with_nats(url: str, namespace: str, timeout_s: float, work: Callable[[Na
 
     with errors_reported():
         asyncio.run(run())
-
-
-async def _reach(url: str, timeout_s: float) -> None:
-    """Connects once, because a NATS client waits for a server that does not listen."""
-    parts = urlsplit(url if "://" in url else f"nats://{url}")
-    try:
-        async with asyncio.timeout(timeout_s):
-            _, writer = await asyncio.open_connection(parts.hostname, parts.port or 4222)
-    except (OSError, TimeoutError) as error:
-        raise nothing_there(f"NATS at {split_url(url)[0]} does not answer", "--nats-url URL") from error
-    writer.close()
 
 
 async def until_stopped(work: Coroutine[Any, Any, None], for_s: float | None = None, said: str | None = None) -> bool:

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import grpc
 
-from baton.cli.terminal.service import nothing_there, router_address
+from baton.cli.terminal.service import reach, router_address
 from baton.runs.run_file import find_operator_key, run_at
-from runtime.address import parse_address
 from runtime.calls.router import Client
 from runtime.errors import ConfigError
 from runtime.security.callers import parse_callers, read_callers
@@ -48,7 +47,7 @@ class Access:
         ca = self._ca()
         operator_key = await asyncio.to_thread(self._operator_key)
         async with Client(self.place, self._api_key(), ca, operator_key=operator_key) as client:
-            await self._reach()
+            await reach(self.place, REACH_TIMEOUT_S, f"no router answers at {self.place}", "--address")
             try:
                 yield client
             except grpc.aio.AioRpcError as error:
@@ -63,17 +62,6 @@ class Access:
             problem = await asyncio.to_thread(tls_problem, self.place, trusting)
             if problem:
                 raise ConfigError(CA_FLAG, problem) from error
-
-    async def _reach(self) -> None:
-        """Connects once, because gRPC takes seconds to tell that nobody listens."""
-        try:
-            host, port = parse_address(self.place)
-            _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), REACH_TIMEOUT_S)
-        except (OSError, TimeoutError) as error:
-            raise nothing_there(f"no router answers at {self.place}", "--address HOST:PORT") from error
-        except ValueError as error:
-            raise ConfigError("--address", str(error)) from error
-        writer.close()
 
     def _api_key(self) -> Secret | None:
         if self.api_key_file is not None:

@@ -1,17 +1,17 @@
 """Which service a command means: the one that it was told, or the one that this user runs on this machine."""
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from baton.runs.run_file import Run, choose_run
-from runtime.errors import BatonError, UnavailableError
+from runtime.address import parse_address
+from runtime.errors import BatonError, ConfigError, UnavailableError
 
 USUAL_ADDRESS = "127.0.0.1:8001"
 USUAL_NATS_URL = "nats://127.0.0.1:4222"
 ANY_RAY = "auto"
-WAY_OUT = (
-    "`baton up` starts a service here, and commands find it by themselves; one that runs elsewhere is named with {flag}"
-)
+WAY_OUT = "`baton up` starts a service here, which commands find by themselves; {flag} names one elsewhere"
 
 
 def router_address(told: str) -> str:
@@ -57,8 +57,16 @@ def ray_cluster(address: str, namespace: str) -> Iterator[None]:
         yield
 
 
-def nothing_there(problem: str, flag: str) -> UnavailableError:
-    return UnavailableError(f"{problem}: {WAY_OUT.format(flag=flag)}")
+async def reach(place: str, timeout_s: float, problem: str, flag: str) -> None:
+    """Connects to HOST:PORT once, because clients of gRPC and NATS take seconds to tell that nobody listens. Raises
+    UnavailableError, which begins with `problem`; ConfigError when `place` is no address."""
+    try:
+        _, writer = await asyncio.wait_for(asyncio.open_connection(*parse_address(place)), timeout_s)
+    except (OSError, TimeoutError) as error:
+        raise UnavailableError(f"{problem}: {WAY_OUT.format(flag=flag)}") from error
+    except ValueError as error:
+        raise ConfigError(flag, str(error)) from error
+    writer.close()
 
 
 def _known(run: Run, place: str) -> str:

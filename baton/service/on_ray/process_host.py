@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 import ray
 
-from baton.runs.owned_folder import temporary_folder
 from baton.service.build_process import build_process
 from baton.service.launcher import Launch
 from baton.service.on_ray.logged_actor import LoggedActor, own_stderr
 from runtime.config.serving import ServingConfig
+from runtime.processes.owned_folder import temporary_folder
 from runtime.processes.process import ProcessExit, Ready
 
 LOOPBACK = "127.0.0.1"

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from baton.cli.app import app
 from baton.cli.terminal.exit_codes import ExitCode
-from baton.runs.owned_folder import PREFIX
+from runtime.processes.owned_folder import PREFIX
 from tests.service import assert_gone
 
 BATON = [sys.executable, "-m", "baton"]
@@ -174,7 +174,7 @@ def test_a_service_of_another_name_is_refused_with_the_names_that_are(service: U
 def test_where_nothing_runs_commands_say_how_to_start_or_to_name_it(tmp_path: Path, command: list[str]) -> None:
     done = run(tmp_path, *command)
     assert (done.exit_code, done.stdout) == (ExitCode.UNAVAILABLE, "")
-    for words in (" answer", "`baton up` starts a service here", "named with --"):
+    for words in (" answer", "`baton up` starts a service here", "names one elsewhere"):
         assert words in done.stderr
 
 

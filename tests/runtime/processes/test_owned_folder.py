@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from baton.runs.owned_folder import PREFIX, OwnedFolder, living, temporary_folder
+from runtime.processes.owned_folder import PREFIX, OwnedFolder, living, temporary_folder
 
 OWN = """
 import sys
 from pathlib import Path
-from baton.runs.owned_folder import OwnedFolder
+from runtime.processes.owned_folder import OwnedFolder
 folder = OwnedFolder(Path(sys.argv[1]), [sys.argv[2]], {"file": "text"})
 print("made", flush=True)
 sys.stdin.read()

@@ -25,7 +25,14 @@ class OwnedFolder:
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         for name, text in (files or {}).items():
             write_private(made / name, text)
-        self.path = _renamed(made, (parent / name for name in names))
+        for name in names:
+            try:
+                self.path = made.rename(parent / name)
+                return
+            except OSError as error:
+                if error.errno != errno.ENOTEMPTY:
+                    raise
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(parent))
 
     def close(self) -> None:
         """Removes the folder. Idempotent."""
@@ -35,11 +42,11 @@ class OwnedFolder:
             self._lock = -1
 
 
-def temporary_folder() -> OwnedFolder:
+def temporary_folder(prefix: str = PREFIX) -> OwnedFolder:
     """A folder for what one process and its children write. Removes those that killed processes have left."""
     parent = Path(tempfile.gettempdir())
-    living(parent, PREFIX + "*")
-    return OwnedFolder(parent, [PREFIX + secrets.token_hex(4)])
+    living(parent, prefix + "*")
+    return OwnedFolder(parent, [prefix + secrets.token_hex(4)])
 
 
 def living(parent: Path, pattern: str = "[!.]*") -> list[Path]:
@@ -74,13 +81,3 @@ def _lives(path: Path) -> bool:
     finally:
         os.close(folder)
     return False
-
-
-def _renamed(folder: Path, paths: Iterable[Path]) -> Path:
-    for path in paths:
-        try:
-            return folder.rename(path)
-        except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                raise
-    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(folder))
