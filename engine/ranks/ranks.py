@@ -5,10 +5,8 @@ The children die with rank 0. No rank is of use without the others: when one is 
 
 import os
 import select
-import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -20,6 +18,7 @@ from engine.ranks.rank_commands import Command, Stop, encode_command
 from engine.ranks.rank_reports import OnPushEnded, ReportReader
 from runtime.errors import RankLostError
 from runtime.processes.launch import launch_command
+from runtime.processes.owned_folder import temporary_folder
 from runtime.processes.process import how_it_ended
 
 STOP_TIMEOUT_S = 5.0
@@ -87,7 +86,7 @@ class Ranks:
         self._losing = threading.Lock()
         self._is_lost = False
         self._hang_limit_s = float("inf")  # until `loaded`: a model may take long to load
-        self._folder = Path(tempfile.mkdtemp(prefix="baton-ranks-"))
+        self._folder = temporary_folder("baton-ranks-")
         self._is_closing = False
         self._closing = os.eventfd(0)  # readable from `close` on
         self._channel = CommandWriter(size - 1)
@@ -109,7 +108,7 @@ class Ranks:
     @property
     def meeting(self) -> Path:
         """The path where the ranks' Collective meets."""
-        return self._folder / "meeting"
+        return self._folder.path / "meeting"
 
     @property
     def pids(self) -> list[int]:
@@ -170,7 +169,7 @@ class Ranks:
         self._reports.close()
         self._channel.close()
         os.close(self._closing)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.close()
 
     def _watch(self) -> None:
         checked, checked_s = 0, time.monotonic()  # a command, and since when it is due
