@@ -49,22 +49,22 @@ def why_no_thread_limit() -> str:
 
 
 def lower_descriptors(pid: int) -> Limit:
-    """Returns the limit of before."""
-    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    """Returns the limit of a process that no fault has struck."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)  # ours, which it got: two faults may strike one process
     highest = max(int(name) for name in os.listdir(f"/proc/{pid}/fd"))
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (highest + 1 + SPARE_DESCRIPTORS, before[1]))
     return before
 
 
 def lower_memory(pid: int) -> Limit:
-    before = resource.prlimit(pid, resource.RLIMIT_AS)
+    before = resource.getrlimit(resource.RLIMIT_AS)
     resource.prlimit(pid, resource.RLIMIT_AS, (psutil.Process(pid).memory_info().vms + SPARE_BYTES, before[1]))
     return before
 
 
 def lower_file_size(pid: int) -> Limit:
     """No file may grow beyond 0 bytes: each write to a log fails with EFBIG."""
-    before = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, before[1]))
     return before
 
