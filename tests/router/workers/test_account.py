@@ -96,3 +96,49 @@ def test_our_own_totals_are_what_we_charged() -> None:
     books.pairs.charge(4)
     books.set_foreign("b", Totals(9, 9, 9, 9))
     assert books.own == Totals(2, 30, 5, 4)
+
+
+def left_after_two_periods(books: Account) -> None:
+    """Two reports that know everything and say that nothing is queued."""
+    for step in (1, 2):
+        books.take_report(WorkerLoad(), LATER_S + step)
+
+
+def test_charges_of_one_period_add_up() -> None:
+    books = account()
+    left_after_two_periods(books)
+    books.tokens.charge(100)
+    books.tokens.charge(200)
+    assert books.worker == ("worker", 1)
+    assert books.view().queued_prefill_tokens == 300
+
+
+def test_a_period_ends_exactly_after_the_delay_of_reports() -> None:
+    books = account()
+    books.tokens.charge(100)
+    books.take_report(WorkerLoad(), REPORT_DELAY_S)
+    books.take_report(WorkerLoad(), 2 * REPORT_DELAY_S)
+    assert books.view().queued_prefill_tokens == 0
+
+
+def test_only_what_another_router_charged_more_is_new() -> None:
+    books = account()
+    books.set_foreign("b", Totals(1, 500, 0, prefill_pairs=50))
+    left_after_two_periods(books)
+    assert books.view()[1::2] == (0, 0)
+    books.set_foreign("b", Totals(1, 600, 0, prefill_pairs=60))
+    assert books.view()[1::2] == (100, 10)
+
+
+def test_what_another_router_charged_less_is_not_new() -> None:
+    books = account()
+    books.set_foreign("b", Totals(1, 500, 0, prefill_pairs=50))
+    left_after_two_periods(books)
+    books.set_foreign("b", Totals(1, 400, 0, prefill_pairs=40))
+    assert books.view()[1::2] == (0, 0)
+
+
+def test_a_router_that_charged_nothing_may_leave() -> None:
+    books = account()
+    books.set_foreign("b", NOTHING)
+    assert (books.foreign, books.by_router) == (NOTHING, {})
