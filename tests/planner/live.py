@@ -100,7 +100,7 @@ class Planned:
     async def tell(self, order: Scale | Release | Order) -> str:
         nats = await self.service.connect_nats("test")
         try:
-            return await tell_planner(nats, order, 5.0)
+            return await tell_planner(nats, order, WAIT_S, self.service.supervisor.keys.operator[0])
         finally:
             await nats.close()
 
