@@ -122,7 +122,7 @@ def simulate(
         router.now_s = now_s
         key, charge = router.choose(request)
         worker = workers[key]
-        worker.submit(new_job(request, now_s, charge), now_s)
+        worker.submit(new_job(request, fleet.block_size, now_s, charge), now_s)
         push(key, worker.begin(now_s) if worker.step is None else worker.step.end_s)
         progress()
     end_steps(float("inf"))

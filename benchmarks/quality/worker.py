@@ -6,9 +6,12 @@ worker's next event. Otherwise the scheduler's rules hold: prompt chunks run bes
 
 import itertools
 import math
+from array import array
 from bisect import bisect_left, insort
 from collections import deque
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from baton_proto.discovery import WorkerLoad, prefill_pairs
 from baton_proto.kv_events import KvEvent
@@ -214,13 +217,16 @@ def _left(job: Job) -> int:
     return job.request.prompt_tokens - job.sequence.num_computed_tokens
 
 
-def new_job(request: TraceRequest, now_s: float, charge: Charge | None) -> Job:
-    """Makes a job. The prompt's tokens are never read, because the hashes of its full blocks are known."""
+def new_job(request: TraceRequest, block_size: int, now_s: float, charge: Charge | None) -> Job:
+    """Makes a job. The prompt's tokens are never read, because the hashes of its full blocks are known. What the prefix
+    cache compares is made of the hashes: equal where they are."""
     sequence = Sequence(
         str(request.number), [_own_token(request)] * request.prompt_tokens, request.prompt_tokens, _SAMPLING
     )
     sequence.block_hashes = request.block_hashes.tolist()
     sequence.sequence_hashes = request.sequence_hashes.tolist()
+    tokens = np.repeat(request.block_hashes.astype(np.uint32), block_size)
+    sequence.hashed_tokens = array("I", tokens.tobytes())
     return Job(request, now_s, sequence, charge)
 
 

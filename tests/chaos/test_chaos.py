@@ -1,8 +1,6 @@
 """A minute of chaos, always of the same seed."""
 
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,13 +9,6 @@ from tests.chaos.rounds import Game
 
 SEED = 16
 SECONDS = 60.0  # and the time to start and to end
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A short path, because a Unix socket's path has at most 107 bytes."""
-    with tempfile.TemporaryDirectory(prefix="chaos-") as name:
-        yield Path(name)
 
 
 @pytest.mark.chaos

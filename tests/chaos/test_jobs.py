@@ -37,13 +37,13 @@ def test_records_of_games_add_up_and_the_table_is_of_all() -> None:
 
 
 @pytest.mark.slow
-def test_a_run_ends_at_its_limit_with_a_record_and_leaves_no_process(tmp_path: Path) -> None:
+def test_a_run_ends_at_its_limit_with_a_record_and_leaves_no_process(folder: Path) -> None:
     """The limit comes while services start."""
     command = [sys.executable, "-m", "tests.chaos", "--jobs", "2", "--scenario", "mock", "--scenario", "decode-only"]
-    command += ["--minutes", "5", "--limit-minutes", "0.1", "--folder", str(tmp_path), "--json", str(tmp_path / "all")]
+    command += ["--minutes", "5", "--limit-minutes", "0.1", "--folder", str(folder), "--json", str(folder / "all")]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    record = json.loads((tmp_path / "all").read_text())
+    record = json.loads((folder / "all").read_text())
     assert record["results"]["failures"] == []
     assert record["settings"]["jobs"] == 2
-    assert all((tmp_path / f"seed-{seed}" / "record.json").exists() for seed in (1, 2))
+    assert all((folder / f"seed-{seed}" / "record.json").exists() for seed in (1, 2))

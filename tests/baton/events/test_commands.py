@@ -84,8 +84,8 @@ def test_no_nats_at_the_url_ends_with_3_in_time(command: list[str], tmp_path: Pa
     result = run(*command, "--nats-url", NOBODY, "--timeout", "0.3")
     assert result.exit_code == ExitCode.UNAVAILABLE
     assert result.stderr == (
-        f"error: NATS at {NOBODY} does not answer: `baton up` starts a service here, which commands find by themselves; "
-        "--nats-url names one elsewhere\n"
+        f"error: NATS at {NOBODY} does not answer: `baton up` starts a service here, which commands find by "
+        "themselves; --nats-url names one elsewhere\n"
     )
     assert command[0] == "replay" or not (tmp_path / "x").exists()
 

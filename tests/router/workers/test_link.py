@@ -209,5 +209,5 @@ async def test_a_worker_with_another_cluster_key_is_not_used_and_that_is_said_on
         await link.close("the test is over")
     assert link.failed
     (said,) = [log for log in logs if log["event"] == "worker not used" and log["log_level"] == "warning"]
-    assert "its cluster key is not ours" in said["reason"]
+    assert "its cluster key or its security.internal_tls is not ours" in said["reason"]
     await server.stop(0.1)

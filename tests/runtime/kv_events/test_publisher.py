@@ -150,8 +150,8 @@ class SmallNats(NatsServer):
 
     storage_bytes = 100 << 20
 
-    def _write_config(self, folder: Path) -> Path:
-        path = super()._write_config(folder)
+    def _write_config(self) -> Path:
+        path = super()._write_config()
         path.write_text(
             json.dumps(json.loads(path.read_text()) | {"jetstream": {"max_file_store": self.storage_bytes}})
         )
