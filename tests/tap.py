@@ -18,6 +18,7 @@ class Tap:
         self.address = format_address(*self._listener.getsockname()[:2])
         self._heard: list[bytes] = []
         self._sockets = [self._listener]
+        self._closing, self._closed = threading.Lock(), False
         threading.Thread(target=self._accept, daemon=True).start()
 
     @property
@@ -25,17 +26,24 @@ class Tap:
         return b"".join(self._heard)
 
     def close(self) -> None:
-        for sock in self._sockets:
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
-            sock.close()
+        with self._closing:
+            self._closed = True
+            for sock in self._sockets:
+                with contextlib.suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
+                sock.close()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
                 near, _ = self._listener.accept()
                 far = socket.create_connection(self._target)
-                self._sockets += [near, far]
+                with self._closing:
+                    if self._closed:  # while this connection was made
+                        near.close()
+                        far.close()
+                        return
+                    self._sockets += [near, far]
                 for source, sink in ((near, far), (far, near)):
                     threading.Thread(target=self._pump, args=(source, sink), daemon=True).start()
 

@@ -1,6 +1,5 @@
 """Finds before any process starts what a worker would refuse after it has loaded its model."""
 
-import socket
 from pathlib import Path
 
 from baton.service.launcher import Machines, uses_gpus
@@ -12,6 +11,7 @@ from runtime.checkpoint.served_model import is_mock
 from runtime.config.serving import EngineConfig, ServingConfig, for_prefill_worker, parse_bytes
 from runtime.device.driver import MemoryKind
 from runtime.errors import ConfigError
+from runtime.processes.ports import try_to_listen
 
 
 def check_start(config: ServingConfig, files: ModelFiles, machines: Machines | None) -> None:
@@ -42,8 +42,7 @@ def _check_machine(config: ServingConfig, machines: Machines) -> None:
         able = [choice for choice in choices() if offered(choice, memory)]
         raise ConfigError("transfer.transport", f"{transport!r} cannot carry KV from here; can: {', '.join(able)}")
     try:
-        family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
-        socket.create_server((host, 0), family=family).close()
+        try_to_listen(host)
     except OSError as error:
         raise ConfigError("workers.host", f"{host!r}: {error.strerror or error}") from error
     journal = config.planner.journal

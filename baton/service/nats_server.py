@@ -21,6 +21,7 @@ from baton.service.local_process import LocalProcess
 from runtime.address import format_address
 from runtime.errors import ConfigError, UnavailableError
 from runtime.processes.launch import launch_command
+from runtime.processes.owned_folder import write_private
 from runtime.processes.process import ProcessExit, Ready
 from runtime.security.nats_login import NO_LOGIN, TLS_SCHEME, NatsLogin
 
@@ -165,8 +166,7 @@ class NatsServer(LocalProcess):
     def _write(self, name: str, data: bytes) -> Path:
         assert self._temporary_dir is not None
         path = Path(self._temporary_dir) / name
-        path.touch(mode=0o600)
-        path.write_bytes(data)
+        write_private(path, data.decode())
         return path
 
     async def _renew(self, process: asyncio.subprocess.Process, tls: "InternalTls") -> None:

@@ -27,14 +27,14 @@ from kvtransfer.wire.framing import decoded
 from kvtransfer.wire.host import host_id
 from kvtransfer.wire.identity import SlabIdentity
 from kvtransfer.wire.proving import frame, proof
-from kvtransfer.wire.sockets import listen_tcp, listen_unix, secured
+from kvtransfer.wire.sockets import BACKLOG, listen_unix, secured
 from runtime.address import format_address
 from runtime.config.serving import TransferConfig
 from runtime.errors import ProtocolError, UnavailableError
 from runtime.processes.owned_folder import OwnedFolder, temporary_folder
 from runtime.security.cluster_key import ClusterKey
 from runtime.security.handshake import KV_PLANE, listening
-from runtime.streams.door import Door, Talk
+from runtime.streams.door import Door, Talk, listen_tcp
 
 log = structlog.get_logger()
 
@@ -196,7 +196,7 @@ class Receiver:
             unix_path = str(self._folder.path / "kv.sock")
             listeners.append(listen_unix(unix_path))
         if "tcp" in needed:
-            listeners.append(listen_tcp(host))
+            listeners.append(listen_tcp(host, BACKLOG))
             tcp_address = format_address(host, listeners[-1].getsockname()[1])
         names = tuple(transport.name for transport in self._shared.offered)
         return TransferEndpoint(host_id(), unix_path, tcp_address, names), listeners

@@ -35,8 +35,12 @@ def connect(kind: SocketKind, endpoint: TransferEndpoint, timeout_s: float) -> s
         return sock
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        sock.settimeout(timeout_s)
+        limit_sending(sock, timeout_s)  # so connect() waits when the backlog is full; after settimeout() it would fail
         sock.connect(endpoint.unix_path)
+        sock.settimeout(timeout_s)
+    except BlockingIOError:
+        sock.close()
+        raise TimeoutError(f"{endpoint.unix_path} took no connection within {timeout_s:g} s") from None
     except BaseException:
         sock.close()
         raise
@@ -72,12 +76,6 @@ def listen_unix(path: str) -> socket.socket:
     listener.bind(path)
     listener.listen(BACKLOG)
     return listener
-
-
-def listen_tcp(host: str) -> socket.socket:
-    """On a free port. Raises OSError."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, 0), family=family, backlog=BACKLOG)
 
 
 def tune(sock: socket.socket) -> None:

@@ -8,14 +8,19 @@ from runtime.config.serving import RouterConfig
 from runtime.errors import ConfigError
 
 
+def try_to_listen(host: str, port: int = 0) -> None:
+    """Binds once; port 0 is a free one. Raises OSError."""
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+
+
 def check_router_ports(config: RouterConfig) -> None:
     """Raises ConfigError naming the key of the port, or of the host, that cannot be listened on."""
     for field, port in (("router.http_port", config.http_port), ("router.grpc_port", config.grpc_port)):
         try:
-            family, _, _, _, address = socket.getaddrinfo(config.host, port, type=socket.SOCK_STREAM)[0]
-            with socket.socket(family, socket.SOCK_STREAM) as listener:
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                listener.bind(address)
+            try_to_listen(config.host, port)
         except OSError as error:
             taken = error.errno in (errno.EADDRINUSE, errno.EACCES)
             remedy = "; choose another port, or 0 for a free one" if taken else ""

@@ -5,6 +5,8 @@ import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import grpc
+
 
 @dataclass(frozen=True, slots=True)
 class Pair:
@@ -43,3 +45,14 @@ def following(context: ssl.SSLContext, current: Callable[[], ssl.SSLContext]) ->
 
     context.sni_callback = choose
     return context
+
+
+def following_credentials(pair: Callable[[], Pair], authority: bytes | None = None) -> grpc.ServerCredentials:
+    """The same for a gRPC server, which shows what `pair()` is in each handshake. With `authority` (PEM), callers have
+    to show a certificate of that CA."""
+
+    def current() -> grpc.ServerCertificateConfiguration:
+        now = pair()
+        return grpc.ssl_server_certificate_configuration([(now.key, now.certificate)], authority)
+
+    return grpc.dynamic_ssl_server_credentials(current(), current, require_client_authentication=authority is not None)

@@ -13,7 +13,7 @@ from typing import Final
 import grpc
 
 from runtime.security.cluster_ca import LIFETIME, NAME, ClusterCa
-from runtime.security.contexts import Pair, following
+from runtime.security.contexts import Pair, following, following_credentials
 
 RENEW_AFTER: Final = LIFETIME / 2
 
@@ -60,11 +60,7 @@ class InternalTls:
         return following(context, self.server)
 
     def grpc_server(self) -> grpc.ServerCredentials:
-        def renewed() -> grpc.ServerCertificateConfiguration:
-            pair = self.pair()
-            return grpc.ssl_server_certificate_configuration([(pair.key, pair.certificate)], self.authority)
-
-        return grpc.dynamic_ssl_server_credentials(renewed(), renewed, require_client_authentication=True)
+        return following_credentials(self.pair, self.authority)
 
     def grpc_client(self) -> grpc.ChannelCredentials:
         """For a channel that is made anew when `pair` is another one. It wants `grpc_options`."""

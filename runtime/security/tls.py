@@ -14,7 +14,7 @@ import structlog
 from runtime.address import parse_address
 from runtime.config.serving import SecurityConfig
 from runtime.errors import ConfigError
-from runtime.security.contexts import Pair, following
+from runtime.security.contexts import Pair, following, following_credentials
 from runtime.security.secret import state_of
 
 CERT_FIELD = "security.tls_cert_file"
@@ -49,11 +49,7 @@ class Tls:
         return following(_server_context(self._current().pair), lambda: self._current().context)
 
     def grpc_server_credentials(self) -> grpc.ServerCredentials:
-        def current() -> grpc.ServerCertificateConfiguration:
-            pair = self._current().pair
-            return grpc.ssl_server_certificate_configuration([(pair.key, pair.certificate)])
-
-        return grpc.dynamic_ssl_server_credentials(current(), current)
+        return following_credentials(lambda: self._current().pair)
 
     def _current(self) -> "_Loaded":
         with self._lock:

@@ -131,6 +131,12 @@ class Door(Generic[T]):
         del self._newcomers[sock]
 
 
+def listen_tcp(host: str, backlog: int | None = None) -> socket.socket:
+    """On a free port. `backlog` None: what the system takes to be right. Raises OSError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, 0), family=family, backlog=backlog)
+
+
 def shaken(sock: socket.socket) -> Talk[None]:
     """The TLS handshake of a SecuredSocket."""
     while isinstance(sock, SecuredSocket):

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from runtime.address import format_address, is_loopback
 from runtime.errors import ProtocolError
 from runtime.security.bearer_keys import BearerKeys
-from runtime.streams.door import Door, Talk, received, sent
+from runtime.streams.door import Door, Talk, listen_tcp, received, sent
 from runtime.streams.secured_socket import SecuredSocket
 
 if TYPE_CHECKING:
@@ -30,15 +30,16 @@ class MetricsServer:
 
     def serve(self, host: str) -> str:
         """Returns HOST:PORT. Raises OSError."""
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((host, 0), family=family)
+        listener = listen_tcp(host)
         address = format_address(host, listener.getsockname()[1])
-        door, tls = ("metrics", [listener], self._answered, REQUEST_TIMEOUT_S, lambda sock, _: sock.close()), self._tls
-        if tls is None or is_loopback(host):
-            self._door = Door(*door)
-        else:
-            context = tls.listener(ask=False)
-            self._door = Door(*door, secure=lambda sock: SecuredSocket(sock, context))
+        context = None if self._tls is None or is_loopback(host) else self._tls.listener(ask=False)
+
+        def secured(sock: socket.socket) -> socket.socket:
+            return sock if context is None else SecuredSocket(sock, context)
+
+        self._door = Door(
+            "metrics", [listener], self._answered, REQUEST_TIMEOUT_S, lambda sock, _: sock.close(), secured
+        )
         return address
 
     def close(self) -> None:

@@ -139,10 +139,15 @@ class Prefill:
 
 
 @contextmanager
-def pair(transport: str = "auto", **settings: Any) -> Iterator[tuple[Decode, Prefill]]:
+def pair(
+    transport: str = "auto",
+    decode_key: ClusterKey | None = None,
+    prefill_key: ClusterKey | None = None,
+    **settings: Any,
+) -> Iterator[tuple[Decode, Prefill]]:
     """Both ends in this process, closed at the end."""
     config = TransferConfig(transport=transport, **settings)
-    decode, prefill = Decode(config), Prefill(config)
+    decode, prefill = Decode(config, key=decode_key), Prefill(config, key=prefill_key)
     try:
         yield decode, prefill
     finally:

@@ -13,14 +13,14 @@ from tests.spine.prompts import greedy, random_prompt
 from tests.spine.worker_view import inspect, inspect_all, until_idle, until_running
 
 SHIP_ALL = {"router": {"placement": {"local_prefill_tokens": 0}}}
-PROMPT_STEPS = 3000 / 8  # of the long prompt, were it run to its end
+PROMPT_STEPS = 3000 / 2  # of the long prompt, were it run to its end
 ANSWER_STEPS = 3000
 
 
 @pytest.fixture
 async def service(tiny_model: Path) -> AsyncIterator[Service]:
-    """Prompts of 3,000 tokens take hundreds of steps here."""
-    async with running_service(tiny_model, 1, 1, SHIP_ALL, engine={"max_batch_tokens": 8}) as service:
+    """Prompts of 3,000 tokens take more than a thousand steps here."""
+    async with running_service(tiny_model, 1, 1, SHIP_ALL, engine={"max_batch_tokens": 2}) as service:
         yield service
 
 

@@ -2,17 +2,15 @@
 
 import socket
 import struct
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 
 import pytest
 
 from baton_proto.worker import Grant
 from kvtransfer.wire.identity import hello
-from runtime.config.serving import TransferConfig
 from runtime.security.cluster_key import ClusterKey, new_cluster_key
 from runtime.security.handshake import MAGIC, MAX_FRAME_BYTES, NONCE_BYTES
-from tests.kvtransfer.peers import PREFILL_IDENTITY, TIMEOUT_S, Decode, Prefill, RawPeer, assert_arrived, words
+from tests.kvtransfer.peers import PREFILL_IDENTITY, TIMEOUT_S, RawPeer, assert_arrived, pair, words
 
 KEY = new_cluster_key()
 both = pytest.mark.parametrize("transport", ["tcp", "shm"])
@@ -22,17 +20,7 @@ def framed(data: bytes) -> bytes:
     return struct.pack("<I", len(data)) + data
 
 
-@contextmanager
-def peers(
-    transport: str, decode_key: ClusterKey | None, prefill_key: ClusterKey | None
-) -> Iterator[tuple[Decode, Prefill]]:
-    config = TransferConfig(transport=transport, connect_timeout_s=1.0)
-    decode, prefill = Decode(config, key=decode_key), Prefill(config, key=prefill_key)
-    try:
-        yield decode, prefill
-    finally:
-        prefill.close()
-        decode.close()
+peers = partial(pair, connect_timeout_s=1.0)
 
 
 @both

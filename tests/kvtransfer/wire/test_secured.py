@@ -2,8 +2,7 @@
 what links without TLS bear."""
 
 import queue
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 
 import pytest
 from msgspec.structs import replace
@@ -11,26 +10,15 @@ from msgspec.structs import replace
 from baton_proto.worker import Grant
 from kvtransfer.decode_side.events import Committed, Failed
 from kvtransfer.prefill_side.push import PushResult
-from runtime.config.serving import TransferConfig
 from runtime.security.cluster_key import ClusterKey, TlsMode, new_cluster_key
-from tests.kvtransfer.peers import PREFILL_IDENTITY, TIMEOUT_S, Decode, Prefill, assert_arrived, words
+from tests.kvtransfer.peers import PREFILL_IDENTITY, TIMEOUT_S, assert_arrived, pair, words
 from tests.tap import tapped
 
 PLAIN = new_cluster_key()
 SECURED = ClusterKey(PLAIN.secret, "on")
 STRANGE = new_cluster_key("on")
 PAYLOAD = b"the first token is 4711"
-
-
-@contextmanager
-def peers(decode_key: ClusterKey | None, prefill_key: ClusterKey | None) -> Iterator[tuple[Decode, Prefill]]:
-    config = TransferConfig(transport="tcp", connect_timeout_s=2.0)
-    decode, prefill = Decode(config, key=decode_key), Prefill(config, key=prefill_key)
-    try:
-        yield decode, prefill
-    finally:
-        prefill.close()
-        decode.close()
+peers = partial(pair, "tcp", connect_timeout_s=2.0)
 
 
 def through(grant: Grant, address: str) -> Grant:
