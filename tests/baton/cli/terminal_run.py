@@ -3,6 +3,7 @@
 import fcntl
 import os
 import pty
+import select
 import struct
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import termios
 from types import TracebackType
 from typing import Self
 
+SILENCE_S = 60.0
 BATON = [sys.executable, "-m", "baton"]
 
 
@@ -40,6 +42,15 @@ class TerminalRun:
             assert self._read(), f"{words!r} was not shown, but {self.seen!r}"
         return self.seen.index(words, since) + len(words)
 
+    def press_until(self, key: str, words: str, since: int) -> int:
+        """As until(), and presses a key every second: Python's readline sees no Ctrl-C between its prompt and its
+        waiting for keys before the next key."""
+        while words not in self.seen[since:]:
+            self.type(key)
+            while words not in self.seen[since:] and select.select([self._ours], [], [], 1.0)[0]:
+                assert self._read(), f"{words!r} was not shown, but {self.seen!r}"
+        return self.until(words, since)
+
     def until_more(self, since: int) -> None:
         """Reads until more than the first `since` characters were shown."""
         while len(self.seen) <= since:
@@ -55,6 +66,7 @@ class TerminalRun:
         return self.process.wait()
 
     def _read(self) -> bool:
+        assert select.select([self._ours], [], [], SILENCE_S)[0], f"nothing more was shown after {self.seen!r}"
         try:
             data = os.read(self._ours, 65536)
         except OSError:  # as Linux says that nobody has the terminal any more

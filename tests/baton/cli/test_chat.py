@@ -108,8 +108,7 @@ async def test_ctrl_c_cancels_an_answer_and_not_the_conversation(talker: Service
                 terminal.until_more(shown)  # the answer comes
                 terminal.type("\x03")
                 shown = terminal.until("(cancelled)\n> ", shown)
-            terminal.type("\x03")
-            shown = terminal.until("/quit or Ctrl-D ends the conversation\n> ", shown)
+            terminal.press_until("\x03", "/quit or Ctrl-D ends the conversation\n> ", shown)
             terminal.type("\x04")
             assert terminal.end() == 0
             assert "Traceback" not in terminal.seen
