@@ -30,6 +30,7 @@ from runtime.calls.router import Client
 from runtime.config.overrides import with_overrides
 from runtime.config.serving import ServingConfig
 from runtime.nats.client import NatsClient, connect
+from tests.freezing import freeze
 
 GONE_TIMEOUT_S = 30.0
 DEVICE = os.environ.get("BATON_TEST_DEVICE", "cpu")  # "cuda": the workers' engines run on this host's GPUs
@@ -85,7 +86,11 @@ class Service:
         return self.supervisor.children[process_id].pid
 
     def kill(self, process_id: str, how: signal.Signals = signal.SIGKILL) -> None:
-        self.supervisor.children[process_id].send_signal(how)
+        child = self.supervisor.children[process_id]
+        if how is signal.SIGSTOP:
+            freeze(child.pid)
+        else:
+            child.send_signal(how)
 
     async def start_worker(self, role: Role) -> str:
         """Its id, once it is ready."""

@@ -1,7 +1,6 @@
 """Processes that die and peers that misbehave: the other side learns of it, frees what is safe, and serves on."""
 
 import os
-import signal
 import struct
 from collections.abc import Callable
 
@@ -14,6 +13,7 @@ from kvtransfer.decode_side.events import Committed, Failed, LayerArrived, Relea
 from kvtransfer.transports.shm import ShmWriter
 from kvtransfer.wire.framing import MAX_FRAME_BYTES
 from kvtransfer.wire.identity import hello
+from tests.freezing import freeze
 from tests.kvtransfer.peers import LAYOUT, PREFILL_IDENTITY, TIMEOUT_S, RawPeer, assert_arrived, child, pair
 
 both = pytest.mark.parametrize("transport", ["shm", "tcp"])
@@ -180,7 +180,7 @@ def test_a_frozen_sender_keeps_its_blocks_from_everybody() -> None:
         process.tell(do="begin", grant=grant)
         process.tell(do="layer", push=grant.transfer_id, layer=0, source=[3, 4])
         decode.wait_for(LayerArrived, grant.transfer_id)
-        process.process.send_signal(signal.SIGSTOP)
+        freeze(process.process.pid)
         decode.wait_for(Failed, grant.transfer_id)
         assert decode.receiver.lease_count() == 1
         process.kill()

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from tests.freezing import freeze
 from tests.kvtransfer.driven import FREED_WITHIN_S, any_blocks, arrive, decode_worker, prefill_worker
 from tests.kvtransfer.peers import PeerProcess
 from tests.kvtransfer.slab_process import LAYOUT
@@ -176,7 +177,7 @@ def test_a_lease_that_runs_out_stays_in_quarantine_while_its_sender_is_frozen_an
         grant = decode.reserve(any_blocks(100, seed=1), ttl_s=1.0)
         prefill.begin(grant, any_blocks(50, seed=2))
         assert decode.has("LayerArrived", grant)
-        prefill.process.process.send_signal(signal.SIGSTOP)
+        freeze(prefill.process.process.pid)
         assert decode.has("Failed", grant, 1.0 + FREED_WITHIN_S)
         assert not decode.has("Released", grant, 2.0)
         prefill.process.kill()

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from kvtransfer.transports.table import TRANSPORTS
+from tests.freezing import freeze
 from tests.kvtransfer.driven import Decode, Prefill, any_blocks, arrive, decode_worker, prefill_worker
 
 NO_GPUS = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two NVIDIA GPUs")
@@ -79,7 +80,7 @@ def test_what_comes_late_after_a_cancel_is_written_nowhere(place: Place) -> None
         grant = decode.reserve(blocks)
         prefill.begin(grant, source[:100])
         assert decode.has("LayerArrived", grant)
-        prefill.process.process.send_signal(signal.SIGSTOP)
+        freeze(prefill.process.process.pid)
         decode.cancel(grant)
         prefill.go_on(grant, source[100:], first=100)  # what it does first when it runs again
         assert not decode.has("Released", grant, 1.0), "it may still write"

@@ -11,6 +11,7 @@ from hypothesis import given, settings, strategies as st
 
 from runtime.errors import RankLostError
 from tests.engine.command_readers import Channel, digest
+from tests.freezing import freeze
 from tests.open_files import open_files
 
 
@@ -63,7 +64,7 @@ def test_commands_of_several_threads_reach_all_readers_whole_and_in_one_order() 
 
 def test_a_wait_ends_though_another_thread_has_taken_the_news() -> None:
     with Channel(readers=1) as channel:
-        os.kill(channel.readers[0].process.pid, signal.SIGSTOP)
+        freeze(channel.readers[0].process.pid)
         sequence = channel.writer.send(b"command")
         original, waiting = channel.writer._wait, threading.Event()
 
@@ -119,7 +120,7 @@ def test_who_waits_for_room_hears_of_a_dead_reader_too() -> None:
 def test_a_reader_that_stands_still_hits_the_deadline() -> None:
     with Channel(readers=2) as channel:
         channel.writer.wait_done(channel.writer.send(b"first"), timeout_s=10)
-        os.kill(channel.readers[1].process.pid, signal.SIGSTOP)
+        freeze(channel.readers[1].process.pid)
         with pytest.raises(RankLostError, match=r"has not done command 2 within 0\.2 s"):
             channel.writer.wait_done(channel.writer.send(b"second"), timeout_s=0.2)
         assert channel.writer.behind(2) == [1]
@@ -130,7 +131,7 @@ def test_a_reader_that_stands_still_hits_the_deadline() -> None:
 def test_a_reader_that_goes_on_catches_up() -> None:
     payloads = [payload(5000, seed) for seed in range(12)]
     with Channel(readers=1) as channel:
-        os.kill(channel.readers[0].process.pid, signal.SIGSTOP)
+        freeze(channel.readers[0].process.pid)
         for one in payloads:
             channel.writer.send(one)
         assert channel.writer.behind(1) == [0]

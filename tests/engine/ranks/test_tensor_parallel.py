@@ -29,6 +29,7 @@ from runtime.checkpoint.model_files import ModelFiles, resolve_model
 from runtime.config.serving import EngineConfig
 from runtime.errors import ConfigError, ModelError, RankLostError
 from tests.engine.engine_runs import run, sequences, small_engine
+from tests.freezing import freeze
 from tests.open_files import open_files
 from tests.service import assert_gone
 from tests.tiny_model import write_tiny_model
@@ -212,7 +213,7 @@ def test_a_rank_that_stands_still_counts_as_lost(llama: ModelFiles, monkeypatch:
         own = engine(llama, model)
         run(own, sequences(greedy(2), seed=1))
         assert not lost.happened.wait(2.5), "a rank that has nothing to do does not hang"
-        os.kill(model.ranks.pids[0], signal.SIGSTOP)
+        freeze(model.ranks.pids[0])
         own.add(sequences(greedy(1), seed=2)[0])
         failures: list[Exception] = []
 

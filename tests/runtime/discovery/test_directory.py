@@ -16,6 +16,7 @@ from runtime.discovery.load_board import LoadBoard, publish_load
 from runtime.errors import DeadlineError
 from runtime.nats.client import NatsClient, connect
 from runtime.nats.subjects import workers_key
+from tests.freezing import freeze
 
 HEARTBEAT_S = 0.1
 TTL_S = 1.6  # long enough that a live worker is heard in time on busy cores
@@ -179,7 +180,7 @@ async def test_a_worker_that_died_during_an_outage_is_gone_soon_after_it(
 async def test_a_frozen_server_is_no_reason_to_drop_workers(nats_server: NatsServer, directory: Directory) -> None:
     async with worker(nats_server, record()):
         await directory.wait_for(lambda workers: bool(workers), 30)
-        os.kill(nats_server.pid, signal.SIGSTOP)
+        freeze(nats_server.pid)
         try:
             await asyncio.sleep(2 * TTL_S)
             assert "decode-0" in directory.workers

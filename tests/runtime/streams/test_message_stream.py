@@ -1,8 +1,6 @@
 """Streams of messages over real sockets: what arrives, and how either end learns that the other has left or hangs."""
 
 import asyncio
-import os
-import signal
 import struct
 import subprocess
 import sys
@@ -21,6 +19,7 @@ from runtime.security.cluster_key import ClusterKey, new_cluster_key
 from runtime.security.handshake import MAX_FRAME_BYTES, NONCE_BYTES, PROOF_BYTES
 from runtime.streams import message_stream
 from runtime.streams.message_stream import ENDED, MessageStream, accept_streams, dial, open_stream
+from tests.freezing import freeze
 from worker import stream_server
 from worker.stream_server import StreamServer
 
@@ -131,7 +130,7 @@ async def test_a_peer_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) ->
             assert process.stdout is not None
             monkeypatch.setattr(message_stream, "PING_INTERVAL_S", 0.05)
             stream = await dial(f"127.0.0.1:{int(process.stdout.readline())}", "them")
-            os.kill(process.pid, signal.SIGSTOP)
+            freeze(process.pid)
             assert (await asyncio.wait_for(stream.ended(), 30)).startswith("silent for")
         finally:
             process.kill()
