@@ -193,7 +193,10 @@ class BlockManager:
     def vacate(self) -> None:
         """Empties the device: prefixes that fit go into the lower tier. Invariant: no sequence holds blocks."""
         assert not self._holders
-        self._returned += self._evict(self.num_cached)
+        if self._tier is None:
+            self.clear()  # in one event
+        else:
+            self._returned += self._evict(self.num_cached)
 
     def runs(self) -> list[Stored]:
         """A snapshot of the prefix cache, referenced blocks included; parents come before children."""
@@ -202,6 +205,11 @@ class BlockManager:
     def take_events(self) -> list[KvEvent]:
         """The changes of the prefix cache since the last call, in order."""
         return self._cache.take_events()
+
+    @property
+    def num_slots(self) -> int:
+        """Blocks that the lower tier has room for."""
+        return self._cache.num_slots
 
     @property
     def num_lowered(self) -> int:

@@ -215,7 +215,7 @@ class PrefixCache:
         self._grow(new + 1)
         self._block_of[self._sequence_hashes[old]] = new
         for column in (self._places, self._parents, self._block_hashes, self._sequence_hashes, self._kinds):
-            column[new] = column[old]  # type: ignore[index]
+            column[new] = column[old]
         self._tokens[new] = self._tokens[old]
         self._places[old] = NOT_CACHED
         if old in self._seeds:
