@@ -12,8 +12,8 @@ Device = Literal["cpu", "cuda"]
 Network = Literal["none", "wires", "namespaces"]
 STRETCH = 40  # consecutive rounds that share one scenario, and with it the running processes
 
-# Prompts take several engine steps, and a pool of 256 blocks is short enough for evictions and preemptions. Prefixes move
-# between it and the small host tier all the time.
+# Prompts take several engine steps, and a pool of 256 blocks is short enough for evictions and preemptions. Prefixes
+# move between it and the small host tier all the time.
 TINY = {
     "engine": {"device": "cpu", "threads": 1, "kv_memory": "4MiB", "host_kv_memory": "2MiB", "max_batch_tokens": 64}
 }
