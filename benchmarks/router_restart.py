@@ -38,7 +38,8 @@ from baton_proto.worker import (
     SnapshotRequest,
     encode,
 )
-from engine.core.prefix_cache import MEDIUM, PrefixCache
+from engine.core.prefix_cache import PrefixCache
+from engine.core.resting import MEDIUM
 from engine.core.sequence import Sequence
 from router.index.indexer import Indexer
 from router.workers.load import LoadLedger
@@ -193,11 +194,12 @@ class _Worker:
 
 def _filled_cache(number: int, num_blocks: int) -> PrefixCache:
     """Fills a worker's cache. All workers hold the same system prompts; the other blocks are the worker's own."""
-    cache = PrefixCache(BLOCK_SIZE)
+    cache = PrefixCache(BLOCK_SIZE, num_blocks)
     rng = random.Random(number)
     own = np.random.default_rng(number)
     shared = np.random.default_rng(10**6)
     block = 0
+    last_hashes: dict[int, int] = {}  # of the last block of each run, by block
 
     def store(hashes: np.random.Generator, parent: int | None, count: int) -> int:
         nonlocal block
@@ -206,11 +208,12 @@ def _filled_cache(number: int, num_blocks: int) -> PrefixCache:
         above = [] if parent is None else [parent]
         sequence.block_table = [*above, *range(block, block + count)]
         sequence.block_hashes, sequence.sequence_hashes = (
-            [*above, *row] for row in hashes.integers(1, 2**63, (2, count)).tolist()
+            [*map(last_hashes.__getitem__, above), *row] for row in hashes.integers(1, 2**63, (2, count)).tolist()
         )
         sequence.hashed_tokens = array("I", bytes(4 * BLOCK_SIZE * len(sequence.block_table)))
         cache.insert(sequence, len(above), bytes([MEDIUM] * count))
         block += count
+        last_hashes[block - 1] = sequence.sequence_hashes[-1]
         return block - 1
 
     systems = [store(shared, None, SYSTEM_BLOCKS) for _ in range(SYSTEM_PROMPTS)]

@@ -1,6 +1,7 @@
 """Quality of routing: prefix hits and TTFT on a trace of real conversations.
 
-    python -m benchmarks.routing_quality [--rates 1,6] [--seeds 0,1,2] [--requests N] [--processes 2] [--json FILE]
+    python -m benchmarks.routing_quality [--rates 1,6] [--seeds 0,1,2] [--requests N] [--host-tier 4] [--processes 2]
+        [--json FILE]
 
 The Mooncake conversation trace runs in simulated time through the router's real placement, ledger and radix tree and
 the engine's real block manager. 8 workers prefill and decode, each with a million tokens of KV in blocks of 64. Steps
@@ -11,9 +12,13 @@ workers and the same eviction.
 `Dynamo` stands for the cost that Dynamo's router minimises, with the queued prompt blocks that it counts as load,
 at its defaults and at prefill_load_scale 16. Goals: at least 28 % of prompt tokens found at rate 1, and a mean TTFT
 below that of all other policies at both rates. Exit code 1 when a goal is missed.
+
+With --host-tier, each worker also has host memory for KV, so many times as much as its device; what comes back from
+there costs what 50 GB/s take. The goal is then 35 %.
 """
 
 import argparse
+import dataclasses
 import functools
 import logging
 import multiprocessing
@@ -58,6 +63,7 @@ POLICIES: dict[str, PlacementConfig | None] = {
     OURS: PlacementConfig(),
 }
 GOAL_HIT_RATE = 0.28  # at rate 1
+GOAL_HIT_RATE_TIERED = 0.35  # with a host tier of four times the device
 
 
 class Run(Struct, frozen=True):
@@ -87,10 +93,10 @@ def main() -> None:
     console = Console() if sys.stdout.isatty() else Console(width=120)
     jobs = [(rate, policy, seed) for rate in options.rates for policy in POLICIES for seed in options.seeds]
     runs = list(_run_all(jobs, options))
-    rows = summary(runs)
+    rows = summary(runs, GOAL_HIT_RATE_TIERED if options.host_tier else GOAL_HIT_RATE)
     _print_table(console, rows, len(options.seeds))
     if options.json:
-        _write_json(options.json, rows, runs)
+        _write_json(options.json, rows, runs, options.host_tier)
     missed = [f"rate {row.rate:g}" for row in rows if row.goals_met is False]
     sys.exit(f"goals missed: {', '.join(missed)}" if missed else 0)
 
@@ -102,6 +108,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--rates", type=_numbers, default=[1.0, 6.0], help="how many times as fast as recorded")
     parser.add_argument("--seeds", type=_numbers, default=[0, 1, 2], help="of arrivals and ties")
     parser.add_argument("--requests", type=int, help="only so many, from the beginning")
+    parser.add_argument("--host-tier", type=float, default=0.0, help="host memory for KV, times the device's")
     parser.add_argument("--processes", type=int, default=2, help="that simulate at a time")
     parser.add_argument("--json", type=Path, help="also write rows and runs there, with the machine and the command")
     options = parser.parse_args()
@@ -115,7 +122,8 @@ def _numbers(text: str) -> list[float]:
 
 
 def _run_all(jobs: list[tuple[float, str, float]], options: argparse.Namespace) -> Iterator[Run]:
-    run = functools.partial(_run, options.trace, options.requests)
+    fleet = dataclasses.replace(FLEET, host_tier=options.host_tier)
+    run = functools.partial(_run, options.trace, options.requests, fleet)
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("simulating", total=len(jobs))
         with multiprocessing.Pool(options.processes) as pool:
@@ -131,15 +139,15 @@ def _requests(trace: Path, limit: int | None) -> list[TraceRequest]:
     return load_trace(trace, FLEET.block_size, limit)
 
 
-def _run(trace: Path, limit: int | None, job: tuple[float, str, float]) -> Run:
+def _run(trace: Path, limit: int | None, fleet: Fleet, job: tuple[float, str, float]) -> Run:
     rate, policy, seed = job
-    outcome = simulate(arrivals(_requests(trace, limit), rate, int(seed)), FLEET, POLICIES[policy], int(seed))
+    outcome = simulate(arrivals(_requests(trace, limit), rate, int(seed)), fleet, POLICIES[policy], int(seed))
     return Run(
         rate, policy, int(seed), outcome.hit_rate, outcome.mean_ttft_ms, outcome.ttft_ms(50), outcome.ttft_ms(99)
     )
 
 
-def summary(runs: list[Run]) -> list[Row]:
+def summary(runs: list[Run], goal_hit_rate: float = GOAL_HIT_RATE) -> list[Row]:
     """One row per rate and policy, in the order of the runs."""
     groups: dict[tuple[float, str], list[Run]] = {}
     for run in runs:
@@ -155,7 +163,7 @@ def summary(runs: list[Run]) -> list[Row]:
         if policy == OURS:
             others = [mean(other, "mean_ttft_ms") for other in groups if other[0] == rate and other[1] != OURS]
             met = mean(key, "mean_ttft_ms") < min(others, default=float("inf"))
-            met &= rate != 1 or mean(key, "hit_rate") >= GOAL_HIT_RATE
+            met &= rate != 1 or mean(key, "hit_rate") >= goal_hit_rate
         rows.append(
             Row(
                 rate,
@@ -181,8 +189,8 @@ def _print_table(console: Console, rows: list[Row], num_seeds: int) -> None:
     console.print(table)
 
 
-def _write_json(path: Path, rows: list[Row], runs: list[Run]) -> None:
-    results = {"policies": POLICIES, "engine": FLEET.engine, "rows": rows, "runs": runs}
+def _write_json(path: Path, rows: list[Row], runs: list[Run], host_tier: float) -> None:
+    results = {"host_tier": host_tier, "policies": POLICIES, "engine": FLEET.engine, "rows": rows, "runs": runs}
     write_results(path, "routing_quality", machine(), results)
 
 

@@ -19,6 +19,7 @@ from engine.core.loop import EngineLoop
 from engine.loading.model_memory import ModelMemory
 from engine.runners.mock_runner import MockRunner
 from engine.runners.timed_loop import TimedLoop
+from engine.tiers.host_kv import host_kv
 from kvtransfer.prefill_side.sender import Sender
 from kvtransfer.prefill_side.sending import KvSender
 from kvtransfer.slab.adopted_slab import AdoptedSlab
@@ -94,8 +95,7 @@ def _model_engine(files: ModelFiles, config: ServingConfig) -> EngineAssembly:
     load = load_model if config.engine.tensor_parallel == 1 else load_tensor_parallel
     loaded: LoadedModel | TensorParallelModel = load(files, engine_config)
     slab = loaded.slab
-    manager = BlockManager(slab.layout.num_blocks, slab.layout.block_size)
-    engine = Engine(loaded.runner, manager, **_limits(files, config))
+    engine = Engine(loaded.runner, _manager(slab, config), **_limits(files, config))
     return _assembled(files, config, engine, slab, loaded, loaded.sender, loaded.other_slabs, loaded.close, EngineLoop)
 
 
@@ -108,11 +108,15 @@ def _mock_engine(files: ModelFiles, config: ServingConfig) -> EngineAssembly:
         model.num_layers, config.mock.kv_blocks, model.num_kv_heads, block_size, model.head_dim, model.dtype
     )
     runner = MockRunner(config.mock, answer_vocabulary(files, config.mock), min(files.eos_token_ids))
-    manager = BlockManager(layout.num_blocks, block_size)
-    engine = Engine(runner, manager, **_limits(files, config), clock=runner.clock)
     slab = Slab(layout)
+    engine = Engine(runner, _manager(slab, config), **_limits(files, config), clock=runner.clock)
     make_sender = functools.partial(Sender, slab)
     return _assembled(files, config, engine, slab, ModelMemory(None, slab), make_sender, list, slab.close, TimedLoop)
+
+
+def _manager(slab: Slab, config: ServingConfig) -> BlockManager:
+    tier = host_kv(slab, config.engine, _workers(config))
+    return BlockManager(slab.layout.num_blocks, slab.layout.block_size, tier)
 
 
 def _limits(files: ModelFiles, config: ServingConfig) -> dict[str, Any]:
@@ -155,5 +159,10 @@ def _assembled(
 
 def _threads(config: ServingConfig) -> int:
     """CPU threads of one rank: the ranks of all workers of a machine share its cores."""
-    ranks = max(1, config.workers.prefill + config.workers.decode) * config.engine.tensor_parallel
+    ranks = _workers(config) * config.engine.tensor_parallel
     return config.engine.threads or max(1, len(os.sched_getaffinity(0)) // ranks)
+
+
+def _workers(config: ServingConfig) -> int:
+    """The workers of a machine, which share its cores and its memory."""
+    return max(1, config.workers.prefill + config.workers.decode)

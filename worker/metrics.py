@@ -66,6 +66,11 @@ GAUGES: dict[str, tuple[str, Value]] = {
     "kv_blocks_used": ("KV blocks referenced by a sequence or a lease", lambda of: of.load.blocks_used),
     "kv_blocks_cached": ("KV blocks kept for reuse", lambda of: of.load.blocks_cached),
     "kv_blocks_capacity": ("KV blocks of the slab", lambda of: of.load.blocks_total),
+    "kv_host_blocks": ("KV blocks in the host tier", lambda of: of.engine.block_manager.num_lowered),
+    "kv_host_blocks_capacity": (
+        "KV blocks that the host tier has room for",
+        lambda of: of.engine.block_manager.num_slots,
+    ),
     "leases": ("Leases on KV blocks, quarantined ones included", lambda of: of.leases()),
     "event_batches_unacknowledged": (
         "Batches of KV events that JetStream has not confirmed",
@@ -80,6 +85,10 @@ COUNTERS: dict[str, tuple[str, Value]] = {
     "preemptions": (
         "Sequences that had to give their blocks to others",
         lambda of: of.engine.scheduler.num_preemptions,
+    ),
+    "kv_blocks_restored": (
+        "KV blocks copied back from the host tier instead of being computed",
+        lambda of: of.engine.block_manager.num_raised,
     ),
     "prefix_collisions": (
         "Looks into the prefix cache that found other tokens under a prefix's hash",

@@ -8,6 +8,7 @@ import structlog
 
 from baton_proto.kv_events import KvEvent
 from baton_proto.worker import SleepReport
+from engine.core.block_manager import BlockManager
 from engine.core.engine import Engine
 from engine.loading.model_memory import LEVELS, TAGS
 from runtime.errors import ModelError, UnavailableError
@@ -31,7 +32,7 @@ class Sleeper:
             began_s = time.monotonic()
             try:
                 if not runtime.asleep:
-                    await self._let_go(timeout_s)
+                    await self._let_go(level, timeout_s)
                 freed = await runtime.bridge.call(lambda _: runtime.assembly.memory.sleep(level))
             except (UnavailableError, RuntimeError) as error:  # torch raises RuntimeError without host memory
                 if not runtime.asleep:
@@ -59,13 +60,13 @@ class Sleeper:
             log.info("woken", asleep=list(runtime.asleep), seconds=round(time.monotonic() - began_s, 3))
             return self._report("", 0, time.monotonic() - began_s)
 
-    async def _let_go(self, timeout_s: float) -> None:
+    async def _let_go(self, level: int, timeout_s: float) -> None:
         """Lets go of requests, peers and cached prefixes. Raises UnavailableError."""
         runtime = self._runtime
         if remaining := await runtime.drain(timeout_s):
             raise UnavailableError(f"{remaining} requests are in flight after {timeout_s:.1f} s")
         await runtime.role.suspend(timeout_s)
-        runtime.publisher.publish(await runtime.bridge.call(_forget_prefixes))
+        runtime.publisher.publish(await runtime.bridge.call(_forget_prefixes if level > 1 else _lower_prefixes))
         await runtime.fresh_load()
 
     async def _rise(self) -> None:
@@ -81,8 +82,18 @@ class Sleeper:
 
 def _forget_prefixes(engine: Engine) -> list[KvEvent]:
     """Raises UnavailableError when a block is still in use."""
-    manager = engine.block_manager
+    _check_unused(engine.block_manager)
+    engine.block_manager.clear()
+    return engine.block_manager.take_events()
+
+
+def _lower_prefixes(engine: Engine) -> list[KvEvent]:
+    """Keeps what fits into host memory. Raises UnavailableError when a block is still in use."""
+    _check_unused(engine.block_manager)
+    engine.block_manager.vacate()
+    return engine.block_manager.take_events()
+
+
+def _check_unused(manager: BlockManager) -> None:
     if manager.num_used:
         raise UnavailableError(f"{manager.num_used} KV blocks are still in use")
-    manager.clear()
-    return manager.take_events()

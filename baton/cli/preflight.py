@@ -4,6 +4,7 @@ from pathlib import Path
 
 from baton.service.launcher import Machines, uses_gpus
 from engine.model.shard import shard_of
+from engine.tiers.host_kv import check_host_kv
 from kvtransfer.slab.layout import SlabLayout
 from kvtransfer.transports.table import check_choice, choices, offered
 from runtime.checkpoint.model_files import ModelFiles
@@ -38,6 +39,7 @@ def _check_machine(config: ServingConfig, machines: Machines) -> None:
         raise ConfigError("engine.device", "'cuda' asks for an NVIDIA GPU and this machine has none: auto or cpu")
     if engine.attention in ("triton", "flash") and memory == "host" and not is_mock(config):
         raise ConfigError("engine.attention", f"{engine.attention!r} runs on GPUs alone: auto or torch")
+    check_host_kv(engine, memory)
     if not offered(transport, memory):
         able = [choice for choice in choices() if offered(choice, memory)]
         raise ConfigError("transfer.transport", f"{transport!r} cannot carry KV from here; can: {', '.join(able)}")

@@ -30,6 +30,7 @@ class Fleet:
     tokens_per_worker: int = 1_000_000
     block_size: int = 64
     engine: MockConfig = field(default_factory=MockConfig)
+    host_tier: float = 0  # host memory for KV, as a multiple of the device's
 
 
 @dataclass(slots=True)
@@ -96,7 +97,8 @@ def simulate(
     """`progress` is called for each request that has arrived."""
     keys: list[WorkerKey] = [(f"decode-{number}", 1) for number in range(fleet.workers)]
     num_blocks = fleet.tokens_per_worker // fleet.block_size
-    workers = {key: SimulatedWorker(num_blocks, fleet.block_size, fleet.engine) for key in keys}
+    num_slots = int(fleet.host_tier * num_blocks)
+    workers = {key: SimulatedWorker(num_blocks, fleet.block_size, fleet.engine, num_slots) for key in keys}
     router, outcome = Router(keys, fleet, config, seed), Outcome()
     ends: list[
         tuple[float, int, WorkerKey]

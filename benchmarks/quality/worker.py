@@ -9,6 +9,7 @@ import math
 from array import array
 from bisect import bisect_left, insort
 from collections import deque
+from collections.abc import Sequence as Run
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,6 +27,21 @@ from runtime.config.serving import MockConfig
 from runtime.config.step_times import token_pairs
 
 MAX_BATCH_TOKENS = 8192
+RESTORE_TOKEN_MS = 147_456 / 50e9 * 1e3
+"""A token's KV of an 8B model over a link of 50 GB/s."""
+
+
+class Slots:
+    """A lower tier of which only the books are kept: nothing is copied."""
+
+    def __init__(self, num_slots: int) -> None:
+        self.num_slots = num_slots
+
+    def store(self, blocks: Run[int], slots: Run[int]) -> None:
+        pass
+
+    def load(self, slots: Run[int], blocks: Run[int]) -> None:
+        pass
 
 
 @dataclass(slots=True, eq=False)
@@ -65,8 +81,8 @@ class Ended:
 
 
 class SimulatedWorker:
-    def __init__(self, num_blocks: int, block_size: int, config: MockConfig) -> None:
-        self.blocks = BlockManager(num_blocks, block_size)
+    def __init__(self, num_blocks: int, block_size: int, config: MockConfig, num_slots: int = 0) -> None:
+        self.blocks = BlockManager(num_blocks, block_size, Slots(num_slots) if num_slots else None)
         self.step: Step | None = None
         self._config = config
         self._waiting: deque[Job] = deque()
@@ -83,10 +99,13 @@ class SimulatedWorker:
     def begin(self, now_s: float) -> float | None:
         """Starts the next step. Returns when the step ends, None when there is nothing to do."""
         assert self.step is None
+        num_raised = self.blocks.num_raised
         chunks = self._schedule_prefill()
+        restored = (self.blocks.num_raised - num_raised) * self.blocks.block_size
         decodes = list(self._decoding)
         if chunks:
             ms = self._prefill_ms(chunks) + (self._decodes_ms(1) if decodes else 0.0)
+            ms += restored * RESTORE_TOKEN_MS / self._config.speed_up
             self.step = Step(now_s, now_s + ms / 1e3, chunks, decodes, 1)
         elif decodes:
             count = min(job.left for job in decodes)

@@ -3,24 +3,46 @@
 A block id is an index into the KV slab. Invariant: a block is in exactly one of three states: free (its content means
 nothing), used (one sequence or more reference it) or cached (unreferenced, but it holds a known prefix, and can be
 reused or evicted). Every operation is O(1) per block.
+
+With a lower tier, evicted prefixes move there, and come back when a sequence finds them.
 """
 
 from array import array
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Sequence as Run
+from typing import Protocol
 
 from baton_proto.kv_events import KvEvent, Stored
-from engine.core.prefix_cache import OUTPUT, PrefixCache, prompt_kind
+from engine.core.prefix_cache import PrefixCache
+from engine.core.resting import OUTPUT, prompt_kind
 from engine.core.sequence import Sequence
 
 
+class LowerTier(Protocol):
+    """Memory for blocks that do not fit on the device. Copies take effect in the order of the calls, and before the
+    next step that is submitted."""
+
+    num_slots: int
+
+    def store(self, blocks: Run[int], slots: Run[int]) -> None:
+        """Copies blocks of the device into slots."""
+        ...
+
+    def load(self, slots: Run[int], blocks: Run[int]) -> None:
+        """Copies slots into blocks of the device."""
+        ...
+
+
 class BlockManager:
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, tier: LowerTier | None = None) -> None:
         assert num_blocks > 0
         assert block_size > 0
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self._cache = PrefixCache(block_size)
+        self.num_raised = 0  # blocks that were copied back from the lower tier
+        self._tier = tier
+        self._cache = PrefixCache(block_size, num_blocks, tier.num_slots if tier is not None else 0)
         self._references = array("i")  # by block id, up to the highest block ever used
         self._returned: list[int] = []  # free blocks that were used before; the last one is reused first
         self._holders: dict[Sequence, None] = {}  # sequences with blocks
@@ -58,19 +80,36 @@ class BlockManager:
         limit = (sequence.num_tokens - 1) // self.block_size
         sequence.hash_blocks(limit, self.block_size)
         hits = self._cache.match(sequence, 0, limit)
-        num_new = self.blocks_for(sequence.num_tokens) - len(hits)
-        num_resting = self._num_resting(hits)
+        here, lowered = self._by_home(hits)
+        num_new = self.blocks_for(sequence.num_tokens) - len(here)
+        num_resting = self._num_resting(here)
         if num_new + num_resting + keep_available > self.num_available:
             return False
-        self._share(hits, num_resting)
+        self._share(here, num_resting)
+        self._cache.keep(lowered)
         # Sorted, blocks that were evicted deepest first form one run of memory again, and are shipped as one.
-        sequence.block_table = hits + sorted(self._take(num_new))
+        new = sorted(self._take(num_new))
+        if lowered:
+            self._restore(lowered, new[: len(lowered)])
+        sequence.block_table = here + new
         sequence.num_committed_blocks = len(hits)
         sequence.num_computed_tokens = len(hits) * self.block_size
         if sequence.num_preemptions == 0:
             sequence.num_cached_tokens = sequence.num_computed_tokens
         self._holders[sequence] = None
         return True
+
+    def _by_home(self, blocks: list[int]) -> tuple[list[int], list[int]]:
+        """A prefix's blocks on the device, and those after them, in the lower tier."""
+        num_here = bisect_left(blocks, True, key=lambda block: block >= self.num_blocks)
+        return blocks[:num_here], blocks[num_here:]
+
+    def _restore(self, lowered: list[int], blocks: list[int]) -> None:
+        """Copies kept blocks of the lower tier to the device."""
+        assert self._tier is not None
+        self._tier.load([block - self.num_blocks for block in lowered], blocks)
+        self._cache.raise_to(blocks, lowered, reused=True)
+        self.num_raised += len(blocks)
 
     def cached_tokens(self, sequence: Sequence) -> int:
         """Tokens that a sequence without blocks would find cached if it got blocks now."""
@@ -109,10 +148,14 @@ class BlockManager:
         sequence.num_committed_blocks = first
 
     def _move_over(self, sequence: Sequence, first: int, canonical: list[int]) -> None:
-        places = slice(first, first + len(canonical))
+        here, lowered = self._by_home(canonical)
+        places = slice(first, first + len(here))
         own = sequence.block_table[places]
-        self._share(canonical, self._num_resting(canonical))
-        sequence.block_table[places] = canonical
+        if lowered:  # their content lies in the sequence's own blocks already
+            self._cache.keep(lowered)
+            self._cache.raise_to(sequence.block_table[places.stop : first + len(canonical)], lowered, reused=False)
+        self._share(here, self._num_resting(here))
+        sequence.block_table[places] = here
         if sequence.pinned or sequence.num_in_flight_tokens:
             sequence.retired_blocks += own
         else:
@@ -147,6 +190,14 @@ class BlockManager:
         """Empties the prefix cache but for blocks that sequences hold; those are announced again."""
         self._returned += self._cache.clear()
 
+    def vacate(self) -> None:
+        """Empties the device: prefixes that fit go into the lower tier. Invariant: no sequence holds blocks."""
+        assert not self._holders
+        if self._tier is None:
+            self.clear()  # in one event
+        else:
+            self._returned += self._evict(self.num_cached)
+
     def runs(self) -> list[Stored]:
         """A snapshot of the prefix cache, referenced blocks included; parents come before children."""
         return self._cache.runs()
@@ -154,6 +205,16 @@ class BlockManager:
     def take_events(self) -> list[KvEvent]:
         """The changes of the prefix cache since the last call, in order."""
         return self._cache.take_events()
+
+    @property
+    def num_slots(self) -> int:
+        """Blocks that the lower tier has room for."""
+        return self._cache.num_slots
+
+    @property
+    def num_lowered(self) -> int:
+        """Prefix blocks in the lower tier."""
+        return self._cache.num_lowered
 
     @property
     def num_collisions(self) -> int:
@@ -172,9 +233,19 @@ class BlockManager:
         num_fresh = min(count - len(blocks), self.num_blocks - num_known)
         blocks += range(num_known, num_known + num_fresh)
         self._references.frombytes(bytes(num_fresh * self._references.itemsize))
-        blocks += [self._cache.evict() for _ in range(count - len(blocks))]
+        blocks += self._evict(count - len(blocks))
         for block in blocks:
             self._references[block] = 1
+        return blocks
+
+    def _evict(self, count: int) -> list[int]:
+        """The oldest cached blocks. What moved to the lower tier is copied at once, before the blocks are written."""
+        blocks = [self._cache.evict() for _ in range(count)]
+        if self._cache.moved_down:
+            assert self._tier is not None
+            slots = [slot - self.num_blocks for slot in self._cache.moved_down]
+            self._tier.store(list(self._cache.moved_down.values()), slots)
+            self._cache.moved_down.clear()
         return blocks
 
     def _num_resting(self, hits: list[int]) -> int:

@@ -112,6 +112,9 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     attention: Literal["auto", "torch", "triton", "flash"] = "auto"
     block_size: Literal[16, 32, 64, 128] = 16  # tokens per KV block
     kv_memory: Size = "auto"  # KV slab, per GPU, in whole blocks; auto: 512 MiB on CPU, what is left on a GPU
+    host_kv_memory: Size = (
+        "0"  # per CPU worker, for prefixes that leave the slab; auto: 4 slabs, at most half of what is free
+    )
     tensor_parallel: Literal[1, 2, 4, 8] = 1  # GPUs of one worker (on CPU: processes), each with a part of the model
     gpu_share: Positive = 1  # workers that share one GPU: kv_memory auto takes as small a part of it
     max_model_len: Positive | None = None  # None: what the model and the pool allow
@@ -234,10 +237,13 @@ def parse_config(data: Any, where: str = "configuration") -> ServingConfig:
 
 
 def _with_words(data: Any) -> Any:
-    """YAML has read a bare `on` or `off` as a truth value."""
+    """YAML has read a bare `on` or `off` as a truth value, and a size of 0 as a number."""
     match data:
         case {"security": {"internal_tls": bool(wanted)} as security}:
-            return data | {"security": security | {"internal_tls": "on" if wanted else "off"}}
+            data = data | {"security": security | {"internal_tls": "on" if wanted else "off"}}
+    match data:
+        case {"engine": {"host_kv_memory": 0} as engine}:
+            data = data | {"engine": engine | {"host_kv_memory": "0"}}
     return data
 
 

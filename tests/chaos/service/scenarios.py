@@ -12,13 +12,19 @@ Device = Literal["cpu", "cuda"]
 Network = Literal["none", "wires", "namespaces"]
 STRETCH = 40  # consecutive rounds that share one scenario, and with it the running processes
 
-# Prompts take several engine steps, and a pool of 256 blocks is short enough for evictions and preemptions.
-TINY = {"engine": {"device": "cpu", "threads": 1, "kv_memory": "4MiB", "max_batch_tokens": 64}}
+# Prompts take several engine steps, and a pool of 256 blocks is short enough for evictions and preemptions. Prefixes
+# move between it and the small host tier all the time.
+TINY = {
+    "engine": {"device": "cpu", "threads": 1, "kv_memory": "4MiB", "host_kv_memory": "2MiB", "max_batch_tokens": 64}
+}
 MOCK = {"mock": {"speed_up": 20.0, "kv_blocks": 256, "answer_tokens": 1000}, "engine": {"device": "cpu", "threads": 1}}
 # Several workers share one GPU. Only in float32 is the order of a sum too small a thing to change an answer.
-ON_ONE_GPU = {"engine": {"device": "cuda", "dtype": "float32", "attention": "triton", "gpu_share": 8}}
+ON_ONE_GPU = {
+    "engine": {"device": "cuda", "dtype": "float32", "attention": "triton", "gpu_share": 8, "host_kv_memory": "0"}
+}
 BETWEEN_GPUS = {"shm": "cuda_ipc", "tcp": "tcp"}
 PLAIN = {"security": {"internal_tls": "off"}}
+RANKS = {"engine": {"tensor_parallel": 2, "prefill_tensor_parallel": 1, "host_kv_memory": "0"}}
 SHIP = {"router": {"placement": {"local_prefill_tokens": 0}}}  # every prompt runs on a prefill worker
 
 
@@ -75,9 +81,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     Scenario("three-hosts", 2, 2, hosts=3, network="wires", overrides=_transport("tcp")),
     # Beyond the loopback interface the service would speak TLS, which our NATS does not.
     Scenario("namespaces", 2, 2, hosts=3, network="namespaces", overrides=_transport("tcp") | PLAIN),
-    Scenario(
-        "ranks", 1, 2, overrides=_transport("shm") | {"engine": {"tensor_parallel": 2, "prefill_tensor_parallel": 1}}
-    ),
+    Scenario("ranks", 1, 2, overrides=_transport("shm") | RANKS),
     Scenario("planner", 1, 2, engine="mock", planner=True, overrides=_transport("tcp")),
     Scenario("ray", 1, 2, engine="mock", planner=True, ray=True, overrides=_transport("tcp")),
 )

@@ -1,5 +1,7 @@
 """Random traffic against a block manager, whose oracle is a dict of what each block holds."""
 
+from collections.abc import Sequence as Run
+
 import hypothesis.strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -22,18 +24,39 @@ prompts = st.builds(
 )
 
 
+class Slots:
+    """A lower tier of the oracle's dict."""
+
+    def __init__(self, num_slots: int, content: dict[int, tuple[int, ...]]) -> None:
+        self.num_slots = num_slots
+        self._content = content
+        self._slots: dict[int, tuple[int, ...]] = {}
+
+    def store(self, blocks: Run[int], slots: Run[int]) -> None:
+        assert len(set(slots)) == len(slots) == len(blocks)
+        for block, slot in zip(blocks, slots, strict=True):
+            assert 0 <= slot < self.num_slots
+            self._slots[slot] = self._content[block]
+
+    def load(self, slots: Run[int], blocks: Run[int]) -> None:
+        for slot, block in zip(slots, blocks, strict=True):
+            self._content[block] = self._slots[slot]
+
+
 class BlockMachine(RuleBasedStateMachine):
     """Random traffic. The oracle is a dict of what each block's content is, and who holds it."""
 
     BLOCK_SIZE = 2
     NUM_BLOCKS = 9
+    NUM_SLOTS = 0
 
     def __init__(self) -> None:
         super().__init__()
-        self.manager = BlockManager(self.NUM_BLOCKS, self.BLOCK_SIZE)
+        self.content: dict[int, tuple[int, ...]] = {}  # block -> all tokens up to its end, when computed and full
+        tier = Slots(self.NUM_SLOTS, self.content) if self.NUM_SLOTS else None
+        self.manager = BlockManager(self.NUM_BLOCKS, self.BLOCK_SIZE, tier)
         self.replica = EventReplica()
         self.sequences: list[Sequence] = []
-        self.content: dict[int, tuple[int, ...]] = {}  # block -> all tokens up to its end, when computed and full
         self.names = 0
 
     def pick(self, index: int) -> Sequence:
@@ -56,6 +79,8 @@ class BlockMachine(RuleBasedStateMachine):
         assert fits == (missing + keep <= available)
         if fits:
             self.sequences.append(sequence)
+            for block in sequence.block_table[depth:]:
+                self.content[block] = ()  # whoever holds it may write it
             assert self.manager.num_available == available - missing
             assert sequence.num_computed_tokens == depth * self.BLOCK_SIZE
             for i in range(depth):  # a hit really holds these tokens
@@ -114,7 +139,14 @@ class BlockMachine(RuleBasedStateMachine):
     @rule()
     def clear(self) -> None:
         self.manager.clear()
-        assert self.manager.num_cached == 0
+        assert self.manager.num_cached == self.manager.num_lowered == 0
+
+    @precondition(lambda self: not self.sequences)
+    @rule()
+    def vacate(self) -> None:
+        self.manager.vacate()
+        self.content.clear()
+        assert self.manager.num_free == self.NUM_BLOCKS
 
     @invariant()
     def accounts_agree(self) -> None:
@@ -140,3 +172,8 @@ class BlockMachine(RuleBasedStateMachine):
             self.manager.free(sequence)
         assert self.manager.num_used == 0
         assert self.manager.check_integrity() == []
+
+
+class TieredBlockMachine(BlockMachine):
+    NUM_BLOCKS = 6
+    NUM_SLOTS = 5

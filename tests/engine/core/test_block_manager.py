@@ -6,7 +6,7 @@ from hypothesis import settings
 
 from baton_proto.kv_events import Cleared, Removed, Stored
 from engine.core.block_manager import BlockManager
-from engine.core.prefix_cache import LONG_TOKENS
+from engine.core.resting import LONG_TOKENS
 from tests.engine.core.block_machine import BlockMachine, compute
 from tests.engine.kv_oracle import EventReplica, make_sequence, u64
 

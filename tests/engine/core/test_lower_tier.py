@@ -1,0 +1,129 @@
+"""Prefixes that leave the device and come back: a few cases by hand, then anything at all against a plain dict."""
+
+from hypothesis import settings
+
+from baton_proto.kv_events import Removed, Stored
+from engine.core.block_manager import BlockManager
+from engine.core.sequence import Sequence
+from tests.engine.core.block_machine import Slots, TieredBlockMachine, compute
+from tests.engine.kv_oracle import make_sequence, snapshot, u64
+
+
+class Tiered:
+    """A block manager of `num_blocks` with four tokens each above `num_slots`, and what its blocks hold."""
+
+    def __init__(self, num_blocks: int, num_slots: int) -> None:
+        self.content: dict[int, tuple[int, ...]] = {}
+        self.manager = BlockManager(num_blocks, 4, Slots(num_slots, self.content))
+
+    def begin(self, *tokens: int) -> Sequence:
+        sequence = make_sequence("request", tokens)
+        assert self.manager.allocate(sequence)
+        return sequence
+
+    def compute(self, sequence: Sequence) -> None:
+        for i in range(sequence.num_cached_tokens // 4, sequence.num_tokens // 4):
+            self.content[sequence.block_table[i]] = tuple(sequence.token_ids[: (i + 1) * 4])
+        compute(self.manager, sequence)
+
+    def run(self, *tokens: int) -> Sequence:
+        """A request from its beginning to its end."""
+        sequence = self.begin(*tokens)
+        held = [self.content[block] for block in sequence.block_table[: sequence.num_cached_tokens // 4]]
+        assert held == [tuple(tokens[: (i + 1) * 4]) for i in range(len(held))]
+        self.compute(sequence)
+        self.manager.free(sequence)
+        assert self.manager.check_integrity() == []
+        return sequence
+
+
+def test_a_prefix_that_had_to_leave_the_device_is_found_again_without_an_event() -> None:
+    tiered = Tiered(num_blocks=3, num_slots=8)
+    tiered.run(*range(9))
+    tiered.run(*range(100, 109))
+    assert tiered.manager.num_lowered == 2
+    tiered.manager.take_events()
+    assert tiered.run(*range(9)).num_cached_tokens == 8
+    assert tiered.manager.num_raised == 2
+    assert tiered.manager.take_events() == []
+
+
+def test_a_prefix_goes_on_from_the_device_into_the_lower_tier() -> None:
+    tiered = Tiered(num_blocks=5, num_slots=8)
+    tiered.run(*range(16))
+    other = tiered.begin(*range(100, 112))  # takes the three blocks from the end of the first one's four, but for one
+    assert (tiered.manager.num_cached, tiered.manager.num_lowered) == (2, 2)
+    tiered.manager.free(other)
+    assert tiered.run(*range(17)).num_cached_tokens == 16
+    assert tiered.manager.num_raised == 2
+
+
+def test_when_both_are_full_the_oldest_of_all_is_forgotten() -> None:
+    tiered = Tiered(num_blocks=2, num_slots=2)
+    first, second, third = ([seed * 100 + i for i in range(8)] for seed in range(3))
+    tiered.run(*first)
+    tiered.run(*second)
+    tiered.manager.take_events()
+    oldest = tiered.run(*third).sequence_hashes
+    stored_and_removed = tiered.manager.take_events()
+    assert [type(event) for event in stored_and_removed] == [Removed, Stored]
+    assert len(snapshot(tiered.manager)) == 4
+    assert oldest[0] in snapshot(tiered.manager)
+    assert tiered.begin(*first).num_cached_tokens == 0
+
+
+def test_what_was_reused_often_stays_longer_than_what_is_younger() -> None:
+    """One long prompt that nobody asks for again does not wash out a prefix that many share."""
+    tiered = Tiered(num_blocks=4, num_slots=4)
+    for _ in range(8):
+        shared = tiered.run(*range(8), 1)
+    for seed in range(1, 4):
+        tiered.run(*(seed * 100 + i for i in range(16)))
+    assert set(shared.sequence_hashes) <= snapshot(tiered.manager).keys()
+    assert tiered.run(*range(8), 1).num_cached_tokens == 8
+
+
+def test_who_computes_what_lies_in_the_lower_tier_gives_it_a_block_again() -> None:
+    tiered = Tiered(num_blocks=4, num_slots=4)
+    slow = tiered.begin(*range(8), 1)
+    quick = make_sequence("quick", [0, 1, 2, 3])
+    assert tiered.manager.allocate(quick)
+    tiered.content[quick.block_table[0]] = (0, 1, 2, 3)
+    compute(tiered.manager, quick)
+    tiered.manager.free(quick)
+    pushes_out = make_sequence("pushes out", [9])
+    assert tiered.manager.allocate(pushes_out)
+    assert tiered.manager.num_lowered == 1
+    tiered.manager.take_events()
+    tiered.compute(slow)
+    assert tiered.manager.num_lowered == 0
+    assert tiered.manager.num_raised == 0, "nothing was copied"
+    (event,) = tiered.manager.take_events()
+    assert isinstance(event, Stored)
+    assert u64(event.sequence_hashes) == slow.sequence_hashes[1:2]
+    assert tiered.manager.check_integrity() == []
+
+
+def test_a_device_that_is_emptied_keeps_its_prefixes_in_the_lower_tier() -> None:
+    tiered = Tiered(num_blocks=4, num_slots=3)
+    tiered.run(*range(16))
+    tiered.manager.take_events()
+    tiered.manager.vacate()
+    assert (tiered.manager.num_free, tiered.manager.num_lowered) == (4, 3)
+    (event,) = tiered.manager.take_events()
+    assert isinstance(event, Removed)
+    tiered.content.clear()
+    assert tiered.run(*range(13)).num_cached_tokens == 12
+
+
+def test_all_blocks_wanted_at_once_cost_nothing_that_is_kept_for_the_request() -> None:
+    """The blocks that the request itself takes push others down, but not into the slots that it reads."""
+    tiered = Tiered(num_blocks=4, num_slots=4)
+    tiered.run(*range(16))
+    tiered.run(*range(100, 116))
+    assert tiered.manager.num_lowered == 4
+    assert tiered.run(*range(15)).num_cached_tokens == 12
+
+
+TieredBlockMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+TestTieredBlockMachine = TieredBlockMachine.TestCase

@@ -1,0 +1,117 @@
+"""The host tier under a real model: prefixes that went there and came back give the answers of a model without it."""
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from engine.core.engine import Engine
+from engine.tiers.host_kv import HostKv, check_host_kv, host_kv, slot_bytes
+from kvtransfer.slab.layout import SlabLayout
+from kvtransfer.slab.slab import Slab
+from runtime.config.serving import EngineConfig, ServingConfig
+from runtime.errors import ConfigError
+from tests.engine.kv_oracle import make_sequence
+from tests.tiny_model import VOCAB_SIZE
+from worker.assembly import build_engine
+
+LAYOUT = SlabLayout(3, 6, 2, 4, 8, "float32")
+
+
+@pytest.fixture
+def slab() -> Slab:
+    slab = Slab(LAYOUT)
+    slab.buffer[:] = np.random.default_rng(0).integers(0, 256, LAYOUT.nbytes, np.uint8).tobytes()
+    return slab
+
+
+def content(slab: Slab, block: int) -> list[bytes]:
+    offsets = [LAYOUT.offset(layer, block) for layer in range(LAYOUT.num_layers)]
+    return [bytes(slab.buffer[offset : offset + LAYOUT.block_bytes]) for offset in offsets]
+
+
+def test_a_slot_gives_back_the_bytes_of_all_layers_to_any_block(slab: Slab) -> None:
+    tier = HostKv(slab, 2 * slot_bytes(slab))
+    first, second, untouched = (content(slab, block) for block in (5, 0, 3))
+    tier.store([5, 0], [1, 0])
+    slab.buffer[: LAYOUT.offset(0, 1)] = bytes(LAYOUT.offset(0, 1))
+    tier.load([0, 1], [1, 2])
+    assert content(slab, 2) == first
+    assert content(slab, 1) == second
+    assert content(slab, 3) == untouched
+
+
+def test_slots_outlive_a_sleep_of_the_slab(slab: Slab) -> None:
+    tier = HostKv(slab, slot_bytes(slab))
+    kept = content(slab, 4)
+    tier.store([4], [0])
+    slab.suspend()
+    slab.resume()
+    tier.load([0], [2])
+    assert content(slab, 2) == kept
+
+
+@pytest.mark.parametrize(
+    ("text", "slots"), [("0", None), ("auto", 24), (f"{3 * LAYOUT.nbytes // 6 + 1}", 3), (f"{LAYOUT.nbytes // 6}", 1)]
+)
+def test_memory_is_given_in_whole_blocks(slab: Slab, text: str, slots: int | None) -> None:
+    tier = host_kv(slab, EngineConfig(host_kv_memory=text), workers=1)
+    assert (None if tier is None else tier.num_slots) == slots
+
+
+def test_what_has_no_room_for_a_block_is_refused_with_the_size_of_one(slab: Slab) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"engine\.host_kv_memory: 5 B is less than one KV block, {slot_bytes(slab)}"
+    ):
+        host_kv(slab, EngineConfig(host_kv_memory="5 B"), workers=1)
+
+
+def test_where_there_is_no_such_tier_it_is_refused() -> None:
+    config = EngineConfig(host_kv_memory="1GiB")
+    check_host_kv(config, "host")
+    check_host_kv(EngineConfig(), "cuda")
+    for asked, memory in ((config, "cuda"), (replace(config, tensor_parallel=2), "host")):
+        with pytest.raises(ConfigError, match=r"engine\.host_kv_memory: only CPU workers with tensor_parallel 1"):
+            check_host_kv(asked, memory)  # type: ignore[arg-type]
+
+
+def answers(engine: Engine, prompts: list[list[int]]) -> list[list[int]]:
+    """Greedy answers, three requests at a time."""
+    outputs: dict[str, list[int]] = {}
+    waiting = [
+        make_sequence(str(number), prompt, max_tokens=6, ignore_eos=True) for number, prompt in enumerate(prompts)
+    ]
+    running = 0
+    while waiting or running:
+        while waiting and running < 3:
+            engine.add(waiting.pop(0))
+            running += 1
+        for output in engine.step().outputs:
+            outputs.setdefault(output.sequence.request_id, []).extend(output.token_ids)
+            assert output.error is None
+            running -= output.finish is not None
+        assert engine.check_integrity() == []
+    return [outputs[str(number)] for number in range(len(prompts))]
+
+
+def test_answers_are_those_of_an_engine_without_a_tier(tiny_model: Path) -> None:
+    """Conversations over a few system prompts, on a slab that holds two of them, with a tier that holds a few more."""
+    dice = random.Random(7)
+    systems = [[dice.randrange(3, VOCAB_SIZE) for _ in range(70)] for _ in range(5)]
+    prompts = []
+    for _ in range(40):
+        tail = [dice.randrange(3, VOCAB_SIZE) for _ in range(dice.randrange(1, 20))]
+        prompts.append(dice.choice(systems)[: dice.choice((40, 70))] + tail)
+    config = ServingConfig(model=str(tiny_model), engine=EngineConfig(device="cpu", threads=1, kv_memory="1GiB"))
+    plain = build_engine(config)
+    one_block = slot_bytes(plain.slab)
+    small = replace(config.engine, kv_memory=f"{20 * one_block}", host_kv_memory=f"{16 * one_block}")
+    tiered = build_engine(replace(config, engine=small))
+    try:
+        assert answers(tiered.engine, prompts) == answers(plain.engine, prompts)
+        assert tiered.engine.block_manager.num_raised > 20
+    finally:
+        plain.close()
+        tiered.close()
