@@ -32,6 +32,10 @@ def explain(
     tokens: Annotated[
         str | None, typer.Option("--tokens", metavar="1,2,3", help="Where would these tokens go?")
     ] = None,
+    cache_salt: Annotated[
+        str, typer.Option("--cache-salt", metavar="TEXT", help="The salt that the request would bring.")
+    ] = "",
+    tenant: Annotated[str, typer.Option("--tenant", metavar="NAME", help="Whose request it would be.")] = "",
     timeout_s: options.WaitOption = options.STATUS_TIMEOUT_S,
     address: options.AddressOption = options.DEFAULT_ADDRESS,
     operator_key_file: options.OperatorKeyFileOption = None,
@@ -41,7 +45,11 @@ def explain(
     """Show why a request went to its workers, or where a prompt would go if it came now."""
     if sum(subject is not None for subject in (request_id, prompt, chat, tokens)) != 1:
         raise typer.BadParameter("give a REQUEST_ID or one of --prompt, --chat and --tokens", param_hint="REQUEST_ID")
-    subject = pb.ExplainRequest(request_id=request_id, text=prompt)
+    if request_id is not None and (cache_salt or tenant):
+        raise typer.BadParameter(
+            "a request that was placed has its own: leave them out", param_hint="--cache-salt, --tenant"
+        )
+    subject = pb.ExplainRequest(request_id=request_id, text=prompt, cache_salt=cache_salt, tenant=tenant)
     if chat is not None:
         subject.chat.messages.append(pb.ChatMessage(role="user", content=chat))
     if tokens is not None:

@@ -75,6 +75,7 @@ async def test_a_router_that_keeps_silent_ends_with_4_after_the_timeout(command:
         (["explain", "r1", "--prompt", "a"], "REQUEST_ID"),
         (["explain", "--prompt", "a", "--tokens", "1"], "REQUEST_ID"),
         (["explain", "--tokens", "1,x"], "1,x"),
+        (["explain", "r1", "--cache-salt", "x"], "--cache-salt"),
         (["tree", "--depth", "-1"], "--depth"),
         (["diff", "--timeout", "0"], "--timeout"),
     ],
@@ -179,6 +180,8 @@ class TestAgainstAService:
             "40 tokens not cached on decode-1 + 0 queued there = 40, at most local_prefill_tokens 50" in cached.stdout
         )
         assert "decode on decode-1, which runs the prompt itself (short prompt)" in cached.stdout
+        salted = await events(service, "explain", *tokens_option(known), "--cache-salt", "of another")
+        assert "160 tokens not cached on decode-1" in salted.stdout
         new = json.loads((await events(service, "explain", "--prompt", "many words " * 40, "--json")).stdout)
         assert new["decisions"][0]["prefill_worker"] == "prefill-1"
         chat = json.loads((await events(service, "explain", "--chat", "Who?", "--json")).stdout)
