@@ -66,10 +66,10 @@ GAUGES: dict[str, tuple[str, Value]] = {
     "kv_blocks_used": ("KV blocks referenced by a sequence or a lease", lambda of: of.load.blocks_used),
     "kv_blocks_cached": ("KV blocks kept for reuse", lambda of: of.load.blocks_cached),
     "kv_blocks_capacity": ("KV blocks of the slab", lambda of: of.load.blocks_total),
-    "kv_host_blocks": ("KV blocks in the host tier", lambda of: of.engine.block_manager.num_lowered),
+    "kv_host_blocks": ("KV blocks in the host tier", lambda of: of.load.host_blocks_used),
     "kv_host_blocks_capacity": (
         "KV blocks that the host tier has room for",
-        lambda of: of.engine.block_manager.num_slots,
+        lambda of: of.load.host_blocks_total,
     ),
     "leases": ("Leases on KV blocks, quarantined ones included", lambda of: of.leases()),
     "event_batches_unacknowledged": (

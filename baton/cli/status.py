@@ -41,7 +41,8 @@ def status(
 def _show(response: pb.StatusResponse) -> None:
     out = console()
     table = Table("worker", "role", "state", title=f"{response.router_id}: {len(response.workers)} workers")
-    for header in ("blocks used/total", "cached", "running", "waiting", "leases"):
+    tiered = any(worker.host_blocks_total for worker in response.workers)
+    for header in ("blocks used/total", "cached + host" if tiered else "cached", "running", "waiting", "leases"):
         table.add_column(header, justify="right")
     for worker in response.workers:
         table.add_row(
@@ -49,7 +50,8 @@ def _show(response: pb.StatusResponse) -> None:
             worker.role,
             worker.state,
             f"{worker.blocks_used}/{worker.blocks_total}",
-            *map(str, (worker.blocks_cached, worker.running, worker.waiting, worker.leases)),
+            f"{worker.blocks_cached} + {worker.host_blocks_used}" if tiered else str(worker.blocks_cached),
+            *map(str, (worker.running, worker.waiting, worker.leases)),
         )
     print_table(out, table)
     for worker in response.workers:

@@ -292,6 +292,8 @@ class Engine:
             blocks_used=self.block_manager.num_used,
             blocks_cached=self.block_manager.num_cached,
             blocks_total=self.block_manager.num_blocks,
+            host_blocks_used=self.block_manager.num_lowered,
+            host_blocks_total=self.block_manager.num_slots,
             queued_prefill_tokens=queued_tokens,
             queued_prefill_pairs=queued_pairs,
             steps=self._num_steps,

@@ -96,6 +96,8 @@ class StatusView:
             output_tokens=flow.output_tokens,
             queued_prefill_tokens=load.queued_prefill_tokens,
             step_ms=load.step_ms,
+            host_blocks_used=load.host_blocks_used,
+            host_blocks_total=load.host_blocks_total,
         )
 
     def _totals(self) -> pb.Totals:

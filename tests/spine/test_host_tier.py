@@ -5,7 +5,9 @@ import random
 from pathlib import Path
 
 import httpx
+from typer.testing import CliRunner
 
+from baton.cli.app import app
 from tests.service import Service, running_service
 from tests.spine.oracle import Oracle
 from tests.spine.prompts import ask, random_prompt
@@ -40,6 +42,10 @@ async def test_answers_stay_the_same_while_prefixes_go_and_come(tiny_model: Path
         for worker_id in ("prefill-1", "decode-1"):
             assert await metric(service, worker_id, "kv_blocks_restored_total") > 0
             assert await metric(service, worker_id, "kv_host_blocks") > 0
+        for worker in (await service.client.status(5)).workers:
+            assert 0 < worker.host_blocks_used <= worker.host_blocks_total == 256
+        shown = await asyncio.to_thread(CliRunner().invoke, app, ["status", "--address", service.grpc_address])
+        assert "cached + host" in shown.output
 
 
 async def test_a_worker_wakes_with_the_prefixes_that_it_kept_in_its_host_tier(tiny_model: Path) -> None:

@@ -318,7 +318,7 @@ class Totals(_message.Message):
     def __init__(self, clock_s: _Optional[float] = ..., requests: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., event_batches: _Optional[int] = ..., events_refused: _Optional[int] = ..., events_malformed: _Optional[int] = ..., event_gaps: _Optional[int] = ..., snapshots: _Optional[int] = ..., tree_blocks: _Optional[int] = ..., tree_runs: _Optional[int] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("worker_id", "role", "state", "incarnation", "blocks_used", "blocks_cached", "blocks_total", "running", "waiting", "last_event_id", "address", "leases", "note", "blocks_in_tree", "event_batches", "prompt_tokens", "cached_tokens", "output_tokens", "queued_prefill_tokens", "step_ms")
+    __slots__ = ("worker_id", "role", "state", "incarnation", "blocks_used", "blocks_cached", "blocks_total", "running", "waiting", "last_event_id", "address", "leases", "note", "blocks_in_tree", "event_batches", "prompt_tokens", "cached_tokens", "output_tokens", "queued_prefill_tokens", "step_ms", "host_blocks_used", "host_blocks_total")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -339,6 +339,8 @@ class WorkerStatus(_message.Message):
     OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     QUEUED_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STEP_MS_FIELD_NUMBER: _ClassVar[int]
+    HOST_BLOCKS_USED_FIELD_NUMBER: _ClassVar[int]
+    HOST_BLOCKS_TOTAL_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     role: str
     state: str
@@ -359,7 +361,9 @@ class WorkerStatus(_message.Message):
     output_tokens: int
     queued_prefill_tokens: int
     step_ms: float
-    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ..., state: _Optional[str] = ..., incarnation: _Optional[int] = ..., blocks_used: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., blocks_total: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., last_event_id: _Optional[int] = ..., address: _Optional[str] = ..., leases: _Optional[int] = ..., note: _Optional[str] = ..., blocks_in_tree: _Optional[int] = ..., event_batches: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., step_ms: _Optional[float] = ...) -> None: ...
+    host_blocks_used: int
+    host_blocks_total: int
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ..., state: _Optional[str] = ..., incarnation: _Optional[int] = ..., blocks_used: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., blocks_total: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., last_event_id: _Optional[int] = ..., address: _Optional[str] = ..., leases: _Optional[int] = ..., note: _Optional[str] = ..., blocks_in_tree: _Optional[int] = ..., event_batches: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., step_ms: _Optional[float] = ..., host_blocks_used: _Optional[int] = ..., host_blocks_total: _Optional[int] = ...) -> None: ...
 
 class SleepRequest(_message.Message):
     __slots__ = ("worker_id", "level", "timeout_s")
