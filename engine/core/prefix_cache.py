@@ -79,7 +79,7 @@ class PrefixCache:
         blocks = list(map(block_of.get, hashes[first:end], repeat(_NOT_CACHED)))
         num_equal = self._num_equal(sequence, first, np.frombuffer(array("i", blocks), np.int32))
         self.num_collisions += num_equal < len(blocks)
-        return blocks if num_equal == len(blocks) else blocks[:num_equal]
+        return blocks[:num_equal]
 
     def _num_equal(self, sequence: Sequence, first: int, blocks: NDArray[np.int32]) -> int:
         """How many of the blocks follow each other from the sequence's block `first` on, and hold its tokens."""
@@ -167,15 +167,16 @@ class PrefixCache:
 
     def evict(self) -> int:
         """Forgets the oldest resting block, which is a leaf, and returns it."""
-        block, _ = max(zip(self._resting, AGING, strict=True), key=self._age)[0].popitem(last=False)
+        kinds = [(resting, rate) for resting, rate in zip(self._resting, AGING, strict=True) if resting]
+        block, _ = max(kinds, key=self._age)[0].popitem(last=False)
         self.num_resting -= 1
         self._log.removed(self._forget(block))
         return block
 
     def _age(self, resting: tuple[OrderedDict[int, int], float]) -> float:
-        """The age of the oldest block of a kind; below all others when there is none."""
+        """The age of the oldest block of a kind."""
         blocks, rate = resting
-        return (self._now - next(iter(blocks.values()))) * rate if blocks else -1.0
+        return (self._now - next(iter(blocks.values()))) * rate
 
     def clear(self) -> list[int]:
         """Forgets all resting blocks, and returns them. Referenced ones stay, and are announced again after the
