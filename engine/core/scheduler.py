@@ -74,7 +74,6 @@ class Scheduler:
 
     def admit(self, sequence: Sequence) -> None:
         """A remote sequence, whose prompt's KV and first token have arrived, decodes from now on."""
-        sequence.num_prefill_tokens = 0
         sequence.status = SequenceStatus.RUNNING
         self.running.add(sequence)
 
@@ -236,7 +235,6 @@ class Scheduler:
 
     def _wait(self, sequence: Sequence) -> None:
         sequence.status = SequenceStatus.WAITING
-        sequence.num_prefill_tokens = 0
         self.waiting.add(sequence)
         self._waiting_tokens += sequence.num_tokens
         self._waiting_pairs += prefill_pairs(0, sequence.num_tokens)
