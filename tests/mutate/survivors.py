@@ -10,7 +10,71 @@ _SAME_FIELDS = "all of them are Totals, of the same number of fields"
 _FIRST_PERIOD = (
     "nothing can have been charged before the first period, and the bound of what is charged is the smaller one in it"
 )
+_NO_ROWS = "the array has no rows yet, and the one that takes its place has a type of its own"
+_ROOM = "how much room is made beyond what is needed changes the memory that is taken, and no result"
+_DIFFERENCES = "only differences of these times are used"
+_FIRST_CACHED = "the blocks before `first` are cached, and a search that begins among them ends at the same place"
+_ONE_LENGTH = "all of them have one entry per block of the run, or per kind of block"
+_SPEED = "numpy does the same for a list of one, only more slowly"
+_NOTHING_TO_ADD = "what is done for a count of zero changes nothing"
+_OVERWRITTEN = "the hashes of a block that is not cached are written before they are read"
+_DISTINCT_TIMES = "no two blocks come to rest at the same time"
 EQUIVALENT: Final[dict[str, dict[tuple[str, str], str]]] = {
+    "engine/core/prefix_cache.py": {
+        (
+            "self._tokens = np.empty((0, block_size), dtype=np.uint32)",
+            "self._tokens = np.empty((0, block_size), dtype=None)",
+        ): _NO_ROWS,
+        (
+            "self._tokens = np.empty((0, block_size), dtype=np.uint32)",
+            "self._tokens = np.empty((0, block_size), )",
+        ): _NO_ROWS,
+        (
+            "self._tokens = np.empty((0, block_size), dtype=np.uint32)",
+            "self._tokens = np.empty((1, block_size), dtype=np.uint32)",
+        ): _ROOM,
+        (
+            "self._now = 0  # counts the blocks that came to rest",
+            "self._now = 1  # counts the blocks that came to rest",
+        ): _DIFFERENCES,
+        (
+            "end = bisect_left(range(end), True, lo=first, key=lambda i: hashes[i] not in block_of)",
+            "end = bisect_left(range(end), True, key=lambda i: hashes[i] not in block_of)",
+        ): _FIRST_CACHED,
+        ("self._grow(max(blocks) + 1)", "self._grow(max(blocks) + 2)"): _ROOM,
+        (
+            "blocks, sequence.block_hashes[run], hashes, kinds, strict=True",
+            "blocks, sequence.block_hashes[run], hashes, kinds, strict=None",
+        ): _ONE_LENGTH,
+        (
+            "blocks, sequence.block_hashes[run], hashes, kinds, strict=True ):",
+            "blocks, sequence.block_hashes[run], hashes, kinds, ):",
+        ): _ONE_LENGTH,
+        (
+            "blocks, sequence.block_hashes[run], hashes, kinds, strict=True",
+            "blocks, sequence.block_hashes[run], hashes, kinds, strict=False",
+        ): _ONE_LENGTH,
+        (
+            "self._tokens[blocks[:num_new] if num_new > 1 else blocks[0]] = sequence.block_tokens(",
+            "self._tokens[blocks[:num_new] if (num_new > 1) or True else blocks[0]] = sequence.block_tokens(",
+        ): _SPEED,
+        (
+            "self._tokens[blocks[:num_new] if num_new > 1 else blocks[0]] = sequence.block_tokens(",
+            "self._tokens[blocks[:num_new] if num_new >= 1 else blocks[0]] = sequence.block_tokens(",
+        ): _SPEED,
+        ("if missing > 0:", "if missing >= 0:"): _NOTHING_TO_ADD,
+        ("self._block_hashes.extend([0] * missing)", "self._block_hashes.extend([1] * missing)"): _OVERWRITTEN,
+        ("self._sequence_hashes.extend([0] * missing)", "self._sequence_hashes.extend([1] * missing)"): _OVERWRITTEN,
+        ("if num_blocks > len(self._tokens):", "if num_blocks >= len(self._tokens):"): _ROOM,
+        (
+            "grown = np.empty((max(num_blocks, 2 * len(self._tokens)), self._block_size), dtype=np.uint32)",
+            "grown = np.empty((max(num_blocks, 3 * len(self._tokens)), self._block_size), dtype=np.uint32)",
+        ): _ROOM,
+        (
+            "elif parent in rested and block in rested and rested[parent][1] < rested[block][1]:",
+            "elif parent in rested and block in rested and rested[parent][1] <= rested[block][1]:",
+        ): _DISTINCT_TIMES,
+    },
     "router/workers/account.py": {
         ("self._since = 0  # charged in this period", "self._since = 1  # charged in this period"): _FIRST_PERIOD,
         (

@@ -1,5 +1,6 @@
 """The prefix cache by itself: where a hit ends, in which order blocks are given up, and what its own check sees."""
 
+import tracemalloc
 from collections.abc import Callable
 
 import hypothesis.strategies as st
@@ -146,6 +147,21 @@ def test_a_fork_is_told_as_the_run_it_grows_from_and_a_run_below_the_fork() -> N
         (None, trunk.block_hashes, trunk.sequence_hashes),
         (trunk.sequence_hashes[1], branch.block_hashes[2:], branch.sequence_hashes[2:]),
     ]
+
+
+def test_a_cached_block_costs_little_more_than_four_bytes_for_each_token() -> None:
+    num_blocks, block_size = 500, 512
+    sequence = make_sequence("long", range(num_blocks * block_size))
+    sequence.block_table = list(range(num_blocks))
+    sequence.hash_blocks(num_blocks, block_size)
+    tracemalloc.start()
+    try:
+        cache = PrefixCache(block_size)
+        file(cache, sequence)
+        kept_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert 4 * block_size <= kept_bytes / num_blocks < 5 * block_size
 
 
 # --- rest, reuse, eviction --------------------------------------------------------------------------------------------
