@@ -19,6 +19,8 @@ _SPEED = "numpy does the same for a list of one, only more slowly"
 _NOTHING_TO_ADD = "what is done for a count of zero changes nothing"
 _OVERWRITTEN = "the hashes of a block that is not cached are written before they are read"
 _DISTINCT_TIMES = "no two blocks come to rest at the same time"
+_SHARES = "return ((sequence, share) for sequence, share in zip(prompts, shares, strict=True) if share)"
+_A_SHARE_EACH = "share_out() returns one share for each prompt"
 EQUIVALENT: Final[dict[str, dict[tuple[str, str], str]]] = {
     "engine/core/prefix_cache.py": {
         (
@@ -74,6 +76,15 @@ EQUIVALENT: Final[dict[str, dict[tuple[str, str], str]]] = {
             "elif parent in rested and block in rested and rested[parent][1] < rested[block][1]:",
             "elif parent in rested and block in rested and rested[parent][1] <= rested[block][1]:",
         ): _DISTINCT_TIMES,
+    },
+    "engine/core/scheduler.py": {
+        (
+            "if self._starved is not None and self._starved.order < sequence.order:",
+            "if self._starved is not None and self._starved.order <= sequence.order:",
+        ): "a starved sequence waits to be prefilled here and is never reserved, and no other one has its order",
+        (_SHARES, _SHARES.replace("strict=True", "strict=None")): _A_SHARE_EACH,
+        (_SHARES, _SHARES.replace("strict=True", "strict=False")): _A_SHARE_EACH,
+        (_SHARES, _SHARES.replace("strict=True", "")): _A_SHARE_EACH,
     },
     "router/workers/account.py": {
         ("self._since = 0  # charged in this period", "self._since = 1  # charged in this period"): _FIRST_PERIOD,
