@@ -73,4 +73,4 @@ def salted_seed(*salts: str) -> int:
     secret as they are."""
     if not any(salts):
         return SEED
-    return int.from_bytes(hashlib.sha256(repr(salts).encode()).digest()[:8], "little") & MAX_HASH_SEED
+    return int.from_bytes(hashlib.sha256(repr(salts).encode()).digest(), "little") & MAX_HASH_SEED

@@ -21,7 +21,17 @@ _OVERWRITTEN = "the hashes of a block that is not cached are written before they
 _DISTINCT_TIMES = "no two blocks come to rest at the same time"
 _SHARES = "return ((sequence, share) for sequence, share in zip(prompts, shares, strict=True) if share)"
 _A_SHARE_EACH = "share_out() returns one share for each prompt"
+_PREPARE = "sequence_hashes(block_hashes(np.zeros(BATCHED_SIZES[0], dtype=TOKEN), BATCHED_SIZES[0]))"
+_ANY_HASH = "a call loads the compiled functions whatever it is given"
 EQUIVALENT: Final[dict[str, dict[tuple[str, str], str]]] = {
+    "engine/core/block_manager.py": {
+        ("self._holders[sequence] = None", 'self._holders[sequence] = ""'): "the dict is an ordered set",
+        ("if num_new <= 0:", "if num_new < 0:"): _NOTHING_TO_ADD,
+        (
+            "if num_full <= sequence.num_committed_blocks:",
+            "if num_full < sequence.num_committed_blocks:",
+        ): _NOTHING_TO_ADD,
+    },
     "engine/core/prefix_cache.py": {
         (
             "self._tokens = np.empty((0, block_size), dtype=np.uint32)",
@@ -95,6 +105,16 @@ EQUIVALENT: Final[dict[str, dict[tuple[str, str], str]]] = {
         (_SUM, _SUM.replace("strict=True", "strict=None")): _SAME_FIELDS,
         (_SUM, _SUM.replace("strict=True", "strict=False")): _SAME_FIELDS,
         (_SUM, _SUM.replace("strict=True", "")): _SAME_FIELDS,
+    },
+    "runtime/blocks/block_hash.py": {
+        (_PREPARE, _PREPARE.replace("dtype=TOKEN", "dtype=None")): _ANY_HASH,
+        (_PREPARE, _PREPARE.replace("dtype=TOKEN", "")): _ANY_HASH,
+        (_PREPARE, _PREPARE.replace("zeros(BATCHED_SIZES[0]", "zeros(BATCHED_SIZES[1]")): _ANY_HASH,
+        (_PREPARE, _PREPARE.replace("BATCHED_SIZES[0]))", "BATCHED_SIZES[1]))")): _ANY_HASH,
+        (
+            "hash_rows(data.view(WORD), block_size * TOKEN.itemsize // WORD.itemsize, np.uint64(seed), hashes)",
+            "hash_rows(data.view(WORD), block_size * TOKEN.itemsize / WORD.itemsize, np.uint64(seed), hashes)",
+        ): "the quotient is whole, and the compiled function makes an integer of it",
     },
 }
 """By module: (line, mutated line) -> why no test can tell them apart."""

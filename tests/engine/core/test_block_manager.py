@@ -327,7 +327,7 @@ def test_append_takes_as_many_blocks_as_the_tokens_need_and_none_when_too_few_ar
 
 
 def test_a_sequence_that_was_overtaken_later_goes_on_with_its_own_blocks_after_the_canonical_ones() -> None:
-    manager = BlockManager(16, 4)
+    manager, replica = BlockManager(16, 4), EventReplica()
     slow, fast = make_sequence("slow", range(20)), make_sequence("fast", [*range(12), *range(50, 58)])
     for sequence in (slow, fast):
         assert manager.allocate(sequence)
@@ -343,6 +343,8 @@ def test_a_sequence_that_was_overtaken_later_goes_on_with_its_own_blocks_after_t
     assert slow.block_table == [own[0], *fast.block_table[1:3], *own[3:]]
     compute(manager, slow, 20)
     assert slow.num_committed_blocks == 5
+    replica.apply(manager.take_events())  # each block once
+    assert list(replica.parents) == slow.sequence_hashes
     assert manager.check_integrity() == []
     third = make_sequence("third", range(21))
     assert manager.allocate(third)
