@@ -126,6 +126,14 @@ def test_what_no_owner_may_ask_for_is_refused_and_changes_nothing(
     assert table.check_integrity() == []
 
 
+def test_a_lease_is_found_by_its_transfer_until_it_has_ended() -> None:
+    table = LeaseTable(NUM_BLOCKS)
+    first, second = (table.reserve(name, [block], deadline_s=10.0) for block, name in enumerate("ab"))
+    assert (table.get("a"), table.get("b"), table.get("c")) == (first, second, None)
+    table.fail("a")
+    assert (table.get("a"), table.get("b")) == (None, second)
+
+
 def test_a_rank_that_is_not_among_the_senders_cannot_begin() -> None:
     table = LeaseTable(NUM_BLOCKS)
     table.reserve("a", [1], deadline_s=10.0)
