@@ -96,6 +96,12 @@ EQUIVALENT: Final[dict[str, dict[tuple[str, str], str]]] = {
         (_SHARES, _SHARES.replace("strict=True", "strict=False")): _A_SHARE_EACH,
         (_SHARES, _SHARES.replace("strict=True", "")): _A_SHARE_EACH,
     },
+    "kvtransfer/decode_side/ledger.py": {
+        (
+            "self._fail(transfer_id, reason, announce=False)",
+            "self._fail(transfer_id, reason, announce=None)",
+        ): "only its truth is asked for",
+    },
     "router/workers/account.py": {
         ("self._since = 0  # charged in this period", "self._since = 1  # charged in this period"): _FIRST_PERIOD,
         (
