@@ -13,7 +13,9 @@ _FIRST_PERIOD = (
 _NO_ROWS = "the array has no rows yet, and the one that takes its place has a type of its own"
 _ROOM = "how much room is made beyond what is needed changes the memory that is taken, and no result"
 _DIFFERENCES = "only differences of these times are used"
-_FIRST_CACHED = "the blocks before `first` are cached, and a search that begins among them ends at the same place"
+_FIRST_CACHED = (
+    "the hashes before `first` are known, so a search that begins among them finds an end of the known ones too"
+)
 _ONE_LENGTH = "all of them have one entry per block of the run, or per kind of block"
 _SPEED = "numpy does the same for a list of one, only more slowly"
 _NOTHING_TO_ADD = "what is done for a count of zero changes nothing"
