@@ -77,7 +77,7 @@ class PrefixCache:
         blocks = list(map(block_of.get, hashes[first:end], repeat(_MISSING)))
         num_equal = self._num_equal(sequence, first, np.frombuffer(array("i", blocks), np.int32))
         self.num_collisions += num_equal < len(blocks)
-        return blocks if num_equal == len(blocks) else blocks[:num_equal]
+        return blocks[:num_equal]
 
     def _num_equal(self, sequence: Sequence, first: int, blocks: NDArray[np.int32]) -> int:
         """How many of the blocks follow each other from the sequence's block `first` on, and hold its tokens."""

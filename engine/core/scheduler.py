@@ -74,7 +74,6 @@ class Scheduler:
 
     def admit(self, sequence: Sequence) -> None:
         """A remote sequence, whose prompt's KV and first token have arrived, decodes from now on."""
-        sequence.num_prefill_tokens = 0
         sequence.status = SequenceStatus.RUNNING
         self.running.add(sequence)
 
@@ -155,14 +154,12 @@ class Scheduler:
             self._dead_ends.append(DeadEnd(sequence, "length", None))
             return False
         while not self.block_manager.append(sequence):
-            victim = self._last_preemptible()
-            if victim is None or victim.order <= sequence.order:
+            # Invariant: a sequence that decodes is not prefill-only; the last one is the sequence itself, or later.
+            victim = next(last for last in reversed(self.running) if not last.prefill_only)
+            if victim.order <= sequence.order:
                 return False  # remote, pinned or earlier sequences hold the other blocks and will give them back
             self._preempt(victim)
         return True
-
-    def _last_preemptible(self) -> Sequence | None:
-        return next((sequence for sequence in reversed(self.running) if not sequence.prefill_only), None)
 
     def _preempt(self, sequence: Sequence) -> None:
         """The sequence waits again, at its place in order. Its KV stays cached until the blocks are needed."""
@@ -236,7 +233,6 @@ class Scheduler:
 
     def _wait(self, sequence: Sequence) -> None:
         sequence.status = SequenceStatus.WAITING
-        sequence.num_prefill_tokens = 0
         self.waiting.add(sequence)
         self._waiting_tokens += sequence.num_tokens
         self._waiting_pairs += prefill_pairs(0, sequence.num_tokens)

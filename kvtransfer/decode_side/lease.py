@@ -159,7 +159,4 @@ def _is_sound(lease: Lease) -> bool:
             return not lease.senders
         case LeaseState.RECEIVING:
             return bool(ranks or lease.unbegun)
-        case LeaseState.QUARANTINE:
-            return bool(ranks)
-        case _:
-            return False  # it has ended
+    return lease.state is LeaseState.QUARANTINE and bool(ranks)  # in the other states it has ended

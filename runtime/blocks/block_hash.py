@@ -55,7 +55,7 @@ def sequence_hashes(hashes: NDArray[np.uint64], parent: int | None = None) -> ND
     """Chains block hashes [n] -> [n]. `parent`: sequence hash of the block before the first; None: there is none."""
     from runtime.blocks.xxh3 import hash_chain
 
-    chained = np.array(hashes, dtype=np.uint64)
+    chained = hashes.copy()
     if parent is not None:
         hash_chain(hashes, np.uint64(parent), chained)
     elif len(hashes):
@@ -65,7 +65,7 @@ def sequence_hashes(hashes: NDArray[np.uint64], parent: int | None = None) -> ND
 
 def lora_seed(name: str) -> int:
     """Seed of the block hashes of requests that use the LoRA adapter `name`, because their KV differs."""
-    return (SEED + xxhash.xxh3_64_intdigest(name.encode(), 0)) & MASK_64
+    return (SEED + xxhash.xxh3_64_intdigest(name.encode())) & MASK_64
 
 
 def salted_seed(*salts: str) -> int:
@@ -73,4 +73,4 @@ def salted_seed(*salts: str) -> int:
     secret as they are."""
     if not any(salts):
         return SEED
-    return int.from_bytes(hashlib.sha256(repr(salts).encode()).digest()[:8], "little") & MAX_HASH_SEED
+    return int.from_bytes(hashlib.sha256(repr(salts).encode()).digest(), "little") & MAX_HASH_SEED

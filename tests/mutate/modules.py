@@ -38,7 +38,10 @@ PURE: Final = (
 )
 
 ALSO: Final = {
-    "engine/core/prefix_cache.py": ("tests/engine/core/test_block_manager.py",),
+    "engine/core/prefix_cache.py": (
+        "tests/engine/core/test_block_manager.py",
+        "tests/engine/core/test_prefix_collisions.py",
+    ),
     "router/index/edge.py": ("tests/router/index/test_radix_tree.py",),
     "router/index/edge_table.py": ("tests/router/index/test_radix_tree.py",),
     "router/index/match.py": ("tests/router/index/test_radix_tree.py",),

@@ -1,5 +1,6 @@
 """The plan against the definition: every granted block leaves once, and never before all its tokens are computed."""
 
+import pytest
 from hypothesis import given, strategies as st
 
 from prefill_worker.push_plan import PushPlan
@@ -47,3 +48,17 @@ def test_only_a_partial_last_block_has_a_tail() -> None:
     plan = PushPlan(num_tokens=100, skip_tokens=0, block_size=16)
     assert (plan.tail(50), plan.tail(100)) == (0, 4)
     assert PushPlan(num_tokens=96, skip_tokens=0, block_size=16).tail(96) == 0
+
+
+@pytest.mark.parametrize("skip_tokens", [8, 17, 32, 48])
+def test_a_prefix_that_is_no_whole_blocks_or_leaves_no_token_is_refused(skip_tokens: int) -> None:
+    with pytest.raises(AssertionError):
+        PushPlan(num_tokens=32, skip_tokens=skip_tokens, block_size=16)
+
+
+def test_a_chunk_that_ends_within_what_the_decode_worker_has_pushes_nothing() -> None:
+    plan = PushPlan(num_tokens=80, skip_tokens=48, block_size=16)
+    assert plan.num_blocks == 2
+    assert not plan.advance(32)
+    assert plan.advance(64) == range(3, 4)
+    assert plan.advance(80) == range(4, 5)

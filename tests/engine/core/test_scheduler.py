@@ -3,16 +3,18 @@
 import functools
 import itertools
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given, settings
 
 from engine.core.batch import Batch
 from engine.core.block_manager import BlockManager
 from engine.core.engine import Engine
 from engine.core.prefill_budget import share_out
-from engine.core.scheduler import Scheduler
+from engine.core.scheduler import LOOK_AHEAD, DeadEnd, Scheduler
 from engine.core.sequence import Sequence, SequenceStatus
 from tests.engine.kv_oracle import (
     EventReplica,
@@ -275,6 +277,263 @@ def test_reservations_go_on_when_the_starved_sequence_was_aborted() -> None:
     step(scheduler)
     scheduler.finish(big)
     assert scheduler.reserve(distinct("small", 4))
+
+
+# --- bounds -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_step_has_room_for_a_token_and_a_sequence_at_least() -> None:
+    manager = BlockManager(4, 4)
+    Scheduler(manager, max_batch_tokens=1, max_running=1)
+    for max_batch_tokens, max_running in ((0, 1), (1, 0)):
+        with pytest.raises(AssertionError):
+            Scheduler(manager, max_batch_tokens=max_batch_tokens, max_running=max_running)
+
+
+def test_a_prompt_may_fill_the_pool_and_a_longer_one_is_refused_with_the_reason() -> None:
+    scheduler = make_scheduler(3)
+    whole, long = distinct("whole", 12), distinct("long", 13)
+    scheduler.add(long)
+    assert long.status is SequenceStatus.FINISHED
+    assert scheduler.has_work
+    problem = "13 tokens do not fit into the KV pool of 12"
+    assert scheduler.take_dead_ends() == [DeadEnd(long, "error", problem)]
+    assert scheduler.take_dead_ends() == []
+    assert not scheduler.has_work
+    scheduler.add(whole)
+    assert names(step(scheduler)) == (["whole"], [])
+
+
+def test_an_answer_that_outgrows_the_pool_ends_there_and_gives_its_blocks_back() -> None:
+    scheduler = make_scheduler(2)
+    sequence = distinct("a", 8)
+    scheduler.add(sequence)
+    assert names(step(scheduler)) == (["a"], [])
+    assert sequence.num_tokens == 9
+    assert step(scheduler).num_tokens == 0
+    assert scheduler.take_dead_ends() == [DeadEnd(sequence, "length", None)]
+    assert sequence.status is SequenceStatus.FINISHED
+    assert not scheduler.running
+    assert scheduler.block_manager.num_available == 2
+
+
+def test_a_step_of_one_token_serves_a_prompt_and_then_its_answer() -> None:
+    scheduler = make_scheduler(8, max_batch_tokens=1)
+    scheduler.add(distinct("a", 2))
+    scheduler.add(distinct("b", 2))
+    assert [names(step(scheduler)) for _ in range(4)] == [(["a"], []), (["a"], []), ([], ["a"]), ([], ["a"])]
+    assert [sequence.request_id for sequence in scheduler.waiting] == ["b"]
+
+
+def test_no_more_sequences_decode_than_a_step_has_tokens_and_no_prompt_starts_beside_them() -> None:
+    scheduler = make_scheduler(64, max_batch_tokens=12)
+    for name in "abc":
+        scheduler.add(distinct(name, 4))
+    assert names(step(scheduler)) == (["a", "b", "c"], [])
+    scheduler.max_batch_tokens = 2
+    scheduler.add(distinct("d", 4))
+    assert names(step(scheduler)) == ([], ["a", "b"])
+    assert [sequence.request_id for sequence in scheduler.waiting] == ["d"]
+
+
+def test_a_prompt_that_fills_the_step_alone_lets_no_equal_one_start() -> None:
+    scheduler = make_scheduler(64, max_batch_tokens=8)
+    scheduler.add(distinct("a", 8))
+    scheduler.add(distinct("b", 8))
+    assert names(step(scheduler)) == (["a"], [])
+    assert [sequence.request_id for sequence in scheduler.running] == ["a"]
+
+
+def test_a_prompt_starts_when_the_one_before_it_leaves_a_single_token_of_the_step() -> None:
+    scheduler = make_scheduler(64, max_batch_tokens=8)
+    scheduler.add(distinct("a", 7))
+    scheduler.add(distinct("b", 8))
+    assert [item.num_tokens for item in step(scheduler).prefill] == [7, 1]
+
+
+@pytest.mark.parametrize(("num_blocks", "fits"), [(3, True), (4, False)])
+@pytest.mark.parametrize("remote", [False, True])
+def test_a_newcomer_leaves_one_block_for_each_decoding_sequence_and_not_more(
+    num_blocks: int, fits: bool, remote: bool
+) -> None:
+    scheduler = make_scheduler(9)
+    for name in "ab":
+        scheduler.add(distinct(name, 7))
+    step(scheduler)
+    assert scheduler.block_manager.num_available == 5
+    newcomer = distinct("newcomer", 4 * num_blocks)
+    if remote:
+        assert scheduler.reserve(newcomer) is fits
+    else:
+        scheduler.add(newcomer)
+        assert names(step(scheduler)) == (["newcomer"] if fits else [], ["a", "b"])
+
+
+def test_only_the_first_of_those_who_wait_may_slip_in() -> None:
+    scheduler = make_scheduler(256, max_batch_tokens=8, max_running=64)
+    scheduler.add(distinct("0", 100))
+    step(scheduler)
+    for number in range(LOOK_AHEAD):
+        scheduler.add(distinct(chr(ord("a") + number), 80))
+    last = distinct("z", 3)
+    scheduler.add(last)
+    assert names(step(scheduler)) == (["0"], [])
+    scheduler.finish(scheduler.waiting[0])
+    assert names(step(scheduler)) == (["0", "z"], [])
+
+
+def test_a_prompt_decodes_while_an_earlier_one_is_still_under_way() -> None:
+    scheduler = make_scheduler(64, max_batch_tokens=8)
+    scheduler.add(distinct("long", 60))
+    step(scheduler)
+    scheduler.add(distinct("short", 5))
+    assert names(step(scheduler)) == (["long", "short"], [])
+    assert names(step(scheduler)) == (["long"], ["short"])
+
+
+def test_each_preemption_is_counted_for_the_sequence_and_in_all() -> None:
+    scheduler = make_scheduler(8)
+    winner, loser = distinct("a", 8), distinct("b", 8)
+    scheduler.add(winner)
+    scheduler.add(loser)
+    assert names(step(scheduler)) == (["a", "b"], [])
+    for times in (1, 2):
+        while loser.status is not SequenceStatus.WAITING:
+            assert step(scheduler).num_tokens > 0
+        assert (loser.num_preemptions, scheduler.num_preemptions) == (times, times)
+        scheduler.finish(winner)
+        winner = distinct("c", 8, priority=1)
+        assert names(step(scheduler)) == (["b"], [])
+        scheduler.add(winner)
+
+
+def test_a_sequence_keeps_the_place_of_its_first_arrival() -> None:
+    scheduler = make_scheduler(8)
+    first, second = distinct("first", 4), distinct("second", 4)
+    for sequence in (first, second, first):
+        scheduler._stamp(sequence)
+    assert (first.arrival, second.arrival) == (0, 1)
+
+
+def test_the_end_of_another_waiting_sequence_leaves_the_starved_one_its_turn() -> None:
+    scheduler = make_scheduler(8)
+    assert scheduler.reserve(distinct("a", 16))
+    scheduler.add(distinct("big", 24))
+    other = distinct("other", 4)
+    scheduler.add(other)
+    step(scheduler)
+    scheduler.finish(other)
+    assert not scheduler.reserve(distinct("small", 4))
+
+
+@pytest.mark.parametrize(("pinned", "in_flight", "held"), [(False, 0, 0), (True, 0, 1), (False, 1, 1), (True, 1, 1)])
+def test_a_finished_sequence_keeps_its_blocks_while_a_reader_or_a_step_uses_them(
+    pinned: bool, in_flight: int, held: int
+) -> None:
+    scheduler = make_scheduler(8)
+    sequence = distinct("a", 4)
+    scheduler.add(sequence)
+    batch = scheduler.schedule()
+    assert names(batch) == (["a"], [])
+    sequence.pinned, sequence.num_in_flight_tokens = pinned, in_flight
+    scheduler.finish(sequence)
+    assert len(sequence.block_table) == held
+    assert scheduler.check_integrity() == []
+    sequence.pinned, sequence.num_in_flight_tokens = False, 0
+    scheduler.release(sequence)
+    assert sequence.block_table == []
+
+
+def test_the_work_that_is_queued_is_what_waits_and_what_is_left_of_the_prompts_under_way() -> None:
+    scheduler = make_scheduler(64, max_batch_tokens=8)
+    assert scheduler.queued_prefill == (0, 0)
+    scheduler.add(distinct("a", 20))
+    scheduler.add(distinct("b", 11))
+    assert scheduler.queued_prefill == (31, 200 + 60)
+    step(scheduler)
+    assert scheduler.queued_prefill == (12 + 11, (400 - 64) // 2 + 60)
+
+
+# --- the check of the queues ------------------------------------------------------------------------------------------
+
+
+def queues() -> Scheduler:
+    """`a` decodes, `b` is a prompt under way, `c` waits, `r` is remote, and a reader keeps the blocks of `p`."""
+    scheduler = make_scheduler(64, max_batch_tokens=8)
+    a, p = distinct("a", 4), distinct("p", 4, prefill_only=True, pinned=True)
+    for sequence in (a, p):
+        scheduler.add(sequence)
+    step(scheduler)
+    scheduler.finish(p)
+    assert scheduler.reserve(distinct("r", 4))
+    for name in "bc":
+        scheduler.add(distinct(name, 20))
+        step(scheduler)
+    return scheduler
+
+
+def test_the_queues_of_the_check_are_sound() -> None:
+    scheduler = queues()
+    assert [sequence.request_id for sequence in scheduler.running] == ["a", "b"]
+    assert [sequence.request_id for sequence in scheduler.waiting] == ["c"]
+    assert [sequence.request_id for sequence in scheduler.block_manager.holders] == ["a", "p", "r", "b"]
+    assert scheduler.check_integrity() == []
+
+
+def end_pin(scheduler: Scheduler) -> None:
+    scheduler.block_manager.holders[1].pinned = False
+
+
+def give_blocks(scheduler: Scheduler) -> None:
+    assert scheduler.block_manager.allocate(scheduler.waiting[0])
+
+
+@pytest.mark.parametrize(
+    ("damage", "problems"),
+    [
+        (
+            lambda scheduler: setattr(scheduler.waiting[0], "status", SequenceStatus.REMOTE),
+            ["<Sequence c remote computed 0/20 blocks 0> is in the waiting queue"],
+        ),
+        (
+            give_blocks,
+            [
+                "<Sequence c waiting computed 0/20 blocks 5> is in the waiting queue",
+                "<Sequence c waiting computed 0/20 blocks 5> holds blocks",
+            ],
+        ),
+        (
+            lambda scheduler: setattr(scheduler.running[0], "status", SequenceStatus.REMOTE),
+            ["<Sequence a remote computed 6/7 blocks 2> is among the running"],
+        ),
+        (
+            lambda scheduler: setattr(scheduler.running[0], "block_table", []),
+            ["<Sequence a running computed 6/7 blocks 0> is among the running"],
+        ),
+        (
+            lambda scheduler: scheduler.running[0].token_ids.append(1),
+            ["<Sequence a running computed 6/8 blocks 2> decodes with 8 tokens"],
+        ),
+        (
+            lambda scheduler: setattr(scheduler, "_waiting_tokens", 21),
+            ["21 waiting tokens are not the sum over the waiting queue"],
+        ),
+        (
+            lambda scheduler: setattr(scheduler, "_waiting_pairs", 201),
+            ["201 waiting pairs are not the sum over the waiting queue"],
+        ),
+        (
+            end_pin,
+            ["<Sequence p finished computed 4/5 blocks 1> holds blocks"],
+        ),
+    ],
+)
+def test_the_check_tells_what_is_wrong_with_the_queues(
+    damage: Callable[[Scheduler], object], problems: list[str]
+) -> None:
+    scheduler = queues()
+    damage(scheduler)
+    assert scheduler.check_integrity() == problems
 
 
 # --- anything at all --------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from kvtransfer.decode_side.lease import LeaseState, LeaseTable
+from kvtransfer.decode_side.lease import Lease, LeaseState, LeaseTable
 
 NUM_BLOCKS = 6
 WRITERS = st.integers(0, 3)
@@ -104,6 +104,88 @@ def test_a_lease_whose_writers_have_all_committed_is_free_when_the_missing_rank_
     lease = table.fail("a")
     assert lease is not None
     assert lease.state is LeaseState.FREE
+
+
+@pytest.mark.parametrize(
+    ("transfer", "blocks", "problem"),
+    [
+        ("b", [3, 3], "a block is listed twice"),
+        ("b", [-1], "block -1 is outside the slab"),
+        ("b", [NUM_BLOCKS], "block 6 is outside the slab"),
+        ("a", [3], None),
+    ],
+)
+def test_what_no_owner_may_ask_for_is_refused_and_changes_nothing(
+    transfer: str, blocks: list[int], problem: str | None
+) -> None:
+    table = LeaseTable(NUM_BLOCKS)
+    table.reserve("a", [0, NUM_BLOCKS - 1], deadline_s=10.0)
+    with pytest.raises(AssertionError, match=problem):
+        table.reserve(transfer, blocks, deadline_s=10.0)
+    assert [lease.block_ids for lease in table.leases()] == [(0, NUM_BLOCKS - 1)]
+    assert table.check_integrity() == []
+
+
+def test_a_lease_is_found_by_its_transfer_until_it_has_ended() -> None:
+    table = LeaseTable(NUM_BLOCKS)
+    first, second = (table.reserve(name, [block], deadline_s=10.0) for block, name in enumerate("ab"))
+    assert (table.get("a"), table.get("b"), table.get("c")) == (first, second, None)
+    table.fail("a")
+    assert (table.get("a"), table.get("b")) == (None, second)
+
+
+def test_a_rank_that_is_not_among_the_senders_cannot_begin() -> None:
+    table = LeaseTable(NUM_BLOCKS)
+    table.reserve("a", [1], deadline_s=10.0)
+    with pytest.raises(AssertionError):
+        table.begin("a", writer=1, rank=1, senders=(0, 2), now_s=0.0)
+
+
+def begun() -> tuple[LeaseTable, Lease]:
+    """A lease of senders 0, 1 and 2, of which the first two write."""
+    table = LeaseTable(NUM_BLOCKS)
+    lease = table.reserve("a", [1, 2], deadline_s=10.0)
+    for rank in (0, 1):
+        assert table.begin("a", 10 + rank, rank, (0, 1, 2), now_s=0.0) is lease
+    assert table.check_integrity() == []
+    return table, lease
+
+
+@pytest.mark.parametrize(
+    ("state", "senders", "unbegun", "writers"),
+    [
+        (LeaseState.RECEIVING, (0, 1, 2), {2}, {10: 0, 11: 0}),  # one rank on two connections
+        (LeaseState.RECEIVING, (0, 1, 2), {2}, {10: 0, 11: 3}),  # a rank that has nothing to send
+        (LeaseState.RECEIVING, (0, 1, 2), {3}, {10: 0, 11: 1}),
+        (LeaseState.RECEIVING, (0, 1, 2), {1, 2}, {10: 0, 11: 1}),  # rank 1 has begun, and has not
+        (LeaseState.RECEIVING, (0, 1, 2), set(), {}),  # all have committed
+        (LeaseState.RESERVED, (0, 1, 2), {0, 1, 2}, {}),
+        (LeaseState.QUARANTINE, (0, 1, 2), {2}, {}),
+        (LeaseState.READY, (0, 1, 2), set(), {10: 0}),
+        (LeaseState.FREE, (0, 1, 2), {2}, {10: 0}),
+    ],
+)
+def test_a_lease_that_cannot_be_is_told(
+    state: LeaseState, senders: tuple[int, ...], unbegun: set[int], writers: dict[int, int]
+) -> None:
+    table, lease = begun()
+    lease.state, lease.senders, lease.unbegun, lease.writers = state, senders, unbegun, writers
+    assert table.check_integrity() == [
+        f"lease a is {state.value} with writers {writers}, of ranks {senders} not begun: {unbegun}"
+    ]
+
+
+@pytest.mark.parametrize(("unbegun", "writers"), [({2}, {}), (set(), {10: 0}), ({1}, {10: 2})])
+def test_a_lease_with_a_rank_that_writes_or_has_not_begun_is_sound(unbegun: set[int], writers: dict[int, int]) -> None:
+    table, lease = begun()
+    lease.unbegun, lease.writers = unbegun, writers
+    assert table.check_integrity() == []
+
+
+def test_blocks_that_are_leased_in_one_account_only_are_told() -> None:
+    table, lease = begun()
+    lease.block_ids = (1, 3)
+    assert table.check_integrity() == ["leased blocks and the leases' block lists disagree"]
 
 
 class LeaseMachine(RuleBasedStateMachine):

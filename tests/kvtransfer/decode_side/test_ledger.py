@@ -1,8 +1,10 @@
 """The decode side's books: which news the owner gets, in which order, and when blocks are free."""
 
 import threading
+from collections.abc import Callable
 
 import pytest
+from structlog.testing import capture_logs
 
 from kvtransfer.decode_side.events import Committed, Failed, LayerArrived, Released, TransferEvent
 from kvtransfer.decode_side.ledger import Ledger, Notice
@@ -231,3 +233,34 @@ def test_news_keep_their_order_while_several_threads_deliver(books: Books) -> No
     for thread in threads:
         thread.join()
     assert books.events == [news for n in range(200) for news in (Failed(f"t{n}", "gone"), Released(f"t{n}"))]
+
+
+@pytest.mark.parametrize(
+    "break_protocol",
+    [
+        lambda ledger: ledger.begin("a", EIGHT, FIRST, 3, 1.0),
+        lambda ledger: ledger.begin("a", EIGHT, FIRST, len(BLOCKS), 1.0),
+        lambda ledger: ledger.arrived("a", SEVEN, range(1), 1, 1),
+        lambda ledger: ledger.commit("a", SEVEN, b"", "tcp"),
+    ],
+)
+def test_a_protocol_error_names_the_transfer(books: Books, break_protocol: Callable[[Ledger], object]) -> None:
+    books.begin()
+    books.ledger.arrived("a", SEVEN, range(1), 1, 1)
+    with pytest.raises(ProtocolError) as refused:
+        break_protocol(books.ledger)
+    assert refused.value.peer == "transfer a"
+
+
+def test_an_event_that_its_owner_fails_on_is_in_the_log() -> None:
+    def owner(event: TransferEvent) -> None:
+        raise ValueError("owner")
+
+    ledger = Ledger(LAYOUT, owner, lambda notice: None)
+    ledger.reserve("a", BLOCKS, 10.0)
+    ledger.cancel("a", "not wanted")
+    with capture_logs() as logs:
+        ledger.deliver()
+    assert [(entry["event"], entry["transfer_event"]) for entry in logs] == [
+        ("the owner of a transfer failed on its event", Released("a"))
+    ]

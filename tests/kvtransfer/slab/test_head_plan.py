@@ -64,6 +64,11 @@ def test_of_replicas_the_first_sends_and_all_receive() -> None:
     assert [target.rank for target in second.targets] == [2, 3]
 
 
+@pytest.mark.parametrize(("size", "num_kv_heads", "does"), [(1, 3, True), (4, 8, True), (8, 8, True), (2, 3, False)])
+def test_a_worker_holds_heads_of_which_each_rank_has_as_many(size: int, num_kv_heads: int, does: bool) -> None:
+    assert fits(size, num_kv_heads) is does
+
+
 @pytest.mark.parametrize(
     ("size", "num_kv_heads", "does"), [(3, 3, False), (4, 6, False), (8, 2, True), (16, 16, False)]
 )

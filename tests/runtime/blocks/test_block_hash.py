@@ -92,6 +92,12 @@ def test_a_view_of_other_tokens_is_hashed_as_a_copy_of_it_would_be() -> None:
     assert block_hashes(tokens[1:], 16).tolist() == reference(tokens[1:].copy(), 16, SEED)
 
 
+@pytest.mark.parametrize("block_size", [16, 64])
+def test_tokens_of_another_integer_type_have_the_hashes_of_the_same_numbers(block_size: int) -> None:
+    tokens = random_tokens(200, 5)
+    assert block_hashes(tokens.astype(np.int64), block_size).tolist() == reference(tokens, block_size, SEED)
+
+
 @given(st.lists(seeds, max_size=40))
 def test_sequence_hashes_chain_block_hashes(hashes: list[int]) -> None:
     chained = sequence_hashes(np.array(hashes, dtype=np.uint64)).tolist()
@@ -128,3 +134,7 @@ def test_a_seed_follows_from_all_salts_and_their_places_and_is_dynamos_without_a
     assert len({SEED, *seeds}) == len(salts) + 1
     assert seeds == [salted_seed(*each) for each in salts]
     assert all(0 <= seed <= MAX_HASH_SEED for seed in seeds)
+
+
+def test_a_seed_is_the_same_number_on_every_machine_and_in_every_version() -> None:
+    assert salted_seed("operator's", "tenant", "request's") == 2837104255593946923
