@@ -10,7 +10,16 @@ _SAME_FIELDS = "all of them are Totals, of the same number of fields"
 _FIRST_PERIOD = (
     "nothing can have been charged before the first period, and the bound of what is charged is the smaller one in it"
 )
+_AS_MANY = "with as many workers as there are, `Wanted.changed` to that many returns the same"
+_SHRINKS_AGAIN = "if wanted.of(role) < have and since_s < now.config.down_cooldown_s:"
+_SHRINKS = "if wanted.of(role) < have and grew_s < now.config.reversal_s:"
+_GROWS = "if wanted.of(role) > have and shrank_s < now.config.reversal_s:"
 EQUIVALENT: Final[dict[str, dict[tuple[str, str], str]]] = {
+    "planner/policy/guards.py": {
+        (_SHRINKS_AGAIN, _SHRINKS_AGAIN.replace("< have", "<= have")): _AS_MANY,
+        (_SHRINKS, _SHRINKS.replace("< have", "<= have")): _AS_MANY,
+        (_GROWS, _GROWS.replace("> have", ">= have")): _AS_MANY,
+    },
     "router/workers/account.py": {
         ("self._since = 0  # charged in this period", "self._since = 1  # charged in this period"): _FIRST_PERIOD,
         (
