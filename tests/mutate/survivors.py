@@ -14,11 +14,18 @@ _AS_MANY = "with as many workers as there are, `Wanted.changed` to that many ret
 _SHRINKS_AGAIN = "if wanted.of(role) < have and since_s < now.config.down_cooldown_s:"
 _SHRINKS = "if wanted.of(role) < have and grew_s < now.config.reversal_s:"
 _GROWS = "if wanted.of(role) > have and shrank_s < now.config.reversal_s:"
+_READY_ALIKE = "all ready workers have this constant in their key, and the part before it parts them from the others"
 EQUIVALENT: Final[dict[str, dict[tuple[str, str], str]]] = {
     "planner/policy/guards.py": {
         (_SHRINKS_AGAIN, _SHRINKS_AGAIN.replace("< have", "<= have")): _AS_MANY,
         (_SHRINKS, _SHRINKS.replace("< have", "<= have")): _AS_MANY,
         (_GROWS, _GROWS.replace("> have", ">= have")): _AS_MANY,
+    },
+    "planner/policy/ladder.py": {
+        (
+            '-worker.since_s if worker.state == "starting" else 0.0,',
+            '-worker.since_s if worker.state == "starting" else 1.0,',
+        ): _READY_ALIKE,
     },
     "router/workers/account.py": {
         ("self._since = 0  # charged in this period", "self._since = 1  # charged in this period"): _FIRST_PERIOD,
