@@ -15,6 +15,18 @@ _SHRINKS_AGAIN = "if wanted.of(role) < have and since_s < now.config.down_cooldo
 _SHRINKS = "if wanted.of(role) < have and grew_s < now.config.reversal_s:"
 _GROWS = "if wanted.of(role) > have and shrank_s < now.config.reversal_s:"
 _READY_ALIKE = "all ready workers have this constant in their key, and the part before it parts them from the others"
+_RESHAPED = "rows, x = np.reshape(prefill, (-1, 3)), np.reshape(decode, (-1, 4))"
+_ANY_NEGATIVE = "numpy finds the size that is negative, whichever number it is"
+_MEDIAN_OF_SHORT = "floor_ms = float(np.median(y[short])) if short.sum() >= ENOUGH // 4 else profile[0]"
+_SPEED = "return float(np.median(y[known] / expected[known])) if known.any() else 1.0"
+_TYPICAL = "typical = max(1e-3, float(np.median(errors))) if len(errors) else 1.0"
+_NO_ERRORS = "without samples there is nothing to weigh (and numpy's warning, an error in CI, is ignored here)"
+_RIDGE = "squares = squares / np.outer(scale, scale) + 1e-9 * np.eye(len(scale))"
+_FREE = "if (free >= 0).all():"
+_BEST = "best, best_value = np.zeros(size), 0.0"
+_BETTER = "if (found >= 0).all() and value < best_value - 1e-12:"
+_ZERO_LEFT_OUT = "a coefficient of exactly zero is found by the set without it, too"
+_SAME_FIT = "values that differ by 1e-12 are of the same coefficients, within what a float shows"
 EQUIVALENT: Final[dict[str, dict[tuple[str, str], str]]] = {
     "planner/policy/guards.py": {
         (_SHRINKS_AGAIN, _SHRINKS_AGAIN.replace("< have", "<= have")): _AS_MANY,
@@ -26,6 +38,22 @@ EQUIVALENT: Final[dict[str, dict[tuple[str, str], str]]] = {
             '-worker.since_s if worker.state == "starting" else 0.0,',
             '-worker.since_s if worker.state == "starting" else 1.0,',
         ): _READY_ALIKE,
+    },
+    "planner/policy/step_model.py": {
+        (_RESHAPED, _RESHAPED.replace("(-1, 3)", "(-2, 3)")): _ANY_NEGATIVE,
+        (_RESHAPED, _RESHAPED.replace("(-1, 4)", "(-2, 4)")): _ANY_NEGATIVE,
+        (_MEDIAN_OF_SHORT, _MEDIAN_OF_SHORT.replace("//", "/")): "4 divides ENOUGH",
+        (_SPEED, _SPEED.replace("1.0", "2.0")): "without an expected time the profile is zero, at any speed",
+        (_TYPICAL, _TYPICAL.replace("len(errors)", "(len(errors)) or True")): _NO_ERRORS,
+        (_TYPICAL, _TYPICAL.replace("1.0", "2.0")): _NO_ERRORS,
+        (_RIDGE, _RIDGE.replace("+", "-")): (
+            "the profile's points keep all eigenvalues above 1e-3, and without a profile either sign parts them from 0"
+        ),
+        (_FREE, _FREE.replace(">=", ">")): _ZERO_LEFT_OUT,
+        (_BEST, _BEST.replace("0.0", "1.0")): "no value is above 0, and 0 is that of coefficients that are all zero",
+        (_BETTER, _BETTER.replace(">=", ">")): _ZERO_LEFT_OUT,
+        (_BETTER, _BETTER.replace("value <", "value <=")): _SAME_FIT,
+        (_BETTER, _BETTER.replace("- 1e-12", "+ 1e-12")): _SAME_FIT,
     },
     "router/workers/account.py": {
         ("self._since = 0  # charged in this period", "self._since = 1  # charged in this period"): _FIRST_PERIOD,

@@ -61,6 +61,10 @@ def test_an_engine_of_another_speed_than_its_profile_is_found_out(outliers: floa
         assert prefill_ms(times, tokens) == pytest.approx(SLOWER * prefill_ms(PROFILE, tokens), rel=0.05)
 
 
+def test_a_new_model_is_the_profile() -> None:
+    assert initial_model(PROFILE) == StepModel([], [], PROFILE)
+
+
 def test_a_few_samples_leave_the_profile_as_it_is() -> None:
     assert taught(1).times == PROFILE
 
@@ -166,10 +170,14 @@ def oracle(x: Vector, y: Vector, profile: Vector, start: Vector, points: Vector)
     """One round of the fit: relative errors, Huber's weights, five samples' worth of the profile."""
     size = np.abs(x @ start / y - 1)
     weight = np.minimum(1.0, 1.5 * max(1e-3, float(np.median(size))) / np.maximum(size, 1e-9)) if len(y) else size
+    points = points[points @ profile > 0]
     at = points @ profile
-    samples, prior = x / y[:, None] * np.sqrt(weight)[:, None], points / at[:, None] * math.sqrt(5 / len(points))
+    samples, prior = (
+        x / y[:, None] * np.sqrt(weight)[:, None],
+        points / at[:, None] * math.sqrt(5 / max(1, len(points))),
+    )
     scale = np.array([1.0, 1e2, 1e5])[-x.shape[1] :]
-    ones = np.concatenate([np.sqrt(weight), np.full(len(points), math.sqrt(5 / len(points)))])
+    ones = np.concatenate([np.sqrt(weight), np.full(len(points), math.sqrt(5 / max(1, len(points))))])
     return least_squares(np.concatenate([samples, prior]) / scale, ones) / scale
 
 
@@ -225,14 +233,34 @@ def test_a_profile_without_times_is_learned_from_samples_alone() -> None:
     nothing = StepTimes(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
     steps = [[1.0, float(b), 2e4 * (b % 5 + 1), 7 + 0.1 * b + 2 * (b % 5 + 1)] for b in range(1, 21)]
     assert fitted([], steps, nothing).decode == pytest.approx([7.0, 0.1, 1e-4], rel=1e-3)
+    prompts = [[100.0 * n, 5e3 * n * n, 8 * n + 5e-3 * n * n] for n in range(1, 21)]
+    assert fitted(prompts, [], nothing).prefill == pytest.approx([0.0, 0.08, 1e-6], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("sequence_ms", "token_ms"), [(-0.2, -1e-4), (0.01, -1e-4), (-0.2, 2e-5), (0.01, 2e-5)]
+)  # of the truth, of which no fit is negative
+def test_a_coefficient_that_would_be_negative_is_zero_and_the_others_are_the_best_without_it(
+    sequence_ms: float, token_ms: float
+) -> None:
+    x = np.array([[1.0, float(b), 1e4 * (7 * b % 11)] for b in range(1, 21)])
+    y = x @ np.array([20.0, sequence_ms, token_ms])
+    expected = np.zeros(3)
+    for _ in range(3):
+        expected = oracle(x, y, np.zeros(3), expected, DECODE_POINTS)
+    found = fitted([], np.column_stack([x, y]).tolist(), StepTimes(6.0, 0.02, 1.2e-6, 0.0, 0.0, 0.0)).decode
+    assert found == pytest.approx(expected, rel=1e-3, abs=1e-9)
+    assert [ms > 0 for ms in found] == [True, sequence_ms > 0, token_ms > 0]
 
 
 def test_the_unit_of_time_makes_no_difference() -> None:
-    def of(unit: float) -> StepTimes:
+    def of(unit: float, profile: StepTimes = PROFILE) -> StepTimes:
         steps = [[1.0, float(b), 500.0 * b, unit * (7 + 0.1 * b)] for b in range(1, 21)]
         prompts = [[100.0 * n, 5e3 * n * n, unit * (6 + 2 * n)] for n in range(1, 21)]
-        return fitted(prompts, steps, PROFILE)
+        return fitted(prompts, steps, profile)
 
     once, slow = of(1.0), of(1e9)
-    assert slow.prefill == pytest.approx([1e9 * ms for ms in once.prefill], rel=1e-6)
-    assert slow.decode == pytest.approx([1e9 * ms for ms in once.decode], rel=1e-6)
+    fast = of(1e-6, StepTimes(*(1e-6 * ms for ms in (*PROFILE.prefill, *PROFILE.decode))))
+    for found, unit in ((slow, 1e9), (fast, 1e-6)):
+        assert found.prefill == pytest.approx([unit * ms for ms in once.prefill], rel=1e-6, abs=0)
+        assert found.decode == pytest.approx([unit * ms for ms in once.decode], rel=1e-6, abs=0)
