@@ -27,6 +27,8 @@ _BEST = "best, best_value = np.zeros(size), 0.0"
 _BETTER = "if (found >= 0).all() and value < best_value - 1e-12:"
 _ZERO_LEFT_OUT = "a coefficient of exactly zero is found by the set without it, too"
 _SAME_FIT = "values that differ by 1e-12 are of the same coefficients, within what a float shows"
+_INITIAL = "return SloMemory(-1.0, Forecast(), Sums(), initial_model(self._config.slo.profile))"
+_SOME_REQUESTS = "if observation.queue.waiting or memory.sums.requests > 1e-6:"
 EQUIVALENT: Final[dict[str, dict[tuple[str, str], str]]] = {
     "planner/policy/guards.py": {
         (_SHRINKS_AGAIN, _SHRINKS_AGAIN.replace("< have", "<= have")): _AS_MANY,
@@ -38,6 +40,12 @@ EQUIVALENT: Final[dict[str, dict[tuple[str, str], str]]] = {
             '-worker.since_s if worker.state == "starting" else 0.0,',
             '-worker.since_s if worker.state == "starting" else 1.0,',
         ): _READY_ALIKE,
+    },
+    "planner/policy/slo.py": {
+        (_INITIAL, _INITIAL.replace("-1.0", "-2.0")): "any negative time says that there was no observation",
+        (_SOME_REQUESTS, _SOME_REQUESTS.replace("> 1e-6", ">= 1e-6")): (
+            "a whole number of requests that fades by the exponential function never is 1e-6 to the last bit"
+        ),
     },
     "planner/policy/step_model.py": {
         (_RESHAPED, _RESHAPED.replace("(-1, 3)", "(-2, 3)")): _ANY_NEGATIVE,

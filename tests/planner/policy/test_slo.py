@@ -236,6 +236,10 @@ def test_prompts_that_decode_workers_run_need_no_prefill_worker() -> None:
     half = replace(interval(20), local_prefills=50)
     wanted, _ = POLICY.decide(observation(NOW_S, [], half, gpu_budget=40), remembered(sums=sums))
     assert needed(wanted) == (for_prompts(20 * 1.25 / 2), for_answers(20 * 1.1))
+    whole = replace(interval(20), local_prefills=100)
+    memory = remembered(sums=replace(SUMS, local_prefills=100))
+    wanted, _ = POLICY.decide(observation(NOW_S, [], whole, gpu_budget=40), memory)
+    assert needed(wanted) == (0, for_answers(20 * 1.1))
 
 
 def test_the_smallest_known_memory_and_batch_of_a_decode_worker_count() -> None:
@@ -345,6 +349,15 @@ def test_a_backlog_is_drained_in_fifteen_seconds_by_workers_whose_prompts_decode
     wanted, _ = decided(workers(2, 1), remembered(19.0), 19.0, queue=queue)
     assert wanted.figures["backlog_s"] == pytest.approx(1.0)
     assert needed(wanted) == (for_prompts(19 * 1.25), for_answers(19 * 1.1))
+
+
+def test_large_clusters_are_sized_to_the_worker() -> None:
+    wanted, _ = decided([], remembered(400.0), 400.0)
+    assert needed(wanted) == (for_prompts(500.0), for_answers(440.0))
+    queue = Queue(prefill_tokens=603_000)  # 60.3 s of work, of which 26 workers leave 300.3 s after a minute
+    wanted, _ = decided(workers(26, 1), remembered(300.0), 300.0, queue=queue)
+    assert wanted.figures["backlog_s"] == pytest.approx(300.3)
+    assert needed(wanted) == (51, for_answers(300 + 300.3 / 1.5))
 
 
 def test_a_role_shrinks_to_the_largest_size_of_the_last_two_minutes() -> None:
