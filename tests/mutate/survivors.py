@@ -10,6 +10,8 @@ _SAME_FIELDS = "all of them are Totals, of the same number of fields"
 _FIRST_PERIOD = (
     "nothing can have been charged before the first period, and the bound of what is charged is the smaller one in it"
 )
+_ZIPPED = "for (name, state), expected in zip(series.items(), entry.rates, strict=True):"
+_RATE_OF_EACH = "each forecast has one rate of each forecaster"
 _AS_MANY = "with as many workers as there are, `Wanted.changed` to that many returns the same"
 _SHRINKS_AGAIN = "if wanted.of(role) < have and since_s < now.config.down_cooldown_s:"
 _SHRINKS = "if wanted.of(role) < have and grew_s < now.config.reversal_s:"
@@ -30,6 +32,11 @@ _SAME_FIT = "values that differ by 1e-12 are of the same coefficients, within wh
 _INITIAL = "return SloMemory(-1.0, Forecast(), Sums(), initial_model(self._config.slo.profile))"
 _SOME_REQUESTS = "if observation.queue.waiting or memory.sums.requests > 1e-6:"
 EQUIVALENT: Final[dict[str, dict[tuple[str, str], str]]] = {
+    "planner/policy/forecast.py": {
+        (_ZIPPED, _ZIPPED.replace("strict=True", "strict=None")): _RATE_OF_EACH,
+        (_ZIPPED, _ZIPPED.replace("strict=True", "strict=False")): _RATE_OF_EACH,
+        (_ZIPPED, _ZIPPED.replace("strict=True", "")): _RATE_OF_EACH,
+    },
     "planner/policy/guards.py": {
         (_SHRINKS_AGAIN, _SHRINKS_AGAIN.replace("< have", "<= have")): _AS_MANY,
         (_SHRINKS, _SHRINKS.replace("< have", "<= have")): _AS_MANY,

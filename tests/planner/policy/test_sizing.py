@@ -5,7 +5,7 @@ from statistics import NormalDist
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings, strategies as st
+from hypothesis import assume, example, given, settings, strategies as st
 
 from planner.policy.queueing import waits_longer
 from planner.policy.sizing import (
@@ -104,6 +104,7 @@ def test_the_spread_of_lengths_is_their_variance_over_the_square_of_their_mean(
 
 
 @given(st.floats(0.1, 100), st.floats(10, 3000), st.floats(0, 4), st.floats(0.5, 0.999))
+@example(100.0, 500.0, 0.25, 0.99)
 @settings(deadline=None)
 def test_prefill_workers_are_the_fewest_whose_queue_leaves_time_for_a_long_prompt(
     rate: float, mean_ms: float, cv2: float, attainment: float
@@ -141,6 +142,7 @@ def meets(workers: int, rate: float, lengths: Lengths, targets: TargetsConfig, p
     st.sampled_from([1e9, 100_000.0, 20_000.0]),
     st.sampled_from([1e9, 200.0, 10.0]),
 )
+@example(30.0, 800.0, 8.0, 4000.0, 40.0, 0.999, 0.0, 1e9, 1e9)
 @settings(deadline=None)
 def test_decode_workers_are_the_fewest_that_are_fast_enough_and_hold_all(
     rate: float,
@@ -185,3 +187,10 @@ def test_times_that_do_not_depend_on_the_load_need_one_worker() -> None:
     flat = StepTimes(24.0, 0.08, 4.8e-6, 20.0, 0.0, 0.0)
     assert decode_workers(40, LENGTHS, flat, TARGETS, 0.0, 1e9, 1e9) == 1
     assert decode_workers(0.5, LENGTHS, flat, TARGETS, 0.0, 1e9, 1e9) == 1
+
+
+def test_a_worker_that_is_exactly_full_and_exactly_fast_enough_is_enough() -> None:
+    """40 answers/s of 250 tokens of 20 ms each: half of the time at most 200 run."""
+    flat = StepTimes(24.0, 0.08, 4.8e-6, 20.0, 0.0, 0.0)
+    lengths, half = Lengths(1000, 1e6, 250, 0.0, 0.0, 1000), TargetsConfig(1500.0, 20.0, 0.5)
+    assert decode_workers(40, lengths, flat, half, 0.0, 200_000, 200) == 1
