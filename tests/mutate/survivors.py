@@ -31,6 +31,7 @@ _ZERO_LEFT_OUT = "a coefficient of exactly zero is found by the set without it, 
 _SAME_FIT = "values that differ by 1e-12 are of the same coefficients, within what a float shows"
 _INITIAL = "return SloMemory(-1.0, Forecast(), Sums(), initial_model(self._config.slo.profile))"
 _SOME_REQUESTS = "if observation.queue.waiting or memory.sums.requests > 1e-6:"
+_POSSIBLE_START = "for length in range(min(len(stop) - 1, len(text)), longest, -1):"
 EQUIVALENT: Final[dict[str, dict[tuple[str, str], str]]] = {
     "planner/policy/forecast.py": {
         (_ZIPPED, _ZIPPED.replace("strict=True", "strict=None")): _RATE_OF_EACH,
@@ -69,6 +70,11 @@ EQUIVALENT: Final[dict[str, dict[tuple[str, str], str]]] = {
         (_BETTER, _BETTER.replace(">=", ">")): _ZERO_LEFT_OUT,
         (_BETTER, _BETTER.replace("value <", "value <=")): _SAME_FIT,
         (_BETTER, _BETTER.replace("- 1e-12", "+ 1e-12")): _SAME_FIT,
+    },
+    "router/text/stop_strings.py": {
+        (_POSSIBLE_START, _POSSIBLE_START.replace("len(stop) - 1", "len(stop) + 1")): (
+            "a text that ends with a whole stop string is not asked for a possible start"
+        ),
     },
     "router/workers/account.py": {
         ("self._since = 0  # charged in this period", "self._since = 1  # charged in this period"): _FIRST_PERIOD,
