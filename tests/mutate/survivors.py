@@ -32,6 +32,8 @@ _SAME_FIT = "values that differ by 1e-12 are of the same coefficients, within wh
 _INITIAL = "return SloMemory(-1.0, Forecast(), Sums(), initial_model(self._config.slo.profile))"
 _SOME_REQUESTS = "if observation.queue.waiting or memory.sums.requests > 1e-6:"
 _POSSIBLE_START = "for length in range(min(len(stop) - 1, len(text)), longest, -1):"
+_OUTPUT_TEXT = "def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...], min_tokens: int = 0) -> None:"
+_STOP_STRINGS = "self._stop_strings = StopStrings(stop) if stop else None"
 EQUIVALENT: Final[dict[str, dict[tuple[str, str], str]]] = {
     "planner/policy/forecast.py": {
         (_ZIPPED, _ZIPPED.replace("strict=True", "strict=None")): _RATE_OF_EACH,
@@ -70,6 +72,12 @@ EQUIVALENT: Final[dict[str, dict[tuple[str, str], str]]] = {
         (_BETTER, _BETTER.replace(">=", ">")): _ZERO_LEFT_OUT,
         (_BETTER, _BETTER.replace("value <", "value <=")): _SAME_FIT,
         (_BETTER, _BETTER.replace("- 1e-12", "+ 1e-12")): _SAME_FIT,
+    },
+    "router/text/output_text.py": {
+        (_OUTPUT_TEXT, _OUTPUT_TEXT.replace("= 0)", "= 1)")): "there is no text before the first token",
+        (_STOP_STRINGS, _STOP_STRINGS.replace("if stop", "if (stop) or True")): (
+            "without stop strings none is found, only more slowly"
+        ),
     },
     "router/text/stop_strings.py": {
         (_POSSIBLE_START, _POSSIBLE_START.replace("len(stop) - 1", "len(stop) + 1")): (
