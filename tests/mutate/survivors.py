@@ -34,6 +34,15 @@ _SOME_REQUESTS = "if observation.queue.waiting or memory.sums.requests > 1e-6:"
 _POSSIBLE_START = "for length in range(min(len(stop) - 1, len(text)), longest, -1):"
 _OUTPUT_TEXT = "def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...], min_tokens: int = 0) -> None:"
 _STOP_STRINGS = "self._stop_strings = StopStrings(stop) if stop else None"
+_SETS = (
+    "self.again[waiter] = None",
+    "self.tenants[waiter.tenant][waiter] = None",
+    "self._waiting[waiter] = None",
+)
+_NOW = "self._now = 0  # highest start tag that has gone"
+_START = "self._start[waiter.tenant] = max(self._now, self._start.get(waiter.tenant, 0))"
+_LARGER_TAGS = "all tags are larger by one, and only their differences count"
+_IDLE = "idle = [of for of, start in self._start.items() if of not in self.tenants and start > self._now]"
 EQUIVALENT: Final[dict[str, dict[tuple[str, str], str]]] = {
     "planner/policy/forecast.py": {
         (_ZIPPED, _ZIPPED.replace("strict=True", "strict=None")): _RATE_OF_EACH,
@@ -72,6 +81,14 @@ EQUIVALENT: Final[dict[str, dict[tuple[str, str], str]]] = {
         (_BETTER, _BETTER.replace(">=", ">")): _ZERO_LEFT_OUT,
         (_BETTER, _BETTER.replace("value <", "value <=")): _SAME_FIT,
         (_BETTER, _BETTER.replace("- 1e-12", "+ 1e-12")): _SAME_FIT,
+    },
+    "router/requests/fair_queue.py": {
+        **dict.fromkeys(
+            [(line, line.replace("None", '""')) for line in _SETS], "the values of an ordered set are not read"
+        ),
+        (_NOW, _NOW.replace("0", "1")): _LARGER_TAGS,
+        (_START, _START.replace("0", "1")): _LARGER_TAGS,
+        (_IDLE, _IDLE.replace("start >", "start >=")): "a tenant whose tag is that of a new one need not be remembered",
     },
     "router/text/output_text.py": {
         (_OUTPUT_TEXT, _OUTPUT_TEXT.replace("= 0)", "= 1)")): "there is no text before the first token",
