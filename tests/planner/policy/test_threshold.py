@@ -183,6 +183,11 @@ def test_a_queue_that_falls_to_the_bound_in_three_intervals_adds_nothing() -> No
     assert decided([8.0, 7.3], 0.7) == (4, 3, 0)
 
 
+def test_a_mean_queue_at_the_bound_adds_nothing_even_while_it_grows() -> None:
+    assert decided([4.0, 6.0], 0.7) == (3, 3, 0)
+    assert decided([4.1, 6.0], 0.7) == (4, 3, 0)
+
+
 def test_what_is_under_way_is_named() -> None:
     of = sampled([9.0], 0.95, 3, 3)
     for busy in (
