@@ -233,7 +233,7 @@ def test_a_profile_without_times_is_learned_from_samples_alone() -> None:
     nothing = StepTimes(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
     steps = [[1.0, float(b), 2e4 * (b % 5 + 1), 7 + 0.1 * b + 2 * (b % 5 + 1)] for b in range(1, 21)]
     assert fitted([], steps, nothing).decode == pytest.approx([7.0, 0.1, 1e-4], rel=1e-3)
-    prompts = [[100.0 * n, 5e3 * n * n, 8 * n + 5e-3 * n * n] for n in range(1, 21)]
+    prompts = [[100.0 * n, 5e3 * n * n, 8 * n + 5e-3 * n * n] for n in range(1, 61)]
     assert fitted(prompts, [], nothing).prefill == pytest.approx([0.0, 0.08, 1e-6], rel=1e-3)
 
 
