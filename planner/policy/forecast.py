@@ -72,12 +72,12 @@ def holt(state: Series, rate: float, duration_s: float) -> Series:
 def kalman(state: Series, rate: float, duration_s: float) -> Series:
     """Local linear trend (Harvey, 1989); the noise of a measurement is that of a Poisson count."""
     square = max(state.level, 1 / duration_s) ** 2
-    level = max(0.0, state.level + state.trend * duration_s)
-    noise = np.array([[_deviation(level, duration_s) ** 2]])
     moves = np.array([[1.0, duration_s], [0.0, 1.0]])
     walks = np.diag([WALK, BEND]) * square * duration_s
     spread = np.array([[state.variance, state.covariance], [state.covariance, state.trend_variance]])
-    _, spread = primitives.predict(np.array([state.level, state.trend]), spread, moves, walks)
+    mean, spread = primitives.predict(np.array([state.level, state.trend]), spread, moves, walks)
+    level = max(0.0, float(mean[0, 0]))
+    noise = np.array([[_deviation(level, duration_s) ** 2]])
     if (rate - level) ** 2 > JUMP**2 * (spread[0, 0] + noise[0, 0]):
         # A step: the level becomes uncertain, the trend stays.
         spread = np.diag([spread[0, 0] + (rate - level) ** 2, spread[1, 1]])

@@ -74,11 +74,9 @@ def within_budget(wanted: Wanted, now: Situation) -> Wanted:
     asked = {role: wanted.of(role) for role in ROLES}
     given = dict(asked)
     while sum(given[role] * gpus[role] for role in ROLES) > budget:
-        richest = max(ROLES, key=lambda role: given[role] / max(1, asked[role]) if given[role] > least[role] else -1.0)
+        richest = max(ROLES, key=lambda role: given[role] / asked[role] if given[role] > least[role] else 0.0)
         if given[richest] <= least[richest]:
             richest = max(ROLES, key=given.__getitem__)
-        if not given[richest]:
-            break
         given[richest] -= 1
     for role in ROLES:
         reason = f"{budget} GPUs are the budget: {given[role]} {role} workers of {asked[role]} wanted"

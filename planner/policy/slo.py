@@ -25,6 +25,7 @@ from runtime.config.step_times import StepTimes
 
 UNKNOWN_KV_TOKENS = 1e9  # of a worker, before one has reported its size
 UNKNOWN_MAX_RUNNING = 1e9
+NO_REQUEST = Lengths(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 class Peak(Struct, frozen=True, array_like=True):
@@ -56,7 +57,7 @@ class SloPolicy(Policy[SloMemory]):
             if observation.queue.waiting or memory.sums.requests > 1e-6:
                 reason = "no answer has ended yet: nothing is known of the requests"
                 return Wanted(have[PREFILL].have, have[DECODE].have, (reason,)), memory
-            known = Lengths(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)  # no request yet: the minimum of workers
+            known = NO_REQUEST  # the minimum of workers
 
         times = memory.model.times
         prompt = prompt_time(known, times)

@@ -105,7 +105,7 @@ def _fitted_prefill(rows: Vector, profile: Vector) -> tuple[float, float, float]
     floor_ms, straight = profile[0], profile[1:]
     for _ in range(ROUNDS):
         expected = x @ straight
-        short, long = expected < UNDER_FLOOR * floor_ms, expected > floor_ms
+        short, long = expected < UNDER_FLOOR * floor_ms, expected >= floor_ms
         floor_ms = float(np.median(y[short])) if short.sum() >= ENOUGH // 4 else profile[0]
         straight = _fitted(x[long], y[long], profile[1:], straight, PREFILL_POINTS)
     return float(floor_ms), float(straight[0]), float(straight[1])
@@ -150,7 +150,7 @@ def _non_negative(squares: Vector, products: Vector) -> Vector:
     free = np.linalg.solve(squares, products)
     if (free >= 0).all():
         return free / scale
-    for count in range(1, size + 1):
+    for count in range(1, size):
         for some in combinations(range(size), count):
             chosen = np.array(some)
             found = np.linalg.solve(squares[np.ix_(chosen, chosen)], products[chosen])

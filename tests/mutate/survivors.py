@@ -17,7 +17,7 @@ _FIRST_CACHED = (
     "the hashes before `first` are known, so a search that begins among them finds an end of the known ones too"
 )
 _ONE_LENGTH = "all of them have one entry per block of the run, or per kind of block"
-_SPEED = "numpy does the same for a list of one, only more slowly"
+_SPEED = "return float(np.median(y[known] / expected[known])) if known.any() else 1.0"
 _NOTHING_TO_ADD = "what is done for a count of zero changes nothing"
 _OVERWRITTEN = "the hashes of a block that is not cached are written before they are read"
 _DISTINCT_TIMES = "no two blocks come to rest at the same time"
@@ -25,6 +25,38 @@ _SHARES = "return ((sequence, share) for sequence, share in zip(prompts, shares,
 _A_SHARE_EACH = "share_out() returns one share for each prompt"
 _PREPARE = "sequence_hashes(block_hashes(np.zeros(BATCHED_SIZES[0], dtype=TOKEN), BATCHED_SIZES[0]))"
 _ANY_HASH = "a call loads the compiled functions whatever it is given"
+_ZIPPED = "for (name, state), expected in zip(series.items(), entry.rates, strict=True):"
+_RATE_OF_EACH = "each forecast has one rate of each forecaster"
+_AS_MANY = "with as many workers as there are, `Wanted.changed` to that many returns the same"
+_SHRINKS_AGAIN = "if wanted.of(role) < have and since_s < now.config.down_cooldown_s:"
+_SHRINKS = "if wanted.of(role) < have and grew_s < now.config.reversal_s:"
+_GROWS = "if wanted.of(role) > have and shrank_s < now.config.reversal_s:"
+_READY_ALIKE = "all ready workers have this constant in their key, and the part before it parts them from the others"
+_RESHAPED = "rows, x = np.reshape(prefill, (-1, 3)), np.reshape(decode, (-1, 4))"
+_ANY_NEGATIVE = "numpy finds the size that is negative, whichever number it is"
+_MEDIAN_OF_SHORT = "floor_ms = float(np.median(y[short])) if short.sum() >= ENOUGH // 4 else profile[0]"
+_TYPICAL = "typical = max(1e-3, float(np.median(errors))) if len(errors) else 1.0"
+_NO_ERRORS = "without samples there is nothing to weigh (and numpy's warning, an error in CI, is ignored here)"
+_RIDGE = "squares = squares / np.outer(scale, scale) + 1e-9 * np.eye(len(scale))"
+_FREE = "if (free >= 0).all():"
+_BEST = "best, best_value = np.zeros(size), 0.0"
+_BETTER = "if (found >= 0).all() and value < best_value - 1e-12:"
+_ZERO_LEFT_OUT = "a coefficient of exactly zero is found by the set without it, too"
+_SAME_FIT = "values that differ by 1e-12 are of the same coefficients, within what a float shows"
+_INITIAL = "return SloMemory(-1.0, Forecast(), Sums(), initial_model(self._config.slo.profile))"
+_SOME_REQUESTS = "if observation.queue.waiting or memory.sums.requests > 1e-6:"
+_POSSIBLE_START = "for length in range(min(len(stop) - 1, len(text)), longest, -1):"
+_OUTPUT_TEXT = "def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...], min_tokens: int = 0) -> None:"
+_STOP_STRINGS = "self._stop_strings = StopStrings(stop) if stop else None"
+_SETS = (
+    "self.again[waiter] = None",
+    "self.tenants[waiter.tenant][waiter] = None",
+    "self._waiting[waiter] = None",
+)
+_NOW = "self._now = 0  # highest start tag that has gone"
+_START = "self._start[waiter.tenant] = max(self._now, self._start.get(waiter.tenant, 0))"
+_LARGER_TAGS = "all tags are larger by one, and only their differences count"
+_IDLE = "idle = [of for of, start in self._start.items() if of not in self.tenants and start > self._now]"
 EQUIVALENT: Final[dict[str, dict[tuple[str, str], str]]] = {
     "engine/core/block_manager.py": {
         ("self._holders[sequence] = None", 'self._holders[sequence] = ""'): "the dict is an ordered set",
@@ -103,6 +135,63 @@ EQUIVALENT: Final[dict[str, dict[tuple[str, str], str]]] = {
             "self._fail(transfer_id, reason, announce=False)",
             "self._fail(transfer_id, reason, announce=None)",
         ): "only its truth is asked for",
+    },
+    "planner/policy/forecast.py": {
+        (_ZIPPED, _ZIPPED.replace("strict=True", "strict=None")): _RATE_OF_EACH,
+        (_ZIPPED, _ZIPPED.replace("strict=True", "strict=False")): _RATE_OF_EACH,
+        (_ZIPPED, _ZIPPED.replace("strict=True", "")): _RATE_OF_EACH,
+    },
+    "planner/policy/guards.py": {
+        (_SHRINKS_AGAIN, _SHRINKS_AGAIN.replace("< have", "<= have")): _AS_MANY,
+        (_SHRINKS, _SHRINKS.replace("< have", "<= have")): _AS_MANY,
+        (_GROWS, _GROWS.replace("> have", ">= have")): _AS_MANY,
+    },
+    "planner/policy/ladder.py": {
+        (
+            '-worker.since_s if worker.state == "starting" else 0.0,',
+            '-worker.since_s if worker.state == "starting" else 1.0,',
+        ): _READY_ALIKE,
+    },
+    "planner/policy/slo.py": {
+        (_INITIAL, _INITIAL.replace("-1.0", "-2.0")): "any negative time says that there was no observation",
+        (_SOME_REQUESTS, _SOME_REQUESTS.replace("> 1e-6", ">= 1e-6")): (
+            "a whole number of requests that fades by the exponential function never is 1e-6 to the last bit"
+        ),
+    },
+    "planner/policy/step_model.py": {
+        (_RESHAPED, _RESHAPED.replace("(-1, 3)", "(-2, 3)")): _ANY_NEGATIVE,
+        (_RESHAPED, _RESHAPED.replace("(-1, 4)", "(-2, 4)")): _ANY_NEGATIVE,
+        (_MEDIAN_OF_SHORT, _MEDIAN_OF_SHORT.replace("//", "/")): "4 divides ENOUGH",
+        (_SPEED, _SPEED.replace("1.0", "2.0")): "without an expected time the profile is zero, at any speed",
+        (_TYPICAL, _TYPICAL.replace("len(errors)", "(len(errors)) or True")): _NO_ERRORS,
+        (_TYPICAL, _TYPICAL.replace("1.0", "2.0")): _NO_ERRORS,
+        (_RIDGE, _RIDGE.replace("+", "-")): (
+            "the profile's points keep all eigenvalues above 1e-3, and without a profile either sign parts them from 0"
+        ),
+        (_FREE, _FREE.replace(">=", ">")): _ZERO_LEFT_OUT,
+        (_BEST, _BEST.replace("0.0", "1.0")): "no value is above 0, and 0 is that of coefficients that are all zero",
+        (_BETTER, _BETTER.replace(">=", ">")): _ZERO_LEFT_OUT,
+        (_BETTER, _BETTER.replace("value <", "value <=")): _SAME_FIT,
+        (_BETTER, _BETTER.replace("- 1e-12", "+ 1e-12")): _SAME_FIT,
+    },
+    "router/requests/fair_queue.py": {
+        **dict.fromkeys(
+            [(line, line.replace("None", '""')) for line in _SETS], "the values of an ordered set are not read"
+        ),
+        (_NOW, _NOW.replace("0", "1")): _LARGER_TAGS,
+        (_START, _START.replace("0", "1")): _LARGER_TAGS,
+        (_IDLE, _IDLE.replace("start >", "start >=")): "a tenant whose tag is that of a new one need not be remembered",
+    },
+    "router/text/output_text.py": {
+        (_OUTPUT_TEXT, _OUTPUT_TEXT.replace("= 0)", "= 1)")): "there is no text before the first token",
+        (_STOP_STRINGS, _STOP_STRINGS.replace("if stop", "if (stop) or True")): (
+            "without stop strings none is found, only more slowly"
+        ),
+    },
+    "router/text/stop_strings.py": {
+        (_POSSIBLE_START, _POSSIBLE_START.replace("len(stop) - 1", "len(stop) + 1")): (
+            "a text that ends with a whole stop string is not asked for a possible start"
+        ),
     },
     "router/workers/account.py": {
         ("self._since = 0  # charged in this period", "self._since = 1  # charged in this period"): _FIRST_PERIOD,

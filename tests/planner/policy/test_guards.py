@@ -125,6 +125,8 @@ def test_a_role_that_has_just_shrunk_does_not_shrink_again_and_the_other_may() -
     assert cool_down(Wanted(3, 3), seen) == Wanted(4, 3, ("prefill shrank 29 s ago: not again yet",))
     assert cool_down(Wanted(4, 4), seen) == Wanted(4, 4)
     assert cool_down(Wanted(5, 5), seen) == Wanted(5, 5)
+    uneven = situated(workers(4, 2), {PREFILL: RoleHistory(down_s=971.0)})
+    assert cool_down(Wanted(5, 2), uneven) == Wanted(5, 2)
 
 
 def test_growth_is_protected_for_a_minute() -> None:
@@ -148,6 +150,7 @@ def test_turns_count_for_an_hour_and_bind_only_a_role_that_has_just_shrunk() -> 
     assert grown(time_s - 59, [hour_ago, hour_ago + 1]).prefill == 5
     assert grown(time_s - 60, [hour_ago + 1, hour_ago + 2]).prefill == 5
     assert grown(time_s - 59, [hour_ago + 1, hour_ago + 2], wanted=2) == Wanted(2, 4)
+    assert grown(time_s - 59, [hour_ago + 1, hour_ago + 2], wanted=1) == Wanted(1, 4)
 
 
 def test_limits_say_which_bound_was_met() -> None:
@@ -168,6 +171,13 @@ def test_a_budget_takes_from_the_role_that_has_the_most_of_its_wish_left() -> No
     assert [(w.prefill, w.decode) for w in (within_budget(Wanted(1, 6), now([], b)) for b in (6, 4, 3))] == [
         (1, 5), (1, 3), (1, 2)
     ]  # fmt: skip
+
+
+def test_a_role_at_its_least_is_spared_while_the_other_has_more() -> None:
+    limits = LimitsConfig(min_prefill=1, max_prefill=6, min_decode=4, max_decode=6)
+    seen = msgspec.structs.replace(now([], 5), config=PlannerConfig(limits=limits))
+    wanted = within_budget(Wanted(3, 4), seen)
+    assert (wanted.prefill, wanted.decode) == (1, 4)
 
 
 def test_a_budget_below_the_least_takes_from_the_larger_role_until_nothing_is_left() -> None:

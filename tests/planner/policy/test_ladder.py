@@ -54,7 +54,9 @@ def test_the_one_with_the_least_to_finish_is_drained() -> None:
 def test_as_many_as_wished_for_are_kept_asleep_instead_of_ended() -> None:
     keeping = msgspec.structs.replace(CONFIG, keep_asleep=1)
     seen = situation(observation(0.0, workers(1, 4)), keeping, HISTORY)
-    assert [action.verb for action in actions_for(Wanted(1, 2), seen, 100)] == ["sleep", "drain"]
+    asleep, drained = actions_for(Wanted(1, 2), seen, 100)
+    assert asleep == Action("sleep", "decode-0", DECODE, "decode has more than it needs; kept for a burst")
+    assert drained.verb == "drain"
 
 
 def test_each_action_says_why() -> None:
@@ -98,6 +100,11 @@ def test_a_flip_into_a_role_of_more_gpus_needs_them_free() -> None:
     assert verbs_for(four, 2, 2, budget=7, gpus_per_worker=each) == [("flip", "decode-0"), ("drain", "decode-1")]
 
 
+def test_a_flip_between_equals_takes_no_gpu_and_only_as_many_turn_as_are_lacking() -> None:
+    assert verbs_for(workers(1, 3), 3, 2, budget=5) == [("flip", "decode-0"), ("add", "prefill-100")]
+    assert verbs_for(workers(1, 4), 2, 2) == [("flip", "decode-0"), ("drain", "decode-1")]
+
+
 def test_new_workers_go_first_to_the_role_that_lacks_the_larger_part() -> None:
     assert verbs_for([], 1, 3, budget=3) == [("add", "prefill-100"), ("add", "decode-101"), ("add", "decode-102")]
     assert verbs_for([], 2, 2, budget=3) == [("add", "prefill-100"), ("add", "decode-101"), ("add", "prefill-102")]
@@ -133,6 +140,19 @@ def test_those_that_start_leave_first_the_newest_before_the_others() -> None:
     assert verbs_for(views, 1, 2) == [("remove", "new")]
     assert verbs_for(views, 1, 1) == [("remove", "new"), ("remove", "old")]
     assert verbs_for(views, 1, 1, verbs=without("remove")) == []
+    assert verbs_for([*workers(1, 1), starting("a", DECODE, 10.0), starting("b", DECODE, 20.0)], 1, 2) == [
+        ("remove", "b")
+    ]
+
+
+def test_among_those_that_are_ready_the_age_does_not_count() -> None:
+    old, new = WorkerView("a", DECODE, "ready", 10.0), WorkerView("b", DECODE, "ready", 20.0, context_tokens=9)
+    assert verbs_for([*workers(1, 0), old, new], 1, 1) == [("drain", "a")]
+
+
+def test_a_starting_worker_that_is_removed_already_is_not_removed_instead_of_another() -> None:
+    leaving = WorkerView("s", DECODE, "starting", 1.0, effect="remove")
+    assert verbs_for([*workers(1, 3), leaving], 1, 2) == [("drain", "decode-0")]
 
 
 def test_queued_prompts_count_as_work_and_equals_leave_by_name() -> None:
@@ -170,3 +190,4 @@ def test_who_did_not_become_ready_is_removed_once() -> None:
     ]
     assert given_up(now(views, history=history, verbs=without("remove"))) == []
     assert actions_for(Wanted(0, 2), now(views, history=history), 100) == []
+    assert [action.worker_id for action in actions_for(Wanted(0, 1), now(views, history=history), 100)] == ["young"]

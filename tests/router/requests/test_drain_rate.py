@@ -84,3 +84,18 @@ def test_the_answer_is_within_bounds(clock: Clock, rate: DrainRate) -> None:
     assert rate.retry_after_s() == MIN_RETRY_AFTER_S
     clock.now_s += 1e6
     assert rate.retry_after_s() == MAX_RETRY_AFTER_S
+
+
+def test_the_pace_is_that_of_the_last_64_departures(clock: Clock, rate: DrainRate) -> None:
+    clock.now_s += 129.0
+    rate.departed()
+    pass_time(clock, rate, 63, per_s=1)
+    assert rate.retry_after_s() == pytest.approx(3.0), "64 in 192 s"
+    pass_time(clock, rate, 1, per_s=1)
+    assert rate.retry_after_s() == pytest.approx(1.0), "64 in 64 s"
+
+
+def test_a_new_router_knows_no_pace_but_the_time_since_its_start(clock: Clock) -> None:
+    rate = DrainRate(clock)
+    clock.now_s += 4.0
+    assert [rate.retry_after_s() for _ in range(2)] == pytest.approx([4.0, 8.0])

@@ -179,3 +179,64 @@ def test_no_tenant_starves_however_much_another_one_sends(flood: list[int], toke
     second = [at for at, request in enumerate(order) if request.tenant == "b"][1]
     before = [request.tokens for request in order[:second] if request.tenant == "a"]
     assert sum(before[:-1]) <= tokens, "all but the last one began before the second request was due"
+
+
+@given(arrivals)
+def test_the_order_is_that_in_which_all_go_if_nothing_else_comes(at_once: list[tuple[str, int]]) -> None:
+    queue = filled(*[Request(str(number), tenant, tokens) for number, (tenant, tokens) in enumerate(at_once)])
+    assert list(queue.order()) == drain(queue)
+
+
+def test_the_latest_arrivals_of_a_priority_are_listed_tenant_by_tenant_without_those_that_have_paid() -> None:
+    queue = filled(Request("1", "a"), Request("2", "b"), Request("3", "a"), Request("p", "b", 0), Request("4", "b"))
+    queue.push(Request("high", "c", priority=2))
+    assert names(list(queue.last_of(["b", "nobody", "a"], 0))) == "4231"
+    assert names(list(queue.last_of(["c"], 2))) == "high"
+    assert list(queue.last_of(["c"], 0)) == list(queue.last_of(["a"], 1)) == []
+
+
+def test_tenants_and_the_lowest_priority_are_those_that_wait() -> None:
+    low, high, paid = Request("l", "a", priority=-1), Request("h", "b", priority=3), Request("p", "c", 0, priority=3)
+    queue = filled(low, high, paid)
+    assert low in queue
+    assert Request("other", "a") not in queue
+    assert (queue.tenants(-1), queue.tenants(3), queue.tenants(0)) == (["a"], ["b"], [])
+    assert queue.lowest_priority == -1
+    queue.remove(low)
+    assert low not in queue
+    assert (queue.lowest_priority, queue.tenants(-1)) == (3, [])
+    queue.remove(high)
+    queue.remove(paid)
+    assert queue.lowest_priority is None
+
+
+def test_idle_tenants_are_remembered_and_when_they_are_too_many_the_half_furthest_ahead() -> None:
+    """One tenant waits with small requests, and another one that has had very much already; the others come and go."""
+    greedy = Request("", "greedy", 1000)
+    queue = filled(*[Request("a", "a", 1) for _ in range(5)], greedy, Request("", "greedy", 1000))
+    queue.take(greedy)
+    had: dict[str, int] = {}
+
+    def comes_and_goes() -> None:
+        number = len(had)
+        request = Request("", f"tenant-{number}", 10 + 37 * number % 101)
+        had[request.tenant] = request.tokens
+        queue.push(request)
+        queue.take(request)
+
+    def remembered() -> set[str]:
+        """The idle tenants whose next request would go behind those of the first tenant."""
+        found = set()
+        for tenant in had:
+            request = Request("!", tenant, 1)
+            queue.push(request)
+            if names(list(queue.order())).startswith("aaaaa"):
+                found.add(tenant)
+            queue.remove(request)
+        return found
+
+    for _ in range(MAX_IDLE_TENANTS):
+        comes_and_goes()
+    assert remembered() == set(had)
+    comes_and_goes()
+    assert remembered() == set(sorted(had, key=had.__getitem__)[-MAX_IDLE_TENANTS // 2 :])

@@ -59,15 +59,23 @@ def test_the_token_that_reaches_min_tokens_may_complete_a_stop_string(tokenizer:
     assert text.push(ids(tokenizer, "aX"))[1:] == ("a", True)
 
 
+@pytest.mark.parametrize("stop", [(), ("two",)])
+def test_a_step_without_tokens_changes_nothing(tokenizer: Tokenizer, stop: tuple[str, ...]) -> None:
+    text = OutputText(tokenizer, stop)
+    assert text.push([]) == (0, "", False)
+    assert text.push(ids(tokenizer, "Hi"))[1] + text.flush() == "Hi"
+
+
 def test_an_end_token_is_accepted_without_text(tokenizer: Tokenizer) -> None:
     text = OutputText(tokenizer, ())
     token_ids = [*ids(tokenizer, "Hi"), EOS_TOKEN_IDS[0]]
     assert text.push(token_ids, EOS_TOKEN_IDS[0]) == (len(token_ids), "Hi", False)
 
 
-def test_a_stop_token_that_is_a_word_is_not_in_the_text(tokenizer: Tokenizer) -> None:
+@pytest.mark.parametrize("stop", [(), ("two",)])
+def test_a_stop_token_that_is_a_word_is_not_in_the_text(tokenizer: Tokenizer, stop: tuple[str, ...]) -> None:
     token_ids = ids(tokenizer, "one. one.")
-    text = OutputText(tokenizer, ())
+    text = OutputText(tokenizer, stop)
     accepted, shown, _ = text.push(token_ids, stop_token=token_ids[-1])
     assert accepted == len(token_ids)
     assert shown + text.flush() == "one. one"

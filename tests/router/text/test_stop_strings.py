@@ -50,3 +50,10 @@ def test_exactly_what_may_begin_a_stop_string_is_held_back(stop: tuple[str, ...]
 
 def test_without_stop_strings_all_text_is_shown_at_once() -> None:
     assert StopStrings(()).push("all of it") == ("all of it", False)
+
+
+def test_nothing_is_held_back_once_the_text_has_ended() -> None:
+    strings = StopStrings(("abb", "bc"))
+    assert strings.push("xab") == ("x", False)
+    assert strings.push("c") == ("a", True)
+    assert strings.flush() == ""
