@@ -17,6 +17,7 @@ _FIRST_CACHED = (
     "the hashes before `first` are known, so a search that begins among them finds an end of the known ones too"
 )
 _ONE_LENGTH = "all of them have one entry per block of the run, or per kind of block"
+_LIST_OF_ONE = "numpy does the same for a list of one, only more slowly"
 _SPEED = "return float(np.median(y[known] / expected[known])) if known.any() else 1.0"
 _NOTHING_TO_ADD = "what is done for a count of zero changes nothing"
 _OVERWRITTEN = "the hashes of a block that is not cached are written before they are read"
@@ -103,11 +104,11 @@ EQUIVALENT: Final[dict[str, dict[tuple[str, str], str]]] = {
         (
             "self._tokens[blocks[:num_new] if num_new > 1 else blocks[0]] = sequence.block_tokens(",
             "self._tokens[blocks[:num_new] if (num_new > 1) or True else blocks[0]] = sequence.block_tokens(",
-        ): _SPEED,
+        ): _LIST_OF_ONE,
         (
             "self._tokens[blocks[:num_new] if num_new > 1 else blocks[0]] = sequence.block_tokens(",
             "self._tokens[blocks[:num_new] if num_new >= 1 else blocks[0]] = sequence.block_tokens(",
-        ): _SPEED,
+        ): _LIST_OF_ONE,
         ("if missing > 0:", "if missing >= 0:"): _NOTHING_TO_ADD,
         ("self._block_hashes.extend([0] * missing)", "self._block_hashes.extend([1] * missing)"): _OVERWRITTEN,
         ("self._sequence_hashes.extend([0] * missing)", "self._sequence_hashes.extend([1] * missing)"): _OVERWRITTEN,
