@@ -4,7 +4,7 @@ import ast
 from typing import Final
 
 NEEDLESS: Final = ("compiled", "inlined", "lru_cache")
-"""Functions answer the same without these, only later. An undecorated one is never compiled, so its mutants really run."""
+"""Functions answer the same without these, only later. An undecorated one is never compiled, so its mutants run."""
 
 
 def undecorated(source: str) -> str:
