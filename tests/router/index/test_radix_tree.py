@@ -6,7 +6,7 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from numpy.typing import NDArray
 
-from baton_proto.kv_events import HASH_BYTES
+from baton_proto.kv_events import HASH_BYTES, Cleared, Removed, Stored
 from router.index.edge import find_hash
 from router.index.edge_table import MAX_EXTENDED_BYTES
 from router.index.radix_tree import RadixTree, UnknownBlockError
@@ -346,3 +346,105 @@ def test_a_bit_of_a_worker_that_left_is_used_again() -> None:
         store(tree, ("a", incarnation), [1, 2])
         assert found(tree, 1, 2) == {("a", incarnation): 2}
     assert len(tree._roster.names) == 1
+
+
+def test_events_change_the_tree_as_their_methods_do() -> None:
+    tree = RadixTree()
+    one, two = chain(1, 2)
+    tree.apply(A, Stored(None, blocks(1).tobytes(), packed([one])))
+    tree.apply(A, Stored(one, blocks(2).tobytes(), packed([two])))
+    assert found(tree, 1, 2) == {A: 2}
+    tree.apply(A, Removed(packed([two])))
+    assert found(tree, 1, 2) == {A: 1}
+    tree.apply(B, Stored(None, blocks(1).tobytes(), packed([one])))
+    tree.apply(A, Cleared())
+    assert found(tree, 1, 2) == {B: 1}
+
+
+def test_errors_name_the_worker_and_what_is_wrong() -> None:
+    tree = RadixTree()
+    store(tree, ("first", 1), [1, 2, 3])
+    one, _two, three = chain(1, 2, 3)
+    worker = ("late", 3)
+    uneven = "worker late: a stored run needs as many sequence as block hashes"
+    stored: list[tuple[int | None, bytes, bytes, str]] = [
+        (None, b"", b"", uneven),
+        (None, blocks(1, 2).tobytes(), packed([one]), uneven),
+        (None, b"123456789", b"123456789", uneven),
+        (None, blocks(1, 2).tobytes(), packed([one, 77]), "worker late: a stored run names known blocks differently"),
+        (None, blocks(8).tobytes(), packed([three]), "worker late: a stored run has sequence hashes that name other"),
+        (three, blocks(4).tobytes(), packed([99]), r"worker late: stored behind: 1 block\(s\) that it does not hold"),
+    ]
+    for parent, block_run, sequence_run, message in stored:
+        with pytest.raises(ProtocolError, match=message):
+            tree.apply_stored(worker, parent, block_run, sequence_run)
+    with pytest.raises(ProtocolError, match="worker late: removed hashes are not a whole number of u64"):
+        tree.apply_removed(worker, b"123456789")
+    message = r"worker late: removed: 2 block\(s\) that it does not hold"
+    with pytest.raises(UnknownBlockError, match=message) as raised:
+        tree.apply_removed(worker, packed([one, three]))
+    assert (raised.value.peer, raised.value.count) == ("worker late", 2)
+    store(tree, worker, [1])
+    with pytest.raises(UnknownBlockError, match=message):
+        tree.apply_removed(worker, packed([three, 5]))
+    with pytest.raises(UnknownBlockError) as raised:
+        store(tree, worker, [1, 2, 3], known=2)
+    assert raised.value.count == 1
+    tree.apply_removed(("nobody", 1), b"")
+
+
+def test_edges_tell_their_owners_and_are_found_by_any_of_their_blocks() -> None:
+    tree = RadixTree()
+    assert tree.children() == []
+    store(tree, A, [1, 2, 3, 4])
+    store(tree, B, [1, 2, 3])
+    store(tree, C, [1, 2, 9])
+    (trunk,) = tree.children()
+    assert tree.owners(trunk) == {A: 2, B: 2, C: 2}
+    long, short = sorted(tree.children(trunk), key=lambda edge: -len(edge.blocks))
+    assert (tree.owners(long), tree.owners(short)) == ({A: 2, B: 1}, {C: 1})
+    assert tree.children(long) == []
+    for depth, hashed in enumerate(chain(1, 2, 3, 4), start=1):
+        edge, up_to = (trunk, depth) if depth <= 2 else (long, depth - 2)
+        assert tree.locate(hashed.to_bytes(8, "little")) == (edge, up_to)
+    assert tree.locate(chain(1, 2, 9)[-1].to_bytes(8, "little")) == (short, 1)
+    assert tree.locate(packed([12345])) is None
+
+
+def test_the_last_block_of_a_match_is_the_last_that_somebody_holds() -> None:
+    tree = RadixTree()
+    store(tree, A, [1, 2, 3])
+    store(tree, A, [1, 2, 8])
+    for query, depth in (([1, 9], 1), ([1, 2], 2), ([1, 2, 3, 4], 3)):
+        assert tree.find(blocks(*query)).last_block == packed(chain(*query)[:depth][-1:])
+    assert tree.find(blocks(9)).last_block == b""
+
+
+def test_blocks_are_counted_by_worker_also_where_a_number_was_used_before() -> None:
+    tree = RadixTree()
+    assert tree.num_blocks_of(A) == 0
+    store(tree, A, [1, 2, 3])
+    store(tree, B, [1, 2])
+    assert (tree.num_blocks_of(A), tree.num_blocks_of(B)) == (3, 2)
+    remove(tree, A, [1, 2, 3], kept=2)
+    tree.remove_worker(B)
+    assert (tree.num_blocks_of(A), tree.num_blocks_of(B)) == (2, 0)
+    store(tree, C, [1])
+    assert tree.num_blocks_of(C) == 1
+    assert list(tree.dump(B)) == []
+
+
+def test_one_removal_ends_within_runs_of_several_edges() -> None:
+    """Leaves first, as a worker evicts: the last block of the tree begins the event."""
+    tree = RadixTree()
+    store(tree, A, [1, 2, 3, 4, 5, 6])
+    store(tree, B, [1, 2, 3])
+    store(tree, A, [1, 7, 8])
+    remove(tree, A, [1, 2, 3, 4, 5, 6], kept=2)
+    assert found(tree, 1, 2, 3, 4, 5, 6) == {A: 2, B: 3}
+    assert found(tree, 1, 7, 8) == {A: 3, B: 1}
+    tree.apply_removed(A, packed([*chain(1, 7, 8)[:0:-1], *chain(1, 2)[::-1]]))
+    assert found(tree, 1, 2, 3) == {B: 3}
+    assert tree.num_blocks_of(A) == 0
+    assert tree.num_blocks == 3
+    check_structure(tree)
