@@ -27,6 +27,7 @@ from tests.mutate.survivors import EQUIVALENT, changed_lines, only_words
 from tests.mutate.undecorated import undecorated
 
 GOAL = 0.85
+PATIENCE = 2.0  # a mutant that runs for four times what its tests take is killed
 KILLED = ("killed", "timeout", "segfault", "suspicious")
 REPORT = """
 import json
@@ -113,13 +114,13 @@ def copy_sources(copy: Path) -> None:
 
 def configure(copy: Path, module: str, tests: list[str]) -> None:
     top = module.split("/")[0]
-    arguments = ["-p", "no:cacheprovider", "-p", "no:xdist", "-W", "ignore"]
+    arguments = ["-p", "no:cacheprovider", "-p", "no:xdist", "-p", "tests.mutate.quick_first", "-W", "ignore"]
     arguments += [f"--deselect={test}" for test in NO_JUDGE.get(module, ())]
     others = sorted(path.name for path in copy.iterdir() if path.name not in (top, "tests", "pyproject.toml"))
     with (copy / "pyproject.toml").open("a") as file:
         file.write(
             f"\n[tool.mutmut]\nsource_paths = {json.dumps([top])}\nonly_mutate = {json.dumps([module])}\n"
-            f"also_copy = {json.dumps(others)}\nuse_git_change_detection = false\n"
+            f"also_copy = {json.dumps(others)}\nuse_git_change_detection = false\ntimeout_multiplier = {PATIENCE}\n"
             f"pytest_add_cli_args = {json.dumps(arguments)}\n"
             f"pytest_add_cli_args_test_selection = {json.dumps(tests)}\n"
         )

@@ -10,7 +10,22 @@ _SAME_FIELDS = "all of them are Totals, of the same number of fields"
 _FIRST_PERIOD = (
     "nothing can have been charged before the first period, and the bound of what is charged is the smaller one in it"
 )
+_EQUAL_HALVES = "of two halves of one length either may keep the number: as many hashes are given another one"
 EQUIVALENT: Final[dict[str, dict[tuple[str, str], str]]] = {
+    "router/index/edge_table.py": {
+        ("if len(edge.blocks) < len(child.blocks):", "if len(edge.blocks) <= len(child.blocks):"): _EQUAL_HALVES,
+        ("if len(edge.blocks) < len(rest.blocks):", "if len(edge.blocks) <= len(rest.blocks):"): _EQUAL_HALVES,
+        (
+            "self._edges[edge.number] = None",
+            'self._edges[edge.number] = ""',
+        ): "no hash leads to the number of an edge that is gone, until another edge has it",
+    },
+    "router/placement/placement.py": {
+        (
+            "can_ship=False,",
+            "can_ship=True,",
+        ): "it says whether somebody else takes the prompt, and a prefill worker runs each prompt itself",
+    },
     "router/workers/account.py": {
         ("self._since = 0  # charged in this period", "self._since = 1  # charged in this period"): _FIRST_PERIOD,
         (
