@@ -10,8 +10,18 @@ _SAME_FIELDS = "all of them are Totals, of the same number of fields"
 _FIRST_PERIOD = (
     "nothing can have been charged before the first period, and the bound of what is charged is the smaller one in it"
 )
+_NO_CHANGE = "setting a coverage to what it is changes nothing"
+_WHOLE_HASHES = "lengths are multiples of HASH_BYTES"
 _EQUAL_HALVES = "of two halves of one length either may keep the number: as many hashes are given another one"
+_REASON = 'return cast("pb.PlacementReason", self._codes.item(0, index))'
 EQUIVALENT: Final[dict[str, dict[tuple[str, str], str]]] = {
+    "router/index/edge.py": {
+        ("if rise <= 0:", "if rise < 0:"): _NO_CHANGE,
+        ("if fall <= 0:", "if fall < 0:"): _NO_CHANGE,
+        ("if rise <= 0:", "if rise <= 1:"): _WHOLE_HASHES,
+        ("if fall <= 0:", "if fall <= 1:"): _WHOLE_HASHES,
+        ("if 0 < length < len(self.blocks):", "if 1 < length < len(self.blocks):"): _WHOLE_HASHES,
+    },
     "router/index/edge_table.py": {
         ("if len(edge.blocks) < len(child.blocks):", "if len(edge.blocks) <= len(child.blocks):"): _EQUAL_HALVES,
         ("if len(edge.blocks) < len(rest.blocks):", "if len(edge.blocks) <= len(rest.blocks):"): _EQUAL_HALVES,
@@ -19,6 +29,10 @@ EQUIVALENT: Final[dict[str, dict[tuple[str, str], str]]] = {
             "self._edges[edge.number] = None",
             'self._edges[edge.number] = ""',
         ): "no hash leads to the number of an edge that is gone, until another edge has it",
+    },
+    "router/placement/candidates.py": {
+        (_REASON, _REASON.replace('"pb.PlacementReason"', "None")): "a cast does nothing when it runs",
+        (_REASON, _REASON.replace("0, index", "index")): "reasons are the first row, which begins the flat array",
     },
     "router/placement/placement.py": {
         (

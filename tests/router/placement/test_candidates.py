@@ -34,6 +34,8 @@ def costs(*totals: float | None) -> list[Cost]:
         ((None, None), 0.0, [0.0, 0.0]),
         ((None, None), 1.0, [0.0, 0.0]),
         ((1.0, 1.0), 1.0, [0.5, 0.5]),
+        ((2.0, 6.0), 0.5, [1 / (1 + math.exp(-2)), math.exp(-2) / (1 + math.exp(-2))]),
+        ((0.1, 0.2), 0.25, [1 / (1 + math.exp(-4)), math.exp(-4) / (1 + math.exp(-4))]),
         ((0.0, 4.0, None), 0.5, [1 / (1 + math.exp(-2)), math.exp(-2) / (1 + math.exp(-2)), 0.0]),
     ],
 )
@@ -112,3 +114,10 @@ def test_of_no_candidates_none_is_chosen_and_none_has_a_cost() -> None:
         *("decode", Request(10, 16), NO_CANDIDATES, rules, rules.decode, random.Random(1)), alone=False, can_ship=True
     )
     assert (nobody.chosen, len(nobody), nobody.costs()) == (-1, 0, [])
+
+
+@pytest.mark.parametrize(("num_tokens", "usable"), [(16, 0), (17, 1), (32, 1), (33, 2), (1000, 2)])
+def test_of_the_blocks_that_a_candidate_holds_the_one_with_the_last_token_is_not_spared(
+    num_tokens: int, usable: int
+) -> None:
+    assert weighed("prefill", [(2, 0, 0, 0, 0)], Request(num_tokens, 16)).cached_blocks(0) == (usable, 2)
