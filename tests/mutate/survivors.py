@@ -14,6 +14,7 @@ _NO_CHANGE = "setting a coverage to what it is changes nothing"
 _WHOLE_HASHES = "lengths are multiples of HASH_BYTES"
 _EQUAL_HALVES = "of two halves of one length either may keep the number: as many hashes are given another one"
 _REASON = 'return cast("pb.PlacementReason", self._codes.item(0, index))'
+_KEYS = "the dict is an ordered set: its values are not read"
 EQUIVALENT: Final[dict[str, dict[tuple[str, str], str]]] = {
     "router/index/edge.py": {
         ("if rise <= 0:", "if rise < 0:"): _NO_CHANGE,
@@ -33,6 +34,13 @@ EQUIVALENT: Final[dict[str, dict[tuple[str, str], str]]] = {
     "router/placement/candidates.py": {
         (_REASON, _REASON.replace('"pb.PlacementReason"', "None")): "a cast does nothing when it runs",
         (_REASON, _REASON.replace("0, index", "index")): "reasons are the first row, which begins the flat array",
+    },
+    "router/placement/expected_prefixes.py": {
+        (
+            'self._root = _Node(None, b"")',
+            "self._root = _Node(None, None)",
+        ): "the root has no blocks, and nothing asks for them",
+        ("self._waiting[expectation] = None", 'self._waiting[expectation] = ""'): _KEYS,
     },
     "router/placement/placement.py": {
         (

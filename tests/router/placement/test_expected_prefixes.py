@@ -213,6 +213,7 @@ def test_of_a_query_the_blocks_that_some_waiting_prompt_computes_are_counted_onc
     answer = expected.outlook(held, blocks(query))
     assert answer.cached == reach
     assert answer.computing == {worker: len(positions) for worker, positions in computing.items()}
+    assert all(type(count) is int for counts in answer for count in counts.values())
 
 
 def test_what_the_tree_says_is_passed_on_as_it_is_when_no_more_is_expected(expected: ExpectedPrefixes) -> None:
@@ -242,6 +243,7 @@ def test_prompts_with_one_end_stand_for_each_other_until_the_last_is_gone(expect
     assert expected.count == 3
     first.cancel()
     assert expected.outlook({}, blocks([1, 2, 3])) == ({A: 3}, {A: 3})
+    assert expected.outlook({}, blocks([1, 2])) == ({A: 2}, {A: 2})
     second.cancel()
     assert expected.outlook({A: 2}, blocks([1, 2, 3])) == ({A: 3}, {A: 1})
     longer.cancel()
