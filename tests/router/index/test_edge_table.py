@@ -193,6 +193,19 @@ def test_an_edge_is_joined_again_when_the_branch_behind_it_is_gone() -> None:
     assert places(table, 10, 4) == [edge] * 4
 
 
+def test_an_edge_is_joined_with_its_child_when_a_worker_that_covered_no_more_is_gone() -> None:
+    table = EdgeTable()
+    edge = put(table, table.root, 0, 1, 10, 4)
+    branch = put(table, edge, 2 * HASH_BYTES, 2, 50, 1)
+    edge.cover(1, 2 * HASH_BYTES)
+    branch.uncover(1, 0)
+    table.tidy([branch])
+    assert (table.num_edges, edge.full) == (2, 3), "the branch is gone, its worker still covers what was before it"
+    edge.uncover(1, 0)
+    table.tidy([edge])
+    assert (edge.blocks, edge.children, edge.full, table.num_edges) == (span(10, 4), None, 1, 1)
+
+
 def test_numbers_of_edges_that_are_gone_are_used_again() -> None:
     table = EdgeTable()
     edges = [put(table, table.root, 0, 1, first, 1) for first in (10, 20, 30)]
