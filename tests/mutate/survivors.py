@@ -15,6 +15,8 @@ _WHOLE_HASHES = "lengths are multiples of HASH_BYTES"
 _EQUAL_HALVES = "of two halves of one length either may keep the number: as many hashes are given another one"
 _REASON = 'return cast("pb.PlacementReason", self._codes.item(0, index))'
 _KEYS = "the dict is an ordered set: its values are not read"
+_COLUMN = "blocks = np.zeros(len(self._roster.names) + 1, dtype=np.int32)  # the last one is NOBODY's"
+_PACKED = 'packed = np.frombuffer(mask.to_bytes((mask.bit_length() + 7) // 8, "little"), dtype=np.uint8)'
 EQUIVALENT: Final[dict[str, dict[tuple[str, str], str]]] = {
     "router/index/edge.py": {
         ("if rise <= 0:", "if rise < 0:"): _NO_CHANGE,
@@ -30,6 +32,14 @@ EQUIVALENT: Final[dict[str, dict[tuple[str, str], str]]] = {
             "self._edges[edge.number] = None",
             'self._edges[edge.number] = ""',
         ): "no hash leads to the number of an edge that is gone, until another edge has it",
+    },
+    "router/index/match.py": {
+        (
+            _COLUMN,
+            _COLUMN.replace("+ 1", "+ 2"),
+        ): "NOBODY's number is -1: its slot is the last one, and one before is unused",
+        (_PACKED, _PACKED.replace("+ 7", "+ 8")): "`count` leaves out what a last byte without bits says",
+        ("found.flags.writeable = False", "found.flags.writeable = None"): "numpy takes None for False",
     },
     "router/placement/candidates.py": {
         (_REASON, _REASON.replace('"pb.PlacementReason"', "None")): "a cast does nothing when it runs",

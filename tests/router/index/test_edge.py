@@ -90,7 +90,7 @@ def test_a_worker_of_which_nothing_is_known_covers_nothing_beside_one_that_cover
 
 
 def test_a_hash_is_found_at_its_first_place_in_a_run() -> None:
-    assert find_hash(run(5, 6, 7, 6), run(6).ljust(HASH_BYTES, b"\0")) == HASH_BYTES
+    assert find_hash(run(5, 6, 7, 6), run(6)) == HASH_BYTES
     assert find_hash(run(6, 5), run(6)) == 0
 
 
@@ -99,7 +99,7 @@ def test_a_hash_is_not_found_across_two_others_however_often_it_appears_there() 
     for shift in range(1, HASH_BYTES):
         crossing = b"\xff" * shift + wanted + b"\xff" * (HASH_BYTES - shift)
         assert find_hash(crossing * 2 + wanted + crossing + wanted, wanted) == 4 * HASH_BYTES
-        # One that begins right behind the start of one that crosses two hashes.
+        # Each of its bytes begins another one that crosses two hashes.
         assert find_hash(b"\xff" * shift + b"\x01" * (2 * HASH_BYTES - shift), wanted) == HASH_BYTES
     with pytest.raises(ValueError, match="not found"):
         find_hash(b"\xff" * 4 + wanted + b"\xff" * 4, wanted)
