@@ -27,7 +27,7 @@ from tests.mutate.survivors import EQUIVALENT, changed_lines, only_words
 from tests.mutate.undecorated import undecorated
 
 GOAL = 0.85
-PATIENCE = 2.0  # a mutant that runs for four times what its tests take is killed
+PATIENCE = 5.0  # a mutant that runs for five times what its tests take is killed
 KILLED = ("killed", "timeout", "segfault", "suspicious")
 REPORT = """
 import json

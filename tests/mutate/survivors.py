@@ -17,6 +17,8 @@ _REASON = 'return cast("pb.PlacementReason", self._codes.item(0, index))'
 _KEYS = "the dict is an ordered set: its values are not read"
 _COLUMN = "blocks = np.zeros(len(self._roster.names) + 1, dtype=np.int32)  # the last one is NOBODY's"
 _PACKED = 'packed = np.frombuffer(mask.to_bytes((mask.bit_length() + 7) // 8, "little"), dtype=np.uint8)'
+_CLIMBING = "climbing = np.frombuffer(sequences, dtype=HASH)[::-1].tobytes()  # leaves last, the order of edges"
+_EIGHT_BYTES = "items of any type of 8 bytes are turned around alike"
 EQUIVALENT: Final[dict[str, dict[tuple[str, str], str]]] = {
     "router/index/edge.py": {
         ("if rise <= 0:", "if rise < 0:"): _NO_CHANGE,
@@ -40,6 +42,24 @@ EQUIVALENT: Final[dict[str, dict[tuple[str, str], str]]] = {
         ): "NOBODY's number is -1: its slot is the last one, and one before is unused",
         (_PACKED, _PACKED.replace("+ 7", "+ 8")): "`count` leaves out what a last byte without bits says",
         ("found.flags.writeable = False", "found.flags.writeable = None"): "numpy takes None for False",
+    },
+    "router/index/radix_tree.py": {
+        (
+            "edge, position, length = self._edges.root, 0, 0",
+            "edge, position, length = self._edges.root, 0, 1",
+        ): "without a child the match ends in the root, which has no blocks",
+        (_CLIMBING, _CLIMBING.replace("HASH", "None")): _EIGHT_BYTES,
+        (_CLIMBING, _CLIMBING.replace("dtype=HASH", "")): _EIGHT_BYTES,
+        (
+            "if edge.sequences.startswith(last, covered - HASH_BYTES):",
+            "if edge.sequences.startswith(last, covered + HASH_BYTES):",
+        ): "each block of the run is then found by itself, which takes longer",
+        (
+            "had_all = edge.full >> bit & 1",
+            "had_all = edge.full >> bit | 1",
+        ): "who does not cover all of an edge covers nothing below: looking there only takes time",
+        ("touched[edge] = None", 'touched[edge] = ""'): _KEYS,
+        ("touched[child] = None", 'touched[child] = ""'): _KEYS,
     },
     "router/placement/candidates.py": {
         (_REASON, _REASON.replace('"pb.PlacementReason"', "None")): "a cast does nothing when it runs",

@@ -409,6 +409,11 @@ def test_edges_tell_their_owners_and_are_found_by_any_of_their_blocks() -> None:
         assert tree.locate(hashed.to_bytes(8, "little")) == (edge, up_to)
     assert tree.locate(chain(1, 2, 9)[-1].to_bytes(8, "little")) == (short, 1)
     assert tree.locate(packed([12345])) is None
+    counts = [*tree.owners(long).values(), tree.num_blocks_of(B), up_to]
+    assert all(type(count) is int for count in counts)
+    located = tree.locate(packed(chain(1)))
+    assert located is not None
+    assert type(located[1]) is int
 
 
 def test_the_last_block_of_a_match_is_the_last_that_somebody_holds() -> None:
@@ -448,3 +453,39 @@ def test_one_removal_ends_within_runs_of_several_edges() -> None:
     assert tree.num_blocks_of(A) == 0
     assert tree.num_blocks == 3
     check_structure(tree)
+
+
+def test_a_run_that_also_begins_the_prompt_is_compared_where_it_stands() -> None:
+    tree = RadixTree()
+    store(tree, A, [1, 2, 1, 2])
+    store(tree, A, [1, 2, 9])
+    assert found(tree, 1, 2, 1, 9) == {A: 3}
+
+
+def test_every_worker_loses_what_follows_a_block_that_it_removes_in_mid_chain() -> None:
+    tree = RadixTree()
+    held = {A: 3, B: 3, C: 3}
+    for worker in held:
+        store(tree, worker, [1, 2, 3])
+        store(tree, worker, [1, 2, 4])
+    for worker in (C, B, A):
+        tree.apply_removed(worker, packed(chain(1, 2)[-1:]))
+        held[worker] = 1
+        assert found(tree, 1, 2, 3) == found(tree, 1, 2, 4) == held
+        assert tree.num_blocks_of(worker) == 1
+    assert tree.num_blocks == 1
+    check_structure(tree)
+
+
+@pytest.mark.parametrize("depth", [4, 5])
+def test_what_only_another_worker_holds_of_a_run_is_an_unknown_removal(depth: int) -> None:
+    tree = RadixTree()
+    store(tree, A, [1, 2, 3, 4, 5])
+    store(tree, B, [1, 2, 3])
+    with pytest.raises(UnknownBlockError) as raised:
+        tree.apply_removed(B, packed(chain(*range(1, depth + 1))[-1:]))
+    assert raised.value.count == 1
+    assert found(tree, 1, 2, 3, 4, 5) == {A: 5, B: 3}
+    with pytest.raises(UnknownBlockError):
+        store(tree, B, [1, 2, 3, 4, 5], known=4)
+    assert found(tree, 1, 2, 3, 4, 5) == {A: 5, B: 3}
