@@ -489,3 +489,30 @@ def test_what_only_another_worker_holds_of_a_run_is_an_unknown_removal(depth: in
     with pytest.raises(UnknownBlockError):
         store(tree, B, [1, 2, 3, 4, 5], known=4)
     assert found(tree, 1, 2, 3, 4, 5) == {A: 5, B: 3}
+
+
+def test_the_edge_of_a_single_worker_is_made_longer_until_it_has_its_full_length() -> None:
+    """The last run that it takes may go beyond, by less than a run."""
+    tree = RadixTree()
+    store(tree, A, [20_000])
+    length, step = MAX_EXTENDED_BYTES // HASH_BYTES, 100
+    path = np.arange(1, 2 * (length + step - length % step) + 1)
+    hashes, sequences = blocks(*path), sequence_hashes(blocks(*path))
+    for start in range(0, len(path), step):
+        parent = int(sequences[start - 1]) if start else None
+        tree.apply_stored(B, parent, hashes[start : start + step].tobytes(), sequences[start : start + step].tobytes())
+    assert tree.num_edges == 1 + 2
+    assert found(tree, *path) == {B: len(path)}
+    check_structure(tree)
+
+
+def test_depths_of_a_match_are_whole_numbers() -> None:
+    """Wherever a worker's blocks end: within an edge, at its end, or with the query."""
+    tree = RadixTree()
+    store(tree, A, [1, 2, 3, 4])
+    store(tree, A, [1, 2, 9])
+    store(tree, B, [1, 2, 3])
+    store(tree, C, [1, 2])
+    match = tree.find(blocks(1, 2, 3, 4))
+    assert match.as_dict() == {A: 4, B: 3, C: 2}
+    assert all(type(depth) is int for depth in (*match.values(), match.longest))
