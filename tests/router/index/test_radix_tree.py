@@ -516,3 +516,15 @@ def test_depths_of_a_match_are_whole_numbers() -> None:
     match = tree.find(blocks(1, 2, 3, 4))
     assert match.as_dict() == {A: 4, B: 3, C: 2}
     assert all(type(depth) is int for depth in (*match.values(), match.longest))
+
+
+def test_edges_are_joined_when_a_second_worker_comes_to_cover_the_next_one_too() -> None:
+    tree = RadixTree()
+    store(tree, B, [1, 2])
+    store(tree, A, [1, 2, 3, 4, 5])
+    store(tree, A, [1, 2, 3, 4, 9])
+    store(tree, B, [1, 2, 3])
+    assert tree.num_edges == 4, "B covers [1, 2], a part of [3, 4], and neither [5] nor [9]"
+    store(tree, B, [1, 2, 3, 4, 5], known=3)
+    assert tree.num_edges == 3, "both cover [1, 2, 3, 4] and [5]"
+    check_structure(tree)
