@@ -58,6 +58,10 @@ EQUIVALENT: Final[dict[str, dict[tuple[str, str], str]]] = {
             "had_all = edge.full >> bit & 1",
             "had_all = edge.full >> bit | 1",
         ): "who does not cover all of an edge covers nothing below: looking there only takes time",
+        (
+            "self._held_bytes.append(0)",
+            "self._held_bytes.append(1)",
+        ): "one byte is no block, and blocks are what is told",
         ("touched[edge] = None", 'touched[edge] = ""'): _KEYS,
         ("touched[child] = None", 'touched[child] = ""'): _KEYS,
     },
