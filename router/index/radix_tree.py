@@ -230,8 +230,7 @@ class RadixTree:
         Returns how many bytes of the run are done; 0 when the worker does not hold that block."""
         last = sequences[end - HASH_BYTES : end]
         edge = self._edges.holding(int.from_bytes(last, "little"))
-        covered = edge.covered(bit) if edge is not None else 0
-        if edge is None or not covered:
+        if edge is None or not (covered := edge.covered(bit)):
             return 0
         if edge.sequences.startswith(last, covered - HASH_BYTES):
             done = common_end(edge.sequences, covered, sequences, end)

@@ -98,7 +98,7 @@ class Weighed:
         n, config = len(workers), rules.config
         excluded = NOBODY
         if request.excluded:
-            excluded = np.array([worker in request.excluded for worker in workers], dtype=np.bool_)
+            excluded = np.array([worker in request.excluded for worker in workers])
         self._codes = np.empty((2, n), dtype=np.int8)  # reasons and barred, as `choose` fills them
         self._costs = np.empty((n, cost.NUM_TERMS + 1))
         when_full = config.local_prefill_when_full and config.local_prefill_tokens > 0

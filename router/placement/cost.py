@@ -175,7 +175,7 @@ def choose(
         costs[i, QUEUED] = weights[QUEUED] * (queued / block_size + pair_cost * pairs) if runs else 0.0
         costs[i, TRANSFER] = 0.0 if runs else weights[TRANSFER] * (prompt_blocks - cached_blocks)
         costs[i, LOAD] = weights[LOAD] * active
-        costs[i, EVICTION] = weights[EVICTION] * stored[i] if runs else 0.0
+        costs[i, EVICTION] = weights[EVICTION] * stored[i]
         # What is computed is weighted once, as a sum: it is mostly exact, so that equal work makes equal costs.
         total = weights[PROMPT] * computed
         for term in range(TRANSFER, NUM_TERMS):

@@ -110,4 +110,4 @@ def weigh(
 
 def nobody_ships(request: Request, prefill_workers: Sequence[WorkerKey]) -> bool:
     """Whoever decodes the request runs its prompt: there is no prefill worker, or each has failed or refused it."""
-    return all(worker in request.excluded for worker in prefill_workers) if request.excluded else not prefill_workers
+    return all(worker in request.excluded for worker in prefill_workers)

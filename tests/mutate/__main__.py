@@ -22,10 +22,12 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks.machine import describe, write_result
-from tests.mutate.modules import PURE, judges_of
+from tests.mutate.modules import NO_JUDGE, PURE, judges_of
 from tests.mutate.survivors import EQUIVALENT, changed_lines, only_words
+from tests.mutate.undecorated import undecorated
 
 GOAL = 0.85
+PATIENCE = 5.0  # a mutant that runs for five times what its tests take is killed
 KILLED = ("killed", "timeout", "segfault", "suspicious")
 REPORT = """
 import json
@@ -77,6 +79,7 @@ def judge(module: str, children: int) -> Score:
     with tempfile.TemporaryDirectory(prefix="baton-mutate-") as name:
         copy = Path(name)
         copy_sources(copy)
+        (copy / module).write_text(undecorated((copy / module).read_text(encoding="utf-8")), encoding="utf-8")
         configure(copy, module, judges_of(module))
         python(copy, "-m", "mutmut", "run", "--max-children", str(children))
         survivors: list[str] = []
@@ -111,12 +114,14 @@ def copy_sources(copy: Path) -> None:
 
 def configure(copy: Path, module: str, tests: list[str]) -> None:
     top = module.split("/")[0]
+    arguments = ["-p", "no:cacheprovider", "-p", "no:xdist", "-p", "tests.mutate.quick_first", "-W", "ignore"]
+    arguments += [f"--deselect={test}" for test in NO_JUDGE.get(module, ())]
     others = sorted(path.name for path in copy.iterdir() if path.name not in (top, "tests", "pyproject.toml"))
     with (copy / "pyproject.toml").open("a") as file:
         file.write(
             f"\n[tool.mutmut]\nsource_paths = {json.dumps([top])}\nonly_mutate = {json.dumps([module])}\n"
-            f"also_copy = {json.dumps(others)}\nuse_git_change_detection = false\n"
-            'pytest_add_cli_args = ["-p", "no:cacheprovider", "-p", "no:xdist", "-W", "ignore"]\n'
+            f"also_copy = {json.dumps(others)}\nuse_git_change_detection = false\ntimeout_multiplier = {PATIENCE}\n"
+            f"pytest_add_cli_args = {json.dumps(arguments)}\n"
             f"pytest_add_cli_args_test_selection = {json.dumps(tests)}\n"
         )
 

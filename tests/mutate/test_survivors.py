@@ -6,6 +6,7 @@ import pytest
 
 from tests.mutate.modules import PURE, judges_of
 from tests.mutate.survivors import changed_lines, only_words
+from tests.mutate.undecorated import undecorated
 
 
 def test_a_mutant_that_changes_words_alone_is_told_from_others() -> None:
@@ -23,3 +24,10 @@ def test_lines_of_a_diff_lose_their_marks() -> None:
 def test_a_pure_module_has_judges_of_its_own(module: str) -> None:
     assert Path(module).exists()
     assert judges_of(module)
+
+
+def test_a_function_loses_the_decorators_that_would_hide_it_and_keeps_its_lines() -> None:
+    source = "@inlined\ndef f():\n    pass\n@compiled(\n    1,\n)\n@lru_cache(maxsize=4)  # small\ndef g():\n    pass\n"
+    assert undecorated(source) == "\ndef f():\n    pass\n\n\n\n\ndef g():\n    pass\n"
+    kept = "@contextmanager\ndef f():\n    pass\n@inlined\nclass A:\n    @property\n    def g(self): ...\n"
+    assert undecorated(kept) == kept

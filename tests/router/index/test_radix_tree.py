@@ -6,7 +6,7 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from numpy.typing import NDArray
 
-from baton_proto.kv_events import HASH_BYTES
+from baton_proto.kv_events import HASH_BYTES, Cleared, Removed, Stored
 from router.index.edge import find_hash
 from router.index.edge_table import MAX_EXTENDED_BYTES
 from router.index.radix_tree import RadixTree, UnknownBlockError
@@ -346,3 +346,185 @@ def test_a_bit_of_a_worker_that_left_is_used_again() -> None:
         store(tree, ("a", incarnation), [1, 2])
         assert found(tree, 1, 2) == {("a", incarnation): 2}
     assert len(tree._roster.names) == 1
+
+
+def test_events_change_the_tree_as_their_methods_do() -> None:
+    tree = RadixTree()
+    one, two = chain(1, 2)
+    tree.apply(A, Stored(None, blocks(1).tobytes(), packed([one])))
+    tree.apply(A, Stored(one, blocks(2).tobytes(), packed([two])))
+    assert found(tree, 1, 2) == {A: 2}
+    tree.apply(A, Removed(packed([two])))
+    assert found(tree, 1, 2) == {A: 1}
+    tree.apply(B, Stored(None, blocks(1).tobytes(), packed([one])))
+    tree.apply(A, Cleared())
+    assert found(tree, 1, 2) == {B: 1}
+
+
+def test_errors_name_the_worker_and_what_is_wrong() -> None:
+    tree = RadixTree()
+    store(tree, ("first", 1), [1, 2, 3])
+    one, _two, three = chain(1, 2, 3)
+    worker = ("late", 3)
+    uneven = "worker late: a stored run needs as many sequence as block hashes"
+    stored: list[tuple[int | None, bytes, bytes, str]] = [
+        (None, b"", b"", uneven),
+        (None, blocks(1, 2).tobytes(), packed([one]), uneven),
+        (None, b"123456789", b"123456789", uneven),
+        (None, blocks(1, 2).tobytes(), packed([one, 77]), "worker late: a stored run names known blocks differently"),
+        (None, blocks(8).tobytes(), packed([three]), "worker late: a stored run has sequence hashes that name other"),
+        (three, blocks(4).tobytes(), packed([99]), r"worker late: stored behind: 1 block\(s\) that it does not hold"),
+    ]
+    for parent, block_run, sequence_run, message in stored:
+        with pytest.raises(ProtocolError, match=message):
+            tree.apply_stored(worker, parent, block_run, sequence_run)
+    with pytest.raises(ProtocolError, match="worker late: removed hashes are not a whole number of u64"):
+        tree.apply_removed(worker, b"123456789")
+    message = r"worker late: removed: 2 block\(s\) that it does not hold"
+    with pytest.raises(UnknownBlockError, match=message) as raised:
+        tree.apply_removed(worker, packed([one, three]))
+    assert (raised.value.peer, raised.value.count) == ("worker late", 2)
+    store(tree, worker, [1])
+    with pytest.raises(UnknownBlockError, match=message):
+        tree.apply_removed(worker, packed([three, 5]))
+    with pytest.raises(UnknownBlockError) as raised:
+        store(tree, worker, [1, 2, 3], known=2)
+    assert raised.value.count == 1
+    tree.apply_removed(("nobody", 1), b"")
+
+
+def test_edges_tell_their_owners_and_are_found_by_any_of_their_blocks() -> None:
+    tree = RadixTree()
+    assert tree.children() == []
+    store(tree, A, [1, 2, 3, 4])
+    store(tree, B, [1, 2, 3])
+    store(tree, C, [1, 2, 9])
+    (trunk,) = tree.children()
+    assert tree.owners(trunk) == {A: 2, B: 2, C: 2}
+    long, short = sorted(tree.children(trunk), key=lambda edge: -len(edge.blocks))
+    assert (tree.owners(long), tree.owners(short)) == ({A: 2, B: 1}, {C: 1})
+    assert tree.children(long) == []
+    for depth, hashed in enumerate(chain(1, 2, 3, 4), start=1):
+        edge, up_to = (trunk, depth) if depth <= 2 else (long, depth - 2)
+        assert tree.locate(hashed.to_bytes(8, "little")) == (edge, up_to)
+    assert tree.locate(chain(1, 2, 9)[-1].to_bytes(8, "little")) == (short, 1)
+    assert tree.locate(packed([12345])) is None
+    counts = [*tree.owners(long).values(), tree.num_blocks_of(B), up_to]
+    assert all(type(count) is int for count in counts)
+    located = tree.locate(packed(chain(1)))
+    assert located is not None
+    assert type(located[1]) is int
+
+
+def test_the_last_block_of_a_match_is_the_last_that_somebody_holds() -> None:
+    tree = RadixTree()
+    store(tree, A, [1, 2, 3])
+    store(tree, A, [1, 2, 8])
+    for query, depth in (([1, 9], 1), ([1, 2], 2), ([1, 2, 3, 4], 3)):
+        assert tree.find(blocks(*query)).last_block == packed(chain(*query)[:depth][-1:])
+    assert tree.find(blocks(9)).last_block == b""
+
+
+def test_blocks_are_counted_by_worker_also_where_a_number_was_used_before() -> None:
+    tree = RadixTree()
+    assert tree.num_blocks_of(A) == 0
+    store(tree, A, [1, 2, 3])
+    store(tree, B, [1, 2])
+    assert (tree.num_blocks_of(A), tree.num_blocks_of(B)) == (3, 2)
+    remove(tree, A, [1, 2, 3], kept=2)
+    tree.remove_worker(B)
+    assert (tree.num_blocks_of(A), tree.num_blocks_of(B)) == (2, 0)
+    store(tree, C, [1])
+    assert tree.num_blocks_of(C) == 1
+    assert list(tree.dump(B)) == []
+
+
+def test_one_removal_ends_within_runs_of_several_edges() -> None:
+    """Leaves first, as a worker evicts: the last block of the tree begins the event."""
+    tree = RadixTree()
+    store(tree, A, [1, 2, 3, 4, 5, 6])
+    store(tree, B, [1, 2, 3])
+    store(tree, A, [1, 7, 8])
+    remove(tree, A, [1, 2, 3, 4, 5, 6], kept=2)
+    assert found(tree, 1, 2, 3, 4, 5, 6) == {A: 2, B: 3}
+    assert found(tree, 1, 7, 8) == {A: 3, B: 1}
+    tree.apply_removed(A, packed([*chain(1, 7, 8)[:0:-1], *chain(1, 2)[::-1]]))
+    assert found(tree, 1, 2, 3) == {B: 3}
+    assert tree.num_blocks_of(A) == 0
+    assert tree.num_blocks == 3
+    check_structure(tree)
+
+
+def test_a_run_that_also_begins_the_prompt_is_compared_where_it_stands() -> None:
+    tree = RadixTree()
+    store(tree, A, [1, 2, 1, 2])
+    store(tree, A, [1, 2, 9])
+    assert found(tree, 1, 2, 1, 9) == {A: 3}
+
+
+def test_every_worker_loses_what_follows_a_block_that_it_removes_in_mid_chain() -> None:
+    tree = RadixTree()
+    held = {A: 3, B: 3, C: 3}
+    for worker in held:
+        store(tree, worker, [1, 2, 3])
+        store(tree, worker, [1, 2, 4])
+    for worker in (C, B, A):
+        tree.apply_removed(worker, packed(chain(1, 2)[-1:]))
+        held[worker] = 1
+        assert found(tree, 1, 2, 3) == found(tree, 1, 2, 4) == held
+        assert tree.num_blocks_of(worker) == 1
+    assert tree.num_blocks == 1
+    check_structure(tree)
+
+
+@pytest.mark.parametrize("depth", [4, 5])
+def test_what_only_another_worker_holds_of_a_run_is_an_unknown_removal(depth: int) -> None:
+    tree = RadixTree()
+    store(tree, A, [1, 2, 3, 4, 5])
+    store(tree, B, [1, 2, 3])
+    with pytest.raises(UnknownBlockError) as raised:
+        tree.apply_removed(B, packed(chain(*range(1, depth + 1))[-1:]))
+    assert raised.value.count == 1
+    assert found(tree, 1, 2, 3, 4, 5) == {A: 5, B: 3}
+    with pytest.raises(UnknownBlockError):
+        store(tree, B, [1, 2, 3, 4, 5], known=4)
+    assert found(tree, 1, 2, 3, 4, 5) == {A: 5, B: 3}
+
+
+def test_the_edge_of_a_single_worker_is_made_longer_until_it_has_its_full_length() -> None:
+    """The last run that it takes may go beyond, by less than a run."""
+    tree = RadixTree()
+    store(tree, A, [20_000])
+    length, step = MAX_EXTENDED_BYTES // HASH_BYTES, 100
+    path = np.arange(1, 2 * (length + step - length % step) + 1)
+    hashes, sequences = blocks(*path), sequence_hashes(blocks(*path))
+    for start in range(0, len(path), step):
+        parent = int(sequences[start - 1]) if start else None
+        tree.apply_stored(B, parent, hashes[start : start + step].tobytes(), sequences[start : start + step].tobytes())
+    assert tree.num_edges == 1 + 2
+    assert found(tree, *path) == {B: len(path)}
+    check_structure(tree)
+
+
+def test_depths_of_a_match_are_whole_numbers() -> None:
+    """Wherever a worker's blocks end: within an edge, at its end, or with the query."""
+    tree = RadixTree()
+    store(tree, A, [1, 2, 3, 4])
+    store(tree, A, [1, 2, 9])
+    store(tree, B, [1, 2, 3])
+    store(tree, C, [1, 2])
+    match = tree.find(blocks(1, 2, 3, 4))
+    assert match.as_dict() == {A: 4, B: 3, C: 2}
+    assert all(type(depth) is int for depth in (*match.values(), match.longest))
+
+
+def test_edges_are_joined_when_a_second_worker_comes_to_cover_the_next_one_too() -> None:
+    tree = RadixTree()
+    store(tree, B, [1, 2])
+    store(tree, A, [1, 2, 3, 4, 5])
+    store(tree, A, [1, 2, 3, 4, 9])
+    store(tree, B, [1, 2, 3])
+    assert tree.num_edges == 4, "B covers [1, 2], a part of [3, 4], and neither [5] nor [9]"
+    store(tree, B, [1, 2, 3, 4, 5], known=3)
+    assert tree.num_edges == 3, "both cover [1, 2, 3, 4] and [5]"
+    check_structure(tree)

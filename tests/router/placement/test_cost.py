@@ -2,6 +2,7 @@
 
 import importlib
 import random
+from itertools import accumulate
 from pathlib import Path
 
 import msgspec
@@ -11,8 +12,8 @@ import pytest
 from baton.cli.events.explain import _candidates, _formula
 from baton_proto.generated import inference_pb2 as pb
 from router.placement import candidates, cost
-from router.placement.candidates import Candidates, Request, Weighed
-from router.placement.cost import TERMS, Term
+from router.placement.candidates import Candidates, Request, Weighed, chances
+from router.placement.cost import BUSY, SHIPPED, SHORT, TERMS, Term
 from router.views import explain
 from router.views.explain import _candidate, term_rules
 from runtime.config.serving import PlacementConfig
@@ -31,6 +32,32 @@ def weighed(kind: str, config: PlacementConfig = CONFIG) -> Weighed:
     return Weighed(
         "decode", REQUEST, workers, rules, getattr(rules, kind), random.Random(1), alone=alone, can_ship=True
     )
+
+
+class Dice(random.Random):
+    """They fall as they are told."""
+
+    def __init__(self, draw: float) -> None:
+        super().__init__()
+        self.draw = draw
+
+    def random(self) -> float:
+        return self.draw
+
+
+def thrown(
+    draw: float, active: list[int], config: PlacementConfig, excluded: frozenset[int] = frozenset(), **limits: int
+) -> Weighed:
+    """Workers that prefill and decode, named by their place, which differ in active blocks alone."""
+    n = len(active)
+    load = np.array([[0, 0, blocks, 0] for blocks in active], dtype=np.int64)
+    workers = Candidates(tuple((str(i), 1) for i in range(n)), np.zeros(n, dtype=np.int32), load, np.zeros(n))
+    rules = candidates.cost.Rules(config)
+    request = Request(1000, 16, frozenset((str(i), 1) for i in excluded))
+    with np.errstate(all="raise"):
+        return Weighed(
+            *("decode", request, workers, rules, rules.mixed, Dice(draw)), alone=True, can_ship=False, **limits
+        )
 
 
 def column(kind: str, term: Term, config: PlacementConfig = CONFIG) -> list[float]:
@@ -55,6 +82,66 @@ def test_a_term_grows_with_its_weight_wherever_it_has_one_and_is_0_elsewhere(ter
 def test_the_terms_add_up_to_the_cost(kind: str) -> None:
     for one in weighed(kind).costs():
         assert one.total == pytest.approx(sum(one.terms))
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 2.5])
+def test_the_draw_chooses_each_candidate_for_as_much_of_the_interval_as_its_chance(temperature: float) -> None:
+    config = msgspec.structs.replace(CONFIG, temperature=temperature, mixed_load_weight=1.0)
+    active, excluded = [30, 99, 10, 50, 10, 77], frozenset([1])
+    shares = chances(thrown(0.0, active, config, excluded).costs(), temperature)
+    assert sum(shares) == pytest.approx(1.0)
+    assert shares[1] == 0.0
+    ends = list(accumulate(shares))
+    for i in (0, 2, 3, 4, 5):
+        for draw in (ends[i] - shares[i] + 1e-6, ends[i] - 1e-6):
+            assert thrown(draw, active, config, excluded).chosen == i
+
+
+def test_equal_costs_halve_the_interval_of_the_draw() -> None:
+    for temperature in (0.0, 1.0):
+        config = msgspec.structs.replace(CONFIG, temperature=temperature)
+        for draw, chosen in ((0.0, 1), (0.499, 1), (0.5, 3), (0.999, 3)):
+            assert thrown(draw, [5, 5, 5, 5], config, frozenset([0, 2])).chosen == chosen
+
+
+def test_without_temperature_the_dearer_are_never_chosen() -> None:
+    for draw in (0.0, 0.5, 0.999999):
+        assert thrown(draw, [7, 5, 6], CONFIG).chosen == 1
+
+
+def test_nobody_is_chosen_of_nobody_and_of_those_that_are_all_barred() -> None:
+    assert thrown(0.5, [], CONFIG).chosen == -1
+    barred = thrown(0.5, [1, 2], CONFIG, frozenset([0, 1]))
+    assert (barred.chosen, [one.barred for one in barred.costs()]) == (-1, [cost.EXCLUDED] * 2)
+    for limits, reason in (({"max_requests": 0}, cost.NO_ROOM), ({"max_queued_tokens": 0}, cost.QUEUE_FULL)):
+        barred = thrown(0.5, [1, 2], CONFIG, **limits)
+        assert (barred.chosen, [one.barred for one in barred.costs()]) == (-1, [reason] * 2)
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "held", "queued", "reason"),
+    [
+        (16 + CONFIG.local_prefill_tokens, 1, 0, SHORT),
+        (16 + CONFIG.local_prefill_tokens, 1, 1, BUSY),
+        (17 + CONFIG.local_prefill_tokens, 1, 1, SHIPPED),
+        (17, 1, 0, SHORT),
+        (17, 1, CONFIG.local_prefill_tokens - 1, SHORT),
+        (16, 1, CONFIG.local_prefill_tokens - 16, SHORT),
+        (16, 1, CONFIG.local_prefill_tokens - 15, BUSY),
+    ],
+)
+def test_what_is_left_to_compute_of_a_prompt_is_at_least_its_last_token_and_decides_where_it_runs(
+    num_tokens: int, held: int, queued: int, reason: int
+) -> None:
+    load = np.array([[0, queued, 0, 0]], dtype=np.int64)
+    workers = Candidates((("a", 1),), np.array([held], dtype=np.int32), load, np.zeros(1))
+    rules = candidates.cost.Rules(CONFIG)
+    only = Weighed(
+        *("decode", Request(num_tokens, 16), workers, rules, rules.decode, Dice(0.0)), alone=False, can_ship=True
+    )
+    assert only.reason(0) == reason
+    assert only.cached_blocks(0) == ((num_tokens - 1) // 16 and held, held)
+    assert only.costs()[0].cached_blocks == only.cached_blocks(0)[0]
 
 
 def test_explanations_show_every_term_and_every_weight() -> None:

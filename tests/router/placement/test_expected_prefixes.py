@@ -183,3 +183,86 @@ def test_it_answers_as_a_list_of_prompts_would(steps: list[tuple[object, ...]], 
     expected.outlook({}, blocks([1]))
     assert expected.count == 0
     assert not expected._root.children, "no node is left behind"
+
+
+@given(
+    st.lists(st.tuples(workers, paths, st.integers(0, 7), st.booleans()), max_size=12),
+    st.dictionaries(workers, st.integers(0, 8)),
+    paths,
+)
+def test_of_a_query_the_blocks_that_some_waiting_prompt_computes_are_counted_once_per_worker(
+    prompts: list[tuple[tuple[str, int], list[int], int, bool]], held: dict[tuple[str, int], int], query: list[int]
+) -> None:
+    """Whatever the order of the prompts, and with what the tree knows already."""
+    expected = ExpectedPrefixes(30.0, Clock())
+    reach = dict(held)
+    computing: dict[tuple[str, int], set[int]] = {}
+    for worker, path, known, has_token in prompts:
+        made = expected.expect(worker, blocks(path), known)
+        assert (made is None) == (known >= len(path))
+        if made is None:
+            continue
+        if has_token:
+            made.first_token()
+        shared = next((i for i, (a, b) in enumerate(zip(path, query, strict=False)) if a != b), None)
+        shared = min(len(path), len(query)) if shared is None else shared
+        if shared > known:
+            reach[worker] = max(reach.get(worker, 0), shared)
+            if not has_token:
+                computing.setdefault(worker, set()).update(range(known, shared))
+    answer = expected.outlook(held, blocks(query))
+    assert answer.cached == reach
+    assert answer.computing == {worker: len(positions) for worker, positions in computing.items()}
+    assert all(type(count) is int for counts in answer for count in counts.values())
+
+
+def test_what_the_tree_says_is_passed_on_as_it_is_when_no_more_is_expected(expected: ExpectedPrefixes) -> None:
+    """A Match gives its columns faster than a dict."""
+    held = {A: 2}
+    assert expected.outlook(held, blocks([1, 2])).cached is held
+    expected.expect(A, blocks([1, 2]), 1)
+    assert expected.outlook(held, blocks([1, 2])).cached is held
+    assert expected.outlook(held, blocks([9])).cached is held
+
+
+def test_a_prompt_is_expected_for_its_time_from_when_it_is_placed(expected: ExpectedPrefixes, clock: Clock) -> None:
+    clock.now_s = 100.0
+    made = expected.expect(A, blocks([1, 2, 3]), 1)
+    assert made is not None
+    assert (made.worker, made.expires_s, made.last_block) == (A, 130.0, blocks([3]).tobytes())
+    made.first_token()
+    assert made.expires_s == 100.0 + EVENT_GRACE_S
+
+
+def test_prompts_with_one_end_stand_for_each_other_until_the_last_is_gone(expected: ExpectedPrefixes) -> None:
+    first, second = (expected.expect(A, blocks([1, 2]), 0) for _ in range(2))
+    assert first is not None
+    assert second is not None
+    longer = expected.expect(A, blocks([1, 2, 3]), 2)
+    assert longer is not None
+    assert expected.count == 3
+    first.cancel()
+    assert expected.outlook({}, blocks([1, 2, 3])) == ({A: 3}, {A: 3})
+    assert expected.outlook({}, blocks([1, 2])) == ({A: 2}, {A: 2})
+    second.cancel()
+    assert expected.outlook({A: 2}, blocks([1, 2, 3])) == ({A: 3}, {A: 1})
+    longer.cancel()
+    assert expected.count == 0
+    assert not expected._root.children
+    assert not expected._by_end
+
+
+def test_computed_prompts_are_forgotten_in_the_order_of_their_first_tokens(
+    expected: ExpectedPrefixes, clock: Clock
+) -> None:
+    made = [expected.expect(A, blocks([number]), 0) for number in (1, 2, 3)]
+    for expectation in reversed(made):
+        assert expectation is not None
+        expectation.first_token()
+        clock.now_s += EVENT_GRACE_S / 4
+    expected.stored(A, blocks([2]).tobytes())
+    clock.now_s = EVENT_GRACE_S
+    assert [expected.outlook({}, blocks([number])).cached for number in (1, 2, 3)] == [{A: 1}, {}, {}]
+    clock.now_s = 2 * EVENT_GRACE_S
+    expected.outlook({}, blocks([1]))
+    assert (expected.count, len(expected._computed)) == (0, 0)

@@ -330,3 +330,27 @@ def test_a_prefix_that_everybody_asks_for_binds_no_request() -> None:
         assert placement is not None
         chosen[hits] = placement.decode[0]
     assert chosen == {0.0: "holds it", 2.0: "holds it", 400.0: "idle"}
+
+
+def test_only_reuse_that_was_counted_makes_a_prefix_worth_less() -> None:
+    config = replace(CONFIG, mixed_overlap_weight=9.0)
+    decode = [candidate("d0", cached=60), candidate("d1")]
+
+    def overlap_weights(prefill: list[Candidate], **hits: float) -> set[float]:
+        placement = place(request(64 * BLOCK_SIZE), decode, prefill, config, random.Random(), **hits)
+        assert placement is not None
+        return {cost.overlap_weight for cost in placement.costs if cost.role == "decode"}
+
+    assert overlap_weights([]) == overlap_weights([], prefix_hits=0.1) == {9.0}
+    assert overlap_weights([], prefix_hits=1.0) == {4.0}, "two workers, each asked twice"
+    assert overlap_weights([], prefix_hits=8.0) == {0.5}
+    assert overlap_weights([candidate("p")], prefix_hits=8.0) == {config.overlap_weight}
+
+
+def test_a_placement_tells_its_candidates_and_how_much_of_the_prompt_its_worker_holds() -> None:
+    prefill = [candidate("p0", cached=40), candidate("p1")]
+    placement = place(request(40 * BLOCK_SIZE), [candidate("d")], prefill, CONFIG, random.Random())
+    assert placement is not None
+    assert (placement.decode, placement.prefill, placement.reason) == (("d", 1), ("p0", 1), SHIPPED)
+    assert (placement.cached_blocks, placement.held_blocks, placement.num_candidates) == (39, 40, 3)
+    assert [cost.role for cost in placement.costs] == ["prefill", "prefill", "decode"]

@@ -1,0 +1,73 @@
+"""A match by levels of workers: as a mapping, as a column, and what it says of the longest prefix."""
+
+from types import MappingProxyType
+
+import numpy as np
+import pytest
+
+from router.index.match import Match, bits, column
+from router.index.roster import Roster
+from runtime.discovery.worker_key import WorkerKey
+
+A: WorkerKey = ("a", 1)
+B: WorkerKey = ("b", 1)
+C: WorkerKey = ("c", 1)
+D: WorkerKey = ("d", 1)
+STRANGER: WorkerKey = ("stranger", 1)
+
+
+@pytest.fixture
+def match() -> Match:
+    """A and C hold 5 blocks, B holds 3, D none."""
+    roster = Roster()
+    for worker in (A, B, C, D):
+        roster.add(worker)
+    return Match([(5, 0b101)], [(3, 1)], roster, b"", 0)
+
+
+def test_workers_with_nothing_do_not_appear_in_the_mapping_and_are_0_in_a_column(match: Match) -> None:
+    assert match.as_dict() == dict(match) == {A: 5, B: 3, C: 5}
+    assert (len(match), match[B], match.get(D)) == (3, 3, None)
+    assert repr(match) == f"Match({match.as_dict()})"
+    asked = (D, C, STRANGER, B, A)
+    assert match.column(asked).tolist() == [0, 5, 0, 3, 5]
+    assert match.column(asked).dtype == np.int32
+
+
+def test_the_mapping_is_made_once(match: Match) -> None:
+    assert match.as_dict() is match.as_dict()
+
+
+def test_a_match_of_nobody_is_empty() -> None:
+    match = Match([], [], Roster(), b"", 0)
+    assert (match.as_dict(), match.longest, match.last_block) == ({}, 0, b"")
+    assert match.column((A, B)).tolist() == [0, 0]
+
+
+def test_the_longest_prefix_may_be_one_workers_or_a_levels(match: Match) -> None:
+    roster = Roster()
+    assert match.longest == 5
+    assert Match([(2, 1)], [(7, 1)], roster, b"", 0).longest == 7
+
+
+def test_the_last_block_that_matched_ends_where_the_query_left_the_edge() -> None:
+    sequences = bytes(range(24))
+    assert Match([], [], Roster(), sequences, 16).last_block == sequences[8:16]
+    assert Match([], [], Roster(), sequences, 8).last_block == sequences[:8]
+
+
+def test_a_column_of_any_mapping_is_that_of_a_match(match: Match) -> None:
+    asked = (D, C, STRANGER, B, A)
+    for held in (match, match.as_dict(), MappingProxyType(match.as_dict())):
+        found = column(held, asked)
+        assert found.tolist() == [0, 5, 0, 3, 5]
+        assert found.dtype == np.int32
+
+
+@pytest.mark.parametrize("mask", [0, 1, 0b100, 0x80, 0x100, 0x1FF, 1 << 300 | 1 << 64 | 5])
+def test_the_bits_of_a_mask_come_lowest_first_up_to_the_highest_that_is_set(mask: int) -> None:
+    found = bits(mask)
+    assert found.tolist() == [bool(mask >> bit & 1) for bit in range(mask.bit_length())]
+    assert found.dtype == np.bool_
+    with pytest.raises(ValueError, match="read-only"):
+        found[:] = True
