@@ -143,6 +143,7 @@ def meets(workers: int, rate: float, lengths: Lengths, targets: TargetsConfig, p
     st.sampled_from([1e9, 200.0, 10.0]),
 )
 @example(30.0, 800.0, 8.0, 4000.0, 40.0, 0.999, 0.0, 1e9, 1e9)
+@example(30.0, 400.0, 8.0, 1000.0, 60.0, 0.999, 0.0, 1e9, 1e9)
 @settings(deadline=None)
 def test_decode_workers_are_the_fewest_that_are_fast_enough_and_hold_all(
     rate: float,

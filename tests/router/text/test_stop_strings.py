@@ -28,6 +28,8 @@ def oracle(stop: tuple[str, ...], text: str) -> tuple[str, bool]:
 
 @given(STOPS, st.lists(st.text(LETTERS, max_size=4), max_size=20))
 @example(("abab€",), ["ab", "abab€"])
+@example(("b",), ["abab"])
+@example(("aba", "b"), ["aba"])
 def test_the_text_ends_before_the_first_complete_stop_string_however_it_is_cut(
     stop: tuple[str, ...], pieces: list[str]
 ) -> None:
