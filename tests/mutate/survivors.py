@@ -25,6 +25,9 @@ _SHARES = "return ((sequence, share) for sequence, share in zip(prompts, shares,
 _A_SHARE_EACH = "share_out() returns one share for each prompt"
 _PREPARE = "sequence_hashes(block_hashes(np.zeros(BATCHED_SIZES[0], dtype=TOKEN), BATCHED_SIZES[0]))"
 _ANY_HASH = "a call loads the compiled functions whatever it is given"
+_BY_KIND = "kinds = [(resting, rate) for resting, rate in zip(self._resting, AGING, strict=True) if resting]"
+_OLDEST = "block, _ = max(kinds, key=self._age)[0].popitem(last=False)"
+_ITS_TRUTH = "only the argument's truth is asked for"
 EQUIVALENT: Final[dict[str, dict[tuple[str, str], str]]] = {
     "engine/core/block_manager.py": {
         ("self._holders[sequence] = None", 'self._holders[sequence] = ""'): "the dict is an ordered set",
@@ -84,6 +87,10 @@ EQUIVALENT: Final[dict[str, dict[tuple[str, str], str]]] = {
             "grown = np.empty((max(num_blocks, 2 * len(self._tokens)), self._block_size), dtype=np.uint32)",
             "grown = np.empty((max(num_blocks, 3 * len(self._tokens)), self._block_size), dtype=np.uint32)",
         ): _ROOM,
+        (_BY_KIND, _BY_KIND.replace("strict=True", "strict=None")): _ONE_LENGTH,
+        (_BY_KIND, _BY_KIND.replace("strict=True", "strict=False")): _ONE_LENGTH,
+        (_BY_KIND, _BY_KIND.replace("strict=True", "")): _ONE_LENGTH,
+        (_OLDEST, _OLDEST.replace("last=False", "last=None")): _ITS_TRUTH,
         (
             "elif parent in rested and block in rested and rested[parent][1] < rested[block][1]:",
             "elif parent in rested and block in rested and rested[parent][1] <= rested[block][1]:",
@@ -102,7 +109,7 @@ EQUIVALENT: Final[dict[str, dict[tuple[str, str], str]]] = {
         (
             "self._fail(transfer_id, reason, announce=False)",
             "self._fail(transfer_id, reason, announce=None)",
-        ): "only its truth is asked for",
+        ): _ITS_TRUTH,
     },
     "router/workers/account.py": {
         ("self._since = 0  # charged in this period", "self._since = 1  # charged in this period"): _FIRST_PERIOD,
