@@ -7,6 +7,7 @@ PURE: Final = (
     "engine/core/block_manager.py",
     "engine/core/prefill_budget.py",
     "engine/core/prefix_cache.py",
+    "engine/core/resting.py",
     "engine/core/scheduler.py",
     "kvtransfer/decode_side/lease.py",
     "kvtransfer/decode_side/ledger.py",
@@ -38,10 +39,13 @@ PURE: Final = (
 )
 
 ALSO: Final = {
+    "engine/core/block_manager.py": ("tests/engine/core/test_lower_tier.py",),
     "engine/core/prefix_cache.py": (
         "tests/engine/core/test_block_manager.py",
         "tests/engine/core/test_prefix_collisions.py",
+        "tests/engine/core/test_lower_tier.py",
     ),
+    "engine/core/resting.py": ("tests/engine/core/test_prefix_cache.py", "tests/engine/core/test_lower_tier.py"),
     "router/index/edge.py": ("tests/router/index/test_radix_tree.py",),
     "router/index/edge_table.py": ("tests/router/index/test_radix_tree.py",),
     "router/index/match.py": ("tests/router/index/test_radix_tree.py",),
