@@ -10,6 +10,7 @@ goal.
 import argparse
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from tests.mutate.modules import NO_JUDGE, PURE, judges_of
 from tests.mutate.survivors import EQUIVALENT, changed_lines, only_words
 from tests.mutate.undecorated import undecorated
 
+MEMORY_BYTES = 6 << 30  # that each process may take
 GOAL = 0.85
 PATIENCE = 5.0  # a mutant that runs for five times what its tests take is killed
 KILLED = ("killed", "timeout", "segfault", "suspicious")
@@ -132,11 +134,22 @@ def python(copy: Path, *arguments: str) -> str:
         name: value for name, value in os.environ.items() if name != "PYTHONPATH"
     }  # the copy, not the sources
     run = subprocess.run(
-        [sys.executable, *arguments], cwd=copy, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, *arguments],
+        cwd=copy,
+        env=environment,
+        preexec_fn=limit_memory,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if run.returncode:
         raise SystemExit(f"{' '.join(arguments)} failed:\n{run.stdout[-4000:]}{run.stderr[-4000:]}")
     return run.stdout
+
+
+def limit_memory() -> None:
+    """A mutant that asks for ever more memory gets a MemoryError, and the machine goes on."""
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
 
 
 def show(scores: list[Score]) -> None:
