@@ -84,7 +84,7 @@ def test_add_a_cost_term(scratch: Scratch) -> None:
     row = '    Term("eviction", "+ stored", "stored lately", "", "", "eviction_weight"),\n'
     scratch.edit(cost, row, row + '    Term("toy", "+ toy", "requests", "", "toy_weight", "toy_weight"),\n')
     scratch.edit(cost, "LOAD, EVICTION = range", "LOAD, EVICTION, TOY = range")
-    formula = "        costs[i, EVICTION] = weights[EVICTION] * stored[i] if runs else 0.0\n"
+    formula = "        costs[i, EVICTION] = weights[EVICTION] * stored[i]\n"
     scratch.edit(cost, formula, formula + "        costs[i, TOY] = weights[TOY] * requests\n")
     key = "    eviction_weight: Weight = 0.01\n"
     scratch.edit("runtime/config/serving.py", key, key + "    toy_weight: Weight = 0.0\n")

@@ -40,6 +40,9 @@ async def test_hung_workers_cost_no_answer(service: Service, oracle: Oracle) -> 
 
 
 async def a_prefill_worker_in_mid_prompt(service: Service, oracle: Oracle) -> None:
+    """Its links are made before, because a transfer that it has not begun leaves nothing reserved."""
+    await asyncio.gather(*(ask(service.client, random_prompt(100, seed=seed), 30) for seed in range(11, 15)))
+    await until_idle(service)
     prompt = random_prompt(4000, seed=1)
     request = asyncio.create_task(ask(service.client, prompt, 10))
     await until_partly_run(service, "prefill-1", len(prompt))
