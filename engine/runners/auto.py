@@ -6,7 +6,7 @@ from typing import Literal
 
 import torch
 
-from runtime.checkpoint.model_config import ModelConfig
+from runtime.checkpoint.model_config import ModelConfig, served_dtype
 from runtime.config.serving import EngineConfig
 from runtime.errors import ConfigError
 
@@ -53,6 +53,4 @@ def is_auto(kv_memory: str) -> bool:
 
 def dtype_name(published: str, config: EngineConfig, device: torch.device) -> str:
     """Of weights and KV. `published`: the checkpoint's."""
-    if config.dtype != "auto":
-        return config.dtype
-    return "float32" if device.type == "cpu" else published
+    return served_dtype(published, config.dtype, on_gpu=device.type != "cpu")

@@ -7,11 +7,14 @@ torch.
 
 from collections.abc import Sequence as Run
 
+import numpy as np
+
 from baton_proto.sampling import TokenLogprobs
 from engine.core.batch import Batch, LayerDone, SampledToken, StepDone
 from engine.core.sequence import Sequence
 from engine.core.timed_steps import work_of
 from runtime.config.serving import MockConfig
+from runtime.grammar.matcher import Matcher
 
 MASK_64 = 2**64 - 1
 LOGPROB = -1.0  # of every token: there are no probabilities
@@ -47,7 +50,9 @@ class MockRunner:
     def _sample(self, sequence: Sequence) -> SampledToken:
         sampling = sequence.sampling
         position = sequence.num_output_tokens
-        if position + 1 >= max(self._config.answer_tokens, sampling.min_tokens + 1) and not sampling.ignore_eos:
+        if sequence.matcher is not None:
+            token_id = self._matching(sequence, sequence.matcher)
+        elif position + 1 >= max(self._config.answer_tokens, sampling.min_tokens + 1) and not sampling.ignore_eos:
             token_id = self._eos
         else:
             key = sequence.token_ids[-1] if sampling.is_greedy else sampling.seed
@@ -56,6 +61,15 @@ class MockRunner:
             return SampledToken(token_id, None)
         top = [(token_id, LOGPROB)] if sampling.logprobs else []
         return SampledToken(token_id, TokenLogprobs(LOGPROB, top))
+
+    def _matching(self, sequence: Sequence, matcher: Matcher) -> int:
+        """A token that the grammar allows; the end as soon as there is one."""
+        words = matcher.mask(sequence.output_token_ids)
+        allowed = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
+        if self._eos in allowed:
+            return self._eos
+        key = 0 if sequence.sampling.is_greedy else sequence.sampling.seed
+        return int(allowed[_mixed(key, sequence.num_output_tokens) % len(allowed)])
 
 
 def _mixed(key: int, counter: int) -> int:

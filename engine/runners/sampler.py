@@ -1,12 +1,13 @@
 """From logits to tokens, one row per sequence: penalties, truncation, seeded noise.
 
-The order of operations is vLLM's: min_tokens mask, logit_bias, penalties; then argmax (greedy), or temperature, min_p,
-top_k, top_p and a draw. All of it is batched tensor code on the logits' device. An operation runs for the rows that ask
-for it alone, so a batch of plain greedy rows is one argmax.
+The order of operations is vLLM's: grammar, min_tokens mask, logit_bias, penalties; then argmax (greedy), or
+temperature, min_p, top_k, top_p and a draw. All of it is batched tensor code on the logits' device. An operation runs
+for the rows that ask for it alone, so a batch of plain greedy rows is one argmax.
 """
 
 from collections.abc import Callable, Iterable, Sequence as Run
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,6 +15,7 @@ from baton_proto.sampling import Needs, SamplingParams, TokenLogprobs
 from engine.core.batch import SampledToken
 from engine.core.sequence import Sequence
 from engine.kernels.philox import WORDS_PER_COUNTER, uniform_at, uniform_rows
+from runtime.grammar.matcher import Words
 
 _REACH = 26.0  # a token further below the best never wins, because Gumbel noise lies between -2.9 and 22.9
 
@@ -27,9 +29,11 @@ class Sampler:
         params = [sequence.sampling for sequence in sequences]
         drawn = _rows(params, lambda p: not p.is_greedy)
         adjusted = any(map(_adjusts, params)) or any(map(self._is_short, sequences))
+        adjusted = adjusted or any(sequence.matcher is not None for sequence in sequences)
         scores = logits
         if adjusted:
             scores = logits.to(torch.float32, copy=True)
+            _forbid_unmatched(scores, sequences, self._is_short)
             self._forbid_stops(scores, sequences)
             _add_bias(scores, params)
             _penalize(scores, sequences)
@@ -53,7 +57,7 @@ class Sampler:
         rows: list[int] = []
         columns: list[int] = []
         for row, sequence in enumerate(sequences):
-            if self._is_short(sequence):
+            if self._is_short(sequence) and sequence.matcher is None:
                 stops = sequence.sampling.stop_token_ids
                 if not sequence.sampling.ignore_eos:
                     stops += self._eos_token_ids
@@ -86,6 +90,24 @@ def _adjusts(p: SamplingParams) -> bool:
 
 def _truncates(p: SamplingParams) -> bool:
     return p.top_k > 0 or p.top_p < 1 or p.min_p > 0
+
+
+def _forbid_unmatched(scores: Tensor, sequences: Run[Sequence], is_short: Callable[[Sequence], bool]) -> None:
+    """Forbids what the grammars of sequences do not allow. Invariant: every row keeps a token. min_tokens and
+    ignore_eos give way where a grammar allows nothing but the end."""
+    rows = [row for row, sequence in enumerate(sequences) if sequence.matcher is not None]
+    if not rows:
+        return
+    words = np.stack([_mask(sequences[row], is_short(sequences[row])) for row in rows])
+    bits = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little", count=scores.shape[1])
+    allowed = torch.from_numpy(bits).to(scores.device, torch.bool)
+    at = _index(rows, scores)
+    scores[at] = scores[at].masked_fill(~allowed, float("-inf"))
+
+
+def _mask(sequence: Sequence, is_short: bool) -> Words:
+    assert sequence.matcher is not None
+    return sequence.matcher.mask(sequence.output_token_ids, ends=not (is_short or sequence.sampling.ignore_eos))
 
 
 def _add_bias(scores: Tensor, params: Run[SamplingParams]) -> None:

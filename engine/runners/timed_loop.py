@@ -83,7 +83,7 @@ class TimedLoop:
             log.exception("engine loop failed")
             self._end(error)
             return
-        if output.num_tokens or output.outputs or output.events:
+        if output.is_news:
             self._running = output
             self._over_s = began_s + self._engine.clock() - started_s
             if self._over_s <= self._loop.time():

@@ -1,4 +1,5 @@
-"""Threads for work on a request that would hold up the event loop: parsing, rendering and tokenizing what is long.
+"""Threads for work on a request that would hold up the event loop: parsing, rendering and tokenizing what is long,
+compiling grammars.
 
 Few pieces of work run at once and a bounded number waits, because all of them share Python's lock with the loop.
 """
@@ -23,8 +24,10 @@ THREADS = max(2, min(8, (os.cpu_count() or 1) // 2))
 
 
 class SideLane:
-    def __init__(self, threads: int = THREADS, max_waiting: int = MAX_WAITING) -> None:
-        self._pool = ThreadPoolExecutor(threads, "long requests")
+    def __init__(self, threads: int = THREADS, max_waiting: int = MAX_WAITING, work: str = "long prompts") -> None:
+        """`work`: what errors and threads call it."""
+        self._pool = ThreadPoolExecutor(threads, work)
+        self._work = work
         self._limit = threads + max_waiting
         self._places = threading.Semaphore(self._limit)
 
@@ -32,7 +35,7 @@ class SideLane:
         """`deadline_s`: on time.monotonic(). What has begun by then goes on and keeps its place. Raises what `work`
         raises, OverloadedError when the lane is full, and DeadlineError."""
         if not self._places.acquire(blocking=False):
-            raise OverloadedError("queue of long prompts", self._limit, RETRY_AFTER_S)
+            raise OverloadedError(f"queue of {self._work}", self._limit, RETRY_AFTER_S)
         future = self._pool.submit(work, *args, **kwargs)
         future.add_done_callback(lambda _: self._places.release())
         timeout_s = TIMEOUT_S if deadline_s is None else max(0.0, deadline_s - time.monotonic())
@@ -40,4 +43,4 @@ class SideLane:
             async with asyncio.timeout(timeout_s):
                 return await asyncio.wrap_future(future)
         except TimeoutError as error:
-            raise DeadlineError("reading the request", timeout_s) from error
+            raise DeadlineError(f"reading {self._work}", timeout_s) from error

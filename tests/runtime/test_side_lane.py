@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from router.requests.side_lane import SideLane
 from runtime.errors import DeadlineError, OverloadedError
+from runtime.side_lane import SideLane
 
 
 async def test_work_runs_beside_the_loop_and_gives_its_result_or_error() -> None:

@@ -1,0 +1,1 @@
+"""What answers must look like: grammars compiled for a vocabulary, and the tokens that they allow."""

@@ -1,0 +1,167 @@
+import asyncio
+import json
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from baton_proto.grammar import MAX_ALTERNATIVES, Grammar
+from router.text.tokenizer import Tokenizer
+from runtime.errors import DeadlineError, InvalidRequestError
+from runtime.grammar.compiler import MAX_KEPT, THREADS, GrammarCompiler
+from runtime.grammar.repeats import written_out
+from tests.tiny_model import EOS_TOKEN_IDS, VOCAB_SIZE
+
+
+@pytest.fixture(scope="module")
+def compiler(tiny_model: Path) -> GrammarCompiler:
+    return GrammarCompiler(tiny_model, VOCAB_SIZE, EOS_TOKEN_IDS)
+
+
+def allowed(words: np.ndarray) -> set[int]:
+    return set(np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist())
+
+
+TAG = '{"structures": [{"begin": "<f>", "schema": {"const": 1}, "end": "</f>"}], "triggers": ["<f"]}'
+GOOD = {
+    Grammar("json_object"): '{"a": [1, null]}',
+    Grammar("json_schema", '{"type": "array", "items": {"type": "integer"}}'): "[1, 22]",
+    Grammar("regex", "[a-c]{2,3}x"): "abcx",
+    Grammar("choice", choices=("yes", "no", 'ü"')): 'ü"',
+    Grammar("ebnf", 'root ::= "a" | "b" root'): "bba",
+    Grammar(
+        "structural_tag",
+        '{"structures": [{"begin": "<f>", "schema": {"const": 1}, "end": "</f>"}], "triggers": ["<f"]}',
+    ): ("so <f>1</f>"),
+}
+
+
+@pytest.mark.parametrize(("grammar", "text"), GOOD.items(), ids=[grammar.kind for grammar in GOOD])
+def test_every_kind_allows_its_answer_and_then_the_end(
+    compiler: GrammarCompiler, tiny_model: Path, grammar: Grammar, text: str
+) -> None:
+    tokens = Tokenizer(tiny_model, VOCAB_SIZE).encode(text).tolist()
+    matcher = compiler.matcher(grammar)
+    for count, token in enumerate(tokens):
+        assert token in allowed(matcher.mask(tokens[:count])), text[count:]
+    assert allowed(matcher.mask(tokens)) >= {*EOS_TOKEN_IDS}
+    assert allowed(compiler.matcher(grammar).mask(tokens)) == allowed(matcher.mask(tokens)), "a fresh one reads it all"
+    assert not matcher.problem
+
+
+def test_the_end_is_put_off_only_while_something_else_may_follow(compiler: GrammarCompiler) -> None:
+    matcher = compiler.matcher(Grammar("regex", "a+"))
+    a = min(allowed(matcher.mask([])))
+    assert allowed(matcher.mask([a], ends=False)).isdisjoint(EOS_TOKEN_IDS)
+    once = compiler.matcher(Grammar("regex", "a"))
+    assert allowed(once.mask([a], ends=False)) == {*EOS_TOKEN_IDS}
+
+
+def test_output_that_does_not_match_is_a_problem_and_ends(compiler: GrammarCompiler) -> None:
+    matcher = compiler.matcher(Grammar("choice", choices=("yes",)))
+    assert allowed(matcher.mask([5])) == {*EOS_TOKEN_IDS}
+    assert "cannot be followed" in matcher.problem
+
+
+def wide(count: int) -> dict[str, object]:
+    """Any of the properties may be left out, so each may follow each."""
+    return {"type": "object", "properties": {f"p{number}": {"type": "string"} for number in range(count)}}
+
+
+def nested(depth: int) -> str:
+    return '{"items":' * depth + "{}" + "}" * depth
+
+
+BAD = {
+    Grammar("json_schema", '{"properties": {"a": {"items": {"not": {}}}}}'): "'not' at $.properties.a.items.not",
+    Grammar("json_schema", '{"$ref": "#"}'): "no answer",
+    Grammar("json_schema", '{"x'): "cannot be used",
+    Grammar("json_schema", "[]"): "an object or a boolean",
+    Grammar("json_schema", nested(5000)): "nested too deeply",
+    Grammar("json_schema", json.dumps({"type": "object", "properties": {f"p{i}": {} for i in range(9000)}})): "too big",
+    Grammar("regex", "(a"): "unclosed group",
+    Grammar("regex", "(a{1000}){1000}"): "1000000 when written out",
+    Grammar("json_schema", '{"type": "string", "pattern": "(a{999}){999}"}'): "written out",
+    Grammar("choice"): "one or more texts",
+    Grammar("ebnf", "start: nosuch"): "unknown name",
+    Grammar("structural_tag", "{}"): "structures",
+    Grammar("regex", "x" * 300_000): "at most 262144",
+    Grammar("regex", "|".join(f"word{number}" for number in range(3000))): "at most 16384 are allowed in one",
+    Grammar("choice", choices=("yes", "x" * 20_000)): "text of 20000 characters",
+    Grammar("json_schema", json.dumps({"const": "x" * 20_000})): "a text of 20000",
+    Grammar("json_schema", json.dumps({"enum": ["x" * 1000] * 1000})): "has 1004010 characters",
+    Grammar("json_schema", json.dumps(wide(5000))): "number of symbols",
+    Grammar("json_schema", json.dumps({"patternProperties": {f".*{i}.*": {} for i in range(100)}})): "patternProperty",
+}
+
+
+@pytest.mark.parametrize(("grammar", "problem"), BAD.items(), ids=[problem[:30] for problem in BAD.values()])
+def test_what_cannot_be_followed_is_refused_and_says_why(
+    compiler: GrammarCompiler, grammar: Grammar, problem: str
+) -> None:
+    with pytest.raises(InvalidRequestError) as refusal:
+        compiler.matcher(grammar, "guided")
+    assert refusal.value.field == "guided"
+    assert problem in refusal.value.problem
+
+
+ALLOWED = {
+    "refs": {
+        "$defs": {f"d{i}": {"type": "object", "properties": {"a": {"$ref": f"#/$defs/d{i + 1}"}}} for i in range(40)}
+        | {"d40": {"type": "string"}},
+        "$ref": "#/$defs/d0",
+    },
+    "recursion": {"type": "object", "properties": {"next": {"$ref": "#"}}},
+    "enum": {"enum": [f"value {number}" for number in range(5000)]},
+    "properties": wide(500),
+}
+
+
+@pytest.mark.parametrize("schema", ALLOWED.values(), ids=ALLOWED)
+def test_large_grammars_within_the_bounds_can_be_followed(compiler: GrammarCompiler, schema: dict[str, object]) -> None:
+    assert allowed(compiler.matcher(Grammar("json_schema", json.dumps(schema))).mask([]))
+
+
+def test_a_choice_of_many_texts_can_be_followed_to_its_end(compiler: GrammarCompiler, tiny_model: Path) -> None:
+    grammar = Grammar("choice", choices=tuple(f"answer {number}." for number in range(MAX_ALTERNATIVES)))
+    tokens = Tokenizer(tiny_model, VOCAB_SIZE).encode("answer 4095.").tolist()
+    matcher = compiler.matcher(grammar)
+    assert [matcher.mask(tokens[:count]).any() for count in range(len(tokens))]
+    assert allowed(matcher.mask(tokens)) == {*EOS_TOKEN_IDS}
+    assert not matcher.problem
+
+
+async def test_what_is_not_compiled_in_time_is_refused_and_says_so(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler, go = GrammarCompiler(tiny_model, VOCAB_SIZE, EOS_TOKEN_IDS), threading.Event()
+    kept = Grammar("regex", "a")
+    compiler.matcher(kept)
+    monkeypatch.setattr("runtime.grammar.compiler.TIMEOUT_S", 0.05)
+    held = [asyncio.create_task(compiler._lane.run(None, go.wait, 30)) for _ in range(THREADS)]
+    await asyncio.sleep(0)  # they hold both threads
+    try:
+        with pytest.raises(InvalidRequestError, match="guided: was not compiled within"):
+            await compiler.matcher_soon(Grammar("regex", "b"), "guided")
+        with pytest.raises(DeadlineError, match="reading grammars"):
+            await compiler.matcher_soon(Grammar("regex", "b"), "guided", time.monotonic() + 0.01)
+        assert (await compiler.matcher_soon(kept)).mask([]).any(), "what is kept waits for no thread"
+    finally:
+        go.set()
+        await asyncio.gather(*held)
+
+
+def test_few_compiled_grammars_are_kept(tiny_model: Path) -> None:
+    compiler = GrammarCompiler(tiny_model, VOCAB_SIZE, EOS_TOKEN_IDS)
+    for number in range(MAX_KEPT + 5):
+        compiler.matcher(Grammar("regex", f"a{number}"))
+    assert len(compiler._kept) == MAX_KEPT
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("abc", 1), ("a{3}", 3), ("(a{3}b{4}){5}", 20), (r"\{9}(x{2}){,6}y{7}", 12), ("((a{2})){2}", 4)]
+)
+def test_nested_repeats_are_multiplied(text: str, size: int) -> None:
+    assert written_out(text) == size

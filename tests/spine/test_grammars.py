@@ -1,0 +1,63 @@
+"""Answers with a grammar, through the whole service: both workers, and a decode worker that is killed."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import httpx
+
+from baton_proto.generated import inference_pb2 as pb
+from runtime.calls.answer import Answer
+from tests.service import running_service
+from tests.spine.prompts import random_prompt
+
+SHIP_ALL = {"router": {"placement": {"local_prefill_tokens": 0}, "no_worker_timeout_s": 5.0}}
+LETTERS = pb.Grammar(regex="[a-e]{100,140}")
+
+
+def request(prompt: list[int]) -> pb.GenerateRequest:
+    sampling = pb.SamplingOptions(temperature=0, max_tokens=200, grammar=LETTERS)
+    return pb.GenerateRequest(tokens=pb.TokenIds(ids=prompt), sampling=sampling)
+
+
+async def test_a_killed_decode_worker_changes_no_answer_with_a_grammar(tiny_model: Path) -> None:
+    prompts = [random_prompt(60 + number, seed=number) for number in range(4)]
+    async with running_service(tiny_model, 1, 2, SHIP_ALL) as service:
+        calm = [await service.client.generate(request(prompt), 60) for prompt in prompts]
+        killed: list[str] = []
+
+        async def stream(prompt: list[int]) -> Answer:
+            pieces = 0
+
+            def kill_one(piece: pb.Piece) -> None:
+                nonlocal pieces
+                pieces += 1
+                if pieces == 3 and not killed:
+                    killed.append("decode-1")
+                    service.kill("decode-1")
+
+            return await service.client.generate(request(prompt), 60, kill_one)
+
+        stormy = await asyncio.gather(*map(stream, prompts))
+        assert [answer.token_ids for answer in stormy] == [answer.token_ids for answer in calm]
+        assert all(answer.served_by[0].prefill_worker for answer in calm)
+        assert any(answer.served_by[0].attempts > 1 for answer in stormy)
+        for answer in calm:
+            assert 100 <= len(answer.text) <= 140
+            assert set(answer.text) <= set("abcde")
+
+        async with httpx.AsyncClient(base_url=service.http_url, timeout=60) as http:
+            asked = {
+                "messages": [{"role": "user", "content": "Who?"}],
+                "max_tokens": 60,
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "who", "strict": True, "schema": {"enum": ["one", "two"]}},
+                },
+            }
+            answer = (await http.post("/v1/chat/completions", json=asked)).json()["choices"][0]
+            assert json.loads(answer["message"]["content"]) in ("one", "two")
+            asked["response_format"]["json_schema"]["schema"] = {"properties": {"a": {"not": {}}}}  # type: ignore[index]
+            refused = await http.post("/v1/chat/completions", json=asked)
+            assert refused.status_code == 400
+            assert "'not' at $.properties.a.not" in refused.json()["error"]["message"]
