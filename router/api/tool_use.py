@@ -1,0 +1,68 @@
+"""The tools of a chat, whatever protocol names them, and what they mean for its answer."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from baton_proto.grammar import Grammar
+from router.parsing.call_grammars import call_grammar
+from router.parsing.parsing import ModelFamilies, Parsing
+from router.text.text_encoder import TokenIds
+from router.text.tokenizer import Tokenizer
+from runtime.errors import InvalidRequestError
+
+TAIL_TOKENS = 8  # of a prompt, in which a chat template opens the reasoning
+NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+
+ToolChoice = Literal["none", "auto", "required"]
+
+
+class ToolUse(Struct, frozen=True):
+    tools: Sequence[Mapping[str, Any]] = ()  # as OpenAI's API and chat templates write them
+    choice: ToolChoice = "auto"
+    named: str | None = None  # the one tool that must be called; with "required"
+    parallel: bool = True  # more than one call may be made
+
+    def schemas(self) -> dict[str, Mapping[str, Any]]:
+        functions = [tool["function"] for tool in self.tools]
+        return {each["name"]: each.get("parameters") or NO_PARAMETERS for each in functions}
+
+
+def check_tools(use: ToolUse, families: ModelFamilies, tokenizer: Tokenizer) -> None:
+    """Raises InvalidRequestError when the model cannot have tools."""
+    if not use.tools:
+        return
+    if not tokenizer.template_reads("tools"):
+        raise InvalidRequestError("tools", "the model's chat template knows no tools: leave them out")
+    if families.tools is None and use.choice != "none":
+        way_out = "set router.tool_parser, or leave tools out"
+        raise InvalidRequestError("tools", f"how the model writes calls of tools is not known; {way_out}")
+
+
+def answer_form(
+    use: ToolUse, families: ModelFamilies, tokenizer: Tokenizer, prompt: TokenIds, given: Grammar | None
+) -> tuple[Parsing | None, Grammar | None]:
+    """How the answer is taken apart, and the grammar that makes it call a tool. An answer that follows the caller's
+    own grammar has no reasoning. Raises InvalidRequestError."""
+    calls = families.tools if use.tools and use.choice != "none" else None
+    reasoning = families.reasoning if given is None else None
+    if calls is None and reasoning is None:
+        return None, None
+    in_reasoning = False
+    if reasoning is not None:
+        tail = tokenizer.decode(prompt[-TAIL_TOKENS:].tolist(), skip_special_tokens=False)
+        in_reasoning = tail.rstrip().endswith(reasoning.opens)
+    schemas = use.schemas() if calls is not None else {}
+    grammar = None
+    if calls is not None and use.choice == "required":
+        if given is not None:
+            raise InvalidRequestError("tool_choice", "contradicts the grammar of the answer: leave one of them out")
+        wanted = [(name, schema) for name, schema in schemas.items() if use.named in (None, name)]
+        text = call_grammar(families, wanted, use.parallel and use.named is None, in_reasoning)
+        if text is None:
+            problem = f"calls in the form {families.tool_name!r} cannot be enforced; use 'auto'"
+            raise InvalidRequestError("tool_choice", problem)
+        grammar = Grammar("ebnf", text)
+    marks = frozenset(families.marks.values())
+    return Parsing(calls, reasoning, marks, schemas, in_reasoning, not use.parallel), grammar

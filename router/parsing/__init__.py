@@ -1,0 +1,1 @@
+"""What a model writes, taken apart: text, reasoning and tool calls."""

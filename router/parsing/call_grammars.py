@@ -1,0 +1,129 @@
+"""Grammars, in llguidance's Lark, of answers that must call tools: one function per family writes a call."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from router.parsing.parsing import ModelFamilies
+from runtime.grammar.source import JSON_OPTIONS
+
+Schemas = Sequence[tuple[str, Mapping[str, Any]]]
+"""Name of each tool that may be called, and the JSON schema of its parameters."""
+
+
+_ANYTHING = "/(.|\\n)*/"
+_LINE_END = '"\\n"'
+_SPACES = r"/\s{0,4}/"
+
+
+class _Rules:
+    """The rules of one grammar as they are written."""
+
+    def __init__(self, marks: Mapping[str, int]) -> None:
+        self.marks = marks
+        self.lines: list[str] = []
+
+    def mark(self, text: str) -> str:
+        """A special token is written as such, because a text that looks like it is made of other tokens."""
+        return f"<[{self.marks[text]}]>" if text in self.marks else json.dumps(text)
+
+    def rule(self, body: str, attribute: str = "") -> str:
+        """Returns the name of the rule."""
+        name = f"rule_{len(self.lines)}"
+        self.lines.append(f"{name}{attribute}: {body}")
+        return name
+
+    def json(self, schema: Any) -> str:
+        return self.rule("%json " + json.dumps({**schema, "x-guidance": JSON_OPTIONS}))
+
+    def text_until(self, end: str) -> str:
+        """With the end."""
+        if end in self.marks:
+            return f"{self.rule(_ANYTHING)} {self.mark(end)}"
+        return self.rule(_ANYTHING, f"[suffix={json.dumps(end)}]")
+
+
+def call_grammar(families: ModelFamilies, tools: Schemas, many: bool, in_reasoning: bool) -> str | None:
+    """None: the family's calls cannot be enforced. many: more than one call may follow."""
+    form = _FORMS.get(families.tool_name or "")
+    if form is None:
+        return None
+    rules = _Rules(families.marks)
+    head, thinking = "", families.reasoning
+    if thinking is not None:
+        thought = rules.text_until(thinking.closes)
+        thought += f" {_SPACES} "
+        head = thought if in_reasoning else f"({rules.mark(thinking.opens)} {thought})? "
+    body = form(rules, tools, many)
+    return "\n".join((f"start: {head}{body}", *rules.lines))
+
+
+def _json_calls(rules: _Rules, tools: Schemas, arguments: str) -> str:
+    calls = [f'"{{\\"name\\": \\"{name}\\", \\"{arguments}\\": " {rules.json(schema)} "}}"' for name, schema in tools]
+    return rules.rule(" | ".join(calls))
+
+
+def _repeated(call: str, between: str, many: bool) -> str:
+    return f"{call} ({between} {call})*" if many else call
+
+
+def _hermes(rules: _Rules, tools: Schemas, many: bool) -> str:
+    call = _json_calls(rules, tools, "arguments")
+    tagged = rules.rule(f'{rules.mark("<tool_call>")} "\\n" {call} "\\n" {rules.mark("</tool_call>")}')
+    return _repeated(tagged, _LINE_END, many)
+
+
+def _llama3_json(rules: _Rules, tools: Schemas, many: bool) -> str:
+    return _repeated(_json_calls(rules, tools, "parameters"), '"; "', many)
+
+
+def _mistral(rules: _Rules, tools: Schemas, many: bool) -> str:
+    if "[ARGS]" in rules.marks:
+        named = [f'"{name}" {rules.mark("[ARGS]")} {rules.json(schema)}' for name, schema in tools]
+        return _repeated(rules.rule(f"{rules.mark('[TOOL_CALLS]')} ({' | '.join(named)})"), "", many)
+    calls = _repeated(_json_calls(rules, tools, "arguments"), '", "', many)
+    return f'{rules.mark("[TOOL_CALLS]")} "[" {calls} "]"'
+
+
+def _deepseek(rules: _Rules, tools: Schemas, many: bool) -> str:
+    begin, end = rules.mark("<｜tool▁call▁begin｜>"), rules.mark("<｜tool▁call▁end｜>")
+    function = f'"function" {rules.mark("<｜tool▁sep｜>")}'
+    calls = [f'"{name}\\n```json\\n" {rules.json(schema)}' for name, schema in tools]
+    call = rules.rule(f'{begin} {function} ({" | ".join(calls)}) "\\n```" {end}')
+    opens, closes = rules.mark("<｜tool▁calls▁begin｜>"), rules.mark("<｜tool▁calls▁end｜>")
+    return f"{opens} {_repeated(call, _LINE_END, many)} {closes}"
+
+
+def _qwen_coder(rules: _Rules, tools: Schemas, many: bool) -> str:
+    """Parameters come in the order of the schema; those that it does not require may be left out."""
+    calls = [rules.rule(" ".join((f'"<function={name}>\\n"', *_parameters(rules, schema)))) for name, schema in tools]
+    opens, closes = rules.mark("<tool_call>"), rules.mark("</tool_call>")
+    tagged = rules.rule(f'{opens} "\\n" ({" | ".join(calls)}) "</function>\\n" {closes}')
+    return _repeated(tagged, _LINE_END, many)
+
+
+def _parameters(rules: _Rules, schema: Mapping[str, Any]) -> list[str]:
+    written = []
+    definitions = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
+    for key, inner in (schema.get("properties") or {}).items():
+        begin = json.dumps(f"<parameter={key}>\n")
+        inner = inner if isinstance(inner, Mapping) else {}
+        if inner.get("type") == "string" and "enum" not in inner:
+            value = rules.text_until("\n</parameter>") + ' "\\n"'
+        elif inner.get("type") == "string":
+            value = f'({" | ".join(json.dumps(each) for each in inner["enum"])}) "\\n</parameter>\\n"'
+        else:
+            value = f'{rules.json({**definitions, **inner})} "\\n</parameter>\\n"'
+        whole = f"{begin} {value}"
+        written.append(whole if key in schema.get("required", ()) else f"({whole})?")
+    return written
+
+
+_FORMS: Mapping[str, Callable[[_Rules, Schemas, bool], str]] = {
+    "hermes": _hermes,
+    "qwen3_coder": _qwen_coder,
+    "llama3_json": _llama3_json,
+    "mistral": _mistral,
+    "deepseek_v3": _deepseek,
+}
+"""A pythonic call has Python's literals, which no JSON schema describes."""

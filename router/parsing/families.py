@@ -1,0 +1,64 @@
+"""The families of models: one row for how each writes tool calls, one for how each marks its reasoning."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from router.parsing import call_formats
+from router.parsing.call_formats import CallFormat
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFamily:
+    opens: tuple[str, ...]  # marks behind which calls stand, anywhere in the text
+    body: CallFormat
+    inner: tuple[str, ...] = ()  # marks within a call
+    bare: tuple[str, ...] = ()  # what calls begin with when the text is nothing else; it is part of them
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningFamily:
+    opens: str
+    closes: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """A model that has all of `texts` in its chat template or among its added tokens is of the family."""
+
+    family: str
+    texts: tuple[str, ...]
+
+
+TOOL_FAMILIES = {
+    "hermes": ToolFamily(("<tool_call>",), call_formats.tagged_json, ("</tool_call>",)),
+    "qwen3_coder": ToolFamily(("<tool_call>",), call_formats.qwen_coder, ("</tool_call>",)),
+    "llama3_json": ToolFamily(("<|python_tag|>",), call_formats.bare_json, bare=('{"name"',)),
+    "pythonic": ToolFamily((), call_formats.pythonic, bare=("[",)),
+    "mistral": ToolFamily(("[TOOL_CALLS]",), call_formats.mistral, ("[ARGS]",)),
+    "deepseek_v3": ToolFamily(
+        ("<｜tool▁calls▁begin｜>",),
+        call_formats.deepseek,
+        ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"),
+    ),
+}
+REASONING_FAMILIES = {
+    "think": ReasoningFamily("<think>", "</think>"),
+    "mistral": ReasoningFamily("[THINK]", "[/THINK]"),
+}
+
+TOOL_SIGNS = (
+    Sign("qwen3_coder", ("<tool_call>", "<function=")),
+    Sign("hermes", ("<tool_call>",)),
+    Sign("mistral", ("[TOOL_CALLS]",)),
+    Sign("deepseek_v3", ("<｜tool▁calls▁begin｜>",)),
+    Sign("llama3_json", ("<|python_tag|>",)),
+)
+REASONING_SIGNS = (Sign("think", ("<think>", "</think>")), Sign("mistral", ("[THINK]", "[/THINK]")))
+
+
+def recognised(signs: tuple[Sign, ...], template: str, added_tokens: Collection[str]) -> str | None:
+    """The first family whose signs the model has."""
+    for sign in signs:
+        if all(text in template or text in added_tokens for text in sign.texts):
+            return sign.family
+    return None

@@ -1,0 +1,164 @@
+"""Reads a text that arrives in pieces. Its methods are generators that yield while they wait for more text.
+
+Invariant: what is given out does not depend on where the pieces are cut, except for the cuts between emitted pieces.
+"""
+
+import json
+import re
+from collections.abc import Callable, Generator, Sequence
+from functools import lru_cache
+from typing import TypeVar
+
+T = TypeVar("T")
+Steps = Generator[None, None, T]
+Emit = Callable[[str], None]
+
+_SPACES = re.compile(r"[ \t\r\n]*")
+
+
+class MalformedError(Exception):
+    """The text is not what the format says."""
+
+
+class EndedError(Exception):
+    """The text has ended too early."""
+
+
+class Reader:
+    def __init__(self) -> None:
+        self._text = ""
+        self._at = 0  # what stands before is read
+        self._ended = False
+        self.raw: list[str] | None = None  # while it is a list: all that is read
+
+    def push(self, text: str) -> None:
+        self._text = self._text[self._at :] + text
+        self._at = 0
+
+    def end(self) -> None:
+        self._ended = True
+
+    def until(self, marks: Sequence[str], emit: Emit) -> Steps[str | None]:
+        """Gives out the text up to the first of `marks`, which is taken and returned; None: the text has ended."""
+        pattern = _any_of(tuple(marks))
+        while True:
+            if marks and (found := pattern.search(self._text, self._at)):
+                self._give(found.start() - self._at, emit)
+                self.take(len(found[0]))
+                return found[0]
+            held = 0 if self._ended else _possible_start(self._text, self._at, marks)
+            self._give(len(self._text) - self._at - held, emit)
+            if self._ended:
+                return None
+            yield
+
+    def starts_with(self, beginnings: Sequence[str]) -> Steps[str]:
+        """Which of `beginnings` the text goes on with; empty: none. Takes nothing."""
+        longest = max(map(len, beginnings))
+        while True:
+            for one in beginnings:
+                if self._text.startswith(one, self._at):
+                    return one
+            rest = self._text[self._at : self._at + longest]
+            if self._ended or not any(one.startswith(rest) for one in beginnings):
+                return ""
+            yield
+
+    def peek(self) -> Steps[str]:
+        """The next character. Raises EndedError."""
+        while self._at == len(self._text):
+            if self._ended:
+                raise EndedError
+            yield
+        return self._text[self._at]
+
+    def take(self, num_chars: int) -> str:
+        taken = self._text[self._at : self._at + num_chars]
+        self._at += len(taken)
+        if self.raw is not None:
+            self.raw.append(taken)
+        return taken
+
+    def literal(self, text: str) -> Steps[None]:
+        for wanted in text:
+            if (yield from self.peek()) != wanted:
+                raise MalformedError
+            self.take(1)
+
+    def spaces(self) -> Steps[None]:
+        """Skips them; the end of the text is as good."""
+        while True:
+            behind = _SPACES.match(self._text, self._at)
+            assert behind is not None
+            self.take(behind.end() - self._at)
+            if self._ended or self._at < len(self._text):
+                return
+            yield
+
+    def string(self) -> Steps[str]:
+        parts: list[str] = []
+        if (yield from self.peek()) != '"':
+            raise MalformedError
+        yield from self.value(parts.append)
+        try:
+            value: str = json.loads("".join(parts))
+        except ValueError as error:
+            raise MalformedError from error
+        return value
+
+    def value(self, emit: Emit) -> Steps[None]:
+        """Gives out one JSON value as it is written, by its brackets and quotes."""
+        depth, in_text, escaped = "", False, False
+        first = yield from self.peek()
+        if first not in '{["-0123456789tfn':
+            raise MalformedError
+        scalar = first not in '{["'
+        while True:
+            yield from self.peek()
+            begin = self._at
+            for at in range(begin, len(self._text)):
+                sign = self._text[at]
+                if in_text:
+                    in_text = escaped or sign != '"'
+                    escaped = not escaped and sign == "\\"
+                    done = not in_text and not depth
+                elif scalar:
+                    if sign in ",}] \t\r\n<":
+                        return self._give(at - begin, emit)
+                    done = False
+                else:
+                    in_text = sign == '"'
+                    if sign in "{[":
+                        depth += "}" if sign == "{" else "]"
+                    elif sign in "}]":
+                        if depth[-1:] != sign:
+                            self._give(at - begin, emit)
+                            raise MalformedError
+                        depth = depth[:-1]
+                    done = not depth and not in_text
+                if done:
+                    return self._give(at + 1 - begin, emit)
+            self._give(len(self._text) - begin, emit)
+            if scalar and self._ended:
+                return None
+
+    def _give(self, num_chars: int, emit: Emit) -> None:
+        if num_chars:
+            emit(self.take(num_chars))
+
+
+@lru_cache(maxsize=256)
+def _any_of(marks: tuple[str, ...]) -> "re.Pattern[str]":
+    """Where several begin at the same character, the longest is found."""
+    return re.compile("|".join(map(re.escape, sorted(marks, key=len, reverse=True))))
+
+
+def _possible_start(text: str, begin: int, marks: Sequence[str]) -> int:
+    """Length of the longest end of `text` from `begin` on that is the beginning of a mark."""
+    longest = 0
+    for mark in marks:
+        for length in range(min(len(mark) - 1, len(text) - begin), longest, -1):
+            if text.endswith(mark[:length]):
+                longest = length
+                break
+    return longest

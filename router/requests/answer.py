@@ -1,0 +1,81 @@
+"""What one choice answers as its tokens arrive: its text, and its parts when the request asks for them."""
+
+from baton_proto.sampling import TokenLogprobs
+from router.parsing.events import Arguments, CallBegun, CallCut, Event, joined
+from router.parsing.parser import Parser
+from router.parsing.parsing import Parsing
+from router.requests.request import GenerateRequest, Parsed, Piece
+from router.text.output_text import OutputText
+from router.text.tokenizer import Tokenizer
+
+
+class Answer:
+    def __init__(self, tokenizer: Tokenizer, request: GenerateRequest, index: int) -> None:
+        parsing, sampling = request.parsing, request.sampling[index]
+        self._index = index
+        marks = frozenset[int]() if parsing is None else parsing.marks
+        self._text = OutputText(tokenizer, request.stop, sampling.min_tokens, marks)
+        self._parts = None if parsing is None else _Parts(parsing)
+
+    def take(
+        self, token_ids: list[int], logprobs: list[TokenLogprobs], finish: str | None, stop_token: int | None
+    ) -> Piece:
+        """Takes an engine's news, of which `token_ids` and `logprobs` keep what is accepted."""
+        if self._parts is not None:
+            return self._take_apart(self._parts, token_ids, logprobs, finish, stop_token)
+        text, finish = self._text.take(token_ids, logprobs, finish, stop_token)
+        return Piece(self._index, token_ids, text, finish, logprobs)
+
+    def _take_apart(
+        self,
+        parts: "_Parts",
+        token_ids: list[int],
+        logprobs: list[TokenLogprobs],
+        finish: str | None,
+        stop_token: int | None,
+    ) -> Piece:
+        """Token by token, because each counts as reasoning or not."""
+        accepted, texts = 0, []
+        for place, token_id in enumerate(token_ids):
+            is_stop = place == len(token_ids) - 1 and token_id == stop_token
+            taken, text, stopped = self._text.push((token_id,), token_id if is_stop else None)
+            accepted += taken
+            parts.push(text)
+            texts.append(text)
+            if stopped:
+                finish = "stop"
+                break
+        del token_ids[accepted:], logprobs[accepted:]
+        if finish is not None:
+            texts.append(self._text.flush())
+            finish = parts.end(texts[-1], finish)
+        return Piece(self._index, token_ids, "".join(texts), finish, logprobs, parts.taken())
+
+
+class _Parts:
+    def __init__(self, parsing: Parsing) -> None:
+        self._parser: Parser = parsing.parser()
+        self._one_call = parsing.one_call
+        self._events: list[Event] = []
+        self._reasoning_tokens = 0
+
+    def push(self, text: str) -> None:
+        """The text of one token."""
+        reasoned = self._parser.reasons
+        self._add(self._parser.push(text))
+        self._reasoning_tokens += reasoned or self._parser.reasons
+
+    def end(self, text: str, finish: str) -> str:
+        """Returns the finish reason."""
+        self._add(self._parser.push(text) + self._parser.end(finish == "length"))
+        return "tool_calls" if finish == "stop" and self._parser.num_calls else finish
+
+    def taken(self) -> Parsed:
+        parsed = Parsed(joined(self._events), self._reasoning_tokens)
+        self._events, self._reasoning_tokens = [], 0
+        return parsed
+
+    def _add(self, events: list[Event]) -> None:
+        for event in events:
+            if not (self._one_call and isinstance(event, CallBegun | Arguments | CallCut) and event.index):
+                self._events.append(event)

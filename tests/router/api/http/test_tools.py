@@ -1,0 +1,217 @@
+"""Tools and reasoning as OpenAI's client sees them, over the real router code and answers that are given."""
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from router.api.http.app import create_app
+from router.api.http.server import HttpServer, serve_http
+from router.parsing.parsing import ModelFamilies
+from runtime.grammar.compiler import GrammarCompiler
+from tests.router.http_client import CHAT, USER
+from tests.router.scripted_generator import MODEL, ScriptedGenerator, make_frontend, tiny_tokenizer
+from tests.tiny_model import EOS_TOKEN_IDS, VOCAB_SIZE, write_tiny_model
+
+TEMPLATE = (
+    "{% if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools>{% endif %}"
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}"
+    "{% for call in message.tool_calls or [] %}{{ call.function.name }}:{{ call.function.arguments | tojson }}"
+    "{% endfor %}<|im_end|>\n{% endfor %}<|im_start|>assistant\n{% if enable_thinking is defined %}<think>\n{% endif %}"
+)
+FIND: Any = {"type": "function", "function": {"name": "find", "parameters": {"properties": {"q": {"type": "string"}}}}}
+STOP: Any = {"type": "function", "function": {"name": "stop"}}
+TOOLS: Any = [FIND, STOP]
+CALL = '<tool_call>\n{"name": "find", "arguments": {"q": "caf\u00e9 {"}}\n</tool_call>'
+CALLS = f'Let me see.\n{CALL}\n<tool_call>\n{{"name": "stop", "arguments": {{}}}}\n</tool_call>'
+THOUGHT = f"<think>So.</think>\n\n{CALL}"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write_tiny_model(tmp_path_factory.mktemp("tools"))
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return folder
+
+
+@pytest.fixture
+def generator(folder: Path) -> ScriptedGenerator:
+    return ScriptedGenerator(tiny_tokenizer(folder), [CALLS])
+
+
+@pytest.fixture
+async def server(generator: ScriptedGenerator, folder: Path) -> AsyncIterator[HttpServer]:
+    grammars = GrammarCompiler(folder, VOCAB_SIZE, EOS_TOKEN_IDS)
+    frontend = replace(make_frontend(generator, None, grammars), families=ModelFamilies("hermes", "think"))
+    async with await serve_http(create_app(frontend, lambda: b""), "127.0.0.1", 0) as server:
+        yield server
+
+
+@pytest.fixture
+async def http(server: HttpServer) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=20) as client:
+        yield client
+
+
+@pytest.fixture
+async def client(server: HttpServer) -> AsyncIterator[openai.AsyncOpenAI]:
+    url = f"http://127.0.0.1:{server.port}/v1"
+    async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=20) as client:
+        yield client
+
+
+def answers(generator: ScriptedGenerator, text: str) -> None:
+    generator.answers = [[*map(int, generator.tokenizer.encode(text)), EOS_TOKEN_IDS[0]]]
+
+
+def prompt_of(generator: ScriptedGenerator) -> str:
+    return generator.tokenizer.decode(generator.requests[-1].prompt.tolist(), skip_special_tokens=False)
+
+
+async def streamed(client: openai.AsyncOpenAI, **asked: Any) -> dict[str, Any]:
+    """The deltas of an answer, added up."""
+    stream = await client.chat.completions.create(
+        model=MODEL, messages=USER, stream=True, stream_options={"include_usage": True}, **asked
+    )
+    whole: dict[str, Any] = {"content": "", "reasoning_content": "", "tool_calls": []}
+    async for chunk in stream:
+        if chunk.usage is not None:
+            whole["usage"] = chunk.usage
+        for choice in chunk.choices:
+            delta: Any = choice.delta
+            whole["content"] += delta.content or ""
+            whole["reasoning_content"] += getattr(delta, "reasoning_content", None) or ""
+            for piece in delta.tool_calls or ():
+                if piece.id is not None:
+                    assert piece.index == len(whole["tool_calls"])
+                    whole["tool_calls"].append([piece.function.name, ""])
+                whole["tool_calls"][piece.index][1] += piece.function.arguments
+            whole["finish_reason"] = choice.finish_reason
+    return whole
+
+
+@pytest.mark.parametrize("text", [CALLS, THOUGHT, "No call < at all.", "<tool_call>none"])
+async def test_a_streamed_answer_is_the_whole_one(
+    client: openai.AsyncOpenAI, generator: ScriptedGenerator, text: str
+) -> None:
+    answers(generator, text)
+    whole = await client.chat.completions.create(model=MODEL, messages=USER, tools=TOOLS)
+    (choice,) = whole.choices
+    message: Any = choice.message
+    calls = [[call.function.name, call.function.arguments] for call in message.tool_calls or ()]
+    pieces = await streamed(client, tools=TOOLS)
+    assert pieces["tool_calls"] == calls
+    assert (pieces["content"] or None) == (message.content or None)
+    assert pieces["reasoning_content"] == (getattr(message, "reasoning_content", None) or "")
+    assert pieces["finish_reason"] == choice.finish_reason == ("tool_calls" if calls else "stop")
+    assert pieces["usage"] == whole.usage
+    for _, arguments in calls:
+        json.loads(arguments)
+
+
+async def test_calls_stand_apart_from_the_text(client: openai.AsyncOpenAI, generator: ScriptedGenerator) -> None:
+    (choice,) = (await client.chat.completions.create(model=MODEL, messages=USER, tools=TOOLS)).choices
+    calls: Any = choice.message.tool_calls
+    assert choice.message.content == "Let me see.\n"
+    assert [(call.type, call.function.name) for call in calls] == [("function", "find"), ("function", "stop")]
+    assert json.loads(calls[0].function.arguments) == {"q": "café {"}
+    assert len({call.id for call in calls}) == 2
+    assert '"name": "find"' in prompt_of(generator)
+    first = await client.chat.completions.create(model=MODEL, messages=USER, tools=TOOLS, parallel_tool_calls=False)
+    assert len(first.choices[0].message.tool_calls or ()) == 1
+
+
+async def test_reasoning_is_told_apart_and_counted(client: openai.AsyncOpenAI, generator: ScriptedGenerator) -> None:
+    answers(generator, "I wonder.</think>\n\nYes.")
+    more = {"chat_template_kwargs": {"enable_thinking": True}}
+    whole = await client.chat.completions.create(model=MODEL, messages=USER, extra_body=more)
+    message: Any = whole.choices[0].message
+    assert (message.reasoning_content, message.content) == ("I wonder.", "Yes.")
+    assert whole.usage is not None
+    assert whole.usage.completion_tokens_details is not None
+    thought = len(generator.tokenizer.encode("I wonder.</think>"))
+    assert abs((whole.usage.completion_tokens_details.reasoning_tokens or 0) - thought) <= 1
+    schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": {}}}
+    answers(generator, "{}")
+    plain = await client.chat.completions.create(
+        model=MODEL, messages=USER, extra_body=more | {"response_format": schema}
+    )
+    assert plain.choices[0].message.content == "{}"
+
+
+async def test_without_tools_and_with_choice_none_a_call_is_text(client: openai.AsyncOpenAI) -> None:
+    for asked in ({}, {"tools": TOOLS, "tool_choice": "none"}):
+        (choice,) = (await client.chat.completions.create(model=MODEL, messages=USER, **asked)).choices  # type: ignore[call-overload]
+        assert choice.message.content == CALLS
+        assert (choice.message.tool_calls, choice.finish_reason) == (None, "stop")
+
+
+async def test_a_call_that_is_cut_off_is_dropped(client: openai.AsyncOpenAI, generator: ScriptedGenerator) -> None:
+    answers(generator, CALL)
+    cut = len(generator.answers[0]) - 25
+    whole = await client.chat.completions.create(model=MODEL, messages=USER, tools=TOOLS, max_tokens=cut)
+    assert (whole.choices[0].finish_reason, whole.choices[0].message.tool_calls) == ("length", None)
+
+
+async def test_a_required_call_is_a_matter_of_grammar(client: openai.AsyncOpenAI, generator: ScriptedGenerator) -> None:
+    await client.chat.completions.create(model=MODEL, messages=USER, tools=TOOLS, tool_choice="required")
+    named: Any = {"type": "function", "function": {"name": "stop"}}
+    await client.chat.completions.create(model=MODEL, messages=USER, tools=TOOLS, tool_choice=named)
+    both, one = (request.sampling[0].grammar for request in generator.requests)
+    assert both is not None
+    assert one is not None
+    assert "find" in both.text
+    assert "stop" in both.text
+    assert "find" not in one.text
+    assert "stop" in one.text
+
+
+async def test_calls_and_their_results_are_sent_back(client: openai.AsyncOpenAI, generator: ScriptedGenerator) -> None:
+    call = {"id": "abc", "type": "function", "function": {"name": "find", "arguments": '{"q": "x"}'}}
+    messages: Any = [
+        *USER,
+        {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "So."},
+        {"role": "tool", "tool_call_id": "abc", "content": "found"},
+    ]
+    await client.chat.completions.create(model=MODEL, messages=messages, tools=TOOLS)
+    assert 'assistant\nfind:{"q": "x"}<|im_end|>\n<|im_start|>tool\nfound<|im_end|>' in prompt_of(generator)
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"tools": [{"type": "function"}]}, "tools[0].function"),
+    ({"tools": [{"type": "web"}]}, "tools[0].type"),
+    ({"tools": [FIND, FIND]}, "tools[1].function.name"),
+    ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+    ({"tools": [{"type": "function", "function": {"name": "a", "parameters": []}}]}, "tools[0].function.parameters"),
+    ({"tools": [STOP] * 129}, "tools"),
+    ({"tools": [STOP | {"x": "x" * 140_000}]}, "tools"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"tools": [STOP], "tool_choice": "any"}, "tool_choice"),
+    ({"tools": [STOP], "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice.function.name"),
+    ({"tools": [STOP], "tool_choice": "required", "guided_regex": "a"}, "tool_choice"),
+    (
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": "[1"}}]}]},
+        "messages[0].tool_calls[0].function.arguments",
+    ),
+]
+
+
+async def test_bad_tools_are_refused_by_name(http: httpx.AsyncClient) -> None:
+    for body, field in REFUSED:
+        answer = await http.post("/v1/chat/completions", json=CHAT | body)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, field), body
+
+
+async def test_a_template_without_tools_refuses_them(tiny_model: Path) -> None:
+    generator = ScriptedGenerator(tiny_tokenizer(tiny_model))
+    async with await serve_http(create_app(make_frontend(generator), lambda: b""), "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.port}/v1/chat/completions"
+        async with httpx.AsyncClient(timeout=20) as http:
+            answer = await http.post(url, json=CHAT | {"tools": TOOLS})
+    assert answer.status_code == 400
+    assert "knows no tools" in answer.json()["error"]["message"]

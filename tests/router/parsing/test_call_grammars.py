@@ -1,0 +1,112 @@
+"""Whatever a model writes under the grammar of its family, the family's parser reads as calls."""
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from baton_proto.grammar import Grammar
+from router.parsing.call_grammars import call_grammar
+from router.parsing.events import Arguments, CallBegun, Reasoning, joined
+from router.parsing.parsing import ModelFamilies, Parsing
+from router.text.output_text import OutputText
+from router.text.tokenizer import Tokenizer
+from runtime.grammar.compiler import GrammarCompiler
+from tests.tiny_model import EOS_TOKEN_IDS, VOCAB_SIZE
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "text": {"type": "string"},
+        "n": {"type": "integer"},
+        "kind": {"enum": ["a", "b"], "type": "string"},
+    },
+    "required": ["text", "n", "kind"],
+    "additionalProperties": False,
+}
+END = "\n</parameter>"  # of a text in XML, which random tokens hardly ever meet
+TOOLS = [("find", SCHEMA), ("stop", {"type": "object", "properties": {}, "additionalProperties": False})]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_model: Path) -> Tokenizer:
+    return Tokenizer(tiny_model, VOCAB_SIZE)
+
+
+@pytest.fixture(scope="module")
+def grammars(tiny_model: Path) -> GrammarCompiler:
+    return GrammarCompiler(tiny_model, VOCAB_SIZE, EOS_TOKEN_IDS)
+
+
+def written(grammars: GrammarCompiler, tokenizer: Tokenizer, grammar: str, seed: int) -> list[int]:
+    """Random tokens that the grammar lets through, with a liking for those that close something."""
+    matcher, output, dice = grammars.matcher(Grammar("ebnf", grammar)), list[int](), random.Random(seed)
+    while len(output) < 2000:
+        mask = np.unpackbits(matcher.mask(output).view(np.uint8), bitorder="little")
+        allowed = np.flatnonzero(mask[:VOCAB_SIZE]).tolist()
+        if ends := set(allowed) & set(EOS_TOKEN_IDS):
+            return [*output, min(ends)]
+        text = tokenizer.decode(output[-16:])
+        rest = next(END[k:] for k in range(len(END) - 1, -1, -1) if text.endswith(END[:k]))
+        closing = [one for one in allowed if (shown := tokenizer.token_text(one)) and rest.startswith(shown)]
+        closing = closing if "<parameter=" in grammar else []
+        closing = closing or [one for one in allowed if tokenizer.token_text(one)[:1] in ('"', "}", "<", "]")]
+        output.append(dice.choice(closing if closing and dice.random() < 0.8 else allowed))
+    raise AssertionError(tokenizer.decode(output)[:500])
+
+
+@pytest.mark.parametrize("family", ["hermes", "qwen3_coder", "llama3_json", "mistral", "deepseek_v3"])
+@pytest.mark.parametrize("marks", [{}, {"<tool_call>": 1, "[TOOL_CALLS]": 1, "<｜tool▁calls▁begin｜>": 1}])
+def test_what_the_grammar_lets_through_are_calls(
+    family: str, marks: dict[str, int], grammars: GrammarCompiler, tokenizer: Tokenizer
+) -> None:
+    families = ModelFamilies(family, None, marks)
+    assert families.tools is not None
+    grammar = call_grammar(families, TOOLS, many=True, in_reasoning=False)
+    assert grammar is not None
+    for seed in range(4):
+        token_ids = written(grammars, tokenizer, grammar, seed)
+        spelled = {token_id: mark.encode() for mark, token_id in marks.items() if mark in families.tools.opens}
+        shown = [spelled.get(one, b"") if one in (0, 1, 2) else tokenizer.token_bytes(one) for one in token_ids]
+        text = b"".join(shown).decode()
+        check_calls(text, families)
+
+
+def check_calls(text: str, families: ModelFamilies) -> None:
+    parser = Parsing(families.tools, families.reasoning, frozenset(), dict(TOOLS)).parser()
+    events = joined(parser.push(text) + parser.end(cut=False))
+    assert all(isinstance(event, CallBegun | Arguments) for event in events), text
+    begun = [event for event in events if isinstance(event, CallBegun)]
+    assert begun
+    for call in begun:
+        given = json.loads("".join(e.text for e in events if isinstance(e, Arguments) and e.index == call.index))
+        assert set(given) == set(dict(TOOLS)[call.name]["properties"]), text
+        if call.name == "find":
+            assert isinstance(given["text"], str)
+            assert isinstance(given["n"], int)
+            assert given["kind"] in ("a", "b")
+
+
+def test_reasoning_that_the_prompt_has_opened_comes_before_the_calls(
+    grammars: GrammarCompiler, tokenizer: Tokenizer
+) -> None:
+    families = ModelFamilies("hermes", "think")
+    grammar = call_grammar(families, TOOLS[1:], many=False, in_reasoning=True)
+    assert grammar is not None
+    text = 'I think.</think>\n\n<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>'
+    mask = grammars.matcher(Grammar("ebnf", grammar)).mask([*map(int, tokenizer.encode(text))])
+    ends = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+    assert set(ends.tolist()) == set(EOS_TOKEN_IDS)
+    parser = Parsing(families.tools, families.reasoning, frozenset(), in_reasoning=True).parser()
+    events = joined(parser.push(text) + parser.end(cut=False))
+    assert events[0] == Reasoning("I think.")
+    assert isinstance(events[1], CallBegun)
+
+
+def test_special_tokens_that_are_marks_are_spelled_among_the_text(tokenizer: Tokenizer) -> None:
+    plain, marked = OutputText(tokenizer, ()), OutputText(tokenizer, (), marks=frozenset((1,)))
+    token_ids = [*map(int, tokenizer.encode("ça")), 1, 2, *map(int, tokenizer.encode(" va"))]
+    assert plain.push(token_ids)[1] == "ça va"
+    assert marked.push(token_ids)[1] == "ça<|im_start|> va"
