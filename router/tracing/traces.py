@@ -1,0 +1,148 @@
+"""The traces of requests: which are sampled, what belongs to one, and the thread that makes and exports their spans.
+
+On the event loop a traced request costs one span and an entry in a bounded queue; the thread makes its other spans
+after the request's end, from the stamps that the request has anyway (router/views/hops.py).
+"""
+
+import asyncio
+import queue
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import structlog
+
+from router.counters.recent import Recent, RecentRequest
+from router.tracing.sdk import Sdk
+from router.tracing.spans import add_spans
+from runtime.config.serving import TracesConfig
+
+MAX_WAITING: Final = 1024  # requests that have ended and have no spans yet; more are dropped
+CLOSE_S: Final = 5.0  # for the last spans to leave
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class Trace:
+    """A call that is sampled."""
+
+    span: Any
+    operation: str  # a name of OpenTelemetry's conventions
+    began_s: float  # time.monotonic(), at the same moment as the next
+    began_ns: int  # Unix time
+    requests: list[RecentRequest] = field(default_factory=list)  # one per prompt
+    attributes: dict[str, Any] = field(default_factory=dict)  # of the call's end
+    problem: str = ""
+    ended_s: float = 0.0
+
+    def nanoseconds(self, at_s: float) -> int:
+        """A monotonic time as Unix time."""
+        return self.began_ns + round((at_s - self.began_s) * 1e9)
+
+
+class Traces:
+    def __init__(self, config: TracesConfig, router_id: str, model: str, recent: Recent) -> None:
+        """Raises ConfigError when the SDK is not installed or refuses the settings."""
+        self._sdk = Sdk(config, router_id)
+        self._model = model
+        self._current: ContextVar[Trace | None] = ContextVar("trace", default=None)
+        self._ended: queue.Queue[Trace | None] = queue.Queue(MAX_WAITING)
+        self._dropped = 0
+        recent.on_request = self._begun
+        self._thread = threading.Thread(target=self._make_spans, name="traces", daemon=True)
+        self._thread.start()
+
+    @asynccontextmanager
+    async def call(
+        self, name: str, carrier: Mapping[str, str], attributes: dict[str, Any]
+    ) -> AsyncIterator[Trace | None]:
+        """Around a call; None: it is not sampled. `carrier`: its headers, where `traceparent` may be."""
+        began_ns, began_s = time.time_ns(), time.monotonic()
+        span = self._sdk.start(name, carrier, attributes, began_ns)
+        if not span.is_recording():
+            yield None
+            return
+        trace = Trace(span, "chat" if "/chat/" in name else "text_completion", began_s, began_ns)
+        token = self._current.set(trace)
+        try:
+            yield trace
+        except BaseException as error:
+            trace.problem = trace.problem or type(error).__name__
+            raise
+        finally:
+            self._current.reset(token)
+            trace.ended_s = time.monotonic()
+            self._queue(trace)
+
+    async def close(self) -> None:
+        """Exports what is left, within CLOSE_S."""
+        await asyncio.to_thread(self._end)
+
+    def _end(self) -> None:
+        try:
+            self._ended.put(None, timeout=CLOSE_S)
+        except queue.Full:
+            return
+        self._thread.join(CLOSE_S)
+
+    def _begun(self, request: RecentRequest) -> None:
+        if (trace := self._current.get()) is not None:
+            trace.requests.append(request)
+
+    def _queue(self, trace: Trace) -> None:
+        try:
+            self._ended.put_nowait(trace)
+        except queue.Full:
+            self._dropped += 1
+            if self._dropped.bit_count() == 1:
+                log.warning("traces are dropped: they end faster than they are exported", dropped=self._dropped)
+
+    def _make_spans(self) -> None:
+        while (trace := self._ended.get()) is not None:
+            try:
+                facts = {"gen_ai.operation.name": trace.operation, "gen_ai.request.model": self._model}
+                for request in trace.requests:
+                    add_spans(self._sdk, trace.span.get_span_context(), request, facts, trace.nanoseconds)
+                trace.span.set_attributes(trace.attributes)
+                if trace.problem:
+                    self._sdk.fail(trace.span, trace.problem)
+                trace.span.end(trace.nanoseconds(trace.ended_s))
+            except Exception:
+                log.exception("a trace is lost")
+        self._sdk.shutdown()
+
+
+Application = Callable[[Any, Any, Any], Awaitable[None]]
+
+
+def over_http(app: Application, traces: Traces) -> Application:
+    """`app` with a trace around each request for text."""
+
+    async def traced(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST" or not scope["path"].startswith("/v1/"):
+            await app(scope, receive, send)
+            return
+        path = scope["path"]
+        wanted = {b"traceparent", b"tracestate"}
+        carrier = {name.decode(): value.decode("latin-1") for name, value in scope["headers"] if name in wanted}
+        attributes = {"http.request.method": "POST", "http.route": path, "url.path": path}
+        async with traces.call(f"POST {path}", carrier, attributes) as trace:
+            await app(scope, receive, send if trace is None else _noting_status(send, trace))
+
+    return traced
+
+
+def _noting_status(send: Any, trace: Trace) -> Any:
+    async def noting(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            trace.attributes["http.response.status_code"] = message["status"]
+            if message["status"] >= 500:
+                trace.problem = f"status {message['status']}"
+        await send(message)
+
+    return noting
