@@ -51,7 +51,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class MappedFile:
-    """Because the private mapping is never written, its pages are those of the page cache."""
+    """The private mapping's pages are those of the page cache, except where a CPU's weights were replaced in place."""
 
     path: Path
     stamp: tuple[int, ...]  # of the file when it was mapped; see _stamp

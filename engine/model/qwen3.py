@@ -16,7 +16,9 @@ class Qwen3Layer(LlamaLayer):
         super().__init__(config, weights, operations, index)
         query = weights.take(f"model.layers.{index}.self_attn.q_norm.weight", config.head_dim)
         key = weights.take(f"model.layers.{index}.self_attn.k_norm.weight", config.head_dim)
-        each = torch.cat((query.expand(config.num_heads, -1), key.expand(config.num_kv_heads, -1)))
+        each = weights.derived(
+            lambda: torch.cat((query.expand(config.num_heads, -1), key.expand(config.num_kv_heads, -1)))
+        )
         self.head_norms = HeadNorms(query, key, each, config.rms_norm_eps)
 
 

@@ -6,18 +6,19 @@ Because all workers of a machine map the same files, the weights are in memory o
 import dataclasses
 import itertools
 import math
+import secrets
 import time
-from collections.abc import Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 import structlog
 import torch
-import xxhash
 from torch import Tensor
 
+from engine.model.checkpoint import Checkpoint, loaded
 from engine.model.mapped_file import Entry, MappedFile, map_file
 from engine.model.shard import Part, Shard
+from runtime.checkpoint.model_config import ModelConfig, load_model_config
 from runtime.checkpoint.model_files import weight_files
 from runtime.device.driver import MemoryDriver
 from runtime.device.memory_range import MemoryRange, padded_bytes
@@ -26,8 +27,6 @@ from runtime.errors import ModelError
 _PROGRESS_INTERVAL_S = 2.0
 
 log = structlog.get_logger()
-
-HASHING_THREADS = 4  # of one worker; a thread hashes 10 GB/s
 
 
 class TensorSource:
@@ -56,6 +55,40 @@ class TensorSource:
     def reload(self) -> None:
         """Puts the values back into the tensors that were taken, after `memory` was given back and taken again."""
 
+    # --- other values, from outside -----------------------------------------------------------------------------------
+
+    def derived(self, compute: Callable[[], Tensor]) -> Tensor:
+        """A tensor of its own that is computed from taken ones, and again when their values are replaced."""
+        return compute()
+
+    @property
+    def problem(self) -> str:
+        """Why nothing may be computed with the present values; empty when it may."""
+        return ""
+
+    def begin_update(self) -> None:
+        """Between this and `end_update` every tensor is to be replaced. Raises ModelError when none can be."""
+        raise ModelError("", "these weights cannot be replaced")
+
+    def check(self, name: str, tensor: Tensor) -> None:
+        """Raises ModelError, with nothing changed, when `replace` cannot take the tensor."""
+
+    def replace(self, name: str, tensor: Tensor) -> None:
+        """Copies a tensor of the checkpoint, whole and under its name there, to where the model has it or its part."""
+
+    def end_update(self) -> None:
+        """Raises ModelError when tensors were left out."""
+
+    def check_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Raises ModelError, with nothing changed, when `read` cannot take the checkpoint."""
+        raise ModelError("", "these weights cannot be replaced")
+
+    def read(self, checkpoint: Checkpoint) -> None:
+        """An update with all tensors of a checkpoint that fits. Raises ModelError when its files change meanwhile."""
+
+    def adopt(self, checkpoint: Checkpoint) -> None:
+        """From now on these are the values: reload() puts them into the tensors."""
+
 
 class Weights(TensorSource):
     """A folder's tensors, or the parts of them that `shard` holds."""
@@ -66,17 +99,18 @@ class Weights(TensorSource):
         """`driver`: of the device whose memory the tensors are copied to; None: the CPU computes on the mapped files.
         Raises ModelError when a file is missing or malformed, UnavailableError when there is no room."""
         self._shard = shard
-        self._folder = folder
         self._model = str(folder)
         self._dtype = dtype
-        self._entries: dict[str, Entry] = {}
-        self._files = [map_file(path) for path in weight_files(folder)]
-        for file in self._files:
-            self._entries |= file.entries
-        self._hashes: list[Future[str]] = []  # of the files; none: not asked for
+        self._checkpoint = Checkpoint(folder)
+        self._entries = self._checkpoint.entries  # that the model has not taken
         self._loaded_bytes = 0
         self._told_s = time.monotonic()
-        self._placed: list[tuple[Tensor, Entry]] = []  # in `memory`
+        self._placed: dict[str, tuple[Tensor, Entry]] = {}  # what the model has, by name
+        self._ignored: set[str] = set()
+        self._derived: list[tuple[Tensor, Callable[[], Tensor]]] = []
+        self._replaced: set[str] = set()  # in this update
+        self._given = ""  # the fingerprint of values that are not the folder's
+        self._problem = ""
         if driver is not None:
             sizes = (self._num_elements(name, entry) * dtype.itemsize for name, entry in self._entries.items())
             self.memory = MemoryRange(driver, sum(map(padded_bytes, sizes)))
@@ -84,61 +118,148 @@ class Weights(TensorSource):
     def take_fused(self, shapes: dict[str, tuple[int, ...]]) -> Tensor:
         """Stacked tensors; a view of the file where they are neighbours in it and the CPU computes on it."""
         entries = [self._pop(name, shape) for name, shape in shapes.items()]
+        fused = self._fused(entries)
+        parts = torch.split(fused, [entry.shape[0] for entry in entries])
+        self._placed |= zip(shapes, zip(parts, entries, strict=True), strict=True)
+        return fused
+
+    def _fused(self, entries: list[Entry]) -> Tensor:
         first, last = entries[0], entries[-1]
         rows = sum(entry.shape[0] for entry in entries)
         if self.memory is not None:
             fused = self.memory.tensor((rows, *first.shape[1:]), self._dtype)
             for part, entry in zip(torch.split(fused, [entry.shape[0] for entry in entries]), entries, strict=True):
-                part.copy_(self._load(entry))
-                self._placed.append((part, entry))
+                part.copy_(loaded(entry))
             self._tell(fused.nbytes, self.memory.nbytes)
             return fused
         if all(entry.follows(before) for before, entry in itertools.pairwise(entries)):
             whole = dataclasses.replace(first, shape=(rows, *first.shape[1:]), end=last.end)
-            return self._load(whole).to(self._dtype).contiguous()
-        return torch.cat([self._load(entry).to(self._dtype) for entry in entries])
+            return loaded(whole).to(self._dtype).contiguous()
+        return torch.cat([loaded(entry).to(self._dtype) for entry in entries])
 
     def finish(self, ignored: Iterable[str] = ()) -> None:
-        left = sorted(
-            name
-            for name in self._entries.keys() - set(ignored)
-            if not name.endswith("rotary_emb.inv_freq")  # a table that early Llama checkpoints stored
-        )
+        self._ignored = set(ignored)
+        left = sorted(name for name in self._entries if not self._is_ignored(name))
         if left:
             raise ModelError(self._model, f"{len(left)} tensors are not known to this architecture: {_listed(left)}")
 
+    def _is_ignored(self, name: str) -> bool:
+        return name in self._ignored or name.endswith("rotary_emb.inv_freq")  # a table of early Llama checkpoints
+
     def start_hashing(self) -> None:
         """Hashes all files, beside what loads them."""
-        threads = ThreadPoolExecutor(HASHING_THREADS, thread_name_prefix="hash-weights")
-        self._hashes = [threads.submit(file.content_hash) for file in self._files]
-        threads.shutdown(wait=False)
+        self._checkpoint.start_hashing()
 
     def fingerprint(self) -> str:
-        if not self._hashes:
-            self.start_hashing()
-        return xxhash.xxh3_128_hexdigest("".join(one.result() for one in self._hashes).encode())
+        if self._given:
+            return self._given
+        return self._checkpoint.fingerprint()
 
     def check_unchanged(self) -> None:
         """Maps files anew that were written or replaced. Raises ModelError when their content is another; unless
-        fingerprint() was asked for, it cannot tell."""
-        if weight_files(self._folder) != [file.path for file in self._files]:
+        fingerprint() was asked for, it cannot tell. What was given from outside is not compared."""
+        if self._given:
+            return
+        known = self._checkpoint
+        if weight_files(known.folder) != [file.path for file in known.files]:
             raise self._changed("the folder names other files")
-        for place, file in enumerate(self._files):
+        for place, file in enumerate(known.files):
             if file.is_current:
                 continue
             fresh = map_file(file.path)
-            if self._hashes and fresh.content_hash() != self._hashes[place].result():
+            if known.hashes and fresh.content_hash() != known.hashes[place].result():
                 raise self._changed(f"{file.path.name}: {_change(file, fresh)}")
-            self._files[place] = fresh
-            self._placed = [
-                (part, dataclasses.replace(entry, data=fresh.data) if entry.data is file.data else entry)
-                for part, entry in self._placed
-            ]
+            known.files[place] = fresh
+            self._placed = {
+                name: (part, dataclasses.replace(entry, data=fresh.data) if entry.data is file.data else entry)
+                for name, (part, entry) in self._placed.items()
+            }
 
     def reload(self) -> None:
         self.check_unchanged()
-        for part, entry in self._placed:
-            part.copy_(self._load(entry))
+        if self._given:
+            self._problem = "the weights that were given are gone with a sleep of level 2: give them again"
+            return
+        for part, entry in self._placed.values():
+            part.copy_(loaded(entry))
+        self._derive()
+
+    def derived(self, compute: Callable[[], Tensor]) -> Tensor:
+        tensor = compute()
+        self._derived.append((tensor, compute))
+        return tensor
+
+    @property
+    def problem(self) -> str:
+        return self._problem
+
+    def begin_update(self) -> None:
+        self._replaced = set()
+
+    def check(self, name: str, tensor: Tensor) -> None:
+        self._check(self._model, name, tensor)
+
+    def _check(self, model: str, name: str, tensor: Tensor) -> None:
+        if name not in self._placed:
+            if self._is_ignored(name):
+                return
+            raise ModelError(model, f"tensor {name} is not known to this architecture")
+        _check_shape(model, name, tuple(tensor.shape), self._whole(name, tuple(self._placed[name][0].shape)))
+        if not tensor.is_floating_point():
+            raise ModelError(model, f"tensor {name} has dtype {tensor.dtype}, expected floating-point numbers")
+
+    @torch.no_grad()
+    def replace(self, name: str, tensor: Tensor) -> None:
+        if self._is_ignored(name):
+            return
+        part = self._part(name)
+        if part is not None:
+            tensor = tensor.narrow(part.dimension, part.held.start, len(part.held))
+        self._problem = "only some tensors are replaced: update the weights again, with all of them"
+        self._given = self._given if self._replaced else f"given-{secrets.token_hex(16)}"
+        self._placed[name][0].copy_(tensor)
+        self._replaced.add(name)
+
+    @torch.no_grad()
+    def end_update(self) -> None:
+        _check_complete(self._model, self._placed.keys() - self._replaced)
+        self._derive()
+        self._problem = ""
+
+    def check_checkpoint(self, checkpoint: Checkpoint) -> None:
+        model = str(checkpoint.folder)
+        self._check_config(model, load_model_config(checkpoint.folder))
+        for name, tensor in checkpoint.tensors():
+            self._check(model, name, tensor)
+        _check_complete(model, self._placed.keys() - checkpoint.entries)
+
+    def _check_config(self, model: str, config: ModelConfig) -> None:
+        """`dtype` may differ, because values are converted to the one that is served."""
+        if self._shard is None:
+            return
+        ours, theirs = dataclasses.asdict(self._shard.model), dataclasses.asdict(config)
+        for field, value in ours.items():
+            if field != "dtype" and theirs[field] != value:
+                raise ModelError(model, f"config.json says {field} {theirs[field]}, and {value} is served")
+
+    def read(self, checkpoint: Checkpoint) -> None:
+        self.begin_update()
+        for name, tensor in checkpoint.tensors():
+            self.replace(name, tensor)
+        if not checkpoint.is_current:
+            raise ModelError(str(checkpoint.folder), "its files changed while they were read")
+        self.end_update()
+        self.adopt(checkpoint)
+
+    def adopt(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint, self._model, self._given, self._problem = checkpoint, str(checkpoint.folder), "", ""
+        entries = checkpoint.entries
+        self._placed = {name: (part, entries[name].cut(self._part(name))) for name, (part, _) in self._placed.items()}
+
+    @torch.no_grad()
+    def _derive(self) -> None:
+        for tensor, compute in self._derived:
+            tensor.copy_(compute())
 
     def _changed(self, what: str) -> ModelError:
         problem = f"the weights on disk are not those that were loaded: {what}. Put the loaded ones back"
@@ -148,12 +269,13 @@ class Weights(TensorSource):
         entry = self._entries.pop(name, None)
         if entry is None:
             raise ModelError(self._model, f"tensor {name} is missing")
+        _check_shape(self._model, name, entry.shape, self._whole(name, shape))
+        return entry.cut(self._part(name))
+
+    def _whole(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of a tensor whose part here has `shape`."""
         part = self._part(name)
-        if part is not None:
-            shape = (*shape[: part.dimension], part.whole, *shape[part.dimension + 1 :])
-        if entry.shape != shape:
-            raise ModelError(self._model, f"tensor {name} has shape {list(entry.shape)}, expected {list(shape)}")
-        return entry.cut(part)
+        return shape if part is None else (*shape[: part.dimension], part.whole, *shape[part.dimension + 1 :])
 
     def _part(self, name: str) -> Part | None:
         return None if self._shard is None else self._shard.part(name)
@@ -170,14 +292,15 @@ class Weights(TensorSource):
             self._told_s = time.monotonic()
             log.info("loading weights", model=self._model, mib=self._loaded_bytes >> 20, of_mib=total >> 20)
 
-    def _load(self, entry: Entry) -> Tensor:
-        data = entry.data[entry.start : entry.end]
-        if data.storage_offset() % entry.dtype.itemsize:  # early writers did not align tensors
-            data = data.clone()
-        tensor = data.view(entry.dtype)
-        if entry.columns is None:
-            return tensor.view(entry.shape)
-        return tensor.view(entry.shape[0], -1)[:, entry.columns.start : entry.columns.stop]
+
+def _check_shape(model: str, name: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    if shape != expected:
+        raise ModelError(model, f"tensor {name} has shape {list(shape)}, expected {list(expected)}")
+
+
+def _check_complete(model: str, missing: Collection[str]) -> None:
+    if missing:
+        raise ModelError(model, f"{len(missing)} tensors are missing: {_listed(sorted(missing))}")
 
 
 def _change(old: MappedFile, new: MappedFile) -> str:

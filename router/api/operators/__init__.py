@@ -1,0 +1,1 @@
+"""What operators ask over HTTP, with an operator key."""
