@@ -9,14 +9,20 @@ import time
 
 import numpy as np
 import structlog
+from msgspec import structs
 
+from baton_proto.decoding import MAX_TEXT
+from baton_proto.timeline import Timeline, micros
 from baton_proto.worker import Delta, Failure, Submit
 from decode_worker.handoff import Handoffs
 from decode_worker.request import Phase, Request
 from engine.core.engine import Engine, SequenceOutput, StepOutput
 from engine.core.sequence import Sequence
+from runtime.errors import BatonError, InvalidRequestError
+from runtime.grammar.matcher import Matcher
 from worker.in_flight import InFlight
 from worker.runtime import WorkerRuntime
+from worker.stamps import chunks_of
 from worker.step_stream import RouterStream
 from worker.stream_server import Handler
 
@@ -35,6 +41,7 @@ class DecodeWorker:
         self._by_key: dict[str, Request] = {}
         self.steps = self
         self.endpoint = self._handoffs.receiver.endpoint
+        self._compiling: dict[tuple[RouterStream, str], asyncio.Task[None]] = {}
         self.in_flight: InFlight[tuple[RouterStream, str], Request] = InFlight()
 
     # --- commands of a router -----------------------------------------------------------------------------------------
@@ -44,6 +51,28 @@ class DecodeWorker:
         if failure := self._refusal(router, request, len(token_ids)):
             router.send(Delta(request.request_id, failure=failure))
             return
+        if request.sampling.grammar is None:
+            self._accept(router, request, token_ids, None)
+            return
+        key = (router, request.request_id)
+        self._compiling[key] = task = asyncio.create_task(self._compile(router, request, token_ids))
+        task.add_done_callback(lambda done: self._compiling.get(key) is done and self._compiling.pop(key))
+
+    async def _compile(self, router: RouterStream, request: Submit, token_ids: list[int]) -> None:
+        """Accepts a request with a grammar once a thread has compiled it; the router's cancel ends the wait."""
+        try:
+            matcher = await self._runtime.matcher(request.sampling.grammar)
+        except BatonError as error:
+            again = not isinstance(error, InvalidRequestError)
+            failure = Failure("refused", str(error)[:MAX_TEXT], retryable=again, worker_id=self._runtime.worker_id)
+            router.send(Delta(request.request_id, failure=failure))
+            return
+        if problem := self._refusal(router, request, len(token_ids)):
+            router.send(Delta(request.request_id, failure=problem))
+            return
+        self._accept(router, request, token_ids, matcher)
+
+    def _accept(self, router: RouterStream, request: Submit, token_ids: list[int], matcher: Matcher | None) -> None:
         sequence = Sequence(
             f"{request.request_id}/{next(self._serial)}",
             token_ids,
@@ -51,6 +80,8 @@ class DecodeWorker:
             request.sampling,
             priority=request.priority,
             hash_seed=request.hash_seed,
+            hint=request.hint,
+            matcher=matcher,
         )
         phase = Phase.RESERVING if request.prefill else Phase.RUNNING
         accepted = Request(router, request, sequence, time.monotonic() + request.timeout_s, phase)
@@ -65,11 +96,17 @@ class DecodeWorker:
             self._runtime.bridge.post(lambda engine: engine.add(sequence))
 
     def cancel(self, router: RouterStream, request_id: str) -> None:
-        if request := self.in_flight.get((router, request_id)):
+        if compiling := self._compiling.pop((router, request_id), None):
+            compiling.cancel()
+            router.send(Delta(request_id, finish="cancelled"))
+        elif request := self.in_flight.get((router, request_id)):
             phase = self._end(request, Delta(request_id, finish="cancelled"))
             self._abandon(request, phase, "cancelled")
 
     def router_gone(self, router: RouterStream) -> None:
+        for (of, _), compiling in list(self._compiling.items()):
+            if of is router:
+                compiling.cancel()
         for request in self.in_flight:
             if request.router is router:
                 phase = self._end(request, None)
@@ -80,7 +117,8 @@ class DecodeWorker:
         if self._runtime.draining:
             problem = f"the decode worker is {self._runtime.state}"
             return Failure("refused", problem, retryable=True, worker_id=worker_id)
-        if (router, request.request_id) in self.in_flight:
+        key, own = (router, request.request_id), asyncio.current_task()
+        if key in self.in_flight or self._compiling.get(key, own) is not own:
             problem = "a request of this id is in flight already"
         elif not 1 <= request.num_prompt_tokens <= num_tokens < request.num_prompt_tokens + request.sampling.max_tokens:
             problem = f"{num_tokens} tokens, {request.num_prompt_tokens} of the prompt, leave nothing to generate"
@@ -103,7 +141,7 @@ class DecodeWorker:
                 continue  # it ended while the step was running
             if output.finish == "error":
                 worker_id = self._runtime.worker_id
-                failure = Failure("internal", output.error or "an engine step failed", True, worker_id)
+                failure = Failure("internal", (output.error or "an engine step failed")[:MAX_TEXT], True, worker_id)
                 self._runtime.metrics.failures += 1
                 self._end(request, _failed(request, failure))
                 continue
@@ -172,6 +210,10 @@ class DecodeWorker:
     async def suspend(self, timeout_s: float) -> None:
         await asyncio.to_thread(self._handoffs.receiver.suspend, timeout_s)
 
+    def weights_changed(self) -> None:
+        runtime = self._runtime
+        self._handoffs.receiver.identify(runtime.assembly.identity(runtime.worker_id, runtime.incarnation))
+
     def resume(self) -> None:
         self._handoffs.receiver.resume()
 
@@ -192,9 +234,18 @@ def _delta(request: Request, output: SequenceOutput) -> Delta:
         handoff=None if request.started else request.handoff,
         finish=output.finish,
         stop_token=output.stop_token,
+        timeline=None if request.started else _timeline(request),
     )
     request.started = True
     return delta
+
+
+def _timeline(request: Request) -> Timeline:
+    """The first token leaves now."""
+    first_us = micros(time.monotonic() - request.accepted_s)
+    if request.timeline is not None:
+        return structs.replace(request.timeline, first_us=first_us)
+    return Timeline(first_us, chunks=chunks_of(request.sequence, request.accepted_s))
 
 
 def _failed(request: Request, failure: Failure) -> Delta:

@@ -12,8 +12,10 @@ from collections.abc import Callable
 
 import msgspec
 import structlog
+from msgspec import structs
 
-from baton_proto.decoding import decoder
+from baton_proto.decoding import MAX_TEXT, decoder
+from baton_proto.timeline import Timeline, micros
 from baton_proto.version import check_major
 from baton_proto.worker import MAJOR, Failure, FirstToken, Handoff, PrefillRequest, PrefillTarget
 from decode_worker.prefill_link import PrefillLink
@@ -95,7 +97,7 @@ class Handoffs:
         if request.phase is Phase.ENDED:
             self.receiver.cancel(grant.transfer_id, "the request ended before its prompt was sent")
             return
-        request.phase = Phase.PREFILLING
+        request.phase, request.granted_s = Phase.PREFILLING, time.monotonic()
         command = PrefillRequest(
             request_id=request.key,
             token_ids=submit.token_ids,
@@ -105,6 +107,7 @@ class Handoffs:
             grant=grant,
             priority=submit.priority,
             hash_seed=submit.hash_seed,
+            hint=submit.hint,
         )
         link = self._open_link(request) or self._new_link(request)
         link.send(request, command)
@@ -181,6 +184,7 @@ class Handoffs:
             transport=event.transport,
             cached_tokens=first.cached_tokens,
         )
+        request.timeline = _timeline(request, event, first)
         self._runtime.metrics.received(event.transport, event.kv_bytes)
         self._bridge.post(
             lambda engine: engine.admit(request.sequence, first.token_id, first.logprobs),
@@ -197,7 +201,20 @@ class Handoffs:
             self._fail(request, _prefill_lost(request, reason))
 
 
+def _timeline(request: Request, event: Committed, first: FirstToken) -> Timeline:
+    """The first token has not left yet."""
+    return Timeline(
+        first_us=0,
+        granted_us=micros(request.granted_s - request.accepted_s),
+        arrived_us=micros(time.monotonic() - request.accepted_s),
+        prefill_us=first.begun_us + event.sent_us,
+        chunks=first.chunks,
+        pushes=[structs.replace(push, start_us=first.begun_us + push.start_us) for push in event.pushes],
+    )
+
+
 def _prefill_lost(request: Request, reason: str) -> Failure:
     assert request.submit.prefill is not None
     worker_id = request.submit.prefill.worker_id
-    return Failure("prefill_lost", f"prefill worker {worker_id}: {reason}", retryable=True, worker_id=worker_id)
+    message = f"prefill worker {worker_id}: {reason}"[:MAX_TEXT]
+    return Failure("prefill_lost", message, retryable=True, worker_id=worker_id)

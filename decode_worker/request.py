@@ -10,8 +10,10 @@ handoff.py).
 
 import asyncio
 import enum
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 
+from baton_proto.timeline import Timeline
 from baton_proto.worker import Grant, Handoff, Submit
 from engine.core.sequence import Sequence
 from worker.step_stream import RouterStream
@@ -37,6 +39,9 @@ class Request:
     grant: Grant | None = None  # from PREFILLING on
     handoff: Handoff | None = None  # what a prefill worker shipped
     started: bool = False  # the router has the first token
+    accepted_s: float = field(default_factory=time.monotonic)
+    granted_s: float = 0.0  # when it had its blocks
+    timeline: Timeline | None = None  # of its KV, without the first token's time; None: the prompt runs here
 
     @property
     def name(self) -> tuple[RouterStream, str]:

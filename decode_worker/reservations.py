@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from decode_worker.request import Request
 from engine.core.engine import Engine
+from engine.core.scheduler import LOOK_AHEAD
 from kvtransfer.decode_side.receiver import Receiver
 
 MIN_TTL_S = 1.0  # of a grant to a request that is almost out of time; the request's own deadline ends it
@@ -14,7 +15,8 @@ MIN_TTL_S = 1.0  # of a grant to a request that is almost out of time; the reque
 class Reservations:
     """Serves higher priority first, then first come, first served, so that short prompts do not starve a long one.
 
-    `granted(request)` is called when `request.grant` is set. Invariant: whatever frees blocks calls retry() afterwards.
+    A request whose prefix is being read from the disk is passed by others. `granted(request)` is called when
+    `request.grant` is set. Invariant: whatever frees blocks calls retry() afterwards.
     """
 
     def __init__(
@@ -40,11 +42,19 @@ class Reservations:
         """No effect when the request has its blocks: the caller cancels the lease."""
         if request in self._waiting:
             self._waiting.remove(request)
+            self._engine.forgo(request.sequence)
             self.retry()
 
     def retry(self) -> None:
-        while self._waiting and self._engine.reserve(self._waiting[0].sequence):
-            self._lease(self._waiting.pop(0))
+        passed = 0
+        while passed < min(LOOK_AHEAD, len(self._waiting)):
+            sequence = self._waiting[passed].sequence
+            if self._engine.reserve(sequence):
+                self._lease(self._waiting.pop(passed))
+            elif self._engine.block_manager.restores(sequence):
+                passed += 1
+            else:
+                return
 
     def _lease(self, request: Request) -> None:
         sequence = request.sequence

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import structlog
 
+from baton_proto.decoding import MAX_TEXT
 from baton_proto.worker import PREFILL, Failure, PrefillFailed, PrefillRequest
 from engine.core.engine import SequenceOutput, StepOutput
 from engine.core.sequence import Sequence
@@ -19,6 +20,8 @@ from prefill_worker.no_requests import NoRequests
 from prefill_worker.prefill_stream import PrefillStreams
 from prefill_worker.push_plan import PushPlan
 from prefill_worker.shipping import Shipping, ShippingJob
+from runtime.errors import BatonError
+from runtime.grammar.matcher import Matcher
 from runtime.streams.message_stream import MessageStream
 from worker.in_flight import InFlight
 from worker.runtime import WorkerRuntime
@@ -54,6 +57,7 @@ class PrefillWorker:
         self._runtime = runtime
         self._serial = itertools.count(1)
         self.in_flight: InFlight[tuple[MessageStream, str], Prompt] = InFlight()
+        self._compiling: dict[tuple[MessageStream, str], asyncio.Task[None]] = {}
         self._by_job: dict[ShippingJob, Prompt] = {}
         self.steps = NoRequests(runtime.worker_id)
         self._streams = PrefillStreams(self.accept, self.cancel, self.decode_worker_gone)
@@ -69,11 +73,34 @@ class PrefillWorker:
 
     def accept(self, stream: MessageStream, request: PrefillRequest) -> None:
         token_ids = np.frombuffer(request.token_ids, dtype="<u4").tolist()
-        layout = self._runtime.assembly.layout
         if problem := self._problem(stream, request, len(token_ids)):
             failure = Failure("refused", problem, retryable=True, worker_id=self._runtime.worker_id)
             stream.send(PrefillFailed(request.request_id, failure))
             return
+        if request.sampling.grammar is None:
+            self._begin(stream, request, token_ids, None)
+            return
+        key = (stream, request.request_id)
+        self._compiling[key] = task = asyncio.create_task(self._compile(stream, request, token_ids))
+        task.add_done_callback(lambda done: self._compiling.get(key) is done and self._compiling.pop(key))
+
+    async def _compile(self, stream: MessageStream, request: PrefillRequest, token_ids: list[int]) -> None:
+        """Begins a prompt with a grammar once a thread has compiled it; a cancel ends the wait."""
+        try:
+            matcher = await self._runtime.matcher(request.sampling.grammar)
+            problem = self._problem(stream, request, len(token_ids))
+        except BatonError as error:
+            problem = str(error)[:MAX_TEXT]
+        if problem:
+            failure = Failure("refused", problem, retryable=True, worker_id=self._runtime.worker_id)
+            stream.send(PrefillFailed(request.request_id, failure))
+            return
+        self._begin(stream, request, token_ids, matcher)
+
+    def _begin(
+        self, stream: MessageStream, request: PrefillRequest, token_ids: list[int], matcher: Matcher | None
+    ) -> None:
+        layout = self._runtime.assembly.layout
         sequence = Sequence(
             f"{request.request_id}@{stream.peer}/{next(self._serial)}",
             token_ids,
@@ -83,6 +110,8 @@ class PrefillWorker:
             prefill_only=True,
             pinned=True,
             hash_seed=request.hash_seed,
+            hint=request.hint,
+            matcher=matcher,
         )
         plan = PushPlan(len(token_ids), request.grant.skip_tokens, layout.block_size)
         prompt = Prompt(request, stream, ShippingJob(sequence, plan))
@@ -99,7 +128,8 @@ class PrefillWorker:
         layout, grant = self._runtime.assembly.layout, request.grant
         if self._runtime.draining:
             return f"the prefill worker is {self._runtime.state}"
-        if (stream, request.request_id) in self.in_flight:
+        key, own = (stream, request.request_id), asyncio.current_task()
+        if key in self.in_flight or self._compiling.get(key, own) is not own:
             return "the request is in flight already"
         if num_tokens > layout.num_blocks * layout.block_size:
             return f"{num_tokens} tokens do not fit the pool of {layout.num_blocks * layout.block_size}"
@@ -110,11 +140,16 @@ class PrefillWorker:
         return None
 
     def cancel(self, stream: MessageStream, request_id: str) -> None:
-        if prompt := self.in_flight.get((stream, request_id)):
+        if compiling := self._compiling.pop((stream, request_id), None):
+            compiling.cancel()
+        elif prompt := self.in_flight.get((stream, request_id)):
             prompt.silent = True
             self._end_early(prompt, Failure("cancelled", "cancelled by the decode worker", retryable=False))
 
     def decode_worker_gone(self, stream: MessageStream) -> None:
+        for (of, _), compiling in list(self._compiling.items()):
+            if of is stream:
+                compiling.cancel()
         for prompt in self.in_flight:
             if prompt.stream is stream:
                 prompt.silent = True
@@ -149,7 +184,7 @@ class PrefillWorker:
         metrics.transfer_failures += 1
         metrics.failures += 1
         if not prompt.silent:
-            reason = prompt.failure or Failure("internal", result.reason, retryable=True)
+            reason = prompt.failure or Failure("internal", result.reason[:MAX_TEXT], retryable=True)
             failure = Failure(reason.code, reason.message, reason.retryable, worker_id=self._runtime.worker_id)
             prompt.stream.send(PrefillFailed(prompt.request.request_id, failure))
 
@@ -174,6 +209,10 @@ class PrefillWorker:
 
     async def suspend(self, timeout_s: float) -> None:
         await asyncio.to_thread(self._sender.let_go, timeout_s)
+
+    def weights_changed(self) -> None:
+        runtime = self._runtime
+        self._sender.identify(runtime.assembly.identity(runtime.worker_id, runtime.incarnation))
 
     def resume(self) -> None:
         """The next push makes its link."""

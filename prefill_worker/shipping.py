@@ -3,12 +3,14 @@
 Shipping owns every job from add() until nothing reads its blocks any more. All methods run on the engine thread.
 """
 
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 
 from baton_proto.sampling import TokenLogprobs
+from baton_proto.timeline import micros
 from baton_proto.worker import MAJOR, FirstToken, Grant, encode
 from engine.core.batch import Batch, LayerDone
 from engine.core.engine import Engine, SequenceOutput, StepOutput
@@ -17,6 +19,7 @@ from kvtransfer.prefill_side.push import PushResult
 from kvtransfer.prefill_side.sending import KvPush, KvSender, Piece
 from prefill_worker.push_plan import PushPlan
 from runtime.errors import BatonError
+from worker.stamps import chunks_of
 
 log = structlog.get_logger()
 
@@ -28,6 +31,8 @@ class ShippingJob:
     sequence: Sequence
     plan: PushPlan
     push: KvPush | None = None
+    accepted_s: float = field(default_factory=time.monotonic)
+    begun_s: float = 0.0  # when its push began
 
 
 class Shipping:
@@ -49,6 +54,7 @@ class Shipping:
         """Begins a job; `on_done` will follow."""
         self._jobs[job.sequence.request_id] = job
         self._engine.add(job.sequence)
+        job.begun_s = time.monotonic()
         try:
             job.push = self._sender.begin(grant, lambda result: self._on_done(job, result))
         except BatonError as error:
@@ -74,7 +80,7 @@ class Shipping:
             if job is None or job.push is None:
                 continue
             if sequence_output.finish == "prefill":
-                job.push.commit(encode(_first_token(sequence_output)))
+                job.push.commit(encode(_first_token(job, sequence_output)))
             else:
                 job.push.abort(sequence_output.error or f"the prompt ended with {sequence_output.finish!r}")
 
@@ -91,11 +97,13 @@ class Shipping:
         return self._sender.ship(pieces) if pieces else None
 
 
-def _first_token(output: SequenceOutput) -> FirstToken:
+def _first_token(job: ShippingJob, output: SequenceOutput) -> FirstToken:
     logprobs: TokenLogprobs | None = output.logprobs[0] if output.logprobs else None
     return FirstToken(
         version=MAJOR,
         token_id=output.token_ids[0],
         logprobs=logprobs,
         cached_tokens=output.sequence.num_cached_tokens,
+        begun_us=micros(job.begun_s - job.accepted_s),
+        chunks=chunks_of(output.sequence, job.accepted_s),
     )

@@ -4,19 +4,22 @@ A block id is an index into the KV slab. Invariant: a block is in exactly one of
 nothing), used (one sequence or more reference it) or cached (unreferenced, but it holds a known prefix, and can be
 reused or evicted). Every operation is O(1) per block.
 
-With a lower tier, evicted prefixes move there, and come back when a sequence finds them.
+With a lower tier, evicted prefixes move there, and come back when a sequence finds them. Those that came to the disk
+are read into the lower tier's slots before the sequence gets blocks; meanwhile the caller lets others pass.
 """
 
 from array import array
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence as Run
+from collections.abc import Callable, Iterable, Sequence as Run
+from math import inf
 from typing import Protocol
 
 from baton_proto.kv_events import KvEvent, Stored
-from engine.core.prefix_cache import PrefixCache
+from engine.core.disk_copies import DiskBlock, DiskTier
+from engine.core.disk_prefixes import DiskPrefixCache
 from engine.core.resting import OUTPUT, prompt_kind
-from engine.core.sequence import Sequence
+from engine.core.sequence import Sequence, SequenceStatus
 
 
 class LowerTier(Protocol):
@@ -35,17 +38,34 @@ class LowerTier(Protocol):
 
 
 class BlockManager:
-    def __init__(self, num_blocks: int, block_size: int, tier: LowerTier | None = None) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        tier: LowerTier | None = None,
+        disk: DiskTier | None = None,
+        found: Iterable[tuple[int, DiskBlock]] = (),
+    ) -> None:
+        """found: what lies on the disk already, by its slot there, the youngest first."""
         assert num_blocks > 0
         assert block_size > 0
+        assert disk is None or tier is not None
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.num_raised = 0  # blocks that were copied back from the lower tier
+        self.num_moved_down = 0  # blocks that were copied there
+        self.num_read = 0  # blocks that were read from the disk
+        self.compute_s: Callable[[int], float] = lambda num_tokens: inf  # about how long prompt tokens take here
         self._tier = tier
-        self._cache = PrefixCache(block_size, num_blocks, tier.num_slots if tier is not None else 0)
+        self._disk = disk
+        num_copies = disk.num_slots if disk is not None else 0
+        self._cache = DiskPrefixCache(block_size, num_blocks, tier.num_slots if tier is not None else 0, num_copies)
+        self._cache.adopt((copy + self._cache.first_copy, block) for copy, block in found)
+        self._restoring: dict[Sequence, set[int]] = {}  # waiting sequences, and what was read for them
         self._references = array("i")  # by block id, up to the highest block ever used
         self._returned: list[int] = []  # free blocks that were used before; the last one is reused first
         self._holders: dict[Sequence, None] = {}  # sequences with blocks
+        self._now_s = 0.0
 
     @property
     def num_free(self) -> int:
@@ -77,9 +97,7 @@ class BlockManager:
         when fewer than `keep_available` blocks would be left.
         """
         assert not sequence.block_table
-        limit = (sequence.num_tokens - 1) // self.block_size
-        sequence.hash_blocks(limit, self.block_size)
-        hits = self._cache.match(sequence, 0, limit)
+        hits = self._usable(self._hits(sequence))
         here, lowered = self._by_home(hits)
         num_new = self.blocks_for(sequence.num_tokens) - len(here)
         num_resting = self._num_resting(here)
@@ -97,25 +115,136 @@ class BlockManager:
         if sequence.num_preemptions == 0:
             sequence.num_cached_tokens = sequence.num_computed_tokens
         self._holders[sequence] = None
+        self.forgo(sequence)
         return True
 
     def _by_home(self, blocks: list[int]) -> tuple[list[int], list[int]]:
-        """A prefix's blocks on the device, and those after them, in the lower tier."""
-        num_here = bisect_left(blocks, True, key=lambda block: block >= self.num_blocks)
+        """A prefix's blocks on the device, and those after them, in lower tiers."""
+        num_here = self._num_before(blocks, self.num_blocks)
         return blocks[:num_here], blocks[num_here:]
 
+    def _hits(self, sequence: Sequence) -> list[int]:
+        """Its cached blocks, wherever they lie, without the last token's: that one is computed."""
+        limit = (sequence.num_tokens - 1) // self.block_size
+        sequence.hash_blocks(limit, self.block_size)
+        return self._cache.match(sequence, 0, limit)
+
+    def _usable(self, hits: list[int]) -> list[int]:
+        """The hits before the first one that would have to be read from the disk."""
+        if self._disk is None:
+            return hits
+        first = self._num_before(hits, self._cache.first_copy)
+        return hits[: next((i for i in range(first, len(hits)) if not self._is_near(hits[i])), len(hits))]
+
+    def _num_before(self, hits: list[int], first_id: int) -> int:
+        """How many of a prefix's blocks have homes of ids below `first_id`: the first ones."""
+        return bisect_left(hits, True, key=lambda block: block >= first_id)
+
     def _restore(self, lowered: list[int], blocks: list[int]) -> None:
-        """Copies kept blocks of the lower tier to the device."""
+        """Copies kept blocks of lower tiers to the device."""
         assert self._tier is not None
-        self._tier.load([block - self.num_blocks for block in lowered], blocks)
-        self._cache.raise_to(blocks, lowered, reused=True)
+        slots = [slot for slot in map(self._cache.content, lowered) if slot is not None]
+        self._tier.load([slot - self.num_blocks for slot in slots], blocks)
+        self._cache.raise_to(blocks, lowered)
         self.num_raised += len(blocks)
 
     def cached_tokens(self, sequence: Sequence) -> int:
         """Tokens that a sequence without blocks would find cached if it got blocks now."""
-        limit = (sequence.num_tokens - 1) // self.block_size
-        sequence.hash_blocks(limit, self.block_size)
-        return len(self._cache.match(sequence, 0, limit)) * self.block_size
+        return len(self._usable(self._hits(sequence))) * self.block_size
+
+    # --- the disk -----------------------------------------------------------------------------------------------------
+
+    def restores(self, sequence: Sequence) -> bool:
+        """Whether a sequence without blocks had better wait, because its next blocks are read from the disk sooner than
+        they are computed. Begins to read them."""
+        if self._disk is None:
+            return False
+        hits = self._hits(sequence)
+        on_disk = hits[self._num_before(hits, self._cache.first_copy) :]
+        missing = [block for block in on_disk if not self._is_near(block)]
+        reads = self._cache.copies.reads
+        num_new = sum(block not in reads for block in missing)
+        if not missing or self._disk.read_s(num_new) >= self.compute_s(len(missing) * self.block_size):
+            return False
+        self._restoring.setdefault(sequence, set()).update(on_disk)
+        for block in on_disk:
+            self._cache.copies.hold(block)
+        self._cache.fetch(missing)
+        self._carry_out()
+        return any(block in reads for block in missing)
+
+    def forgo(self, sequence: Sequence) -> None:
+        """The sequence does not wait for the disk any more."""
+        for copy in self._restoring.pop(sequence, ()):
+            if not self._is_awaited(copy):
+                self._cache.copies.let_go(copy)
+
+    def land(self) -> bool:
+        """Books what the disk has done. Whether sequences that wait for the disk may go on."""
+        if self._disk is None:
+            return False
+        news = False
+        done = self._disk.done()
+        for copy, written, ok in done:
+            copy += self._cache.first_copy
+            if written:
+                self._cache.written(copy, ok)
+            else:
+                self._cache.was_read(copy, ok)
+                self.num_read += ok
+                news = True
+            if self._is_awaited(copy):
+                self._cache.copies.hold(copy)
+        if done:
+            self._write_behind()
+        if self._restoring and self._disk.read_s(0) == inf:
+            news = True
+            for sequence in list(self._restoring):
+                self.forgo(sequence)
+        return news
+
+    def on_disk_done(self, wake: Callable[[], object]) -> None:
+        """`wake` is called on some thread when land() has something to do."""
+        if self._disk is not None:
+            self._disk.wake = wake
+
+    def close(self) -> None:
+        """Ends the disk tier. There is no other call after it."""
+        if self._disk is not None:
+            self._disk.close()
+
+    @property
+    def num_disk_errors(self) -> int:
+        """Reads and writes of the disk tier that failed."""
+        return self._disk.num_errors if self._disk is not None else 0
+
+    def _is_near(self, block: int) -> bool:
+        return self._cache.content(block) is not None
+
+    def _is_awaited(self, copy: int) -> bool:
+        return any(copy in wanted for wanted in self._restoring.values())
+
+    def _write_behind(self) -> None:
+        if self._disk is not None:
+            self._cache.write_behind(self._disk.max_writes)
+        self._carry_out()
+
+    def _carry_out(self) -> None:
+        """Makes the copies that the cache has decided on: to host memory at once, before the blocks are written."""
+        cache, copies = self._cache, self._cache.copies
+        if cache.moved_down:
+            assert self._tier is not None
+            slots = [slot - self.num_blocks for slot in cache.moved_down]
+            self._tier.store(list(cache.moved_down.values()), slots)
+            self.num_moved_down += len(slots)
+            cache.moved_down.clear()
+        if self._disk is not None:
+            for source, copy, block in copies.to_write:
+                self._disk.write(source - self.num_blocks, copy - cache.first_copy, block)
+            for copy, target, block in copies.to_read:
+                self._disk.read(copy - cache.first_copy, target - self.num_blocks, block)
+            copies.to_write.clear()
+            copies.to_read.clear()
 
     def append(self, sequence: Sequence) -> bool:
         """Takes blocks for all tokens that the sequence has now. False, with nothing changed, when too few are
@@ -153,7 +282,7 @@ class BlockManager:
         own = sequence.block_table[places]
         if lowered:  # their content lies in the sequence's own blocks already
             self._cache.keep(lowered)
-            self._cache.raise_to(sequence.block_table[places.stop : first + len(canonical)], lowered, reused=False)
+            self._cache.raise_to(sequence.block_table[places.stop : first + len(canonical)], lowered)
         self._share(here, self._num_resting(here))
         sequence.block_table[places] = here
         if sequence.pinned or sequence.num_in_flight_tokens:
@@ -175,10 +304,13 @@ class BlockManager:
             sequence.retired_blocks = []
 
     def free(self, sequence: Sequence) -> None:
-        """Drops the sequence's references, deepest block first. Does nothing for a sequence without blocks."""
+        """Drops the sequence's references, deepest block first; a sequence without blocks waits for none any more."""
+        self.forgo(sequence)
         if sequence not in self._holders:
             return
         del self._holders[sequence]
+        if sequence.status is SequenceStatus.FINISHED:
+            self._follow_hint(sequence)
         self._drop(sequence.block_table[::-1])
         self._drop(sequence.retired_blocks)
         sequence.block_table = []
@@ -186,9 +318,30 @@ class BlockManager:
         sequence.num_committed_blocks = 0
         sequence.num_computed_tokens = 0
 
+    def _follow_hint(self, sequence: Sequence) -> None:
+        hint, num_full = sequence.hint, sequence.num_prompt_tokens // self.block_size
+        prompt = sequence.block_table[: min(num_full, sequence.num_committed_blocks)]
+        if hint.keep_s:
+            self._cache.retain(prompt, self._now_s + hint.keep_s)
+        elif hint.drop:
+            self._cache.drop(prompt[::-1])
+
+    def expire(self, now_s: float) -> None:
+        """What was to be kept until now need not stay. Called with a clock that only rises, before each step."""
+        self._now_s = now_s
+        self._cache.expire(now_s)
+
     def clear(self) -> None:
         """Empties the prefix cache but for blocks that sequences hold; those are announced again."""
         self._returned += self._cache.clear()
+        self._restoring.clear()
+        if self._disk is not None:
+            self._disk.wipe()
+
+    def move_disk(self, name: str) -> None:
+        """After clear(): the disk tier goes on under another name, see engine/tiers/disk_kv.py."""
+        if self._disk is not None:
+            self._disk.move(name)
 
     def vacate(self) -> None:
         """Empties the device: prefixes that fit go into the lower tier. Invariant: no sequence holds blocks."""
@@ -217,6 +370,16 @@ class BlockManager:
         return self._cache.num_lowered
 
     @property
+    def num_kept(self) -> int:
+        """Cached blocks that requests asked to keep."""
+        return len(self._cache.kept)
+
+    @property
+    def num_copies(self) -> tuple[int, int]:
+        """Blocks with a copy on the disk, and how many it has room for."""
+        return len(self._cache.copies.of), len(self._cache.copies.all)
+
+    @property
     def num_collisions(self) -> int:
         """Looks into the prefix cache that found another prefix's block under a hash, and left it alone."""
         return self._cache.num_collisions
@@ -241,11 +404,8 @@ class BlockManager:
     def _evict(self, count: int) -> list[int]:
         """The oldest cached blocks. What moved to the lower tier is copied at once, before the blocks are written."""
         blocks = [self._cache.evict() for _ in range(count)]
-        if self._cache.moved_down:
-            assert self._tier is not None
-            slots = [slot - self.num_blocks for slot in self._cache.moved_down]
-            self._tier.store(list(self._cache.moved_down.values()), slots)
-            self._cache.moved_down.clear()
+        if blocks:
+            self._write_behind()
         return blocks
 
     def _num_resting(self, hits: list[int]) -> int:
@@ -284,6 +444,9 @@ class BlockManager:
         for block, references in enumerate(self._references):
             if references != counted[block]:
                 problems.append(f"block {block} counts {references} references, sequences hold {counted[block]}")
+        awaited = set[int]().union(*self._restoring.values())
+        problems.extend(f"nobody waits for {copy}" for copy in self._cache.copies.held.keys() - awaited)
+        problems.extend(f"{sequence} waits for the disk" for sequence in self._restoring.keys() & self._holders.keys())
         free = set(self._returned)
         if len(free) != len(self._returned):
             problems.append("a block was returned twice")

@@ -39,11 +39,17 @@ class SequenceOutput(Struct, frozen=True):
 
 
 class StepOutput(Struct, frozen=True):
-    """What came of a step. With `num_tokens` 0 and no outputs, every sequence waits until somebody frees blocks."""
+    """What came of a step. With `num_tokens` 0 and no outputs, every sequence waits until somebody frees blocks, or the
+    disk has read some."""
 
     outputs: list[SequenceOutput]
     events: list[KvEvent]
     num_tokens: int = 0  # submitted to the runner, or else collected from it
+    restored: bool = False  # whether sequences that waited for the disk may go on
+
+    @property
+    def is_news(self) -> bool:
+        return bool(self.num_tokens or self.outputs or self.events or self.restored)
 
 
 class _InFlight(Struct, frozen=True):
@@ -51,7 +57,8 @@ class _InFlight(Struct, frozen=True):
 
     batch: Batch
     step: StepOnItsWay | Exception  # the runner refused an exception's batch
-    started_s: float
+    started_s: float  # by the engine's clock
+    began_s: float  # time.monotonic()
 
 
 class Engine:
@@ -72,6 +79,7 @@ class Engine:
         self.eos_token_ids = eos_token_ids
         self.clock = clock
         self.timed_steps = TimedSteps()
+        block_manager.compute_s = self.timed_steps.prompt_s
         # Called on this thread right before a batch runs; the runner calls its result after each layer of the batch.
         self.on_batch: Callable[[Batch], LayerDone | None] | None = None
         self._in_flight: deque[_InFlight] = deque()
@@ -79,6 +87,7 @@ class Engine:
         self._num_steps = 0
         self.num_prompt_tokens = 0  # submitted to the runner so far
         self._landed_s = 0.0  # when the last step was collected
+        self._free_s = 0.0  # the same on time.monotonic(), which a mock runner's clock is not
         self._step_ms = 0.0
 
     # --- sequences come and go ----------------------------------------------------------------------------------------
@@ -99,6 +108,10 @@ class Engine:
         if not self.scheduler.fits_pool(sequence.num_tokens):
             raise InvalidRequestError("prompt", f"{sequence.num_tokens} tokens do not fit into this worker's KV pool")
         return self.scheduler.reserve(sequence)
+
+    def forgo(self, sequence: Sequence) -> None:
+        """Nobody asks again for a sequence that could not be reserved."""
+        self.block_manager.forgo(sequence)
 
     def admit(self, sequence: Sequence, token_id: int, logprobs: TokenLogprobs | None) -> SequenceOutput:
         """The KV of a reserved sequence has arrived with the token sampled after it: the sequence decodes, or ends.
@@ -140,10 +153,12 @@ class Engine:
     def step(self) -> StepOutput:
         """A batch that fails ends its sequences with finish "error" instead of raising. Raises RankLostError when no
         step can be computed here any more."""
+        self.block_manager.expire(self.clock())
+        restored = self.block_manager.land()
         batch = self._schedule()
         is_under_way = self._submit(batch)
         outputs, num_landed = self._collect(self.runner.depth if is_under_way else 0)
-        return StepOutput(outputs, self.block_manager.take_events(), batch.num_tokens or num_landed)
+        return StepOutput(outputs, self.block_manager.take_events(), batch.num_tokens or num_landed, restored)
 
     def _schedule(self) -> Batch:
         """Empty while memory is short and a step is on its way, because no sequence of that step can be preempted."""
@@ -155,7 +170,7 @@ class Engine:
         """Whether a new step is on its way."""
         if batch.num_tokens == 0:
             return False
-        started_s = self.clock()
+        started_s, began_s = self.clock(), time.monotonic()
         step: StepOnItsWay | Exception
         try:
             layer_done = None if self.on_batch is None else self.on_batch(batch)
@@ -171,7 +186,7 @@ class Engine:
                 sequence.token_ids.append(PENDING)
                 sequence.num_pending_tokens += 1
         self.num_prompt_tokens += sum(item.num_tokens for item in batch.prefill)
-        self._in_flight.append(_InFlight(batch, step, started_s))
+        self._in_flight.append(_InFlight(batch, step, started_s, began_s))
         return not isinstance(step, Exception)
 
     def _collect(self, depth: int) -> tuple[list[SequenceOutput], int]:
@@ -192,7 +207,8 @@ class Engine:
             if item.sequence.status is SequenceStatus.FINISHED:  # it has ended or was aborted meanwhile
                 self.scheduler.release(item.sequence)
             elif isinstance(tokens, Exception):
-                outputs.append(self._fail(item.sequence, tokens))
+                problem = f"the step failed: {type(tokens).__name__}: {tokens}"
+                outputs.append(self._fail(item.sequence, problem))
             else:
                 self.block_manager.commit(item.sequence)
                 if token is not None:
@@ -215,8 +231,17 @@ class Engine:
         self._num_steps += 1
         self._step_ms = (now_s - max(done.started_s, self._landed_s)) * 1e3
         self._landed_s = now_s
+        if done.batch.prefill:
+            self._note_chunks(done)
+        self._free_s = time.monotonic()
         self.timed_steps.add(done.batch, self._step_ms)
         return iter(tokens)
+
+    def _note_chunks(self, done: _InFlight) -> None:
+        start_s = max(done.began_s, self._free_s)
+        end_s = start_s + self._step_ms / 1e3
+        for item in done.batch.prefill:
+            item.sequence.note_chunk(start_s, end_s, item.num_tokens)
 
     def _land(self, item: ScheduledSequence, token: SampledToken | None) -> None:
         """Books the step's tokens as computed instead of on their way."""
@@ -234,6 +259,8 @@ class Engine:
 
     def _report(self, sequence: Sequence, token: SampledToken) -> SequenceOutput:
         """`token`: the last known one of the sequence."""
+        if sequence.matcher is not None and sequence.matcher.problem:
+            return self._fail(sequence, sequence.matcher.problem)
         finish, stop_token = self._finish_reason(sequence, token.token_id)
         if finish is not None:
             self._finish(sequence)
@@ -245,16 +272,17 @@ class Engine:
         sampling = sequence.sampling
         if sequence.prefill_only:
             return "prefill", None
-        if token_id in sampling.stop_token_ids or (token_id in self.eos_token_ids and not sampling.ignore_eos):
+        goes_on = sampling.ignore_eos and sampling.grammar is None  # a grammar allows EOS where nothing else may follow
+        if token_id in sampling.stop_token_ids or (token_id in self.eos_token_ids and not goes_on):
             return "stop", token_id
         if sequence.num_output_tokens - sequence.num_pending_tokens >= sampling.max_tokens:
             return "length", None
         return None, None
 
-    def _fail(self, sequence: Sequence, error: Exception) -> SequenceOutput:
+    def _fail(self, sequence: Sequence, problem: str) -> SequenceOutput:
         """Because the KV of a failed step was never committed, freeing the blocks forgets it."""
         self._finish(sequence)
-        return SequenceOutput(sequence, [], [], "error", error=f"the step failed: {type(error).__name__}: {error}")
+        return SequenceOutput(sequence, [], [], "error", error=problem)
 
     def _dead_ends(self) -> list[SequenceOutput]:
         outputs = []
@@ -286,6 +314,7 @@ class Engine:
     def load(self) -> WorkerLoad:
         """All but the leases and the last event id, which the worker fills in."""
         queued_tokens, queued_pairs = self.scheduler.queued_prefill
+        disk_used, disk_total = self.block_manager.num_copies
         return WorkerLoad(
             running=len(self.scheduler.running),
             waiting=len(self.scheduler.waiting),
@@ -294,6 +323,8 @@ class Engine:
             blocks_total=self.block_manager.num_blocks,
             host_blocks_used=self.block_manager.num_lowered,
             host_blocks_total=self.block_manager.num_slots,
+            disk_blocks_used=disk_used,
+            disk_blocks_total=disk_total,
             queued_prefill_tokens=queued_tokens,
             queued_prefill_pairs=queued_pairs,
             steps=self._num_steps,

@@ -81,7 +81,7 @@ class EngineLoop:
     def _await_work(self, progress: bool) -> bool:
         """Sleeps until there is something to do; False when the loop shall end.
 
-        After a step without progress every sequence waits for memory, and only a call can change that.
+        After a step without progress every sequence waits for memory or the disk, and only a call can change that.
         """
         if progress and not self._stopping:
             return True
@@ -92,7 +92,7 @@ class EngineLoop:
     def _step(self) -> bool:
         """Whether the step made progress. The step of an idle engine publishes what the calls changed."""
         output = self._engine.step()
-        if not (output.num_tokens or output.outputs or output.events):
+        if not output.is_news:
             return False
         try:
             self._on_step(output)

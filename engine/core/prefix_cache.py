@@ -12,23 +12,29 @@ Because some blocks are reused more often than others, they age at different rat
 block reuses its parent, and the parent of a prompt's block is a prompt's. Hence a parent never ages faster than its
 child, and the oldest resting block is a leaf.
 
-Blocks have homes: ids below `num_blocks` are blocks of the device, those from there on are slots of a lower tier, where
-the oldest blocks of the device move instead of being forgotten. All blocks of both tiers are one queue: a block stays
-in the lower tier while it is younger than those that come. Invariant: the parent of a block of the device lies on the
-device. Hence a prefix lies on the device first and in the lower tier after that.
+Blocks have homes: ids below `num_blocks` are blocks of the device, those from there on are slots of host memory, where
+the oldest blocks of the device move instead of being forgotten, and behind these are slots of the disk. All blocks are
+one queue: a block stays in a lower tier while it is younger than those that come. Invariant: the parent of a block has
+the same home or a nearer one. Hence a prefix lies on the device first, in host memory after that, and on the disk last.
+
+A block of any home may have a copy on the disk (disk_copies.py): disk_prefixes.py writes and reads these. A block
+without a copy that leaves host memory is forgotten.
 """
 
 from array import array
 from bisect import bisect_left
+from collections import OrderedDict
 from collections.abc import Sequence as Run
 from itertools import repeat
 
 import numpy as np
 from numpy.typing import NDArray
 
-from baton_proto.kv_events import KvEvent, Stored
+from baton_proto.kv_events import DISK, KvEvent, Stored
+from engine.core.disk_copies import DiskCopies
+from engine.core.kept import Kept
 from engine.core.kv_event_log import KvEventLog, StoredRun
-from engine.core.resting import REUSED, Resting
+from engine.core.resting import KEPT, OUTPUT, REUSED, SHORT, Resting
 from engine.core.sequence import Sequence
 
 _MISSING = -1
@@ -38,9 +44,9 @@ NOT_CACHED, ROOT, CHILD = range(3)  # what a block is
 class PrefixCache:
     """Arrays are indexed by block id. They grow with the highest block ever cached, so an idle pool costs nothing."""
 
-    def __init__(self, block_size: int, num_blocks: int, num_slots: int = 0) -> None:
+    def __init__(self, block_size: int, num_blocks: int, num_slots: int = 0, num_copies: int = 0) -> None:
         self.num_blocks = num_blocks
-        self.num_slots = num_slots  # of the lower tier
+        self.num_slots = num_slots  # of host memory
         self._block_size = block_size
         self._block_of: dict[int, int] = {}  # sequence hash -> block; parents were inserted before their children
         self._places = bytearray()  # NOT_CACHED, ROOT or CHILD
@@ -51,11 +57,15 @@ class PrefixCache:
         self._seeds: dict[int, int] = {}  # hash seeds, of blocks without a parent
         self._kinds = bytearray()  # by block id
         self._resting = Resting()  # unreferenced blocks of the device
-        self._lowered = Resting()  # blocks of the lower tier, but for those that move up
+        self._lowered = Resting()  # blocks of host memory, but for those that move up
+        self._stored = Resting()  # blocks of the disk, but for those that move up
         self._free_slots = list(range(num_blocks + num_slots - 1, num_blocks - 1, -1))
         self._now = 0  # counts the blocks that came to rest
         self.num_resting = 0  # on the device
         self.moved_down: dict[int, int] = {}  # slot -> block whose content has to be copied there; the owner empties it
+        self.kept = Kept(num_blocks + num_slots)
+        self.first_copy = num_blocks + num_slots
+        self.copies = DiskCopies(range(self.first_copy, self.first_copy + num_copies))
         self.num_collisions = 0  # looks at a prefix that met another's block under its hash
         self._log = KvEventLog()
 
@@ -64,8 +74,8 @@ class PrefixCache:
 
     @property
     def num_lowered(self) -> int:
-        """Blocks in the lower tier."""
-        return self.num_slots - len(self._free_slots)
+        """Blocks in host memory."""
+        return len(self._lowered)
 
     def match(self, sequence: Sequence, first: int, end: int) -> list[int]:
         """The cached blocks that hold the sequence's blocks [first, ...), `end` excluded. Those before `first` are
@@ -162,57 +172,124 @@ class PrefixCache:
         kinds, resting = self._kinds, self._resting.by_kind
         for block in blocks[len(blocks) - num_resting :]:
             del resting[kinds[block]][block]
-        for block in blocks:
-            kinds[block] = REUSED[kinds[block]]
+        self._promote(blocks)
         self.num_resting -= num_resting
 
     def evict(self) -> int:
         """Takes the oldest resting block from the device, which is a leaf there, and returns it. Its content moves to
-        the lower tier (see `moved_down`), or is forgotten."""
+        host memory (see `moved_down`), or to its copy on the disk, or is forgotten."""
         age, kind = self._resting.oldest(self._now)
         block, at = self._resting.pop(kind)
         self.num_resting -= 1
         if self._make_slot(age):
             slot = self._free_slots.pop()
             self._move(block, slot)
-            self._lowered.by_kind[kind][slot] = at
+            self._lowered.add(kind, slot, at)
             self.moved_down[slot] = block
         else:
-            self._log.removed(self._forget(block))
+            self._sink(block, kind, at)
         return block
 
     def _make_slot(self, age: float) -> bool:
-        """Whether there is a free slot for a block of that age; the oldest block there is forgotten for it. When both
-        are as old, the lower tier's is, because it may be a child of the block that comes."""
-        if not self._free_slots:
+        """Whether there is a free slot for a block of that age; the oldest block there gives up its slot. When both are
+        as old, the lower tier's does, because it may be a child of the block that comes."""
+        while not self._free_slots:
+            if staged := self.copies.staged:
+                self._release_slot(staged.pop(next(iter(staged))))
+                continue
             oldest, kind = self._lowered.oldest(self._now)
             if oldest < age:
                 return False
-            slot, _ = self._lowered.pop(kind)
-            self._log.removed(self._forget(slot))
-            self._release_slot(slot)
+            self._give_up_slot(kind)
         return True
 
-    def keep(self, slots: list[int]) -> None:
-        """These blocks of the lower tier stay there until they are raised."""
-        for slot in slots:
-            del self._lowered.by_kind[self._kinds[slot]][slot]
-
-    def raise_to(self, blocks: list[int], slots: list[int], *, reused: bool) -> None:
-        """Blocks of the lower tier that were kept move into blocks of the device, which sequences reference. reused:
-        their content was not computed anew."""
-        for block, slot in zip(blocks, slots, strict=True):
-            self._move(slot, block)
-            if reused:
-                self._kinds[block] = REUSED[self._kinds[block]]
+    def _give_up_slot(self, kind: int) -> None:
+        """The oldest block of a kind leaves host memory. Its slot is free, unless it is being written."""
+        slot, at = self._lowered.pop(kind)
+        copy = self._sink(slot, kind, at)
+        if copy is None or copy in self.copies.writes:
             self._release_slot(slot)
+        else:
+            self.copies.staged[copy] = slot
 
-    def _release_slot(self, slot: int) -> None:
-        self.moved_down.pop(slot, None)
-        self._free_slots.append(slot)
+    def _sink(self, block: int, kind: int, at: int) -> int | None:
+        """A block moves to its copy on the disk, or is forgotten. Invariant: without a copy it is a leaf."""
+        copy = self.copies.of.get(self._sequence_hashes[block])
+        if copy is None:
+            self._log.removed(self._forget(block))
+        else:
+            self._move(block, copy)
+            self._stored.add(kind, copy, at)
+        return copy
+
+    def keep(self, blocks: list[int]) -> None:
+        """These blocks of lower tiers stay there until they are raised."""
+        for block in blocks:
+            del self._queue_of(block)[block]
+            self.copies.hold(block)
+
+    def raise_to(self, blocks: list[int], lowered: list[int]) -> None:
+        """Blocks of lower tiers that were kept move into blocks of the device, which sequences reference, because they
+        were asked for again."""
+        for block, old in zip(blocks, lowered, strict=True):
+            self._move(old, block)
+            self._release_slot(old if old < self.first_copy else self.copies.unstage(old))
+        self._promote(blocks)
+
+    def _promote(self, blocks: list[int]) -> None:
+        kinds = self._kinds
+        for block in blocks:
+            kinds[block] = REUSED[kinds[block]]
+        if self.kept:
+            for block in blocks:
+                if kinds[block] == KEPT:
+                    self.kept.reused(self._sequence_hashes[block])
+
+    def retain(self, blocks: list[int], until_s: float) -> None:
+        """Until then, these cached blocks are given up after those that nobody asked to keep. blocks: a prefix, on the
+        device; a sequence references them. When too many are kept, only the first ones are."""
+        for block in blocks:
+            if not self.kept.add(self._sequence_hashes[block], self._kinds[block], until_s):
+                return
+            self._kinds[block] = KEPT
+
+    def drop(self, blocks: list[int]) -> None:
+        """Nobody will ask for these cached blocks, children first, which a sequence references: they age as fast as
+        any, up to the first that was reused or is kept."""
+        for block in blocks:
+            if self._kinds[block] > SHORT:
+                return
+            self._kinds[block] = OUTPUT
+
+    def expire(self, now_s: float) -> None:
+        """Blocks that were kept until now age from now on."""
+        for sequence_hash, kind in self.kept.take_expired(now_s):
+            block = self._block_of[sequence_hash]
+            rested = self._queue_of(block).pop(block, None) is not None
+            self._kinds[block] = kind
+            if rested:
+                self._now += 1
+                self._queue_of(block)[block] = self._now
+
+    def _release_slot(self, slot: int | None) -> None:
+        if slot is not None and slot not in self.copies.sources:  # else it is free when it is written
+            self.moved_down.pop(slot, None)
+            self._free_slots.append(slot)
+
+    def _home(self, block: int) -> int:
+        """Of a block id: DEVICE, HOST or DISK."""
+        return (block >= self.num_blocks) + (block >= self.first_copy)
+
+    def _queue_of(self, block: int) -> "OrderedDict[int, int]":
+        return (self._resting, self._lowered, self._stored)[self._home(block)].by_kind[self._kinds[block]]
+
+    def content(self, block: int) -> int | None:
+        """Where in memory the content of a block lies; None: on the disk alone."""
+        return block if block < self.first_copy else self.copies.content(block)
 
     def _move(self, old: int, new: int) -> None:
         self._grow(new + 1)
+        self._log.moved(self._sequence_hashes[old], self._home(new))
         self._block_of[self._sequence_hashes[old]] = new
         for column in (self._places, self._parents, self._block_hashes, self._sequence_hashes, self._kinds):
             column[new] = column[old]
@@ -222,13 +299,15 @@ class PrefixCache:
             self._seeds[new] = self._seeds.pop(old)
 
     def clear(self) -> list[int]:
-        """Forgets all resting blocks and the lower tier. Returns those of the device. Referenced ones stay, and are
+        """Forgets all resting blocks and the lower tiers. Returns those of the device. Referenced ones stay, and are
         announced again after the `Cleared`."""
         blocks, slots = self._resting.clear(), self._lowered.clear()
-        for block in blocks + slots:
+        for block in blocks + slots + self._stored.clear():
             self._forget(block)
         for slot in slots:
             self._release_slot(slot)
+        for sequence_hash in list(self.copies.of):
+            self.copies.drop(sequence_hash)
         self.num_resting = 0
         self._log.cleared(self._runs())
         return blocks
@@ -246,16 +325,16 @@ class PrefixCache:
 
     def _runs(self) -> list[StoredRun]:
         runs: list[StoredRun] = []
-        run_ending_at: dict[int | None, StoredRun] = {}  # sequence hash -> the run that it ends
+        run_ending_at: dict[tuple[int | None, int], StoredRun] = {}  # sequence hash, home -> the run that it ends
         for sequence_hash, block in self._block_of.items():
-            parent = self._parent_of(block)
-            run = run_ending_at.pop(parent, None)
+            parent, home = self._parent_of(block), self._home(block)
+            run = run_ending_at.pop((parent, home), None)
             if run is None:
-                run = StoredRun(parent)
+                run = StoredRun(parent, home)
                 runs.append(run)
             run.block_hashes.append(self._block_hashes[block])
             run.sequence_hashes.append(sequence_hash)
-            run_ending_at[sequence_hash] = run
+            run_ending_at[sequence_hash, home] = run
         return runs
 
     def _parent_of(self, block: int) -> int | None:
@@ -265,9 +344,11 @@ class PrefixCache:
     def _forget(self, block: int) -> int:
         sequence_hash = self._sequence_hashes[block]
         del self._block_of[sequence_hash]
+        self.kept.discard(sequence_hash)
         if self._places[block] == ROOT:
             del self._seeds[block]
         self._places[block] = NOT_CACHED
+        self._release_slot(self.copies.drop(sequence_hash))
         return sequence_hash
 
     def check_integrity(self, references: Run[int]) -> list[str]:
@@ -285,11 +366,13 @@ class PrefixCache:
             problems.append(f"{self.num_resting} blocks should rest, {len(self._resting)} do")
         rested = {
             block: (kind, at)
-            for tier in (self._resting, self._lowered)
+            for tier in (self._resting, self._lowered, self._stored)
             for kind, resting in enumerate(tier.by_kind)
             for block, at in resting.items()
         }
         problems += self._slot_problems()
+        if sum(kind == KEPT and block in cached for block, kind in enumerate(self._kinds)) != len(self.kept):
+            problems.append("other blocks are kept than are booked as kept")
         for sequence_hash, block in self._block_of.items():
             if self._sequence_hashes[block] != sequence_hash:
                 problems.append(f"block {block} is filed under a foreign hash")
@@ -302,13 +385,15 @@ class PrefixCache:
             parent = self._block_of.get(above)
             if parent is None:
                 problems.append(f"the parent of cached block {block} is not cached")
-            elif parent >= self.num_blocks > block:
-                problems.append(f"parent {parent} of block {block} of the device is not there")
+            elif self._home(parent) > self._home(block):
+                problems.append(f"parent {parent} of block {block} lies in a lower tier")
+            elif sequence_hash in self.copies.of and above not in self.copies.of:
+                problems.append(f"block {block} has a copy on the disk, and its parent {parent} has none")
             elif users and not references[parent]:
                 problems.append(f"parent {parent} of referenced block {block} is not referenced")
             elif self._kinds[parent] < self._kinds[block]:
                 problems.append(f"block {block} grows old more slowly than its parent {parent}")
-            elif parent in rested and block in rested and rested[parent][1] < rested[block][1]:
+            elif self._kinds[parent] < KEPT and parent in rested and rested[parent][1] < rested.get(block, (0, 0))[1]:
                 problems.append(f"block {block} would be evicted after its parent {parent}")
         problems.extend(f"resting block {block} is not cached" for block in rested if block not in cached)
         problems.extend(
@@ -319,7 +404,22 @@ class PrefixCache:
         return problems
 
     def _slot_problems(self) -> list[str]:
+        copies = self.copies
+        problems = copies.check_integrity()
         slots = range(self.num_blocks, self.num_blocks + self.num_slots)
-        if sorted([*self._free_slots, *self._lowered]) != list(slots):
-            return ["the slots of the lower tier are not those that are free or hold a block"]
-        return [f"a copy to slot {slot} was not made" for slot in self.moved_down]
+        in_use = {
+            *copies.staged.values(),
+            *copies.held.values(),
+            *(slot for slot, _ in copies.reads.values()),
+            *copies.sources,
+        }
+        if sorted([*self._free_slots, *in_use.difference(self._lowered), *self._lowered]) != list(slots):
+            problems.append("the slots of host memory are not those that are free, hold a block or are being used")
+        if strange := copies.of.keys() - self._block_of.keys():
+            problems.append(f"{len(strange)} copies are of blocks that are not cached")
+        problems.extend(
+            f"block {block} lies on the disk without being its block's copy"
+            for sequence_hash, block in self._block_of.items()
+            if self._home(block) == DISK and copies.of.get(sequence_hash) != block
+        )
+        return problems + [f"a copy to slot {slot} was not made" for slot in self.moved_down]

@@ -12,9 +12,11 @@ from typing import Final
 # reuses. An answer's block is reused less often, because the next prompt leaves out its reasoning. See
 # benchmarks/routing_quality.py.
 OUTPUT, LONG, MEDIUM, SHORT = range(4)
-AGING: Final = (8.0, 1.5, 1.0, 0.7, 0.5, 0.4, 0.3, 0.25, 0.2, 0.05)
+# Blocks that somebody asked to keep do not age.
+AGING: Final = (8.0, 1.5, 1.0, 0.7, 0.5, 0.4, 0.3, 0.25, 0.2, 0.05, 0.0)
+KEPT: Final = len(AGING) - 1
 LONG_TOKENS, MEDIUM_TOKENS = 32768, 8192  # of a prompt, at least
-REUSED: Final = bytes(min(max(kind, SHORT) + 1, len(AGING) - 1) for kind in range(len(AGING)))
+REUSED: Final = bytes([*(min(max(kind, SHORT) + 1, KEPT - 1) for kind in range(KEPT)), KEPT])
 """Kind -> kind after a reuse."""
 
 
@@ -48,6 +50,14 @@ class Resting:
             ),
             key=itemgetter(0),
         )
+
+    def add(self, kind: int, block: int, at: int) -> None:
+        """At its place, which is the last one but for blocks that were kept for some time and begin to age here."""
+        queue, later = self.by_kind[kind], []
+        while queue and next(reversed(queue.values())) > at:
+            later.append(queue.popitem())
+        queue[block] = at
+        queue.update(reversed(later))
 
     def pop(self, kind: int) -> tuple[int, int]:
         """Takes out the oldest block of a kind. Returns it and when it came to rest."""

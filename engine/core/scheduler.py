@@ -3,8 +3,9 @@
 One order rules memory, `Sequence.order`: higher priority first, then earlier arrival. A sequence keeps its arrival
 while it waits for a reservation and when it is preempted. Memory is taken from the last sequence in order for the
 first, and no sequence starts or reserves before an earlier one that waits for memory. Of a step's token budget, the
-first prompt in order has a quarter by right (prefill_budget.py). Hence the first unfinished sequence always advances,
-and no sequence starves.
+first prompt in order has a quarter by right (prefill_budget.py). A sequence whose prefix is being read from the disk is
+passed by later ones until that has ended. Hence the first sequence that waits for no read always advances, and no
+sequence starves.
 """
 
 import itertools
@@ -66,6 +67,8 @@ class Scheduler:
         again."""
         self._stamp(sequence)
         if self._starved is not None and self._starved.order < sequence.order:
+            return False
+        if self.block_manager.restores(sequence):
             return False
         if not self.block_manager.allocate(sequence, keep_available=self._headroom()):
             return False
@@ -192,6 +195,8 @@ class Scheduler:
         for sequence in list(islice(self.waiting, LOOK_AHEAD)):
             if len(self.running) >= self.max_running:
                 return
+            if self.block_manager.restores(sequence):
+                continue
             place = bisect_left(prompts, sequence.order, key=attrgetter("order"))
             if not self._has_turn(sequence, prompts[:place], budget):
                 passed = passed or sequence

@@ -12,7 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baton_proto.sampling import Needs, SamplingParams
+from baton_proto.timeline import MAX_CHUNKS
+from baton_proto.worker import NO_HINT, CacheHint
 from runtime.blocks.block_hash import SEED, block_hashes, sequence_hashes
+from runtime.grammar.matcher import Matcher
 
 PENDING = -1
 """A token in token_ids that a step on its way samples, so the host does not know it yet."""
@@ -42,6 +45,8 @@ class Sequence:
     prefill_only: bool = False
     pinned: bool = False
     hash_seed: int = SEED  # of the block hashes; sequences of different seeds share no blocks
+    hint: CacheHint = NO_HINT  # what becomes of its prompt's blocks when it has ended
+    matcher: Matcher | None = None  # of the grammar of `sampling`, fresh
     needs: Needs = field(init=False)  # of `sampling`; kept, because every step asks for it
     status: SequenceStatus = field(default=SequenceStatus.WAITING, init=False)
     arrival: int | None = field(default=None, init=False)  # its place in the engine's order of arrival
@@ -56,10 +61,12 @@ class Sequence:
     num_committed_blocks: int = field(default=0, init=False)  # leading ones of block_table, in the prefix cache
     block_hashes: list[int] = field(default_factory=list, init=False)  # of leading full blocks, as far as needed
     sequence_hashes: list[int] = field(default_factory=list, init=False)
+    chunks: list[tuple[float, float, int]] = field(default_factory=list, init=False)  # see note_chunk
     hashed_tokens: "array[int]" = field(default_factory=lambda: array("I"), init=False)  # of these blocks
 
     def __post_init__(self) -> None:
         assert 0 < self.num_prompt_tokens <= len(self.token_ids)
+        assert (self.matcher is None) == (self.sampling.grammar is None)
         assert self.prefill_only or not self.pinned, "only a prefill-only sequence has readers of its blocks"
         self.needs = self.sampling.needs
 
@@ -97,6 +104,13 @@ class Sequence:
         """The smallest runs first and is preempted last: higher priority, then earlier arrival."""
         assert self.arrival is not None
         return (-self.priority, self.arrival)
+
+    def note_chunk(self, start_s: float, end_s: float, num_tokens: int) -> None:
+        """Remembers when a step computed prompt tokens (time.monotonic); beyond MAX_CHUNKS the last entry grows."""
+        if len(self.chunks) == MAX_CHUNKS:
+            start_s, _, earlier = self.chunks.pop()
+            num_tokens += earlier
+        self.chunks.append((start_s, end_s, num_tokens))
 
     def hash_blocks(self, num_blocks: int, block_size: int) -> None:
         """Extends both hash lists to the first `num_blocks` blocks, which must be full. A block is hashed once."""

@@ -1,10 +1,14 @@
-"""What a step computes, and how long a few of them took: the planner fits its step model to these."""
+"""What a step computes, and how long a few of them took: the planner fits its step model to these. How long a prompt
+takes, about: restoring it from the disk has to be sooner."""
+
+from math import inf
 
 from baton_proto.discovery import TimedStep
 from engine.core.batch import Batch
 from runtime.config.step_times import token_pairs
 
 KEPT = 4  # from one `take` to the next
+DECAY = 0.9  # of what prompts took, with each step
 
 
 def work_of(batch: Batch) -> tuple[int, float, int, int]:
@@ -22,10 +26,19 @@ class TimedSteps:
 
     def __init__(self) -> None:
         self._steps: list[TimedStep] = []
+        self._prompt_tokens = self._prompt_ms = 0.0  # of steps that were mostly prompts, the last ones above all
 
     def add(self, batch: Batch, step_ms: float) -> None:
+        num_tokens = batch.num_tokens - len(batch.decode)
+        if num_tokens > len(batch.decode):
+            self._prompt_tokens = DECAY * self._prompt_tokens + num_tokens
+            self._prompt_ms = DECAY * self._prompt_ms + step_ms
         if len(self._steps) < KEPT:
             self._steps.append(TimedStep(*work_of(batch), step_ms))
+
+    def prompt_s(self, num_tokens: int) -> float:
+        """How long so many prompt tokens take, about; infinite while nobody knows."""
+        return num_tokens * self._prompt_ms / self._prompt_tokens / 1e3 if self._prompt_tokens else inf
 
     def take(self) -> list[TimedStep]:
         """Those that were kept since the last call."""

@@ -2,7 +2,7 @@
 these types lie here and not among the contracts between independent processes (proto/).
 
 A new command is a type here, a member of a union below, and a case where it is carried out: in
-engine/ranks/rank_process.py, or in engine/ranks/rank_pushes.py when it concerns pushes.
+engine/ranks/rank_process.py, or beside it when it concerns pushes (rank_pushes.py) or the host tier (ranked_tier.py).
 """
 
 from typing import TypeAlias
@@ -27,7 +27,7 @@ class Load(msgspec.Struct, frozen=True, tag="load", array_like=True):
 
 
 class OpenSender(msgspec.Struct, frozen=True, tag="open_sender", array_like=True):
-    """Sent by a prefill worker before its first push: who the worker is."""
+    """Sent by a prefill worker before its first push, and when its weights are others: who the worker is."""
 
     worker_id: str
     incarnation: int
@@ -79,6 +79,26 @@ class ExportSlab(msgspec.Struct, frozen=True, tag="export_slab", array_like=True
     """Sent by a decode worker; each rank answers with SlabExported (engine/ranks/rank_reports.py)."""
 
 
+class OpenTier(msgspec.Struct, frozen=True, tag="open_tier", array_like=True):
+    """Each rank takes host memory for as many blocks of its own slab."""
+
+    num_slots: int
+
+
+class StoreKv(msgspec.Struct, frozen=True, tag="store_kv", array_like=True):
+    """`LowerTier.store` on every rank."""
+
+    blocks: list[int]
+    slots: list[int]
+
+
+class LoadKv(msgspec.Struct, frozen=True, tag="load_kv", array_like=True):
+    """`LowerTier.load` on every rank."""
+
+    slots: list[int]
+    blocks: list[int]
+
+
 class Sleep(msgspec.Struct, frozen=True, tag="sleep", array_like=True):
     """`level`: see engine/loading/model_memory.py."""
 
@@ -89,12 +109,33 @@ class Wake(msgspec.Struct, frozen=True, tag="wake", array_like=True):
     tags: tuple[str, ...]
 
 
+class TakeTensor(msgspec.Struct, frozen=True, tag="take_tensor", array_like=True):
+    """Rank 0 broadcasts a whole tensor of new weights."""
+
+    name: str
+    shape: tuple[int, ...]
+
+
+class EndUpdate(msgspec.Struct, frozen=True, tag="end_update", array_like=True):
+    """All tensors were taken."""
+
+
+class ReadWeights(msgspec.Struct, frozen=True, tag="read_weights", array_like=True):
+    """Each rank replaces its part of all weights by those of this checkpoint, which rank 0 has checked."""
+
+    folder: str
+
+
 class Stop(msgspec.Struct, frozen=True, tag="stop", array_like=True):
     """The last command."""
 
 
 PushCommand: TypeAlias = OpenSender | BeginPush | Ship | CommitPush | AbortPush | CloseSender
-Command: TypeAlias = Load | TorchStep | DeviceStep | PushCommand | ExportSlab | Sleep | Wake | Stop
+TierCommand: TypeAlias = OpenTier | StoreKv | LoadKv
+UpdateCommand: TypeAlias = TakeTensor | EndUpdate | ReadWeights
+Command: TypeAlias = (
+    Load | TorchStep | DeviceStep | PushCommand | TierCommand | ExportSlab | Sleep | Wake | UpdateCommand | Stop
+)
 
 encode_command = msgspec.msgpack.Encoder().encode
 decode_command = msgspec.msgpack.Decoder(Command).decode

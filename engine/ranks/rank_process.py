@@ -11,11 +11,26 @@ from collections.abc import Callable
 from pathlib import Path
 
 from engine.loading.loaded_model import LoadedModel, load_model
+from engine.model.checkpoint import Checkpoint
 from engine.parallel.collective import Collective
 from engine.ranks.command_channel import CommandReader, ReaderEnds
-from engine.ranks.rank_commands import ExportSlab, Load, Sleep, Stop, Wake, decode_command
+from engine.ranks.rank_commands import (
+    EndUpdate,
+    ExportSlab,
+    Load,
+    LoadKv,
+    OpenTier,
+    ReadWeights,
+    Sleep,
+    Stop,
+    StoreKv,
+    TakeTensor,
+    Wake,
+    decode_command,
+)
 from engine.ranks.rank_pushes import RankPushes
 from engine.ranks.rank_reports import ReportWriter
+from engine.ranks.ranked_tier import RankTier
 from engine.runners.auto import resolve_device
 from engine.runners.step_shape import DeviceStep, TorchStep
 from kvtransfer.slab.head_plan import Shard
@@ -51,17 +66,26 @@ def serve(rank: int, commands: CommandReader, reports: ReportWriter, build: Buil
     part = build(load, rank)
     shard = Shard(rank, load.config.tensor_parallel)
     pushes = RankPushes(part.slab, shard, load.model.num_kv_heads, reports.push_ended)
+    tier = RankTier(part.slab)
     commands.done()
     while True:
         match decode_command(commands.receive()):
             case TorchStep() | DeviceStep() as step:
                 part.runner.follow(step, pushes.take_layer_done())
+            case OpenTier() | StoreKv() | LoadKv() as copy:
+                tier.obey(copy)
             case ExportSlab():
                 reports.slab_exported(part.slab.export())
             case Sleep(level):
                 part.sleep(level)
             case Wake(tags):
                 part.wake(tags)
+            case TakeTensor(name, shape):
+                part.receive(name, shape)
+            case EndUpdate():
+                part.memory.end_update()
+            case ReadWeights(folder):
+                part.read(Checkpoint(Path(folder)))
             case Stop():
                 return
             case Load():

@@ -39,6 +39,8 @@ class RankPushes:
                     command.worker_id, command.incarnation, command.model_hash, self._layout, self._shard
                 )
                 key = None if command.cluster_key is None else ClusterKey(Secret(command.cluster_key), command.tls)
+                if self._sender is not None:  # of former weights; no push is open
+                    self._sender.close()
                 self._sender = Sender(self._slab, identity, command.config, key)
             case BeginPush():
                 self._begin(self._opened(), command)

@@ -100,12 +100,13 @@ class RankedSender:
         """`own`: rank 0's sender, which this object closes."""
         self._own = own
         self._ranks = ranks
+        self._config = config
+        self._key = key
         self._changed = threading.Condition()
         self._open: dict[str, RankedPush] = {}
         self._closed = False
         ranks.listen(self._ended)
-        shown = (None, "off") if key is None else (key.secret.reveal(), key.mode)
-        ranks.tell(OpenSender(identity.worker_id, identity.incarnation, identity.model_hash, config, *shown))
+        self._open_senders(identity)
 
     def begin(self, grant: Grant, on_done: Callable[[PushResult], None]) -> RankedPush:
         with self._changed:  # because no end may be handled before every rank has been told to begin
@@ -127,6 +128,10 @@ class RankedSender:
         """Closes rank 0's links. Links of the other ranks stay, because without a push they read nothing."""
         self._own.let_go(timeout_s)
 
+    def identify(self, identity: SlabIdentity) -> None:
+        self._own.identify(identity)
+        self._open_senders(identity)
+
     def close(self) -> None:
         with self._changed:
             if self._closed:
@@ -137,6 +142,11 @@ class RankedSender:
         self._ranks.wait_done(told, CLOSE_TIMEOUT_S)
         with self._changed:  # all parts have ended, but reports may be on their way
             self._changed.wait_for(lambda: not self._open, CLOSE_TIMEOUT_S)
+
+    def _open_senders(self, identity: SlabIdentity) -> None:
+        shown = (None, "off") if self._key is None else (self._key.secret.reveal(), self._key.mode)
+        names = (identity.worker_id, identity.incarnation, identity.model_hash)
+        self._ranks.tell(OpenSender(*names, self._config, *shown))
 
     def _ended(self, rank: int, transfer_id: str, result: PushResult) -> None:
         """One rank's part has ended. Any thread. Raises ProtocolError when that part is not awaited."""

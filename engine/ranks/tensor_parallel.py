@@ -7,18 +7,22 @@ runner tells the other ranks of each step before the step begins.
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 
 from engine.core.batch import Batch, LayerDone, Runner, StepOnItsWay
 from engine.loading.loaded_model import LoadedModel, load_model
-from engine.loading.model_memory import KV_CACHE
+from engine.loading.model_memory import KV_CACHE, Tensors
+from engine.model.checkpoint import Checkpoint
 from engine.model.shard import FIELD, shard_of
 from engine.parallel.collective import Collective
-from engine.ranks.rank_commands import ExportSlab, Load, Sleep, Wake
+from engine.ranks.rank_commands import EndUpdate, ExportSlab, Load, ReadWeights, Sleep, TakeTensor, Wake
 from engine.ranks.ranked_sender import RankedSender
+from engine.ranks.ranked_tier import RankedTier
 from engine.ranks.ranks import Ranks, end_process
 from engine.runners.auto import resolve_device
+from engine.tiers.host_kv import HostKv
 from kvtransfer.prefill_side.sending import KvSender
 from kvtransfer.slab.adopted_slab import AdoptedSlab
 from kvtransfer.slab.slab import Slab
@@ -66,6 +70,10 @@ class TensorParallelModel:
 
     def sender(self, identity: SlabIdentity, config: TransferConfig, key: ClusterKey | None) -> KvSender:
         return RankedSender(self.own.sender(identity, config, key), identity, config, self.ranks, key)
+
+    def tier(self, own: HostKv) -> RankedTier:
+        """The host tiers of all ranks; `own` is rank 0's."""
+        return RankedTier(own, self.ranks)
 
     def other_slabs(self) -> list[AdoptedSlab]:
         """The other ranks' slabs, mapped here; asked for once. Raises RankLostError, or UnavailableError when this
@@ -121,6 +129,36 @@ class TensorParallelModel:
         if KV_CACHE not in self.asleep and any(slab.suspended for slab in self.adopted):
             self._exported(lambda rank, fd: self.adopted[rank - 1].resume(fd))
 
+    @property
+    def problem(self) -> str:
+        return self.own.problem
+
+    def update(self, tensors: Tensors) -> None:
+        """See ModelMemory. Every rank gets each tensor whole and keeps its part. Raises RankLostError."""
+        try:
+            self.own.memory.update(tensors, self._share)
+            self.ranks.wait_done(self.ranks.tell(EndUpdate()), MEMORY_TIMEOUT_S)
+        except RuntimeError as error:  # of a broadcast, when another rank has died
+            raise self.ranks.dead() or error from error
+
+    def opened(self, folder: Path) -> Checkpoint:
+        """See ModelMemory. Rank 0 checks whole tensors, hence for all ranks."""
+        return self.own.opened(folder)
+
+    def read(self, checkpoint: Checkpoint) -> None:
+        """Every rank reads its part. Raises RankLostError: a rank that cannot read ends, and this worker with it."""
+        told = self.ranks.tell(ReadWeights(str(checkpoint.folder)))
+        self.own.read(checkpoint)
+        self.ranks.wait_done(told, MEMORY_TIMEOUT_S)
+
+    def _share(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        like = self.slab.tensor
+        whole = tensor.detach().to(like.device, like.dtype).contiguous()
+        self.ranks.tell(TakeTensor(name, tuple(whole.shape)))
+        assert self.ranks.collective is not None
+        self.ranks.collective.broadcast(whole.view(torch.uint8))
+        return whole
+
     def close(self) -> None:
         """Ends the ranks, once the engine's thread has ended."""
         self.own.close()
@@ -140,6 +178,8 @@ def load_tensor_parallel(
     shard_of(files.config, 0, size)
     if device.type == "cuda" and torch.cuda.device_count() < size:
         raise ConfigError(FIELD, f"{size} ranks need as many GPUs, and {torch.cuda.device_count()} are visible here")
+    if device.type == "cuda" and (current := torch.cuda.current_device()):
+        raise ConfigError(FIELD, f"the first rank takes the first GPU, and GPU {current} is this thread's: set it to 0")
     ranks = Ranks(size, on_lost)
     try:
         folder = None if random_weights else str(files.folder)
@@ -147,8 +187,8 @@ def load_tensor_parallel(
         ranks.collective = Collective(ranks.meeting, 0, size, device)
         own = load_model(files, config, ranks.collective, random_weights=random_weights)
         ranks.wait_done(load, LOAD_TIMEOUT_S)
-    except Exception as error:
-        lost = None if isinstance(error, BatonError) else ranks.dead()
+    except BaseException as error:
+        lost = ranks.dead() if isinstance(error, Exception) and not isinstance(error, BatonError) else None
         ranks.close(timeout_s=0)
         if lost is None:
             raise

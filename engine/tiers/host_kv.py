@@ -21,7 +21,8 @@ class HostKv:
     def __init__(self, slab: Slab, nbytes: int) -> None:
         """nbytes: of host memory, in whole blocks."""
         layout = slab.layout
-        self.num_slots = nbytes // slot_bytes(slab)
+        self.slot_bytes = slot_bytes(slab)
+        self.num_slots = nbytes // self.slot_bytes
         self._slab = slab
         self._slots = np.empty((self.num_slots, layout.num_layers, layout.block_bytes), dtype=np.uint8)
 
@@ -35,19 +36,23 @@ class HostKv:
         for slot, block in zip(slots, blocks, strict=True):
             device[:, block] = self._slots[slot]
 
+    def content(self, slot: int) -> memoryview:
+        """The bytes of a slot, for the disk tier. From any thread."""
+        return memoryview(self._slots[slot]).cast("B")
+
     def _blocks(self) -> "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]":
         """The slab as [layers, blocks, bytes of a block in a layer]."""
         layout = self._slab.layout
         return np.frombuffer(self._slab.buffer, np.uint8).reshape(layout.num_layers, layout.num_blocks, -1)
 
 
-def host_kv(slab: Slab, config: EngineConfig, workers: int) -> HostKv | None:
-    """As configured, None for 0. workers: of this machine, which share its memory. Raises ConfigError."""
+def host_kv(slab: Slab, config: EngineConfig, ranks: int) -> HostKv | None:
+    """As configured, None for 0. ranks: of all workers of this machine, which share its memory. Raises ConfigError."""
     check_host_kv(config, slab.driver.kind)
     text = config.host_kv_memory.strip()
     if text == "auto":
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        nbytes = min(AUTO_FACTOR * slab.layout.nbytes, free // 2 // workers)
+        nbytes = min(AUTO_FACTOR * slab.layout.nbytes, free // 2 // ranks)
     else:
         nbytes = parse_bytes(text, KEY)
     if nbytes == 0:
@@ -60,8 +65,8 @@ def host_kv(slab: Slab, config: EngineConfig, workers: int) -> HostKv | None:
 
 def check_host_kv(config: EngineConfig, memory: MemoryKind) -> None:
     """Raises ConfigError where there is no such tier."""
-    if config.host_kv_memory.strip() != "0" and (memory != "host" or config.tensor_parallel > 1):
-        raise ConfigError(KEY, "only CPU workers with tensor_parallel 1 have a host tier: leave it at 0")
+    if config.host_kv_memory.strip() != "0" and memory != "host":
+        raise ConfigError(KEY, "only CPU workers have a host tier: leave it at 0")
 
 
 def slot_bytes(slab: Slab) -> int:

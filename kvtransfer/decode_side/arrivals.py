@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from baton_proto.timeline import PushedChunk
+
 
 class Arrivals:
     """Which (layer, granted block) pairs of one transfer one writer has written."""
@@ -28,3 +30,5 @@ class Progress:
     arrivals: dict[int, Arrivals] = field(default_factory=dict)  # by writer: each brings other heads of all blocks
     payload: bytes = b""  # rank 0's
     transport: str = ""  # rank 0's
+    sent_us: int = 0  # rank 0's
+    pushes: list[PushedChunk] = field(default_factory=list)

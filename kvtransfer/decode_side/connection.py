@@ -12,6 +12,7 @@ from itertools import product
 import structlog
 
 from baton_proto import transfer as wire
+from baton_proto.decoding import MAX_NAME
 from kvtransfer.decode_side.ledger import Ledger, Notice
 from kvtransfer.slab.adopted_slab import RankSlab
 from kvtransfer.slab.head_plan import WHOLE, Part, Shard, parts
@@ -138,7 +139,7 @@ class Connection:
         try:
             check_hello(hello, self._identity, self._generation)
         except HandshakeError as error:
-            limit = wire.MAX_NAME
+            limit = MAX_NAME
             self._channel.send_now(wire.Refused(error.field, str(error.ours)[:limit], str(error.theirs)[:limit]))
             raise
         self._transport = self._offered(hello.transport)
@@ -247,7 +248,7 @@ class Connection:
         self._intake.settle()
         assert self._transport is not None
         try:
-            if not self._ledger.commit(message.transfer_id, self.number, message.payload, self._transport.name):
+            if not self._ledger.commit(message, self.number, self._transport.name):
                 return  # it failed meanwhile; the peer has a Cancel to answer
         except ProtocolError as error:
             self._fail(message.transfer_id, str(error))

@@ -1,6 +1,8 @@
 """What a receiver tells its owner about transfers, in order, from its own threads."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from baton_proto.timeline import PushedChunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,8 @@ class Committed:
     transport: str
     kv_blocks: int
     kv_bytes: int
+    sent_us: int = field(default=0, compare=False)  # when rank 0's commit left, since it began
+    pushes: list[PushedChunk] = field(default_factory=list, compare=False)  # of all ranks, each since it began
 
 
 @dataclass(frozen=True, slots=True)

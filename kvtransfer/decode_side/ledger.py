@@ -11,7 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import structlog
+from msgspec.structs import replace
 
+from baton_proto.transfer import Commit
 from kvtransfer.decode_side.arrivals import Arrivals, Progress
 from kvtransfer.decode_side.events import Committed, Failed, LayerArrived, Released, TransferEvent
 from kvtransfer.decode_side.lease import Lease, LeaseState, LeaseTable
@@ -89,8 +91,9 @@ class Ledger:
                     raise ProtocolError(f"transfer {transfer_id}", f"wrote a block of layer {layer} twice")
             self._news.append(LayerArrived(transfer_id, layers.start, count, lease.writers[writer], len(layers)))
 
-    def commit(self, transfer_id: str, writer: int, payload: bytes, transport: str) -> bool:
+    def commit(self, message: Commit, writer: int, transport: str) -> bool:
         """True: this writer's part is done. False: the transfer has failed. Raises ProtocolError for missing blocks."""
+        transfer_id = message.transfer_id
         with self._lock:
             lease = self._table.written_by(transfer_id, writer, LeaseState.RECEIVING)
             if lease is None:
@@ -98,13 +101,16 @@ class Ledger:
             progress = self._progress[transfer_id]
             if missing := progress.arrivals[writer].missing:
                 raise ProtocolError(f"transfer {transfer_id}", f"commits with {missing} blocks missing")
-            if lease.writers[writer] == 0:
-                progress.payload, progress.transport = payload, transport
+            rank = lease.writers[writer]
+            progress.pushes += [replace(push, rank=rank) for push in message.pushes]
+            if rank == 0:
+                progress.payload, progress.transport, progress.sent_us = message.payload, transport, message.sent_us
             self._table.commit(transfer_id, writer)
             if lease.state is LeaseState.READY:
                 kv_blocks = len(lease.block_ids)
                 kv_bytes = kv_blocks * self._layout.num_layers * self._layout.block_bytes
-                self._news.append(Committed(transfer_id, progress.payload, progress.transport, kv_blocks, kv_bytes))
+                sent = (progress.payload, progress.transport, kv_blocks, kv_bytes, progress.sent_us, progress.pushes)
+                self._news.append(Committed(transfer_id, *sent))
                 del self._progress[transfer_id]
             return True
 

@@ -10,6 +10,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import structlog
 
@@ -152,6 +153,11 @@ class Receiver:
             self.resume()
             holders = ", ".join(left) or "an unknown peer"
             raise UnavailableError(f"{holders} did not let go of the KV slab within {timeout_s:.1f} s")
+
+    def identify(self, identity: SlabIdentity) -> None:
+        """Who the worker is from now on, while suspended: its weights are others."""
+        assert self._suspended
+        self._shared = replace(self._shared, identity=identity)
 
     def resume(self) -> None:
         """Leases are given out again, under the slab's present generation."""

@@ -15,7 +15,7 @@ from baton_proto import transfer as wire
 from baton_proto.worker import Grant
 from kvtransfer.prefill_side.dial import Dialled, dial
 from kvtransfer.prefill_side.layer_writer import LayerWriter
-from kvtransfer.prefill_side.push import LayerBlocks, Push, PushResult
+from kvtransfer.prefill_side.push import ChunkPush, LayerBlocks, Push, PushResult
 from kvtransfer.slab.slab import Slab
 from kvtransfer.transports.transport import BlockWriter
 from kvtransfer.wire.identity import SlabIdentity
@@ -51,6 +51,7 @@ class Link:
         self._broken = ""  # why the connection is of no use any more
         self._retired = False  # the link takes no more pushes and ends with its last one
         self._dialled: Dialled | None = None
+        self._on_their_way: list[ChunkPush] = []  # written at once and not settled
         self._thread = threading.Thread(target=self._run, name=f"kv-send-{first.worker_id}", daemon=True)
         self._listener = threading.Thread(target=self._listen, name=f"kv-answers-{first.worker_id}", daemon=True)
 
@@ -143,6 +144,8 @@ class Link:
                     due_s = min((push.deadline_s for push in self._pushes.values()), default=None)
                     self._changed.wait(None if due_s is None else max(0.0, due_s - time.monotonic()))
             settled = writer.settle()
+            if not settled:
+                self._settled()
 
     def _advance(self, push: Push, dialled: Dialled, writer: LayerWriter) -> None:
         """Does one step of one push: pushes to the same worker take turns."""
@@ -178,13 +181,31 @@ class Link:
                     push.deadline_s = min(push.deadline_s, time.monotonic() + STALL_TIMEOUT_S)
                 else:
                     layers.append(operation)
-        writer.write(push, layers)
+        self._write(push, layers, dialled, writer)
         if commit is not None:
             writer.settle_all()
-            dialled.channel.send(commit)
+            self._settled()
+            dialled.channel.send(push.stamped(commit))
         with self._changed:
             if push.accepted and any(map(self._is_due, push.operations)):
                 self._wake(push)
+
+    def _write(self, push: Push, layers: list[LayerBlocks], dialled: Dialled, writer: LayerWriter) -> None:
+        if not layers:
+            return
+        began_s, before = time.monotonic(), push.kv_bytes
+        writer.write(push, layers)
+        push.wrote(layers, began_s, push.kv_bytes - before)
+        if dialled.writer.at_once:
+            self._on_their_way.append(next(reversed(push.chunks.values())))
+
+    def _settled(self) -> None:
+        """All that was written at once is in place now."""
+        now_s = time.monotonic()
+        for chunk in self._on_their_way:
+            chunk.busy_s += now_s - chunk.end_s
+            chunk.end_s = now_s
+        self._on_their_way.clear()
 
     def _finish(self, push: Push, *, ok: bool, reason: str) -> None:
         """Ends a push whose blocks the link's thread reads no more. Only the first call for a push has an effect."""

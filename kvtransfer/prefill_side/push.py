@@ -6,7 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from msgspec import structs
+
 from baton_proto import transfer as wire
+from baton_proto.timeline import MAX_CHUNKS, PushedChunk, micros
 from baton_proto.worker import Grant
 from kvtransfer.slab.slab import Mark
 from kvtransfer.wire.framing import MAX_PAYLOAD_BYTES
@@ -22,6 +25,17 @@ class PushResult:
     kv_blocks: int  # blocks that the decode worker has now; 0 unless ok
     kv_bytes: int  # written, whether committed or not
     seconds: float  # since begin()
+
+
+@dataclass(slots=True)
+class ChunkPush:
+    """When the blocks of one prompt chunk went, and how many bytes. Times are on time.monotonic()."""
+
+    start_s: float
+    end_s: float
+    busy_s: float = 0.0
+    kv_bytes: int = 0
+    layers: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +80,8 @@ class Push:
     accepted: bool = False
     queued: bool = False  # among the link's pushes that have something to do
     done: bool = False
-    kv_bytes: int = 0  # the link's thread
+    kv_bytes: int = 0  # this and `chunks`: the link's thread
+    chunks: dict[int, ChunkPush] = field(default_factory=dict)  # by the first granted block; at most MAX_CHUNKS
 
     def __post_init__(self) -> None:
         self.deadline_s = self.started_s + self.grant.ttl_s
@@ -93,6 +108,34 @@ class Push:
     def abort(self, reason: str) -> None:
         """Gives up."""
         self.queue.abort(self, reason)
+
+    def wrote(self, layers: Sequence[LayerBlocks], began_s: float, kv_bytes: int) -> None:
+        """The link's thread: layers of one chunk were written. Beyond MAX_CHUNKS the last entry takes in the rest."""
+        now_s, first = time.monotonic(), layers[0].first
+        chunk = self.chunks.get(first)
+        if chunk is None:
+            if len(self.chunks) == MAX_CHUNKS:
+                chunk = next(reversed(self.chunks.values()))
+            else:
+                chunk = self.chunks[first] = ChunkPush(began_s, now_s)
+        chunk.end_s = now_s
+        chunk.busy_s += now_s - began_s
+        chunk.kv_bytes += kv_bytes
+        chunk.layers = max(chunk.layers, layers[-1].layer + 1)
+
+    def stamped(self, commit: wire.Commit) -> wire.Commit:
+        """The link's thread: the message with the times of the push."""
+        pushes = [
+            PushedChunk(
+                micros(chunk.start_s - self.started_s),
+                micros(chunk.end_s - chunk.start_s),
+                micros(chunk.busy_s),
+                chunk.kv_bytes,
+                chunk.layers,
+            )
+            for chunk in self.chunks.values()
+        ]
+        return structs.replace(commit, sent_us=micros(time.monotonic() - self.started_s), pushes=pushes)
 
     def end(self, transport: str, *, ok: bool, reason: str) -> None:
         """The queue's, once: tells on_done."""

@@ -92,6 +92,10 @@ class Sender:
             if not link.wait(max(0.0, give_up_s - time.monotonic())):
                 raise UnavailableError(f"a push still reads the KV slab after {timeout_s:.1f} s")
 
+    def identify(self, identity: SlabIdentity) -> None:
+        with self._lock:
+            self._identity = identity
+
     def close(self) -> None:
         with self._lock:
             self._closed = True

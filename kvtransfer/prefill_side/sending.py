@@ -8,6 +8,7 @@ from typing import Protocol
 from baton_proto.worker import Grant
 from kvtransfer.prefill_side.push import PushResult
 from kvtransfer.slab.slab import Mark
+from kvtransfer.wire.identity import SlabIdentity
 
 LayerDone = Callable[[int], None]
 
@@ -53,6 +54,10 @@ class KvSender(Protocol):
     def let_go(self, timeout_s: float) -> None:
         """Ends the links to all peers, so that the slab may be given back. The next push makes new links. Raises
         UnavailableError when pushes take longer to end."""
+        ...
+
+    def identify(self, identity: SlabIdentity) -> None:
+        """Who the worker is from now on, after let_go(): its weights are others."""
         ...
 
     def close(self) -> None:

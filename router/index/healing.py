@@ -132,7 +132,7 @@ class Healer:
                         self._tree.clear(worker.key)
                     event_id = chunk.event_id
                     for run in chunk.runs:
-                        self._tree.apply_stored(worker.key, run.parent, run.block_hashes, run.sequence_hashes)
+                        self._tree.apply(worker.key, run)
                     if chunk.last:
                         break
                     await asyncio.sleep(0)  # others' turn

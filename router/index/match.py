@@ -4,15 +4,17 @@ It is kept as a few (blocks, workers) pairs until somebody asks for a column or 
 """
 
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
 from itertools import compress
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from baton_proto.kv_events import HASH_BYTES
-from router.index.roster import Roster
+from router.index.holders import Holders, bits
 from runtime.discovery.worker_key import WorkerKey
+
+NONE_LOWER: Final = np.empty((2, 0), dtype=np.int32)
 
 
 class Match(Mapping[WorkerKey, int]):
@@ -21,15 +23,15 @@ class Match(Mapping[WorkerKey, int]):
     It must be read before the tree changes again.
     """
 
-    __slots__ = ("_alone", "_blocks", "_end", "_levels", "_roster", "_sequences")
+    __slots__ = ("_alone", "_blocks", "_end", "_holders", "_levels", "_sequences")
 
     def __init__(
-        self, levels: list[tuple[int, int]], alone: list[tuple[int, int]], roster: Roster, sequences: bytes, end: int
+        self, levels: list[tuple[int, int]], alone: list[tuple[int, int]], holders: Holders, sequences: bytes, end: int
     ) -> None:
         """`sequences`: u64 LE sequence hashes of the edge where the query left the tree, `end` bytes into it."""
-        self._levels = levels  # (blocks, mask of workers)
-        self._alone = alone  # (blocks, number of a worker that is in no mask)
-        self._roster = roster  # numbers of workers that left are in no mask
+        self._levels = levels  # (blocks, mask of bits)
+        self._alone = alone  # (blocks, number of a bit that is in no mask)
+        self._holders = holders  # bits of workers that left are in no mask
         self._sequences = sequences
         self._end = end
         self._blocks: dict[WorkerKey, int] | None = None
@@ -46,20 +48,30 @@ class Match(Mapping[WorkerKey, int]):
 
     def column(self, workers: tuple[WorkerKey, ...]) -> NDArray[np.int32]:
         """Blocks that each of the workers holds: [n] -> [n]."""
-        blocks = np.zeros(len(self._roster.names) + 1, dtype=np.int32)  # the last one is NOBODY's
+        held: NDArray[np.int32] = self._by_bit()[self._holders.numbers(workers)]
+        return held
+
+    def lower(self, workers: tuple[WorkerKey, ...]) -> NDArray[np.int32]:
+        """Of these, the blocks in host memory and those on disk: [n] -> [2, n]; NONE_LOWER when no worker has any."""
+        if not self._holders.nearer:
+            return NONE_LOWER
+        as_near: NDArray[np.int32] = self._by_bit()[self._holders.numbers_at()[:, self._holders.numbers(workers)]]
+        return np.ascontiguousarray(np.diff(as_near, axis=0))
+
+    def _by_bit(self) -> NDArray[np.int32]:
+        blocks = np.zeros(len(self._holders.names) + 1, dtype=np.int32)  # the last one is NOBODY's
         for level, mask in self._levels:
             blocks[: mask.bit_length()][bits(mask)] = level
         for level, number in self._alone:
             blocks[number] = level
-        held: NDArray[np.int32] = blocks[self._roster.numbers(workers)]
-        return held
+        return blocks
 
     def as_dict(self) -> dict[WorkerKey, int]:
         if self._blocks is None:
-            names = self._roster.names
-            self._blocks = {names[number]: blocks for blocks, number in self._alone}
+            names, nearer = self._holders.names, self._holders.nearer
+            self._blocks = {names[number]: blocks for blocks, number in self._alone if not nearer >> number & 1}
             for blocks, mask in self._levels:
-                self._blocks.update(dict.fromkeys(compress(names, bits(mask).tobytes()), blocks))
+                self._blocks.update(dict.fromkeys(compress(names, bits(mask & ~nearer).tobytes()), blocks))
         return self._blocks
 
     def __getitem__(self, worker: WorkerKey) -> int:
@@ -80,12 +92,3 @@ def column(held: Mapping[WorkerKey, int], workers: tuple[WorkerKey, ...]) -> NDA
     if isinstance(held, Match):
         return held.column(workers)
     return np.array([held.get(worker, 0) for worker in workers], dtype=np.int32)
-
-
-@lru_cache(maxsize=4096)  # the same few fleets hold most edges
-def bits(mask: int) -> NDArray[np.bool_]:
-    """The mask as an array [bits], lowest bit first; the highest bit that is set is the last."""
-    packed = np.frombuffer(mask.to_bytes((mask.bit_length() + 7) // 8, "little"), dtype=np.uint8)
-    found = np.unpackbits(packed, count=mask.bit_length(), bitorder="little").view(np.bool_)
-    found.flags.writeable = False
-    return found

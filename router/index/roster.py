@@ -34,9 +34,12 @@ class Roster:
         number = self._numbers.get(worker)
         if number is None:
             self._asked.clear()
-            number = self._free.pop() if self._free else len(self.names)
-            self.names[number : number + 1] = [worker]
-            self._numbers[worker] = number
+            number = self._numbers[worker] = self._take_number(worker)
+        return number
+
+    def _take_number(self, worker: WorkerKey) -> int:
+        number = self._free.pop() if self._free else len(self.names)
+        self.names[number : number + 1] = [worker]
         return number
 
     def discard(self, worker: WorkerKey) -> None:

@@ -115,13 +115,13 @@ class Assigner:
             hits = self._hits.recent(reused) * self._ledger.num_routers  # each sees its share
             prefill_keys = self._pool.prefill_keys(request.num_tokens)
             mixed = nobody_ships(request, prefill_keys)
-            decode = self._candidates(decode_keys, outlook, request.block_size, mixed=mixed)
-            prefill = self._candidates(prefill_keys, outlook, request.block_size, mixed=False)
+            decode = self._candidates(decode_keys, match, outlook, request.block_size, mixed=mixed)
+            prefill = self._candidates(prefill_keys, match, outlook, request.block_size, mixed=False)
         limit = config.max_running_per_worker
         return weigh(request, decode, prefill, self._rules, self._rng, limit, hits), reused
 
     def _candidates(
-        self, workers: tuple[WorkerKey, ...], outlook: Outlook, block_size: int, *, mixed: bool
+        self, workers: tuple[WorkerKey, ...], match: Match, outlook: Outlook, block_size: int, *, mixed: bool
     ) -> Candidates:
         """`mixed`: the workers prefill and decode; only then does it count what they stored."""
         if not workers:
@@ -133,4 +133,7 @@ class Assigner:
             pairs -= pairs * shared // np.maximum(queued, 1)  # as if all tokens of the queue had as many pairs
             queued -= shared
         stored = self._ledger.stored(workers) if mixed else np.zeros(len(workers))
-        return Candidates(workers, column(outlook.cached, workers), load, stored)
+        cached, lower = column(outlook.cached, workers), match.lower(workers)
+        if lower.size and outlook.cached is not match:
+            lower[:, cached > match.column(workers)] = 0  # a prompt that goes on behind them brings them to the device
+        return Candidates(workers, cached, load, stored, lower)

@@ -10,6 +10,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from baton_proto.generated import inference_pb2 as pb
+from router.index.match import NONE_LOWER
 from router.placement import cost
 from runtime.discovery.worker_key import WorkerKey
 
@@ -31,6 +32,7 @@ class Candidates(NamedTuple):
     cached: NDArray[np.int32]  # [n] blocks of the prompt's prefix that the worker holds
     load: NDArray[np.int64]  # [n, 4], see LoadLedger.columns
     stored: NDArray[np.float64]  # [n] blocks that the worker had to store lately, see LoadLedger.stored; or zeros
+    lower: NDArray[np.int32] = NONE_LOWER  # [2, n] those of `cached` in host memory and on disk, see Match.lower
 
 
 NOBODY: Final = np.empty(0, dtype=np.bool_)
@@ -44,6 +46,7 @@ class Cost(Struct, frozen=True, gc=False):
     role: str  # "prefill" | "decode"
     prompt_blocks: int
     cached_blocks: int
+    lower_blocks: tuple[int, ...]  # of these, restored from host memory and from disk; empty: none
     queued_tokens: int  # of prompts
     active_blocks: int  # 0 for a prefill worker
     runs_prompt: bool  # False: a decode worker that would receive the prompt's KV; its queue does not count
@@ -92,7 +95,7 @@ class Weighed:
         """`alone`: whoever is chosen runs the prompt. `can_ship`: a prefill worker takes it."""
         self._role, self._request, self._candidates, self._weights = role, request, candidates, weights
         self.chosen = -1
-        workers, cached, load, stored = candidates
+        workers, cached, load, stored, lower = candidates
         if not workers:
             return
         n, config = len(workers), rules.config
@@ -104,7 +107,7 @@ class Weighed:
         when_full = config.local_prefill_when_full and config.local_prefill_tokens > 0
         pair_cost = 1 / (config.attention_tokens * request.block_size) if config.attention_tokens else 0.0
         self.chosen = cost.choose(
-            (cached, load, stored, excluded),
+            (cached, load, stored, excluded, lower),
             *(request.num_tokens, request.block_size, alone, can_ship),
             (max_requests, max_queued_tokens, config.local_prefill_tokens, config.local_prefill_requests, when_full),
             weights,
@@ -139,6 +142,7 @@ class Weighed:
             role=self._role,
             prompt_blocks=-(-self._request.num_tokens // self._request.block_size),
             cached_blocks=self.cached_blocks(i)[0],
+            lower_blocks=tuple(self._candidates.lower[:, i : i + 1].ravel().tolist()),
             queued_tokens=queued,
             active_blocks=active if self._role == "decode" else 0,
             runs_prompt=reason >= cost.RUNS_PROMPT,

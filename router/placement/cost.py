@@ -34,11 +34,13 @@ TERMS: Final = (
     Term("cached", "- cached", "cached", "overlap_weight", "overlap_weight", "mixed_overlap_weight"),
     Term("queued", "+ queued", "queued", "prefill_weight", "prefill_weight", "prefill_weight"),
     Term("transfer", "+ shipped", "shipped", "", "transfer_weight", "transfer_weight"),
+    Term("host", "+ from host", "restored from host", *["host_restore_weight"] * 3),
+    Term("disk", "+ from disk", "restored from disk", *["disk_restore_weight"] * 3),
     Term("load", "+ load", "active", "", "load_weight", "mixed_load_weight"),
     Term("eviction", "+ stored", "stored lately", "", "", "eviction_weight"),
 )
 NUM_TERMS: Final = len(TERMS)
-PROMPT, CACHED, QUEUED, TRANSFER, LOAD, EVICTION = range(NUM_TERMS)
+PROMPT, CACHED, QUEUED, TRANSFER, HOST, DISK, LOAD, EVICTION = range(NUM_TERMS)
 
 Weights = tuple[float, ...]  # one per term
 Limits = tuple[int, int, int, int, bool]  # see `choose`
@@ -122,9 +124,22 @@ def _bar(queued: int, requests: int, has_prompt: bool, limits: Limits) -> int:
     return FREE if has_prompt else NOBODY_SHIPS
 
 
+@inlined
+def _restored(
+    first: int, end: int, weight: float, runs: bool, weights: Weights, pair_cost: float, block_size: int
+) -> float:
+    """What the blocks [first, end) of the prompt cost that come from a lower tier: at most what computing or receiving
+    them costs, because a worker restores only what it has sooner that way."""
+    most = weights[TRANSFER] * (end - first)
+    if runs:
+        pairs = block_size * block_size * (end * end - first * first) / 2
+        most = weights[PROMPT] * min(1.0, weights[CACHED]) * (end - first + pair_cost * pairs)
+    return min(most, weight * (end - first))
+
+
 # Plain tuples, because numba takes 0.5 us longer to recognize a named one.
 @compiled(
-    together(numba.int32[::1], numba.int64[:, ::1], _FLOAT[::1], _BOOL[::1]),
+    together(numba.int32[::1], numba.int64[:, ::1], _FLOAT[::1], _BOOL[::1], numba.int32[:, ::1]),
     *(_INT, _INT, _BOOL, _BOOL),
     together(_INT, _INT, _INT, _INT, _BOOL),
     together(*[_FLOAT] * NUM_TERMS),
@@ -133,7 +148,7 @@ def _bar(queued: int, requests: int, has_prompt: bool, limits: Limits) -> int:
     returns=_INT,
 )
 def choose(
-    columns: tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.float64], NDArray[np.bool_]],
+    columns: tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.float64], NDArray[np.bool_], NDArray[np.int32]],
     num_tokens: int,
     block_size: int,
     alone: bool,
@@ -148,13 +163,14 @@ def choose(
 
     Equal costs are decided by `draw` from [0, 1). Above temperature 0 the draw is from the softmax over
     -(total - lowest) / (highest - lowest) / temperature.
-    columns: cached blocks [n]; load [n, 4] as LoadView's fields; blocks stored lately [n]; excluded [n], [0] for none.
+    columns: cached blocks [n]; load [n, 4] as LoadView's fields; blocks stored lately [n]; excluded [n], [0] for none;
+        those of the cached blocks in host memory and on disk [2, n], [2, 0] for none.
     alone: whoever is chosen runs the prompt. can_ship: a prefill worker takes the prompt.
     limits: requests and queued tokens of a candidate; tokens, requests of local prefill, and whether it helps out.
     dice: what one pair of tokens costs in attention, in blocks; temperature; draw.
     codes, filled here: reasons and barred [2, n]. costs, filled here: terms and their sum [n, NUM_TERMS + 1].
     """
-    cached, load, stored, excluded = columns
+    cached, load, stored, excluded, lower = columns
     pair_cost, temperature, draw = dice
     reasons, barred, totals = codes[0], codes[1], costs[:, NUM_TERMS]
     prompt_blocks = -(-num_tokens // block_size)
@@ -174,6 +190,12 @@ def choose(
         costs[i, CACHED] = 0.0 - weights[PROMPT] * weights[CACHED] * saved  # never -0.0
         costs[i, QUEUED] = weights[QUEUED] * (queued / block_size + pair_cost * pairs) if runs else 0.0
         costs[i, TRANSFER] = 0.0 if runs else weights[TRANSFER] * (prompt_blocks - cached_blocks)
+        costs[i, HOST] = costs[i, DISK] = 0.0
+        if lower.shape[1]:
+            in_host = min(cached_blocks, cached[i] - lower[0, i] - lower[1, i])
+            on_disk = min(cached_blocks, cached[i] - lower[1, i])
+            costs[i, HOST] = _restored(in_host, on_disk, weights[HOST], runs, weights, pair_cost, block_size)
+            costs[i, DISK] = _restored(on_disk, cached_blocks, weights[DISK], runs, weights, pair_cost, block_size)
         costs[i, LOAD] = weights[LOAD] * active
         costs[i, EVICTION] = weights[EVICTION] * stored[i]
         # What is computed is weighted once, as a sum: it is mostly exact, so that equal work makes equal costs.

@@ -16,7 +16,7 @@ import nats.errors
 import structlog
 from nats.js.api import PubAck, StorageType, StreamConfig
 
-from baton_proto.kv_events import HASH_BYTES, MAJOR, KvEvent, KvEventBatch, Removed, Stored, encode_batch
+from baton_proto.kv_events import HASH_BYTES, MAJOR, KvEvent, KvEventBatch, Moved, Removed, Stored, encode_batch
 from runtime.end_task import end_tasks
 from runtime.nats.client import NATS_ERRORS, NO_STORAGE, NatsClient
 from runtime.nats.subjects import kv_events_stream, kv_events_subject
@@ -254,9 +254,9 @@ def _split_event(event: KvEvent) -> Iterator[KvEvent]:
     match event:
         case Stored():
             yield from event.parts(BATCH_HASH_BYTES)
-        case Removed(sequence_hashes) if len(sequence_hashes) > step:
-            for start in range(0, len(sequence_hashes), step):
-                yield Removed(sequence_hashes[start : start + step])
+        case Removed() | Moved() if len(event.sequence_hashes) > step:
+            for start in range(0, len(event.sequence_hashes), step):
+                yield msgspec.structs.replace(event, sequence_hashes=event.sequence_hashes[start : start + step])
         case _:
             yield event
 

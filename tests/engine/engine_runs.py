@@ -8,6 +8,7 @@ from engine.core.block_manager import BlockManager
 from engine.core.engine import Engine
 from engine.core.sequence import Sequence
 from runtime.checkpoint.model_files import ModelFiles
+from runtime.grammar.compiler import GrammarCompiler
 from tests.tiny_model import VOCAB_SIZE
 
 BLOCK_SIZE = 16
@@ -23,14 +24,16 @@ def small_engine(files: ModelFiles, runner: Runner, num_blocks: int, max_batch_t
     )
 
 
-def sequences(params: list[SamplingParams], seed: int) -> list[Sequence]:
+def sequences(params: list[SamplingParams], seed: int, grammars: GrammarCompiler | None = None) -> list[Sequence]:
+    """`grammars`: for params with a grammar."""
     source = random.Random(seed)
     shared = [source.randrange(3, VOCAB_SIZE) for _ in range(40)]
     result = []
     for index, sampling in enumerate(params):
         own = [source.randrange(3, VOCAB_SIZE) for _ in range(source.randint(1, 50))]
         prompt = shared + own if index % 2 else own
-        result.append(Sequence(f"r{index}", prompt, len(prompt), sampling))
+        matcher = grammars.matcher(sampling.grammar) if grammars and sampling.grammar else None
+        result.append(Sequence(f"r{index}", prompt, len(prompt), sampling, matcher=matcher))
     return result
 
 

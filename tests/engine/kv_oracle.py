@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from baton_proto.kv_events import Cleared, KvEvent, Removed, Stored
+from baton_proto.kv_events import Cleared, KvEvent, Moved, Removed, Stored
 from baton_proto.sampling import SamplingParams
 from engine.core.batch import Batch, LayerDone, SampledToken, ScheduledSequence
 from engine.core.block_manager import BlockManager
@@ -164,10 +164,12 @@ def u64(data: bytes) -> list[int]:
 
 
 class EventReplica:
-    """What a router knows of the cache: sequence hash -> parent. Refuses events that break the stream's promises."""
+    """What a router knows of the cache: sequence hash -> parent, and home. Refuses events that break the stream's
+    promises."""
 
     def __init__(self) -> None:
         self.parents: dict[int, int | None] = {}
+        self.homes: dict[int, int] = {}
 
     def apply(self, events: Iterable[KvEvent]) -> None:
         for event in events:
@@ -177,14 +179,23 @@ class EventReplica:
                     for sequence_hash in u64(event.sequence_hashes):
                         assert parent is None or parent in self.parents, "stored below an unknown parent"
                         assert sequence_hash not in self.parents, "stored twice"
-                        self.parents[sequence_hash] = parent
+                        assert parent is None or self.homes[parent] <= event.home, "stored nearer than its parent"
+                        self.parents[sequence_hash], self.homes[sequence_hash] = parent, event.home
                         parent = sequence_hash
                 case Removed():
                     for sequence_hash in u64(event.sequence_hashes):
                         assert sequence_hash not in self.parents.values(), "removed before its child"
-                        del self.parents[sequence_hash]
+                        del self.parents[sequence_hash], self.homes[sequence_hash]
+                case Moved():
+                    for sequence_hash in u64(event.sequence_hashes):
+                        above = self.parents[sequence_hash]
+                        assert above is None or self.homes[above] <= event.home, "came nearer than its parent"
+                        self.homes[sequence_hash] = event.home
                 case Cleared():
                     self.parents.clear()
+                    self.homes.clear()
+        for sequence_hash, above in self.parents.items():
+            assert above is None or self.homes[above] <= self.homes[sequence_hash], "nearer than its parent"
 
 
 def snapshot(manager: BlockManager) -> dict[int, int | None]:

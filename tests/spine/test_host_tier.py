@@ -1,56 +1,57 @@
 """Workers with a host tier: prefixes leave small slabs and come back, for prefill and for decode, and over a sleep."""
 
 import asyncio
-import random
 from pathlib import Path
+from typing import Any
 
 import httpx
+import pytest
 from typer.testing import CliRunner
 
 from baton.cli.app import app
-from tests.service import Service, running_service
-from tests.spine.oracle import Oracle
-from tests.spine.prompts import ask, random_prompt
+from baton_proto.generated import inference_pb2 as pb
+from tests.service import running_service
+from tests.spine.conversations import converse, metric
+from tests.spine.prompts import ask, greedy, random_prompt
 from tests.spine.worker_view import until_idle, until_tree_is_right, until_used
 
-SMALL = {
-    "engine": {"kv_memory": "1MiB", "host_kv_memory": "4MiB"},
-    "router": {"placement": {"local_prefill_tokens": 0}},
-}
+RANKS = pytest.mark.parametrize("ranks", [1, 2])
 
 
-async def metric(service: Service, worker_id: str, name: str) -> float:
-    address = service.supervisor.ready[worker_id].addresses["metrics"]
-    async with httpx.AsyncClient() as http:
-        shown = (await http.get(f"http://{address}/metrics")).text
-    (line,) = [line for line in shown.splitlines() if line.startswith(f"baton_worker_{name}{{")]
-    return float(line.rpartition(" ")[2])
+def small(ranks: int) -> dict[str, Any]:
+    """As many blocks with any number of ranks."""
+    memory = {"kv_memory": f"{1024 // ranks}KiB", "host_kv_memory": f"{4096 // ranks}KiB"}
+    return {
+        "engine": memory | {"device": "cpu", "tensor_parallel": ranks},
+        "router": {"placement": {"local_prefill_tokens": 0}},
+    }
 
 
-async def test_answers_stay_the_same_while_prefixes_go_and_come(tiny_model: Path) -> None:
+@RANKS
+async def test_answers_stay_the_same_while_prefixes_go_and_come(tiny_model: Path, ranks: int) -> None:
     """Eight conversations' beginnings do not fit into the slabs together."""
-    dice, oracle = random.Random(3), Oracle(tiny_model)
-    beginnings = [random_prompt(300, seed=seed) for seed in range(8)]
-    prompts = [dice.choice(beginnings) + random_prompt(10, seed=100 + number) for number in range(40)]
-    async with running_service(tiny_model, 1, 1, SMALL) as service:
-        for first in range(0, len(prompts), 4):
-            some = prompts[first : first + 4]
-            answers = await asyncio.gather(*(ask(service.client, prompt, 6) for prompt in some))
-            assert [answer.token_ids for answer in answers] == [oracle.greedy(prompt, 6) for prompt in some]
-        await until_idle(service)
-        await until_tree_is_right(service)
+    async with running_service(tiny_model, 1, 1, small(ranks)) as service:
+        await converse(service, tiny_model, num_beginnings=8, num_prompts=40)
         for worker_id in ("prefill-1", "decode-1"):
             assert await metric(service, worker_id, "kv_blocks_restored_total") > 0
             assert await metric(service, worker_id, "kv_host_blocks") > 0
+            assert await metric(service, worker_id, "kv_blocks_lowered_total") > 0
+        summary, _ = await service.client.tree(pb.TreeRequest(), 5)
+        known = {owner.worker_id: owner.host_blocks for owner in summary.workers}
         for worker in (await service.client.status(5)).workers:
             assert 0 < worker.host_blocks_used <= worker.host_blocks_total == 256
+            assert known[worker.worker_id] == worker.host_blocks_used
+        assert [found.verdict for found in await service.client.diff(pb.DiffRequest(), 10)] == [
+            pb.DIFF_VERDICT_EQUAL
+        ] * 2
         shown = await asyncio.to_thread(CliRunner().invoke, app, ["status", "--address", service.grpc_address])
         assert "cached + host" in shown.output
 
 
-async def test_a_worker_wakes_with_the_prefixes_that_it_kept_in_its_host_tier(tiny_model: Path) -> None:
+@RANKS
+async def test_a_worker_wakes_with_the_prefixes_that_it_kept_in_its_host_tier(tiny_model: Path, ranks: int) -> None:
     prompt = random_prompt(320, seed=1)
-    async with running_service(tiny_model, 0, 1, SMALL) as service:
+    async with running_service(tiny_model, 0, 1, small(ranks)) as service:
         expected = (await ask(service.client, prompt, 6)).token_ids
         await until_idle(service)
         for level, found in ((1, 304), (2, 0)):
@@ -62,3 +63,24 @@ async def test_a_worker_wakes_with_the_prefixes_that_it_kept_in_its_host_tier(ti
             assert answer.token_ids == expected
             assert answer.usage.cached_tokens == found
             await until_idle(service)
+
+
+async def test_a_prompt_that_was_to_stay_is_found_when_others_have_come_after_it(tiny_model: Path) -> None:
+    """Over HTTP and gRPC, on prefill and decode workers, whose slabs hold three such prompts."""
+    kept, dropped = random_prompt(304, seed=1), random_prompt(304, seed=2)
+    body = {"model": "tiny-llama", "prompt": kept, "max_tokens": 1, "temperature": 0, "keep_cache_s": 60}
+    without_tier = {**small(1), "engine": {"kv_memory": "1MiB", "device": "cpu"}}
+    async with running_service(tiny_model, 1, 1, without_tier) as service:
+        async with httpx.AsyncClient(base_url=f"{service.http_url}/v1") as client:
+            assert (await client.post("/completions", json=body)).is_success
+        drop = greedy(dropped, 1)
+        drop.drop_cache = True
+        await service.client.generate(drop, 60)
+        await until_idle(service)
+        for worker_id in ("prefill-1", "decode-1"):
+            assert await metric(service, worker_id, "kv_blocks_kept") == 16
+        for seed in range(10, 16):
+            await ask(service.client, random_prompt(304, seed=seed), 1)
+        await until_idle(service)
+        await until_tree_is_right(service)
+        assert (await ask(service.client, [*kept, 5], 1)).usage.cached_tokens == 256

@@ -1,11 +1,13 @@
 """Prefixes that leave the device and come back: a few cases by hand, then anything at all against a plain dict."""
 
+from collections.abc import Iterable
+
 from hypothesis import settings
 
-from baton_proto.kv_events import Removed, Stored
+from baton_proto.kv_events import DEVICE, HOST, KvEvent
 from engine.core.block_manager import BlockManager
 from engine.core.sequence import Sequence
-from tests.engine.core.block_machine import Slots, TieredBlockMachine, compute
+from tests.engine.core.block_machine import DiskBlockMachine, Slots, TieredBlockMachine, compute
 from tests.engine.kv_oracle import make_sequence, snapshot, u64
 
 
@@ -37,15 +39,25 @@ class Tiered:
         return sequence
 
 
-def test_a_prefix_that_had_to_leave_the_device_is_found_again_without_an_event() -> None:
+def told(events: Iterable[KvEvent]) -> list[tuple[str, int | None, list[int]]]:
+    """(type, home, sequence hashes)"""
+    return [
+        (type(event).__name__, getattr(event, "home", None), u64(getattr(event, "sequence_hashes", b"")))
+        for event in events
+    ]
+
+
+def test_a_prefix_that_had_to_leave_the_device_is_found_again_and_both_moves_are_told() -> None:
     tiered = Tiered(num_blocks=3, num_slots=8)
     tiered.run(*range(9))
-    tiered.run(*range(100, 109))
-    assert tiered.manager.num_lowered == 2
+    first = u64(tiered.manager.runs()[0].sequence_hashes)
     tiered.manager.take_events()
+    other = tiered.run(*range(100, 109)).sequence_hashes
+    assert tiered.manager.num_lowered == 2
+    assert told(tiered.manager.take_events()) == [("Moved", HOST, first[::-1]), ("Stored", DEVICE, other)]
     assert tiered.run(*range(9)).num_cached_tokens == 8
     assert tiered.manager.num_raised == 2
-    assert tiered.manager.take_events() == []
+    assert told(tiered.manager.take_events()) == [("Moved", DEVICE, first), ("Moved", HOST, other[::-1])]
 
 
 def test_a_prefix_goes_on_from_the_device_into_the_lower_tier() -> None:
@@ -65,8 +77,8 @@ def test_when_both_are_full_the_oldest_of_all_is_forgotten() -> None:
     tiered.run(*second)
     tiered.manager.take_events()
     oldest = tiered.run(*third).sequence_hashes
-    stored_and_removed = tiered.manager.take_events()
-    assert [type(event) for event in stored_and_removed] == [Removed, Stored]
+    events = told(tiered.manager.take_events())
+    assert [(name, len(hashes)) for name, _, hashes in events] == [("Moved", 2), ("Removed", 2), ("Stored", 2)]
     assert len(snapshot(tiered.manager)) == 4
     assert oldest[0] in snapshot(tiered.manager)
     assert tiered.begin(*first).num_cached_tokens == 0
@@ -98,9 +110,10 @@ def test_who_computes_what_lies_in_the_lower_tier_gives_it_a_block_again() -> No
     tiered.compute(slow)
     assert tiered.manager.num_lowered == 0
     assert tiered.manager.num_raised == 0, "nothing was copied"
-    (event,) = tiered.manager.take_events()
-    assert isinstance(event, Stored)
-    assert u64(event.sequence_hashes) == slow.sequence_hashes[1:2]
+    assert told(tiered.manager.take_events()) == [
+        ("Moved", DEVICE, slow.sequence_hashes[:1]),
+        ("Stored", DEVICE, slow.sequence_hashes[1:2]),
+    ]
     assert tiered.manager.check_integrity() == []
 
 
@@ -110,8 +123,10 @@ def test_a_device_that_is_emptied_keeps_its_prefixes_in_the_lower_tier() -> None
     tiered.manager.take_events()
     tiered.manager.vacate()
     assert (tiered.manager.num_free, tiered.manager.num_lowered) == (4, 3)
-    (event,) = tiered.manager.take_events()
-    assert isinstance(event, Removed)
+    assert [(name, home, len(hashes)) for name, home, hashes in told(tiered.manager.take_events())] == [
+        ("Moved", HOST, 4),
+        ("Removed", None, 1),
+    ]
     tiered.content.clear()
     assert tiered.run(*range(13)).num_cached_tokens == 12
 
@@ -127,3 +142,5 @@ def test_all_blocks_wanted_at_once_cost_nothing_that_is_kept_for_the_request() -
 
 TieredBlockMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
 TestTieredBlockMachine = TieredBlockMachine.TestCase
+DiskBlockMachine.TestCase.settings = settings(max_examples=300, stateful_step_count=60, deadline=None)
+TestDiskBlockMachine = DiskBlockMachine.TestCase

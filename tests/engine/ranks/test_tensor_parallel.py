@@ -114,8 +114,11 @@ def answers_and_kv(files: ModelFiles, num_blocks: int) -> tuple[dict[str, list[i
     return answers, model.slab.tensor
 
 
-@pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("num_blocks", [NUM_BLOCKS, PRESSED_BLOCKS], ids=["roomy", "preempted"])
+@pytest.mark.parametrize(
+    ("size", "num_blocks"),
+    [(2, NUM_BLOCKS), (2, PRESSED_BLOCKS), (4, PRESSED_BLOCKS)],
+    ids=["2-roomy", "2-preempted", "4-preempted"],
+)
 def test_tokens_and_kv_of_all_ranks_are_those_of_one(files: ModelFiles, size: int, num_blocks: int) -> None:
     """Prompts that share a prefix arrive one by one and are chunked beside decodes."""
     expected, whole = answers_and_kv(files, num_blocks)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 from structlog.testing import capture_logs
 
+from baton_proto.transfer import Commit
 from kvtransfer.decode_side.events import Committed, Failed, LayerArrived, Released, TransferEvent
 from kvtransfer.decode_side.ledger import Ledger, Notice
 from kvtransfer.slab.head_plan import WHOLE, Shard
@@ -51,7 +52,7 @@ def test_a_transfer_says_what_arrived_and_commits_with_the_first_token(books: Bo
     books.ledger.arrived("a", SEVEN, range(2), 0, 2)
     books.ledger.arrived("a", SEVEN, range(2, 3), 0, 1)
     books.ledger.arrived("a", SEVEN, range(2, 3), 1, 1)
-    assert books.ledger.commit("a", SEVEN, b"token", "tcp")
+    assert books.ledger.commit(Commit("a", b"token"), SEVEN, "tcp")
     kv_bytes = 2 * 3 * LAYOUT.block_bytes
     assert books.told() == [
         LayerArrived("a", 0, 2, rank=0, layers=2),
@@ -89,7 +90,7 @@ def test_a_block_written_twice_is_refused_and_one_missing_cannot_be_committed(bo
     with pytest.raises(ProtocolError, match="wrote a block of layer 1 twice"):
         books.ledger.arrived("a", SEVEN, range(1, 2), 1, 1)
     with pytest.raises(ProtocolError, match="commits with 2 blocks missing"):
-        books.ledger.commit("a", SEVEN, b"", "tcp")
+        books.ledger.commit(Commit("a", b""), SEVEN, "tcp")
 
 
 def test_the_last_rank_commits_with_the_payload_of_rank_0(books: Books) -> None:
@@ -98,9 +99,9 @@ def test_the_last_rank_commits_with_the_payload_of_rank_0(books: Books) -> None:
     books.write_all(SEVEN)
     books.write_all(EIGHT)
     assert [event.rank for event in books.told() if isinstance(event, LayerArrived)] == [0, 1]
-    assert books.ledger.commit("a", SEVEN, b"token", "shm")
+    assert books.ledger.commit(Commit("a", b"token"), SEVEN, "shm")
     assert books.told() == []
-    assert books.ledger.commit("a", EIGHT, b"", "tcp")
+    assert books.ledger.commit(Commit("a", b""), EIGHT, "tcp")
     (committed,) = books.told()
     assert isinstance(committed, Committed)
     assert (committed.payload, committed.transport) == (b"token", "shm")
@@ -109,7 +110,7 @@ def test_the_last_rank_commits_with_the_payload_of_rank_0(books: Books) -> None:
 def test_a_stranger_can_neither_write_nor_commit(books: Books) -> None:
     books.begin()
     books.ledger.arrived("a", EIGHT, range(3), 0, 2)
-    assert not books.ledger.commit("a", EIGHT, b"", "tcp")
+    assert not books.ledger.commit(Commit("a", b""), EIGHT, "tcp")
     assert books.told() == []
 
 
@@ -127,7 +128,7 @@ def test_a_begun_lease_that_fails_is_released_when_its_writer_has_stopped(books:
     assert books.told() == [Failed("a", "gone")]
     assert books.notices == [Notice(SEVEN, "a", "gone")]
     books.write_all()  # late, and not booked
-    assert not books.ledger.commit("a", SEVEN, b"", "tcp")
+    assert not books.ledger.commit(Commit("a", b""), SEVEN, "tcp")
     books.ledger.writer_stopped("a", SEVEN, "stopped")
     assert books.told() == [Released("a")]
     assert books.ledger.check_integrity(set()) == []
@@ -241,7 +242,7 @@ def test_news_keep_their_order_while_several_threads_deliver(books: Books) -> No
         lambda ledger: ledger.begin("a", EIGHT, FIRST, 3, 1.0),
         lambda ledger: ledger.begin("a", EIGHT, FIRST, len(BLOCKS), 1.0),
         lambda ledger: ledger.arrived("a", SEVEN, range(1), 1, 1),
-        lambda ledger: ledger.commit("a", SEVEN, b"", "tcp"),
+        lambda ledger: ledger.commit(Commit("a", b""), SEVEN, "tcp"),
     ],
 )
 def test_a_protocol_error_names_the_transfer(books: Books, break_protocol: Callable[[Ledger], object]) -> None:

@@ -4,7 +4,7 @@ import random
 
 from baton.service.nats_server import NatsServer
 from baton_proto.discovery import EVENTS_ROLE, MAJOR, WorkerRecord
-from baton_proto.kv_events import Cleared, KvEvent, KvEventBatch, Stored, encode_batch
+from baton_proto.kv_events import MAJOR as EVENTS_MAJOR, Cleared, KvEvent, KvEventBatch, Stored, encode_batch
 from router.index.event_snapshot import snapshot_from_stream
 from router.workers.load import LoadLedger
 from router.workers.pool import WorkerPool
@@ -19,7 +19,7 @@ KEY = ("w", 7)
 
 
 def batch(event_id: int, *events: KvEvent, incarnation: int = 7) -> KvEventBatch:
-    return KvEventBatch(1, "w", incarnation, event_id, 0.0, list(events))
+    return KvEventBatch(EVENTS_MAJOR, "w", incarnation, event_id, 0.0, list(events))
 
 
 async def snapshot(server: NatsServer, batches: list[KvEventBatch]) -> tuple[int, set[Stored]]:

@@ -5,8 +5,8 @@ from types import MappingProxyType
 import numpy as np
 import pytest
 
+from router.index.holders import Holders
 from router.index.match import Match, bits, column
-from router.index.roster import Roster
 from runtime.discovery.worker_key import WorkerKey
 
 A: WorkerKey = ("a", 1)
@@ -19,7 +19,7 @@ STRANGER: WorkerKey = ("stranger", 1)
 @pytest.fixture
 def match() -> Match:
     """A and C hold 5 blocks, B holds 3, D none."""
-    roster = Roster()
+    roster = Holders()
     for worker in (A, B, C, D):
         roster.add(worker)
     return Match([(5, 0b101)], [(3, 1)], roster, b"", 0)
@@ -39,21 +39,21 @@ def test_the_mapping_is_made_once(match: Match) -> None:
 
 
 def test_a_match_of_nobody_is_empty() -> None:
-    match = Match([], [], Roster(), b"", 0)
+    match = Match([], [], Holders(), b"", 0)
     assert (match.as_dict(), match.longest, match.last_block) == ({}, 0, b"")
     assert match.column((A, B)).tolist() == [0, 0]
 
 
 def test_the_longest_prefix_may_be_one_workers_or_a_levels(match: Match) -> None:
-    roster = Roster()
+    roster = Holders()
     assert match.longest == 5
     assert Match([(2, 1)], [(7, 1)], roster, b"", 0).longest == 7
 
 
 def test_the_last_block_that_matched_ends_where_the_query_left_the_edge() -> None:
     sequences = bytes(range(24))
-    assert Match([], [], Roster(), sequences, 16).last_block == sequences[8:16]
-    assert Match([], [], Roster(), sequences, 8).last_block == sequences[:8]
+    assert Match([], [], Holders(), sequences, 16).last_block == sequences[8:16]
+    assert Match([], [], Holders(), sequences, 8).last_block == sequences[:8]
 
 
 def test_a_column_of_any_mapping_is_that_of_a_match(match: Match) -> None:

@@ -1,14 +1,17 @@
 """The radix tree against a brute-force oracle that remembers each block of each worker in a dict."""
 
+from typing import cast
+
 import numpy as np
 import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from numpy.typing import NDArray
 
-from baton_proto.kv_events import HASH_BYTES, Cleared, Removed, Stored
-from router.index.edge import find_hash
+from baton_proto.kv_events import DEVICE, DISK, HASH_BYTES, HOST, Cleared, Moved, Removed, Stored
+from router.index.edge import Edge, find_hash
 from router.index.edge_table import MAX_EXTENDED_BYTES
+from router.index.holders import Held
 from router.index.radix_tree import RadixTree, UnknownBlockError
 from runtime.blocks.block_hash import sequence_hashes
 from runtime.discovery.worker_key import WorkerKey
@@ -33,11 +36,22 @@ def packed(hashes: list[int]) -> bytes:
     return np.array(hashes, dtype="<u8").tobytes()
 
 
-def store(tree: RadixTree, worker: WorkerKey, path: list[int], known: int = 0) -> None:
+def store(tree: RadixTree, worker: WorkerKey, path: list[int], known: int = 0, home: int = DEVICE) -> None:
     """Stores path[known:] behind path[:known]."""
     sequences = chain(*path)
     parent = sequences[known - 1] if known else None
-    tree.apply_stored(worker, parent, blocks(*path[known:]).tobytes(), packed(sequences[known:]))
+    tree.apply_stored(worker, parent, blocks(*path[known:]).tobytes(), packed(sequences[known:]), home)
+
+
+def move(tree: RadixTree, worker: WorkerKey, path: list[int], depths: list[int], home: int) -> None:
+    """Moves the blocks of a path that end at these depths, in this order."""
+    tree.apply_moved(worker, packed([chain(*path)[depth - 1] for depth in depths]), home)
+
+
+def lower(tree: RadixTree, *path: int) -> dict[WorkerKey, list[int]]:
+    """Blocks in host memory and on disk."""
+    workers = tuple(tree.workers)
+    return dict(zip(workers, tree.find(blocks(*path)).lower(workers).T.tolist(), strict=True))
 
 
 def remove(tree: RadixTree, worker: WorkerKey, path: list[int], kept: int) -> None:
@@ -52,6 +66,7 @@ def found(tree: RadixTree, *path: int) -> dict[WorkerKey, int]:
 def check_structure(tree: RadixTree) -> None:
     """All invariants of the data structure itself."""
     stack = [tree._edges.root]
+    own = ~tree._holders.nearer
     edges = num_blocks = 0
     while stack:
         edge = stack.pop()
@@ -66,7 +81,10 @@ def check_structure(tree: RadixTree) -> None:
             assert tree._edges._edges[child.number] is child
             hashes = np.frombuffer(child.sequences, dtype="<u8")
             assert all(tree._edges._index.get(key) == child.number for key in hashes.tolist())
-            assert child.full > 0, "somebody covers the last block"
+            assert child.full & own > 0, "somebody covers the last block"
+            for worker in tree.workers:
+                as_near = [child.covered(bit) for bit in tree._holders.bits(worker)]
+                assert as_near == sorted(as_near), "what lies on the device does not lie further away"
             assert child.full & ~edge.full == 0, "whoever covers a child covers its parent"
             for bit, covered in (child.partial or {}).items():
                 assert 0 < covered < len(child.blocks)
@@ -85,26 +103,64 @@ class TreeAgainstOracle(RuleBasedStateMachine):
     """Few workers and few block values: paths share prefixes and part ways all the time."""
 
     workers = st.sampled_from([A, B, C, ("a", 2)])
+    homes = st.integers(DEVICE, DISK)
     paths = st.lists(st.integers(1, 3), min_size=1, max_size=10)
 
     def __init__(self) -> None:
         super().__init__()
         self.tree = RadixTree()
         self.held: dict[WorkerKey, dict[tuple[int, ...], int]] = {}  # path -> its sequence hash
+        self.home: dict[tuple[WorkerKey, tuple[int, ...]], int] = {}  # of what is held
 
     def has(self, worker: WorkerKey, path: tuple[int, ...]) -> bool:
         return path in self.held.get(worker, {})
 
-    @rule(worker=workers, path=paths, known=st.integers(0, 10))
-    def stored(self, worker: WorkerKey, path: list[int], known: int) -> None:
+    def near(self, worker: WorkerKey, path: tuple[int, ...], home: int) -> bool:
+        """Whether a block lies in `home` or nearer; the start of all paths does."""
+        return not path or (self.has(worker, path) and self.home[worker, path] <= home)
+
+    @rule(worker=workers, path=paths, known=st.integers(0, 10), home=homes)
+    def stored(self, worker: WorkerKey, path: list[int], known: int, home: int) -> None:
         known = min(known, len(path) - 1)
-        if known and not self.has(worker, tuple(path[:known])):
+        if not self.near(worker, tuple(path[:known]), home):
             with pytest.raises(UnknownBlockError):
-                store(self.tree, worker, path, known)
+                store(self.tree, worker, path, known, home)
             return
-        store(self.tree, worker, path, known)
+        store(self.tree, worker, path, known, home)
         for depth, sequence in enumerate(chain(*path), start=1):
-            self.held.setdefault(worker, {})[tuple(path[:depth])] = sequence
+            block = tuple(path[:depth])
+            before = self.home[worker, block] if self.has(worker, block) else home
+            self.held.setdefault(worker, {})[block] = sequence
+            self.home[worker, block] = min(before, home)
+
+    @rule(worker=workers, path=paths, home=homes, data=st.data())
+    def moved(self, worker: WorkerKey, path: list[int], home: int, data: st.DataObject) -> None:
+        """Blocks of a path in any order, or in the order of those that come or go."""
+        every = range(1, len(path) + 1)
+        depths = data.draw(
+            st.one_of(
+                st.lists(st.integers(1, len(path)), min_size=1, max_size=5),
+                st.integers(1, len(path)).map(lambda first: list(every[first - 1 :])),
+                st.integers(1, len(path)).map(lambda first: list(every[first - 1 :][::-1])),
+            )
+        )
+        unknown = 0
+        for depth in depths:
+            block = tuple(path[:depth])
+            if not self.has(worker, block) or not self.near(worker, block[:-1], home):
+                unknown += 1
+            elif home <= self.home[worker, block]:
+                self.home[worker, block] = home
+            else:
+                for behind in self.held[worker]:
+                    if behind[:depth] == block:
+                        self.home[worker, behind] = max(self.home[worker, behind], home)
+        if unknown:
+            with pytest.raises(UnknownBlockError) as raised:
+                move(self.tree, worker, path, depths, home)
+            assert raised.value.count == unknown
+        else:
+            move(self.tree, worker, path, depths, home)
 
     @rule(worker=workers, path=paths, data=st.data())
     def removed(self, worker: WorkerKey, path: list[int], data: st.DataObject) -> None:
@@ -160,12 +216,20 @@ class TreeAgainstOracle(RuleBasedStateMachine):
         asked = (C, ("nobody", 1), ("a", 2), A, B)
         assert match.column(asked).tolist() == [expected.get(worker, 0) for worker in asked]
         assert match.longest == max(expected.values(), default=0)
+        homes = {w: [self.home[w, tuple(path[: i + 1])] for i in range(depth)] for w, depth in expected.items()}
+        if match.lower(asked).size:
+            assert match.lower(asked).T.tolist() == [
+                [homes.get(w, []).count(HOST), homes.get(w, []).count(DISK)] for w in asked
+            ]
+        else:
+            assert all(home == DEVICE for of_path in homes.values() for home in of_path)
 
     @invariant()
     def dumps_what_is_held(self) -> None:
         for worker in [A, B, C, ("a", 2)]:
             expected = self.held.get(worker, {})
             dumped: dict[int, int | None] = {}
+            homes: dict[int, int] = {}
             for run in self.tree.dump(worker):
                 sequences = np.frombuffer(run.sequence_hashes, dtype="<u8").tolist()
                 assert run.parent is None or run.parent in dumped, "parents come first"
@@ -174,6 +238,10 @@ class TreeAgainstOracle(RuleBasedStateMachine):
                 for parent, sequence in zip([run.parent, *sequences], sequences, strict=False):
                     assert sequence not in dumped
                     dumped[sequence] = parent
+                    homes[sequence] = run.home
+            assert homes == {sequence: self.home[worker, path] for path, sequence in expected.items()}
+            at = list(homes.values())
+            assert self.tree.held(worker) == Held(len(at), at.count(HOST), at.count(DISK))
             assert set(dumped) == set(expected.values())
             assert self.tree.num_blocks_of(worker) == len(expected)
 
@@ -345,7 +413,7 @@ def test_a_bit_of_a_worker_that_left_is_used_again() -> None:
         tree.remove_worker(("a", incarnation - 1))
         store(tree, ("a", incarnation), [1, 2])
         assert found(tree, 1, 2) == {("a", incarnation): 2}
-    assert len(tree._roster.names) == 1
+    assert len(tree._holders.names) == 1
 
 
 def test_events_change_the_tree_as_their_methods_do() -> None:
@@ -400,16 +468,16 @@ def test_edges_tell_their_owners_and_are_found_by_any_of_their_blocks() -> None:
     store(tree, B, [1, 2, 3])
     store(tree, C, [1, 2, 9])
     (trunk,) = tree.children()
-    assert tree.owners(trunk) == {A: 2, B: 2, C: 2}
+    assert tree.owners(trunk) == {A: Held(2), B: Held(2), C: Held(2)}
     long, short = sorted(tree.children(trunk), key=lambda edge: -len(edge.blocks))
-    assert (tree.owners(long), tree.owners(short)) == ({A: 2, B: 1}, {C: 1})
+    assert (tree.owners(long), tree.owners(short)) == ({A: Held(2), B: Held(1)}, {C: Held(1)})
     assert tree.children(long) == []
     for depth, hashed in enumerate(chain(1, 2, 3, 4), start=1):
         edge, up_to = (trunk, depth) if depth <= 2 else (long, depth - 2)
         assert tree.locate(hashed.to_bytes(8, "little")) == (edge, up_to)
     assert tree.locate(chain(1, 2, 9)[-1].to_bytes(8, "little")) == (short, 1)
     assert tree.locate(packed([12345])) is None
-    counts = [*tree.owners(long).values(), tree.num_blocks_of(B), up_to]
+    counts = [held.blocks for held in tree.owners(long).values()] + [tree.num_blocks_of(B), up_to]
     assert all(type(count) is int for count in counts)
     located = tree.locate(packed(chain(1)))
     assert located is not None
@@ -475,6 +543,83 @@ def test_every_worker_loses_what_follows_a_block_that_it_removes_in_mid_chain() 
         assert tree.num_blocks_of(worker) == 1
     assert tree.num_blocks == 1
     check_structure(tree)
+
+
+def test_blocks_that_move_are_found_as_before_and_told_apart_by_home() -> None:
+    tree = RadixTree()
+    store(tree, A, [1, 2, 3, 4, 5])
+    store(tree, B, [1, 2, 3])
+    assert tree.find(blocks(1)).lower((A, B)).shape == (2, 0)
+    tree.apply(A, Moved(packed(chain(1, 2, 3, 4, 5)[:1:-1]), HOST))
+    assert found(tree, 1, 2, 3, 4, 5) == {A: 5, B: 3}
+    assert lower(tree, 1, 2, 3, 4, 5) == {A: [3, 0], B: [0, 0]}
+    assert lower(tree, 1, 2, 3) == {A: [1, 0], B: [0, 0]}
+    tree.apply(A, Moved(packed(chain(1, 2, 3, 4, 5)[:2:-1]), DISK))
+    assert lower(tree, 1, 2, 3, 4, 5, 6) == {A: [1, 2], B: [0, 0]}
+    assert (tree.held(A), tree.held(B), tree.held(C)) == (Held(5, 1, 2), Held(3), Held(0))
+    tree.apply(A, Moved(packed(chain(1, 2, 3, 4)[2:]), DEVICE))
+    assert lower(tree, 1, 2, 3, 4, 5) == {A: [0, 1], B: [0, 0]}
+    store(tree, A, [1, 2, 3, 4, 9], known=4, home=HOST)
+    assert lower(tree, 1, 2, 3, 4, 9) == {A: [1, 0], B: [0, 0]}
+    edge, _ = cast(tuple[Edge, int], tree.locate(packed(chain(1, 2, 3, 4, 9)[-1:])))
+    assert tree.owners(edge) == {A: Held(1, 1, 0)}
+    check_structure(tree)
+
+
+def test_moves_of_unknown_blocks_are_counted_and_known_ones_made() -> None:
+    tree = RadixTree()
+    store(tree, A, [1, 2, 3])
+    with pytest.raises(UnknownBlockError, match=r"worker a: moved: 2 block\(s\) that it does not hold"):
+        tree.apply_moved(A, packed([chain(1, 2, 3)[-1], 12345, chain(7)[0]]), HOST)
+    assert lower(tree, 1, 2, 3) == {A: [1, 0]}
+    with pytest.raises(UnknownBlockError):
+        tree.apply_moved(B, packed([chain(1)[0]]), HOST)
+    tree.apply_moved(A, packed(chain(1, 2, 3)[::-1]), DISK)
+    with pytest.raises(UnknownBlockError):  # its parent lies on disk
+        tree.apply_moved(A, packed(chain(1, 2)[1:]), HOST)
+    assert lower(tree, 1, 2, 3) == {A: [0, 3]}
+    with pytest.raises(ProtocolError):
+        tree.apply_moved(A, b"123", HOST)
+    tree.apply_moved(B, b"", HOST)
+    assert tree.workers == [A]
+    check_structure(tree)
+
+
+def test_a_block_is_not_stored_nearer_than_its_parent() -> None:
+    tree = RadixTree()
+    store(tree, A, [1, 2], home=HOST)
+    with pytest.raises(UnknownBlockError):
+        store(tree, A, [1, 2, 3], known=2)
+    store(tree, A, [1, 2, 3], known=2, home=DISK)
+    assert lower(tree, 1, 2, 3) == {A: [2, 1]}
+
+
+def test_only_workers_with_lower_homes_have_more_than_one_bit_and_they_are_used_again() -> None:
+    tree = RadixTree()
+    for incarnation in range(1, 50):
+        tree.remove_worker(("a", incarnation - 1))
+        store(tree, ("a", incarnation), [1, 2])
+        tree.clear(("a", incarnation))
+        store(tree, ("a", incarnation), [1, 2], home=DISK)
+        store(tree, B, [1, 2])
+        assert lower(tree, 1, 2) == {("a", incarnation): [0, 2], B: [0, 0]}
+        assert len(tree._holders.bits(B)) == 1
+    assert len(tree._holders.names) == 4
+    tree.remove_worker(("a", 49))
+    assert tree._holders.nearer == 0
+    assert found(tree, 1, 2) == {B: 2}
+
+
+def test_a_dump_with_homes_rebuilds_the_same_tree() -> None:
+    tree, copy = RadixTree(), RadixTree()
+    for path in ([1, 2, 3, 4, 5, 6], [1, 2, 3, 7], [1, 8]):
+        store(tree, A, path)
+    move(tree, A, [1, 2, 3, 4, 5, 6], [6, 5, 4], DISK)
+    move(tree, A, [1, 2, 3, 7], [4], HOST)
+    for run in tree.dump(A):
+        copy.apply(A, run)
+    assert sorted(copy.dump(A), key=repr) == sorted(tree.dump(A), key=repr)
+    assert copy.held(A) == tree.held(A) == Held(8, 1, 3)
 
 
 @pytest.mark.parametrize("depth", [4, 5])

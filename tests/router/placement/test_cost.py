@@ -23,10 +23,12 @@ REQUEST = Request(1000, 16)
 
 
 def weighed(kind: str, config: PlacementConfig = CONFIG) -> Weighed:
-    """Two workers that have some of everything. The second decode worker runs the prompt, the others receive its KV."""
+    """Two workers that have some of everything. The second decode worker runs the prompt, the others receive its KV. Of
+    what they hold, two blocks lie in host memory and one on disk."""
     load = np.array([[3, 0 if kind == "decode" else 400, 7, 9000]] * 2, dtype=np.int64)
     column = np.array([5, 62 if kind == "decode" else 5], dtype=np.int32)
-    workers = Candidates((("a", 1), ("b", 1)), column, load, np.array([11.0, 11.0]))
+    lower = np.array([[2, 2], [1, 1]], dtype=np.int32)
+    workers = Candidates((("a", 1), ("b", 1)), column, load, np.array([11.0, 11.0]), lower)
     rules = candidates.cost.Rules(config)
     alone = kind != "decode"
     return Weighed(
@@ -66,14 +68,15 @@ def column(kind: str, term: Term, config: PlacementConfig = CONFIG) -> list[floa
 
 @pytest.mark.parametrize("term", TERMS, ids=lambda term: term.name)
 def test_a_term_grows_with_its_weight_wherever_it_has_one_and_is_0_elsewhere(term: Term) -> None:
+    config = msgspec.structs.replace(CONFIG, disk_restore_weight=0.02, host_restore_weight=0.02)  # far from their limit
     kinds = {"prefill": term.prefill, "decode": term.decode, "mixed": term.mixed}
     assert term.decode or term.mixed, "explanations show the weights of these two"
     for kind, key in kinds.items():
-        values = column(kind, term)
+        values = column(kind, term, config)
         if not key:
             assert values == [0.0, 0.0]
         else:
-            more = msgspec.structs.replace(CONFIG, **{key: 2 * getattr(CONFIG, key)})
+            more = msgspec.structs.replace(config, **{key: 2 * getattr(config, key)})
             assert column(kind, term, more) == pytest.approx([2 * value for value in values])
     assert any(column(kind, term) != [0.0, 0.0] for kind in kinds), "no formula in the loop"
 
@@ -144,6 +147,67 @@ def test_what_is_left_to_compute_of_a_prompt_is_at_least_its_last_token_and_deci
     assert only.costs()[0].cached_blocks == only.cached_blocks(0)[0]
 
 
+def restored(
+    cached: int, host: int, disk: int, kind: str = "mixed", num_tokens: int = 1600, **changes: float
+) -> tuple[float, float]:
+    """What a worker's blocks in host memory and on disk cost. A decode worker receives the prompt."""
+    config = msgspec.structs.replace(CONFIG, **changes)
+    load = np.array([[0, 10**6 if kind == "decode" else 0, 0, 0]], dtype=np.int64)
+    lower = np.array([[host], [disk]], dtype=np.int32)
+    workers = Candidates((("a", 1),), np.array([cached], dtype=np.int32), load, np.zeros(1), lower)
+    rules = candidates.cost.Rules(config)
+    only = Weighed(
+        *("decode", Request(num_tokens, 16), workers, rules, getattr(rules, kind), Dice(0.0)),
+        alone=kind != "decode",
+        can_ship=True,
+    )
+    (one,) = only.costs()
+    assert (one.lower_blocks, one.cached_blocks) == ((host, disk), min(cached, (num_tokens - 1) // 16))
+    return one.terms[cost.HOST], one.terms[cost.DISK]
+
+
+def test_restoring_costs_its_time_but_at_most_that_of_computing_or_receiving() -> None:
+    plain = {"attention_tokens": 0, "host_restore_weight": 0.07, "disk_restore_weight": 1.4}
+    assert restored(50, 20, 10, **plain) == pytest.approx((20 * 0.07, 10 * 1.0))
+    assert restored(50, 20, 10, kind="prefill", **plain) == pytest.approx((20 * 0.07, 10 * 1.0))
+    assert restored(50, 20, 10, kind="decode", **plain) == pytest.approx((20 * 0.07, 10 * CONFIG.transfer_weight))
+    assert restored(50, 0, 0, **plain) == (0.0, 0.0)
+
+
+def test_a_block_from_disk_costs_more_behind_many_tokens_than_at_the_start() -> None:
+    """Because it takes longer to compute there."""
+    first, last = restored(10, 0, 10, num_tokens=16 * 10_000), restored(8_000, 0, 10, num_tokens=16 * 10_000)
+    assert first[1] == pytest.approx(10 + 160 * 160 / 2 / 16384 / 16)
+    assert last[1] == pytest.approx(10 * CONFIG.disk_restore_weight)
+
+
+def test_the_last_block_of_a_whole_prompt_is_computed_and_not_restored() -> None:
+    assert restored(100, 0, 3, disk_restore_weight=0.5)[1] == pytest.approx(2 * 0.5)
+    assert restored(100, 3, 0, host_restore_weight=0.5)[0] == pytest.approx(2 * 0.5)
+    assert restored(100, 3, 1, host_restore_weight=0.5) == pytest.approx((3 * 0.5, 0.0))
+
+
+@pytest.mark.parametrize("kind", ["prefill", "decode", "mixed"])
+@pytest.mark.parametrize("overlap", [0.0, 0.3, 1.0, 7.0])
+def test_a_hit_in_a_lower_tier_is_never_dearer_than_none(kind: str, overlap: float) -> None:
+    keys = {"overlap_weight": overlap, "mixed_overlap_weight": overlap, "disk_restore_weight": 5.0}
+    for cached, host, disk in ((50, 0, 50), (50, 50, 0), (99, 30, 40)):
+        costs = []
+        for blocks in ((cached, host, disk), (0, 0, 0)):
+            load = np.array([[0, 10**6 if kind == "decode" else 0, 0, 0]], dtype=np.int64)
+            lower = np.array([blocks[1:]], dtype=np.int32).T.copy()
+            config = msgspec.structs.replace(CONFIG, host_restore_weight=5.0, **keys)
+            rules = candidates.cost.Rules(config)
+            workers = Candidates((("a", 1),), np.array(blocks[:1], dtype=np.int32), load, np.zeros(1), lower)
+            only = Weighed(
+                *("decode", Request(1600, 16), workers, rules, getattr(rules, kind), Dice(0.0)),
+                alone=kind != "decode",
+                can_ship=True,
+            )
+            costs.append(only.costs()[0].total)
+        assert costs[0] <= costs[1] + 1e-9
+
+
 def test_explanations_show_every_term_and_every_weight() -> None:
     rows = [_candidate(REQUEST, one, 0.5, chosen=False) for one in weighed("mixed").costs()]
     rules = pb.PlacementRules(**term_rules(CONFIG))
@@ -151,6 +215,10 @@ def test_explanations_show_every_term_and_every_weight() -> None:
     assert set(rules.weights) == {key for row in TERMS for key in (row.prefill, row.decode, row.mixed) if key}
     table = _candidates(pb.Decision(candidates=rows), rules)
     assert [str(header.header) for header in table.columns][3:-3] == [row.heading for row in TERMS]
+    assert [(row.host_blocks, row.disk_blocks) for row in rows] == [(2, 1), (2, 1)]
+    for row in rows:
+        del row.terms[cost.DISK]
+    assert "+ from disk" not in [header.header for header in _candidates(pb.Decision(candidates=rows), rules).columns]
     formula = " ".join(_formula(rules))
     assert all(row.amount in formula for row in TERMS)
 

@@ -11,13 +11,14 @@ import pytest
 from structlog.testing import capture_logs
 
 from baton.service.nats_server import NatsServer
-from baton_proto.kv_events import Cleared, KvEventBatch, Removed, Stored, decode_batch
+from baton_proto.kv_events import HOST, Cleared, KvEvent, KvEventBatch, Moved, Removed, Stored, decode_batch
 from runtime.kv_events.publisher import BATCH_HASH_BYTES, EventPublisher, split_events
 from runtime.nats.client import NatsClient, connect
 from runtime.nats.subjects import kv_events_stream, kv_events_subject
 
 WORKER = "prefill-0"
 SUBJECT = kv_events_subject("default", WORKER)
+HASHES = np.arange(BATCH_HASH_BYTES // 8, dtype="<u8").tobytes()
 
 
 @pytest.fixture
@@ -191,13 +192,22 @@ async def test_a_server_without_storage_is_complained_of_seldom_and_with_the_way
     assert "nats.store_dir" in told[0]
 
 
-def test_small_events_share_a_batch_and_removals_are_split_too() -> None:
+def test_small_events_share_a_batch() -> None:
     assert list(split_events([Cleared(), removed(1), removed(2)])) == [[Cleared(), removed(1), removed(2)]]
     assert list(split_events([])) == []
-    hashes = np.arange(BATCH_HASH_BYTES // 8, dtype="<u8").tobytes()
-    parts = list(split_events([Removed(hashes)]))
+
+
+@pytest.mark.parametrize(
+    "event",
+    [Removed(HASHES), Moved(HASHES, HOST), Stored(None, HASHES, HASHES, HOST)],
+    ids=lambda event: type(event).__name__,
+)
+def test_events_of_many_blocks_are_split(event: Stored | Removed | Moved) -> None:
+    parts = list(split_events([event]))
     assert len(parts) == 2
-    assert b"".join(event.sequence_hashes for part in parts for event in part if isinstance(event, Removed)) == hashes
+    told: list[KvEvent] = [piece for part in parts for piece in part]
+    assert b"".join(getattr(piece, "sequence_hashes", b"") for piece in told) == HASHES
+    assert {getattr(piece, "home", None) for piece in told} == {getattr(event, "home", None)}
 
 
 async def test_events_of_quick_steps_leave_as_one_batch_and_none_waits_for_long(nats: NatsClient) -> None:

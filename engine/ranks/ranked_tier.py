@@ -1,0 +1,46 @@
+"""The host tiers of a tensor-parallel worker: each rank has one for its own slab, all under one block table."""
+
+from collections.abc import Sequence
+
+from engine.core.block_manager import LowerTier
+from engine.ranks.rank_commands import LoadKv, OpenTier, StoreKv, TierCommand
+from engine.ranks.ranks import Ranks
+from engine.tiers.host_kv import HostKv, slot_bytes
+from kvtransfer.slab.slab import Slab
+
+
+class RankedTier:
+    """Implements `LowerTier` on rank 0. Because ranks carry out copies and steps in rank 0's order, a copy takes effect
+    everywhere before the next step. Raises RankLostError."""
+
+    def __init__(self, own: HostKv, ranks: Ranks) -> None:
+        self.num_slots = own.num_slots
+        self._own = own
+        self._ranks = ranks
+        ranks.tell(OpenTier(own.num_slots))
+
+    def store(self, blocks: Sequence[int], slots: Sequence[int]) -> None:
+        self._ranks.tell(StoreKv(list(blocks), list(slots)))
+        self._own.store(blocks, slots)
+
+    def load(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
+        self._ranks.tell(LoadKv(list(slots), list(blocks)))
+        self._own.load(slots, blocks)
+
+
+class RankTier:
+    """What another rank does at rank 0's command."""
+
+    def __init__(self, slab: Slab) -> None:
+        self._slab = slab
+        self._tier: LowerTier | None = None
+
+    def obey(self, command: TierCommand) -> None:
+        if isinstance(command, OpenTier):
+            self._tier = HostKv(self._slab, command.num_slots * slot_bytes(self._slab))
+            return
+        assert self._tier is not None, "rank 0 opens the tier first"
+        if isinstance(command, StoreKv):
+            self._tier.store(command.blocks, command.slots)
+        else:
+            self._tier.load(command.slots, command.blocks)

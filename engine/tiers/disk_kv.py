@@ -1,0 +1,189 @@
+"""KV blocks on a disk: a third home for prefixes, below host memory, that outlives the process."""
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from math import inf
+from pathlib import Path
+from queue import SimpleQueue
+
+import structlog
+import xxhash
+
+from engine.core.disk_copies import DiskBlock, Done
+from engine.tiers.block_files import FORMAT, BlockFiles
+from engine.tiers.host_kv import KEY as HOST_KEY, HostKv
+from kvtransfer.slab.layout import SlabLayout
+from runtime.config.serving import EngineConfig, parse_bytes
+from runtime.errors import ConfigError
+
+KEY = "engine.disk_kv"
+WRITES_BYTES = 256 << 20  # on their way, at most: what the disk writes during some steps
+LATE_S = 2.0  # a read that takes longer is not waited for, and none is begun
+REST_S = 30.0  # how long nothing is written after an error
+STOP_TIMEOUT_S = 10.0
+
+Job = Callable[[], object]
+
+log = structlog.get_logger()
+
+
+class DiskKv:
+    """Implements `engine.core.disk_copies.DiskTier`. The engine thread calls it, and never waits for the disk: one
+    thread writes and one reads. `wake` is called by these threads when something has ended."""
+
+    def __init__(self, host: HostKv, files: BlockFiles) -> None:
+        self.num_slots = files.num_slots
+        self.num_errors = 0
+        self.wake: Callable[[], object] = lambda: None
+        self._host = host
+        self._files = files
+        self._most_writes = max(2, min(WRITES_BYTES // host.slot_bytes, host.num_slots // 4))
+        self._silent_until_s = 0.0
+        self._asked_s: dict[int, float] = {}  # reads on their way, the oldest first
+        self._read_s = 0.0  # per block, of the last reads; at first the disk is believed to be quick
+        self._done: deque[Done] = deque()
+        self._writes, self._reads = SimpleQueue[Job | None](), SimpleQueue[Job | None]()
+        self._threads = [
+            threading.Thread(target=_work, args=(jobs,), name=name, daemon=True)
+            for name, jobs in (("kv to disk", self._writes), ("kv from disk", self._reads))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def max_writes(self) -> int:
+        return self._most_writes if time.monotonic() >= self._silent_until_s else 0
+
+    def write(self, slot: int, copy: int, block: DiskBlock) -> None:
+        self._writes.put(partial(self._write, slot, copy, block))
+
+    def read(self, copy: int, slot: int, block: DiskBlock) -> None:
+        self._asked_s[copy] = time.monotonic()
+        self._reads.put(partial(self._read, copy, slot, block))
+
+    def wipe(self) -> None:
+        self._writes.put(lambda: self._tried(self._files.wipe))
+
+    def move(self, name: str) -> None:
+        def move() -> None:
+            moved = self._tried(lambda: self._files.move(self._files.folder.parent.parent / name))
+            self._silent_until_s = 0.0 if moved else inf  # for ever: the folder still names the former weights
+
+        self._writes.put(move)
+
+    def done(self) -> list[Done]:
+        done = [self._done.popleft() for _ in range(len(self._done))]
+        for copy, written, _ in done:
+            if not written:
+                del self._asked_s[copy]
+        return done
+
+    def read_s(self, num_blocks: int) -> float:
+        if self._asked_s and time.monotonic() - next(iter(self._asked_s.values())) > LATE_S:
+            return inf
+        return (len(self._asked_s) + num_blocks) * self._read_s
+
+    def close(self) -> None:
+        """Ends the threads, when they have done what they were asked for. One that hangs is left alone."""
+        for jobs in (self._reads, self._writes):
+            jobs.put(None)
+        for thread in self._threads:
+            thread.join(STOP_TIMEOUT_S)
+        if not any(thread.is_alive() for thread in self._threads):
+            self._files.close()
+
+    # --- on the threads -----------------------------------------------------------------------------------------------
+
+    def _write(self, slot: int, copy: int, block: DiskBlock) -> None:
+        ok = self.max_writes > 0 and self._tried(lambda: self._files.write(copy, block, self._host.content(slot)))
+        self._end(Done(copy, True, ok))
+
+    def _read(self, copy: int, slot: int, block: DiskBlock) -> None:
+        began_s = time.monotonic()
+        try:
+            ok = self._files.read(copy, block, self._host.content(slot))
+        except OSError:
+            ok = False
+        if not ok:
+            self.num_errors += 1
+            log.warning("a KV block on the disk is damaged", folder=str(self._files.folder), slot=copy)
+        took_s = time.monotonic() - began_s
+        self._read_s = 0.8 * self._read_s + 0.2 * took_s if self._read_s else took_s
+        self._end(Done(copy, False, ok))
+
+    def _tried(self, work: Job) -> bool:
+        """Whether it went well. Nothing is written for some time after an error."""
+        try:
+            work()
+        except OSError as error:
+            self.num_errors += 1
+            if self.max_writes:
+                log.warning("KV blocks go to no disk for now", folder=str(self._files.folder), error=str(error))
+            self._silent_until_s = max(self._silent_until_s, time.monotonic() + REST_S)
+            return False
+        return True
+
+    def _end(self, done: Done) -> None:
+        self._done.append(done)
+        self.wake()
+
+
+def _work(jobs: "SimpleQueue[Job | None]") -> None:
+    while job := jobs.get():
+        job()
+
+
+def disk_kv(
+    host: HostKv | None, layout: SlabLayout, config: EngineConfig, model_hash: str
+) -> tuple[DiskKv | None, list[tuple[int, DiskBlock]]]:
+    """As configured, with what it finds, the youngest first; None without a folder, or when the folder cannot be used:
+    the worker serves without it. Raises ConfigError."""
+    check_disk_kv(config)
+    if host is None or config.disk_kv.folder is None:
+        return None, []
+    folder = Path(config.disk_kv.folder) / fingerprint(layout, model_hash)
+    try:
+        files = BlockFiles(folder, parse_bytes(config.disk_kv.size, KEY), host.slot_bytes, layout.block_size)
+        found = files.found()
+    except OSError as error:
+        log.warning("no disk tier for KV blocks", folder=str(folder), error=str(error))
+        return None, []
+    if not files.num_slots:
+        raise ConfigError(f"{KEY}.size", f"{config.disk_kv.size} has no room for a KV block, {host.slot_bytes} bytes")
+    log.info("disk tier for KV blocks", folder=str(files.folder), slots=files.num_slots, found=len(found))
+    return DiskKv(host, files), found
+
+
+def fingerprint(layout: SlabLayout, model_hash: str) -> str:
+    """Names the folder of all workers whose blocks hold the same bytes for the same tokens."""
+    shape = (layout.dtype, layout.num_layers, layout.num_kv_heads, layout.block_size, layout.head_dim)
+    name: str = xxhash.xxh3_128_hexdigest(repr((FORMAT, model_hash, shape)).encode())
+    return name
+
+
+def check_disk_kv(config: EngineConfig) -> None:
+    """Raises ConfigError where there is no such tier."""
+    if config.disk_kv.folder is None:
+        return
+    if config.host_kv_memory.strip() == "0":
+        raise ConfigError(KEY, f"blocks go to the disk and come back through host memory: set {HOST_KEY} too")
+    if config.tensor_parallel > 1:
+        raise ConfigError(KEY, "only workers with tensor_parallel 1 have a disk tier: leave the folder out")
+    parse_bytes(config.disk_kv.size, f"{KEY}.size")
+
+
+def check_folder(config: EngineConfig) -> None:
+    """Makes the folder on this machine. Raises ConfigError when nobody may write there."""
+    if config.disk_kv.folder is None:
+        return
+    folder = Path(config.disk_kv.folder).expanduser()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{KEY}.folder", f"{folder}: {error.strerror or error}") from error
+    if not os.access(folder, os.W_OK):
+        raise ConfigError(f"{KEY}.folder", f"{folder}: nobody here may write to it")

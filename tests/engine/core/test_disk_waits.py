@@ -1,0 +1,143 @@
+"""Sequences whose prefix is read from the disk: others pass them, and they wait only where that is sooner."""
+
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from decode_worker.request import Request
+from decode_worker.reservations import Reservations
+from engine.core.block_manager import BlockManager
+from engine.core.engine import Engine
+from engine.core.scheduler import Scheduler
+from engine.core.sequence import Sequence
+from engine.core.timed_steps import TimedSteps
+from kvtransfer.decode_side.receiver import Receiver
+from tests.engine.core.block_machine import Disk, Slots, compute
+from tests.engine.core.test_scheduler import names, step
+from tests.engine.kv_oracle import EOS, FakeRunner, make_sequence
+
+ON_DISK = list(range(13))
+
+
+class Waits:
+    """A pool of 8 blocks of 4 tokens with its tiers. The blocks of ON_DISK are known from an earlier process."""
+
+    def __init__(self) -> None:
+        content = dict.fromkeys(range(8), (0,))
+        former = Disk(8, slots := Slots(4, content))
+        manager = BlockManager(8, 4, slots, former)
+        first = make_sequence("first", ON_DISK)
+        assert manager.allocate(first)
+        compute(manager, first)
+        manager.free(first)
+        manager.vacate()
+        while manager.land() or former.finish():
+            pass
+        self.disk = Disk(8, slots := Slots(8, content))
+        self.disk.files = former.files
+        found = [(copy, block) for copy, (block, _) in reversed(former.files.items())]
+        assert len(found) == 3
+        self.manager = BlockManager(8, 4, slots, self.disk, found)
+        self.manager.take_events()
+
+    def read(self) -> None:
+        self.disk.finish()
+        assert self.manager.land()
+
+
+@pytest.fixture
+def waits() -> Waits:
+    return Waits()
+
+
+def test_others_pass_a_sequence_that_waits_for_the_disk_until_it_was_read(waits: Waits) -> None:
+    scheduler = Scheduler(waits.manager, max_batch_tokens=64, max_running=8)
+    restored = make_sequence("restored", ON_DISK, max_tokens=99)
+    scheduler.add(restored)
+    scheduler.add(make_sequence("other", range(100, 104)))
+    assert names(step(scheduler)) == (["other"], [])
+    assert names(step(scheduler)) == ([], ["other"])
+    waits.read()
+    batch = step(scheduler)
+    assert names(batch) == (["restored"], ["other"])
+    assert batch.prefill[0].num_tokens == 1
+    assert restored.num_cached_tokens == 12
+
+
+def test_a_sequence_that_was_aborted_lets_go_of_what_was_read_for_it(waits: Waits) -> None:
+    scheduler = Scheduler(waits.manager, max_batch_tokens=64, max_running=8)
+    aborted = make_sequence("aborted", ON_DISK)
+    scheduler.add(aborted)
+    assert step(scheduler).num_tokens == 0
+    waits.read()
+    assert len(waits.manager._cache.copies.held) == 3
+    scheduler.finish(aborted)
+    assert not waits.manager._cache.copies.held
+    assert waits.manager.check_integrity() == []
+
+
+def test_a_prefix_is_computed_where_the_disk_would_take_longer(waits: Waits) -> None:
+    restored = make_sequence("restored", ON_DISK)
+    waits.manager.compute_s = lambda num_tokens: {12: 0.1}[num_tokens]
+    assert not waits.manager.restores(restored)
+    waits.manager.compute_s = lambda num_tokens: {12: 0.11}[num_tokens]
+    assert waits.manager.restores(restored)
+    waits.disk.late = True
+    assert waits.manager.land(), "whoever waits may go on"
+    assert not waits.manager.restores(restored)
+    assert waits.manager.allocate(restored)
+    assert restored.num_computed_tokens == 0
+
+
+def test_others_reserve_while_the_first_reservation_waits_for_the_disk(waits: Waits) -> None:
+    engine = Engine(FakeRunner(4), waits.manager, max_batch_tokens=64, max_running=8, eos_token_ids=EOS)
+    granted: list[str] = []
+    receiver = cast(Receiver, SimpleNamespace(reserve=lambda blocks, skipped, ttl_s: (len(blocks), skipped)))
+    reservations = Reservations(engine, receiver, 4, 9.0, lambda request: granted.append(request.sequence.request_id))
+
+    def request(sequence: Sequence) -> Request:
+        submit = SimpleNamespace(priority=0)
+        return cast(Request, SimpleNamespace(sequence=sequence, submit=submit, deadline_s=9e9, grant=None))
+
+    restored = request(make_sequence("restored", ON_DISK))
+    reservations.add(restored)
+    reservations.add(request(make_sequence("other", range(100, 104))))
+    assert granted == ["other"]
+    large = request(make_sequence("large", range(200, 232)))
+    reservations.add(large)
+    reservations.add(request(make_sequence("behind", range(300, 304))))
+    assert granted == ["other"], "nobody passes who waits for memory"
+    reservations.cancel(large)
+    assert granted == ["other", "behind"]
+    waits.disk.finish()
+    assert engine.step().restored
+    reservations.retry()
+    assert granted == ["other", "behind", "restored"]
+    assert restored.grant == (1, 12)
+
+
+def test_a_reservation_that_was_cancelled_waits_for_the_disk_no_more(waits: Waits) -> None:
+    engine = Engine(FakeRunner(4), waits.manager, max_batch_tokens=64, max_running=8, eos_token_ids=EOS)
+    cancelled = make_sequence("cancelled", ON_DISK)
+    assert not engine.reserve(cancelled)
+    engine.forgo(cancelled)
+    waits.read()
+    assert not waits.manager._cache.copies.held
+
+
+def test_how_long_a_prompt_takes_is_known_from_steps_that_were_mostly_prompts() -> None:
+    steps = TimedSteps()
+    assert steps.prompt_s(100) == float("inf")
+
+    def batch(num_prompt: int, num_decode: int) -> object:
+        prefill = [SimpleNamespace(num_tokens=num_prompt, start=0)] if num_prompt else []
+        decode = [SimpleNamespace(end=5)] * num_decode
+        return SimpleNamespace(num_tokens=num_prompt + num_decode, prefill=prefill, decode=decode)
+
+    steps.add(batch(4, 8), 1e6)  # type: ignore[arg-type]
+    steps.add(batch(50, 8), 10.0)  # type: ignore[arg-type]
+    assert steps.prompt_s(100) == pytest.approx(0.02)
+    for _ in range(50):
+        steps.add(batch(50, 0), 100.0)  # type: ignore[arg-type]
+    assert steps.prompt_s(100) == pytest.approx(0.2, rel=0.01)

@@ -1,0 +1,265 @@
+"""The disk tier under a real model: prefixes go to the disk and come back, over restarts and faults of the disk, and no
+answer changes."""
+
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace as replaced
+from math import inf
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from engine.core.engine import Engine
+from engine.core.sequence import Sequence
+from engine.tiers import disk_kv as module
+from engine.tiers.block_files import BlockFiles
+from engine.tiers.disk_kv import check_disk_kv, check_folder, fingerprint
+from engine.tiers.host_kv import slot_bytes
+from kvtransfer.slab.layout import SlabLayout
+from runtime.config.serving import DiskKvConfig, EngineConfig, ServingConfig
+from runtime.errors import ConfigError
+from tests.engine.kv_oracle import make_sequence
+from tests.tiny_model import VOCAB_SIZE
+from worker.assembly import build_engine
+
+TIMEOUT_S = 30.0
+
+
+class Worker:
+    """An engine with a small pool, a smaller host tier and a disk tier below, driven as an engine loop drives it."""
+
+    def __init__(self, model: Path, folder: Path | None, num_disk: int = 128, num_host: int = 32) -> None:
+        plain = EngineConfig(device="cpu", threads=1, kv_memory="4MiB")
+        probe = build_engine(ServingConfig(model=str(model), engine=plain))
+        one_block = slot_bytes(probe.slab)
+        probe.close()
+        engine = replace(plain, kv_memory=str(20 * one_block))
+        if folder is not None:
+            disk = DiskKvConfig(folder=str(folder), size=str(num_disk * (one_block + 128)))
+            engine = replace(engine, host_kv_memory=str(num_host * one_block), disk_kv=disk)
+        self.assembly = build_engine(ServingConfig(model=str(model), engine=engine))
+        self.engine: Engine = self.assembly.engine
+        self.engine.block_manager.compute_s = lambda num_tokens: inf  # reading is sooner, however quick the machine
+        self.disk_is_done = threading.Event()
+        self.engine.block_manager.on_disk_done(self.disk_is_done.set)
+        self.names = 0
+
+    def answers(self, prompts: list[list[int]]) -> list[list[int]]:
+        """Greedy answers, one request after the other."""
+        return [self.answer(prompt)[1] for prompt in prompts]
+
+    def answer(self, prompt: list[int]) -> tuple[Sequence, list[int]]:
+        self.names += 1
+        sequence = make_sequence(str(self.names), prompt, max_tokens=6, ignore_eos=True)
+        self.engine.add(sequence)
+        tokens: list[int] = []
+        deadline_s = time.monotonic() + TIMEOUT_S
+        while sequence.request_id in self.engine._sequences:
+            assert time.monotonic() < deadline_s
+            self.disk_is_done.clear()
+            output = self.engine.step()
+            tokens += [token for one in output.outputs for token in one.token_ids]
+            if not output.is_news:
+                self.disk_is_done.wait(0.1)
+            assert self.engine.check_integrity() == []
+        return sequence, tokens
+
+    def until_written(self) -> None:
+        manager = self.engine.block_manager
+        deadline_s = time.monotonic() + TIMEOUT_S
+        while manager._cache.copies.writes:
+            assert time.monotonic() < deadline_s
+            self.disk_is_done.wait(0.1)
+            self.disk_is_done.clear()
+            self.engine.step()
+
+    def close(self) -> None:
+        self.assembly.close()
+
+
+@contextmanager
+def worker(*arguments: object, **options: int) -> Iterator[Worker]:
+    one = Worker(*arguments, **options)  # type: ignore[arg-type]
+    try:
+        yield one
+    finally:
+        one.close()
+
+
+def conversations(count: int, seed: int) -> list[list[int]]:
+    """Prompts over a few long beginnings, which together are more than fit into memory."""
+    dice = random.Random(seed)
+    systems = [[random.Random(number).randrange(3, VOCAB_SIZE) for _ in range(150)] for number in range(10)]
+    return [dice.choice(systems) + [dice.randrange(3, VOCAB_SIZE) for _ in range(9)] for _ in range(count)]
+
+
+def prompt(seed: int, length: int = 150) -> list[int]:
+    dice = random.Random(seed)
+    return [dice.randrange(3, VOCAB_SIZE) for _ in range(length)]
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_model: Path) -> Callable[[list[list[int]]], list[list[int]]]:
+    """Answers of a worker without lower tiers."""
+
+    def answers(prompts: list[list[int]]) -> list[list[int]]:
+        with worker(tiny_model, None) as plain:
+            return plain.answers(prompts)
+
+    return answers
+
+
+def test_answers_are_those_of_a_worker_without_a_disk_over_restarts(
+    tiny_model: Path, tmp_path: Path, expected: Callable[[list[list[int]]], list[list[int]]]
+) -> None:
+    for life in range(3):
+        prompts = conversations(25, life)
+        with worker(tiny_model, tmp_path) as one:
+            assert one.answers(prompts) == expected(prompts)
+            assert one.engine.block_manager.num_read > 20
+            load = one.engine.load()
+            assert 0 < load.disk_blocks_used <= load.disk_blocks_total == 128
+
+
+def test_a_restart_finds_prefixes_and_tells_of_them(tiny_model: Path, tmp_path: Path) -> None:
+    with worker(tiny_model, tmp_path) as one:
+        _, before = one.answer(prompt(0))
+        one.answers([prompt(seed) for seed in range(1, 10)])
+        one.until_written()
+        kept = one.engine.load().disk_blocks_used
+    with worker(tiny_model, tmp_path) as again:
+        stored = again.engine.step().events
+        assert sum(len(event.sequence_hashes) // 8 for event in stored) == kept  # type: ignore[union-attr]
+        sequence, after = again.answer(prompt(0))
+        assert after == before
+        assert sequence.num_cached_tokens == 144
+        assert again.engine.block_manager.num_read == 9
+
+
+def test_blocks_of_another_model_are_left_alone(tmp_path: Path) -> None:
+    layout = SlabLayout(2, 100, 2, 16, 8, "float32")
+    same = fingerprint(layout, "weights")
+    assert fingerprint(SlabLayout(2, 7, 2, 16, 8, "float32"), "weights") == same
+    shapes = (3, 2, 16, 8, "float32"), (2, 1, 16, 8, "float32"), (2, 2, 32, 8, "float32"), (2, 2, 16, 4, "float32")
+    others = {fingerprint(SlabLayout(layers, 100, *shape), "weights") for layers, *shape in shapes}
+    others |= {fingerprint(layout, "other weights"), fingerprint(replaced(layout, dtype="bfloat16"), "weights")}
+    assert len(others - {same}) == 6
+
+
+def test_a_damaged_disk_costs_time_and_no_answer(
+    tiny_model: Path, tmp_path: Path, expected: Callable[[list[list[int]]], list[list[int]]]
+) -> None:
+    prompts = conversations(25, 1)
+    with worker(tiny_model, tmp_path) as one:
+        one.answers(prompts)
+        one.until_written()
+    (blocks,) = tmp_path.glob("*/0/blocks")
+    size = blocks.stat().st_size
+    with blocks.open("r+b") as file:
+        for place in range(0, size, size // 8):
+            file.seek(place)
+            file.write(b"garbage")
+    with worker(tiny_model, tmp_path) as one:
+        assert one.answers(prompts) == expected(prompts)
+        assert one.engine.block_manager.num_disk_errors > 0
+
+
+def test_a_disk_that_refuses_is_left_alone_for_a_while(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = 0
+
+    def refuse(*arguments: object) -> None:
+        nonlocal tried
+        tried += 1
+        raise OSError(28, "No space left on device")
+
+    write = BlockFiles.write
+    monkeypatch.setattr(BlockFiles, "write", refuse)
+    with worker(tiny_model, tmp_path) as one:
+        one.answers(conversations(10, 2))
+        one.until_written()
+        assert tried == one.engine.block_manager.num_disk_errors == 1
+        assert one.engine.load().disk_blocks_used == 0
+        monkeypatch.setattr(BlockFiles, "write", write)
+        monkeypatch.setattr(module, "REST_S", 0.0)
+        one.engine.block_manager._disk._silent_until_s = 0.0  # type: ignore[union-attr]
+        one.answers(conversations(10, 2))
+        one.until_written()
+        assert one.engine.load().disk_blocks_used > 0
+
+
+def test_nobody_waits_for_a_disk_that_does_not_answer(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with worker(tiny_model, tmp_path) as one:
+        _, before = one.answer(prompt(0))
+        one.answers([prompt(seed) for seed in range(1, 10)])
+        one.until_written()
+    answers_again = threading.Event()
+    read = BlockFiles.read
+
+    def hang(*arguments: object) -> bool:
+        answers_again.wait()
+        return read(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(BlockFiles, "read", hang)
+    monkeypatch.setattr(module, "LATE_S", 0.2)
+    with worker(tiny_model, tmp_path) as again:
+        again.engine.step()
+        sequence, after = again.answer(prompt(0))
+        assert (after, sequence.num_cached_tokens) == (before, 0)
+        answers_again.set()
+        while not again.engine.step().restored:
+            again.disk_is_done.wait(0.1)
+        assert again.engine.check_integrity() == []
+
+
+def test_a_prompt_is_computed_where_that_is_sooner(tiny_model: Path, tmp_path: Path) -> None:
+    with worker(tiny_model, tmp_path) as one:
+        one.answers([prompt(seed) for seed in range(10)])
+        one.until_written()
+        one.engine.block_manager.compute_s = one.engine.timed_steps.prompt_s
+        for read_s, found in ((10.0, 0), (1e-9, 144)):
+            one.engine.block_manager._disk._read_s = read_s  # type: ignore[union-attr]
+            sequence, _ = one.answer(prompt(0))
+            assert sequence.num_cached_tokens == found
+            one.answers([prompt(seed) for seed in range(1, 10)])
+            one.until_written()
+
+
+def test_what_was_cleared_is_not_found_by_a_restart(tiny_model: Path, tmp_path: Path) -> None:
+    with worker(tiny_model, tmp_path) as one:
+        one.answers([prompt(seed) for seed in range(10)])
+        one.engine.clear_cache()
+        assert one.engine.check_integrity() == []
+    with worker(tiny_model, tmp_path) as again:
+        assert again.engine.load().disk_blocks_used == 0
+
+
+def test_a_worker_serves_without_the_tier_when_its_folder_cannot_be_used(tiny_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with worker(tiny_model, tmp_path / "file") as one:
+        assert one.engine.load().disk_blocks_total == 0
+        one.answer(prompt(0))
+
+
+def test_what_cannot_be_is_refused_with_the_reason(tiny_model: Path, tmp_path: Path) -> None:
+    disk = DiskKvConfig(folder=str(tmp_path / "kv"))
+    with pytest.raises(ConfigError, match=r"come back through host memory: set engine\.host_kv_memory too"):
+        check_disk_kv(EngineConfig(disk_kv=disk))
+    with pytest.raises(ConfigError, match=r"engine\.disk_kv\.size: 'auto' is not a size"):
+        check_disk_kv(EngineConfig(host_kv_memory="auto", disk_kv=replace(disk, size="auto")))
+    small = EngineConfig(device="cpu", host_kv_memory="1MiB", disk_kv=replace(disk, size="1024"))
+    with pytest.raises(ConfigError, match=r"engine\.disk_kv\.size: 1024 has no room for a KV block"):
+        build_engine(ServingConfig(model=str(tiny_model), engine=small))
+    check_folder(EngineConfig(disk_kv=disk))
+    assert os.path.isdir(tmp_path / "kv")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"engine\.disk_kv\.folder: .*file/kv: Not a directory"):
+        check_folder(EngineConfig(disk_kv=DiskKvConfig(folder=str(tmp_path / "file" / "kv"))))
