@@ -10,6 +10,7 @@ from prometheus_client import Histogram, generate_latest
 
 from baton_proto.placement_words import PLACED
 from baton_proto.router_report import BUCKETS, RouterTotals
+from router.counters.recent import Recent
 from runtime.discovery.worker_key import WorkerKey
 from runtime.errors import (
     BodyTooLargeError,
@@ -61,6 +62,7 @@ class RouterMetrics(ProcessMetrics):
         self.streamed_tokens = 0  # output of all choices, as it comes
         self.placements: Counter[str] = Counter(dict.fromkeys(PLACED.values(), 0))  # of attempts
         self.failovers = 0
+        self.recent = Recent()
         self.flows: defaultdict[WorkerKey, Flow] = defaultdict(Flow)
         self.requests: Counter[str] = Counter(dict.fromkeys(OUTCOMES.values(), 0))  # that have ended
         self.prompt_tokens = self.cached_tokens = self.output_tokens = 0  # of ended requests

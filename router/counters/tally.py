@@ -1,15 +1,16 @@
 """What is counted of requests: each event in a request's life is told here once, and the router's counters follow."""
 
 import time
-from dataclasses import dataclass
 from typing import Self
 
 import structlog
 
 from baton_proto.placement_words import PLACED
 from baton_proto.router_report import bucket_of
+from baton_proto.timeline import Timeline
 from baton_proto.worker import Handoff
 from router.counters.metrics import OUTCOMES, RouterMetrics, first_fit
+from router.counters.recent import Attempt, RecentRequest, Service
 from router.placement.assignment import Assignment
 from router.placement.cost import SHORT
 from router.placement.placement import Placement
@@ -17,46 +18,44 @@ from router.placement.placement import Placement
 log = structlog.get_logger()
 
 
-@dataclass(slots=True)
-class Service:
-    """Who served one choice of a request, for usage and for people."""
-
-    index: int
-    decode_worker: str = ""
-    prefill_worker: str = ""
-    kv_blocks: int = 0
-    kv_bytes: int = 0
-    transport: str = ""
-    attempts: int = 0
-    cached_tokens: int = 0
-
-
 class Tally(Service):
     """One choice of a request, which is a request of its own to the workers."""
 
-    __slots__ = ("_metrics", "_prompt_tokens", "arrived_s", "first_s", "last_s", "output_tokens", "started")
+    __slots__ = ("_metrics", "_prompt_tokens", "started")
 
     def __init__(self, metrics: RouterMetrics, index: int, prompt_tokens: int) -> None:
-        super().__init__(index)
+        now = time.monotonic()
+        super().__init__(index, arrived_s=now, first_s=now, last_s=now)
         self._metrics = metrics
         self._prompt_tokens = prompt_tokens
         self.started = False  # a worker has computed the prompt
-        self.output_tokens = 0
-        self.arrived_s = self.first_s = self.last_s = time.monotonic()  # the choice; its first and last output
         metrics.totals.arrivals += 1
         metrics.totals.input_tokens += prompt_tokens
         metrics.totals.input_tokens_squared += float(prompt_tokens) ** 2
 
-    def placed(self, assignment: Assignment, waited_s: float) -> None:
+    def attempt(self) -> None:
+        """An attempt begins."""
+        self.attempts += 1
+        self.tried.append(Attempt(self.attempts, time.monotonic(), self.output_tokens))
+
+    def placed(self, assignment: Assignment, waited_s: float, placing_s: float = 0.0) -> None:
         """An attempt has got workers."""
+        attempt = self.tried[-1]
+        attempt.placed_s, attempt.placing_s = time.monotonic(), placing_s
+        attempt.decode_worker = assignment.link.worker[0]
+        attempt.prefill_worker = assignment.prefill.worker_id if assignment.prefill else ""
         self.decode_worker = assignment.link.worker[0]
         self.prefill_worker = assignment.prefill.worker_id if assignment.prefill else ""
         self._metrics.placements[PLACED[assignment.placement.reason]] += 1
         self._metrics.queue_wait_s.observe(waited_s)
 
-    def prompt_done(self, placement: Placement, cached_tokens: int, handoff: Handoff | None) -> None:
+    def prompt_done(
+        self, placement: Placement, cached_tokens: int, handoff: Handoff | None, timeline: Timeline | None = None
+    ) -> None:
         """An attempt's prompt is computed, `cached_tokens` of it were cached. Only the first attempt's count: a replay
         finds its own prompt cached."""
+        attempt = self.tried[-1]
+        attempt.first_s, attempt.timeline = time.monotonic(), timeline
         if not self.started:
             self.started = True
             self.cached_tokens = min(cached_tokens, self._prompt_tokens)
@@ -72,7 +71,8 @@ class Tally(Service):
             self.prefill_worker = handoff.prefill_worker
             self.kv_blocks += handoff.kv_blocks
             self.kv_bytes += handoff.kv_bytes
-            self.transport = handoff.transport
+            self.transport = attempt.transport = handoff.transport
+            self._metrics.recent.handed_over(self.decode_worker, handoff)
 
     def output(self, assignment: Assignment, num_tokens: int) -> None:
         """Tokens have come from the decode worker."""
@@ -88,11 +88,18 @@ class Tally(Service):
         self._metrics.streamed_tokens += num_tokens
         self._metrics.flows[assignment.link.worker].output_tokens += num_tokens
 
-    def worker_lost(self) -> None:
+    def worker_lost(self, reason: str) -> None:
         self._metrics.failovers += 1
+        self.attempt_ended(reason)
+
+    def attempt_ended(self, problem: str) -> None:
+        """`problem`: why the attempt did not finish; empty when it did, or the whole choice ended with it."""
+        if self.tried and not (attempt := self.tried[-1]).ended_s:
+            attempt.ended_s, attempt.output_after, attempt.problem = time.monotonic(), self.output_tokens, problem
 
     def ended(self) -> None:
         """However it ended. An answer without a token counts nowhere."""
+        self.attempt_ended("")
         if not self.output_tokens:
             return
         self._metrics.totals.finished += 1
@@ -102,19 +109,22 @@ class Tally(Service):
             self._metrics.totals.itl[bucket_of(decode_s * 1e3 / (self.output_tokens - 1))] += 1
 
 
-class RequestTally:
+class RequestTally(RecentRequest):
     """A request with all its choices. Use `with`: the request has ended when the block is left."""
 
+    __slots__ = ("_metrics",)
+
     def __init__(self, metrics: RouterMetrics, request_id: str, prompt_tokens: int) -> None:
-        self.choices: list[Tally] = []
-        self.prompt_tokens = prompt_tokens
+        super().__init__(request_id, prompt_tokens, time.monotonic())
         self._metrics = metrics
-        self._request_id = request_id
-        self._arrived_s = time.monotonic()
+        metrics.recent.requests.append(self)
+        if metrics.recent.on_request is not None:
+            metrics.recent.on_request(self)
 
     def choice(self, index: int) -> Tally:
-        self.choices.append(Tally(self._metrics, index, self.prompt_tokens))
-        return self.choices[-1]
+        choice = Tally(self._metrics, index, self.prompt_tokens)
+        self.choices.append(choice)
+        return choice
 
     @property
     def cached_tokens(self) -> int:
@@ -129,16 +139,17 @@ class RequestTally:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        metrics, outcome, duration_s = self._metrics, first_fit(error, OUTCOMES), time.monotonic() - self._arrived_s
-        metrics.requests[outcome] += 1
+        metrics, self.outcome, self.ended_s = self._metrics, first_fit(error, OUTCOMES), time.monotonic()
+        duration_s = self.ended_s - self.arrived_s
+        metrics.requests[self.outcome] += 1
         metrics.prompt_tokens += self.prompt_tokens
         metrics.cached_tokens += self.cached_tokens
         metrics.output_tokens += self.output_tokens
         metrics.duration_s.observe(duration_s)
         log.info(
             "request ended",
-            request_id=self._request_id,
-            outcome=outcome,
+            request_id=self.request_id,
+            outcome=self.outcome,
             prompt_tokens=self.prompt_tokens,
             cached_tokens=self.cached_tokens,
             output_tokens=self.output_tokens,

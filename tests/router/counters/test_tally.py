@@ -30,6 +30,7 @@ def assignment(decode: WorkerKey = ("d", 1), reason: int = ALONE) -> Assignment:
 def test_a_request_is_counted_when_it_comes_when_it_starts_and_when_it_ends() -> None:
     metrics = RouterMetrics()
     tally, _ = Tally(metrics, 0, 100), Tally(metrics, 1, 30)
+    tally.attempt()
     tally.placed(assignment(), 0.1)
     tally.prompt_done(assignment().placement, 64, None)
     tally.arrived_s -= 0.2
@@ -49,6 +50,7 @@ def test_a_replay_does_not_count_its_prompt_again() -> None:
     metrics = RouterMetrics()
     tally = Tally(metrics, 0, 100)
     short = assignment(reason=SHORT).placement
+    tally.attempt()
     tally.prompt_done(short, 32, None)
     tally.prompt_done(short, 100, None)
     counted = metrics.totals
@@ -98,6 +100,7 @@ def test_usage_counts_the_prompt_once_and_the_output_of_all_choices() -> None:
     with RequestTally(metrics, "r", 100) as tally:
         for cached_tokens in (64, 32):
             choice = tally.choice(0)
+            choice.attempt()
             choice.prompt_done(assignment().placement, cached_tokens, None)
             choice.output(assignment(), 5)
     assert (tally.cached_tokens, tally.output_tokens) == (32, 10)

@@ -1,0 +1,98 @@
+"""`POST /tokenize` and `POST /detokenize`, as vLLM has them: the tokens of a prompt, and the text of tokens."""
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+
+from msgspec import Raw, Struct
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from router.api.http.body import BodyBudget, received_body
+from router.api.http.errors import error_response
+from router.api.http.generation import CALLER
+from router.api.http.json_body import decode_body, read_soon
+from router.api.http.json_response import json_response
+from router.api.http.openai_fields import ABSENT, ChatMessage
+from router.api.http.openai_types import plain_messages, template_variables
+from router.api.validation import Chat, Prompt, check_model, make_request_id, tokenize
+from router.requests.frontend import Frontend
+from runtime.errors import InvalidRequestError
+from runtime.security.callers import ANYONE
+
+
+class TokenizeBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One of `prompt` and `messages`."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Sequence[ChatMessage] | None = None
+    add_special_tokens: bool = True  # of a prompt; a chat has those of its template
+    return_token_strs: bool = False
+    chat_template_kwargs: Raw = ABSENT
+
+    def wanted(self) -> tuple[str, Prompt]:
+        """The field's name and the prompt. Raises InvalidRequestError."""
+        if (self.prompt is None) == (self.messages is None):
+            raise InvalidRequestError("prompt", "and messages: exactly one of the two is needed")
+        if self.messages is None:
+            return "prompt", self.prompt or ""
+        messages, size = plain_messages(self.messages)
+        variables = template_variables(self.chat_template_kwargs)
+        return "messages", Chat(messages, variables, size + memoryview(self.chat_template_kwargs).nbytes)
+
+
+class Tokens(Struct, frozen=True):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None  # the text of each by itself
+
+
+class DetokenizeBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    model: str | None = None
+    tokens: list[int]
+
+
+class Text(Struct, frozen=True):
+    prompt: str  # special tokens are spelled out
+
+
+class TokenizationEndpoints:
+    def __init__(self, frontend: Frontend) -> None:
+        self._frontend = frontend
+        self._bodies = BodyBudget(frontend.max_buffered_bytes)
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/tokenize", partial(self._answer, self._tokens), methods=["POST"]),
+            Route("/detokenize", partial(self._answer, self._text), methods=["POST"]),
+        ]
+
+    async def _answer(self, answer: Callable[[bytes, float], Awaitable[Struct]], http: Request) -> Response:
+        shown_id, _ = make_request_id(None)
+        try:
+            self._frontend.rate_limits.account(http.scope.get(CALLER, ANYONE)).admit()
+            with self._bodies.hold() as held:
+                data = await received_body(http, self._frontend.max_body_bytes, held)
+                return json_response(await answer(data, time.monotonic() + self._frontend.request_timeout_s))
+        except ClientDisconnect:
+            raise
+        except Exception as error:
+            return error_response(error, shown_id)
+
+    async def _tokens(self, data: bytes, deadline_s: float) -> Tokens:
+        body = await read_soon(self._frontend.lane, deadline_s, decode_body, data, TokenizeBody)
+        check_model(self._frontend, body.model)
+        name, prompt = body.wanted()
+        tokens = await tokenize(self._frontend, prompt, name, deadline_s, body.add_special_tokens)
+        spelled = list(map(self._frontend.tokenizer.token_text, tokens.tolist())) if body.return_token_strs else None
+        return Tokens(len(tokens), self._frontend.generator.limits().max_model_len, tokens.tolist(), spelled)
+
+    async def _text(self, data: bytes, deadline_s: float) -> Text:
+        body = await read_soon(self._frontend.lane, deadline_s, decode_body, data, DetokenizeBody)
+        check_model(self._frontend, body.model)
+        tokens = await tokenize(self._frontend, body.tokens, "tokens", deadline_s)
+        decode = self._frontend.tokenizer.decode
+        return Text(await self._frontend.lane.run(deadline_s, decode, tokens.tolist(), False))

@@ -1,0 +1,197 @@
+"""The stream behind the page: once a second one message, encoded once, however many watch.
+
+A viewer that begins, or that has read too slowly to follow, gets everything; the others get what has changed. Because a
+viewer only remembers which message it has seen, it costs the router no memory; one that reads nothing is cut off by
+router/api/http/connection.py. While nobody watches, only the curves go on.
+"""
+
+import asyncio
+import time
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any, Final
+
+import msgspec
+import structlog
+from msgspec import UNSET, Struct, UnsetType
+
+from router.counters.metrics import RouterMetrics
+from router.requests.admission import AdmissionQueue, QueueView
+from router.ui.history import History, Point
+from router.ui.planner import Decision, PlannerWatch
+from router.ui.requests import RequestLine, RequestViews
+from router.ui.workers import WorkerRow, WorkerRows
+from router.workers.pool import WorkerPool
+from runtime.end_task import end_tasks
+
+INTERVAL_S: Final = 1.0
+PLANNER_S: Final = 2.0  # between two questions to the planner
+KEPT: Final = 8  # messages that a slow viewer may be behind
+MAX_VIEWERS: Final = 32
+MAX_PAIRS: Final = 200  # of workers with transfers, in one message
+
+Transfer = tuple[str, str, str, int, int]
+"""Prefill worker, decode worker, transport, how many, bytes."""
+
+log = structlog.get_logger()
+_encode = msgspec.json.Encoder().encode
+
+
+class Update(Struct, omit_defaults=True):
+    """What has happened since the last message; with `about`, all that is known."""
+
+    time_s: float
+    queue: QueueView
+    workers: list[WorkerRow] = []
+    gone: list[str] = []
+    points: list[Point] = []
+    transfers: list[Transfer] = []
+    decisions: list[Decision] = []
+    plan: Decision | None = None
+    no_plan: str = ""  # why there is no newer one
+    requests: list[RequestLine] | UnsetType = UNSET  # unset: as before
+    about: dict[str, Any] | None = None
+
+
+class Feed:
+    def __init__(
+        self,
+        about: dict[str, Any],
+        pool: WorkerPool,
+        queue: AdmissionQueue,
+        metrics: RouterMetrics,
+        workers: WorkerRows,
+        requests: RequestViews,
+        planner: PlannerWatch,
+    ) -> None:
+        """`about`: what never changes, for the page."""
+        fields = {"workers": WorkerRow, "points": Point, "requests": RequestLine}
+        self._about = about | {"fields": {name: kind.__struct_fields__ for name, kind in fields.items()}}
+        self._pool = pool
+        self._queue = queue
+        self._metrics = metrics
+        self._workers = workers
+        self._requests = requests
+        self._planner = planner
+        self._history = History()
+        self._decided_s = 0.0  # time of the last decision that was told
+        self._viewers = 0
+        self._number = 0  # of the last message
+        self._kept: deque[bytes] = deque(maxlen=KEPT)
+        self._whole = b""  # all that is known at the last message; empty: nobody has asked for it
+        self._last = Update(0.0, queue.view())
+        self._lines: list[RequestLine] = []
+        self._told = asyncio.Event()  # set with the next message
+        self._tasks: list[asyncio.Task[None]] = []
+        self._closed = False
+
+    async def start(self) -> None:
+        self._tasks = [
+            asyncio.create_task(self._repeat(INTERVAL_S, self._tick), name="the live page"),
+            asyncio.create_task(self._repeat(PLANNER_S, self._ask_planner), name="the live page's planner"),
+        ]
+
+    async def close(self) -> None:
+        """Ends the viewers' streams too."""
+        self._closed = True
+        await end_tasks(*self._tasks)
+        self._told.set()
+
+    @property
+    def full(self) -> bool:
+        return self._viewers >= MAX_VIEWERS
+
+    async def messages(self) -> AsyncGenerator[bytes, None]:
+        """For one viewer: first all that is known, then what is new. Ends when the router does."""
+        self._viewers += 1
+        try:
+            seen, told = self._number - KEPT, self._told
+            while True:
+                await told.wait()
+                if self._closed:
+                    return
+                missed, seen, told = self._number - seen, self._number, self._told
+                yield self._everything() if missed > KEPT else b"".join(list(self._kept)[-missed:])
+        finally:
+            self._viewers -= 1
+
+    async def _repeat(self, interval_s: float, step: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            try:
+                await step()
+            except Exception:
+                log.exception("the live page misses a moment")
+            await asyncio.sleep(interval_s)
+
+    async def _ask_planner(self) -> None:
+        if self._viewers:
+            await self._planner.look()
+        else:
+            self._planner.last = None
+
+    async def _tick(self) -> None:
+        watched = self._viewers > 0  # who comes from here on waits for the next message
+        changed, gone = await self._workers.changes() if watched else ([], [])
+        transfers = self._transfers()
+        queue, now_s = self._queue.view(), time.time()
+        point = self._history.sample(
+            now_s,
+            time.monotonic(),
+            self._metrics.totals,
+            self._metrics.streamed_tokens,
+            sum(transfer[-1] for transfer in transfers),
+            queue,
+            (len(self._pool.prefill_keys()), len(self._pool.decode_keys())),
+            self._planner.wanted,
+        )
+        if not watched:
+            return
+        lines = self._requests.lines()
+        self._last = Update(
+            round(now_s, 3),
+            queue,
+            changed,
+            gone,
+            [] if point is None else [point],
+            transfers,
+            [decision for decision in self._planner.decisions if decision.time_s > self._decided_s],
+            self._planner.last,
+            self._planner.problem,
+            UNSET if lines == self._lines else lines,
+        )
+        self._lines, self._decided_s = lines, max((one.time_s for one in self._planner.decisions), default=0.0)
+        self._tell()
+
+    def _tell(self) -> None:
+        self._number += 1
+        self._kept.append(_event(self._last))
+        self._whole = b""
+        told, self._told = self._told, asyncio.Event()
+        told.set()
+
+    def _everything(self) -> bytes:
+        if not self._whole:
+            everything = msgspec.structs.replace(
+                self._last,
+                workers=list(self._workers.rows.values()),
+                points=list(self._history.points),
+                decisions=list(self._planner.decisions),
+                requests=self._lines,
+                about=self._about,
+            )
+            self._whole = _event(everything)
+        return self._whole
+
+    def _transfers(self) -> list[Transfer]:
+        """What was handed over since the last call, by pair of workers, the most bytes first."""
+        number: Counter[tuple[str, str, str]] = Counter()
+        num_bytes: Counter[tuple[str, str, str]] = Counter()
+        for decode_worker, handoff in self._metrics.recent.take_handoffs():
+            pair = (handoff.prefill_worker, decode_worker, handoff.transport)
+            number[pair] += 1
+            num_bytes[pair] += handoff.kv_bytes
+        return [(*pair, number[pair], moved) for pair, moved in num_bytes.most_common(MAX_PAIRS)]
+
+
+def _event(update: Update) -> bytes:
+    return b"data: %b\n\n" % _encode(update)
