@@ -2,13 +2,13 @@
 service."""
 
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Self
 
 import grpc
 
 from baton_proto.generated import inference_pb2 as pb, inference_pb2_grpc
+from runtime.calls.answer import Answer, Piece
 from runtime.security.grpc_bearer import metadata
 from runtime.security.secret import Secret
 
@@ -16,41 +16,6 @@ OPTIONS = [
     ("grpc.enable_http_proxy", 0),  # a proxy in the environment must not stand between two processes of one service
     ("grpc.max_reconnect_backoff_ms", 1_000),  # a service that comes back is found within 1 s
 ]
-
-
-@dataclass(slots=True)
-class Choice:
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[pb.TokenLogprob] = field(default_factory=list)
-    finish_reason: str = ""  # "stop" | "length"
-
-
-@dataclass(slots=True)
-class Answer:
-    """The whole answer of a Generate stream."""
-
-    request_id: str = ""
-    model: str = ""
-    choices: list[Choice] = field(default_factory=list)
-    usage: pb.Usage = field(default_factory=pb.Usage)
-    served_by: list[pb.ServedBy] = field(default_factory=list)
-    ttft_s: float = 0.0  # from the call to the first token
-    duration_s: float = 0.0
-
-    @property
-    def text(self) -> str:
-        return self.choices[0].text if self.choices else ""
-
-    @property
-    def token_ids(self) -> list[int]:
-        return self.choices[0].token_ids if self.choices else []
-
-    @property
-    def decode_tokens_per_s(self) -> float:
-        """Tokens per second after the first token; 0 when there was no further token."""
-        later = sum(len(choice.token_ids) for choice in self.choices) - len(self.choices)
-        return later / (self.duration_s - self.ttft_s) if later > 0 and self.duration_s > self.ttft_s else 0.0
 
 
 class Client:
@@ -89,7 +54,7 @@ class Client:
 
     async def stream(
         self, request: pb.GenerateRequest, timeout_s: float | None = None
-    ) -> AsyncIterator[pb.GenerateResponse]:
+    ) -> AsyncGenerator[pb.GenerateResponse, None]:
         """Yields Started, the pieces and Finished as they arrive. Closing the iterator cancels the request."""
         call = self._inference.Generate(request, timeout=timeout_s, metadata=self._metadata)
         try:
@@ -102,24 +67,15 @@ class Client:
         self,
         request: pb.GenerateRequest,
         timeout_s: float | None = None,
-        on_piece: Callable[[pb.Piece], None] = lambda piece: None,
+        on_piece: Callable[[Piece], None] = lambda piece: None,
     ) -> Answer:
         """Returns the whole answer. `on_piece` gets each piece as it arrives."""
         answer = Answer()
         start_s = time.monotonic()
         async for response in self.stream(request, timeout_s):
-            event = response.WhichOneof("event")
-            if event == "started":
-                answer.request_id, answer.model = response.request_id, response.started.model
-            elif event == "piece":
-                if response.piece.token_ids and not answer.ttft_s:
-                    answer.ttft_s = time.monotonic() - start_s
-                _add(answer.choices, response.piece)
-                on_piece(response.piece)
-            elif event == "finished":
-                answer.usage = response.finished.usage
-                answer.served_by = list(response.finished.served_by)
-        answer.duration_s = time.monotonic() - start_s
+            piece = answer.add(response, time.monotonic() - start_s)
+            if piece is not None:
+                on_piece(piece)
         return answer
 
     async def models(self, timeout_s: float | None = None) -> list[pb.Model]:
@@ -160,18 +116,13 @@ class Client:
         response: pb.SleepResponse = await self._admin.Sleep(request, metadata=self._operators)
         return response
 
+    async def update_weights(self, model: str, worker_id: str, timeout_s: float) -> pb.UpdateWeightsResponse:
+        """`worker_id` empty: all workers, or none."""
+        request = pb.UpdateWeightsRequest(model=model, worker_id=worker_id, timeout_s=timeout_s)
+        response: pb.UpdateWeightsResponse = await self._admin.UpdateWeights(request, metadata=self._operators)
+        return response
+
     async def wake(self, worker_id: str, tags: Sequence[str] = ()) -> pb.SleepResponse:
         request = pb.WakeRequest(worker_id=worker_id, tags=tags)
         response: pb.SleepResponse = await self._admin.Wake(request, metadata=self._operators)
         return response
-
-
-def _add(choices: list[Choice], piece: pb.Piece) -> None:
-    while len(choices) <= piece.index:
-        choices.append(Choice())
-    choice = choices[piece.index]
-    choice.text += piece.text
-    choice.token_ids.extend(piece.token_ids)
-    choice.logprobs.extend(piece.logprobs)
-    if piece.finish_reason:
-        choice.finish_reason = pb.FinishReason.Name(piece.finish_reason).removeprefix("FINISH_REASON_").lower()

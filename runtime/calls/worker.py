@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 CALL_TIMEOUT_S = 5.0  # for an answer, beyond the time that the question itself grants
 MEMORY_TIMEOUT_S = 60.0  # to copy or read the weights
+READ_TIMEOUT_S = 1800.0  # to read and check a checkpoint
 
 CHANNEL_OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),  # a new client never inherits the back-off of a dead one
@@ -71,6 +72,15 @@ class WorkerClient:
     async def wake(self, tags: list[str] | None = None) -> wire.SleepReport:
         """Without tags the worker wakes completely. Raises UnavailableError when it sleeps on."""
         return self._done(await self._ask(wire.WAKE, wire.WakeRequest(wire.MAJOR, tags or []), MEMORY_TIMEOUT_S))
+
+    async def update(self, step: str, folder: str, timeout_s: float) -> wire.UpdateReport:
+        """One step of new weights, see wire.UpdateRequest. Raises UnavailableError with the worker's reason."""
+        request = wire.UpdateRequest(wire.MAJOR, folder, step, timeout_s)
+        waits_s = 2 * timeout_s + CALL_TIMEOUT_S if step == "hold" else READ_TIMEOUT_S
+        report = await self._ask(wire.UPDATE, request, waits_s)
+        if report.problem:
+            raise UnavailableError(f"{self._worker_id} {report.problem}")
+        return report
 
     async def snapshot(self, timeout_s: float) -> AsyncIterator[wire.SnapshotChunk]:
         """The worker's block table in order; ends after the chunk that is marked as last."""

@@ -1,0 +1,181 @@
+"""`baton bench`: throughput and latencies of a model in this process, or of whatever speaks OpenAI's API."""
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from baton.bench.measured import Point, Spread
+from baton.bench.workload import NANO_VLLM_BENCH, Amount
+from baton.cli.terminal import options
+from baton.cli.terminal.exit_codes import errors_reported
+from baton.cli.terminal.output import console, print_table
+from baton.runs.access import Access
+from runtime.config.overrides import with_overrides
+from runtime.config.serving import load_config, read_yaml
+from runtime.telemetry.logging import configure_logging
+
+OTHER = "With --address"
+
+Begin = Callable[[str, int], Callable[[], None]]
+N = TypeVar("N", int, float)
+
+
+def bench(
+    address: Annotated[
+        str | None, typer.Option(metavar="URL", help="What speaks OpenAI's API. [default: an engine in this process]")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="NAME_OR_PATH", help="As in `baton up`; with --address its name there, if several are."),
+    ] = None,
+    config: Annotated[Path | None, typer.Option(metavar="FILE", help="serving.yaml of the engine in process.")] = None,
+    requests: Annotated[
+        int | None,
+        typer.Option("--requests", "-n", min=1, metavar="N", help="Of each load.", show_default="256; a trace: all"),
+    ] = None,
+    prompt_tokens: Annotated[str, typer.Option(metavar="N or N-M", help="Uniform between.")] = "100-1024",
+    output_tokens: Annotated[str, typer.Option(metavar="N or N-M", help="Uniform between.")] = "100-1024",
+    seed: Annotated[int, typer.Option(min=0, help="The same seed asks the same.")] = 0,
+    temperature: Annotated[float, typer.Option("--temperature", "-t", min=0.0, metavar="T", help="0 is greedy.")] = 0.6,
+    concurrency: Annotated[
+        str, typer.Option(metavar="N,N,...", help="Requests at a time, one load each.", rich_help_panel=OTHER)
+    ] = "",
+    rate: Annotated[
+        str, typer.Option(metavar="N,N,...", help="Requests per second, one load each.", rich_help_panel=OTHER)
+    ] = "",
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="JSON lines: timestamp, input_length, output_length, hash_ids.", rich_help_panel=OTHER
+        ),
+    ] = None,
+    speed: Annotated[
+        float, typer.Option(min=0.001, metavar="N", help="So many times as fast as the trace.", rich_help_panel=OTHER)
+    ] = 1.0,
+    chat: Annotated[bool, typer.Option("--chat", help="Ask /v1/chat/completions.", rich_help_panel=OTHER)] = False,
+    ignore_eos: Annotated[
+        bool, typer.Option(help="Answers of the full length, where the server knows it.", rich_help_panel=OTHER)
+    ] = True,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout", min=0.1, metavar="SECONDS", help="Of a request.", rich_help_panel=OTHER)
+    ] = 600.0,
+    api_key_file: options.ApiKeyFileOption = None,
+    ca_file: options.CaFileOption = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Latencies over throughput, as a picture.")] = None,
+    as_json: options.JsonOption = False,
+) -> None:
+    """Measure throughput, time to first token (TTFT) and inter-token latency (ITL).
+
+    In process: the requests of nano-vllm's benchmark, all at once, on an engine as a worker has it. With --address:
+    English prompts, one load for each number of --concurrency or --rate; `events/token` below 1 says that tokens came
+    together.
+    """
+    if sum((bool(concurrency), bool(rate), trace is not None)) > 1:
+        raise typer.BadParameter("give one of --concurrency, --rate and --trace", param_hint="--concurrency")
+    if address is None and (concurrency or rate or trace is not None):
+        raise typer.BadParameter("--concurrency, --rate and --trace want an address", param_hint="--address")
+    amount = Amount(
+        requests or NANO_VLLM_BENCH.requests,
+        _lengths(prompt_tokens, "--prompt-tokens"),
+        _lengths(output_tokens, "--output-tokens"),
+        seed,
+    )
+    users, rates = _numbers(concurrency, "--concurrency", int), _numbers(rate, "--rate", float)
+    with errors_reported(), _progress() as begin:
+        if address is None:
+            from baton.bench.in_process import bench_model
+            from baton.service.launcher import uses_gpus
+            from baton.service.local_launcher import this_machine
+            from baton.service.machine_defaults import suited
+            from runtime.checkpoint.served_model import served_model
+
+            serving = with_overrides(load_config(config), {"model": model} if model else {}, "flags")
+            configure_logging(serving.logging, "bench")
+            given, gpu = {} if config is None else read_yaml(config), uses_gpus(serving, this_machine())
+            serving = suited(serving, given, served_model(serving, progress=True), gpu=gpu)
+            name = serving.model
+            points = [bench_model(serving, amount, temperature, begin("at once", amount.requests))]
+        else:
+            from baton.bench.open_ai import Endpoint, Wishes
+            from baton.bench.sweep import Sweep
+
+            access = Access("", api_key_file, ca_file)
+            key = access.users_key()
+            endpoint = Endpoint(address, None if key is None else key.reveal(), access.trust())
+            wishes = Wishes(model or "", chat, temperature, ignore_eos, timeout_s)
+            sweep = Sweep(amount, users, rates, trace, requests, speed)
+            name, points = asyncio.run(sweep.run(endpoint, wishes, begin))
+        if plot is not None:
+            from baton.bench.plot import draw
+
+            draw(points, name, plot)
+    if as_json:
+        measured = {"model": name, "address": address, "points": msgspec.to_builtins(points)}
+        typer.echo(json.dumps(measured))
+    else:
+        _show(name, points)
+
+
+@contextmanager
+def _progress() -> Iterator[Begin]:
+    """What gets a load's name and number of requests, and returns what is called for each that has ended."""
+    terminal = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal) as progress:
+
+        def begin(name: str, num_requests: int) -> Callable[[], None]:
+            task = progress.add_task(name, total=num_requests)
+            return lambda: progress.advance(task)
+
+        yield begin
+
+
+def _show(name: str, points: Sequence[Point]) -> None:
+    table = Table("load", title=name)
+    for header in ("requests/s", "output tok/s", "all tok/s", "TTFT ms P50", "P90", "P99", "ITL ms P50", "P90", "P99"):
+        table.add_column(header, justify="right")
+    table.add_column("events/token", justify="right")
+    for point in points:
+        speeds = (point.requests_per_s, point.output_tokens_per_s, point.total_tokens_per_s)
+        latencies = (*_shares(point.ttft_ms), *_shares(point.itl_ms))
+        shown = [f"{value:,.1f}" for value in (*speeds, *latencies)]
+        table.add_row(point.load, *shown, f"{point.events_per_token:.2f}")
+    print_table(console(), table)
+    for point in points:
+        if point.failed:
+            total = point.failed + point.requests
+            typer.echo(f"warning: {point.load}: {point.failed} of {total} requests failed: {point.problem}", err=True)
+
+
+def _shares(spread: Spread) -> tuple[float, float, float]:
+    return spread.p50, spread.p90, spread.p99
+
+
+def _lengths(text: str, flag: str) -> tuple[int, int]:
+    """'100-1024' -> (100, 1024), '512' -> (512, 512). Raises typer.BadParameter."""
+    low, _, high = text.partition("-")
+    if not (low.isdecimal() and (high or low).isdecimal() and 0 < int(low) <= int(high or low)):
+        raise typer.BadParameter(
+            f"{text!r} is neither a number of tokens nor a range such as 100-1024", param_hint=flag
+        )
+    return int(low), int(high or low)
+
+
+def _numbers(text: str, flag: str, kind: type[N]) -> list[N]:
+    """'1,8' -> [1, 8]. Raises typer.BadParameter."""
+    try:
+        numbers = [kind(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        numbers = [kind(0)]
+    if not all(0 < number < float("inf") for number in numbers):
+        raise typer.BadParameter(f"{text!r} is no list of positive numbers such as 1,8,64", param_hint=flag)
+    return numbers

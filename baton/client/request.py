@@ -1,0 +1,116 @@
+"""Requests for text, from Python's own types."""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from json import dumps
+from typing import Any, TypedDict, cast
+
+from baton_proto.generated import inference_pb2 as pb
+from runtime.errors import InvalidRequestError
+
+Message = Mapping[str, str]
+"""{"role": ..., "content": ...}"""
+Prompt = str | Sequence[int] | Sequence[Message]
+"""A text, token ids, or the messages of a chat."""
+
+
+class Options(TypedDict, total=False):
+    """What a request may say beside its prompt; None is the service's default. docs/serving.md has the bounds."""
+
+    temperature: float | None  # 1.0; 0 is greedy
+    top_p: float | None
+    top_k: int | None
+    min_p: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    repetition_penalty: float | None
+    seed: int | None  # the same seed gives the same text; random
+    max_tokens: int | None  # what the context leaves
+    min_tokens: int | None
+    stop: str | Sequence[str] | None
+    stop_token_ids: Sequence[int] | None
+    ignore_eos: bool | None
+    logprobs: int | None  # alternatives per token; 0 gives the sampled token's alone
+    logit_bias: Mapping[int, float] | None
+    n: int | None  # choices
+    grammar: Mapping[str, Any] | None  # one of: json_schema, regex, choice (texts), ebnf, structural_tag, json_object
+    # Of the request itself:
+    model: str  # the one that is served
+    request_id: str  # stands in every log line of the request
+    priority: int  # higher is served first
+    cache_salt: str  # only requests with the same salt share cached prefixes
+    keep_cache_s: int  # the prompt's KV is given up after that of others for so long
+    drop_cache: bool  # nobody asks for this prompt again: its KV is given up first
+
+
+SAMPLING = [field.name for field in pb.SamplingOptions.DESCRIPTOR.fields]
+
+
+def generate_request(prompt: Prompt, sampling: object, options: Options) -> pb.GenerateRequest:
+    """`sampling`: a mapping, or an object with attributes of these names; `options` go before it. Raises
+    InvalidRequestError, which names the field."""
+    given = _given(sampling) | {name: value for name, value in options.items() if value is not None}
+    request = pb.GenerateRequest()
+    for name, value in given.items():
+        if name in SAMPLING:
+            _set(request.sampling, name, _as_written(name, value))
+        elif name in Options.__annotations__:
+            _set(request, name, value)
+        else:
+            (near,) = difflib.get_close_matches(name, Options.__annotations__, n=1, cutoff=0.0)
+            raise InvalidRequestError(name, f"is not known here; the nearest known field is {near!r}")
+    if isinstance(prompt, str):
+        _set(request, "text", prompt)
+    elif prompt and isinstance(prompt[0], Mapping):
+        messages = enumerate(cast("Sequence[Message]", prompt))
+        _set(request, "chat", pb.ChatMessages(messages=[_message(i, message) for i, message in messages]))
+    else:
+        _set(request.tokens, "ids", prompt)
+        request.tokens.SetInParent()  # an empty list is for the service to refuse
+    return request
+
+
+def _given(sampling: object) -> dict[str, Any]:
+    """What `sampling` says. Raises InvalidRequestError."""
+    if isinstance(sampling, Mapping):
+        found = dict(sampling)
+    else:
+        found = {name: getattr(sampling, name) for name in SAMPLING if hasattr(sampling, name)}
+        if sampling is not None and not found:
+            raise InvalidRequestError("sampling", f"{sampling!r:.100} is no mapping and has no attribute {SAMPLING[0]}")
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _as_written(name: str, value: Any) -> Any:
+    """In the form of SamplingOptions: one stop string alone, a schema as a mapping, texts as a list."""
+    if name == "stop" and isinstance(value, str):
+        return [value]
+    if name != "grammar" or not isinstance(value, Mapping):
+        return value
+    return {kind: _rule(kind, rule) for kind, rule in value.items()}
+
+
+def _rule(kind: str, rule: Any) -> Any:
+    match kind:
+        case "choice":
+            return {"texts": rule}
+        case "json_object":
+            return {}
+    return dumps(rule) if isinstance(rule, Mapping) else rule
+
+
+def _message(index: int, message: Message) -> pb.ChatMessage:
+    made = pb.ChatMessage()
+    for name, value in message.items():
+        if name not in ("role", "content"):
+            raise InvalidRequestError(f"messages[{index}]", f"{name!r} is not known here; known are role and content")
+        _set(made, name, value)
+    return made
+
+
+def _set(message: Any, name: str, value: Any) -> None:
+    """Sets a field of any kind. Raises InvalidRequestError when `value` is not of its type."""
+    try:
+        message.MergeFrom(type(message)(**{name: value}))
+    except (TypeError, ValueError) as error:
+        raise InvalidRequestError(name, f"cannot be {value!r:.100}: {error}") from error

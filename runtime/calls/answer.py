@@ -1,0 +1,146 @@
+"""What a service answers, as plain dataclasses: fields as inference.proto has them, without protobuf."""
+
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import msgspec
+from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import Message
+
+from baton_proto.generated import inference_pb2 as pb
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class TopLogprob:
+    token_id: int
+    text: str
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    token_id: int
+    text: str
+    logprob: float
+    top: list[TopLogprob]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """New output of choice `index`. `text` may lag behind `token_ids`: characters are never split, and what may become
+    a stop string is held back."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprob]
+    finish_reason: str  # "stop" | "length" on the choice's last piece, else ""
+
+
+@dataclass(slots=True)
+class Choice:
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: str = ""  # "stop" | "length"; "" while it is being written
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0  # of the prompt: their KV was there already
+
+
+@dataclass(frozen=True, slots=True)
+class ServedBy:
+    """Who served one choice; the last ones, when workers failed meanwhile."""
+
+    index: int
+    decode_worker: str
+    prefill_worker: str  # "": the decode worker ran the prompt itself
+    kv_blocks: int  # shipped from prefill to decode
+    kv_bytes: int
+    transport: str  # "shm", "tcp", ...; "": nothing was shipped
+    attempts: int  # 1 when no worker failed
+
+
+@dataclass(slots=True)
+class Answer:
+    """An answer, as far as it has come. `text`, `token_ids`, `finish_reason` and `logprobs` are those of the first
+    choice, which is the only one unless `n` asks for more."""
+
+    request_id: str = ""
+    model: str = ""
+    choices: list[Choice] = field(default_factory=list)
+    usage: Usage = field(default_factory=Usage)  # with the last piece
+    served_by: list[ServedBy] = field(default_factory=list)  # with the last piece; one per choice
+    ttft_s: float = 0.0  # from the call to the first token
+    duration_s: float = 0.0
+
+    @property
+    def text(self) -> str:
+        return self.choices[0].text if self.choices else ""
+
+    @property
+    def token_ids(self) -> list[int]:
+        return self.choices[0].token_ids if self.choices else []
+
+    @property
+    def finish_reason(self) -> str:
+        return self.choices[0].finish_reason if self.choices else ""
+
+    @property
+    def logprobs(self) -> list[TokenLogprob]:
+        return self.choices[0].logprobs if self.choices else []
+
+    @property
+    def decode_tokens_per_s(self) -> float:
+        """Tokens per second after the first token; 0 when there was no further token."""
+        later = sum(len(choice.token_ids) for choice in self.choices) - len(self.choices)
+        return later / (self.duration_s - self.ttft_s) if later > 0 and self.duration_s > self.ttft_s else 0.0
+
+    def add(self, response: pb.GenerateResponse, elapsed_s: float) -> Piece | None:
+        """Takes the next message of a Generate stream, `elapsed_s` after the call; returns the piece that came."""
+        self.duration_s = elapsed_s
+        match response.WhichOneof("event"):
+            case "started":
+                self.request_id, self.model = response.request_id, response.started.model
+            case "finished":
+                self.usage = plain(Usage, response.finished.usage)
+                self.served_by = [plain(ServedBy, one) for one in response.finished.served_by]
+            case "piece":
+                piece = _piece(response.piece)
+                if piece.token_ids and not self.ttft_s:
+                    self.ttft_s = elapsed_s
+                self._append(piece)
+                return piece
+        return None
+
+    def _append(self, piece: Piece) -> None:
+        while len(self.choices) <= piece.index:
+            self.choices.append(Choice())
+        choice = self.choices[piece.index]
+        choice.text += piece.text
+        choice.token_ids += piece.token_ids
+        choice.logprobs += piece.logprobs
+        choice.finish_reason = piece.finish_reason
+
+
+def plain(kind: type[T], message: Message) -> T:
+    """The message as the dataclass `kind`, which has fields of the same names."""
+    fields = MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+    return msgspec.convert(fields, kind, strict=False)  # not strict: 64-bit numbers are strings in `fields`
+
+
+def _piece(piece: pb.Piece) -> Piece:
+    reason = piece.finish_reason
+    return Piece(
+        piece.index,
+        piece.text,
+        list(piece.token_ids),
+        [plain(TokenLogprob, one) for one in piece.logprobs],
+        pb.FinishReason.Name(reason).removeprefix("FINISH_REASON_").lower() if reason else "",
+    )
