@@ -98,6 +98,17 @@ def parse_model_config(data: dict[str, Any], model: str) -> ModelConfig:
     )
 
 
+def served_dtype(published: str, wanted: str, *, on_gpu: bool) -> str:
+    """The dtype of weights and KV. `published`: the checkpoint's. `wanted`: engine.dtype, where `auto` is float32 on a
+    CPU. On a GPU bfloat16 takes the place of a published float32, because steps are then quicker and twice as much KV
+    fits."""
+    if wanted != "auto":
+        return wanted
+    if not on_gpu:
+        return "float32"
+    return "bfloat16" if published == "float32" else published
+
+
 def _refuse_variants(data: dict[str, Any], family: Family, model: str) -> None:
     """Refuses variants of a family that compute something else than our class does."""
     for key in ("attention_bias", "mlp_bias"):

