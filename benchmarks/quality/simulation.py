@@ -1,36 +1,41 @@
-"""One run of the trace through a router's placement and simulated workers: discrete events, no waiting.
+"""One run of a trace through a policy and simulated workers: discrete events, no waiting.
 
-Radix tree, load ledger and `place` are the router's own. Events reach the tree when their step ends.
+Radix tree and load ledger are the router's own. Events reach the tree when their step ends. What a prefill worker has
+computed reaches the decode worker after the time that a link of 50 GB/s takes for what is not there yet.
 """
 
 import heapq
-import itertools
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import count, cycle
 
 import numpy as np
+from msgspec import structs
 
 from baton_proto.kv_events import KvEvent
+from benchmarks.quality.policies import MakePolicy, Question
 from benchmarks.quality.trace import TraceRequest
-from benchmarks.quality.worker import Job, SimulatedWorker, new_job
+from benchmarks.quality.worker import SHIP_TOKEN_MS, Job, SimulatedWorker, new_job
+from router.index.match import Match
 from router.index.prefix_hits import PrefixHits
 from router.index.radix_tree import RadixTree
 from router.placement.candidates import NO_CANDIDATES, Candidates, Request
-from router.placement.cost import Rules
-from router.placement.placement import weigh
 from router.workers.load import Charge, LoadLedger
-from runtime.config.serving import MockConfig, PlacementConfig
+from runtime.config.serving import MockConfig
 from runtime.discovery.worker_key import WorkerKey
 
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    workers: int = 8
+    workers: int = 8  # that decode; without prefill workers they run the prompts, too
     tokens_per_worker: int = 1_000_000
     block_size: int = 64
     engine: MockConfig = field(default_factory=MockConfig)
     host_tier: float = 0  # host memory for KV, as a multiple of the device's
+    prefill_workers: int = 0
+    speeds: tuple[float, ...] = (1.0,)  # of the workers in turn, as multiples of the engine's
+    noise: float = 0.0  # standard deviation of the logarithm of a prompt step's time
 
 
 @dataclass(slots=True)
@@ -54,98 +59,139 @@ class Outcome:
 
 
 class Router:
-    """Chooses a worker by KV cost; with `config` None, workers take turns."""
+    """What a router knows of the workers, and the policy that it asks."""
 
-    def __init__(self, keys: list[WorkerKey], fleet: Fleet, config: PlacementConfig | None, seed: int) -> None:
+    def __init__(
+        self, prefill: list[WorkerKey], decode: list[WorkerKey], fleet: Fleet, policy: MakePolicy, seed: int
+    ) -> None:
         self.now_s = 0.0
         self.tree = RadixTree()
         self.ledger = LoadLedger(fleet.block_size, 300.0, clock=lambda: self.now_s)
-        self._keys = tuple(keys)
+        self._prefill, self._decode = tuple(prefill), tuple(decode)
         self._block_size = fleet.block_size
-        self._rules = None if config is None else Rules(config)
-        self._turns = itertools.cycle(keys)
-        self._dice = random.Random(seed)
+        self._policy = policy(random.Random(seed))
         self._hits = PrefixHits(clock=lambda: self.now_s)
 
-    def choose(self, request: TraceRequest) -> tuple[WorkerKey, Charge | None]:
-        if self._rules is None:
-            return next(self._turns), None
-        keys = self._keys
+    def choose(self, request: TraceRequest) -> tuple[WorkerKey, WorkerKey | None, Charge]:
+        """The worker that decodes the request, the one that runs its prompt if it is another, and their charge."""
         match = self.tree.find(request.block_hashes)
-        candidates = Candidates(keys, match.column(keys), self.ledger.columns(keys), self.ledger.stored(keys))
-        hits = self._hits.recent(match.last_block)
         facts = Request(request.prompt_tokens, self._block_size)
-        placement = weigh(facts, candidates, NO_CANDIDATES, self._rules, self._dice, prefix_hits=hits).placement()
-        assert placement is not None
+        prefills = self._candidates(match, self._prefill) if self._prefill else NO_CANDIDATES
+        decodes = self._candidates(match, self._decode)
+        answer = self._policy.choose(Question(facts, prefills, decodes, self._hits.recent(match.last_block)))
         self._hits.count(match.last_block)
-        uncached = request.prompt_tokens - placement.cached_blocks * self._block_size
-        charge = self.ledger.charge(str(request.number), placement.decode, None, request.prompt_tokens, uncached)
-        return placement.decode, charge
+        decode = self._decode[answer.decode]
+        prefill = None if answer.prefill is None else self._prefill[answer.prefill]
+        held = decodes.cached[answer.decode] if answer.prefill is None else prefills.cached[answer.prefill]
+        cached = min(int(held), (request.prompt_tokens - 1) // self._block_size)
+        uncached = request.prompt_tokens - cached * self._block_size
+        return (
+            decode,
+            prefill,
+            self.ledger.charge(str(request.number), decode, prefill, request.prompt_tokens, uncached),
+        )
+
+    def _candidates(self, match: Match, keys: tuple[WorkerKey, ...]) -> Candidates:
+        stored = np.zeros(len(keys)) if self._prefill else self.ledger.stored(keys)
+        return Candidates(keys, match.column(keys), self.ledger.columns(keys), stored, match.lower(keys))
 
     def learn(self, key: WorkerKey, events: Iterable[KvEvent]) -> None:
         for event in events:
             self.tree.apply(key, event)
 
 
+class _Run:
+    """One run: the workers, and what is to happen to them."""
+
+    def __init__(self, fleet: Fleet, policy: MakePolicy, seed: int) -> None:
+        prefill: list[WorkerKey] = [(f"prefill-{number}", 1) for number in range(fleet.prefill_workers)]
+        decode: list[WorkerKey] = [(f"decode-{number}", 1) for number in range(fleet.workers)]
+        num_blocks = fleet.tokens_per_worker // fleet.block_size
+        slots = int(fleet.host_tier * num_blocks)
+        self.fleet, self.outcome = fleet, Outcome()
+        self.workers: dict[WorkerKey, SimulatedWorker] = {}
+        for keys in (prefill, decode):
+            for number, (key, speed) in enumerate(zip(keys, cycle(fleet.speeds))):
+                engine = structs.replace(fleet.engine, speed_up=fleet.engine.speed_up * speed)
+                dice = random.Random(f"{seed} {number} {key}")
+                self.workers[key] = SimulatedWorker(
+                    num_blocks,
+                    fleet.block_size,
+                    engine,
+                    slots,
+                    prefills_only=keys is prefill,
+                    noise=fleet.noise,
+                    dice=dice,
+                )
+        self.router = Router(prefill, decode, fleet, policy, seed)
+        self._serial = count()
+        # (time, serial number, worker, None or the job whose KV arrives). Without a job it is the end of a step; such
+        # an entry is skipped when the step was shortened.
+        self._coming: list[tuple[float, int, WorkerKey, Job | None]] = []
+
+    def arrive(self, now_s: float, request: TraceRequest) -> None:
+        self.until(now_s)
+        self.router.now_s = now_s
+        decode, prefill, charge = self.router.choose(request)
+        job = new_job(request, self.fleet.block_size, now_s, charge)
+        job.decode = decode
+        runs = decode if prefill is None else prefill
+        self._submit(runs, job, now_s)
+
+    def until(self, end_s: float) -> None:
+        while self._coming and self._coming[0][0] <= end_s:
+            now_s, _, key, job = heapq.heappop(self._coming)
+            worker = self.workers[key]
+            self.router.now_s = now_s
+            if job is not None:
+                self._submit(key, job, now_s)
+            elif worker.step is not None and worker.step.end_s == now_s:
+                self._end_step(key, worker, now_s)
+                self._push(worker.begin(now_s), key)
+
+    def _submit(self, key: WorkerKey, job: Job, now_s: float) -> None:
+        worker = self.workers[key]
+        worker.submit(job, now_s)
+        self._push(worker.begin(now_s) if worker.step is None else worker.step.end_s, key)
+
+    def _push(self, at_s: float | None, key: WorkerKey, job: Job | None = None) -> None:
+        if at_s is not None:
+            heapq.heappush(self._coming, (at_s, next(self._serial), key, job))
+
+    def _end_step(self, key: WorkerKey, worker: SimulatedWorker, now_s: float) -> None:
+        ended = worker.end()
+        self.router.learn(key, ended.events)
+        for job in ended.shipped:
+            arrived = new_job(job.request, self.fleet.block_size, job.arrived_s, job.charge)
+            arrived.found_tokens, arrived.shipped = job.sequence.num_cached_tokens, True
+            missing = job.request.prompt_tokens - self.workers[job.decode].blocks.cached_tokens(arrived.sequence)
+            self._push(now_s + missing * SHIP_TOKEN_MS / 1e3, job.decode, arrived)
+        for job in ended.first_tokens:
+            self._note(job)
+            job.charge.prefill_done()
+            job.charge.grow(job.sequence.num_tokens)
+        for job in ended.finished:
+            job.charge.release()
+        self.router.ledger.report(key, worker.load())
+
+    def _note(self, job: Job) -> None:
+        outcome = self.outcome
+        outcome.prompt_tokens += job.request.prompt_tokens
+        outcome.cached_tokens += job.found_tokens if job.shipped else job.sequence.num_cached_tokens
+        outcome.ttft_s.append(job.first_token_s - job.arrived_s)
+
+
 def simulate(
     coming: Iterable[tuple[float, TraceRequest]],
     fleet: Fleet,
-    config: PlacementConfig | None,
+    policy: MakePolicy,
     seed: int,
     progress: Callable[[], None] = lambda: None,
 ) -> Outcome:
     """`progress` is called for each request that has arrived."""
-    keys: list[WorkerKey] = [(f"decode-{number}", 1) for number in range(fleet.workers)]
-    num_blocks = fleet.tokens_per_worker // fleet.block_size
-    num_slots = int(fleet.host_tier * num_blocks)
-    workers = {key: SimulatedWorker(num_blocks, fleet.block_size, fleet.engine, num_slots) for key in keys}
-    router, outcome = Router(keys, fleet, config, seed), Outcome()
-    ends: list[
-        tuple[float, int, WorkerKey]
-    ] = []  # the ends of steps; an entry whose step was shortened later is skipped
-    serial = itertools.count()
-
-    def push(key: WorkerKey, end_s: float | None) -> None:
-        if end_s is not None:
-            heapq.heappush(ends, (end_s, next(serial), key))
-
-    def end_steps(until_s: float) -> None:
-        while ends and ends[0][0] <= until_s:
-            end_s, _, key = heapq.heappop(ends)
-            worker = workers[key]
-            if worker.step is None or worker.step.end_s != end_s:
-                continue
-            router.now_s = end_s
-            _end_step(router, key, worker, outcome)
-            push(key, worker.begin(end_s))
-
+    run = _Run(fleet, policy, seed)
     for now_s, request in coming:
-        end_steps(now_s)
-        router.now_s = now_s
-        key, charge = router.choose(request)
-        worker = workers[key]
-        worker.submit(new_job(request, fleet.block_size, now_s, charge), now_s)
-        push(key, worker.begin(now_s) if worker.step is None else worker.step.end_s)
+        run.arrive(now_s, request)
         progress()
-    end_steps(float("inf"))
-    return outcome
-
-
-def _end_step(router: Router, key: WorkerKey, worker: SimulatedWorker, outcome: Outcome) -> None:
-    ended = worker.end()
-    router.learn(key, ended.events)
-    for job in ended.first_tokens:
-        _note(job, outcome)
-        if job.charge is not None:
-            job.charge.prefill_done()
-            job.charge.grow(job.sequence.num_tokens)
-    for job in ended.finished:
-        if job.charge is not None:
-            job.charge.release()
-    router.ledger.report(key, worker.load())
-
-
-def _note(job: Job, outcome: Outcome) -> None:
-    outcome.prompt_tokens += job.request.prompt_tokens
-    outcome.cached_tokens += job.sequence.num_cached_tokens
-    outcome.ttft_s.append(job.first_token_s - job.arrived_s)
+    run.until(float("inf"))
+    return run.outcome

@@ -1,4 +1,4 @@
-"""Requests of the Mooncake conversation trace, with the hashes of their blocks."""
+"""Requests of a trace in the format of Mooncake's, with the hashes of their blocks."""
 
 import gzip
 import random
@@ -34,6 +34,7 @@ class TraceRequest:
     output_tokens: int
     block_hashes: NDArray[np.uint64]  # of the prompt's full blocks
     sequence_hashes: NDArray[np.uint64]
+    exact: bool = False  # `batch_s` is the time of arrival; there is no batch
 
 
 def load_trace(path: Path, block_size: int, limit: int | None = None) -> list[TraceRequest]:
@@ -73,11 +74,14 @@ def _hashes_of_ids(ids: set[int], block_size: int) -> tuple[dict[int, int], NDAr
 
 
 def arrivals(requests: list[TraceRequest], speed: float, seed: int) -> Iterator[tuple[float, TraceRequest]]:
-    """(seconds, request) in order of time. Requests of one timestamp are spread over their batch; `speed` divides all
-    times."""
+    """(seconds, request) in order of time. Where times are rounded, requests of one timestamp are spread over their
+    batch. `speed` divides all times."""
     dice = random.Random(seed)
     for batch_s, batch in groupby(requests, key=lambda request: request.batch_s):
         members = list(batch)
+        if members[0].exact:
+            yield from ((batch_s / speed, request) for request in members)
+            continue
         offsets = sorted(dice.uniform(0.0, BATCH_S) for _ in members)
         for offset_s, request in zip(offsets, members, strict=True):
             yield (batch_s + offset_s) / speed, request

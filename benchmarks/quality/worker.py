@@ -6,6 +6,7 @@ worker's next event. Otherwise the scheduler's rules hold: prompt chunks run bes
 
 import itertools
 import math
+import random
 from array import array
 from bisect import bisect_left, insort
 from collections import deque
@@ -25,10 +26,12 @@ from engine.core.sequence import Sequence
 from router.workers.load import Charge
 from runtime.config.serving import MockConfig
 from runtime.config.step_times import token_pairs
+from runtime.discovery.worker_key import WorkerKey
 
 MAX_BATCH_TOKENS = 8192
 RESTORE_TOKEN_MS = 147_456 / 50e9 * 1e3
 """A token's KV of an 8B model over a link of 50 GB/s."""
+SHIP_TOKEN_MS = RESTORE_TOKEN_MS
 
 
 class Slots:
@@ -51,7 +54,10 @@ class Job:
     request: TraceRequest
     arrived_s: float
     sequence: Sequence
-    charge: Charge | None
+    charge: Charge
+    decode: WorkerKey = ("", 0)  # the worker that decodes it
+    shipped: bool = False  # its KV has come from a prefill worker
+    found_tokens: int = 0  # in that worker's cache
     first_token_s: float = 0.0
 
     @property
@@ -78,13 +84,26 @@ class Ended:
     events: list[KvEvent] = field(default_factory=list)
     first_tokens: list[Job] = field(default_factory=list)
     finished: list[Job] = field(default_factory=list)
+    shipped: list[Job] = field(default_factory=list)  # their KV is on its way to their decode workers
 
 
 class SimulatedWorker:
-    def __init__(self, num_blocks: int, block_size: int, config: MockConfig, num_slots: int = 0) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        config: MockConfig,
+        num_slots: int = 0,
+        *,
+        prefills_only: bool = False,
+        noise: float = 0.0,
+        dice: random.Random | None = None,
+    ) -> None:
         self.blocks = BlockManager(num_blocks, block_size, Slots(num_slots) if num_slots else None)
         self.step: Step | None = None
         self._config = config
+        self._prefills_only, self._noise, self._dice = prefills_only, noise, dice or random.Random()
+        self._arrived: deque[Job] = deque()  # with the KV of their prompts, for which there is no room yet
         self._waiting: deque[Job] = deque()
         self._prefilling: list[Job] = []  # in order of arrival
         self._decoding: list[Job] = []
@@ -92,23 +111,25 @@ class SimulatedWorker:
 
     def submit(self, job: Job, now_s: float) -> None:
         """Queues the job. A run of decode steps ends with the single step that is under way."""
-        self._waiting.append(job)
+        (self._arrived if job.shipped else self._waiting).append(job)
         if self.step is not None and not self.step.chunks:
             self._shorten(self.step, now_s)
 
     def begin(self, now_s: float) -> float | None:
         """Starts the next step. Returns when the step ends, None when there is nothing to do."""
         assert self.step is None
+        landed = self._land()
         num_raised = self.blocks.num_raised
         chunks = self._schedule_prefill()
         restored = (self.blocks.num_raised - num_raised) * self.blocks.block_size
         decodes = list(self._decoding)
         if chunks:
             ms = self._prefill_ms(chunks) + (self._decodes_ms(1) if decodes else 0.0)
+            ms *= self._dice.lognormvariate(0.0, self._noise) if self._noise else 1.0
             ms += restored * RESTORE_TOKEN_MS / self._config.speed_up
             self.step = Step(now_s, now_s + ms / 1e3, chunks, decodes, 1)
         elif decodes:
-            count = min(job.left for job in decodes)
+            count = 1 if landed else min(job.left for job in decodes)
             self.step = Step(now_s, now_s + self._decodes_ms(count) / 1e3, [], decodes, count)
         return None if self.step is None else self.step.end_s
 
@@ -118,6 +139,9 @@ class SimulatedWorker:
         assert step is not None
         ended = Ended()
         for job in step.decodes:
+            if not job.first_token_s:
+                job.first_token_s = step.end_s
+                ended.first_tokens.append(job)
             self._append(job, step.count)
             if job.left == 0:
                 self._finish(job, ended)
@@ -125,7 +149,12 @@ class SimulatedWorker:
             job.sequence.num_computed_tokens += num_tokens
             self.blocks.commit(job.sequence)
             if job.sequence.num_computed_tokens == job.request.prompt_tokens:
-                self._first_token(job, step.end_s, ended)
+                if self._prefills_only:
+                    self._prefilling.remove(job)
+                    self.blocks.free(job.sequence)
+                    ended.shipped.append(job)
+                else:
+                    self._first_token(job, step.end_s, ended)
         ended.events = self.blocks.take_events()
         return ended
 
@@ -138,11 +167,24 @@ class SimulatedWorker:
         )
         return WorkerLoad(
             running=len(self._prefilling) + len(self._decoding),
-            waiting=len(self._waiting),
+            waiting=len(self._waiting) + len(self._arrived),
             blocks_used=self.blocks.num_used,
             queued_prefill_tokens=queued,
             queued_prefill_pairs=pairs,
         )
+
+    def _land(self) -> bool:
+        """Takes in what has arrived from prefill workers, in order, as far as there is room. Its first token comes with
+        the next step."""
+        landed = False
+        while self._arrived and self.blocks.allocate(self._arrived[0].sequence, keep_available=len(self._decoding) + 1):
+            job = self._arrived.popleft()
+            job.sequence.num_computed_tokens = job.request.prompt_tokens - 1
+            self.blocks.commit(job.sequence)
+            self._decoding.append(job)
+            self._context += job.sequence.num_tokens
+            landed = True
+        return landed
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
@@ -236,7 +278,7 @@ def _left(job: Job) -> int:
     return job.request.prompt_tokens - job.sequence.num_computed_tokens
 
 
-def new_job(request: TraceRequest, block_size: int, now_s: float, charge: Charge | None) -> Job:
+def new_job(request: TraceRequest, block_size: int, now_s: float, charge: Charge) -> Job:
     """Makes a job. The prompt's tokens are never read, because the hashes of its full blocks are known. What the prefix
     cache compares is made of the hashes: equal where they are."""
     sequence = Sequence(

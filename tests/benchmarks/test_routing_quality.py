@@ -7,12 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.quality.policies import LeastLoaded, LongestPrefix, MakePolicy, Turns
 from benchmarks.quality.simulation import Fleet, simulate
 from benchmarks.quality.trace import TraceRequest, arrivals, load_trace
-from benchmarks.routing_quality import OURS, Run, summary
-from runtime.config.serving import MockConfig, PlacementConfig
+from benchmarks.quality.traffic import GENERATORS, TOKENS_PER_S, generated
+from benchmarks.routing_quality import OURS, POLICIES, Cell, Run, geometric_means, summary
+from runtime.config.serving import MockConfig
 
 BLOCK = 64
+BATON = POLICIES[OURS]
 
 
 def write_trace(path: Path, lines: list[tuple[int, int, int, list[int]]]) -> Path:
@@ -53,7 +56,7 @@ def test_arrivals_of_one_timestamp_are_spread_and_sped_up(conversation: list[Tra
 
 
 def test_one_worker_finds_all_that_was_there_before(conversation: list[TraceRequest]) -> None:
-    outcome = simulate(arrivals(conversation, 1.0, seed=0), Fleet(workers=1), PlacementConfig(), seed=0)
+    outcome = simulate(arrivals(conversation, 1.0, seed=0), Fleet(workers=1), BATON, seed=0)
     assert len(outcome.ttft_s) == len(conversation)
     assert outcome.prompt_tokens == sum(request.prompt_tokens for request in conversation)
     found = 0
@@ -63,16 +66,54 @@ def test_one_worker_finds_all_that_was_there_before(conversation: list[TraceRequ
 
 
 def test_ours_finds_more_than_round_robin(conversation: list[TraceRequest]) -> None:
-    def hits(config: PlacementConfig | None) -> float:
-        return simulate(arrivals(conversation, 1.0, seed=3), Fleet(workers=3), config, seed=3).hit_rate
+    def hits(policy: MakePolicy) -> float:
+        return simulate(arrivals(conversation, 1.0, seed=3), Fleet(workers=3), policy, seed=3).hit_rate
 
-    assert hits(PlacementConfig()) > hits(None)
+    assert hits(BATON) > hits(Turns)
+
+
+@pytest.mark.parametrize("policy", [Turns, LeastLoaded, LongestPrefix, BATON])
+def test_a_split_fleet_serves_each_request_once(conversation: list[TraceRequest], policy: MakePolicy) -> None:
+    fleet = Fleet(workers=2, prefill_workers=2, noise=0.1)
+    outcome = simulate(arrivals(conversation, 1.0, seed=0), fleet, policy, seed=0)
+    assert len(outcome.ttft_s) == len(conversation)
+    assert min(outcome.ttft_s) > 0
+
+
+def test_a_slow_worker_takes_longer(conversation: list[TraceRequest]) -> None:
+    def ttft_ms(speed: float) -> float:
+        fleet = Fleet(workers=1, speeds=(speed,))
+        return simulate(arrivals(conversation, 1.0, seed=0), fleet, Turns, seed=0).mean_ttft_ms
+
+    assert ttft_ms(0.5) > 1.9 * ttft_ms(1.0)
+
+
+@pytest.mark.parametrize("kind", GENERATORS)
+def test_generated_traffic_has_its_rate_and_comes_again_the_same(kind: str) -> None:
+    requests = generated(GENERATORS[kind], 256, 1500)
+    again = generated(GENERATORS[kind], 256, 1500)
+    assert all(one.batch_s == two.batch_s for one, two in zip(requests, again, strict=True))
+    assert all(len(one.block_hashes) == one.prompt_tokens // 256 for one in requests)
+    rate = sum(one.prompt_tokens for one in requests) / requests[-1].batch_s
+    assert rate == pytest.approx(TOKENS_PER_S, rel=0.3)
+
+
+def test_half_of_the_tokens_of_long_documents_come_again() -> None:
+    requests = generated(GENERATORS["documents"], 64, 1000)
+    seen: set[int] = set()
+    found = total = 0
+    for request in requests:
+        hashes = request.sequence_hashes.tolist()
+        found += sum(one in seen for one in hashes)
+        total += len(hashes)
+        seen.update(hashes)
+    assert 0.4 < found / total < 0.7
 
 
 def test_the_first_token_comes_when_the_formula_says(tmp_path: Path) -> None:
     requests = load_trace(write_trace(tmp_path / "trace.gz", [(0, 1000, 10, [1, 2])]), BLOCK)
     engine = MockConfig(prefill_floor_ms=1.0, prefill_token_ms=0.1, prefill_pair_ms=1e-4)
-    outcome = simulate(arrivals(requests, 1.0, seed=0), Fleet(workers=1, engine=engine), PlacementConfig(), seed=0)
+    outcome = simulate(arrivals(requests, 1.0, seed=0), Fleet(workers=1, engine=engine), BATON, seed=0)
     assert outcome.mean_ttft_ms == pytest.approx(0.1 * 1000 + 1e-4 * 1000 * 500)
 
 
@@ -80,17 +121,22 @@ def test_a_prompt_that_comes_in_mid_decode_begins_with_the_next_step(tmp_path: P
     lines = [(0, 100, 1000, [1]), (3000, 100, 10, [2])]
     requests = load_trace(write_trace(tmp_path / "trace.gz", lines), BLOCK)
     engine = MockConfig(decode_floor_ms=500.0)
-    outcome = simulate(arrivals(requests, 1.0, seed=0), Fleet(workers=1, engine=engine), PlacementConfig(), seed=0)
+    outcome = simulate(arrivals(requests, 1.0, seed=0), Fleet(workers=1, engine=engine), BATON, seed=0)
     first, second = outcome.ttft_s
     assert first < 0.01
     assert 0.5 < second < 1.1  # the rest of one decode step, then its own with one decode beside it
 
 
 def test_goals_compare_ours_with_the_best_of_the_others() -> None:
-    def run(policy: str, hit_rate: float, ttft_ms: float) -> Run:
-        return Run(1.0, policy, 0, hit_rate, ttft_ms, ttft_ms, ttft_ms)
+    cell = Cell("mixed", "conversation", 1.0)
 
-    others = [run("round robin", 0.1, 300.0), run("another", 0.3, 200.0)]
-    assert [row.goals_met for row in summary([*others, run(OURS, 0.29, 190.0)])] == [None, None, True]
+    def run(policy: str, hit_rate: float, ttft_ms: float) -> Run:
+        return Run(cell, policy, 0, hit_rate, ttft_ms, ttft_ms, ttft_ms)
+
+    others = [run("round robin", 0.1, 300.0), run("static a", 0.3, 250.0), run("static b", 0.3, 200.0)]
+    rows = summary([*others, run(OURS, 0.29, 203.0)])
+    assert [(row.policy, row.goals_met) for row in rows] == [("round robin", None), ("static b", None), (OURS, True)]
+    assert [row.mean_regret for row in rows] == [1.5, 1.0, 1.015]
+    assert geometric_means(rows)["tuned", "static"] == (1.0, 1.0)
     assert summary([*others, run(OURS, 0.29, 210.0)])[-1].goals_met is False
     assert summary([*others, run(OURS, 0.27, 190.0)])[-1].goals_met is False
