@@ -6,10 +6,10 @@ import typer
 
 from baton.cli.conversation import converse
 from baton.cli.terminal import options
-from baton.cli.terminal.access import Access
 from baton.cli.terminal.answering import answer
 from baton.cli.terminal.stdin import text_or_stdin
-from baton_proto.generated import inference_pb2 as pb
+from baton.client.request import Message, Options
+from baton.runs.access import Access
 
 
 def chat(
@@ -36,16 +36,12 @@ def chat(
     Without QUESTION each line of stdin is one, and the model knows what was said before. Ctrl-C cancels an answer;
     /quit or Ctrl-D ends the conversation.
     """
-    begin = [pb.ChatMessage(role="system", content=system)] if system is not None else []
-    sampling = pb.SamplingOptions(
-        temperature=temperature, max_tokens=max_tokens, top_p=top_p, top_k=top_k, seed=seed, stop=stop or []
+    begin: list[Message] = [{"role": "system", "content": system}] if system is not None else []
+    options = Options(
+        model=model, temperature=temperature, max_tokens=max_tokens, top_p=top_p, top_k=top_k, seed=seed, stop=stop
     )
     access = Access(address, api_key_file, ca_file)
-
-    def request(messages: list[pb.ChatMessage]) -> pb.GenerateRequest:
-        return pb.GenerateRequest(model=model, chat=pb.ChatMessages(messages=messages), sampling=sampling)
-
     if question is None:
-        raise typer.Exit(converse(begin, request, access, timeout_s, as_json))
-    asked = pb.ChatMessage(role="user", content=text_or_stdin(question, "QUESTION").strip())
-    answer(request([*begin, asked]), access, timeout_s, as_json)
+        raise typer.Exit(converse(begin, options, access, timeout_s, as_json))
+    asked = {"role": "user", "content": text_or_stdin(question, "QUESTION").strip()}
+    answer([*begin, asked], options, access, timeout_s, as_json)

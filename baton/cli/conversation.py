@@ -3,21 +3,19 @@
 import contextlib
 import io
 import sys
-from collections.abc import Callable
 
 import typer
 
-from baton.cli.terminal.access import Access
 from baton.cli.terminal.answering import answer
 from baton.cli.terminal.exit_codes import ExitCode
-from baton_proto.generated import inference_pb2 as pb
+from baton.client.request import Message, Options
+from baton.runs.access import Access
 
 QUIT = "/quit"
-MakeRequest = Callable[[list[pb.ChatMessage]], pb.GenerateRequest]
 
 
 def converse(
-    begin: list[pb.ChatMessage], make_request: MakeRequest, access: Access, timeout_s: float | None, as_json: bool
+    begin: list[Message], options: Options, access: Access, timeout_s: float | None, as_json: bool
 ) -> ExitCode:
     """Returns how the last question ended. Ctrl-C cancels an answer: what came of it stays in the conversation. A
     question without any answer is forgotten."""
@@ -26,17 +24,17 @@ def converse(
     messages, code = [*begin], ExitCode.OK
     while (question := _next_question(as_json)) is not None:
         said: list[str] = []
-        asked = pb.ChatMessage(role="user", content=question)
+        asked = {"role": "user", "content": question}
         code = ExitCode.OK
         try:
-            answer(make_request([*messages, asked]), access, timeout_s, as_json, said)
+            answer([*messages, asked], options, access, timeout_s, as_json, said)
         except typer.Exit as error:
             if error.exit_code == ExitCode.INTERRUPTED:
                 typer.echo(" (cancelled)", err=True)
             else:
                 code = ExitCode(error.exit_code)
         if said:
-            messages += [asked, pb.ChatMessage(role="assistant", content="".join(said))]
+            messages += [asked, {"role": "assistant", "content": "".join(said)}]
     return code
 
 

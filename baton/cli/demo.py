@@ -14,7 +14,8 @@ from baton.cli.terminal.output import console, human_bytes
 from baton.service.supervisor import Supervisor
 from baton.shadowing import refuse_shadowed
 from baton_proto.generated import inference_pb2 as pb
-from runtime.calls.router import Answer, Client
+from runtime.calls.answer import Answer
+from runtime.calls.router import Client
 from runtime.checkpoint.served_model import served_model
 from runtime.config.overrides import with_overrides
 from runtime.config.serving import ServingConfig

@@ -5,11 +5,11 @@ from typing import Annotated
 import typer
 
 from baton.cli.terminal import options
-from baton.cli.terminal.access import Access
 from baton.cli.terminal.answering import answer
 from baton.cli.terminal.stdin import text_or_stdin
 from baton.cli.terminal.token_list import token_ids
-from baton_proto.generated import inference_pb2 as pb
+from baton.client.request import Options, Prompt
+from baton.runs.access import Access
 
 
 def generate(
@@ -42,23 +42,21 @@ def generate(
     """Continue a text or a list of token ids."""
     if (prompt is None) == (tokens is None):
         raise typer.BadParameter("give one of --prompt and --tokens", param_hint="--prompt")
-    request = pb.GenerateRequest(model=model)
+    asked: Prompt
     if tokens is not None:
-        request.tokens.ids.extend(token_ids(text_or_stdin(tokens, "--tokens")))
-        request.tokens.SetInParent()  # an empty list is for the service to refuse
+        asked = token_ids(text_or_stdin(tokens, "--tokens"))
     else:
-        request.text = text_or_stdin(prompt or "", "--prompt")
-    request.sampling.CopyFrom(
-        pb.SamplingOptions(
-            temperature=temperature,
-            max_tokens=max_tokens,
-            min_tokens=min_tokens,
-            top_p=top_p,
-            top_k=top_k,
-            seed=seed,
-            stop=stop or [],
-            ignore_eos=ignore_eos,
-            logprobs=logprobs,
-        )
+        asked = text_or_stdin(prompt or "", "--prompt")
+    options = Options(
+        model=model,
+        temperature=temperature,
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        top_p=top_p,
+        top_k=top_k,
+        seed=seed,
+        stop=stop,
+        ignore_eos=ignore_eos,
+        logprobs=logprobs,
     )
-    answer(request, Access(address, api_key_file, ca_file), timeout_s, as_json)
+    answer(asked, options, Access(address, api_key_file, ca_file), timeout_s, as_json)

@@ -1,4 +1,4 @@
-"""`baton logs`: what a process of the service has logged."""
+"""`baton logs`: what the processes of the service have logged."""
 
 import time
 from collections.abc import Iterator
@@ -13,15 +13,21 @@ from baton.cli.terminal.options import RayAddressOption, ServiceOption
 from baton.cli.terminal.service import local_run, ray_cluster
 from baton.runs.run_file import Run
 from baton.service.log_file import log_since, log_tail
-from runtime.errors import UnavailableError
+from baton.service.merged_logs import SUFFIX, MergedLogs
+from runtime.errors import ConfigError, UnavailableError
 
 POLL_S = 0.2
 
 
 def logs(
     process: Annotated[
-        str, typer.Argument(metavar="PROCESS", help="A worker's id, router-1, nats, or on Ray control (the planner's).")
-    ],
+        str | None,
+        typer.Argument(
+            metavar="PROCESS",
+            help="A worker's id, router-1, nats, or on Ray control (the planner's). [default: all, by time]",
+            show_default=False,
+        ),
+    ] = None,
     lines: Annotated[int, typer.Option("--lines", "-n", min=0, metavar="N", help="The last so many.")] = 100,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes.")] = False,
     log_dir: Annotated[
@@ -31,14 +37,22 @@ def logs(
     address: RayAddressOption = "auto",
     namespace: NamespaceOption = "default",
 ) -> None:
-    """Show the end of a process's log, of the service on this machine or on whichever node of a Ray cluster."""
+    """Show the end of all logs as one, or of a process's.
+
+    They are those of the service on this machine, or of a process on whichever node of a Ray cluster.
+    """
     with errors_reported():
         run = local_run(service, address) if log_dir is None else None
         if run is not None:
             log_dir = _folder_of(run)
         if log_dir is not None:
-            _print(_read_file(log_dir / f"{process}.log", lines, follow))
+            if process is None:
+                _print(_read_all(log_dir, lines, follow))
+            else:
+                _print(_read_file(log_dir / f"{process}{SUFFIX}", lines, follow))
             return
+        if process is None:
+            raise ConfigError("PROCESS", "on Ray one process's log is read at a time; name one, such as router-1")
         with ray_cluster(address, namespace):
             from baton.service.on_ray.commands import read_log
 
@@ -48,7 +62,7 @@ def logs(
 def _folder_of(run: Run) -> Path:
     """Raises UnavailableError."""
     if run.file.log_dir is None:
-        raise UnavailableError(f"the service {run} logs to its own terminal; started with --log-dir DIR it keeps files")
+        raise UnavailableError(f"the service {run} logs to its own terminal: start it with --log-dir DIR to keep files")
     return Path(run.file.log_dir)
 
 
@@ -63,6 +77,21 @@ def _read_file(path: Path, lines: int, follow: bool) -> Iterator[str]:
             yield text
     except OSError as error:
         raise UnavailableError(f"{path}: {error.strerror}") from error
+
+
+def _read_all(folder: Path, lines: int, follow: bool) -> Iterator[str]:
+    """Raises UnavailableError."""
+    logs = MergedLogs(folder)
+    try:
+        last = logs.tail(lines)
+        if not last and not follow:
+            raise UnavailableError(f"{folder}: holds no log")
+        yield from last
+        while follow:
+            time.sleep(POLL_S)
+            yield from logs.news()
+    except OSError as error:
+        raise UnavailableError(f"{error.filename}: {error.strerror}") from error
 
 
 def _print(pieces: Iterator[str]) -> None:

@@ -4,9 +4,12 @@ from pathlib import Path
 
 from baton.service.launcher import Machines, uses_gpus
 from engine.model.shard import shard_of
+from engine.tiers.disk_kv import check_disk_kv, check_folder
 from engine.tiers.host_kv import check_host_kv
 from kvtransfer.slab.layout import SlabLayout
 from kvtransfer.transports.table import check_choice, choices, offered
+from router.tracing.sdk import check_sdk
+from runtime.checkpoint.model_config import served_dtype
 from runtime.checkpoint.model_files import ModelFiles
 from runtime.checkpoint.served_model import is_mock
 from runtime.config.serving import EngineConfig, ServingConfig, for_prefill_worker, parse_bytes
@@ -20,14 +23,14 @@ def check_start(config: ServingConfig, files: ModelFiles, machines: Machines | N
     if config.workers.decode == 0 and not config.planner.enabled and config.nats.url is None:
         raise ConfigError("workers.decode", "0 decode workers can answer nobody: start at least 1 (--decode 1)")
     check_choice(config.transfer.transport)
+    check_disk_kv(config.engine)
     if machines is not None:
         _check_machine(config, machines)
     if not is_mock(config):
         on_gpu = machines is None or uses_gpus(config, machines)
-        published = files.config.dtype if on_gpu else "float32"
-        _check_engine(config.engine, files, published)
+        _check_engine(config.engine, files, on_gpu)
         if config.workers.prefill or config.planner.enabled:
-            _check_engine(for_prefill_worker(config).engine, files, published)
+            _check_engine(for_prefill_worker(config).engine, files, on_gpu)
     elif config.engine.tensor_parallel > 1:
         raise ConfigError("engine.tensor_parallel", "the mock model computes nothing that could be shared: 1")
 
@@ -39,7 +42,10 @@ def _check_machine(config: ServingConfig, machines: Machines) -> None:
         raise ConfigError("engine.device", "'cuda' asks for an NVIDIA GPU and this machine has none: auto or cpu")
     if engine.attention in ("triton", "flash") and memory == "host" and not is_mock(config):
         raise ConfigError("engine.attention", f"{engine.attention!r} runs on GPUs alone: auto or torch")
+    if config.telemetry.traces.enabled:
+        check_sdk()
     check_host_kv(engine, memory)
+    check_folder(engine)
     if not offered(transport, memory):
         able = [choice for choice in choices() if offered(choice, memory)]
         raise ConfigError("transfer.transport", f"{transport!r} cannot carry KV from here; can: {', '.join(able)}")
@@ -52,8 +58,8 @@ def _check_machine(config: ServingConfig, machines: Machines) -> None:
         raise ConfigError("planner.journal", f"{journal}: its folder does not exist")
 
 
-def _check_engine(engine: EngineConfig, files: ModelFiles, published: str) -> None:
-    dtype = published if engine.dtype == "auto" else engine.dtype
+def _check_engine(engine: EngineConfig, files: ModelFiles, on_gpu: bool) -> None:
+    dtype = served_dtype(files.config.dtype, engine.dtype, on_gpu=on_gpu)
     model = shard_of(files.config, 0, engine.tensor_parallel).config
     layout = SlabLayout(model.num_layers, 1, model.num_kv_heads, engine.block_size, model.head_dim, dtype)
     if engine.kv_memory.strip() != "auto" and parse_bytes(engine.kv_memory, "engine.kv_memory") < layout.nbytes:

@@ -17,12 +17,15 @@ from rich.table import Table
 from baton.cli.terminal.exit_codes import errors_reported
 from baton.cli.terminal.options import JsonOption
 from baton.cli.terminal.output import console, print_table
+from baton.service.launcher import uses_gpus
+from baton.service.local_launcher import this_machine
+from baton.service.machine_defaults import suited
 from baton_proto.discovery import TimedStep
-from engine.core.step_profile import StepProfile
+from engine.runners.step_profile import StepProfile
 from planner.policy.step_model import ENOUGH, decode_rows, errors, fitted, prefill_rows
 from runtime.checkpoint.served_model import served_model
 from runtime.config.overrides import with_overrides
-from runtime.config.serving import ServingConfig, for_prefill_worker, load_config
+from runtime.config.serving import DiskKvConfig, ServingConfig, for_prefill_worker, load_config, read_yaml
 from runtime.config.step_times import StepTimes
 from runtime.errors import ConfigError
 from runtime.telemetry.logging import configure_logging
@@ -48,9 +51,7 @@ class Profile(Struct, frozen=True):
 
 def profile(
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="serving.yaml of the service to be.")] = None,
-    model: Annotated[
-        str | None, typer.Option(metavar="NAME_OR_PATH", help="smollm2, a Hugging Face folder, a .gguf file or mock.")
-    ] = None,
+    model: Annotated[str | None, typer.Option(metavar="NAME_OR_PATH", help="As in `baton up`.")] = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the section of serving.yaml there.")] = None,
     seconds: Annotated[float, typer.Option(min=1.0, help="How long prompts and batches may take, each, about.")] = 60.0,
     as_json: JsonOption = False,
@@ -63,6 +64,8 @@ def profile(
     with errors_reported():
         serving = with_overrides(load_config(config), {"model": model} if model else {}, "flags")
         configure_logging(serving.logging, "profile")
+        given, gpu = {} if config is None else read_yaml(config), uses_gpus(serving, this_machine())
+        serving = suited(serving, given, served_model(serving, progress=True), gpu=gpu)
         found = _profile(serving, seconds)
         section = yaml.safe_dump({"planner": {"slo": {"profile": msgspec.to_builtins(found.times)}}}, sort_keys=False)
         if out is not None:
@@ -99,7 +102,8 @@ def _profile(config: ServingConfig, seconds: float) -> Profile:
 
 def _measured(config: ServingConfig, kind: str, seconds: float) -> list[TimedStep]:
     """`kind`: "prompts" or "batches"."""
-    assembly = build_engine(config)
+    engine = msgspec.structs.replace(config.engine, disk_kv=DiskKvConfig())  # it is not to be filled with noise
+    assembly = build_engine(msgspec.structs.replace(config, engine=engine))
     try:
         vocab_size = served_model(config).config.vocab_size
         run = StepProfile(assembly.engine, vocab_size, assembly.max_model_len, seconds)

@@ -2,18 +2,20 @@
 
 import asyncio
 import json
+from dataclasses import asdict
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
 from baton.cli.terminal import options
-from baton.cli.terminal.access import Access
-from baton.cli.terminal.answering import message_fields
-from baton.cli.terminal.asking import asked
 from baton.cli.terminal.exit_codes import errors_reported
 from baton.cli.terminal.output import console, print_table
-from baton_proto.generated import inference_pb2 as pb
+from baton.client.async_client import AsyncClient
+from baton.client.service_status import Status
+from baton.runs.access import Access
+
+TIERS = ("host", "disk")
 
 
 def status(
@@ -25,24 +27,23 @@ def status(
     """Show the workers and the router's queue."""
     access = Access(address, None, ca_file, operator_key_file)
     with errors_reported():
-        response = asyncio.run(asked(access, lambda client: client.status(options.STATUS_TIMEOUT_S)))
+        response = asyncio.run(_ask(access))
     if as_json:
-        fields = {
-            "router_id": response.router_id,
-            "workers": [message_fields(worker) for worker in response.workers],
-            "queue": message_fields(response.queue),
-            "totals": message_fields(response.totals),
-        }
-        typer.echo(json.dumps(fields))
+        typer.echo(json.dumps(asdict(response)))
     else:
         _show(response)
 
 
-def _show(response: pb.StatusResponse) -> None:
+async def _ask(access: Access) -> Status:
+    async with AsyncClient.through(access) as client:
+        return await client.status(options.STATUS_TIMEOUT_S)
+
+
+def _show(response: Status) -> None:
     out = console()
     table = Table("worker", "role", "state", title=f"{response.router_id}: {len(response.workers)} workers")
-    tiered = any(worker.host_blocks_total for worker in response.workers)
-    for header in ("blocks used/total", "cached + host" if tiered else "cached", "running", "waiting", "leases"):
+    tiers = [tier for tier in TIERS if any(getattr(worker, f"{tier}_blocks_total") for worker in response.workers)]
+    for header in ("blocks used/total", " + ".join(("cached", *tiers)), "running", "waiting", "leases"):
         table.add_column(header, justify="right")
     for worker in response.workers:
         table.add_row(
@@ -50,7 +51,7 @@ def _show(response: pb.StatusResponse) -> None:
             worker.role,
             worker.state,
             f"{worker.blocks_used}/{worker.blocks_total}",
-            f"{worker.blocks_cached} + {worker.host_blocks_used}" if tiered else str(worker.blocks_cached),
+            " + ".join(map(str, (worker.blocks_cached, *(getattr(worker, f"{tier}_blocks_used") for tier in tiers)))),
             *map(str, (worker.running, worker.waiting, worker.leases)),
         )
     print_table(out, table)

@@ -7,9 +7,10 @@ from typing import Annotated
 import grpc
 import typer
 
-from baton.cli.terminal.access import Access
 from baton.cli.terminal.exit_codes import ExitCode, errors_reported, fail
 from baton.cli.terminal.options import DEFAULT_ADDRESS, AddressOption, CaFileOption, OperatorKeyFileOption, WaitOption
+from baton.runs.access import Access
+from runtime.errors import ConfigError, UnauthorizedError
 
 
 def top(
@@ -35,7 +36,7 @@ async def _watch(access: Access, interval_s: float, timeout_s: float) -> None:
         try:
             await client.status(timeout_s)
         except grpc.aio.AioRpcError as error:  # what no waiting mends is said before the screen is taken
-            await access.check_tls(error)
-            if error.code() is grpc.StatusCode.UNAUTHENTICATED:
-                raise
+            meaning = await access.meaning(error)
+            if isinstance(meaning, ConfigError | UnauthorizedError):
+                raise meaning from error
         await TopApp(lambda: client.status(timeout_s), access.place, interval_s).run_async()

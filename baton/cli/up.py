@@ -6,19 +6,23 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from baton.cli.preflight import check_start
 from baton.cli.terminal.exit_codes import ExitCode, errors_reported
 from baton.cli.terminal.options import RayAddressOption
 from baton.cli.terminal.service_news import print_news
+from baton.service.launcher import uses_gpus
 from baton.service.local_launcher import LocalLauncher, this_machine
-from baton.service.service_run import ServiceRun
+from baton.service.machine_defaults import described, suited
+from baton.service.service_run import ServiceRun, Tell
 from baton.shadowing import refuse_shadowed
 from kvtransfer.transports.table import choices
-from runtime.checkpoint.served_model import served_model
-from runtime.config.overrides import with_overrides
-from runtime.config.serving import ServingConfig, load_config, with_absolute_paths
+from runtime.checkpoint.model_files import ModelFiles, pinned
+from runtime.checkpoint.served_model import is_mock, served_model
+from runtime.config.overrides import merged, with_overrides
+from runtime.config.serving import ServingConfig, load_config, read_yaml, with_absolute_paths
 from runtime.errors import ConfigError
 from runtime.telemetry.logging import configure_logging
 
@@ -39,10 +43,20 @@ CountOption = Annotated[int | None, _option(WORKERS, "N", "How many workers of t
 def up(
     config: Annotated[Path | None, _option(RUN, "FILE", "Such as serving.yaml; flags go before it.")] = None,
     model: Annotated[
-        str | None, _option(MODEL, "NAME_OR_PATH", "smollm2, a Hugging Face folder, a .gguf file or mock.")
+        str | None,
+        _option(MODEL, "NAME_OR_PATH", "A name on the Hugging Face Hub, a folder, a .gguf file, smollm2 or mock."),
     ] = None,
     served_model_name: Annotated[
-        str | None, _option(MODEL, "NAME", "What clients ask for. [default: the folder's name]")
+        str | None, _option(MODEL, "NAME", "What clients ask for. [default: the model's name]")
+    ] = None,
+    generation_config: Annotated[
+        str | None, _option(MODEL, "auto|none", "Whether the model's file says how to sample by default.")
+    ] = None,
+    tool_parser: Annotated[
+        str | None, _option(MODEL, "auto|none|NAME", "How the model writes tool calls, such as hermes.")
+    ] = None,
+    reasoning_parser: Annotated[
+        str | None, _option(MODEL, "auto|none|NAME", "How the model marks its reasoning: think or mistral.")
     ] = None,
     max_model_len: Annotated[int | None, _option(MODEL, "TOKENS", "Longest prompt and answer together.")] = None,
     prefill: CountOption = None,
@@ -79,39 +93,64 @@ def up(
     With --ray the processes run on the Ray cluster at --address and stay there; `baton down` drains and ends them.
     """
     refuse_shadowed()  # here, because the processes of the service would show tracebacks
-    flags = {
-        "model": model,
-        "served_model_name": served_model_name,
-        "workers": {"prefill": prefill, "decode": decode},
-        "engine": {
-            "max_model_len": max_model_len,
-            "kv_memory": kv_memory,
-            "block_size": block_size,
-            "tensor_parallel": tensor_parallel,
-        },
-        "router": {"host": host, "http_port": http_port, "grpc_port": grpc_port},
-        "security": {"api_key_file": None if api_key_file is None else str(api_key_file)},
-        "nats": {"url": nats_url},
-        "planner": {"enabled": planner},
-        "transfer": {"transport": transport},
-    }
+    flags = _given(
+        {
+            "model": model,
+            "served_model_name": served_model_name,
+            "workers": {"prefill": prefill, "decode": decode},
+            "engine": {
+                "max_model_len": max_model_len,
+                "kv_memory": kv_memory,
+                "block_size": block_size,
+                "tensor_parallel": tensor_parallel,
+            },
+            "router": {
+                "host": host,
+                "http_port": http_port,
+                "grpc_port": grpc_port,
+                "generation_config": generation_config,
+                "tool_parser": tool_parser,
+                "reasoning_parser": reasoning_parser,
+            },
+            "security": {"api_key_file": None if api_key_file is None else str(api_key_file)},
+            "nats": {"url": nats_url},
+            "planner": {"enabled": planner},
+            "transfer": {"transport": transport},
+        }
+    )
     with errors_reported():
-        serving = with_overrides(load_config(config), _given(flags), "flags")
+        serving = with_overrides(load_config(config), flags, "flags")
         configure_logging(serving.logging, "baton")
-        files = served_model(serving, progress=True)  # converts the model, once, with its progress on the terminal
-        check_start(serving, files, None if ray else this_machine())
+        files = served_model(serving, progress=True)  # fetches or converts it, once, with its progress on the terminal
+        serving = msgspec.structs.replace(serving, model=pinned(serving.model, files))
+        given = flags if config is None else merged(read_yaml(config), flags)
+        tell = partial(print_news, as_json)
         if ray:
-            code = _on_ray(serving, log_dir, address, nodes, as_json)
+            check_start(serving, files, None)
+            code = _on_ray(serving, given, files, log_dir, address, nodes, tell)
         else:
-            code = asyncio.run(_in_foreground(serving, log_dir, as_json))
+            gpu = uses_gpus(serving, this_machine())
+            serving = suited(serving, given, files, gpu=gpu)
+            check_start(serving, files, this_machine())
+            _tell_choice(serving, files, gpu, tell)
+            code = asyncio.run(_in_foreground(serving, log_dir, tell))
     raise typer.Exit(code)
 
 
-async def _in_foreground(config: ServingConfig, log_dir: Path | None, as_json: bool) -> ExitCode:
-    def tell(line: str, *, event: str, **fields: Any) -> None:
-        print_news(as_json, f"{line}; once more to end it now" if event == "draining" else line, event=event, **fields)
+def _tell_choice(config: ServingConfig, files: ModelFiles, gpu: bool, tell: Tell) -> None:
+    """What the workers' engines take, chosen or configured."""
+    if is_mock(config):
+        return
+    values = described(config, files, gpu=gpu)
+    shown = ", ".join(f"{key} {value}" for key, value in values.items())
+    tell(f"{config.model}: {shown}", event="engine", model=config.model, **values)
 
-    run = ServiceRun(config, LocalLauncher(config, log_dir), tell)
+
+async def _in_foreground(config: ServingConfig, log_dir: Path | None, tell: Tell) -> ExitCode:
+    def tell_more(line: str, *, event: str, **fields: Any) -> None:
+        tell(f"{line}; once more to end it now" if event == "draining" else line, event=event, **fields)
+
+    run = ServiceRun(config, LocalLauncher(config, log_dir), tell_more)
     for number in STOP_SIGNALS:
         asyncio.get_running_loop().add_signal_handler(
             number, lambda: (run.hurry if run.stop.is_set() else run.stop).set()
@@ -119,16 +158,27 @@ async def _in_foreground(config: ServingConfig, log_dir: Path | None, as_json: b
     return ExitCode.OK if await run.run() else ExitCode.FAILED
 
 
-def _on_ray(config: ServingConfig, log_dir: Path | None, address: str, nodes: int, as_json: bool) -> ExitCode:
+def _on_ray(
+    config: ServingConfig,
+    given: dict[str, Any],
+    files: ModelFiles,
+    log_dir: Path | None,
+    address: str,
+    nodes: int,
+    tell: Tell,
+) -> ExitCode:
     if log_dir is not None:
         raise ConfigError("--log-dir", "is not for --ray: logs stay on their nodes, and `baton logs` shows them")
     from baton.service.on_ray.cluster import connected, wait_for_nodes
 
-    tell = partial(print_news, as_json)
     with connected(address, config.namespace):
         from baton.service.on_ray.commands import bring_up
+        from baton.service.on_ray.launcher import RayLauncher
 
         wait_for_nodes(nodes, tell)
+        gpu = uses_gpus(config, RayLauncher(config).machines)
+        config = suited(config, given, files, gpu=gpu)
+        _tell_choice(config, files, gpu, tell)
         bring_up(with_absolute_paths(config), tell)
     return ExitCode.OK
 

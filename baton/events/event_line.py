@@ -2,7 +2,7 @@
 
 from typing import Final, NamedTuple, Self, get_args
 
-from baton_proto.kv_events import HASH_BYTES, KvEvent, KvEventBatch
+from baton_proto.kv_events import HASH_BYTES, HOMES, KvEvent, KvEventBatch
 
 KINDS: Final = tuple(str(kind.__struct_config__.tag) for kind in get_args(KvEvent))
 
@@ -16,10 +16,12 @@ class EventLine(NamedTuple):
     num_blocks: int
     parent: str | None  # sequence hash, 16 hexadecimal digits
     first: str  # sequence hash of the first block; empty when there is none
+    home: str | None = None  # one of HOMES, of stored and moved blocks
 
     @classmethod
     def of(cls, batch: KvEventBatch, event: KvEvent) -> Self:
         parent: int | None = getattr(event, "parent", None)
+        home: int | None = getattr(event, "home", None)
         hashes: bytes = getattr(event, "sequence_hashes", b"")
         return cls(
             batch.timestamp_s,
@@ -30,4 +32,5 @@ class EventLine(NamedTuple):
             len(hashes) // HASH_BYTES,
             None if parent is None else f"{parent:016x}",
             hashes[:HASH_BYTES][::-1].hex(),
+            None if home is None else HOMES[home],
         )

@@ -23,7 +23,7 @@ from runtime.blocks.block_hash import sequence_hashes
 from runtime.errors import ConfigError
 
 MAGIC = b"BATONREC"
-VERSION = 1
+VERSION = 2  # 1 has no homes of blocks
 BLOCK_BYTES = 256 * 1024  # about, of frames before compression
 BLOCK_S = 1.0  # at most this much is lost when the writer is killed
 MAX_BLOCK_BYTES = 64 * 1024 * 1024
@@ -169,8 +169,9 @@ class Recording:
         if len(header) < _FILE_HEADER.size or not header.startswith(MAGIC):
             raise ConfigError(str(self.path), "is not a recording of events")
         version = _FILE_HEADER.unpack(header)[1]
-        if version != VERSION:
-            raise ConfigError(str(self.path), f"has version {version} of the format; this program reads {VERSION}")
+        if not 1 <= version <= VERSION:
+            reads = f"this program reads up to {VERSION}"
+            raise ConfigError(str(self.path), f"has version {version} of the format; {reads}")
 
     def _read_block(self, file: BinaryIO) -> list[Frame] | None:
         self.bytes_read = file.tell()
@@ -213,13 +214,13 @@ def _with_events(frame: Frame, change: Callable[[KvEvent], KvEvent]) -> Frame:
 def _shortened(event: KvEvent) -> KvEvent:
     """The event without its sequence hashes (half of a recording) if they follow from parent and block hashes."""
     if isinstance(event, Stored) and event.sequence_hashes and _derivable(event) == event.sequence_hashes:
-        return Stored(event.parent, event.block_hashes, b"")
+        return msgspec.structs.replace(event, sequence_hashes=b"")
     return event
 
 
 def _restored(event: KvEvent) -> KvEvent:
     if isinstance(event, Stored) and not event.sequence_hashes:
-        return Stored(event.parent, event.block_hashes, _derivable(event))
+        return msgspec.structs.replace(event, sequence_hashes=_derivable(event))
     return event
 
 

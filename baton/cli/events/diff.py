@@ -8,11 +8,11 @@ import typer
 from rich.table import Table
 
 from baton.cli.terminal import options
-from baton.cli.terminal.access import Access
 from baton.cli.terminal.answering import message_fields
 from baton.cli.terminal.asking import ask
 from baton.cli.terminal.exit_codes import ExitCode
 from baton.cli.terminal.output import console, print_table
+from baton.runs.access import Access
 from baton_proto.generated import inference_pb2 as pb
 
 DIFF_TIMEOUT_S = 30.0
@@ -33,6 +33,7 @@ KINDS = {
     "missing": "only the worker has",
     "extra": "only the tree has",
     "changed": "have another block hash",
+    "moved": "lie in another home",
 }
 
 
@@ -74,7 +75,7 @@ def _show(diffs: Sequence[pb.WorkerDiff]) -> None:
         table.add_column(header, justify="right")
     table.add_column("note")
     for diff in diffs:
-        counts = (diff.event_id, diff.worker_blocks, diff.tree_blocks, diff.missing, diff.extra, diff.changed)
+        counts = (diff.event_id, diff.worker_blocks, diff.tree_blocks, *(getattr(diff, kind) for kind in KINDS))
         compared = diff.verdict in (pb.DIFF_VERDICT_EQUAL, pb.DIFF_VERDICT_DIFFERENT)
         numbers = map(str, counts) if compared else "-" * len(counts)
         table.add_row(diff.worker_id, WORDS[diff.verdict], *numbers, diff.note)

@@ -1,4 +1,5 @@
-"""`baton events explain`: shows all candidate workers of a request with the terms of their costs, and why one won."""
+"""`baton events explain`: shows all candidate workers of a request with the terms of their costs, why one
+won, and what the request passed when."""
 
 import json
 from collections.abc import Iterator
@@ -8,15 +9,16 @@ import typer
 from rich.table import Table
 
 from baton.cli.terminal import options
-from baton.cli.terminal.access import Access
 from baton.cli.terminal.answering import message_fields
 from baton.cli.terminal.asking import ask
-from baton.cli.terminal.output import console, print_table
+from baton.cli.terminal.output import console, human_bytes, print_table
 from baton.cli.terminal.token_list import token_ids
+from baton.runs.access import Access
 from baton_proto.generated import inference_pb2 as pb
 from baton_proto.placement_words import BARRED, LEFT_OUT, REASONS
 
 COMPUTED = ("prompt", "cached", "queued")
+TIERS = ("host", "disk")  # terms that are shown where a candidate has one
 
 
 def explain(
@@ -42,7 +44,7 @@ def explain(
     ca_file: options.CaFileOption = None,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Show why a request went to its workers, or where a prompt would go if it came now."""
+    """Show why a request went to its workers and what took how long, or where a prompt would go if it came now."""
     if sum(subject is not None for subject in (request_id, prompt, chat, tokens)) != 1:
         raise typer.BadParameter("give a REQUEST_ID or one of --prompt, --chat and --tokens", param_hint="REQUEST_ID")
     if request_id is not None and (cache_salt or tenant):
@@ -73,10 +75,35 @@ def _show(response: pb.ExplainResponse) -> None:
         for worker in decision.left_out:
             out.print(f"not weighed: {worker.worker_id} ({worker.role}) {_why_left_out(worker)}")
         out.print()
+    if response.hops:
+        print_table(out, _timeline(response))
+        out.print()
     for line in _formula(rules):
         out.print(line)
     if response.other_requests:
         out.print(f"{response.other_requests} older requests have the same id; the log names each one in full")
+
+
+def _timeline(response: pb.ExplainResponse) -> Table:
+    table = Table("hop", "worker")
+    for header in ("from ms", "took ms", "off by ms"):
+        table.add_column(header, justify="right")
+    table.add_column("")
+    for hop in response.hops:
+        first = "  " * hop.depth + (hop.name if hop.depth else f"choice {hop.choice}, attempt {hop.attempt}")
+        off_by = f"{hop.off_by_ms:.2f}" if hop.off_by_ms else ""
+        times = (f"{hop.from_ms:.2f}", f"{hop.to_ms - hop.from_ms:.2f}", off_by)
+        table.add_row(first, hop.worker, *times, ", ".join(_carried(hop)), style=None if hop.depth else "bold")
+    return table
+
+
+def _carried(hop: pb.Hop) -> Iterator[str]:
+    if hop.tokens:
+        yield f"{hop.tokens} tokens"
+    if hop.kv_bytes:
+        yield f"{human_bytes(hop.kv_bytes)} of {hop.layers} layers at {hop.gb_per_s:.3g} GB/s by {hop.transport}"
+    if hop.problem:
+        yield hop.problem
 
 
 def _formula(rules: pb.PlacementRules) -> Iterator[str]:
@@ -139,16 +166,18 @@ def _disaggregation(decode: pb.CandidateCost, decision: pb.Decision, rules: pb.P
 
 def _candidates(decision: pb.Decision, rules: pb.PlacementRules) -> Table:
     table = Table("worker", "role", "prompt's KV")
-    for header in (*(term.heading for term in rules.terms), "= cost", "chance"):
+    counted = {term.name for candidate in decision.candidates for term in candidate.terms if term.value}
+    shown = [term for term in rules.terms if term.name not in TIERS or term.name in counted]
+    for header in (*(term.heading for term in shown), "= cost", "chance"):
         table.add_column(header, justify="right")
     table.add_column("")
     for candidate in decision.candidates:
-        terms = (term.value for term in candidate.terms)
+        values = {term.name: term.value for term in candidate.terms}
         table.add_row(
             candidate.worker_id,
             candidate.role,
             "computed" if candidate.runs_prompt else "received",
-            *(f"{term:.6g}" for term in (*terms, candidate.total)),
+            *(f"{term:.6g}" for term in (*(values[term.name] for term in shown), candidate.total)),
             f"{candidate.chance:.0%}",
             _outcome(candidate, decision),
             style="bold" if candidate.chosen else None,
@@ -181,6 +210,7 @@ def _fields(response: pb.ExplainResponse) -> dict[str, Any]:
         "decisions": [_decision_fields(decision) for decision in response.decisions],
         "rules": rules | rules.pop("weights"),
         "other_requests": response.other_requests,
+        "hops": [message_fields(hop) for hop in response.hops],
     }
 
 

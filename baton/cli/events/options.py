@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-DEFAULT_NATS_URL = ""  # see terminal/service.py
+DEFAULT_NATS_URL = ""  # see runs/places.py
 DEFAULT_TIMEOUT_S = 5.0
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")

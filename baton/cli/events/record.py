@@ -9,10 +9,10 @@ import typer
 from baton.cli.events import options
 from baton.cli.events.session import run_with_nats, until_stopped
 from baton.cli.terminal.output import human_bytes
-from baton.cli.terminal.service import nats_place
 from baton.events.event_source import discovery_ttl_s
 from baton.events.recorder import Recorder
 from baton.events.recording import RecordingWriter
+from baton.runs.places import nats_place
 from baton.runs.run_file import find_keys
 from runtime.nats.client import NatsClient
 

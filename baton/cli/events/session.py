@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from baton.cli.terminal.exit_codes import errors_reported
-from baton.cli.terminal.service import nats_place, reach
+from baton.runs.places import nats_place, reach
 from baton.runs.run_file import find_keys
 from runtime.config.serving import LoggingConfig
 from runtime.end_task import end_tasks

@@ -14,6 +14,7 @@ from baton.cli.events.session import run_with_nats, until_stopped
 from baton.cli.terminal.options import JsonOption
 from baton.events.event_line import EventLine
 from baton.events.event_log import EventLog, StoredBatch
+from baton_proto.kv_events import DEVICE, HOMES
 from runtime.nats.client import NatsClient
 from runtime.nats.subjects import ANY
 
@@ -23,6 +24,7 @@ RATES_S = 5.0
 class EventType(enum.StrEnum):
     STORED = "stored"
     REMOVED = "removed"
+    MOVED = "moved"
     CLEARED = "cleared"
 
 
@@ -92,6 +94,7 @@ def _json_line(line: EventLine) -> str:
         "blocks": line.num_blocks,
         "parent": line.parent,
         "first": line.first,
+        "home": line.home,
     }
     return json.dumps(fields)
 
@@ -114,6 +117,8 @@ class _PeopleFormat:
         text += f" {line.num_blocks:>6} block{'s' if line.num_blocks != 1 else ' '}  first {line.first[:8]}"
         if line.kind == "stored":
             text += f"  after {line.parent[:8]}" if line.parent is not None else "  at the start"
+        if line.home not in (None, HOMES[DEVICE]) or line.kind == "moved":
+            text += f"  {'to' if line.kind == 'moved' else 'on'} {line.home}"
         return text
 
 

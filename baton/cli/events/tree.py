@@ -10,10 +10,10 @@ from rich.text import Text
 from rich.tree import Tree
 
 from baton.cli.terminal import options
-from baton.cli.terminal.access import Access
 from baton.cli.terminal.answering import message_fields
 from baton.cli.terminal.asking import ask
 from baton.cli.terminal.output import console, print_table
+from baton.runs.access import Access
 from baton_proto.generated import inference_pb2 as pb
 from runtime.calls.router import Client
 
@@ -74,7 +74,7 @@ def _tree(summary: pb.TreeSummary, runs: Sequence[pb.TreeRun]) -> Tree:
 
 def _heading(summary: pb.TreeSummary) -> str:
     tokens = summary.blocks * summary.block_size
-    workers = ", ".join(f"{owner.worker_id} {owner.blocks}" for owner in summary.workers)
+    workers = ", ".join(f"{owner.worker_id} {owner.blocks}{_in_brackets(_lower(owner))}" for owner in summary.workers)
     return (
         f"{summary.router_id}: {_count(summary.blocks, 'distinct block')} ({tokens} tokens) "
         f"in {_count(summary.runs, 'run')}; "
@@ -97,13 +97,23 @@ def _count(number: int, what: str) -> str:
 
 
 def _owners(owners: Sequence[pb.TreeOwner], blocks: int) -> str:
-    """Worker ids, with the number of blocks where a worker does not hold all of `blocks`."""
+    """Worker ids, with the number of blocks where a worker does not hold all of `blocks`, and those in lower homes."""
     names = [
-        owner.worker_id if owner.blocks == blocks else f"{owner.worker_id} ({owner.blocks})"
+        owner.worker_id + _in_brackets([*([] if owner.blocks == blocks else [str(owner.blocks)]), *_lower(owner)])
         for owner in owners[:OWNERS_SHOWN]
     ]
     more = len(owners) - len(names)
     return ", ".join(names) + (f" and {more} more" if more else "")
+
+
+def _lower(owner: pb.TreeOwner) -> list[str]:
+    """How many of the blocks lie in lower homes."""
+    homes = (("in host memory", owner.host_blocks), ("on disk", owner.disk_blocks))
+    return [f"{blocks} {where}" for where, blocks in homes if blocks]
+
+
+def _in_brackets(facts: Sequence[str]) -> str:
+    return f" ({', '.join(facts)})" if facts else ""
 
 
 def _hottest(summary: pb.TreeSummary) -> Table:

@@ -1,6 +1,7 @@
 """The commands of `baton plan`."""
 
 import asyncio
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +19,7 @@ from baton.cli.terminal.output import console
 from baton_proto.planner_control import Plan
 from runtime.calls.planner import ask_plan
 from runtime.config.serving import load_config
+from runtime.errors import DeadlineError, UnavailableError
 
 app = plain_app(name="plan", cls=lazy_group({"replay": "baton.cli.plan.replay:replay"}))
 
@@ -32,6 +34,10 @@ def plan(
     decisions: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="With --dry-run: end after so many, not at Ctrl-C.")
     ] = None,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on with what it decides, until Ctrl-C.")] = False,
+    interval_s: Annotated[
+        float, typer.Option("--interval", min=0.1, metavar="SECONDS", help="With --watch: between two looks.")
+    ] = 1.0,
     nats_url: NatsUrlOption = DEFAULT_NATS_URL,
     namespace: NamespaceOption = "default",
     timeout_s: PlannerTimeoutOption = DEFAULT_TIMEOUT_S,
@@ -44,16 +50,43 @@ def plan(
         if dry_run:
             asyncio.run(until_stopped(_advise(nats_url, namespace, timeout_s, config, decisions, as_json)))
             return
-        answer = asyncio.run(_ask(nats_url, namespace, timeout_s))
-        if as_json:
-            typer.echo(msgspec.json.encode(answer).decode())
-        else:
-            show_plan(console(), answer)
+        if watch:
+            asyncio.run(until_stopped(_watch(nats_url, namespace, timeout_s, interval_s, as_json)))
+            return
+        _print(asyncio.run(_ask(nats_url, namespace, timeout_s)), as_json)
+
+
+def _print(answer: Plan, as_json: bool) -> None:
+    if as_json:
+        typer.echo(msgspec.json.encode(answer).decode())
+    else:
+        show_plan(console(), answer)
 
 
 async def _ask(url: str, namespace: str, timeout_s: float) -> Plan:
     async with nats_session(url, namespace, timeout_s) as nats:
         return await ask_plan(nats, timeout_s)
+
+
+async def _watch(url: str, namespace: str, timeout_s: float, interval_s: float, as_json: bool) -> None:
+    """In a terminal what is true now, elsewhere each decision once. A planner that ends is waited for."""
+    live = sys.stdout.isatty() and not as_json
+    seen, last = False, None
+    async with nats_session(url, namespace, timeout_s) as nats:
+        while True:
+            try:
+                answer = await ask_plan(nats, timeout_s)
+                decided = (answer.observation, answer.target, answer.holds, answer.problem)
+                if live:
+                    console().clear()
+                if live or decided != last:
+                    _print(answer, as_json)
+                seen, last = True, decided
+            except (UnavailableError, DeadlineError) as error:
+                if not seen:
+                    raise
+                typer.echo(f"warning: {error}", err=True)
+            await asyncio.sleep(interval_s)
 
 
 async def _advise(

@@ -12,10 +12,10 @@ import typer
 from baton.cli.events.options import DEFAULT_NATS_URL, DEFAULT_TIMEOUT_S, NamespaceOption, NatsUrlOption
 from baton.cli.events.session import nats_session
 from baton.cli.plan.options import PlannerTimeoutOption
-from baton.cli.terminal.access import OPERATOR_KEY_FLAG
 from baton.cli.terminal.exit_codes import errors_reported
 from baton.cli.terminal.options import JsonOption, OperatorKeyFileOption
-from baton.cli.terminal.service import nats_place
+from baton.runs.access import OPERATOR_KEY_FLAG
+from baton.runs.places import nats_place
 from baton.runs.run_file import find_keys
 from baton_proto.planner_control import Order, Release, Scale
 from runtime.calls.planner import tell_planner

@@ -2,20 +2,23 @@
 
 import asyncio
 import json
+from dataclasses import asdict
 from typing import Any
 
-import grpc
 import typer
 from google.protobuf.json_format import MessageToDict
 
-from baton.cli.terminal.access import Access
 from baton.cli.terminal.exit_codes import ExitCode, errors_reported, fail
-from baton_proto.generated import inference_pb2 as pb
-from runtime.calls.router import Answer
+from baton.client.async_client import AsyncClient
+from baton.client.request import Options, Prompt
+from baton.runs.access import Access
+from runtime.calls.answer import Answer
+from runtime.errors import DeadlineError
 
 
 def answer(
-    request: pb.GenerateRequest,
+    prompt: Prompt,
+    options: Options,
     access: Access,
     timeout_s: float | None,
     as_json: bool,
@@ -24,20 +27,19 @@ def answer(
     """Prints the answer; `said` gets its pieces as they come. Ends the command with an exit code when there is none."""
     pieces = [] if said is None else said
 
-    def show(piece: pb.Piece) -> None:
-        pieces.append(piece.text)
-        if not as_json:
-            typer.echo(piece.text, nl=False)
-
     async def ask() -> Answer:
-        async with access.client() as client:
-            return await client.generate(request, timeout_s, show)
+        async with AsyncClient.through(access) as client, client.stream(prompt, options, timeout_s=timeout_s) as stream:
+            async for piece in stream:
+                pieces.append(piece.text)
+                if not as_json:
+                    typer.echo(piece.text, nl=False)
+        return stream.answer
 
     with errors_reported():
         try:
             result = asyncio.run(ask())
-        except grpc.aio.AioRpcError as error:
-            if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED or timeout_s is None:
+        except DeadlineError:
+            if timeout_s is None:
                 raise
             fail(ExitCode.DEADLINE, f"the answer was not complete within the {timeout_s:g} s of --timeout")
         typer.echo(json.dumps(answer_fields(result), ensure_ascii=False) if as_json else "")
@@ -45,21 +47,20 @@ def answer(
 
 def answer_fields(answer: Answer) -> dict[str, Any]:
     """The answer as `--json` prints it."""
-    choice = answer.choices[0]
     fields = {
         "request_id": answer.request_id,
         "model": answer.model,
-        "text": choice.text,
-        "token_ids": choice.token_ids,
-        "finish_reason": choice.finish_reason,
-        "usage": message_fields(answer.usage),
-        "served_by": [message_fields(served) for served in answer.served_by],
+        "text": answer.text,
+        "token_ids": answer.token_ids,
+        "finish_reason": answer.finish_reason,
+        "usage": asdict(answer.usage),
+        "served_by": [asdict(served) for served in answer.served_by],
         "ttft_s": round(answer.ttft_s, 4),
         "duration_s": round(answer.duration_s, 4),
         "tokens_per_s": round(answer.decode_tokens_per_s, 2),
     }
-    if choice.logprobs:
-        fields["logprobs"] = [message_fields(token) for token in choice.logprobs]
+    if answer.logprobs:
+        fields["logprobs"] = [asdict(token) for token in answer.logprobs]
     return fields
 
 

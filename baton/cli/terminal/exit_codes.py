@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
-import grpc
 import typer
 
 from runtime.errors import (
@@ -14,6 +13,7 @@ from runtime.errors import (
     DeadlineError,
     InvalidRequestError,
     ModelError,
+    OverloadedError,
     UnauthorizedError,
     UnavailableError,
 )
@@ -34,13 +34,14 @@ EXIT_CODES_HELP = (
     "there; 4 deadline passed; 5 overloaded, try again; 130 interrupted."
 )
 
-_BY_STATUS = {
-    grpc.StatusCode.INVALID_ARGUMENT: ExitCode.USAGE,
-    grpc.StatusCode.NOT_FOUND: ExitCode.USAGE,
-    grpc.StatusCode.OUT_OF_RANGE: ExitCode.USAGE,
-    grpc.StatusCode.UNAVAILABLE: ExitCode.UNAVAILABLE,
-    grpc.StatusCode.DEADLINE_EXCEEDED: ExitCode.DEADLINE,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: ExitCode.OVERLOADED,
+_CODES = {
+    ConfigError: ExitCode.USAGE,
+    ModelError: ExitCode.USAGE,
+    InvalidRequestError: ExitCode.USAGE,
+    UnauthorizedError: ExitCode.USAGE,
+    UnavailableError: ExitCode.UNAVAILABLE,
+    DeadlineError: ExitCode.DEADLINE,
+    OverloadedError: ExitCode.OVERLOADED,
 }
 
 
@@ -49,19 +50,8 @@ def errors_reported() -> Iterator[None]:
     """A context for the body of a command: an expected error ends the command with its sentence and its exit code."""
     try:
         yield
-    except grpc.aio.AioRpcError as error:
-        if error.code() is grpc.StatusCode.UNAUTHENTICATED:
-            api = "API key" in (error.details() or "")  # of other keys the service says where they are
-            fail(ExitCode.USAGE, f"{error.details()}" + api * "; give it with --api-key-file or BATON_API_KEY")
-        fail(_BY_STATUS.get(error.code(), ExitCode.FAILED), error.details() or error.code().name)
-    except (ConfigError, ModelError, InvalidRequestError, UnauthorizedError) as error:
-        fail(ExitCode.USAGE, str(error))
-    except UnavailableError as error:
-        fail(ExitCode.UNAVAILABLE, str(error))
-    except DeadlineError as error:
-        fail(ExitCode.DEADLINE, str(error))
     except BatonError as error:
-        fail(ExitCode.FAILED, str(error))
+        fail(next((code for kind, code in _CODES.items() if isinstance(error, kind)), ExitCode.FAILED), str(error))
     except KeyboardInterrupt:
         raise typer.Exit(ExitCode.INTERRUPTED) from None
 

@@ -74,5 +74,5 @@ StopOption = Annotated[
     list[str] | None, typer.Option("--stop", metavar="TEXT", help="End before this text; may be repeated.")
 ]
 
-DEFAULT_ADDRESS = ""  # see terminal/service.py
+DEFAULT_ADDRESS = ""  # see runs/places.py
 STATUS_TIMEOUT_S = 10.0

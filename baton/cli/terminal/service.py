@@ -1,37 +1,12 @@
 """Which service a command means: the one that it was told, or the one that this user runs on this machine."""
 
-import asyncio
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from baton.runs.run_file import Run, choose_run
-from runtime.address import parse_address
-from runtime.errors import BatonError, ConfigError, UnavailableError
+from runtime.errors import BatonError, UnavailableError
 
-USUAL_ADDRESS = "127.0.0.1:8001"
-USUAL_NATS_URL = "nats://127.0.0.1:4222"
 ANY_RAY = "auto"
-WAY_OUT = "`baton up` starts a service here, which commands find by themselves; {flag} names one elsewhere"
-
-
-def router_address(told: str) -> str:
-    """HOST:PORT of the router's gRPC. `told`: that, or the name of a service, or nothing. Raises ConfigError,
-    UnavailableError."""
-    if ":" in told:
-        return told
-    run = choose_run(told or None)
-    return USUAL_ADDRESS if run is None else _known(run, run.file.grpc)
-
-
-def nats_place(told: str, namespace: str) -> tuple[str, str]:
-    """NATS URL and namespace. `told`: a URL, or the name of a service, or nothing. A service that was found has its
-    own namespace, unless `namespace` is another one than the default. Raises ConfigError, UnavailableError."""
-    if ":" in told:
-        return told, namespace
-    run = choose_run(told or None)
-    if run is None:
-        return USUAL_NATS_URL, namespace
-    return _known(run, run.file.nats), run.file.namespace if namespace == "default" else namespace
 
 
 def local_run(service: str | None, ray_address: str) -> Run | None:
@@ -55,21 +30,3 @@ def ray_cluster(address: str, namespace: str) -> Iterator[None]:
                 raise
             raise UnavailableError(f"no service of yours runs on this machine, nor on Ray: {error}") from error
         yield
-
-
-async def reach(place: str, timeout_s: float, problem: str, flag: str) -> None:
-    """Connects to HOST:PORT once, because clients of gRPC and NATS take seconds to tell that nobody listens. Raises
-    UnavailableError, which begins with `problem`; ConfigError when `place` is no address."""
-    try:
-        _, writer = await asyncio.wait_for(asyncio.open_connection(*parse_address(place)), timeout_s)
-    except (OSError, TimeoutError) as error:
-        raise UnavailableError(f"{problem}: {WAY_OUT.format(flag=flag)}") from error
-    except ValueError as error:
-        raise ConfigError(flag, str(error)) from error
-    writer.close()
-
-
-def _known(run: Run, place: str) -> str:
-    if not place:
-        raise UnavailableError(f"the service {run} is still starting")
-    return place

@@ -15,11 +15,10 @@ from textual.binding import Binding, BindingType
 from textual.events import Resize
 from textual.widgets import DataTable, Footer, Sparkline, Static
 
-from baton.cli.top_view.columns import COLUMNS, NARROW, WIDE, percent, stacked
+from baton.cli.top_view.columns import COLUMNS, percent, places_in, stacked
 from baton.cli.top_view.rates import Rates, RateWindow, hit_rate
 from baton_proto.generated import inference_pb2 as pb
 
-WIDE_CELLS: Final = 150  # from this width on a worker takes one line of the screen, below it two
 SPARK_POINTS: Final = 120  # answers whose tokens/s are drawn
 
 AskStatus = Callable[[], Awaitable[pb.StatusResponse]]
@@ -68,7 +67,7 @@ class TopApp(App[None]):
         yield Footer()
 
     def on_resize(self, event: Resize) -> None:
-        places = WIDE if event.size.width >= WIDE_CELLS else NARROW
+        places = places_in(event.size.width)
         if places is self._places:
             return
         self._places, table = places, self._table
@@ -155,7 +154,7 @@ class TopApp(App[None]):
             reverse=column.largest_first != self._reversed,
         )
         places = {worker.worker_id: place for place, worker in enumerate(workers)}
-        self._table.sort("0", key=lambda name: places[name.plain])
+        self._table.sort("0", key=lambda first: places[first.plain.partition("\n")[0]])
 
     def _label_columns(self) -> None:
         names = [Text(column.name) for column in COLUMNS]

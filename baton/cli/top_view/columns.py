@@ -49,6 +49,12 @@ def _state(worker: pb.WorkerStatus, rates: WorkerRates) -> Text:
     return Text(worker.state, STATE_STYLES.get(worker.state, ""))
 
 
+def _lower(worker: pb.WorkerStatus, rates: WorkerRates) -> Text:
+    """How full the lower tiers are."""
+    tiers = (worker.host_blocks_used, worker.host_blocks_total), (worker.disk_blocks_used, worker.disk_blocks_total)
+    return Text("+".join(percent(used / total) for used, total in tiers if total) or "-", justify="right")
+
+
 def _hit_rate(worker: pb.WorkerStatus) -> float | None:
     return hit_rate(worker.prompt_tokens, worker.cached_tokens)
 
@@ -74,11 +80,20 @@ COLUMNS: Final = (
     _numeric("tok/s", lambda w, r: r.output_tokens_per_s),
     _numeric("events/s", lambda w, r: r.event_batches_per_s),
     _numeric("step ms", lambda w, r: w.step_ms),
+    Column("host+disk", _lower, lambda w, r: w.host_blocks_used + w.disk_blocks_used),
 )
 
-WIDE: Final = tuple((index,) for index in range(len(COLUMNS)))
-NARROW: Final = ((0,), (1, 2), (3, 7), (4, 5), (6, 8), (9, 10), (11,))
-"""Which of COLUMNS stand above each other in one column of the screen."""
+PLACES: Final = {
+    160: tuple((index,) for index in range(len(COLUMNS))),
+    80: ((0,), (1, 2), (3, 12), (4, 5), (6, 8), (9, 10), (7, 11)),
+    52: ((0, 1, 2), (3, 12, 7), (4, 5, 9), (6, 8, 10, 11)),
+    0: ((0, 1, 2, 4, 5, 7, 11), (3, 12, 6, 8, 9, 10)),
+}
+"""Which of COLUMNS stand above each other in one column of the screen, by its least width in cells."""
+
+
+def places_in(width: int) -> Sequence[Sequence[int]]:
+    return next(places for least, places in PLACES.items() if width >= least)
 
 
 def stacked(cells: Sequence[Text], places: Sequence[Sequence[int]]) -> list[Text]:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 import pytest_asyncio
@@ -20,6 +21,7 @@ from baton.cli.app import app
 from baton.cli.terminal.exit_codes import ExitCode
 from baton.cli.terminal.output import human_bytes
 from kvtransfer.transports.table import choices
+from tests.hub_server import hub_server
 from tests.service import Service, assert_gone, running_service
 
 BATON = [sys.executable, "-m", "baton"]
@@ -190,7 +192,9 @@ class TestAgainstAService:
 
 
 @contextmanager
-def baton_up(model: Path, *arguments: str) -> Iterator[tuple["subprocess.Popen[str]", list[dict[str, Any]], set[int]]]:
+def baton_up(
+    model: Path | str, *arguments: str
+) -> Iterator[tuple["subprocess.Popen[str]", list[dict[str, Any]], set[int]]]:
     """`baton up` on free ports, once it serves; with the lines that it printed and the processes that it started."""
     command = [*BATON, "up", "--json", "--model", str(model), "--grpc-port", "0", "--http-port", "0", *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -212,12 +216,31 @@ def baton_up(model: Path, *arguments: str) -> Iterator[tuple["subprocess.Popen[s
 
 def test_up_tells_every_process_and_a_signal_ends_all_with_0(tiny_model: Path) -> None:
     with baton_up(tiny_model) as (process, lines, pids):
+        chosen = lines[0]
+        assert (chosen["event"], chosen["device"], chosen["dtype"], chosen["block_size"]) == (
+            "engine",
+            "cpu",
+            "float32",
+            16,
+        )
         assert {line.get("id") for line in lines} >= {"nats", "router-1", "prefill-1", "decode-1"}
         assert {line["pid"] for line in lines if line["event"] == "ready"} <= pids
         assert lines[-1]["grpc"].startswith("127.0.0.1:")
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == ExitCode.OK
         assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def test_up_downloads_a_model_once_and_serves_it_by_its_name(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with hub_server("acme/tiny-llama", tiny_model) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        monkeypatch.setenv("HF_HOME", str(tmp_path))
+        with baton_up("acme/tiny-llama") as (_, lines, _):
+            models = httpx.get(f"http://{lines[-1]['http']}/v1/models").json()["data"]
+            assert [model["id"] for model in models] == ["acme/tiny-llama"]
+    assert hub.downloads("model.safetensors") == [""]
 
 
 def test_nothing_outlives_an_up_that_is_killed(tiny_model: Path) -> None:

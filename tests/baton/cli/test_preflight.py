@@ -51,7 +51,7 @@ def test_up_refuses_before_it_starts_a_process(
         check=False,
     )
     assert up.returncode == 2, up.stderr
-    assert up.stdout == ""  # no process has become ready
+    assert '"event": "ready"' not in up.stdout  # of a process
     assert up.stderr.splitlines()[-1].startswith(f"error: {words}")
     assert "Traceback" not in up.stderr
 
@@ -71,6 +71,18 @@ def test_up_refuses_before_it_starts_a_process(
 def test_what_can_run_is_let_through(tiny_model: Path, changes: dict[str, Any]) -> None:
     config = parse_config({"model": str(tiny_model)} | changes)
     check_start(config, served_model(config), Machines(0, 2))
+
+
+@pytest.mark.parametrize("module", ["opentelemetry", "opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"])
+def test_traces_without_what_they_need_are_refused_with_the_way_to_get_it(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, module: str
+) -> None:
+    for name in [name for name in sys.modules if name.startswith(f"{module}.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, module, None)  # type: ignore[arg-type]
+    config = parse_config({"model": str(tiny_model), "telemetry": {"traces": {"enabled": True}}})
+    with pytest.raises(ConfigError, match=r"telemetry\.traces: needs OpenTelemetry: pip install 'baton-serve\[otel\]'"):
+        check_start(config, served_model(config), Machines(0, 2))
 
 
 def test_what_only_a_machine_can_tell_is_not_asked_before_a_cluster_is_there(tiny_model: Path) -> None:

@@ -16,8 +16,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from baton import Client
 from baton.cli.app import app
 from baton.cli.terminal.exit_codes import ExitCode
+from runtime.errors import UnauthorizedError
 from runtime.processes.owned_folder import PREFIX
 from tests.service import assert_gone
 
@@ -113,6 +115,8 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
         (["events", "diff"], "decode-1"),
         (["events", "explain", "--prompt", "a"], "decode-1"),
         (["logs", "decode-1"], "ready"),
+        (["logs"], "process=router-1"),
+        (["logs"], "process=decode-1"),
         (["scale", "decode=1"], "set by hand: decode 1"),
         (["scale", "--release"], "the planner decides alone"),
         (["status", "--service", "default"], "decode-1"),
@@ -132,6 +136,19 @@ def test_users_find_the_router_and_show_their_own_key(service: Up) -> None:
     for question in (["chat", "hi"], ["generate", "--prompt", "hi"]):
         assert "the API key is missing" in service.run(*question, "--max-tokens", "2").stderr
         assert service.run(*question, "--max-tokens", "2", BATON_API_KEY=API_KEY).exit_code == 0
+
+
+def test_a_program_finds_the_service_and_its_keys_as_commands_do(service: Up, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(service.home / "state"))
+    with Client() as client:
+        assert {worker.state for worker in client.status().workers} == {"ready"}
+        with pytest.raises(UnauthorizedError, match=r"the API key is missing .*BATON_API_KEY, in Python as api_key"):
+            client.generate("hi", max_tokens=2)
+    monkeypatch.setenv("BATON_API_KEY", API_KEY)
+    with Client("default") as client:
+        assert len(client.generate("hi", max_tokens=2, ignore_eos=True).token_ids) == 2
+    with Client(api_key="another") as client, pytest.raises(UnauthorizedError, match="this is not the API key"):
+        client.models()
 
 
 @pytest.mark.parametrize("variables", [{}, {"BATON_API_KEY": API_KEY}], ids=["a stranger", "a user"])
@@ -190,6 +207,9 @@ def test_two_services_are_told_apart_and_down_ends_the_one_that_is_named(tmp_pat
         assert done.stdout.endswith("all processes have ended\n")
         assert second.process.wait(10) == ExitCode.OK
         assert first.run("status").exit_code == 0
+        done = first.run("logs", "decode-1")
+        assert (done.exit_code, done.stdout) == (ExitCode.UNAVAILABLE, "")
+        assert done.stderr.endswith("logs to its own terminal: start it with --log-dir DIR to keep files\n")
         assert json.loads(first.run("down", "--json").stdout.splitlines()[-1]) == {"event": "stopped", "clean": True}
         assert first.process.wait(10) == ExitCode.OK
     assert not list(temporary.iterdir())

@@ -126,6 +126,7 @@ async def test_tail_follows_until_a_signal_and_ends_with_0(nats_server: NatsServ
         "blocks": 1,
         "parent": f"{event.parent:016x}",
         "first": f"{int.from_bytes(event.sequence_hashes, 'little'):016x}",
+        "home": "device",
     }
     process.send_signal(signal.SIGINT)
     assert await output(process) == ("", "")

@@ -7,9 +7,10 @@ import pytest
 
 from baton.events.event_log import BATCHES_PER_READ, EventLog
 from baton.service.nats_server import NatsServer
+from baton_proto.kv_events import decode_batch
 from runtime.errors import UnavailableError
 from runtime.nats.client import NatsClient, connect
-from runtime.nats.subjects import kv_events_subject
+from runtime.nats.subjects import ANY, kv_events_stream, kv_events_subject
 from tests.baton.events.cluster import Cleared, Workers
 
 
@@ -26,7 +27,13 @@ async def test_all_that_is_stored_is_read_once_and_in_order(nats: NatsClient, wo
     await workers.publish("w1", [Cleared()])
     log = EventLog(nats)
     await log.seek(1)
-    assert await ids(log) == [("w0", n) for n in range(1, count + 1)] + [("w1", 1)]
+    stream, subject = kv_events_stream("default"), kv_events_subject("default", ANY)
+    stored = await nats.stored_messages(stream, subject, 1, 4 * BATCHES_PER_READ)
+    batches = [decode_batch(message.payload) for message in stored]
+    found = await ids(log)
+    assert found == [(batch.worker_id, batch.event_id) for batch in batches]
+    # A publisher sends again what is not acknowledged in time.
+    assert list(dict.fromkeys(found)) == [("w0", n) for n in range(1, count + 1)] + [("w1", 1)]
     await workers.publish("w1", [Cleared()])
     assert await ids(log) == [("w1", 2)]
 

@@ -4,7 +4,7 @@ import time
 
 from baton.events.lag import GONE, LagMonitor, WorkerLag
 from baton_proto.discovery import MAJOR, LoadReport, WorkerLoad
-from baton_proto.kv_events import KvEventBatch, encode_batch
+from baton_proto.kv_events import MAJOR as EVENTS_MAJOR, KvEventBatch, encode_batch
 from runtime.discovery.load_board import publish_load
 from runtime.kv_events.publisher import stream_config
 from runtime.nats.client import NatsClient
@@ -24,7 +24,7 @@ async def store(nats: NatsClient, worker_id: str, *event_ids: int) -> None:
     """Of incarnation 1, as a publisher that lost some."""
     await nats.ensure_stream(stream_config("default"))
     for event_id in event_ids:
-        batch = KvEventBatch(1, worker_id, 1, event_id, time.time() - 100, [Cleared()])
+        batch = KvEventBatch(EVENTS_MAJOR, worker_id, 1, event_id, time.time() - 100, [Cleared()])
         await nats.publish_stored(kv_events_subject("default", worker_id), encode_batch(batch))
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from baton.events.recording import Announced, Base, Batch, Ended, Frame, Left, Recording, RecordingWriter, Started
 from baton_proto.discovery import TransferEndpoint, WorkerRecord
-from baton_proto.kv_events import Cleared, Removed, Stored
+from baton_proto.kv_events import HOST, Cleared, Moved, Removed, Stored
 from runtime.blocks.block_hash import sequence_hashes
 from runtime.errors import ConfigError
 from tests.router.index.test_indexer import removed, stored
@@ -74,7 +74,7 @@ def test_the_file_is_as_documented(tmp_path: Path) -> None:
     """docs/events.md, followed by hand."""
     write(tmp_path / "a")
     data = (tmp_path / "a").read_bytes()
-    assert data[:10] == b"BATONREC\x01\x00"
+    assert data[:10] == b"BATONREC\x02\x00"
     frames = []
     for start in block_starts(tmp_path / "a"):
         length, checksum = (int.from_bytes(data[start + i : start + i + 4], "little") for i in (0, 4))
@@ -96,6 +96,21 @@ def test_sequence_hashes_that_do_not_follow_from_the_block_hashes_are_kept(tmp_p
     )
     write(tmp_path / "a", [odd])
     assert list(Recording(tmp_path / "a").frames())[1] == odd
+
+
+def test_recordings_of_the_first_version_are_read(tmp_path: Path) -> None:
+    write(tmp_path / "a")
+    data = (tmp_path / "a").read_bytes()
+    (tmp_path / "b").write_bytes(data.replace(b"BATONREC\x02", b"BATONREC\x01", 1))
+    assert list(Recording(tmp_path / "b").frames()) == list(Recording(tmp_path / "a").frames())
+
+
+def test_homes_are_recorded(tmp_path: Path) -> None:
+    blocks = np.arange(3, dtype=np.uint64)
+    stored = Stored(None, blocks.tobytes(), sequence_hashes(blocks).tobytes(), HOST)
+    batch = Batch(1.0, "w", 1, 1, 1.0, [stored, Moved(bytes(8), HOST)])
+    write(tmp_path / "a", [batch])
+    assert list(Recording(tmp_path / "a").frames())[1] == batch
 
 
 def test_stored_blocks_take_half_of_their_size_on_the_wire(tmp_path: Path) -> None:
@@ -159,7 +174,8 @@ with RecordingWriter(Path(sys.argv[1]), "default") as writer:
         (b"", "not a recording"),
         (b"BATONREC", "not a recording"),
         (b"PK\x03\x04 something else", "not a recording"),
-        (b"BATONREC\x02\x00", "version 2"),
+        (b"BATONREC\x00\x00", "version 0"),
+        (b"BATONREC\x03\x00", "version 3"),
     ],
 )
 def test_other_files_are_refused(tmp_path: Path, content: bytes, words: str) -> None:

@@ -172,6 +172,15 @@ class TestAgainstAService:
             ("decode-1", True),
         ]
         assert answer["rules"]["local_prefill_tokens"] == 50
+        passed = [(hop["name"], hop["depth"], hop["worker"]) for hop in answer["hops"]]
+        assert passed[:3] == [("attempt", 0, ""), ("queue", 1, ""), ("placement", 1, "")]
+        assert ("KV push", 2, "prefill-1") in passed
+        assert passed[-1] == ("decode", 1, "decode-1")
+        times = [(hop["from_ms"], hop["to_ms"]) for hop in answer["hops"]]
+        assert all(0 <= begun <= ended <= times[0][1] for begun, ended in times)
+        assert sum(hop["tokens"] for hop in answer["hops"] if hop["name"] == "prefill chunk") == 100
+        assert "    KV push" in result.stdout
+        assert "GB/s by shm" in result.stdout
 
     async def test_explain_tells_where_a_prompt_would_go(self, service: Service) -> None:
         known = random_prompt(160, seed=1)  # cached on both by now

@@ -17,8 +17,8 @@ import pytest
 from typer.testing import CliRunner
 
 from baton.cli.app import app
-from baton.cli.terminal.access import Access
 from baton.cli.terminal.exit_codes import ExitCode
+from baton.runs.access import Access
 from baton.service.nats_server import NatsServer
 from tests.service import assert_gone
 
@@ -89,6 +89,10 @@ async def test_what_an_operator_says_is_done_and_shown(nats_server: NatsServer, 
         shown = await baton(nats_server, "plan")
         assert "set by hand: decode 2" in shown
         assert "requests/s of 0 + 0 tokens expected" in shown
+        async with asyncio.timeout(WAIT_S):
+            watched = [plan async for plan in watching(nats_server, 3)]
+        assert [plan["target"]["decode"] for plan in watched] == [2, 2, 2]
+        assert len({json.dumps(plan["observation"]) for plan in watched}) == 3, "each decision once"
         advice = await baton(nats_server, "plan", "--dry-run", "--decisions", "1")
         assert "advice only: nothing is done" in advice
         assert "drains; `baton plan`" in await baton(nats_server, "drain", "decode-1")
@@ -162,6 +166,20 @@ async def until_workers(nats_server: NatsServer, prefill: int, decode: int, at_l
                 return plan
             if at_least and min(have[0] - prefill, have[1] - decode) >= 0:
                 return plan
+
+
+async def watching(nats_server: NatsServer, count: int) -> AsyncIterator[dict[str, Any]]:
+    """So many decisions that `baton plan --watch` prints; SIGINT ends it with 0."""
+    process = await asyncio.create_subprocess_exec(
+        *(*BATON, "plan", "--watch", "--interval", "0.1", "--json", "--nats-url", nats_server.url),
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    for _ in range(count):
+        yield json.loads(await process.stdout.readline())
+    process.send_signal(signal.SIGINT)
+    await process.stdout.read()
+    assert await process.wait() == ExitCode.OK
 
 
 async def baton(nats_server: NatsServer, *arguments: str) -> str:

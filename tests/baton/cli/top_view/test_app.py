@@ -179,20 +179,22 @@ def test_help_names_the_exit_codes() -> None:
     assert "Exit codes" in CliRunner().invoke(cli, ["top", "--help"]).output
 
 
-async def test_at_80_columns_every_column_is_seen_and_no_id_is_cut() -> None:
+@pytest.mark.parametrize("size", [(150, 24), (149, 24), (80, 24), (79, 24), (60, 40), (52, 40), (30, 60)])
+async def test_at_any_width_every_column_is_seen_and_no_id_is_cut(size: tuple[int, int]) -> None:
     router = Router()
     router.answers = True
     router.status.workers[1].worker_id = "decode-2"  # a decode worker that was flipped
     router.status.workers[0].queued_prefill_tokens = 16384
     router.status.workers[0].blocks_total = 0
     app = watching(router.ask)
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with app.run_test(size=size) as pilot:
         await until(pilot, lambda: app.query_one(DataTable).row_count == 3)
-        await pilot.pause()
-        screen = ["".join(part.text for part in strip) for strip in app.screen._compositor.render_strips()]
-        for name in NAMES:
-            assert any(name in line for line in screen), name
-        assert any(line.split()[:2] == ["decode-2", "prefill"] for line in screen)
+
+        def screen() -> list[str]:
+            return ["".join(part.text for part in strip) for strip in app.screen._compositor.render_strips()]
+
+        await until(pilot, lambda: all(any(name in line for line in screen()) for name in NAMES))
+        assert any(line.split()[:1] == ["decode-2"] for line in screen())
         for _ in NAMES:  # sorted by any column
             await pilot.press("s")
             await pilot.pause()

@@ -29,5 +29,14 @@ def test_every_column_shows_an_idle_worker_and_can_be_sorted_by() -> None:
         assert len(sorted([busy, idle], key=lambda worker, column=column: column.order(worker, WorkerRates()))) == 2
 
 
+def test_lower_tiers_show_how_full_they_are() -> None:
+    (column,) = (column for column in COLUMNS if column.name == "host+disk")
+    host = pb.WorkerStatus(host_blocks_used=1200, host_blocks_total=5000)
+    both = pb.WorkerStatus(host_blocks_total=10, disk_blocks_used=7, disk_blocks_total=9)
+    cells = [column.cell(worker, WorkerRates()).plain for worker in (pb.WorkerStatus(), host, both)]
+    assert cells == ["-", "24%", "0%+78%"]
+    assert column.order(host, WorkerRates()) > column.order(both, WorkerRates())
+
+
 def test_a_share_that_does_not_exist_is_a_dash() -> None:
     assert (percent(None), percent(0.256)) == ("-", "26%")

@@ -1,0 +1,1 @@
+"""Commands to single workers, or to all of them."""

@@ -1,0 +1,132 @@
+"""`baton sleep` and `baton wake`: a worker gives its memory back, and takes it again."""
+
+import asyncio
+import json
+from collections.abc import Coroutine
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from baton.cli.events.session import nats_session
+from baton.cli.terminal.exit_codes import ExitCode, errors_reported
+from baton.cli.terminal.options import DEFAULT_ADDRESS, AddressOption, CaFileOption, JsonOption, OperatorKeyFileOption
+from baton.cli.terminal.output import console
+from baton.client.async_client import AsyncClient
+from baton.client.service_status import WorkerSleep
+from baton.runs.access import Access
+from baton.runs.run_file import run_at
+from baton_proto.planner import PREFILL
+from runtime.calls.planner import ask_plan
+from runtime.errors import BatonError
+
+PLANNER_TIMEOUT_S = 2.0
+
+WorkerArgument = Annotated[
+    str | None, typer.Argument(metavar="WORKER", help="Its id, as `baton status` shows it.", show_default=False)
+]
+AllOption = Annotated[bool, typer.Option("--all", help="All workers at once.")]
+Outcomes = dict[str, WorkerSleep | BatonError]
+
+
+def sleep(
+    worker: WorkerArgument = None,
+    everyone: AllOption = False,
+    level: Annotated[
+        int, typer.Option(min=1, max=2, help="1 keeps the weights in host memory, 2 drops them and reads them again.")
+    ] = 1,
+    drain_timeout: Annotated[
+        float, typer.Option(min=0.1, metavar="SECONDS", help="For requests in flight, and again for peers.")
+    ] = 30.0,
+    address: AddressOption = DEFAULT_ADDRESS,
+    operator_key_file: OperatorKeyFileOption = None,
+    ca_file: CaFileOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Drain a worker and give its memory back: weights and KV."""
+    _check(worker, everyone)
+    access = Access(address, None, ca_file, operator_key_file)
+
+    async def work() -> Outcomes:
+        wish = await _planners_wish(access.place, worker)
+        async with AsyncClient.through(access) as client:
+            if worker is None:
+                outcomes = await client.sleep_all(level, drain_timeout)
+            else:
+                outcomes = {worker: await client.sleep(worker, level, drain_timeout)}
+        if wish:
+            typer.echo(f"warning: {wish}", err=True)
+        return outcomes
+
+    _report(work(), everyone, as_json)
+
+
+def wake(
+    worker: WorkerArgument = None,
+    everyone: AllOption = False,
+    tags: Annotated[str, typer.Option(metavar="TAG,TAG", help="weights, kv_cache. [default: both]")] = "",
+    address: AddressOption = DEFAULT_ADDRESS,
+    operator_key_file: OperatorKeyFileOption = None,
+    ca_file: CaFileOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Take a sleeping worker's memory again; it serves when all of it is there."""
+    _check(worker, everyone)
+    access = Access(address, None, ca_file, operator_key_file)
+    wanted = [tag for tag in tags.split(",") if tag]
+
+    async def work() -> Outcomes:
+        async with AsyncClient.through(access) as client:
+            return await client.wake_all(wanted) if worker is None else {worker: await client.wake(worker, wanted)}
+
+    _report(work(), everyone, as_json)
+
+
+def _check(worker: str | None, everyone: bool) -> None:
+    if (worker is None) != everyone:
+        raise typer.BadParameter("name one worker, or all of them with --all", param_hint="WORKER")
+
+
+async def _planners_wish(address: str, worker_id: str | None) -> str:
+    """What a planner on this machine has against it that the worker sleeps, or that all do: a sentence, or nothing."""
+    run = await asyncio.to_thread(run_at, address)
+    with suppress(BatonError, StopIteration):  # no planner runs, or it has not seen the worker yet
+        if run is not None and run.file.nats:
+            async with nats_session(run.file.nats, run.file.namespace, PLANNER_TIMEOUT_S) as nats:
+                plan = await ask_plan(nats, PLANNER_TIMEOUT_S)
+            if worker_id is None:
+                wanted = 0 if plan.target is None else plan.target.prefill + plan.target.decode
+                return f"the planner wants {wanted} workers and wakes them again" if wanted else ""
+            seen = [] if plan.observation is None else plan.observation.workers
+            role = next(worker.role for worker in seen if worker.worker_id == worker_id)
+            others = [one for one in seen if one.role == role and one.state == "ready" and one.worker_id != worker_id]
+            wanted = 0 if plan.target is None else plan.target.prefill if role == PREFILL else plan.target.decode
+            if len(others) < wanted:
+                hint = f"; `baton scale {role}={len(others)}` before lets it sleep" if others else ""
+                return f"the planner wants {wanted} {role} workers and wakes {worker_id} again{hint}"
+    return ""
+
+
+def _report(asking: Coroutine[None, None, Outcomes], everyone: bool, as_json: bool) -> None:
+    with errors_reported():
+        outcomes = asyncio.run(asking)
+    rows = [
+        {"worker_id": worker, "problem": str(outcome)} if isinstance(outcome, BatonError) else asdict(outcome)
+        for worker, outcome in outcomes.items()
+    ]
+    if as_json:
+        typer.echo(json.dumps(rows if everyone else rows[0]))
+    for outcome in outcomes.values():
+        if isinstance(outcome, BatonError):
+            typer.echo(f"error: {outcome}", err=True)
+        elif not as_json:
+            _show(outcome)
+    if any(isinstance(outcome, BatonError) for outcome in outcomes.values()):
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def _show(outcome: WorkerSleep) -> None:
+    freed = f", {outcome.freed_bytes / 2**20:,.0f} MiB free" if outcome.freed_bytes else ""
+    asleep = f" ({', '.join(outcome.asleep)} asleep)" if outcome.asleep else ""
+    console().print(f"{outcome.worker_id} is {outcome.state}{asleep}{freed}, after {outcome.seconds:.2f} s")
