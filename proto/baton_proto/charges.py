@@ -4,11 +4,13 @@ Subject `baton.<namespace>.charges.<router_id>`, core NATS. Numbers are totals, 
 names the same worker, at the latest the next full one, makes up for a lost message.
 """
 
+from collections.abc import Callable
+from typing import Annotated
+
 import msgspec
 from msgspec import Struct
 
-from baton_proto.decoding import Count, decoder
-from baton_proto.version import check_major
+from baton_proto.decoding import Count, Name, Rows, versioned
 
 MAJOR = 1
 
@@ -16,7 +18,7 @@ MAJOR = 1
 class WorkerCharge(Struct, frozen=True, array_like=True):
     """The work that one router has charged to one worker and not taken back."""
 
-    worker_id: str
+    worker_id: Name
     incarnation: Count
     requests: Count
     prefill_tokens: Count
@@ -26,23 +28,12 @@ class WorkerCharge(Struct, frozen=True, array_like=True):
 
 class ChargeReport(Struct, frozen=True):
     version: Count
-    router_id: str
+    router_id: Name
     incarnation: Count  # of the router
-    workers: list[WorkerCharge]
+    workers: Annotated[list[WorkerCharge], Rows]
     full: bool  # True: workers that are not named are charged nothing
     leaving: bool = False  # the router's last word
 
 
-_encoder = msgspec.msgpack.Encoder()
-_decode = decoder(ChargeReport)
-
-
-def encode_charges(report: ChargeReport) -> bytes:
-    return _encoder.encode(report)
-
-
-def decode_charges(data: bytes) -> ChargeReport:
-    """Raises msgspec.DecodeError."""
-    report: ChargeReport = _decode(data)
-    check_major("charge report", report.version, MAJOR)
-    return report
+encode_charges: Callable[[ChargeReport], bytes] = msgspec.msgpack.Encoder().encode
+decode_charges = versioned(ChargeReport, "charge report", MAJOR)

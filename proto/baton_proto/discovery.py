@@ -1,9 +1,10 @@
 """What a worker says of itself in the discovery bucket, and how loaded it is on the metrics plane."""
 
+from typing import Annotated
+
 from msgspec import Struct
 
-from baton_proto.decoding import Count, Small, decoder
-from baton_proto.version import check_major
+from baton_proto.decoding import Count, Name, Rows, Small, Text, versioned
 
 MAJOR = 1
 
@@ -15,30 +16,30 @@ EVENTS_ROLE = "events"
 class TransferEndpoint(Struct, frozen=True):
     """Where a decode worker's KV receiver listens, and by what transports block bytes may come."""
 
-    host_id: str  # boot id of the kernel, see kvtransfer/wire/host.py; equal on both sides: they can share memory
-    unix_path: str  # empty: no offered transport needs it
-    tcp_address: str  # HOST:PORT, or empty
-    transports: tuple[str, ...] = ()  # names of rows of kvtransfer/transports/table.py
+    host_id: Name  # boot id of the kernel, see kvtransfer/wire/host.py; equal on both sides: they can share memory
+    unix_path: Name  # empty: no offered transport needs it
+    tcp_address: Name  # HOST:PORT, or empty
+    transports: Annotated[tuple[Name, ...], Rows] = ()  # names of rows of kvtransfer/transports/table.py
 
 
 class WorkerRecord(Struct, frozen=True):
     """One live worker. Key in the bucket: the worker id. Rewritten every heartbeat; gone when its time to live ends."""
 
     version: Count
-    worker_id: str
+    worker_id: Name
     incarnation: Count  # rises with every start of the same worker id
-    role: str  # "prefill" | "decode" | EVENTS_ROLE
-    state: str  # "ready" | "draining" | "sleeping"
-    rpc_address: str  # HOST:PORT of the worker's gRPC server; empty for EVENTS_ROLE
+    role: Name  # "prefill" | "decode" | EVENTS_ROLE
+    state: Name  # "ready" | "draining" | "sleeping"
+    rpc_address: Name  # HOST:PORT of the worker's gRPC server; empty for EVENTS_ROLE
     transfer: TransferEndpoint | None  # decode workers only
-    model: str  # name that clients use
-    model_hash: str  # weights and configuration, see worker/assembly.py
+    model: Text  # name that clients use
+    model_hash: Name  # weights and configuration, see worker/assembly.py
     block_size: Small
     num_blocks: Small
     max_model_len: Small  # tokens of prompt and output together, bounded by the pool
     pid: Count
-    metrics_address: str = ""  # HOST:PORT of the Prometheus endpoint
-    stream_address: str = ""  # HOST:PORT where it takes streams of messages; empty for EVENTS_ROLE
+    metrics_address: Name = ""  # HOST:PORT of the Prometheus endpoint
+    stream_address: Name = ""  # HOST:PORT where it takes streams of messages; empty for EVENTS_ROLE
     tls: bool = False  # whether gRPC and streams speak it
 
 
@@ -57,6 +58,8 @@ class WorkerLoad(Struct, frozen=True):
     blocks_total: Small = 0
     host_blocks_used: Small = 0  # prefixes in the host tier
     host_blocks_total: Small = 0
+    disk_blocks_used: Small = 0  # prefixes with a copy in the disk tier
+    disk_blocks_total: Small = 0
     queued_prefill_tokens: Small = 0  # prompt tokens not computed yet
     queued_prefill_pairs: Count = 0  # of these and the tokens before each
     leases: Small = 0  # not FREE, quarantined included
@@ -77,26 +80,12 @@ class TimedStep(Struct, frozen=True, array_like=True):
 
 class LoadReport(Struct, frozen=True):
     version: Count
-    worker_id: str
+    worker_id: Name
     incarnation: Count
     load: WorkerLoad
     context_tokens: Count = 0  # of the running sequences together
-    steps: list[TimedStep] = []  # a few of those since the last report
+    steps: Annotated[list[TimedStep], Rows] = []  # a few of those since the last report
 
 
-_decode_record = decoder(WorkerRecord, json=True)
-_decode_load_report = decoder(LoadReport)
-
-
-def decode_record(data: bytes) -> WorkerRecord:
-    """Raises msgspec.DecodeError."""
-    record: WorkerRecord = _decode_record(data)
-    check_major("worker record", record.version, MAJOR)
-    return record
-
-
-def decode_load_report(data: bytes) -> LoadReport:
-    """Raises msgspec.DecodeError."""
-    report: LoadReport = _decode_load_report(data)
-    check_major("load report", report.version, MAJOR)
-    return report
+decode_record = versioned(WorkerRecord, "worker record", MAJOR, json=True)
+decode_load_report = versioned(LoadReport, "load report", MAJOR)

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from baton_proto.decoding import Count
+from baton_proto.decoding import Count, Name, Rows, Text
 
 MAJOR = 1
 
@@ -29,7 +29,7 @@ ALL_VERBS: tuple[Verb, ...] = ("add", "remove", "drain", "sleep", "wake", "flip"
 class WorkerView(Struct, frozen=True, omit_defaults=True):
     """One worker process, from its order until it is gone."""
 
-    worker_id: str
+    worker_id: Name
     role: Role
     state: State
     since_s: float  # when this state began
@@ -49,7 +49,7 @@ class WorkerView(Struct, frozen=True, omit_defaults=True):
 class StepSample(Struct, frozen=True, array_like=True):
     """One engine step. With prompts and sequences, it takes the sum of the formulas in runtime/config/step_times.py."""
 
-    worker_id: str
+    worker_id: Name
     ready_for_s: float  # how long the worker had been ready
     prompt_tokens: Amount  # computed in the step: the sum of n
     prompt_pairs: Amount  # sum of n * (p + n / 2), p the tokens of the same sequence before them
@@ -82,7 +82,7 @@ class Interval(Struct, frozen=True):
     ttft_p90_ms: float | None = None
     itl_p50_ms: float | None = None  # None: no answer of two tokens ended
     itl_p90_ms: float | None = None
-    samples: list[LoadSample] = []
+    samples: Annotated[list[LoadSample], Rows] = []
 
 
 class Queue(Struct, frozen=True):
@@ -113,42 +113,42 @@ class Failure(Struct, frozen=True):
     """An effect that failed since the last observation."""
 
     verb: Verb
-    worker_id: str
+    worker_id: Name
     role: Role
-    reason: str
+    reason: Text
 
 
 class Observation(Struct, frozen=True, omit_defaults=True):
     version: Count
     time_s: float
     gpu_budget: Count  # GPUs that the workers may hold together
-    workers: list[WorkerView]
+    workers: Annotated[list[WorkerView], Rows]
     queue: Queue
     interval: Interval
-    steps: list[StepSample] = []
+    steps: Annotated[list[StepSample], Rows] = []
     holds: Holds = Holds()
-    failures: list[Failure] = []
-    verbs: tuple[Verb, ...] = ALL_VERBS  # what the connector can do
-    gpus_per_worker: dict[Role, Count] = {}  # GPUs of a new worker of each role
-    ages_s: dict[str, float] = {}  # seconds since each of SOURCES was last heard
+    failures: Annotated[list[Failure], Rows] = []
+    verbs: Annotated[tuple[Verb, ...], Rows] = ALL_VERBS  # what the connector can do
+    gpus_per_worker: Annotated[dict[Role, Count], Rows] = {}  # GPUs of a new worker of each role
+    ages_s: Annotated[dict[Name, float], Rows] = {}  # seconds since each of SOURCES was last heard
 
 
 class Action(Struct, frozen=True):
     """One verb for one worker. Because `add` names the new worker, an `add` repeated starts one worker."""
 
     verb: Verb
-    worker_id: str
+    worker_id: Name
     role: Role  # the worker's role; for `add` and `flip` the new one
-    reason: str
+    reason: Text
 
 
 class Target(Struct, frozen=True):
     version: Count
     time_s: float
-    policy: str
+    policy: Name
     prefill: Count  # workers wanted
     decode: Count
-    actions: list[Action]
-    reasons: list[str]  # sentences of the policy, then of each guard that changed something
+    actions: Annotated[list[Action], Rows]
+    reasons: Annotated[list[Text], Rows]  # sentences of the policy, then of each guard that changed something
     frozen: bool = False  # nothing is changed because a source was silent for too long
-    figures: dict[str, float] = {}  # what the policy computed with, unit in the name
+    figures: Annotated[dict[Name, float], Rows] = {}  # what the policy computed with, unit in the name

@@ -5,14 +5,14 @@ The answer to an order comes when the effect begins, not when it ends: `baton pl
 
 import hashlib
 import hmac
+from collections.abc import Callable
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
-from baton_proto.decoding import Count, decoder
+from baton_proto.decoding import Count, Name, Rows, Text, versioned
 from baton_proto.planner import Holds, Observation, Role, Target, Verb
-from baton_proto.version import check_major
 
 MAJOR = 1
 
@@ -42,7 +42,7 @@ class Order(Struct, frozen=True, tag="order"):
     """Begins one effect at once."""
 
     verb: Literal["drain", "flip"]
-    worker_id: str
+    worker_id: Name
 
 
 class Question(Struct, frozen=True):
@@ -57,7 +57,7 @@ class InFlight(Struct, frozen=True):
     """An effect that has begun and has not ended."""
 
     verb: Verb
-    worker_id: str
+    worker_id: Name
     role: Role
     running_s: float
 
@@ -68,20 +68,20 @@ class Plan(Struct, frozen=True, tag="plan"):
     age_s: float | None  # of the decision; None: no decision yet
     observation: Observation | None  # without its timed steps
     target: Target | None
-    effects: list[InFlight]
+    effects: Annotated[list[InFlight], Rows]
     holds: Holds
-    problem: str = ""  # why the last step observed nothing; empty when it did
-    metrics_address: str = ""  # HOST:PORT of the Prometheus endpoint
+    problem: Text = ""  # why the last step observed nothing; empty when it did
+    metrics_address: Name = ""  # HOST:PORT of the Prometheus endpoint
     challenge: Challenge = ""
 
 
 class Done(Struct, frozen=True, tag="done"):
-    sentence: str
+    sentence: Text
 
 
 class Refusal(Struct, frozen=True, tag="refused"):
-    field: str
-    problem: str
+    field: Name
+    problem: Text
 
 
 class Answer(Struct, frozen=True):
@@ -89,29 +89,11 @@ class Answer(Struct, frozen=True):
     body: Plan | Done | Refusal
 
 
-_encoder = msgspec.json.Encoder()
-_decode_question = decoder(Question, json=True)
-_decode_answer = decoder(Answer, json=True)
-
-
-def encode(message: Question | Answer) -> bytes:
-    return _encoder.encode(message)
+encode: Callable[[Question | Answer | Scale | Release | Order], bytes] = msgspec.json.Encoder().encode
+decode_question = versioned(Question, "question to the planner", MAJOR, json=True)
+decode_answer = versioned(Answer, "answer of the planner", MAJOR, json=True)
 
 
 def prove(key: str, challenge: str, order: Scale | Release | Order) -> str:
     """The proof that belongs to an order."""
-    return hmac.new(key.encode(), challenge.encode() + _encoder.encode(order), hashlib.sha256).hexdigest()
-
-
-def decode_question(data: bytes) -> Question:
-    """Raises msgspec.DecodeError."""
-    question: Question = _decode_question(data)
-    check_major("question to the planner", question.version, MAJOR)
-    return question
-
-
-def decode_answer(data: bytes) -> Answer:
-    """Raises msgspec.DecodeError."""
-    answer: Answer = _decode_answer(data)
-    check_major("answer of the planner", answer.version, MAJOR)
-    return answer
+    return hmac.new(key.encode(), challenge.encode() + encode(order), hashlib.sha256).hexdigest()

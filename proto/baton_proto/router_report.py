@@ -5,14 +5,13 @@ request of its own (`n: 3` is three), since each is a prompt and an answer to th
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Struct
 
-from baton_proto.decoding import Count, Small, decoder
-from baton_proto.version import check_major
+from baton_proto.decoding import Count, Name, Rows, Small, versioned
 
 MAJOR = 1
 
@@ -40,19 +39,19 @@ class RouterTotals(Struct):
     local_prefills: Count = 0  # of the started: those whose prompt the decode worker ran, with prefill workers there
     finished: Count = 0  # answers that ended after a token or more, for whatever reason
     output_tokens: Count = 0  # of these answers
-    ttft: list[Count] = []  # BUCKETS counts, from arrival to the first token
-    itl: list[Count] = []  # of answers of two tokens and more: mean time between tokens
+    ttft: Annotated[list[Count], Rows] = []  # BUCKETS counts, from arrival to the first token
+    itl: Annotated[list[Count], Rows] = []  # of answers of two tokens and more: mean time between tokens
 
 
 class RouterReport(Struct, frozen=True):
     version: Count
-    router_id: str
+    router_id: Name
     incarnation: Count
     uptime_s: Annotated[float, Meta(ge=0)]  # when this was counted
     queue: RouterQueue
     totals: RouterTotals
     leaving: bool = False  # the router's last word
-    metrics_address: str = ""  # HOST:PORT of the Prometheus endpoint
+    metrics_address: Name = ""  # HOST:PORT of the Prometheus endpoint
 
 
 def bucket_of(milliseconds: float) -> int:
@@ -69,16 +68,5 @@ def percentile_ms(counts: Sequence[int], share: float) -> float | None:
     return None
 
 
-_encoder = msgspec.msgpack.Encoder()
-_decode = decoder(RouterReport)
-
-
-def encode_router_report(report: RouterReport) -> bytes:
-    return _encoder.encode(report)
-
-
-def decode_router_report(data: bytes) -> RouterReport:
-    """Raises msgspec.DecodeError."""
-    report: RouterReport = _decode(data)
-    check_major("router report", report.version, MAJOR)
-    return report
+encode_router_report: Callable[[RouterReport], bytes] = msgspec.msgpack.Encoder().encode
+decode_router_report = versioned(RouterReport, "router report", MAJOR)

@@ -10,7 +10,8 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 from msgspec import Meta, Struct
 
-from baton_proto.decoding import Int32, Small
+from baton_proto.decoding import Int32, Rows, Small
+from baton_proto.grammar import Grammar
 
 GREEDY_BELOW = 1e-5  # a lower temperature takes the best token: dividing by it would overflow float32 logits
 MAX_SEED = 2**63 - 1
@@ -45,7 +46,9 @@ class SamplingParams(Struct, frozen=True, omit_defaults=True):
     """
 
     max_tokens: Annotated[Small, Rule(1, None, Needs.KERNEL)]  # prompt and output together fit the model
-    seed: Annotated[int, Meta(ge=0, le=MAX_SEED), Rule(0, MAX_SEED, Needs.KERNEL)] = 0
+    seed: Annotated[int, Meta(ge=0, le=MAX_SEED), Rule(-MAX_SEED - 1, MAX_SEED, Needs.KERNEL)] = (
+        0  # the caller's modulo 2**63
+    )
     temperature: Annotated[float, Rule(0.0, 2.0, Needs.KERNEL)] = 1.0  # 0 is greedy
     top_p: Annotated[float, Rule(0.0, 1.0, Needs.LOGITS, open_below=True)] = 1.0
     top_k: Annotated[Int32, Rule(-1, 2**31 - 1, Needs.LOGITS, off=-1)] = 0  # 0 is off, as is vLLM's -1
@@ -56,10 +59,11 @@ class SamplingParams(Struct, frozen=True, omit_defaults=True):
     min_tokens: Annotated[Small, Rule(0, None, Needs.KERNEL)] = (
         0  # before, EOS and stop tokens are masked: see is_plain
     )
-    stop_token_ids: Annotated[tuple[Small, ...], Rule(needs=Needs.KERNEL, most=1024)] = ()
+    stop_token_ids: Annotated[tuple[Small, ...], Meta(max_length=1024), Rule(needs=Needs.KERNEL, most=1024)] = ()
     ignore_eos: Annotated[bool, Rule(needs=Needs.KERNEL)] = False
     logprobs: Annotated[Small | None, Rule(0, 20, Needs.LOGITS)] = None  # alternatives per token, 0: the sampled one's
-    logit_bias: Annotated[dict[Small, float], Rule(-100.0, 100.0, Needs.LOGITS, most=1024)] = {}
+    logit_bias: Annotated[dict[Small, float], Meta(max_length=1024), Rule(-100.0, 100.0, Needs.LOGITS, most=1024)] = {}
+    grammar: Annotated[Grammar | None, Rule(needs=Needs.TOKENS)] = None  # what the answer must look like
 
     @property
     def is_greedy(self) -> bool:
@@ -99,4 +103,4 @@ class TokenLogprobs(Struct, frozen=True, array_like=True):
     """Log-probabilities of the raw distribution (before temperature, penalties and bias), as OpenAI gives them."""
 
     logprob: float
-    top: list[tuple[Small, float]]  # (token id, logprob), best first
+    top: Annotated[list[tuple[Small, float]], Rows]  # (token id, logprob), best first

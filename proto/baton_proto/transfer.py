@@ -4,18 +4,18 @@ Block bytes are never inside a message: a transport puts them in place before `B
 them raw behind it (tcp), or sends them beside the connection (nccl).
 """
 
+from collections.abc import Callable
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Struct
 
-from baton_proto.decoding import Count, decoder
+from baton_proto.decoding import Count, Name, Packed, decoder
+from baton_proto.timeline import Pushes
 
 MAJOR = 2
 
-MAX_NAME = 256
 MAX_REASON = 4096
-Name = Annotated[str, Meta(max_length=MAX_NAME)]
 Reason = Annotated[str, Meta(max_length=MAX_REASON)]
 Rendezvous = Annotated[bytes, Meta(max_length=1024)]
 
@@ -64,7 +64,7 @@ class Blocks(Struct, frozen=True, tag="blocks"):
     first: Count
     count: Count
     layers: Count = 1
-    checksums: bytes = b""  # xxh3_64 per layer, part and block, u64 LE
+    checksums: Packed = b""  # xxh3_64 per layer, part and block, u64 LE
 
     @property
     def layer_range(self) -> range:
@@ -72,10 +72,12 @@ class Blocks(Struct, frozen=True, tag="blocks"):
 
 
 class Commit(Struct, frozen=True, tag="commit"):
-    """This rank has sent all blocks of all layers. Rank 0's payload is a `FirstToken`."""
+    """This rank has sent all blocks of all layers. Rank 0's payload is a `FirstToken`. Times: since this rank began."""
 
     transfer_id: Name
-    payload: bytes
+    payload: Packed
+    sent_us: Count = 0  # when this message left
+    pushes: Pushes = []
 
 
 class Abort(Struct, frozen=True, tag="abort"):
@@ -139,10 +141,6 @@ class Committed(Struct, frozen=True, tag="committed"):
 
 ToPrefill = Welcome | Refused | Accept | Reject | Cancel | Committed
 
-_encoder = msgspec.msgpack.Encoder()
 decode_to_decode = decoder(ToDecode)
 decode_to_prefill = decoder(ToPrefill)
-
-
-def encode(message: ToDecode | ToPrefill) -> bytes:
-    return _encoder.encode(message)
+encode: Callable[[ToDecode | ToPrefill], bytes] = msgspec.msgpack.Encoder().encode

@@ -5,16 +5,18 @@ engine step, or for several quick ones, the other way. Each decode worker has on
 are calls of the gRPC service `baton.worker.v1.Worker`. All messages are msgpack, encoded by msgspec.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
 from msgspec import Struct
 
-from baton_proto.decoding import Count, Int32, Small, decoder
+from baton_proto.decoding import Count, Int32, Name, Packed, Rows, Small, Text, decoder
 from baton_proto.discovery import TransferEndpoint, WorkerLoad
 from baton_proto.kv_events import DEFAULT_HASH_SEED, HashSeed, Stored
 from baton_proto.sampling import SamplingParams, TokenLogprobs
+from baton_proto.timeline import Chunks, Timeline
 
 MAJOR = 1
 SERVICE = "baton.worker.v1.Worker"
@@ -28,15 +30,15 @@ class Hello(Struct, frozen=True, tag="hello"):
     """First message of every stream, both ways. A worker whose incarnation is not the expected one refuses."""
 
     version: Count
-    sender: str  # router id or worker id
+    sender: Name  # router id or worker id
     incarnation: Count = 0  # of the worker: as the client knows it (0: any), or its own in its answer
-    stream: str = STEPS
+    stream: Name = STEPS
 
 
 class Refused(Struct, frozen=True, tag="refused"):
     """Last message of a stream, either way: why the stream ends."""
 
-    reason: str
+    reason: Text
 
 
 # --- router -> worker -------------------------------------------------------------------------------------------------
@@ -45,26 +47,37 @@ class Refused(Struct, frozen=True, tag="refused"):
 class PrefillTarget(Struct, frozen=True):
     """The prefill worker that the router chose for a request."""
 
-    worker_id: str
+    worker_id: Name
     incarnation: Count
-    stream_address: str
+    stream_address: Name
+
+
+class CacheHint(Struct, frozen=True, array_like=True):
+    """What the caller expects of the prompt's cached blocks."""
+
+    keep_s: Small = 0  # they are to stay for so long
+    drop: bool = False  # nobody asks for them again
+
+
+NO_HINT = CacheHint()
 
 
 class Submit(Struct, frozen=True, tag="submit"):
     """A request or its replay. Tokens beyond `num_prompt_tokens` are output that the client already has."""
 
-    request_id: str
-    token_ids: bytes  # u32 LE
+    request_id: Name
+    token_ids: Packed  # u32 LE
     num_prompt_tokens: Small
     sampling: SamplingParams
     timeout_s: float  # what is left of the request's time
     prefill: PrefillTarget | None = None  # None: the decode worker runs the prompt itself
     priority: Int32 = 0
     hash_seed: HashSeed = DEFAULT_HASH_SEED
+    hint: CacheHint = NO_HINT
 
 
 class Cancel(Struct, frozen=True, tag="cancel"):
-    request_id: str
+    request_id: Name
 
 
 WorkerCommand = Submit | Cancel | Refused
@@ -75,37 +88,38 @@ WorkerCommand = Submit | Cancel | Refused
 class Handoff(Struct, frozen=True):
     """What a prefill worker shipped for a request."""
 
-    prefill_worker: str
+    prefill_worker: Name
     kv_blocks: Small
     kv_bytes: Count
-    transport: str
+    transport: Name
     cached_tokens: Small  # prefix hit on the prefill worker
 
 
 class Failure(Struct, frozen=True):
     """Why a request ended without an answer. `retryable`: the router may replay it elsewhere."""
 
-    code: str  # "prefill_lost" | "refused" | "deadline" | "internal"
-    message: str
+    code: Name  # "prefill_lost" | "refused" | "deadline" | "internal"
+    message: Text
     retryable: bool
-    worker_id: str = ""  # of the worker that failed
+    worker_id: Name = ""  # of the worker that failed
 
 
 class Delta(Struct, frozen=True, omit_defaults=True):
     """News of one request. The last one has `finish` or `failure`; nothing follows it."""
 
-    request_id: str
-    token_ids: list[Small] = []
-    logprobs: list[TokenLogprobs] = []
+    request_id: Name
+    token_ids: Annotated[list[Small], Rows] = []
+    logprobs: Annotated[list[TokenLogprobs], Rows] = []
     cached_tokens: Small | None = None  # with the first token: prompt tokens that were cached
     handoff: Handoff | None = None  # with the first token of a remote prefill
-    finish: str | None = None  # "stop" | "length" | "cancelled"
+    finish: Name | None = None  # "stop" | "length" | "cancelled"
     stop_token: Small | None = None  # the EOS or stop token that ended it, which is the last of token_ids
     failure: Failure | None = None
+    timeline: Timeline | None = None  # with the first token
 
 
 class StepMessage(Struct, frozen=True, tag="step"):
-    deltas: list[Delta]
+    deltas: Annotated[list[Delta], Rows]
     load: WorkerLoad
 
 
@@ -118,29 +132,30 @@ class Grant(Struct, frozen=True):
     """Leave to write into a decode worker's slab, for one transfer. Block i of the list holds the prompt's tokens from
     skip_tokens + i * block_size on."""
 
-    transfer_id: str
-    worker_id: str
+    transfer_id: Name
+    worker_id: Name
     incarnation: Count
     generation: Count  # of the slab; it changes when the slab is suspended
-    block_ids: list[Small]
+    block_ids: Annotated[list[Small], Rows]
     skip_tokens: Small  # multiple of the block size: the decode worker's own cached prefix
     ttl_s: float  # remaining time to live, never a clock reading
     endpoint: TransferEndpoint
 
 
 class PrefillRequest(Struct, frozen=True, tag="prefill"):
-    request_id: str
-    token_ids: bytes  # u32 LE, prompt and replayed output
+    request_id: Name
+    token_ids: Packed  # u32 LE, prompt and replayed output
     num_prompt_tokens: Small
     sampling: SamplingParams
     timeout_s: float
     grant: Grant
     priority: Int32 = 0
     hash_seed: HashSeed = DEFAULT_HASH_SEED
+    hint: CacheHint = NO_HINT
 
 
 class PrefillCancel(Struct, frozen=True, tag="cancel"):
-    request_id: str
+    request_id: Name
 
 
 PrefillCommand = PrefillRequest | PrefillCancel | Refused
@@ -149,7 +164,7 @@ PrefillCommand = PrefillRequest | PrefillCancel | Refused
 class PrefillFailed(Struct, frozen=True, tag="failed"):
     """The prompt is not finished. This message says nothing about the blocks: the transfer keeps them safe."""
 
-    request_id: str
+    request_id: Name
     failure: Failure
 
 
@@ -164,6 +179,8 @@ class FirstToken(Struct, frozen=True):
     token_id: Small
     logprobs: TokenLogprobs | None
     cached_tokens: Small  # prefix hit on the prefill worker
+    begun_us: Count = 0  # from the prompt's arrival to the begin of its push
+    chunks: Chunks = []  # since the prompt's arrival
 
 
 # --- questions --------------------------------------------------------------------------------------------------------
@@ -178,7 +195,7 @@ class SnapshotChunk(Struct, frozen=True):
 
     incarnation: Count
     event_id: Count
-    runs: list[Stored]
+    runs: Annotated[list[Stored], Rows]
     last: bool
 
 
@@ -189,11 +206,11 @@ class InspectRequest(Struct, frozen=True):
 class InspectReport(Struct, frozen=True):
     """The worker's own view. `problems`: what check_integrity() found; empty when all is well."""
 
-    worker_id: str
+    worker_id: Name
     incarnation: Count
-    state: str
+    state: Name
     load: WorkerLoad
-    problems: list[str]
+    problems: Annotated[list[Text], Rows]
     rss_bytes: Count
 
 
@@ -214,17 +231,34 @@ class SleepRequest(Struct, frozen=True):
 
 class WakeRequest(Struct, frozen=True):
     version: Count
-    tags: list[str]  # "weights", "kv_cache"; none: all
+    tags: Annotated[list[Name], Rows]  # "weights", "kv_cache"; none: all
 
 
 class SleepReport(Struct, frozen=True):
     """The answer to SleepRequest and to WakeRequest."""
 
-    state: str  # of the worker now
-    asleep: list[str]  # tags of the memory that is given back now
+    state: Name  # of the worker now
+    asleep: Annotated[list[Name], Rows]  # tags of the memory that is given back now
     freed_bytes: Count
     seconds: float
-    problem: str  # why the worker refused; empty when it did not
+    problem: Text  # why the worker refused; empty when it did not
+
+
+class UpdateRequest(Struct, frozen=True):
+    """New weights come in steps, because either all of several workers change or none. After "hold" the worker has
+    drained and waits for "load", or for "release" to serve on; without either it serves on by itself."""
+
+    version: Count
+    folder: Text  # of the checkpoint, on the worker's machine
+    step: Name  # "check" | "hold" | "load" | "release"
+    timeout_s: float  # of "hold": for requests in flight, and again for peers
+
+
+class UpdateReport(Struct, frozen=True):
+    state: Name  # of the worker now
+    model_hash: Name  # of its weights and configuration now
+    seconds: float
+    problem: Text  # why the worker refused; empty when it did not
 
 
 Answer = TypeVar("Answer", bound=Struct)
@@ -235,7 +269,7 @@ class Question(Generic[Answer]):
     """A call of a worker's gRPC service. Its server is a row of worker/rpc_server.py, its client a method of
     runtime.calls.worker.WorkerClient with the same name in lower case."""
 
-    name: str
+    name: Name
     request: type[Struct]
     answer: type[Answer]
     streamed: bool = False  # the answer is a stream of messages
@@ -250,14 +284,11 @@ INSPECT = Question("Inspect", InspectRequest, InspectReport)
 DRAIN = Question("Drain", DrainRequest, DrainReport)
 SLEEP = Question("Sleep", SleepRequest, SleepReport)
 WAKE = Question("Wake", WakeRequest, SleepReport)
-QUESTIONS: tuple[Question[Any], ...] = (SNAPSHOT, INSPECT, DRAIN, SLEEP, WAKE)
+UPDATE = Question("Update", UpdateRequest, UpdateReport)
+QUESTIONS: tuple[Question[Any], ...] = (SNAPSHOT, INSPECT, DRAIN, SLEEP, WAKE, UPDATE)
 
 
-_encoder = msgspec.msgpack.Encoder()
-
-
-def encode(message: Struct) -> bytes:
-    return _encoder.encode(message)
+encode: Callable[[Struct], bytes] = msgspec.msgpack.Encoder().encode
 
 
 decode_greeting = decoder(Hello | Refused)

@@ -20,6 +20,7 @@ MESSAGES = {
     for thing in vars(module).values()
     if isinstance(thing, type) and issubclass(thing, msgspec.Struct) and thing is not msgspec.Struct
 }
+SIZED = (inspect.StrType, inspect.BytesType, inspect.ListType, inspect.VarTupleType, inspect.DictType)
 UNSIGNED = {("Stored", "parent")}  # a hash; no msgpack integer is larger than a u64
 DECODERS: dict[str, Callable[[bytes], Any]] = {
     "charges": charges.decode_charges,
@@ -38,14 +39,22 @@ JSON_DECODERS: dict[str, Callable[[bytes], Any]] = {
 }
 
 
-def integers(kind: Any) -> Iterator[inspect.IntType]:
-    """All integers within a type, but for those of messages, which are looked at themselves."""
-    if isinstance(kind, inspect.IntType):
-        yield kind
-    elif not isinstance(kind, inspect.StructType):
+def within(kind: Any) -> Iterator[Any]:
+    """A type and all those in it, but for those of messages, which are looked at themselves."""
+    yield kind
+    if not isinstance(kind, inspect.StructType):
         for name in getattr(kind, "__struct_fields__", ()):
             for inner in value if isinstance(value := getattr(kind, name), tuple) else (value,):
-                yield from integers(inner)
+                yield from within(inner)
+
+
+@pytest.mark.parametrize("message", sorted(MESSAGES, key=lambda kind: kind.__name__))
+def test_everything_that_has_a_length_has_bounds(message: type[msgspec.Struct]) -> None:
+    kind = inspect.type_info(message)
+    assert isinstance(kind, inspect.StructType)
+    for field in kind.fields:
+        for part in within(field.type):
+            assert not isinstance(part, SIZED) or part.max_length is not None, field.name
 
 
 @pytest.mark.parametrize("message", sorted(MESSAGES, key=lambda kind: kind.__name__))
@@ -53,9 +62,10 @@ def test_every_integer_of_a_message_has_bounds(message: type[msgspec.Struct]) ->
     kind = inspect.type_info(message)
     assert isinstance(kind, inspect.StructType)
     for field in kind.fields:
-        for integer in integers(field.type):
-            assert integer.ge is not None, field.name
-            assert integer.le is not None or (message.__name__, field.name) in UNSIGNED, field.name
+        for part in within(field.type):
+            if isinstance(part, inspect.IntType):
+                assert part.ge is not None, field.name
+                assert part.le is not None or (message.__name__, field.name) in UNSIGNED, field.name
 
 
 def test_a_load_beyond_what_can_be_sent_on_is_refused() -> None:

@@ -14,7 +14,7 @@ from baton_proto.discovery import (
     decode_load_report,
     decode_record,
 )
-from baton_proto.kv_events import Cleared, KvEventBatch, Removed, Stored, decode_batch, encode_batch
+from baton_proto.kv_events import DISK, HOST, Cleared, KvEventBatch, Moved, Removed, Stored, decode_batch, encode_batch
 from baton_proto.router_report import (
     RouterQueue,
     RouterReport,
@@ -71,7 +71,8 @@ UNARY = [
     worker.DrainRequest(1, 2.5),
     worker.DrainReport(2),
 ]
-BATCH = KvEventBatch(1, "decode-0", 3, 9, 1e9, [RUN, Stored(2**64 - 1, b"", b""), Removed(b"\x03" * 8), Cleared()])
+EVENTS = [RUN, Stored(2**64 - 1, b"", b"", HOST), Removed(b"\x03" * 8), Moved(b"\x04" * 8, DISK), Cleared()]
+BATCH = KvEventBatch(2, "decode-0", 3, 9, 1e9, EVENTS)
 RECORD = WorkerRecord(
     1,
     "decode-0",
@@ -123,9 +124,12 @@ def test_events_records_and_loads_survive_the_wire() -> None:
 def test_other_major_versions_and_garbage_are_refused(
     decode: Callable[[bytes], Any], encode: Callable[[Any], bytes], message: Any
 ) -> None:
-    with pytest.raises(VersionError, match="major version 2 is not understood here; this build speaks 1"):
-        decode(encode(msgspec.structs.replace(message, version=2)))
-    for garbage in (b"", b"\xc1", encode(message)[:-1], encode({"version": 1})):
+    ours = message.version
+    with pytest.raises(
+        VersionError, match=f"major version {ours + 1} is not understood here; this build speaks {ours}"
+    ):
+        decode(encode(msgspec.structs.replace(message, version=ours + 1)))
+    for garbage in (b"", b"\xc1", encode(message)[:-1], encode({"version": ours})):
         with pytest.raises(msgspec.DecodeError):
             decode(garbage)
 
@@ -147,3 +151,22 @@ def test_the_version_that_this_build_speaks_passes() -> None:
     check_major("anything", 1, 1)
     with pytest.raises(VersionError, match="anything"):
         check_major("anything", 0, 1)
+
+
+def test_stored_blocks_of_the_device_are_told_without_their_home() -> None:
+    stored = Stored(None, b"\x01" * 8, b"\x02" * 8)
+    told = {"type": "stored", "parent": None, "block_hashes": b"\x01" * 8, "sequence_hashes": b"\x02" * 8}
+    assert msgspec.msgpack.encode(stored) == msgspec.msgpack.encode(told)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(told | {"home": 1}), type=Stored).home == HOST
+
+
+@pytest.mark.parametrize("home", [-1, 3, None, "host"])
+def test_a_home_that_is_none_is_refused(home: object) -> None:
+    hashes = b"\x02" * 8
+    for event in (
+        {"type": "moved", "sequence_hashes": hashes, "home": home},
+        {"type": "stored", "parent": None, "block_hashes": hashes, "sequence_hashes": hashes, "home": home},
+    ):
+        batch = msgspec.structs.asdict(BATCH) | {"events": [event]}
+        with pytest.raises(msgspec.DecodeError):
+            decode_batch(msgspec.msgpack.encode(batch))

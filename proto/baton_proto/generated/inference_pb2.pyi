@@ -79,7 +79,7 @@ BARRED_REASON_NO_ROOM: BarredReason
 BARRED_REASON_PREFILL_FULL: BarredReason
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("model", "text", "chat", "tokens", "sampling", "request_id", "priority", "cache_salt")
+    __slots__ = ("model", "text", "chat", "tokens", "sampling", "request_id", "priority", "cache_salt", "keep_cache_s", "drop_cache")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
@@ -88,6 +88,8 @@ class GenerateRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    KEEP_CACHE_S_FIELD_NUMBER: _ClassVar[int]
+    DROP_CACHE_FIELD_NUMBER: _ClassVar[int]
     model: str
     text: str
     chat: ChatMessages
@@ -96,7 +98,9 @@ class GenerateRequest(_message.Message):
     request_id: str
     priority: int
     cache_salt: str
-    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[ChatMessages, _Mapping]] = ..., tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[SamplingOptions, _Mapping]] = ..., request_id: _Optional[str] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ...) -> None: ...
+    keep_cache_s: int
+    drop_cache: bool
+    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[ChatMessages, _Mapping]] = ..., tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[SamplingOptions, _Mapping]] = ..., request_id: _Optional[str] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., keep_cache_s: _Optional[int] = ..., drop_cache: _Optional[bool] = ...) -> None: ...
 
 class TokenIds(_message.Message):
     __slots__ = ("ids",)
@@ -119,7 +123,7 @@ class ChatMessage(_message.Message):
     def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ...) -> None: ...
 
 class SamplingOptions(_message.Message):
-    __slots__ = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed", "max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "logprobs", "logit_bias", "n")
+    __slots__ = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed", "max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "logprobs", "logit_bias", "n", "grammar")
     class LogitBiasEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -143,6 +147,7 @@ class SamplingOptions(_message.Message):
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     LOGIT_BIAS_FIELD_NUMBER: _ClassVar[int]
     N_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_p: float
     top_k: int
@@ -159,7 +164,34 @@ class SamplingOptions(_message.Message):
     logprobs: int
     logit_bias: _containers.ScalarMap[int, float]
     n: int
-    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., seed: _Optional[int] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., logprobs: _Optional[int] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., n: _Optional[int] = ...) -> None: ...
+    grammar: Grammar
+    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., seed: _Optional[int] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., logprobs: _Optional[int] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., n: _Optional[int] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ...) -> None: ...
+
+class Grammar(_message.Message):
+    __slots__ = ("json_object", "json_schema", "regex", "choice", "ebnf", "structural_tag")
+    JSON_OBJECT_FIELD_NUMBER: _ClassVar[int]
+    JSON_SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    REGEX_FIELD_NUMBER: _ClassVar[int]
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
+    EBNF_FIELD_NUMBER: _ClassVar[int]
+    STRUCTURAL_TAG_FIELD_NUMBER: _ClassVar[int]
+    json_object: JsonObject
+    json_schema: str
+    regex: str
+    choice: Alternatives
+    ebnf: str
+    structural_tag: str
+    def __init__(self, json_object: _Optional[_Union[JsonObject, _Mapping]] = ..., json_schema: _Optional[str] = ..., regex: _Optional[str] = ..., choice: _Optional[_Union[Alternatives, _Mapping]] = ..., ebnf: _Optional[str] = ..., structural_tag: _Optional[str] = ...) -> None: ...
+
+class JsonObject(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Alternatives(_message.Message):
+    __slots__ = ("texts",)
+    TEXTS_FIELD_NUMBER: _ClassVar[int]
+    texts: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, texts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ("request_id", "started", "piece", "finished")
@@ -318,7 +350,7 @@ class Totals(_message.Message):
     def __init__(self, clock_s: _Optional[float] = ..., requests: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., event_batches: _Optional[int] = ..., events_refused: _Optional[int] = ..., events_malformed: _Optional[int] = ..., event_gaps: _Optional[int] = ..., snapshots: _Optional[int] = ..., tree_blocks: _Optional[int] = ..., tree_runs: _Optional[int] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("worker_id", "role", "state", "incarnation", "blocks_used", "blocks_cached", "blocks_total", "running", "waiting", "last_event_id", "address", "leases", "note", "blocks_in_tree", "event_batches", "prompt_tokens", "cached_tokens", "output_tokens", "queued_prefill_tokens", "step_ms", "host_blocks_used", "host_blocks_total")
+    __slots__ = ("worker_id", "role", "state", "incarnation", "blocks_used", "blocks_cached", "blocks_total", "running", "waiting", "last_event_id", "address", "leases", "note", "blocks_in_tree", "event_batches", "prompt_tokens", "cached_tokens", "output_tokens", "queued_prefill_tokens", "step_ms", "host_blocks_used", "host_blocks_total", "disk_blocks_used", "disk_blocks_total")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -341,6 +373,8 @@ class WorkerStatus(_message.Message):
     STEP_MS_FIELD_NUMBER: _ClassVar[int]
     HOST_BLOCKS_USED_FIELD_NUMBER: _ClassVar[int]
     HOST_BLOCKS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    DISK_BLOCKS_USED_FIELD_NUMBER: _ClassVar[int]
+    DISK_BLOCKS_TOTAL_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     role: str
     state: str
@@ -363,7 +397,9 @@ class WorkerStatus(_message.Message):
     step_ms: float
     host_blocks_used: int
     host_blocks_total: int
-    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ..., state: _Optional[str] = ..., incarnation: _Optional[int] = ..., blocks_used: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., blocks_total: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., last_event_id: _Optional[int] = ..., address: _Optional[str] = ..., leases: _Optional[int] = ..., note: _Optional[str] = ..., blocks_in_tree: _Optional[int] = ..., event_batches: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., step_ms: _Optional[float] = ..., host_blocks_used: _Optional[int] = ..., host_blocks_total: _Optional[int] = ...) -> None: ...
+    disk_blocks_used: int
+    disk_blocks_total: int
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ..., state: _Optional[str] = ..., incarnation: _Optional[int] = ..., blocks_used: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., blocks_total: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., last_event_id: _Optional[int] = ..., address: _Optional[str] = ..., leases: _Optional[int] = ..., note: _Optional[str] = ..., blocks_in_tree: _Optional[int] = ..., event_batches: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., step_ms: _Optional[float] = ..., host_blocks_used: _Optional[int] = ..., host_blocks_total: _Optional[int] = ..., disk_blocks_used: _Optional[int] = ..., disk_blocks_total: _Optional[int] = ...) -> None: ...
 
 class SleepRequest(_message.Message):
     __slots__ = ("worker_id", "level", "timeout_s")
@@ -396,6 +432,36 @@ class SleepResponse(_message.Message):
     freed_bytes: int
     seconds: float
     def __init__(self, worker_id: _Optional[str] = ..., state: _Optional[str] = ..., asleep: _Optional[_Iterable[str]] = ..., freed_bytes: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
+
+class UpdateWeightsRequest(_message.Message):
+    __slots__ = ("model", "worker_id", "timeout_s")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    worker_id: str
+    timeout_s: float
+    def __init__(self, model: _Optional[str] = ..., worker_id: _Optional[str] = ..., timeout_s: _Optional[float] = ...) -> None: ...
+
+class UpdateWeightsResponse(_message.Message):
+    __slots__ = ("workers",)
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    workers: _containers.RepeatedCompositeFieldContainer[WorkerWeights]
+    def __init__(self, workers: _Optional[_Iterable[_Union[WorkerWeights, _Mapping]]] = ...) -> None: ...
+
+class WorkerWeights(_message.Message):
+    __slots__ = ("worker_id", "state", "model_hash", "seconds", "problem")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    MODEL_HASH_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    state: str
+    model_hash: str
+    seconds: float
+    problem: str
+    def __init__(self, worker_id: _Optional[str] = ..., state: _Optional[str] = ..., model_hash: _Optional[str] = ..., seconds: _Optional[float] = ..., problem: _Optional[str] = ...) -> None: ...
 
 class QueueStatus(_message.Message):
     __slots__ = ("waiting", "running", "capacity", "oldest_age_s")
@@ -448,14 +514,18 @@ class TreeSummary(_message.Message):
     def __init__(self, router_id: _Optional[str] = ..., block_size: _Optional[int] = ..., blocks: _Optional[int] = ..., runs: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[TreeOwner, _Mapping]]] = ..., hottest: _Optional[_Iterable[_Union[HotPrefix, _Mapping]]] = ..., first_runs: _Optional[int] = ...) -> None: ...
 
 class TreeOwner(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "blocks")
+    __slots__ = ("worker_id", "incarnation", "blocks", "host_blocks", "disk_blocks")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    DISK_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: int
     blocks: int
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., blocks: _Optional[int] = ...) -> None: ...
+    host_blocks: int
+    disk_blocks: int
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., blocks: _Optional[int] = ..., host_blocks: _Optional[int] = ..., disk_blocks: _Optional[int] = ...) -> None: ...
 
 class TreeRun(_message.Message):
     __slots__ = ("number", "parent", "depth", "first_block", "blocks", "first_hash", "owners", "hits", "children")
@@ -500,7 +570,7 @@ class DiffRequest(_message.Message):
     def __init__(self, worker_ids: _Optional[_Iterable[str]] = ..., max_blocks: _Optional[int] = ...) -> None: ...
 
 class WorkerDiff(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "verdict", "event_id", "tree_event_id", "worker_blocks", "tree_blocks", "missing", "extra", "changed", "missing_hashes", "extra_hashes", "changed_hashes", "attempts", "note")
+    __slots__ = ("worker_id", "incarnation", "verdict", "event_id", "tree_event_id", "worker_blocks", "tree_blocks", "missing", "extra", "changed", "missing_hashes", "extra_hashes", "changed_hashes", "attempts", "note", "moved", "moved_hashes")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     VERDICT_FIELD_NUMBER: _ClassVar[int]
@@ -516,6 +586,8 @@ class WorkerDiff(_message.Message):
     CHANGED_HASHES_FIELD_NUMBER: _ClassVar[int]
     ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
     NOTE_FIELD_NUMBER: _ClassVar[int]
+    MOVED_FIELD_NUMBER: _ClassVar[int]
+    MOVED_HASHES_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: int
     verdict: DiffVerdict
@@ -531,7 +603,9 @@ class WorkerDiff(_message.Message):
     changed_hashes: _containers.RepeatedScalarFieldContainer[int]
     attempts: int
     note: str
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., verdict: _Optional[_Union[DiffVerdict, str]] = ..., event_id: _Optional[int] = ..., tree_event_id: _Optional[int] = ..., worker_blocks: _Optional[int] = ..., tree_blocks: _Optional[int] = ..., missing: _Optional[int] = ..., extra: _Optional[int] = ..., changed: _Optional[int] = ..., missing_hashes: _Optional[_Iterable[int]] = ..., extra_hashes: _Optional[_Iterable[int]] = ..., changed_hashes: _Optional[_Iterable[int]] = ..., attempts: _Optional[int] = ..., note: _Optional[str] = ...) -> None: ...
+    moved: int
+    moved_hashes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., verdict: _Optional[_Union[DiffVerdict, str]] = ..., event_id: _Optional[int] = ..., tree_event_id: _Optional[int] = ..., worker_blocks: _Optional[int] = ..., tree_blocks: _Optional[int] = ..., missing: _Optional[int] = ..., extra: _Optional[int] = ..., changed: _Optional[int] = ..., missing_hashes: _Optional[_Iterable[int]] = ..., extra_hashes: _Optional[_Iterable[int]] = ..., changed_hashes: _Optional[_Iterable[int]] = ..., attempts: _Optional[int] = ..., note: _Optional[str] = ..., moved: _Optional[int] = ..., moved_hashes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ExplainRequest(_message.Message):
     __slots__ = ("request_id", "text", "chat", "tokens", "cache_salt", "tenant")
@@ -550,14 +624,48 @@ class ExplainRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[ChatMessages, _Mapping]] = ..., tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., cache_salt: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class ExplainResponse(_message.Message):
-    __slots__ = ("decisions", "rules", "other_requests")
+    __slots__ = ("decisions", "rules", "other_requests", "hops")
     DECISIONS_FIELD_NUMBER: _ClassVar[int]
     RULES_FIELD_NUMBER: _ClassVar[int]
     OTHER_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    HOPS_FIELD_NUMBER: _ClassVar[int]
     decisions: _containers.RepeatedCompositeFieldContainer[Decision]
     rules: PlacementRules
     other_requests: int
-    def __init__(self, decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., rules: _Optional[_Union[PlacementRules, _Mapping]] = ..., other_requests: _Optional[int] = ...) -> None: ...
+    hops: _containers.RepeatedCompositeFieldContainer[Hop]
+    def __init__(self, decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., rules: _Optional[_Union[PlacementRules, _Mapping]] = ..., other_requests: _Optional[int] = ..., hops: _Optional[_Iterable[_Union[Hop, _Mapping]]] = ...) -> None: ...
+
+class Hop(_message.Message):
+    __slots__ = ("name", "depth", "choice", "attempt", "from_ms", "to_ms", "worker", "tokens", "kv_bytes", "layers", "gb_per_s", "transport", "problem", "off_by_ms")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DEPTH_FIELD_NUMBER: _ClassVar[int]
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    FROM_MS_FIELD_NUMBER: _ClassVar[int]
+    TO_MS_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    KV_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    GB_PER_S_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    OFF_BY_MS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    depth: int
+    choice: int
+    attempt: int
+    from_ms: float
+    to_ms: float
+    worker: str
+    tokens: int
+    kv_bytes: int
+    layers: int
+    gb_per_s: float
+    transport: str
+    problem: str
+    off_by_ms: float
+    def __init__(self, name: _Optional[str] = ..., depth: _Optional[int] = ..., choice: _Optional[int] = ..., attempt: _Optional[int] = ..., from_ms: _Optional[float] = ..., to_ms: _Optional[float] = ..., worker: _Optional[str] = ..., tokens: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., layers: _Optional[int] = ..., gb_per_s: _Optional[float] = ..., transport: _Optional[str] = ..., problem: _Optional[str] = ..., off_by_ms: _Optional[float] = ...) -> None: ...
 
 class PlacementRules(_message.Message):
     __slots__ = ("block_size", "temperature", "local_prefill_tokens", "prefill_queue_tokens", "max_running_per_worker", "local_prefill_requests", "attention_tokens", "local_prefill_when_full", "weights", "terms")
@@ -643,7 +751,7 @@ class LeftOut(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ..., reason: _Optional[_Union[LeftOutReason, str]] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class CandidateCost(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "role", "prompt_blocks", "cached_blocks", "queued_prefill_tokens", "active_blocks", "uncached_tokens", "runs_prompt", "total", "chance", "chosen", "overlap_weight", "terms", "barred")
+    __slots__ = ("worker_id", "incarnation", "role", "prompt_blocks", "cached_blocks", "queued_prefill_tokens", "active_blocks", "uncached_tokens", "runs_prompt", "total", "chance", "chosen", "overlap_weight", "terms", "barred", "host_blocks", "disk_blocks")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -659,6 +767,8 @@ class CandidateCost(_message.Message):
     OVERLAP_WEIGHT_FIELD_NUMBER: _ClassVar[int]
     TERMS_FIELD_NUMBER: _ClassVar[int]
     BARRED_FIELD_NUMBER: _ClassVar[int]
+    HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    DISK_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: int
     role: str
@@ -674,7 +784,9 @@ class CandidateCost(_message.Message):
     overlap_weight: float
     terms: _containers.RepeatedCompositeFieldContainer[CostTerm]
     barred: BarredReason
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., role: _Optional[str] = ..., prompt_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., active_blocks: _Optional[int] = ..., uncached_tokens: _Optional[int] = ..., runs_prompt: _Optional[bool] = ..., total: _Optional[float] = ..., chance: _Optional[float] = ..., chosen: _Optional[bool] = ..., overlap_weight: _Optional[float] = ..., terms: _Optional[_Iterable[_Union[CostTerm, _Mapping]]] = ..., barred: _Optional[_Union[BarredReason, str]] = ...) -> None: ...
+    host_blocks: int
+    disk_blocks: int
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., role: _Optional[str] = ..., prompt_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., active_blocks: _Optional[int] = ..., uncached_tokens: _Optional[int] = ..., runs_prompt: _Optional[bool] = ..., total: _Optional[float] = ..., chance: _Optional[float] = ..., chosen: _Optional[bool] = ..., overlap_weight: _Optional[float] = ..., terms: _Optional[_Iterable[_Union[CostTerm, _Mapping]]] = ..., barred: _Optional[_Union[BarredReason, str]] = ..., host_blocks: _Optional[int] = ..., disk_blocks: _Optional[int] = ...) -> None: ...
 
 class CostTerm(_message.Message):
     __slots__ = ("name", "value")

@@ -190,6 +190,11 @@ class AdminStub:
                 request_serializer=baton_dot_v1_dot_inference__pb2.WakeRequest.SerializeToString,
                 response_deserializer=baton_dot_v1_dot_inference__pb2.SleepResponse.FromString,
                 _registered_method=True)
+        self.UpdateWeights = channel.unary_unary(
+                '/baton.v1.Admin/UpdateWeights',
+                request_serializer=baton_dot_v1_dot_inference__pb2.UpdateWeightsRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_inference__pb2.UpdateWeightsResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer:
@@ -237,6 +242,14 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def UpdateWeights(self, request, context):
+        """Workers drain, read a checkpoint's values in place, forget their caches and serve again. FAILED_PRECONDITION: none
+        has changed, for the reasons in the details; else each worker has its own outcome.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -269,6 +282,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.Wake,
                     request_deserializer=baton_dot_v1_dot_inference__pb2.WakeRequest.FromString,
                     response_serializer=baton_dot_v1_dot_inference__pb2.SleepResponse.SerializeToString,
+            ),
+            'UpdateWeights': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateWeights,
+                    request_deserializer=baton_dot_v1_dot_inference__pb2.UpdateWeightsRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_inference__pb2.UpdateWeightsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -434,6 +452,33 @@ class Admin:
             '/baton.v1.Admin/Wake',
             baton_dot_v1_dot_inference__pb2.WakeRequest.SerializeToString,
             baton_dot_v1_dot_inference__pb2.SleepResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateWeights(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Admin/UpdateWeights',
+            baton_dot_v1_dot_inference__pb2.UpdateWeightsRequest.SerializeToString,
+            baton_dot_v1_dot_inference__pb2.UpdateWeightsResponse.FromString,
             options,
             channel_credentials,
             insecure,
