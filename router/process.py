@@ -13,9 +13,17 @@ from router.api.grpc.admin import Questions
 from router.api.grpc.server import GrpcApi
 from router.api.http.app import create_app
 from router.api.http.server import serve_http
+from router.api.operators.guard import OperatorsGuard
+from router.api.operators.sleep_endpoints import SleepEndpoints
+from router.api.operators.ui_endpoints import UiEndpoints
+from router.api.operators.weights_endpoint import weights_route
+from router.api.pages import openapi
+from router.api.pages.tokenization import TokenizationEndpoints
+from router.api.sampling_options import model_defaults
 from router.counters.metrics import RouterMetrics
 from router.index.indexer import Indexer
 from router.index.prefix_hits import PrefixHits
+from router.parsing.parsing import model_families
 from router.placement.assignment import Assigner
 from router.placement.expected_prefixes import ExpectedPrefixes
 from router.requests.admission import AdmissionQueue
@@ -23,24 +31,34 @@ from router.requests.choice import Parts
 from router.requests.frontend import Frontend
 from router.requests.generation import Generator
 from router.text.tokenizer import Tokenizer
+from router.tracing.grpc_calls import TraceCalls
+from router.tracing.traces import Traces, over_http
+from router.ui.feed import Feed
+from router.ui.planner import PlannerWatch
+from router.ui.requests import RequestViews
+from router.ui.tree import TreePicture
+from router.ui.workers import WorkerRows
 from router.views.explain import Explainer
 from router.views.gauges import add_event_gauges, add_queue_gauges, add_sharing_gauges, add_worker_gauges
 from router.views.reports import Reporter
-from router.views.scrape_targets import ScrapeTargets
+from router.views.scrape_targets import PLANNER_TIMEOUT_S, ScrapeTargets
 from router.views.sleep_control import SleepControl
 from router.views.status import StatusView
 from router.views.tree_diff import TreeDiff
 from router.views.tree_view import TreeView
+from router.views.weights_control import WeightsControl
 from router.workers.charge_sharing import ChargeSharing
 from router.workers.load import LoadLedger
 from router.workers.pool import WorkerPool
 from runtime.address import format_address, is_loopback
+from runtime.calls.planner import ask_plan
 from runtime.checkpoint.model_files import ModelFiles
 from runtime.checkpoint.served_model import served_model
 from runtime.config.serving import ServingConfig
 from runtime.discovery.directory import Change, Directory
 from runtime.discovery.load_board import LoadBoard
 from runtime.errors import ConfigError
+from runtime.grammar.compiler import GrammarCompiler
 from runtime.nats.client import NatsClient, connect
 from runtime.processes.ports import check_router_ports
 from runtime.processes.serving import print_ready, stop_signal
@@ -77,8 +95,27 @@ async def run_router(config: ServingConfig, router_id: str) -> None:
         frontend = _frontend(config, files, generator, parts.metrics)
         scrape_targets = ScrapeTargets(nats, view.directory, _scraped_by_https(config, keys, tls))
         await scrape_targets.start()
-        app = create_app(frontend, parts.metrics.exposition, scrape_targets.targets, keys.api)
-        addresses = await _open_apis(config, keys, tls, frontend, questions, app, closing)
+        page = _page(config, files, view, status, questions, nats) if config.router.ui else None
+        guard = OperatorsGuard(keys.operator, keys.api)
+        routes = [*SleepEndpoints(questions.sleep, guard).routes(), weights_route(questions.weights, guard)]
+        routes += [] if page is None else UiEndpoints(*page, guard).routes()
+        app = create_app(
+            frontend,
+            parts.metrics.exposition,
+            scrape_targets.targets,
+            keys.api,
+            routes,
+            [*TokenizationEndpoints(frontend).routes(), *openapi.ROUTES],
+            config.router.cors_origins,
+        )
+        traces = _traces(config, router_id, frontend.model, parts.metrics)
+        if traces is not None:
+            closing.push_async_callback(traces.close)
+            app = over_http(app, traces)
+        addresses = await _open_apis(config, keys, tls, frontend, questions, app, traces, closing)
+        if page is not None:
+            await page[0].start()
+            closing.push_async_callback(page[0].close)
         reporter = Reporter(nats, router_id, parts.queue, parts.metrics, addresses["http"])
         await reporter.start()
         closing.push_async_callback(reporter.close)
@@ -173,15 +210,40 @@ def _questions(router_id: str, view: _View, status: StatusView) -> Questions:
         tree=TreeView(router_id, parts.block_size, view.indexer.tree, view.hits),
         diff=TreeDiff(view.indexer, pool.snapshot, lambda: [worker.key for worker in pool.workers.values()]),
         sleep=SleepControl(pool),
-        explain=Explainer(parts.assigner, parts.decisions, pool, parts.config, parts.block_size),
+        weights=WeightsControl(pool),
+        explain=Explainer(parts.assigner, parts.decisions, parts.metrics.recent, pool, parts.config, parts.block_size),
     )
 
 
+def _page(
+    config: ServingConfig, files: ModelFiles, view: _View, status: StatusView, questions: Questions, nats: NatsClient
+) -> tuple[Feed, RequestViews, TreePicture]:
+    """What the live page shows."""
+    parts, targets = view.parts, config.planner.targets
+    about = {
+        "router": status.router_id,
+        "model": _model_name(config, files),
+        "block_size": config.engine.block_size,
+        "layers": files.config.num_layers,
+        "targets": {"ttft_ms": targets.ttft_ms, "itl_ms": targets.itl_ms},
+    }
+    requests = RequestViews(parts.metrics.recent, questions.explain)
+    workers = WorkerRows(parts.pool, view.ledger, parts.metrics, status.note)
+    planner = PlannerWatch(lambda: ask_plan(nats, PLANNER_TIMEOUT_S))
+    feed = Feed(about, parts.pool, parts.queue, parts.metrics, workers, requests, planner)
+    return feed, requests, TreePicture(questions.tree)
+
+
 def _frontend(config: ServingConfig, files: ModelFiles, generator: Generator, metrics: RouterMetrics) -> Frontend:
+    tokenizer, wanted = generator.tokenizer, config.router
+    told = tokenizer.chat_template, tokenizer.added_tokens, tokenizer.special_token_ids
+    families = model_families(wanted.tool_parser, wanted.reasoning_parser, *told)
+    log.info("answers are taken apart", tool_calls=families.tool_name, reasoning=families.reasoning_name)
     return Frontend(
         model=_model_name(config, files),
         created_s=int(time.time()),
-        tokenizer=generator.tokenizer,
+        tokenizer=tokenizer,
+        families=families,
         generator=generator,
         not_ready=generator.not_ready,
         request_timeout_s=config.router.request_timeout_s,
@@ -189,7 +251,10 @@ def _frontend(config: ServingConfig, files: ModelFiles, generator: Generator, me
         cache_salt=config.engine.cache_salt or "",
         cache_per_tenant=config.engine.cache_per_tenant,
         max_buffered_bytes=config.router.max_buffered_bytes,
+        sampling_defaults=model_defaults(files.folder) if config.router.generation_config == "auto" else {},
         max_priority=config.router.max_priority,
+        grammars=GrammarCompiler(files.folder, files.config.vocab_size, files.eos_token_ids),
+        max_keep_cache_s=config.router.max_keep_cache_s,
         unknown_fields=config.router.unknown_fields,
         answered=metrics.answered,
     )
@@ -202,16 +267,23 @@ async def _open_apis(
     frontend: Frontend,
     questions: Questions,
     app: ASGIApp,
+    traces: Traces | None,
     closing: AsyncExitStack,
 ) -> dict[str, str]:
     """Starts the gRPC and the HTTP server. Returns HOST:PORT by API."""
     host = config.router.host
-    grpc_api = GrpcApi(frontend, questions, keys.api, tls, keys.operator)
+    innermost = [] if traces is None else [TraceCalls(traces)]
+    grpc_api = GrpcApi(frontend, questions, keys.api, tls, keys.operator, innermost)
     grpc_port = await grpc_api.start(host, config.router.grpc_port)
     closing.push_async_callback(grpc_api.stop, END_GRACE_S)
     http_server = await serve_http(app, host, config.router.http_port, None if tls is None else tls.server_context())
     closing.push_async_callback(http_server.stop, END_GRACE_S)
     return {"grpc": format_address(host, grpc_port), "http": format_address(host, http_server.port)}
+
+
+def _traces(config: ServingConfig, router_id: str, model: str, metrics: RouterMetrics) -> Traces | None:
+    wanted = config.telemetry.traces
+    return Traces(wanted, router_id, model, metrics.recent) if wanted.enabled else None
 
 
 def _add_gauges(config: ServingConfig, view: _View, status: StatusView, nats: NatsClient) -> None:

@@ -2,15 +2,25 @@
 
 import random
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 from msgspec import Struct
 
-from baton_proto.sampling import PARAMETERS, Parameter, SamplingParams
-from runtime.errors import InvalidRequestError
+from baton_proto.grammar import Grammar
+from baton_proto.sampling import GREEDY_BELOW, PARAMETERS, Parameter, SamplingParams
+from runtime.checkpoint.model_config import read_object
+from runtime.errors import InvalidRequestError, ModelError
 
 N = TypeVar("N", int, float)
 
+GENERATION_CONFIG = "generation_config.json"
+SAME_NAME = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+DEFAULTS = {name: name for name in SAME_NAME} | {"max_new_tokens": "max_tokens"}
+"""Key of generation_config.json -> field of SamplingParams."""
+OF_DRAWING = ("top_p", "top_k", "min_p")
+NO_DEFAULTS: Mapping[str, Any] = {}
 MAX_CHOICES = 16
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 1024  # of each: all that might begin one is compared with it after every token
@@ -30,12 +40,31 @@ class Options(Struct, frozen=True, kw_only=True):
         return self.names.get(parameter, parameter)
 
 
-def check_sampling(options: Options, vocab_size: int) -> SamplingParams:
-    """Checks everything but what depends on the prompt: `max_tokens` is 1 when the caller gave none. Raises
-    InvalidRequestError."""
+def model_defaults(folder: Path) -> dict[str, Any]:
+    """How to sample where a request does not say: what vLLM takes from generation_config.json, by field of
+    SamplingParams. `do_sample` is not looked at. Raises ModelError."""
+    path = folder / GENERATION_CONFIG
+    found = read_object(path) if path.is_file() else {}
+    defaults = {}
+    try:
+        for theirs, ours in DEFAULTS.items():
+            if found.get(theirs) is not None:
+                value = msgspec.convert(found[theirs], PARAMETERS[ours].type)
+                defaults[ours] = _checked(PARAMETERS[ours], theirs, value, 0)
+    except (msgspec.ValidationError, InvalidRequestError) as error:
+        problem = f"{GENERATION_CONFIG}: {error}; `--generation-config none` goes without its sampling parameters"
+        raise ModelError(str(folder), problem) from error
+    return defaults
+
+
+def check_sampling(options: Options, vocab_size: int, defaults: Mapping[str, Any] = NO_DEFAULTS) -> SamplingParams:
+    """Checks everything but what depends on the prompt: `max_tokens` is 1 when the caller gave none. `defaults`: see
+    model_defaults. Raises InvalidRequestError."""
     check_range("n", options.n, 1, MAX_CHOICES)
     _check_stop(options.stop)
-    values: dict[str, Any] = {"max_tokens": 1}
+    values: dict[str, Any] = {**defaults, "max_tokens": 1}
+    if options.given.get("temperature", 1.0) < GREEDY_BELOW:  # they would change nothing, and cost time
+        values = {name: value for name, value in values.items() if name not in OF_DRAWING}
     for name, value in options.given.items():
         values[name] = _checked(PARAMETERS[name], options.name_of(name), value, vocab_size)
     if "seed" not in values:
@@ -49,7 +78,7 @@ def _checked(parameter: Parameter, name: str, value: Any, vocab_size: int) -> An
     if rule.most is not None and len(value) > rule.most:
         raise InvalidRequestError(name, f"has {len(value)} entries; at most {rule.most} are allowed")
     match value:
-        case bool():
+        case bool() | Grammar():
             return value
         case int() | float():
             check_range(name, value, rule.low, rule.high, rule.open_below)

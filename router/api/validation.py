@@ -3,6 +3,7 @@
 Invariant: no GenerateRequest fails later for a reason that lies in the request.
 """
 
+import math
 import random
 import re
 import time
@@ -15,8 +16,11 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
+from baton_proto.grammar import Grammar
 from baton_proto.sampling import MAX_SEED
+from baton_proto.worker import CacheHint
 from router.api.sampling_options import Options, check_in_vocabulary, check_range, check_sampling
+from router.api.tool_use import ToolUse, answer_form, check_tools
 from router.requests.frontend import Frontend, Limits
 from router.requests.request import GenerateRequest
 from router.text.chat_template import Message
@@ -37,7 +41,7 @@ IN_PLACE_BYTES = 64 * 1024  # longer bodies and messages are read and rendered t
 CHARS_PER_STEP = 64  # that a template copies while it takes one step: a message, or a character of a variable
 REQUEST_ID = re.compile(r"[!-~]{1,128}")
 TENANT = re.compile(r"[!-~]{1,128}")
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 """Role of a message -> its name in chat templates; OpenAI renamed `system` to `developer`."""
 
 
@@ -46,10 +50,11 @@ class Chat(Struct, frozen=True):
 
     messages: Sequence[Message]
     variables: Mapping[str, Any] = {}
-    variable_bytes: int = 0  # as JSON
+    variable_bytes: int = 0  # as JSON; tools and their calls count too
+    tools: ToolUse | None = None  # None: the answer is text and nothing else
 
     def num_chars(self) -> int:
-        return sum(len(message["content"]) for message in self.messages)
+        return sum(len(message["content"]) + len(message.get("reasoning_content", "")) for message in self.messages)
 
     def steps(self) -> int:
         """Of the template, at most, if it looks at everything once."""
@@ -69,25 +74,37 @@ class Call(Struct, frozen=True, kw_only=True):
     caller: Caller = ANYONE
     tenant: str = ""  # see tenant_of
     cache_salt: str = ""  # empty: none
+    keep_cache_s: float = 0.0  # more than router.max_keep_cache_s: that long
+    drop_cache: bool = False
     timeout_s: float | None = None
 
 
 async def validate(frontend: Frontend, call: Call, prompt: Prompt, options: Options) -> GenerateRequest:
     """Raises InvalidRequestError, and its kinds UnknownModelError and ContextLengthError."""
     started_s = time.monotonic()
-    if call.model and call.model != frontend.model:
-        raise UnknownModelError(call.model, [frontend.model])
+    check_model(frontend, call.model)
     _check_priority(call, frontend.max_priority)
     if len(call.cache_salt) > MAX_SALT_CHARS:
         raise InvalidRequestError(
             "cache_salt", f"has {len(call.cache_salt)} characters; at most {MAX_SALT_CHARS} are allowed"
         )
     timeout_s = frontend.request_timeout_s if call.timeout_s is None else min(call.timeout_s, MAX_TIMEOUT_S)
-    sampling = check_sampling(options, frontend.tokenizer.vocab_size)
+    sampling = check_sampling(options, frontend.tokenizer.vocab_size, frontend.sampling_defaults)
     limits = frontend.generator.limits()
     deadline_s = started_s + timeout_s
+    if isinstance(prompt, Chat) and prompt.tools is not None:
+        check_tools(prompt.tools, frontend.families, frontend.tokenizer)
     tokens = await tokenize(frontend, prompt, call.prompt_field, deadline_s)
-    max_tokens = _check_length(call.prompt_field, len(tokens), options, limits)
+    if sampling.grammar is not None:
+        await _check_grammar(frontend, sampling.grammar, options.name_of("grammar"), deadline_s)
+    parsing = None
+    if isinstance(prompt, Chat) and prompt.tools is not None:
+        form = prompt.tools, frontend.families, frontend.tokenizer
+        parsing, calls = answer_form(*form, tokens, sampling.grammar)
+        if calls is not None:
+            await _check_grammar(frontend, calls, "tools", deadline_s)
+            sampling = msgspec.structs.replace(sampling, grammar=calls)
+    max_tokens = _check_length(call.prompt_field, len(tokens), options, limits, frontend.sampling_defaults)
     sampling = msgspec.structs.replace(sampling, max_tokens=max_tokens)
     if sampling.min_tokens > sampling.max_tokens:
         problem = f"is {sampling.min_tokens}, above the {sampling.max_tokens} tokens that may be generated"
@@ -103,6 +120,8 @@ async def validate(frontend: Frontend, call: Call, prompt: Prompt, options: Opti
         account=frontend.rate_limits.account(call.caller),
         tenant=call.tenant,
         hash_seed=frontend.hash_seed(call.tenant, call.cache_salt),
+        hint=_cache_hint(call, frontend.max_keep_cache_s),
+        parsing=parsing,
     )
 
 
@@ -129,12 +148,26 @@ def tenant_of(caller: Caller, where: str, named: str | None) -> str:
     return named or ""
 
 
+def check_model(frontend: Frontend, wanted: str | None) -> None:
+    """Raises UnknownModelError."""
+    if wanted and wanted != frontend.model:
+        raise UnknownModelError(wanted, [frontend.model])
+
+
 def _check_priority(call: Call, default: int) -> None:
     highest = default if call.caller.max_priority is None else call.caller.max_priority
     check_range("priority", call.priority, LOWEST_PRIORITY, None)
     if call.priority > highest:
         way_out = "router.max_priority, and max_priority= in the line of a key, allow more"
         raise InvalidRequestError("priority", f"is {call.priority}, must be at most {highest}; {way_out}")
+
+
+def _cache_hint(call: Call, max_keep_s: float) -> CacheHint:
+    if not 0 <= call.keep_cache_s < math.inf:
+        raise InvalidRequestError("keep_cache_s", f"is {call.keep_cache_s}, must be 0 or more seconds")
+    if call.keep_cache_s and call.drop_cache:
+        raise InvalidRequestError("drop_cache", "contradicts keep_cache_s: leave one of them out")
+    return CacheHint(math.ceil(min(call.keep_cache_s, max_keep_s)), call.drop_cache)
 
 
 def plain_role(where: str, role: str) -> str:
@@ -144,9 +177,17 @@ def plain_role(where: str, role: str) -> str:
     return ROLES[role]
 
 
-async def tokenize(frontend: Frontend, prompt: Prompt, name: str, deadline_s: float | None = None) -> TokenIds:
-    """One token or more. `name`: the caller's name of the prompt. Raises InvalidRequestError, and what the side lane
-    raises."""
+async def _check_grammar(frontend: Frontend, grammar: Grammar, name: str, deadline_s: float) -> None:
+    if frontend.grammars is None:
+        raise InvalidRequestError(name, "is not supported here")
+    await frontend.grammars.matcher_soon(grammar, name, deadline_s, frontend.grammar_lane)
+
+
+async def tokenize(
+    frontend: Frontend, prompt: Prompt, name: str, deadline_s: float | None = None, add_special_tokens: bool = True
+) -> TokenIds:
+    """One token or more. `name`: the caller's name of the prompt; `add_special_tokens`: to a text, as training had it.
+    Raises InvalidRequestError, and what the side lane raises."""
     tokenizer, limits = frontend.tokenizer, frontend.generator.limits()
     if isinstance(prompt, Chat) and not prompt.messages:
         raise InvalidRequestError(name, "is empty; at least one message is needed")
@@ -165,9 +206,9 @@ async def tokenize(frontend: Frontend, prompt: Prompt, name: str, deadline_s: fl
     if isinstance(prompt, Chat):
         tokens = await _tokenize_chat(frontend, prompt, name, max_chars, deadline_s)
     elif num_chars <= IN_PLACE_CHARS:
-        tokens = tokenizer.encode(prompt)
+        tokens = tokenizer.encode(prompt, add_special_tokens)
     else:
-        tokens = await frontend.lane.run(deadline_s, tokenizer.encode, prompt)
+        tokens = await frontend.lane.run(deadline_s, tokenizer.encode, prompt, add_special_tokens)
     if not len(tokens):
         raise InvalidRequestError(name, "gives no tokens; at least one is needed")
     return tokens
@@ -177,7 +218,9 @@ async def _tokenize_chat(
     frontend: Frontend, chat: Chat, name: str, max_chars: int, deadline_s: float | None
 ) -> TokenIds:
     tokenizer, limits = frontend.tokenizer, frontend.generator.limits()
-    begin = partial(tokenizer.begin_chat, chat.messages, chat.variables, max_chars)
+    tools = chat.tools.tools if chat.tools is not None else ()
+    variables = {**chat.variables, "tools": list(tools)} if tools else chat.variables
+    begin = partial(tokenizer.begin_chat, chat.messages, variables, max_chars)
     at_once = chat.num_chars() + chat.steps() * CHARS_PER_STEP <= IN_PLACE_BYTES
     text = begin() if at_once else await frontend.lane.run(deadline_s, begin)
     _check_fits(name, len(text.segments) - 1, limits, at_least="at least ")  # each but the first begins with a token
@@ -199,11 +242,14 @@ def _check_token_ids(prompt: Sequence[int], name: str, vocab_size: int) -> Token
     return tokens
 
 
-def _check_length(name: str, num_prompt_tokens: int, options: Options, limits: Limits) -> int:
-    """How many tokens may be generated: the caller's number, or all that fit."""
+def _check_length(
+    name: str, num_prompt_tokens: int, options: Options, limits: Limits, defaults: Mapping[str, Any]
+) -> int:
+    """How many tokens may be generated: the caller's number, else the model's default as far as it fits, or all that
+    fit."""
     _check_fits(name, num_prompt_tokens, limits)
     room = _longest(limits) - num_prompt_tokens
-    max_tokens: int = options.given.get("max_tokens", room)
+    max_tokens: int = options.given.get("max_tokens", min(room, defaults.get("max_tokens", room)))
     if max_tokens > room:
         problem = f"is {max_tokens}, the prompt has {num_prompt_tokens} tokens; {_who_takes(limits)} in all"
         raise ContextLengthError(options.name_of("max_tokens"), problem)

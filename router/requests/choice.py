@@ -21,8 +21,8 @@ from router.placement.assignment import Assigner, Assignment
 from router.placement.candidates import Request
 from router.placement.decisions import DecisionLog
 from router.requests.admission import AdmissionQueue, Ticket, Turn
+from router.requests.answer import Answer
 from router.requests.request import GenerateRequest, Piece
-from router.text.output_text import OutputText
 from router.text.tokenizer import Tokenizer
 from router.workers.inbox import UnreadError
 from router.workers.pool import WorkerPool, largest
@@ -58,8 +58,9 @@ class Choice:
         self._sampling = request.sampling[tally.index]
         self._max_tokens = len(request.prompt) + self._sampling.max_tokens  # of prompt and output
         self._ticket = ticket
-        self._text = OutputText(parts.tokenizer, request.stop, self._sampling.min_tokens)
+        self._answer = Answer(parts.tokenizer, request, tally.index)
         self._losses = 0  # of workers
+        self._placing_s = 0.0  # how long the last decision took
         self._tokens_due = len(request.prompt)  # what the tenant pays for the next attempt
         self._excluded: set[WorkerKey] = set()  # workers that have failed this choice
 
@@ -70,7 +71,7 @@ class Choice:
         """
         try:
             while True:
-                self._tally.attempts += 1
+                self._tally.attempt()
                 try:
                     tokens = self._tokens()
                     facts = Request(len(tokens), self._parts.block_size, frozenset(self._excluded))
@@ -90,6 +91,7 @@ class Choice:
                 except WorkerLostError as lost:
                     self._note_loss(lost)
                 except UnreadError:  # all that was computed is read by now
+                    self._tally.attempt_ended("the client had stopped reading")
                     self._tokens_due = len(self._request.prompt) + len(self.output)
                     log.debug("client reads on", request_id=self._request.request_id, tokens=len(self.output))
         finally:
@@ -99,7 +101,7 @@ class Choice:
         """Raises UnavailableError when that was the last attempt."""
         self._losses += 1
         self._tokens_due = 0  # the tenant is not to blame
-        self._tally.worker_lost()
+        self._tally.worker_lost(str(lost))
         log.warning("worker lost in a request", request_id=self._request.request_id, reason=str(lost))
         if self._losses >= self._parts.config.max_attempts:
             raise UnavailableError(f"all {self._losses} attempts lost their workers; the last one: {lost}") from lost
@@ -117,7 +119,10 @@ class Choice:
         hashes = block_hashes(tokens, parts.block_size, request.hash_seed)
 
         def assign() -> Assignment | None:
-            return parts.assigner.assign(request.request_id, facts, self._max_tokens, hashes)
+            began_s = time.monotonic()
+            assignment = parts.assigner.assign(request.request_id, facts, self._max_tokens, hashes)
+            self._placing_s = time.monotonic() - began_s
+            return assignment
 
         return parts.queue.turn(self._ticket, assign, self._tokens_due)
 
@@ -141,7 +146,7 @@ class Choice:
         return assignment
 
     def _note_placement(self, facts: Request, assignment: Assignment, waited_s: float) -> None:
-        self._tally.placed(assignment, waited_s)
+        self._tally.placed(assignment, waited_s, self._placing_s)
         decided = (self._request.request_id, self._tally.index, self._tally.attempts)
         self._parts.decisions.add(*decided, waited_s, facts, assignment.placement)
 
@@ -168,6 +173,7 @@ class Choice:
             prefill=assignment.prefill,
             priority=request.priority,
             hash_seed=request.hash_seed,
+            hint=request.hint,
         )
         return Submission(assignment.link, submit, self._late, assignment.release)
 
@@ -181,24 +187,19 @@ class Choice:
             token_ids += delta.token_ids
             logprobs += delta.logprobs
             if delta.cached_tokens is not None:
-                self._tally.prompt_done(assignment.placement, delta.cached_tokens, delta.handoff)
+                self._tally.prompt_done(assignment.placement, delta.cached_tokens, delta.handoff, delta.timeline)
         if logprobs and len(logprobs) != len(token_ids):
             raise ProtocolError(assignment.link.worker[0], f"{len(logprobs)} logprobs for {len(token_ids)} tokens")
         finish = deltas[-1].finish if deltas[-1].finish in ("stop", "length") else None
         if not token_ids and finish is None:
             return None
-        accepted, text, stopped = self._text.push(token_ids, deltas[-1].stop_token)
+        piece = self._answer.take(token_ids, logprobs, finish, deltas[-1].stop_token)
         if token_ids:
-            self._tally.output(assignment, accepted)
+            self._tally.output(assignment, len(token_ids))
             assignment.prefill_done()
             assignment.charge.grow(len(self._request.prompt) + self._tally.output_tokens)
-        del token_ids[accepted:], logprobs[accepted:]
         self.output += token_ids
-        if stopped:
-            finish = "stop"
-        elif finish is not None:
-            text += self._text.flush()
-        return Piece(self._tally.index, token_ids, text, finish, logprobs)
+        return piece
 
     def _check_goes_on(self, delta: Delta, assignment: Assignment) -> None:
         """Raises what the worker's last word on the request means, if this is it; WorkerLostError when the choice has

@@ -1,16 +1,18 @@
 """What the gRPC and the HTTP API need of the rest of the router."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 
+from router.parsing.parsing import NO_FAMILIES, ModelFamilies
 from router.requests.rate_limits import RateLimits
 from router.requests.request import Finished, GenerateRequest, Piece
-from router.requests.side_lane import SideLane
 from router.text.tokenizer import Tokenizer
 from runtime.blocks.block_hash import salted_seed
+from runtime.grammar.compiler import GrammarCompiler
+from runtime.side_lane import SideLane
 
 
 class Limits(Struct, frozen=True):
@@ -38,11 +40,16 @@ class Frontend:
     not_ready: Callable[[], str | None]  # why no request can be served now (no worker, draining); None: ready
     request_timeout_s: float  # of a request whose caller names no deadline
     max_body_bytes: int
-    max_buffered_bytes: int  # of all HTTP bodies together
+    max_buffered_bytes: int  # of each API's bodies together
     cache_salt: str = ""  # engine.cache_salt
     cache_per_tenant: bool = False  # engine.cache_per_tenant
     unknown_fields: Literal["refuse", "ignore"] = "refuse"  # of HTTP bodies
+    sampling_defaults: Mapping[str, Any] = field(default_factory=dict)  # see router/api/sampling_options.py
+    grammars: GrammarCompiler | None = None  # None: a grammar is refused
+    families: ModelFamilies = NO_FAMILIES  # how the model writes tool calls and reasoning
+    grammar_lane: SideLane | None = None  # None: that of `grammars`
     max_priority: int = 0  # of a caller whose key says nothing else
+    max_keep_cache_s: float = 3600.0
     rate_limits: RateLimits = field(default_factory=RateLimits)
     lane: SideLane = field(default_factory=SideLane)
     answered: Callable[[str, str, Exception | None], None] = lambda api, code, error: None  # see RouterMetrics

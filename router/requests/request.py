@@ -10,7 +10,10 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from baton_proto.sampling import SamplingParams, TokenLogprobs
-from router.counters.tally import Service
+from baton_proto.worker import NO_HINT, CacheHint
+from router.counters.recent import Service
+from router.parsing.events import Event
+from router.parsing.parsing import Parsing
 from router.requests.rate_limits import Account
 from runtime.blocks.block_hash import SEED
 
@@ -27,6 +30,15 @@ class GenerateRequest(Struct, frozen=True):
     account: Account | None = None  # which its tokens are charged to
     tenant: str = ""  # who shares the router with others; empty: all callers that name none
     hash_seed: int = SEED  # of the block hashes; requests of different seeds share no cached blocks
+    hint: CacheHint = NO_HINT
+    parsing: Parsing | None = None  # None: the text is all
+
+
+class Parsed(Struct, frozen=True):
+    """What a piece adds to an answer that is taken apart."""
+
+    events: list[Event]
+    reasoning_tokens: int
 
 
 class Piece(Struct, frozen=True, gc=False):
@@ -35,8 +47,9 @@ class Piece(Struct, frozen=True, gc=False):
     index: int
     token_ids: list[int]
     text: str
-    finish_reason: str | None = None  # "stop" | "length"
+    finish_reason: str | None = None  # "stop" | "length" | "tool_calls"
     logprobs: list[TokenLogprobs] = []  # one per token, or none
+    parsed: Parsed | None = None  # with GenerateRequest.parsing; it may lag behind `text`
 
 
 class Finished(Struct, frozen=True):

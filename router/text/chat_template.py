@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.sandbox
 from jinja2 import nodes
 from jinja2.parser import Parser
@@ -34,7 +35,9 @@ class ChatTemplate:
         """`special_tokens`: text by name, such as `bos_token`, for the template. Without a source `render` refuses
         everything. Raises ModelError when the source is not a template."""
         self._special_tokens = dict(special_tokens)
+        self.source = source or ""
         try:
+            self.variables = frozenset(jinja2.meta.find_undeclared_variables(_environment().parse(self.source)))
             self._template = None if source is None else _environment().from_string(source)
         except (jinja2.TemplateError, RecursionError, MemoryError, SyntaxError) as error:  # nested too deep
             raise ModelError(model, f"its chat template cannot be used: {error}") from error

@@ -1,7 +1,7 @@
 """Token ids to text as they come: what the pieces add up to is what decoding all tokens at once gives.
 
-Special tokens have no text. A character whose bytes are spread over tokens is given out with its last byte; bytes that
-are no UTF-8 become U+FFFD.
+Special tokens have no text, except those that are named as marks. A character whose bytes are
+spread over tokens is given out with its last byte; bytes that are no UTF-8 become U+FFFD.
 
 Why not `tokenizers.decoders.DecodeStream` (0.23): it cannot be flushed, so a text that ends within a character loses
 its end (99 of 200 texts of emoji, cut anywhere), and it raises on byte tokens that are no UTF-8 (161 of 300 random
@@ -10,12 +10,13 @@ there, in steps of eight tokens 0.13 us and 0.6 us; byte-fallback text takes 3.1
 """
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Protocol
 
 from router.text.tokenizer import Tokenizer
 
 REPLACEMENT = "\ufffd"
+NO_MARKS: Set[int] = frozenset()
 MAX_UNFINISHED = 8  # tokens; no character needs more than four bytes, so a longer wait means that it never was one
 
 
@@ -29,22 +30,32 @@ class Detokenizer(Protocol):
         ...
 
 
-def make_detokenizer(tokenizer: Tokenizer) -> Detokenizer:
-    return ByteLevelDetokenizer(tokenizer) if tokenizer.is_byte_level else WindowDetokenizer(tokenizer)
+def make_detokenizer(tokenizer: Tokenizer, marks: Set[int] = NO_MARKS) -> Detokenizer:
+    """`marks`: special tokens that are spelled out."""
+    kind = ByteLevelDetokenizer if tokenizer.is_byte_level else WindowDetokenizer
+    return kind(tokenizer, marks)
 
 
 class ByteLevelDetokenizer:
     """For byte-level BPE, where the text is the tokens' bytes in a row."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, marks: Set[int]) -> None:
         self._tokenizer = tokenizer
+        self._marks = marks
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_ids: Sequence[int]) -> str:
+        if self._marks and not self._marks.isdisjoint(token_ids):
+            return "".join(map(self._push, token_ids))
         return self._decoder.decode(self._tokenizer.shown_bytes(token_ids))
 
     def flush(self) -> str:
         return self._decoder.decode(b"", final=True)
+
+    def _push(self, token_id: int) -> str:
+        spell = self._tokenizer.token_bytes
+        shown = spell(token_id) if token_id in self._marks else self._tokenizer.shown_bytes((token_id,))
+        return self._decoder.decode(shown)
 
 
 class WindowDetokenizer:
@@ -54,8 +65,9 @@ class WindowDetokenizer:
     A run of byte tokens is given out when it ends, because one wrong byte changes the text of the whole run.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, marks: Set[int]) -> None:
         self._tokenizer = tokenizer
+        self._marks = marks
         self._shown: list[int] = []  # the last tokens whose text is out: context for the next
         self._waiting: list[int] = []
 
@@ -66,6 +78,8 @@ class WindowDetokenizer:
         return self._difference(final=True)
 
     def _push(self, token_id: int) -> str:
+        if token_id in self._marks:
+            return self._difference(final=True) + self._tokenizer.token_text(token_id)
         if token_id in self._tokenizer.special_token_ids:
             return ""
         self._waiting.append(token_id)

@@ -1,16 +1,20 @@
 """The text of one choice as its tokens arrive: whole characters, ended by a stop string."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
-from router.text.detokenizer import make_detokenizer
+from baton_proto.sampling import TokenLogprobs
+from router.text.detokenizer import NO_MARKS, make_detokenizer
 from router.text.stop_strings import StopStrings
 from router.text.tokenizer import Tokenizer
 
 
 class OutputText:
-    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...], min_tokens: int = 0) -> None:
-        """Stop strings are looked for in the text that tokens from number `min_tokens` on add."""
-        self._detokenizer = make_detokenizer(tokenizer)
+    def __init__(
+        self, tokenizer: Tokenizer, stop: tuple[str, ...], min_tokens: int = 0, marks: Set[int] = NO_MARKS
+    ) -> None:
+        """Stop strings are looked for in the text that tokens from number `min_tokens` on add. `marks`: special tokens
+        that are spelled out."""
+        self._detokenizer = make_detokenizer(tokenizer, marks)
         self._stop_strings = StopStrings(stop) if stop else None
         self._min_tokens = min_tokens
         self._num_tokens = 0
@@ -37,6 +41,17 @@ class OutputText:
             if self._stopped:
                 break
         return accepted, "".join(shown), self._stopped
+
+    def take(
+        self, token_ids: list[int], logprobs: list[TokenLogprobs], finish: str | None, stop_token: int | None
+    ) -> tuple[str, str | None]:
+        """Takes an engine's news, of which `token_ids` and `logprobs` keep what is accepted. Returns (text that may be
+        shown now, finish reason)."""
+        accepted, text, stopped = self.push(token_ids, stop_token)
+        del token_ids[accepted:], logprobs[accepted:]
+        if stopped:
+            return text, "stop"
+        return (text, None) if finish is None else (text + self.flush(), finish)
 
     def flush(self) -> str:
         """The text that was held back, at the end of the choice; empty when a stop string has ended it."""

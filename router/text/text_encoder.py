@@ -39,10 +39,10 @@ HARD_TEXTS = (
 log = structlog.get_logger()
 
 
-def text_encoder(tokenizer: tokenizers.Tokenizer, file: Path) -> TextEncoder:
-    """`file`: tokenizer.json, of which `tokenizer` was made."""
+def text_encoder(tokenizer: tokenizers.Tokenizer, file: Path | None) -> TextEncoder:
+    """`file`: tokenizer.json, of which `tokenizer` was made; None: no file has all of it."""
     plain = _plain_encoder(tokenizer)
-    if fastokens is None:
+    if fastokens is None or file is None:
         return plain
     try:
         fast = _fast_encoder(fastokens.Tokenizer.from_file(str(file)))

@@ -9,11 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import tokenizers
 
 from router.text.chat_template import Message, load_chat_template
 from router.text.segment_cache import SegmentCache, Unfinished, boundary_pattern
 from router.text.text_encoder import HARD_TEXTS, TokenIds, text_encoder
+from runtime.checkpoint import added_tokens
+from runtime.checkpoint.added_tokens import AddedToken
 from runtime.errors import ModelError
 
 _BYTE_FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -24,11 +27,12 @@ class Tokenizer:
     def __init__(self, folder: Path, vocab_size: int) -> None:
         """`folder` has Hugging Face form; `vocab_size` is the model's, at least the tokenizer's. Raises ModelError."""
         self.vocab_size = vocab_size
-        self._tokenizer = _load(folder)
+        self._tokenizer, as_in_file = _load(folder)
         self._template = load_chat_template(folder)
         added = self._tokenizer.get_added_tokens_decoder()
-        self._encode = text_encoder(self._tokenizer, folder / "tokenizer.json")
+        self._encode = text_encoder(self._tokenizer, folder / "tokenizer.json" if as_in_file else None)
         self._segments = SegmentCache(self._encode, boundary_pattern(added.values()))
+        self.added_tokens = {token.content: token_id for token_id, token in added.items()}
         self.special_token_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         vocabulary: dict[str, int] = self._tokenizer.get_vocab()
         self.max_token_chars = max(map(len, vocabulary), default=1)
@@ -53,6 +57,14 @@ class Tokenizer:
         """Renders the model's chat template, up to where the assistant speaks. Raises InvalidRequestError, also when
         the text is longer than `max_chars`."""
         return self._segments.begin(self._template.render(messages, variables, max_chars=max_chars))
+
+    @property
+    def chat_template(self) -> str:
+        """Its source; empty: there is none."""
+        return self._template.source
+
+    def template_reads(self, variable: str) -> bool:
+        return variable in self._template.variables
 
     def finish_chat(self, text: Unfinished) -> TokenIds:
         return self._segments.finish(text)
@@ -111,15 +123,30 @@ class _Table(dict[int, bytes]):
         return spelled
 
 
-def _load(folder: Path) -> tokenizers.Tokenizer:
+def _load(folder: Path) -> tuple[tokenizers.Tokenizer, bool]:
+    """The tokenizer, and whether it is as tokenizer.json says alone. Raises ModelError."""
+    wanted = {token_id: _library_token(token) for token_id, token in added_tokens.configured(folder).items()}
     try:
         tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        known = tokenizer.get_added_tokens_decoder()
+        changed = {
+            token_id: token for token_id, token in sorted(wanted.items()) if repr(known.get(token_id)) != repr(token)
+        }
+        tokenizer.add_tokens(list(changed.values()))
         tokenizer.encode_batch(HARD_TEXTS)  # a vocabulary that lacks its own [UNK] fails here, not in a request
     except Exception as error:  # tokenizers raises nothing narrower
         raise ModelError(str(folder), f"tokenizer.json cannot be used: {error}") from error
+    for token_id, token in changed.items():
+        if (found := tokenizer.token_to_id(token.content)) != token_id:
+            problem = f"{token.content!r} is token {token_id}, and {found} after those of tokenizer.json"
+            raise ModelError(str(folder), f"tokenizer_config.json: {problem}")
     tokenizer.no_truncation()  # some files carry the settings of their training
     tokenizer.no_padding()
-    return tokenizer
+    return tokenizer, not changed
+
+
+def _library_token(token: AddedToken) -> tokenizers.AddedToken:
+    return tokenizers.AddedToken(**msgspec.structs.asdict(token))
 
 
 def _byte_level_alphabet() -> dict[int, int]:

@@ -1,4 +1,4 @@
-"""Why a request went where it went, and where a prompt would go now: `baton events explain`.
+"""Why a request went where it went, what it passed when, and where a prompt would go now: `baton events explain`.
 
 A prompt that is asked about is weighed like a request but not charged: the question changes no state.
 """
@@ -7,14 +7,17 @@ import time
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from baton_proto.generated import inference_pb2 as pb
+from router.counters.recent import Recent, RecentRequest
 from router.placement import cost
 from router.placement.assignment import Assigner
 from router.placement.candidates import Cost, Request, chances
 from router.placement.decisions import Decision, DecisionLog
 from router.placement.placement import Placement, Weighing
+from router.views.hops import hops
 from router.workers.pool import PooledWorker, WorkerPool
 from runtime.blocks.block_hash import SEED, block_hashes
 from runtime.config.serving import PlacementConfig, RouterConfig
@@ -27,10 +30,17 @@ SETTINGS = (  # fields of PlacementConfig that the answer repeats
 
 class Explainer:
     def __init__(
-        self, assigner: Assigner, decisions: DecisionLog, pool: WorkerPool, config: RouterConfig, block_size: int
+        self,
+        assigner: Assigner,
+        decisions: DecisionLog,
+        recent: Recent,
+        pool: WorkerPool,
+        config: RouterConfig,
+        block_size: int,
     ) -> None:
         self._assigner = assigner
         self._decisions = decisions
+        self._recent = recent
         self._pool = pool
         self._config = config
         self._block_size = block_size
@@ -41,7 +51,9 @@ class Explainer:
         if not decisions:
             return None
         messages = [self._remembered(decision) for decision in decisions]
-        return pb.ExplainResponse(decisions=messages, rules=self._rules(), other_requests=others)
+        found = self._recent.find(decisions[0].request_id)
+        timeline = _timeline(found) if found is not None else []
+        return pb.ExplainResponse(decisions=messages, rules=self._rules(), other_requests=others, hops=timeline)
 
     def prompt(self, tokens: NDArray[np.uint32], hash_seed: int = SEED) -> pb.ExplainResponse:
         """Where a request with this prompt and one token to generate would go now."""
@@ -95,6 +107,16 @@ class Explainer:
         )
 
 
+def _timeline(request: RecentRequest) -> list[pb.Hop]:
+    messages = []
+    for hop in hops(request, time.monotonic()):
+        fields = structs.asdict(hop)
+        began_s, ended_s = fields.pop("began_s"), fields.pop("ended_s")
+        times = {"from_ms": (began_s - request.arrived_s) * 1e3, "to_ms": (ended_s - request.arrived_s) * 1e3}
+        messages.append(pb.Hop(**times, **fields))
+    return messages
+
+
 def term_rules(config: PlacementConfig) -> dict[str, Any]:
     """The fields of PlacementRules that follow from the table of terms."""
     keys = {key for row in cost.TERMS for key in (row.prefill, row.decode, row.mixed) if key}
@@ -133,6 +155,7 @@ def _candidate(request: Request, weighed: Cost, chance: float, chosen: bool) -> 
         runs_prompt=weighed.runs_prompt,
         terms=[pb.CostTerm(name=term.name, value=value) for term, value in zip(cost.TERMS, weighed.terms, strict=True)],
         overlap_weight=weighed.overlap_weight,
+        **dict(zip(("host_blocks", "disk_blocks"), weighed.lower_blocks, strict=False)),
         total=weighed.total,
         barred=weighed.barred,
         chance=chance,

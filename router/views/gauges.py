@@ -77,11 +77,12 @@ def add_sharing_gauges(metrics: RouterMetrics, sharing: ChargeSharing, expected:
 
 
 def _workers(pool: WorkerPool) -> Samples:
-    counts = Counter((worker.record.role, _state(worker)) for worker in pool.workers.values())
+    counts = Counter((worker.record.role, shown_state(worker)) for worker in pool.workers.values())
     return [((role, state), counts[role, state]) for role in ROLES for state in STATES]
 
 
-def _state(worker: PooledWorker) -> str:
+def shown_state(worker: PooledWorker) -> str:
+    """One of STATES."""
     if worker.usable:
         return "ready"
     return worker.record.state if worker.record.state != "ready" else "unusable"

@@ -10,7 +10,7 @@ DEFAULT_TIMEOUT_S = 30.0
 
 
 class SleepControl:
-    """Both methods raise InvalidRequestError when the worker is unknown, WorkerLostError when it does not answer, and
+    """Its questions raise InvalidRequestError when the worker is unknown, WorkerLostError when it does not answer, and
     UnavailableError with its reason when it refuses."""
 
     def __init__(self, pool: WorkerPool) -> None:
@@ -23,10 +23,17 @@ class SleepControl:
     async def wake(self, request: pb.WakeRequest) -> pb.SleepResponse:
         return _response(request.worker_id, await self._client(request.worker_id).wake(list(request.tags)))
 
+    async def state(self, worker_id: str) -> str:
+        """As the worker itself has it: its record may be a moment older."""
+        return (await self._client(worker_id).inspect()).state
+
+    def known(self) -> list[str]:
+        return sorted(self._pool.workers)
+
     def _client(self, worker_id: str) -> WorkerClient:
         worker = self._pool.workers.get(worker_id)
         if worker is None:
-            known = ", ".join(sorted(self._pool.workers)) or "none"
+            known = ", ".join(self.known()) or "none"
             raise InvalidRequestError("worker_id", f"there is no worker {worker_id!r}; known are {known}")
         return worker.link.client
 

@@ -51,7 +51,7 @@ class StatusView:
         queue: AdmissionQueue,
         metrics: RouterMetrics,
     ) -> None:
-        self._router_id = router_id
+        self.router_id = router_id
         self._pool = pool
         self._ledger = ledger
         self._events = events
@@ -62,12 +62,16 @@ class StatusView:
         """Workers in the order of their ids."""
         workers = [self._worker(worker) for _, worker in sorted(self._pool.workers.items())]
         return pb.StatusResponse(
-            router_id=self._router_id, workers=workers, queue=self._queue_status(), totals=self._totals()
+            router_id=self.router_id, workers=workers, queue=self._queue_status(), totals=self._totals()
         )
 
     def note(self, worker: PooledWorker) -> str:
         """What an operator should know about the worker; empty when all is well."""
         notes = [f"not used: {worker.misfit}" if worker.misfit else ""]
+        if self._pool.has_other_weights(worker):
+            notes.append(
+                "not used: its weights are not those of most decode workers; `baton update-weights` makes them so"
+            )
         notes.append("" if worker.link.connected else "the router has no connection to it")
         notes.append(self._events.note(worker.key))
         return "; ".join(note for note in notes if note)
@@ -98,6 +102,8 @@ class StatusView:
             step_ms=load.step_ms,
             host_blocks_used=load.host_blocks_used,
             host_blocks_total=load.host_blocks_total,
+            disk_blocks_used=load.disk_blocks_used,
+            disk_blocks_total=load.disk_blocks_total,
         )
 
     def _totals(self) -> pb.Totals:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baton_proto.generated import inference_pb2 as pb
-from baton_proto.kv_events import Stored
+from baton_proto.kv_events import HASH_BYTES, Stored
 from baton_proto.worker import SnapshotChunk
 from router.index.followed_worker import FetchSnapshot
 from router.index.indexer import Indexer
@@ -139,7 +139,7 @@ async def _differences(
     compared: _Compared, tree_runs: Sequence[Stored], tree_event_id: int, max_blocks: int
 ) -> pb.WorkerDiff:
     found = await asyncio.to_thread(difference, compared.runs, tree_runs)
-    equal = not any(map(len, (found.missing, found.extra, found.changed)))
+    equal = not any(map(len, (found.missing, found.extra, found.changed, found.moved)))
     note = ""
     if tree_event_id > compared.event_id:
         equal = False
@@ -158,6 +158,8 @@ async def _differences(
         missing_hashes=found.missing[:max_blocks].tolist(),
         extra_hashes=found.extra[:max_blocks].tolist(),
         changed_hashes=found.changed[:max_blocks].tolist(),
+        moved=len(found.moved),
+        moved_hashes=found.moved[:max_blocks].tolist(),
         attempts=compared.attempts,
         note=note,
     )
@@ -183,29 +185,37 @@ class Difference:
     missing: Hashes
     extra: Hashes
     changed: Hashes
+    moved: Hashes
     num_worker: int
     num_tree: int
 
 
 def difference(worker_runs: Iterable[Stored], tree_runs: Iterable[Stored]) -> Difference:
-    """Blocks that only the worker has (missing), that only the tree has (extra), and whose block hashes differ."""
-    worker, worker_blocks = _hashes(worker_runs)
-    tree, tree_blocks = _hashes(tree_runs)
+    """Blocks that only the worker has (missing), that only the tree has (extra), whose block hashes differ (changed),
+    and whose homes differ (moved)."""
+    worker, worker_blocks, worker_homes = _columns(worker_runs)
+    tree, tree_blocks, tree_homes = _columns(tree_runs)
     _, in_worker, in_tree = np.intersect1d(worker, tree, return_indices=True)
+
+    def where(differ: NDArray[np.bool_]) -> Hashes:
+        return worker[np.sort(in_worker[differ])]
+
     return Difference(
         missing=np.delete(worker, in_worker),
         extra=np.delete(tree, in_tree),
-        changed=worker[np.sort(in_worker[worker_blocks[in_worker] != tree_blocks[in_tree]])],
+        changed=where(worker_blocks[in_worker] != tree_blocks[in_tree]),
+        moved=where(worker_homes[in_worker] != tree_homes[in_tree]),
         num_worker=len(worker),
         num_tree=len(tree),
     )
 
 
-def _hashes(runs: Iterable[Stored]) -> tuple[Hashes, Hashes]:
-    """Sequence hashes and block hashes of all runs [num_blocks], each block once."""
+def _columns(runs: Iterable[Stored]) -> tuple[Hashes, Hashes, NDArray[np.int64]]:
+    """Sequence hashes, block hashes and homes of all runs [num_blocks], each block once."""
     listed = list(runs)
     sequences = np.frombuffer(b"".join(run.sequence_hashes for run in listed), dtype="<u8")
     blocks = np.frombuffer(b"".join(run.block_hashes for run in listed), dtype="<u8")
+    homes = np.repeat([run.home for run in listed], [len(run.sequence_hashes) // HASH_BYTES for run in listed])
     _, first = np.unique(sequences, return_index=True)
     first.sort()
-    return sequences[first], blocks[first]
+    return sequences[first], blocks[first], homes.astype(np.int64)[first]

@@ -14,6 +14,7 @@ from baton_proto.generated import inference_pb2 as pb
 from baton_proto.kv_events import HASH_BYTES
 from router.index.block_index import NOWHERE
 from router.index.edge import Edge
+from router.index.holders import Held
 from router.index.prefix_hits import PrefixHits
 from router.index.radix_tree import RadixTree
 from runtime.discovery.worker_key import WorkerKey
@@ -79,7 +80,7 @@ class TreeView:
             block_size=self._block_size,
             blocks=tree.num_blocks,
             runs=tree.num_edges,
-            workers=_owners({worker: tree.num_blocks_of(worker) for worker in tree.workers}),
+            workers=_owners({worker: tree.held(worker) for worker in tree.workers}),
             first_runs=len(tree.children()),
         )
 
@@ -99,7 +100,7 @@ class TreeView:
             last_hash=int.from_bytes(block, "little"),
             blocks=_blocks_before(edge) + end,
             hits=hits,
-            owners=_owners({worker: held for worker, held in self._tree.owners(edge).items() if held >= end}),
+            owners=_owners({worker: held for worker, held in self._tree.owners(edge).items() if held.blocks >= end}),
         )
 
     def _run(
@@ -126,11 +127,17 @@ async def _in_slices(items: Iterable[T]) -> AsyncIterator[T]:
             await asyncio.sleep(0)
 
 
-def _owners(blocks: Mapping[WorkerKey, int]) -> list[pb.TreeOwner]:
+def _owners(owners: Mapping[WorkerKey, Held]) -> list[pb.TreeOwner]:
     """The owners, sorted by worker id."""
     return [
-        pb.TreeOwner(worker_id=worker_id, incarnation=incarnation, blocks=held)
-        for (worker_id, incarnation), held in sorted(blocks.items())
+        pb.TreeOwner(
+            worker_id=worker_id,
+            incarnation=incarnation,
+            blocks=held.blocks,
+            host_blocks=held.host,
+            disk_blocks=held.disk,
+        )
+        for (worker_id, incarnation), held in sorted(owners.items())
     ]
 
 

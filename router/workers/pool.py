@@ -1,11 +1,14 @@
 """The workers that discovery lists, each with the router's link to it.
 
-A worker is used when it is ready, reachable and serves our model with our block size. Event loop only.
+A worker is used when it is ready, reachable and serves our model with our block size. Of workers with different
+weights, those are used that share theirs with most decode workers: no request is answered by two sets of weights while
+they are updated one worker after the other. Event loop only.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
 import structlog
 
@@ -28,7 +31,7 @@ class PooledWorker:
 
     def __init__(self, record: WorkerRecord, link: WorkerLink, misfit: str) -> None:
         self.key: WorkerKey = (record.worker_id, record.incarnation)
-        self.record = record  # the latest one; state and time change, the rest belongs to the incarnation
+        self.record = record  # the latest one; state and model_hash change, the rest belongs to the incarnation
         self.link = link
         self.misfit = misfit  # why it is never used; empty when it fits
 
@@ -80,6 +83,7 @@ class WorkerPool:
         self._key = key
         self._on_change = changed
         self._load_seen = load_seen
+        self._weights = ""  # the model_hash of the workers that are used
         self._no_decode_since_s: float | None = time.monotonic()
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -140,6 +144,10 @@ class WorkerPool:
         """For the indexer. Raises WorkerLostError, at once or while it is read."""
         return self.link((worker_id, incarnation)).client.snapshot(SNAPSHOT_TIMEOUT_S)
 
+    def has_other_weights(self, worker: PooledWorker) -> bool:
+        """Whether a usable worker is left out because of its weights."""
+        return bool(worker.usable and self._ready("decode").workers and worker.record.model_hash != self._weights)
+
     @property
     def no_decode_since_s(self) -> float | None:
         """When the last usable decode worker went (time.monotonic); None: there is one."""
@@ -152,6 +160,10 @@ class WorkerPool:
         ready = self._by_role.get(role)
         if ready is None:
             usable = [worker for worker in self.workers.values() if worker.record.role == role and worker.usable]
+            if role == "decode":
+                self._weights = most_used(usable, self._weights)
+            if role == "decode" or self._ready("decode").workers:
+                usable = [worker for worker in usable if worker.record.model_hash == self._weights]
             ready = self._by_role[role] = _Ready(usable)
         return ready
 
@@ -193,6 +205,13 @@ class WorkerPool:
         elif self._no_decode_since_s is None:
             self._no_decode_since_s = time.monotonic()
         self._on_change()
+
+
+def most_used(decode: Sequence[PooledWorker], now: str) -> str:
+    """The model_hash of most of these workers; of several, the one that is used now, else the first by name, because
+    all routers shall choose alike."""
+    counts = Counter(worker.record.model_hash for worker in decode)
+    return max(sorted(counts), key=lambda weights: (counts[weights], weights == now), default=now)
 
 
 def largest(workers: Iterable[PooledWorker]) -> int | None:

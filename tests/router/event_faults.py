@@ -8,7 +8,7 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence as Run
 
 import numpy as np
 from nats.aio.subscription import Subscription
@@ -106,13 +106,25 @@ class FaultyReceiver:
         return await self._nats.subscribe(subject, receive)
 
 
+class Slots:
+    """A lower tier of which only the books are kept."""
+
+    num_slots = 16
+
+    def store(self, blocks: Run[int], slots: Run[int]) -> None:
+        pass
+
+    def load(self, slots: Run[int], blocks: Run[int]) -> None:
+        pass
+
+
 class FaultyWorker:
-    """Runs prompts from a small family of prefixes in a small pool, so that blocks are shared and evicted all the time.
-    Its block table is the truth."""
+    """Runs prompts from a small family of prefixes in a small pool above a small lower tier, so that blocks are shared,
+    moved and evicted all the time. Its block table is the truth."""
 
     def __init__(self, nats: NatsClient, faults: Faults, worker_id: str, incarnation: int) -> None:
         self.key: WorkerKey = (worker_id, incarnation)
-        self.manager = BlockManager(48, BLOCK_SIZE)
+        self.manager = BlockManager(32, BLOCK_SIZE, Slots())
         self.publisher = EventPublisher(FaultySender(nats, faults), worker_id, incarnation)  # type: ignore[arg-type]
         self.snapshots = 0
         self._nats = nats
@@ -175,8 +187,8 @@ class FaultyWorker:
             RECORD_MAJOR, worker_id, incarnation, "decode", "ready", "", None, "tiny", "", BLOCK_SIZE, 48, 192, 1
         )
 
-    def table(self) -> set[int]:
-        return _hashes(self.manager.runs())
+    def table(self) -> set[tuple[int, int]]:
+        return _homes(self.manager.runs())
 
     def load(self) -> WorkerLoad:
         return WorkerLoad(blocks_cached=self.manager.num_cached, last_event_id=self.publisher.last_event_id)
@@ -226,7 +238,7 @@ class FaultyCluster:
         """Workers whose blocks the tree does not have right: (missing in the tree, too many in the tree)."""
         differing = {}
         for worker in self.workers:
-            truth, believed = worker.table(), _hashes(list(self.indexer.tree.dump(worker.key)))
+            truth, believed = worker.table(), _homes(self.indexer.tree.dump(worker.key))
             if truth != believed:
                 differing[worker.key[0]] = (len(truth - believed), len(believed - truth))
         return differing
@@ -251,8 +263,9 @@ class FaultyCluster:
         raise ConnectionError("gone")
 
 
-def _hashes(runs: list[Stored]) -> set[int]:
-    return set(np.frombuffer(b"".join(run.sequence_hashes for run in runs), dtype="<u8").tolist())
+def _homes(runs: Iterable[Stored]) -> set[tuple[int, int]]:
+    """(sequence hash, home) of each block"""
+    return {(name, run.home) for run in runs for name in np.frombuffer(run.sequence_hashes, dtype="<u8").tolist()}
 
 
 def _acknowledged() -> "asyncio.Future[PubAck]":

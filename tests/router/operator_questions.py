@@ -3,6 +3,7 @@
 from typing import cast
 
 from router.api.grpc.admin import Questions, StatusSource
+from router.counters.recent import Recent
 from router.index.indexer import Indexer
 from router.index.prefix_hits import PrefixHits
 from router.index.radix_tree import RadixTree
@@ -12,6 +13,7 @@ from router.views.explain import Explainer
 from router.views.sleep_control import SleepControl
 from router.views.tree_diff import TreeDiff
 from router.views.tree_view import TreeView
+from router.views.weights_control import WeightsControl
 from router.workers.load import LoadLedger
 from router.workers.pool import WorkerPool
 from runtime.config.serving import RouterConfig
@@ -26,6 +28,7 @@ def make_questions(status: StatusSource) -> Questions:
         status=status,
         tree=TreeView("router-0", 16, RadixTree(), PrefixHits()),
         diff=TreeDiff(cast(Indexer, None), pool.snapshot, list),  # never asked of a worker
-        explain=Explainer(assigner, DecisionLog(), pool, config, 16),
+        explain=Explainer(assigner, DecisionLog(), Recent(), pool, config, 16),
         sleep=SleepControl(pool),
+        weights=WeightsControl(pool),
     )

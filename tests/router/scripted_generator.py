@@ -7,10 +7,11 @@ from pathlib import Path
 
 from baton_proto.sampling import SamplingParams, TokenLogprobs
 from router.counters.tally import Service
+from router.requests.answer import Answer
 from router.requests.frontend import Frontend, Limits
 from router.requests.request import Finished, GenerateRequest, Piece
-from router.text.output_text import OutputText
 from router.text.tokenizer import Tokenizer
+from runtime.grammar.compiler import GrammarCompiler
 from tests.tiny_model import EOS_TOKEN_IDS, VOCAB_SIZE
 
 MODEL = "tiny"
@@ -39,9 +40,9 @@ class ScriptedGenerator:
         completed = False
         try:
             for index, sampling in enumerate(request.sampling):
-                text = OutputText(self.tokenizer, request.stop, sampling.min_tokens)
+                answer = Answer(self.tokenizer, request, index)
                 for number, token_id in enumerate(self.answers[index % len(self.answers)]):
-                    piece = await self._piece(index, number, token_id, text, sampling)
+                    piece = await self._piece(index, number, token_id, answer, sampling)
                     completion_tokens += len(piece.token_ids)
                     yield piece
                     if piece.finish_reason is not None:
@@ -53,7 +54,7 @@ class ScriptedGenerator:
         served_by = [Service(i, "decode-0", "prefill-0", 3, 4096, "shm", 1, 0) for i in range(len(request.sampling))]
         yield Finished(len(request.prompt), completion_tokens, min(16, len(request.prompt) - 1), served_by)
 
-    async def _piece(self, index: int, number: int, token_id: int, text: OutputText, sampling: SamplingParams) -> Piece:
+    async def _piece(self, index: int, number: int, token_id: int, answer: Answer, sampling: SamplingParams) -> Piece:
         await asyncio.sleep(0)
         if self.stuck_at == number:
             await asyncio.Event().wait()
@@ -61,12 +62,8 @@ class ScriptedGenerator:
             raise self.error
         logprobs = [] if sampling.logprobs is None else [logprobs_of(token_id, sampling.logprobs)]
         stop_token = token_id if token_id in EOS_TOKEN_IDS else None
-        accepted, shown, stopped = text.push([token_id], stop_token)
-        finish = "stop" if stopped or stop_token is not None else None
-        if finish is None and number + 1 == sampling.max_tokens:
-            finish = "length"
-        shown = shown + text.flush() if finish else shown
-        return Piece(index, [token_id][:accepted], shown, finish, logprobs[:accepted])
+        finish = "stop" if stop_token is not None else "length" if number + 1 == sampling.max_tokens else None
+        return answer.take([token_id], logprobs, finish, stop_token)
 
 
 def logprobs_of(token_id: int, count: int) -> TokenLogprobs:
@@ -75,7 +72,9 @@ def logprobs_of(token_id: int, count: int) -> TokenLogprobs:
     return TokenLogprobs(-0.5, top)
 
 
-def make_frontend(generator: ScriptedGenerator, not_ready: str | None = None) -> Frontend:
+def make_frontend(
+    generator: ScriptedGenerator, not_ready: str | None = None, grammars: GrammarCompiler | None = None
+) -> Frontend:
     return Frontend(
         model=MODEL,
         created_s=int(time.time()),
@@ -85,6 +84,7 @@ def make_frontend(generator: ScriptedGenerator, not_ready: str | None = None) ->
         request_timeout_s=60.0,
         max_body_bytes=1 << 20,
         max_buffered_bytes=1 << 22,
+        grammars=grammars,
     )
 
 

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from baton_proto.sampling import SamplingParams
 from baton_proto.worker import Delta, Failure, Submit
 from router.counters.metrics import RouterMetrics
+from router.index.holders import Holders
 from router.index.match import Match
-from router.index.roster import Roster
 from router.placement.assignment import Assigner
 from router.placement.expected_prefixes import ExpectedPrefixes
 from router.requests.admission import AdmissionQueue
@@ -49,7 +49,7 @@ class Holdings:
     cached: dict[WorkerKey, int] = field(default_factory=dict)
 
     def match(self, hashes: NDArray[np.uint64]) -> Match:
-        roster = Roster()
+        roster = Holders()
         return Match([], [(blocks, roster.add(worker)) for worker, blocks in self.cached.items()], roster, b"", 0)
 
 

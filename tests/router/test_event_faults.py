@@ -107,16 +107,14 @@ async def test_what_the_stream_never_had_is_made_good_by_a_snapshot(build: Build
 
 
 @pytest.mark.slow
-async def test_the_tree_is_right_again_after_nats_was_down_for_half_a_minute(
-    build: Build, nats_server: NatsServer
-) -> None:
+async def test_the_tree_is_right_again_after_nats_was_down_for_long(build: Build, nats_server: NatsServer) -> None:
     cluster = build(9)
     cluster.faults.on = False
     await cluster.start()
     await work(cluster, 200)
     await nats_server.stop()
     began_s = asyncio.get_running_loop().time()
-    while asyncio.get_running_loop().time() - began_s < 30:
+    while asyncio.get_running_loop().time() - began_s < 10:
         await work(cluster, 20)
         await asyncio.sleep(0.2)
     await nats_server.start()

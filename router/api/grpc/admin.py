@@ -1,12 +1,13 @@
 """The gRPC service `baton.v1.Admin`: an operator's questions to a running router.
 
-Invariant: no question delays requests or changes the router's state. The worker carries out `Sleep` and `Wake`.
+Invariant: no question delays requests or changes the router's state. The workers carry out `Sleep`, `Wake` and
+`UpdateWeights`.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
@@ -20,12 +21,14 @@ from router.views.explain import Explainer
 from router.views.sleep_control import SleepControl
 from router.views.tree_diff import TreeDiff
 from router.views.tree_view import TreeView
+from router.views.weights_control import WeightsControl
 from runtime.errors import BatonError, UnavailableError
 
 DIFF_TIMEOUT_S = 60.0  # for a caller that names no deadline
 ANSWER_SHARE = 0.9  # of the caller's time; the rest is for sending the answer back
 
 Context = grpc.aio.ServicerContext[Any, Any]
+T = TypeVar("T")
 StatusSource = Callable[[], Awaitable[pb.StatusResponse]]
 
 
@@ -38,6 +41,7 @@ class Questions:
     diff: TreeDiff
     explain: Explainer
     sleep: SleepControl
+    weights: WeightsControl
 
 
 class AdminService(pb_grpc.AdminServicer):
@@ -84,8 +88,11 @@ class AdminService(pb_grpc.AdminServicer):
     async def Wake(self, request: pb.WakeRequest, context: Context) -> pb.SleepResponse:  # noqa: N802
         return await _done(self._questions.sleep.wake(request), context)
 
+    async def UpdateWeights(self, request: pb.UpdateWeightsRequest, context: Context) -> pb.UpdateWeightsResponse:  # noqa: N802
+        return await _done(self._questions.weights.update(request), context)
 
-async def _done(work: Awaitable[pb.SleepResponse], context: Context) -> pb.SleepResponse:
+
+async def _done(work: Awaitable[T], context: Context) -> T:
     """Awaits the result; aborts with FAILED_PRECONDITION and the worker's reason when the worker refused."""
     try:
         return await work

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from baton_proto.generated import inference_pb2 as pb
+from baton_proto.grammar import Grammar
 from baton_proto.sampling import TokenLogprobs
 from router.api.sampling_options import Options
 from router.api.validation import MAX_MESSAGES, Chat, Prompt, plain_role
@@ -44,8 +45,25 @@ def prompt_field_of(request: pb.GenerateRequest) -> str:
 
 
 def options_of(sampling: pb.SamplingOptions) -> Options:
-    given = {field.name: _as_written(value) for field, value in sampling.ListFields()}
+    fields = {field.name: value for field, value in sampling.ListFields()}
+    grammar = fields.pop("grammar", None)
+    given = {name: _as_written(value) for name, value in fields.items()}
+    if grammar is not None:
+        given["grammar"] = grammar_of(grammar)
     return Options(stop=given.pop("stop", ()), n=given.pop("n", None), given=given)
+
+
+def grammar_of(message: pb.Grammar) -> Grammar:
+    """Raises InvalidRequestError when it says nothing."""
+    match message.WhichOneof("kind"):
+        case None:
+            raise InvalidRequestError("grammar", "is empty; one of its kinds is needed")
+        case "json_object":
+            return Grammar("json_object")
+        case "choice":
+            return Grammar("choice", choices=tuple(message.choice.texts))
+        case kind:
+            return Grammar(kind, getattr(message, kind))
 
 
 def piece_message(piece: Piece, tokenizer: Tokenizer) -> pb.Piece:

@@ -13,13 +13,14 @@ import grpc
 import grpc.aio
 import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from baton_proto.generated import inference_pb2 as pb, inference_pb2_grpc as pb_grpc
 from router.api.grpc.admin import AdminService, Context, Questions
 from router.api.grpc.decoding import DecodeRequests
 from router.api.grpc.errors import Status, ours_alone, status_of
 from router.api.grpc.messages import finished_message, options_of, piece_message, prompt_field_of, prompt_of
+from router.api.grpc.receiving import Receiving
 from router.api.validation import Call, make_request_id, tenant_of, validate
 from router.requests.fan_out import pieces_of
 from router.requests.frontend import Frontend
@@ -37,6 +38,7 @@ REQUEST_ID_METADATA = "x-request-id"
 TENANT_METADATA = "baton-tenant"
 HEALTH_INTERVAL_S = 0.2
 STALL_GRACE_S = 5.0  # beyond the deadline, for a client to take what is left
+REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
 ADMIN = "/baton.v1.Admin/"
 SERVICES = [service.full_name for service in pb.DESCRIPTOR.services_by_name.values()]
 
@@ -53,6 +55,7 @@ class GrpcApi:
         keys: BearerKeys | None = None,
         tls: Tls | None = None,
         operators: Sequence[Secret] = (),
+        innermost: Sequence[grpc.aio.ServerInterceptor] = (),
     ) -> None:
         """With `operators`, `Admin` asks for one of them. With `keys`, all else but health asks for one of those."""
         logging.getLogger("grpc._cython.cygrpc").addFilter(ours_alone)
@@ -62,7 +65,8 @@ class GrpcApi:
         self._health = health.aio.HealthServicer()
         self._tls = tls
         size_limit = ("grpc.max_receive_message_length", frontend.max_body_bytes)
-        guards: list[grpc.aio.ServerInterceptor] = [DecodeRequests(pb.DESCRIPTOR, frontend.lane)]
+        receiving = Receiving(frontend.max_buffered_bytes, frontend.max_body_bytes)
+        guards: list[grpc.aio.ServerInterceptor] = [DecodeRequests(pb.DESCRIPTOR, frontend.lane, receiving)]
         elsewhere = [f"/{health.SERVICE_NAME}/"]
         if operators:
             elsewhere.append(ADMIN)
@@ -71,12 +75,13 @@ class GrpcApi:
             )
         if keys is not None:
             guards.insert(0, RequireBearer(keys, "API key", open_to_all=tuple(elsewhere)))
+        guards += innermost
         options = [("grpc.so_reuseport", 0), size_limit, *SERVER_OPTIONS]
         self._server = grpc_server(options, guards)
         pb_grpc.add_InferenceServicer_to_server(self._inference, self._server)
         pb_grpc.add_AdminServicer_to_server(AdminService(frontend, questions), self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        reflection.enable_server_reflection([*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server)
+        _add_reflection([*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server)
         self._watch: asyncio.Task[None] | None = None
 
     async def start(self, host: str, port: int) -> int:
@@ -151,6 +156,8 @@ class InferenceService(pb_grpc.InferenceServicer):
                 caller=caller,
                 tenant=tenant_of(caller, TENANT_METADATA, _metadata(context, TENANT_METADATA)),
                 cache_salt=request.cache_salt,
+                keep_cache_s=request.keep_cache_s,
+                drop_cache=request.drop_cache,
                 timeout_s=context.time_remaining(),
             )
             wanted = await validate(self._frontend, call, prompt_of(request), options_of(request.sampling))
@@ -194,6 +201,17 @@ class InferenceService(pb_grpc.InferenceServicer):
             id=self._frontend.model, max_model_len=limits.max_model_len, created_s=self._frontend.created_s
         )
         return pb.ListModelsResponse(models=[model])
+
+
+def _add_reflection(services: Sequence[str], server: grpc.aio.Server) -> None:
+    """Of both versions, whose messages are the same on the wire; the library has v1alpha alone."""
+    reflection.enable_server_reflection(services, server)
+    handler = grpc.stream_stream_rpc_method_handler(
+        reflection.aio.ReflectionServicer(services).ServerReflectionInfo,
+        reflection_pb2.ServerReflectionRequest.FromString,
+        reflection_pb2.ServerReflectionResponse.SerializeToString,
+    )
+    server.add_registered_method_handlers(REFLECTION_V1, {"ServerReflectionInfo": handler})
 
 
 def _metadata(context: Context, name: str) -> str | None:

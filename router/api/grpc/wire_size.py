@@ -4,6 +4,8 @@ Because decoding does not let other threads run and its time depends on the numb
 first, field by field. Encoding: https://protobuf.dev/programming-guides/encoding/
 """
 
+from functools import cache
+
 import numpy as np
 from google.protobuf.descriptor import Descriptor
 
@@ -17,32 +19,47 @@ FIXED_BYTES = {FIXED64: 8, FIXED32: 4}
 def num_fields(data: bytes, kind: Descriptor, limit: int) -> int:
     """With those of the messages inside; PACKED_PER_FIELD packed numbers count as one. Ends early above `limit`, and at
     what is no message."""
+    at, end, inside = 0, len(data), _inside(kind)
+    around: list[tuple[int, dict[int, Descriptor | None]]] = []  # the messages that this one lies in, the nearest last
     counted = 0
-    waiting = [(0, len(data), kind)]
-    while waiting:
-        at, end, kind = waiting.pop()
-        while at < end and counted <= limit:
-            tag, at = _varint(data, at)
-            counted += 1
-            wire_type = tag & 7
-            if wire_type == VARINT:
-                _, at = _varint(data, at)
-            elif wire_type == BYTES:
-                length, at = _varint(data, at)
-                field = kind.fields_by_number.get(tag >> 3)
-                if field is not None and field.message_type is not None:
-                    waiting.append((at, min(end, at + length), field.message_type))
-                elif field is not None and field.is_packed:
-                    packed = np.frombuffer(data, np.uint8)[at : at + length]
-                    counted += int(np.count_nonzero(packed < CONTINUES)) // PACKED_PER_FIELD
-                at += length
+    while counted <= limit:
+        while at >= end and around:
+            end, inside = around.pop()
+        if at >= end:
+            break
+        tag, at = _varint(data, at)
+        counted += 1
+        wire_type = tag & 7
+        if wire_type == VARINT:
+            _, at = _varint(data, at)
+        elif wire_type == BYTES:
+            length, at = _varint(data, at)
+            behind = at + length
+            if tag >> 3 not in inside:
+                at = behind
+            elif (message := inside[tag >> 3]) is None:
+                packed = np.frombuffer(data, np.uint8)[at:behind]
+                counted += int(np.count_nonzero(packed < CONTINUES)) // PACKED_PER_FIELD
+                at = behind
             else:
-                at += FIXED_BYTES.get(wire_type, 0)
+                around.append((end, inside))
+                end, inside = min(end, behind), _inside(message)
+        else:
+            at += FIXED_BYTES.get(wire_type, 0)
     return counted
+
+
+@cache
+def _inside(kind: Descriptor) -> dict[int, Descriptor | None]:
+    """Number of a field -> the kind of its messages; None: its numbers may be packed."""
+    fields = kind.fields_by_number.items()
+    return {number: field.message_type for number, field in fields if field.message_type or field.is_packed}
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
     """(value, place behind it)."""
+    if at < len(data) and data[at] < CONTINUES:
+        return data[at], at + 1
     value = 0
     for shift, byte in enumerate(data[at : at + MAX_VARINT]):
         value |= (byte & 0x7F) << 7 * shift

@@ -1,11 +1,12 @@
 """The router's HTTP application: the OpenAI-compatible API, health and metrics."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import prometheus_client
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -13,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.api.http.body import BodyBudget
 from router.api.http.errors import error_response, on_http_exception, unauthorized
-from router.api.http.generation import CALLER, GenerationEndpoint
+from router.api.http.generation import CALLER, REQUEST_ID_HEADER, GenerationEndpoint
 from router.api.http.json_response import json_response
 from router.api.http.openai_chat import ChatAnswer
 from router.api.http.openai_completions import CompletionAnswer
@@ -24,7 +25,7 @@ from runtime.errors import UnknownModelError
 from runtime.security.bearer_keys import BearerKeys
 from runtime.security.callers import ANYONE
 
-OPEN_PATHS = ("/health", "/ready")  # for whoever checks that the router lives, without a key
+OPEN_PATHS = ("/health", "/ready", "/ping")  # for whoever checks that the router lives, without a key
 
 Targets = Callable[[], Awaitable[object]]
 
@@ -38,9 +39,13 @@ def create_app(
     metrics: Callable[[], bytes],
     targets: Targets = _no_targets,
     keys: BearerKeys | None = None,
+    operators_routes: Sequence[Route] = (),
+    more_routes: Sequence[Route] = (),
+    cors_origins: Sequence[str] = (),
 ) -> ASGIApp:
     """`metrics` returns the Prometheus text of this process, `targets` the addresses of every process's. With `keys`,
-    every path but OPEN_PATHS asks for one of them.
+    every path but OPEN_PATHS and those of `operators_routes`, which ask for another one by themselves, asks for one of
+    them. `cors_origins`: of web pages that browsers let call this API.
 
     Requests for text go straight to their endpoints, which answer their own errors, because each layer between would
     cost time for every event.
@@ -58,9 +63,12 @@ def create_app(
         Route("/v1/models", pages.list_models),
         Route("/v1/models/{model:path}", pages.retrieve_model),
         Route("/health", pages.health),
+        Route("/ping", pages.health, methods=["GET", "POST"]),
         Route("/ready", pages.ready),
         Route("/metrics", pages.metrics),
         Route("/metrics/targets", pages.list_targets),
+        *more_routes,
+        *operators_routes,
     ]
     others = Starlette(routes=routes, exception_handlers={HTTPException: on_http_exception})
 
@@ -68,20 +76,34 @@ def create_app(
         endpoint: ASGIApp | None = direct.get(scope["path"]) if scope.get("method") == "POST" else None
         await (endpoint or others)(scope, receive, send)
 
-    return app if keys is None else _guarded(app, keys)
+    unguarded = (*OPEN_PATHS, *(route.path.partition("{")[0] for route in operators_routes))
+    guarded = app if keys is None else _guarded(app, keys, unguarded)
+    return guarded if not cors_origins else _from_web_pages(guarded, cors_origins)
 
 
-def _guarded(app: ASGIApp, keys: BearerKeys) -> ASGIApp:
+def _guarded(app: ASGIApp, keys: BearerKeys, unguarded: Sequence[str]) -> ASGIApp:
+    """`unguarded`: paths, and beginnings of paths that end with a slash."""
+    prefixes = tuple(path for path in unguarded if path.endswith("/"))
+
     async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
         shown = next((value for name, value in scope["headers"] if name == b"authorization"), None)
         caller = keys.caller(shown or b"")
-        if scope["path"] in OPEN_PATHS or caller is not None:
+        if caller is not None or scope["path"] in unguarded or scope["path"].startswith(prefixes):
             scope[CALLER] = caller or ANYONE
             await app(scope, receive, send)
         else:
             await unauthorized(given=shown is not None)(scope, receive, send)
 
     return guarded
+
+
+def _from_web_pages(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
+    """A browser's preflight request has no key, so this stands before the keys."""
+    exposed = (REQUEST_ID_HEADER, "retry-after")
+    methods = ("GET", "POST")
+    return CORSMiddleware(
+        app, allow_origins=origins, allow_methods=methods, allow_headers=["*"], expose_headers=exposed
+    )
 
 
 class _Pages:

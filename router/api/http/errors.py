@@ -64,10 +64,11 @@ def error_response(error: Exception, request_id: str) -> Response:
     return json_response(answer, status, headers)
 
 
-def unauthorized(given: bool) -> Response:
-    """`given`: the request had a key, which is not one of this service's."""
-    problem = "this is not the API key of this service" if given else "an API key is missing"
-    body = ErrorBody(f"{problem}: Authorization: Bearer KEY", "invalid_request_error", code="invalid_api_key")
+def unauthorized(given: bool, key: str = "API key") -> Response:
+    """`given`: the request had a key, which is not one of this service's. `key`: what kind is asked for."""
+    problem = f"this is not the {key} of this service" if given else f"the {key} is missing"
+    code = f"invalid_{key.lower().replace(' ', '_')}"
+    body = ErrorBody(f"{problem}: Authorization: Bearer KEY", "invalid_request_error", code=code)
     return json_response(ErrorAnswer(body), 401, {"www-authenticate": "Bearer"})
 
 

@@ -12,13 +12,13 @@ from starlette.types import Receive, Scope, Send
 from router.api.http.body import BodyBudget, received_body
 from router.api.http.disconnect import until_disconnect
 from router.api.http.errors import describe, error_response
-from router.api.http.json_body import read_body
+from router.api.http.json_body import read_body, read_soon
 from router.api.http.json_response import json_response
 from router.api.http.openai_answer import Answer, Heading, usage_of
 from router.api.http.openai_types import GenerationBody
 from router.api.http.server_sent_events import EventStream
 from router.api.sampling_options import Options, check_range
-from router.api.validation import IN_PLACE_BYTES, MAX_TIMEOUT_S, Call, Prompt, make_request_id, tenant_of, validate
+from router.api.validation import MAX_TIMEOUT_S, Call, Prompt, make_request_id, tenant_of, validate
 from router.requests.fan_out import generate_all
 from router.requests.frontend import Frontend
 from router.requests.request import Finished, GenerateRequest, Piece
@@ -83,10 +83,8 @@ class GenerationEndpoint:
             await response(scope, receive, send)
 
     async def _read(self, data: bytes, timeout_s: float | None) -> tuple[GenerationBody, Options, Sequence[Prompt]]:
-        if len(data) <= IN_PLACE_BYTES:
-            return read_body(data, self._body)
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
-        return await self._frontend.lane.run(deadline_s, read_body, data, self._body)
+        return await read_soon(self._frontend.lane, deadline_s, read_body, data, self._body)
 
     async def _validate(
         self,
@@ -112,6 +110,8 @@ class GenerationEndpoint:
                 caller=caller,
                 tenant=tenant,
                 cache_salt=body.cache_salt or "",
+                keep_cache_s=body.keep_s,
+                drop_cache=bool(body.drop_cache),
                 timeout_s=timeout_s,
             )
             requests.append(await validate(self._frontend, call, prompt, options))

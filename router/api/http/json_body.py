@@ -6,7 +6,7 @@ time depends on the number of values, those of a longer body are counted before.
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeVar
 
 import msgspec
@@ -18,6 +18,7 @@ from router.api.http.openai_types import GenerationBody
 from router.api.sampling_options import Options
 from router.api.validation import IN_PLACE_BYTES, Prompt
 from runtime.errors import InvalidRequestError
+from runtime.side_lane import SideLane
 
 MAX_VALUES: Final = 256 * 1024  # numbers, texts, lists; they take 60 ns each
 NAME_COST: Final = 4  # a named value takes as long as so many others
@@ -34,6 +35,17 @@ _INDEX = re.compile(r"\[[^]]*\]")
 _INNER: Mapping[str, type[Struct]] = {"messages": ChatMessage, "content": TextPart, "stream_options": StreamOptions}
 
 Body = TypeVar("Body", bound=GenerationBody)
+Plain = TypeVar("Plain", bound=Struct)
+Read = TypeVar("Read")
+
+
+async def read_soon(
+    lane: SideLane, deadline_s: float | None, read: Callable[[bytes, type[Plain]], Read], data: bytes, kind: type[Plain]
+) -> Read:
+    """`read(data, kind)`: a short body at once, a longer one in the lane. Raises what either raises."""
+    if len(data) <= IN_PLACE_BYTES:
+        return read(data, kind)
+    return await lane.run(deadline_s, read, data, kind)
 
 
 def read_body(data: bytes, kind: type[Body]) -> tuple[Body, Options, Sequence[Prompt]]:
@@ -44,21 +56,26 @@ def read_body(data: bytes, kind: type[Body]) -> tuple[Body, Options, Sequence[Pr
 
 def parse_body(data: bytes, kind: type[Body]) -> Body:
     """Raises InvalidRequestError, naming the field where there is one."""
+    body = decode_body(data, kind)
+    for name, harmless in NOT_SERVED.items():
+        value = getattr(body, name)
+        if value is not None and value not in harmless:
+            raise InvalidRequestError(name, "is not supported")
+    return body
+
+
+def decode_body(data: bytes, kind: type[Plain]) -> Plain:
+    """Raises InvalidRequestError, naming the field where there is one."""
     if len(data) > IN_PLACE_BYTES:
         _check_values(data)
     try:
-        body = msgspec.json.decode(data, type=kind)
+        return msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as error:
         raise _refusal(str(error), kind) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         half = _HALF_CHARACTER.search(data, 0, IN_PLACE_BYTES)
         problem = f"{half[0].decode()} is half a character" if half else str(error)
         raise InvalidRequestError("body", f"is not valid JSON: {problem}") from error
-    for name, harmless in NOT_SERVED.items():
-        value = getattr(body, name)
-        if value is not None and value not in harmless:
-            raise InvalidRequestError(name, "is not supported")
-    return body
 
 
 def _refusal(problem: str, kind: type[Struct]) -> InvalidRequestError:

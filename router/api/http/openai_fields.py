@@ -11,6 +11,8 @@ import msgspec
 from msgspec import Raw, Struct
 
 from baton_proto.sampling import PARAMETERS
+from router.api.http.structured_output import STRUCTURED
+from router.api.openai_tools import ToolCall, plain_calls
 from router.api.validation import plain_role
 from router.text.chat_template import Message
 from runtime.errors import InvalidRequestError
@@ -19,15 +21,18 @@ ABSENT = Raw(b"")
 
 WITHOUT_EFFECT = (
     *("user", "metadata", "store", "service_tier", "safety_identifier", "parallel_tool_calls"),
-    *("prompt_cache_key", "prompt_cache_retention"),
+    "prompt_cache_key",
 )
 
+RETENTIONS_S: Mapping[str | None, float] = {None: 0.0, "in_memory": 0.0, "in-memory": 0.0, "24h": 86400.0}
+"""OpenAI's prompt_cache_retention -> for how long the prompt shall stay cached."""
+
+TTLS_S: Mapping[str | None, float] = {None: 300.0, "5m": 300.0, "1h": 3600.0}
+"""Anthropic's `ttl` of a cache_control -> the same."""
+
 NOT_SERVED: Mapping[str, tuple[Any, ...]] = {
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
@@ -46,16 +51,14 @@ NOT_SERVED: Mapping[str, tuple[Any, ...]] = {
     "include_stop_str_in_output": (False,),
     "add_generation_prompt": (True,),
     "continue_final_message": (False,),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "structured_outputs": (),
 }
 """Fields that are known and not served -> the values that change nothing, besides null."""
 
-NOT_SERVED_IN_MESSAGES = ("tool_calls", "function_call", "tool_call_id", "refusal", "audio")
+NOT_SERVED_IN_MESSAGES = ("function_call", "refusal", "audio")
 """Fields of a message that are known and not served, unless they are empty."""
+
+AS_NAMED = [name for name in PARAMETERS if name != "grammar"]
+"""The sampling parameters whose name over HTTP is that of the row; a grammar has several."""
 
 if TYPE_CHECKING:
 
@@ -64,8 +67,8 @@ if TYPE_CHECKING:
         absent or null is None."""
 
 else:
-    _NAMED = [(row.name, row.type | None, None) for row in PARAMETERS.values()]
-    _NAMED += [(name, Any, None) for name in NOT_SERVED]
+    _NAMED = [(name, PARAMETERS[name].type | None, None) for name in AS_NAMED]
+    _NAMED += [(name, Any, None) for name in (*STRUCTURED, *NOT_SERVED)]
     _NAMED += [(name, Raw, ABSENT) for name in WITHOUT_EFFECT]
     NamedFields = msgspec.defstruct("NamedFields", _NAMED, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
@@ -76,10 +79,17 @@ class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
     continuous_usage_stats: Raw = ABSENT
 
 
+class CacheControl(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Anthropic's mark: the prompt up to here shall stay cached. Our hints are for whole prompts."""
+
+    type: str = "ephemeral"
+    ttl: str | None = None
+
+
 class TextPart(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     type: str
     text: str | None = None
-    cache_control: Raw = ABSENT  # without effect: every prefix is cached
+    cache_control: CacheControl | None = None
     image_url: Raw = ABSENT  # of parts of other types, which are refused as such
     input_audio: Raw = ABSENT
     file: Raw = ABSENT
@@ -89,23 +99,48 @@ class ChatMessage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     role: str
     content: str | Sequence[TextPart] | None = None
     name: str | None = None
-    tool_calls: Any = None
+    tool_calls: Sequence[ToolCall] | None = None
+    tool_call_id: str | None = None
     function_call: Any = None
-    tool_call_id: Any = None
     refusal: Any = None
     audio: Any = None
-    annotations: Raw = ABSENT  # of an answer that is sent back; without effect, as are the next two
-    reasoning: Raw = ABSENT
-    reasoning_content: Raw = ABSENT
+    annotations: Raw = ABSENT  # of an answer that is sent back; without effect
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+
+    def keep_s(self, where: str) -> float:
+        """For how long its parts ask to stay cached. Raises InvalidRequestError."""
+        if isinstance(self.content, str | None):
+            return 0.0
+        marks = [(i, part.cache_control) for i, part in enumerate(self.content) if part.cache_control is not None]
+        name = f"{where}.content[{{}}].cache_control.ttl"
+        return max((retention_s(name.format(i), mark.ttl, TTLS_S) for i, mark in marks), default=0.0)
 
     def plain(self, where: str) -> Message:
         """The message as templates know it. Raises InvalidRequestError."""
         role = plain_role(where, self.role)
-        if self.tool_calls or self.function_call or self.tool_call_id or self.refusal or self.audio:
+        if self.function_call or self.refusal or self.audio:
             name = next(name for name in NOT_SERVED_IN_MESSAGES if getattr(self, name))
             raise InvalidRequestError(f"{where}.{name}", "is not supported")
-        plain = {"role": role, "content": _plain_content(f"{where}.content", self.content)}
-        return plain if self.name is None else plain | {"name": self.name}
+        no_content = self.content is None and self.tool_calls
+        content = "" if no_content else _plain_content(f"{where}.content", self.content)
+        plain: dict[str, Any] = {"role": role, "content": content}
+        if self.name is not None:
+            plain["name"] = self.name
+        if self.tool_call_id is not None:
+            plain["tool_call_id"] = self.tool_call_id
+        if self.tool_calls:
+            plain["tool_calls"] = plain_calls(f"{where}.tool_calls", self.tool_calls)
+        if reasoning := self.reasoning_content or self.reasoning:
+            plain["reasoning_content"] = reasoning
+        return plain
+
+
+def retention_s(where: str, name: str | None, known: Mapping[str | None, float]) -> float:
+    """Raises InvalidRequestError."""
+    if name not in known:
+        raise InvalidRequestError(where, f"is {name!r}, must be one of {', '.join(filter(None, known))}")
+    return known[name]
 
 
 def _plain_content(where: str, content: str | Sequence[TextPart] | None) -> str:

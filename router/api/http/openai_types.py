@@ -10,10 +10,21 @@ from typing import Any, ClassVar, cast
 import msgspec
 from msgspec import Raw
 
-from baton_proto.sampling import PARAMETERS
-from router.api.http.openai_fields import ABSENT, ChatMessage, NamedFields, StreamOptions, TextPart
+from router.api.http.openai_fields import (
+    ABSENT,
+    AS_NAMED,
+    RETENTIONS_S,
+    ChatMessage,
+    NamedFields,
+    StreamOptions,
+    TextPart,
+    retention_s,
+)
+from router.api.http.structured_output import STRUCTURED, grammar_of
+from router.api.openai_tools import tool_use
 from router.api.sampling_options import Options
 from router.api.validation import MAX_MESSAGES, MIXTURE, Chat, Prompt
+from router.text.chat_template import Message
 from runtime.errors import InvalidRequestError
 
 MAX_VARIABLE_BYTES = 64 * 1024  # of chat_template_kwargs, as JSON
@@ -32,6 +43,9 @@ class GenerationBody(NamedFields, frozen=True, kw_only=True):
     n: int | None = None
     priority: int | None = None
     cache_salt: str | None = None  # as in vLLM
+    keep_cache_s: float | None = None  # ours, as is the next one
+    drop_cache: bool | None = None
+    prompt_cache_retention: str | None = None  # OpenAI's
 
     @property
     def include_usage(self) -> bool:
@@ -41,10 +55,18 @@ class GenerationBody(NamedFields, frozen=True, kw_only=True):
         """One or more. Raises InvalidRequestError."""
         raise NotImplementedError
 
+    @property
+    def keep_s(self) -> float:
+        """For how long the prompts shall stay cached. Raises InvalidRequestError."""
+        retention = retention_s("prompt_cache_retention", self.prompt_cache_retention, RETENTIONS_S)
+        return max(self.keep_cache_s or 0.0, retention)
+
     def options(self) -> Options:
         """Raises InvalidRequestError."""
-        given = {name: value for name in PARAMETERS if (value := getattr(self, name)) is not None}
-        names = self.adapt(given)
+        given = {name: value for name in AS_NAMED if (value := getattr(self, name)) is not None}
+        names = dict(self.adapt(given))
+        if found := grammar_of({name: getattr(self, name) for name in STRUCTURED}):
+            given["grammar"], names["grammar"] = found
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop or ()
         return Options(given=given, names=names, stop=stop, n=self.n)
 
@@ -64,6 +86,15 @@ class ChatBody(GenerationBody, frozen=True, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     chat_template_kwargs: Raw = ABSENT
+    tools: Raw = ABSENT
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+
+    @property
+    def keep_s(self) -> float:
+        marks = (message.keep_s(f"messages[{i}]") for i, message in enumerate(self.messages))
+        return max((super().keep_s, *marks))
 
     def adapt(self, given: dict[str, Any]) -> Mapping[str, str]:
         names = {"logprobs": "top_logprobs"}
@@ -77,19 +108,37 @@ class ChatBody(GenerationBody, frozen=True, kw_only=True):
         return names
 
     def prompts(self) -> Sequence[Prompt]:
-        if (num := len(self.messages)) > MAX_MESSAGES:
-            raise InvalidRequestError("messages", f"has {num} messages; at most {MAX_MESSAGES} are allowed")
-        messages = [message.plain(f"messages[{i}]") for i, message in enumerate(self.messages)]
-        return [Chat(messages, self._variables(), memoryview(self.chat_template_kwargs).nbytes)]
+        messages, size = plain_messages(self.messages)
+        size += memoryview(self.chat_template_kwargs).nbytes + memoryview(self.tools).nbytes
+        use = tool_use(self.tools, self.tool_choice, self.parallel_tool_calls)
+        return [Chat(messages, self._variables(), size, use)]
 
     def _variables(self) -> Mapping[str, Any]:
-        name, written = "chat_template_kwargs", memoryview(self.chat_template_kwargs)
-        if written.nbytes > MAX_VARIABLE_BYTES:
-            raise InvalidRequestError(name, f"has {written.nbytes} bytes; at most {MAX_VARIABLE_BYTES} are allowed")
-        try:
-            return msgspec.json.decode(written, type=dict[str, Any] | None) or {} if written else {}
-        except (msgspec.DecodeError, RecursionError) as error:
-            raise InvalidRequestError(name, f"cannot be used: {error}") from error
+        given = template_variables(self.chat_template_kwargs)
+        if self.reasoning_effort is None:
+            return given
+        thinking = {"enable_thinking": False} if self.reasoning_effort == "none" else {}
+        return {"reasoning_effort": self.reasoning_effort, **thinking, **given}
+
+
+def plain_messages(messages: Sequence[ChatMessage]) -> tuple[list[Message], int]:
+    """The messages as templates know them, and the characters of their calls' arguments. Raises InvalidRequestError."""
+    if (num := len(messages)) > MAX_MESSAGES:
+        raise InvalidRequestError("messages", f"has {num} messages; at most {MAX_MESSAGES} are allowed")
+    plain = [message.plain(f"messages[{i}]") for i, message in enumerate(messages)]
+    calls = (call for message in messages for call in message.tool_calls or ())
+    return plain, sum(len(call.function.arguments) for call in calls)
+
+
+def template_variables(kwargs: Raw) -> Mapping[str, Any]:
+    """Those of chat_template_kwargs. Raises InvalidRequestError."""
+    name, written = "chat_template_kwargs", memoryview(kwargs)
+    if written.nbytes > MAX_VARIABLE_BYTES:
+        raise InvalidRequestError(name, f"has {written.nbytes} bytes; at most {MAX_VARIABLE_BYTES} are allowed")
+    try:
+        return msgspec.json.decode(written, type=dict[str, Any] | None) or {} if written else {}
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidRequestError(name, f"cannot be used: {error}") from error
 
 
 class CompletionBody(GenerationBody, frozen=True, kw_only=True):

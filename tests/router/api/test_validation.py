@@ -1,4 +1,5 @@
 import dataclasses
+import json
 import math
 import time
 from collections.abc import Sequence
@@ -9,12 +10,13 @@ import pytest
 from msgspec.structs import replace
 
 from baton_proto.sampling import MAX_SEED, PARAMETERS
-from router.api.sampling_options import Options
+from baton_proto.worker import NO_HINT, CacheHint
+from router.api.sampling_options import Options, model_defaults
 from router.api.validation import IN_PLACE_CHARS, Call, Chat, Prompt, make_request_id, validate
 from router.requests.frontend import Frontend
 from router.requests.request import GenerateRequest
 from runtime.blocks.block_hash import SEED
-from runtime.errors import ContextLengthError, InvalidRequestError, UnknownModelError
+from runtime.errors import ContextLengthError, InvalidRequestError, ModelError, UnknownModelError
 from tests.router.scripted_generator import MODEL, ScriptedGenerator, make_frontend, tiny_tokenizer
 from tests.tiny_model import VOCAB_SIZE
 
@@ -48,6 +50,39 @@ async def test_absent_options_take_the_documented_defaults(frontend: Frontend) -
     assert request.deadline_s == pytest.approx(time.monotonic() + 60, abs=5)
 
 
+QWEN3 = {"temperature": 0.6, "top_p": 0.95, "top_k": 20}
+
+
+async def test_the_models_defaults_hold_where_a_request_does_not_say(frontend: Frontend) -> None:
+    frontend = dataclasses.replace(frontend, sampling_defaults=QWEN3 | {"max_tokens": 100})
+    (sampling,) = (await check(frontend)).sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.max_tokens) == (0.6, 0.95, 20, 100)
+    (sampling,) = (await check(frontend, temperature=1.0, top_p=1.0, top_k=-1, max_tokens=200)).sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.max_tokens) == (1.0, 1.0, 0, 200)
+    (short,) = (await check(with_limits(frontend, 50))).sampling
+    assert short.max_tokens < 50
+
+
+async def test_a_greedy_request_is_spared_the_models_truncation(frontend: Frontend) -> None:
+    frontend = dataclasses.replace(frontend, sampling_defaults=QWEN3 | {"repetition_penalty": 1.1})
+    (sampling,) = (await check(frontend, temperature=0.0)).sampling
+    assert (sampling.top_p, sampling.top_k, sampling.repetition_penalty) == (1.0, 0, 1.1)
+
+
+def test_the_models_defaults_are_what_vllm_takes_of_generation_config_json(tmp_path: Path) -> None:
+    assert model_defaults(tmp_path) == {}
+    path = tmp_path / "generation_config.json"
+    path.write_text(json.dumps(QWEN3 | {"do_sample": False, "max_new_tokens": 512, "min_p": None, "num_beams": 4}))
+    assert model_defaults(tmp_path) == QWEN3 | {"max_tokens": 512}
+
+
+@pytest.mark.parametrize("values", [{"temperature": "hot"}, {"top_p": 0}, {"top_k": 2.5}, {"max_new_tokens": 0}])
+def test_a_models_defaults_that_cannot_be_are_refused_with_the_way_out(tmp_path: Path, values: dict[str, Any]) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps(values))
+    with pytest.raises(ModelError, match=r"generation_config\.json: .*`--generation-config none` goes without"):
+        model_defaults(tmp_path)
+
+
 async def test_top_k_is_off_at_0_and_at_minus_1(frontend: Frontend) -> None:
     assert [(await check(frontend, top_k=top_k)).sampling[0].top_k for top_k in (-1, 0, 1)] == [0, 0, 1]
 
@@ -56,6 +91,11 @@ async def test_a_seed_is_drawn_when_none_is_given(frontend: Frontend) -> None:
     seeds = {(await check(frontend)).sampling[0].seed for _ in range(4)}
     assert len(seeds) == 4
     assert all(0 <= seed <= MAX_SEED for seed in seeds)
+
+
+async def test_a_negative_seed_is_one_as_well(frontend: Frontend) -> None:
+    assert (await check(frontend, seed=-1)).sampling[0].seed == MAX_SEED
+    assert (await check(frontend, seed=-MAX_SEED)).sampling[0].seed == 1
 
 
 async def test_choices_differ_by_their_seed_alone(frontend: Frontend) -> None:
@@ -79,7 +119,7 @@ async def test_choices_differ_by_their_seed_alone(frontend: Frontend) -> None:
         ({"presence_penalty": -2.5}, "presence_penalty", "at least -2.0"),
         ({"frequency_penalty": 3.0}, "frequency_penalty", "at most 2.0"),
         ({"repetition_penalty": 0.0}, "repetition_penalty", "above 0.0"),
-        ({"seed": -1}, "seed", "at least 0"),
+        ({"seed": -(2**63) - 1}, "seed", "at least -9223372036854775808"),
         ({"seed": 2**63}, "seed", "at most 9223372036854775807"),
         ({"max_tokens": 0}, "max_tokens", "at least 1"),
         ({"max_tokens": 0, "names": {"max_tokens": "max_completion_tokens"}}, "max_completion_tokens", "at least 1"),
@@ -259,3 +299,28 @@ async def test_the_services_salt_the_tenant_and_the_callers_salt_each_change_the
     seeds = [await seed(by_tenant, "team-a"), await seed(by_tenant, "team-b"), await seed(frontend, salt="team-a")]
     seeds += [await seed(secret), await seed(secret, salt="a"), await seed(by_tenant, "team-a", "a")]
     assert len({SEED, *seeds}) == 7
+
+
+async def test_a_prompt_is_kept_for_as_long_as_the_service_allows(frontend: Frontend) -> None:
+    async def hint(frontend: Frontend = frontend, **fields: Any) -> CacheHint:
+        return (await check(frontend, call=Call(request_id="r1", **fields))).hint
+
+    assert await hint() == NO_HINT
+    assert await hint(keep_cache_s=1.5) == CacheHint(keep_s=2)
+    assert await hint(keep_cache_s=86400) == CacheHint(keep_s=3600)
+    assert await hint(drop_cache=True) == CacheHint(drop=True)
+    assert await hint(dataclasses.replace(frontend, max_keep_cache_s=0.0), keep_cache_s=5) == NO_HINT
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"keep_cache_s": -1}, "keep_cache_s: is -1, must be 0 or more"),
+        ({"keep_cache_s": float("nan")}, "keep_cache_s: is nan"),
+        ({"keep_cache_s": float("inf")}, "keep_cache_s: is inf"),
+        ({"keep_cache_s": 1, "drop_cache": True}, "drop_cache: contradicts keep_cache_s"),
+    ],
+)
+async def test_hints_that_make_no_sense_are_refused(frontend: Frontend, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=message):
+        await check(frontend, call=Call(request_id="r1", **fields))

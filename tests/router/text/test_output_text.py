@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
+from baton_proto.sampling import TokenLogprobs
 from router.text.output_text import OutputText
 from router.text.tokenizer import Tokenizer
 from tests.router.scripted_generator import tiny_tokenizer
@@ -105,3 +106,17 @@ def test_text_and_accepted_tokens_do_not_depend_on_how_steps_are_cut(
     assert whole.startswith(shown)
     if not stopped:
         assert accepted == token_ids
+
+
+def test_an_engines_news_keep_what_is_accepted(tokenizer: Tokenizer) -> None:
+    first, second, third = TokenLogprobs(-1.0, []), TokenLogprobs(-2.0, []), TokenLogprobs(-3.0, [])
+    text, token_ids, logprobs = OutputText(tokenizer, ("b",)), ids(tokenizer, "aXbXc")[:3], [first, second, third]
+    assert len(token_ids) == 3
+    assert text.take(token_ids, logprobs, "length", None) == ("aX", "stop")
+    assert len(token_ids) == len(logprobs) == 3
+    plain, token_ids, logprobs = OutputText(tokenizer, ("X",)), ids(tokenizer, "aXb"), [first, second, third]
+    assert plain.take(token_ids, logprobs, None, None) == ("a", "stop")
+    assert (tokenizer.decode(token_ids), logprobs) == ("aX", [first, second])
+    held = OutputText(tokenizer, ("ab!",))
+    assert held.take(ids(tokenizer, "xa"), [], None, None) == ("x", None)
+    assert held.take(ids(tokenizer, "b"), [], "length", None) == ("ab", "length")

@@ -1,3 +1,4 @@
+import json
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,7 @@ from transformers import AutoTokenizer
 from router.text.tokenizer import Tokenizer
 from runtime.errors import InvalidRequestError, ModelError
 from tests.router.scripted_generator import tiny_tokenizer
-from tests.tiny_model import VOCAB_SIZE
+from tests.tiny_model import VOCAB_SIZE, write_tiny_model
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is the capital of France? €"}]
 
@@ -42,6 +43,38 @@ def test_special_tokens_are_known_and_spelled_out_by_themselves(tokenizer: Token
     assert tokenizer.encode("<|im_end|>").tolist() == [2]
     assert tokenizer.token_text(2) == "<|im_end|>"
     assert tokenizer.decode([2]) == ""
+
+
+def with_added_tokens(folder: Path, tokens: dict[str, dict[str, object]]) -> Path:
+    """Tokens that stand in tokenizer_config.json alone."""
+    path = write_tiny_model(folder) / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"added_tokens_decoder": tokens}))
+    return folder
+
+
+def test_tokens_that_tokenizer_config_json_adds_are_those_of_transformers(tmp_path: Path) -> None:
+    added = {
+        "0": {"content": "<|endoftext|>", "special": True, "normalized": False},
+        "300": {"content": " the", "special": False, "normalized": False, "rstrip": True},
+        str(VOCAB_SIZE): {"content": "<tool>", "special": False, "normalized": False},
+        str(VOCAB_SIZE + 1): {"content": "<|turn|>", "special": True, "normalized": False, "lstrip": True},
+    }
+    plain = tiny_tokenizer(write_tiny_model(tmp_path / "plain"))
+    added["300"]["content"] = plain.decode([300])
+    folder = with_added_tokens(tmp_path / "added", added)
+    tokenizer, reference = Tokenizer(folder, VOCAB_SIZE + 2), AutoTokenizer.from_pretrained(folder)
+    text = f"Say it:  <|turn|> <tool> x{plain.decode([300])}  y<|im_end|>"
+    assert tokenizer.encode(text).tolist() == reference.encode(text)
+    assert {VOCAB_SIZE, VOCAB_SIZE + 1, 300} <= set(tokenizer.encode(text).tolist())
+    assert plain.encode(text).tolist() != tokenizer.encode(text).tolist()
+    assert tokenizer.special_token_ids == {0, 1, 2, VOCAB_SIZE + 1}
+    assert tokenizer.decode([VOCAB_SIZE, VOCAB_SIZE + 1]) == "<tool>"
+
+
+@pytest.mark.parametrize("tokens", [{"700": {"content": "<tool>"}}, {"x": {"content": "y"}}, {"512": {}}, ["<tool>"]])
+def test_added_tokens_that_cannot_be_are_refused(tmp_path: Path, tokens: dict[str, dict[str, object]]) -> None:
+    with pytest.raises(ModelError, match=r"tokenizer_config\.json: "):
+        tiny_tokenizer(with_added_tokens(tmp_path, tokens))
 
 
 def test_ids_that_only_the_model_has_are_empty(tiny_model: Path) -> None:

@@ -34,7 +34,7 @@ def explainer(router: Router, config: RouterConfig = CONFIG, **cached: int) -> E
     """With workers that hold so many blocks of every prompt."""
     holdings = Holdings({(worker_id, 1): blocks for worker_id, blocks in cached.items()})
     assigner = Assigner(router.pool, holdings, router.ledger, config, random.Random(1))
-    return Explainer(assigner, router.generator._parts.decisions, router.pool, config, 16)
+    return Explainer(assigner, router.generator._parts.decisions, router.metrics.recent, router.pool, config, 16)
 
 
 def prompt(num_tokens: int) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:

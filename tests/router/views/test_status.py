@@ -165,6 +165,7 @@ async def test_traffic_and_events_are_counted_per_worker_and_in_all(view: View) 
         served = assignment(("d0", 1))
         for assigned, prompt_tokens, cached_tokens in ((served, 100, 32), (assignment(("gone", 1)), 10, 0)):
             tally = Tally(view.metrics, 0, prompt_tokens)
+            tally.attempt()
             tally.placed(assigned, 0.1)
             tally.prompt_done(assigned.placement, cached_tokens, None)
         tally.output(served, 5)

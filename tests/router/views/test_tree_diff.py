@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 import router.views.tree_diff
 from baton.service.nats_server import NatsServer
 from baton_proto.generated import inference_pb2 as pb
-from baton_proto.kv_events import Stored
+from baton_proto.kv_events import HOST, Moved, Stored
 from baton_proto.worker import SnapshotChunk
 from router.views.tree_diff import TreeDiff, difference
 from runtime.blocks.block_hash import sequence_hashes
@@ -184,6 +184,29 @@ def test_the_difference_is_that_of_the_two_sets(worker: dict[int, int], tree: di
     assert found.extra.tolist() == [name for name in tree if name not in worker]
     assert found.changed.tolist() == [name for name in worker if name in tree and worker[name] != tree[name]]
     assert (found.num_worker, found.num_tree) == (len(worker), len(tree))
+
+
+def test_blocks_in_another_home_than_the_tree_says_are_moved() -> None:
+    hashes = np.arange(1, 7, dtype="<u8").tobytes()
+    worker = [Stored(None, hashes[:16], hashes[:16]), Stored(2, hashes[16:], hashes[16:], HOST)]
+    tree = [Stored(None, hashes[:24], hashes[:24]), Stored(3, hashes[24:40], hashes[24:40], HOST)]
+    found = difference(worker, tree)
+    assert (found.moved.tolist(), found.missing.tolist(), found.extra.tolist(), found.changed.tolist()) == (
+        [3],
+        [6],
+        [],
+        [],
+    )
+    assert difference(worker, worker).moved.tolist() == []
+    assert difference([], []).moved.tolist() == []
+
+
+async def test_a_block_in_another_home_makes_a_difference(cluster: Cluster) -> None:
+    worker = await with_blocks(cluster)
+    name = sequence_hashes(blocks([1, 2, 3]))[2:]
+    cluster.indexer.tree.apply(worker.key, Moved(name.tobytes(), HOST))
+    (found,) = await compare(cluster)
+    assert (found.verdict, found.moved, found.moved_hashes) == (DIFFERENT, 1, name.tolist())
 
 
 def runs_of(table: dict[int, int]) -> list[Stored]:

@@ -15,7 +15,7 @@ import pytest
 import structlog
 from grpc._cython import cygrpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
 
 from baton_proto.generated import inference_pb2 as pb, inference_pb2_grpc as pb_grpc
 from router.api.grpc.server import GrpcApi
@@ -374,11 +374,14 @@ async def test_health_follows_readiness_and_says_so_to_watchers(generator: Scrip
         await api.stop(grace_s=5)  # a watcher does not hold it up
 
 
-async def test_reflection_lists_the_services(channel: grpc.aio.Channel) -> None:
-    untyped: Any = channel  # the types of the package know blocking channels only
-    stub: Any = reflection_pb2_grpc.ServerReflectionStub(untyped)
-    call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
-    async for answer in call:
+@pytest.mark.parametrize("version", ["v1alpha", "v1"])
+async def test_reflection_lists_the_services(channel: grpc.aio.Channel, version: str) -> None:
+    list_services = channel.stream_stream(
+        f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
+        reflection_pb2.ServerReflectionRequest.SerializeToString,
+        reflection_pb2.ServerReflectionResponse.FromString,
+    )
+    async for answer in list_services(iter([reflection_pb2.ServerReflectionRequest(list_services="")])):
         names = {service.name for service in answer.list_services_response.service}
     assert {"baton.v1.Inference", "baton.v1.Admin", "grpc.health.v1.Health"} <= names
 

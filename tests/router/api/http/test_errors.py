@@ -12,8 +12,10 @@ import pytest
 from router.api.http.app import create_app
 from router.api.http.server import HttpServer, serve_http
 from runtime.errors import DeadlineError, OverloadedError, UnavailableError, WorkerLostError
+from runtime.grammar.compiler import GrammarCompiler
 from tests.router.http_client import CHAT, COMPLETION, events
 from tests.router.scripted_generator import ScriptedGenerator, make_frontend, tiny_tokenizer
+from tests.tiny_model import EOS_TOKEN_IDS, VOCAB_SIZE
 
 
 @pytest.fixture
@@ -21,9 +23,15 @@ def generator(tiny_model: Path) -> ScriptedGenerator:
     return ScriptedGenerator(tiny_tokenizer(tiny_model), ["It is 42, she said."])
 
 
+@pytest.fixture(scope="module")
+def grammars(tiny_model: Path) -> GrammarCompiler:
+    return GrammarCompiler(tiny_model, VOCAB_SIZE, EOS_TOKEN_IDS)
+
+
 @pytest.fixture
-async def server(generator: ScriptedGenerator) -> AsyncIterator[HttpServer]:
-    async with await serve_http(create_app(make_frontend(generator), lambda: b""), "127.0.0.1", 0) as server:
+async def server(generator: ScriptedGenerator, grammars: GrammarCompiler) -> AsyncIterator[HttpServer]:
+    app = create_app(make_frontend(generator, grammars=grammars), lambda: b"")
+    async with await serve_http(app, "127.0.0.1", 0) as server:
         yield server
 
 
@@ -33,6 +41,7 @@ async def http(server: HttpServer) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
+SCHEMA_FIELD = "response_format.json_schema.schema"
 CHAT_REFUSALS: list[tuple[dict[str, Any], int, str, str | None]] = [
     ({"messages": None}, 400, "messages", None),
     ({"messages": []}, 400, "messages", None),
@@ -41,7 +50,7 @@ CHAT_REFUSALS: list[tuple[dict[str, Any], int, str, str | None]] = [
     ({"messages": [{"role": "user"}]}, 400, "messages[0].content", None),
     ({"messages": [{"role": "user", "content": 5}]}, 400, "messages[0].content", None),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages[0].content[0]", None),
-    ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, 400, "messages[0].tool_calls", None),
+    ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, 400, "messages[0].tool_calls[0].function", None),
     ({"temperature": "hot"}, 400, "temperature", None),
     ({"max_tokens": 1.5}, 400, "max_tokens", None),
     ({"max_completion_tokens": 0}, 400, "max_completion_tokens", None),
@@ -50,11 +59,13 @@ CHAT_REFUSALS: list[tuple[dict[str, Any], int, str, str | None]] = [
     ({"messages": [{"role": "user", "content": "a b" * 9000}]}, 400, "messages", "context_length_exceeded"),
     ({"model": "gpt-5"}, 404, "model", "model_not_found"),
     ({"top_logprobs": 2}, 400, "top_logprobs", None),
-    ({"tools": [{"type": "function"}]}, 400, "tools", None),
-    ({"response_format": {"type": "json_object"}}, 400, "response_format", None),
+    ({"tools": [{"type": "function"}]}, 400, "tools[0].function", None),
+    ({"response_format": {"type": "yaml"}}, 400, "response_format.type", None),
+    ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"not": {}}}}}, 400, SCHEMA_FIELD, None),
+    ({"guided_regex": "(a"}, 400, "guided_regex", None),
     ({"logit_bias": {"word": 1}}, 400, "logit_bias", None),
     ({"stream_options": 1}, 400, "stream_options", None),
-    ({"seed": -1}, 400, "seed", None),
+    ({"seed": 2**63}, 400, "seed", None),
     ({"n": 99}, 400, "n", None),
 ]
 COMPLETION_REFUSALS: list[tuple[dict[str, Any], int, str, str | None]] = [
@@ -94,6 +105,16 @@ async def test_bad_input_is_refused_as_openai_does(
         assert refused == (status, "invalid_request_error", param, code), change
         assert error["message"].startswith(f"{param}: ")
     assert generator.requests == []
+
+
+async def test_a_frontend_without_a_compiler_refuses_grammars(generator: ScriptedGenerator) -> None:
+    async with (
+        await serve_http(create_app(make_frontend(generator), lambda: b""), "127.0.0.1", 0) as server,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=20) as http,
+    ):
+        answer = await http.post("/v1/chat/completions", json=CHAT | {"response_format": {"type": "json_object"}})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"] == "response_format: is not supported here"
 
 
 async def test_what_is_refused_is_not_sent_back_whole(http: httpx.AsyncClient) -> None:

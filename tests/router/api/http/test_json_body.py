@@ -49,7 +49,7 @@ def test_an_unknown_field_is_refused_with_the_nearest_known_one(
     assert len(str(error)) < 200
 
 
-@pytest.mark.parametrize("field", ["guided_json", "prompt_logprobs", "tools", "echo", "suffix", "structured_outputs"])
+@pytest.mark.parametrize("field", ["prompt_logprobs", "functions", "echo", "suffix"])
 def test_fields_that_would_change_the_answer_and_are_not_served_are_refused_by_both_endpoints(field: str) -> None:
     for kind, body in ((ChatBody, {"messages": [USER]}), (CompletionBody, {"prompt": "a"})):
         error = refused(kind, body | {field: ["x"]})
@@ -73,6 +73,46 @@ def test_fields_that_change_nothing_are_taken() -> None:
         ChatBody,
     )
     read_body(json.dumps({"prompt": "a"} | harmless).encode(), CompletionBody)
+
+
+def marked(ttl: str | None) -> dict[str, Any]:
+    mark = {"type": "ephemeral"} | ({} if ttl is None else {"ttl": ttl})
+    return {"role": "user", "content": [{"type": "text", "text": "Hi", "cache_control": mark}]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "keep_s"),
+    [
+        ({}, 0),
+        ({"keep_cache_s": 7.5}, 7.5),
+        ({"prompt_cache_retention": "in_memory"}, 0),
+        ({"prompt_cache_retention": "24h", "keep_cache_s": 9}, 86400),
+        ({"messages": [marked(None), USER]}, 300),
+        ({"messages": [marked("5m"), marked("1h"), USER]}, 3600),
+    ],
+)
+def test_the_longest_time_for_which_a_body_asks_to_stay_cached_counts(fields: dict[str, Any], keep_s: float) -> None:
+    body, _, _ = read_body(json.dumps({"messages": [USER]} | fields).encode(), ChatBody)
+    assert body.keep_s == keep_s
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"prompt_cache_retention": "24 h"},
+            "prompt_cache_retention: is '24 h', must be one of in_memory, in-memory, 24h",
+        ),
+        (
+            {"messages": [USER, marked("9h")]},
+            r"messages\[1\].content\[0\].cache_control.ttl: is '9h', must be one of 5m, 1h",
+        ),
+    ],
+)
+def test_a_time_that_is_none_of_the_known_ones_is_refused(fields: dict[str, Any], message: str) -> None:
+    body, _, _ = read_body(json.dumps({"messages": [USER]} | fields).encode(), ChatBody)
+    with pytest.raises(InvalidRequestError, match=message):
+        body.keep_s  # noqa: B018
 
 
 def test_unknown_fields_are_ignored_everywhere_where_the_configuration_says_so() -> None:
