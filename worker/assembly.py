@@ -7,19 +7,21 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 import structlog
 import xxhash
 
-from engine.core.block_manager import BlockManager
+from engine.core.block_manager import BlockManager, LowerTier
 from engine.core.engine import Engine
 from engine.core.loop import EngineLoop
-from engine.loading.model_memory import ModelMemory
+from engine.loading.model_memory import ModelMemory, Tensors
 from engine.runners.mock_runner import MockRunner
 from engine.runners.timed_loop import TimedLoop
-from engine.tiers.host_kv import host_kv
+from engine.tiers.disk_kv import disk_kv
+from engine.tiers.host_kv import HostKv, host_kv
 from kvtransfer.prefill_side.sender import Sender
 from kvtransfer.prefill_side.sending import KvSender
 from kvtransfer.slab.adopted_slab import AdoptedSlab
@@ -32,9 +34,13 @@ from runtime.checkpoint.mock_model import answer_vocabulary
 from runtime.checkpoint.model_files import ModelFiles
 from runtime.checkpoint.served_model import is_mock, served_model
 from runtime.config.serving import ServingConfig, TransferConfig
-from runtime.errors import ConfigError
+from runtime.errors import ConfigError, RankLostError
+from runtime.grammar.compiler import GrammarCompiler
 from runtime.security.cluster_key import ClusterKey
 from worker.engine_bridge import LoopFactory
+
+if TYPE_CHECKING:  # the mock engine needs no torch
+    from engine.model.checkpoint import Checkpoint
 
 log = structlog.get_logger()
 
@@ -42,8 +48,8 @@ MakeSender = Callable[[SlabIdentity, TransferConfig, ClusterKey | None], KvSende
 
 
 class SleepingMemory(Protocol):
-    """The memory that a worker gives back when it sleeps (see engine/loading/model_memory.py). Engine thread only, when
-    nothing runs."""
+    """The memory that a worker gives back when it sleeps (see engine/loading/model_memory.py). Engine thread only, but
+    for `update` and `opened`, and when nothing runs."""
 
     @property
     def asleep(self) -> tuple[str, ...]: ...
@@ -54,6 +60,15 @@ class SleepingMemory(Protocol):
     def sleep(self, level: int) -> int: ...
 
     def wake(self, tags: tuple[str, ...]) -> None: ...
+
+    @property
+    def problem(self) -> str: ...  # why nothing may be computed; empty when it may
+
+    def update(self, tensors: Tensors) -> None: ...
+
+    def opened(self, folder: Path) -> "Checkpoint": ...
+
+    def read(self, checkpoint: "Checkpoint") -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +81,16 @@ class EngineAssembly:
     other_slabs: Callable[[], Sequence[AdoptedSlab]]  # of ranks 1, 2, ...; for a decode worker, which closes them
     memory: SleepingMemory
     model: str  # name that clients use
-    model_hash: str  # of configuration and weights; workers whose hashes differ exchange no KV
+    config_hash: str
     max_model_len: int  # prompt and output together
     close: Callable[[], None]  # after the engine thread and the transfers have ended
+    grammars: GrammarCompiler
     loop: LoopFactory = EngineLoop  # what steps the engine
+
+    @property
+    def model_hash(self) -> str:
+        """Of configuration and weights; workers whose hashes differ exchange no KV. Another one after an update."""
+        return _model_hash(self.config_hash, self.memory)
 
     def identity(self, worker_id: str, incarnation: int) -> SlabIdentity:
         return SlabIdentity(worker_id, incarnation, self.model_hash, self.layout, Shard(0, self.ranks))
@@ -78,24 +99,33 @@ class EngineAssembly:
 EngineFactory = Callable[[ServingConfig], EngineAssembly]
 
 
-def build_engine(config: ServingConfig) -> EngineAssembly:
-    """Raises ConfigError or ModelError."""
+def build_engine(config: ServingConfig, on_rank_lost: Callable[[RankLostError], None] | None = None) -> EngineAssembly:
+    """`on_rank_lost`: what another thread calls when the engine can compute no more; None: the process ends. Raises
+    ConfigError or ModelError."""
     # It loads while the model is read; whoever hashes before it is loaded waits.
     threading.Thread(target=block_hash.prepare, name="load block hashing", daemon=True).start()
     files = served_model(config)
-    return _mock_engine(files, config) if is_mock(config) else _model_engine(files, config)
+    return _mock_engine(files, config) if is_mock(config) else _model_engine(files, config, on_rank_lost)
 
 
-def _model_engine(files: ModelFiles, config: ServingConfig) -> EngineAssembly:
+def _model_engine(
+    files: ModelFiles, config: ServingConfig, on_rank_lost: Callable[[RankLostError], None] | None
+) -> EngineAssembly:
     # Imported late, because torch takes seconds and the mock engine needs none of it.
     from engine.loading.loaded_model import LoadedModel, load_model
+    from engine.ranks.ranks import end_process
     from engine.ranks.tensor_parallel import TensorParallelModel, load_tensor_parallel
 
     engine_config = msgspec.structs.replace(config.engine, threads=_threads(config))
-    load = load_model if config.engine.tensor_parallel == 1 else load_tensor_parallel
-    loaded: LoadedModel | TensorParallelModel = load(files, engine_config)
+    loaded: LoadedModel | TensorParallelModel
+    if config.engine.tensor_parallel == 1:
+        loaded = load_model(files, engine_config)
+    else:
+        loaded = load_tensor_parallel(files, engine_config, on_rank_lost or end_process)
     slab = loaded.slab
-    engine = Engine(loaded.runner, _manager(slab, config), **_limits(files, config))
+    on_all_ranks = loaded.tier if isinstance(loaded, TensorParallelModel) else None
+    manager = _manager(files, config, slab, loaded, on_all_ranks)
+    engine = Engine(loaded.runner, manager, **_limits(files, config))
     return _assembled(files, config, engine, slab, loaded, loaded.sender, loaded.other_slabs, loaded.close, EngineLoop)
 
 
@@ -109,14 +139,34 @@ def _mock_engine(files: ModelFiles, config: ServingConfig) -> EngineAssembly:
     )
     runner = MockRunner(config.mock, answer_vocabulary(files, config.mock), min(files.eos_token_ids))
     slab = Slab(layout)
-    engine = Engine(runner, _manager(slab, config), **_limits(files, config), clock=runner.clock)
+    memory = ModelMemory(None, slab)
+    manager = _manager(files, config, slab, memory)
+    engine = Engine(runner, manager, **_limits(files, config), clock=runner.clock)
     make_sender = functools.partial(Sender, slab)
-    return _assembled(files, config, engine, slab, ModelMemory(None, slab), make_sender, list, slab.close, TimedLoop)
+    return _assembled(files, config, engine, slab, memory, make_sender, list, slab.close, TimedLoop)
 
 
-def _manager(slab: Slab, config: ServingConfig) -> BlockManager:
-    tier = host_kv(slab, config.engine, _workers(config))
-    return BlockManager(slab.layout.num_blocks, slab.layout.block_size, tier)
+def _manager(
+    files: ModelFiles,
+    config: ServingConfig,
+    slab: Slab,
+    memory: SleepingMemory,
+    on_all_ranks: Callable[[HostKv], LowerTier] | None = None,
+) -> BlockManager:
+    """on_all_ranks: from rank 0's host tier to that of the worker; None: there is one rank."""
+    host = host_kv(slab, config.engine, _ranks_of_machine(config))
+    model_hash = _model_hash(_config_hash(files), memory)  # waits until they are hashed: no event loop runs yet
+    disk, found = disk_kv(host, slab.layout, config.engine, model_hash)
+    tier: LowerTier | None = host if host is None or on_all_ranks is None else on_all_ranks(host)
+    return BlockManager(slab.layout.num_blocks, slab.layout.block_size, tier, disk, found)
+
+
+def _model_hash(config_hash: str, memory: SleepingMemory) -> str:
+    return f"{config_hash}-{memory.fingerprint}"
+
+
+def _config_hash(files: ModelFiles) -> str:
+    return xxhash.xxh3_64_hexdigest(repr(files.config).encode())
 
 
 def _limits(files: ModelFiles, config: ServingConfig) -> dict[str, Any]:
@@ -140,6 +190,11 @@ def _assembled(
 ) -> EngineAssembly:
     layout = dataclasses.replace(slab.layout, num_kv_heads=files.config.num_kv_heads)
     pool_tokens = layout.num_blocks * layout.block_size
+
+    def close_all() -> None:
+        engine.block_manager.close()
+        close()
+
     log.info("engine built", model=files.name, blocks=layout.num_blocks, kv_bytes=layout.nbytes, dtype=layout.dtype)
     return EngineAssembly(
         engine=engine,
@@ -150,19 +205,19 @@ def _assembled(
         other_slabs=other_slabs,
         memory=memory,
         model=config.served_model_name or files.name,
-        model_hash=f"{xxhash.xxh3_64_hexdigest(repr(files.config).encode())}-{memory.fingerprint}",
+        config_hash=_config_hash(files),
         max_model_len=min(files.max_position, pool_tokens, config.engine.max_model_len or pool_tokens),
-        close=close,
+        close=close_all,
+        grammars=GrammarCompiler(files.folder, files.config.vocab_size, files.eos_token_ids),
         loop=loop,
     )
 
 
 def _threads(config: ServingConfig) -> int:
     """CPU threads of one rank: the ranks of all workers of a machine share its cores."""
-    ranks = _workers(config) * config.engine.tensor_parallel
-    return config.engine.threads or max(1, len(os.sched_getaffinity(0)) // ranks)
+    return config.engine.threads or max(1, len(os.sched_getaffinity(0)) // _ranks_of_machine(config))
 
 
-def _workers(config: ServingConfig) -> int:
-    """The workers of a machine, which share its cores and its memory."""
-    return max(1, config.workers.prefill + config.workers.decode)
+def _ranks_of_machine(config: ServingConfig) -> int:
+    """The ranks of all workers of a machine, which share its cores and its memory."""
+    return max(1, config.workers.prefill + config.workers.decode) * config.engine.tensor_parallel

@@ -67,9 +67,18 @@ GAUGES: dict[str, tuple[str, Value]] = {
     "kv_blocks_cached": ("KV blocks kept for reuse", lambda of: of.load.blocks_cached),
     "kv_blocks_capacity": ("KV blocks of the slab", lambda of: of.load.blocks_total),
     "kv_host_blocks": ("KV blocks in the host tier", lambda of: of.load.host_blocks_used),
+    "kv_blocks_kept": (
+        "KV blocks that requests asked to keep",
+        lambda of: of.engine.block_manager.num_kept,
+    ),
     "kv_host_blocks_capacity": (
         "KV blocks that the host tier has room for",
         lambda of: of.load.host_blocks_total,
+    ),
+    "kv_disk_blocks": ("KV blocks with a copy in the disk tier", lambda of: of.load.disk_blocks_used),
+    "kv_disk_blocks_capacity": (
+        "KV blocks that the disk tier has room for",
+        lambda of: of.load.disk_blocks_total,
     ),
     "leases": ("Leases on KV blocks, quarantined ones included", lambda of: of.leases()),
     "event_batches_unacknowledged": (
@@ -89,6 +98,18 @@ COUNTERS: dict[str, tuple[str, Value]] = {
     "kv_blocks_restored": (
         "KV blocks copied back from the host tier instead of being computed",
         lambda of: of.engine.block_manager.num_raised,
+    ),
+    "kv_blocks_lowered": (
+        "KV blocks copied to the host tier instead of being forgotten",
+        lambda of: of.engine.block_manager.num_moved_down,
+    ),
+    "kv_blocks_read": (
+        "KV blocks read from the disk tier into the host tier",
+        lambda of: of.engine.block_manager.num_read,
+    ),
+    "kv_disk_errors": (
+        "Reads and writes of the disk tier that failed, or found a damaged block",
+        lambda of: of.engine.block_manager.num_disk_errors,
     ),
     "prefix_collisions": (
         "Looks into the prefix cache that found other tokens under a prefix's hash",

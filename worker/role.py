@@ -54,6 +54,10 @@ class Role(Protocol):
         from it. Raises UnavailableError, and goes on as before, when a peer does not let go in time."""
         ...
 
+    def weights_changed(self) -> None:
+        """While suspended: from now on peers are told that the worker has other weights."""
+        ...
+
     def resume(self) -> None: ...
 
     def end_all(self, failure: Failure) -> None:

@@ -12,18 +12,20 @@ from baton_proto.decoding import decoder
 from runtime.address import format_address
 from runtime.security.bearer_keys import BearerKeys
 from runtime.security.cluster_key import WORKER_CALLS
-from runtime.security.grpc_bearer import SERVER_OPTIONS, RequireBearer
+from runtime.security.grpc_bearer import LOOKAHEAD_BYTES, SERVER_OPTIONS, RequireBearer
 from runtime.security.grpc_server import grpc_server
 from worker.runtime import WorkerRuntime
 from worker.sleep import Sleeper
 from worker.snapshot import chunks, take_snapshot
+from worker.weights_update import WeightsUpdater
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
 OPTIONS = [
-    ("grpc.so_reuseport", 0),
-    ("grpc.max_receive_message_length", 64 * 1024 * 1024),
     *SERVER_OPTIONS,
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_receive_message_length", LOOKAHEAD_BYTES),  # questions are short
+    ("grpc.max_concurrent_streams", 64),  # a connection takes 1 MiB at most before its calls are served
 ]
 
 
@@ -31,6 +33,7 @@ class WorkerService:
     def __init__(self, runtime: WorkerRuntime) -> None:
         self._runtime = runtime
         self._sleeper = Sleeper(runtime)
+        self._updater = WeightsUpdater(runtime, self._sleeper)
         guards: list[grpc.aio.ServerInterceptor] = []
         if (cluster := runtime.keys.cluster) is not None:
             guards.append(RequireBearer(BearerKeys.plain([cluster.derive(WORKER_CALLS)]), "cluster key"))
@@ -41,6 +44,7 @@ class WorkerService:
             wire.DRAIN: self._drain,
             wire.SLEEP: self._sleep,
             wire.WAKE: self._wake,
+            wire.UPDATE: self._update,
         }
         rows = {question.name: _row(question, answers[question]) for question in wire.QUESTIONS}
         self._server.add_registered_method_handlers(wire.SERVICE, rows)
@@ -83,6 +87,9 @@ class WorkerService:
 
     async def _wake(self, request: wire.WakeRequest, context: Context) -> wire.SleepReport:
         return await self._sleeper.wake(tuple(request.tags))
+
+    async def _update(self, request: wire.UpdateRequest, context: Context) -> wire.UpdateReport:
+        return await self._updater.update(request)
 
 
 def _row(question: wire.Question[Any], answer: Any) -> Any:

@@ -4,10 +4,12 @@ Event loop only."""
 import msgspec
 
 from baton_proto.discovery import MAJOR as DISCOVERY_MAJOR, LoadReport, WorkerLoad
+from baton_proto.grammar import Grammar
 from baton_proto.worker import MAJOR, Hello
 from engine.core.engine import StepOutput
 from runtime.config.serving import ServingConfig
 from runtime.discovery.directory import Announcer
+from runtime.grammar.matcher import Matcher
 from runtime.kv_events.publisher import EventPublisher
 from runtime.security.keys import Keys
 from worker.assembly import EngineAssembly
@@ -67,10 +69,10 @@ class WorkerRuntime:
         return "sleeping" if self.asleep else "draining" if self.draining else "ready"
 
     async def announce(self) -> None:
-        """Tells the state to discovery and the metrics."""
+        """Tells the state, and which weights they are, to discovery and the metrics."""
         self.metrics.state = self.state
         if self.announcer is not None:
-            await self.announcer.set_state(self.state)
+            await self.announcer.set_state(self.state, self.assembly.model_hash)
 
     @property
     def load(self) -> WorkerLoad:
@@ -97,6 +99,11 @@ class WorkerRuntime:
         self.draining = True
         await self.announce()
         return await self.role.in_flight.wait_empty(timeout_s)
+
+    async def matcher(self, grammar: Grammar | None) -> Matcher:
+        """Raises BatonError."""
+        assert grammar is not None
+        return await self.assembly.grammars.matcher_soon(grammar)
 
     def _step_done(self, output: StepOutput, load: WorkerLoad) -> None:
         """Passes the tokens on first, because clients wait for them."""

@@ -3,6 +3,7 @@ requests. Routers learn of both from the state in the worker's record."""
 
 import asyncio
 import time
+from collections.abc import Callable
 
 import structlog
 
@@ -20,23 +21,26 @@ log = structlog.get_logger()
 class Sleeper:
     def __init__(self, runtime: WorkerRuntime) -> None:
         self._runtime = runtime
-        self._turn = asyncio.Lock()  # one sleep or wake at a time
+        self.turn = asyncio.Lock()  # one sleep, wake or step of an update at a time
+        self.held = ""  # why the worker neither falls asleep nor wakes
 
     async def sleep(self, level: int, timeout_s: float) -> SleepReport:
         """Level 2 after level 1 drops the weights that are kept in host memory. A worker stays awake when its requests
         do not end within `timeout_s`, or its peers do not let go within another `timeout_s`; the report says why."""
         if level not in LEVELS:
             return self._report(f"level: {level} is none of {', '.join(map(str, LEVELS))}")
-        async with self._turn:
+        async with self.turn:
             runtime = self._runtime
             began_s = time.monotonic()
+            if self.held:
+                return self._report(f"stays as it is: {self.held}")
             try:
                 if not runtime.asleep:
-                    await self._let_go(level, timeout_s)
+                    await self.let_go(timeout_s)
+                    await self.forget(lower_prefixes if level == 1 else forget_prefixes)
                 freed = await runtime.bridge.call(lambda _: runtime.assembly.memory.sleep(level))
             except (UnavailableError, RuntimeError) as error:  # torch raises RuntimeError without host memory
-                if not runtime.asleep:
-                    await self._rise()
+                await self.rise()
                 return self._report(f"stays awake: {error}")
             await runtime.announce()
             log.info("asleep", level=level, freed_bytes=freed, seconds=round(time.monotonic() - began_s, 3))
@@ -46,33 +50,41 @@ class Sleeper:
         """Takes the memory of these tags again; without tags, all. Requests are taken when nothing is asleep."""
         if strange := [tag for tag in tags if tag not in TAGS]:
             return self._report(f"tags: {strange[0]!r} is none of {', '.join(TAGS)}")
-        async with self._turn:
+        async with self.turn:
             runtime = self._runtime
             began_s = time.monotonic()
+            if self.held:
+                return self._report(f"stays as it is: {self.held}")
             if not runtime.asleep:
                 return self._report("")
             try:
                 await runtime.bridge.call(lambda _: runtime.assembly.memory.wake(tags or TAGS))
             except (UnavailableError, ModelError, RuntimeError) as error:
                 return self._report(f"sleeps on: {error}")
-            if not runtime.asleep:
-                await self._rise()
+            await self.rise()
+            if problem := runtime.assembly.memory.problem:
+                return self._report(f"is not ready: {problem}")
             log.info("woken", asleep=list(runtime.asleep), seconds=round(time.monotonic() - began_s, 3))
             return self._report("", 0, time.monotonic() - began_s)
 
-    async def _let_go(self, level: int, timeout_s: float) -> None:
-        """Lets go of requests, peers and cached prefixes. Raises UnavailableError."""
+    async def let_go(self, timeout_s: float) -> None:
+        """Lets go of requests and peers. Raises UnavailableError; then only rise() makes the worker serve on."""
         runtime = self._runtime
         if remaining := await runtime.drain(timeout_s):
             raise UnavailableError(f"{remaining} requests are in flight after {timeout_s:.1f} s")
         await runtime.role.suspend(timeout_s)
-        runtime.publisher.publish(await runtime.bridge.call(_forget_prefixes if level > 1 else _lower_prefixes))
-        await runtime.fresh_load()
 
-    async def _rise(self) -> None:
-        self._runtime.role.resume()
+    async def forget(self, prefixes: Callable[[Engine], list[KvEvent]]) -> None:
+        """Lets go of cached prefixes. Raises UnavailableError."""
+        self._runtime.publisher.publish(await self._runtime.bridge.call(prefixes))
         await self._runtime.fresh_load()
-        self._runtime.draining = False
+
+    async def rise(self) -> None:
+        """Serves again, unless memory sleeps or the weights are in pieces."""
+        if not self._runtime.asleep and not self._runtime.assembly.memory.problem:
+            self._runtime.role.resume()
+            await self._runtime.fresh_load()
+            self._runtime.draining = False
         await self._runtime.announce()
 
     def _report(self, problem: str, freed_bytes: int = 0, seconds: float = 0.0) -> SleepReport:
@@ -80,14 +92,14 @@ class Sleeper:
         return SleepReport(runtime.state, list(runtime.asleep), freed_bytes, seconds, problem)
 
 
-def _forget_prefixes(engine: Engine) -> list[KvEvent]:
+def forget_prefixes(engine: Engine) -> list[KvEvent]:
     """Raises UnavailableError when a block is still in use."""
     _check_unused(engine.block_manager)
     engine.block_manager.clear()
     return engine.block_manager.take_events()
 
 
-def _lower_prefixes(engine: Engine) -> list[KvEvent]:
+def lower_prefixes(engine: Engine) -> list[KvEvent]:
     """Keeps what fits into host memory. Raises UnavailableError when a block is still in use."""
     _check_unused(engine.block_manager)
     engine.block_manager.vacate()

@@ -157,4 +157,5 @@ def _joined(deltas: list[Delta]) -> Delta:
         last.finish,
         last.stop_token,
         last.failure,
+        first.timeline,
     )

@@ -32,7 +32,7 @@ from runtime.errors import ConfigError
 log = structlog.get_logger()
 
 _GRAPH_BYTES = 1 << 30  # kept by CUDA graphs: their kernels' parameters and one step's activations
-_SPARE_SHARE = 0.03  # of the device's memory, for fragmentation and other libraries
+_SPARE_SHARE = 0.03  # of the device's memory, for each process's fragmentation and other libraries
 _PROGRAMS_PER_PROCESSOR = 4  # of decode attention that run at once (benchmarks/kernel_speed.py, on an H200)
 
 
@@ -103,12 +103,14 @@ def build_on_gpu(
     flash: bool,
     graphs: bool = True,
     gpu_share: int = 1,
+    memory_share: float = 0.97,
     collective: Collective | None = None,
 ) -> GpuEngine:
     """Loads the model, allocates the KV slab and captures graphs. The slab takes `kv_bytes`, or, when None, the memory
     that the largest step leaves. All ranks call it together and get as many blocks as the rank with the least room has.
 
     gpu_share: number of processes that share the device, each with an equal part.
+    memory_share: part of the device's memory that may be in use, whoever uses it.
 
     Raises ModelError, and ConfigError when there is no room for one KV block, or for `kv_bytes`.
     """
@@ -130,11 +132,10 @@ def build_on_gpu(
     )
     peak = runner.measure_peak(max_model_len)
     free, total = torch.cuda.mem_get_info(device)
-    kept = peak + _GRAPH_BYTES + int(total * _SPARE_SHARE)
-    room = free - kept
     taken = torch.cuda.memory_reserved(device) + (weights.memory.nbytes if weights.memory else 0)
-    share = total // gpu_share - taken - kept if gpu_share > 1 else room
-    wanted = min(room, share) if kv_bytes is None else kv_bytes
+    step = peak + _GRAPH_BYTES
+    room, part = kv_room(total, free, taken, step, gpu_share=gpu_share, memory_share=memory_share)
+    wanted = part if kv_bytes is None else kv_bytes
     num_blocks = wanted // one_block.nbytes if wanted <= room else 0
     if collective is not None:
         num_blocks = collective.smallest(num_blocks)
@@ -148,6 +149,17 @@ def build_on_gpu(
         runner.capture()
     log.info("gpu engine built", blocks=num_blocks, kv_bytes=slab.layout.nbytes, peak_bytes=peak, flash=flash)
     return GpuEngine(runner, slab)
+
+
+def kv_room(total: int, free: int, taken: int, step: int, *, gpu_share: int, memory_share: float) -> tuple[int, int]:
+    """Bytes that the KV slab may take of a device: all of them, and this process's part of them.
+
+    taken: by this process, of the bytes that are not free. step: kept for a step and its graphs.
+    """
+    budget = int(total * memory_share)
+    room = budget - (total - free) - step
+    others = (gpu_share - 1) * int(total * _SPARE_SHARE)
+    return room, min(room, (budget - others) // gpu_share - taken - step) if gpu_share > 1 else room
 
 
 def _num_processors(device: torch.device) -> int:

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
 from engine.core.batch import LayerDone, Runner
-from engine.loading.model_memory import ModelMemory
+from engine.loading.model_memory import ModelMemory, Tensors
+from engine.model.checkpoint import Checkpoint
 from engine.model.random_weights import RandomWeights
 from engine.model.weights import TensorSource, Weights
 from engine.parallel.collective import Collective, own_shard
@@ -43,6 +45,7 @@ class LoadedModel:
     runner: RankRunner
     slab: Slab
     memory: ModelMemory
+    collective: Collective | None = None  # of several ranks
 
     def sender(self, identity: SlabIdentity, config: TransferConfig, key: ClusterKey | None) -> KvSender:
         """The KV sender of a prefill worker; the caller closes it."""
@@ -66,6 +69,26 @@ class LoadedModel:
 
     def wake(self, tags: tuple[str, ...]) -> None:
         self.memory.wake(tags)
+
+    @property
+    def problem(self) -> str:
+        return self.memory.problem
+
+    def update(self, tensors: Tensors) -> None:
+        self.memory.update(tensors)
+
+    def opened(self, folder: Path) -> Checkpoint:
+        return self.memory.opened(folder)
+
+    def read(self, checkpoint: Checkpoint) -> None:
+        self.memory.read(checkpoint)
+
+    def receive(self, name: str, shape: tuple[int, ...]) -> None:
+        """Another rank than 0: takes part in rank 0's broadcast of a whole tensor, and keeps its part."""
+        assert self.collective is not None
+        whole = torch.empty(shape, dtype=self.slab.tensor.dtype, device=self.slab.tensor.device)
+        self.collective.broadcast(whole.view(torch.uint8))
+        self.memory.replace(name, whole)
 
     def close(self) -> None:
         self.runner.close()
@@ -94,7 +117,7 @@ def load_model(
     if attention == "torch":
         slab = Slab(slab_layout(files, config, collective), driver)
         runner = build_runner(files, config, slab.tensor, weights, collective)
-        return LoadedModel(runner, slab, ModelMemory(weights, slab, prepare=config.prepare_sleep))
+        return LoadedModel(runner, slab, ModelMemory(weights, slab, prepare=config.prepare_sleep), collective)
     from engine.cuda.cuda_build import build_on_gpu  # here: Triton is installed only where there is a GPU
 
     gpu = build_on_gpu(
@@ -104,11 +127,14 @@ def load_model(
         dtype=str(dtype).removeprefix("torch."),
         block_size=config.block_size,
         kv_bytes=None if is_auto(config.kv_memory) else parse_bytes(config.kv_memory, "engine.kv_memory"),
+        graphs=config.cuda_graphs,
         gpu_share=config.gpu_share,
+        memory_share=config.gpu_memory_share,
         max_batch_tokens=config.max_batch_tokens,
         max_running=config.max_running,
         max_model_len=min(files.max_position, config.max_model_len or files.max_position),
         flash=attention == "flash",
         collective=collective,
     )
-    return LoadedModel(gpu.runner, gpu.slab, ModelMemory(weights, gpu.slab, prepare=config.prepare_sleep))
+    memory = ModelMemory(weights, gpu.slab, prepare=config.prepare_sleep)
+    return LoadedModel(gpu.runner, gpu.slab, memory, collective)

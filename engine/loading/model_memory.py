@@ -4,16 +4,23 @@ Invariant: no step runs meanwhile. Tensors and captured CUDA graphs keep their a
 level 1 keeps the weights in host memory, level 2 drops them and reads them again; both drop the KV.
 """
 
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
 from kvtransfer.slab.slab import Slab
 from runtime.device.memory_range import MemoryRange
+from runtime.errors import ModelError, UnavailableError
 
 if TYPE_CHECKING:  # the memory of a mock engine needs no torch
     import torch
 
+    from engine.model.checkpoint import Checkpoint
     from engine.model.weights import TensorSource
+
+Tensors: TypeAlias = "Iterable[tuple[str, torch.Tensor]]"
+"""Whole tensors under the checkpoint's names."""
 
 WEIGHTS, KV_CACHE = TAGS = ("weights", "kv_cache")
 LEVELS = (1, 2)
@@ -85,6 +92,63 @@ class ModelMemory:
         if WEIGHTS in tags and WEIGHTS in self._asleep and not self._kept and self._source is not None:
             self._source.check_unchanged()
 
+    @property
+    def problem(self) -> str:
+        """Why nothing may be computed with the weights as they are; empty when it may."""
+        return self._source.problem if self._source is not None else ""
+
+    def update(self, tensors: "Tensors", share: "Callable[[str, torch.Tensor], torch.Tensor] | None" = None) -> None:
+        """Replaces the values of all weights in place, one tensor after the other, on the calling thread. `share` hands
+        a tensor that fits to the other ranks, and returns what to use here.
+
+        Raises UnavailableError while the weights sleep, and ModelError at the first tensor that is unknown or does not
+        fit, or at the end when some are missing; after that, `problem` stands until an update succeeds.
+        """
+        source = self._updatable()
+        source.begin_update()
+        for name, tensor in tensors:
+            source.check(name, tensor)
+            source.replace(name, tensor if share is None else share(name, tensor))
+        source.end_update()
+        self._await_copies()
+
+    def opened(self, folder: Path) -> "Checkpoint":
+        """A checkpoint that `read` can take, hashed. Any thread, while nobody changes the weights. Raises ModelError,
+        which names what does not fit."""
+        from engine.model.checkpoint import Checkpoint
+
+        if self._source is None:
+            raise ModelError("mock", "has no weights")
+        checkpoint = Checkpoint(folder)
+        self._source.check_checkpoint(checkpoint)
+        checkpoint.fingerprint()
+        return checkpoint
+
+    def read(self, checkpoint: "Checkpoint") -> None:
+        """As `update`, with the values of a checkpoint that fits. Weights that sleep are read when they wake."""
+        assert self._source is not None
+        if WEIGHTS in self._asleep and self._weights is not None:
+            self._source.adopt(checkpoint)
+            self._kept = False
+            return
+        self._source.read(checkpoint)
+        self._await_copies()
+
+    def replace(self, name: str, tensor: "torch.Tensor") -> None:
+        """As `update`, of one tensor that fits."""
+        self._updatable().replace(name, tensor)
+
+    def end_update(self) -> None:
+        self._updatable().end_update()
+        self._await_copies()
+
+    def _updatable(self) -> "TensorSource":
+        if WEIGHTS in self._asleep and self._weights is not None:
+            raise UnavailableError("the weights sleep: wake them before they are replaced")
+        if self._source is None:
+            raise ModelError("mock", "has no weights")
+        return self._source
+
     def _wake_weights(self) -> None:
         """On a GPU the copy is under way when this returns."""
         if self._weights is None or self._source is None:
@@ -101,7 +165,7 @@ class ModelMemory:
         if self._weights is not None and self._weights.is_mapped and self._weights.bytes().is_cuda:
             import torch
 
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(self._weights.bytes().device)  # the caller's own device may be another
 
 
 def _beside(memory: "torch.Tensor") -> "AbstractContextManager[object]":

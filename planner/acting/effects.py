@@ -6,6 +6,7 @@ from collections.abc import Callable
 import structlog
 from msgspec.structs import replace
 
+from baton_proto.decoding import MAX_TEXT
 from baton_proto.planner import Action, Failure, Observation, WorkerView
 from planner.acting.connector import Connector
 from planner.journal import EffectEnded
@@ -88,7 +89,7 @@ class Effects:
         finally:
             del self._running[action.worker_id]
         if error:
-            self._failures.append(Failure(action.verb, action.worker_id, action.role, error))
+            self._failures.append(Failure(action.verb, action.worker_id, action.role, error[:MAX_TEXT]))
         duration_s = self._clock() - began_s
         log.info(
             "effect ended", verb=action.verb, worker=action.worker_id, duration_s=round(duration_s, 2), error=error

@@ -9,12 +9,12 @@ from runtime.config.serving import ServingConfig, parse_config
 
 def with_overrides(config: ServingConfig, overrides: dict[str, Any], where: str = "command line") -> ServingConfig:
     """`overrides`: any part of serving.yaml. Raises ConfigError naming the key."""
-    return parse_config(_merged(msgspec.to_builtins(config), overrides), where)
+    return parse_config(merged(msgspec.to_builtins(config), overrides), where)
 
 
-def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     result = dict(base)
     for key, value in changes.items():
         inner = base.get(key)
-        result[key] = _merged(inner, value) if isinstance(inner, dict) and isinstance(value, dict) else value
+        result[key] = merged(inner, value) if isinstance(inner, dict) and isinstance(value, dict) else value
     return result

@@ -4,6 +4,8 @@ The file `serving.yaml` at the top of the repository documents the same keys; a 
 """
 
 import difflib
+import functools
+import operator
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,11 +18,14 @@ from runtime.config.planner import PlannerConfig
 from runtime.config.refusal import refusal
 from runtime.config.step_times import StepTimes
 from runtime.config.types import (
+    AutoPositive,
+    BlockSize,
     Count,
     Namespace,
     Port,
     Positive,
     Seconds,
+    Share,
     Size,
     Text,
     Threads,
@@ -40,13 +45,17 @@ class NatsConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 class PlacementConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Cost of a worker = prefill_weight * (prompt blocks - overlap_weight * cached blocks + queued prefill blocks)
-    + transfer_weight * blocks to be shipped to it + load_weight * active decode blocks
+    + transfer_weight * blocks to be shipped to it + host_restore_weight * cached blocks in host memory
+    + disk_restore_weight * cached blocks on disk + load_weight * active decode blocks
     + eviction_weight * blocks stored lately. Without prefill workers, mixed_overlap_weight and
     mixed_load_weight take the place of overlap_weight and load_weight, and only then eviction_weight counts."""
 
     overlap_weight: Weight = 1.0
     prefill_weight: Weight = 1.0
     transfer_weight: Weight = 0.1
+    # An 8B model on an H200: 147 kB and 40 us of computing a token, over links of 50 and 2.5 GB/s
+    host_restore_weight: Weight = 0.07
+    disk_restore_weight: Weight = 1.4
     load_weight: Weight = 1.0
     mixed_overlap_weight: Weight = 7.0
     mixed_load_weight: Weight = 0.06
@@ -74,6 +83,10 @@ class ChargeSharingConfig(Struct, frozen=True, forbid_unknown_fields=True):
         in_order("interval_s", self.interval_s, "ttl_s", self.ttl_s)
 
 
+ToolParser = Literal["auto", "none", "hermes", "qwen3_coder", "llama3_json", "pythonic", "mistral", "deepseek_v3"]
+ReasoningParser = Literal["auto", "none", "think", "mistral"]
+
+
 class RouterConfig(Struct, frozen=True, forbid_unknown_fields=True):
     host: Text = "127.0.0.1"
     http_port: Port = 8000  # 0 picks a free one
@@ -84,9 +97,15 @@ class RouterConfig(Struct, frozen=True, forbid_unknown_fields=True):
     no_worker_timeout_s: Seconds = 5.0  # how long a request waits for a worker to appear
     max_attempts: Positive = 4  # replays after lost workers, the first attempt included
     max_body_bytes: Positive = 8 * 1024 * 1024
-    max_buffered_bytes: Positive = 256 * 1024 * 1024  # of all HTTP bodies at once, less the first 64 KiB of each
+    max_buffered_bytes: Positive = 256 * 1024 * 1024  # of each API's bodies at once; see serving.yaml
     max_priority: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0  # of callers whose key's line says nothing else
+    max_keep_cache_s: Annotated[float, Meta(ge=0, le=7 * 86400)] = 3600.0  # that requests may ask for; 0: none
+    generation_config: Literal["auto", "none"] = "auto"  # auto: sampling parameters of the model's file are defaults
     unknown_fields: Literal["refuse", "ignore"] = "refuse"  # of HTTP bodies, which other servers of the API ignore
+    tool_parser: ToolParser = "auto"  # auto: by the model's chat template and tokens
+    reasoning_parser: ReasoningParser = "auto"
+    ui: bool = True  # the live page at /ui
+    cors_origins: tuple[Text, ...] = ()  # of web pages that may call the HTTP API; "*": all
     placement: PlacementConfig = PlacementConfig()
     charge_sharing: ChargeSharingConfig = ChargeSharingConfig()
 
@@ -106,22 +125,36 @@ class WorkersConfig(Struct, frozen=True, forbid_unknown_fields=True):
     drain_timeout_s: Seconds = 30.0
 
 
+class DiskKvConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """A disk tier for KV blocks, below the host tier. Each worker has a part of the folder, and finds it again."""
+
+    folder: Text | None = None  # None: there is no such tier
+    size: Size = "100GiB"  # of each worker's files, at most
+
+
 class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Defaults are those of a CPU. `baton up` replaces those of AUTO_KEYS where it starts workers on GPUs."""
+
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # auto: float32 on CPU, the model's own on GPU
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = (
+        "auto"  # auto: float32 on CPU; on GPU the model's own, or bfloat16
+    )
     attention: Literal["auto", "torch", "triton", "flash"] = "auto"
-    block_size: Literal[16, 32, 64, 128] = 16  # tokens per KV block
+    block_size: BlockSize = 16  # tokens per KV block
     kv_memory: Size = "auto"  # KV slab, per GPU, in whole blocks; auto: 512 MiB on CPU, what is left on a GPU
     host_kv_memory: Size = (
-        "0"  # per CPU worker, for prefixes that leave the slab; auto: 4 slabs, at most half of what is free
+        "0"  # per CPU rank, for prefixes that leave the slab; auto: 4 slabs, at most half of what is free
     )
+    disk_kv: DiskKvConfig = DiskKvConfig()
     tensor_parallel: Literal[1, 2, 4, 8] = 1  # GPUs of one worker (on CPU: processes), each with a part of the model
     gpu_share: Positive = 1  # workers that share one GPU: kv_memory auto takes as small a part of it
     max_model_len: Positive | None = None  # None: what the model and the pool allow
-    max_batch_tokens: Positive = 512  # token budget of one step (chunked prefill)
-    prefill_batch_tokens: Positive | None = None  # of a prefill worker, where nobody decodes; None: max_batch_tokens
+    max_batch_tokens: AutoPositive = 512  # token budget of one step (chunked prefill)
+    prefill_batch_tokens: AutoPositive | None = None  # of a prefill worker, where nobody decodes; None: the same
     prefill_tensor_parallel: Literal[1, 2, 4, 8] | None = None  # of a prefill worker; None: tensor_parallel
-    max_running: Positive = 64  # sequences that decode together
+    max_running: AutoPositive = 64  # sequences that decode together
+    cuda_graphs: bool = True  # False: a GPU worker starts sooner, and its steps take longer
+    gpu_memory_share: Share = 0.97  # of a GPU, which may be in use, whoever uses it
     cache_salt: Text | None = None  # makes the hashes of KV blocks this service's own
     cache_per_tenant: bool = False  # requests of different tenants share no cached prefixes
     prepare_sleep: bool = False  # a GPU worker takes the host memory for sleep level 1 at its start
@@ -178,9 +211,21 @@ class LoggingConfig(Struct, frozen=True, forbid_unknown_fields=True):
     format: Literal["console", "json"] = "console"
 
 
+class TracesConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """OpenTelemetry. Variables OTEL_* say what is not said here."""
+
+    enabled: bool = False
+    endpoint: Text | None = None  # OTLP over HTTP; None: OTEL_EXPORTER_OTLP_ENDPOINT, else this machine's port 4318
+    sample: Annotated[float, Meta(ge=0, le=1)] | None = None  # of requests whose caller has not decided; None: all
+
+
+class TelemetryConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    traces: TracesConfig = TracesConfig()
+
+
 class ServingConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    model: Text = "smollm2"  # `smollm2`, a folder in Hugging Face form, a .gguf file, or `mock`
-    served_model_name: Text | None = None  # None: the name or the folder's name
+    model: Text = "smollm2"  # `smollm2`, a name on the Hub, a folder in Hugging Face form, a .gguf file, or `mock`
+    served_model_name: Text | None = None  # None: the name, or that of the folder or file
     namespace: Namespace = "default"  # of NATS subjects, streams and buckets
     nats: NatsConfig = NatsConfig()
     router: RouterConfig = RouterConfig()
@@ -193,9 +238,13 @@ class ServingConfig(Struct, frozen=True, forbid_unknown_fields=True):
     planner: PlannerConfig = PlannerConfig()
     ray: RayConfig = RayConfig()
     logging: LoggingConfig = LoggingConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()
 
 
+AUTO_KEYS = ("block_size", "max_batch_tokens", "prefill_batch_tokens", "max_running")
+"""Keys of the section `engine` that may say `auto`, which is the same as leaving them out."""
 PATH_KEYS = {
+    "engine.disk_kv": ("folder",),
     "nats": ("store_dir", "credentials_file", "token_file"),
     "planner": ("journal",),
     "security": ("api_key_file", "tls_cert_file", "tls_key_file", "cluster_key_file"),
@@ -204,8 +253,11 @@ PATH_KEYS = {
 
 def load_config(path: Path | None) -> ServingConfig:
     """Reads serving.yaml (None: all defaults). Raises ConfigError naming the key and, if unknown, the nearest one."""
-    if path is None:
-        return ServingConfig()
+    return ServingConfig() if path is None else parse_config(read_yaml(path), str(path))
+
+
+def read_yaml(path: Path) -> Any:
+    """What a file gives, unchecked; an empty file gives no keys. Raises ConfigError when it is no YAML."""
     try:
         data = yaml.safe_load(path.read_text())
     except OSError as error:
@@ -220,7 +272,7 @@ def load_config(path: Path | None) -> ServingConfig:
         TypeError,
     ) as error:  # `!!timestamp x` and the like
         raise ConfigError(str(path), f"not valid YAML: {error}") from error
-    return parse_config(data if data is not None else {}, str(path))
+    return data if data is not None else {}
 
 
 def parse_config(data: Any, where: str = "configuration") -> ServingConfig:
@@ -237,21 +289,26 @@ def parse_config(data: Any, where: str = "configuration") -> ServingConfig:
 
 
 def _with_words(data: Any) -> Any:
-    """YAML has read a bare `on` or `off` as a truth value, and a size of 0 as a number."""
+    """YAML has read a bare `on` or `off` as a truth value, and a size of 0 as a number. `auto` is no number."""
     match data:
         case {"security": {"internal_tls": bool(wanted)} as security}:
             data = data | {"security": security | {"internal_tls": "on" if wanted else "off"}}
     match data:
         case {"engine": {"host_kv_memory": 0} as engine}:
             data = data | {"engine": engine | {"host_kv_memory": "0"}}
+    match data:
+        case {"engine": dict(engine)}:
+            kept = {key: value for key, value in engine.items() if not (key in AUTO_KEYS and value == "auto")}
+            data = data | {"engine": kept}
     return data
 
 
 def with_absolute_paths(config: ServingConfig) -> ServingConfig:
     """The configuration for processes that work in another folder."""
     data = msgspec.to_builtins(config)
-    for section, keys in PATH_KEYS.items():
-        data[section] |= {key: _absolute(path) for key in keys if (path := data[section][key]) is not None}
+    for name, keys in PATH_KEYS.items():
+        section = functools.reduce(operator.getitem, name.split("."), data)
+        section |= {key: _absolute(path) for key in keys if (path := section[key]) is not None}
     if Path(config.model).expanduser().exists():
         data["model"] = _absolute(config.model)
     return parse_config(data)

@@ -1,6 +1,6 @@
 """Values of serving.yaml with their bounds. A `description` says them where numbers alone would not."""
 
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 from msgspec import Meta
 
@@ -18,6 +18,8 @@ Milliseconds = Annotated[float, Meta(gt=0, le=MAX_SECONDS * 1000)]
 Weight = Annotated[float, Meta(ge=0, le=1e9)]
 Share = Annotated[float, Meta(gt=0, lt=1)]
 Threads = Annotated[int, Meta(ge=0, le=1024)]
+BlockSize = Annotated[Literal[16, 32, 64, 128], Meta(description="auto, 16, 32, 64 or 128")]
+AutoPositive = Annotated[int, Meta(ge=1, le=MAX_INT, description="auto, or a whole number of at least 1")]
 Text = Annotated[str, Meta(pattern=r"^[^\x00-\x1f\x7f]{1,4096}\Z", description="one line of text")]
 Namespace = Annotated[
     str, Meta(pattern=r"^[a-z0-9_-]{1,64}\Z", description="a name of up to 64 lower-case letters, digits, - and _")

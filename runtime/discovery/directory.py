@@ -56,9 +56,11 @@ class Announcer:
             await asyncio.sleep(RETRY_S)
         self._task = asyncio.create_task(self._heartbeats())
 
-    async def set_state(self, state: str) -> None:
-        """ "ready" | "draining" | "sleeping". Written at once; when NATS is away, as soon as it is back."""
-        self._record = msgspec.structs.replace(self._record, state=state)
+    async def set_state(self, state: str, model_hash: str | None = None) -> None:
+        """ "ready" | "draining" | "sleeping". Written at once; when NATS is away, as soon as it is back. `model_hash`:
+        None: as it was."""
+        model_hash = model_hash or self._record.model_hash
+        self._record = msgspec.structs.replace(self._record, state=state, model_hash=model_hash)
         await self._write()
 
     async def withdraw(self) -> None:

@@ -11,11 +11,15 @@ from runtime.security.secret import Secret
 HEADER: Final = "authorization"
 HANDSHAKE_TIMEOUT_MS: Final = 10_000
 MAX_STREAMS: Final = 4096  # calls at once on one connection; each takes 5 KB before its message has come
+LOOKAHEAD_BYTES: Final = 16 * 1024  # of a message that nobody reads yet
 SERVER_OPTIONS = [
     ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
     ("grpc.max_concurrent_streams", MAX_STREAMS),
+    ("grpc.http2.lookahead_bytes", LOOKAHEAD_BYTES),
+    ("grpc.http2.bdp_probe", 0),
 ]
-"""A connection without a TLS or HTTP/2 handshake is closed after HANDSHAKE_TIMEOUT_MS."""
+"""A connection without a TLS or HTTP/2 handshake is closed after HANDSHAKE_TIMEOUT_MS. With the probe, gRPC would raise
+LOOKAHEAD_BYTES as fast as a client sends."""
 
 Metadata = Sequence[tuple[str, str]]
 Handler = Any  # grpc.RpcMethodHandler[...]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import msgspec
 import structlog
 
+from baton_proto.decoding import MAX_TEXT
 from baton_proto.version import VersionError, check_major
 from baton_proto.worker import Hello, Refused, decode_greeting, encode
 from runtime.address import parse_address
@@ -108,7 +109,7 @@ class MessageStream(asyncio.Protocol):
         """Tells the peer the reason and ends the stream."""
         if self._reason is None:
             self._reason = reason
-            self.send(Refused(reason))
+            self.send(Refused(reason[:MAX_TEXT]))
             self.close()
 
     def abort(self, reason: str) -> None:

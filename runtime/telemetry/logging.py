@@ -67,6 +67,13 @@ def configure_logging(config: LoggingConfig, process: str) -> None:
         logging.getLogger(name).setLevel(max(level, logging.WARNING) if level > logging.DEBUG else level)
 
 
+def quieten_logging() -> None:
+    """In a program that is not ours: warnings to stderr, and nothing changed when the program has its own settings."""
+    if not structlog.is_configured():
+        wrapper = structlog.make_filtering_bound_logger(logging.WARNING)
+        structlog.configure(wrapper_class=wrapper, logger_factory=structlog.WriteLoggerFactory(_CURRENT_STDERR))
+
+
 def _rendering(form: str, process: str) -> list[Processor]:
     def name_process(_logger: WrappedLogger, _name: str, event: EventDict) -> EventDict:
         return {"process": process, **event}

@@ -58,7 +58,7 @@ class ProcessMetrics:
         ProcessCollector(registry=self.registry)
         GCCollector(registry=self.registry)
         build = Info("baton_build", "What runs here", registry=self.registry)
-        build.info({"version": _version(), "python": platform.python_version()})
+        build.info({"version": version(), "python": platform.python_version()})
         self._server: MetricsServer | None = None
 
     def gauge(self, name: str, what: str, read: Read, *labels: str) -> None:
@@ -87,7 +87,8 @@ class ProcessMetrics:
             self._server.close()
 
 
-def _version() -> str:
+def version() -> str:
+    """Of the installed distribution."""
     try:
         return importlib.metadata.version("baton-serve")
     except importlib.metadata.PackageNotFoundError:  # run from a checkout

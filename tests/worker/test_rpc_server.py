@@ -9,6 +9,7 @@ import pytest
 
 from baton_proto.worker import QUESTIONS, Question
 from runtime.calls.worker import WorkerClient
+from runtime.security.grpc_bearer import LOOKAHEAD_BYTES
 from runtime.security.keys import NO_KEYS
 from worker.rpc_server import WorkerService
 from worker.runtime import WorkerRuntime
@@ -29,4 +30,14 @@ async def test_the_server_knows_each_question_and_refuses_what_it_cannot_decode(
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             [answer async for answer in call(b"\xc1")] if question.streamed else await call(b"\xc1")
     assert caught.value.code() is not grpc.StatusCode.UNIMPLEMENTED
+    await service.stop(0)
+
+
+async def test_a_question_is_no_longer_than_what_is_taken_of_it_unread() -> None:
+    service = WorkerService(cast(WorkerRuntime, SimpleNamespace(keys=NO_KEYS)))
+    address = await service.start("127.0.0.1")
+    async with grpc.aio.insecure_channel(address) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await channel.unary_unary(QUESTIONS[-1].method)(bytes(LOOKAHEAD_BYTES + 1))
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     await service.stop(0)

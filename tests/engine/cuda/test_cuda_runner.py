@@ -67,7 +67,9 @@ def both(files: ModelFiles, params: list[SamplingParams], seed: int, num_blocks:
         files, EngineConfig(device="cpu", attention="torch"), torch_slab, Weights(files.folder, torch_slab.dtype)
     )
     expected = run(engine(files, torch_runner, num_blocks), sequences(params, seed))
-    assert run(engine(files, cuda_runner(files), num_blocks), sequences(params, seed)) == expected
+    pressed = engine(files, cuda_runner(files), num_blocks)
+    assert run(pressed, sequences(params, seed)) == expected
+    assert (pressed.scheduler.num_preemptions > 0) == (num_blocks < NUM_BLOCKS)
     assert sum(len(set(tokens)) for tokens in expected.values()) > 12, "the test says nothing when models repeat"
 
 
@@ -88,5 +90,5 @@ def test_sampling_that_the_kernel_does_not_know(files: ModelFiles) -> None:
 
 
 def test_preemption_under_a_small_pool(files: ModelFiles) -> None:
-    params = [SamplingParams(max_tokens=18, seed=i, temperature=0.7, ignore_eos=True) for i in range(3)]
-    both(files, params, seed=3, num_blocks=6)
+    params = [SamplingParams(max_tokens=6, seed=i, temperature=0.7, ignore_eos=True) for i in range(3)]
+    both(files, params, seed=5, num_blocks=5)

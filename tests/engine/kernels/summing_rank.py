@@ -39,7 +39,7 @@ def run(rank: int, dtype: torch.dtype, segments: list[torch.Tensor]) -> None:
     addresses = torch.tensor([segment.data_ptr() for segment in segments])
     peer_sum = PeerSum(addresses, segments[rank], rank, BUFFER_BYTES, FLAGGED_BYTES)
     weights = part(98, 0, 1, dtype)[0]
-    for turn, rows in enumerate((1, 3, 1, 1, 40, 2, 7, 1, 5, 3, 2, 40)):  # one program, several, fewer again
+    for turn, rows in enumerate((1, 3, 1, 40, 2, 1)):  # one program, several, fewer again
         hidden = part(99, turn, rows, dtype)
         parts = [part(other, turn, rows, dtype) for other in range(len(segments))]
         expected = torch.stack(parts).double().sum(0) + hidden.double()

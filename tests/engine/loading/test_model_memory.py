@@ -226,3 +226,61 @@ def test_a_cpu_worker_whose_mapped_weights_were_replaced_does_not_wake(tmp_path:
     with pytest.raises(ModelError, match="its tensors have other values"):
         memory.wake()
     assert memory.asleep == ("weights", "kv_cache")
+
+
+def test_given_weights_are_kept_by_a_light_sleep_and_asked_for_after_a_deep_one(
+    loaded: Loaded, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = write_tiny_model(tmp_path_factory.mktemp("other"), seed=1)
+    given = [(name, torch.from_numpy(value)) for name, value in load_file(folder / "model.safetensors").items()]
+    address = loaded.weights.memory.bytes().data_ptr()  # type: ignore[union-attr]
+    loaded.memory.update(given)
+    answers = loaded.answers()
+    assert answers == Loaded(resolve_model(str(folder)), FullMemory()).answers()
+    loaded.memory.sleep(1)
+    with pytest.raises(UnavailableError, match="the weights sleep"):
+        loaded.memory.update(given)
+    loaded.memory.wake()
+    assert loaded.memory.problem == ""
+    assert loaded.answers() == answers
+    loaded.memory.sleep(2)
+    loaded.memory.wake(("weights",))
+    assert loaded.memory.problem == "the weights that were given are gone with a sleep of level 2: give them again"
+    loaded.memory.update(given)
+    loaded.memory.wake()
+    assert loaded.memory.problem == ""
+    assert loaded.answers() == answers
+    assert loaded.weights.memory.bytes().data_ptr() == address  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_a_checkpoint_is_read_in_place_or_when_the_weights_wake(loaded: Loaded, tmp_path: Path, level: int) -> None:
+    new = Loaded(resolve_model(str(write_tiny_model(tmp_path / "new", seed=1))), FullMemory())
+    memory, before, expected = loaded.memory, loaded.answers(), new.answers()
+    if level:
+        memory.sleep(level)
+    memory.read(memory.opened(new.files.folder))
+    assert memory.fingerprint == new.memory.fingerprint
+    if level:
+        memory.wake()
+    assert loaded.answers() == expected != before
+    memory.sleep(2)
+    memory.wake()
+    assert loaded.answers() == expected, "level 2 reads the new folder"
+
+
+def test_a_checkpoint_that_does_not_fit_changes_nothing(loaded: Loaded, tmp_path: Path) -> None:
+    folder = write_tiny_model(tmp_path / "new", seed=1)
+    before, name = loaded.answers(), "model.layers.1.mlp.up_proj.weight"
+    tensors = load_file(folder / "model.safetensors")
+    save_file({key: value for key, value in tensors.items() if key != name}, folder / "model.safetensors")
+    with pytest.raises(ModelError, match=f"model {folder}: 1 tensors are missing: {name}"):
+        loaded.memory.opened(folder)
+    save_file(tensors | {"more": np.zeros(1, np.float32)}, folder / "model.safetensors")
+    with pytest.raises(ModelError, match=f"model {folder}: tensor more is not known to this architecture"):
+        loaded.memory.opened(folder)
+    (folder / "model.safetensors").write_bytes(bytes(7))
+    with pytest.raises(ModelError, match="is truncated or not a safetensors file"):
+        loaded.memory.opened(folder)
+    assert loaded.memory.problem == ""
+    assert loaded.answers() == before

@@ -9,6 +9,7 @@ import pytest
 
 from runtime.config.overrides import with_overrides
 from runtime.config.serving import (
+    AUTO_KEYS,
     ServingConfig,
     dump_config,
     for_prefill_worker,
@@ -179,6 +180,13 @@ def test_a_file_that_is_no_configuration_is_a_clear_error(tmp_path: Path, text: 
     (tmp_path / "serving.yaml").write_bytes(text.encode("latin-1"))
     with pytest.raises(ConfigError, match=r"serving\.yaml"):
         load_config(tmp_path / "serving.yaml")
+
+
+def test_auto_is_the_same_as_leaving_a_number_out() -> None:
+    keys = dict.fromkeys(AUTO_KEYS, "auto")
+    assert parse_config({"engine": keys}) == ServingConfig()
+    with pytest.raises(ConfigError, match=r"engine\.max_model_len"):
+        parse_config({"engine": {"max_model_len": "auto"}})
 
 
 def test_a_size_beyond_any_machine_is_a_clear_error() -> None:

@@ -15,6 +15,7 @@ WRONG: dict[type[inspect.Type], tuple[Any, ...]] = {
     inspect.FloatType: (-1.0, math.inf, math.nan, 1e300, "1 s", True, {}),
     inspect.StrType: ("", "a\nb", "a\x00b", 5, ["a"]),
     inspect.BoolType: ("yes", 1, [True]),
+    inspect.VarTupleType: ("*", 5, {}),
     inspect.LiteralType: ("nonsense", 17, [16]),
 }
 
@@ -55,7 +56,9 @@ def test_a_key_refuses_values_that_it_cannot_mean(path: str, kind: inspect.Type,
 @pytest.mark.parametrize(
     ("path", "value", "words"),
     [
-        ("engine.block_size", 17, "17 is not one of 16, 32, 64, 128"),
+        ("engine.block_size", 17, "17 is not auto, 16, 32, 64 or 128"),
+        ("engine.max_running", "many", '"many" is not auto, or a whole number of at least 1'),
+        ("engine.gpu_memory_share", 1.0, "1.0 is not a number above 0 and below 1"),
         ("engine.kv_memory", "10 gigs", '"10 gigs" is not auto, or a size in B, KB, MB, GB, KiB, MiB or GiB'),
         ("router.http_port", 70000, "70000 is not a whole number of at least 0 and at most 65535"),
         ("engine.prefill_tensor_parallel", 3, "3 is not one of 1, 2, 4, 8 or null"),

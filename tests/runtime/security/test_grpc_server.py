@@ -1,11 +1,15 @@
 import asyncio
+import inspect
+import re
 from collections.abc import AsyncIterator
 
 import grpc
 import grpc.aio
 import pytest
+from grpc._cython import cygrpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from runtime.security import grpc_server as module
 from runtime.security.grpc_server import grpc_server
 from tests.fuzz.doors.http2_frames import END_HEADERS, HEADERS, PREFACE, SETTINGS, frame, literal
 
@@ -33,6 +37,19 @@ async def is_serving(port: int) -> bool:
         )
         answer = await check(health_pb2.HealthCheckRequest(), timeout=10)
         return bool(answer.status == SERVING)
+
+
+async def test_grpcio_has_the_private_names_that_the_server_is_made_of() -> None:
+    """No public API reaches the loop that accepts calls. Where one of these is gone, look whether a method's name still
+    ends this loop; if it does not, `grpc.aio.server` does."""
+    asked = set(re.findall(r"\bcygrpc\.(\w+)", inspect.getsource(module)))
+    assert {"AioServer", "_handle_rpc"} < asked
+    missing = [f"cygrpc.{name}" for name in sorted(asked) if not hasattr(cygrpc, name)]
+    for name in ("_make_request_call_future", "_request_call", "is_running"):
+        missing += [] if hasattr(cygrpc.AioServer, name) else [f"cygrpc.AioServer.{name}"]
+    server = grpc.aio.server()
+    missing += [f"grpc.aio.server().{name}" for name in ("_loop", "_server") if not hasattr(server, name)]
+    assert not missing, f"grpcio {grpc.__version__} has no {', '.join(missing)}"
 
 
 async def test_a_method_whose_name_is_not_utf_8_does_not_end_the_server(port: int) -> None:

@@ -13,7 +13,8 @@ import pytest
 import pytest_asyncio
 
 from baton_proto.decoding import decoder
-from baton_proto.worker import MAJOR, STEPS, Cancel, Hello, Refused, decode_greeting, encode
+from baton_proto.sampling import SamplingParams
+from baton_proto.worker import MAJOR, STEPS, Cancel, Hello, Refused, Submit, decode_greeting, encode
 from runtime.errors import ProtocolError, UnauthorizedError
 from runtime.security.cluster_key import ClusterKey, new_cluster_key
 from runtime.security.handshake import MAX_FRAME_BYTES, NONCE_BYTES, PROOF_BYTES
@@ -25,6 +26,7 @@ from worker.stream_server import StreamServer
 
 KEY = new_cluster_key()
 decode_cancel = decoder(Cancel | Refused)
+decode_long = decoder(Submit)
 
 SILENT_SERVER = """
 import socket, time
@@ -53,12 +55,16 @@ async def pair() -> AsyncIterator[Pair]:
     server.close()
 
 
+def long(num_bytes: int) -> Submit:
+    return Submit("r", bytes(num_bytes), 0, SamplingParams(max_tokens=1), 1.0)
+
+
 @pytest.mark.parametrize("cut", [1, 2, 3, 5, 7, 1000])
 async def test_messages_arrive_whole_and_in_order_however_the_bytes_are_cut(cut: int) -> None:
-    sent = [Cancel("x" * size) for size in (0, 1, 100, 3000)] * 3
+    sent = [long(size) for size in (0, 1, 100, 3000)] * 3
     data = b"".join(struct.pack("<I", len(encode(message))) + encode(message) + bytes(4) for message in sent)
     stream, got = MessageStream("them"), []
-    stream.listen(decode_cancel, got.append)
+    stream.listen(decode_long, got.append)
     for begin in range(0, len(data), cut):
         stream.data_received(data[begin : begin + cut])
     assert got == sent
@@ -78,9 +84,9 @@ async def test_messages_flow_both_ways_and_those_that_came_before_listening_are_
 
 
 async def test_what_was_sent_before_closing_arrives_and_then_the_end(pair: Pair) -> None:
-    pair.ours.send(Cancel("y" * 1_000_000))
+    pair.ours.send(long(1_000_000))
     pair.ours.close()
-    assert await pair.theirs.receive(decode_cancel) == Cancel("y" * 1_000_000)
+    assert await pair.theirs.receive(decode_long) == long(1_000_000)
     assert await asyncio.wait_for(pair.theirs.ended(), 30) == ENDED
     with pytest.raises(ConnectionError, match="ended"):
         await pair.theirs.receive(decode_cancel)
