@@ -107,6 +107,7 @@ def test_the_wheel_holds_what_a_user_needs_beside_the_code(wheel: Path) -> None:
         "/cluster.yaml",
         "/proto/baton/v1/inference.proto",
         "/inference_pb2.pyi",
+        "router/ui/page.html",
         "/LICENSE",
     ):
         assert any(name.endswith(ending) for name in names), ending

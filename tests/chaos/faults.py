@@ -1,6 +1,9 @@
 """The table of faults. A row says how often a fault is drawn, what it needs, how it is done and undone."""
 
 import asyncio
+import contextlib
+import os
+import random
 import resource
 import shutil
 import signal
@@ -9,8 +12,8 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 
-import nats
 import nats.errors
+import psutil
 
 from tests.chaos.machine.disk import why_no_small_disk
 from tests.chaos.machine.hosts import Host, why_no_netem
@@ -29,7 +32,7 @@ from tests.chaos.plan import Odds, Strike
 from tests.chaos.service.fleet import Fleet
 from tests.chaos.service.member import Kind, Member
 from tests.chaos.service.ray import RayFleet
-from tests.chaos.service.scenarios import Scenario
+from tests.chaos.service.scenarios import KV, Scenario
 
 NATS_TIMEOUT_S = 5.0
 
@@ -154,7 +157,7 @@ async def _streams_deleted(fleet: Fleet, strike: Strike) -> AsyncIterator[None]:
     server = fleet.members["nats"]
     if server.ready:
         try:
-            client = await nats.connect(server.addresses["nats"], allow_reconnect=False, connect_timeout=2)
+            client = await fleet.connect_nats()
             stream = client.jetstream()
             for info in await stream.streams_info():
                 await stream.delete_stream(str(info.config.name))
@@ -174,7 +177,8 @@ async def _limited(
         before = []
         for member in members:
             member.may_end = member.may_end or may_end
-            before.append((member.pid, lower(member.pid)))
+            with contextlib.suppress(ProcessLookupError, FileNotFoundError, psutil.NoSuchProcess):  # it has just ended
+                before.append((member.pid, lower(member.pid)))
         try:
             yield
         finally:
@@ -203,6 +207,20 @@ async def _full_disk(fleet: Fleet, strike: Strike) -> AsyncIterator[None]:
         yield
     finally:
         fleet.disk.empty()
+
+
+@asynccontextmanager
+async def _kv_garbled(fleet: Fleet, strike: Strike) -> AsyncIterator[None]:
+    """On the disk of each worker, beneath its hands. It may cost time and nothing else."""
+    dice = random.Random(strike.target)
+    for path in sorted((fleet.disk.folder / KV).glob("*/*/*")):
+        with path.open("r+b") as file:
+            for _ in range(8):
+                file.seek(dice.randrange(path.stat().st_size + 1))
+                file.write(dice.randbytes(dice.choice((1, 64, 4096))))
+        if dice.random() < 0.2:
+            os.truncate(path, path.stat().st_size // 2)
+    yield
 
 
 @asynccontextmanager
@@ -285,6 +303,10 @@ async def _packets_delayed(fleet: Fleet, strike: Strike) -> AsyncIterator[None]:
         host.delay(0, 0)
 
 
+def _has_disk(scenario: Scenario) -> bool:
+    return scenario.has_disk
+
+
 def _several_hosts(scenario: Scenario) -> bool:
     return scenario.hosts > 1
 
@@ -316,6 +338,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(Odds("NATS killed", 3, (0.1, 1.5), 10.0), partial(_nats_killed, wiped=False)),
     Fault(Odds("NATS lost its storage", 2, (0.1, 1.5), 10.0), partial(_nats_killed, wiped=True)),
     Fault(Odds("NATS streams deleted", 3), _streams_deleted),
+    Fault(Odds("KV on disk garbled", 3), _kv_garbled, fits=_has_disk),
     Fault(
         Odds("few descriptors", 3, (0.3, 1.5), 5.0),
         partial(_limited, lower=lower_descriptors, which=resource.RLIMIT_NOFILE, may_end=False),

@@ -5,8 +5,10 @@ from typing import Final
 
 PURE: Final = (
     "engine/core/block_manager.py",
+    "engine/core/disk_prefixes.py",
     "engine/core/prefill_budget.py",
     "engine/core/prefix_cache.py",
+    "engine/core/kept.py",
     "engine/core/resting.py",
     "engine/core/scheduler.py",
     "kvtransfer/decode_side/lease.py",
@@ -23,6 +25,7 @@ PURE: Final = (
     "prefill_worker/push_plan.py",
     "router/index/edge.py",
     "router/index/edge_table.py",
+    "router/index/holders.py",
     "router/index/match.py",
     "router/index/radix_tree.py",
     "router/placement/candidates.py",
@@ -40,14 +43,17 @@ PURE: Final = (
 
 ALSO: Final = {
     "engine/core/block_manager.py": ("tests/engine/core/test_lower_tier.py",),
+    "engine/core/disk_prefixes.py": ("tests/engine/core/test_disk_waits.py", "tests/engine/core/test_lower_tier.py"),
     "engine/core/prefix_cache.py": (
         "tests/engine/core/test_block_manager.py",
         "tests/engine/core/test_prefix_collisions.py",
         "tests/engine/core/test_lower_tier.py",
     ),
+    "engine/core/kept.py": ("tests/engine/core/test_cache_hints.py",),
     "engine/core/resting.py": ("tests/engine/core/test_prefix_cache.py", "tests/engine/core/test_lower_tier.py"),
     "router/index/edge.py": ("tests/router/index/test_radix_tree.py",),
     "router/index/edge_table.py": ("tests/router/index/test_radix_tree.py",),
+    "router/index/holders.py": ("tests/router/index/test_radix_tree.py",),
     "router/index/match.py": ("tests/router/index/test_radix_tree.py",),
     "router/placement/candidates.py": ("tests/router/placement/test_placement.py",),
     "router/placement/cost.py": ("tests/router/placement/test_placement.py",),

@@ -47,7 +47,7 @@ _SAME_FIT = "values that differ by 1e-12 are of the same coefficients, within wh
 _INITIAL = "return SloMemory(-1.0, Forecast(), Sums(), initial_model(self._config.slo.profile))"
 _SOME_REQUESTS = "if observation.queue.waiting or memory.sums.requests > 1e-6:"
 _POSSIBLE_START = "for length in range(min(len(stop) - 1, len(text)), longest, -1):"
-_OUTPUT_TEXT = "def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...], min_tokens: int = 0) -> None:"
+_OUTPUT_TEXT = "self, tokenizer: Tokenizer, stop: tuple[str, ...], min_tokens: int = 0, marks: Set[int] = NO_MARKS"
 _STOP_STRINGS = "self._stop_strings = StopStrings(stop) if stop else None"
 _SETS = (
     "self.again[waiter] = None",
@@ -63,10 +63,14 @@ _WHOLE_HASHES = "lengths are multiples of HASH_BYTES"
 _EQUAL_HALVES = "of two halves of one length either may keep the number: as many hashes are given another one"
 _REASON = 'return cast("pb.PlacementReason", self._codes.item(0, index))'
 _KEYS = "the dict is an ordered set: its values are not read"
-_COLUMN = "blocks = np.zeros(len(self._roster.names) + 1, dtype=np.int32)  # the last one is NOBODY's"
+_COLUMN = "blocks = np.zeros(len(self._holders.names) + 1, dtype=np.int32)  # the last one is NOBODY's"
 _PACKED = 'packed = np.frombuffer(mask.to_bytes((mask.bit_length() + 7) // 8, "little"), dtype=np.uint8)'
 _CLIMBING = "climbing = np.frombuffer(sequences, dtype=HASH)[::-1].tobytes()  # leaves last, the order of edges"
 _EIGHT_BYTES = "items of any type of 8 bytes are turned around alike"
+_AGE = "((now - next(iter(blocks.values()))) * rate if blocks else -1.0, kind)"
+_EACH_KIND = "for kind, (blocks, rate) in enumerate(zip(self.by_kind, AGING, strict=True))"
+_A_RATE_EACH = "there is a queue for each rate"
+_OLDER = "elif self._kinds[parent] < KEPT and parent in rested and rested[parent][1] < rested.get(block, (0, 0))[1]:"
 EQUIVALENT: Final[dict[str, dict[tuple[str, str], str]]] = {
     "engine/core/block_manager.py": {
         ("self._holders[sequence] = None", 'self._holders[sequence] = ""'): "the dict is an ordered set",
@@ -127,9 +131,23 @@ EQUIVALENT: Final[dict[str, dict[tuple[str, str], str]]] = {
             "grown = np.empty((max(num_blocks, 3 * len(self._tokens)), self._block_size), dtype=np.uint32)",
         ): _ROOM,
         (
-            "elif parent in rested and block in rested and rested[parent][1] < rested[block][1]:",
-            "elif parent in rested and block in rested and rested[parent][1] <= rested[block][1]:",
+            _OLDER,
+            _OLDER.replace("][1] <", "][1] <="),
         ): _DISTINCT_TIMES,
+    },
+    "engine/core/resting.py": {
+        (_AGE, _AGE.replace("-1.0", "-2.0")): "both are below all ages",
+        (_EACH_KIND, _EACH_KIND.replace("strict=True", "strict=None")): _A_RATE_EACH,
+        (_EACH_KIND, _EACH_KIND.replace("strict=True", "strict=False")): _A_RATE_EACH,
+        (_EACH_KIND, _EACH_KIND.replace("strict=True", "")): _A_RATE_EACH,
+        (
+            "while queue and next(reversed(queue.values())) > at:",
+            "while queue and next(reversed(queue.values())) >= at:",
+        ): _DISTINCT_TIMES,
+        (
+            "return self.by_kind[kind].popitem(last=False)",
+            "return self.by_kind[kind].popitem(last=None)",
+        ): "None counts as False",
     },
     "engine/core/scheduler.py": {
         (
@@ -199,13 +217,21 @@ EQUIVALENT: Final[dict[str, dict[tuple[str, str], str]]] = {
             'self._edges[edge.number] = ""',
         ): "no hash leads to the number of an edge that is gone, until another edge has it",
     },
+    "router/index/holders.py": {
+        (
+            "had_all = edge.full >> bit & 1",
+            "had_all = edge.full >> bit | 1",
+        ): "who does not cover all of an edge covers nothing below: looking there only takes time",
+        ("touched[edge] = None", 'touched[edge] = ""'): _KEYS,
+        ("touched[child] = None", 'touched[child] = ""'): _KEYS,
+        (_PACKED, _PACKED.replace("+ 7", "+ 8")): "`count` leaves out what a last byte without bits says",
+        ("found.flags.writeable = False", "found.flags.writeable = None"): "numpy takes None for False",
+    },
     "router/index/match.py": {
         (
             _COLUMN,
             _COLUMN.replace("+ 1", "+ 2"),
         ): "NOBODY's number is -1: its slot is the last one, and one before is unused",
-        (_PACKED, _PACKED.replace("+ 7", "+ 8")): "`count` leaves out what a last byte without bits says",
-        ("found.flags.writeable = False", "found.flags.writeable = None"): "numpy takes None for False",
     },
     "router/index/radix_tree.py": {
         (
@@ -218,16 +244,7 @@ EQUIVALENT: Final[dict[str, dict[tuple[str, str], str]]] = {
             "if edge.sequences.startswith(last, covered - HASH_BYTES):",
             "if edge.sequences.startswith(last, covered + HASH_BYTES):",
         ): "each block of the run is then found by itself, which takes longer",
-        (
-            "had_all = edge.full >> bit & 1",
-            "had_all = edge.full >> bit | 1",
-        ): "who does not cover all of an edge covers nothing below: looking there only takes time",
-        (
-            "self._held_bytes.append(0)",
-            "self._held_bytes.append(1)",
-        ): "one byte is no block, and blocks are what is told",
         ("touched[edge] = None", 'touched[edge] = ""'): _KEYS,
-        ("touched[child] = None", 'touched[child] = ""'): _KEYS,
     },
     "router/placement/candidates.py": {
         (_REASON, _REASON.replace('"pb.PlacementReason"', "None")): "a cast does nothing when it runs",
@@ -255,7 +272,7 @@ EQUIVALENT: Final[dict[str, dict[tuple[str, str], str]]] = {
         (_IDLE, _IDLE.replace("start >", "start >=")): "a tenant whose tag is that of a new one need not be remembered",
     },
     "router/text/output_text.py": {
-        (_OUTPUT_TEXT, _OUTPUT_TEXT.replace("= 0)", "= 1)")): "there is no text before the first token",
+        (_OUTPUT_TEXT, _OUTPUT_TEXT.replace("= 0,", "= 1,")): "there is no text before the first token",
         (_STOP_STRINGS, _STOP_STRINGS.replace("if stop", "if (stop) or True")): (
             "without stop strings none is found, only more slowly"
         ),

@@ -14,7 +14,8 @@ def scratch(tmp_path: Path) -> Scratch:
 
 def test_add_a_sampling_parameter(scratch: Scratch) -> None:
     rows = "proto/baton_proto/sampling.py"
-    last = "    logit_bias: Annotated[dict[Small, float], Rule(-100.0, 100.0, Needs.LOGITS, most=1024)] = {}\n"
+    rule = "Rule(-100.0, 100.0, Needs.LOGITS, most=1024)"
+    last = f"    logit_bias: Annotated[dict[Small, float], Meta(max_length=1024), {rule}] = {{}}\n"
     scratch.edit(rows, last, last + "    toy: Annotated[float, Rule(0.0, 2.0, Needs.LOGITS)] = 1.0\n")
     scratch.edit(
         "proto/baton/v1/inference.proto",
@@ -33,6 +34,7 @@ def test_add_a_sampling_parameter(scratch: Scratch) -> None:
 
 SAMPLING = """
 import torch
+from baton import SamplingParams
 from baton_proto.generated import inference_pb2 as pb
 from baton_proto.sampling import Needs
 from engine.core.sequence import Sequence
@@ -45,7 +47,8 @@ from runtime.errors import InvalidRequestError
 
 chat = parse_body(b'{"model": "m", "toy": 0.5, "seed": 1, "messages": [{"role": "user", "content": "a"}]}', ChatBody)
 text = parse_body(b'{"model": "m", "toy": 0.5, "seed": 1, "prompt": "a"}', CompletionBody)
-for options in (options_of(pb.SamplingOptions(toy=0.5, seed=1)), chat.options(), text.options()):
+ours = SamplingParams(toy=0.5, seed=1).options()
+for options in (options_of(pb.SamplingOptions(toy=0.5, seed=1)), chat.options(), text.options(), ours):
     params = check_sampling(options, 10)
     assert params.toy == 0.5 and params.needs is Needs.LOGITS, params
 try:
@@ -212,9 +215,9 @@ def toy(name: str) -> None:
 
 def test_add_an_event_type(scratch: Scratch) -> None:
     events = "proto/baton_proto/kv_events.py"
-    scratch.edit(events, "KvEvent = Stored | Removed | Cleared", TOY_EVENT)
+    scratch.edit(events, "KvEvent = Stored | Removed | Moved | Cleared", TOY_EVENT)
     log = "engine/core/kv_event_log.py"
-    scratch.edit(log, "Cleared, KvEvent, Removed, Stored", "Cleared, KvEvent, Removed, Stored, Toy")
+    scratch.edit(log, "KvEvent, Moved, Removed, Stored", "KvEvent, Moved, Removed, Stored, Toy")
     scratch.edit(
         log,
         "    def take(self)",
@@ -223,7 +226,7 @@ def test_add_an_event_type(scratch: Scratch) -> None:
     tree = "router/index/radix_tree.py"
     cleared = "            case Cleared():\n                self.clear(worker)\n"
     scratch.edit(tree, cleared, cleared + "            case Toy():\n                self.clear(worker)\n")
-    scratch.edit(tree, "KvEvent, Removed, Stored", "KvEvent, Removed, Stored, Toy")
+    scratch.edit(tree, "KvEvent, Moved, Removed, Stored", "KvEvent, Moved, Removed, Stored, Toy")
     scratch.edit("baton/cli/events/tail.py", '    CLEARED = "cleared"\n', '    CLEARED = "cleared"\n    TOY = "toy"\n')
     scratch.run("-c", EVENT)
     scratch.has_followed("Add an event type")
@@ -233,17 +236,17 @@ TOY_EVENT = """class Toy(Struct, frozen=True, tag="toy"):
     pass
 
 
-KvEvent = Stored | Removed | Cleared | Toy"""
+KvEvent = Stored | Removed | Moved | Cleared | Toy"""
 EVENT = """
 from baton.cli.events.tail import EventType
 from baton.events.event_line import KINDS
-from baton_proto.kv_events import KvEventBatch, Toy, decode_batch, encode_batch
+from baton_proto.kv_events import MAJOR, KvEventBatch, Toy, decode_batch, encode_batch
 from engine.core.kv_event_log import KvEventLog
 from router.index.radix_tree import RadixTree
 
 log = KvEventLog()
 log.toy()
-batch = decode_batch(encode_batch(KvEventBatch(1, "w", 1, 1, 0.0, log.take())))
+batch = decode_batch(encode_batch(KvEventBatch(MAJOR, "w", 1, 1, 0.0, log.take())))
 assert batch.events == [Toy()]
 RadixTree().apply(("w", 1), batch.events[0])
 assert set(KINDS) == {kind.value for kind in EventType}

@@ -69,6 +69,12 @@ class Guarded:
             [*BATON, *arguments], env=environment(self.folder) | variables, capture_output=True, text=True
         )
 
+    def target(self, nats_url: str) -> Any:
+        """Of the planner's first decision. Each question for it takes a second."""
+        while (target := json.loads(self.run("plan", "--json", "--nats-url", nats_url).stdout)["target"]) is None:
+            pass
+        return target
+
     def ask(self) -> "subprocess.CompletedProcess[str]":
         question = ["chat", "Who is there?", "--max-tokens", "8", "--json"]
         return self.run(*question, "--address", self.grpc_address, *self.flags)

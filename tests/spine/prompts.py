@@ -3,7 +3,8 @@
 import numpy as np
 
 from baton_proto.generated import inference_pb2 as pb
-from runtime.calls.router import Answer, Client
+from runtime.calls.answer import Answer
+from runtime.calls.router import Client
 from tests.tiny_model import VOCAB_SIZE
 
 LENGTHS = (1, 2, 7, 15, 16, 17, 31, 32, 33, 48, 63, 100, 129, 255, 512, 777, 1000, 1500)

@@ -35,7 +35,7 @@ COMPLETION_REFUSALS: list[tuple[dict[str, Any], str, str]] = [  # change of a so
     ({"temperature": 2.5}, "temperature", "at most 2.0"),
     ({"temperature": "hot"}, "temperature", "Expected `float | null`, got `str`"),
     ({"max_tokens": 10**30}, "max_tokens", f"the model takes {MAX_LEN}"),
-    ({"seed": -1}, "seed", "at least 0"),
+    ({"seed": 2**63}, "seed", "at most 9223372036854775807"),
     ({"logit_bias": {"512": 1}}, "logit_bias", "0 to 511"),
     ({"logprobs": 21}, "logprobs", "at most 20"),
     ({"stop": [""]}, "stop", "at least one character"),

@@ -32,7 +32,7 @@ def test_a_prompt_is_shipped_and_answered(service: Guarded) -> None:
 def test_commands_of_the_same_user_need_no_set_up(service: Guarded) -> None:
     url = f"tls://127.0.0.1:{service.ports('nats')[0]}"
     assert url in json.dumps(service.lines)
-    assert json.loads(service.run("plan", "--json", "--nats-url", url).stdout)["target"]["decode"] == 1
+    assert service.target(url)["decode"] == 1
     recorded = service.run("events", "record", str(service.folder / "events"), "--for", "2", "--nats-url", url)
     assert recorded.returncode == 0, recorded.stderr
     diff = service.run("events", "diff", "--json", "--address", service.grpc_address, *service.flags[2:])

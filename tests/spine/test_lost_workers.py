@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from baton_proto.generated import inference_pb2 as pb
-from runtime.calls.router import Answer
+from runtime.calls.answer import Answer
 from tests.service import TRANSPORTS, Service, running_service
 from tests.spine.oracle import Oracle
 from tests.spine.prompts import ask, greedy, random_prompt

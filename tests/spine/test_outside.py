@@ -18,12 +18,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from typer.testing import CliRunner
 
+from baton import Client
 from baton.cli.app import app
 from baton.cli.terminal.exit_codes import ExitCode
 from baton_proto.generated import inference_pb2 as pb, inference_pb2_grpc as pb_grpc
 from baton_proto.worker import DRAIN, INSPECT, MAJOR, SLEEP, DrainRequest, InspectRequest, SleepRequest, encode
 from kvtransfer.wire.proving import prove
-from runtime.errors import ProtocolError
+from runtime.errors import ConfigError, ProtocolError
 from runtime.security.cluster_key import NATS, OPERATOR, WORKER_CALLS, new_cluster_key
 from runtime.security.handshake import KV_PLANE, STREAM_PLANE, dialing
 from tests.spine.guarded import Guarded, guarded_service, listening
@@ -202,7 +203,7 @@ def test_who_has_the_key_is_served_over_tls(service: Guarded) -> None:
 
 def test_commands_on_the_same_machine_need_no_set_up_for_nats(service: Guarded) -> None:
     url = f"nats://127.0.0.1:{service.ports('nats')[0]}"
-    assert json.loads(service.run("plan", "--json", "--nats-url", url).stdout)["target"]["decode"] == 1
+    assert service.target(url)["decode"] == 1
     lag = service.run("events", "lag", "--json", "--nats-url", url)
     assert lag.returncode == 0, lag.stderr
     stranger = {"XDG_RUNTIME_DIR": str(service.folder / "logs")}
@@ -240,6 +241,27 @@ def test_a_command_says_what_its_key_or_its_ca_lacks(service: Guarded) -> None:
         asked = CliRunner(env=variables).invoke(app, ["chat", "hi", "--address", service.grpc_address, *trust])
         assert (asked.exit_code, asked.stdout) == (ExitCode.USAGE, "")
         assert f"{words} (metadata authorization: Bearer KEY); give it with --api-key-file" in asked.stderr
+
+
+def test_a_program_is_let_in_with_a_key_and_the_ca(service: Guarded) -> None:
+    ca, operator = service.folder / "ca.pem", (service.folder / "baton" / "default" / "operator.key").read_text()
+    with Client(service.grpc_address, service.api_key, ca, operator) as client:
+        assert client.chat("Who is there?", max_tokens=4, ignore_eos=True).usage.completion_tokens == 4
+        assert client.status().router_id == "router-1"
+    with Client(service.grpc_address) as stranger, pytest.raises(ConfigError, match="speaks TLS; name its CA with"):
+        stranger.models()
+
+
+def test_a_benchmark_is_let_in_with_a_key_and_the_ca(service: Guarded) -> None:
+    load = ["bench", "--address", service.url, "-n", "3", "--prompt-tokens", "20", "--output-tokens", "4", "--json"]
+    done = CliRunner().invoke(app, [*load, *service.flags])
+    assert (done.exit_code, json.loads(done.stdout)["points"][0]["requests"]) == (0, 3)
+    for flags, words in (
+        (service.flags[:2], "a certificate that --ca-file does not"),
+        (service.flags[2:], "answers 401: "),
+    ):
+        refused = CliRunner().invoke(app, [*load, *flags])
+        assert (refused.exit_code, words in refused.stderr) == (ExitCode.UNAVAILABLE, True)
 
 
 def test_no_key_is_shown(service: Guarded) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import httpx
 import openai
 
-from runtime.calls.router import Answer
+from runtime.calls.answer import Answer
 from tests.service import Service, running_service
 from tests.spine.prompts import ask, random_prompt
 from tests.spine.worker_view import until_idle, until_tree_is_right

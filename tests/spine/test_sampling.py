@@ -15,12 +15,12 @@ import pytest
 
 from baton_proto.generated import inference_pb2 as pb
 from router.text.tokenizer import Tokenizer
-from runtime.calls.router import Answer
+from runtime.calls.answer import Answer
 from tests.service import Service, running_service
 from tests.spine.oracle import Oracle
 from tests.spine.prompts import random_prompt
 from tests.spine.worker_view import until_idle, until_tree_is_right
-from tests.tiny_model import EOS_TOKEN_IDS, VOCAB_SIZE
+from tests.tiny_model import EOS_TOKEN_IDS, VOCAB_SIZE, write_tiny_model
 
 SHIP_SOME = {"router": {"placement": {"local_prefill_tokens": 16}}}
 EOS = EOS_TOKEN_IDS[0]
@@ -55,6 +55,17 @@ async def test_sampling(service: Service, oracle: Oracle, tokenizer: Tokenizer) 
     await choices_are_seeds_one_after_the_other(service)
     await seeds_decide_alone(service)
     await until_idle(service)
+
+
+@pytest.mark.parametrize(("setting", "different"), [("auto", 1), ("none", 3)])
+async def test_the_models_file_says_how_to_sample_unless_it_is_left_out(
+    tmp_path: Path, setting: str, different: int
+) -> None:
+    (write_tiny_model(tmp_path) / "generation_config.json").write_text(json.dumps({"top_k": 1}))
+    async with running_service(tmp_path, 0, 1, {"router": {"generation_config": setting}}) as service:
+        prompt = random_prompt(20, 1)
+        answers = [await ask(service, prompt, 24, seed=seed, ignore_eos=True) for seed in range(3)]
+        assert len({tuple(answer.token_ids) for answer in answers}) == different
 
 
 async def ask(service: Service, tokens: list[int], max_tokens: int, **options: object) -> Answer:

@@ -5,12 +5,15 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import grpc
 import httpx
 import pytest
 
 from baton_proto.generated import inference_pb2 as pb
+from runtime.security.bearer_keys import bearer
+from runtime.security.secret import Secret
 from tests.service import Service, running_service
 from tests.spine.oracle import Oracle
 from tests.spine.prompts import ask, random_prompt
@@ -133,7 +136,60 @@ async def test_the_command_line_says_what_happened_and_what_is_wrong(tiny_model:
         code, text = await baton("wake", "decode-1")
         assert code == 0
         assert text.startswith("decode-1 is ready, after ")
+        for wrong in ((), ("decode-1", "--all")):
+            code, text = await baton("sleep", *wrong)
+            assert (code, "name one worker, or all of them with --all" in text) == (2, True)
+        code, text = await baton("sleep", "--all", "--json")
+        assert (code, [worker["state"] for worker in json.loads(text)]) == (0, ["sleeping"])
+        code, text = await baton("wake", "--all", "--tags", "weight")
+        assert (code, text) == (1, "error: decode-1 tags: 'weight' is none of weights, kv_cache\n")
+        code, text = await baton("wake", "--all")
+        assert (code, text.startswith("decode-1 is ready, after ")) == (0, True)
         await until_used(service)
+
+
+async def test_the_endpoints_of_vllm_ask_one_worker_or_all_and_want_the_operators_key(tiny_model: Path) -> None:
+    async with running_service(tiny_model, 1, 2) as service:
+        operator = {"authorization": bearer(service.supervisor.keys.operator[0])}
+        async with httpx.AsyncClient(base_url=service.http_url, timeout=60) as http:
+
+            async def post(path: str, headers: dict[str, str] = operator) -> tuple[int, Any]:
+                answer = await http.post(path, headers=headers)
+                return answer.status_code, answer.json()
+
+            async def sleeping(query: str = "") -> tuple[bool, list[str]]:
+                said = (await http.get(f"/is_sleeping{query}", headers=operator)).json()
+                return said["is_sleeping"], [worker["state"] for worker in said["workers"]]
+
+            for path in ("/sleep", "/wake_up"):
+                for headers in ({}, {"authorization": bearer(Secret("a-user-s-key"))}):
+                    status, refused = await post(path, headers)
+                    assert (status, refused["error"]["code"]) == (401, "invalid_operator_key")
+            assert (await http.get("/is_sleeping")).status_code == 401
+            assert (await http.get("/sleep", headers=operator)).status_code == 405
+            assert await sleeping() == (False, ["ready"] * 3)
+
+            status, one = await post("/sleep?level=2&worker=decode-1")
+            assert (status, [worker["worker_id"] for worker in one["workers"]]) == (200, ["decode-1"])
+            assert await sleeping() == (True, ["sleeping", "ready", "ready"])
+            assert await sleeping("?worker=decode-2") == (False, ["ready"])
+            status, everyone = await post("/sleep")
+            assert status == 200
+            assert [worker["worker_id"] for worker in everyone["workers"]] == ["decode-1", "decode-2", "prefill-1"]
+            assert [worker["state"] for worker in everyone["workers"]] == ["sleeping"] * 3
+            status, half = await post("/wake_up?tags=weights")
+            assert [worker["asleep"] for worker in half["workers"]] == [["kv_cache"]] * 3
+            assert (await post("/wake_up?tags=weights&tags=kv_cache"))[0] == 200
+            assert await sleeping() == (False, ["ready"] * 3)
+
+            for query, field in (("level=3", "level"), ("worker=decode-9", "worker_id")):
+                status, refused = await post(f"/sleep?{query}")
+                assert (status, refused["error"]["param"]) == (400, field)
+            service.kill("decode-2")
+            status, partly = await post("/wake_up")
+            assert status == 503
+            assert "worker decode-2: " in partly["workers"][1]["problem"]
+            assert [row.get("state") for row in partly["workers"]] == ["ready", None, "ready"]
 
 
 async def test_workers_of_several_ranks_sleep_and_wake(tmp_path: Path) -> None:

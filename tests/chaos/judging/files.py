@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 
 SHARED_MEMORY = Path("/dev/shm")
-OURS = ("nats", "filler")  # of tests/chaos itself, as logs are
+OURS = ("nats", "filler", "kv")  # of tests/chaos itself, as logs are, and what workers are to keep
 SWEPT_AFTER_S = 60.0  # a worker's start sweeps what is older and belongs to nobody
 
 

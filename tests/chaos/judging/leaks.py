@@ -13,8 +13,6 @@ from baton_proto.generated import inference_pb2 as pb
 from baton_proto.worker import InspectReport
 from runtime.calls.worker import WorkerClient
 from runtime.errors import BatonError
-from runtime.security.cluster_key import ClusterKey
-from runtime.security.secret import Secret
 from tests.chaos.service.fleet import Fleet
 from tests.chaos.service.member import Member
 
@@ -153,7 +151,7 @@ def _busy(report: InspectReport) -> bool:
 
 async def _inspect(fleet: Fleet, member: Member) -> InspectReport | str:
     """A string says why there is no report."""
-    async with WorkerClient(member.name, member.addresses["rpc"], ClusterKey(Secret(fleet.key))) as client:
+    async with WorkerClient(member.name, member.addresses["rpc"], fleet.cluster) as client:
         try:
             return await client.inspect(INSPECT_TIMEOUT_S)
         except BatonError as error:

@@ -75,11 +75,13 @@ def raise_again(pid: int, which: int, before: Limit) -> None:
 
 
 def lower_threads(pid: int) -> None:
+    """Of a process that has just ended, nothing."""
     group = PIDS / f"batonchaos{pid}"
     group.mkdir(exist_ok=True)
-    (group / "cgroup.procs").write_text(str(pid))
-    count = len(os.listdir(f"/proc/{pid}/task"))
-    (group / "pids.max").write_text(str(count + SPARE_THREADS))
+    with contextlib.suppress(ProcessLookupError, FileNotFoundError):
+        (group / "cgroup.procs").write_text(str(pid))
+        count = len(os.listdir(f"/proc/{pid}/task"))
+        (group / "pids.max").write_text(str(count + SPARE_THREADS))
 
 
 def raise_threads(pid: int) -> None:

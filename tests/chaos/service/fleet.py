@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import secrets
 import shutil
 import socket
@@ -13,12 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import nats
 import yaml
+from nats.aio.client import Client as NatsConnection
 
 from baton.service.nats_server import find_binary
 from baton_proto.generated import inference_pb2 as pb
 from runtime.calls.router import Client
 from runtime.security.cluster_key import OPERATOR, ClusterKey
+from runtime.security.internal_tls import InternalTls
+from runtime.security.nats_login import NatsLogin
 from runtime.security.secret import Secret
 from tests.chaos.asking import Door
 from tests.chaos.judging.files import left_in_folder, left_in_shared_memory, shared_memory
@@ -71,6 +76,10 @@ class Fleet:
     _shared_memory: set[str] = field(default_factory=shared_memory)
     _clients: list[Client] = field(default_factory=list)
     _starts: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(STARTS_AT_ONCE))
+
+    @property
+    def cluster(self) -> ClusterKey:
+        return ClusterKey(Secret(self.key), "on" if self.scenario.secured else "off")
 
     def of(self, *kinds: Kind) -> list[Member]:
         return [member for member in self.members.values() if member.kind in kinds]
@@ -166,11 +175,26 @@ class Fleet:
     def _add_nats(self) -> str:
         """Returns its URL."""
         nats_host, port = self.hosts[0], free_port(self.hosts[0])
-        store = ["--jetstream", "--store_dir", str(self.disk.folder / "nats")]
-        self._add(
-            "nats", "nats", [str(find_binary()), "--addr", nats_host.address, "--port", str(port), *store], nats_host
-        )
-        return f"nats://{nats_host.address}:{port}"
+        command = [str(find_binary()), "--addr", nats_host.address, "--port", str(port)]
+        command += ["--jetstream", "--store_dir", str(self.disk.folder / "nats")]
+        if self.cluster.tls is not None:
+            command += ["--config", str(self._nats_config(self.cluster.tls))]
+        self._add("nats", "nats", command, nats_host)
+        return f"{'tls' if self.scenario.secured else 'nats'}://{nats_host.address}:{port}"
+
+    def _nats_config(self, tls: InternalTls) -> Path:
+        files = {"ca_file": tls.authority, "cert_file": tls.pair().certificate, "key_file": tls.pair().key}
+        for name, text in files.items():
+            (self.folder / name).write_bytes(text)
+        config = {name: str(self.folder / name) for name in files} | {"verify": True, "handshake_first": True}
+        (self.folder / "nats.json").write_text(json.dumps({"tls": config}))
+        return self.folder / "nats.json"
+
+    async def connect_nats(self) -> NatsConnection:
+        """Raises OSError, TimeoutError, nats.errors.Error."""
+        options = {} if (tls := self.cluster.tls) is None else NatsLogin(tls=tls).options() | {"tls": tls.client()}
+        url = self.members["nats"].addresses["nats"]
+        return await nats.connect(url, allow_reconnect=False, connect_timeout=2, **options)
 
     def _add_members(self) -> None:
         url = self._add_nats()
@@ -182,7 +206,7 @@ class Fleet:
 
     def _add_python(self, name: str, kind: Kind, place: int, nats_url: str) -> None:
         host = self.hosts[place % len(self.hosts)]
-        config = merged(BASE, self.scenario.sections(self.device))
+        config = merged(BASE, self.scenario.sections(self.device, self.disk.folder))
         section = "router" if kind == "router" else "workers"
         config = merged(config, {"model": self.model, "nats": {"url": nats_url}, section: {"host": host.address}})
         path = self.folder / f"{name}.yaml"
@@ -209,7 +233,7 @@ class Fleet:
     def _open_door(self, member: Member) -> None:
         if member.kind == "router":
             host, _, port = member.addresses["http"].rpartition(":")
-            client = Client(member.addresses["grpc"], operator_key=ClusterKey(Secret(self.key)).derive(OPERATOR))
+            client = Client(member.addresses["grpc"], operator_key=self.cluster.derive(OPERATOR))
             self._clients.append(client)  # an earlier one stays open, because closing it would cancel its calls
             self.doors[member.name] = Door(member.name, client, (host, int(port)), Path(self.model).name)
 

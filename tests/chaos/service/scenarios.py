@@ -2,6 +2,7 @@
 
 import importlib.util
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from tests.chaos.machine.hosts import why_no_namespaces
@@ -13,7 +14,7 @@ Network = Literal["none", "wires", "namespaces"]
 STRETCH = 40  # consecutive rounds that share one scenario, and with it the running processes
 
 # Prompts take several engine steps, and a pool of 256 blocks is short enough for evictions and preemptions. Prefixes
-# move between it and the small host tier all the time.
+# move between it, the small host tier and the small disk tier all the time.
 TINY = {
     "engine": {"device": "cpu", "threads": 1, "kv_memory": "4MiB", "host_kv_memory": "2MiB", "max_batch_tokens": 64}
 }
@@ -23,8 +24,10 @@ ON_ONE_GPU = {
     "engine": {"device": "cuda", "dtype": "float32", "attention": "triton", "gpu_share": 8, "host_kv_memory": "0"}
 }
 BETWEEN_GPUS = {"shm": "cuda_ipc", "tcp": "tcp"}
-PLAIN = {"security": {"internal_tls": "off"}}
-RANKS = {"engine": {"tensor_parallel": 2, "prefill_tensor_parallel": 1, "host_kv_memory": "0"}}
+PLAIN: dict[str, Any] = {"security": {"internal_tls": "off"}}
+SECURED: dict[str, Any] = {"security": {"internal_tls": "on"}}
+RANKS = {"engine": {"tensor_parallel": 2, "prefill_tensor_parallel": 1}}
+KV = "kv"  # the disk tier, in the folder of a fleet's disk
 SHIP = {"router": {"placement": {"local_prefill_tokens": 0}}}  # every prompt runs on a prefill worker
 
 
@@ -58,10 +61,21 @@ class Scenario:
     ray: bool = False
     overrides: dict[str, Any] = field(default_factory=dict)
 
-    def sections(self, device: Device) -> dict[str, Any]:
-        """Of serving.yaml."""
+    @property
+    def secured(self) -> bool:
+        """The processes speak TLS to each other and to NATS."""
+        return self.overrides.get("security") == SECURED["security"]
+
+    @property
+    def has_disk(self) -> bool:
+        """Whether its workers have a disk tier, on a CPU."""
+        return self.engine == "tiny" and "tensor_parallel" not in self.overrides.get("engine", {})
+
+    def sections(self, device: Device, folder: Path) -> dict[str, Any]:
+        """Of serving.yaml. folder: for the disk tier."""
         if self.engine == "mock" or device == "cpu":
-            return merged(TINY if self.engine == "tiny" else MOCK, self.overrides)
+            disk = {"engine": {"disk_kv": {"folder": str(folder / KV), "size": "4MiB"}}} if self.has_disk else {}
+            return merged(TINY if self.engine == "tiny" else MOCK, disk, self.overrides)
         on_gpu = merged(TINY, self.overrides, ON_ONE_GPU)
         transfer = on_gpu.get("transfer", {})
         return on_gpu | {"transfer": transfer | {"transport": BETWEEN_GPUS.get(transfer.get("transport"), "auto")}}
@@ -74,12 +88,12 @@ def _transport(name: str) -> dict[str, Any]:
 SCENARIOS: tuple[Scenario, ...] = (
     Scenario("shm", 2, 2, overrides=_transport("shm")),
     Scenario("tcp", 2, 2, overrides=_transport("tcp")),
+    Scenario("tls", 2, 2, routers=2, overrides=_transport("tcp") | SECURED),
     Scenario("two-routers", 1, 2, routers=2, overrides=_transport("shm")),
     Scenario("mock", 2, 3, routers=2, engine="mock", overrides=_transport("tcp")),
     Scenario("decode-only", 0, 3),
     Scenario("clocks", 2, 2, clocks=True, overrides=_transport("tcp")),
     Scenario("three-hosts", 2, 2, hosts=3, network="wires", overrides=_transport("tcp")),
-    # Beyond the loopback interface the service would speak TLS, which our NATS does not.
     Scenario("namespaces", 2, 2, hosts=3, network="namespaces", overrides=_transport("tcp") | PLAIN),
     Scenario("ranks", 1, 2, overrides=_transport("shm") | RANKS),
     Scenario("planner", 1, 2, engine="mock", planner=True, overrides=_transport("tcp")),

@@ -130,7 +130,9 @@ class UpFleet(Fleet):
         workers, scenario = {"prefill": self.scenario.prefill, "decode": self.scenario.decode}, self.scenario
         self._wanted = {"prefill": scenario.prefill, "decode": scenario.decode, "router": 1}
         limits = {f"{end}_{role}": count for end in ("min", "max") for role, count in workers.items()}
-        config = merged(BASE, scenario.sections(self.device), {"planner": PLANNER | {"limits": limits}})
+        config = merged(
+            BASE, scenario.sections(self.device, self.disk.folder), {"planner": PLANNER | {"limits": limits}}
+        )
         config = merged(config, {"model": self.model, "nats": {"url": url}, "workers": workers})
         self.config_file.write_text(yaml.safe_dump(config))
         self.members[SUPERVISOR] = self._supervisor()
