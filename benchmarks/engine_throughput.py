@@ -3,7 +3,7 @@
     python benchmarks/engine_throughput.py --model 0.6b
     python benchmarks/engine_throughput.py --model 8b --section decode1,prefill --profile
 
-Sections: `bench` is nano-vllm's bench.py (256 requests, prompts and outputs uniform in 100-1024, seed 0); `decode256`,
+Sections: `bench` is nano-vllm's bench.py (its 256 requests, prompts and outputs of 100 to 1024 tokens); `decode256`,
 `decode1` and `decode1_32k` time decoding alone; `prefill` runs 128 prompts of 1024 tokens. Each is warmed up first.
 """
 
@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from baton.bench.workload import NANO_VLLM_BENCH, random_ids
 from baton_proto.sampling import SamplingParams
 from benchmarks.kernel_profile import profile_steps
 from benchmarks.machine import describe, measure_ceilings, seconds_since_process_start, write_result
@@ -86,9 +87,11 @@ class Bench:
         self.arguments = arguments
 
     def add(self, prompt_tokens: int, max_tokens: int, index: int) -> None:
-        prompt = [self.random.randrange(10000) for _ in range(prompt_tokens)]
+        self._add([self.random.randrange(10000) for _ in range(prompt_tokens)], max_tokens, index)
+
+    def _add(self, prompt: list[int], max_tokens: int, index: int) -> None:
         sampling = SamplingParams(max_tokens=max_tokens, seed=index, temperature=0.6, ignore_eos=True)
-        self.engine.add(Sequence(f"r{index}", prompt, prompt_tokens, sampling))
+        self.engine.add(Sequence(f"r{index}", prompt, len(prompt), sampling))
 
     def finish(self) -> tuple[int, float]:
         """Runs the engine until all sequences have ended. Returns (output tokens, seconds)."""
@@ -104,12 +107,11 @@ class Bench:
         return num_tokens, seconds
 
     def bench(self) -> dict[str, float]:
-        source = random.Random(0)
-        sizes = [(source.randint(100, 1024), source.randint(100, 1024)) for _ in range(256)]
-        for index, (prompt_tokens, max_tokens) in enumerate(sizes):
-            self.add(prompt_tokens, max_tokens, index)
+        asks = random_ids(NANO_VLLM_BENCH, self.vocab_size)
+        for index, (prompt, max_tokens) in enumerate(asks):
+            self._add(prompt, max_tokens, index)
         num_tokens, seconds = self.finish()
-        assert num_tokens == sum(max_tokens for _, max_tokens in sizes)
+        assert num_tokens == sum(max_tokens for _, max_tokens in asks)
         return {"tokens_per_s": num_tokens / seconds, "seconds": seconds}
 
     def prefill(self) -> dict[str, float]:

@@ -83,7 +83,7 @@ def main() -> None:
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", type=_chosen, default=CASES, help="numbers of --list; default all")
+    parser.add_argument("--cases", type=chosen, default=CASES, help="numbers of --list; default all")
     parser.add_argument("--list", action="store_true", help="name the cases and end")
     parser.add_argument("--seconds", type=float, default=4.0, help="of each round")
     parser.add_argument("--rounds", type=int, default=3, help="of each case")
@@ -101,7 +101,7 @@ def _parse() -> argparse.Namespace:
     return options
 
 
-def _chosen(text: str) -> Sequence[Case]:
+def chosen(text: str) -> Sequence[Case]:
     try:
         return [CASES[int(number) - 1] for number in text.split(",")]
     except (ValueError, IndexError):
@@ -116,7 +116,7 @@ async def _measure(options: argparse.Namespace, python: Path | None) -> tuple[li
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         for fleet, cases in groupby(options.cases, key=lambda case: (case.prefill, case.decode)):
             task = progress.add_task(f"starting {fleet[0]} prefill and {fleet[1]} decode workers")
-            config = _config(options.tokenizer, *fleet)
+            config = service_config(options.tokenizer, *fleet)
             configure_logging(config.logging, "benchmark")
             async with AsyncExitStack() as services:
                 log_dir = services.enter_context(tempfile.TemporaryDirectory(prefix="baton-load-"))
@@ -136,7 +136,7 @@ async def _measure(options: argparse.Namespace, python: Path | None) -> tuple[li
     return rows, {"version": DYNAMO_VERSION, "tokenizer": options.dynamo_tokenizer, "commands": commands}
 
 
-def _config(tokenizer: str, prefill: int, decode: int) -> ServingConfig:
+def service_config(tokenizer: str, prefill: int, decode: int) -> ServingConfig:
     overrides: dict[str, Any] = {
         "model": "mock",
         "mock": {"tokenizer": tokenizer, "speed_up": 1e9, "answer_tokens": 4096},
@@ -157,29 +157,29 @@ async def _case(case: Case, config: ServingConfig, targets: Sequence[Target], op
         await check_same_answers([target.address for target in targets], requests)
     loads = [Load(target.address, requests.path, iter(requests)) for target in targets]
     for load in loads:
-        await _run(load, case.concurrency, min(WARM_UP_S, options.seconds))
+        await run_load(load, case.concurrency, min(WARM_UP_S, options.seconds))
     rounds: list[list[Round]] = [[] for _ in targets]
     for _ in range(options.rounds):
         for target, load, done in zip(targets, loads, rounds, strict=True):
-            before_s = _cpu_s(target.process)
-            measured = await _run(load, case.concurrency, options.seconds)
-            done.append(_round(measured, _cpu_s(target.process) - before_s))
+            before_s = cpu_s(target.process)
+            measured = await run_load(load, case.concurrency, options.seconds)
+            done.append(round_of(measured, cpu_s(target.process) - before_s))
     ours, *theirs = rounds
     row = Row(case.name, best(ours), ours, _goals_met(case, best(ours)), case.dynamo)
     return structs.replace(row, dynamo_best=best(theirs[0]), dynamo_rounds=theirs[0]) if theirs else row
 
 
-async def _run(load: Load, concurrency: int, seconds: float) -> Measured:
+async def run_load(load: Load, concurrency: int, seconds: float) -> Measured:
     """Runs the load in a thread with uvloop, which costs less CPU but cannot start the service's processes."""
     return await asyncio.to_thread(lambda: uvloop.run(load.run(concurrency, seconds)))
 
 
-def _cpu_s(process: psutil.Process) -> float:
+def cpu_s(process: psutil.Process) -> float:
     times = process.cpu_times()
     return float(times.user + times.system)
 
 
-def _round(measured: Measured, router_cpu_s: float) -> Round:
+def round_of(measured: Measured, router_cpu_s: float) -> Round:
     count = len(measured.ttft_s)
     return Round(
         requests=count,
