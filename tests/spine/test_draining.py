@@ -9,15 +9,19 @@ import httpx
 import openai
 import pytest
 
+from runtime.calls.answer import Answer
 from runtime.calls.router import Client
 from tests.service import Service, running_service
 from tests.spine.oracle import Oracle
-from tests.spine.prompts import ask, random_prompt
-from tests.spine.worker_view import inspect, until_idle, until_tree_is_right
+from tests.spine.prompts import ask, greedy, random_prompt
+from tests.spine.worker_view import until_idle, until_tree_is_right
 
-SHIP_ALL = {"router": {"placement": {"local_prefill_tokens": 0}}}
+SHIP_ALL = {
+    "router": {"placement": {"local_prefill_tokens": 0}},
+    "workers": {"drain_timeout_s": 60.0},  # nothing is cut off on a busy machine either: that is a warning
+}
 REFUSAL = "the router is draining and takes no new requests"
-LENGTH = 1000  # so that it runs while new requests are refused
+LENGTH = 2000  # so that it runs while new requests are refused
 LONG = 800  # so that the first still runs when the last has begun
 
 
@@ -26,8 +30,7 @@ async def test_draining(tiny_model: Path) -> None:
     async with running_service(tiny_model, 2, 2, SHIP_ALL) as service:
         oracle = Oracle(tiny_model)
         prompts = [random_prompt(60 + i, seed=i) for i in range(4)]
-        requests = [asyncio.create_task(ask(service.client, prompt, LONG, ignore_eos=True)) for prompt in prompts]
-        await until_all_run(service, len(prompts))
+        requests = await all_running(service, prompts)
         assert await asyncio.gather(service.stop_worker("decode-1"), service.stop_worker("prefill-1")) == [True, True]
         answers = await asyncio.gather(*requests)
         assert "decode-1" in {answer.served_by[0].decode_worker for answer in answers}
@@ -41,11 +44,18 @@ async def test_draining(tiny_model: Path) -> None:
         await the_service_drains(service)
 
 
-async def until_all_run(service: Service, count: int) -> None:
-    """On decode workers: a request that is still on its way to a worker when that is told to stop goes elsewhere."""
-    async with asyncio.timeout(10):
-        while sum([(await inspect(service, name)).load.running for name in service.workers("decode")]) < count:
-            await asyncio.sleep(0.01)
+async def all_running(service: Service, prompts: list[list[int]]) -> list[asyncio.Task[Answer]]:
+    """Requests that have their first token, and so run on decode workers: one that is still on its way to a worker when
+    that is told to stop goes elsewhere."""
+    begun = [asyncio.Event() for _ in prompts]
+
+    async def run(prompt: list[int], first: asyncio.Event) -> Answer:
+        return await service.client.generate(greedy(prompt, LONG, ignore_eos=True), 60, lambda piece: first.set())
+
+    requests = [asyncio.create_task(run(prompt, first)) for prompt, first in zip(prompts, begun, strict=True)]
+    async with asyncio.timeout(60):
+        await asyncio.gather(*(first.wait() for first in begun))
+    return requests
 
 
 async def the_service_drains(service: Service) -> None:
@@ -94,13 +104,13 @@ async def refused_over_grpc(client: Client) -> None:
 
 
 async def until_answering(service: Service, count: int) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while (await service.client.status(5)).queue.running < count:
             await asyncio.sleep(0.01)
 
 
 async def until_not_ready(http: httpx.AsyncClient) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while (answer := await http.get("/ready")).status_code == 200:
             await asyncio.sleep(0.01)
     assert (answer.status_code, answer.json()) == (503, {"status": "the router is draining"})

@@ -10,13 +10,15 @@ from baton_proto.generated import inference_pb2 as pb
 from runtime.calls.answer import Answer
 from tests.service import running_service
 from tests.spine.prompts import random_prompt
+from tests.spine.worker_view import inspect
 
 SHIP_ALL = {"router": {"placement": {"local_prefill_tokens": 0}, "no_worker_timeout_s": 5.0}}
-LETTERS = pb.Grammar(regex="[a-e]{100,140}")
+SHORTEST, LONGEST = 1500, 1540  # letters: an answer takes long enough that a worker can be killed in the middle of it
+LETTERS = pb.Grammar(regex=f"[a-e]{{{SHORTEST},{LONGEST}}}")
 
 
 def request(prompt: list[int]) -> pb.GenerateRequest:
-    sampling = pb.SamplingOptions(temperature=0, max_tokens=200, grammar=LETTERS)
+    sampling = pb.SamplingOptions(temperature=0, max_tokens=LONGEST, grammar=LETTERS)
     return pb.GenerateRequest(tokens=pb.TokenIds(ids=prompt), sampling=sampling)
 
 
@@ -24,26 +26,21 @@ async def test_a_killed_decode_worker_changes_no_answer_with_a_grammar(tiny_mode
     prompts = [random_prompt(60 + number, seed=number) for number in range(4)]
     async with running_service(tiny_model, 1, 2, SHIP_ALL) as service:
         calm = [await service.client.generate(request(prompt), 60) for prompt in prompts]
-        killed: list[str] = []
+        begun = [asyncio.Event() for _ in prompts]
 
-        async def stream(prompt: list[int]) -> Answer:
-            pieces = 0
+        async def stream(prompt: list[int], first: asyncio.Event) -> Answer:
+            return await service.client.generate(request(prompt), 60, lambda piece: first.set())
 
-            def kill_one(piece: pb.Piece) -> None:
-                nonlocal pieces
-                pieces += 1
-                if pieces == 3 and not killed:
-                    killed.append("decode-1")
-                    service.kill("decode-1")
-
-            return await service.client.generate(request(prompt), 60, kill_one)
-
-        stormy = await asyncio.gather(*map(stream, prompts))
+        streams = [asyncio.create_task(stream(prompt, first)) for prompt, first in zip(prompts, begun, strict=True)]
+        await asyncio.gather(*(first.wait() for first in begun))
+        busy = (await inspect(service, "decode-1")).load.running
+        service.kill("decode-1" if busy else "decode-2")
+        stormy = await asyncio.gather(*streams)
         assert [answer.token_ids for answer in stormy] == [answer.token_ids for answer in calm]
         assert all(answer.served_by[0].prefill_worker for answer in calm)
         assert any(answer.served_by[0].attempts > 1 for answer in stormy)
         for answer in calm:
-            assert 100 <= len(answer.text) <= 140
+            assert SHORTEST <= len(answer.text) <= LONGEST
             assert set(answer.text) <= set("abcde")
 
         async with httpx.AsyncClient(base_url=service.http_url, timeout=60) as http:

@@ -85,7 +85,7 @@ async def test_it_shows_the_workers_of_a_service_and_follows_a_request(tmp_path:
         await tab.until("document.querySelectorAll('#tree .row').length > 0")
         assert "tokens 0 to" in await tab.text("#tree")
         await tab.until("document.querySelector('#plan').innerText.startsWith('slo: 1 prefill and 2 decode')")
-        assert await tab.value(COLOURED % "--amber") > 0, "cached blocks are drawn"
+        await tab.until(f"{COLOURED % '--amber'} > 0")  # the cached blocks, with the page's next news of the workers
         assert {url.partition("/ui")[0] for url in browser.requests} == {service.http_url}, (
             "nothing comes from elsewhere"
         )
