@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 PING_INTERVAL_S: Final = 1.0
 SILENT_PINGS: Final = 5  # intervals without a byte from the peer, after which it is given up
+LINGER_S: Final = 1.0  # how long a peer may take to close its end after ours
 MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
 ENDED: Final = "the peer ended the stream"
 _PING = framed(b"")
@@ -62,6 +63,7 @@ class MessageStream(asyncio.Protocol):
         self._silent_ticks = 0  # ticks of our event loop, so that a stall here is not taken for one of the peer
         self._quiet = True  # nothing sent since the last tick
         self._stranger = False  # the peer has to prove itself first
+        self._leaving = False  # nothing is sent or heard any more
 
     # --- messages -----------------------------------------------------------------------------------------------------
 
@@ -101,9 +103,23 @@ class MessageStream(asyncio.Protocol):
         return await asyncio.shield(self._ended)
 
     def close(self) -> None:
-        """Ends the stream after what was sent has left."""
-        if self._transport is not None:
+        """Ends the stream after what was sent has left. What the peer still says is dropped.
+
+        We end our direction first and close when the peer has closed, at most LINGER_S later. Because a socket that is
+        closed with unread bytes resets the connection, a ping that crosses the end would look like a crash to the peer.
+        """
+        if self._transport is None or self._leaving or self._transport.is_closing():
+            return
+        self._leaving = True
+        if not self._transport.can_write_eof():  # TLS has an exchange of its own for the end
             self._transport.close()
+            return
+        try:
+            self._transport.write_eof()
+        except OSError:  # the connection was lost, and asyncio has not noticed yet
+            self._transport.close()
+        else:
+            self._loop.call_later(LINGER_S, self._transport.close)
 
     def refuse(self, reason: str) -> None:
         """Tells the peer the reason and ends the stream."""
@@ -129,6 +145,8 @@ class MessageStream(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._silent_ticks = 0
+        if self._leaving:
+            return
         self._unread += data
         if self._listener is not None:
             self._hand_over()
@@ -166,7 +184,7 @@ class MessageStream(asyncio.Protocol):
         return message
 
     def _write(self, data: bytes) -> None:
-        if self._transport is not None and not self._transport.is_closing():
+        if self._transport is not None and not self._leaving and not self._transport.is_closing():
             self._quiet = False
             self._transport.write(data)
 

@@ -93,6 +93,25 @@ async def test_what_was_sent_before_closing_arrives_and_then_the_end(pair: Pair)
     pair.theirs.send(Cancel("nobody hears it"))
 
 
+async def test_what_the_peer_says_meanwhile_does_not_make_the_end_look_like_a_crash(pair: Pair) -> None:
+    heard: list[Any] = []
+    pair.ours.listen(decode_cancel, heard.append)
+    for _ in range(10):
+        pair.theirs.send(Cancel("too late"))
+    pair.ours.close()
+    pair.ours.send(Cancel("nobody hears it"))
+    assert await asyncio.wait_for(pair.theirs.ended(), 30) == ENDED
+    assert await asyncio.wait_for(pair.ours.ended(), 30) == ENDED
+    assert heard == []
+
+
+async def test_a_peer_that_does_not_close_its_end_is_left(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(message_stream, "LINGER_S", 0.05)
+    monkeypatch.setattr(pair.theirs, "eof_received", lambda: True)  # asyncio keeps the other direction open
+    pair.ours.close()
+    assert await asyncio.wait_for(pair.ours.ended(), 30) == ENDED
+
+
 async def test_a_refusal_tells_the_peer_why(pair: Pair) -> None:
     pair.theirs.refuse("not you")
     with pytest.raises(ProtocolError, match="them: not you"):
