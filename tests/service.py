@@ -17,10 +17,12 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from glob import glob
 from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from baton.service.child_process import ChildProcess
 from baton.service.launcher import Launcher, Role
@@ -35,7 +37,10 @@ from tests.freezing import freeze
 GONE_TIMEOUT_S = 30.0
 DEVICE = os.environ.get("BATON_TEST_DEVICE", "cpu")  # "cuda": the workers' engines run on this host's GPUs
 ON_DEVICE = {"device": "cuda", "dtype": "float32", "attention": "triton"} if DEVICE == "cuda" else {"threads": 1}
-TRANSPORTS = ["cuda_ipc", "nccl", "tcp"] if DEVICE == "cuda" else ["shm", "tcp"]
+IS_SHORT_OF_GPUS = DEVICE == "cuda" and len(glob("/dev/nvidia[0-9]*")) < 2
+NEEDS_TWO = pytest.mark.skipif(IS_SHORT_OF_GPUS, reason="needs two NVIDIA GPUs")  # where ranks run on GPUs
+NCCL = [] if IS_SHORT_OF_GPUS else ["nccl"]  # which takes no GPU twice
+TRANSPORTS = ["cuda_ipc", *NCCL, "tcp"] if DEVICE == "cuda" else ["shm", "tcp"]
 TEST_DEFAULTS: dict[str, Any] = {
     "router": {"http_port": 0, "grpc_port": 0},
     "workers": {"ready_timeout_s": 100.0, "drain_timeout_s": 10.0},

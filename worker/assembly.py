@@ -21,7 +21,7 @@ from engine.loading.model_memory import ModelMemory, Tensors
 from engine.runners.mock_runner import MockRunner
 from engine.runners.timed_loop import TimedLoop
 from engine.tiers.disk_kv import disk_kv
-from engine.tiers.host_kv import HostKv, host_kv
+from engine.tiers.host_kv import HostTier, host_kv
 from kvtransfer.prefill_side.sender import Sender
 from kvtransfer.prefill_side.sending import KvSender
 from kvtransfer.slab.adopted_slab import AdoptedSlab
@@ -151,7 +151,7 @@ def _manager(
     config: ServingConfig,
     slab: Slab,
     memory: SleepingMemory,
-    on_all_ranks: Callable[[HostKv], LowerTier] | None = None,
+    on_all_ranks: Callable[[HostTier], LowerTier] | None = None,
 ) -> BlockManager:
     """on_all_ranks: from rank 0's host tier to that of the worker; None: there is one rank."""
     host = host_kv(slab, config.engine, _ranks_of_machine(config))

@@ -53,7 +53,7 @@ class EngineBridge:
         self._on_step = on_step
         self._loop = asyncio.get_running_loop()
         self._thread = loop_factory(engine, self._step_done)
-        engine.block_manager.on_disk_done(lambda: self._thread.call(lambda _: None))  # a step follows
+        engine.block_manager.on_copied(lambda: self._thread.call(lambda _: None))  # a step follows
         self._fault: asyncio.Future[Exception] = self._loop.create_future()
 
     def start(self) -> None:

@@ -9,6 +9,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from baton_proto.sampling import TokenLogprobs
+from engine.core.moves import Move
 from engine.core.sequence import Sequence
 
 
@@ -38,6 +39,10 @@ class Batch:
         self.decode = decode
         self.items = prefill + decode
         self.num_tokens = sum([item.num_tokens for item in prefill]) + len(decode)
+
+    def moves(self) -> list[Move]:
+        """Of its sequences' blocks, each once."""
+        return list(dict.fromkeys(move for item in self.items for move in item.sequence.moves))
 
 
 class SampledToken(Struct, frozen=True):
@@ -78,5 +83,5 @@ class Runner(Protocol):
     depth: int  # steps that may be on their way when another is submitted
 
     def submit(self, batch: Batch, layer_done: LayerDone | None) -> StepOnItsWay:
-        """Starts the step. Writes KV into the slab."""
+        """Starts the step. Writes KV into the slab, in each layer after the moves of its sequences' blocks."""
         ...

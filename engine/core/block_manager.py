@@ -5,7 +5,8 @@ nothing), used (one sequence or more reference it) or cached (unreferenced, but 
 reused or evicted). Every operation is O(1) per block.
 
 With a lower tier, evicted prefixes move there, and come back when a sequence finds them. Those that came to the disk
-are read into the lower tier's slots before the sequence gets blocks; meanwhile the caller lets others pass.
+are read into the lower tier's slots before the sequence gets blocks; meanwhile the caller lets others pass. Where
+copies take time, a sequence gets its blocks at once, and its `moves`, which its first step comes after.
 """
 
 from array import array
@@ -18,22 +19,32 @@ from typing import Protocol
 from baton_proto.kv_events import KvEvent, Stored
 from engine.core.disk_copies import DiskBlock, DiskTier
 from engine.core.disk_prefixes import DiskPrefixCache
+from engine.core.moves import Move, Moves
 from engine.core.resting import OUTPUT, prompt_kind
 from engine.core.sequence import Sequence, SequenceStatus
 
 
 class LowerTier(Protocol):
-    """Memory for blocks that do not fit on the device. Copies take effect in the order of the calls, and before the
-    next step that is submitted."""
+    """Memory for blocks that do not fit on the device. Copies of a block or slot are made in the order of the calls;
+    None: they are made. Invariant: no step on its way writes or reads the blocks."""
 
     num_slots: int
+    spare: int  # blocks of the device that are emptied before they are needed, because copies take time
 
-    def store(self, blocks: Run[int], slots: Run[int]) -> None:
+    def store(self, blocks: Run[int], slots: Run[int]) -> Move | None:
         """Copies blocks of the device into slots."""
         ...
 
-    def load(self, slots: Run[int], blocks: Run[int]) -> None:
+    def load(self, slots: Run[int], blocks: Run[int]) -> Move | None:
         """Copies slots into blocks of the device."""
+        ...
+
+    def load_s(self, num_blocks: int) -> float:
+        """Seconds until so many more blocks would be on the device."""
+        ...
+
+    def close(self) -> None:
+        """Gives the memory back. There is no other call after it."""
         ...
 
 
@@ -56,6 +67,10 @@ class BlockManager:
         self.num_moved_down = 0  # blocks that were copied there
         self.num_read = 0  # blocks that were read from the disk
         self.compute_s: Callable[[int], float] = lambda num_tokens: inf  # about how long prompt tokens take here
+        self.step_s: Callable[[], float] = lambda: 0.0  # how long the last step took
+        self._moves = Moves()
+        self._wake: Callable[[], object] = lambda: None
+        self._is_awaited_move = False  # whether somebody asks again when one has ended
         self._tier = tier
         self._disk = disk
         num_copies = disk.num_slots if disk is not None else 0
@@ -110,6 +125,7 @@ class BlockManager:
         if lowered:
             self._restore(lowered, new[: len(lowered)])
         sequence.block_table = here + new
+        sequence.moves = self._moves.of(sequence.block_table)
         sequence.num_committed_blocks = len(hits)
         sequence.num_computed_tokens = len(hits) * self.block_size
         if sequence.num_preemptions == 0:
@@ -130,11 +146,17 @@ class BlockManager:
         return self._cache.match(sequence, 0, limit)
 
     def _usable(self, hits: list[int]) -> list[int]:
-        """The hits before the first one that would have to be read from the disk."""
-        if self._disk is None:
-            return hits
-        first = self._num_before(hits, self._cache.first_copy)
-        return hits[: next((i for i in range(first, len(hits)) if not self._is_near(hits[i])), len(hits))]
+        """The hits before the first one that would have to be read from the disk; those of the device alone, when the
+        others are computed sooner than copied."""
+        if self._disk is not None:
+            first = self._num_before(hits, self._cache.first_copy)
+            hits = hits[: next((i for i in range(first, len(hits)) if not self._is_near(hits[i])), len(hits))]
+        if self._tier is not None:
+            num_here = self._num_before(hits, self.num_blocks)
+            num_lowered = len(hits) - num_here
+            if num_lowered and self._tier.load_s(num_lowered) > self.compute_s(num_lowered * self.block_size):
+                return hits[:num_here]
+        return hits
 
     def _num_before(self, hits: list[int], first_id: int) -> int:
         """How many of a prefix's blocks have homes of ids below `first_id`: the first ones."""
@@ -144,7 +166,7 @@ class BlockManager:
         """Copies kept blocks of lower tiers to the device."""
         assert self._tier is not None
         slots = [slot for slot in map(self._cache.content, lowered) if slot is not None]
-        self._tier.load([slot - self.num_blocks for slot in slots], blocks)
+        self._moves.add(self._tier.load([slot - self.num_blocks for slot in slots], blocks), blocks)
         self._cache.raise_to(blocks, lowered)
         self.num_raised += len(blocks)
 
@@ -179,8 +201,36 @@ class BlockManager:
             if not self._is_awaited(copy):
                 self._cache.copies.let_go(copy)
 
+    # --- copies between device and lower tier -------------------------------------------------------------------------
+
+    def is_near(self, sequence: Sequence) -> bool:
+        """Whether the moves of its blocks end within the time of a step."""
+        step_s = self.step_s()
+        return all(move.left_s() <= step_s for move in sequence.moves)
+
+    def is_moving(self, sequence: Sequence) -> bool:
+        """Whether blocks that others shall write for it are still being copied. Then land() will have news."""
+        moves = self._moves.of(sequence.block_table[sequence.num_committed_blocks :])
+        for move in moves:
+            move.then(self._wake)
+        self._is_awaited_move |= bool(moves)
+        return bool(moves)
+
+    def _keep_spare(self) -> None:
+        """Empties blocks before they are needed, so that few steps wait for that."""
+        spare = self._tier.spare if self._tier is not None else 0
+        if 2 * self.num_free < spare:
+            self._returned[:0] = self._evict(min(spare - self.num_free, self.num_cached))
+
     def land(self) -> bool:
-        """Books what the disk has done. Whether sequences that wait for the disk may go on."""
+        """Books what the tiers have done. Whether sequences that wait for them may go on."""
+        news = self._moves.end() and self._is_awaited_move
+        if news:
+            self._is_awaited_move = False
+        self._keep_spare()
+        return self._land_disk() or news
+
+    def _land_disk(self) -> bool:
         if self._disk is None:
             return False
         news = False
@@ -203,15 +253,18 @@ class BlockManager:
                 self.forgo(sequence)
         return news
 
-    def on_disk_done(self, wake: Callable[[], object]) -> None:
+    def on_copied(self, wake: Callable[[], object]) -> None:
         """`wake` is called on some thread when land() has something to do."""
+        self._wake = wake
         if self._disk is not None:
             self._disk.wake = wake
 
     def close(self) -> None:
-        """Ends the disk tier. There is no other call after it."""
+        """Ends the lower tiers. There is no other call after it."""
         if self._disk is not None:
             self._disk.close()
+        if self._tier is not None:
+            self._tier.close()
 
     @property
     def num_disk_errors(self) -> int:
@@ -235,7 +288,8 @@ class BlockManager:
         if cache.moved_down:
             assert self._tier is not None
             slots = [slot - self.num_blocks for slot in cache.moved_down]
-            self._tier.store(list(cache.moved_down.values()), slots)
+            blocks = list(cache.moved_down.values())
+            self._moves.add(self._tier.store(blocks, slots), blocks)
             self.num_moved_down += len(slots)
             cache.moved_down.clear()
         if self._disk is not None:
@@ -254,7 +308,9 @@ class BlockManager:
             return True
         if num_new > self.num_available:
             return False
-        sequence.block_table += self._take(num_new)
+        new = self._take(num_new)
+        sequence.block_table += new
+        sequence.moves += self._moves.of(new)
         return True
 
     def commit(self, sequence: Sequence) -> None:
@@ -285,6 +341,7 @@ class BlockManager:
             self._cache.raise_to(sequence.block_table[places.stop : first + len(canonical)], lowered)
         self._share(here, self._num_resting(here))
         sequence.block_table[places] = here
+        sequence.moves += self._moves.of(here)
         if sequence.pinned or sequence.num_in_flight_tokens:
             sequence.retired_blocks += own
         else:

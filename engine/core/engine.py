@@ -19,6 +19,7 @@ from baton_proto.kv_events import KvEvent
 from baton_proto.sampling import TokenLogprobs
 from engine.core.batch import Batch, LayerDone, Runner, SampledToken, ScheduledSequence, StepOnItsWay
 from engine.core.block_manager import BlockManager
+from engine.core.moves import BEFORE_STEP
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import PENDING, Sequence, SequenceStatus
 from engine.core.timed_steps import TimedSteps
@@ -40,12 +41,12 @@ class SequenceOutput(Struct, frozen=True):
 
 class StepOutput(Struct, frozen=True):
     """What came of a step. With `num_tokens` 0 and no outputs, every sequence waits until somebody frees blocks, or the
-    disk has read some."""
+    tiers have copied some."""
 
     outputs: list[SequenceOutput]
     events: list[KvEvent]
     num_tokens: int = 0  # submitted to the runner, or else collected from it
-    restored: bool = False  # whether sequences that waited for the disk may go on
+    restored: bool = False  # whether sequences that waited for the tiers may go on
 
     @property
     def is_news(self) -> bool:
@@ -80,6 +81,7 @@ class Engine:
         self.clock = clock
         self.timed_steps = TimedSteps()
         block_manager.compute_s = self.timed_steps.prompt_s
+        block_manager.step_s = lambda: self._step_ms / 1e3
         # Called on this thread right before a batch runs; the runner calls its result after each layer of the batch.
         self.on_batch: Callable[[Batch], LayerDone | None] | None = None
         self._in_flight: deque[_InFlight] = deque()
@@ -111,7 +113,10 @@ class Engine:
 
     def forgo(self, sequence: Sequence) -> None:
         """Nobody asks again for a sequence that could not be reserved."""
-        self.block_manager.forgo(sequence)
+        if sequence.status is SequenceStatus.REMOTE:  # it has blocks, which are being copied
+            self.release(sequence)
+        else:
+            self.block_manager.forgo(sequence)
 
     def admit(self, sequence: Sequence, token_id: int, logprobs: TokenLogprobs | None) -> SequenceOutput:
         """The KV of a reserved sequence has arrived with the token sampled after it: the sequence decodes, or ends.
@@ -173,6 +178,8 @@ class Engine:
         started_s, began_s = self.clock(), time.monotonic()
         step: StepOnItsWay | Exception
         try:
+            for move in batch.moves():
+                move.before(BEFORE_STEP)
             layer_done = None if self.on_batch is None else self.on_batch(batch)
             step = self.runner.submit(batch, layer_done)
         except RankLostError:
@@ -181,6 +188,7 @@ class Engine:
             step = error
         for item in batch.items:
             sequence = item.sequence
+            sequence.moves = []
             sequence.num_in_flight_tokens += item.num_tokens
             if item.sample:
                 sequence.token_ids.append(PENDING)

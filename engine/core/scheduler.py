@@ -5,11 +5,11 @@ while it waits for a reservation and when it is preempted. Memory is taken from 
 first, and no sequence starts or reserves before an earlier one that waits for memory. Of a step's token budget, the
 first prompt in order has a quarter by right (prefill_budget.py). A sequence whose prefix is being read from the disk is
 passed by later ones until that has ended. Hence the first sequence that waits for no read always advances, and no
-sequence starves.
+sequence starves. Nor does one whose blocks are being copied hold up others.
 """
 
 import itertools
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections.abc import Iterator
 from itertools import groupby, islice
 from operator import attrgetter
@@ -20,9 +20,23 @@ from engine.core.batch import Batch, ScheduledSequence
 from engine.core.block_manager import BlockManager
 from engine.core.prefill_budget import share_out, slips_in
 from engine.core.sequence import Sequence, SequenceStatus
-from engine.core.sequence_queue import SequenceQueue
 
 LOOK_AHEAD = 8  # waiting sequences that may slip in
+
+_order = attrgetter("order")
+
+
+class SequenceQueue(list[Sequence]):
+    """Invariant: sorted by `Sequence.order`, because only `add` and `remove` change it. Each moves pointers, which
+    takes microseconds for thousands of sequences."""
+
+    def add(self, sequence: Sequence) -> None:
+        insort(self, sequence, key=_order)
+
+    def remove(self, sequence: Sequence) -> None:
+        index = bisect_left(self, sequence.order, key=_order)
+        assert self[index] is sequence
+        del self[index]
 
 
 class DeadEnd(NamedTuple):
@@ -63,8 +77,10 @@ class Scheduler:
         self._wait(sequence)
 
     def reserve(self, sequence: Sequence) -> bool:
-        """Takes blocks for a sequence that is prefilled elsewhere. False: its turn has not come, the caller asks
-        again."""
+        """Takes blocks for a sequence that is prefilled elsewhere. False: its turn has not come, or what lay in its
+        blocks is still being copied; the caller asks again."""
+        if sequence.block_table:
+            return not self.block_manager.is_moving(sequence)
         self._stamp(sequence)
         if self._starved is not None and self._starved.order < sequence.order:
             return False
@@ -73,7 +89,7 @@ class Scheduler:
         if not self.block_manager.allocate(sequence, keep_available=self._headroom()):
             return False
         sequence.status = SequenceStatus.REMOTE
-        return True
+        return not self.block_manager.is_moving(sequence)
 
     def admit(self, sequence: Sequence) -> None:
         """A remote sequence, whose prompt's KV and first token have arrived, decodes from now on."""
@@ -99,7 +115,7 @@ class Scheduler:
         """The next step: a token for each decoding sequence, and prompt chunks for the rest of the budget. May be
         empty."""
         decode = self._schedule_decode()
-        prefill = self._schedule_prefill(self.max_batch_tokens - len(decode))
+        prefill = self._schedule_prefill(self.max_batch_tokens - len(decode), alone=not decode)
         return Batch(prefill, decode)
 
     @property
@@ -174,11 +190,16 @@ class Scheduler:
 
     # --- prefill ------------------------------------------------------------------------------------------------------
 
-    def _schedule_prefill(self, budget: int) -> list[ScheduledSequence]:
+    def _schedule_prefill(self, budget: int, *, alone: bool) -> list[ScheduledSequence]:
+        """alone: the step has no decodes. A prompt whose blocks are being copied for longer than a step takes is left
+        out, unless there is nothing else to run."""
         self._starved = None
         prompts = [sequence for sequence in self.running if sequence.is_prefilling]
         if self.waiting and budget > 0:
             self._start_waiting(prompts, budget)
+        near = [sequence for sequence in prompts if not sequence.moves or self.block_manager.is_near(sequence)]
+        if near or not alone:
+            prompts = near
         items: list[ScheduledSequence] = []
         for _, equals in groupby(prompts, key=attrgetter("priority")):
             for sequence, num_tokens in _share(budget, list(equals)):
@@ -197,7 +218,7 @@ class Scheduler:
                 return
             if self.block_manager.restores(sequence):
                 continue
-            place = bisect_left(prompts, sequence.order, key=attrgetter("order"))
+            place = bisect_left(prompts, sequence.order, key=_order)
             if not self._has_turn(sequence, prompts[:place], budget):
                 passed = passed or sequence
                 continue

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from baton_proto.sampling import Needs, SamplingParams
 from baton_proto.timeline import MAX_CHUNKS
 from baton_proto.worker import NO_HINT, CacheHint
+from engine.core.moves import Move
 from runtime.blocks.block_hash import SEED, block_hashes, sequence_hashes
 from runtime.grammar.matcher import Matcher
 
@@ -58,6 +59,7 @@ class Sequence:
     num_preemptions: int = field(default=0, init=False)
     block_table: list[int] = field(default_factory=list, init=False)
     retired_blocks: list[int] = field(default_factory=list, init=False)  # replaced by canonical ones, but still read
+    moves: list[Move] = field(default_factory=list, init=False)  # of its blocks, which its next step comes after
     num_committed_blocks: int = field(default=0, init=False)  # leading ones of block_table, in the prefix cache
     block_hashes: list[int] = field(default_factory=list, init=False)  # of leading full blocks, as far as needed
     sequence_hashes: list[int] = field(default_factory=list, init=False)

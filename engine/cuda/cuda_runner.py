@@ -14,6 +14,7 @@ from torch import Tensor
 
 from baton_proto.sampling import SamplingParams
 from engine.core.batch import Batch, LayerDone, SampledToken, ScheduledSequence
+from engine.core.moves import Move
 from engine.core.sequence import Sequence
 from engine.cuda.decode_graphs import LARGEST_GRAPH, DecodeGraphs
 from engine.cuda.graph_recorder import GraphRecorder
@@ -162,7 +163,7 @@ class CudaRunner:
         drawn = [row for sequence, row in rows.items() if not self._sampler.is_plain(sequence)]
         if self.tell is not None:
             self.tell(DeviceStep(shape, size, drawn, words.numpy().data.cast("B")))
-        logits = self._execute(shape, size, words, layer_done)
+        logits = self._execute(shape, size, words, layer_done, batch.moves())
         self._rows = rows
         sequences = list(rows)
         known = self._draw(logits, drawn, [sequences[row] for row in drawn]) if drawn else {}
@@ -176,11 +177,19 @@ class CudaRunner:
             self._draw(logits, step.drawn_rows, None)
 
     def _execute(
-        self, shape: StepShape, graph: int | None, words: Tensor, layer_done: LayerDone | None
+        self,
+        shape: StepShape,
+        graph: int | None,
+        words: Tensor,
+        layer_done: LayerDone | None,
+        moves: Run[Move] = (),
     ) -> Tensor | None:
         self._buffer.upload(words)
         if graph is None or self._graphs is None:
-            return self._run(self._buffer.view(shape), shape.tokens - shape.rows, layer_done)
+            return self._run(self._buffer.view(shape), shape.tokens - shape.rows, layer_done, moves=moves)
+        for move in moves:
+            for layer in range(self.num_layers):
+                move.before(layer)
         self._graphs.replay(graph)
         if layer_done is not None:
             for layer in range(self.num_layers):
@@ -209,12 +218,13 @@ class CudaRunner:
         num_prefill_tokens: int,
         layer_done: LayerDone | None,
         logits_out: Tensor | None = None,
+        moves: Run[Move] = (),
     ) -> Tensor | None:
         """Logits of the sampled rows, None when there are none; `sampled` gets their tokens."""
         forward, mixed, num_tokens = self._model.forward, None, len(inputs.token_ids)
         if num_prefill_tokens and self._prompt_graphs is not None and self._prompt_graphs.has_room(num_tokens):
             forward, mixed = self._prompt_graphs.forward, self._prompt_graphs.mixed(num_tokens)
-        attend = StepAttention(self._attention, inputs, self._slab, num_prefill_tokens, layer_done, mixed)
+        attend = StepAttention(self._attention, inputs, self._slab, num_prefill_tokens, layer_done, mixed, moves)
         hidden = forward(inputs.token_ids, attend)
         if inputs.shape.samples == 0:
             return None

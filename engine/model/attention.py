@@ -10,6 +10,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from engine.core.moves import Move
+
 
 class Span(NamedTuple):
     """Tokens [start, end) of one sequence, which go through the model; `block_table` covers [0, end)."""
@@ -65,10 +67,13 @@ class StepAttention:
     num_prefill_tokens: int
     layer_done: Callable[[int], None] | None  # called when a layer's KV is written
     mixed: Tensor | None = None  # [num_tokens, heads, head_dim]: takes each layer's result in a step with prompts
+    moves: Run[Move] = ()  # that the step's work in each layer comes after
 
     def __call__(self, layer: int, qkv: Tensor, norms: HeadNorms | None) -> Tensor:
         """[num_tokens, heads + 2 * kv_heads, head_dim] -> [num_tokens, heads, head_dim]"""
         cache, split = self.slab[layer], self.num_prefill_tokens
+        for move in self.moves:
+            move.before(layer)
         if split == 0:
             decoded = self.backend.store_and_decode(qkv, norms, cache, self.metadata)
             self._tell(layer)

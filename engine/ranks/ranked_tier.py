@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from engine.core.block_manager import LowerTier
 from engine.ranks.rank_commands import LoadKv, OpenTier, StoreKv, TierCommand
 from engine.ranks.ranks import Ranks
-from engine.tiers.host_kv import HostKv, slot_bytes
+from engine.tiers.host_kv import HostKv, HostTier, slot_bytes
 from kvtransfer.slab.slab import Slab
 
 
@@ -13,11 +13,13 @@ class RankedTier:
     """Implements `LowerTier` on rank 0. Because ranks carry out copies and steps in rank 0's order, a copy takes effect
     everywhere before the next step. Raises RankLostError."""
 
-    def __init__(self, own: HostKv, ranks: Ranks) -> None:
+    def __init__(self, own: HostTier, ranks: Ranks) -> None:
         self.num_slots = own.num_slots
         self._own = own
         self._ranks = ranks
         ranks.tell(OpenTier(own.num_slots))
+
+    spare = 0
 
     def store(self, blocks: Sequence[int], slots: Sequence[int]) -> None:
         self._ranks.tell(StoreKv(list(blocks), list(slots)))
@@ -26,6 +28,12 @@ class RankedTier:
     def load(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
         self._ranks.tell(LoadKv(list(slots), list(blocks)))
         self._own.load(slots, blocks)
+
+    def load_s(self, num_blocks: int) -> float:
+        return self._own.load_s(num_blocks)
+
+    def close(self) -> None:
+        self._own.close()
 
 
 class RankTier:

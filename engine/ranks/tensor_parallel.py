@@ -22,7 +22,7 @@ from engine.ranks.ranked_sender import RankedSender
 from engine.ranks.ranked_tier import RankedTier
 from engine.ranks.ranks import Ranks, end_process
 from engine.runners.auto import resolve_device
-from engine.tiers.host_kv import HostKv
+from engine.tiers.host_kv import HostTier
 from kvtransfer.prefill_side.sending import KvSender
 from kvtransfer.slab.adopted_slab import AdoptedSlab
 from kvtransfer.slab.slab import Slab
@@ -71,7 +71,7 @@ class TensorParallelModel:
     def sender(self, identity: SlabIdentity, config: TransferConfig, key: ClusterKey | None) -> KvSender:
         return RankedSender(self.own.sender(identity, config, key), identity, config, self.ranks, key)
 
-    def tier(self, own: HostKv) -> RankedTier:
+    def tier(self, own: HostTier) -> RankedTier:
         """The host tiers of all ranks; `own` is rank 0's."""
         return RankedTier(own, self.ranks)
 

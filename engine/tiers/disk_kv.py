@@ -15,7 +15,7 @@ import xxhash
 
 from engine.core.disk_copies import DiskBlock, Done
 from engine.tiers.block_files import FORMAT, BlockFiles
-from engine.tiers.host_kv import KEY as HOST_KEY, HostKv
+from engine.tiers.host_kv import KEY as HOST_KEY, HostTier
 from kvtransfer.slab.layout import SlabLayout
 from runtime.config.serving import EngineConfig, parse_bytes
 from runtime.errors import ConfigError
@@ -35,7 +35,7 @@ class DiskKv:
     """Implements `engine.core.disk_copies.DiskTier`. The engine thread calls it, and never waits for the disk: one
     thread writes and one reads. `wake` is called by these threads when something has ended."""
 
-    def __init__(self, host: HostKv, files: BlockFiles) -> None:
+    def __init__(self, host: HostTier, files: BlockFiles) -> None:
         self.num_slots = files.num_slots
         self.num_errors = 0
         self.wake: Callable[[], object] = lambda: None
@@ -138,7 +138,7 @@ def _work(jobs: "SimpleQueue[Job | None]") -> None:
 
 
 def disk_kv(
-    host: HostKv | None, layout: SlabLayout, config: EngineConfig, model_hash: str
+    host: HostTier | None, layout: SlabLayout, config: EngineConfig, model_hash: str
 ) -> tuple[DiskKv | None, list[tuple[int, DiskBlock]]]:
     """As configured, with what it finds, the youngest first; None without a folder, or when the folder cannot be used:
     the worker serves without it. Raises ConfigError."""

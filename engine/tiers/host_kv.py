@@ -2,21 +2,35 @@
 
 import os
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
+from engine.core.block_manager import LowerTier
 from kvtransfer.slab.slab import Slab
 from runtime.config.serving import EngineConfig, parse_bytes
 from runtime.device.driver import MemoryKind
-from runtime.errors import ConfigError
+from runtime.errors import ConfigError, UnavailableError
 
 AUTO_FACTOR = 4  # times the slab
 KEY = "engine.host_kv_memory"
 
 
+class HostTier(LowerTier, Protocol):
+    """A slot holds one block of all layers."""
+
+    slot_bytes: int
+
+    def content(self, slot: int) -> memoryview:
+        """The bytes of a slot, for the disk tier. From any thread, which waits for copies of the slot."""
+        ...
+
+
 class HostKv:
-    """Implements `engine.core.block_manager.LowerTier` for a slab that lies in this host's memory itself. A slot holds
-    one block of all layers. Memory is taken when a slot is first written. Owned by the engine thread."""
+    """Implements `HostTier` for a slab that lies in this host's memory itself. Memory is taken when a slot is first
+    written. Owned by the engine thread."""
+
+    spare = 0
 
     def __init__(self, slab: Slab, nbytes: int) -> None:
         """nbytes: of host memory, in whole blocks."""
@@ -36,8 +50,13 @@ class HostKv:
         for slot, block in zip(slots, blocks, strict=True):
             device[:, block] = self._slots[slot]
 
+    def load_s(self, num_blocks: int) -> float:
+        return 0.0  # a copy within memory is far sooner than any computation
+
+    def close(self) -> None:
+        """Its memory goes with it."""
+
     def content(self, slot: int) -> memoryview:
-        """The bytes of a slot, for the disk tier. From any thread."""
         return memoryview(self._slots[slot]).cast("B")
 
     def _blocks(self) -> "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]":
@@ -46,7 +65,7 @@ class HostKv:
         return np.frombuffer(self._slab.buffer, np.uint8).reshape(layout.num_layers, layout.num_blocks, -1)
 
 
-def host_kv(slab: Slab, config: EngineConfig, ranks: int) -> HostKv | None:
+def host_kv(slab: Slab, config: EngineConfig, ranks: int) -> HostTier | None:
     """As configured, None for 0. ranks: of all workers of this machine, which share its memory. Raises ConfigError."""
     check_host_kv(config, slab.driver.kind)
     text = config.host_kv_memory.strip()
@@ -57,16 +76,22 @@ def host_kv(slab: Slab, config: EngineConfig, ranks: int) -> HostKv | None:
         nbytes = parse_bytes(text, KEY)
     if nbytes == 0:
         return None
-    tier = HostKv(slab, nbytes)
-    if not tier.num_slots:
+    if nbytes < slot_bytes(slab):
         raise ConfigError(KEY, f"{text} is less than one KV block, {slot_bytes(slab)} bytes: 0 turns it off")
-    return tier
+    if slab.driver.kind == "host":
+        return HostKv(slab, nbytes)
+    from engine.tiers.gpu_kv import GpuHostKv  # here: torch and cuda-bindings are there only where a GPU is
+
+    try:
+        return GpuHostKv(slab, nbytes)
+    except UnavailableError as error:
+        raise ConfigError(KEY, f"{text}: {error}") from error
 
 
 def check_host_kv(config: EngineConfig, memory: MemoryKind) -> None:
     """Raises ConfigError where there is no such tier."""
-    if config.host_kv_memory.strip() != "0" and memory != "host":
-        raise ConfigError(KEY, "only CPU workers have a host tier: leave it at 0")
+    if config.host_kv_memory.strip() != "0" and memory != "host" and config.tensor_parallel > 1:
+        raise ConfigError(KEY, "GPU workers with several ranks have no host tier yet: leave it at 0")
 
 
 def slot_bytes(slab: Slab) -> int:

@@ -4,10 +4,14 @@ https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__VA.html. Memory can be
 process that adopts it maps it for its own device, and reaches the owner's device over NVLink or PCIe.
 """
 
-from typing import Any
+import ctypes
+import functools
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from cuda.bindings import driver as cuda
+from numpy.typing import NDArray
 
 from runtime.device.driver import MemoryKind
 from runtime.errors import UnavailableError
@@ -70,10 +74,60 @@ class CudaMemory:
     def adopt(self, fd: int, nbytes: int, peer: str) -> int:
         return int(self._call(cuda.cuMemImportFromShareableHandle, fd, _FILE_DESCRIPTOR))
 
+    def pin(self, address: int, nbytes: int) -> None:
+        """Lets the device's copy engines reach this host's memory, which has been touched. Raises UnavailableError."""
+        flags = cuda.CU_MEMHOSTREGISTER_PORTABLE
+        self._call(cuda.cuMemHostRegister, address, nbytes, flags)
+
+    def unpin(self, address: int) -> None:
+        """After the last copy."""
+        self._call(cuda.cuCtxSynchronize)
+        self._call(cuda.cuMemHostUnregister, address)
+
+    def copy(self, destinations: NDArray[np.uint64], sources: NDArray[np.uint64], nbytes: int, stream: int) -> None:
+        """Enqueues copies of `nbytes` each, between addresses of the device and of pinned memory. One call of the
+        driver for all of them: a call for each would take the host longer than the copy."""
+        count = len(sources)
+        sizes, first = np.full(count, nbytes, np.uint64), np.zeros(1, np.uint64)
+        _checked(cuda.cuCtxSetCurrent(self._context))
+        failed = ctypes.c_size_t()
+        pointers = [array.ctypes.data_as(ctypes.c_void_p) for array in (destinations, sources, sizes)]
+        alike = (ctypes.byref(_IN_STREAM_ORDER), first.ctypes.data_as(ctypes.c_void_p), ctypes.c_size_t(1))
+        status = _batch()(*pointers, ctypes.c_size_t(count), *alike, ctypes.byref(failed), ctypes.c_void_p(stream))
+        _checked((cuda.CUresult(status),))
+
     def _call(self, function: Any, *arguments: Any) -> Any:
         """Calls in torch's context, which a new thread does not have yet. Raises UnavailableError."""
         _checked(cuda.cuCtxSetCurrent(self._context))
         return _checked(function(*arguments))
+
+
+class _Place(ctypes.Structure):
+    _fields_: ClassVar = [("type", ctypes.c_int), ("id", ctypes.c_int)]
+
+
+class _CopyAttributes(ctypes.Structure):
+    """CUmemcpyAttributes: when sources are read, hints of where both ends lie, flags."""
+
+    _fields_: ClassVar = [
+        ("order", ctypes.c_int),
+        ("source", _Place),
+        ("destination", _Place),
+        ("flags", ctypes.c_uint),
+    ]
+
+
+_IN_STREAM_ORDER = _CopyAttributes(1)
+
+
+@functools.cache
+def _batch() -> Any:
+    """cuMemcpyBatchAsync. Not through cuda-bindings, which wants a Python object for each address. Raises
+    UnavailableError."""
+    try:
+        return ctypes.CDLL("libcuda.so.1").cuMemcpyBatchAsync
+    except AttributeError as error:
+        raise UnavailableError("this NVIDIA driver cannot copy in batches: it needs release 570 or newer") from error
 
 
 _FILE_DESCRIPTOR = cuda.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR

@@ -21,13 +21,13 @@ from baton_proto.sampling import PARAMETERS
 from router.text.tokenizer import Tokenizer
 from runtime.checkpoint.model_files import resolve_model
 from runtime.errors import ConfigError, ContextLengthError, InvalidRequestError, RankLostError, UnavailableError
-from tests.service import ON_DEVICE, assert_gone, running_service
+from tests.service import NEEDS_TWO, ON_DEVICE, assert_gone, running_service
 from tests.spine.oracle import Oracle
 from tests.spine.prompts import random_prompt
 from tests.tiny_model import EOS_TOKEN_IDS, TEXT, VOCAB_SIZE, write_tiny_model
 
 ROOT = Path(__file__).parents[2]
-SMALL: dict[str, Any] = ON_DEVICE | {"kv_memory": "16MiB"}
+SMALL: dict[str, Any] = ON_DEVICE | {"kv_memory": "16MiB", "block_size": 16}
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who runs first?"}]
 SAMPLED: dict[str, Any] = {"temperature": 0.8, "top_p": 0.9, "top_k": 40, "frequency_penalty": 0.3, "max_tokens": 20}
 
@@ -269,6 +269,7 @@ def test_a_closed_model_gives_its_memory_back(tiny_model: Path) -> None:
     assert held_bytes() == before
 
 
+@NEEDS_TWO
 def test_two_ranks_answer_as_one_does(tiny_model: Path, llm: LLM) -> None:
     prompts, before = [random_prompt(40, seed=5), random_prompt(3, seed=6)], psutil.Process().children()
     with LLM(tiny_model, **SMALL, tensor_parallel=2) as two:
@@ -296,6 +297,7 @@ def test_ranks_are_refused_where_they_would_end_with_a_thread(tiny_model: Path) 
     assert refused == ["tensor_parallel: its processes end with the thread that starts them: use the main thread"]
 
 
+@NEEDS_TWO
 def test_a_lost_rank_is_an_error_and_not_the_end_of_the_program(tiny_model: Path) -> None:
     before = psutil.Process().children()
     with LLM(tiny_model, **SMALL, tensor_parallel=2) as llm:
@@ -319,6 +321,7 @@ for number, delta in enumerate(llm.stream(["a", "b"], SamplingParams(max_tokens=
 """
 
 
+@NEEDS_TWO
 def test_ctrl_c_leaves_no_process_and_no_folder(tiny_model: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-c", INTERRUPTED, str(tiny_model), json.dumps(SMALL)]
     environment = os.environ | {"TMPDIR": str(tmp_path)}

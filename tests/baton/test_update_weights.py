@@ -10,11 +10,11 @@ from safetensors.torch import load_file
 
 from baton import LLM, SamplingParams
 from runtime.errors import ConfigError, ModelError, UnavailableError
-from tests.service import ON_DEVICE
+from tests.service import NEEDS_TWO, ON_DEVICE
 from tests.spine.prompts import random_prompt
 from tests.tiny_model import write_tiny_model
 
-SMALL: dict[str, Any] = ON_DEVICE | {"kv_memory": "4MiB", "max_model_len": 1024}
+SMALL: dict[str, Any] = ON_DEVICE | {"kv_memory": "4MiB", "max_model_len": 1024, "block_size": 16}
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 PROMPTS = [random_prompt(50, seed=1), random_prompt(7, seed=2)]
 
@@ -32,7 +32,7 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
     return write_tiny_model(tmp_path / "old"), write_tiny_model(tmp_path / "new", seed=1)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=NEEDS_TWO)])
 @pytest.mark.parametrize("kind", [{"architecture": "llama"}, {"architecture": "qwen3", "tie_word_embeddings": True}])
 def test_replaced_weights_answer_as_loaded_ones(tmp_path: Path, kind: dict[str, Any], ranks: int) -> None:
     old, new = write_tiny_model(tmp_path / "old", **kind), write_tiny_model(tmp_path / "new", seed=1, **kind)

@@ -10,19 +10,20 @@ from typer.testing import CliRunner
 
 from baton.cli.app import app
 from baton_proto.generated import inference_pb2 as pb
-from tests.service import running_service
+from tests.service import DEVICE, ON_DEVICE, running_service
 from tests.spine.conversations import converse, metric
 from tests.spine.prompts import ask, greedy, random_prompt
 from tests.spine.worker_view import until_idle, until_tree_is_right, until_used
 
-RANKS = pytest.mark.parametrize("ranks", [1, 2])
+CPU_RANKS = pytest.mark.skipif(DEVICE == "cuda", reason="ranks on GPUs have no host tier yet")
+RANKS = pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=CPU_RANKS)])
 
 
 def small(ranks: int) -> dict[str, Any]:
     """As many blocks with any number of ranks."""
     memory = {"kv_memory": f"{1024 // ranks}KiB", "host_kv_memory": f"{4096 // ranks}KiB"}
     return {
-        "engine": memory | {"device": "cpu", "tensor_parallel": ranks},
+        "engine": ON_DEVICE | memory | {"block_size": 16, "tensor_parallel": ranks},
         "router": {"placement": {"local_prefill_tokens": 0}},
     }
 
@@ -69,7 +70,7 @@ async def test_a_prompt_that_was_to_stay_is_found_when_others_have_come_after_it
     """Over HTTP and gRPC, on prefill and decode workers, whose slabs hold three such prompts."""
     kept, dropped = random_prompt(304, seed=1), random_prompt(304, seed=2)
     body = {"model": "tiny-llama", "prompt": kept, "max_tokens": 1, "temperature": 0, "keep_cache_s": 60}
-    without_tier = {**small(1), "engine": {"kv_memory": "1MiB", "device": "cpu"}}
+    without_tier = {**small(1), "engine": ON_DEVICE | {"kv_memory": "1MiB", "block_size": 16}}
     async with running_service(tiny_model, 1, 1, without_tier) as service:
         async with httpx.AsyncClient(base_url=f"{service.http_url}/v1") as client:
             assert (await client.post("/completions", json=body)).is_success

@@ -20,9 +20,7 @@ TINY = {
 }
 MOCK = {"mock": {"speed_up": 20.0, "kv_blocks": 256, "answer_tokens": 1000}, "engine": {"device": "cpu", "threads": 1}}
 # Several workers share one GPU. Only in float32 is the order of a sum too small a thing to change an answer.
-ON_ONE_GPU = {
-    "engine": {"device": "cuda", "dtype": "float32", "attention": "triton", "gpu_share": 8, "host_kv_memory": "0"}
-}
+ON_ONE_GPU = {"engine": {"device": "cuda", "dtype": "float32", "attention": "triton", "gpu_share": 8}}
 BETWEEN_GPUS = {"shm": "cuda_ipc", "tcp": "tcp"}
 PLAIN: dict[str, Any] = {"security": {"internal_tls": "off"}}
 SECURED: dict[str, Any] = {"security": {"internal_tls": "on"}}

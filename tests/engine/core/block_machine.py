@@ -1,6 +1,7 @@
 """Random traffic against a block manager, whose oracle is a dict of what each block holds."""
 
 from collections.abc import Callable, Iterable, Sequence as Run
+from functools import partial
 from math import inf
 
 import hypothesis.strategies as st
@@ -10,6 +11,7 @@ from baton_proto.kv_events import KvEvent, Stored
 from baton_proto.worker import NO_HINT, CacheHint
 from engine.core.block_manager import BlockManager
 from engine.core.disk_copies import DiskBlock, Done
+from engine.core.moves import BEFORE_STEP, Move
 from engine.core.sequence import Sequence, SequenceStatus
 from router.index.radix_tree import RadixTree
 from tests.engine.kv_oracle import EventReplica, make_sequence, snapshot, u64
@@ -43,26 +45,79 @@ often = st.sampled_from([True] * 9 + [False])
 class Slots:
     """A lower tier of the oracle's dict."""
 
+    spare = 0
+
     def __init__(self, num_slots: int, content: dict[int, tuple[int, ...]]) -> None:
         self.num_slots = num_slots
         self._content = content
         self._slots: dict[int, tuple[int, ...]] = {}
 
-    def store(self, blocks: Run[int], slots: Run[int]) -> None:
+    def store(self, blocks: Run[int], slots: Run[int]) -> Move | None:
         assert len(set(slots)) == len(slots) == len(blocks)
         for block, slot in zip(blocks, slots, strict=True):
             assert 0 <= slot < self.num_slots
             self._slots[slot] = self._content[block]
+        return None
 
-    def load(self, slots: Run[int], blocks: Run[int]) -> None:
+    def load(self, slots: Run[int], blocks: Run[int]) -> Move | None:
         for slot, block in zip(slots, blocks, strict=True):
             self._content[block] = self._slots[slot]
+        return None
+
+    def load_s(self, num_blocks: int) -> float:
+        return 0.0
+
+    def close(self) -> None:
+        """Nothing to do."""
 
     def __getitem__(self, slot: int) -> tuple[int, ...]:
         return self._slots[slot]
 
     def __setitem__(self, slot: int, content: tuple[int, ...]) -> None:
         self._slots[slot] = content
+
+
+class LateSlots(Slots):
+    """Copies are made when somebody waits for them, or `work` is called."""
+
+    spare = 2
+
+    def __init__(self, num_slots: int, content: dict[int, tuple[int, ...]]) -> None:
+        super().__init__(num_slots, content)
+        self.moves: list[LateMove] = []
+
+    def store(self, blocks: Run[int], slots: Run[int]) -> Move | None:
+        return self._later(super().store, blocks, slots)
+
+    def load(self, slots: Run[int], blocks: Run[int]) -> Move | None:
+        return self._later(super().load, slots, blocks)
+
+    def _later(self, copy: Callable[..., object], sources: Run[int], targets: Run[int]) -> Move:
+        self.moves.append(LateMove(self, partial(copy, list(sources), list(targets))))
+        return self.moves[-1]
+
+    def work(self) -> None:
+        self.moves.pop(0).copy()
+
+
+class LateMove:
+    def __init__(self, slots: LateSlots, copy: Callable[[], object]) -> None:
+        self.copy = copy
+        self._slots = slots
+
+    def left_s(self) -> float:
+        return float(self in self._slots.moves)
+
+    def before(self, layer: int) -> None:
+        if layer == BEFORE_STEP:
+            self.wait()
+
+    def then(self, wake: Callable[[], object]) -> None:
+        """Whoever works calls `land` afterwards."""
+
+    def wait(self) -> None:
+        while self in self._slots.moves:
+            self._slots.work()
 
 
 class Disk:
@@ -137,11 +192,13 @@ class BlockMachine(RuleBasedStateMachine):
     NUM_BLOCKS = 9
     NUM_SLOTS = 0
     NUM_COPIES = 0
+    SLOTS = Slots
 
     def __init__(self) -> None:
         super().__init__()
         self.content: dict[int, tuple[int, ...]] = {}  # block -> all tokens up to its end, when computed and full
-        tier = Slots(self.NUM_SLOTS, self.content) if self.NUM_SLOTS else None
+        tier = self.SLOTS(self.NUM_SLOTS, self.content) if self.NUM_SLOTS else None
+        self.tier = tier
         self.disk = Disk(self.NUM_COPIES, tier) if self.NUM_COPIES and tier is not None else None
         self.manager = BlockManager(self.NUM_BLOCKS, self.BLOCK_SIZE, tier, self.disk)
         self.replica = EventReplica()
@@ -179,16 +236,27 @@ class BlockMachine(RuleBasedStateMachine):
         assert fits == (missing + keep <= available)
         if fits:
             self.sequences.append(sequence)
-            for block in sequence.block_table[depth:]:
-                self.content[block] = ()  # whoever holds it may write it
             assert self.manager.num_available == available - missing
             assert sequence.num_computed_tokens == depth * self.BLOCK_SIZE
-            for i in range(depth):  # a hit really holds these tokens
-                assert self.content[sequence.block_table[i]] == tuple(tokens[: (i + 1) * self.BLOCK_SIZE])
+            self.begin(sequence)
         else:
             assert before == (self.manager.num_free, self.manager.num_cached, snapshot(self.manager))
         self.check_fresh_blocks(sequence)
         return fits
+
+    def begin(self, sequence: Sequence) -> None:
+        """It gets blocks: a hit really holds its tokens, and whoever holds the other blocks may write them."""
+        for i, block in enumerate(sequence.block_table):
+            if i < sequence.num_committed_blocks:
+                assert self.content[block] == tuple(sequence.token_ids[: (i + 1) * self.BLOCK_SIZE])
+            else:
+                self.content[block] = ()
+
+    def await_moves(self, sequence: Sequence) -> None:
+        """As a step does."""
+        for move in sequence.moves:
+            move.before(BEFORE_STEP)
+        sequence.moves = []
 
     def check_fresh_blocks(self, sequence: Sequence) -> None:
         """Blocks beyond the hit belong to this sequence alone."""
@@ -201,6 +269,7 @@ class BlockMachine(RuleBasedStateMachine):
     @rule(index=st.integers(0, 99), num_tokens=st.integers(1, 6))
     def compute_and_commit(self, index: int, num_tokens: int) -> None:
         sequence = self.pick(index)
+        self.await_moves(sequence)
         end = min(sequence.num_tokens, sequence.num_computed_tokens + num_tokens)
         for i in range(sequence.num_computed_tokens // self.BLOCK_SIZE, end // self.BLOCK_SIZE):
             self.content[sequence.block_table[i]] = tuple(sequence.token_ids[: (i + 1) * self.BLOCK_SIZE])
@@ -265,7 +334,7 @@ class BlockMachine(RuleBasedStateMachine):
 
     @invariant()
     def every_block_holds_what_its_sequence_computed(self) -> None:
-        for sequence in self.sequences:
+        for sequence in [one for one in self.sequences if not one.moves]:
             for i in range(sequence.num_computed_tokens // self.BLOCK_SIZE):
                 assert self.content[sequence.block_table[i]] == tuple(sequence.token_ids[: (i + 1) * self.BLOCK_SIZE])
 
@@ -306,6 +375,52 @@ class HomesMachine(BlockMachine):
 class TieredBlockMachine(HomesMachine):
     NUM_BLOCKS = 6
     NUM_SLOTS = 5
+
+
+class LateBlockMachine(HomesMachine):
+    """Copies to and from the lower tier are made late: anything may happen to the blocks before."""
+
+    NUM_BLOCKS = 6
+    NUM_SLOTS = 5
+    SLOTS = LateSlots
+
+    @property
+    def moves(self) -> list[LateMove]:
+        assert isinstance(self.tier, LateSlots)
+        return self.tier.moves
+
+    def begin(self, sequence: Sequence) -> None:
+        if not sequence.moves:
+            super().begin(sequence)
+        elif not self.manager.is_moving(sequence):  # only its hit is: a peer writes the other blocks at once
+            for block in sequence.block_table[sequence.num_committed_blocks :]:
+                self.content[block] = ()
+
+    def await_moves(self, sequence: Sequence) -> None:
+        if sequence.moves:
+            super().await_moves(sequence)
+            if sequence.num_computed_tokens == sequence.num_committed_blocks * self.BLOCK_SIZE:
+                super().begin(sequence)
+
+    @precondition(lambda self: self.moves)
+    @rule(count=st.integers(1, 3), land=st.booleans())
+    def copies_are_made(self, count: int, land: bool) -> None:
+        for _ in range(min(count, len(self.moves))):
+            self.tier.work()  # type: ignore[union-attr]
+        if land:
+            self.manager.land()
+
+    @rule()
+    def a_step_begins(self) -> None:
+        self.manager.land()
+
+    @precondition(lambda self: not self.sequences)
+    @rule()
+    def vacate(self) -> None:
+        self.manager.vacate()
+        while self.moves:
+            self.tier.work()  # type: ignore[union-attr]
+        self.content.clear()
 
 
 class DiskBlockMachine(HomesMachine):

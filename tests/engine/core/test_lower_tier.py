@@ -7,7 +7,7 @@ from hypothesis import settings
 from baton_proto.kv_events import DEVICE, HOST, KvEvent
 from engine.core.block_manager import BlockManager
 from engine.core.sequence import Sequence
-from tests.engine.core.block_machine import DiskBlockMachine, Slots, TieredBlockMachine, compute
+from tests.engine.core.block_machine import DiskBlockMachine, LateBlockMachine, Slots, TieredBlockMachine, compute
 from tests.engine.kv_oracle import make_sequence, snapshot, u64
 
 
@@ -142,5 +142,7 @@ def test_all_blocks_wanted_at_once_cost_nothing_that_is_kept_for_the_request() -
 
 TieredBlockMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
 TestTieredBlockMachine = TieredBlockMachine.TestCase
+LateBlockMachine.TestCase.settings = settings(max_examples=300, stateful_step_count=50, deadline=None)
+TestLateBlockMachine = LateBlockMachine.TestCase
 DiskBlockMachine.TestCase.settings = settings(max_examples=300, stateful_step_count=60, deadline=None)
 TestDiskBlockMachine = DiskBlockMachine.TestCase

@@ -46,7 +46,7 @@ class Worker:
         self.engine: Engine = self.assembly.engine
         self.engine.block_manager.compute_s = lambda num_tokens: inf  # reading is sooner, however quick the machine
         self.disk_is_done = threading.Event()
-        self.engine.block_manager.on_disk_done(self.disk_is_done.set)
+        self.engine.block_manager.on_copied(self.disk_is_done.set)
         self.names = 0
 
     def answers(self, prompts: list[list[int]]) -> list[list[int]]:

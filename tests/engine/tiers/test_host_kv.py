@@ -69,10 +69,11 @@ def test_what_has_no_room_for_a_block_is_refused_with_the_size_of_one(slab: Slab
 
 
 def test_where_there_is_no_such_tier_it_is_refused() -> None:
-    config = EngineConfig(host_kv_memory="1GiB")
+    config = EngineConfig(host_kv_memory="1GiB", tensor_parallel=2)
     check_host_kv(config, "host")
-    check_host_kv(EngineConfig(), "cuda")
-    with pytest.raises(ConfigError, match=r"engine\.host_kv_memory: only CPU workers"):
+    check_host_kv(replace(config, host_kv_memory="0"), "cuda")
+    check_host_kv(replace(config, tensor_parallel=1), "cuda")
+    with pytest.raises(ConfigError, match=r"engine\.host_kv_memory: GPU workers with several ranks"):
         check_host_kv(config, "cuda")
 
 

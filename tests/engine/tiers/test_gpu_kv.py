@@ -1,0 +1,87 @@
+"""The host tier of a GPU: what copies and steps on several streams leave behind is what one after the other would."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from msgspec.structs import replace
+
+from engine.core.moves import BEFORE_STEP, Move
+from kvtransfer.slab.layout import SlabLayout
+from kvtransfer.slab.slab import Slab
+from runtime.config.serving import EngineConfig, ServingConfig
+from runtime.device.drivers import memory_of
+from tests.engine.tiers.test_host_kv import answers
+from tests.tiny_model import VOCAB_SIZE
+from worker.assembly import build_engine
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+
+# 256 KiB of a block in a layer, so that copies of several blocks go on for milliseconds, in groups of layers.
+LAYOUT = SlabLayout(6, 48, 8, 64, 128, "bfloat16")
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_copies_and_steps_in_any_order_leave_what_they_would_one_by_one(seed: int) -> None:
+    from engine.tiers.gpu_kv import GpuHostKv
+
+    slab = Slab(LAYOUT, memory_of(torch.device("cuda")))
+    tier = GpuHostKv(slab, 64 * LAYOUT.num_layers * LAYOUT.block_bytes)
+    assert (tier.num_slots, tier.spare) == (64, 1)
+    assert 1e9 < tier.bytes_per_s < 1e12
+    memory = slab.tensor.view(LAYOUT.num_layers, LAYOUT.num_blocks, -1)
+    dice, blocks, slots = random.Random(seed), [0.0] * LAYOUT.num_blocks, [0.0] * tier.num_slots
+    move_of: dict[int, Move] = {}
+    for number in range(300):
+        some = dice.sample(range(LAYOUT.num_blocks), dice.choice((1, 1, 4, 40)))
+        others = dice.sample(range(tier.num_slots), len(some))
+        match dice.randrange(3):
+            case 0:
+                move_of |= dict.fromkeys(some, tier.store(some, others))
+                for block, slot in zip(some, others, strict=True):
+                    slots[slot] = blocks[block]
+            case 1:
+                move_of |= dict.fromkeys(some, tier.load(others, some))
+                for block, slot in zip(some, others, strict=True):
+                    blocks[block] = slots[slot]
+            case _:
+                value = float(number % 256)
+                moves = list(dict.fromkeys(move_of[block] for block in some if block in move_of))
+                for layer in range(BEFORE_STEP, LAYOUT.num_layers):
+                    for move in moves:
+                        move.before(layer)
+                    if layer >= 0:
+                        memory[layer, some] = value
+                for block in some:
+                    blocks[block] = value
+    torch.cuda.synchronize()
+    assert all(move.left_s() == 0 for move in move_of.values())
+    found = memory.float()
+    assert torch.equal(found, torch.tensor(blocks, device="cuda")[None, :, None].expand_as(found))
+    held = [set(torch.frombuffer(tier.content(slot), dtype=torch.bfloat16).tolist()) for slot in range(len(slots))]
+    assert held == [{value} for value in slots]
+    tier.close()
+    slab.close()
+
+
+def test_answers_are_those_of_an_engine_without_a_tier(tiny_model: Path) -> None:
+    dice = random.Random(7)
+    systems = [[dice.randrange(3, VOCAB_SIZE) for _ in range(70)] for _ in range(5)]
+    prompts = []
+    for _ in range(80):
+        tail = [dice.randrange(3, VOCAB_SIZE) for _ in range(dice.randrange(1, 20))]
+        prompts.append(dice.choice(systems)[: dice.choice((40, 70))] + tail)
+    engine = EngineConfig(device="cuda", dtype="float32", attention="triton", block_size=16, kv_memory="64MiB")
+    config = ServingConfig(model=str(tiny_model), engine=replace(engine, max_model_len=256))
+    plain = build_engine(config)
+    one_block = plain.slab.layout.num_layers * plain.slab.layout.block_bytes
+    small = replace(config.engine, kv_memory=f"{20 * one_block}", host_kv_memory=f"{16 * one_block}")
+    tiered = build_engine(replace(config, engine=small))
+    try:
+        expected = answers(plain.engine, prompts)
+        assert answers(tiered.engine, prompts) == expected
+        assert tiered.engine.block_manager.num_raised > 20
+    finally:
+        plain.close()
+        tiered.close()
