@@ -1,6 +1,8 @@
 """A model folder with the shape of a real model and random weights, for measurements through the whole service."""
 
+import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import torch
@@ -10,11 +12,15 @@ from benchmarks.shapes import SHAPES
 from tests.tiny_model import tiny_config, tiny_weights, write_tiny_model
 
 
-def write_model(folder: Path, name: str) -> Path:
-    """Writes a folder in Hugging Face's format. The tokenizer is the tiny model's, because prompts are token ids."""
+def write_model(folder: Path, name: str, tokenizer: Path | None = None) -> Path:
+    """Writes a folder in Hugging Face's format. `tokenizer`: a model folder, whose vocabulary the model has; None: the
+    tiny model's tokenizer, because prompts are token ids."""
     if name == "tiny":
         return write_tiny_model(folder)
     shape = SHAPES[name]
+    if tokenizer is not None:
+        known = json.loads((tokenizer / "config.json").read_text())
+        shape = dataclasses.replace(shape, vocab_size=known["vocab_size"])
     config = tiny_config(shape.architecture) | {
         "vocab_size": shape.vocab_size,
         "hidden_size": shape.hidden_size,
@@ -28,6 +34,10 @@ def write_model(folder: Path, name: str) -> Path:
         "torch_dtype": "bfloat16",
     }
     write_tiny_model(folder)
+    if tokenizer is not None:
+        for path in tokenizer.glob("*token*.json"):
+            shutil.copy(path, folder)
+        config["eos_token_id"] = known["eos_token_id"]
     (folder / "config.json").write_text(json.dumps(config))
     # Names and shapes come from a model of one layer and few tokens, values from torch: numpy would take minutes.
     device = "cuda" if torch.cuda.is_available() else "cpu"

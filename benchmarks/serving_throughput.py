@@ -2,26 +2,38 @@
 
     python -m benchmarks.serving_throughput --model 0.6b [--concurrency 256] [--requests 512]
     python -m benchmarks.serving_throughput --model tiny --concurrency 8 --requests 16     (on a CPU: does it run)
+    python -m benchmarks.serving_throughput --model 0.6b --tokenizer smollm2 --peer 'vllm serve {model} --port {port}'
 
 One decode worker that prefills for itself, one router, NATS: what `baton up --prefill 0 --decode 1` starts. Weights are
 random, written once as a model folder. Prompts are random token ids. When all answers have one length (`--output 256`),
 they end in one step, and the next 256 requests come together. The clients have processes of their own.
+
+Without a tokenizer most tokens have no text, and few events leave. With one, the model has its vocabulary, and nearly
+every token is an event. The peer serves the same folder to the same HTTP clients, when our own processes have ended.
 """
 
 import argparse
 import asyncio
+import contextlib
 import json
 import multiprocessing
+import os
 import random
 import re
+import shlex
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+import httpx
 import uvloop
 
 from baton.service.supervisor import Supervisor
@@ -49,7 +61,7 @@ def serving_config(folder: str, arguments: argparse.Namespace) -> ServingConfig:
         "engine": engine
         | {"block_size": 64, "max_model_len": (arguments.prompt or LENGTHS[1]) + (arguments.output or LENGTHS[1]) + 8},
     }
-    return with_overrides(ServingConfig(model=folder), changes, "benchmark")
+    return with_overrides(ServingConfig(model=folder, served_model_name=folder), changes, "benchmark")
 
 
 LENGTHS = (100, 1024)
@@ -65,7 +77,10 @@ def all_work(arguments: argparse.Namespace) -> list[Work]:
         return source.randint(*LENGTHS) if fixed is None else fixed
 
     return [
-        ([source.randrange(3, 500) for _ in range(length(arguments.prompt))], length(arguments.output))
+        (
+            [source.randrange(3, 49000 if arguments.tokenizer else 500) for _ in range(length(arguments.prompt))],
+            length(arguments.output),
+        )
         for _ in range(arguments.requests)
     ]
 
@@ -108,6 +123,8 @@ async def run_service(folder: str, arguments: argparse.Namespace, alone: float) 
             for api in ("grpc", "http"):
                 rate = await asyncio.to_thread(run_clients, api, supervisor.address(api), arguments)
                 results[api] = rate
+                if api == "http":
+                    results["events per answer"] = arguments.events / arguments.requests
                 print(f"{api:<8} {rate:10,.0f} tok/s   {100 * (1 - rate / alone):5.1f} % lost", flush=True)
         finally:
             await supervisor.stop()
@@ -127,7 +144,7 @@ def run_clients(api: str, address: str, arguments: argparse.Namespace) -> float:
         ours, theirs = context.Pipe()
         work = everything[number :: arguments.clients]
         concurrency = len(range(number, arguments.concurrency, arguments.clients))
-        process = context.Process(target=_client, args=(theirs, api, address, work, concurrency))
+        process = context.Process(target=_client, args=(theirs, api, address, arguments.served, work, concurrency))
         process.start()
         pipes.append(ours)
         processes.append(process)
@@ -137,83 +154,86 @@ def run_clients(api: str, address: str, arguments: argparse.Namespace) -> float:
         began_s = time.perf_counter()
         for pipe in pipes:
             pipe.send("go")
-        num_tokens = sum(pipe.recv() for pipe in pipes)
+        counts = [pipe.recv() for pipe in pipes]
         duration_s = time.perf_counter() - began_s
     finally:
         for process in processes:
             process.terminate()
             process.join()
+    num_tokens, arguments.events = (sum(column) for column in zip(*counts, strict=True))
     assert num_tokens == sum(output for _, output in everything), num_tokens
     return num_tokens / duration_s
 
 
-def _client(pipe: Connection, api: str, address: str, work: list[Work], concurrency: int) -> None:
-    uvloop.run(_run_client(pipe, GrpcAsker if api == "grpc" else HttpAsker, address, work, concurrency))
+def _client(pipe: Connection, api: str, address: str, model: str, work: list[Work], concurrency: int) -> None:
+    kind = partial(GrpcAsker if api == "grpc" else HttpAsker, address, model)
+    uvloop.run(_run_client(pipe, kind, work, concurrency))
 
 
-async def _run_client(pipe: Connection, asker: "type[Asker]", address: str, work: list[Work], concurrency: int) -> None:
-    first = asker(address)
+async def _run_client(pipe: Connection, asker: "Callable[[], Asker]", work: list[Work], concurrency: int) -> None:
+    first = asker()
     await first.connect()
     await first.ask([3, 4, 5], 2)
     pipe.send("ready")
     await asyncio.to_thread(pipe.recv)
     askers = [
-        asker(address) for _ in range(concurrency)
+        asker() for _ in range(concurrency)
     ]  # connect only now, because the server closes connections that are idle for long
     for one in askers:
         await one.connect()
-    answered = 0
+    answered = events = 0
 
     async def caller(one: Asker) -> None:
-        nonlocal answered
+        nonlocal answered, events
         while work:
-            count = await one.ask(*work.pop())
+            count, messages = await one.ask(*work.pop())
+            events += messages
             answered += count  # a statement of its own, because other tasks add while this one waits
 
     await asyncio.gather(*map(caller, askers))
-    pipe.send(answered)
+    pipe.send((answered, events))
 
 
 class Asker(Protocol):
     """One connection with one request in flight."""
 
-    def __init__(self, address: str) -> None: ...
-
     async def connect(self) -> None: ...
 
-    async def ask(self, prompt: list[int], output: int) -> int:
-        """Sends a request and reads its answer. Returns the number of its tokens."""
+    async def ask(self, prompt: list[int], output: int) -> tuple[int, int]:
+        """Sends a request and reads its answer. Returns the number of its tokens, and of the events of an HTTP
+        stream."""
         ...
 
 
 class GrpcAsker:
     _clients: ClassVar[list[Client]] = []  # one channel per process, as gRPC clients usually have
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, model: str) -> None:
         self._address = address
 
     async def connect(self) -> None:
         if not self._clients:
             self._clients.append(Client(self._address))
 
-    async def ask(self, prompt: list[int], output: int) -> int:
+    async def ask(self, prompt: list[int], output: int) -> tuple[int, int]:
         sampling = pb.SamplingOptions(max_tokens=output, temperature=1.0, ignore_eos=True)
         request = pb.GenerateRequest(tokens=pb.TokenIds(ids=prompt), sampling=sampling)
-        return len((await self._clients[0].generate(request)).token_ids)
+        return len((await self._clients[0].generate(request)).token_ids), 0
 
 
 class HttpAsker:
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, model: str) -> None:
         self._address = address
-        self._body = {"ignore_eos": True, "stream": True, "model": "", "stream_options": {"include_usage": True}}
+        self._body = {"ignore_eos": True, "stream": True, "model": model, "stream_options": {"include_usage": True}}
 
     async def connect(self) -> None:
         host, _, port = self._address.rpartition(":")
         self._reader, self._writer = await asyncio.open_connection(host, int(port))
 
-    async def ask(self, prompt: list[int], output: int) -> int:
+    async def ask(self, prompt: list[int], output: int) -> tuple[int, int]:
         body = json.dumps(self._body | {"prompt": prompt, "max_tokens": output}).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: {self._address}\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: {self._address}\r\nContent-Type: application/json\r\n"
+        head += f"Content-Length: {len(body)}\r\n\r\n"
         self._writer.write(head.encode() + body)
         answer = bytearray()
         while not answer.endswith(END_OF_BODY):
@@ -221,7 +241,33 @@ class HttpAsker:
             assert data, f"connection closed: {bytes(answer[:1000])!r}"
             answer += data
         (count,) = re.findall(rb'"completion_tokens":\s*(\d+)', answer)
-        return int(count)
+        return int(count), answer.count(b"data: ")
+
+
+async def run_peer(folder: str, arguments: argparse.Namespace) -> float:
+    """Tokens per second of the peer's server. Raises RuntimeError when it ends before it is ready."""
+    port = free_port()
+    command = shlex.split(arguments.peer.format(model=folder, port=port))
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True) as server:
+        try:
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
+                while True:
+                    if server.poll() is not None:
+                        raise RuntimeError(f"the peer ended with {server.returncode}: {command}")
+                    with contextlib.suppress(httpx.TransportError):
+                        if (await http.get("/health")).is_success:
+                            break
+                    await asyncio.sleep(0.5)
+            rates = [await asyncio.to_thread(run_clients, "http", f"127.0.0.1:{port}", arguments) for _ in range(2)]
+        finally:
+            os.killpg(server.pid, signal.SIGKILL)
+    return max(rates)  # the first one warms it up
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 def main() -> None:
@@ -234,6 +280,10 @@ def main() -> None:
     parser.add_argument("--max-batch-tokens", type=int, default=8192)
     parser.add_argument("--clients", type=int, default=4, help="processes")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--tokenizer", help="smollm2, or a model folder: every token of its vocabulary has text")
+    parser.add_argument(
+        "--peer", metavar="COMMAND", help="a server to measure beside; {model} and {port} are filled in"
+    )
     parser.add_argument("--out", type=Path)
     parser.add_argument(
         "--engine-of", metavar="FOLDER", help=argparse.SUPPRESS
@@ -244,11 +294,20 @@ def main() -> None:
         print(run_engine(arguments.engine_of, arguments))
         return
     with tempfile.TemporaryDirectory() as scratch:
-        folder = str(write_model(Path(scratch) / "model", arguments.model))
+        tokenizer = resolve_model(arguments.tokenizer).folder if arguments.tokenizer else None
+        folder = arguments.served = str(write_model(Path(scratch) / "model", arguments.model, tokenizer))
         command = [sys.executable, "-m", "benchmarks.serving_throughput", *sys.argv[1:], "--engine-of", folder]
         alone = float(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.split()[-1])
         print(f"engine   {alone:10,.0f} tok/s", flush=True)
         results = asyncio.run(run_service(folder, arguments, alone))
+        print(f"{results['events per answer']:.0f} events per answer", flush=True)
+        if arguments.peer:
+            results["peer"] = asyncio.run(run_peer(folder, arguments))
+            events, ratio = arguments.events / arguments.requests, results["http"] / results["peer"]
+            print(
+                f"peer     {results['peer']:10,.0f} tok/s   {events:.0f} events per answer; ours {ratio:.2f}x",
+                flush=True,
+            )
     if arguments.out:
         document: dict[str, Any] = {
             "machine": describe(),
