@@ -2,7 +2,7 @@
 
     python -m benchmarks.serving_throughput --model 0.6b [--concurrency 256] [--requests 512]
     python -m benchmarks.serving_throughput --model tiny --concurrency 8 --requests 16     (on a CPU: does it run)
-    python -m benchmarks.serving_throughput --model 0.6b --tokenizer smollm2 --peer 'vllm serve {model} --port {port}'
+    python -m benchmarks.serving_throughput --model 0.6b --tokenizer FOLDER --peer 'vllm serve {model} --port {port}'
 
 One decode worker that prefills for itself, one router, NATS: what `baton up --prefill 0 --decode 1` starts. Weights are
 random, written once as a model folder. Prompts are random token ids. When all answers have one length (`--output 256`),
@@ -111,7 +111,9 @@ def run_engine(folder: str, arguments: argparse.Namespace) -> float:
         for output in engine.step().outputs:
             num_tokens += len(output.token_ids)
             num_running -= output.finish is not None
-    return num_tokens / (time.perf_counter() - started_s)
+    rate = num_tokens / (time.perf_counter() - started_s)
+    loaded.close()
+    return rate
 
 
 async def run_service(folder: str, arguments: argparse.Namespace, alone: float) -> dict[str, float]:
@@ -280,7 +282,7 @@ def main() -> None:
     parser.add_argument("--max-batch-tokens", type=int, default=8192)
     parser.add_argument("--clients", type=int, default=4, help="processes")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--tokenizer", help="smollm2, or a model folder: every token of its vocabulary has text")
+    parser.add_argument("--tokenizer", type=Path, help="a model folder: every token of its vocabulary has text")
     parser.add_argument(
         "--peer", metavar="COMMAND", help="a server to measure beside; {model} and {port} are filled in"
     )
@@ -294,8 +296,7 @@ def main() -> None:
         print(run_engine(arguments.engine_of, arguments))
         return
     with tempfile.TemporaryDirectory() as scratch:
-        tokenizer = resolve_model(arguments.tokenizer).folder if arguments.tokenizer else None
-        folder = arguments.served = str(write_model(Path(scratch) / "model", arguments.model, tokenizer))
+        folder = arguments.served = str(write_model(Path(scratch) / "model", arguments.model, arguments.tokenizer))
         command = [sys.executable, "-m", "benchmarks.serving_throughput", *sys.argv[1:], "--engine-of", folder]
         alone = float(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.split()[-1])
         print(f"engine   {alone:10,.0f} tok/s", flush=True)
@@ -311,7 +312,7 @@ def main() -> None:
     if arguments.out:
         document: dict[str, Any] = {
             "machine": describe(),
-            "settings": vars(arguments) | {"out": None},
+            "settings": vars(arguments) | {"out": None, "tokenizer": str(arguments.tokenizer)},
             "results": results,
         }
         write_result(arguments.out / f"serving-{arguments.model}.json", document)

@@ -81,7 +81,7 @@ class Engine:
         self.clock = clock
         self.timed_steps = TimedSteps()
         block_manager.compute_s = self.timed_steps.prompt_s
-        block_manager.step_s = lambda: self._step_ms / 1e3
+        block_manager.step_s = self.timed_steps.last_s
         # Called on this thread right before a batch runs; the runner calls its result after each layer of the batch.
         self.on_batch: Callable[[Batch], LayerDone | None] | None = None
         self._in_flight: deque[_InFlight] = deque()

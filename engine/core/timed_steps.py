@@ -27,8 +27,10 @@ class TimedSteps:
     def __init__(self) -> None:
         self._steps: list[TimedStep] = []
         self._prompt_tokens = self._prompt_ms = 0.0  # of steps that were mostly prompts, the last ones above all
+        self._last_ms = 0.0
 
     def add(self, batch: Batch, step_ms: float) -> None:
+        self._last_ms = step_ms
         num_tokens = batch.num_tokens - len(batch.decode)
         if num_tokens > len(batch.decode):
             self._prompt_tokens = DECAY * self._prompt_tokens + num_tokens
@@ -39,6 +41,10 @@ class TimedSteps:
     def prompt_s(self, num_tokens: int) -> float:
         """How long so many prompt tokens take, about; infinite while nobody knows."""
         return num_tokens * self._prompt_ms / self._prompt_tokens / 1e3 if self._prompt_tokens else inf
+
+    def last_s(self) -> float:
+        """How long the last step took."""
+        return self._last_ms / 1e3
 
     def take(self) -> list[TimedStep]:
         """Those that were kept since the last call."""

@@ -120,6 +120,8 @@ class GpuHostKv:
 
     def close(self) -> None:
         self.watcher.shutdown()
+        self._of_block.clear()
+        self._of_slot.clear()
         self._memory.close()
 
     def _copy(self, lane: _Lane, blocks: Sequence[int], slots: Sequence[int]) -> GpuMove:
