@@ -143,7 +143,7 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     block_size: BlockSize = 16  # tokens per KV block
     kv_memory: Size = "auto"  # KV slab, per GPU, in whole blocks; auto: 512 MiB on CPU, what is left on a GPU
     host_kv_memory: Size = (
-        "0"  # per CPU rank, for prefixes that leave the slab; auto: 4 slabs, at most half of what is free
+        "0"  # per rank, for prefixes that leave the slab; auto: 4 slabs, at most half of what is free; not on GPU ranks
     )
     disk_kv: DiskKvConfig = DiskKvConfig()
     tensor_parallel: Literal[1, 2, 4, 8] = 1  # GPUs of one worker (on CPU: processes), each with a part of the model
