@@ -28,7 +28,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with (
         tempfile.TemporaryDirectory(prefix="baton-schemas-") as folder,
-        LLM(write_tiny_model(Path(folder)), kv_memory="64MiB") as llm,
+        LLM(write_tiny_model(Path(folder)), kv_memory="64MiB", threads=1) as llm,
     ):
         start_s = time.monotonic()
         found = schema_answers(llm, arguments.schemas, arguments.seed, arguments.max_tokens)
