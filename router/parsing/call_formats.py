@@ -13,6 +13,11 @@ Schemas = Mapping[str, Mapping[str, Any]]
 """Name of a tool -> the JSON schema of its parameters."""
 
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+_PYTHON = {  # what changes nothing in a literal, by the quote that is open
+    "": re.compile(r"[^'\"(\[{)\]},]*"),
+    "'": re.compile(r"[^'\\]*"),
+    '"': re.compile(r'[^"\\]*'),
+}
 
 
 class CallWriter:
@@ -236,6 +241,8 @@ def _python_value(reader: Reader) -> Steps[str]:
     parts: list[str] = []
     depth, quote, escaped = 0, "", False
     while True:
+        if not escaped:
+            parts.append(reader.take_run(_PYTHON[quote]))
         sign = yield from reader.peek()
         if not quote and not depth and sign in ",)":
             break

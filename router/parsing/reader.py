@@ -1,6 +1,7 @@
 """Reads a text that arrives in pieces. Its methods are generators that yield while they wait for more text.
 
 Invariant: what is given out does not depend on where the pieces are cut, except for the cuts between emitted pieces.
+Invariant: a character is looked at and copied a bounded number of times, so a text costs no more than its length.
 """
 
 import json
@@ -14,6 +15,11 @@ Steps = Generator[None, None, T]
 Emit = Callable[[str], None]
 
 _SPACES = re.compile(r"[ \t\r\n]*")
+_PLAIN_STRING = re.compile(r'"([^"\\\x00-\x1f]*)"')  # of JSON, without escapes
+_QUOTED = re.compile(r'[^"\\]*')  # what changes nothing within a text of JSON,
+_BETWEEN = re.compile(r'[^"{}\[\]]*')  # and what changes nothing outside
+_SCALAR = re.compile(r"[^,}\] \t\r\n<]*")
+_CLOSES = {"{": "}", "[": "]"}
 
 
 class MalformedError(Exception):
@@ -79,7 +85,15 @@ class Reader:
             self.raw.append(taken)
         return taken
 
+    def take_run(self, pattern: "re.Pattern[str]") -> str:
+        """Takes what matches of the text that is here."""
+        found = pattern.match(self._text, self._at)
+        return self.take(found.end() - self._at) if found else ""
+
     def literal(self, text: str) -> Steps[None]:
+        if self._text.startswith(text, self._at):
+            self.take(len(text))
+            return
         for wanted in text:
             if (yield from self.peek()) != wanted:
                 raise MalformedError
@@ -88,14 +102,15 @@ class Reader:
     def spaces(self) -> Steps[None]:
         """Skips them; the end of the text is as good."""
         while True:
-            behind = _SPACES.match(self._text, self._at)
-            assert behind is not None
-            self.take(behind.end() - self._at)
+            self.take_run(_SPACES)
             if self._ended or self._at < len(self._text):
                 return
             yield
 
     def string(self) -> Steps[str]:
+        if plain := _PLAIN_STRING.match(self._text, self._at):
+            self.take(len(plain[0]))
+            return plain[1]
         parts: list[str] = []
         if (yield from self.peek()) != '"':
             raise MalformedError
@@ -108,39 +123,47 @@ class Reader:
 
     def value(self, emit: Emit) -> Steps[None]:
         """Gives out one JSON value as it is written, by its brackets and quotes."""
-        depth, in_text, escaped = "", False, False
         first = yield from self.peek()
-        if first not in '{["-0123456789tfn':
-            raise MalformedError
-        scalar = first not in '{["'
+        if first not in '{["':
+            if first not in "-0123456789tfn":
+                raise MalformedError
+            return (yield from self._scalar(emit))
+        expected: list[str] = []  # the brackets that have to close, the innermost last
+        in_text = escaped = False
         while True:
             yield from self.peek()
-            begin = self._at
-            for at in range(begin, len(self._text)):
-                sign = self._text[at]
-                if in_text:
-                    in_text = escaped or sign != '"'
-                    escaped = not escaped and sign == "\\"
-                    done = not in_text and not depth
-                elif scalar:
-                    if sign in ",}] \t\r\n<":
-                        return self._give(at - begin, emit)
-                    done = False
-                else:
-                    in_text = sign == '"'
-                    if sign in "{[":
-                        depth += "}" if sign == "{" else "]"
-                    elif sign in "}]":
-                        if depth[-1:] != sign:
-                            self._give(at - begin, emit)
-                            raise MalformedError
-                        depth = depth[:-1]
-                    done = not depth and not in_text
-                if done:
-                    return self._give(at + 1 - begin, emit)
-            self._give(len(self._text) - begin, emit)
-            if scalar and self._ended:
-                return None
+            text, begin = self._text, self._at
+            at = begin
+            while at < len(text):
+                if not escaped and (run := (_QUOTED if in_text else _BETWEEN).match(text, at)):
+                    at = run.end()
+                    if at == len(text):
+                        break
+                sign = text[at]
+                if escaped:
+                    escaped = False
+                elif sign == "\\":
+                    escaped = True
+                elif sign == '"':
+                    in_text = not in_text
+                elif sign in _CLOSES:
+                    expected.append(_CLOSES[sign])
+                elif not expected or expected.pop() != sign:
+                    self._give(at - begin, emit)
+                    raise MalformedError
+                at += 1
+                if not expected and not in_text:
+                    return self._give(at - begin, emit)
+            self._give(len(text) - begin, emit)
+
+    def _scalar(self, emit: Emit) -> Steps[None]:
+        while True:
+            found = self.take_run(_SCALAR)
+            if found:
+                emit(found)
+            if self._ended or self._at < len(self._text):
+                return
+            yield
 
     def _give(self, num_chars: int, emit: Emit) -> None:
         if num_chars:

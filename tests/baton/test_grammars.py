@@ -1,18 +1,14 @@
 """Answers with a grammar match it, from a model whose answers are noise."""
 
-import json
-import random
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import jsonschema
 import pytest
 
 from baton import LLM, SamplingParams
 from baton_proto.grammar import Grammar
-from tests.baton.random_schemas import random_schema
+from tests.baton.schema_answers import schema_answers
 from tests.service import ON_DEVICE
 
 
@@ -22,40 +18,10 @@ def llm(tiny_model: Path) -> Iterator[LLM]:
         yield llm
 
 
-def mismatch(schema: dict[str, Any], text: str) -> str | None:
-    """Why an answer is wrong; None: it is right."""
-    try:
-        jsonschema.validate(json.loads(text), schema)
-    except (ValueError, jsonschema.ValidationError) as error:
-        return f"{json.dumps(schema)} gives {text!r}: {error!s:.200}"
-    return None
-
-
-def schema_answers(llm: LLM, count: int, seed: int) -> tuple[int, list[str]]:
-    """(complete answers, what is wrong with them) over random schemas."""
-    source = random.Random(seed)
-    schemas = [random_schema(source) for _ in range(count)]
-    params = [
-        SamplingParams(
-            temperature=source.choice([0.0, 1.0]),
-            max_tokens=200,
-            seed=number,
-            min_tokens=source.choice([0, 5]),
-            top_p=source.choice([1.0, 0.9]),
-            ignore_eos=source.random() < 0.1,
-            grammar=Grammar("json_schema", json.dumps(schema)),
-        )
-        for number, schema in enumerate(schemas)
-    ]
-    answers = llm.generate(["Say something."] * count, params, progress=False)
-    pairs = [(schema, one.text) for schema, one in zip(schemas, answers, strict=True) if one.finish_reason == "stop"]
-    return len(pairs), [wrong for schema, text in pairs if (wrong := mismatch(schema, text))]
-
-
 def test_every_complete_answer_validates_against_its_schema(llm: LLM) -> None:
-    complete, wrong = schema_answers(llm, 100, seed=1)
-    assert wrong == []
-    assert complete > 80
+    found = schema_answers(llm, 100, seed=1)
+    assert found.wrong == []
+    assert found.valid > 80
 
 
 @pytest.mark.parametrize(

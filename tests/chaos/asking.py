@@ -15,6 +15,7 @@ import h11
 
 from baton_proto.generated import inference_pb2 as pb
 from runtime.calls.router import Client
+from tests.chaos import grammars
 from tests.chaos.judging.verdict import Outcome
 from tests.chaos.plan import Ask
 
@@ -23,6 +24,7 @@ HUNG_GRACE_S = 10.0  # beyond it
 READ_BYTES = 16384
 SLOW_READ_BYTES = 256
 SLOW_PAUSE_S = 0.01
+FINISHES = {pb.FINISH_REASON_STOP: "stop", pb.FINISH_REASON_LENGTH: "length"}
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER of 0 s: close() sends RST
 
 
@@ -55,7 +57,9 @@ async def ask(door: Door, what: Ask) -> Outcome:
 
 
 def grpc_request(what: Ask) -> pb.GenerateRequest:
-    return pb.GenerateRequest(tokens=pb.TokenIds(ids=what.prompt), sampling=pb.SamplingOptions(**what.sampling))
+    grammar = None if what.grammar is None else grammars.over_grpc(what.grammar)
+    sampling = pb.SamplingOptions(**what.sampling, grammar=grammar)
+    return pb.GenerateRequest(tokens=pb.TokenIds(ids=what.prompt), sampling=sampling)
 
 
 async def _grpc(door: Door, what: Ask, outcome: Outcome, leaves: bool = False, pause_s: float = 0.0) -> None:
@@ -66,6 +70,7 @@ async def _grpc(door: Door, what: Ask, outcome: Outcome, leaves: bool = False, p
             if response.WhichOneof("event") == "piece":
                 outcome.tokens += response.piece.token_ids
                 outcome.text += response.piece.text
+                outcome.finish = FINISHES.get(response.piece.finish_reason, "")
             if leaves and len(outcome.tokens) >= what.after:
                 outcome.end = "left"
                 return
@@ -79,6 +84,7 @@ async def _grpc(door: Door, what: Ask, outcome: Outcome, leaves: bool = False, p
 
 async def _http(door: Door, what: Ask, outcome: Outcome, stream: bool, leaves: str = "", slow: bool = False) -> None:
     body = {"model": door.model, "prompt": list(what.prompt), "stream": stream, **what.sampling}
+    body |= {} if what.grammar is None else grammars.over_http(what.grammar)
     connection = socket.socket()
     connection.setblocking(False)
     if slow:
@@ -110,7 +116,9 @@ def _take(outcome: Outcome, message: dict[str, Any], stream: bool) -> None:
         outcome.code = outcome.code or str(message["error"].get("code") or message["error"].get("type"))
         outcome.end, outcome.details = "error", str(message["error"].get("message"))
         return
-    outcome.text += "".join(choice["text"] for choice in message["choices"])
+    for choice in message["choices"]:
+        outcome.text += choice["text"]
+        outcome.finish = choice["finish_reason"] or outcome.finish
     if not stream:
         outcome.end = "done"
 

@@ -214,12 +214,13 @@ async def _kv_garbled(fleet: Fleet, strike: Strike) -> AsyncIterator[None]:
     """On the disk of each worker, beneath its hands. It may cost time and nothing else."""
     dice = random.Random(strike.target)
     for path in sorted((fleet.disk.folder / KV).glob("*/*/*")):
-        with path.open("r+b") as file:
-            for _ in range(8):
-                file.seek(dice.randrange(path.stat().st_size + 1))
-                file.write(dice.randbytes(dice.choice((1, 64, 4096))))
-        if dice.random() < 0.2:
-            os.truncate(path, path.stat().st_size // 2)
+        with contextlib.suppress(OSError):  # another fault has filled the disk, or the worker has dropped the file
+            with path.open("r+b") as file:
+                for _ in range(8):
+                    file.seek(dice.randrange(path.stat().st_size + 1))
+                    file.write(dice.randbytes(dice.choice((1, 64, 4096))))
+            if dice.random() < 0.2:
+                os.truncate(path, path.stat().st_size // 2)
     yield
 
 

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from baton_proto.grammar import Grammar
+from tests.chaos import grammars
 from tests.chaos.service.scenarios import Scenario
 from tests.tiny_model import VOCAB_SIZE
 
@@ -19,7 +21,8 @@ MOST_ANSWER_TOKENS = 90
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One request. `way`: a row of asking.WAYS. `after`: tokens (or bytes, over HTTP) after which a client leaves."""
+    """One request. `way`: a row of asking.WAYS. `after`: tokens (or bytes, over HTTP) after which a client leaves.
+    `grammar`: what the answer must look like."""
 
     number: int
     at_s: float
@@ -28,11 +31,12 @@ class Ask:
     prompt: tuple[int, ...]
     sampling: Mapping[str, Any] = field(hash=False)
     after: int = 0
+    grammar: Grammar | None = None
 
     @property
     def key(self) -> tuple[object, ...]:
         """Requests of one key have one answer."""
-        return (self.prompt, *sorted(self.sampling.items()))
+        return (self.prompt, self.grammar, *sorted(self.sampling.items()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,12 @@ def _ask(chance: random.Random, number: int, scenario: Scenario, ways: Mapping[s
         sampling |= {"temperature": chance.choice((0.7, 1.0)), "seed": chance.randrange(1 << 32)}
         sampling |= chance.choice(({}, {"top_p": 0.9}, {"top_k": 20}))
     way = chance.choices(list(ways), list(ways.values()))[0]
+    grammar = None
+    if chance.random() < grammars.SHARE:
+        grammar = grammars.draw(chance)
+        sampling["ignore_eos"] = (
+            chance.random() < 0.5
+        )  # then the answer ends where the grammar lets nothing else follow
     return Ask(
         number,
         round(chance.uniform(0, 0.5), 3),
@@ -93,6 +103,7 @@ def _ask(chance: random.Random, number: int, scenario: Scenario, ways: Mapping[s
         prompt[-MOST_PROMPT_TOKENS:],
         sampling,
         chance.randrange(sampling["max_tokens"]),
+        grammar,
     )
 
 

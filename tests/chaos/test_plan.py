@@ -1,10 +1,15 @@
 """The pure parts of chaos: plans, tables, timelines and verdicts."""
 
 import asyncio
+import itertools
+import json
+import random
 
 import pytest
 
-from tests.chaos import asking
+from baton_proto.grammar import Grammar
+from tests.baton.random_schemas import instance_of
+from tests.chaos import asking, grammars
 from tests.chaos.asking import WAYS, WEIGHTS, Door
 from tests.chaos.faults import BY_NAME, FAULTS, usable
 from tests.chaos.judging.leaks import Look, growth, slope
@@ -15,7 +20,8 @@ from tests.chaos.service.scenarios import SCENARIOS, STRETCH, scenario_of
 
 ODDS = [fault.odds for fault in FAULTS]
 ASK = Ask(0, 0.0, 0, "gRPC", (5, 6), {"max_tokens": 3})
-RIGHT = Expected([1, 2, 3], "abc")
+RIGHT = Expected([1, 2, 3], "abc", "length")
+LETTERS = Ask(0, 0.0, 0, "gRPC", (5, 6), {"max_tokens": 3}, grammar=Grammar("regex", "[abc]+"))
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
@@ -71,19 +77,59 @@ def timeline() -> Timeline:
     return known
 
 
-def judged(known: Timeline, **outcome: object) -> Judged:
-    end = Outcome(ASK, "router-1", 1.0, 2.0, **outcome)  # type: ignore[arg-type]
-    return judge(end, RIGHT, known, ["router-1>decode-1"], ["router-1>decode-1"])
+def judged(known: Timeline, expected: Expected = RIGHT, ask: Ask = ASK, **outcome: object) -> Judged:
+    end = Outcome(ask, "router-1", 1.0, 2.0, **outcome)  # type: ignore[arg-type]
+    return judge(end, expected, known, ["router-1>decode-1"], ["router-1>decode-1"])
 
 
 def test_an_answer_is_compared_token_by_token() -> None:
-    assert judged(timeline(), end="done", tokens=[1, 2, 3], text="abc").verdict is Verdict.EXACT
+    whole = {"end": "done", "finish": "length"}
+    assert judged(timeline(), **whole, tokens=[1, 2, 3], text="abc").verdict is Verdict.EXACT
+    assert judged(timeline(), end="done", finish="stop", tokens=[1, 2, 3], text="abc").verdict is Verdict.WRONG
     for tokens, text in (([1, 2, 4], "abc"), ([1, 2], "ab"), ([1, 2, 3, 3], "abcc"), ([1, 1, 2], "aab")):
-        assert judged(timeline(), end="done", tokens=tokens, text=text).verdict is Verdict.WRONG
+        assert judged(timeline(), **whole, tokens=tokens, text=text).verdict is Verdict.WRONG
     assert judged(timeline(), end="left", tokens=[1, 2], text="ab").verdict is Verdict.LEFT
     assert judged(timeline(), end="left", tokens=[2], text="b").verdict is Verdict.WRONG
     assert judged(timeline(), end="error", tokens=[1, 3], text="ac", code="UNAVAILABLE").verdict is Verdict.WRONG
     assert judged(timeline(), end="hung").verdict is Verdict.HUNG
+
+
+def test_an_answer_with_a_grammar_has_to_be_valid_too() -> None:
+    right, wrong = Expected([1, 2], "ab", "stop"), Expected([1, 2], "ax", "stop")
+    for expected, verdict in ((right, Verdict.VALID), (wrong, Verdict.WRONG)):
+        said = {"end": "done", "finish": "stop", "tokens": [1, 2], "text": expected.text}
+        assert judged(timeline(), expected, LETTERS, **said).verdict is verdict
+    cut = Expected([1, 2, 3], "abx", "length")
+    said = {"end": "done", "finish": "length", "tokens": [1, 2, 3], "text": "abx"}
+    assert judged(timeline(), cut, LETTERS, **said).verdict is Verdict.VALID
+
+
+def test_after_a_tie_an_answer_with_a_grammar_may_end_early_but_not_be_invalid() -> None:
+    tie = Expected([1], "a", open=True)
+    for text, verdict in (("ab", Verdict.VALID), ("ax", Verdict.WRONG), ("bb", Verdict.WRONG)):
+        said = {"end": "done", "finish": "stop", "tokens": [1, 2], "text": text}
+        assert judged(timeline(), tie, LETTERS, **said).verdict is verdict
+    assert judged(timeline(), tie, end="done", finish="stop", tokens=[1, 2], text="ab").verdict is Verdict.WRONG
+
+
+def test_a_share_of_the_requests_has_a_grammar_greedy_and_seeded_of_every_kind() -> None:
+    asks = [ask for number in range(200) for ask in plan_round(1, number, SCENARIOS[0], ODDS, WEIGHTS).asks]
+    constrained = [ask for ask in asks if ask.grammar is not None]
+    assert 0.2 < len(constrained) / len(asks) < 0.4
+    drawn = {
+        (ask.grammar.kind, "seed" in ask.sampling, ask.sampling["ignore_eos"]) for ask in constrained if ask.grammar
+    }
+    assert drawn == set(itertools.product(grammars.WEIGHTS, (False, True), (False, True)))
+
+
+def test_an_answer_that_does_not_match_its_grammar_is_told_from_one_that_does() -> None:
+    chance = random.Random(1)
+    for grammar in (grammars.draw(chance) for _ in range(100)):
+        if grammar.kind == "json_schema":
+            assert grammars.mismatch(grammar, json.dumps(instance_of(chance, json.loads(grammar.text)))) == ""
+        elif grammar.kind == "choice":
+            assert all(grammars.mismatch(grammar, text) == "" for text in grammar.choices)
+        assert grammars.mismatch(grammar, "{") != ""
 
 
 def test_an_error_is_warranted_by_the_loss_of_what_it_needs_alone() -> None:

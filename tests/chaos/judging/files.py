@@ -9,11 +9,13 @@ import psutil
 
 SHARED_MEMORY = Path("/dev/shm")
 OURS = ("nats", "filler", "kv")  # of tests/chaos itself, as logs are, and what workers are to keep
+STRANGERS = ("psm_", "sem.mp-")  # how Python's multiprocessing names its own; no process of a service uses it
 SWEPT_AFTER_S = 60.0  # a worker's start sweeps what is older and belongs to nobody
 
 
 def shared_memory() -> set[str]:
-    return set(os.listdir(SHARED_MEMORY)) if SHARED_MEMORY.exists() else set()
+    found = os.listdir(SHARED_MEMORY) if SHARED_MEMORY.exists() else []
+    return {name for name in found if not name.startswith(STRANGERS)}
 
 
 def left_in_shared_memory(before: Collection[str]) -> list[str]:

@@ -23,6 +23,7 @@ class Tally:
     verdicts: Counter[Verdict] = field(default_factory=Counter)
     warrants: Counter[str] = field(default_factory=Counter)
     ways: Counter[str] = field(default_factory=Counter)
+    grammars: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
     rounds_of: Counter[str] = field(default_factory=Counter)
     seconds_of: Counter[str] = field(default_factory=Counter)
@@ -39,6 +40,8 @@ class Tally:
         self.requests += 1
         self.ways[outcome.ask.way] += 1
         self.verdicts[judged.verdict] += 1
+        if outcome.ask.grammar is not None:
+            self.grammars[outcome.ask.grammar.kind] += 1
         if judged.verdict is Verdict.WARRANTED:
             self.warrants[judged.why] += 1
         return judged.verdict in FAILURES
@@ -65,6 +68,7 @@ class Tally:
             "lives of processes ended": self.deaths,
             "faults of each kind": dict(self.faults),
             "ways to ask": dict(self.ways),
+            "requests with a grammar": dict(self.grammars),
             "rounds by scenario": dict(self.rounds_of),
             "seconds by scenario": dict(self.seconds_of),
             "left out": self.skipped,
@@ -97,6 +101,7 @@ def table(results: dict[str, Any]) -> list[tuple[str, str]]:
         (f"MiB of memory more per 100 rounds, {kind}", f"{sum(found) / len(found):.2f} (mean of {len(found)} lives)")
         for kind, found in results["MiB more per 100 rounds, of each life"].items()
     ]
+    rows += [(f"with a grammar, {kind}", count) for kind, count in results["requests with a grammar"].items()]
     rows += [(f"rounds of {name}", count) for name, count in results["rounds by scenario"].items()]
     rows += [(f"left out: {what}", why) for what, why in results["left out"].items()]
     rows += [("failures", len(results["failures"]))]

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
+from tests.chaos import grammars
 from tests.chaos.judging.timeline import Timeline
 from tests.chaos.plan import Ask
 
@@ -13,6 +14,7 @@ OWN_FAULTS = ("INTERNAL", "UNKNOWN", "500")  # no loss of a worker or router exp
 
 class Verdict(StrEnum):
     EXACT = "exact"
+    VALID = "valid and exact"  # of a whole answer with a grammar
     LEFT = "left, exact so far"
     WARRANTED = "warranted errors"
     UNWARRANTED = "unwarranted errors"
@@ -34,6 +36,7 @@ class Outcome:
     end: Literal["done", "left", "error", "hung"] = "hung"
     tokens: list[int] | None = None
     text: str = ""
+    finish: str = ""
     code: str = ""
     details: str = ""
 
@@ -44,6 +47,7 @@ class Expected:
 
     tokens: list[int] = field(default_factory=list)
     text: str = ""
+    finish: str = ""  # "stop" | "length"
     open: bool = False
 
 
@@ -60,7 +64,7 @@ def judge(outcome: Outcome, expected: Expected, timeline: Timeline, decode: list
     if difference := _difference(outcome, expected):
         return Judged(Verdict.WRONG, difference)
     if outcome.end == "done":
-        return Judged(Verdict.EXACT)
+        return _whole(outcome)
     if outcome.end == "left":
         return Judged(Verdict.LEFT)
     said = f"{outcome.code}: {outcome.details}"
@@ -68,6 +72,16 @@ def judge(outcome: Outcome, expected: Expected, timeline: Timeline, decode: list
     if why is None or (outcome.code in OWN_FAULTS and why != ROUTER_LOST):
         return Judged(Verdict.UNWARRANTED, said)
     return Judged(Verdict.WARRANTED, why)
+
+
+def _whole(outcome: Outcome) -> Judged:
+    """Of an answer that is exact, as far as the oracle can tell."""
+    grammar = outcome.ask.grammar
+    if grammar is None:
+        return Judged(Verdict.EXACT)
+    if outcome.finish == "stop" and (why := grammars.mismatch(grammar, outcome.text)):
+        return Judged(Verdict.WRONG, why)
+    return Judged(Verdict.VALID)
 
 
 ROUTER_LOST = "its router was struck"
@@ -93,8 +107,11 @@ def _difference(outcome: Outcome, expected: Expected) -> str:
         if place is not None:
             return f"token {place} is {heard[place]}, not {right[place]}; prompt of {len(outcome.ask.prompt)} tokens"
         most = outcome.ask.sampling["max_tokens"] if expected.open else len(right)
-        if len(heard) > most or (outcome.end == "done" and len(heard) < most):
+        may_end = expected.open and outcome.finish == "stop" and outcome.ask.grammar is not None
+        if len(heard) > most or (outcome.end == "done" and len(heard) < most and not may_end):
             return f"{len(heard)} tokens, not {most}"
+    if whole and expected.finish != outcome.finish:
+        return f"ended by {outcome.finish!r}, not {expected.finish!r}"
     if expected.open and outcome.text.startswith(expected.text):
         return ""
     if (outcome.text != expected.text) if whole else not expected.text.startswith(outcome.text):

@@ -1,17 +1,22 @@
 """What the same model answers when it is asked alone: one decode worker, one request at a time, no faults."""
 
 import asyncio
+import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 from baton_proto.generated import inference_pb2 as pb
+from runtime.calls.answer import Answer
 from runtime.calls.router import Client
 from tests.chaos.asking import grpc_request
 from tests.chaos.judging.verdict import Expected
 from tests.chaos.plan import Ask
 from tests.chaos.service.fleet import running_fleet
 from tests.chaos.service.scenarios import Device, Engine, Scenario
+from tests.tiny_model import VOCAB_SIZE
 
 TIMEOUT_S = 120.0
 TIE = 1e-3  # of log probability: float32 implementations differ by 1e-5 and may choose either of two such tokens
@@ -28,12 +33,11 @@ class Oracle:
         async with self._one_at_a_time:
             answer = await self._client.generate(grpc_request(ask), TIMEOUT_S)
             if ask.sampling["temperature"] or self._exact:
-                return Expected(answer.token_ids, answer.text)
+                return Expected(answer.token_ids, answer.text, answer.finish_reason)
             wanted = grpc_request(ask)
-            wanted.sampling.logprobs = 2
-            first = await self._first_tie(wanted)
+            first = await (self._first_tie(wanted) if ask.grammar is None else self._first_shaky(wanted, answer))
             if first is None:
-                return Expected(answer.token_ids, answer.text)
+                return Expected(answer.token_ids, answer.text, answer.finish_reason)
             if first == 0:
                 return Expected(open=True)
             wanted.sampling.max_tokens = first
@@ -42,6 +46,7 @@ class Oracle:
 
     async def _first_tie(self, wanted: pb.GenerateRequest) -> int | None:
         """The first token of a greedy answer whose runner-up is as good."""
+        wanted = copy(wanted, logprobs=2)
         position = 0
         async for response in self._client.stream(wanted, TIMEOUT_S):
             for token in response.piece.logprobs:
@@ -50,6 +55,27 @@ class Oracle:
                     return position
                 position += 1
         return None
+
+    async def _first_shaky(self, wanted: pb.GenerateRequest, answer: Answer) -> int | None:
+        """The same of an answer with a grammar. Because log probabilities do not tell which tokens were allowed, each
+        logit is moved by up to TIE / 2, and then by as much the other way: it is the first token that changes."""
+        moved = {token: random.Random(token).uniform(-TIE / 2, TIE / 2) for token in range(VOCAB_SIZE)}
+        places = []
+        for sign in (1, -1):
+            bias = {token: sign * by for token, by in moved.items()}
+            other = await self._client.generate(copy(wanted, logit_bias=bias), TIMEOUT_S)
+            places += [
+                at for at, pair in enumerate(zip_longest(answer.token_ids, other.token_ids)) if pair[0] != pair[1]
+            ]
+        return min(places, default=None)
+
+
+def copy(request: pb.GenerateRequest, **options: Any) -> pb.GenerateRequest:
+    """With other sampling options."""
+    copied = pb.GenerateRequest()
+    copied.CopyFrom(request)
+    copied.sampling.MergeFrom(pb.SamplingOptions(**options))
+    return copied
 
 
 @asynccontextmanager

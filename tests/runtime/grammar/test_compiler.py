@@ -86,6 +86,7 @@ BAD = {
     Grammar("json_schema", '{"type": "string", "pattern": "(a{999}){999}"}'): "written out",
     Grammar("choice"): "one or more texts",
     Grammar("ebnf", "start: nosuch"): "unknown name",
+    Grammar("ebnf", "root ::= r0\n" + "".join(f"r{i} ::= r{i + 1}\n" for i in range(3000))): "at most 16384",
     Grammar("structural_tag", "{}"): "structures",
     Grammar("regex", "x" * 300_000): "at most 262144",
     Grammar("regex", "|".join(f"word{number}" for number in range(3000))): "at most 16384 are allowed in one",
