@@ -36,16 +36,17 @@ _INNER: Mapping[str, type[Struct]] = {"messages": ChatMessage, "content": TextPa
 
 Body = TypeVar("Body", bound=GenerationBody)
 Plain = TypeVar("Plain", bound=Struct)
+Told = TypeVar("Told")
 Read = TypeVar("Read")
 
 
 async def read_soon(
-    lane: SideLane, deadline_s: float | None, read: Callable[[bytes, type[Plain]], Read], data: bytes, kind: type[Plain]
+    lane: SideLane, deadline_s: float | None, read: Callable[[bytes, Told], Read], data: bytes, told: Told
 ) -> Read:
-    """`read(data, kind)`: a short body at once, a longer one in the lane. Raises what either raises."""
+    """`read(data, told)`: a short body at once, a longer one in the lane. Raises what either raises."""
     if len(data) <= IN_PLACE_BYTES:
-        return read(data, kind)
-    return await lane.run(deadline_s, read, data, kind)
+        return read(data, told)
+    return await lane.run(deadline_s, read, data, told)
 
 
 def read_body(data: bytes, kind: type[Body]) -> tuple[Body, Options, Sequence[Prompt]]:

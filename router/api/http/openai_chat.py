@@ -6,9 +6,10 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from baton_proto.sampling import TokenLogprobs
-from router.api.http.openai_answer import CompletionTokensDetails, Heading, Usage, finite
+from router.api.http.errors import ErrorAnswer, ErrorBody
+from router.api.http.openai_answer import CompletionTokensDetails, Heading, Usage, finite, usage_of
 from router.parsing.events import Arguments, CallBegun, CallCut, Event, Reasoning, Text
-from router.requests.request import Parsed, Piece
+from router.requests.request import Finished, Parsed, Piece
 from router.text.tokenizer import Tokenizer
 
 
@@ -98,6 +99,7 @@ class ChatAnswer:
         self._heading = heading
         self._tokenizer = tokenizer
         self._with_logprobs = with_logprobs
+        self._include_usage = include_usage
         self._no_usage: UnsetType | None = None if include_usage else UNSET
         self._choices = [
             Choice(index, Message(), ChoiceLogprobs() if with_logprobs else None) for index in range(num_choices)
@@ -123,8 +125,13 @@ class ChatAnswer:
         if piece.finish_reason is not None:
             yield self._chunk(ChunkChoice(piece.index, Delta(), finish_reason=piece.finish_reason))
 
-    def usage_chunk(self, usage: Usage) -> Struct:
-        return ChatChunk(self._heading.id, self._heading.created, self._heading.model, [], self._with_reasoning(usage))
+    def ending(self, finished: Finished) -> Iterator[Struct]:
+        if self._include_usage:
+            usage = self._with_reasoning(usage_of(finished))
+            yield ChatChunk(self._heading.id, self._heading.created, self._heading.model, [], usage)
+
+    def failure(self, status: int, error: ErrorBody) -> Struct:
+        return ErrorAnswer(error)
 
     def add(self, piece: Piece) -> None:
         choice = self._choices[piece.index]
@@ -138,12 +145,12 @@ class ChatAnswer:
         if choice.logprobs is not None:
             choice.logprobs.content += self._logprobs(piece).content
 
-    def whole(self, usage: Usage) -> ChatCompletion:
+    def whole(self, finished: Finished) -> ChatCompletion:
         for choice in self._choices:
             if choice.message.tool_calls:
                 choice.message.content = choice.message.content or None
-        heading = self._heading
-        return ChatCompletion(heading.id, heading.created, heading.model, self._choices, self._with_reasoning(usage))
+        heading, usage = self._heading, self._with_reasoning(usage_of(finished))
+        return ChatCompletion(heading.id, heading.created, heading.model, self._choices, usage)
 
     def _count(self, parsed: Parsed) -> None:
         self._reasoning_tokens = (self._reasoning_tokens or 0) + parsed.reasoning_tokens
@@ -158,16 +165,21 @@ class ChatAnswer:
         return ChatChunk(self._heading.id, self._heading.created, self._heading.model, [choice], self._no_usage)
 
     def _logprobs(self, piece: Piece) -> ChoiceLogprobs:
-        return ChoiceLogprobs(list(map(self._token_logprob, piece.token_ids, piece.logprobs)))
+        return ChoiceLogprobs(token_logprobs(self._tokenizer, piece))
 
-    def _token_logprob(self, token_id: int, logprobs: TokenLogprobs) -> TokenLogprob:
-        top = [self._top_logprob(other_id, logprob) for other_id, logprob in logprobs.top]
-        sampled = self._top_logprob(token_id, logprobs.logprob)
-        return TokenLogprob(sampled.token, sampled.logprob, sampled.bytes, top)
 
-    def _top_logprob(self, token_id: int, logprob: float) -> TopLogprob:
-        spelled = self._tokenizer.token_bytes(token_id)
-        return TopLogprob(spelled.decode("utf-8", "replace"), finite(logprob), list(spelled))
+def token_logprobs(tokenizer: Tokenizer, piece: Piece) -> list[TokenLogprob]:
+    """One per token, when the request asks for them."""
+
+    def spelled(token_id: int, logprob: float) -> TopLogprob:
+        token = tokenizer.token_bytes(token_id)
+        return TopLogprob(token.decode("utf-8", "replace"), finite(logprob), list(token))
+
+    def one(token_id: int, logprobs: TokenLogprobs) -> TokenLogprob:
+        sampled = spelled(token_id, logprobs.logprob)
+        return TokenLogprob(sampled.token, sampled.logprob, sampled.bytes, [spelled(*other) for other in logprobs.top])
+
+    return list(map(one, piece.token_ids, piece.logprobs))
 
 
 def _delta(event: Event) -> Delta | None:

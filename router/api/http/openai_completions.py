@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from msgspec import UNSET, Struct, UnsetType
 
 from baton_proto.sampling import TokenLogprobs
-from router.api.http.openai_answer import Heading, Usage, finite
-from router.requests.request import Piece
+from router.api.http.errors import ErrorAnswer, ErrorBody
+from router.api.http.openai_answer import Heading, Usage, finite, usage_of
+from router.requests.request import Finished, Piece
 from router.text.detokenizer import Detokenizer, make_detokenizer
 from router.text.tokenizer import Tokenizer
 
@@ -50,6 +51,7 @@ class CompletionAnswer:
         self, heading: Heading, tokenizer: Tokenizer, num_choices: int, with_logprobs: bool, include_usage: bool
     ) -> None:
         self._heading = heading
+        self._include_usage = include_usage
         self._no_usage: UnsetType | None = None if include_usage else UNSET
         self._choices = [Choice(index, logprobs=Logprobs() if with_logprobs else None) for index in range(num_choices)]
         self._writers = [_LogprobWriter(tokenizer) if with_logprobs else None for _ in range(num_choices)]
@@ -59,8 +61,12 @@ class CompletionAnswer:
         if choice.text or choice.finish_reason is not None or (choice.logprobs and choice.logprobs.tokens):
             yield self._completion([choice], self._no_usage)
 
-    def usage_chunk(self, usage: Usage) -> Struct:
-        return self._completion([], usage)
+    def ending(self, finished: Finished) -> Iterator[Struct]:
+        if self._include_usage:
+            yield self._completion([], usage_of(finished))
+
+    def failure(self, status: int, error: ErrorBody) -> Struct:
+        return ErrorAnswer(error)
 
     def add(self, piece: Piece) -> None:
         choice, more = self._choices[piece.index], self._choice(piece)
@@ -69,8 +75,8 @@ class CompletionAnswer:
         if choice.logprobs is not None and more.logprobs is not None:
             choice.logprobs.extend(more.logprobs)
 
-    def whole(self, usage: Usage) -> Completion:
-        return self._completion(self._choices, usage)
+    def whole(self, finished: Finished) -> Completion:
+        return self._completion(self._choices, usage_of(finished))
 
     def _completion(self, choices: list[Choice], usage: Usage | UnsetType | None) -> Completion:
         return Completion(self._heading.id, self._heading.created, self._heading.model, choices, usage)

@@ -11,8 +11,8 @@ import msgspec
 from msgspec import Raw, Struct
 
 from baton_proto.sampling import PARAMETERS
-from router.api.http.structured_output import STRUCTURED
 from router.api.openai_tools import ToolCall, plain_calls
+from router.api.structured_output import STRUCTURED
 from router.api.validation import plain_role
 from router.text.chat_template import Message
 from runtime.errors import InvalidRequestError

@@ -20,9 +20,9 @@ from router.api.http.openai_fields import (
     TextPart,
     retention_s,
 )
-from router.api.http.structured_output import STRUCTURED, grammar_of
 from router.api.openai_tools import tool_use
 from router.api.sampling_options import Options
+from router.api.structured_output import STRUCTURED, grammar_of
 from router.api.validation import MAX_MESSAGES, MIXTURE, Chat, Prompt
 from router.text.chat_template import Message
 from runtime.errors import InvalidRequestError
