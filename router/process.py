@@ -19,6 +19,9 @@ from router.api.operators.ui_endpoints import UiEndpoints
 from router.api.operators.weights_endpoint import weights_route
 from router.api.pages import openapi
 from router.api.pages.tokenization import TokenizationEndpoints
+from router.api.responses import endpoints as responses_endpoints
+from router.api.responses.endpoints import ResponsesDialect
+from router.api.responses.store import ResponseStore
 from router.api.sampling_options import model_defaults
 from router.counters.metrics import RouterMetrics
 from router.index.indexer import Indexer
@@ -99,14 +102,18 @@ async def run_router(config: ServingConfig, router_id: str) -> None:
         guard = OperatorsGuard(keys.operator, keys.api)
         routes = [*SleepEndpoints(questions.sleep, guard).routes(), weights_route(questions.weights, guard)]
         routes += [] if page is None else UiEndpoints(*page, guard).routes()
+        responses = ResponsesDialect(
+            frontend, ResponseStore(config.router.response_store_bytes, config.router.response_ttl_s)
+        )
         app = create_app(
             frontend,
             parts.metrics.exposition,
             scrape_targets.targets,
             keys.api,
             routes,
-            [*TokenizationEndpoints(frontend).routes(), *openapi.ROUTES],
+            [*TokenizationEndpoints(frontend).routes(), *openapi.ROUTES, *responses.routes()],
             config.router.cors_origins,
+            {responses_endpoints.PATH: responses},
         )
         traces = _traces(config, router_id, frontend.model, parts.metrics)
         if traces is not None:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw, Struct
 
-from router.api.tool_use import ToolUse
+from router.api.tool_use import NO_PARAMETERS, ToolUse
 from runtime.errors import InvalidRequestError
 
 MAX_TOOLS = 128
@@ -28,12 +28,21 @@ class ToolCall(Struct, frozen=True):
 
     def plain(self, where: str) -> Mapping[str, Any]:
         """As templates know it: with the arguments as an object. Raises InvalidRequestError."""
-        try:
-            arguments = msgspec.json.decode(self.function.arguments or "{}", type=dict[str, Any])
-        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-            raise InvalidRequestError(f"{where}.function.arguments", "must be the JSON of an object") from error
-        function = {"name": self.function.name, "arguments": arguments}
-        return {"id": self.id, "type": "function", "function": function}
+        arguments = read_arguments(f"{where}.function.arguments", self.function.arguments)
+        return plain_call(self.id, self.function.name, arguments)
+
+
+def plain_call(call_id: str, name: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A call as templates know it."""
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def read_arguments(where: str, text: str) -> dict[str, Any]:
+    """Raises InvalidRequestError."""
+    try:
+        return msgspec.json.decode(text or "{}", type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise InvalidRequestError(where, "must be the JSON of an object") from error
 
 
 def plain_calls(where: str, calls: Sequence[ToolCall]) -> list[Mapping[str, Any]]:
@@ -45,6 +54,15 @@ def plain_calls(where: str, calls: Sequence[ToolCall]) -> list[Mapping[str, Any]
 
 def tool_use(tools: Raw, choice: Any, parallel: bool | None) -> ToolUse:
     """Raises InvalidRequestError."""
+    given = read_tools(tools)
+    names = [_checked(f"tools[{i}]", tool) for i, tool in enumerate(given)]
+    check_distinct("tools[{}].function.name", names)
+    kind, named = _choice(choice, names)
+    return ToolUse(given, kind, named, parallel is not False)
+
+
+def read_tools(tools: Raw) -> list[dict[str, Any]]:
+    """Of every protocol. Raises InvalidRequestError."""
     if (size := memoryview(tools).nbytes) > MAX_TOOLS_BYTES:
         raise InvalidRequestError("tools", f"has {size} bytes; at most {MAX_TOOLS_BYTES} are allowed")
     try:
@@ -53,12 +71,7 @@ def tool_use(tools: Raw, choice: Any, parallel: bool | None) -> ToolUse:
         raise InvalidRequestError("tools", f"cannot be used: {error}") from error
     if len(given) > MAX_TOOLS:
         raise InvalidRequestError("tools", f"has {len(given)} tools; at most {MAX_TOOLS} are allowed")
-    names = [_checked(f"tools[{i}]", tool) for i, tool in enumerate(given)]
-    for i, name in enumerate(names):
-        if name in names[:i]:
-            raise InvalidRequestError(f"tools[{i}].function.name", f"is {name!r}, as that of a tool before it")
-    kind, named = _choice(choice, names)
-    return ToolUse(given, kind, named, parallel is not False)
+    return given
 
 
 def _checked(where: str, tool: Mapping[str, Any]) -> str:
@@ -68,19 +81,46 @@ def _checked(where: str, tool: Mapping[str, Any]) -> str:
     function = tool.get("function")
     if not isinstance(function, dict):
         raise InvalidRequestError(f"{where}.function", "is missing or not an object")
+    return check_function(f"{where}.function", function)
+
+
+def check_function(where: str, function: Mapping[str, Any], schema: str = "parameters") -> str:
+    """Returns the name. `schema`: the protocol's name of what describes the arguments. Raises InvalidRequestError."""
     name = function.get("name")
     if not isinstance(name, str) or not NAME.fullmatch(name):
         problem = f"is {name!r:.100}, must be 1 to 128 letters, digits, or characters of '_.:-'"
-        raise InvalidRequestError(f"{where}.function.name", problem)
-    parameters = function.get("parameters")
+        raise InvalidRequestError(f"{where}.name", problem)
+    parameters = function.get(schema)
     if parameters is not None and not isinstance(parameters, dict):
-        raise InvalidRequestError(f"{where}.function.parameters", "must be a JSON schema, which is an object")
+        raise InvalidRequestError(f"{where}.{schema}", "must be a JSON schema, which is an object")
     if parameters and parameters.setdefault("type", "object") != "object":
-        raise InvalidRequestError(f"{where}.function.parameters.type", "must be 'object'")
+        raise InvalidRequestError(f"{where}.{schema}.type", "must be 'object'")
     for key, kind in (("properties", dict), ("required", list)):
         if parameters and not isinstance(parameters.get(key, kind()), kind):
-            raise InvalidRequestError(f"{where}.function.parameters.{key}", "has not the form of a JSON schema")
+            raise InvalidRequestError(f"{where}.{schema}.{key}", "has not the form of a JSON schema")
     return name
+
+
+def check_distinct(where: str, names: Sequence[str]) -> None:
+    """`where`: the field of a tool's name, with {} for the tool's number. Raises InvalidRequestError."""
+    known: set[str] = set()
+    for i, name in enumerate(names):
+        if name in known:
+            raise InvalidRequestError(where.format(i), f"is {name!r}, as that of a tool before it")
+        known.add(name)
+
+
+def plain_tool(name: str, description: Any, parameters: Any) -> dict[str, Any]:
+    """A tool as OpenAI's chat API and templates write it."""
+    told = {"description": description} if description else {}
+    return {"type": "function", "function": {"name": name, **told, "parameters": parameters or NO_PARAMETERS}}
+
+
+def check_named(where: str, name: Any, names: Sequence[str]) -> str:
+    """The name of a tool that a request gives. Raises InvalidRequestError."""
+    if name not in names:
+        raise InvalidRequestError(where, f"is {name!r:.100}, which is none of tools")
+    return str(name)
 
 
 def _choice(choice: Any, names: Sequence[str]) -> tuple[Any, str | None]:
@@ -94,6 +134,4 @@ def _choice(choice: Any, names: Sequence[str]) -> tuple[Any, str | None]:
     if not isinstance(name, str):
         form = "'none', 'auto', 'required' or {'type': 'function', 'function': {'name': ...}}"
         raise InvalidRequestError("tool_choice", f"must be {form}")
-    if name not in names:
-        raise InvalidRequestError("tool_choice.function.name", f"is {name!r:.100}, which is none of tools")
-    return "required", name
+    return "required", check_named("tool_choice.function.name", name, names)

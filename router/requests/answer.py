@@ -24,7 +24,7 @@ class Answer:
         if self._parts is not None:
             return self._take_apart(self._parts, token_ids, logprobs, finish, stop_token)
         text, finish = self._text.take(token_ids, logprobs, finish, stop_token)
-        return Piece(self._index, token_ids, text, finish, logprobs)
+        return Piece(self._index, token_ids, text, finish, logprobs, None, self._text.stop_string)
 
     def _take_apart(
         self,
@@ -49,7 +49,8 @@ class Answer:
         if finish is not None:
             texts.append(self._text.flush())
             finish = parts.end(texts[-1], finish)
-        return Piece(self._index, token_ids, "".join(texts), finish, logprobs, parts.taken())
+        text = "".join(texts)
+        return Piece(self._index, token_ids, text, finish, logprobs, parts.taken(), self._text.stop_string)
 
 
 class _Parts:

@@ -100,6 +100,8 @@ class RouterConfig(Struct, frozen=True, forbid_unknown_fields=True):
     max_buffered_bytes: Positive = 256 * 1024 * 1024  # of each API's bodies at once; see serving.yaml
     max_priority: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0  # of callers whose key's line says nothing else
     max_keep_cache_s: Annotated[float, Meta(ge=0, le=7 * 86400)] = 3600.0  # that requests may ask for; 0: none
+    response_store_bytes: Annotated[int, Meta(ge=0, le=2**40)] = 64 * 1024 * 1024  # of kept responses; 0: none are
+    response_ttl_s: Seconds = 3600.0  # how long a response is kept
     generation_config: Literal["auto", "none"] = "auto"  # auto: sampling parameters of the model's file are defaults
     unknown_fields: Literal["refuse", "ignore"] = "refuse"  # of HTTP bodies, which other servers of the API ignore
     tool_parser: ToolParser = "auto"  # auto: by the model's chat template and tokens

@@ -6,8 +6,8 @@ time depends on the number of values, those of a longer body are counted before.
 
 import difflib
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final, TypeVar
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
 import msgspec
 import numpy as np
@@ -58,11 +58,16 @@ def read_body(data: bytes, kind: type[Body]) -> tuple[Body, Options, Sequence[Pr
 def parse_body(data: bytes, kind: type[Body]) -> Body:
     """Raises InvalidRequestError, naming the field where there is one."""
     body = decode_body(data, kind)
-    for name, harmless in NOT_SERVED.items():
+    refuse_not_served(body, NOT_SERVED)
+    return body
+
+
+def refuse_not_served(body: Struct, not_served: Mapping[str, tuple[Any, ...]]) -> None:
+    """`not_served`: fields that are known, with the values that change nothing. Raises InvalidRequestError."""
+    for name, harmless in not_served.items():
         value = getattr(body, name)
         if value is not None and value not in harmless:
             raise InvalidRequestError(name, "is not supported")
-    return body
 
 
 def decode_body(data: bytes, kind: type[Plain]) -> Plain:
@@ -88,12 +93,19 @@ def _refusal(problem: str, kind: type[Struct]) -> InvalidRequestError:
     if "missing required field" in ours:
         return InvalidRequestError(".".join(filter(None, (field, name))), problem)
     if "unknown field" in ours:
-        inner = _INNER.get(_INDEX.sub("", field).rpartition(".")[2], kind)
-        served = [known for known in inner.__struct_fields__ if known not in (*NOT_SERVED, *WITHOUT_EFFECT)]
+        known_types: Mapping[str, type[Struct]] = getattr(kind, "inner", _INNER)
+        inner = known_types.get(_INDEX.sub("", field).rpartition(".")[2], kind)
+        hidden = unserved_fields(kind)
+        served = [known for known in inner.__struct_fields__ if known not in hidden]
         (near,) = difflib.get_close_matches(name, served, n=1, cutoff=0.0)
         problem = f"is not known here; the nearest known field is {near!r}"
         return InvalidRequestError(".".join(filter(None, (field, name))), problem)
     return InvalidRequestError(field or "body", problem)
+
+
+def unserved_fields(kind: type[Struct]) -> Collection[str]:
+    """The fields of a body that are refused or have no effect."""
+    return (*getattr(kind, "not_served", NOT_SERVED), *getattr(kind, "without_effect", WITHOUT_EFFECT))
 
 
 def _check_values(data: bytes) -> None:
