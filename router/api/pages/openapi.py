@@ -18,6 +18,8 @@ from router.api.http.openai_chat import ChatCompletion
 from router.api.http.openai_completions import Completion
 from router.api.http.openai_fields import ABSENT
 from router.api.http.openai_types import ChatBody, CompletionBody
+from router.api.messages import output as messages
+from router.api.messages.fields import CountBody, MessagesBody
 from router.api.pages.tokenization import DetokenizeBody, Text, TokenizeBody, Tokens
 from router.api.responses import output as responses
 from router.api.responses.fields import ResponsesBody
@@ -27,6 +29,8 @@ POSTS: dict[str, tuple[str, type[Struct], type[Struct]]] = {
     "/v1/chat/completions": ("A chat's next message; streamed as server-sent events", ChatBody, ChatCompletion),
     "/v1/completions": ("The text after a prompt; streamed likewise", CompletionBody, Completion),
     "/v1/responses": ("OpenAI's Responses API; streamed as named events", ResponsesBody, responses.Response),
+    "/v1/messages": ("Anthropic's Messages API; streamed as named events", MessagesBody, messages.Message),
+    "/v1/messages/count_tokens": ("The tokens that a message's prompt would have", CountBody, messages.TokenCount),
     "/tokenize": ("The tokens of a prompt or a chat", TokenizeBody, Tokens),
     "/detokenize": ("The text of tokens", DetokenizeBody, Text),
 }

@@ -7,7 +7,10 @@ from pathlib import Path
 
 from router.api.http.app import create_app
 from router.api.http.server import HttpServer, serve_http
-from router.api.responses.endpoints import PATH, ResponsesDialect
+from router.api.messages import endpoints as messages_endpoints
+from router.api.messages.endpoints import MessagesDialect
+from router.api.responses import endpoints as responses_endpoints
+from router.api.responses.endpoints import ResponsesDialect
 from router.api.responses.store import ResponseStore
 from router.parsing.parsing import ModelFamilies
 from router.requests.frontend import Frontend
@@ -53,6 +56,9 @@ async def serving(
     frontend: Frontend, store: ResponseStore | None = None, keys: BearerKeys | None = None
 ) -> AsyncIterator[HttpServer]:
     responses = ResponsesDialect(frontend, store or ResponseStore(1 << 20, 60.0))
-    app = create_app(frontend, lambda: b"", keys=keys, more_routes=responses.routes(), dialects={PATH: responses})
+    messages = MessagesDialect(frontend)
+    routes = [*responses.routes(), *messages.routes()]
+    dialects = {responses_endpoints.PATH: responses, messages_endpoints.PATH: messages}
+    app = create_app(frontend, lambda: b"", keys=keys, more_routes=routes, dialects=dialects)
     async with await serve_http(app, "127.0.0.1", 0) as server:
         yield server
