@@ -10,6 +10,7 @@ from baton_proto.sampling import PARAMETERS
 from router.api.http.dialect import Asked
 from router.api.http.openai_fields import ABSENT, AS_NAMED
 from router.api.http.openai_types import template_variables
+from router.api.validation import check_thinking
 
 OWN_NAMES = ("max_tokens", "logprobs")
 """Sampling parameters that each protocol spells in its own way."""
@@ -33,6 +34,7 @@ class ExtendedBody(SampledFields, frozen=True, kw_only=True):
     keep_cache_s: float | None = None
     drop_cache: bool | None = None
     chat_template_kwargs: Raw = ABSENT
+    thinking_token_budget: int | None = None
 
     def sampled(self) -> dict[str, Any]:
         """Field of SamplingParams -> its value, where the caller gives one."""
@@ -41,6 +43,10 @@ class ExtendedBody(SampledFields, frozen=True, kw_only=True):
     def variables(self, ours: dict[str, Any]) -> dict[str, Any]:
         """For the chat template: `ours`, and before them what the caller says. Raises InvalidRequestError."""
         return {**ours, **template_variables(self.chat_template_kwargs)}
+
+    def thinking_tokens(self) -> int | None:
+        """Raises InvalidRequestError."""
+        return check_thinking("thinking_token_budget", self.thinking_token_budget)
 
     def asked(self, prompt_field: str, keep_s: float, form: Any) -> Asked:
         """`keep_s`: for how long the protocol's own fields ask to keep the prompt; `form`: see Asked."""
@@ -54,10 +60,3 @@ class ExtendedBody(SampledFields, frozen=True, kw_only=True):
             drop_cache=bool(self.drop_cache),
             form=form,
         )
-
-
-def thinking_variables(effort: str | None) -> dict[str, Any]:
-    """What a chat template reads of how much to reason, by OpenAI's `reasoning_effort`."""
-    if effort is None:
-        return {}
-    return {"reasoning_effort": effort, **({"enable_thinking": False} if effort == "none" else {})}

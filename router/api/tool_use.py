@@ -41,10 +41,15 @@ def check_tools(use: ToolUse, families: ModelFamilies, tokenizer: Tokenizer) -> 
 
 
 def answer_form(
-    use: ToolUse, families: ModelFamilies, tokenizer: Tokenizer, prompt: TokenIds, given: Grammar | None
+    use: ToolUse,
+    families: ModelFamilies,
+    tokenizer: Tokenizer,
+    prompt: TokenIds,
+    given: Grammar | None,
+    thinking_tokens: int | None = None,
 ) -> tuple[Parsing | None, Grammar | None]:
     """How the answer is taken apart, and the grammar that makes it call a tool. An answer that follows the caller's
-    own grammar has no reasoning. Raises InvalidRequestError."""
+    own grammar has no reasoning. `thinking_tokens`: of reasoning, at most. Raises InvalidRequestError."""
     calls = families.tools if use.tools and use.choice != "none" else None
     reasoning = families.reasoning if given is None else None
     if calls is None and reasoning is None:
@@ -64,5 +69,9 @@ def answer_form(
             problem = f"calls in the form {families.tool_name!r} cannot be enforced; use 'auto'"
             raise InvalidRequestError("tool_choice", problem)
         grammar = Grammar("ebnf", text)
+    end: tuple[int, ...] = ()
+    if reasoning is not None and thinking_tokens is not None:
+        end = tuple(tokenizer.encode(f"\n{reasoning.closes}\n\n", add_special_tokens=False).tolist())
     marks = frozenset(families.marks.values())
-    return Parsing(calls, reasoning, marks, schemas, in_reasoning, not use.parallel), grammar
+    limit = thinking_tokens if end else None
+    return Parsing(calls, reasoning, marks, schemas, in_reasoning, not use.parallel, limit, end), grammar

@@ -52,6 +52,7 @@ class Chat(Struct, frozen=True):
     variables: Mapping[str, Any] = {}
     variable_bytes: int = 0  # as JSON; tools and their calls count too
     tools: ToolUse | None = None  # None: the answer is text and nothing else
+    thinking_tokens: int | None = None  # of reasoning, at most; checked by check_thinking
 
     def num_chars(self) -> int:
         return sum(len(message["content"]) + len(message.get("reasoning_content", "")) for message in self.messages)
@@ -100,7 +101,7 @@ async def validate(frontend: Frontend, call: Call, prompt: Prompt, options: Opti
     parsing = None
     if isinstance(prompt, Chat) and prompt.tools is not None:
         form = prompt.tools, frontend.families, frontend.tokenizer
-        parsing, calls = answer_form(*form, tokens, sampling.grammar)
+        parsing, calls = answer_form(*form, tokens, sampling.grammar, prompt.thinking_tokens)
         if calls is not None:
             await _check_grammar(frontend, calls, "tools", deadline_s)
             sampling = msgspec.structs.replace(sampling, grammar=calls)
@@ -160,6 +161,14 @@ def _check_priority(call: Call, default: int) -> None:
     if call.priority > highest:
         way_out = "router.max_priority, and max_priority= in the line of a key, allow more"
         raise InvalidRequestError("priority", f"is {call.priority}, must be at most {highest}; {way_out}")
+
+
+def check_thinking(name: str, budget: int | None) -> int | None:
+    """Raises InvalidRequestError."""
+    if budget is not None and budget < 1:
+        problem = f"is {budget}, must be at least 1; the chat template's enable_thinking switches thinking off"
+        raise InvalidRequestError(name, problem)
+    return budget
 
 
 def _cache_hint(call: Call, max_keep_s: float) -> CacheHint:

@@ -31,6 +31,8 @@ class Parsing(Struct, frozen=True):
     schemas: Schemas = {}
     in_reasoning: bool = False  # the prompt ends within the reasoning
     one_call: bool = False  # all but the first are dropped
+    thinking_tokens: int | None = None  # after so many tokens of reasoning, `end_of_thinking` follows; None: no limit
+    end_of_thinking: tuple[int, ...] = ()
 
     def parser(self) -> Parser:
         return Parser(self.tools, self.reasoning, _call_id, self.schemas, self.in_reasoning)

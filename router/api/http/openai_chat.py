@@ -50,6 +50,7 @@ class Message(Struct):
     role: str = "assistant"
     refusal: None = None
     reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET  # the same, under the name that newer clients read
     tool_calls: list[Call] | UnsetType = UNSET
 
 
@@ -73,6 +74,7 @@ class Delta(Struct, frozen=True):
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
     tool_calls: list[Call] | UnsetType = UNSET
 
 
@@ -187,7 +189,7 @@ def _delta(event: Event) -> Delta | None:
         case Text(text):
             return Delta(content=text)
         case Reasoning(text):
-            return Delta(reasoning_content=text)
+            return Delta(reasoning_content=text, reasoning=text)
         case CallBegun(index, call_id, name):
             return Delta(tool_calls=[Call(Function("", name), index, call_id, "function")])
         case Arguments(index, text):
@@ -201,7 +203,7 @@ def _add(message: Message, event: Event) -> None:
         case Text(text):
             message.content = (message.content or "") + text
         case Reasoning(text):
-            message.reasoning_content = (message.reasoning_content or "") + text
+            message.reasoning_content = message.reasoning = (message.reasoning_content or "") + text
         case CallBegun(_, call_id, name):
             message.tool_calls = [*(message.tool_calls or ()), Call(Function("", name), UNSET, call_id, "function")]
         case Arguments(_, text):

@@ -14,7 +14,7 @@ from router.api.openai_tools import check_distinct, check_function, check_named,
 from router.api.sampling_options import Options
 from router.api.structured_output import schema_grammar
 from router.api.tool_use import ToolChoice as Choice, ToolUse
-from router.api.validation import MAX_MESSAGES, Chat
+from router.api.validation import MAX_MESSAGES, Chat, check_thinking
 from runtime.errors import InvalidRequestError
 
 CHOICES: Mapping[str, Choice] = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
@@ -119,7 +119,14 @@ class CountBody(ExtendedBody, frozen=True, kw_only=True):
             problem = "ends with a turn of the assistant, which cannot be gone on with here; end with one of the user"
             raise InvalidRequestError("messages", problem)
         size = memoryview(self.tools).nbytes + memoryview(self.chat_template_kwargs).nbytes
-        return Chat(messages, self._template_variables(), size + conversation.argument_bytes, self._tool_use())
+        size += conversation.argument_bytes
+        return Chat(messages, self._template_variables(), size, self._tool_use(), self._thinking_tokens())
+
+    def _thinking_tokens(self) -> int | None:
+        budget = (
+            None if self.thinking is None else check_thinking("thinking.budget_tokens", self.thinking.budget_tokens)
+        )
+        return self.thinking_tokens() if budget is None else budget
 
     def _template_variables(self) -> dict[str, Any]:
         told: dict[str, Any] = {}

@@ -62,7 +62,7 @@ class ResponsesDialect:
         if (num := len(messages) + len(spoken)) > MAX_MESSAGES:
             raise InvalidRequestError("input", f"makes {num} messages; at most {MAX_MESSAGES} are allowed")
         size = argument_chars + memoryview(body.tools).nbytes + memoryview(body.chat_template_kwargs).nbytes
-        chat = Chat([*spoken, *messages], body.template_variables(), size, use)
+        chat = Chat([*spoken, *messages], body.template_variables(), size, use, body.thinking_tokens())
         about = _about(body, use.tools, bool(self._store.limit_bytes))
         form = _Form(about, messages, argument_chars)
         return body.asked("input", body.keep_s(), form), options, [chat]

@@ -6,8 +6,9 @@ from typing import Annotated, Any, ClassVar
 from msgspec import Meta, Raw, Struct
 
 from baton_proto.grammar import Grammar
-from router.api.extensions import ExtendedBody, thinking_variables
+from router.api.extensions import ExtendedBody
 from router.api.http.openai_fields import ABSENT, RETENTIONS_S, retention_s
+from router.api.http.openai_types import thinking_variables
 from router.api.openai_tools import check_distinct, check_function, check_named, plain_tool, read_tools
 from router.api.responses.items import Conversation, Item, Part
 from router.api.sampling_options import Options
@@ -154,7 +155,8 @@ class ResponsesBody(ExtendedBody, frozen=True, kw_only=True):
         """Raises InvalidRequestError."""
         verbosity = None if self.text is None else self.text.verbosity
         told = {} if verbosity is None else {"verbosity": verbosity}
-        return self.variables(told | thinking_variables(None if self.reasoning is None else self.reasoning.effort))
+        effort = None if self.reasoning is None else self.reasoning.effort
+        return self.variables({**told, **thinking_variables(effort)})
 
     def tool_use(self) -> ToolUse:
         """Raises InvalidRequestError."""

@@ -132,6 +132,7 @@ async def test_reasoning_is_told_apart_and_counted(client: openai.AsyncOpenAI, g
     whole = await client.chat.completions.create(model=MODEL, messages=USER, extra_body=more)
     message: Any = whole.choices[0].message
     assert (message.reasoning_content, message.content) == ("I wonder.", "Yes.")
+    assert message.reasoning == message.reasoning_content
     assert whole.usage is not None
     assert whole.usage.completion_tokens_details is not None
     thought = len(generator.tokenizer.encode("I wonder.</think>"))
@@ -182,7 +183,20 @@ async def test_calls_and_their_results_are_sent_back(client: openai.AsyncOpenAI,
     assert 'assistant\nfind:{"q": "x"}<|im_end|>\n<|im_start|>tool\nfound<|im_end|>' in prompt_of(generator)
 
 
+async def test_a_budget_ends_the_reasoning(client: openai.AsyncOpenAI, generator: ScriptedGenerator) -> None:
+    answers(generator, "I wonder, and wonder.")
+    more = {"chat_template_kwargs": {"enable_thinking": True}, "thinking_token_budget": 2}
+    whole = await client.chat.completions.create(model=MODEL, messages=USER, extra_body=more)
+    message: Any = whole.choices[0].message
+    begun = generator.tokenizer.decode(generator.answers[0][:2])
+    assert message.reasoning_content == f"{begun}\n"
+    assert message.content == "I wonder, and wonder.".removeprefix(begun).lstrip()
+    plain = await client.chat.completions.create(model=MODEL, messages=USER, extra_body={"thinking_token_budget": 2})
+    assert plain.choices[0].message.content == "I wonder, and wonder.", "nothing opens the reasoning"
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"thinking_token_budget": 0}, "thinking_token_budget"),
     ({"tools": [{"type": "function"}]}, "tools[0].function"),
     ({"tools": [{"type": "web"}]}, "tools[0].type"),
     ({"tools": [FIND, FIND]}, "tools[1].function.name"),

@@ -215,6 +215,8 @@ async def test_options_reach_the_engine(client: anthropic.AsyncAnthropic, genera
         extra_body={"seed": 7, "top_k": 3, "top_p": 0.25, "temperature": 0.5},
     )  # fmt: skip
     (asked,) = generator.requests
+    assert asked.parsing is not None
+    assert asked.parsing.thinking_tokens == 1024
     sampling = asked.sampling[0]
     assert (sampling.temperature, sampling.top_p, sampling.seed, sampling.top_k) == (0.5, 0.25, 7, 3)
     assert (asked.hint.keep_s, sampling.max_tokens) == (3600, 500)
@@ -271,6 +273,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tool_choice": {"type": "some"}}, "tool_choice.type"),
     ({"tools": [FIND], "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice.name"),
     ({"thinking": {"type": "deep"}}, "thinking.type"),
+    ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking.budget_tokens"),
     ({"output_config": {"format": {"type": "xml"}}}, "output_config.format.type"),
     (
         {"output_config": {"format": {"type": "json_schema", "schema": {"type": "strin"}}}},
