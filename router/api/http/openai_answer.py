@@ -47,12 +47,23 @@ class Heading(Struct, frozen=True):
         return cls(f"{prefix}-{request_id}", model, int(time.time()))
 
 
+class Wanted(Struct, frozen=True):
+    """What an answer is to tell."""
+
+    num_choices: int
+    logprobs: bool = False
+    usage: bool = False  # at the end of a stream
+    prompts: Sequence[Sequence[int]] = ()  # the token ids of each; empty: no token ids are told
+
+    def prompt_of(self, index: int) -> Sequence[int]:
+        """The prompt of a choice."""
+        return self.prompts[index * len(self.prompts) // self.num_choices]
+
+
 class OpenAIAnswer(Protocol):
     """An answer of either endpoint."""
 
-    def __init__(
-        self, heading: Heading, tokenizer: Tokenizer, num_choices: int, with_logprobs: bool, include_usage: bool
-    ) -> None: ...
+    def __init__(self, heading: Heading, tokenizer: Tokenizer, wanted: Wanted) -> None: ...
 
     def chunks(self, piece: Piece) -> Iterable[Struct]: ...
 
@@ -88,7 +99,7 @@ class OpenAIDialect:
             cache_salt=body.cache_salt or "",
             keep_s=body.keep_s,
             drop_cache=bool(body.drop_cache),
-            form=body.include_usage,
+            form=(body.include_usage, bool(body.return_token_ids)),
         )
         return asked, options, prompts
 
@@ -96,8 +107,11 @@ class OpenAIDialect:
         self, asked: Asked, options: Options, request_id: str, tenant: str, requests: Sequence[GenerateRequest]
     ) -> OpenAIAnswer:
         heading = Heading.new(self._prefix, request_id, self._frontend.model)
+        include_usage, token_ids = asked.form
         num_choices = sum(len(request.sampling) for request in requests)
-        return self._answer(heading, self._frontend.tokenizer, num_choices, "logprobs" in options.given, asked.form)
+        prompts = [request.prompt.tolist() for request in requests] if token_ids else []
+        wanted = Wanted(num_choices, "logprobs" in options.given, include_usage, prompts)
+        return self._answer(heading, self._frontend.tokenizer, wanted)
 
     def error(self, status: int, error: ErrorBody, request_id: str) -> Struct:
         return openai_form(status, error, request_id)

@@ -1,13 +1,13 @@
 """Answers of /v1/chat/completions: one whole object, or chunks. Shapes as OpenAI documents them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from baton_proto.sampling import TokenLogprobs
 from router.api.http.errors import ErrorAnswer, ErrorBody
-from router.api.http.openai_answer import CompletionTokensDetails, Heading, Usage, finite, usage_of
+from router.api.http.openai_answer import CompletionTokensDetails, Heading, Usage, Wanted, finite, usage_of
 from router.parsing.events import Arguments, CallBegun, CallCut, Event, Reasoning, Text
 from router.requests.request import Finished, Parsed, Piece
 from router.text.tokenizer import Tokenizer
@@ -59,6 +59,7 @@ class Choice(Struct):
     message: Message
     logprobs: ChoiceLogprobs | None
     finish_reason: str | None = None
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatCompletion(Struct, frozen=True):
@@ -68,6 +69,7 @@ class ChatCompletion(Struct, frozen=True):
     choices: list[Choice]
     usage: Usage
     object: str = "chat.completion"
+    prompt_token_ids: Sequence[int] | UnsetType = UNSET
 
 
 class Delta(Struct, frozen=True):
@@ -83,6 +85,7 @@ class ChunkChoice(Struct, frozen=True):
     delta: Delta
     logprobs: ChoiceLogprobs | None = None
     finish_reason: str | None = None
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatChunk(Struct, frozen=True):
@@ -92,43 +95,52 @@ class ChatChunk(Struct, frozen=True):
     choices: list[ChunkChoice]
     usage: Usage | UnsetType | None  # with include_usage: null in all chunks but the last
     object: str = "chat.completion.chunk"
+    prompt_token_ids: Sequence[int] | UnsetType = UNSET  # in the first chunk
 
 
 class ChatAnswer:
-    def __init__(
-        self, heading: Heading, tokenizer: Tokenizer, num_choices: int, with_logprobs: bool, include_usage: bool
-    ) -> None:
+    def __init__(self, heading: Heading, tokenizer: Tokenizer, wanted: Wanted) -> None:
         self._heading = heading
         self._tokenizer = tokenizer
-        self._with_logprobs = with_logprobs
-        self._include_usage = include_usage
-        self._no_usage: UnsetType | None = None if include_usage else UNSET
+        self._wanted = wanted
+        self._no_usage: UnsetType | None = None if wanted.usage else UNSET
+        self._prompt: Sequence[int] | UnsetType = wanted.prompt_of(0) if wanted.prompts else UNSET
         self._choices = [
-            Choice(index, Message(), ChoiceLogprobs() if with_logprobs else None) for index in range(num_choices)
+            Choice(
+                *(index, Message(), ChoiceLogprobs() if wanted.logprobs else None),
+                token_ids=[] if wanted.prompts else UNSET,
+            )
+            for index in range(wanted.num_choices)
         ]
         self._begun: set[int] = set()
         self._reasoning_tokens: int | None = None  # None: nothing was taken apart
 
     def chunks(self, piece: Piece) -> Iterator[Struct]:
         if piece.index not in self._begun:
+            first = ChunkChoice(piece.index, Delta(role="assistant", content=""))
+            yield self._chunk(first, UNSET if self._begun else self._prompt)
             self._begun.add(piece.index)
-            yield self._chunk(ChunkChoice(piece.index, Delta(role="assistant", content="")))
-        logprobs = self._logprobs(piece) if self._with_logprobs else None
+        logprobs = self._logprobs(piece) if self._wanted.logprobs else None
+        token_ids = piece.token_ids if self._wanted.prompts else UNSET
+        for delta in self._deltas(piece):
+            yield self._chunk(ChunkChoice(piece.index, delta, logprobs, token_ids=token_ids))
+            logprobs, token_ids = None, UNSET
+        if (logprobs and logprobs.content) or token_ids:
+            yield self._chunk(ChunkChoice(piece.index, Delta(), logprobs, token_ids=token_ids))
+        if piece.finish_reason is not None:
+            yield self._chunk(ChunkChoice(piece.index, Delta(), finish_reason=piece.finish_reason))
+
+    def _deltas(self, piece: Piece) -> Iterator[Delta]:
         if piece.parsed is not None:
             self._count(piece.parsed)
             for event in piece.parsed.events:
                 if (delta := _delta(event)) is not None:
-                    yield self._chunk(ChunkChoice(piece.index, delta, logprobs))
-                    logprobs = None
-            if logprobs and logprobs.content:
-                yield self._chunk(ChunkChoice(piece.index, Delta(), logprobs))
-        elif piece.text or (logprobs and logprobs.content):
-            yield self._chunk(ChunkChoice(piece.index, Delta(content=piece.text), logprobs))
-        if piece.finish_reason is not None:
-            yield self._chunk(ChunkChoice(piece.index, Delta(), finish_reason=piece.finish_reason))
+                    yield delta
+        elif piece.text:
+            yield Delta(content=piece.text)
 
     def ending(self, finished: Finished) -> Iterator[Struct]:
-        if self._include_usage:
+        if self._wanted.usage:
             usage = self._with_reasoning(usage_of(finished))
             yield ChatChunk(self._heading.id, self._heading.created, self._heading.model, [], usage)
 
@@ -146,13 +158,17 @@ class ChatAnswer:
         choice.finish_reason = piece.finish_reason
         if choice.logprobs is not None:
             choice.logprobs.content += self._logprobs(piece).content
+        if choice.token_ids is not UNSET:
+            choice.token_ids += piece.token_ids
 
     def whole(self, finished: Finished) -> ChatCompletion:
         for choice in self._choices:
             if choice.message.tool_calls:
                 choice.message.content = choice.message.content or None
         heading, usage = self._heading, self._with_reasoning(usage_of(finished))
-        return ChatCompletion(heading.id, heading.created, heading.model, self._choices, usage)
+        return ChatCompletion(
+            *(heading.id, heading.created, heading.model, self._choices, usage), prompt_token_ids=self._prompt
+        )
 
     def _count(self, parsed: Parsed) -> None:
         self._reasoning_tokens = (self._reasoning_tokens or 0) + parsed.reasoning_tokens
@@ -163,8 +179,11 @@ class ChatAnswer:
         details = CompletionTokensDetails(self._reasoning_tokens)
         return msgspec.structs.replace(usage, completion_tokens_details=details)
 
-    def _chunk(self, choice: ChunkChoice) -> ChatChunk:
-        return ChatChunk(self._heading.id, self._heading.created, self._heading.model, [choice], self._no_usage)
+    def _chunk(self, choice: ChunkChoice, prompt: Sequence[int] | UnsetType = UNSET) -> ChatChunk:
+        heading = self._heading
+        return ChatChunk(
+            *(heading.id, heading.created, heading.model, [choice], self._no_usage), prompt_token_ids=prompt
+        )
 
     def _logprobs(self, piece: Piece) -> ChoiceLogprobs:
         return ChoiceLogprobs(token_logprobs(self._tokenizer, piece))

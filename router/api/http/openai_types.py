@@ -43,6 +43,7 @@ class GenerationBody(NamedFields, frozen=True, kw_only=True):
     n: int | None = None
     priority: int | None = None
     cache_salt: str | None = None  # as in vLLM
+    return_token_ids: bool | None = None  # as in vLLM, too
     keep_cache_s: float | None = None  # ours, as is the next one
     drop_cache: bool | None = None
     prompt_cache_retention: str | None = None  # OpenAI's
