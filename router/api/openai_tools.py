@@ -8,11 +8,13 @@ import msgspec
 from msgspec import Raw, Struct
 
 from router.api.tool_use import NO_PARAMETERS, ToolUse
+from router.api.validation import IN_PLACE_BYTES, NAME_COST
 from runtime.errors import InvalidRequestError
 
 MAX_TOOLS = 128
 MAX_TOOLS_BYTES = 128 * 1024  # as JSON
 MAX_CALLS = 128  # of one message
+MAX_ARGUMENT_VALUES = 64 * 1024  # of one call; reading and rendering them takes 160 ns each, in which no thread runs
 NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 
@@ -38,7 +40,11 @@ def plain_call(call_id: str, name: str, arguments: Mapping[str, Any]) -> Mapping
 
 
 def read_arguments(where: str, text: str) -> dict[str, Any]:
-    """Raises InvalidRequestError."""
+    """Raises InvalidRequestError. Signs within texts are counted as values, too."""
+    if len(text) > IN_PLACE_BYTES and sum(map(text.count, ",[{")) + NAME_COST * text.count(":") > MAX_ARGUMENT_VALUES:
+        raise InvalidRequestError(
+            where, f"have more than {MAX_ARGUMENT_VALUES} values (a named one counts {NAME_COST})"
+        )
     try:
         return msgspec.json.decode(text or "{}", type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:

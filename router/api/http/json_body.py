@@ -16,12 +16,10 @@ from msgspec import Struct
 from router.api.http.openai_fields import NOT_SERVED, WITHOUT_EFFECT, ChatMessage, StreamOptions, TextPart
 from router.api.http.openai_types import GenerationBody
 from router.api.sampling_options import Options
-from router.api.validation import IN_PLACE_BYTES, Prompt
+from router.api.validation import IN_PLACE_BYTES, MAX_VALUES, NAME_COST, Prompt
 from runtime.errors import InvalidRequestError
 from runtime.side_lane import SideLane
 
-MAX_VALUES: Final = 256 * 1024  # numbers, texts, lists; they take 60 ns each
-NAME_COST: Final = 4  # a named value takes as long as so many others
 ESCAPES_PER_VALUE: Final = 8  # escaped characters of texts
 SLICE_BYTES: Final = 256 * 1024
 SHOWN_CHARS: Final = 40  # of an unknown name; looking for its neighbour takes the longer the longer it is

@@ -5,7 +5,10 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from starlette.types import ASGIApp
+
 from router.api.http.app import create_app
+from router.api.http.dialect import Dialect
 from router.api.http.server import HttpServer, serve_http
 from router.api.messages import endpoints as messages_endpoints
 from router.api.messages.endpoints import MessagesDialect
@@ -51,14 +54,18 @@ def talking_frontend(generator: ScriptedGenerator, folder: Path) -> Frontend:
     return replace(make_frontend(generator, None, grammars), families=ModelFamilies("hermes", "think"))
 
 
+def app_of(frontend: Frontend, store: ResponseStore | None = None, keys: BearerKeys | None = None) -> ASGIApp:
+    """Speaks every protocol."""
+    responses = ResponsesDialect(frontend, store or ResponseStore(1 << 20, 60.0))
+    messages = MessagesDialect(frontend)
+    routes = [*responses.routes(), *messages.routes()]
+    dialects: dict[str, Dialect] = {responses_endpoints.PATH: responses, messages_endpoints.PATH: messages}
+    return create_app(frontend, lambda: b"", keys=keys, more_routes=routes, dialects=dialects)
+
+
 @asynccontextmanager
 async def serving(
     frontend: Frontend, store: ResponseStore | None = None, keys: BearerKeys | None = None
 ) -> AsyncIterator[HttpServer]:
-    responses = ResponsesDialect(frontend, store or ResponseStore(1 << 20, 60.0))
-    messages = MessagesDialect(frontend)
-    routes = [*responses.routes(), *messages.routes()]
-    dialects = {responses_endpoints.PATH: responses, messages_endpoints.PATH: messages}
-    app = create_app(frontend, lambda: b"", keys=keys, more_routes=routes, dialects=dialects)
-    async with await serve_http(app, "127.0.0.1", 0) as server:
+    async with await serve_http(app_of(frontend, store, keys), "127.0.0.1", 0) as server:
         yield server
