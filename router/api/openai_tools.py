@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw, Struct
 
-from router.api.tool_use import NO_PARAMETERS, ToolUse
+from router.api.tool_use import NO_PARAMETERS, ToolChoice, ToolUse
 from router.api.validation import IN_PLACE_BYTES, NAME_COST
 from runtime.errors import InvalidRequestError
 
@@ -63,8 +63,9 @@ def tool_use(tools: Raw, choice: Any, parallel: bool | None) -> ToolUse:
     given = read_tools(tools)
     names = [_checked(f"tools[{i}]", tool) for i, tool in enumerate(given)]
     check_distinct("tools[{}].function.name", names)
-    kind, named = _choice(choice, names)
-    return ToolUse(given, kind, named, parallel is not False)
+    strict = [name for name, tool in zip(names, given, strict=True) if tool["function"].get("strict") is True]
+    kind, named, allowed = _choice(choice, names)
+    return ToolUse(given, kind, named, parallel is not False, allowed, strict)
 
 
 def read_tools(tools: Raw) -> list[dict[str, Any]]:
@@ -129,15 +130,39 @@ def check_named(where: str, name: Any, names: Sequence[str]) -> str:
     return str(name)
 
 
-def _choice(choice: Any, names: Sequence[str]) -> tuple[Any, str | None]:
-    """(kind, name of the tool that must be called)"""
+def _choice(choice: Any, names: Sequence[str]) -> tuple[ToolChoice, str | None, Sequence[str] | None]:
+    """(kind, name of the tool that must be called, names of those that may be)"""
     if choice in (None, "none", "auto", "required"):
-        if choice == "required" and not names:
-            raise InvalidRequestError("tool_choice", "is 'required' and there are no tools")
-        return choice or "auto", None
+        check_some("tool_choice", choice, names)
+        return choice or "auto", None, None
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        kind, allowed = allowed_tools("tool_choice.allowed_tools", choice.get("allowed_tools"), names)
+        return kind, None, allowed
     function = choice.get("function") if isinstance(choice, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str):
-        form = "'none', 'auto', 'required' or {'type': 'function', 'function': {'name': ...}}"
+        form = "'none', 'auto', 'required', {'type': 'function', 'function': {'name': ...}} or of type 'allowed_tools'"
         raise InvalidRequestError("tool_choice", f"must be {form}")
-    return "required", check_named("tool_choice.function.name", name, names)
+    return "required", check_named("tool_choice.function.name", name, names), None
+
+
+def check_some(where: str, choice: Any, names: Sequence[str]) -> None:
+    """Raises InvalidRequestError."""
+    if choice == "required" and not names:
+        raise InvalidRequestError(where, "is 'required' and there are no tools")
+
+
+def allowed_tools(where: str, given: Any, names: Sequence[str]) -> tuple[ToolChoice, Sequence[str]]:
+    """(kind, names), of OpenAI's {"mode": ..., "tools": [...]}. Raises InvalidRequestError."""
+    mode = given.get("mode") if isinstance(given, dict) else None
+    if mode not in ("auto", "required"):
+        raise InvalidRequestError(f"{where}.mode", f"is {mode!r:.100}, must be 'auto' or 'required'")
+    tools = given.get("tools")
+    if not isinstance(tools, list) or not tools:
+        raise InvalidRequestError(f"{where}.tools", "must be a list of one tool or more")
+    allowed = []
+    for i, tool in enumerate(tools):
+        told = tool.get("function", tool) if isinstance(tool, dict) else None
+        name = told.get("name") if isinstance(told, dict) else None
+        allowed.append(check_named(f"{where}.tools[{i}]", name, names))
+    return mode, allowed

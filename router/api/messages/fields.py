@@ -141,13 +141,14 @@ class CountBody(ExtendedBody, frozen=True, kw_only=True):
         return self.variables(told)
 
     def _tool_use(self) -> ToolUse:
-        tools, names = [], []
+        tools, names, strict = [], [], []
         for i, tool in enumerate(read_tools(self.tools)):
             if tool.get("type") not in (None, "custom"):
                 problem = f"is {tool['type']!r:.100}, must be 'custom': the service runs no tools of its own"
                 raise InvalidRequestError(f"tools[{i}].type", problem)
             names.append(check_function(f"tools[{i}]", tool, "input_schema"))
             tools.append(plain_tool(names[-1], tool.get("description"), tool.get("input_schema")))
+            strict += names[-1:] if tool.get("strict") is True else []
         check_distinct("tools[{}].name", names)
         choice = self.tool_choice or ToolChoice(type="auto")
         if choice.type not in CHOICES:
@@ -156,7 +157,7 @@ class CountBody(ExtendedBody, frozen=True, kw_only=True):
         if choice.type == "any" and not names:
             raise InvalidRequestError("tool_choice", "is 'any' and there are no tools")
         named = check_named("tool_choice.name", choice.name, names) if choice.type == "tool" else None
-        return ToolUse(tools, CHOICES[choice.type], named, not choice.disable_parallel_tool_use)
+        return ToolUse(tools, CHOICES[choice.type], named, not choice.disable_parallel_tool_use, strict=strict)
 
 
 class MessagesBody(CountBody, frozen=True, kw_only=True):

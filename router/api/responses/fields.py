@@ -9,11 +9,19 @@ from baton_proto.grammar import Grammar
 from router.api.extensions import ExtendedBody
 from router.api.http.openai_fields import ABSENT, RETENTIONS_S, retention_s
 from router.api.http.openai_types import thinking_variables
-from router.api.openai_tools import check_distinct, check_function, check_named, plain_tool, read_tools
+from router.api.openai_tools import (
+    allowed_tools,
+    check_distinct,
+    check_function,
+    check_named,
+    check_some,
+    plain_tool,
+    read_tools,
+)
 from router.api.responses.items import Conversation, Item, Part
 from router.api.sampling_options import Options
 from router.api.structured_output import schema_grammar
-from router.api.tool_use import ToolUse
+from router.api.tool_use import ToolChoice, ToolUse
 from runtime.errors import InvalidRequestError
 
 LOGPROBS = "message.output_text.logprobs"  # of `include`
@@ -160,23 +168,31 @@ class ResponsesBody(ExtendedBody, frozen=True, kw_only=True):
 
     def tool_use(self) -> ToolUse:
         """Raises InvalidRequestError."""
-        tools, names = [], []
+        tools, names, strict = [], [], []
         for i, tool in enumerate(read_tools(self.tools)):
             if tool.get("type") != "function":
                 raise InvalidRequestError(f"tools[{i}].type", f"is {tool.get('type')!r:.100}, {ONLY_FUNCTIONS}")
             names.append(check_function(f"tools[{i}]", tool))
             tools.append(plain_tool(names[-1], tool.get("description"), tool.get("parameters")))
+            strict += names[-1:] if tool.get("strict") is True else []
         check_distinct("tools[{}].name", names)
-        choice: Any = self.tool_choice or "auto"
-        parallel = self.parallel_tool_calls is not False
-        if isinstance(choice, dict) and choice.get("type") == "function":
-            return ToolUse(tools, "required", check_named("tool_choice.name", choice.get("name"), names), parallel)
-        if choice not in ("none", "auto", "required"):
-            form = "'none', 'auto', 'required' or {'type': 'function', 'name': ...}"
-            raise InvalidRequestError("tool_choice", f"must be {form}")
-        if choice == "required" and not names:
-            raise InvalidRequestError("tool_choice", "is 'required' and there are no tools")
-        return ToolUse(tools, choice, None, parallel)
+        kind, named, allowed = _choice(self.tool_choice, names)
+        return ToolUse(tools, kind, named, self.parallel_tool_calls is not False, allowed, strict)
+
+
+def _choice(choice: Any, names: Sequence[str]) -> tuple[ToolChoice, str | None, Sequence[str] | None]:
+    """(kind, name of the tool that must be called, names of those that may be). Raises InvalidRequestError."""
+    if choice in (None, "none", "auto", "required"):
+        check_some("tool_choice", choice, names)
+        return choice or "auto", None, None
+    match choice:
+        case {"type": "function"}:
+            return "required", check_named("tool_choice.name", choice.get("name"), names), None
+        case {"type": "allowed_tools"}:
+            kind, allowed = allowed_tools("tool_choice", choice, names)
+            return kind, None, allowed
+    form = "'none', 'auto', 'required', {'type': 'function', 'name': ...} or of type 'allowed_tools'"
+    raise InvalidRequestError("tool_choice", f"must be {form}")
 
 
 class OpenPart(Part, frozen=True, kw_only=True, forbid_unknown_fields=False): ...

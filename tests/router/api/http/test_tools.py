@@ -172,6 +172,35 @@ async def test_a_required_call_is_a_matter_of_grammar(client: openai.AsyncOpenAI
     assert "stop" in one.text
 
 
+async def test_strict_tools_are_a_matter_of_grammar_among_free_text(
+    client: openai.AsyncOpenAI, generator: ScriptedGenerator
+) -> None:
+    strict: Any = {"type": "function", "function": FIND["function"] | {"strict": True}}
+    await client.chat.completions.create(model=MODEL, messages=USER, tools=[strict, STOP])
+    schema: Any = {"type": "json_object"}
+    await client.chat.completions.create(model=MODEL, messages=USER, tools=[strict], response_format=schema)
+    free, given = (request.sampling[0].grammar for request in generator.requests)
+    assert free is not None
+    assert "find" in free.text
+    assert "stop" in free.text
+    assert given is not None
+    assert given.kind == "json_object", "the caller's own grammar goes before"
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+async def test_some_of_the_tools_may_be_called(
+    client: openai.AsyncOpenAI, generator: ScriptedGenerator, mode: str
+) -> None:
+    some: Any = {"mode": mode, "tools": [{"type": "function", "function": {"name": "stop"}}]}
+    choice: Any = {"type": "allowed_tools", "allowed_tools": some}
+    await client.chat.completions.create(model=MODEL, messages=USER, tools=TOOLS, tool_choice=choice)
+    grammar = generator.requests[-1].sampling[0].grammar
+    assert grammar is not None
+    assert "stop" in grammar.text
+    assert "find" not in grammar.text
+    assert '"name": "find"' in prompt_of(generator), "the prompt, and so its cache, is that of all tools"
+
+
 async def test_calls_and_their_results_are_sent_back(client: openai.AsyncOpenAI, generator: ScriptedGenerator) -> None:
     call = {"id": "abc", "type": "function", "function": {"name": "find", "arguments": '{"q": "x"}'}}
     messages: Any = [
@@ -206,6 +235,18 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tools": [STOP | {"x": "x" * 140_000}]}, "tools"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tools": [STOP], "tool_choice": "any"}, "tool_choice"),
+    *(
+        (
+            {"tools": [STOP], "tool_choice": {"type": "allowed_tools", "allowed_tools": some}},
+            f"tool_choice.allowed_tools.{field}",
+        )
+        for some, field in (
+            (None, "mode"),
+            ({"mode": "none"}, "mode"),
+            ({"mode": "auto", "tools": []}, "tools"),
+            ({"mode": "auto", "tools": [{"type": "function", "function": {"name": "x"}}]}, "tools[0]"),
+        )
+    ),
     ({"tools": [STOP], "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice.function.name"),
     ({"tools": [STOP], "tool_choice": "required", "guided_regex": "a"}, "tool_choice"),
     (

@@ -283,6 +283,17 @@ async def test_options_reach_the_engine(client: openai.AsyncOpenAI, generator: S
     assert {len(token.top_logprobs) for token in tokens} == {2}
 
 
+async def test_some_of_the_tools_may_be_called(client: openai.AsyncOpenAI, generator: ScriptedGenerator) -> None:
+    some: Any = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "stop"}]}
+    await client.responses.create(**ASKED, tools=[FIND, STOP], tool_choice=some)
+    await client.responses.create(**ASKED, tools=[FIND | {"strict": True}, STOP])
+    some_grammar, strict_grammar = (request.sampling[0].grammar for request in generator.requests)
+    assert some_grammar is not None
+    assert "find" not in some_grammar.text
+    assert strict_grammar is not None
+    assert '"q"' in strict_grammar.text
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"input": None}, "input"),
     ({"input": []}, "input"),
@@ -301,6 +312,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tools": [FIND], "tool_choice": "any"}, "tool_choice"),
     ({"tools": [FIND], "tool_choice": {"type": "function", "name": "x"}}, "tool_choice.name"),
+    ({"tools": [FIND], "tool_choice": {"type": "allowed_tools", "mode": "auto"}}, "tool_choice.tools"),
     ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
     ({"text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "strin"}}}}, "text.format.schema"),
     ({"max_output_tokens": 0}, "max_output_tokens"),
