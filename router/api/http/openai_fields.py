@@ -105,6 +105,8 @@ class ChatMessage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     refusal: Any = None
     audio: Any = None
     annotations: Raw = ABSENT  # of an answer that is sent back; without effect
+    provider_specific_fields: Raw = ABSENT  # that LiteLLM leaves in messages, as the next one; without effect
+    thinking_blocks: Raw = ABSENT
     reasoning: str | None = None
     reasoning_content: str | None = None
 

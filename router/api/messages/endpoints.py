@@ -1,28 +1,21 @@
 """`POST /v1/messages` and `POST /v1/messages/count_tokens`."""
 
-import time
 from collections.abc import Sequence
 
 from msgspec import Struct
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response as HttpResponse
 from starlette.routing import Route
 
-from router.api.http.body import BodyBudget, received_body
 from router.api.http.dialect import Asked
-from router.api.http.errors import ErrorBody, error_response
-from router.api.http.generation import CALLER
-from router.api.http.json_body import decode_body, read_soon, refuse_not_served
-from router.api.http.json_response import json_response
+from router.api.http.errors import ErrorBody
+from router.api.http.json_body import decode_body, refuse_not_served
 from router.api.messages.answer import MessageAnswer, error_answer
 from router.api.messages.fields import CountBody, MessagesBody, OpenCountBody, OpenMessagesBody
 from router.api.messages.output import Message, MessageUsage, TokenCount
 from router.api.sampling_options import Options
-from router.api.tool_use import check_tools
-from router.api.validation import Chat, Prompt, check_model, make_request_id, tokenize
+from router.api.token_count import TokenCounter
+from router.api.validation import Chat, Prompt
 from router.requests.frontend import Frontend
 from router.requests.request import GenerateRequest
-from runtime.security.callers import ANYONE
 
 PATH = "/v1/messages"
 
@@ -32,7 +25,6 @@ class MessagesDialect:
 
     def __init__(self, frontend: Frontend) -> None:
         self._frontend = frontend
-        self._bodies = BodyBudget(frontend.max_buffered_bytes)
         strict = frontend.unknown_fields == "refuse"
         self._body = MessagesBody if strict else OpenMessagesBody
         self._count_body = CountBody if strict else OpenCountBody
@@ -53,29 +45,10 @@ class MessagesDialect:
         return error_answer(status, error, request_id)
 
     def routes(self) -> list[Route]:
-        return [Route(f"{PATH}/count_tokens", self._count, methods=["POST"])]
+        counter = TokenCounter(self._frontend, "messages", self._counted, TokenCount, error_answer)
+        return [Route(f"{PATH}/count_tokens", counter.count, methods=["POST"])]
 
-    async def _count(self, http: Request) -> HttpResponse:
-        shown_id, _ = make_request_id(None)
-        frontend = self._frontend
-        try:
-            frontend.rate_limits.account(http.scope.get(CALLER, ANYONE)).admit()
-            deadline_s = time.monotonic() + frontend.request_timeout_s
-            with self._bodies.hold() as held:
-                data = await received_body(http, frontend.max_body_bytes, held)
-                model, chat = await read_soon(frontend.lane, deadline_s, _counted, data, self._count_body)
-                check_model(frontend, model)
-                if chat.tools is not None:
-                    check_tools(chat.tools, frontend.families, frontend.tokenizer)
-                return json_response(TokenCount(len(await tokenize(frontend, chat, "messages", deadline_s))))
-        except ClientDisconnect:
-            raise
-        except Exception as error:
-            return error_response(error, shown_id, error_answer)
-
-
-def _counted(data: bytes, kind: type[CountBody]) -> tuple[str | None, Chat]:
-    """Raises InvalidRequestError."""
-    body = decode_body(data, kind)
-    refuse_not_served(body, body.not_served)
-    return body.model, body.chat()
+    def _counted(self, data: bytes, tenant: str) -> tuple[str | None, Chat]:
+        body = decode_body(data, self._count_body)
+        refuse_not_served(body, body.not_served)
+        return body.model, body.chat()

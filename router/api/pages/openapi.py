@@ -29,6 +29,11 @@ POSTS: dict[str, tuple[str, type[Struct], type[Struct]]] = {
     "/v1/chat/completions": ("A chat's next message; streamed as server-sent events", ChatBody, ChatCompletion),
     "/v1/completions": ("The text after a prompt; streamed likewise", CompletionBody, Completion),
     "/v1/responses": ("OpenAI's Responses API; streamed as named events", ResponsesBody, responses.Response),
+    "/v1/responses/input_tokens": (
+        "The tokens that a response's prompt would have",
+        ResponsesBody,
+        responses.InputTokens,
+    ),
     "/v1/messages": ("Anthropic's Messages API; streamed as named events", MessagesBody, messages.Message),
     "/v1/messages/count_tokens": ("The tokens that a message's prompt would have", CountBody, messages.TokenCount),
     "/tokenize": ("The tokens of a prompt or a chat", TokenizeBody, Tokens),

@@ -21,9 +21,10 @@ from router.api.openai_tools import plain_call
 from router.api.responses.answer import ResponseAnswer, text_of
 from router.api.responses.fields import OpenResponsesBody, ResponsesBody
 from router.api.responses.items import Conversation
-from router.api.responses.output import OutputItem, Response
+from router.api.responses.output import InputTokens, OutputItem, Response
 from router.api.responses.store import ResponseStore
 from router.api.sampling_options import Options
+from router.api.token_count import TokenCounter
 from router.api.validation import MAX_MESSAGES, Chat, Prompt, make_request_id
 from router.requests.frontend import Frontend
 from router.requests.request import GenerateRequest
@@ -52,20 +53,33 @@ class ResponsesDialect:
 
     def read(self, data: bytes, tenant: str) -> tuple[Asked, Options, Sequence[Prompt]]:
         """Raises InvalidRequestError."""
-        body = decode_body(data, self._body)
-        refuse_not_served(body, body.not_served)
-        options, use, turns = body.options(), body.tool_use(), body.turns()
+        body = self._decoded(data)
+        options = body.options()
         if body.store and not self._store.limit_bytes:
             raise InvalidRequestError("store", OFF)
+        chat, messages, argument_chars = self._chat(body, tenant)
+        form = _Form(_about(body, chat, bool(self._store.limit_bytes)), messages, argument_chars)
+        return body.asked("input", body.keep_s(), form), options, [chat]
+
+    def _decoded(self, data: bytes) -> ResponsesBody:
+        body = decode_body(data, self._body)
+        refuse_not_served(body, body.not_served)
+        return body
+
+    def _counted(self, data: bytes, tenant: str) -> tuple[str | None, Chat]:
+        body = self._decoded(data)
+        return body.model, self._chat(body, tenant)[0]
+
+    def _chat(self, body: ResponsesBody, tenant: str) -> tuple[Chat, Sequence[Message], int]:
+        """(chat, its messages without the instructions, characters of their calls' arguments)"""
+        use, turns = body.tool_use(), body.turns()
         messages, argument_chars = self._whole_conversation(body.previous_response_id, tenant, turns)
         spoken = [] if not body.instructions else [{"role": "system", "content": body.instructions}]
         if (num := len(messages) + len(spoken)) > MAX_MESSAGES:
             raise InvalidRequestError("input", f"makes {num} messages; at most {MAX_MESSAGES} are allowed")
         size = argument_chars + memoryview(body.tools).nbytes + memoryview(body.chat_template_kwargs).nbytes
         chat = Chat([*spoken, *messages], body.template_variables(), size, use, body.thinking_tokens())
-        about = _about(body, use.tools, bool(self._store.limit_bytes))
-        form = _Form(about, messages, argument_chars)
-        return body.asked("input", body.keep_s(), form), options, [chat]
+        return chat, messages, argument_chars
 
     def answer(
         self, asked: Asked, options: Options, request_id: str, tenant: str, requests: Sequence[GenerateRequest]
@@ -88,7 +102,12 @@ class ResponsesDialect:
 
     def routes(self) -> list[Route]:
         one = f"{PATH}/{{response_id}}"
-        return [Route(one, self._retrieve), Route(one, self._delete, methods=["DELETE"])]
+        counter = TokenCounter(self._frontend, "input", self._counted, InputTokens, openai_form)
+        return [
+            Route(f"{PATH}/input_tokens", counter.count, methods=["POST"]),
+            Route(one, self._retrieve),
+            Route(one, self._delete, methods=["DELETE"]),
+        ]
 
     def _whole_conversation(
         self, previous_id: str | None, tenant: str, turns: Conversation
@@ -137,7 +156,7 @@ class ResponsesDialect:
         return json_response(ErrorAnswer(body), 404)
 
 
-def _about(body: ResponsesBody, tools: Sequence[Any], may_store: bool) -> dict[str, Any]:
+def _about(body: ResponsesBody, chat: Chat, may_store: bool) -> dict[str, Any]:
     """The fields of a response that repeat what was asked."""
     text, reasoning = body.text, body.reasoning
     form = None if text is None else text.format
@@ -147,7 +166,7 @@ def _about(body: ResponsesBody, tools: Sequence[Any], may_store: bool) -> dict[s
         "previous_response_id": body.previous_response_id,
         "store": may_store and body.store is not False,
         "max_output_tokens": body.max_output_tokens,
-        "tools": body.tools.copy() if tools else [],
+        "tools": body.tools.copy() if chat.tools is not None and chat.tools.tools else [],
         "tool_choice": body.tool_choice or "auto",
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "text": {"format": {"type": "text" if form is None else form.type, **described}},

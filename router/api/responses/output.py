@@ -130,3 +130,8 @@ class ArgumentsEvent(Struct, frozen=True):
     delta: str | UnsetType = UNSET
     arguments: str | UnsetType = UNSET
     name: str | UnsetType = UNSET
+
+
+class InputTokens(Struct, frozen=True):
+    input_tokens: int
+    object: str = "response.input_tokens"

@@ -205,7 +205,8 @@ async def test_calls_and_their_results_are_sent_back(client: openai.AsyncOpenAI,
     call = {"id": "abc", "type": "function", "function": {"name": "find", "arguments": '{"q": "x"}'}}
     messages: Any = [
         *USER,
-        {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "So."},
+        {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "So."}
+        | {"provider_specific_fields": {"a": 1}, "thinking_blocks": []},
         {"role": "tool", "tool_call_id": "abc", "content": "found"},
     ]
     await client.chat.completions.create(model=MODEL, messages=messages, tools=TOOLS)

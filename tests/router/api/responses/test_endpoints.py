@@ -206,6 +206,19 @@ async def test_a_conversation_goes_on_from_a_kept_response(
         await client.responses.delete(third.id)
 
 
+async def test_tokens_are_counted_as_the_response_would_have_them(
+    client: openai.AsyncOpenAI, generator: ScriptedGenerator
+) -> None:
+    first = await client.responses.create(**ASKED)
+    more: dict[str, Any] = {"model": MODEL, "input": "Sure?", "previous_response_id": first.id, "tools": [FIND]}
+    counted = await client.responses.input_tokens.count(**more)
+    assert len(generator.requests) == 1
+    await client.responses.create(**more)
+    assert counted.input_tokens == len(generator.requests[-1].prompt)
+    with pytest.raises(openai.BadRequestError, match="is not here"):
+        await client.responses.input_tokens.count(**more | {"previous_response_id": "resp_none"})
+
+
 async def test_what_is_not_kept_is_refused_by_name(
     client: openai.AsyncOpenAI, generator: ScriptedGenerator, folder: Path
 ) -> None:
