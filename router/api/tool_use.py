@@ -79,7 +79,8 @@ def answer_form(
         grammar = _free_calls(use, families, schemas, in_reasoning)
     end: tuple[int, ...] = ()
     if reasoning is not None and thinking_tokens is not None:
-        end = tuple(tokenizer.encode(f"\n{reasoning.closes}\n\n", add_special_tokens=False).tolist())
+        ending = reasoning.ends or f"\n{reasoning.closes}\n\n"
+        end = tuple(tokenizer.encode(ending, add_special_tokens=False).tolist())
     marks = frozenset(families.marks.values())
     limit = thinking_tokens if end else None
     return Parsing(calls, reasoning, marks, schemas, in_reasoning, not use.parallel, limit, end), grammar

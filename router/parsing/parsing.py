@@ -69,7 +69,7 @@ def model_families(
     if families.tools is not None:
         texts += (*families.tools.opens, *families.tools.inner)
     if families.reasoning is not None:
-        texts += (families.reasoning.opens, families.reasoning.closes)
+        texts += (families.reasoning.opens, families.reasoning.closes, *families.reasoning.inner)
     marks = {text: added_tokens[text] for text in texts if added_tokens.get(text) in special}
     return ModelFamilies(tool_name, reasoning_name, marks)
 

@@ -83,8 +83,10 @@ class ChargeSharingConfig(Struct, frozen=True, forbid_unknown_fields=True):
         in_order("interval_s", self.interval_s, "ttl_s", self.ttl_s)
 
 
-ToolParser = Literal["auto", "none", "hermes", "qwen3_coder", "llama3_json", "pythonic", "mistral", "deepseek_v3"]
-ReasoningParser = Literal["auto", "none", "think", "mistral"]
+ToolParser = Literal[
+    "auto", "none", "hermes", "qwen3_coder", "llama3_json", "pythonic", "mistral", "deepseek_v3", "harmony"
+]
+ReasoningParser = Literal["auto", "none", "think", "mistral", "harmony"]
 
 
 class RouterConfig(Struct, frozen=True, forbid_unknown_fields=True):
