@@ -7,18 +7,25 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 import structlog
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from router.api.grpc.admin import Questions
 from router.api.grpc.server import GrpcApi
 from router.api.http.app import create_app
+from router.api.http.dialect import Dialect
 from router.api.http.server import serve_http
+from router.api.messages import endpoints as messages_endpoints
+from router.api.messages.endpoints import MessagesDialect
 from router.api.operators.guard import OperatorsGuard
 from router.api.operators.sleep_endpoints import SleepEndpoints
 from router.api.operators.ui_endpoints import UiEndpoints
 from router.api.operators.weights_endpoint import weights_route
 from router.api.pages import openapi
 from router.api.pages.tokenization import TokenizationEndpoints
+from router.api.responses import endpoints as responses_endpoints
+from router.api.responses.endpoints import ResponsesDialect
+from router.api.responses.store import ResponseStore
 from router.api.sampling_options import model_defaults
 from router.counters.metrics import RouterMetrics
 from router.index.indexer import Indexer
@@ -99,14 +106,16 @@ async def run_router(config: ServingConfig, router_id: str) -> None:
         guard = OperatorsGuard(keys.operator, keys.api)
         routes = [*SleepEndpoints(questions.sleep, guard).routes(), weights_route(questions.weights, guard)]
         routes += [] if page is None else UiEndpoints(*page, guard).routes()
+        dialects, dialect_routes = _dialects(config, frontend)
         app = create_app(
             frontend,
             parts.metrics.exposition,
             scrape_targets.targets,
             keys.api,
             routes,
-            [*TokenizationEndpoints(frontend).routes(), *openapi.ROUTES],
+            [*TokenizationEndpoints(frontend).routes(), *openapi.ROUTES, *dialect_routes],
             config.router.cors_origins,
+            dialects,
         )
         traces = _traces(config, router_id, frontend.model, parts.metrics)
         if traces is not None:
@@ -258,6 +267,14 @@ def _frontend(config: ServingConfig, files: ModelFiles, generator: Generator, me
         unknown_fields=config.router.unknown_fields,
         answered=metrics.answered,
     )
+
+
+def _dialects(config: ServingConfig, frontend: Frontend) -> tuple[dict[str, Dialect], list[Route]]:
+    """By path, and what else may be asked there."""
+    store = ResponseStore(config.router.response_store_bytes, config.router.response_ttl_s)
+    responses, messages = ResponsesDialect(frontend, store), MessagesDialect(frontend)
+    dialects: dict[str, Dialect] = {responses_endpoints.PATH: responses, messages_endpoints.PATH: messages}
+    return dialects, [*responses.routes(), *messages.routes()]
 
 
 async def _open_apis(

@@ -7,12 +7,14 @@ from typing import Any
 import msgspec
 from msgspec import Raw, Struct
 
-from router.api.tool_use import ToolUse
+from router.api.tool_use import NO_PARAMETERS, ToolChoice, ToolUse
+from router.api.validation import IN_PLACE_BYTES, NAME_COST
 from runtime.errors import InvalidRequestError
 
 MAX_TOOLS = 128
 MAX_TOOLS_BYTES = 128 * 1024  # as JSON
 MAX_CALLS = 128  # of one message
+MAX_ARGUMENT_VALUES = 64 * 1024  # of one call; reading and rendering them takes 160 ns each, in which no thread runs
 NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 
@@ -28,12 +30,25 @@ class ToolCall(Struct, frozen=True):
 
     def plain(self, where: str) -> Mapping[str, Any]:
         """As templates know it: with the arguments as an object. Raises InvalidRequestError."""
-        try:
-            arguments = msgspec.json.decode(self.function.arguments or "{}", type=dict[str, Any])
-        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-            raise InvalidRequestError(f"{where}.function.arguments", "must be the JSON of an object") from error
-        function = {"name": self.function.name, "arguments": arguments}
-        return {"id": self.id, "type": "function", "function": function}
+        arguments = read_arguments(f"{where}.function.arguments", self.function.arguments)
+        return plain_call(self.id, self.function.name, arguments)
+
+
+def plain_call(call_id: str, name: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A call as templates know it."""
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def read_arguments(where: str, text: str) -> dict[str, Any]:
+    """Raises InvalidRequestError. Signs within texts are counted as values, too."""
+    if len(text) > IN_PLACE_BYTES and sum(map(text.count, ",[{")) + NAME_COST * text.count(":") > MAX_ARGUMENT_VALUES:
+        raise InvalidRequestError(
+            where, f"have more than {MAX_ARGUMENT_VALUES} values (a named one counts {NAME_COST})"
+        )
+    try:
+        return msgspec.json.decode(text or "{}", type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise InvalidRequestError(where, "must be the JSON of an object") from error
 
 
 def plain_calls(where: str, calls: Sequence[ToolCall]) -> list[Mapping[str, Any]]:
@@ -45,6 +60,16 @@ def plain_calls(where: str, calls: Sequence[ToolCall]) -> list[Mapping[str, Any]
 
 def tool_use(tools: Raw, choice: Any, parallel: bool | None) -> ToolUse:
     """Raises InvalidRequestError."""
+    given = read_tools(tools)
+    names = [_checked(f"tools[{i}]", tool) for i, tool in enumerate(given)]
+    check_distinct("tools[{}].function.name", names)
+    strict = [name for name, tool in zip(names, given, strict=True) if tool["function"].get("strict") is True]
+    kind, named, allowed = _choice(choice, names)
+    return ToolUse(given, kind, named, parallel is not False, allowed, strict)
+
+
+def read_tools(tools: Raw) -> list[dict[str, Any]]:
+    """Of every protocol. Raises InvalidRequestError."""
     if (size := memoryview(tools).nbytes) > MAX_TOOLS_BYTES:
         raise InvalidRequestError("tools", f"has {size} bytes; at most {MAX_TOOLS_BYTES} are allowed")
     try:
@@ -53,12 +78,7 @@ def tool_use(tools: Raw, choice: Any, parallel: bool | None) -> ToolUse:
         raise InvalidRequestError("tools", f"cannot be used: {error}") from error
     if len(given) > MAX_TOOLS:
         raise InvalidRequestError("tools", f"has {len(given)} tools; at most {MAX_TOOLS} are allowed")
-    names = [_checked(f"tools[{i}]", tool) for i, tool in enumerate(given)]
-    for i, name in enumerate(names):
-        if name in names[:i]:
-            raise InvalidRequestError(f"tools[{i}].function.name", f"is {name!r}, as that of a tool before it")
-    kind, named = _choice(choice, names)
-    return ToolUse(given, kind, named, parallel is not False)
+    return given
 
 
 def _checked(where: str, tool: Mapping[str, Any]) -> str:
@@ -68,32 +88,81 @@ def _checked(where: str, tool: Mapping[str, Any]) -> str:
     function = tool.get("function")
     if not isinstance(function, dict):
         raise InvalidRequestError(f"{where}.function", "is missing or not an object")
+    return check_function(f"{where}.function", function)
+
+
+def check_function(where: str, function: Mapping[str, Any], schema: str = "parameters") -> str:
+    """Returns the name. `schema`: the protocol's name of what describes the arguments. Raises InvalidRequestError."""
     name = function.get("name")
     if not isinstance(name, str) or not NAME.fullmatch(name):
         problem = f"is {name!r:.100}, must be 1 to 128 letters, digits, or characters of '_.:-'"
-        raise InvalidRequestError(f"{where}.function.name", problem)
-    parameters = function.get("parameters")
+        raise InvalidRequestError(f"{where}.name", problem)
+    parameters = function.get(schema)
     if parameters is not None and not isinstance(parameters, dict):
-        raise InvalidRequestError(f"{where}.function.parameters", "must be a JSON schema, which is an object")
+        raise InvalidRequestError(f"{where}.{schema}", "must be a JSON schema, which is an object")
     if parameters and parameters.setdefault("type", "object") != "object":
-        raise InvalidRequestError(f"{where}.function.parameters.type", "must be 'object'")
+        raise InvalidRequestError(f"{where}.{schema}.type", "must be 'object'")
     for key, kind in (("properties", dict), ("required", list)):
         if parameters and not isinstance(parameters.get(key, kind()), kind):
-            raise InvalidRequestError(f"{where}.function.parameters.{key}", "has not the form of a JSON schema")
+            raise InvalidRequestError(f"{where}.{schema}.{key}", "has not the form of a JSON schema")
     return name
 
 
-def _choice(choice: Any, names: Sequence[str]) -> tuple[Any, str | None]:
-    """(kind, name of the tool that must be called)"""
+def check_distinct(where: str, names: Sequence[str]) -> None:
+    """`where`: the field of a tool's name, with {} for the tool's number. Raises InvalidRequestError."""
+    known: set[str] = set()
+    for i, name in enumerate(names):
+        if name in known:
+            raise InvalidRequestError(where.format(i), f"is {name!r}, as that of a tool before it")
+        known.add(name)
+
+
+def plain_tool(name: str, description: Any, parameters: Any) -> dict[str, Any]:
+    """A tool as OpenAI's chat API and templates write it."""
+    told = {"description": description} if description else {}
+    return {"type": "function", "function": {"name": name, **told, "parameters": parameters or NO_PARAMETERS}}
+
+
+def check_named(where: str, name: Any, names: Sequence[str]) -> str:
+    """The name of a tool that a request gives. Raises InvalidRequestError."""
+    if name not in names:
+        raise InvalidRequestError(where, f"is {name!r:.100}, which is none of tools")
+    return str(name)
+
+
+def _choice(choice: Any, names: Sequence[str]) -> tuple[ToolChoice, str | None, Sequence[str] | None]:
+    """(kind, name of the tool that must be called, names of those that may be)"""
     if choice in (None, "none", "auto", "required"):
-        if choice == "required" and not names:
-            raise InvalidRequestError("tool_choice", "is 'required' and there are no tools")
-        return choice or "auto", None
+        check_some("tool_choice", choice, names)
+        return choice or "auto", None, None
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        kind, allowed = allowed_tools("tool_choice.allowed_tools", choice.get("allowed_tools"), names)
+        return kind, None, allowed
     function = choice.get("function") if isinstance(choice, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str):
-        form = "'none', 'auto', 'required' or {'type': 'function', 'function': {'name': ...}}"
+        form = "'none', 'auto', 'required', {'type': 'function', 'function': {'name': ...}} or of type 'allowed_tools'"
         raise InvalidRequestError("tool_choice", f"must be {form}")
-    if name not in names:
-        raise InvalidRequestError("tool_choice.function.name", f"is {name!r:.100}, which is none of tools")
-    return "required", name
+    return "required", check_named("tool_choice.function.name", name, names), None
+
+
+def check_some(where: str, choice: Any, names: Sequence[str]) -> None:
+    """Raises InvalidRequestError."""
+    if choice == "required" and not names:
+        raise InvalidRequestError(where, "is 'required' and there are no tools")
+
+
+def allowed_tools(where: str, given: Any, names: Sequence[str]) -> tuple[ToolChoice, Sequence[str]]:
+    """(kind, names), of OpenAI's {"mode": ..., "tools": [...]}. Raises InvalidRequestError."""
+    mode = given.get("mode") if isinstance(given, dict) else None
+    if mode not in ("auto", "required"):
+        raise InvalidRequestError(f"{where}.mode", f"is {mode!r:.100}, must be 'auto' or 'required'")
+    tools = given.get("tools")
+    if not isinstance(tools, list) or not tools:
+        raise InvalidRequestError(f"{where}.tools", "must be a list of one tool or more")
+    allowed = []
+    for i, tool in enumerate(tools):
+        told = tool.get("function", tool) if isinstance(tool, dict) else None
+        name = told.get("name") if isinstance(told, dict) else None
+        allowed.append(check_named(f"{where}.tools[{i}]", name, names))
+    return mode, allowed

@@ -61,7 +61,7 @@ def check_sampling(options: Options, vocab_size: int, defaults: Mapping[str, Any
     """Checks everything but what depends on the prompt: `max_tokens` is 1 when the caller gave none. `defaults`: see
     model_defaults. Raises InvalidRequestError."""
     check_range("n", options.n, 1, MAX_CHOICES)
-    _check_stop(options.stop)
+    _check_stop(options.name_of("stop"), options.stop)
     values: dict[str, Any] = {**defaults, "max_tokens": 1}
     if options.given.get("temperature", 1.0) < GREEDY_BELOW:  # they would change nothing, and cost time
         values = {name: value for name, value in values.items() if name not in OF_DRAWING}
@@ -92,14 +92,14 @@ def _checked(parameter: Parameter, name: str, value: Any, vocab_size: int) -> An
     return tuple(dict.fromkeys(value))
 
 
-def _check_stop(strings: Sequence[str]) -> None:
+def _check_stop(name: str, strings: Sequence[str]) -> None:
     if len(strings) > MAX_STOP_STRINGS:
-        raise InvalidRequestError("stop", f"has {len(strings)} strings; at most {MAX_STOP_STRINGS} are allowed")
+        raise InvalidRequestError(name, f"has {len(strings)} strings; at most {MAX_STOP_STRINGS} are allowed")
     if not all(strings):
-        raise InvalidRequestError("stop", "has an empty string; a stop string needs at least one character")
+        raise InvalidRequestError(name, "has an empty string; a stop string needs at least one character")
     if (longest := max(map(len, strings), default=0)) > MAX_STOP_CHARS:
         problem = f"has a string of {longest} characters; at most {MAX_STOP_CHARS} are allowed"
-        raise InvalidRequestError("stop", problem)
+        raise InvalidRequestError(name, problem)
 
 
 def check_range(

@@ -38,6 +38,8 @@ MAX_MESSAGES = 4096
 MAX_CHARS_PER_TOKEN = 16  # on the average of a prompt; text has three to five
 IN_PLACE_CHARS = 4096  # longer texts are tokenized in the side lane, so that no other request waits
 IN_PLACE_BYTES = 64 * 1024  # longer bodies and messages are read and rendered there
+MAX_VALUES = 256 * 1024  # numbers, texts, lists of one JSON text; they take 60 ns each, while no other thread runs
+NAME_COST = 4  # a named value takes as long as so many others
 CHARS_PER_STEP = 64  # that a template copies while it takes one step: a message, or a character of a variable
 REQUEST_ID = re.compile(r"[!-~]{1,128}")
 TENANT = re.compile(r"[!-~]{1,128}")
@@ -52,6 +54,7 @@ class Chat(Struct, frozen=True):
     variables: Mapping[str, Any] = {}
     variable_bytes: int = 0  # as JSON; tools and their calls count too
     tools: ToolUse | None = None  # None: the answer is text and nothing else
+    thinking_tokens: int | None = None  # of reasoning, at most; checked by check_thinking
 
     def num_chars(self) -> int:
         return sum(len(message["content"]) + len(message.get("reasoning_content", "")) for message in self.messages)
@@ -100,7 +103,7 @@ async def validate(frontend: Frontend, call: Call, prompt: Prompt, options: Opti
     parsing = None
     if isinstance(prompt, Chat) and prompt.tools is not None:
         form = prompt.tools, frontend.families, frontend.tokenizer
-        parsing, calls = answer_form(*form, tokens, sampling.grammar)
+        parsing, calls = answer_form(*form, tokens, sampling.grammar, prompt.thinking_tokens)
         if calls is not None:
             await _check_grammar(frontend, calls, "tools", deadline_s)
             sampling = msgspec.structs.replace(sampling, grammar=calls)
@@ -160,6 +163,14 @@ def _check_priority(call: Call, default: int) -> None:
     if call.priority > highest:
         way_out = "router.max_priority, and max_priority= in the line of a key, allow more"
         raise InvalidRequestError("priority", f"is {call.priority}, must be at most {highest}; {way_out}")
+
+
+def check_thinking(name: str, budget: int | None) -> int | None:
+    """Raises InvalidRequestError."""
+    if budget is not None and budget < 1:
+        problem = f"is {budget}, must be at least 1; the chat template's enable_thinking switches thinking off"
+        raise InvalidRequestError(name, problem)
+    return budget
 
 
 def _cache_hint(call: Call, max_keep_s: float) -> CacheHint:

@@ -152,6 +152,20 @@ def deepseek(reader: Reader, calls: CallWriter) -> Steps[None]:
         yield from _closing(reader, "<｜tool▁call▁end｜>")
 
 
+def harmony(reader: Reader, calls: CallWriter) -> Steps[None]:
+    """NAME, a channel or a constraint or both, <|message|>, JSON."""
+    recipient = yield from reader.starts_with((" to=functions.",))
+    reader.take(len(recipient))
+    name = yield from _until_sign(reader, " <")
+    if (yield from reader.until(("<|message|>",), lambda header: None)) is None:
+        raise EndedError
+    calls.begin(name, reader)
+    yield from reader.spaces()
+    yield from _object(reader, calls)
+    calls.done(reader)
+    yield from _closing(reader, "<|call|>")
+
+
 def qwen_coder(reader: Reader, calls: CallWriter) -> Steps[None]:
     """<function=NAME><parameter=KEY>value</parameter>...</function></tool_call>; the tool's schema says which values
     are text."""

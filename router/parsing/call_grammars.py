@@ -1,6 +1,7 @@
 """Grammars, in llguidance's Lark, of answers that must call tools: one function per family writes a call."""
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -36,6 +37,14 @@ class _Rules:
     def json(self, schema: Any) -> str:
         return self.rule("%json " + json.dumps({**schema, "x-guidance": JSON_OPTIONS}))
 
+    def text_without(self, mark: str) -> str:
+        """No special token is a part of it anyway."""
+        if mark in self.marks:
+            return self.rule(_ANYTHING)
+        name = f"TEXT_{len(self.lines)}"
+        self.lines.append(f"{name}: {_ANYTHING} & ~/(.|\\n)*{_escaped(mark)}(.|\\n)*/")
+        return name
+
     def text_until(self, end: str) -> str:
         """With the end."""
         if end in self.marks:
@@ -43,10 +52,13 @@ class _Rules:
         return self.rule(_ANYTHING, f"[suffix={json.dumps(end)}]")
 
 
-def call_grammar(families: ModelFamilies, tools: Schemas, many: bool, in_reasoning: bool) -> str | None:
-    """None: the family's calls cannot be enforced. many: more than one call may follow."""
-    form = _FORMS.get(families.tool_name or "")
-    if form is None:
+def call_grammar(
+    families: ModelFamilies, tools: Schemas, many: bool, in_reasoning: bool, free: bool = False
+) -> str | None:
+    """None: the family's calls cannot be enforced. many: more than one call may follow. free: text may stand around
+    calls, or instead of them; what follows the mark that opens one is a call."""
+    form, family = _FORMS.get(families.tool_name or ""), families.tools
+    if form is None or family is None or (free and not family.opens) or (free and family.bare):
         return None
     rules = _Rules(families.marks)
     head, thinking = "", families.reasoning
@@ -54,8 +66,18 @@ def call_grammar(families: ModelFamilies, tools: Schemas, many: bool, in_reasoni
         thought = rules.text_until(thinking.closes)
         thought += f" {_SPACES} "
         head = thought if in_reasoning else f"({rules.mark(thinking.opens)} {thought})? "
-    body = form(rules, tools, many)
+    (mark,) = family.opens
+    if free:
+        call = form(rules, tools, False, rules.text_until(mark))
+        body = f"({call}){'*' if many else '?'} {rules.text_without(mark)}"
+    else:
+        body = form(rules, tools, many, rules.mark(mark))
     return "\n".join((f"start: {head}{body}", *rules.lines))
+
+
+def _escaped(text: str) -> str:
+    """As a regular expression of llguidance, in which escaped angle brackets are no brackets."""
+    return re.sub(r"([\[\]|()/.*+?{}^$\\])", r"\\\1", text)
 
 
 def _json_calls(rules: _Rules, tools: Schemas, arguments: str) -> str:
@@ -67,37 +89,38 @@ def _repeated(call: str, between: str, many: bool) -> str:
     return f"{call} ({between} {call})*" if many else call
 
 
-def _hermes(rules: _Rules, tools: Schemas, many: bool) -> str:
+def _hermes(rules: _Rules, tools: Schemas, many: bool, opens: str) -> str:
     call = _json_calls(rules, tools, "arguments")
-    tagged = rules.rule(f'{rules.mark("<tool_call>")} "\\n" {call} "\\n" {rules.mark("</tool_call>")}')
+    tagged = rules.rule(f'{opens} "\\n" {call} "\\n" {rules.mark("</tool_call>")}')
     return _repeated(tagged, _LINE_END, many)
 
 
-def _llama3_json(rules: _Rules, tools: Schemas, many: bool) -> str:
+def _llama3_json(rules: _Rules, tools: Schemas, many: bool, opens: str) -> str:
+    """Without its mark, which the family may leave out."""
     return _repeated(_json_calls(rules, tools, "parameters"), '"; "', many)
 
 
-def _mistral(rules: _Rules, tools: Schemas, many: bool) -> str:
+def _mistral(rules: _Rules, tools: Schemas, many: bool, opens: str) -> str:
     if "[ARGS]" in rules.marks:
         named = [f'"{name}" {rules.mark("[ARGS]")} {rules.json(schema)}' for name, schema in tools]
-        return _repeated(rules.rule(f"{rules.mark('[TOOL_CALLS]')} ({' | '.join(named)})"), "", many)
+        return _repeated(rules.rule(f"{opens} ({' | '.join(named)})"), "", many)
     calls = _repeated(_json_calls(rules, tools, "arguments"), '", "', many)
-    return f'{rules.mark("[TOOL_CALLS]")} "[" {calls} "]"'
+    return f'{opens} "[" {calls} "]"'
 
 
-def _deepseek(rules: _Rules, tools: Schemas, many: bool) -> str:
+def _deepseek(rules: _Rules, tools: Schemas, many: bool, opens: str) -> str:
     begin, end = rules.mark("<｜tool▁call▁begin｜>"), rules.mark("<｜tool▁call▁end｜>")
     function = f'"function" {rules.mark("<｜tool▁sep｜>")}'
     calls = [f'"{name}\\n```json\\n" {rules.json(schema)}' for name, schema in tools]
     call = rules.rule(f'{begin} {function} ({" | ".join(calls)}) "\\n```" {end}')
-    opens, closes = rules.mark("<｜tool▁calls▁begin｜>"), rules.mark("<｜tool▁calls▁end｜>")
+    closes = rules.mark("<｜tool▁calls▁end｜>")
     return f"{opens} {_repeated(call, _LINE_END, many)} {closes}"
 
 
-def _qwen_coder(rules: _Rules, tools: Schemas, many: bool) -> str:
+def _qwen_coder(rules: _Rules, tools: Schemas, many: bool, opens: str) -> str:
     """Parameters come in the order of the schema; those that it does not require may be left out."""
     calls = [rules.rule(" ".join((f'"<function={name}>\\n"', *_parameters(rules, schema)))) for name, schema in tools]
-    opens, closes = rules.mark("<tool_call>"), rules.mark("</tool_call>")
+    closes = rules.mark("</tool_call>")
     tagged = rules.rule(f'{opens} "\\n" ({" | ".join(calls)}) "</function>\\n" {closes}')
     return _repeated(tagged, _LINE_END, many)
 
@@ -119,11 +142,12 @@ def _parameters(rules: _Rules, schema: Mapping[str, Any]) -> list[str]:
     return written
 
 
-_FORMS: Mapping[str, Callable[[_Rules, Schemas, bool], str]] = {
+_FORMS: Mapping[str, Callable[[_Rules, Schemas, bool, str], str]] = {
     "hermes": _hermes,
     "qwen3_coder": _qwen_coder,
     "llama3_json": _llama3_json,
     "mistral": _mistral,
     "deepseek_v3": _deepseek,
 }
-"""A pythonic call has Python's literals, which no JSON schema describes."""
+"""(rules, tools, may there be many calls, what stands where the first one opens). There is none for pythonic calls: no
+JSON schema describes their literals."""

@@ -19,6 +19,9 @@ class ToolFamily:
 class ReasoningFamily:
     opens: str
     closes: str
+    inner: tuple[str, ...] = ()  # special tokens that its marks are made of
+    skips: tuple[str, ...] = ()  # marks between the parts of an answer, which say nothing
+    ends: str = ""  # what makes a model go on behind its reasoning; empty: `closes`, on a line of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,8 @@ class Sign:
     family: str
     texts: tuple[str, ...]
 
+
+_HARMONY = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>")
 
 TOOL_FAMILIES = {
     "hermes": ToolFamily(("<tool_call>",), call_formats.tagged_json, ("</tool_call>",)),
@@ -40,10 +45,26 @@ TOOL_FAMILIES = {
         call_formats.deepseek,
         ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"),
     ),
+    "harmony": ToolFamily(  # gpt-oss; the recipient may stand behind <|start|>assistant, which a prompt ends with
+        ("<|channel|>commentary to=functions.",),
+        call_formats.harmony,
+        _HARMONY,
+        bare=(" to=functions.",),
+    ),
 }
 REASONING_FAMILIES = {
     "think": ReasoningFamily("<think>", "</think>"),
     "mistral": ReasoningFamily("[THINK]", "[/THINK]"),
+    "harmony": ReasoningFamily(
+        "<|channel|>analysis<|message|>",
+        "<|end|>",
+        _HARMONY,
+        skips=(
+            *("<|start|>assistant", "<|channel|>final<|message|>", "<|channel|>commentary<|message|>"),
+            *("<|end|>", "<|return|>", "<|call|>"),
+        ),
+        ends="<|end|><|start|>assistant<|channel|>final<|message|>",
+    ),
 }
 
 TOOL_SIGNS = (
@@ -52,8 +73,13 @@ TOOL_SIGNS = (
     Sign("mistral", ("[TOOL_CALLS]",)),
     Sign("deepseek_v3", ("<｜tool▁calls▁begin｜>",)),
     Sign("llama3_json", ("<|python_tag|>",)),
+    Sign("harmony", ("<|channel|>", "<|constrain|>", "<|call|>")),
 )
-REASONING_SIGNS = (Sign("think", ("<think>", "</think>")), Sign("mistral", ("[THINK]", "[/THINK]")))
+REASONING_SIGNS = (
+    Sign("think", ("<think>", "</think>")),
+    Sign("mistral", ("[THINK]", "[/THINK]")),
+    Sign("harmony", ("<|channel|>", "<|message|>", "<|end|>")),
+)
 
 
 def recognised(signs: tuple[Sign, ...], template: str, added_tokens: Collection[str]) -> str | None:

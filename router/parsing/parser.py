@@ -63,7 +63,8 @@ class Parser:
         reader, thinking, tools = self._reader, self._reasoning, self._tools
         if thinking is not None and self._in_reasoning:
             yield from self._reason(thinking)
-        marks = (*(tools.opens if tools else ()), *((thinking.opens,) if thinking else ()))
+        skips = thinking.skips if thinking else ()
+        marks = (*(tools.opens if tools else ()), *((thinking.opens,) if thinking else ()), *skips)
         beginnings = tools.bare if tools else ()
         while True:
             if beginnings and (yield from reader.starts_with(beginnings)):
@@ -72,6 +73,9 @@ class Parser:
             mark = yield from reader.until(marks, self._text)
             if mark is None:
                 return
+            if mark in skips:
+                beginnings = tools.bare if tools else ()
+                continue
             if thinking is not None and mark == thinking.opens:
                 yield from self._reason(thinking)
                 beginnings = tools.bare if tools else ()

@@ -31,6 +31,8 @@ class Parsing(Struct, frozen=True):
     schemas: Schemas = {}
     in_reasoning: bool = False  # the prompt ends within the reasoning
     one_call: bool = False  # all but the first are dropped
+    thinking_tokens: int | None = None  # after so many tokens of reasoning, `end_of_thinking` follows; None: no limit
+    end_of_thinking: tuple[int, ...] = ()
 
     def parser(self) -> Parser:
         return Parser(self.tools, self.reasoning, _call_id, self.schemas, self.in_reasoning)
@@ -67,7 +69,7 @@ def model_families(
     if families.tools is not None:
         texts += (*families.tools.opens, *families.tools.inner)
     if families.reasoning is not None:
-        texts += (families.reasoning.opens, families.reasoning.closes)
+        texts += (families.reasoning.opens, families.reasoning.closes, *families.reasoning.inner)
     marks = {text: added_tokens[text] for text in texts if added_tokens.get(text) in special}
     return ModelFamilies(tool_name, reasoning_name, marks)
 

@@ -16,15 +16,18 @@ class Answer:
         marks = frozenset[int]() if parsing is None else parsing.marks
         self._text = OutputText(tokenizer, request.stop, sampling.min_tokens, marks)
         self._parts = None if parsing is None else _Parts(parsing)
+        self._num_left = sampling.max_tokens
+        self.turned = False  # the last tokens are not the engine's, which has to go on from them
 
     def take(
         self, token_ids: list[int], logprobs: list[TokenLogprobs], finish: str | None, stop_token: int | None
     ) -> Piece:
-        """Takes an engine's news, of which `token_ids` and `logprobs` keep what is accepted."""
+        """Takes an engine's news, of which `token_ids` and `logprobs` keep what is accepted. When the budget for
+        reasoning is used up, what ends the reasoning is added, and `turned` is set."""
         if self._parts is not None:
             return self._take_apart(self._parts, token_ids, logprobs, finish, stop_token)
         text, finish = self._text.take(token_ids, logprobs, finish, stop_token)
-        return Piece(self._index, token_ids, text, finish, logprobs)
+        return Piece(self._index, token_ids, text, finish, logprobs, None, self._text.stop_string)
 
     def _take_apart(
         self,
@@ -34,8 +37,34 @@ class Answer:
         finish: str | None,
         stop_token: int | None,
     ) -> Piece:
-        """Token by token, because each counts as reasoning or not."""
-        accepted, texts = 0, []
+        texts: list[str] = []
+        self.turned = False
+        accepted, stopped = self._push(parts, token_ids, stop_token, texts)
+        goes_on = not stopped and (finish is None or accepted < len(token_ids))
+        del token_ids[accepted:], logprobs[accepted:]
+        self._num_left -= accepted
+        if goes_on and parts.thinking_is_over:
+            forced = parts.end_thinking()[: self._num_left]
+            added, stopped = self._push(parts, forced, None, texts)
+            token_ids += forced[:added]
+            logprobs += [TokenLogprobs(0.0, [])] * added if logprobs else []
+            self._num_left -= added
+            self.turned = bool(self._num_left) and not stopped
+            finish = None if self._num_left else "length"
+        if stopped:
+            finish = "stop"
+        if finish is not None:
+            texts.append(self._text.flush())
+            finish = parts.end(texts[-1], finish)
+        text = "".join(texts)
+        return Piece(self._index, token_ids, text, finish, logprobs, parts.taken(), self._text.stop_string)
+
+    def _push(
+        self, parts: "_Parts", token_ids: list[int], stop_token: int | None, texts: list[str]
+    ) -> tuple[int, bool]:
+        """Token by token, because each counts as reasoning or not. Stops where the reasoning has to end. Returns (how
+        many are accepted, a stop string is complete)."""
+        accepted = 0
         for place, token_id in enumerate(token_ids):
             is_stop = place == len(token_ids) - 1 and token_id == stop_token
             taken, text, stopped = self._text.push((token_id,), token_id if is_stop else None)
@@ -43,13 +72,10 @@ class Answer:
             parts.push(text)
             texts.append(text)
             if stopped:
-                finish = "stop"
+                return accepted, True
+            if parts.thinking_is_over:
                 break
-        del token_ids[accepted:], logprobs[accepted:]
-        if finish is not None:
-            texts.append(self._text.flush())
-            finish = parts.end(texts[-1], finish)
-        return Piece(self._index, token_ids, "".join(texts), finish, logprobs, parts.taken())
+        return accepted, False
 
 
 class _Parts:
@@ -57,13 +83,28 @@ class _Parts:
         self._parser: Parser = parsing.parser()
         self._one_call = parsing.one_call
         self._events: list[Event] = []
-        self._reasoning_tokens = 0
+        self._reasoning_tokens = 0  # of the piece
+        self._thinking_left = parsing.thinking_tokens
+        self._end_of_thinking = parsing.end_of_thinking
+
+    @property
+    def thinking_is_over(self) -> bool:
+        """The budget is used up, and the reasoning goes on."""
+        return self._thinking_left is not None and self._thinking_left <= 0 and self._parser.reasons
+
+    def end_thinking(self) -> list[int]:
+        """The tokens that end it. That happens once: reasoning that the model begins anew has no budget."""
+        self._thinking_left = None
+        return list(self._end_of_thinking)
 
     def push(self, text: str) -> None:
         """The text of one token."""
         reasoned = self._parser.reasons
         self._add(self._parser.push(text))
-        self._reasoning_tokens += reasoned or self._parser.reasons
+        reasons = reasoned or self._parser.reasons
+        self._reasoning_tokens += reasons
+        if self._thinking_left is not None:
+            self._thinking_left -= reasons
 
     def end(self, text: str, finish: str) -> str:
         """Returns the finish reason."""

@@ -49,6 +49,10 @@ class Parts:
     decisions: DecisionLog = field(default_factory=DecisionLog)
 
 
+class _TurnedError(Exception):
+    """The client has other tokens than the worker: it has to go on from them, like one that replays."""
+
+
 class Choice:
     def __init__(self, parts: Parts, request: GenerateRequest, tally: Tally, ticket: Ticket) -> None:
         self.output: list[int] = []
@@ -87,9 +91,14 @@ class Choice:
                                     yield piece
                                     if piece.finish_reason is not None:
                                         return
+                                    if self._answer.turned:
+                                        raise _TurnedError
                                 self._check_goes_on(deltas[-1], assignment)
                 except WorkerLostError as lost:
                     self._note_loss(lost)
+                except _TurnedError:
+                    self._tally.attempt_ended("the budget for reasoning was used up")
+                    self._tokens_due = 0
                 except UnreadError:  # all that was computed is read by now
                     self._tally.attempt_ended("the client had stopped reading")
                     self._tokens_due = len(self._request.prompt) + len(self.output)

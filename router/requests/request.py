@@ -50,6 +50,7 @@ class Piece(Struct, frozen=True, gc=False):
     finish_reason: str | None = None  # "stop" | "length" | "tool_calls"
     logprobs: list[TokenLogprobs] = []  # one per token, or none
     parsed: Parsed | None = None  # with GenerateRequest.parsing; it may lag behind `text`
+    stop_string: str | None = None  # of the request, which has ended the choice
 
 
 class Finished(Struct, frozen=True):

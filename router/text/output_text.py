@@ -20,6 +20,11 @@ class OutputText:
         self._num_tokens = 0
         self._stopped = False
 
+    @property
+    def stop_string(self) -> str | None:
+        """What has ended the text."""
+        return None if self._stop_strings is None else self._stop_strings.found
+
     def push(self, token_ids: Sequence[int], stop_token: int | None = None) -> tuple[int, str, bool]:
         """Returns (how many of the tokens are accepted, text that may be shown now, stopped).
 

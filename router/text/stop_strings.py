@@ -9,15 +9,17 @@ class StopStrings:
     def __init__(self, stop: tuple[str, ...]) -> None:
         assert all(stop), "an empty stop string would end every text"
         self._stop = stop
+        self.found: str | None = None  # what has ended the text
         self._held = ""  # the longest end of the text that may begin a stop string
 
     def push(self, text: str) -> tuple[str, bool]:
         """Text that may be shown now, and whether a stop string is complete; nothing may follow then."""
         text = self._held + text
-        matches = [(start + len(stop), start) for stop in self._stop if (start := text.find(stop)) >= 0]
+        matches = [(start + len(stop), start, stop) for stop in self._stop if (start := text.find(stop)) >= 0]
         if matches:
             self._held = ""
-            return text[: min(matches)[1]], True
+            _, start, self.found = min(matches)
+            return text[:start], True
         cut = len(text) - self._possible_start(text)
         self._held = text[cut:]
         return text[:cut], False

@@ -83,8 +83,10 @@ class ChargeSharingConfig(Struct, frozen=True, forbid_unknown_fields=True):
         in_order("interval_s", self.interval_s, "ttl_s", self.ttl_s)
 
 
-ToolParser = Literal["auto", "none", "hermes", "qwen3_coder", "llama3_json", "pythonic", "mistral", "deepseek_v3"]
-ReasoningParser = Literal["auto", "none", "think", "mistral"]
+ToolParser = Literal[
+    "auto", "none", "hermes", "qwen3_coder", "llama3_json", "pythonic", "mistral", "deepseek_v3", "harmony"
+]
+ReasoningParser = Literal["auto", "none", "think", "mistral", "harmony"]
 
 
 class RouterConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -100,6 +102,8 @@ class RouterConfig(Struct, frozen=True, forbid_unknown_fields=True):
     max_buffered_bytes: Positive = 256 * 1024 * 1024  # of each API's bodies at once; see serving.yaml
     max_priority: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0  # of callers whose key's line says nothing else
     max_keep_cache_s: Annotated[float, Meta(ge=0, le=7 * 86400)] = 3600.0  # that requests may ask for; 0: none
+    response_store_bytes: Annotated[int, Meta(ge=0, le=2**40)] = 64 * 1024 * 1024  # of kept responses; 0: none are
+    response_ttl_s: Seconds = 3600.0  # how long a response is kept
     generation_config: Literal["auto", "none"] = "auto"  # auto: sampling parameters of the model's file are defaults
     unknown_fields: Literal["refuse", "ignore"] = "refuse"  # of HTTP bodies, which other servers of the API ignore
     tool_parser: ToolParser = "auto"  # auto: by the model's chat template and tokens

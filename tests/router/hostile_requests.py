@@ -14,6 +14,7 @@ from baton_proto.generated import inference_pb2 as pb
 
 BODY_BYTES = 8_000_000
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 GENERATE = "/baton.v1.Inference/Generate"
 
 
@@ -51,6 +52,21 @@ def http_bodies() -> Iterator[tuple[str, str, bytes]]:
     yield "half a character", COMPLETION, b'{"prompt":"' + b"\\\\" * (BODY_BYTES // 2) + b'\\ud800"}'
     yield "text", COMPLETION, b'{"prompt":"' + b"a b " * (BODY_BYTES // 4) + b'"}'
     yield "64 texts", COMPLETION, repeated('{"prompt":[', '"' + "relay " * 680 + '"', "]}", 64 * 4083)
+    call = '{"type":"function_call","call_id":"a","name":"b","arguments":"{\\"c\\":[%s]}"}'
+    yield "empty items", RESPONSES, repeated('{"input":[', '{"role":"user","content":""}', "]}")
+    yield "items", RESPONSES, repeated('{"input":[', '{"role":"user","content":"a"}', "]}", 100_000)
+    yield "lists as arguments", RESPONSES, ('{"input":[' + call % ("[]," * 2_600_000 + "[]") + "]}").encode()
+    yield "fewer as arguments", RESPONSES, ('{"input":[' + call % ("[]," * 32_000 + "[]") + "]}").encode()
+    yield "instructions", RESPONSES, b'{"input":"a","instructions":"' + b"a b " * 400_000 + b'"}'
+    yield "metadata", RESPONSES, numbered('{"input":"a","metadata":{', "}}")
+    user = '{"max_tokens":1,"messages":[{"role":"user","content":['
+    yield "empty blocks", MESSAGES, repeated(user, '{"type":"text","text":""}', "]}]}")
+    yield "blocks", MESSAGES, repeated(user, '{"type":"text","text":"a"}', "]}]}", 200_000)
+    result = '{"type":"tool_result","tool_use_id":"a","content":"b"}'
+    yield "results", MESSAGES, repeated(user, result, "]}]}", 200_000)
+    head = '{"max_tokens":1,"messages":[{"role":"assistant","content":['
+    head += '{"type":"tool_use","id":"a","name":"b","input":{"c":['
+    yield "lists as input", MESSAGES, repeated(head, "[]", ']}}]},{"role":"user","content":"d"}]}', 700_000)
 
 
 def grpc_messages() -> Iterator[tuple[str, bytes]]:

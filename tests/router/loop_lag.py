@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from router.api.grpc.server import GrpcApi
-from router.api.http.app import create_app
 from router.api.http.server import serve_http
 from router.process import COLLECT_AFTER
+from tests.router.api.conversations import app_of
 from tests.router.operator_questions import make_questions
 from tests.router.scripted_generator import ScriptedGenerator, make_frontend, tiny_tokenizer
 
@@ -30,7 +30,7 @@ async def lags_s(
     frontend = replace(make_frontend(generator), max_body_bytes=8 * 1024 * 1024, max_buffered_bytes=2**30)
     api = GrpcApi(frontend, make_questions(_status))
     with _collector_of_a_router():
-        async with await serve_http(create_app(frontend, lambda: b""), "127.0.0.1", 0) as server:
+        async with await serve_http(app_of(frontend), "127.0.0.1", 0) as server:
             await api.start("127.0.0.1", 0)
             try:
                 best = await _holds(server.port, api.port)

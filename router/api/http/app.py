@@ -1,6 +1,7 @@
 """The router's HTTP application: the OpenAI-compatible API, health and metrics."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import prometheus_client
@@ -13,9 +14,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.api.http.body import BodyBudget
-from router.api.http.errors import error_response, on_http_exception, unauthorized
+from router.api.http.dialect import Dialect
+from router.api.http.errors import error_response, on_http_exception, openai_form, unauthorized
 from router.api.http.generation import CALLER, REQUEST_ID_HEADER, GenerationEndpoint
 from router.api.http.json_response import json_response
+from router.api.http.openai_answer import OpenAIDialect
 from router.api.http.openai_chat import ChatAnswer
 from router.api.http.openai_completions import CompletionAnswer
 from router.api.http.openai_types import ChatBody, CompletionBody, OpenChatBody, OpenCompletionBody
@@ -28,6 +31,7 @@ from runtime.security.callers import ANYONE
 OPEN_PATHS = ("/health", "/ready", "/ping")  # for whoever checks that the router lives, without a key
 
 Targets = Callable[[], Awaitable[object]]
+NO_DIALECTS: Mapping[str, Dialect] = MappingProxyType({})
 
 
 async def _no_targets() -> object:
@@ -42,10 +46,12 @@ def create_app(
     operators_routes: Sequence[Route] = (),
     more_routes: Sequence[Route] = (),
     cors_origins: Sequence[str] = (),
+    dialects: Mapping[str, Dialect] = NO_DIALECTS,
 ) -> ASGIApp:
     """`metrics` returns the Prometheus text of this process, `targets` the addresses of every process's. With `keys`,
     every path but OPEN_PATHS and those of `operators_routes`, which ask for another one by themselves, asks for one of
-    them. `cors_origins`: of web pages that browsers let call this API.
+    them. `cors_origins`: of web pages that browsers let call this API. `dialects`: path -> what is said there, besides
+    OpenAI's chats and completions.
 
     Requests for text go straight to their endpoints, which answer their own errors, because each layer between would
     cost time for every event.
@@ -53,10 +59,12 @@ def create_app(
     bodies = BodyBudget(frontend.max_buffered_bytes)
     strict = frontend.unknown_fields == "refuse"
     chat, completion = (ChatBody, CompletionBody) if strict else (OpenChatBody, OpenCompletionBody)
-    direct = {
-        "/v1/chat/completions": GenerationEndpoint(frontend, bodies, chat, ChatAnswer, "chatcmpl"),
-        "/v1/completions": GenerationEndpoint(frontend, bodies, completion, CompletionAnswer, "cmpl"),
+    spoken: dict[str, Dialect] = {
+        "/v1/chat/completions": OpenAIDialect(frontend, chat, ChatAnswer, "chatcmpl"),
+        "/v1/completions": OpenAIDialect(frontend, completion, CompletionAnswer, "cmpl"),
+        **dialects,
     }
+    direct = {path: GenerationEndpoint(frontend, bodies, dialect) for path, dialect in spoken.items()}
     pages = _Pages(frontend, metrics, targets)
     routes = [
         *(Route(path, endpoint, methods=["POST"]) for path, endpoint in direct.items()),
@@ -77,24 +85,37 @@ def create_app(
         await (endpoint or others)(scope, receive, send)
 
     unguarded = (*OPEN_PATHS, *(route.path.partition("{")[0] for route in operators_routes))
-    guarded = app if keys is None else _guarded(app, keys, unguarded)
+    guarded = app if keys is None else _guarded(app, keys, unguarded, dialects)
     return guarded if not cors_origins else _from_web_pages(guarded, cors_origins)
 
 
-def _guarded(app: ASGIApp, keys: BearerKeys, unguarded: Sequence[str]) -> ASGIApp:
-    """`unguarded`: paths, and beginnings of paths that end with a slash."""
+def _guarded(
+    app: ASGIApp, keys: BearerKeys, unguarded: Sequence[str], dialects: Mapping[str, Dialect] = NO_DIALECTS
+) -> ASGIApp:
+    """`unguarded`: paths, and beginnings of paths that end with a slash. A path that begins with that of a dialect is
+    refused in the dialect's form."""
     prefixes = tuple(path for path in unguarded if path.endswith("/"))
 
     async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
-        shown = next((value for name, value in scope["headers"] if name == b"authorization"), None)
+        shown = _shown_key(scope)
         caller = keys.caller(shown or b"")
         if caller is not None or scope["path"] in unguarded or scope["path"].startswith(prefixes):
             scope[CALLER] = caller or ANYONE
             await app(scope, receive, send)
         else:
-            await unauthorized(given=shown is not None)(scope, receive, send)
+            form = next(
+                (spoken.error for path, spoken in dialects.items() if scope["path"].startswith(path)), openai_form
+            )
+            await unauthorized(given=shown is not None, form=form)(scope, receive, send)
 
     return guarded
+
+
+def _shown_key(scope: Scope) -> bytes | None:
+    """Of `authorization: Bearer KEY`, or of `x-api-key: KEY`, which Anthropic's clients send."""
+    shown = dict(scope["headers"])
+    key = shown.get(b"x-api-key")
+    return shown.get(b"authorization", None if key is None else b"Bearer " + key)
 
 
 def _from_web_pages(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:

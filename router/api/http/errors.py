@@ -1,6 +1,7 @@
 """Errors over HTTP: OpenAI's `{"error": {message, type, param, code}}` with the status that OpenAI's clients expect."""
 
 import math
+from collections.abc import Callable
 
 import structlog
 from msgspec import Struct
@@ -35,41 +36,49 @@ class ErrorAnswer(Struct, frozen=True):
     error: ErrorBody
 
 
-def describe(error: Exception, request_id: str) -> tuple[int, ErrorAnswer]:
-    """(HTTP status, body). Logs refusals, and exceptions that nobody raised on purpose; the body of the latter names
+ErrorForm = Callable[[int, ErrorBody, str], Struct]
+"""(HTTP status, error, request id) -> the body of a protocol that says the same in another form."""
+
+
+def openai_form(status: int, error: ErrorBody, request_id: str) -> ErrorAnswer:
+    return ErrorAnswer(error)
+
+
+def describe(error: Exception, request_id: str) -> tuple[int, ErrorBody]:
+    """(HTTP status, error). Logs refusals, and exceptions that nobody raised on purpose; the body of the latter names
     only the request id."""
     match error:
         case InvalidRequestError():
             log.info("request refused", request_id=request_id, reason=str(error))
             status, code = _status_of_refusal(error)
-            return status, ErrorAnswer(ErrorBody(str(error), "invalid_request_error", error.field, code))
+            return status, ErrorBody(str(error), "invalid_request_error", error.field, code)
         case RateLimitError():
-            return 429, ErrorAnswer(ErrorBody(str(error), "rate_limit_error", code="rate_limit_exceeded"))
+            return 429, ErrorBody(str(error), "rate_limit_error", code="rate_limit_exceeded")
         case OverloadedError():
-            return 429, ErrorAnswer(ErrorBody(str(error), "rate_limit_error", code="overloaded"))
+            return 429, ErrorBody(str(error), "rate_limit_error", code="overloaded")
         case UnavailableError() | WorkerLostError():
-            return 503, ErrorAnswer(ErrorBody(str(error), "service_unavailable_error", code="unavailable"))
+            return 503, ErrorBody(str(error), "service_unavailable_error", code="unavailable")
         case DeadlineError():
-            return 504, ErrorAnswer(ErrorBody(str(error), "timeout_error", code="deadline_exceeded"))
+            return 504, ErrorBody(str(error), "timeout_error", code="deadline_exceeded")
     log.error("request failed", request_id=request_id, exc_info=error)
     message = f"internal error; request {request_id}"
-    return 500, ErrorAnswer(ErrorBody(message, "server_error", code="internal_error"))
+    return 500, ErrorBody(message, "server_error", code="internal_error")
 
 
-def error_response(error: Exception, request_id: str) -> Response:
-    status, answer = describe(error, request_id)
+def error_response(error: Exception, request_id: str, form: ErrorForm = openai_form) -> Response:
+    status, described = describe(error, request_id)
     headers = {"x-request-id": request_id}
     if isinstance(error, OverloadedError):
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
-    return json_response(answer, status, headers)
+    return json_response(form(status, described, request_id), status, headers)
 
 
-def unauthorized(given: bool, key: str = "API key") -> Response:
+def unauthorized(given: bool, key: str = "API key", form: ErrorForm = openai_form) -> Response:
     """`given`: the request had a key, which is not one of this service's. `key`: what kind is asked for."""
     problem = f"this is not the {key} of this service" if given else f"the {key} is missing"
     code = f"invalid_{key.lower().replace(' ', '_')}"
     body = ErrorBody(f"{problem}: Authorization: Bearer KEY", "invalid_request_error", code=code)
-    return json_response(ErrorAnswer(body), 401, {"www-authenticate": "Bearer"})
+    return json_response(form(401, body, ""), 401, {"www-authenticate": "Bearer"})
 
 
 async def on_http_exception(request: Request, error: Exception) -> Response:

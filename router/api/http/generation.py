@@ -1,4 +1,4 @@
-"""One HTTP request for text, from its body to its last event. The two OpenAI endpoints differ in their types alone."""
+"""One HTTP request for text, from its body to its last event, in whatever dialect."""
 
 import asyncio
 import time
@@ -10,12 +10,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
 from router.api.http.body import BodyBudget, received_body
+from router.api.http.dialect import Answer, Asked, Dialect
 from router.api.http.disconnect import until_disconnect
 from router.api.http.errors import describe, error_response
-from router.api.http.json_body import read_body, read_soon
+from router.api.http.json_body import read_soon
 from router.api.http.json_response import json_response
-from router.api.http.openai_answer import Answer, Heading, usage_of
-from router.api.http.openai_types import GenerationBody
 from router.api.http.server_sent_events import EventStream
 from router.api.sampling_options import Options, check_range
 from router.api.validation import MAX_TIMEOUT_S, Call, Prompt, make_request_id, tenant_of, validate
@@ -38,19 +37,10 @@ log = structlog.get_logger()
 class GenerationEndpoint:
     """An ASGI application, because it watches the connection while it generates."""
 
-    def __init__(
-        self,
-        frontend: Frontend,
-        bodies: BodyBudget,
-        body: type[GenerationBody],
-        answer: type[Answer],
-        prefix: str,
-    ) -> None:
+    def __init__(self, frontend: Frontend, bodies: BodyBudget, dialect: Dialect) -> None:
         self._frontend = frontend
         self._bodies = bodies
-        self._body = body
-        self._answer = answer
-        self._prefix = prefix  # of the answer's id
+        self._dialect = dialect
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         http = Request(scope, receive)
@@ -58,19 +48,18 @@ class GenerationEndpoint:
         try:
             shown_id, work_id = make_request_id(http.headers.get(REQUEST_ID_HEADER))
             self._frontend.rate_limits.account(scope.get(CALLER, ANYONE)).admit()
-            timeout_s = _timeout_s(http)
+            timeout_s, tenant = _timeout_s(http), asking_tenant(http)
             with self._bodies.hold() as held:
                 data = await received_body(http, self._frontend.max_body_bytes, held)
-                body, options, prompts = await self._read(data, timeout_s)
-                requests = await self._validate(body, options, prompts, work_id, timeout_s, http)
-                answer = self._new_answer(body, options, shown_id, requests)
-                streamed, include_usage = body.stream, body.include_usage
-                del data, body, prompts  # from here on their tokens are enough
+                asked, options, prompts = await self._read(data, tenant, timeout_s)
+                requests = await self._validate(asked, options, prompts, work_id, timeout_s, tenant, http)
+                answer = self._dialect.answer(asked, options, shown_id, tenant, requests)
+                streamed = asked.stream
+                del data, asked, prompts  # from here on their tokens are enough
             items = generate_all(self._frontend.generator, requests)
             if streamed:
-                events = EventStream(send, {REQUEST_ID_HEADER: shown_id})
-                sending = _send_events(events, items, answer, include_usage, shown_id)
-                await until_disconnect(receive, sending)
+                events = EventStream(send, {REQUEST_ID_HEADER: shown_id}, self._dialect.named_events)
+                await until_disconnect(receive, _send_events(events, items, answer, shown_id))
             else:
                 whole = await until_disconnect(receive, _collect(items, answer))
                 await json_response(whole, headers={REQUEST_ID_HEADER: shown_id})(scope, receive, send)
@@ -78,40 +67,39 @@ class GenerationEndpoint:
         except ClientDisconnect:
             log.debug("client disconnected", request_id=work_id)
         except Exception as error:
-            response = error_response(error, shown_id)
+            response = error_response(error, shown_id, self._dialect.error)
             self._frontend.answered("http", str(response.status_code), error)
             await response(scope, receive, send)
 
-    async def _read(self, data: bytes, timeout_s: float | None) -> tuple[GenerationBody, Options, Sequence[Prompt]]:
+    async def _read(self, data: bytes, tenant: str, timeout_s: float | None) -> tuple[Asked, Options, Sequence[Prompt]]:
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
-        return await read_soon(self._frontend.lane, deadline_s, read_body, data, self._body)
+        return await read_soon(self._frontend.lane, deadline_s, self._dialect.read, data, tenant)
 
     async def _validate(
         self,
-        body: GenerationBody,
+        asked: Asked,
         options: Options,
         prompts: Sequence[Prompt],
         work_id: str,
         timeout_s: float | None,
+        tenant: str,
         http: Request,
     ) -> list[GenerateRequest]:
         """One request per prompt."""
         requests = []
-        caller = http.scope.get(CALLER, ANYONE)
-        tenant = tenant_of(caller, TENANT_HEADER, http.headers.get(TENANT_HEADER))
         for position, prompt in enumerate(prompts):
             alone = len(prompts) == 1
             request_id = work_id if alone else f"{work_id}-{position}"
             call = Call(
                 request_id=request_id,
-                prompt_field=body.prompt_field if alone else f"{body.prompt_field}[{position}]",
-                model=body.model,
-                priority=body.priority or 0,
-                caller=caller,
+                prompt_field=asked.prompt_field if alone else f"{asked.prompt_field}[{position}]",
+                model=asked.model,
+                priority=asked.priority,
+                caller=http.scope.get(CALLER, ANYONE),
                 tenant=tenant,
-                cache_salt=body.cache_salt or "",
-                keep_cache_s=body.keep_s,
-                drop_cache=bool(body.drop_cache),
+                cache_salt=asked.cache_salt,
+                keep_cache_s=asked.keep_s,
+                drop_cache=asked.drop_cache,
                 timeout_s=timeout_s,
             )
             requests.append(await validate(self._frontend, call, prompt, options))
@@ -119,25 +107,22 @@ class GenerationEndpoint:
                 await asyncio.sleep(0)  # others need not wait for all prompts of a call
         return requests
 
-    def _new_answer(
-        self, body: GenerationBody, options: Options, shown_id: str, requests: list[GenerateRequest]
-    ) -> Answer:
-        heading = Heading.new(self._prefix, shown_id, self._frontend.model)
-        num_choices = sum(len(request.sampling) for request in requests)
-        with_logprobs = "logprobs" in options.given
-        return self._answer(heading, self._frontend.tokenizer, num_choices, with_logprobs, body.include_usage)
+
+def asking_tenant(http: Request) -> str:
+    """Raises InvalidRequestError."""
+    return tenant_of(http.scope.get(CALLER, ANYONE), TENANT_HEADER, http.headers.get(TENANT_HEADER))
 
 
 async def _collect(items: Items, answer: Answer) -> object:
     async with aclosing(items):
         async for item in items:
             if isinstance(item, Finished):
-                return answer.whole(usage_of(item))
+                return answer.whole(item)
             answer.add(item)
     raise AssertionError("a stream without an end")
 
 
-async def _send_events(events: EventStream, items: Items, answer: Answer, include_usage: bool, request_id: str) -> None:
+async def _send_events(events: EventStream, items: Items, answer: Answer, request_id: str) -> None:
     """An error before the first event is raised; a later one becomes the last event, without `[DONE]`.
 
     The last event of a choice is written together with the next event, which is the end of the stream as a rule.
@@ -145,19 +130,15 @@ async def _send_events(events: EventStream, items: Items, answer: Answer, includ
     try:
         async with aclosing(items):
             async for item in items:
-                if not isinstance(item, Finished):
-                    for chunk in answer.chunks(item):
-                        events.add(chunk)
-                    if item.finish_reason is None:
-                        await events.flush()
-                elif include_usage:
-                    events.add(answer.usage_chunk(usage_of(item)))
+                for chunk in answer.ending(item) if isinstance(item, Finished) else answer.chunks(item):
+                    events.add(chunk)
+                if isinstance(item, Piece) and item.finish_reason is None:
+                    await events.flush()
         events.add_done()
     except Exception as error:
         if not events.begun:
             raise
-        _, described = describe(error, request_id)
-        events.add(described)
+        events.add(answer.failure(*describe(error, request_id)))
     await events.end()
 
 

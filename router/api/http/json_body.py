@@ -6,8 +6,8 @@ time depends on the number of values, those of a longer body are counted before.
 
 import difflib
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final, TypeVar
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
 import msgspec
 import numpy as np
@@ -16,12 +16,10 @@ from msgspec import Struct
 from router.api.http.openai_fields import NOT_SERVED, WITHOUT_EFFECT, ChatMessage, StreamOptions, TextPart
 from router.api.http.openai_types import GenerationBody
 from router.api.sampling_options import Options
-from router.api.validation import IN_PLACE_BYTES, Prompt
+from router.api.validation import IN_PLACE_BYTES, MAX_VALUES, NAME_COST, Prompt
 from runtime.errors import InvalidRequestError
 from runtime.side_lane import SideLane
 
-MAX_VALUES: Final = 256 * 1024  # numbers, texts, lists; they take 60 ns each
-NAME_COST: Final = 4  # a named value takes as long as so many others
 ESCAPES_PER_VALUE: Final = 8  # escaped characters of texts
 SLICE_BYTES: Final = 256 * 1024
 SHOWN_CHARS: Final = 40  # of an unknown name; looking for its neighbour takes the longer the longer it is
@@ -36,16 +34,17 @@ _INNER: Mapping[str, type[Struct]] = {"messages": ChatMessage, "content": TextPa
 
 Body = TypeVar("Body", bound=GenerationBody)
 Plain = TypeVar("Plain", bound=Struct)
+Told = TypeVar("Told")
 Read = TypeVar("Read")
 
 
 async def read_soon(
-    lane: SideLane, deadline_s: float | None, read: Callable[[bytes, type[Plain]], Read], data: bytes, kind: type[Plain]
+    lane: SideLane, deadline_s: float | None, read: Callable[[bytes, Told], Read], data: bytes, told: Told
 ) -> Read:
-    """`read(data, kind)`: a short body at once, a longer one in the lane. Raises what either raises."""
+    """`read(data, told)`: a short body at once, a longer one in the lane. Raises what either raises."""
     if len(data) <= IN_PLACE_BYTES:
-        return read(data, kind)
-    return await lane.run(deadline_s, read, data, kind)
+        return read(data, told)
+    return await lane.run(deadline_s, read, data, told)
 
 
 def read_body(data: bytes, kind: type[Body]) -> tuple[Body, Options, Sequence[Prompt]]:
@@ -57,11 +56,16 @@ def read_body(data: bytes, kind: type[Body]) -> tuple[Body, Options, Sequence[Pr
 def parse_body(data: bytes, kind: type[Body]) -> Body:
     """Raises InvalidRequestError, naming the field where there is one."""
     body = decode_body(data, kind)
-    for name, harmless in NOT_SERVED.items():
+    refuse_not_served(body, NOT_SERVED)
+    return body
+
+
+def refuse_not_served(body: Struct, not_served: Mapping[str, tuple[Any, ...]]) -> None:
+    """`not_served`: fields that are known, with the values that change nothing. Raises InvalidRequestError."""
+    for name, harmless in not_served.items():
         value = getattr(body, name)
         if value is not None and value not in harmless:
             raise InvalidRequestError(name, "is not supported")
-    return body
 
 
 def decode_body(data: bytes, kind: type[Plain]) -> Plain:
@@ -87,12 +91,19 @@ def _refusal(problem: str, kind: type[Struct]) -> InvalidRequestError:
     if "missing required field" in ours:
         return InvalidRequestError(".".join(filter(None, (field, name))), problem)
     if "unknown field" in ours:
-        inner = _INNER.get(_INDEX.sub("", field).rpartition(".")[2], kind)
-        served = [known for known in inner.__struct_fields__ if known not in (*NOT_SERVED, *WITHOUT_EFFECT)]
+        known_types: Mapping[str, type[Struct]] = getattr(kind, "inner", _INNER)
+        inner = known_types.get(_INDEX.sub("", field).rpartition(".")[2], kind)
+        hidden = unserved_fields(kind)
+        served = [known for known in inner.__struct_fields__ if known not in hidden]
         (near,) = difflib.get_close_matches(name, served, n=1, cutoff=0.0)
         problem = f"is not known here; the nearest known field is {near!r}"
         return InvalidRequestError(".".join(filter(None, (field, name))), problem)
     return InvalidRequestError(field or "body", problem)
+
+
+def unserved_fields(kind: type[Struct]) -> Collection[str]:
+    """The fields of a body that are refused or have no effect."""
+    return (*getattr(kind, "not_served", NOT_SERVED), *getattr(kind, "without_effect", WITHOUT_EFFECT))
 
 
 def _check_values(data: bytes) -> None:

@@ -1,12 +1,19 @@
 """What the answers of both OpenAI endpoints have in common."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from msgspec import UNSET, Struct, UnsetType
 
-from router.requests.request import Finished, Piece
+from router.api.http.dialect import Asked
+from router.api.http.errors import ErrorBody, openai_form
+from router.api.http.json_body import read_body
+from router.api.http.openai_types import GenerationBody
+from router.api.sampling_options import Options
+from router.api.validation import Prompt
+from router.requests.frontend import Frontend
+from router.requests.request import Finished, GenerateRequest, Piece
 from router.text.tokenizer import Tokenizer
 
 LEAST_LOGPROB = -9999.0  # JSON has no infinity; OpenAI writes this
@@ -40,25 +47,74 @@ class Heading(Struct, frozen=True):
         return cls(f"{prefix}-{request_id}", model, int(time.time()))
 
 
-class Answer(Protocol):
-    """An endpoint's form of the output, one object per HTTP request. A streamed answer is made of `chunks` and
-    `usage_chunk`, a whole one of `add` and `whole`."""
+class Wanted(Struct, frozen=True):
+    """What an answer is to tell."""
 
-    def __init__(
-        self, heading: Heading, tokenizer: Tokenizer, num_choices: int, with_logprobs: bool, include_usage: bool
-    ) -> None: ...
+    num_choices: int
+    logprobs: bool = False
+    usage: bool = False  # at the end of a stream
+    prompts: Sequence[Sequence[int]] = ()  # the token ids of each; empty: no token ids are told
 
-    def chunks(self, piece: Piece) -> Iterable[Struct]:
-        """The events of a piece."""
-        ...
+    def prompt_of(self, index: int) -> Sequence[int]:
+        """The prompt of a choice."""
+        return self.prompts[index * len(self.prompts) // self.num_choices]
 
-    def usage_chunk(self, usage: Usage) -> Struct: ...
 
-    def add(self, piece: Piece) -> None:
-        """Collects a piece for the whole answer."""
-        ...
+class OpenAIAnswer(Protocol):
+    """An answer of either endpoint."""
 
-    def whole(self, usage: Usage) -> Any: ...
+    def __init__(self, heading: Heading, tokenizer: Tokenizer, wanted: Wanted) -> None: ...
+
+    def chunks(self, piece: Piece) -> Iterable[Struct]: ...
+
+    def ending(self, finished: Finished) -> Iterable[Struct]: ...
+
+    def failure(self, status: int, error: ErrorBody) -> Struct: ...
+
+    def add(self, piece: Piece) -> None: ...
+
+    def whole(self, finished: Finished) -> Any: ...
+
+
+class OpenAIDialect:
+    """One of the two endpoints, which differ in their types alone."""
+
+    named_events = False
+
+    def __init__(self, frontend: Frontend, body: type[GenerationBody], answer: type[OpenAIAnswer], prefix: str) -> None:
+        """`prefix`: of the answer's id."""
+        self._frontend = frontend
+        self._body = body
+        self._answer = answer
+        self._prefix = prefix
+
+    def read(self, data: bytes, tenant: str) -> tuple[Asked, Options, Sequence[Prompt]]:
+        """Raises InvalidRequestError."""
+        body, options, prompts = read_body(data, self._body)
+        asked = Asked(
+            prompt_field=body.prompt_field,
+            model=body.model,
+            stream=bool(body.stream),
+            priority=body.priority or 0,
+            cache_salt=body.cache_salt or "",
+            keep_s=body.keep_s,
+            drop_cache=bool(body.drop_cache),
+            form=(body.include_usage, bool(body.return_token_ids)),
+        )
+        return asked, options, prompts
+
+    def answer(
+        self, asked: Asked, options: Options, request_id: str, tenant: str, requests: Sequence[GenerateRequest]
+    ) -> OpenAIAnswer:
+        heading = Heading.new(self._prefix, request_id, self._frontend.model)
+        include_usage, token_ids = asked.form
+        num_choices = sum(len(request.sampling) for request in requests)
+        prompts = [request.prompt.tolist() for request in requests] if token_ids else []
+        wanted = Wanted(num_choices, "logprobs" in options.given, include_usage, prompts)
+        return self._answer(heading, self._frontend.tokenizer, wanted)
+
+    def error(self, status: int, error: ErrorBody, request_id: str) -> Struct:
+        return openai_form(status, error, request_id)
 
 
 def usage_of(finished: Finished) -> Usage:

@@ -1,14 +1,15 @@
 """Answers of /v1/chat/completions: one whole object, or chunks. Shapes as OpenAI documents them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from baton_proto.sampling import TokenLogprobs
-from router.api.http.openai_answer import CompletionTokensDetails, Heading, Usage, finite
+from router.api.http.errors import ErrorAnswer, ErrorBody
+from router.api.http.openai_answer import CompletionTokensDetails, Heading, Usage, Wanted, finite, usage_of
 from router.parsing.events import Arguments, CallBegun, CallCut, Event, Reasoning, Text
-from router.requests.request import Parsed, Piece
+from router.requests.request import Finished, Parsed, Piece
 from router.text.tokenizer import Tokenizer
 
 
@@ -49,6 +50,7 @@ class Message(Struct):
     role: str = "assistant"
     refusal: None = None
     reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET  # the same, under the name that newer clients read
     tool_calls: list[Call] | UnsetType = UNSET
 
 
@@ -57,6 +59,7 @@ class Choice(Struct):
     message: Message
     logprobs: ChoiceLogprobs | None
     finish_reason: str | None = None
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatCompletion(Struct, frozen=True):
@@ -66,12 +69,14 @@ class ChatCompletion(Struct, frozen=True):
     choices: list[Choice]
     usage: Usage
     object: str = "chat.completion"
+    prompt_token_ids: Sequence[int] | UnsetType = UNSET
 
 
 class Delta(Struct, frozen=True):
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
     tool_calls: list[Call] | UnsetType = UNSET
 
 
@@ -80,6 +85,7 @@ class ChunkChoice(Struct, frozen=True):
     delta: Delta
     logprobs: ChoiceLogprobs | None = None
     finish_reason: str | None = None
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatChunk(Struct, frozen=True):
@@ -89,42 +95,57 @@ class ChatChunk(Struct, frozen=True):
     choices: list[ChunkChoice]
     usage: Usage | UnsetType | None  # with include_usage: null in all chunks but the last
     object: str = "chat.completion.chunk"
+    prompt_token_ids: Sequence[int] | UnsetType = UNSET  # in the first chunk
 
 
 class ChatAnswer:
-    def __init__(
-        self, heading: Heading, tokenizer: Tokenizer, num_choices: int, with_logprobs: bool, include_usage: bool
-    ) -> None:
+    def __init__(self, heading: Heading, tokenizer: Tokenizer, wanted: Wanted) -> None:
         self._heading = heading
         self._tokenizer = tokenizer
-        self._with_logprobs = with_logprobs
-        self._no_usage: UnsetType | None = None if include_usage else UNSET
+        self._wanted = wanted
+        self._no_usage: UnsetType | None = None if wanted.usage else UNSET
+        self._prompt: Sequence[int] | UnsetType = wanted.prompt_of(0) if wanted.prompts else UNSET
         self._choices = [
-            Choice(index, Message(), ChoiceLogprobs() if with_logprobs else None) for index in range(num_choices)
+            Choice(
+                *(index, Message(), ChoiceLogprobs() if wanted.logprobs else None),
+                token_ids=[] if wanted.prompts else UNSET,
+            )
+            for index in range(wanted.num_choices)
         ]
         self._begun: set[int] = set()
         self._reasoning_tokens: int | None = None  # None: nothing was taken apart
 
     def chunks(self, piece: Piece) -> Iterator[Struct]:
         if piece.index not in self._begun:
+            first = ChunkChoice(piece.index, Delta(role="assistant", content=""))
+            yield self._chunk(first, UNSET if self._begun else self._prompt)
             self._begun.add(piece.index)
-            yield self._chunk(ChunkChoice(piece.index, Delta(role="assistant", content="")))
-        logprobs = self._logprobs(piece) if self._with_logprobs else None
+        logprobs = self._logprobs(piece) if self._wanted.logprobs else None
+        token_ids = piece.token_ids if self._wanted.prompts else UNSET
+        for delta in self._deltas(piece):
+            yield self._chunk(ChunkChoice(piece.index, delta, logprobs, token_ids=token_ids))
+            logprobs, token_ids = None, UNSET
+        if (logprobs and logprobs.content) or token_ids:
+            yield self._chunk(ChunkChoice(piece.index, Delta(), logprobs, token_ids=token_ids))
+        if piece.finish_reason is not None:
+            yield self._chunk(ChunkChoice(piece.index, Delta(), finish_reason=piece.finish_reason))
+
+    def _deltas(self, piece: Piece) -> Iterator[Delta]:
         if piece.parsed is not None:
             self._count(piece.parsed)
             for event in piece.parsed.events:
                 if (delta := _delta(event)) is not None:
-                    yield self._chunk(ChunkChoice(piece.index, delta, logprobs))
-                    logprobs = None
-            if logprobs and logprobs.content:
-                yield self._chunk(ChunkChoice(piece.index, Delta(), logprobs))
-        elif piece.text or (logprobs and logprobs.content):
-            yield self._chunk(ChunkChoice(piece.index, Delta(content=piece.text), logprobs))
-        if piece.finish_reason is not None:
-            yield self._chunk(ChunkChoice(piece.index, Delta(), finish_reason=piece.finish_reason))
+                    yield delta
+        elif piece.text:
+            yield Delta(content=piece.text)
 
-    def usage_chunk(self, usage: Usage) -> Struct:
-        return ChatChunk(self._heading.id, self._heading.created, self._heading.model, [], self._with_reasoning(usage))
+    def ending(self, finished: Finished) -> Iterator[Struct]:
+        if self._wanted.usage:
+            usage = self._with_reasoning(usage_of(finished))
+            yield ChatChunk(self._heading.id, self._heading.created, self._heading.model, [], usage)
+
+    def failure(self, status: int, error: ErrorBody) -> Struct:
+        return ErrorAnswer(error)
 
     def add(self, piece: Piece) -> None:
         choice = self._choices[piece.index]
@@ -137,13 +158,17 @@ class ChatAnswer:
         choice.finish_reason = piece.finish_reason
         if choice.logprobs is not None:
             choice.logprobs.content += self._logprobs(piece).content
+        if choice.token_ids is not UNSET:
+            choice.token_ids += piece.token_ids
 
-    def whole(self, usage: Usage) -> ChatCompletion:
+    def whole(self, finished: Finished) -> ChatCompletion:
         for choice in self._choices:
             if choice.message.tool_calls:
                 choice.message.content = choice.message.content or None
-        heading = self._heading
-        return ChatCompletion(heading.id, heading.created, heading.model, self._choices, self._with_reasoning(usage))
+        heading, usage = self._heading, self._with_reasoning(usage_of(finished))
+        return ChatCompletion(
+            *(heading.id, heading.created, heading.model, self._choices, usage), prompt_token_ids=self._prompt
+        )
 
     def _count(self, parsed: Parsed) -> None:
         self._reasoning_tokens = (self._reasoning_tokens or 0) + parsed.reasoning_tokens
@@ -154,20 +179,28 @@ class ChatAnswer:
         details = CompletionTokensDetails(self._reasoning_tokens)
         return msgspec.structs.replace(usage, completion_tokens_details=details)
 
-    def _chunk(self, choice: ChunkChoice) -> ChatChunk:
-        return ChatChunk(self._heading.id, self._heading.created, self._heading.model, [choice], self._no_usage)
+    def _chunk(self, choice: ChunkChoice, prompt: Sequence[int] | UnsetType = UNSET) -> ChatChunk:
+        heading = self._heading
+        return ChatChunk(
+            *(heading.id, heading.created, heading.model, [choice], self._no_usage), prompt_token_ids=prompt
+        )
 
     def _logprobs(self, piece: Piece) -> ChoiceLogprobs:
-        return ChoiceLogprobs(list(map(self._token_logprob, piece.token_ids, piece.logprobs)))
+        return ChoiceLogprobs(token_logprobs(self._tokenizer, piece))
 
-    def _token_logprob(self, token_id: int, logprobs: TokenLogprobs) -> TokenLogprob:
-        top = [self._top_logprob(other_id, logprob) for other_id, logprob in logprobs.top]
-        sampled = self._top_logprob(token_id, logprobs.logprob)
-        return TokenLogprob(sampled.token, sampled.logprob, sampled.bytes, top)
 
-    def _top_logprob(self, token_id: int, logprob: float) -> TopLogprob:
-        spelled = self._tokenizer.token_bytes(token_id)
-        return TopLogprob(spelled.decode("utf-8", "replace"), finite(logprob), list(spelled))
+def token_logprobs(tokenizer: Tokenizer, piece: Piece) -> list[TokenLogprob]:
+    """One per token, when the request asks for them."""
+
+    def spelled(token_id: int, logprob: float) -> TopLogprob:
+        token = tokenizer.token_bytes(token_id)
+        return TopLogprob(token.decode("utf-8", "replace"), finite(logprob), list(token))
+
+    def one(token_id: int, logprobs: TokenLogprobs) -> TokenLogprob:
+        sampled = spelled(token_id, logprobs.logprob)
+        return TokenLogprob(sampled.token, sampled.logprob, sampled.bytes, [spelled(*other) for other in logprobs.top])
+
+    return list(map(one, piece.token_ids, piece.logprobs))
 
 
 def _delta(event: Event) -> Delta | None:
@@ -175,7 +208,7 @@ def _delta(event: Event) -> Delta | None:
         case Text(text):
             return Delta(content=text)
         case Reasoning(text):
-            return Delta(reasoning_content=text)
+            return Delta(reasoning_content=text, reasoning=text)
         case CallBegun(index, call_id, name):
             return Delta(tool_calls=[Call(Function("", name), index, call_id, "function")])
         case Arguments(index, text):
@@ -189,7 +222,7 @@ def _add(message: Message, event: Event) -> None:
         case Text(text):
             message.content = (message.content or "") + text
         case Reasoning(text):
-            message.reasoning_content = (message.reasoning_content or "") + text
+            message.reasoning_content = message.reasoning = (message.reasoning_content or "") + text
         case CallBegun(_, call_id, name):
             message.tool_calls = [*(message.tool_calls or ()), Call(Function("", name), UNSET, call_id, "function")]
         case Arguments(_, text):

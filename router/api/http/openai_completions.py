@@ -3,13 +3,14 @@
 A request may have several prompts; choice j of prompt i has the index i * n + j.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from msgspec import UNSET, Struct, UnsetType
 
 from baton_proto.sampling import TokenLogprobs
-from router.api.http.openai_answer import Heading, Usage, finite
-from router.requests.request import Piece
+from router.api.http.errors import ErrorAnswer, ErrorBody
+from router.api.http.openai_answer import Heading, Usage, Wanted, finite, usage_of
+from router.requests.request import Finished, Piece
 from router.text.detokenizer import Detokenizer, make_detokenizer
 from router.text.tokenizer import Tokenizer
 
@@ -34,6 +35,8 @@ class Choice(Struct):
     text: str = ""
     logprobs: Logprobs | None = None
     finish_reason: str | None = None
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: Sequence[int] | UnsetType = UNSET  # in the first chunk of a choice
 
 
 class Completion(Struct, frozen=True):
@@ -46,21 +49,34 @@ class Completion(Struct, frozen=True):
 
 
 class CompletionAnswer:
-    def __init__(
-        self, heading: Heading, tokenizer: Tokenizer, num_choices: int, with_logprobs: bool, include_usage: bool
-    ) -> None:
+    def __init__(self, heading: Heading, tokenizer: Tokenizer, wanted: Wanted) -> None:
         self._heading = heading
-        self._no_usage: UnsetType | None = None if include_usage else UNSET
-        self._choices = [Choice(index, logprobs=Logprobs() if with_logprobs else None) for index in range(num_choices)]
-        self._writers = [_LogprobWriter(tokenizer) if with_logprobs else None for _ in range(num_choices)]
+        self._wanted = wanted
+        self._no_usage: UnsetType | None = None if wanted.usage else UNSET
+        indices = range(wanted.num_choices)
+        self._choices = [
+            Choice(
+                index,
+                logprobs=Logprobs() if wanted.logprobs else None,
+                token_ids=[] if wanted.prompts else UNSET,
+                prompt_token_ids=wanted.prompt_of(index) if wanted.prompts else UNSET,
+            )
+            for index in indices
+        ]
+        self._writers = [_LogprobWriter(tokenizer) if wanted.logprobs else None for _ in indices]
+        self._begun: set[int] = set()
 
     def chunks(self, piece: Piece) -> Iterator[Struct]:
         choice = self._choice(piece)
-        if choice.text or choice.finish_reason is not None or (choice.logprobs and choice.logprobs.tokens):
+        if choice.text or choice.finish_reason is not None or choice.token_ids or _has_tokens(choice.logprobs):
             yield self._completion([choice], self._no_usage)
 
-    def usage_chunk(self, usage: Usage) -> Struct:
-        return self._completion([], usage)
+    def ending(self, finished: Finished) -> Iterator[Struct]:
+        if self._wanted.usage:
+            yield self._completion([], usage_of(finished))
+
+    def failure(self, status: int, error: ErrorBody) -> Struct:
+        return ErrorAnswer(error)
 
     def add(self, piece: Piece) -> None:
         choice, more = self._choices[piece.index], self._choice(piece)
@@ -68,9 +84,11 @@ class CompletionAnswer:
         choice.finish_reason = more.finish_reason
         if choice.logprobs is not None and more.logprobs is not None:
             choice.logprobs.extend(more.logprobs)
+        if choice.token_ids is not UNSET:
+            choice.token_ids += piece.token_ids
 
-    def whole(self, usage: Usage) -> Completion:
-        return self._completion(self._choices, usage)
+    def whole(self, finished: Finished) -> Completion:
+        return self._completion(self._choices, usage_of(finished))
 
     def _completion(self, choices: list[Choice], usage: Usage | UnsetType | None) -> Completion:
         return Completion(self._heading.id, self._heading.created, self._heading.model, choices, usage)
@@ -78,7 +96,17 @@ class CompletionAnswer:
     def _choice(self, piece: Piece) -> Choice:
         writer = self._writers[piece.index]
         logprobs = None if writer is None else writer.write(piece)
-        return Choice(piece.index, piece.text, logprobs, piece.finish_reason)
+        choice = Choice(piece.index, piece.text, logprobs, piece.finish_reason)
+        if self._wanted.prompts:
+            choice.token_ids = piece.token_ids
+            if piece.index not in self._begun:
+                self._begun.add(piece.index)
+                choice.prompt_token_ids = self._wanted.prompt_of(piece.index)
+        return choice
+
+
+def _has_tokens(logprobs: Logprobs | None) -> bool:
+    return logprobs is not None and bool(logprobs.tokens)
 
 
 class _LogprobWriter:

@@ -11,8 +11,8 @@ import msgspec
 from msgspec import Raw, Struct
 
 from baton_proto.sampling import PARAMETERS
-from router.api.http.structured_output import STRUCTURED
 from router.api.openai_tools import ToolCall, plain_calls
+from router.api.structured_output import STRUCTURED
 from router.api.validation import plain_role
 from router.text.chat_template import Message
 from runtime.errors import InvalidRequestError
@@ -105,6 +105,8 @@ class ChatMessage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     refusal: Any = None
     audio: Any = None
     annotations: Raw = ABSENT  # of an answer that is sent back; without effect
+    provider_specific_fields: Raw = ABSENT  # that LiteLLM leaves in messages, as the next one; without effect
+    thinking_blocks: Raw = ABSENT
     reasoning: str | None = None
     reasoning_content: str | None = None
 

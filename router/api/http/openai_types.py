@@ -20,10 +20,10 @@ from router.api.http.openai_fields import (
     TextPart,
     retention_s,
 )
-from router.api.http.structured_output import STRUCTURED, grammar_of
 from router.api.openai_tools import tool_use
 from router.api.sampling_options import Options
-from router.api.validation import MAX_MESSAGES, MIXTURE, Chat, Prompt
+from router.api.structured_output import STRUCTURED, grammar_of
+from router.api.validation import MAX_MESSAGES, MIXTURE, Chat, Prompt, check_thinking
 from router.text.chat_template import Message
 from runtime.errors import InvalidRequestError
 
@@ -43,6 +43,7 @@ class GenerationBody(NamedFields, frozen=True, kw_only=True):
     n: int | None = None
     priority: int | None = None
     cache_salt: str | None = None  # as in vLLM
+    return_token_ids: bool | None = None  # as in vLLM, too
     keep_cache_s: float | None = None  # ours, as is the next one
     drop_cache: bool | None = None
     prompt_cache_retention: str | None = None  # OpenAI's
@@ -90,6 +91,7 @@ class ChatBody(GenerationBody, frozen=True, kw_only=True):
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
+    thinking_token_budget: int | None = None  # as in vLLM
 
     @property
     def keep_s(self) -> float:
@@ -111,14 +113,11 @@ class ChatBody(GenerationBody, frozen=True, kw_only=True):
         messages, size = plain_messages(self.messages)
         size += memoryview(self.chat_template_kwargs).nbytes + memoryview(self.tools).nbytes
         use = tool_use(self.tools, self.tool_choice, self.parallel_tool_calls)
-        return [Chat(messages, self._variables(), size, use)]
+        budget = check_thinking("thinking_token_budget", self.thinking_token_budget)
+        return [Chat(messages, self._variables(), size, use, budget)]
 
     def _variables(self) -> Mapping[str, Any]:
-        given = template_variables(self.chat_template_kwargs)
-        if self.reasoning_effort is None:
-            return given
-        thinking = {"enable_thinking": False} if self.reasoning_effort == "none" else {}
-        return {"reasoning_effort": self.reasoning_effort, **thinking, **given}
+        return {**thinking_variables(self.reasoning_effort), **template_variables(self.chat_template_kwargs)}
 
 
 def plain_messages(messages: Sequence[ChatMessage]) -> tuple[list[Message], int]:
@@ -128,6 +127,13 @@ def plain_messages(messages: Sequence[ChatMessage]) -> tuple[list[Message], int]
     plain = [message.plain(f"messages[{i}]") for i, message in enumerate(messages)]
     calls = (call for message in messages for call in message.tool_calls or ())
     return plain, sum(len(call.function.arguments) for call in calls)
+
+
+def thinking_variables(effort: str | None) -> Mapping[str, Any]:
+    """What chat templates read of a `reasoning_effort`."""
+    if effort is None:
+        return {}
+    return {"reasoning_effort": effort, **({"enable_thinking": False} if effort == "none" else {})}
 
 
 def template_variables(kwargs: Raw) -> Mapping[str, Any]:

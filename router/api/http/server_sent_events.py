@@ -1,6 +1,7 @@
-"""Server-sent events as OpenAI sends them: one JSON object per event, `[DONE]` at the end."""
+"""Server-sent events: one JSON object per event, and either a name for each, or `[DONE]` at the end."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from starlette.types import Send
 
@@ -20,17 +21,22 @@ class EventStream:
     The response begins with the first write; an error before it can still become an HTTP error.
     """
 
-    def __init__(self, send: Send, headers: Mapping[str, str]) -> None:
+    def __init__(self, send: Send, headers: Mapping[str, str], named: bool = False) -> None:
+        """`named`: an event carries the name that its field `type` has, and none says that the stream is done."""
         self._send = send
+        self._named = named
         self._headers = headers
         self._pending = bytearray()
         self.begun = False
 
-    def add(self, body: object) -> None:
+    def add(self, body: Any) -> None:
+        if self._named:
+            self._pending += b"event: %b\n" % body.type.encode()
         self._pending += b"data: %b\n\n" % encode_json(body)
 
     def add_done(self) -> None:
-        self._pending += b"data: [DONE]\n\n"
+        if not self._named:
+            self._pending += b"data: [DONE]\n\n"
 
     async def flush(self) -> None:
         """Waits when the client reads slowly."""

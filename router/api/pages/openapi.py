@@ -12,21 +12,35 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from router.api.http.errors import ErrorAnswer
+from router.api.http.json_body import unserved_fields
 from router.api.http.json_response import encode_json, json_response
 from router.api.http.openai_chat import ChatCompletion
 from router.api.http.openai_completions import Completion
-from router.api.http.openai_fields import ABSENT, NOT_SERVED, WITHOUT_EFFECT
+from router.api.http.openai_fields import ABSENT
 from router.api.http.openai_types import ChatBody, CompletionBody
+from router.api.messages import output as messages
+from router.api.messages.fields import CountBody, MessagesBody
 from router.api.pages.tokenization import DetokenizeBody, Text, TokenizeBody, Tokens
+from router.api.responses import output as responses
+from router.api.responses.fields import ResponsesBody
 from runtime.telemetry.metrics import version
 
 POSTS: dict[str, tuple[str, type[Struct], type[Struct]]] = {
     "/v1/chat/completions": ("A chat's next message; streamed as server-sent events", ChatBody, ChatCompletion),
     "/v1/completions": ("The text after a prompt; streamed likewise", CompletionBody, Completion),
+    "/v1/responses": ("OpenAI's Responses API; streamed as named events", ResponsesBody, responses.Response),
+    "/v1/responses/input_tokens": (
+        "The tokens that a response's prompt would have",
+        ResponsesBody,
+        responses.InputTokens,
+    ),
+    "/v1/messages": ("Anthropic's Messages API; streamed as named events", MessagesBody, messages.Message),
+    "/v1/messages/count_tokens": ("The tokens that a message's prompt would have", CountBody, messages.TokenCount),
     "/tokenize": ("The tokens of a prompt or a chat", TokenizeBody, Tokens),
     "/detokenize": ("The text of tokens", DetokenizeBody, Text),
 }
 GETS = {
+    "/v1/responses/{response_id}": "A response that is kept",
     "/v1/models": "The model that is served",
     "/health": "The process lives",
     "/ready": "A request that came now would be served; else status 503",
@@ -74,14 +88,21 @@ def _described(kind: Any) -> Any:
         return origin[tuple(map(_described, arguments))]  # type: ignore[index]
     if not (isinstance(kind, type) and issubclass(kind, Struct)):
         return kind
+    hidden = unserved_fields(kind)
     fields = [
         (field.name, Any, None) if field.default is ABSENT else (field.name, _described(field.type), *_default(field))
         for field in msgspec.structs.fields(kind)
-        if field.name not in (*NOT_SERVED, *WITHOUT_EFFECT)
+        if field.name not in hidden
     ]
-    strict = kind.__struct_config__.forbid_unknown_fields
-    module = kind.__module__  # two types of one name are told apart by it
-    return msgspec.defstruct(kind.__name__, fields, module=module, kw_only=True, forbid_unknown_fields=strict)
+    config = kind.__struct_config__
+    return msgspec.defstruct(
+        *(kind.__name__, fields),
+        module=kind.__module__,  # two types of one name are told apart by it
+        kw_only=True,
+        forbid_unknown_fields=config.forbid_unknown_fields,
+        tag_field=config.tag_field,
+        tag=config.tag,
+    )
 
 
 def _default(field: msgspec.structs.FieldInfo) -> tuple[Any, ...]:

@@ -8,7 +8,16 @@ from tests.router.http_client import CHAT, COMPLETION
 
 METHODS = (b"POST", b"POST", b"POST", b"GET", b"HEAD", b"PUT", b"OPTIONS", b"CONNECT", b"PRI", b"BREW", b"post", b"")
 PATHS = (
-    *(b"/v1/completions", b"/v1/chat/completions", b"/v1/models", b"/v1/models/tiny", b"/health", b"/metrics"),
+    *(
+        b"/v1/completions",
+        b"/v1/chat/completions",
+        b"/v1/responses",
+        b"/v1/messages",
+        b"/v1/models",
+        b"/v1/models/tiny",
+        b"/health",
+        b"/metrics",
+    ),
     *(
         b"/",
         b"*",

@@ -12,10 +12,10 @@ import uvloop
 
 from baton_proto.generated import inference_pb2 as pb
 from router.api.grpc.server import GrpcApi
-from router.api.http.app import create_app
 from router.api.http.server import serve_http
 from runtime.config.serving import LoggingConfig
 from runtime.telemetry.logging import configure_logging
+from tests.router.api.conversations import app_of
 from tests.router.operator_questions import make_questions
 from tests.router.scripted_generator import ScriptedGenerator, make_frontend, tiny_tokenizer
 
@@ -29,7 +29,7 @@ async def serve(folder: Path) -> None:
     frontend = make_frontend(ScriptedGenerator(tiny_tokenizer(folder), ["It is 42, she said. " * 20]))
     grpc = GrpcApi(frontend, make_questions(status))
     port = await grpc.start("127.0.0.1", 0)
-    async with await serve_http(create_app(frontend, lambda: b""), "127.0.0.1", 0) as http:
+    async with await serve_http(app_of(frontend), "127.0.0.1", 0) as http:
         print(json.dumps({"http": http.port, "grpc": port}), flush=True)
         await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
     await grpc.stop()

@@ -89,6 +89,75 @@ def check_calls(text: str, families: ModelFamilies) -> None:
             assert given["kind"] in ("a", "b")
 
 
+def lets_through(grammars: GrammarCompiler, tokenizer: Tokenizer, grammar: str, text: str) -> bool:
+    """The whole text, and its end there."""
+    matcher, output = grammars.matcher(Grammar("ebnf", grammar)), list[int]()
+    for token_id in [*map(int, tokenizer.encode(text, add_special_tokens=False)), EOS_TOKEN_IDS[0]]:
+        mask = np.unpackbits(matcher.mask(output).view(np.uint8), bitorder="little")
+        if not mask[token_id]:
+            return False
+        output.append(token_id)
+    return True
+
+
+GOOD = '{"name": "find", "arguments": {"text": "a", "n": 1, "kind": "a"}}'
+FREE = [
+    ("", True),
+    ("Only text, < and <tool, even </tool_call>.", True),
+    (f"Let me see.\n<tool_call>\n{GOOD}\n</tool_call>", True),
+    (f"<tool_call>\n{GOOD}\n</tool_call>\n<tool_call>\n{GOOD}\n</tool_call>\nDone.", True),
+    ("<tool_call>", False),
+    (f"Hm. <tool_call>\n{GOOD[:20]}", False),
+    (f"<tool_call>\n{GOOD.replace('find', 'fund')}\n</tool_call>", False),
+    (f"<tool_call>\n{GOOD.replace('1', 'true')}\n</tool_call>", False),
+]
+
+
+@pytest.mark.parametrize(("text", "good"), FREE)
+def test_where_text_is_free_too_what_follows_a_mark_is_a_call(
+    text: str, good: bool, grammars: GrammarCompiler, tokenizer: Tokenizer
+) -> None:
+    grammar = call_grammar(ModelFamilies("hermes"), TOOLS, many=True, in_reasoning=False, free=True)
+    assert grammar is not None
+    assert lets_through(grammars, tokenizer, grammar, text) is good
+    single = call_grammar(ModelFamilies("hermes"), TOOLS, many=False, in_reasoning=False, free=True)
+    assert single is not None
+    assert lets_through(grammars, tokenizer, single, text) is (good and text.count("<tool_call>") < 2)
+
+
+@pytest.mark.parametrize("family", ["hermes", "qwen3_coder", "mistral", "deepseek_v3"])
+@pytest.mark.parametrize("marks", [{}, {"<tool_call>": 1, "[TOOL_CALLS]": 1, "<｜tool▁calls▁begin｜>": 1}])
+def test_whatever_is_written_where_text_is_free_has_no_half_call(
+    family: str, marks: dict[str, int], grammars: GrammarCompiler, tokenizer: Tokenizer
+) -> None:
+    families = ModelFamilies(family, None, marks)
+    required = call_grammar(families, TOOLS, many=False, in_reasoning=False)
+    free = call_grammar(families, TOOLS, many=True, in_reasoning=False, free=True)
+    assert required is not None
+    assert free is not None
+    token_ids = written(grammars, tokenizer, required, 1)[:-1]
+    before = [*map(int, tokenizer.encode("Let me see. ", add_special_tokens=False))]
+    matcher, output = grammars.matcher(Grammar("ebnf", free)), list[int]()
+    ends = []
+    for token_id in [*before, *token_ids, *before, EOS_TOKEN_IDS[0]]:
+        mask = np.unpackbits(matcher.mask(output).view(np.uint8), bitorder="little")
+        assert mask[token_id], tokenizer.decode(output)
+        ends.append(bool(mask[EOS_TOKEN_IDS[0]]))
+        output.append(token_id)
+    assert all(ends[: len(before) + 1])
+    assert families.tools is not None
+    (mark,) = families.tools.opens
+    spelled = {token_id: text for text, token_id in marks.items() if text == mark}
+    texts = [spelled.get(one, tokenizer.token_text(one)) for one in token_ids]
+    opened = next(
+        k for k in range(len(texts)) if mark in "".join(texts[: k + 1]) or mark in tokenizer.decode(token_ids[: k + 1])
+    )
+    within = ends[len(before) + opened + 1 : len(before) + len(token_ids)]
+    assert within
+    assert not any(within), "an answer may end within its call"
+    assert ends[-1]
+
+
 def test_reasoning_that_the_prompt_has_opened_comes_before_the_calls(
     grammars: GrammarCompiler, tokenizer: Tokenizer
 ) -> None:

@@ -23,12 +23,14 @@ JSON = json.dumps({"name": "find", "arguments": ARGUMENTS}, ensure_ascii=False)
 ARGUMENTS_JSON = json.dumps(ARGUMENTS, ensure_ascii=False)
 SAFE = {"text": 'a "b" \\ {[ü🎉]}', "n": 3}
 
+THOUGHT = "<|channel|>analysis<|message|>Let me see.<|end|>"
 WRITTEN = {
     "hermes": f"<tool_call>\n{JSON}\n</tool_call>",
     "qwen3_coder": '<tool_call>\n<function=find>\n<parameter=text>\na "b" \\ {[ü🎉]}\n</parameter>\n'
     "<parameter=n>\n3\n</parameter>\n</function>\n</tool_call>",
     "llama3_json": f"<|python_tag|>{JSON.replace('arguments', 'parameters')}",
     "pythonic": "[find(text='a \"b\" \\\\ {[ü🎉]}', n=3)]",
+    "harmony": f"<|channel|>commentary to=functions.find <|constrain|>json<|message|>{ARGUMENTS_JSON}<|call|>",
     "mistral": f"[TOOL_CALLS]find[ARGS]{ARGUMENTS_JSON}",
     "deepseek_v3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>find\n"
     f"```json\n{ARGUMENTS_JSON}\n```<｜tool▁call▁end｜><｜tool▁call▁begin｜>find<｜tool▁sep｜>{ARGUMENTS_JSON}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
@@ -36,7 +38,8 @@ WRITTEN = {
 
 
 def parsed(family: str, pieces: list[str], cut: bool = False, in_reasoning: bool = False) -> list[Event]:
-    parser = Parser(TOOL_FAMILIES[family], REASONING_FAMILIES["think"], numbered_ids("r"), SCHEMAS, in_reasoning)
+    reasoning = REASONING_FAMILIES["harmony" if family == "harmony" and not in_reasoning else "think"]
+    parser = Parser(TOOL_FAMILIES[family], reasoning, numbered_ids("r"), SCHEMAS, in_reasoning)
     events = [event for piece in pieces for event in parser.push(piece)]
     return joined(events + parser.end(cut))
 
@@ -49,18 +52,61 @@ def calls(events: list[Event]) -> list[tuple[str, object]]:
 
 @pytest.mark.parametrize("family", TOOL_FAMILIES)
 def test_each_family_gives_the_call_that_was_written(family: str) -> None:
-    events = parsed(family, ["<think>Let me see.</think>\n\n" + WRITTEN[family]])
+    thought = THOUGHT if family == "harmony" else "<think>Let me see.</think>\n\n"
+    events = parsed(family, [thought + WRITTEN[family]])
     wanted = SAFE if family in ("qwen3_coder", "pythonic") else ARGUMENTS
     assert events[0] == Reasoning("Let me see.")
     assert calls(events) == [("find", wanted)] * (2 if family == "deepseek_v3" else 1)
     assert not [event for event in events if isinstance(event, Text)]
 
 
+HARMONY_CALLS = [
+    f"{THOUGHT}<|start|>assistant{WRITTEN['harmony']}",
+    f"{THOUGHT}<|start|>assistant to=functions.find<|channel|>commentary json<|message|>{ARGUMENTS_JSON}",
+    f" to=functions.find<|channel|>commentary <|constrain|>json<|message|>{ARGUMENTS_JSON}<|call|>",
+]
+
+
+def in_harmony(text: str, size: int, cut: bool = False) -> list[Event]:
+    parser = Parser(TOOL_FAMILIES["harmony"], REASONING_FAMILIES["harmony"], numbered_ids("h"))
+    events = [event for i in range(0, len(text), size) for event in parser.push(text[i : i + size])]
+    return joined(events + parser.end(cut))
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_the_channels_of_harmony_are_told_apart(size: int) -> None:
+    final = f"{THOUGHT}<|start|>assistant<|channel|>final<|message|>Yes, it <| is.<|return|>"
+    assert in_harmony(final, size) == [Reasoning("Let me see."), Text("Yes, it <| is.")]
+    preamble = f"<|channel|>commentary<|message|>First.<|end|><|start|>assistant{WRITTEN['harmony']}"
+    assert in_harmony(preamble, size)[0] == Text("First.")
+    for text in (preamble, *HARMONY_CALLS):
+        events = in_harmony(text, size)
+        assert calls(events) == [("find", ARGUMENTS)]
+        assert [event.text for event in events if isinstance(event, Text)] in ([], ["First."])
+    half = in_harmony(HARMONY_CALLS[0][:-30], size, cut=True)
+    assert isinstance(half[-1], CallCut)
+
+
 @pytest.mark.parametrize("family", TOOL_FAMILIES)
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_any_cuts_of_any_text_give_the_same_events(family: str, data: st.DataObject) -> None:
-    parts = ["<think>", "</think>", "a<", "\n", "ü", *WRITTEN.values(), '{"name"', "<tool_call>", '"}', "[", "(", "}"]
+    parts = [
+        *REASONING_FAMILIES["harmony"].skips,
+        " to=functions.",
+        "<think>",
+        "</think>",
+        "a<",
+        "\n",
+        "ü",
+        *WRITTEN.values(),
+        '{"name"',
+        "<tool_call>",
+        '"}',
+        "[",
+        "(",
+        "}",
+    ]
     text = "".join(data.draw(st.lists(st.sampled_from(parts) | st.text(max_size=4), max_size=5)))
     text = text[: data.draw(st.integers(0, len(text)))]
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))

@@ -83,6 +83,32 @@ async def test_streamed_chat_adds_up_to_the_whole(client: openai.AsyncOpenAI) ->
     assert chunks[-1].usage.completion_tokens > 0
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_token_ids_are_told_where_they_are_asked_for(
+    http: httpx.AsyncClient, generator: ScriptedGenerator, stream: bool
+) -> None:
+    for path, body in (("/v1/chat/completions", CHAT), ("/v1/completions", COMPLETION | {"prompt": ["One", "Two"]})):
+        asked = body | {"n": 2, "return_token_ids": True, "max_tokens": 100}
+        if stream:
+            answers = [event for event in await events(http, path, asked) if event != "[DONE]"]
+        else:
+            answers = [(await http.post(path, json=asked)).json()]
+        prompts = [request.prompt.tolist() for request in generator.requests[-2 if body is not CHAT else -1 :]]
+        choices = [choice for answer in answers for choice in answer["choices"]]
+        told: dict[int, list[int]] = {}
+        for choice in choices:
+            told.setdefault(choice["index"], []).extend(choice.get("token_ids", ()))
+        assert told == {index: generator.answers[index % 2] for index in range(2 * len(prompts))}
+        if body is CHAT:
+            assert [answer["prompt_token_ids"] for answer in answers if "prompt_token_ids" in answer] == prompts
+        else:
+            begun = {choice["index"]: choice["prompt_token_ids"] for choice in choices if "prompt_token_ids" in choice}
+            assert begun == {index: prompts[index // 2] for index in range(4)}
+    plain = (await http.post("/v1/chat/completions", json=CHAT)).json()
+    assert "token_ids" not in plain["choices"][0]
+    assert "prompt_token_ids" not in plain
+
+
 async def test_chat_logprobs_name_token_bytes_and_alternatives(
     client: openai.AsyncOpenAI, generator: ScriptedGenerator
 ) -> None:

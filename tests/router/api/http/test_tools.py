@@ -132,6 +132,7 @@ async def test_reasoning_is_told_apart_and_counted(client: openai.AsyncOpenAI, g
     whole = await client.chat.completions.create(model=MODEL, messages=USER, extra_body=more)
     message: Any = whole.choices[0].message
     assert (message.reasoning_content, message.content) == ("I wonder.", "Yes.")
+    assert message.reasoning == message.reasoning_content
     assert whole.usage is not None
     assert whole.usage.completion_tokens_details is not None
     thought = len(generator.tokenizer.encode("I wonder.</think>"))
@@ -171,18 +172,61 @@ async def test_a_required_call_is_a_matter_of_grammar(client: openai.AsyncOpenAI
     assert "stop" in one.text
 
 
+async def test_strict_tools_are_a_matter_of_grammar_among_free_text(
+    client: openai.AsyncOpenAI, generator: ScriptedGenerator
+) -> None:
+    strict: Any = {"type": "function", "function": FIND["function"] | {"strict": True}}
+    await client.chat.completions.create(model=MODEL, messages=USER, tools=[strict, STOP])
+    schema: Any = {"type": "json_object"}
+    await client.chat.completions.create(model=MODEL, messages=USER, tools=[strict], response_format=schema)
+    free, given = (request.sampling[0].grammar for request in generator.requests)
+    assert free is not None
+    assert "find" in free.text
+    assert "stop" in free.text
+    assert given is not None
+    assert given.kind == "json_object", "the caller's own grammar goes before"
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+async def test_some_of_the_tools_may_be_called(
+    client: openai.AsyncOpenAI, generator: ScriptedGenerator, mode: str
+) -> None:
+    some: Any = {"mode": mode, "tools": [{"type": "function", "function": {"name": "stop"}}]}
+    choice: Any = {"type": "allowed_tools", "allowed_tools": some}
+    await client.chat.completions.create(model=MODEL, messages=USER, tools=TOOLS, tool_choice=choice)
+    grammar = generator.requests[-1].sampling[0].grammar
+    assert grammar is not None
+    assert "stop" in grammar.text
+    assert "find" not in grammar.text
+    assert '"name": "find"' in prompt_of(generator), "the prompt, and so its cache, is that of all tools"
+
+
 async def test_calls_and_their_results_are_sent_back(client: openai.AsyncOpenAI, generator: ScriptedGenerator) -> None:
     call = {"id": "abc", "type": "function", "function": {"name": "find", "arguments": '{"q": "x"}'}}
     messages: Any = [
         *USER,
-        {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "So."},
+        {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "So."}
+        | {"provider_specific_fields": {"a": 1}, "thinking_blocks": []},
         {"role": "tool", "tool_call_id": "abc", "content": "found"},
     ]
     await client.chat.completions.create(model=MODEL, messages=messages, tools=TOOLS)
     assert 'assistant\nfind:{"q": "x"}<|im_end|>\n<|im_start|>tool\nfound<|im_end|>' in prompt_of(generator)
 
 
+async def test_a_budget_ends_the_reasoning(client: openai.AsyncOpenAI, generator: ScriptedGenerator) -> None:
+    answers(generator, "I wonder, and wonder.")
+    more = {"chat_template_kwargs": {"enable_thinking": True}, "thinking_token_budget": 2}
+    whole = await client.chat.completions.create(model=MODEL, messages=USER, extra_body=more)
+    message: Any = whole.choices[0].message
+    begun = generator.tokenizer.decode(generator.answers[0][:2])
+    assert message.reasoning_content == f"{begun}\n"
+    assert message.content == "I wonder, and wonder.".removeprefix(begun).lstrip()
+    plain = await client.chat.completions.create(model=MODEL, messages=USER, extra_body={"thinking_token_budget": 2})
+    assert plain.choices[0].message.content == "I wonder, and wonder.", "nothing opens the reasoning"
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"thinking_token_budget": 0}, "thinking_token_budget"),
     ({"tools": [{"type": "function"}]}, "tools[0].function"),
     ({"tools": [{"type": "web"}]}, "tools[0].type"),
     ({"tools": [FIND, FIND]}, "tools[1].function.name"),
@@ -192,6 +236,18 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tools": [STOP | {"x": "x" * 140_000}]}, "tools"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tools": [STOP], "tool_choice": "any"}, "tool_choice"),
+    *(
+        (
+            {"tools": [STOP], "tool_choice": {"type": "allowed_tools", "allowed_tools": some}},
+            f"tool_choice.allowed_tools.{field}",
+        )
+        for some, field in (
+            (None, "mode"),
+            ({"mode": "none"}, "mode"),
+            ({"mode": "auto", "tools": []}, "tools"),
+            ({"mode": "auto", "tools": [{"type": "function", "function": {"name": "x"}}]}, "tools[0]"),
+        )
+    ),
     ({"tools": [STOP], "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice.function.name"),
     ({"tools": [STOP], "tool_choice": "required", "guided_regex": "a"}, "tool_choice"),
     (

@@ -80,7 +80,11 @@ async def test_what_cannot_be_tokenized_is_refused_by_name(
 async def test_the_description_resolves_and_names_what_is_served(http: httpx.AsyncClient) -> None:
     described = (await http.get("/openapi.json")).json()
     schemas = described["components"]["schemas"]
-    assert {"/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"} <= described["paths"].keys()
+    paths = {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/tokenize", "/detokenize"}
+    assert paths <= described["paths"].keys()
+    assert {"input", "instructions", "temperature"} <= schemas["ResponsesBody"]["properties"].keys()
+    assert {"messages", "system", "max_tokens", "thinking"} <= schemas["MessagesBody"]["properties"].keys()
+    assert not {"background", "user"} & schemas["ResponsesBody"]["properties"].keys()
     assert {"temperature", "messages", "tools"} <= schemas["ChatBody"]["properties"].keys()
     assert "functions" not in schemas["ChatBody"]["properties"], "it is refused"
     assert described["info"]["version"] == (await http.get("/version")).json()["version"]

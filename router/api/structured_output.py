@@ -3,6 +3,7 @@ the `guided_...` fields that vLLM had before."""
 
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from baton_proto.grammar import Grammar, GrammarKind
@@ -54,9 +55,9 @@ def _response_format(name: str, value: Any) -> Grammar | None:
         case "json_schema":
             # `strict` false asks for a best effort, and `name` is for the model's eyes: the schema holds either way.
             wrapped = _object(f"{name}.json_schema", value.get("json_schema"))
-            return _schema(f"{name}.json_schema.schema", wrapped.get("schema"))
+            return schema_grammar(f"{name}.json_schema.schema", wrapped.get("schema"))
         case "structural_tag":
-            return _tag(name, value)
+            return json_grammar("structural_tag", name, value)
     known = "text, json_object, json_schema, structural_tag"
     raise InvalidRequestError(f"{name}.type", f"is {value.get('type')!r:.100}, must be one of {known}")
 
@@ -67,13 +68,16 @@ def _object(name: str, value: Any) -> Mapping[str, Any]:
     return value
 
 
-def _json(kind: GrammarKind) -> Read:
-    def read(name: str, value: Any) -> Grammar:
-        if not isinstance(value, Mapping | str | bool):
-            raise InvalidRequestError(name, "must be an object, or its text")
-        return Grammar(kind, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+def json_grammar(kind: GrammarKind, name: str, value: Any) -> Grammar:
+    """`value`: what the grammar is written as, or the text of it. Raises InvalidRequestError."""
+    if not isinstance(value, Mapping | str | bool):
+        raise InvalidRequestError(name, "must be an object, or its text")
+    return Grammar(kind, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
 
-    return read
+
+def schema_grammar(name: str, value: Any) -> Grammar:
+    """Raises InvalidRequestError."""
+    return json_grammar("json_schema", name, value)
 
 
 def _text(kind: GrammarKind) -> Read:
@@ -97,19 +101,19 @@ def _flag(name: str, value: Any) -> Grammar | None:
     return Grammar("json_object") if value else None
 
 
-_schema, _tag, _regex, _ebnf = _json("json_schema"), _json("structural_tag"), _text("regex"), _text("ebnf")
+_regex, _ebnf = _text("regex"), _text("ebnf")
 MEMBERS: Mapping[str, Read] = {
-    "json": _schema,
+    "json": schema_grammar,
     "regex": _regex,
     "choice": _choice,
     "grammar": _ebnf,
     "json_object": _flag,
-    "structural_tag": _tag,
+    "structural_tag": partial(json_grammar, "structural_tag"),
 }
 """Of `structured_outputs`."""
 FIELDS: Mapping[str, Read] = {
     "response_format": _response_format,
-    "guided_json": _schema,
+    "guided_json": schema_grammar,
     "guided_regex": _regex,
     "guided_choice": _choice,
     "guided_grammar": _ebnf,

@@ -1,0 +1,54 @@
+"""`POST /v1/messages` and `POST /v1/messages/count_tokens`."""
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+from starlette.routing import Route
+
+from router.api.http.dialect import Asked
+from router.api.http.errors import ErrorBody
+from router.api.http.json_body import decode_body, refuse_not_served
+from router.api.messages.answer import MessageAnswer, error_answer
+from router.api.messages.fields import CountBody, MessagesBody, OpenCountBody, OpenMessagesBody
+from router.api.messages.output import Message, MessageUsage, TokenCount
+from router.api.sampling_options import Options
+from router.api.token_count import TokenCounter
+from router.api.validation import Chat, Prompt
+from router.requests.frontend import Frontend
+from router.requests.request import GenerateRequest
+
+PATH = "/v1/messages"
+
+
+class MessagesDialect:
+    named_events = True
+
+    def __init__(self, frontend: Frontend) -> None:
+        self._frontend = frontend
+        strict = frontend.unknown_fields == "refuse"
+        self._body = MessagesBody if strict else OpenMessagesBody
+        self._count_body = CountBody if strict else OpenCountBody
+
+    def read(self, data: bytes, tenant: str) -> tuple[Asked, Options, Sequence[Prompt]]:
+        """Raises InvalidRequestError."""
+        body = decode_body(data, self._body)
+        refuse_not_served(body, body.not_served)
+        return body.asked("messages", body.keep_s(), None), body.options(), [body.chat()]
+
+    def answer(
+        self, asked: Asked, options: Options, request_id: str, tenant: str, requests: Sequence[GenerateRequest]
+    ) -> MessageAnswer:
+        usage = MessageUsage(input_tokens=len(requests[0].prompt), output_tokens=0)
+        return MessageAnswer(Message(id=f"msg_{request_id}", model=self._frontend.model, usage=usage), request_id)
+
+    def error(self, status: int, error: ErrorBody, request_id: str) -> Struct:
+        return error_answer(status, error, request_id)
+
+    def routes(self) -> list[Route]:
+        counter = TokenCounter(self._frontend, "messages", self._counted, TokenCount, error_answer)
+        return [Route(f"{PATH}/count_tokens", counter.count, methods=["POST"])]
+
+    def _counted(self, data: bytes, tenant: str) -> tuple[str | None, Chat]:
+        body = decode_body(data, self._count_body)
+        refuse_not_served(body, body.not_served)
+        return body.model, body.chat()

@@ -1,0 +1,202 @@
+"""What POST /v1/messages takes."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, cast
+
+import msgspec
+from msgspec import Raw, Struct
+
+from baton_proto.grammar import Grammar
+from router.api.extensions import ExtendedBody
+from router.api.http.openai_fields import ABSENT, CacheControl
+from router.api.messages.blocks import Block, Conversation, TextBlock, Turn, keep_s, keeps_s, plain_text
+from router.api.openai_tools import check_distinct, check_function, check_named, plain_tool, read_tools
+from router.api.sampling_options import Options
+from router.api.structured_output import schema_grammar
+from router.api.tool_use import ToolChoice as Choice, ToolUse
+from router.api.validation import MAX_MESSAGES, Chat, check_thinking
+from runtime.errors import InvalidRequestError
+
+CHOICES: Mapping[str, Choice] = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
+THINKING: Mapping[str, bool | None] = {"enabled": True, "adaptive": None, "between_tools": None, "disabled": False}
+"""Type of `thinking` -> `enable_thinking` of the chat template; None: the template's own choice."""
+
+
+class ToolChoice(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    type: str
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    type: str
+    budget_tokens: int | None = None
+    display: str | None = None  # without effect: thinking is told in full
+
+
+class Format(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    type: str
+    schema: Any = None
+
+
+class OutputConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    effort: str | None = None  # goes to the chat template
+    format: Format | None = None
+
+    def grammar(self) -> tuple[Grammar, str] | None:
+        """With the name of its field. Raises InvalidRequestError."""
+        if self.format is None:
+            return None
+        if self.format.type != "json_schema":
+            raise InvalidRequestError("output_config.format.type", "must be 'json_schema'")
+        name = "output_config.format.schema"
+        return schema_grammar(name, self.format.schema), name
+
+
+class CountBody(ExtendedBody, frozen=True, kw_only=True):
+    """POST /v1/messages/count_tokens, and what POST /v1/messages has in common with it."""
+
+    inner: ClassVar[Mapping[str, type[Struct]]] = {
+        "messages": Turn,
+        "content": Block,
+        "system": TextBlock,
+        "tool_choice": ToolChoice,
+        "thinking": Thinking,
+        "output_config": OutputConfig,
+        "format": Format,
+        "cache_control": CacheControl,
+    }
+    not_served: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "container": (),
+        "mcp_servers": ([],),
+        "context_management": (),
+    }
+    without_effect: ClassVar[Sequence[str]] = (
+        *("metadata", "service_tier", "inference_geo", "speed", "user_profile_id", "workspace_id", "diagnostics"),
+    )
+
+    messages: Sequence[Turn]
+    system: str | Sequence[TextBlock] | None = None
+    tools: Raw = ABSENT
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    cache_control: CacheControl | None = None
+    container: Any = None
+    mcp_servers: Any = None
+    context_management: Any = None
+    metadata: Raw = ABSENT
+    service_tier: Raw = ABSENT
+    inference_geo: Raw = ABSENT
+    speed: Raw = ABSENT
+    user_profile_id: Raw = ABSENT
+    workspace_id: Raw = ABSENT
+    diagnostics: Raw = ABSENT
+
+    def keep_s(self) -> float:
+        """Raises InvalidRequestError."""
+        turns = (
+            each for i, turn in enumerate(self.messages) for each in keeps_s(f"messages[{i}].content", turn.content)
+        )
+        tools = (
+            keep_s(f"tools[{i}].cache_control", _cache_control(f"tools[{i}].cache_control", tool.get("cache_control")))
+            for i, tool in enumerate(read_tools(self.tools))
+        )
+        whole = keep_s("cache_control", self.cache_control)
+        return max((whole, *keeps_s("system", self.system), *turns, *tools))
+
+    def chat(self) -> Chat:
+        """Raises InvalidRequestError."""
+        conversation = Conversation()
+        if self.system:
+            conversation.messages.append({"role": "system", "content": plain_text("system", self.system)})
+        for i, turn in enumerate(self.messages):
+            conversation.add(f"messages[{i}]", turn)
+        messages = conversation.messages
+        if (num := len(messages)) > MAX_MESSAGES:
+            raise InvalidRequestError("messages", f"makes {num} messages; at most {MAX_MESSAGES} are allowed")
+        if messages and messages[-1]["role"] == "assistant":
+            problem = "ends with a turn of the assistant, which cannot be gone on with here; end with one of the user"
+            raise InvalidRequestError("messages", problem)
+        size = memoryview(self.tools).nbytes + memoryview(self.chat_template_kwargs).nbytes
+        size += conversation.argument_bytes
+        return Chat(messages, self._template_variables(), size, self._tool_use(), self._thinking_tokens())
+
+    def _thinking_tokens(self) -> int | None:
+        budget = (
+            None if self.thinking is None else check_thinking("thinking.budget_tokens", self.thinking.budget_tokens)
+        )
+        return self.thinking_tokens() if budget is None else budget
+
+    def _template_variables(self) -> dict[str, Any]:
+        told: dict[str, Any] = {}
+        if self.output_config is not None and self.output_config.effort is not None:
+            told["reasoning_effort"] = self.output_config.effort
+        if self.thinking is not None:
+            if self.thinking.type not in THINKING:
+                problem = f"is {self.thinking.type!r:.100}, must be one of {', '.join(THINKING)}"
+                raise InvalidRequestError("thinking.type", problem)
+            enabled = THINKING[self.thinking.type]
+            told |= {} if enabled is None else {"enable_thinking": enabled}
+        return self.variables(told)
+
+    def _tool_use(self) -> ToolUse:
+        tools, names, strict = [], [], []
+        for i, tool in enumerate(read_tools(self.tools)):
+            if tool.get("type") not in (None, "custom"):
+                problem = f"is {tool['type']!r:.100}, must be 'custom': the service runs no tools of its own"
+                raise InvalidRequestError(f"tools[{i}].type", problem)
+            names.append(check_function(f"tools[{i}]", tool, "input_schema"))
+            tools.append(plain_tool(names[-1], tool.get("description"), tool.get("input_schema")))
+            strict += names[-1:] if tool.get("strict") is True else []
+        check_distinct("tools[{}].name", names)
+        choice = self.tool_choice or ToolChoice(type="auto")
+        if choice.type not in CHOICES:
+            problem = f"is {choice.type!r:.100}, must be one of {', '.join(CHOICES)}"
+            raise InvalidRequestError("tool_choice.type", problem)
+        if choice.type == "any" and not names:
+            raise InvalidRequestError("tool_choice", "is 'any' and there are no tools")
+        named = check_named("tool_choice.name", choice.name, names) if choice.type == "tool" else None
+        return ToolUse(tools, CHOICES[choice.type], named, not choice.disable_parallel_tool_use, strict=strict)
+
+
+class MessagesBody(CountBody, frozen=True, kw_only=True):
+    """POST /v1/messages"""
+
+    max_tokens: int
+    stop_sequences: Sequence[str] | None = None
+
+    def options(self) -> Options:
+        """Raises InvalidRequestError."""
+        given, names = self.sampled() | {"max_tokens": self.max_tokens}, {"stop": "stop_sequences"}
+        if self.output_config is not None and (found := self.output_config.grammar()):
+            given["grammar"], names["grammar"] = found
+        return Options(given=given, names=names, stop=self.stop_sequences or ())
+
+
+def _cache_control(where: str, value: Any) -> CacheControl | None:
+    try:
+        return cast(CacheControl | None, msgspec.convert(value, CacheControl | None))
+    except msgspec.ValidationError as error:
+        raise InvalidRequestError(where, str(error)) from error
+
+
+class OpenTextBlock(TextBlock, frozen=True, kw_only=True, forbid_unknown_fields=False): ...
+
+
+class OpenBlock(Block, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    content: str | Sequence[OpenTextBlock] | None = None
+
+
+class OpenTurn(Turn, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    content: str | Sequence[OpenBlock]
+
+
+class OpenCountBody(CountBody, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    messages: Sequence[OpenTurn]
+    system: str | Sequence[OpenTextBlock] | None = None
+
+
+class OpenMessagesBody(MessagesBody, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    messages: Sequence[OpenTurn]
+    system: str | Sequence[OpenTextBlock] | None = None

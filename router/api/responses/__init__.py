@@ -1,0 +1,1 @@
+"""OpenAI's Responses API, as a translation of the chat request: items in, items and named events out."""

@@ -1,0 +1,182 @@
+"""Makes a response of a request's pieces. A whole response is what the events of a streamed one add up to."""
+
+import time
+from collections.abc import Callable, Iterator
+
+from msgspec import UNSET, Struct
+
+from router.api.http.errors import ErrorBody
+from router.api.http.openai_chat import TokenLogprob, token_logprobs
+from router.api.responses.output import (
+    ArgumentsEvent,
+    Incomplete,
+    InputTokensDetails,
+    ItemEvent,
+    OutputItem,
+    OutputText,
+    OutputTokensDetails,
+    PartEvent,
+    ReasoningText,
+    Response,
+    ResponseError,
+    ResponseEvent,
+    ResponseUsage,
+    TextEvent,
+)
+from router.parsing.events import Arguments, CallBegun, CallCut, Event, Reasoning, Text
+from router.requests.request import Finished, Piece
+from router.text.tokenizer import Tokenizer
+
+Keep = Callable[[Response], None]
+
+
+class ResponseAnswer:
+    def __init__(self, response: Response, tokenizer: Tokenizer, keep: Keep | None) -> None:
+        """`response`: what was asked; `keep`: for the response when it is complete."""
+        self._response = response
+        self._tokenizer = tokenizer
+        self._keep = keep
+        self._number = 0  # of the next event
+        self._item: OutputItem | None = None  # that is being written, the last of the output
+        self._logprobs: list[TokenLogprob] = []  # of tokens whose text is still to come
+        self._reasoning_tokens = 0
+        self._cut = False
+
+    # --- what the endpoint calls ----------------------------------------------------------------------------------
+
+    def chunks(self, piece: Piece) -> Iterator[Struct]:
+        if not self._number:
+            yield ResponseEvent("response.created", self._next(), self._response)
+            yield ResponseEvent("response.in_progress", self._next(), self._response)
+        self._logprobs += token_logprobs(self._tokenizer, piece)
+        if piece.parsed is not None:
+            self._reasoning_tokens += piece.parsed.reasoning_tokens
+            for event in piece.parsed.events:
+                yield from self._take(event)
+        elif piece.text:
+            yield from self._take(Text(piece.text))
+        if piece.finish_reason is not None:
+            self._cut = piece.finish_reason == "length"
+            yield from self._end_item("incomplete" if self._cut else "completed")
+
+    def ending(self, finished: Finished) -> Iterator[Struct]:
+        response = self._response
+        response.status = "incomplete" if self._cut else "completed"
+        response.incomplete_details = Incomplete("max_output_tokens") if self._cut else None
+        response.completed_at = None if self._cut else int(time.time())
+        response.usage = ResponseUsage(
+            finished.prompt_tokens,
+            InputTokensDetails(finished.cached_tokens),
+            finished.completion_tokens,
+            OutputTokensDetails(self._reasoning_tokens),
+            finished.prompt_tokens + finished.completion_tokens,
+        )
+        if self._keep is not None:
+            self._keep(response)
+        yield ResponseEvent(f"response.{response.status}", self._next(), response)
+
+    def failure(self, status: int, error: ErrorBody) -> Struct:
+        self._response.status = "failed"
+        code = "rate_limit_exceeded" if status == 429 else "server_error"
+        self._response.error = ResponseError(code, error.message)
+        return ResponseEvent("response.failed", self._next(), self._response)
+
+    def add(self, piece: Piece) -> None:
+        for _ in self.chunks(piece):
+            pass
+
+    def whole(self, finished: Finished) -> Response:
+        for _ in self.ending(finished):
+            pass
+        return self._response
+
+    # --- the items as they grow -----------------------------------------------------------------------------------
+
+    def _take(self, event: Event) -> Iterator[Struct]:
+        match event:
+            case Text(text):
+                yield from self._write("message", text)
+            case Reasoning(text):
+                yield from self._write("reasoning", text)
+            case CallBegun(_, call_id, name):
+                self._logprobs = []
+                yield from self._begin(
+                    OutputItem("function_call", self._new_id("fc"), call_id=call_id, name=name, arguments="")
+                )
+            case Arguments(_, text):
+                item = self._open("function_call")
+                item.arguments = (item.arguments or "") + text
+                kind = "response.function_call_arguments.delta"
+                yield ArgumentsEvent(kind, self._next(), self._index, item.id, delta=text)
+            case CallCut():  # its arguments are incomplete, so that nobody may make the call
+                self._response.output.pop()
+                self._item = None
+
+    def _write(self, kind: str, text: str) -> Iterator[Struct]:
+        """Adds to the text of an item of the kind, which begins with it as the case may be."""
+        if self._item is None or self._item.type != kind:
+            if kind == "message":
+                item = OutputItem(kind, self._new_id("msg"), role="assistant", content=[])
+            else:
+                item = OutputItem(kind, self._new_id("rs"), summary=[], content=[])
+            yield from self._begin(item)
+            part = OutputText() if kind == "message" else ReasoningText()
+            yield PartEvent("response.content_part.added", self._next(), self._index, item.id, 0, part)
+            item.content = [part]
+        item = self._open(kind)
+        assert item.content
+        (part,) = item.content
+        part.text += text
+        logprobs, self._logprobs = self._logprobs, []
+        where = self._next(), self._index, item.id, 0
+        if isinstance(part, OutputText):
+            part.logprobs += logprobs
+            yield TextEvent("response.output_text.delta", *where, delta=text, logprobs=logprobs)
+        else:
+            yield TextEvent("response.reasoning_text.delta", *where, delta=text)
+
+    def _begin(self, item: OutputItem) -> Iterator[Struct]:
+        yield from self._end_item("completed")
+        self._response.output.append(item)
+        self._item = item
+        yield ItemEvent("response.output_item.added", self._next(), self._index, item)
+
+    def _end_item(self, status: str) -> Iterator[Struct]:
+        item, self._item = self._item, None
+        if item is None:
+            return
+        item.status = status
+        if item.type == "function_call":
+            kind = "response.function_call_arguments.done"
+            done = {"arguments": item.arguments, "name": item.name}
+            yield ArgumentsEvent(kind, self._next(), self._index, item.id, **done)
+        for part in item.content or ():
+            where = self._next(), self._index, item.id, 0
+            if isinstance(part, OutputText):
+                yield TextEvent("response.output_text.done", *where, text=part.text, logprobs=part.logprobs)
+            else:
+                yield TextEvent("response.reasoning_text.done", *where, text=part.text)
+            yield PartEvent("response.content_part.done", self._next(), self._index, item.id, 0, part)
+        yield ItemEvent("response.output_item.done", self._next(), self._index, item)
+
+    def _open(self, kind: str) -> OutputItem:
+        assert self._item is not None
+        assert self._item.type == kind
+        return self._item
+
+    @property
+    def _index(self) -> int:
+        return len(self._response.output) - 1
+
+    def _next(self) -> int:
+        number = self._number
+        self._number += 1
+        return number
+
+    def _new_id(self, prefix: str) -> str:
+        """Unique in what the caller may send back to us, because the response's own id is."""
+        return f"{prefix}_{self._response.id.partition('_')[2]}_{len(self._response.output)}"
+
+
+def text_of(item: OutputItem) -> str:
+    return "" if item.content is UNSET else "".join(part.text for part in item.content)

@@ -1,0 +1,201 @@
+"""`POST /v1/responses`, and what may be asked of a response that is kept."""
+
+import secrets
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response as HttpResponse
+from starlette.routing import Route
+
+from router.api.http.dialect import Asked
+from router.api.http.errors import ErrorAnswer, ErrorBody, error_response, openai_form
+from router.api.http.generation import asking_tenant
+from router.api.http.json_body import decode_body, refuse_not_served
+from router.api.http.json_response import encode_json, json_response
+from router.api.openai_tools import plain_call
+from router.api.responses.answer import ResponseAnswer, text_of
+from router.api.responses.fields import OpenResponsesBody, ResponsesBody
+from router.api.responses.items import Conversation
+from router.api.responses.output import InputTokens, OutputItem, Response
+from router.api.responses.store import ResponseStore
+from router.api.sampling_options import Options
+from router.api.token_count import TokenCounter
+from router.api.validation import MAX_MESSAGES, Chat, Prompt, make_request_id
+from router.requests.frontend import Frontend
+from router.requests.request import GenerateRequest
+from router.text.chat_template import Message
+from runtime.errors import InvalidRequestError
+
+PATH = "/v1/responses"
+OFF = "is not supported: router.response_store_bytes is 0, so that nothing is kept; send the whole input"
+
+
+class _Form(Struct, frozen=True):
+    """What the answer says of the request."""
+
+    about: dict[str, Any]  # fields of the response
+    messages: Sequence[Message]  # of the conversation, without instructions
+    argument_chars: int
+
+
+class ResponsesDialect:
+    named_events = True
+
+    def __init__(self, frontend: Frontend, store: ResponseStore) -> None:
+        self._frontend = frontend
+        self._store = store
+        self._body = ResponsesBody if frontend.unknown_fields == "refuse" else OpenResponsesBody
+
+    def read(self, data: bytes, tenant: str) -> tuple[Asked, Options, Sequence[Prompt]]:
+        """Raises InvalidRequestError."""
+        body = self._decoded(data)
+        options = body.options()
+        if body.store and not self._store.limit_bytes:
+            raise InvalidRequestError("store", OFF)
+        chat, messages, argument_chars = self._chat(body, tenant)
+        form = _Form(_about(body, chat, bool(self._store.limit_bytes)), messages, argument_chars)
+        return body.asked("input", body.keep_s(), form), options, [chat]
+
+    def _decoded(self, data: bytes) -> ResponsesBody:
+        body = decode_body(data, self._body)
+        refuse_not_served(body, body.not_served)
+        return body
+
+    def _counted(self, data: bytes, tenant: str) -> tuple[str | None, Chat]:
+        body = self._decoded(data)
+        return body.model, self._chat(body, tenant)[0]
+
+    def _chat(self, body: ResponsesBody, tenant: str) -> tuple[Chat, Sequence[Message], int]:
+        """(chat, its messages without the instructions, characters of their calls' arguments)"""
+        use, turns = body.tool_use(), body.turns()
+        messages, argument_chars = self._whole_conversation(body.previous_response_id, tenant, turns)
+        spoken = [] if not body.instructions else [{"role": "system", "content": body.instructions}]
+        if (num := len(messages) + len(spoken)) > MAX_MESSAGES:
+            raise InvalidRequestError("input", f"makes {num} messages; at most {MAX_MESSAGES} are allowed")
+        size = argument_chars + memoryview(body.tools).nbytes + memoryview(body.chat_template_kwargs).nbytes
+        chat = Chat([*spoken, *messages], body.template_variables(), size, use, body.thinking_tokens())
+        return chat, messages, argument_chars
+
+    def answer(
+        self, asked: Asked, options: Options, request_id: str, tenant: str, requests: Sequence[GenerateRequest]
+    ) -> ResponseAnswer:
+        form: _Form = asked.form
+        sampling = requests[0].sampling[0]
+        response = Response(
+            id=f"resp_{secrets.token_hex(16)}",  # it lets the caller go on from here, so nobody may guess it
+            created_at=int(time.time()),
+            model=self._frontend.model,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            **form.about,
+        )
+        keep = partial(self._keep, form, tenant) if response.store else None
+        return ResponseAnswer(response, self._frontend.tokenizer, keep)
+
+    def error(self, status: int, error: ErrorBody, request_id: str) -> ErrorAnswer:
+        return openai_form(status, error, request_id)
+
+    def routes(self) -> list[Route]:
+        one = f"{PATH}/{{response_id}}"
+        counter = TokenCounter(self._frontend, "input", self._counted, InputTokens, openai_form)
+        return [
+            Route(f"{PATH}/input_tokens", counter.count, methods=["POST"]),
+            Route(one, self._retrieve),
+            Route(one, self._delete, methods=["DELETE"]),
+        ]
+
+    def _whole_conversation(
+        self, previous_id: str | None, tenant: str, turns: Conversation
+    ) -> tuple[Sequence[Message], int]:
+        """(messages, characters of the arguments of their calls). Raises InvalidRequestError."""
+        if previous_id is None:
+            return turns.messages, turns.argument_chars
+        if not self._store.limit_bytes:
+            raise InvalidRequestError("previous_response_id", OFF)
+        stored = self._store.get(previous_id, tenant)
+        if stored is None:
+            raise InvalidRequestError("previous_response_id", self._missing(previous_id))
+        return [*stored.messages, *turns.messages], stored.argument_chars + turns.argument_chars
+
+    def _missing(self, response_id: str) -> str:
+        held = f"for {self._store.ttl_s:g} s at most, in {self._store.limit_bytes} bytes, by the router that gave it"
+        return f"{response_id[:100]!r} is not here: responses with store are kept {held}; send the whole input"
+
+    def _keep(self, form: _Form, tenant: str, response: Response) -> None:
+        argument_chars = form.argument_chars + sum(len(item.arguments or "") for item in response.output)
+        messages = [*form.messages, *_spoken(response.output)]
+        self._store.put(response.id, tenant, messages, argument_chars, encode_json(response))
+
+    async def _retrieve(self, http: Request) -> HttpResponse:
+        response_id = http.path_params["response_id"]
+        try:
+            stored = self._store.get(response_id, asking_tenant(http))
+        except InvalidRequestError as error:
+            return error_response(error, make_request_id(None)[0])
+        if stored is None:
+            return self._not_found(response_id)
+        return HttpResponse(stored.body, media_type="application/json")
+
+    async def _delete(self, http: Request) -> HttpResponse:
+        response_id = http.path_params["response_id"]
+        try:
+            deleted = self._store.delete(response_id, asking_tenant(http))
+        except InvalidRequestError as error:
+            return error_response(error, make_request_id(None)[0])
+        if not deleted:
+            return self._not_found(response_id)
+        return json_response({"id": response_id, "object": "response.deleted", "deleted": True})
+
+    def _not_found(self, response_id: str) -> HttpResponse:
+        body = ErrorBody(f"response_id: {self._missing(response_id)}", "invalid_request_error", "response_id")
+        return json_response(ErrorAnswer(body), 404)
+
+
+def _about(body: ResponsesBody, chat: Chat, may_store: bool) -> dict[str, Any]:
+    """The fields of a response that repeat what was asked."""
+    text, reasoning = body.text, body.reasoning
+    form = None if text is None else text.format
+    described = {} if form is None else {name: value for name, value in _told(form).items() if name != "type"}
+    return {
+        "instructions": body.instructions,
+        "previous_response_id": body.previous_response_id,
+        "store": may_store and body.store is not False,
+        "max_output_tokens": body.max_output_tokens,
+        "tools": body.tools.copy() if chat.tools is not None and chat.tools.tools else [],
+        "tool_choice": body.tool_choice or "auto",
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "text": {"format": {"type": "text" if form is None else form.type, **described}},
+        "reasoning": {"effort": None if reasoning is None else reasoning.effort, "summary": None},
+        "metadata": body.metadata or {},
+    }
+
+
+def _told(given: Struct) -> dict[str, Any]:
+    return {name: value for name, value in msgspec.structs.asdict(given).items() if value is not None}
+
+
+def _spoken(output: Sequence[OutputItem]) -> list[Message]:
+    """The output as the messages that chat templates know."""
+    said: dict[str, Any] = {"role": "assistant", "content": ""}
+    for item in output:
+        if item.type == "reasoning":
+            said["reasoning_content"] = said.get("reasoning_content", "") + text_of(item)
+        elif item.type == "message":
+            said["content"] += text_of(item)
+        else:
+            arguments = _object(str(item.arguments))
+            said.setdefault("tool_calls", []).append(plain_call(str(item.call_id), str(item.name), arguments))
+    return [said] if output else []
+
+
+def _object(text: str) -> dict[str, Any]:
+    """The arguments of a call; nothing when the model has not written an object."""
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return {}

@@ -1,0 +1,216 @@
+"""What POST /v1/responses takes."""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar
+
+from msgspec import Meta, Raw, Struct
+
+from baton_proto.grammar import Grammar
+from router.api.extensions import ExtendedBody
+from router.api.http.openai_fields import ABSENT, RETENTIONS_S, retention_s
+from router.api.http.openai_types import thinking_variables
+from router.api.openai_tools import (
+    allowed_tools,
+    check_distinct,
+    check_function,
+    check_named,
+    check_some,
+    plain_tool,
+    read_tools,
+)
+from router.api.responses.items import Conversation, Item, Part
+from router.api.sampling_options import Options
+from router.api.structured_output import schema_grammar
+from router.api.tool_use import ToolChoice, ToolUse
+from runtime.errors import InvalidRequestError
+
+LOGPROBS = "message.output_text.logprobs"  # of `include`
+CACHE_TTLS_S: Mapping[str | None, float] = {None: 0.0, "30m": 1800.0, "12h": 43200.0}
+ONLY_FUNCTIONS = "must be 'function': the service runs no tools of its own"
+
+Name = Annotated[str, Meta(max_length=64)]
+Value = Annotated[str, Meta(max_length=512)]
+
+
+class TextFormat(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    type: str = "text"
+    name: str | None = None  # for the model's eyes, as is the next one
+    description: str | None = None
+    schema: Any = None
+    strict: bool | None = None  # a schema holds either way
+
+    def grammar(self) -> tuple[Grammar, str] | None:
+        """With the name of its field. Raises InvalidRequestError."""
+        match self.type:
+            case "text":
+                return None
+            case "json_object":
+                return Grammar("json_object"), "text.format"
+            case "json_schema":
+                return schema_grammar("text.format.schema", self.schema), "text.format.schema"
+        known = "text, json_object, json_schema"
+        raise InvalidRequestError("text.format.type", f"is {self.type!r:.100}, must be one of {known}")
+
+
+class TextConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    format: TextFormat | None = None
+    verbosity: str | None = None  # goes to the chat template
+
+
+class Reasoning(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    effort: str | None = None
+    summary: str | None = None  # without effect, as are those that follow: reasoning is told in full
+    generate_summary: str | None = None
+    context: str | None = None
+    mode: str | None = None
+
+
+class CacheOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    mode: str | None = None  # hints are for whole prompts in either mode
+    ttl: str | None = None
+
+
+class ResponsesBody(ExtendedBody, frozen=True, kw_only=True):
+    """POST /v1/responses"""
+
+    inner: ClassVar[Mapping[str, type[Struct]]] = {
+        "input": Item,
+        "content": Part,
+        "output": Part,
+        "summary": Part,
+        "text": TextConfig,
+        "format": TextFormat,
+        "reasoning": Reasoning,
+        "prompt_cache_options": CacheOptions,
+    }
+    not_served: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "background": (False,),
+        "conversation": (),
+        "prompt": (),
+        "context_management": ([],),
+        "moderation": (),
+    }
+    without_effect: ClassVar[Sequence[str]] = (
+        *("user", "safety_identifier", "service_tier", "prompt_cache_key", "stream_options", "max_tool_calls"),
+        *("access_programs", "image"),
+    )
+
+    input: str | Sequence[Item] | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None
+    tools: Raw = ABSENT
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    text: TextConfig | None = None
+    reasoning: Reasoning | None = None
+    max_output_tokens: int | None = None
+    include: Sequence[str] | None = None
+    top_logprobs: int | None = None
+    truncation: str | None = None
+    metadata: Annotated[dict[Name, Value], Meta(max_length=16)] | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: CacheOptions | None = None
+    stop: str | list[str] | None = None  # as in the chat API
+    background: Any = None
+    conversation: Any = None
+    prompt: Any = None
+    context_management: Any = None
+    moderation: Any = None
+    user: Raw = ABSENT
+    safety_identifier: Raw = ABSENT
+    service_tier: Raw = ABSENT
+    prompt_cache_key: Raw = ABSENT
+    stream_options: Raw = ABSENT
+    max_tool_calls: Raw = ABSENT
+    access_programs: Raw = ABSENT
+    image: Raw = ABSENT
+
+    def keep_s(self) -> float:
+        """Raises InvalidRequestError."""
+        options = self.prompt_cache_options or CacheOptions()
+        retention = retention_s("prompt_cache_retention", self.prompt_cache_retention, RETENTIONS_S)
+        return max(retention, retention_s("prompt_cache_options.ttl", options.ttl, CACHE_TTLS_S))
+
+    def options(self) -> Options:
+        """Raises InvalidRequestError."""
+        given, names = self.sampled(), {"max_tokens": "max_output_tokens", "logprobs": "top_logprobs"}
+        if self.truncation not in (None, "disabled"):
+            raise InvalidRequestError("truncation", f"is {self.truncation!r:.100}, must be 'disabled'")
+        if self.max_output_tokens is not None:
+            given["max_tokens"] = self.max_output_tokens
+        if LOGPROBS in (self.include or ()):
+            given["logprobs"] = self.top_logprobs or 0
+        elif self.top_logprobs:
+            raise InvalidRequestError("top_logprobs", f"needs {LOGPROBS!r} in include")
+        if found := ((self.text or TextConfig()).format or TextFormat()).grammar():
+            given["grammar"], names["grammar"] = found
+        stop = (self.stop,) if isinstance(self.stop, str) else self.stop or ()
+        return Options(given=given, names=names, stop=stop)
+
+    def turns(self) -> Conversation:
+        """The messages of the input, without the instructions. Raises InvalidRequestError."""
+        conversation = Conversation()
+        if self.input is None:
+            raise InvalidRequestError("input", "is missing")
+        items = [Item(role="user", content=self.input)] if isinstance(self.input, str) else self.input
+        for i, item in enumerate(items):
+            conversation.add(f"input[{i}]", item)
+        conversation.end()
+        return conversation
+
+    def template_variables(self) -> dict[str, Any]:
+        """Raises InvalidRequestError."""
+        verbosity = None if self.text is None else self.text.verbosity
+        told = {} if verbosity is None else {"verbosity": verbosity}
+        effort = None if self.reasoning is None else self.reasoning.effort
+        return self.variables({**told, **thinking_variables(effort)})
+
+    def tool_use(self) -> ToolUse:
+        """Raises InvalidRequestError."""
+        tools, names, strict = [], [], []
+        for i, tool in enumerate(read_tools(self.tools)):
+            if tool.get("type") != "function":
+                raise InvalidRequestError(f"tools[{i}].type", f"is {tool.get('type')!r:.100}, {ONLY_FUNCTIONS}")
+            names.append(check_function(f"tools[{i}]", tool))
+            tools.append(plain_tool(names[-1], tool.get("description"), tool.get("parameters")))
+            strict += names[-1:] if tool.get("strict") is True else []
+        check_distinct("tools[{}].name", names)
+        kind, named, allowed = _choice(self.tool_choice, names)
+        return ToolUse(tools, kind, named, self.parallel_tool_calls is not False, allowed, strict)
+
+
+def _choice(choice: Any, names: Sequence[str]) -> tuple[ToolChoice, str | None, Sequence[str] | None]:
+    """(kind, name of the tool that must be called, names of those that may be). Raises InvalidRequestError."""
+    if choice in (None, "none", "auto", "required"):
+        check_some("tool_choice", choice, names)
+        return choice or "auto", None, None
+    match choice:
+        case {"type": "function"}:
+            return "required", check_named("tool_choice.name", choice.get("name"), names), None
+        case {"type": "allowed_tools"}:
+            kind, allowed = allowed_tools("tool_choice", choice, names)
+            return kind, None, allowed
+    form = "'none', 'auto', 'required', {'type': 'function', 'name': ...} or of type 'allowed_tools'"
+    raise InvalidRequestError("tool_choice", f"must be {form}")
+
+
+class OpenPart(Part, frozen=True, kw_only=True, forbid_unknown_fields=False): ...
+
+
+class OpenItem(Item, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    content: str | Sequence[OpenPart] | None = None
+    output: str | Sequence[OpenPart] | None = None
+    summary: Sequence[OpenPart] | None = None
+
+
+class OpenTextConfig(TextConfig, frozen=True, kw_only=True, forbid_unknown_fields=False): ...
+
+
+class OpenReasoning(Reasoning, frozen=True, kw_only=True, forbid_unknown_fields=False): ...
+
+
+class OpenResponsesBody(ResponsesBody, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    input: str | Sequence[OpenItem] | None = None
+    text: OpenTextConfig | None = None
+    reasoning: OpenReasoning | None = None

@@ -1,0 +1,137 @@
+"""A response as the Responses API writes it, and the events that tell of it as it grows. Shapes as OpenAI documents
+them."""
+
+from typing import Any
+
+from msgspec import UNSET, Struct, UnsetType
+
+from router.api.http.openai_chat import TokenLogprob
+
+
+class OutputText(Struct, tag_field="type", tag="output_text"):
+    text: str = ""
+    annotations: list[Any] = []
+    logprobs: list[TokenLogprob] = []
+
+
+class ReasoningText(Struct, tag_field="type", tag="reasoning_text"):
+    text: str = ""
+
+
+class OutputItem(Struct):
+    """A message, a function call or reasoning."""
+
+    type: str
+    id: str
+    status: str | None = "in_progress"
+    role: str | UnsetType = UNSET  # of a message
+    summary: list[Any] | UnsetType = UNSET  # of reasoning
+    content: list[OutputText | ReasoningText] | UnsetType = UNSET  # of both; one part as soon as it has begun
+    call_id: str | UnsetType = UNSET  # of a call, as are those that follow
+    name: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+
+
+class InputTokensDetails(Struct, frozen=True):
+    cached_tokens: int
+    cache_write_tokens: int = 0
+
+
+class OutputTokensDetails(Struct, frozen=True):
+    reasoning_tokens: int
+
+
+class ResponseUsage(Struct, frozen=True):
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class ResponseError(Struct, frozen=True):
+    code: str
+    message: str
+
+
+class Incomplete(Struct, frozen=True):
+    reason: str
+
+
+class Response(Struct, kw_only=True):
+    """What was asked, and what came of it so far."""
+
+    id: str
+    object: str = "response"
+    created_at: int
+    completed_at: int | None = None
+    status: str = "in_progress"
+    model: str
+    output: list[OutputItem] = []
+    error: ResponseError | None = None
+    incomplete_details: Incomplete | None = None
+    usage: ResponseUsage | None = None
+    instructions: str | None
+    previous_response_id: str | None
+    store: bool
+    background: bool = False
+    temperature: float
+    top_p: float
+    max_output_tokens: int | None
+    tools: Any  # as the caller wrote them
+    tool_choice: Any
+    parallel_tool_calls: bool
+    text: dict[str, Any]
+    reasoning: dict[str, Any]
+    truncation: str = "disabled"
+    metadata: dict[str, str]
+
+
+class ResponseEvent(Struct, frozen=True):
+    type: str
+    sequence_number: int
+    response: Response
+
+
+class ItemEvent(Struct, frozen=True):
+    type: str
+    sequence_number: int
+    output_index: int
+    item: OutputItem
+
+
+class PartEvent(Struct, frozen=True):
+    type: str
+    sequence_number: int
+    output_index: int
+    item_id: str
+    content_index: int
+    part: OutputText | ReasoningText
+
+
+class TextEvent(Struct, frozen=True):
+    """A piece of a text, or the whole of it at its end."""
+
+    type: str
+    sequence_number: int
+    output_index: int
+    item_id: str
+    content_index: int
+    delta: str | UnsetType = UNSET
+    text: str | UnsetType = UNSET
+    logprobs: list[TokenLogprob] | UnsetType = UNSET
+
+
+class ArgumentsEvent(Struct, frozen=True):
+    type: str
+    sequence_number: int
+    output_index: int
+    item_id: str
+    delta: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+    name: str | UnsetType = UNSET
+
+
+class InputTokens(Struct, frozen=True):
+    input_tokens: int
+    object: str = "response.input_tokens"

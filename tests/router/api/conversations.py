@@ -1,0 +1,71 @@
+"""A model with tools and reasoning that answers what it is told, behind every protocol of HTTP."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from starlette.types import ASGIApp
+
+from router.api.http.app import create_app
+from router.api.http.dialect import Dialect
+from router.api.http.server import HttpServer, serve_http
+from router.api.messages import endpoints as messages_endpoints
+from router.api.messages.endpoints import MessagesDialect
+from router.api.responses import endpoints as responses_endpoints
+from router.api.responses.endpoints import ResponsesDialect
+from router.api.responses.store import ResponseStore
+from router.parsing.parsing import ModelFamilies
+from router.requests.frontend import Frontend
+from runtime.grammar.compiler import GrammarCompiler
+from runtime.security.bearer_keys import BearerKeys
+from tests.router.scripted_generator import ScriptedGenerator, make_frontend
+from tests.tiny_model import EOS_TOKEN_IDS, VOCAB_SIZE, write_tiny_model
+
+TEMPLATE = (
+    "{% if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools>{% endif %}"
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n"
+    "{% if message.reasoning_content %}({{ message.reasoning_content }}){% endif %}{{ message.content }}"
+    "{% for call in message.tool_calls or [] %}{{ call.function.name }}:{{ call.function.arguments | tojson }}"
+    "{% endfor %}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+    "{% if enable_thinking is defined %}{{ enable_thinking }}{% endif %}"
+)
+CALL = '<tool_call>\n{"name": "find", "arguments": {"q": "caf\u00e9 {"}}\n</tool_call>'
+THOUGHT = f"<think>So be it.</think>\n\nLet me see.\n{CALL}"
+FIND_SCHEMA = {"type": "object", "properties": {"q": {"type": "string"}}}
+
+
+def write_talking_model(folder: Path) -> Path:
+    write_tiny_model(folder)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return folder
+
+
+def answers(generator: ScriptedGenerator, text: str) -> None:
+    generator.answers = [[*map(int, generator.tokenizer.encode(text)), EOS_TOKEN_IDS[0]]]
+
+
+def prompt_of(generator: ScriptedGenerator) -> str:
+    return generator.tokenizer.decode(generator.requests[-1].prompt.tolist(), skip_special_tokens=False)
+
+
+def talking_frontend(generator: ScriptedGenerator, folder: Path) -> Frontend:
+    grammars = GrammarCompiler(folder, VOCAB_SIZE, EOS_TOKEN_IDS)
+    return replace(make_frontend(generator, None, grammars), families=ModelFamilies("hermes", "think"))
+
+
+def app_of(frontend: Frontend, store: ResponseStore | None = None, keys: BearerKeys | None = None) -> ASGIApp:
+    """Speaks every protocol."""
+    responses = ResponsesDialect(frontend, store or ResponseStore(1 << 20, 60.0))
+    messages = MessagesDialect(frontend)
+    routes = [*responses.routes(), *messages.routes()]
+    dialects: dict[str, Dialect] = {responses_endpoints.PATH: responses, messages_endpoints.PATH: messages}
+    return create_app(frontend, lambda: b"", keys=keys, more_routes=routes, dialects=dialects)
+
+
+@asynccontextmanager
+async def serving(
+    frontend: Frontend, store: ResponseStore | None = None, keys: BearerKeys | None = None
+) -> AsyncIterator[HttpServer]:
+    async with await serve_http(app_of(frontend, store, keys), "127.0.0.1", 0) as server:
+        yield server

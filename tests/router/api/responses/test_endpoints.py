@@ -1,0 +1,383 @@
+"""The Responses API as OpenAI's client sees it, over the real router code and answers that are given."""
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pydantic
+import pytest
+
+from router.api.http.server import HttpServer
+from router.api.responses.store import ResponseStore
+from runtime.errors import OverloadedError, UnavailableError
+from runtime.security.bearer_keys import BearerKeys
+from runtime.security.callers import parse_callers
+from tests.router.api.conversations import (
+    CALL,
+    FIND_SCHEMA,
+    THOUGHT,
+    answers,
+    prompt_of,
+    serving,
+    talking_frontend,
+    write_talking_model,
+)
+from tests.router.scripted_generator import MODEL, ScriptedGenerator, tiny_tokenizer
+
+FIND: Any = {"type": "function", "name": "find", "description": "Finds.", "parameters": FIND_SCHEMA, "strict": False}
+STOP: Any = {"type": "function", "name": "stop", "parameters": None, "strict": None}
+ASKED: dict[str, Any] = {"model": MODEL, "input": "When does it rain?"}
+
+
+class Rain(pydantic.BaseModel):
+    day: str
+    hours: int
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_talking_model(tmp_path_factory.mktemp("responses"))
+
+
+@pytest.fixture
+def generator(folder: Path) -> ScriptedGenerator:
+    return ScriptedGenerator(tiny_tokenizer(folder), [THOUGHT])
+
+
+@pytest.fixture
+async def server(generator: ScriptedGenerator, folder: Path) -> AsyncIterator[HttpServer]:
+    async with serving(talking_frontend(generator, folder)) as server:
+        yield server
+
+
+@pytest.fixture
+async def http(server: HttpServer) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=20) as client:
+        yield client
+
+
+def client_of(server: HttpServer, key: str = "none") -> openai.AsyncOpenAI:
+    url = f"http://127.0.0.1:{server.port}/v1"
+    return openai.AsyncOpenAI(base_url=url, api_key=key, max_retries=0, timeout=20)
+
+
+@pytest.fixture
+async def client(server: HttpServer) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with client_of(server) as client:
+        yield client
+
+
+async def test_a_response_has_reasoning_text_and_calls_as_items(
+    client: openai.AsyncOpenAI, generator: ScriptedGenerator
+) -> None:
+    response = await client.responses.create(**ASKED, instructions="Be brief.", tools=[FIND, STOP], metadata={"a": "b"})
+    thought, message, call = response.output
+    assert thought.type == "reasoning"
+    assert [part.text for part in thought.content or ()] == ["So be it."]
+    assert message.type == "message"
+    assert response.output_text == "Let me see.\n"
+    assert call.type == "function_call"
+    assert (call.name, json.loads(call.arguments), call.status) == ("find", {"q": "café {"}, "completed")
+    assert len({item.id for item in response.output}) == 3
+    assert (response.status, response.object, response.error) == ("completed", "response", None)
+    assert (response.instructions, response.metadata) == ("Be brief.", {"a": "b"})
+    assert [tool.type for tool in response.tools] == ["function", "function"]
+    assert response.usage is not None
+    prompt = generator.requests[0].prompt
+    assert (response.usage.input_tokens, response.usage.input_tokens_details.cached_tokens) == (len(prompt), 16)
+    assert response.usage.output_tokens == len(generator.answers[0])
+    assert 0 < response.usage.output_tokens_details.reasoning_tokens < response.usage.output_tokens
+    told = prompt_of(generator)
+    assert '"name": "find", "description": "Finds."' in told
+    assert "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nWhen does it rain?<|im_end|>" in told
+
+
+ITEM = (
+    r"output_item\.added "
+    r"(content_part\.added ((output|reasoning)_text\.delta )+(output|reasoning)_text\.done content_part\.done "
+    r"|(function_call_arguments\.delta )+function_call_arguments\.done )"
+    r"output_item\.done "
+)
+TEXTS = [THOUGHT, "Plain.", f"{CALL}\n{CALL}\nDone.", "<think>So.</think>", "", "<tool_call>no"]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+async def test_a_streamed_response_tells_its_items_in_order_and_adds_up_to_the_whole(
+    client: openai.AsyncOpenAI, generator: ScriptedGenerator, text: str
+) -> None:
+    answers(generator, text)
+    whole = await client.responses.create(**ASKED, tools=[FIND])
+    async with client.responses.stream(**ASKED, tools=[FIND]) as stream:
+        events: list[Any] = [event async for event in stream]
+        final = await stream.get_final_response()
+    assert [event.sequence_number for event in events] == [*range(len(events))]
+    names = "".join(event.type.removeprefix("response.") + " " for event in events)
+    assert re.fullmatch(f"created in_progress ({ITEM})*completed ", names)
+    assert said(final) == said(whole)
+    assert final.usage == whole.usage
+    written = ["" for _ in final.output]
+    for event in events:
+        if event.type.endswith(".delta"):
+            assert event.item_id == final.output[event.output_index].id
+            written[event.output_index] += event.delta
+        elif event.type == "response.output_item.done":
+            assert event.item.id == final.output[event.output_index].id
+    assert written == [text for _, text in said(whole)]
+
+
+def said(response: Any) -> list[tuple[str, str]]:
+    """The kind of each item, and its text."""
+    return [
+        (item.type, item.arguments if item.type == "function_call" else item.content[0].text)
+        for item in response.output
+    ]
+
+
+async def test_a_schema_is_parsed_into_its_type(client: openai.AsyncOpenAI, generator: ScriptedGenerator) -> None:
+    answers(generator, '{"day": "today", "hours": 3}')
+    response = await client.responses.parse(**ASKED, text_format=Rain)
+    assert response.output_parsed == Rain(day="today", hours=3)
+    grammar = generator.requests[0].sampling[0].grammar
+    assert grammar is not None
+    assert json.loads(grammar.text)["properties"].keys() == {"day", "hours"}
+    async with client.responses.stream(**ASKED, text_format=Rain) as stream:
+        assert (await stream.get_final_response()).output_parsed == Rain(day="today", hours=3)
+
+
+async def test_items_become_the_messages_that_the_chat_api_would_have(
+    client: openai.AsyncOpenAI, generator: ScriptedGenerator
+) -> None:
+    said = [
+        {"role": "developer", "content": "Rule."},
+        {"role": "user", "content": [{"type": "input_text", "text": "One"}, {"type": "input_text", "text": "two"}]},
+        {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "So", "annotations": []}]},
+        {"type": "function_call", "call_id": "a", "name": "find", "arguments": '{"q": "x"}', "id": "fc_1"},
+        {"type": "function_call", "call_id": "b", "name": "stop", "arguments": ""},
+        {"type": "function_call_output", "call_id": "a", "output": "found"},
+        {"type": "function_call_output", "call_id": "b", "output": [{"type": "input_text", "text": "stopped"}]},
+        {"role": "assistant", "content": "Well."},
+        {"role": "assistant", "content": "Then."},
+    ]
+    await client.responses.create(model=MODEL, input=said)  # type: ignore[arg-type]
+    turns = [
+        *(
+            "system\nRule.",
+            "user\nOne\ntwo",
+            'assistant\n(Hm.)Sofind:{"q": "x"}stop:{}',
+            "tool\nfound",
+            "tool\nstopped",
+        ),
+        *("assistant\nWell.", "assistant\nThen."),
+    ]
+    told = "".join(f"<|im_start|>{turn}<|im_end|>\n" for turn in turns)
+    assert prompt_of(generator) == f"{told}<|im_start|>assistant\n"
+
+
+async def test_a_conversation_goes_on_from_a_kept_response(
+    client: openai.AsyncOpenAI, generator: ScriptedGenerator
+) -> None:
+    first = await client.responses.create(**ASKED, instructions="Be brief.", tools=[FIND])
+    (call,) = [item for item in first.output if item.type == "function_call"]
+    found: Any = [{"type": "function_call_output", "call_id": call.call_id, "output": "never"}]
+    answers(generator, "Never.")
+    stream = await client.responses.create(model=MODEL, input=found, previous_response_id=first.id, stream=True)
+    second: Any = [event async for event in stream][-1]
+    assert second.response.previous_response_id == first.id
+    third = await client.responses.create(model=MODEL, input="Sure?", previous_response_id=second.response.id)
+    turns = [
+        *("user\nWhen does it rain?", 'assistant\n(So be it.)Let me see.\nfind:{"q": "café {"}', "tool\nnever"),
+        *("assistant\nNever.", "user\nSure?"),
+    ]
+    told = "".join(f"<|im_start|>{turn}<|im_end|>\n" for turn in turns)
+    assert prompt_of(generator) == f"{told}<|im_start|>assistant\n", "instructions are of one response"
+    kept = await client.responses.retrieve(third.id)
+    assert (kept.output_text, kept.id, kept.usage) == ("Never.", third.id, third.usage)
+    await client.responses.delete(third.id)
+    with pytest.raises(openai.NotFoundError):
+        await client.responses.retrieve(third.id)
+    with pytest.raises(openai.NotFoundError):
+        await client.responses.delete(third.id)
+
+
+async def test_tokens_are_counted_as_the_response_would_have_them(
+    client: openai.AsyncOpenAI, generator: ScriptedGenerator
+) -> None:
+    first = await client.responses.create(**ASKED)
+    more: dict[str, Any] = {"model": MODEL, "input": "Sure?", "previous_response_id": first.id, "tools": [FIND]}
+    counted = await client.responses.input_tokens.count(**more)
+    assert len(generator.requests) == 1
+    await client.responses.create(**more)
+    assert counted.input_tokens == len(generator.requests[-1].prompt)
+    with pytest.raises(openai.BadRequestError, match="is not here"):
+        await client.responses.input_tokens.count(**more | {"previous_response_id": "resp_none"})
+
+
+async def test_what_is_not_kept_is_refused_by_name(
+    client: openai.AsyncOpenAI, generator: ScriptedGenerator, folder: Path
+) -> None:
+    unkept = await client.responses.create(**ASKED, store=False)
+    with pytest.raises(openai.BadRequestError, match="is not here") as caught:
+        await client.responses.create(**ASKED, previous_response_id=unkept.id)
+    assert caught.value.param == "previous_response_id"
+    async with (
+        serving(talking_frontend(generator, folder), ResponseStore(0, 60.0)) as server,
+        client_of(server) as none,
+    ):
+        assert (await none.responses.create(**ASKED)).status == "completed"
+        for more in ({"store": True}, {"previous_response_id": unkept.id}):
+            with pytest.raises(openai.BadRequestError, match="response_store_bytes is 0"):
+                await none.responses.create(**ASKED, **more)  # type: ignore[arg-type]
+
+
+async def test_nobody_goes_on_from_the_responses_of_another_tenant(generator: ScriptedGenerator, folder: Path) -> None:
+    keys = BearerKeys(parse_callers("first-key-of-many tenant=a\nother-key-of-many tenant=b\n", "test"))
+    async with (
+        serving(talking_frontend(generator, folder), keys=keys) as server,
+        client_of(server, "first-key-of-many") as owner,
+        client_of(server, "other-key-of-many") as other,
+    ):
+        kept = await owner.responses.create(**ASKED)
+        assert (await owner.responses.retrieve(kept.id)).id == kept.id
+        with pytest.raises(openai.BadRequestError):
+            await other.responses.create(**ASKED, previous_response_id=kept.id)
+        with pytest.raises(openai.NotFoundError):
+            await other.responses.retrieve(kept.id)
+        with pytest.raises(openai.NotFoundError):
+            await other.responses.delete(kept.id)
+        async with client_of(server, "no-key-at-all-of-ours") as stranger:
+            with pytest.raises(openai.AuthenticationError):
+                await stranger.responses.create(**ASKED)
+
+
+async def test_a_response_that_is_cut_off_is_incomplete_and_has_no_call(
+    client: openai.AsyncOpenAI, generator: ScriptedGenerator
+) -> None:
+    cut = len(generator.answers[0]) - 25
+    whole = await client.responses.create(**ASKED, tools=[FIND], max_output_tokens=cut)
+    stream = await client.responses.create(**ASKED, tools=[FIND], max_output_tokens=cut, stream=True)
+    events: list[Any] = [event async for event in stream]
+    for response in (whole, events[-1].response):
+        assert response.status == "incomplete"
+        assert response.incomplete_details is not None
+        assert response.incomplete_details.reason == "max_output_tokens"
+        assert [item.type for item in response.output] == ["reasoning", "message"]
+    assert events[-1].type == "response.incomplete"
+    done = [event.item.type for event in events if event.type == "response.output_item.done"]
+    assert done == ["reasoning", "message"], "nobody may make half a call"
+
+
+async def test_options_reach_the_engine(client: openai.AsyncOpenAI, generator: ScriptedGenerator) -> None:
+    answers(generator, "Well.")
+    named: Any = {"type": "function", "name": "stop"}
+    response = await client.responses.create(
+        **ASKED, temperature=0.5, top_p=0.25, top_logprobs=2, include=["message.output_text.logprobs"],
+        reasoning={"effort": "none"}, prompt_cache_retention="24h", tools=[FIND, STOP], tool_choice=named,
+        extra_body={"seed": 7, "top_k": 3, "chat_template_kwargs": {"enable_thinking": True}},
+    )  # fmt: skip
+    (asked,) = generator.requests
+    sampling = asked.sampling[0]
+    assert (sampling.temperature, sampling.top_p, sampling.seed, sampling.top_k) == (0.5, 0.25, 7, 3)
+    assert (response.temperature, response.top_p) == (0.5, 0.25)
+    assert asked.hint.keep_s == 3600, "of 24 hours, as long as the router allows"
+    assert prompt_of(generator).endswith("assistant\nTrue"), "the caller's own variables go before"
+    assert sampling.grammar is not None
+    assert "stop" in sampling.grammar.text
+    assert "find" not in sampling.grammar.text
+    message: Any = response.output[0]
+    tokens = message.content[0].logprobs
+    assert "".join(token.token for token in tokens).startswith("Well.")
+    assert {len(token.top_logprobs) for token in tokens} == {2}
+
+
+async def test_some_of_the_tools_may_be_called(client: openai.AsyncOpenAI, generator: ScriptedGenerator) -> None:
+    some: Any = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "stop"}]}
+    await client.responses.create(**ASKED, tools=[FIND, STOP], tool_choice=some)
+    await client.responses.create(**ASKED, tools=[FIND | {"strict": True}, STOP])
+    some_grammar, strict_grammar = (request.sampling[0].grammar for request in generator.requests)
+    assert some_grammar is not None
+    assert "find" not in some_grammar.text
+    assert strict_grammar is not None
+    assert '"q"' in strict_grammar.text
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"input": None}, "input"),
+    ({"input": []}, "input"),
+    ({"input": [{"type": "item_reference", "id": "a"}]}, "input[0].type"),
+    ({"input": [{"role": "ghost", "content": "a"}]}, "input[0].role"),
+    ({"input": [{"role": "user"}]}, "input[0].content"),
+    ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content[0]"),
+    ({"input": [{"type": "function_call", "name": "a"}]}, "input[0].call_id"),
+    ({"input": [{"type": "function_call", "name": "a", "call_id": "b", "arguments": "[1"}]}, "input[0].arguments"),
+    ({"input": [{"type": "function_call_output", "call_id": "a"}]}, "input[0].output"),
+    ({"inptu": "a"}, "inptu"),
+    ({"input": [{"role": "user", "content": "a", "x": 1}]}, "input[0].x"),
+    ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+    ({"tools": [{"type": "function"}]}, "tools[0].name"),
+    ({"tools": [FIND, FIND]}, "tools[1].name"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"tools": [FIND], "tool_choice": "any"}, "tool_choice"),
+    ({"tools": [FIND], "tool_choice": {"type": "function", "name": "x"}}, "tool_choice.name"),
+    ({"tools": [FIND], "tool_choice": {"type": "allowed_tools", "mode": "auto"}}, "tool_choice.tools"),
+    ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
+    ({"text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "strin"}}}}, "text.format.schema"),
+    ({"max_output_tokens": 0}, "max_output_tokens"),
+    ({"max_output_tokens": 10**6}, "max_output_tokens"),
+    ({"top_logprobs": 3}, "top_logprobs"),
+    ({"truncation": "auto"}, "truncation"),
+    ({"background": True}, "background"),
+    ({"conversation": "conv_1"}, "conversation"),
+    ({"metadata": {str(i): "a" for i in range(17)}}, "metadata"),
+    ({"temperature": 3}, "temperature"),
+    ({"priority": 1}, "priority"),
+]
+
+
+async def test_bad_requests_are_refused_by_name(http: httpx.AsyncClient) -> None:
+    for body, field in REFUSED:
+        answer = await http.post("/v1/responses", json=ASKED | body)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, field), (body, answer.text)
+    wrong = await http.post("/v1/responses", json=ASKED | {"model": "another"})
+    assert (wrong.status_code, wrong.json()["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_unknown_fields_are_ignored_where_the_router_says_so(generator: ScriptedGenerator, folder: Path) -> None:
+    frontend = replace(talking_frontend(generator, folder), unknown_fields="ignore")
+    body = ASKED | {
+        "x": 1,
+        "input": [{"role": "user", "content": [{"type": "input_text", "text": "a", "x": 1}], "x": 1}],
+    }
+    async with serving(frontend) as server, httpx.AsyncClient(timeout=20) as http:
+        assert (await http.post(f"http://127.0.0.1:{server.port}/v1/responses", json=body)).status_code == 200
+
+
+async def test_errors_have_a_status_before_the_first_event_and_an_event_after_it(
+    client: openai.AsyncOpenAI, generator: ScriptedGenerator
+) -> None:
+    generator.error = OverloadedError("queue", 1, 2.0)
+    with pytest.raises(openai.RateLimitError):
+        await client.responses.create(**ASKED, stream=True)
+    generator.error, generator.error_at = UnavailableError("all workers are gone"), 5
+    with pytest.raises(openai.InternalServerError):
+        await client.responses.create(**ASKED)
+    stream = await client.responses.create(**ASKED, stream=True)
+    events: list[Any] = [event async for event in stream]
+    assert events[-1].type == "response.failed"
+    failed = events[-1].response
+    assert (failed.status, failed.error.code) == ("failed", "server_error")
+    assert "all workers are gone" in failed.error.message
+
+
+async def test_a_client_that_leaves_ends_the_work(client: openai.AsyncOpenAI, generator: ScriptedGenerator) -> None:
+    generator.stuck_at = 4
+    async with client.responses.stream(**ASKED) as stream:
+        await anext(aiter(stream))
+    async with asyncio.timeout(20):
+        await generator.cancelled.wait()
