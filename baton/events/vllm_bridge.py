@@ -9,12 +9,12 @@ import asyncio
 import structlog
 
 from baton.events.event_source import EventSource
-from baton.events.vllm.blocks import VllmBlocks
-from baton.events.vllm.messages import decode_vllm_batch
-from baton.events.vllm.stream import Lost, Message, VllmStream
 from baton_proto.kv_events import KvEvent
 from runtime.end_task import end_tasks
 from runtime.errors import ProtocolError
+from runtime.kv_events.vllm.blocks import VllmBlocks
+from runtime.kv_events.vllm.messages import decode_vllm_batch
+from runtime.kv_events.vllm.stream import Lost, Message, VllmStream
 from runtime.nats.client import NatsClient
 
 KEYFRAME_S = 900.0  # well within the hour for which the stream remembers
@@ -24,6 +24,8 @@ log = structlog.get_logger()
 
 
 class Bridge:
+    """`num_messages` counts the messages that were read, `num_malformed` what could not be read."""
+
     def __init__(self, nats: NatsClient, stream: VllmStream, source: EventSource, block_size: int) -> None:
         self.num_messages = 0
         self.num_malformed = 0
@@ -33,6 +35,7 @@ class Bridge:
         self._source = source
         self._rank: int | None = None
         self._reported_skips = 0
+        self._first_problem = ""  # why the first message could not be read
         nats.on_reconnect(self.keyframe)  # the server may have lost its storage
 
     async def run(self) -> None:
@@ -56,8 +59,7 @@ class Bridge:
         try:
             batch = decode_vllm_batch(message.payload)
         except ProtocolError as error:
-            self.num_malformed += 1
-            self._lose(str(error))
+            self._unreadable(message, str(error))
             return
         self._check_rank(batch.data_parallel_rank)
         self.num_messages += 1
@@ -71,6 +73,24 @@ class Bridge:
         if events:
             self._source.publish(events)
         self._source.num_blocks = self.blocks.num_shown
+
+    def _unreadable(self, message: Message, reason: str) -> None:
+        """Says so at once when no message was ever read, because then nothing of the engine is ever found."""
+        self.num_malformed += 1
+        if self.num_messages:
+            log.warning("message skipped", number=message.number, reason=reason)
+        elif self.num_malformed == 1:
+            self._first_problem = reason
+            self._say_nothing_is_read()
+        self._lose(reason)
+
+    def _say_nothing_is_read(self) -> None:
+        log.error(
+            "no message of this engine can be read, so routers find none of its blocks",
+            messages=self.num_malformed,
+            first_reason=self._first_problem,
+            way_out="is the endpoint vLLM's, and its version one of those that docs/events.md names?",
+        )
 
     def _lose(self, reason: str) -> None:
         self.num_losses += 1
@@ -95,6 +115,8 @@ class Bridge:
             if passed_s >= KEYFRAME_S:
                 passed_s = 0.0
                 self.keyframe()
+            if self.num_malformed and not self.num_messages:
+                self._say_nothing_is_read()
             skips = self.blocks.skipped.total()
             if skips > self._reported_skips:
                 self._reported_skips = skips

@@ -3,21 +3,23 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 
+import msgspec
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
 from baton.events.event_source import EventSource
-from baton.events.vllm.bridge import Bridge
-from baton.events.vllm.stream import VllmStream
+from baton.events.vllm_bridge import Bridge
 from baton.service.nats_server import NatsServer
 from baton_proto.kv_events import Stored
 from runtime.blocks.block_hash import block_hashes
 from runtime.end_task import end_tasks
 from runtime.errors import ConfigError, ProtocolError, UnavailableError
+from runtime.kv_events.vllm.stream import VllmStream
 from runtime.nats.client import NatsClient
 from tests.baton.events.cluster import TTL_S, Router
-from tests.baton.events.vllm.test_blocks import BLOCK, prompt
-from tests.baton.events.vllm.vllm_engine import Engine, Messages
+from tests.runtime.kv_events.vllm.test_blocks import BLOCK, prompt
+from tests.runtime.kv_events.vllm.vllm_engine import Engine, Messages
 
 
 class Scene:
@@ -113,6 +115,31 @@ async def test_what_the_engine_remembers_is_asked_for_at_the_start(scene: Scene)
     await scene.store(3)
     await scene.until_found(4)
     assert scene.engine.replays == 1
+
+
+async def test_a_replay_without_topics_as_older_engines_answer_is_read(nats: NatsClient) -> None:
+    engine = Engine(replays_topic=False)
+    await engine.start()
+    scene = Scene(nats, engine)
+    await scene.router.start()
+    try:
+        await scene.store(0, 3)
+        await scene.start(replay=True)
+        await scene.until_found(3)
+    finally:
+        await scene.close()
+        await engine.close()
+
+
+async def test_that_no_message_can_be_read_is_said_at_once_with_the_first_reason(scene: Scene) -> None:
+    with capture_logs() as logs:
+        bridge = await scene.start(replay=False)
+        for _ in range(3):
+            await scene.engine.publish(msgspec.msgpack.encode([1.0, [{"type": "BlockTaught"}], 0]))
+        await scene.until(lambda: bridge.num_malformed == 3)
+    (said,) = [line for line in logs if line["log_level"] == "error"]
+    assert "no message of this engine can be read" in said["event"]
+    assert "BlockTaught" in said["first_reason"]
 
 
 async def test_messages_that_were_lost_are_asked_for(scene: Scene) -> None:

@@ -16,10 +16,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from baton.events.vllm.messages import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, VllmEvent
 from baton_proto.kv_events import Cleared, KvEvent, Removed, Stored
 from runtime.blocks.block_hash import SEED, block_hashes, lora_seed, sequence_hashes
 from runtime.errors import ConfigError, ProtocolError
+from runtime.kv_events.vllm.messages import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, VllmEvent
 
 SERVED_MEDIUM = "GPU"
 
