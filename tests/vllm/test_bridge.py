@@ -83,8 +83,8 @@ async def test_routers_find_what_a_real_engine_has_cached_until_it_is_evicted_fo
         await server.complete(late)
         await scene.until_found(late, 2)
         assert scene.found(last) == 0
-        assert (scene.bridge.num_malformed, scene.bridge.num_losses) == (0, 0)
-        assert not scene.bridge.blocks.skipped
+        assert (scene.bridge.cache.num_malformed, scene.bridge.cache.num_losses) == (0, 0)
+        assert not scene.bridge.cache.blocks.skipped
         assert scene.router.indexer.refused_events == 0
         server.kill()
         await scene.until_found(late, 0)

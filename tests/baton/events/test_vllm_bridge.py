@@ -136,7 +136,7 @@ async def test_that_no_message_can_be_read_is_said_at_once_with_the_first_reason
         bridge = await scene.start(replay=False)
         for _ in range(3):
             await scene.engine.publish(msgspec.msgpack.encode([1.0, [{"type": "BlockTaught"}], 0]))
-        await scene.until(lambda: bridge.num_malformed == 3)
+        await scene.until(lambda: bridge.cache.num_malformed == 3)
     (said,) = [line for line in logs if line["log_level"] == "error"]
     assert "no message of this engine can be read" in said["event"]
     assert "BlockTaught" in said["first_reason"]
@@ -152,7 +152,7 @@ async def test_messages_that_were_lost_are_asked_for(scene: Scene) -> None:
     await scene.store(5)
     await scene.until_found(6)
     assert scene.engine.replays == 2
-    assert bridge.num_losses == 0
+    assert bridge.cache.num_losses == 0
 
 
 @pytest.mark.parametrize("replay", [False, True])
@@ -165,7 +165,7 @@ async def test_lost_messages_that_nobody_remembers_withdraw_everything(scene: Sc
         await scene.store(number, lose=True)
     await scene.engine.publish(scene.messages.payload())
     await scene.until_found(0)
-    assert bridge.num_losses == 1
+    assert bridge.cache.num_losses == 1
     await scene.store(0, 4)
     await scene.until_found(4)
 
@@ -204,7 +204,7 @@ async def test_numbers_that_begin_again_without_a_lost_connection_are_noticed(sc
     stored = scene.messages.stored([1], None, prompt(1))
     await scene.engine.send_raw([b"", (0).to_bytes(8, "big"), scene.messages.payload(stored)])
     await scene.until_found(1)
-    assert bridge.num_losses == 1
+    assert bridge.cache.num_losses == 1
 
 
 async def test_a_malformed_message_withdraws_what_may_be_wrong_now(scene: Scene) -> None:
@@ -214,7 +214,7 @@ async def test_a_malformed_message_withdraws_what_may_be_wrong_now(scene: Scene)
     await scene.engine.send_raw([b"only two", b"frames"])
     await scene.engine.publish(b"\xc1nonsense")
     await scene.until_found(0)
-    assert (bridge.num_malformed, bridge.num_losses) == (1, 1)
+    assert (bridge.cache.num_malformed, bridge.cache.num_losses) == (1, 1)
     await scene.store(0, 1)
     await scene.until_found(1)
 
@@ -230,7 +230,7 @@ async def test_only_the_topic_that_was_asked_for_is_heard(nats: NatsClient) -> N
         await scene.store(0, 2)
         await scene.until_found(2)
         assert scene.bridge is not None
-        assert scene.bridge.num_malformed == 0
+        assert scene.bridge.cache.num_malformed == 0
     finally:
         await scene.close()
         await engine.close()

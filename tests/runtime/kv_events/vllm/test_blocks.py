@@ -195,6 +195,20 @@ def test_blocks_that_hold_more_than_tokens_are_left_out_with_what_follows(feed: 
     assert feed.blocks.skipped == {"more than tokens in it": 2, "unknown parent": 1}
 
 
+def test_a_salt_that_stands_for_a_seed_changes_the_hashes_of_its_whole_chain() -> None:
+    tokens = prompt(3)
+    blocks, messages = VllmBlocks(BLOCK, {"salt": 7}.get), Messages(block_size=BLOCK)
+    events = [
+        messages.stored([1, 2], None, tokens[: 2 * BLOCK], extra_keys=[("salt",), None]),
+        messages.stored([3], 2, tokens[2 * BLOCK :], extra_keys=[None]),
+        messages.stored([4, 5], None, tokens[: 2 * BLOCK], extra_keys=[("another",), None]),
+    ]
+    told = [told for event in decode_vllm_batch(messages.payload(*events)).events for told in blocks.apply(event)]
+    hashes = block_hashes(np.array(tokens, dtype=np.uint32), BLOCK, 7).astype("<u8").tobytes()
+    assert b"".join(run.block_hashes for run in told if isinstance(run, Stored)) == hashes
+    assert blocks.skipped == {"more than tokens in it": 2}
+
+
 steps = st.lists(
     st.one_of(
         st.tuples(st.just("store"), st.lists(st.integers(0, 2), min_size=1, max_size=5)),
