@@ -14,6 +14,7 @@ from engine.core.engine import Engine, StepOutput
 from engine.vllm.arguments import check_keys, vllm_arguments
 from engine.vllm.cache import VllmCache
 from engine.vllm.engine import VllmEngine
+from engine.vllm.guard import start_guard
 from engine.vllm.loop import VllmLoop
 from engine.vllm.memory import VllmMemory
 from engine.vllm.sampling import refusal
@@ -44,16 +45,19 @@ def build_vllm(config: ServingConfig) -> EngineAssembly:
         raise ConfigError("workers.python", problem) from error
     check_version(vllm.__version__)
     files = served_model(config)
+    guard = start_guard()
     sockets = _folder_for_sockets()
     events, replay = f"ipc://{sockets}/events", f"ipc://{sockets}/replay"
     try:
         llm = _started(config, files, events, replay)
     except BaseException:
         shutil.rmtree(sockets, ignore_errors=True)
-        raise
+        raise  # the guard ends what is left when this process does
 
     def close() -> None:
         llm.shutdown(SHUTDOWN_TIMEOUT_S)
+        guard.kill()
+        guard.wait()
         shutil.rmtree(sockets, ignore_errors=True)
 
     return _assembled(config, files, llm, lambda: VllmStream(events, replay, "", CONNECT_TIMEOUT_S), close)
@@ -107,7 +111,7 @@ def _assembled(
         raise ConfigError("engine.block_size", problem)
     layout = SlabLayout(
         model.num_layers,
-        cache_config.num_gpu_blocks,
+        cache_config.num_gpu_blocks - 1,  # one holds nothing
         model.num_kv_heads,
         cache_config.block_size,
         model.head_dim,

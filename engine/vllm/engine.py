@@ -50,7 +50,7 @@ class VllmEngine:
         """A sequence that vLLM refuses ends with finish "error"."""
         try:
             request = self._request(sequence)
-        except (ValueError, TypeError) as error:  # what vLLM's checks raise
+        except (ValueError, TypeError, KeyError) as error:  # what vLLM's checks raise
             self._dead_ends.append(SequenceOutput(sequence, [], [], "error", error=f"vLLM: {error}"))
             return
         self._sequences[sequence.request_id] = self._waiting[sequence.request_id] = sequence
