@@ -20,7 +20,8 @@ from engine.vllm.memory import VllmMemory
 from engine.vllm.sampling import refusal
 from engine.vllm.versions import check_version
 from kvtransfer.slab.layout import SlabLayout
-from runtime.checkpoint.model_files import ModelFiles
+from runtime.checkpoint.fingerprint import fingerprint
+from runtime.checkpoint.model_files import ModelFiles, weight_files
 from runtime.checkpoint.served_model import served_model
 from runtime.config.serving import ServingConfig
 from runtime.errors import ConfigError, ModelError, UnavailableError
@@ -149,7 +150,10 @@ def _fingerprint(files: ModelFiles) -> str:
     """As our own engine names these weights, so that both may serve them together."""
     from engine.model.checkpoint import Checkpoint  # here: it needs torch
 
-    return Checkpoint(files.folder).fingerprint()
+    try:
+        return Checkpoint(files.folder).fingerprint()
+    except ModelError:  # of tensors that our own engine cannot read
+        return "-".join(map(fingerprint, weight_files(files.folder)))
 
 
 def _no_sender(*_: object) -> Any:

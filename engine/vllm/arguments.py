@@ -5,6 +5,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from runtime.checkpoint.served_model import is_mock
 from runtime.config.serving import EngineConfig, ServingConfig, parse_bytes
 from runtime.errors import ConfigError
 
@@ -44,6 +45,8 @@ OURS_ALONE = (
 def check_keys(config: ServingConfig) -> None:
     """Raises ConfigError for what vLLM's workers cannot do, and for what another key decides. What only vLLM knows is
     checked by vllm_arguments()."""
+    if is_mock(config):
+        raise ConfigError("workers.engine", "the mock model is our own engine's: baton, or another model")
     for name in OURS_ALONE:
         if getattr(config.engine, name) != getattr(EngineConfig(), name):
             raise ConfigError(f"engine.{name}", "vLLM has no such thing: leave it out, or set workers.engine: baton")
@@ -82,7 +85,9 @@ def vllm_arguments(
         "kv_events_config": events,
         "scheduling_policy": "priority",
         "generation_config": "vllm",  # the router applies the model's own
-        "structured_outputs_config": {"backend": "guidance"},  # the library that the router checks grammars with
+        # The library that the router checks grammars with. Without white space between the parts of JSON, because its
+        # version in vLLM's environment sets no bound to it, and a model may write nothing else.
+        "structured_outputs_config": {"backend": "guidance", "disable_any_whitespace": True},
         "enable_logging_iteration_details": True,  # how long a step took, and what it computed
     }
     memory = engine.kv_memory.strip()

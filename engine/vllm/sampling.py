@@ -1,11 +1,9 @@
 """A request's sampling parameters as vLLM has them, or the name of the one that vLLM cannot do."""
 
-import json
 from typing import Any
 
 from baton_proto.grammar import Grammar, GrammarKind
 from baton_proto.sampling import MAX_SEED, SamplingParams
-from runtime.grammar.source import JSON_OPTIONS, parsed
 
 SAME_NAME = (
     *("top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
@@ -18,7 +16,7 @@ NOT_REPLAYED = ("presence_penalty", "frequency_penalty", "grammar")
 """Parameters that look at the output alone. vLLM takes the output of a lost worker for a part of the prompt."""
 
 GRAMMAR_FIELDS: dict[GrammarKind, str] = {
-    "json_object": "json",
+    "json_object": "json_object",
     "json_schema": "json",
     "regex": "regex",
     "choice": "choice",
@@ -63,26 +61,5 @@ def vllm_sampling(sampling: SamplingParams, num_replayed: int, eos_token_ids: fr
 
 def vllm_grammar(grammar: Grammar) -> dict[str, Any]:
     """Arguments for vllm's StructuredOutputsParams."""
-    return {GRAMMAR_FIELDS[grammar.kind]: _value(grammar)}
-
-
-def _value(grammar: Grammar) -> Any:
-    match grammar.kind:
-        case "json_object":
-            return json.dumps(_bounded({"type": "object"}))
-        case "json_schema":
-            return json.dumps(_bounded(parsed(grammar.text)))
-        case "choice":
-            return list(grammar.choices)
-        case "structural_tag":
-            tag = parsed(grammar.text)
-            structures = [{**each, "schema": _bounded(each["schema"])} for each in tag["structures"]]
-            return json.dumps({**tag, "structures": structures})
-    return grammar.text
-
-
-def _bounded(schema: Any) -> Any:
-    """With as much white space between its parts as our own engine allows: a model may write nothing else."""
-    if not isinstance(schema, dict):
-        schema = {} if schema else {"not": {}}
-    return {**schema, "x-guidance": JSON_OPTIONS}
+    values: dict[GrammarKind, Any] = {"json_object": True, "choice": list(grammar.choices)}
+    return {GRAMMAR_FIELDS[grammar.kind]: values.get(grammar.kind, grammar.text)}

@@ -1,6 +1,5 @@
 """Which of our sampling parameters reach vLLM, and how; no vLLM is needed to tell."""
 
-import json
 from typing import Any, get_args
 
 import pytest
@@ -16,7 +15,6 @@ from engine.vllm.sampling import (
     vllm_grammar,
     vllm_sampling,
 )
-from runtime.grammar.source import JSON_OPTIONS
 
 EOS = frozenset({2, 7})
 
@@ -53,6 +51,8 @@ def test_whether_an_answer_ends_at_eos(ignore_eos: bool, grammar: str | None, en
 @pytest.mark.parametrize(
     ("grammar", "told"),
     [
+        (Grammar("json_object"), {"json_object": True}),
+        (Grammar("json_schema", "{}"), {"json": "{}"}),
         (Grammar("regex", "a+"), {"regex": "a+"}),
         (Grammar("choice", choices=("a", "b")), {"choice": ["a", "b"]}),
         (Grammar("ebnf", 'root ::= "a"'), {"grammar": 'root ::= "a"'}),
@@ -60,20 +60,6 @@ def test_whether_an_answer_ends_at_eos(ignore_eos: bool, grammar: str | None, en
 )
 def test_a_grammar_has_vllms_name(grammar: Grammar, told: dict[str, Any]) -> None:
     assert vllm_grammar(grammar) == told
-
-
-@pytest.mark.parametrize(
-    ("grammar", "schema"),
-    [
-        (Grammar("json_object"), {"type": "object"}),
-        (Grammar("json_schema", '{"type": "string"}'), {"type": "string"}),
-        (Grammar("json_schema", "true"), {}),
-        (Grammar("json_schema", "false"), {"not": {}}),
-    ],
-)
-def test_json_has_bounded_white_space_as_with_our_own_engine(grammar: Grammar, schema: dict[str, Any]) -> None:
-    (told,) = vllm_grammar(grammar).values()
-    assert json.loads(told) == schema | {"x-guidance": JSON_OPTIONS}
 
 
 @pytest.mark.parametrize(
