@@ -41,10 +41,10 @@ def parse_foreign_config(data: dict[str, Any], model: str) -> ModelConfig:
     text = data | {key: value for key, value in inner.items() if value is not None} if isinstance(inner, dict) else data
     hidden_size, num_heads = _size(text, "hidden_size", model), _size(text, "num_heads", model)
     dtype = str(text.get("dtype") or text.get("torch_dtype")).removeprefix("torch.")
-    architectures = data.get("architectures")
-    known = isinstance(architectures, list) and architectures and isinstance(architectures[0], str)
+    named = data.get("architectures")
+    architectures = [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
     return ModelConfig(
-        architecture=architectures[0][:100] if known else "unknown",
+        architecture=architectures[0][:100] if architectures else "unknown",
         vocab_size=_size(text, "vocab_size", model),
         hidden_size=hidden_size,
         intermediate_size=_size(text, "intermediate_size", model, 4 * hidden_size),
