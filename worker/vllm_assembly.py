@@ -105,6 +105,8 @@ def _assembled(
     make_stream: Callable[[], VllmStream],
     close: Callable[[], None],
 ) -> EngineAssembly:
+    from vllm.platforms import current_platform
+
     vllm_config = llm.vllm_config
     cache_config, model = vllm_config.cache_config, files.config
     if cache_config.block_size != config.engine.block_size:
@@ -120,7 +122,7 @@ def _assembled(
     )
     cache = VllmCache(layout.block_size, layout.num_blocks)
     engine = VllmEngine(llm, cache, files.eos_token_ids)
-    memory = VllmMemory(llm, cache, _fingerprint(files))
+    memory = VllmMemory(llm, cache, _fingerprint(files), on_cpu=current_platform.is_cpu())
 
     def make_loop(_: Engine, on_step: Callable[[StepOutput], None]) -> VllmLoop:
         memory.loop = VllmLoop(engine, make_stream(), on_step)

@@ -37,7 +37,6 @@ OWNED = {
 
 OURS_ALONE = (
     *("attention", "host_kv_memory", "disk_kv", "prefill_batch_tokens", "prefill_tensor_parallel", "prepare_sleep"),
-    "gpu_share",
 )
 """Keys of the section `engine` that vLLM has nothing for."""
 
@@ -52,6 +51,10 @@ def check_keys(config: ServingConfig) -> None:
             raise ConfigError(f"engine.{name}", "vLLM has no such thing: leave it out, or set workers.engine: baton")
     if config.workers.prefill:
         raise ConfigError("workers.prefill", "vLLM's workers run their prompts themselves: set it to 0")
+    if config.planner.enabled and config.planner.max_prefill:
+        raise ConfigError("planner.max_prefill", "vLLM's workers run their prompts themselves: set it to 0")
+    if config.workers.per_process not in (None, 1):
+        raise ConfigError("workers.per_process", "each worker with vLLM has a process of its own: leave it out")
     for name, key in OWNED.items():
         if name in config.vllm:
             other = f"set {key} instead" if key else "Baton sets it; leave it out"
@@ -96,5 +99,5 @@ def vllm_arguments(
             CPU_KV_MEMORY if memory == "auto" else memory, "engine.kv_memory"
         )
     if not on_cpu:
-        arguments["gpu_memory_utilization"] = engine.gpu_memory_share
+        arguments["gpu_memory_utilization"] = engine.gpu_memory_share / engine.gpu_share
     return {name: value for name, value in arguments.items() if name in known} | config.vllm

@@ -5,7 +5,7 @@ AsyncLLM makes of them: token ids go in and out, and the news of a step stay tog
 """
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +21,8 @@ from engine.vllm.steps import VllmSteps
 
 log = structlog.get_logger()
 
+REFUSALS = (ValueError, TypeError, KeyError)
+"""What vLLM's checks of a request raise."""
 FINISHES = {"stop": "stop", "length": "length", "repetition": "stop"}
 """Ours by vLLM's; any other one is an error."""
 
@@ -39,22 +41,40 @@ class VllmEngine:
         self._sequences: dict[str, Sequence] = {}
         self._waiting: dict[str, Sequence] = {}  # without a first token
         self._begun_s: dict[str, float] = {}  # when vLLM began a waiting one, on time.monotonic()
-        self._replayed: dict[str, int] = {}
         self._dead_ends: list[SequenceOutput] = []
         self._num_running = 0
         self._sending: set[asyncio.Task[None]] = set()
+        self.wake: Callable[[], None] = lambda: None  # somebody shall take the dead ends
 
     # --- sequences come and go ----------------------------------------------------------------------------------------
 
     def add(self, sequence: Sequence) -> None:
         """A sequence that vLLM refuses ends with finish "error"."""
+        self._sequences[sequence.request_id] = self._waiting[sequence.request_id] = sequence
+        if sequence.sampling.grammar is not None:
+            self._send(self._add_with_grammar(sequence))
+            return
         try:
             request = self._request(sequence)
-        except (ValueError, TypeError, KeyError) as error:  # what vLLM's checks raise
-            self._dead_ends.append(SequenceOutput(sequence, [], [], "error", error=f"vLLM: {error}"))
+        except REFUSALS as error:
+            self._refused(sequence, error)
+        else:
+            self._send(self._llm.engine_core.add_request_async(request))
+
+    async def _add_with_grammar(self, sequence: Sequence) -> None:
+        """On a thread, because vLLM compiles the grammar to check it."""
+        try:
+            request = await asyncio.to_thread(self._request, sequence)
+        except REFUSALS as error:
+            self._refused(sequence, error)
+            self.wake()
             return
-        self._sequences[sequence.request_id] = self._waiting[sequence.request_id] = sequence
-        self._send(self._llm.engine_core.add_request_async(request))
+        if self._sequences.get(sequence.request_id) is sequence:  # else it was aborted
+            await self._llm.engine_core.add_request_async(request)
+
+    def _refused(self, sequence: Sequence, error: Exception) -> None:
+        if self._forget(sequence.request_id) is sequence:
+            self._dead_ends.append(SequenceOutput(sequence, [], [], "error", error=f"vLLM: {error}"))
 
     def abort(self, request_id: str) -> Sequence | None:
         """Ends a sequence without an output, and returns it; None when there is none."""

@@ -40,6 +40,7 @@ class VllmLoop:
         self._tasks: list[asyncio.Task[None]] = []
         self._next: asyncio.Handle | None = None
         self._closing: asyncio.Task[None] | None = None
+        engine.wake = self._wake
 
     def start(self) -> None:
         work = (self._follow_steps(), self._follow_events(), self._report())

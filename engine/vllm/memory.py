@@ -18,12 +18,16 @@ class VllmMemory:
 
     problem = ""  # vLLM's weights are never half replaced by us
 
-    def __init__(self, llm: Any, cache: VllmCache, fingerprint: str) -> None:
+    def __init__(self, llm: Any, cache: VllmCache, fingerprint: str, *, on_cpu: bool) -> None:
+        """On a CPU vLLM sleeps without giving memory back."""
+        self._on_cpu = on_cpu
+        self._cannot_sleep = not on_cpu and not llm.vllm_config.model_config.enable_sleep_mode
         self.fingerprint = fingerprint
         self.loop: VllmLoop | None = None  # set when there is one
         self._llm = llm
         self._cache = cache
         self._asleep: set[str] = set()
+        self._dropped = False  # vLLM has no copy of the sleeping weights
 
     @property
     def asleep(self) -> tuple[str, ...]:
@@ -32,6 +36,8 @@ class VllmMemory:
     async def sleep(self, level: int) -> int:
         """Empties the prefix cache too, and tells routers so now: vLLM tells it with its next step. Returns 0, because
         vLLM does not say how many bytes came free. Raises UnavailableError."""
+        if self._cannot_sleep:
+            raise UnavailableError("vLLM sleeps on GPUs with `vllm: {enable_sleep_mode: true}` alone")
         if not self._asleep and not await self._llm.engine_core.reset_prefix_cache_async():
             raise UnavailableError("vLLM still uses KV blocks")
         if self.loop is not None:
@@ -40,13 +46,16 @@ class VllmMemory:
             await self._llm.engine_core.sleep_async(level)
         except Exception as error:  # vLLM raises the text of what its core raised
             raise UnavailableError(f"vLLM: {error}") from error
-        self._asleep = set(TAGS)
+        self._asleep, self._dropped = set(TAGS), level > 1 and not self._on_cpu
         return 0
 
     async def wake(self, tags: tuple[str, ...]) -> None:
         """Raises UnavailableError."""
         try:
             await self._llm.engine_core.wake_up_async(list(tags))
+            if WEIGHTS in tags and self._dropped:
+                await self._llm.engine_core.collective_rpc_async("reload_weights")
+                self._dropped = False
         except Exception as error:  # as above
             raise UnavailableError(f"vLLM: {error}") from error
         self._asleep -= set(tags)

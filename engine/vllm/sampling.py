@@ -3,7 +3,7 @@
 from typing import Any
 
 from baton_proto.grammar import Grammar, GrammarKind
-from baton_proto.sampling import MAX_SEED, SamplingParams
+from baton_proto.sampling import MAX_SEED, PARAMETERS, SamplingParams
 
 SAME_NAME = (
     *("top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
@@ -28,11 +28,8 @@ SEED_STEP = 0x9E3779B97F4A7C15  # from one attempt's seed to the next: odd, so t
 
 def refusal(sampling: SamplingParams, num_replayed: int) -> str:
     """Why vLLM cannot serve a request of whose output `num_replayed` tokens are there already; empty when it can."""
-    if not num_replayed:
-        return ""
-    default = SamplingParams(max_tokens=sampling.max_tokens)
-    for name in NOT_REPLAYED:
-        if getattr(sampling, name) != getattr(default, name):
+    for name in NOT_REPLAYED if num_replayed else ():
+        if getattr(sampling, name) != PARAMETERS[name].default:
             return f"{name}: vLLM cannot go on with the answer of a lost worker, only begin one; ask again"
     return ""
 

@@ -8,7 +8,7 @@ import functools
 import operator
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_origin
 
 import msgspec
 import yaml
@@ -352,6 +352,10 @@ def _refuse_unknown_keys(data: Any, schema: type[Struct], where: str, path: tupl
         inner = fields[key]
         if isinstance(inner, type) and issubclass(inner, Struct):
             _refuse_unknown_keys(value, inner, where, (*path, str(key)))
+        elif get_origin(inner) is dict and isinstance(value, dict):
+            for name in value:
+                if not isinstance(name, str):
+                    raise ConfigError(f"{where}: {at}", f"{name!r} is not a name: keys are text")
 
 
 def parse_bytes(text: str, where: str) -> int:

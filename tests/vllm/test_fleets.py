@@ -16,10 +16,9 @@ from runtime.errors import ModelError
 from tests.service import Service, running_service
 from tests.spine.oracle import Oracle
 from tests.spine.prompts import ask, greedy, random_prompt
-from tests.spine.worker_view import until_gone, until_idle, until_tree_is_right
+from tests.spine.worker_view import until_gone, until_idle, until_tree_is_right, until_used
 from tests.tiny_model import VOCAB_SIZE, write_tiny_model
 from tests.vllm.test_workers import BLOCK, sections, text
-from tests.worker.worker_process import WorkerProcess, start_worker, stop
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
@@ -54,35 +53,16 @@ async def test_a_model_that_our_engine_has_not_is_served_exactly(vllm_python: Pa
         await until_tree_is_right(service)
 
 
-async def test_our_engine_and_vllm_serve_one_model_together(vllm_python: Path, tmp_path: Path) -> None:
+async def test_our_engine_and_vllm_serve_one_model_together(vllm_python: Path) -> None:
     """An answer that began with vLLM and lost it goes on with ours, token for token."""
-    folder = resolve_model("smollm2").folder
-    oracle = Oracle(folder)
+    oracle = Oracle(resolve_model("smollm2").folder)
     async with running_service("smollm2", 0, 1, **sections(vllm_python)) as service:
-        ours = await start_our_worker(service, tmp_path)
-        try:
-            await until_both_are_used(service)
-            await a_lost_vllm_costs_no_token(service, oracle)
-        finally:
-            stop(ours)
-
-
-async def start_our_worker(service: Service, folder: Path) -> WorkerProcess:
-    config = service.config
-    workers = msgspec.structs.replace(config.workers, engine="baton", python=None)
-    engine = msgspec.structs.replace(config.engine, threads=1)
-    return await start_worker(
-        "decode", "ours", msgspec.structs.replace(config, workers=workers, engine=engine, vllm={}), folder
-    )
-
-
-async def until_both_are_used(service: Service) -> None:
-    async with asyncio.timeout(30):
-        while True:
-            used = [one for one in (await service.client.status(5)).workers if one.state == "ready" and not one.note]
-            if {one.worker_id for one in used} == {"decode-1", "ours"}:
-                return
-            await asyncio.sleep(0.05)
+        config = service.config
+        workers = msgspec.structs.replace(config.workers, engine="baton", python=None)
+        service.supervisor.config = msgspec.structs.replace(config, workers=workers, vllm={})
+        assert await service.start_worker("decode") == "decode-2"
+        await until_used(service)
+        await a_lost_vllm_costs_no_token(service, oracle)
 
 
 async def a_lost_vllm_costs_no_token(service: Service, oracle: Oracle) -> None:
@@ -92,7 +72,7 @@ async def a_lost_vllm_costs_no_token(service: Service, oracle: Oracle) -> None:
     async def stream(number: int) -> Answer:
         def note(_: pb.Piece) -> None:
             begun.add(number)
-            if len(begun) == len(prompts) and service.workers("decode"):
+            if len(begun) == len(prompts) and "decode-1" in service.workers("decode"):
                 service.kill("decode-1")
 
         return await service.client.generate(greedy(prompts[number], 40, ignore_eos=True), 120, note)
@@ -100,6 +80,6 @@ async def a_lost_vllm_costs_no_token(service: Service, oracle: Oracle) -> None:
     answers = await asyncio.gather(*map(stream, range(len(prompts))))
     expected = [oracle.greedy(prompt, 40, ignore_eos=True) for prompt in prompts]
     assert [answer.token_ids for answer in answers] == expected
-    assert {answer.served_by[0].decode_worker for answer in answers} == {"ours"}
+    assert {answer.served_by[0].decode_worker for answer in answers} == {"decode-2"}
     assert any(answer.served_by[0].attempts > 1 for answer in answers)
     await until_gone(service, "decode-1")
