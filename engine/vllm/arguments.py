@@ -51,8 +51,8 @@ def check_keys(config: ServingConfig) -> None:
             raise ConfigError(f"engine.{name}", "vLLM has no such thing: leave it out, or set workers.engine: baton")
     if config.workers.prefill:
         raise ConfigError("workers.prefill", "vLLM's workers run their prompts themselves: set it to 0")
-    if config.planner.enabled and config.planner.max_prefill:
-        raise ConfigError("planner.max_prefill", "vLLM's workers run their prompts themselves: set it to 0")
+    if config.planner.enabled and config.planner.limits.max_prefill:
+        raise ConfigError("planner.limits.max_prefill", "vLLM's workers run their prompts themselves: set it to 0")
     if config.workers.per_process not in (None, 1):
         raise ConfigError("workers.per_process", "each worker with vLLM has a process of its own: leave it out")
     for name, key in OWNED.items():

@@ -48,7 +48,7 @@ def test_an_argument_that_this_version_does_not_know_is_left_out_if_it_is_baton_
         ({"engine": {"block_size": 16}}, r"engine\.block_size: 16: .* multiple of 32 tokens"),
         ({"workers": VLLM | {"per_process": 2}}, r"workers\.per_process: each worker with vLLM"),
         ({"model": "mock"}, r"workers\.engine: the mock model is our own"),
-        ({"planner": {"enabled": True}}, r"planner\.max_prefill: .* set it to 0"),
+        ({"planner": {"enabled": True}}, r"planner\.limits\.max_prefill: .* set it to 0"),
         ({"workers": {"engine": "vllm", "prefill": 1}}, r"set workers\.prefill: 0"),
     ],
 )
