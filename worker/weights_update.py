@@ -93,7 +93,7 @@ class WeightsUpdater:
 
         def read(engine: Engine) -> None:
             assembly.memory.read(checkpoint)
-            engine.block_manager.move_disk(fingerprint(assembly.slab.layout, assembly.model_hash))
+            engine.block_manager.move_disk(fingerprint(assembly.own_slab.layout, assembly.model_hash))
 
         try:
             await self._sleeper.forget(forget_prefixes)

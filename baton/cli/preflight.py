@@ -6,6 +6,7 @@ from baton.service.launcher import Machines, uses_gpus
 from engine.model.shard import shard_of
 from engine.tiers.disk_kv import check_disk_kv, check_folder
 from engine.tiers.host_kv import check_host_kv
+from engine.vllm.arguments import check_keys
 from kvtransfer.slab.layout import SlabLayout
 from kvtransfer.transports.table import check_choice, choices, offered
 from router.tracing.sdk import check_sdk
@@ -15,6 +16,7 @@ from runtime.checkpoint.served_model import is_mock
 from runtime.config.serving import EngineConfig, ServingConfig, for_prefill_worker, parse_bytes
 from runtime.device.driver import MemoryKind
 from runtime.errors import ConfigError
+from runtime.processes.other_python import interpreter
 from runtime.processes.ports import try_to_listen
 
 
@@ -26,7 +28,10 @@ def check_start(config: ServingConfig, files: ModelFiles, machines: Machines | N
     check_disk_kv(config.engine)
     if machines is not None:
         _check_machine(config, machines)
-    if not is_mock(config):
+    if config.workers.engine == "vllm":
+        check_keys(config)
+        interpreter(config)
+    elif not is_mock(config):
         on_gpu = machines is None or uses_gpus(config, machines)
         _check_engine(config.engine, files, on_gpu)
         if config.workers.prefill or config.planner.enabled:

@@ -7,6 +7,7 @@ from baton.service.child_process import ChildProcess, environment
 from baton.service.launcher import Launch
 from baton.service.nats_server import HOST, NATS, NatsServer
 from runtime.config.serving import ServingConfig, dump_config
+from runtime.processes.other_python import interpreter, package_links, with_model_folder
 from runtime.processes.process import Process
 from runtime.security.keys import load_keys
 
@@ -24,8 +25,14 @@ def build_process(
     if launch.module == NATS:
         login = load_keys(config, launch.keys).nats
         return NatsServer(0, config.nats.store_dir or folder / "nats", nats_host, log_file, login, folder)
+    python = None
+    if launch.workers and config.workers.engine == "vllm":
+        python, config = interpreter(config), with_model_folder(config)
+        variables = {**variables, "PYTHONPATH": str(package_links(folder))}
     path = folder / "serving.yaml"
     path.write_text(dump_config(config))
     threads = config.engine.threads if launch.ranks else 1
     environ = {**environment(threads), **launch.keys, **variables, "TMPDIR": str(folder)}
-    return ChildProcess(launch.name, launch.module, ["--config", str(path), *launch.arguments], environ, log_file)
+    return ChildProcess(
+        launch.name, launch.module, ["--config", str(path), *launch.arguments], environ, log_file, python
+    )

@@ -28,10 +28,16 @@ class ChildProcess(LocalProcess):
     """
 
     def __init__(
-        self, name: str, module: str, arguments: Sequence[str], environment: Mapping[str, str], log_file: Path | None
+        self,
+        name: str,
+        module: str,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        log_file: Path | None,
+        python: Path | None = None,
     ) -> None:
         self.name = name
-        self._command = [*launch_command(module), *arguments]
+        self._command = [*launch_command(module, python), *arguments]
         self._environment = dict(environment)
         self._log_file = log_file
         self._ready: asyncio.Future[Ready] | None = None

@@ -24,13 +24,15 @@ def suited(config: ServingConfig, given: Mapping[str, Any], files: ModelFiles, *
     wrote = {key for key, value in given.get("engine", {}).items() if value != "auto"}
     batch_tokens = 1024 if files.config.hidden_size <= SMALL_HIDDEN_SIZE else 512
     longest = min(files.max_position, config.engine.max_model_len or files.max_position)
-    chosen = {
+    chosen: dict[str, int | None] = {
         "block_size": 64,
         "max_batch_tokens": batch_tokens,
         "prefill_batch_tokens": max(config.engine.max_batch_tokens, batch_tokens, min(PREFILL_TOKENS, longest)),
         "max_running": 256,
     }
     assert chosen.keys() == set(AUTO_KEYS)
+    if config.workers.engine == "vllm":
+        chosen |= {"max_batch_tokens": PREFILL_TOKENS, "prefill_batch_tokens": None}  # its decodes wait for no prompt
     open_keys = {key: value for key, value in chosen.items() if key not in wrote}
     return msgspec.structs.replace(config, engine=msgspec.structs.replace(config.engine, **open_keys))
 

@@ -3,12 +3,14 @@
 Invariant: nothing here imports torch or transformers, neither directly nor indirectly, which keeps the router small.
 """
 
+import functools
 import importlib.util
 import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from runtime.checkpoint import added_tokens
+from runtime.checkpoint.foreign_config import load_foreign_config
 from runtime.checkpoint.hub import hub_folder, hub_name
 from runtime.checkpoint.model_cache import converted_folder
 from runtime.checkpoint.model_config import ModelConfig, load_model_config, read_object, refuse_quantized
@@ -37,9 +39,10 @@ class ModelFiles:
         return self.config.max_position
 
 
-def resolve_model(name_or_path: str, progress: bool = False) -> ModelFiles:
+def resolve_model(name_or_path: str, progress: bool = False, *, foreign: bool = False) -> ModelFiles:
     """The model `smollm2`, a folder in Hugging Face form, a .gguf file, or a name on the Hugging Face Hub. GGUF files,
-    such as smollm2's, are converted once; what the Hub has is downloaded once.
+    such as smollm2's, are converted once; what the Hub has is downloaded once. foreign: another engine computes it, so
+    that its architecture and quantization are not ours to refuse.
 
     Raises ConfigError when there is no such model, ModelError when it cannot be used.
     """
@@ -47,13 +50,14 @@ def resolve_model(name_or_path: str, progress: bool = False) -> ModelFiles:
         return _open_gguf(_smollm2_gguf(), SMOLLM2, progress)
     path = Path(name_or_path).expanduser()
     if path.is_dir():
-        return _open_folder(path.resolve(), path.resolve().name)
+        return _open_folder(path.resolve(), path.resolve().name, foreign)
     if path.is_file() and path.suffix == ".gguf":
         return _open_gguf(path.resolve(), path.stem, progress)
     if path.exists():
         raise ConfigError("model", f"{name_or_path} is neither a folder nor a .gguf file")
     if name := hub_name(name_or_path):
-        return _open_folder(hub_folder(name, SMALL_FILES, _wanted_weights), name.repo)
+        wanted = functools.partial(_wanted_weights, foreign=foreign)
+        return _open_folder(hub_folder(name, SMALL_FILES, wanted), name.repo, foreign)
     problem = f"neither {SMOLLM2!r} nor an existing folder or .gguf file, nor a name such as Qwen/Qwen3-0.6B"
     raise ConfigError("model", f"{name_or_path!r} is {problem}")
 
@@ -64,9 +68,9 @@ def pinned(name_or_path: str, files: ModelFiles) -> str:
     return name_or_path if name is None else f"{name.repo}@{files.folder.name}"
 
 
-def _wanted_weights(folder: Path) -> list[str]:
+def _wanted_weights(folder: Path, *, foreign: bool = False) -> list[str]:
     """Before gigabytes are downloaded. Raises ModelError when the model would be refused."""
-    _check_config(folder)
+    _check_config(folder, foreign)
     return _weight_names(folder)
 
 
@@ -113,17 +117,17 @@ def _open_gguf(path: Path, name: str, progress: bool) -> ModelFiles:
     return _open_folder(converted_folder(path, convert), name)
 
 
-def _open_folder(folder: Path, name: str) -> ModelFiles:
-    config = _check_config(folder)
+def _open_folder(folder: Path, name: str, foreign: bool = False) -> ModelFiles:
+    config = _check_config(folder, foreign)
     weight_files(folder)  # are there
     return ModelFiles(folder, name, config, _eos_token_ids(folder, config))
 
 
-def _check_config(folder: Path) -> ModelConfig:
-    config = load_model_config(folder)
+def _check_config(folder: Path, foreign: bool = False) -> ModelConfig:
+    config = load_foreign_config(folder) if foreign else load_model_config(folder)
     if not (folder / "tokenizer.json").is_file():
         raise ModelError(str(folder), "tokenizer.json is missing")
-    if quantized := [file for file in QUANTIZATION_FILES if (folder / file).is_file()]:
+    if not foreign and (quantized := [file for file in QUANTIZATION_FILES if (folder / file).is_file()]):
         refuse_quantized(quantized[0], str(folder))
     return config
 

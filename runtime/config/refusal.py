@@ -44,6 +44,8 @@ def _wanted(kind: inspect.Type) -> str:
             return "null"
         case inspect.UnionType():
             return " or ".join(map(_wanted, kind.types))
+        case inspect.DictType():
+            return "a section"
         case inspect.StructType():
             return f"a section with keys such as {kind.fields[0].name}"
     return "text"

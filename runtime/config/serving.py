@@ -8,7 +8,7 @@ import functools
 import operator
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_origin
 
 import msgspec
 import yaml
@@ -122,11 +122,17 @@ class WorkersConfig(Struct, frozen=True, forbid_unknown_fields=True):
     host: Text = "127.0.0.1"
     prefill: Workers = 1
     decode: Workers = 1
+    engine: Literal["baton", "vllm"] = "baton"  # what computes; see `vllm`
+    python: Text | None = None  # with engine vllm: the interpreter of the environment that has it
     per_process: Positive | None = None  # workers that share a process; None: one, of the mock engine all
     gather_ms: Weight = 10.0  # tokens between a request's first and last leave at most so often
     gather_events_ms: Weight = 20.0  # KV events leave at most so often
     ready_timeout_s: Seconds = 60.0
     drain_timeout_s: Seconds = 30.0
+
+    def __post_init__(self) -> None:
+        if self.engine == "vllm" and self.prefill:
+            raise ValueError("vLLM's workers run their prompts themselves: set workers.prefill: 0")
 
 
 class DiskKvConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -235,6 +241,7 @@ class ServingConfig(Struct, frozen=True, forbid_unknown_fields=True):
     router: RouterConfig = RouterConfig()
     workers: WorkersConfig = WorkersConfig()
     engine: EngineConfig = EngineConfig()
+    vllm: dict[str, Any] = {}  # arguments of vLLM's engine, as `vllm serve` has them, with _ for -
     mock: MockConfig = MockConfig()
     transfer: TransferConfig = TransferConfig()
     discovery: DiscoveryConfig = DiscoveryConfig()
@@ -251,6 +258,7 @@ PATH_KEYS = {
     "engine.disk_kv": ("folder",),
     "nats": ("store_dir", "credentials_file", "token_file"),
     "planner": ("journal",),
+    "workers": ("python",),
     "security": ("api_key_file", "tls_cert_file", "tls_key_file", "cluster_key_file"),
 }
 
@@ -348,6 +356,10 @@ def _refuse_unknown_keys(data: Any, schema: type[Struct], where: str, path: tupl
         inner = fields[key]
         if isinstance(inner, type) and issubclass(inner, Struct):
             _refuse_unknown_keys(value, inner, where, (*path, str(key)))
+        elif get_origin(inner) is dict and isinstance(value, dict):
+            for name in value:
+                if not isinstance(name, str):
+                    raise ConfigError(f"{where}: {at}", f"{name!r} is not a name: keys are text")
 
 
 def parse_bytes(text: str, where: str) -> int:

@@ -8,6 +8,7 @@ not survive a fork.
 import os
 import runpy
 import sys
+from pathlib import Path
 
 from runtime.processes.die_with_parent import die_with_parent
 
@@ -21,10 +22,10 @@ def main() -> None:
     runpy.run_module(program, run_name="__main__", alter_sys=True)
 
 
-def launch_command(program: str) -> list[str]:
+def launch_command(program: str, python: Path | None = None) -> list[str]:
     """The command line that starts PROGRAM tied to this process; PROGRAM's arguments follow. `-P` keeps packages of the
-    current folder from hiding ours."""
-    return [sys.executable, "-P", "-m", "runtime.processes.launch", str(os.getpid()), program]
+    current folder from hiding ours. python: another interpreter than this one's."""
+    return [str(python or sys.executable), "-P", "-m", "runtime.processes.launch", str(os.getpid()), program]
 
 
 if __name__ == "__main__":

@@ -9,9 +9,9 @@ import typer
 from baton.cli.events import options
 from baton.cli.events.session import run_with_nats, until_stopped
 from baton.events.event_source import EventSource, discovery_ttl_s
-from baton.events.vllm.bridge import Bridge
-from baton.events.vllm.stream import VllmStream
+from baton.events.vllm_bridge import Bridge
 from runtime.config.serving import EngineConfig
+from runtime.kv_events.vllm.stream import VllmStream
 from runtime.nats.client import NatsClient
 
 

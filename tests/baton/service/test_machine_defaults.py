@@ -49,6 +49,12 @@ def test_a_small_model_gets_larger_steps_and_none_gets_steps_beyond_its_context(
     assert engine(small, {"engine": {"max_model_len": 2000}}).prefill_batch_tokens == 2000
 
 
+def test_vllm_gets_large_steps_and_nothing_that_only_a_prefill_worker_takes(large: ModelFiles) -> None:
+    given = {"workers": {"engine": "vllm", "prefill": 0}}
+    chosen = engine(large, given)
+    assert (chosen.block_size, chosen.max_batch_tokens, chosen.prefill_batch_tokens) == (64, 8192, None)
+
+
 def test_what_the_user_wrote_stays_also_when_it_is_the_default(large: ModelFiles) -> None:
     given = {"engine": {"block_size": 16, "max_batch_tokens": 16384, "max_running": 64}}
     chosen = engine(large, given)

@@ -192,3 +192,9 @@ def test_auto_is_the_same_as_leaving_a_number_out() -> None:
 def test_a_size_beyond_any_machine_is_a_clear_error() -> None:
     with pytest.raises(ConfigError, match="more than any machine has"):
         parse_bytes("9" * 400, "engine.kv_memory")
+
+
+def test_arguments_of_vllm_have_names() -> None:
+    assert parse_config({"vllm": {"quantization": "fp8"}}).vllm == {"quantization": "fp8"}
+    with pytest.raises(ConfigError, match="vllm: 5 is not a name"):
+        parse_config({"vllm": {5: "fp8"}})

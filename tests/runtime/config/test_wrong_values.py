@@ -16,6 +16,7 @@ WRONG: dict[type[inspect.Type], tuple[Any, ...]] = {
     inspect.StrType: ("", "a\nb", "a\x00b", 5, ["a"]),
     inspect.BoolType: ("yes", 1, [True]),
     inspect.VarTupleType: ("*", 5, {}),
+    inspect.DictType: (5, "a", [1]),
     inspect.LiteralType: ("nonsense", 17, [16]),
 }
 

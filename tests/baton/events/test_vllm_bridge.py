@@ -3,21 +3,23 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 
+import msgspec
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
 from baton.events.event_source import EventSource
-from baton.events.vllm.bridge import Bridge
-from baton.events.vllm.stream import VllmStream
+from baton.events.vllm_bridge import Bridge
 from baton.service.nats_server import NatsServer
 from baton_proto.kv_events import Stored
 from runtime.blocks.block_hash import block_hashes
 from runtime.end_task import end_tasks
 from runtime.errors import ConfigError, ProtocolError, UnavailableError
+from runtime.kv_events.vllm.stream import VllmStream
 from runtime.nats.client import NatsClient
 from tests.baton.events.cluster import TTL_S, Router
-from tests.baton.events.vllm.test_blocks import BLOCK, prompt
-from tests.baton.events.vllm.vllm_engine import Engine, Messages
+from tests.runtime.kv_events.vllm.test_blocks import BLOCK, prompt
+from tests.runtime.kv_events.vllm.vllm_engine import Engine, Messages
 
 
 class Scene:
@@ -115,6 +117,31 @@ async def test_what_the_engine_remembers_is_asked_for_at_the_start(scene: Scene)
     assert scene.engine.replays == 1
 
 
+async def test_a_replay_without_topics_as_older_engines_answer_is_read(nats: NatsClient) -> None:
+    engine = Engine(replays_topic=False)
+    await engine.start()
+    scene = Scene(nats, engine)
+    await scene.router.start()
+    try:
+        await scene.store(0, 3)
+        await scene.start(replay=True)
+        await scene.until_found(3)
+    finally:
+        await scene.close()
+        await engine.close()
+
+
+async def test_that_no_message_can_be_read_is_said_at_once_with_the_first_reason(scene: Scene) -> None:
+    with capture_logs() as logs:
+        bridge = await scene.start(replay=False)
+        for _ in range(3):
+            await scene.engine.publish(msgspec.msgpack.encode([1.0, [{"type": "BlockTaught"}], 0]))
+        await scene.until(lambda: bridge.cache.num_malformed == 3)
+    (said,) = [line for line in logs if line["log_level"] == "error"]
+    assert "no message of this engine can be read" in said["event"]
+    assert "BlockTaught" in said["first_reason"]
+
+
 async def test_messages_that_were_lost_are_asked_for(scene: Scene) -> None:
     bridge = await scene.start(replay=True)
     await scene.store(0, 2)
@@ -125,7 +152,7 @@ async def test_messages_that_were_lost_are_asked_for(scene: Scene) -> None:
     await scene.store(5)
     await scene.until_found(6)
     assert scene.engine.replays == 2
-    assert bridge.num_losses == 0
+    assert bridge.cache.num_losses == 0
 
 
 @pytest.mark.parametrize("replay", [False, True])
@@ -138,7 +165,7 @@ async def test_lost_messages_that_nobody_remembers_withdraw_everything(scene: Sc
         await scene.store(number, lose=True)
     await scene.engine.publish(scene.messages.payload())
     await scene.until_found(0)
-    assert bridge.num_losses == 1
+    assert bridge.cache.num_losses == 1
     await scene.store(0, 4)
     await scene.until_found(4)
 
@@ -177,7 +204,7 @@ async def test_numbers_that_begin_again_without_a_lost_connection_are_noticed(sc
     stored = scene.messages.stored([1], None, prompt(1))
     await scene.engine.send_raw([b"", (0).to_bytes(8, "big"), scene.messages.payload(stored)])
     await scene.until_found(1)
-    assert bridge.num_losses == 1
+    assert bridge.cache.num_losses == 1
 
 
 async def test_a_malformed_message_withdraws_what_may_be_wrong_now(scene: Scene) -> None:
@@ -187,7 +214,7 @@ async def test_a_malformed_message_withdraws_what_may_be_wrong_now(scene: Scene)
     await scene.engine.send_raw([b"only two", b"frames"])
     await scene.engine.publish(b"\xc1nonsense")
     await scene.until_found(0)
-    assert (bridge.num_malformed, bridge.num_losses) == (1, 1)
+    assert (bridge.cache.num_malformed, bridge.cache.num_losses) == (1, 1)
     await scene.store(0, 1)
     await scene.until_found(1)
 
@@ -203,7 +230,7 @@ async def test_only_the_topic_that_was_asked_for_is_heard(nats: NatsClient) -> N
         await scene.store(0, 2)
         await scene.until_found(2)
         assert scene.bridge is not None
-        assert scene.bridge.num_malformed == 0
+        assert scene.bridge.cache.num_malformed == 0
     finally:
         await scene.close()
         await engine.close()

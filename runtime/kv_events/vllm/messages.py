@@ -1,10 +1,16 @@
 """The KV event messages that vLLM publishes over ZeroMQ, as far as a prefix index needs them.
 
-vLLM encodes its batches with msgspec as msgpack: released versions as arrays, in which trailing fields with their
-default may be missing, newer ones as maps. Both are read here, and further fields are ignored.
+vLLM encodes a batch with msgspec as msgpack, in a form that depends on its version:
+
+- up to 0.2x: the batch is an array, and so is each event, with its kind first
+- 0.32: the batch is an array whose events are maps, with their kind under `type`
+- a batch that is a map too has been announced
+
+Every mixture is read. Trailing fields with their default may be missing, and further fields are ignored.
 Format: vllm/distributed/kv_events.py in github.com/vllm-project/vllm.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -61,28 +67,37 @@ class _ClearedArray(AllBlocksCleared, frozen=True, array_like=True, tag="AllBloc
     pass
 
 
-class _BatchArray(Struct, frozen=True, array_like=True):
+class _BatchMap(Struct, frozen=True):
+    """A batch whose events are not decoded yet."""
+
     ts: float
-    events: list[_StoredArray | _RemovedArray | _ClearedArray]
+    events: list[msgspec.Raw]
     data_parallel_rank: int | None = None
 
 
-_decode_map = decoder(VllmBatch)
-_decode_array = decoder(_BatchArray)
+class _BatchArray(_BatchMap, frozen=True, array_like=True):
+    pass
+
+
+Decode = Callable[[bytes | msgspec.Raw], Any]
+
+_decode_batch: dict[bool, Decode] = {True: decoder(_BatchMap), False: decoder(_BatchArray)}  # by: is it a map?
+_decode_event: dict[bool, Decode] = {
+    True: decoder(BlockStored | BlockRemoved | AllBlocksCleared),
+    False: decoder(_StoredArray | _RemovedArray | _ClearedArray),
+}
 
 
 def decode_vllm_batch(payload: bytes) -> VllmBatch:
     """Raises ProtocolError."""
     try:
-        if _is_map(payload):
-            whole: VllmBatch = _decode_map(payload)
-            return whole
-        batch: _BatchArray = _decode_array(payload)
-        return VllmBatch(batch.ts, list(batch.events), batch.data_parallel_rank)
+        batch: _BatchMap = _decode_batch[_is_map(payload)](payload)
+        events = [_decode_event[_is_map(memoryview(event))](event) for event in batch.events]
     except msgspec.DecodeError as error:
         raise ProtocolError("vLLM", f"a message that is no batch of KV events: {error}") from error
+    return VllmBatch(batch.ts, events, batch.data_parallel_rank)
 
 
-def _is_map(payload: bytes) -> bool:
+def _is_map(data: bytes | memoryview) -> bool:
     """A msgpack map begins with fixmap, map 16 or map 32."""
-    return payload[:1] in (b"\xde", b"\xdf") or (payload[:1] != b"" and payload[0] & 0xF0 == 0x80)
+    return len(data) > 0 and (data[0] & 0xF0 == 0x80 or data[0] in (0xDE, 0xDF))

@@ -8,30 +8,36 @@ differences are evened out here:
 - vLLM may evict a block while blocks behind it stay. Baton's index holds whole prefixes only: the blocks behind are
   withdrawn, and announced again when the missing block is back.
 - A block may depend on more than its tokens (images, a cache salt). Such blocks, and the blocks behind them, cannot be
-  found by their tokens and are left out.
+  found by their tokens and are left out. A salt that stands for a seed of block hashes is no such thing.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from baton.events.vllm.messages import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, VllmEvent
 from baton_proto.kv_events import Cleared, KvEvent, Removed, Stored
 from runtime.blocks.block_hash import SEED, block_hashes, lora_seed, sequence_hashes
 from runtime.errors import ConfigError, ProtocolError
+from runtime.kv_events.vllm.messages import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, VllmEvent
 
 SERVED_MEDIUM = "GPU"
 
+SeedOf = Callable[[object], int | None]
+"""The seed of block hashes that a cache salt stands for; None: it stands for none."""
+
 
 class _Block:
-    __slots__ = ("block_hash", "copies", "name", "parent", "sequence_hash", "shown")
+    __slots__ = ("block_hash", "copies", "name", "parent", "seed", "sequence_hash", "shown")
 
-    def __init__(self, name: BlockHash, parent: BlockHash | None, block_hash: int, sequence_hash: int) -> None:
+    def __init__(
+        self, name: BlockHash, parent: BlockHash | None, block_hash: int, sequence_hash: int, seed: int
+    ) -> None:
         self.name = name
         self.parent = parent  # None: the first block of a prompt
         self.block_hash = block_hash
         self.sequence_hash = sequence_hash
+        self.seed = seed  # of the block hashes of its chain
         self.copies = 0
         self.shown = False  # the index knows it; then its parent is shown too
 
@@ -39,7 +45,8 @@ class _Block:
 class VllmBlocks:
     """`skipped` counts, by reason, the blocks that could not be translated."""
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, seed_of: SeedOf | None = None) -> None:
+        self._seed_of = seed_of or (lambda _: None)
         self.skipped: Counter[str] = Counter()
         self.num_shown = 0
         self._block_size = block_size
@@ -97,7 +104,7 @@ class VllmBlocks:
         usable = self._usable(event)
         if not usable:
             return []
-        return self._show_chain(self._add_copies(event, usable))
+        return self._show_chain(self._add_copies(event, usable, self._seed(event)))
 
     def _usable(self, event: BlockStored) -> int:
         """How many of the run's first blocks are full and depend on their tokens alone."""
@@ -106,7 +113,7 @@ class VllmBlocks:
             return 0
         usable = len(event.block_hashes)
         for i, keys in enumerate(event.extra_keys or ()):
-            if keys and any(key != event.lora_name for key in keys):
+            if keys and any(key != event.lora_name and not self._is_salt(event, i, key) for key in keys):
                 self.skipped["more than tokens in it"] += max(0, usable - i)
                 usable = min(usable, i)
                 break
@@ -115,13 +122,23 @@ class VllmBlocks:
             self.skipped["partial block"] += usable - full
         return min(usable, full)
 
-    def _add_copies(self, event: BlockStored, usable: int) -> list[_Block]:
+    def _is_salt(self, event: BlockStored, index: int, key: object) -> bool:
+        """vLLM hashes a salt into the first block of a prompt."""
+        return event.parent_block_hash is None and index == 0 and self._seed_of(key) is not None
+
+    def _seed(self, event: BlockStored) -> int:
+        if event.parent_block_hash is not None:
+            return self._blocks[event.parent_block_hash].seed
+        first = event.extra_keys[0] if event.extra_keys else None
+        salts = [seed for key in first or () if (seed := self._seed_of(key)) is not None]
+        return salts[0] if salts else SEED if event.lora_name is None else lora_seed(event.lora_name)
+
+    def _add_copies(self, event: BlockStored, usable: int, seed: int) -> list[_Block]:
         try:
             tokens = np.array(event.token_ids[: usable * self._block_size], dtype=np.uint32)
         except (OverflowError, ValueError) as error:
             raise ProtocolError("vLLM", f"token ids that are none: {error}") from error
         above = event.parent_block_hash
-        seed = SEED if event.lora_name is None else lora_seed(event.lora_name)
         blocks = block_hashes(tokens, self._block_size, seed)
         sequences = sequence_hashes(blocks, None if above is None else self._blocks[above].sequence_hash)
         chain = []
@@ -130,7 +147,7 @@ class VllmBlocks:
         ):
             block = self._blocks.get(name)
             if block is None:
-                block = self._blocks[name] = _Block(name, above, block_hash, sequence_hash)
+                block = self._blocks[name] = _Block(name, above, block_hash, sequence_hash, seed)
                 if above is not None:
                     self._children.setdefault(above, {})[name] = None
             block.copies += 1

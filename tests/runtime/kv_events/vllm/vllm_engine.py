@@ -1,11 +1,13 @@
-"""A vLLM engine's event side, as its documentation describes it: the same encoding, the same sockets.
+"""An imitation of a vLLM engine's event side, for faults that a real one cannot be made to show.
 
-vLLM encodes its batches with msgspec: structs with a tag and without their default fields, up to now as arrays, in
-newer releases as maps. Its PUB socket sends [topic, number, payload]; its ROUTER socket answers a request for the
+Its messages are those of the recording that `python -m tests.vllm.record_events` makes of a real engine, with other
+values in their fields. Its PUB socket sends [topic, number, payload]; its ROUTER socket answers a request for the
 messages from a number on.
 """
 
 import asyncio
+import base64
+import json
 from collections import deque
 from typing import Any
 
@@ -13,69 +15,64 @@ import msgspec
 import zmq
 import zmq.asyncio
 
+from tests.test_packaging import ROOT
 
-def message_types(array_like: bool) -> dict[str, Any]:
-    """Struct types with vLLM's names and fields."""
-    how = {"array_like": array_like, "omit_defaults": True, "gc": False}
-    names = int | bytes
-    stored = msgspec.defstruct(
-        "BlockStored",
-        [
-            ("block_hashes", list[names]),
-            ("parent_block_hash", names | None),
-            ("token_ids", list[int]),
-            ("block_size", int),
-            ("lora_id", int | None),
-            ("medium", str | None),
-            ("lora_name", str | None),
-            ("extra_keys", list[tuple[Any, ...] | None] | None, None),
-            ("group_idx", int | None, None),
-        ],
-        tag=True,
-        **how,
-    )
-    removed = msgspec.defstruct(
-        "BlockRemoved",
-        [("block_hashes", list[names]), ("medium", str | None), ("group_idx", int | None, None)],
-        tag=True,
-        **how,
-    )
-    cleared = msgspec.defstruct("AllBlocksCleared", [], tag=True, **how)
-    batch = msgspec.defstruct(
-        "KVEventBatch", [("ts", float), ("events", list[Any]), ("data_parallel_rank", int | None, None)], **how
-    )
-    return {"stored": stored, "removed": removed, "cleared": cleared, "batch": batch}
+RECORDING = json.loads((ROOT / "tests" / "data" / "vllm_events.json").read_text())
+RECORDED = "maps in an array"  # as the recorded version sends
+FORMS = ["arrays", RECORDED, "maps"]  # by age
+
+
+def recorded(what: str = "published") -> list[list[bytes]]:
+    """The frames of each message: "published" ones, or the first and the last of those that are "replayed"."""
+    return [[base64.b64decode(frame) for frame in frames] for frames in RECORDING[what]]
+
+
+def _templates() -> dict[str, dict[str, Any]]:
+    """The first recorded event of each kind, all fields in vLLM's order."""
+    events = [event for frames in recorded() for event in msgspec.msgpack.decode(frames[2])[1]]
+    return {event["type"]: event for event in reversed(events)}
+
+
+TEMPLATES = _templates()
 
 
 class Messages:
     """Builds payloads."""
 
-    def __init__(self, array_like: bool = True, rank: int | None = 0, block_size: int = 4) -> None:
-        self._types = message_types(array_like)
+    def __init__(self, form: str = RECORDED, rank: int | None = 0, block_size: int = 4) -> None:
+        self._form = form
         self._rank = rank
         self._block_size = block_size
-        self._encoder = msgspec.msgpack.Encoder()
 
     def stored(self, names: list[Any], parent: Any, token_ids: list[int], **fields: Any) -> Any:
-        defaults = {"block_size": self._block_size, "lora_id": None, "medium": "GPU", "lora_name": None}
-        return self._types["stored"](
-            block_hashes=names, parent_block_hash=parent, token_ids=token_ids, **(defaults | fields)
-        )
+        values = {"block_hashes": names, "parent_block_hash": parent, "token_ids": token_ids, "extra_keys": None}
+        return self._event("BlockStored", values | {"block_size": self._block_size} | fields)
 
     def removed(self, names: list[Any], medium: str | None = "GPU", group_idx: int | None = None) -> Any:
-        return self._types["removed"](block_hashes=names, medium=medium, group_idx=group_idx)
+        return self._event("BlockRemoved", {"block_hashes": names, "medium": medium, "group_idx": group_idx})
 
     def cleared(self) -> Any:
-        return self._types["cleared"]()
+        return self._event("AllBlocksCleared", {})
 
     def payload(self, *events: Any) -> bytes:
-        return self._encoder.encode(self._types["batch"](ts=1.0, events=list(events), data_parallel_rank=self._rank))
+        ts, _, rank = msgspec.msgpack.decode(recorded()[0][2])
+        assert isinstance(rank, int)
+        batch = {"ts": ts, "events": list(events), "data_parallel_rank": self._rank}
+        return msgspec.msgpack.encode(batch if self._form == "maps" else list(batch.values()))
+
+    def _event(self, kind: str, values: dict[str, Any]) -> Any:
+        """Older engines put the values alone into an array, the kind first."""
+        event = TEMPLATES[kind] | values
+        assert event.keys() == TEMPLATES[kind].keys(), "a field that vLLM does not send"
+        return list(event.values()) if self._form == "arrays" else event
 
 
 class Engine:
     """The sockets. `forget` and `lose` make it imperfect."""
 
-    def __init__(self, topic: str = "", remembered: int = 10_000) -> None:
+    def __init__(self, topic: str = "", remembered: int = 10_000, replays_topic: bool = True) -> None:
+        """`replays_topic`: whether answers to a replay have the topic, as those of the recorded version have."""
+        self._replays_topic = replays_topic
         self._context = zmq.asyncio.Context()
         self._topic = topic.encode()
         self._remembered: deque[tuple[int, bytes]] = deque(maxlen=remembered)
@@ -138,13 +135,18 @@ class Engine:
         self._context.term()
 
     async def _serve_replays(self, router: zmq.asyncio.Socket) -> None:
+        _, end = recorded("replayed")
         while True:
             client, empty, first = await router.recv_multipart()
             self.replays += 1
             for number, payload in list(self._remembered):
                 if number >= int.from_bytes(first, "big"):
-                    await router.send_multipart([client, empty, number.to_bytes(8, "big"), payload])
-            await router.send_multipart([client, empty, (-1).to_bytes(8, "big", signed=True), b""])
+                    answer = [empty, self._topic, number.to_bytes(8, "big"), payload]
+                    await router.send_multipart([client, *self._in_its_form(answer)])
+            await router.send_multipart([client, *self._in_its_form(end)])
+
+    def _in_its_form(self, answer: list[bytes]) -> list[bytes]:
+        return answer if self._replays_topic else [answer[0], *answer[2:]]
 
 
 async def _bind(socket: zmq.asyncio.Socket, port: int) -> int:

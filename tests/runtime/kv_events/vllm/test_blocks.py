@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from baton.events.vllm.blocks import VllmBlocks
-from baton.events.vllm.messages import decode_vllm_batch
 from baton_proto.kv_events import Cleared, KvEvent, Removed, Stored
 from router.index.radix_tree import RadixTree
 from runtime.blocks.block_hash import block_hashes, lora_seed, sequence_hashes
 from runtime.errors import ConfigError, ProtocolError
-from tests.baton.events.vllm.vllm_engine import Messages
+from runtime.kv_events.vllm.blocks import VllmBlocks
+from runtime.kv_events.vllm.messages import decode_vllm_batch
+from tests.runtime.kv_events.vllm.vllm_engine import FORMS, RECORDED, RECORDING, Messages, recorded
 
 BLOCK = 4
 KEY = ("vllm", 1)
@@ -49,8 +49,8 @@ def prompt(num_blocks: int, start: int = 0) -> list[int]:
 class Feed:
     """Blocks that are fed with what vLLM would send."""
 
-    def __init__(self, array_like: bool = True) -> None:
-        self.messages = Messages(array_like, block_size=BLOCK)
+    def __init__(self, form: str = RECORDED) -> None:
+        self.messages = Messages(form, block_size=BLOCK)
         self.blocks = VllmBlocks(BLOCK)
 
     def __call__(self, *events: Any) -> list[KvEvent]:
@@ -64,7 +64,7 @@ class Feed:
         return self(self.messages.removed(list(names)))
 
 
-@pytest.fixture(params=[True, False], ids=["arrays", "maps"])
+@pytest.fixture(params=FORMS)
 def feed(request: pytest.FixtureRequest) -> Feed:
     return Feed(request.param)
 
@@ -80,6 +80,19 @@ def test_blocks_are_named_by_the_hashes_of_their_tokens(feed: Feed, names: list[
     assert feed(feed.messages.cleared()) == [Cleared()]
     assert feed.blocks.num_shown == 0
     assert not feed.blocks.skipped
+
+
+def test_every_recorded_message_of_a_real_engine_is_read() -> None:
+    """The recording ends with a cleared cache and one prompt of two blocks."""
+    blocks, tree = VllmBlocks(RECORDING["block_size"]), RadixTree()
+    for _, _, payload in recorded():
+        for event in decode_vllm_batch(payload).events:
+            for told in blocks.apply(event):
+                tree.apply(KEY, told)
+    assert not blocks.skipped
+    hashes = block_hashes(np.arange(9000, 9000 + 2 * RECORDING["block_size"], dtype=np.uint32), RECORDING["block_size"])
+    (held,) = tree.dump(KEY)
+    assert held.block_hashes == hashes.astype("<u8").tobytes()
 
 
 def test_the_oldest_form_of_the_messages_is_read_too() -> None:
@@ -180,6 +193,20 @@ def test_blocks_that_hold_more_than_tokens_are_left_out_with_what_follows(feed: 
     assert feed.stored([1, 2, 3], None, tokens, extra_keys=[None, ("image", 5), None]) == [run(tokens[:BLOCK])]
     assert feed.stored([4], 3, prompt(1, start=100)) == []
     assert feed.blocks.skipped == {"more than tokens in it": 2, "unknown parent": 1}
+
+
+def test_a_salt_that_stands_for_a_seed_changes_the_hashes_of_its_whole_chain() -> None:
+    tokens = prompt(3)
+    blocks, messages = VllmBlocks(BLOCK, {"salt": 7}.get), Messages(block_size=BLOCK)
+    events = [
+        messages.stored([1, 2], None, tokens[: 2 * BLOCK], extra_keys=[("salt",), None]),
+        messages.stored([3], 2, tokens[2 * BLOCK :], extra_keys=[None]),
+        messages.stored([4, 5], None, tokens[: 2 * BLOCK], extra_keys=[("another",), None]),
+    ]
+    told = [told for event in decode_vllm_batch(messages.payload(*events)).events for told in blocks.apply(event)]
+    hashes = block_hashes(np.array(tokens, dtype=np.uint32), BLOCK, 7).astype("<u8").tobytes()
+    assert b"".join(run.block_hashes for run in told if isinstance(run, Stored)) == hashes
+    assert blocks.skipped == {"more than tokens in it": 2}
 
 
 steps = st.lists(

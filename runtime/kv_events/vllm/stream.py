@@ -2,7 +2,8 @@
 
 A subscriber gets [topic, sequence number (8 bytes, big-endian), payload]. Numbers begin at 0 with every start of the
 engine. Missed messages can be asked for at a second socket while the engine remembers them: [empty, first number] is
-answered with [empty, number, payload] for each message, and a last message with number -1.
+answered with [empty, topic, number, payload] for each message, and a last one whose number is -1 and whose topic is
+empty. Versions before 0.2x answer without the topic.
 """
 
 import asyncio
@@ -191,11 +192,10 @@ class VllmStream:
             while True:
                 async with asyncio.timeout(self._timeout_s):
                     frames = await socket.recv_multipart()
-                if len(frames) == 3 and frames[1] == END_OF_REPLAY:
+                number, payload = _answer(frames, endpoint)
+                if number == END_OF_REPLAY:
                     return messages
-                if len(frames) != 3 or len(frames[1]) != NUMBER_BYTES:
-                    raise UnavailableError(f"{endpoint} does not speak like vLLM's replay endpoint")
-                messages.append(Message(int.from_bytes(frames[1], "big"), frames[2]))
+                messages.append(Message(int.from_bytes(number, "big"), payload))
         except TimeoutError as error:
             raise UnavailableError(f"no vLLM replay endpoint at {endpoint} within {self._timeout_s:g} s") from error
         finally:
@@ -205,6 +205,18 @@ class VllmStream:
         socket = self._context.socket(kind)
         self._sockets.append(socket)
         return socket
+
+
+def _answer(frames: list[bytes], endpoint: str) -> tuple[bytes, bytes]:
+    """Number and payload of an answer to a replay. Raises UnavailableError."""
+    match frames:
+        case [b"", _, number, payload] | [b"", number, payload] if len(number) == NUMBER_BYTES:
+            return number, payload
+    sizes = ", ".join(str(len(frame)) for frame in frames[:8])
+    raise UnavailableError(
+        f"{endpoint} does not speak like vLLM's replay endpoint: it answers with {len(frames)} frames of {sizes} bytes "
+        "where (empty, topic, number of 8 bytes, payload) is expected"
+    )
 
 
 def _connect(socket: zmq.asyncio.Socket, endpoint: str, option: str) -> None:

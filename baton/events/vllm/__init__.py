@@ -1,1 +1,0 @@
-"""What a vLLM engine says of its cache, translated into our events."""

@@ -1,0 +1,103 @@
+"""What serving.yaml says, as arguments of vLLM's engine: the section `engine`, and the section `vllm` as it stands."""
+
+import difflib
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from runtime.checkpoint.served_model import is_mock
+from runtime.config.serving import EngineConfig, ServingConfig, parse_bytes
+from runtime.errors import ConfigError
+
+CPU_KV_MEMORY = "512MiB"  # as our own engine's
+CPU_BLOCK_TOKENS = 32  # vLLM's attention on a CPU takes multiples
+
+OWNED = {
+    "model": "model",
+    "tokenizer": "model",
+    "served_model_name": "served_model_name",
+    "block_size": "engine.block_size",
+    "dtype": "engine.dtype",
+    "kv_cache_memory_bytes": "engine.kv_memory",
+    "max_model_len": "engine.max_model_len",
+    "max_num_batched_tokens": "engine.max_batch_tokens",
+    "max_num_seqs": "engine.max_running",
+    "tensor_parallel_size": "engine.tensor_parallel",
+    "gpu_memory_utilization": "engine.gpu_memory_share",
+    "enforce_eager": "engine.cuda_graphs",
+    "data_parallel_size": "workers.decode",
+    "enable_prefix_caching": "",
+    "kv_events_config": "",
+    "kv_transfer_config": "",
+    "disable_log_stats": "",
+    "skip_tokenizer_init": "",
+    "enable_logging_iteration_details": "",
+}
+"""Arguments of vLLM that Baton decides, by the key that says how; "": nobody else may."""
+
+OURS_ALONE = (
+    *("attention", "host_kv_memory", "disk_kv", "prefill_batch_tokens", "prefill_tensor_parallel", "prepare_sleep"),
+)
+"""Keys of the section `engine` that vLLM has nothing for."""
+
+
+def check_keys(config: ServingConfig) -> None:
+    """Raises ConfigError for what vLLM's workers cannot do, and for what another key decides. What only vLLM knows is
+    checked by vllm_arguments()."""
+    if is_mock(config):
+        raise ConfigError("workers.engine", "the mock model is our own engine's: baton, or another model")
+    for name in OURS_ALONE:
+        if getattr(config.engine, name) != getattr(EngineConfig(), name):
+            raise ConfigError(f"engine.{name}", "vLLM has no such thing: leave it out, or set workers.engine: baton")
+    if config.workers.prefill:
+        raise ConfigError("workers.prefill", "vLLM's workers run their prompts themselves: set it to 0")
+    if config.planner.enabled and config.planner.limits.max_prefill:
+        raise ConfigError("planner.limits.max_prefill", "vLLM's workers run their prompts themselves: set it to 0")
+    if config.workers.per_process not in (None, 1):
+        raise ConfigError("workers.per_process", "each worker with vLLM has a process of its own: leave it out")
+    for name, key in OWNED.items():
+        if name in config.vllm:
+            other = f"set {key} instead" if key else "Baton sets it; leave it out"
+            raise ConfigError(f"vllm.{name}", other)
+
+
+def vllm_arguments(
+    config: ServingConfig, folder: Path, events: dict[str, Any], known: Collection[str], *, on_cpu: bool
+) -> dict[str, Any]:
+    """Arguments of vLLM's AsyncEngineArgs, which are `known`. `folder`: the model's. `events`: a KVEventsConfig's
+    fields. Raises ConfigError."""
+    for name in config.vllm:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
+            raise ConfigError(f"vllm.{name}", f"this vLLM has no such engine argument; the nearest is {near[0]!r}")
+    engine = config.engine
+    if on_cpu and engine.block_size % CPU_BLOCK_TOKENS:
+        problem = f"vLLM's blocks on a CPU hold a multiple of {CPU_BLOCK_TOKENS} tokens: set 32, 64 or 128"
+        raise ConfigError("engine.block_size", f"{engine.block_size}: {problem}")
+    arguments: dict[str, Any] = {
+        "model": str(folder),
+        "served_model_name": config.served_model_name or config.model,
+        "block_size": engine.block_size,
+        "dtype": "float32" if on_cpu and engine.dtype == "auto" else engine.dtype,
+        "max_model_len": engine.max_model_len,
+        "max_num_batched_tokens": engine.max_batch_tokens,
+        "max_num_seqs": engine.max_running,
+        "tensor_parallel_size": engine.tensor_parallel,
+        "enforce_eager": on_cpu or not engine.cuda_graphs,
+        "enable_prefix_caching": True,
+        "kv_events_config": events,
+        "scheduling_policy": "priority",
+        "generation_config": "vllm",  # the router applies the model's own
+        # The library that the router checks grammars with. Without white space between the parts of JSON, because its
+        # version in vLLM's environment sets no bound to it, and a model may write nothing else.
+        "structured_outputs_config": {"backend": "guidance", "disable_any_whitespace": True},
+        "enable_logging_iteration_details": True,  # how long a step took, and what it computed
+    }
+    memory = engine.kv_memory.strip()
+    if memory != "auto" or on_cpu:
+        arguments["kv_cache_memory_bytes"] = parse_bytes(
+            CPU_KV_MEMORY if memory == "auto" else memory, "engine.kv_memory"
+        )
+    if not on_cpu:
+        arguments["gpu_memory_utilization"] = engine.gpu_memory_share / engine.gpu_share
+    return {name: value for name, value in arguments.items() if name in known} | config.vllm

@@ -1,0 +1,228 @@
+"""One AsyncLLM as worker/ sees an engine: sequences go in, one StepOutput per step of vLLM's comes out.
+
+Requests go to vLLM's core process and its outputs are taken from it without the request objects, queues and texts that
+AsyncLLM makes of them: token ids go in and out, and the news of a step stay together. Event loop only.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
+from typing import Any
+
+import structlog
+
+from baton_proto.discovery import WorkerLoad
+from baton_proto.sampling import TokenLogprobs
+from engine.core.engine import SequenceOutput, StepOutput
+from engine.core.sequence import Sequence, SequenceStatus
+from engine.vllm.cache import VllmCache, salt_of
+from engine.vllm.sampling import vllm_grammar, vllm_sampling
+from engine.vllm.steps import VllmSteps
+
+log = structlog.get_logger()
+
+REFUSALS = (ValueError, TypeError, KeyError)
+"""What vLLM's checks of a request raise."""
+FINISHES = {"stop": "stop", "length": "length", "repetition": "stop"}
+"""Ours by vLLM's; any other one is an error."""
+
+
+class VllmEngine:
+    """`step()` and the memory of blocks are vLLM's own; the rest has the names of `engine.core.engine.Engine`."""
+
+    def __init__(self, llm: Any, cache: VllmCache, eos_token_ids: frozenset[int]) -> None:
+        """llm: an AsyncLLM whose own output handler does not run."""
+        self.block_manager = cache
+        self.scheduler = SimpleNamespace(num_preemptions=0)
+        self.timed_steps = VllmSteps()
+        self.num_prompt_tokens = 0
+        self._llm = llm
+        self._eos_token_ids = eos_token_ids
+        self._sequences: dict[str, Sequence] = {}
+        self._waiting: dict[str, Sequence] = {}  # without a first token
+        self._begun_s: dict[str, float] = {}  # when vLLM began a waiting one, on time.monotonic()
+        self._dead_ends: list[SequenceOutput] = []
+        self._num_running = 0
+        self._sending: set[asyncio.Task[None]] = set()
+        self.wake: Callable[[], None] = lambda: None  # somebody shall take the dead ends
+
+    # --- sequences come and go ----------------------------------------------------------------------------------------
+
+    def add(self, sequence: Sequence) -> None:
+        """A sequence that vLLM refuses ends with finish "error"."""
+        self._sequences[sequence.request_id] = self._waiting[sequence.request_id] = sequence
+        if sequence.sampling.grammar is not None:
+            self._send(self._add_with_grammar(sequence))
+            return
+        try:
+            request = self._request(sequence)
+        except REFUSALS as error:
+            self._refused(sequence, error)
+        else:
+            self._send(self._llm.engine_core.add_request_async(request))
+
+    async def _add_with_grammar(self, sequence: Sequence) -> None:
+        """On a thread, because vLLM compiles the grammar to check it."""
+        try:
+            request = await asyncio.to_thread(self._request, sequence)
+        except REFUSALS as error:
+            self._refused(sequence, error)
+            self.wake()
+            return
+        if self._sequences.get(sequence.request_id) is sequence:  # else it was aborted
+            await self._llm.engine_core.add_request_async(request)
+
+    def _refused(self, sequence: Sequence, error: Exception) -> None:
+        if self._forget(sequence.request_id) is sequence:
+            self._dead_ends.append(SequenceOutput(sequence, [], [], "error", error=f"vLLM: {error}"))
+
+    def abort(self, request_id: str) -> Sequence | None:
+        """Ends a sequence without an output, and returns it; None when there is none."""
+        sequence = self._forget(request_id)
+        if sequence is not None:
+            self._send(self._llm.engine_core.abort_requests_async([request_id]))
+        return sequence
+
+    def _request(self, sequence: Sequence) -> Any:
+        """An EngineCoreRequest. Raises what vLLM's checks raise."""
+        from vllm import SamplingParams
+        from vllm.inputs import TokensPrompt
+        from vllm.sampling_params import StructuredOutputsParams
+
+        sampling = sequence.sampling
+        arguments = vllm_sampling(sampling, sequence.num_output_tokens, self._eos_token_ids)
+        if sampling.grammar is not None:
+            arguments["structured_outputs"] = StructuredOutputsParams(**vllm_grammar(sampling.grammar))
+        prompt = TokensPrompt(type="token", prompt_token_ids=sequence.token_ids.copy())
+        if (salt := salt_of(sequence.hash_seed)) is not None:
+            prompt["cache_salt"] = salt
+        processor = self._llm.input_processor
+        return processor.process_inputs(
+            sequence.request_id, prompt, SamplingParams(**arguments), ("generate",), priority=-sequence.priority
+        )
+
+    def _send(self, message: Coroutine[Any, Any, None]) -> None:
+        """Messages leave in the order of the calls, because tasks begin in order and a message leaves at once."""
+        task = asyncio.ensure_future(message)
+        self._sending.add(task)
+        task.add_done_callback(self._sent)
+
+    def _sent(self, task: "asyncio.Task[None]") -> None:
+        self._sending.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            log.warning("vLLM's core does not listen", error=str(error))  # next_step() raises what happened
+
+    def _forget(self, request_id: str) -> Sequence | None:
+        self._waiting.pop(request_id, None)
+        self._begun_s.pop(request_id, None)
+        sequence = self._sequences.pop(request_id, None)
+        if sequence is not None:
+            sequence.status = SequenceStatus.FINISHED
+        return sequence
+
+    # --- steps --------------------------------------------------------------------------------------------------------
+
+    async def next_step(self) -> StepOutput:
+        """The news of vLLM's next step. Raises what vLLM raises when its core has ended."""
+        outputs = await self._llm.engine_core.get_output_async()
+        self._note_step(outputs)
+        news = [output for item in outputs.outputs if (output := self._news(item, outputs.timestamp)) is not None]
+        return StepOutput(news, [], num_tokens=len(news))
+
+    def take_dead_ends(self) -> list[SequenceOutput]:
+        """Sequences that ended before vLLM had them."""
+        ended, self._dead_ends = self._dead_ends, []
+        return ended
+
+    def _note_step(self, outputs: Any) -> None:
+        stats = outputs.scheduler_stats
+        if stats is None:
+            return
+        self._num_running = stats.num_running_reqs
+        self.block_manager.num_used = round(stats.kv_cache_usage * self.block_manager.num_blocks)
+        self.timed_steps.add(stats, outputs.timestamp, self.context_tokens())
+
+    def _news(self, item: Any, timestamp_s: float) -> SequenceOutput | None:
+        """None for a sequence that is gone, and while its prompt is computed in chunks."""
+        sequence = self._sequences.get(item.request_id)
+        if sequence is None:
+            return None
+        self._note_events(item)
+        if item.new_token_ids and item.request_id in self._waiting:
+            self._note_prompt(sequence, item, timestamp_s)
+        sequence.token_ids += item.new_token_ids
+        finish, stop_token, error = self._finish(item)
+        if finish is not None:
+            self._forget(item.request_id)
+        elif not item.new_token_ids:
+            return None
+        return SequenceOutput(sequence, item.new_token_ids, _logprobs(sequence, item), finish, stop_token, error)
+
+    def _finish(self, item: Any) -> tuple[str | None, int | None, str | None]:
+        """(finish, stop token, error)."""
+        if item.finish_reason is None:
+            return None, None, None
+        reason = str(item.finish_reason)
+        if reason not in FINISHES:
+            return "error", None, f"vLLM ended the request: {reason}"
+        stop_token = item.new_token_ids[-1] if reason == "stop" and item.new_token_ids else None
+        return FINISHES[reason], stop_token, None
+
+    def _note_events(self, item: Any) -> None:
+        for event in item.events or ():
+            name = event.type.name
+            self.scheduler.num_preemptions += name == "PREEMPTED"
+            if name == "SCHEDULED" and item.request_id in self._waiting:
+                self._begun_s.setdefault(item.request_id, event.timestamp)
+
+    def _note_prompt(self, sequence: Sequence, item: Any, end_s: float) -> None:
+        """The first token: the prompt is computed."""
+        del self._waiting[sequence.request_id]
+        stats = getattr(item, "prefill_stats", None)
+        cached = stats.num_cached_tokens if stats is not None else getattr(item, "num_cached_tokens", 0)
+        sequence.num_cached_tokens = max(0, cached)
+        computed = sequence.num_tokens - sequence.num_cached_tokens
+        self.num_prompt_tokens += computed
+        sequence.note_chunk(self._begun_s.pop(sequence.request_id, end_s), end_s, computed)
+
+    # --- questions ----------------------------------------------------------------------------------------------------
+
+    def load(self) -> WorkerLoad:
+        """All but the leases and the last event id. Prompts that wait count with all of their tokens."""
+        cache, total = self.block_manager, len(self._sequences)
+        if not total:
+            cache.num_used = self._num_running = 0  # an abort is no step
+        running = min(self._num_running, total)
+        queued = [sequence.num_tokens for sequence in self._waiting.values()]
+        return WorkerLoad(
+            running=running,
+            waiting=total - running,
+            blocks_used=cache.num_used,
+            blocks_cached=cache.num_cached,
+            blocks_total=cache.num_blocks,
+            queued_prefill_tokens=sum(queued),
+            queued_prefill_pairs=sum(tokens * tokens // 2 for tokens in queued),
+            steps=self.timed_steps.num_steps,
+            step_ms=self.timed_steps.last_ms,
+        )
+
+    def context_tokens(self) -> int:
+        """Tokens of all sequences that decode."""
+        return sum(sequence.num_tokens for key, sequence in self._sequences.items() if key not in self._waiting)
+
+    def check_integrity(self) -> list[str]:
+        """What is wrong with the books, in sentences; empty when all is well."""
+        strangers = self._waiting.keys() - self._sequences.keys()
+        return [f"{name} waits without being registered" for name in strangers]
+
+
+def _logprobs(sequence: Sequence, item: Any) -> list[TokenLogprobs]:
+    """vLLM's rows have the sampled token first, then the best ones."""
+    wanted, rows = sequence.sampling.logprobs, item.new_logprobs
+    if wanted is None or rows is None:
+        return []
+    ids, values = rows[0].tolist(), rows[1].tolist()
+    return [
+        TokenLogprobs(of[0], list(zip(row[1 : 1 + wanted], of[1 : 1 + wanted], strict=True)))
+        for row, of in zip(ids, values, strict=True)
+    ]

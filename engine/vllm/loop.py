@@ -1,0 +1,127 @@
+"""What runs beside a worker's event loop for vLLM: two tasks, one for its steps and one for its KV events.
+
+Interface and order are those of `EngineLoop`. Calls run between steps.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar, cast
+
+import structlog
+
+from engine.core.call_queue import CallQueue, refused_call
+from engine.core.engine import Engine, StepOutput
+from engine.vllm.engine import VllmEngine
+from runtime.end_task import end_tasks
+from runtime.errors import BatonError, UnavailableError
+from runtime.kv_events.vllm.stream import VllmStream
+
+REPORT_S = 30.0
+
+log = structlog.get_logger()
+T = TypeVar("T")
+
+
+class VllmLoop:
+    """Created on the event loop that it runs on. `events`: what the engine says of its cache, not yet open."""
+
+    on_event_loop = True
+
+    def __init__(self, engine: VllmEngine, events: VllmStream, on_step: Callable[[StepOutput], None]) -> None:
+        self.ended: Future[None] = Future()
+        self._engine = engine
+        self._events = events
+        self._on_step = on_step
+        self._calls = CallQueue()
+        self._loop = asyncio.get_running_loop()
+        self._loop_thread = threading.get_ident()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._next: asyncio.Handle | None = None
+        self._closing: asyncio.Task[None] | None = None
+        engine.wake = self._wake
+
+    def start(self) -> None:
+        work = (self._follow_steps(), self._follow_events(), self._report())
+        self._tasks = [asyncio.ensure_future(one) for one in work]
+        for task in self._tasks:
+            task.add_done_callback(self._ended)
+        self._wake()
+
+    def stop(self, timeout_s: float = 10.0) -> None:
+        """Ends the tasks, from another thread than the event loop's. Idempotent."""
+        self._loop.call_soon_threadsafe(self._end, None)
+        self.ended.exception(timeout_s)
+
+    def call(self, function: Callable[[Any], T]) -> Future[T]:
+        """Runs `function` with the engine, in the order of the calls. From any thread.
+
+        The future holds what it returned or raised, or UnavailableError when the loop ended first.
+        """
+        if self._loop.is_closed():
+            return refused_call()
+        future = self._calls.add(function)
+        if threading.get_ident() == self._loop_thread:
+            self._wake()
+        else:
+            self._loop.call_soon_threadsafe(self._wake)
+        return future
+
+    def tell(self, output: StepOutput) -> None:
+        """News that are no step's."""
+        if not output.is_news:
+            return
+        try:
+            self._on_step(output)
+        except Exception:
+            log.exception("on_step failed")
+
+    def _wake(self) -> None:
+        if self._closing is not None:
+            self._calls.refuse()
+        elif self._tasks and self._next is None:
+            self._next = self._loop.call_soon(self._run_calls)
+
+    def _run_calls(self) -> None:
+        self._next = None
+        self._calls.run(cast(Engine, self._engine))
+        self.tell(StepOutput(self._engine.take_dead_ends(), []))
+        if self._calls:  # the calls that ran just now added them
+            self._wake()
+
+    async def _follow_steps(self) -> None:
+        while True:
+            self.tell(await self._engine.next_step())
+
+    async def _follow_events(self) -> None:
+        await self._events.open()
+        async for item in self._events.messages():
+            self.tell(StepOutput([], self._engine.block_manager.take(item)))
+
+    async def _report(self) -> None:
+        while True:
+            await asyncio.sleep(REPORT_S)
+            self._engine.block_manager.say_what_is_missing()
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        if not task.cancelled() and (error := task.exception()):
+            self._end(error)
+
+    def _end(self, error: BaseException | None) -> None:
+        if self._closing is not None:
+            return
+        if error is not None:
+            log.error("vLLM has ended", error=str(error) or type(error).__name__)
+        self._closing = asyncio.ensure_future(self._close(error))
+
+    async def _close(self, error: BaseException | None) -> None:
+        self._calls.refuse()
+        await end_tasks(*self._tasks)
+        await self._events.close()
+        if error is None:
+            self.ended.set_result(None)
+        elif isinstance(error, BatonError):
+            self.ended.set_exception(error)
+        else:
+            self.ended.set_exception(UnavailableError(f"vLLM has ended: {str(error) or type(error).__name__}"))

@@ -1,0 +1,74 @@
+"""The memory of vLLM's engine for sleep and wake. Levels and tags are vLLM's, so they are passed on as they are."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from engine.core.engine import StepOutput
+from engine.loading.model_memory import TAGS, WEIGHTS, Tensors
+from engine.vllm.cache import VllmCache
+from engine.vllm.loop import VllmLoop
+from runtime.errors import ModelError, UnavailableError
+
+if TYPE_CHECKING:
+    from engine.model.checkpoint import Checkpoint
+
+
+class VllmMemory:
+    """Event loop only."""
+
+    problem = ""  # vLLM's weights are never half replaced by us
+
+    def __init__(self, llm: Any, cache: VllmCache, fingerprint: str, *, on_cpu: bool) -> None:
+        """On a CPU vLLM sleeps without giving memory back."""
+        self._on_cpu = on_cpu
+        self._cannot_sleep = not on_cpu and not llm.vllm_config.model_config.enable_sleep_mode
+        self.fingerprint = fingerprint
+        self.loop: VllmLoop | None = None  # set when there is one
+        self._llm = llm
+        self._cache = cache
+        self._asleep: set[str] = set()
+        self._dropped = False  # vLLM has no copy of the sleeping weights
+
+    @property
+    def asleep(self) -> tuple[str, ...]:
+        return tuple(tag for tag in TAGS if tag in self._asleep)
+
+    async def sleep(self, level: int) -> int:
+        """Empties the prefix cache too, and tells routers so now: vLLM tells it with its next step. Returns 0, because
+        vLLM does not say how many bytes came free. Raises UnavailableError."""
+        if self._cannot_sleep:
+            raise UnavailableError("vLLM sleeps on GPUs with `vllm: {enable_sleep_mode: true}` alone")
+        if not self._asleep and not await self._llm.engine_core.reset_prefix_cache_async():
+            raise UnavailableError("vLLM still uses KV blocks")
+        if self.loop is not None:
+            self.loop.tell(StepOutput([], self._cache.forget()))
+        try:
+            await self._llm.engine_core.sleep_async(level)
+        except Exception as error:  # vLLM raises the text of what its core raised
+            raise UnavailableError(f"vLLM: {error}") from error
+        self._asleep, self._dropped = set(TAGS), level > 1 and not self._on_cpu
+        return 0
+
+    async def wake(self, tags: tuple[str, ...]) -> None:
+        """Raises UnavailableError."""
+        try:
+            await self._llm.engine_core.wake_up_async(list(tags))
+            if WEIGHTS in tags and self._dropped:
+                await self._llm.engine_core.collective_rpc_async("reload_weights")
+                self._dropped = False
+        except Exception as error:  # as above
+            raise UnavailableError(f"vLLM: {error}") from error
+        self._asleep -= set(tags)
+
+    def update(self, tensors: Tensors) -> None:
+        raise _no_update()
+
+    def opened(self, folder: Path) -> "Checkpoint":
+        raise _no_update()
+
+    def read(self, checkpoint: "Checkpoint") -> None:
+        raise _no_update()
+
+
+def _no_update() -> ModelError:
+    return ModelError(WEIGHTS, "a worker with vLLM takes no new weights: start another one with them")

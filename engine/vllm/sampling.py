@@ -1,0 +1,62 @@
+"""A request's sampling parameters as vLLM has them, or the name of the one that vLLM cannot do."""
+
+from typing import Any
+
+from baton_proto.grammar import Grammar, GrammarKind
+from baton_proto.sampling import MAX_SEED, PARAMETERS, SamplingParams
+
+SAME_NAME = (
+    *("top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
+    *("logprobs", "logit_bias"),
+)
+"""Parameters with vLLM's name and meaning."""
+TRANSLATED = ("max_tokens", "min_tokens", "seed", "temperature", "stop_token_ids", "ignore_eos", "grammar")
+"""Parameters whose value is another one for vLLM."""
+NOT_REPLAYED = ("presence_penalty", "frequency_penalty", "grammar")
+"""Parameters that look at the output alone. vLLM takes the output of a lost worker for a part of the prompt."""
+
+GRAMMAR_FIELDS: dict[GrammarKind, str] = {
+    "json_object": "json_object",
+    "json_schema": "json",
+    "regex": "regex",
+    "choice": "choice",
+    "ebnf": "grammar",
+    "structural_tag": "structural_tag",
+}
+SEED_STEP = 0x9E3779B97F4A7C15  # from one attempt's seed to the next: odd, so that no two are equal
+
+
+def refusal(sampling: SamplingParams, num_replayed: int) -> str:
+    """Why vLLM cannot serve a request of whose output `num_replayed` tokens are there already; empty when it can."""
+    for name in NOT_REPLAYED if num_replayed else ():
+        if getattr(sampling, name) != PARAMETERS[name].default:
+            return f"{name}: vLLM cannot go on with the answer of a lost worker, only begin one; ask again"
+    return ""
+
+
+def vllm_sampling(sampling: SamplingParams, num_replayed: int, eos_token_ids: frozenset[int]) -> dict[str, Any]:
+    """Arguments for vllm.SamplingParams, all but the grammar's.
+
+    Sampled output depends on the seed and on where an attempt began: vLLM has one random stream for an attempt. Because
+    a replay with the same seed would repeat the noise of the first tokens, it gets another one.
+    """
+    ends = set(sampling.stop_token_ids)
+    ignores_eos = sampling.ignore_eos and sampling.grammar is None
+    if not ignores_eos:
+        ends |= eos_token_ids
+    return {name: getattr(sampling, name) for name in SAME_NAME} | {
+        "logit_bias": dict(sampling.logit_bias) or None,
+        "temperature": 0.0 if sampling.is_greedy else sampling.temperature,
+        "seed": None if sampling.is_greedy else (sampling.seed + num_replayed * SEED_STEP) % (MAX_SEED + 1),
+        "max_tokens": sampling.max_tokens - num_replayed,
+        "min_tokens": max(0, sampling.min_tokens - num_replayed),
+        "stop_token_ids": sorted(ends),
+        "ignore_eos": ignores_eos,
+        "detokenize": False,
+    }
+
+
+def vllm_grammar(grammar: Grammar) -> dict[str, Any]:
+    """Arguments for vllm's StructuredOutputsParams."""
+    values: dict[GrammarKind, Any] = {"json_object": True, "choice": list(grammar.choices)}
+    return {GRAMMAR_FIELDS[grammar.kind]: values.get(grammar.kind, grammar.text)}

@@ -1,0 +1,68 @@
+"""serving.yaml as arguments of vLLM's engine, and what is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.vllm.arguments import OWNED, check_keys, vllm_arguments
+from engine.vllm.versions import check_version
+from runtime.config.serving import parse_config
+from runtime.errors import ConfigError
+
+KNOWN = {*OWNED, "structured_outputs_config", "scheduling_policy", "generation_config", "quantization", "seed"}
+VLLM = {"prefill": 0, "engine": "vllm"}
+
+
+def arguments(data: dict[str, Any], *, on_cpu: bool = True) -> dict[str, Any]:
+    config = parse_config({"workers": VLLM, "engine": {"block_size": 32}} | data)
+    check_keys(config)
+    return vllm_arguments(config, Path("/m"), {"publisher": "zmq"}, KNOWN, on_cpu=on_cpu)
+
+
+def test_the_section_engine_is_translated_and_the_section_vllm_is_passed_on() -> None:
+    engine = {"block_size": 64, "max_batch_tokens": 4096, "max_running": 99, "kv_memory": "1GiB", "max_model_len": 77}
+    told = arguments({"engine": engine, "vllm": {"quantization": "fp8"}}, on_cpu=False)
+    assert (told["block_size"], told["max_num_batched_tokens"], told["max_num_seqs"]) == (64, 4096, 99)
+    assert (told["kv_cache_memory_bytes"], told["max_model_len"]) == (1 << 30, 77)
+    assert (told["quantization"], told["enforce_eager"], told["dtype"]) == ("fp8", False, "auto")
+
+
+def test_a_cpu_computes_in_float32_with_a_small_cache_and_without_a_compiler() -> None:
+    told = arguments({})
+    assert (told["dtype"], told["enforce_eager"], told["kv_cache_memory_bytes"]) == ("float32", True, 512 << 20)
+
+
+def test_an_argument_that_this_version_does_not_know_is_left_out_if_it_is_baton_s_and_refused_if_the_users() -> None:
+    assert "enable_prefix_caching" in arguments({})
+    with pytest.raises(ConfigError, match=r"vllm\.quantisation: .* nearest is 'quantization'"):
+        arguments({"vllm": {"quantisation": "fp8"}})
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"vllm": {"block_size": 16}}, r"vllm\.block_size: set engine\.block_size instead"),
+        ({"vllm": {"kv_events_config": {}}}, r"vllm\.kv_events_config: Baton sets it; leave it out"),
+        ({"engine": {"host_kv_memory": "1GiB"}}, r"engine\.host_kv_memory: vLLM has no such thing"),
+        ({"engine": {"block_size": 16}}, r"engine\.block_size: 16: .* multiple of 32 tokens"),
+        ({"workers": VLLM | {"per_process": 2}}, r"workers\.per_process: each worker with vLLM"),
+        ({"model": "mock"}, r"workers\.engine: the mock model is our own"),
+        ({"planner": {"enabled": True}}, r"planner\.limits\.max_prefill: .* set it to 0"),
+        ({"workers": {"engine": "vllm", "prefill": 1}}, r"set workers\.prefill: 0"),
+    ],
+)
+def test_what_a_worker_with_vllm_cannot_do_is_refused_by_name(data: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        arguments(data)
+
+
+@pytest.mark.parametrize("version", ["0.25.1", "0.9.2", "unknown"])
+def test_a_version_that_is_too_old_is_refused(version: str) -> None:
+    with pytest.raises(ConfigError, match=r"need 0\.26 or newer"):
+        check_version(version)
+
+
+def test_a_newer_version_may_be_tried() -> None:
+    check_version("0.32.0")
+    check_version("0.40.1+cu130")

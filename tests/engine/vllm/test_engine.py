@@ -1,0 +1,230 @@
+"""What a worker is told of vLLM's steps, with a core that says what the test wants: faults, late answers, orders."""
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from baton_proto.grammar import Grammar
+from baton_proto.kv_events import Cleared, Stored
+from baton_proto.sampling import SamplingParams
+from engine.core.engine import StepOutput
+from engine.core.sequence import Sequence
+from engine.vllm.cache import VllmCache, salt_of, seed_of
+from engine.vllm.engine import VllmEngine
+from engine.vllm.loop import VllmLoop
+from engine.vllm.memory import VllmMemory
+from runtime.errors import UnavailableError
+from runtime.kv_events.vllm.stream import Message
+from tests.runtime.kv_events.vllm.vllm_engine import Messages
+
+BLOCK = 4
+
+
+class Core:
+    """In the place of vLLM's core client: outputs are what the test puts, messages are written down."""
+
+    def __init__(self) -> None:
+        self.outputs: asyncio.Queue[Any] = asyncio.Queue()
+        self.sent: list[tuple[str, Any]] = []
+
+    async def get_output_async(self) -> Any:
+        output = await self.outputs.get()
+        if isinstance(output, Exception):
+            raise output
+        return output
+
+    async def add_request_async(self, request: Any) -> None:
+        self.sent.append(("add", request))
+
+    async def abort_requests_async(self, names: list[str]) -> None:
+        self.sent.append(("abort", names))
+
+    async def reset_prefix_cache_async(self) -> bool:
+        return True
+
+    async def sleep_async(self, level: int) -> None:
+        self.sent.append(("sleep", level))
+
+    async def wake_up_async(self, tags: list[str]) -> None:
+        self.sent.append(("wake", tags))
+
+
+class NoEvents:
+    """In the place of vLLM's event stream."""
+
+    async def open(self) -> None: ...
+
+    async def messages(self) -> Any:
+        await asyncio.Event().wait()
+        yield None
+
+    async def close(self) -> None: ...
+
+
+def step(*outputs: Any, running: int = 1) -> Any:
+    details = SimpleNamespace(
+        num_ctx_requests=1, num_ctx_tokens=3, num_generation_requests=1, elapsed_ms=7.0, is_dummy=False
+    )
+    stats = SimpleNamespace(num_running_reqs=running, kv_cache_usage=0.5, iteration_details=details)
+    return SimpleNamespace(outputs=list(outputs), scheduler_stats=stats, timestamp=1.0)
+
+
+def item(name: str, tokens: list[int], finish: str | None = None) -> Any:
+    return SimpleNamespace(
+        request_id=name,
+        new_token_ids=tokens,
+        finish_reason=finish,
+        new_logprobs=None,
+        events=None,
+        prefill_stats=SimpleNamespace(num_cached_tokens=0),
+    )
+
+
+def sequence(name: str, **sampling: Any) -> Sequence:
+    return Sequence(name, [5, 6, 7], 3, SamplingParams(max_tokens=9, **sampling))
+
+
+class Scene:
+    def __init__(self, request: Callable[[Sequence], Any]) -> None:
+        self.core = Core()
+        self.llm = SimpleNamespace(engine_core=self.core)
+        self.cache = VllmCache(BLOCK, 10)
+        self.engine = VllmEngine(self.llm, self.cache, frozenset({2}))
+        self.engine._request = request  # type: ignore[method-assign]
+        self.told: asyncio.Queue[StepOutput] = asyncio.Queue()
+        self.loop = VllmLoop(self.engine, NoEvents(), self.told.put_nowait)  # type: ignore[arg-type]
+
+    async def call(self, work: Callable[[VllmEngine], Any]) -> Any:
+        return await asyncio.wrap_future(self.loop.call(work))
+
+    async def news(self) -> StepOutput:
+        return await asyncio.wait_for(self.told.get(), 10)
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self.loop.stop, 10)
+
+
+@pytest.fixture
+async def scene() -> Any:
+    scene = Scene(lambda one: one.request_id)
+    scene.loop.start()
+    yield scene
+    await scene.close()
+
+
+async def test_the_news_of_a_step_come_together_and_end_with_the_stop_token(scene: Scene) -> None:
+    one, two = sequence("one"), sequence("two")
+    await scene.call(lambda engine: (engine.add(one), engine.add(two)))
+    assert (await scene.call(lambda engine: engine.load())).queued_prefill_tokens == 6
+    scene.core.outputs.put_nowait(step(item("one", [8]), item("two", [9, 2], "stop"), item("gone", [1])))
+    told = await scene.news()
+    assert [(out.sequence.request_id, out.token_ids, out.finish, out.stop_token) for out in told.outputs] == [
+        ("one", [8], None, None),
+        ("two", [9, 2], "stop", 2),
+    ]
+    assert one.token_ids == [5, 6, 7, 8]
+    load = await scene.call(lambda engine: engine.load())
+    assert (load.running, load.waiting, load.blocks_used, load.steps, load.step_ms) == (1, 0, 5, 1, 7.0)
+    assert scene.engine.num_prompt_tokens == 6
+    (timed,) = scene.engine.timed_steps.take()
+    assert (timed.prompt_tokens, timed.sequences, timed.step_ms) == (3, 1, 7.0)
+
+
+async def test_an_error_of_vllms_ends_the_request_with_its_reason(scene: Scene) -> None:
+    await scene.call(lambda engine: engine.add(sequence("one")))
+    scene.core.outputs.put_nowait(step(item("one", [], "error")))
+    (out,) = (await scene.news()).outputs
+    assert (out.finish, out.error) == ("error", "vLLM ended the request: error")
+    assert (await scene.call(lambda engine: engine.load())).blocks_used == 0
+
+
+@pytest.mark.parametrize("grammar", [None, Grammar("json_object")])
+async def test_what_vllm_refuses_ends_with_its_reason(grammar: Grammar | None) -> None:
+    def refuse(_: Sequence) -> Any:
+        raise ValueError("no such thing")
+
+    scene = Scene(refuse)
+    scene.loop.start()
+    try:
+        await scene.call(lambda engine: engine.add(sequence("one", grammar=grammar)))
+        (out,) = (await scene.news()).outputs
+        assert (out.finish, out.error) == ("error", "vLLM: no such thing")
+        assert scene.core.sent == []
+        assert scene.engine.check_integrity() == []
+    finally:
+        await scene.close()
+
+
+async def test_a_request_that_is_aborted_while_its_grammar_is_checked_never_reaches_vllm() -> None:
+    checked, aborted = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def slowly(one: Sequence) -> Any:
+        loop.call_soon_threadsafe(checked.set)
+        asyncio.run_coroutine_threadsafe(aborted.wait(), loop).result(10)
+        return one.request_id
+
+    scene = Scene(slowly)
+    scene.loop.start()
+    try:
+        await scene.call(lambda engine: engine.add(sequence("one", grammar=Grammar("json_object"))))
+        await asyncio.wait_for(checked.wait(), 10)
+        await scene.call(lambda engine: engine.abort("one"))
+        aborted.set()
+        await asyncio.wait(scene.engine._sending, timeout=10)
+        assert [what for what, _ in scene.core.sent] == ["abort"]
+    finally:
+        await scene.close()
+
+
+async def test_messages_reach_vllm_in_the_order_of_the_calls(scene: Scene) -> None:
+    await scene.call(lambda engine: (engine.add(sequence("one")), engine.abort("one"), engine.add(sequence("two"))))
+    await asyncio.sleep(0)
+    assert [what for what, _ in scene.core.sent] == ["add", "abort", "add"]
+
+
+async def test_a_dead_core_ends_the_worker_with_a_reason(scene: Scene) -> None:
+    scene.core.outputs.put_nowait(RuntimeError("EngineCore encountered an issue"))
+    with pytest.raises(UnavailableError, match="vLLM has ended: EngineCore encountered an issue"):
+        await asyncio.wait_for(asyncio.wrap_future(scene.loop.ended), 10)
+    with pytest.raises(UnavailableError, match="stopped"):
+        await scene.call(lambda engine: engine.load())
+
+
+async def test_asleep_the_cache_is_empty_until_vllm_has_said_so_itself(scene: Scene) -> None:
+    """What vLLM said before it emptied its cache may arrive after it."""
+    llm = SimpleNamespace(engine_core=scene.core, vllm_config=None)
+    memory = VllmMemory(llm, scene.cache, "", on_cpu=True)
+    memory.loop = scene.loop
+    messages = Messages(block_size=BLOCK)
+
+    def stored(name: int, start: int) -> bytes:
+        return messages.payload(messages.stored([name], None, list(range(start, start + BLOCK))))
+
+    assert isinstance(scene.cache.take(Message(0, stored(1, 0)))[0], Stored)
+    assert await memory.sleep(1) == 0
+    assert (await scene.news()).events == [Cleared()]
+    assert memory.asleep == ("weights", "kv_cache")
+    assert scene.cache.take(Message(1, stored(2, 50))) == [], "from before"
+    await memory.wake(("weights", "kv_cache"))
+    first = messages.payload(messages.cleared(), messages.stored([3], None, list(range(90, 90 + BLOCK))))
+    assert [type(event) for event in scene.cache.take(Message(2, first))] == [Cleared, Stored]
+    assert scene.cache.blocks.num_shown == 1
+
+
+async def test_a_gpu_without_sleep_mode_stays_awake() -> None:
+    model = SimpleNamespace(enable_sleep_mode=False)
+    llm = SimpleNamespace(engine_core=Core(), vllm_config=SimpleNamespace(model_config=model))
+    memory = VllmMemory(llm, VllmCache(BLOCK, 10), "", on_cpu=False)
+    with pytest.raises(UnavailableError, match="enable_sleep_mode: true"):
+        await memory.sleep(1)
+    assert memory.asleep == ()
+
+
+def test_a_salt_stands_for_a_seed() -> None:
+    assert salt_of(1337) is None
+    assert seed_of(salt_of(99)) == 99
+    assert [seed_of(other) for other in ("baton-", "baton-x", "other", 5, ["baton-1"])] == [None] * 5

@@ -1,0 +1,116 @@
+"""`vllm serve` as a user starts it, with its two flags for KV events."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+from pathlib import Path
+
+import httpx
+
+from tests.vllm.environment import smollm2, variables
+
+MODEL = "smollm2"
+BLOCK = 32  # what vLLM's attention on a CPU can do is multiples of 32
+NUM_BLOCKS = 24  # few, so that prompts evict each other
+MAX_MODEL_LEN = 512
+START_TIMEOUT_S = 180.0
+
+
+class VllmServer:
+    def __init__(self, python: Path, log_file: Path) -> None:
+        self.port, self._events_port, self._replay_port = _free_ports(3)
+        self._python = python
+        self._log_file = log_file
+        self._process: asyncio.subprocess.Process | None = None
+        self._client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.port}", timeout=60)
+
+    @property
+    def endpoint(self) -> str:
+        return f"tcp://127.0.0.1:{self._events_port}"
+
+    @property
+    def replay_endpoint(self) -> str:
+        return f"tcp://127.0.0.1:{self._replay_port}"
+
+    async def start(self) -> None:
+        """Returns when it serves."""
+        events = {
+            "enable_kv_cache_events": True,
+            "publisher": "zmq",
+            "endpoint": f"tcp://*:{self._events_port}",
+            "replay_endpoint": f"tcp://*:{self._replay_port}",
+        }
+        options = {
+            "--model": str(smollm2()),
+            "--served-model-name": MODEL,
+            "--host": "127.0.0.1",
+            "--port": str(self.port),
+            "--dtype": "float32",
+            "--max-model-len": str(MAX_MODEL_LEN),
+            "--block-size": str(BLOCK),
+            "--num-gpu-blocks-override": str(NUM_BLOCKS),
+            "--kv-events-config": json.dumps(events),
+        }
+        arguments = [word for option in options.items() for word in option]
+        with self._log_file.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *(str(self._python), "-m", "vllm.entrypoints.openai.api_server", "--enforce-eager", *arguments),
+                stdout=log,
+                stderr=log,
+                env=variables(),
+                start_new_session=True,
+            )
+        async with asyncio.timeout(START_TIMEOUT_S):
+            while not await self._serves():
+                if self._process.returncode is not None:
+                    raise AssertionError(self._log_file.read_text()[-4000:])
+                await asyncio.sleep(0.25)
+
+    async def complete(self, token_ids: list[int], max_tokens: int = 1) -> str:
+        """The greedy answer to a prompt."""
+        body = {"model": MODEL, "prompt": token_ids, "max_tokens": max_tokens, "temperature": 0}
+        answer = await self._client.post("/v1/completions", json=body)
+        answer.raise_for_status()
+        return str(answer.json()["choices"][0]["text"])
+
+    async def forget(self) -> None:
+        """Empties its prefix cache; it says so with its next step."""
+        (await self._client.post("/reset_prefix_cache")).raise_for_status()
+
+    def kill(self) -> None:
+        """Ends all of its processes at once."""
+        if self._process is not None and self._process.returncode is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    async def close(self) -> None:
+        await self._client.aclose()
+        if self._process is None or self._process.returncode is not None:
+            return
+        self._process.terminate()
+        try:
+            await asyncio.wait_for(self._process.wait(), 20)
+        except TimeoutError:
+            self.kill()
+            await self._process.wait()
+
+    async def _serves(self) -> bool:
+        try:
+            return (await self._client.get("/health")).status_code == 200
+        except httpx.TransportError:
+            return False
+
+
+def _free_ports(count: int) -> list[int]:
+    """vLLM takes no port 0 for its events."""
+    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [listener.getsockname()[1] for listener in listeners]
+    for listener in listeners:
+        listener.close()
+    return ports
+
+
+def prompt(num_blocks: int, start: int = 1000) -> list[int]:
+    """Token ids that fill whole blocks."""
+    return list(range(start, start + num_blocks * BLOCK))
