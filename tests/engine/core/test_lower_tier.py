@@ -7,16 +7,23 @@ from hypothesis import settings
 from baton_proto.kv_events import DEVICE, HOST, KvEvent
 from engine.core.block_manager import BlockManager
 from engine.core.sequence import Sequence
-from tests.engine.core.block_machine import DiskBlockMachine, LateBlockMachine, Slots, TieredBlockMachine, compute
+from tests.engine.core.block_machine import (
+    DiskBlockMachine,
+    LateBlockMachine,
+    LateSlots,
+    Slots,
+    TieredBlockMachine,
+    compute,
+)
 from tests.engine.kv_oracle import make_sequence, snapshot, u64
 
 
 class Tiered:
     """A block manager of `num_blocks` with four tokens each above `num_slots`, and what its blocks hold."""
 
-    def __init__(self, num_blocks: int, num_slots: int) -> None:
+    def __init__(self, num_blocks: int, num_slots: int, slots: type[Slots] = Slots) -> None:
         self.content: dict[int, tuple[int, ...]] = {}
-        self.manager = BlockManager(num_blocks, 4, Slots(num_slots, self.content))
+        self.manager = BlockManager(num_blocks, 4, slots(num_slots, self.content))
 
     def begin(self, *tokens: int) -> Sequence:
         sequence = make_sequence("request", tokens)
@@ -138,6 +145,77 @@ def test_all_blocks_wanted_at_once_cost_nothing_that_is_kept_for_the_request() -
     tiered.run(*range(100, 116))
     assert tiered.manager.num_lowered == 4
     assert tiered.run(*range(15)).num_cached_tokens == 12
+
+
+def test_who_takes_a_block_for_its_next_token_comes_after_what_is_copied_out_of_it() -> None:
+    tiered = Tiered(num_blocks=3, num_slots=8, slots=LateSlots)
+    tiered.run(*range(8))
+    sequence = tiered.begin(20, 21, 22, 23)
+    tiered.compute(sequence)
+    assert not sequence.moves
+    sequence.token_ids.append(24)
+    assert tiered.manager.append(sequence)
+    assert [move.left_s() for move in sequence.moves] == [1.0]
+    sequence.moves[0].wait()
+    assert tiered.manager.num_lowered == 1
+    assert tiered.manager.is_near(sequence)
+
+
+def test_who_moves_over_to_a_block_that_is_being_restored_comes_after_that() -> None:
+    tiered = Tiered(num_blocks=5, num_slots=8, slots=LateSlots)
+    slow = tiered.begin(*range(8), 1)
+    quick = tiered.begin(0, 1, 2, 3)
+    tiered.compute(quick)
+    tiered.manager.free(quick)
+    tiered.manager.free(tiered.begin(9, 9, 9, 9, 9))
+    assert tiered.manager.num_lowered == 1
+    restored = tiered.begin(0, 1, 2, 3, 7)
+    assert restored.num_cached_tokens == 4
+    assert not slow.moves
+    compute(tiered.manager, slow)
+    assert slow.block_table[0] == restored.block_table[0]
+    assert slow.moves == restored.moves
+    assert not tiered.manager.is_near(slow)
+
+
+def test_a_peer_writes_blocks_when_nothing_is_copied_out_of_them_any_more() -> None:
+    tiered = Tiered(num_blocks=3, num_slots=8, slots=LateSlots)
+    woken: list[int] = []
+    tiered.manager.on_copied(lambda: woken.append(1))
+    tiered.run(*range(12))
+    sequence = tiered.begin(*range(20, 28))
+    assert tiered.manager.is_moving(sequence)
+    assert not tiered.manager.land()
+    for move in sequence.moves:
+        move.wait()
+    assert tiered.manager.land()
+    assert not tiered.manager.is_moving(sequence)
+    assert not tiered.manager.land(), "nobody asked again"
+
+
+def test_some_blocks_of_the_device_are_emptied_before_anybody_needs_them() -> None:
+    tiered = Tiered(num_blocks=4, num_slots=8, slots=LateSlots)
+    tiered.run(*range(16))
+    assert (tiered.manager.num_free, tiered.manager.num_cached) == (0, 4)
+    tiered.manager.land()
+    assert (tiered.manager.num_free, tiered.manager.num_cached, tiered.manager.num_lowered) == (2, 2, 2)
+    tiered.manager.land()
+    assert tiered.manager.num_free == 2
+    assert tiered.manager.check_integrity() == []
+
+
+def test_what_is_copied_later_than_it_would_be_computed_is_computed() -> None:
+    tiered = Tiered(num_blocks=3, num_slots=8)
+    tiered.run(*range(9))
+    tiered.run(*range(100, 109))
+    tier = tiered.manager._tier
+    assert tier is not None
+    tier.load_s = lambda num_blocks: num_blocks * 2.0  # type: ignore[method-assign]
+    asks = make_sequence("asks", range(9))
+    tiered.manager.compute_s = lambda num_tokens: num_tokens * 0.4
+    assert tiered.manager.cached_tokens(asks) == 0
+    tiered.manager.compute_s = lambda num_tokens: num_tokens * 0.5
+    assert tiered.manager.cached_tokens(asks) == 8
 
 
 TieredBlockMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
