@@ -1,5 +1,8 @@
 """What the parts of an answer become, whatever protocol tells it."""
 
+from itertools import groupby
+
+import msgspec
 from msgspec import Struct
 
 
@@ -36,16 +39,18 @@ Event = Text | Reasoning | CallBegun | Arguments | CallCut
 
 
 def joined(events: list[Event]) -> list[Event]:
-    """Neighbours of one kind as one."""
+    """Neighbours of one kind as one, at a cost of their length: a text is copied once, however many pieces it has."""
     out: list[Event] = []
-    for event in events:
-        match (out[-1] if out else None), event:
-            case Text(before), Text(text):
-                out[-1] = Text(before + text)
-            case Reasoning(before), Reasoning(text):
-                out[-1] = Reasoning(before + text)
-            case Arguments(index, before), Arguments(same, text) if index == same:
-                out[-1] = Arguments(index, before + text)
-            case _:
-                out.append(event)
+    for _, neighbours in groupby(events, key=_kind):
+        first, *rest = neighbours
+        if rest and isinstance(first, Text | Reasoning | Arguments):
+            text = "".join(one.text for one in (first, *rest) if isinstance(one, Text | Reasoning | Arguments))
+            out.append(msgspec.structs.replace(first, text=text))
+        else:
+            out += [first, *rest]
     return out
+
+
+def _kind(event: Event) -> tuple[type[Event], int]:
+    """Of a call's event also the number of the call."""
+    return type(event), 0 if isinstance(event, Text | Reasoning) else event.index

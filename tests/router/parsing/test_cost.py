@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from router.parsing import reader
+from router.parsing.events import Arguments, CallBegun, Event, Reasoning, Text, joined
 from router.parsing.families import REASONING_FAMILIES, TOOL_FAMILIES
 from router.parsing.parser import Parser
 
@@ -80,7 +81,7 @@ class CountedPattern:
 
 
 def cost(family: str, text: str, piece: int) -> int:
-    """Calls, and characters that were copied or searched, while a text comes in pieces."""
+    """Calls, and characters that were copied or searched, while a text comes in pieces and events are joined."""
     parser = Parser(TOOL_FAMILIES[family], REASONING_FAMILIES["think"], lambda: "id", {})
     parser._reader._text = Counted(parser._reader._text)
     calls = Counted.copied = 0
@@ -93,8 +94,8 @@ def cost(family: str, text: str, piece: int) -> int:
     sys.setprofile(count)
     try:
         for begin in range(0, len(text), piece):
-            parser.push(text[begin : begin + piece])
-        parser.end(cut=False)
+            joined(parser.push(text[begin : begin + piece]))
+        joined(parser.end(cut=False))
     finally:
         sys.setprofile(before)
     return calls + Counted.copied
@@ -138,3 +139,18 @@ def test_marks_calls_and_deep_brackets_cost_what_their_length_says(family: str, 
         ("", "<tool_call", ""),
     ):
         assert_linear(family, before, unit, after, piece)
+
+
+def test_joining_pieces_copies_no_text_again_and_again() -> None:
+    Counted.copied = 0
+    events: list[Event] = [Text(Counted("<mark>")) for _ in range(100)]
+    events += [
+        Reasoning(Counted("so")),
+        CallBegun(0, "id", "f"),
+        Arguments(0, Counted("{")),
+        Arguments(0, Counted("}")),
+    ]
+    events += [Arguments(1, Counted("{}")), Text(Counted("."))]
+    whole = [Text("<mark>" * 100), Reasoning("so"), CallBegun(0, "id", "f"), Arguments(0, "{}"), Arguments(1, "{}")]
+    assert joined(events) == [*whole, Text(".")]
+    assert Counted.copied <= sum(len(event.text) for event in events if not isinstance(event, CallBegun))
