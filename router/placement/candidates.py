@@ -111,8 +111,13 @@ class Weighed:
             *(request.num_tokens, request.block_size, alone, now_us, shipper),
             (max_requests, max_queued_tokens, config.local_prefill_tokens),
             (
-                *(config.decode_steps, config.ship_ms, config.ship_token_ms, config.host_token_ms),
-                *(config.disk_token_ms, config.delay_weight, config.crowded_ms),
+                *(
+                    config.decode_steps if role == "decode" else 0.0,
+                    config.ship_ms,
+                    config.ship_token_ms,
+                    config.host_token_ms,
+                ),
+                *(config.disk_token_ms, config.delay_weight, config.crowd_weight),
             ),
             (config.temperature, rng.random()),
             *(self._codes, self._costs),

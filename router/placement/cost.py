@@ -23,7 +23,6 @@ class Term(NamedTuple):
     key: str  # of PlacementConfig: what the amount is multiplied with; empty: nothing
 
 
-# The terms before OTHERS are the time until the first token.
 TERMS: Final = (
     Term("queued", "queued", "prompts before it", ""),
     Term("computed", "+ own", "computing what is not cached", ""),
@@ -36,6 +35,8 @@ TERMS: Final = (
 NUM_TERMS: Final = len(TERMS)
 QUEUED, COMPUTED, DECODE, SHIP, HOST, DISK, OTHERS = range(NUM_TERMS)
 TOTAL, TTFT = NUM_TERMS, NUM_TERMS + 1  # columns behind the terms
+
+STEPS_TO_FIRST: Final = 1.5  # decode steps until a prompt's first token: half of the present one, one beside it
 
 Limits = tuple[int, int, int]  # see `choose`
 Knobs = tuple[float, ...]  # see `choose`
@@ -107,11 +108,11 @@ def _waits(load: NDArray[np.int64], times: NDArray[np.float64], now_us: int) -> 
 
 
 @inlined
-def _restored(first: int, end: int, token_ms: float, most_ms: float, pair_ms: float) -> float:
+def _restored(first: int, end: int, token_ms: float, most: tuple[float, float]) -> float:
     """What the tokens [first, end) of the prompt cost that come from a lower tier: at most what computing or receiving
-    them costs, because a worker restores only what it has sooner that way. `most_ms`: of one token."""
+    them costs (`most`: a token, a pair of tokens), because a worker restores only what it has sooner that way."""
     pairs = (end * end - first * first) / 2
-    return min(most_ms * (end - first) + pair_ms * pairs, token_ms * (end - first))
+    return min(most[0] * (end - first) + most[1] * pairs, token_ms * (end - first))
 
 
 # Plain tuples, because numba takes 0.5 us longer to recognize a named one.
@@ -149,17 +150,20 @@ def choose(
         there is none.
     limits: requests and queued tokens of a candidate; tokens that one beside prefill workers may compute of a prompt.
     knobs, of PlacementConfig: decode_steps, ship_ms, ship_token_ms, host_token_ms, disk_token_ms, delay_weight,
-        crowded_ms.
+        crowd_weight.
     dice: temperature; draw.
     codes, filled here: reasons and barred [2, n]. costs, filled here: the terms, their sum, and the time to the first
         token [n, NUM_TERMS + 2].
     """
     cached, load, times, excluded, lower = columns
-    decode_steps, ship_ms, ship_token_ms, host_ms, disk_ms, delay_weight, crowded_ms = knobs
+    decode_steps, ship_ms, ship_token_ms, host_ms, disk_ms, delay_weight, crowd_weight = knobs
     reasons, barred, totals = codes[0], codes[1], costs[:, TOTAL]
     can_ship = shipper[0] < math.inf
     waits = _waits(load, times, now_us)
-    crowd = waits.mean() / crowded_ms if len(waits) else 0.0
+    # What a whole prompt costs others, by its tokens and pairs: on slow workers no more than on fast ones.
+    token_ms, pair_ms = times[:, 1].mean(), times[:, 2].mean()
+    whole_ms = token_ms * num_tokens + pair_ms * num_tokens * num_tokens / 2
+    mean_ms = waits.mean()
     for i in range(len(cached)):
         requests, queued = load[i, 0], load[i, 1]
         cached_blocks = min(cached[i], (num_tokens - 1) // block_size)  # the last token is computed, for its logits
@@ -170,7 +174,8 @@ def choose(
         step = _decode_time(times[i, 3], times[i, 4], times[i, 5], requests, max(0, load[i, 2] * block_size - queued))
         costs[i, DECODE] = decode_steps * step if requests else 0.0
         costs[i, QUEUED], costs[i, COMPUTED], costs[i, SHIP] = waits[i], own, 0.0
-        costs[i, OTHERS] = own * crowd
+        share = (token_ms * uncached + pair_ms * pairs) / whole_ms if whole_ms > 0.0 else 0.0
+        costs[i, OTHERS] = crowd_weight * share * min(mean_ms, waits[i] + whole_ms / 4)
         reasons[i] = ALONE
         if not alone:
             # Without the floor, because a step with decodes reads the weights anyway. Another request may come.
@@ -191,14 +196,15 @@ def choose(
         if lower.shape[1]:
             in_host = min(cached_blocks, cached[i] - lower[0, i] - lower[1, i]) * block_size
             on_disk = min(cached_blocks, cached[i] - lower[1, i]) * block_size
-            most_ms, pair_ms = (times[i, 1], times[i, 2]) if runs else (ship_token_ms, 0.0)
-            costs[i, HOST] = _restored(in_host, on_disk, host_ms, most_ms, pair_ms)
-            costs[i, DISK] = _restored(on_disk, start, disk_ms, most_ms, pair_ms)
+            most = (times[i, 1], times[i, 2]) if runs else (ship_token_ms, 0.0)
+            costs[i, HOST] = _restored(in_host, on_disk, host_ms, most)
+            costs[i, DISK] = _restored(on_disk, start, disk_ms, most)
         total = 0.0
-        for term in range(OTHERS):
+        for term in range(NUM_TERMS):
             total += costs[i, term]
-        costs[i, TTFT] = total
-        totals[i] = total + costs[i, OTHERS]
+        totals[i] = total
+        first_step = STEPS_TO_FIRST * step if requests and decode_steps > 0.0 else 0.0
+        costs[i, TTFT] = total - costs[i, OTHERS] - costs[i, DECODE] + first_step
         if len(excluded) and excluded[i]:
             barred[i] = EXCLUDED
         else:

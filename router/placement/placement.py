@@ -4,11 +4,11 @@ All costs are in milliseconds. The cost of a worker that runs the prompt is the 
 that costs others:
 
     queued prompts + own computing + decode_steps * decode step
-    + own computing * (mean of all workers' queued prompts / crowded_ms)
+    + crowd_weight * uncached share of the prompt * min(mean queue, own queue + whole prompt / 4)
 
 Times follow from the worker's own step times, attention included. The prompt in computation counts with what is left of
-it. The last term makes a cached prefix worth the more, the fuller the workers are: while they are idle, nobody waits
-for what is computed twice, and the earliest first token wins.
+it. The last line is what later prompts wait because this one is computed again. It makes a cached prefix worth the
+more, the fuller the workers are; where nobody queues, the earliest first token wins.
 
 Beside prefill workers, each decode worker's prompt may be shipped to it or run on it, and the cheaper way counts. A
 prompt that runs on it also delays the tokens of the requests there (`delay_weight`). A prompt that is shipped costs

@@ -23,7 +23,7 @@ from runtime.blocks.block_hash import SEED, block_hashes
 from runtime.config.serving import PlacementConfig, RouterConfig
 
 SETTINGS = ("temperature", "prefill_queue_tokens", "local_prefill_tokens")  # that the answer repeats
-KNOBS = (*(term.key for term in cost.TERMS if term.key), "ship_ms", "delay_weight", "crowded_ms")
+KNOBS = (*(term.key for term in cost.TERMS if term.key), "ship_ms", "delay_weight", "crowd_weight")
 
 
 class Explainer:

@@ -62,7 +62,7 @@ class Charge:
         """At the first token."""
         if self._prefill_tokens:
             self._take_off_prefill()
-            self._ledger.changed(self._prefill)
+            self._ledger.step_begins(self._prefill)
             self._ledger.relieved()
 
     def grow(self, num_tokens: int) -> None:
@@ -140,7 +140,7 @@ class LoadLedger:
         pairs = prefill_pairs(num_tokens - prefill_tokens, num_tokens)
         now_s = self._clock()
         if not prefill_account.queues:
-            prefill_account.step_began_s = now_s  # for this prompt
+            self.step_begins(prefill_account)
         charge = Charge(self, request_id, decode_account, prefill_account, blocks, prefill_tokens, pairs)
         charge.expires_s = now_s + self._charge_ttl_s
         self._charges[charge] = None
@@ -231,6 +231,11 @@ class LoadLedger:
         self._stale.add(account)
         if other is not None and other is not account:
             self.changed(other)
+
+    def step_begins(self, account: Account) -> None:
+        """The worker begins the next prompt, as far as this router knows."""
+        account.step_began_s = self._clock()
+        self.changed(account)
 
     def expire(self) -> None:
         """Drops charges that nobody released or renewed for `charge_ttl_s`."""

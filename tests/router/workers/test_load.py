@@ -8,7 +8,7 @@ from msgspec.structs import astuple
 
 from baton_proto.discovery import WorkerLoad, prefill_pairs
 from router.workers.account import NOTHING, REPORT_DELAY_S, LoadView, Totals
-from router.workers.load import LoadLedger
+from router.workers.load import Charge, LoadLedger
 from runtime.config.step_times import StepTimes
 
 D, P = ("d", 1), ("p", 1)
@@ -244,7 +244,7 @@ def test_the_report_knows_how_much_of_a_long_prompt_is_computed(ledger: LoadLedg
         ledger.set_foreign("r1", D, Totals(1, 300, 20))
         assert ledger.view(D).queued_prefill_tokens == 4460
     charge.prefill_done()
-    assert ledger.view(D).queued_prefill_tokens == 4000, "until the next report"
+    assert ledger.view(D).queued_prefill_tokens == 300, "the other router's"
     ledger.report(D, WorkerLoad(running=1))
     ledger.set_foreign("r1", D, NOTHING)
     assert ledger.view(D).queued_prefill_tokens == 0
