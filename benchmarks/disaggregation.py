@@ -69,12 +69,12 @@ class Load:
 
     @asynccontextmanager
     async def service(self, prefill: int, decode: int, when_full: bool) -> Any:
-        """`when_full`: the decode worker runs a prompt when the prefill worker is full."""
+        """`when_full`: the decode worker runs a prompt where that costs less, as when the prefill worker is full."""
         arguments = self.arguments
         chunk = arguments.decode_batch_tokens if prefill else None
         longest = max(*arguments.prompts, arguments.load_prompt) + arguments.load_output + 64
         changes: dict[str, dict[str, Any]] = {
-            "router": {"http_port": 0, "grpc_port": 0, "placement": {"local_prefill_when_full": when_full}},
+            "router": {"http_port": 0, "grpc_port": 0, "placement": {} if when_full else {"local_prefill_tokens": 0}},
             "workers": {"prefill": prefill, "decode": decode, "ready_timeout_s": 180.0, "gather_ms": 0},
             "engine": {
                 "block_size": arguments.block_size,

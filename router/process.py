@@ -57,6 +57,7 @@ from router.views.weights_control import WeightsControl
 from router.workers.charge_sharing import ChargeSharing
 from router.workers.load import LoadLedger
 from router.workers.pool import WorkerPool
+from router.workers.step_speed import StepSpeeds
 from runtime.address import format_address, is_loopback
 from runtime.calls.planner import ask_plan
 from runtime.checkpoint.model_files import ModelFiles
@@ -152,6 +153,7 @@ class _View:
     ledger: LoadLedger
     indexer: Indexer
     expected: ExpectedPrefixes
+    speeds: StepSpeeds
     hits: PrefixHits
     sharing: ChargeSharing
     parts: Parts
@@ -162,6 +164,7 @@ def _view(config: ServingConfig, files: ModelFiles, router_id: str, nats: NatsCl
     ledger = LoadLedger(
         config.engine.block_size,
         config.router.placement.charge_ttl_s,
+        times=config.planner.slo.profile,
         relieved=queue.wake,
         has_news=charged.set,
     )
@@ -183,7 +186,8 @@ def _view(config: ServingConfig, files: ModelFiles, router_id: str, nats: NatsCl
     )
     sharing = ChargeSharing(nats, ledger, charged, router_id, config.router.charge_sharing)
     directory = Directory(nats, config.discovery.ttl_s)
-    return _View(directory, LoadBoard(nats), ledger, indexer, expected, hits, sharing, parts)
+    speeds = StepSpeeds(ledger, config.planner.slo.profile)
+    return _View(directory, LoadBoard(nats), ledger, indexer, expected, speeds, hits, sharing, parts)
 
 
 async def _follow_workers(view: _View, closing: AsyncExitStack) -> None:
@@ -196,11 +200,13 @@ async def _follow_workers(view: _View, closing: AsyncExitStack) -> None:
             view.load_board.discard(key[0])
             view.parts.metrics.forget(key)
             view.expected.forget(key)
+            view.speeds.forget(key)
 
     view.directory.on_change(pool.apply)
     view.directory.on_change(view.indexer.apply)
     view.directory.on_change(forget)
     view.load_board.on_report(pool.load_report)
+    view.load_board.on_report(view.speeds.load_report)
     view.load_board.on_report(view.indexer.load_report)  # the indexer also follows workers that the pool does not know
     closing.push_async_callback(pool.close)
     await view.indexer.start()

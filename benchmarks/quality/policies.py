@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from router.placement.candidates import Candidates, Request
-from router.placement.cost import Rules
 from router.placement.placement import weigh
 from runtime.config.serving import PlacementConfig
 
@@ -22,7 +21,6 @@ class Question(NamedTuple):
     request: Request
     prefill: Candidates
     decode: Candidates
-    prefix_hits: float
 
 
 class Answer(NamedTuple):
@@ -41,11 +39,11 @@ class Placed:
     """The router's own placement."""
 
     def __init__(self, config: PlacementConfig, dice: random.Random) -> None:
-        self._rules, self._dice = Rules(config), dice
+        self._config, self._dice = config, dice
 
     def choose(self, question: Question) -> Answer:
-        request, prefill, decode, hits = question
-        weighing = weigh(request, decode, prefill, self._rules, self._dice, prefix_hits=hits)
+        request, prefill, decode = question
+        weighing = weigh(request, decode, prefill, self._config, self._dice)
         placement = weighing.placement()
         if placement is None:  # all are full; in a service the request would wait in the router's queue
             return Answer(_cheapest(decode.load[:, 2], self._dice), _cheapest(prefill.load[:, 1], self._dice))

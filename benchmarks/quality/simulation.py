@@ -1,7 +1,8 @@
 """One run of a trace through a policy and simulated workers: discrete events, no waiting.
 
-Radix tree and load ledger are the router's own. Events reach the tree when their step ends. What a prefill worker has
-computed reaches the decode worker after the time that a link of 50 GB/s takes for what is not there yet.
+Radix tree and load ledger are the router's own. It knows each worker's mean step times, as if it had been up for a
+while. Events reach the tree when their step ends. What a prefill worker has computed reaches the decode worker after
+the time that a link of 50 GB/s takes for what is not there yet.
 """
 
 import heapq
@@ -18,7 +19,6 @@ from benchmarks.quality.policies import MakePolicy, Question
 from benchmarks.quality.trace import TraceRequest
 from benchmarks.quality.worker import SHIP_TOKEN_MS, Job, SimulatedWorker, new_job
 from router.index.match import Match
-from router.index.prefix_hits import PrefixHits
 from router.index.radix_tree import RadixTree
 from router.placement.candidates import NO_CANDIDATES, Candidates, Request
 from router.workers.load import Charge, LoadLedger
@@ -70,7 +70,6 @@ class Router:
         self._prefill, self._decode = tuple(prefill), tuple(decode)
         self._block_size = fleet.block_size
         self._policy = policy(random.Random(seed))
-        self._hits = PrefixHits(clock=lambda: self.now_s)
 
     def choose(self, request: TraceRequest) -> tuple[WorkerKey, WorkerKey | None, Charge]:
         """The worker that decodes the request, the one that runs its prompt if it is another, and their charge."""
@@ -78,8 +77,7 @@ class Router:
         facts = Request(request.prompt_tokens, self._block_size)
         prefills = self._candidates(match, self._prefill) if self._prefill else NO_CANDIDATES
         decodes = self._candidates(match, self._decode)
-        answer = self._policy.choose(Question(facts, prefills, decodes, self._hits.recent(match.last_block)))
-        self._hits.count(match.last_block)
+        answer = self._policy.choose(Question(facts, prefills, decodes))
         decode = self._decode[answer.decode]
         prefill = None if answer.prefill is None else self._prefill[answer.prefill]
         held = decodes.cached[answer.decode] if answer.prefill is None else prefills.cached[answer.prefill]
@@ -92,8 +90,8 @@ class Router:
         )
 
     def _candidates(self, match: Match, keys: tuple[WorkerKey, ...]) -> Candidates:
-        stored = np.zeros(len(keys)) if self._prefill else self.ledger.stored(keys)
-        return Candidates(keys, match.column(keys), self.ledger.columns(keys), stored, match.lower(keys))
+        loads, times = self.ledger.columns(keys), self.ledger.times(keys)
+        return Candidates(keys, match.column(keys), loads, times, match.lower(keys), self.ledger.now_us)
 
     def learn(self, key: WorkerKey, events: Iterable[KvEvent]) -> None:
         for event in events:
@@ -124,6 +122,9 @@ class _Run:
                     dice=dice,
                 )
         self.router = Router(prefill, decode, fleet, policy, seed)
+        for key, worker in self.workers.items():
+            self.router.ledger.report(key, worker.load())
+            self.router.ledger.learn(key, worker.step_times)
         self._serial = count()
         # (time, serial number, worker, None or the job whose KV arrives). Without a job it is the end of a step; such
         # an entry is skipped when the step was shortened.

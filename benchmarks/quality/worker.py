@@ -25,7 +25,7 @@ from engine.core.scheduler import LOOK_AHEAD
 from engine.core.sequence import Sequence
 from router.workers.load import Charge
 from runtime.config.serving import MockConfig
-from runtime.config.step_times import token_pairs
+from runtime.config.step_times import StepTimes, token_pairs
 from runtime.discovery.worker_key import WorkerKey
 
 MAX_BATCH_TOKENS = 8192
@@ -108,6 +108,10 @@ class SimulatedWorker:
         self._prefilling: list[Job] = []  # in order of arrival
         self._decoding: list[Job] = []
         self._context = 0  # tokens of the decoding sequences
+
+    @property
+    def step_times(self) -> StepTimes:
+        return StepTimes(*(ms / self._config.speed_up for ms in (*self._config.prefill, *self._config.decode)))
 
     def submit(self, job: Job, now_s: float) -> None:
         """Queues the job. A run of decode steps ends with the single step that is under way."""

@@ -7,8 +7,8 @@ from baton_proto.generated import inference_pb2 as pb
 
 PLACED: Final = {
     pb.PLACEMENT_REASON_SHIPPED: "shipped",
-    pb.PLACEMENT_REASON_DECODE_BUSY: "shipped, decode worker busy",
-    pb.PLACEMENT_REASON_SHORT_PROMPT: "short prompt",
+    pb.PLACEMENT_REASON_DECODE_BUSY: "shipped, to spare the decode worker",
+    pb.PLACEMENT_REASON_SHORT_PROMPT: "sooner there",
     pb.PLACEMENT_REASON_PREFILL_FULL: "prefill workers full",
     pb.PLACEMENT_REASON_NO_PREFILL: "no prefill worker",
 }

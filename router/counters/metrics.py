@@ -73,6 +73,9 @@ class RouterMetrics(ProcessMetrics):
         self.ttft_s = self._distribution(
             "time_to_first_token", "Arrival to the first token, of each choice", LATENCY_BUCKETS_S
         )
+        self.ttft_error_s = self._distribution(
+            "time_to_first_token_error", "How far off what placement expected was, of each attempt", LATENCY_BUCKETS_S
+        )
         self.itl_s = self._distribution(
             "inter_token_latency", "Time per output token after the first piece", INTERVAL_BUCKETS_S
         )

@@ -56,6 +56,7 @@ class Tally(Service):
         finds its own prompt cached."""
         attempt = self.tried[-1]
         attempt.first_s, attempt.timeline = time.monotonic(), timeline
+        self._metrics.ttft_error_s.observe(abs(attempt.first_s - attempt.placed_s - placement.ttft_ms / 1e3))
         if not self.started:
             self.started = True
             self.cached_tokens = min(cached_tokens, self._prompt_tokens)

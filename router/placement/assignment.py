@@ -11,9 +11,8 @@ from baton_proto.worker import PrefillTarget
 from router.index.match import Match, column
 from router.index.prefix_hits import PrefixHits
 from router.placement.candidates import NO_CANDIDATES, Candidates, Request
-from router.placement.cost import Rules
 from router.placement.expected_prefixes import Expectation, ExpectedPrefixes, Outlook
-from router.placement.placement import Placement, Weighing, nobody_ships, weigh
+from router.placement.placement import Placement, Weighing, weigh
 from router.workers.account import LoadView
 from router.workers.link import WorkerLink
 from router.workers.load import Charge, LoadLedger
@@ -79,7 +78,6 @@ class Assigner:
         self._index = index
         self._ledger = ledger
         self._config = config
-        self._rules = Rules(config.placement)
         self._rng = rng or random.Random()
         self._expected = ExpectedPrefixes(config.placement.expected_prefix_ttl_s) if expected is None else expected
         self._hits = PrefixHits() if hits is None else hits
@@ -107,23 +105,19 @@ class Assigner:
         """Also the last block (sequence hash, u64 LE) of the prefix that some worker holds; empty when none does."""
         config = self._config
         decode = prefill = NO_CANDIDATES
-        hits, reused = 0.0, b""
+        reused = b""
         if decode_keys := self._pool.decode_keys(max_tokens):
             match = self._index.match(hashes)
             reused = match.last_block
             outlook = self._expected.outlook(match, hashes)
-            hits = self._hits.recent(reused) * self._ledger.num_routers  # each sees its share
             prefill_keys = self._pool.prefill_keys(request.num_tokens)
-            mixed = nobody_ships(request, prefill_keys)
-            decode = self._candidates(decode_keys, match, outlook, request.block_size, mixed=mixed)
-            prefill = self._candidates(prefill_keys, match, outlook, request.block_size, mixed=False)
-        limit = config.max_running_per_worker
-        return weigh(request, decode, prefill, self._rules, self._rng, limit, hits), reused
+            decode = self._candidates(decode_keys, match, outlook, request.block_size)
+            prefill = self._candidates(prefill_keys, match, outlook, request.block_size)
+        return weigh(request, decode, prefill, config.placement, self._rng, config.max_running_per_worker), reused
 
     def _candidates(
-        self, workers: tuple[WorkerKey, ...], match: Match, outlook: Outlook, block_size: int, *, mixed: bool
+        self, workers: tuple[WorkerKey, ...], match: Match, outlook: Outlook, block_size: int
     ) -> Candidates:
-        """`mixed`: the workers prefill and decode; only then does it count what they stored."""
         if not workers:
             return NO_CANDIDATES
         load = self._ledger.columns(workers)
@@ -132,8 +126,7 @@ class Assigner:
             shared = np.minimum(queued, block_size * column(outlook.computing, workers))
             pairs -= pairs * shared // np.maximum(queued, 1)  # as if all tokens of the queue had as many pairs
             queued -= shared
-        stored = self._ledger.stored(workers) if mixed else np.zeros(len(workers))
         cached, lower = column(outlook.cached, workers), match.lower(workers)
         if lower.size and outlook.cached is not match:
             lower[:, cached > match.column(workers)] = 0  # a prompt that goes on behind them brings them to the device
-        return Candidates(workers, cached, load, stored, lower)
+        return Candidates(workers, cached, load, self._ledger.times(workers), lower, self._ledger.now_us)

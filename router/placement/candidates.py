@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from baton_proto.generated import inference_pb2 as pb
 from router.index.match import NONE_LOWER
 from router.placement import cost
+from runtime.config.serving import PlacementConfig
 from runtime.discovery.worker_key import WorkerKey
 
 NO_LIMIT: Final = 2**62
@@ -30,13 +31,15 @@ class Candidates(NamedTuple):
 
     workers: Sequence[WorkerKey]
     cached: NDArray[np.int32]  # [n] blocks of the prompt's prefix that the worker holds
-    load: NDArray[np.int64]  # [n, 4], see LoadLedger.columns
-    stored: NDArray[np.float64]  # [n] blocks that the worker had to store lately, see LoadLedger.stored; or zeros
+    load: NDArray[np.int64]  # [n, 5], see LoadLedger.columns
+    times: NDArray[np.float64]  # [n, 6] in ms, see LoadLedger.times
     lower: NDArray[np.int32] = NONE_LOWER  # [2, n] those of `cached` in host memory and on disk, see Match.lower
+    now_us: int = 0  # of the ledger's clock
 
 
 NOBODY: Final = np.empty(0, dtype=np.bool_)
-NO_CANDIDATES: Final = Candidates((), np.empty(0, dtype=np.int32), np.empty((0, 4), dtype=np.int64), np.empty(0))
+NO_CANDIDATES: Final = Candidates((), np.empty(0, dtype=np.int32), np.empty((0, 5), dtype=np.int64), np.empty((0, 6)))
+NO_SHIPPER: Final = (math.inf, math.inf)
 
 
 class Cost(Struct, frozen=True, gc=False):
@@ -52,9 +55,9 @@ class Cost(Struct, frozen=True, gc=False):
     runs_prompt: bool  # False: a decode worker that would receive the prompt's KV; its queue does not count
     reason: "pb.PlacementReason"  # why the candidate would run the prompt or receive its KV
     barred: "pb.BarredReason"
-    terms: tuple[float, ...]  # in blocks, in the order of cost.TERMS
-    total: float  # in blocks
-    overlap_weight: float
+    terms: tuple[float, ...]  # in ms, in the order of cost.TERMS
+    total: float  # in ms
+    ttft_ms: float  # until the first token, from now on, as far as is known
 
 
 def chances(costs: Sequence[Cost], temperature: float) -> list[float]:
@@ -76,44 +79,59 @@ def _weight(dearer: float, scale: float) -> float:
 class Weighed:
     """The candidates of one role with what each of them costs, and the index of the chosen one; -1: all are barred."""
 
-    __slots__ = ("_candidates", "_codes", "_costs", "_request", "_role", "_weights", "chosen")
+    __slots__ = ("_candidates", "_codes", "_costs", "_request", "_role", "chosen")
 
     def __init__(
         self,
         role: str,
         request: Request,
         candidates: Candidates,
-        rules: cost.Rules,
-        weights: cost.Weights,
+        config: PlacementConfig,
         rng: random.Random,
         *,
         alone: bool,
-        can_ship: bool,
+        shipper: tuple[float, float] = NO_SHIPPER,
         max_requests: int = NO_LIMIT,
         max_queued_tokens: int = NO_LIMIT,
     ) -> None:
-        """`alone`: whoever is chosen runs the prompt. `can_ship`: a prefill worker takes it."""
-        self._role, self._request, self._candidates, self._weights = role, request, candidates, weights
+        """`alone`: whoever is chosen runs the prompt. `shipper`: see `Weighed.shipper` of the prefill workers."""
+        self._role, self._request, self._candidates = role, request, candidates
         self.chosen = -1
-        workers, cached, load, stored, lower = candidates
+        workers, cached, load, times, lower, now_us = candidates
         if not workers:
             return
-        n, config = len(workers), rules.config
+        n = len(workers)
         excluded = NOBODY
         if request.excluded:
             excluded = np.array([worker in request.excluded for worker in workers])
         self._codes = np.empty((2, n), dtype=np.int8)  # reasons and barred, as `choose` fills them
-        self._costs = np.empty((n, cost.NUM_TERMS + 1))
-        when_full = config.local_prefill_when_full and config.local_prefill_tokens > 0
-        pair_cost = 1 / (config.attention_tokens * request.block_size) if config.attention_tokens else 0.0
+        self._costs = np.empty((n, cost.NUM_TERMS + 2))
         self.chosen = cost.choose(
-            (cached, load, stored, excluded, lower),
-            *(request.num_tokens, request.block_size, alone, can_ship),
-            (max_requests, max_queued_tokens, config.local_prefill_tokens, config.local_prefill_requests, when_full),
-            weights,
-            (pair_cost, config.temperature, rng.random()),
+            (cached, load, times, excluded, lower),
+            *(request.num_tokens, request.block_size, alone, now_us, shipper),
+            (max_requests, max_queued_tokens, config.local_prefill_tokens),
+            (
+                *(
+                    config.decode_steps if role == "decode" else 0.0,
+                    config.ship_ms,
+                    config.ship_token_ms,
+                    config.host_token_ms,
+                ),
+                *(config.disk_token_ms, config.delay_weight, config.crowd_weight),
+            ),
+            (config.temperature, rng.random()),
             *(self._codes, self._costs),
         )
+
+    @property
+    def shipper(self) -> tuple[float, float]:
+        """What it costs that the chosen one takes the prompt, and when the first token comes, both in ms."""
+        return (
+            (self._costs.item(self.chosen, cost.TOTAL), self.ttft_ms(self.chosen)) if self.chosen >= 0 else NO_SHIPPER
+        )
+
+    def ttft_ms(self, index: int) -> float:
+        return self._costs.item(index, cost.TTFT)
 
     def __len__(self) -> int:
         return len(self._candidates.workers)
@@ -134,9 +152,9 @@ class Weighed:
         return [self._cost(i) for i in range(len(self))]
 
     def _cost(self, i: int) -> Cost:
-        _, queued, active, _ = self._candidates.load[i].tolist()
+        _, queued, active, _, _ = self._candidates.load[i].tolist()
         reason, barred = self._codes[:, i].tolist()
-        *terms, total = self._costs[i].tolist()
+        *terms, total, ttft_ms = self._costs[i].tolist()
         return Cost(
             worker=self.worker(i),
             role=self._role,
@@ -150,5 +168,5 @@ class Weighed:
             barred=barred,
             terms=tuple(terms),
             total=total,
-            overlap_weight=self._weights[cost.CACHED],
+            ttft_ms=ttft_ms,
         )

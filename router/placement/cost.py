@@ -1,11 +1,10 @@
-"""What a candidate costs, in KV blocks: one row per term, and the compiled loop that computes all candidates' terms.
+"""What a candidate costs, in milliseconds: one row per term, and the compiled loop that computes all candidates' terms.
 
-A term is added in three places: its row in TERMS (and its number below), its formula in `choose`, its weight in
-PlacementConfig. `baton events explain`, its gRPC message and the sum over the terms iterate over the rows.
+A term is added in two places: its row in TERMS (and its number below), and its formula in `choose`. `baton events
+explain`, its gRPC message and the sums over the terms iterate over the rows.
 """
 
 import math
-from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 import numba
@@ -14,36 +13,33 @@ from numpy.typing import NDArray
 
 from baton_proto.generated import inference_pb2 as pb
 from runtime.compiled import compiled, inlined, together
-from runtime.config.serving import PlacementConfig
+from runtime.config.step_times import decode_time, prefill_time
 
 
 class Term(NamedTuple):
-    """One term. The last three fields are keys of PlacementConfig: the term's weight for a prefill worker, for a decode
-    worker beside prefill workers, and for a worker that does both. An empty key: the term is 0 for such a worker."""
-
     name: str  # on the wire and in JSON
     heading: str  # of its column in `baton events explain`
-    amount: str  # what the weight multiplies, in the formula below that table
-    prefill: str
-    decode: str
-    mixed: str
+    meaning: str  # below that table
+    key: str  # of PlacementConfig: what the amount is multiplied with; empty: nothing
 
 
 TERMS: Final = (
-    Term("prompt", "prompt", "prompt", "prefill_weight", "prefill_weight", "prefill_weight"),
-    Term("cached", "- cached", "cached", "overlap_weight", "overlap_weight", "mixed_overlap_weight"),
-    Term("queued", "+ queued", "queued", "prefill_weight", "prefill_weight", "prefill_weight"),
-    Term("transfer", "+ shipped", "shipped", "", "transfer_weight", "transfer_weight"),
-    Term("host", "+ from host", "restored from host", *["host_restore_weight"] * 3),
-    Term("disk", "+ from disk", "restored from disk", *["disk_restore_weight"] * 3),
-    Term("load", "+ load", "active", "", "load_weight", "mixed_load_weight"),
-    Term("eviction", "+ stored", "stored lately", "", "", "eviction_weight"),
+    Term("queued", "queued", "prompts before it", ""),
+    Term("computed", "+ own", "computing what is not cached", ""),
+    Term("decode", "+ decode", "decode steps of the worker", "decode_steps"),
+    Term("shipped", "+ shipped", "tokens shipped", "ship_token_ms"),
+    Term("host", "+ from host", "tokens from host memory", "host_token_ms"),
+    Term("disk", "+ from disk", "tokens from disk", "disk_token_ms"),
+    Term("others", "+ others", "what others wait because of it", ""),
 )
 NUM_TERMS: Final = len(TERMS)
-PROMPT, CACHED, QUEUED, TRANSFER, HOST, DISK, LOAD, EVICTION = range(NUM_TERMS)
+QUEUED, COMPUTED, DECODE, SHIP, HOST, DISK, OTHERS = range(NUM_TERMS)
+TOTAL, TTFT = NUM_TERMS, NUM_TERMS + 1  # columns behind the terms
 
-Weights = tuple[float, ...]  # one per term
-Limits = tuple[int, int, int, int, bool]  # see `choose`
+STEPS_TO_FIRST: Final = 1.5  # decode steps until a prompt's first token: half of the present one, one beside it
+
+Limits = tuple[int, int, int]  # see `choose`
+Knobs = tuple[float, ...]  # see `choose`
 
 # Where the prompt of a candidate would run and why. SHORT and above: on the candidate itself.
 SHIPPED: Final = pb.PLACEMENT_REASON_SHIPPED
@@ -61,21 +57,7 @@ NO_ROOM: Final = pb.BARRED_REASON_NO_ROOM
 NOBODY_SHIPS: Final = pb.BARRED_REASON_PREFILL_FULL
 
 _INT, _FLOAT, _BOOL = numba.int64, numba.float64, numba.boolean
-
-
-class Rules:
-    """A configuration with the weights of its terms for each kind of worker."""
-
-    __slots__ = ("config", "decode", "mixed", "prefill")
-
-    def __init__(self, config: PlacementConfig) -> None:
-        def weights(keys: Iterable[str]) -> Weights:
-            return tuple(getattr(config, key) if key else 0.0 for key in keys)
-
-        self.config = config
-        self.prefill = weights(term.prefill for term in TERMS)
-        self.decode = weights(term.decode for term in TERMS)
-        self.mixed = weights(term.mixed for term in TERMS)
+_prefill_time, _decode_time = inlined(prefill_time), inlined(decode_time)
 
 
 @inlined
@@ -103,20 +85,9 @@ def _draw(barred: NDArray[np.int8], totals: NDArray[np.float64], temperature: fl
 
 
 @inlined
-def _reason(uncached: int, queued: int, requests: int, can_ship: bool, limits: Limits) -> int:
-    """Where the prompt runs beside prefill workers; `uncached` and `queued` are tokens."""
-    _, _, local_tokens, local_requests, local_when_full = limits
-    if uncached + queued <= local_tokens and requests < local_requests:
-        return SHORT
-    if local_when_full and not can_ship and queued == 0 and requests < local_requests:
-        return FULL
-    return BUSY if uncached <= local_tokens else SHIPPED
-
-
-@inlined
 def _bar(queued: int, requests: int, has_prompt: bool, limits: Limits) -> int:
     """has_prompt: the candidate runs the prompt, or somebody ships it."""
-    max_requests, max_queued_tokens, _, _, _ = limits
+    max_requests, max_queued_tokens, _ = limits
     if queued >= max_queued_tokens:
         return QUEUE_FULL
     if requests >= max_requests:
@@ -125,25 +96,33 @@ def _bar(queued: int, requests: int, has_prompt: bool, limits: Limits) -> int:
 
 
 @inlined
-def _restored(
-    first: int, end: int, weight: float, runs: bool, weights: Weights, pair_cost: float, block_size: int
-) -> float:
-    """What the blocks [first, end) of the prompt cost that come from a lower tier: at most what computing or receiving
-    them costs, because a worker restores only what it has sooner that way."""
-    most = weights[TRANSFER] * (end - first)
-    if runs:
-        pairs = block_size * block_size * (end * end - first * first) / 2
-        most = weights[PROMPT] * min(1.0, weights[CACHED]) * (end - first + pair_cost * pairs)
-    return min(most, weight * (end - first))
+def _waits(load: NDArray[np.int64], times: NDArray[np.float64], now_us: int) -> NDArray[np.float64]:
+    """How long the prompts of each worker take from now, in ms, [n]. A worker whose step is late by its model is
+    expected to be so late again: a hung worker looks the worse the longer it hangs."""
+    waits = np.zeros(len(load))
+    for i in range(len(load)):
+        if load[i, 1] > 0:
+            queued = _prefill_time(times[i, 0], times[i, 1], times[i, 2], load[i, 1], load[i, 3])
+            waits[i] = abs(queued - max(0, now_us - load[i, 4]) / 1e3)
+    return waits
+
+
+@inlined
+def _restored(first: int, end: int, token_ms: float, most: tuple[float, float]) -> float:
+    """What the tokens [first, end) of the prompt cost that come from a lower tier: at most what computing or receiving
+    them costs (`most`: a token, a pair of tokens), because a worker restores only what it has sooner that way."""
+    pairs = (end * end - first * first) / 2
+    return min(most[0] * (end - first) + most[1] * pairs, token_ms * (end - first))
 
 
 # Plain tuples, because numba takes 0.5 us longer to recognize a named one.
 @compiled(
-    together(numba.int32[::1], numba.int64[:, ::1], _FLOAT[::1], _BOOL[::1], numba.int32[:, ::1]),
-    *(_INT, _INT, _BOOL, _BOOL),
-    together(_INT, _INT, _INT, _INT, _BOOL),
-    together(*[_FLOAT] * NUM_TERMS),
-    together(_FLOAT, _FLOAT, _FLOAT),
+    together(numba.int32[::1], numba.int64[:, ::1], _FLOAT[:, ::1], _BOOL[::1], numba.int32[:, ::1]),
+    *(_INT, _INT, _BOOL, _INT),
+    together(_FLOAT, _FLOAT),
+    together(_INT, _INT, _INT),
+    together(*[_FLOAT] * 7),
+    together(_FLOAT, _FLOAT),
     *(numba.int8[:, ::1], _FLOAT[:, ::1]),
     returns=_INT,
 )
@@ -152,10 +131,11 @@ def choose(
     num_tokens: int,
     block_size: int,
     alone: bool,
-    can_ship: bool,
+    now_us: int,
+    shipper: tuple[float, float],
     limits: Limits,
-    weights: Weights,
-    dice: tuple[float, float, float],
+    knobs: Knobs,
+    dice: tuple[float, float],
     codes: NDArray[np.int8],
     costs: NDArray[np.float64],
 ) -> int:
@@ -163,48 +143,70 @@ def choose(
 
     Equal costs are decided by `draw` from [0, 1). Above temperature 0 the draw is from the softmax over
     -(total - lowest) / (highest - lowest) / temperature.
-    columns: cached blocks [n]; load [n, 4] as LoadView's fields; blocks stored lately [n]; excluded [n], [0] for none;
-        those of the cached blocks in host memory and on disk [2, n], [2, 0] for none.
-    alone: whoever is chosen runs the prompt. can_ship: a prefill worker takes the prompt.
-    limits: requests and queued tokens of a candidate; tokens, requests of local prefill, and whether it helps out.
-    dice: what one pair of tokens costs in attention, in blocks; temperature; draw.
-    codes, filled here: reasons and barred [2, n]. costs, filled here: terms and their sum [n, NUM_TERMS + 1].
+    columns: cached blocks [n]; load [n, 5], see LoadLedger.columns; step times [n, 6] as StepTimes' fields;
+        excluded [n], [0] for none; those of the cached blocks in host memory and on disk [2, n], [2, 0] for none.
+    alone: whoever is chosen runs the prompt. now_us: of the load's clock.
+    shipper: cost and time to the first token, both in ms, of the prefill worker that would take the prompt; infinite:
+        there is none.
+    limits: requests and queued tokens of a candidate; tokens that one beside prefill workers may compute of a prompt.
+    knobs, of PlacementConfig: decode_steps, ship_ms, ship_token_ms, host_token_ms, disk_token_ms, delay_weight,
+        crowd_weight.
+    dice: temperature; draw.
+    codes, filled here: reasons and barred [2, n]. costs, filled here: the terms, their sum, and the time to the first
+        token [n, NUM_TERMS + 2].
     """
-    cached, load, stored, excluded, lower = columns
-    pair_cost, temperature, draw = dice
-    reasons, barred, totals = codes[0], codes[1], costs[:, NUM_TERMS]
-    prompt_blocks = -(-num_tokens // block_size)
-    prompt = prompt_blocks + pair_cost * num_tokens * num_tokens / 2
+    cached, load, times, excluded, lower = columns
+    decode_steps, ship_ms, ship_token_ms, host_ms, disk_ms, delay_weight, crowd_weight = knobs
+    reasons, barred, totals = codes[0], codes[1], costs[:, TOTAL]
+    can_ship = shipper[0] < math.inf
+    waits = _waits(load, times, now_us)
+    # What a whole prompt costs others, by its tokens and pairs: on slow workers no more than on fast ones.
+    token_ms, pair_ms = times[:, 1].mean(), times[:, 2].mean()
+    whole_ms = token_ms * num_tokens + pair_ms * num_tokens * num_tokens / 2
+    mean_ms = waits.mean()
     for i in range(len(cached)):
-        requests, queued, active, pairs = load[i, 0], load[i, 1], load[i, 2], load[i, 3]
+        requests, queued = load[i, 0], load[i, 1]
         cached_blocks = min(cached[i], (num_tokens - 1) // block_size)  # the last token is computed, for its logits
-        cached_tokens = cached_blocks * block_size
-        uncached = num_tokens - cached_tokens
-        reasons[i] = ALONE if alone else _reason(uncached, queued, requests, can_ship, limits)
+        start = cached_blocks * block_size
+        uncached = num_tokens - start
+        pairs = (num_tokens * num_tokens - start * start) / 2
+        own = _prefill_time(times[i, 0], times[i, 1], times[i, 2], uncached, pairs)
+        step = _decode_time(times[i, 3], times[i, 4], times[i, 5], requests, max(0, load[i, 2] * block_size - queued))
+        costs[i, DECODE] = decode_steps * step if requests else 0.0
+        costs[i, QUEUED], costs[i, COMPUTED], costs[i, SHIP] = waits[i], own, 0.0
+        share = (token_ms * uncached + pair_ms * pairs) / whole_ms if whole_ms > 0.0 else 0.0
+        costs[i, OTHERS] = crowd_weight * share * min(mean_ms, waits[i] + whole_ms / 4)
+        reasons[i] = ALONE
+        if not alone:
+            # Without the floor, because a step with decodes reads the weights anyway. Another request may come.
+            costs[i, OTHERS] += (times[i, 1] * uncached + times[i, 2] * pairs) * delay_weight * (requests + 1)
+            local = waits[i] + own + costs[i, OTHERS]
+            way_ms = ship_ms + ship_token_ms * uncached
+            shipped = shipper[0] + way_ms
+            allowed = uncached <= limits[2]
+            if allowed and local <= shipped and (can_ship or queued == 0):
+                reasons[i] = SHORT if can_ship else FULL
+            else:
+                reasons[i] = BUSY if allowed and waits[i] + own < shipper[1] + way_ms else SHIPPED
+                costs[i, QUEUED] = costs[i, COMPUTED] = 0.0
+                costs[i, OTHERS] = shipper[0] - shipper[1] if can_ship else 0.0
+                costs[i, SHIP] = (shipper[1] if can_ship else 0.0) + way_ms
         runs = reasons[i] >= RUNS_PROMPT
-        saved = cached_blocks + pair_cost * cached_tokens * cached_tokens / 2 if runs else 0.0
-        computed = prompt
-        if runs:
-            computed = prompt + queued / block_size + pair_cost * pairs - weights[CACHED] * saved
-        costs[i, PROMPT] = weights[PROMPT] * prompt
-        costs[i, CACHED] = 0.0 - weights[PROMPT] * weights[CACHED] * saved  # never -0.0
-        costs[i, QUEUED] = weights[QUEUED] * (queued / block_size + pair_cost * pairs) if runs else 0.0
-        costs[i, TRANSFER] = 0.0 if runs else weights[TRANSFER] * (prompt_blocks - cached_blocks)
         costs[i, HOST] = costs[i, DISK] = 0.0
         if lower.shape[1]:
-            in_host = min(cached_blocks, cached[i] - lower[0, i] - lower[1, i])
-            on_disk = min(cached_blocks, cached[i] - lower[1, i])
-            costs[i, HOST] = _restored(in_host, on_disk, weights[HOST], runs, weights, pair_cost, block_size)
-            costs[i, DISK] = _restored(on_disk, cached_blocks, weights[DISK], runs, weights, pair_cost, block_size)
-        costs[i, LOAD] = weights[LOAD] * active
-        costs[i, EVICTION] = weights[EVICTION] * stored[i]
-        # What is computed is weighted once, as a sum: it is mostly exact, so that equal work makes equal costs.
-        total = weights[PROMPT] * computed
-        for term in range(TRANSFER, NUM_TERMS):
+            in_host = min(cached_blocks, cached[i] - lower[0, i] - lower[1, i]) * block_size
+            on_disk = min(cached_blocks, cached[i] - lower[1, i]) * block_size
+            most = (times[i, 1], times[i, 2]) if runs else (ship_token_ms, 0.0)
+            costs[i, HOST] = _restored(in_host, on_disk, host_ms, most)
+            costs[i, DISK] = _restored(on_disk, start, disk_ms, most)
+        total = 0.0
+        for term in range(NUM_TERMS):
             total += costs[i, term]
         totals[i] = total
+        first_step = STEPS_TO_FIRST * step if requests and decode_steps > 0.0 else 0.0
+        costs[i, TTFT] = total - costs[i, OTHERS] - costs[i, DECODE] + first_step
         if len(excluded) and excluded[i]:
             barred[i] = EXCLUDED
         else:
             barred[i] = _bar(queued, requests, can_ship or runs, limits)
-    return _draw(barred, totals, temperature, draw)
+    return _draw(barred, totals, dice[0], dice[1])

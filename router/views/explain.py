@@ -22,10 +22,8 @@ from router.workers.pool import PooledWorker, WorkerPool
 from runtime.blocks.block_hash import SEED, block_hashes
 from runtime.config.serving import PlacementConfig, RouterConfig
 
-SETTINGS = (  # fields of PlacementConfig that the answer repeats
-    *("temperature", "attention_tokens", "prefill_queue_tokens"),
-    *("local_prefill_tokens", "local_prefill_requests", "local_prefill_when_full"),
-)
+SETTINGS = ("temperature", "prefill_queue_tokens", "local_prefill_tokens")  # that the answer repeats
+KNOBS = (*(term.key for term in cost.TERMS if term.key), "ship_ms", "delay_weight", "crowd_weight")
 
 
 class Explainer:
@@ -50,8 +48,8 @@ class Explainer:
         decisions, others = self._decisions.of(request_id)
         if not decisions:
             return None
-        messages = [self._remembered(decision) for decision in decisions]
         found = self._recent.find(decisions[0].request_id)
+        messages = [self._remembered(decision, found) for decision in decisions]
         timeline = _timeline(found) if found is not None else []
         return pb.ExplainResponse(decisions=messages, rules=self._rules(), other_requests=others, hops=timeline)
 
@@ -67,11 +65,15 @@ class Explainer:
     def num_remembered(self) -> int:
         return len(self._decisions)
 
-    def _remembered(self, decision: Decision) -> pb.Decision:
+    def _remembered(self, decision: Decision, request: RecentRequest | None) -> pb.Decision:
         message = self._decision(decision.request, decision.placement.weighing, decision.placement)
         message.request_id = decision.request_id
         message.choice, message.attempt = decision.choice, decision.attempt
         message.age_s, message.waited_s = time.monotonic() - decision.at_s, decision.waited_s
+        tried = [] if request is None else [(one.index, attempt) for one in request.choices for attempt in one.tried]
+        for index, attempt in tried:
+            if (index, attempt.number) == (decision.choice, decision.attempt) and attempt.first_s:
+                message.took_ms = (attempt.first_s - attempt.placed_s) * 1e3
         return message
 
     def _decision(self, request: Request, weighing: Weighing, placement: Placement | None) -> pb.Decision:
@@ -83,6 +85,7 @@ class Explainer:
             chosen = [placement.decode, placement.prefill]
             message.reason, message.decode_worker = placement.reason, placement.decode[0]
             message.prefill_worker = placement.prefill[0] if placement.prefill else ""
+            message.expected_ms = placement.ttft_ms
         for weighed in (weighing.prefill, weighing.decode):
             costs = weighed.costs()
             for one, chance in zip(costs, chances(costs, self._config.placement.temperature), strict=True):
@@ -119,12 +122,8 @@ def _timeline(request: RecentRequest) -> list[pb.Hop]:
 
 def term_rules(config: PlacementConfig) -> dict[str, Any]:
     """The fields of PlacementRules that follow from the table of terms."""
-    keys = {key for row in cost.TERMS for key in (row.prefill, row.decode, row.mixed) if key}
-    terms = [
-        pb.TermRule(name=row.name, heading=row.heading, amount=row.amount, decode_key=row.decode, mixed_key=row.mixed)
-        for row in cost.TERMS
-    ]
-    return {"weights": {key: getattr(config, key) for key in keys}, "terms": terms}
+    terms = [pb.TermRule(name=row.name, heading=row.heading, amount=row.meaning, key=row.key) for row in cost.TERMS]
+    return {"weights": {key: getattr(config, key) for key in KNOBS}, "terms": terms}
 
 
 def _left_out(worker: PooledWorker, num_tokens: int) -> pb.LeftOut:
@@ -154,9 +153,9 @@ def _candidate(request: Request, weighed: Cost, chance: float, chosen: bool) -> 
         uncached_tokens=request.num_tokens - weighed.cached_blocks * request.block_size,
         runs_prompt=weighed.runs_prompt,
         terms=[pb.CostTerm(name=term.name, value=value) for term, value in zip(cost.TERMS, weighed.terms, strict=True)],
-        overlap_weight=weighed.overlap_weight,
         **dict(zip(("host_blocks", "disk_blocks"), weighed.lower_blocks, strict=False)),
         total=weighed.total,
+        ttft_ms=weighed.ttft_ms,
         barred=weighed.barred,
         chance=chance,
         chosen=chosen,

@@ -1,9 +1,9 @@
 """How loaded one worker is: what routers have charged it, and what the worker reports. No clock, no I/O.
 
 A charge is made before the worker has heard of the request; the report covers what has reached the worker. Both count
-the same requests, so the larger of the two holds. Queued tokens are the exception: a prompt is charged in full until
-its first token, but the report knows how much of it is computed already. Therefore the report holds for all prompts but
-those that it may not know yet.
+the same requests, so the larger of the two holds. Queued tokens are the exception, where the smaller holds: a prompt
+is charged in full until its first token, but the report knows how much of it is computed already; the report counts a
+waiting prompt in full, but its charge leaves out what is cached. Prompts that the report may not know yet count fully.
 """
 
 from typing import Final, NamedTuple
@@ -60,14 +60,26 @@ class _Prefill:
         self._before, self._since = self._since, 0
 
     def left(self, reported: int, foreign: int) -> int:
-        """At least what is reported, at most that and what the report may not know yet."""
-        return max(reported, min(self.charged + foreign, reported + self._before + self._since))
+        """Without charges, as after a restart, the report holds alone."""
+        charged = self.charged + foreign
+        return min(charged, reported + self._before + self._since) if charged else reported
 
 
 class Account:
     """What is known of one worker's load."""
 
-    __slots__ = ("_since_s", "blocks", "by_router", "foreign", "pairs", "reported", "requests", "tokens", "worker")
+    __slots__ = (
+        "_since_s",
+        "blocks",
+        "by_router",
+        "foreign",
+        "pairs",
+        "reported",
+        "requests",
+        "step_began_s",
+        "tokens",
+        "worker",
+    )
 
     def __init__(self, worker: WorkerKey) -> None:
         self.worker = worker
@@ -78,14 +90,20 @@ class Account:
         self.foreign = NOTHING  # the sum of by_router
         self.by_router: dict[str, Totals] = {}  # other routers, without those that charge nothing
         self.reported = WorkerLoad()
+        self.step_began_s = 0.0  # a report comes when a step ends, and the next one begins
         self._since_s = 0.0  # when the period began
 
     def take_report(self, load: WorkerLoad, now_s: float) -> None:
-        self.reported = load
+        self.reported, self.step_began_s = load, now_s
         if now_s - self._since_s >= REPORT_DELAY_S:
             self._since_s = now_s
             self.tokens.begin_period()
             self.pairs.begin_period()
+
+    @property
+    def queues(self) -> bool:
+        """Whether prompts wait or run there."""
+        return self.tokens.left(self.reported.queued_prefill_tokens, self.foreign.prefill_tokens) > 0
 
     @property
     def own(self) -> Totals:

@@ -12,15 +12,16 @@ from typing import Final, Self
 
 import numpy as np
 import structlog
+from msgspec.structs import astuple
 from numpy.typing import NDArray
 
 from baton_proto.discovery import WorkerLoad, prefill_pairs
 from router.index.roster import Roster
 from router.workers.account import NOTHING, Account, LoadView, Totals
+from runtime.config.step_times import StepTimes
 from runtime.discovery.worker_key import WorkerKey
 
-STORED_HALF_LIFE_S: Final = 300.0  # about as long as a block stays cached when nobody asks for it
-MAX_HALF_LIVES: Final = 100  # of growth before `_stored` is scaled down: a float has room for a thousand
+UNKNOWN: Final = StepTimes()
 
 log = structlog.get_logger()
 
@@ -61,7 +62,7 @@ class Charge:
         """At the first token."""
         if self._prefill_tokens:
             self._take_off_prefill()
-            self._ledger.changed(self._prefill)
+            self._ledger.step_begins(self._prefill)
             self._ledger.relieved()
 
     def grow(self, num_tokens: int) -> None:
@@ -100,8 +101,8 @@ class Charge:
 
 
 class LoadLedger:
-    """`relieved` is called whenever a worker may take more than before. `has_news` is called when own charges differ
-    from what `take_changed` returned last."""
+    """`times`: of a worker's steps, until `learn` tells better ones. `relieved` is called whenever a worker may take
+    more than before. `has_news` is called when own charges differ from what `take_changed` returned last."""
 
     def __init__(
         self,
@@ -109,6 +110,7 @@ class LoadLedger:
         charge_ttl_s: float,
         clock: Callable[[], float] = time.monotonic,
         *,
+        times: StepTimes = UNKNOWN,
         relieved: Callable[[], None] = lambda: None,
         has_news: Callable[[], None] = lambda: None,
     ) -> None:
@@ -120,11 +122,11 @@ class LoadLedger:
         self._clock = clock
         self._accounts: dict[WorkerKey, Account] = {}
         self._roster = Roster()  # of those with an account
-        self._columns = np.zeros((1, len(LoadView._fields)), dtype=np.int64)  # by number; the last row is NOBODY's
+        self._columns = np.zeros((1, len(LoadView._fields) + 1), dtype=np.int64)  # by number; the last row is NOBODY's
         self._stale: set[Account] = set()  # their rows in _columns are out of date
         self.num_routers = 1  # that charge these workers, this one included
-        self._stored = np.zeros(1)  # by number; in blocks, as if all had been stored at _stored_since_s
-        self._stored_since_s = clock()
+        self._profile = astuple(times)
+        self._times = np.array([self._profile])  # of steps, by number
         self._charges: OrderedDict[Charge, None] = OrderedDict()  # the one that expires first is first
 
     def charge(
@@ -136,9 +138,10 @@ class LoadLedger:
         prefill_account = decode_account if prefill is None else self._account(prefill)
         blocks = self.blocks_of(num_tokens)
         pairs = prefill_pairs(num_tokens - prefill_tokens, num_tokens)
-        charge = Charge(self, request_id, decode_account, prefill_account, blocks, prefill_tokens, pairs)
         now_s = self._clock()
-        self._store(prefill_account.worker, self.blocks_of(prefill_tokens), now_s)
+        if not prefill_account.queues:
+            self.step_begins(prefill_account)
+        charge = Charge(self, request_id, decode_account, prefill_account, blocks, prefill_tokens, pairs)
         charge.expires_s = now_s + self._charge_ttl_s
         self._charges[charge] = None
         return charge
@@ -163,17 +166,27 @@ class LoadLedger:
         return self._account(worker).view()
 
     def columns(self, workers: tuple[WorkerKey, ...]) -> NDArray[np.int64]:
-        """The loads of the workers, [n, 4] in the order of LoadView's fields."""
+        """The loads of the workers, [n, 5]: LoadView's fields, and when the present step began, in us of the clock."""
         self.expire()
         self._write_down()
         rows: NDArray[np.int64] = self._columns[self._roster.numbers(workers)]
         return rows
 
-    def stored(self, workers: tuple[WorkerKey, ...]) -> NDArray[np.float64]:
-        """Blocks that prompts charged by this router had to store, [n]; what is STORED_HALF_LIFE_S old counts half."""
-        left = 0.5 ** ((self._clock() - self._stored_since_s) / STORED_HALF_LIFE_S)
-        blocks: NDArray[np.float64] = left * self._stored[self._roster.numbers(workers)]
-        return blocks
+    def times(self, workers: tuple[WorkerKey, ...]) -> NDArray[np.float64]:
+        """How long the workers' steps take in ms, [n, 6] in the order of StepTimes' fields."""
+        rows: NDArray[np.float64] = self._times[self._roster.numbers(workers)]
+        return rows
+
+    def learn(self, worker: WorkerKey, times: StepTimes) -> None:
+        """The worker, which has an account, takes so long for its steps."""
+        self._times[self._roster.get(worker)] = astuple(times)
+
+    def knows(self, worker: WorkerKey) -> bool:
+        return worker in self._accounts
+
+    @property
+    def now_us(self) -> int:
+        return int(self._clock() * 1e6)
 
     def forget(self, worker: WorkerKey) -> None:
         """The incarnation is gone. Requests still release their charges on it."""
@@ -219,6 +232,11 @@ class LoadLedger:
         if other is not None and other is not account:
             self.changed(other)
 
+    def step_begins(self, account: Account) -> None:
+        """The worker begins the next prompt, as far as this router knows."""
+        account.step_began_s = self._clock()
+        self.changed(account)
+
     def expire(self) -> None:
         """Drops charges that nobody released or renewed for `charge_ttl_s`."""
         now = self._clock()
@@ -252,27 +270,20 @@ class LoadLedger:
             account = self._accounts[worker] = Account(worker)
             if self._roster.add(worker) == len(self._columns) - 1:
                 self._columns = np.concatenate([self._columns, np.zeros_like(self._columns)])
-                self._stored = np.concatenate([self._stored, np.zeros_like(self._stored)])
+                self._times = np.concatenate([self._times, np.full_like(self._times, self._profile)])
         return account
-
-    def _store(self, worker: WorkerKey, blocks: int, now_s: float) -> None:
-        half_lives = (now_s - self._stored_since_s) / STORED_HALF_LIFE_S
-        if half_lives > MAX_HALF_LIVES:
-            self._stored *= 0.5**half_lives
-            self._stored_since_s, half_lives = now_s, 0.0
-        self._stored[self._roster.get(worker)] += blocks * 2.0**half_lives
 
     def _close_account(self, worker: WorkerKey) -> None:
         account = self._accounts.pop(worker, None)
         if account is not None:
             self._stale.discard(account)
             number = self._roster.get(worker)
-            self._columns[number], self._stored[number] = 0, 0.0
+            self._columns[number], self._times[number] = 0, self._profile
             self._roster.discard(worker)
 
     def _write_down(self) -> None:
         """Brings the columns up to date: when they are asked for, because many reports come between two requests."""
         for account in self._stale:
             if self._accounts.get(account.worker) is account:  # a charge may outlive its worker
-                self._columns[self._roster.get(account.worker)] = account.view()
+                self._columns[self._roster.get(account.worker)] = (*account.view(), int(account.step_began_s * 1e6))
         self._stale.clear()

@@ -44,29 +44,19 @@ class NatsConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PlacementConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """Cost of a worker = prefill_weight * (prompt blocks - overlap_weight * cached blocks + queued prefill blocks)
-    + transfer_weight * blocks to be shipped to it + host_restore_weight * cached blocks in host memory
-    + disk_restore_weight * cached blocks on disk + load_weight * active decode blocks
-    + eviction_weight * blocks stored lately. Without prefill workers, mixed_overlap_weight and
-    mixed_load_weight take the place of overlap_weight and load_weight, and only then eviction_weight counts."""
+    """What a request costs is in ms: the time until its first token and what it costs others, see serving.yaml."""
 
-    overlap_weight: Weight = 1.0
-    prefill_weight: Weight = 1.0
-    transfer_weight: Weight = 0.1
-    # An 8B model on an H200: 147 kB and 40 us of computing a token, over links of 50 and 2.5 GB/s
-    host_restore_weight: Weight = 0.07
-    disk_restore_weight: Weight = 1.4
-    load_weight: Weight = 1.0
-    mixed_overlap_weight: Weight = 7.0
-    mixed_load_weight: Weight = 0.06
-    eviction_weight: Weight = 0.01
-    # Behind so many tokens another one takes twice as long to compute, because of its attention to them. 0: all alike
-    attention_tokens: Annotated[int, Meta(ge=0, le=2**32 - 1)] = 16384
+    ship_ms: Weight = 2.0  # of a prompt's way from prefill to decode worker, however short
+    # An 8B model on an H200: 147 kB a token, over links of 50, 50 and 2.5 GB/s
+    ship_token_ms: Weight = 0.003
+    host_token_ms: Weight = 0.003
+    disk_token_ms: Weight = 0.06
+    decode_steps: Weight = 8.0  # of the worker that the request is charged with
+    delay_weight: Weight = 0.25  # of a ms that a prompt delays another request's tokens
+    crowd_weight: Weight = 1.5  # of the ms that later prompts wait because this one is not cached
     temperature: Weight = 0.0  # 0: argmin with random ties; above: softmax over negative normalised costs
-    local_prefill_tokens: Count = 32  # uncached prompts up to this long are not shipped
-    local_prefill_requests: Positive = 64  # a decode worker with as many requests in flight runs no prompts
+    local_prefill_tokens: Count = 2**31 - 1  # that a decode worker may compute of a prompt; 0: all prompts are shipped
     prefill_queue_tokens: Positive = 16384  # a prefill worker with as many queued tokens gets no new request
-    local_prefill_when_full: bool = True  # a decode worker without prompts takes one when no prefill worker can
     charge_ttl_s: Seconds = 300.0  # a charge that nobody released is dropped after this long
     expected_prefix_ttl_s: Weight = (
         30.0  # how long a prompt that was sent is taken for cached without an event; 0: never

@@ -85,26 +85,35 @@ def test_add_a_transport(scratch: Scratch) -> None:
 
 def test_add_a_cost_term(scratch: Scratch) -> None:
     cost = "router/placement/cost.py"
-    row = '    Term("eviction", "+ stored", "stored lately", "", "", "eviction_weight"),\n'
-    scratch.edit(cost, row, row + '    Term("toy", "+ toy", "requests", "", "toy_weight", "toy_weight"),\n')
-    scratch.edit(cost, "LOAD, EVICTION = range", "LOAD, EVICTION, TOY = range")
-    formula = "        costs[i, EVICTION] = weights[EVICTION] * stored[i]\n"
-    scratch.edit(cost, formula, formula + "        costs[i, TOY] = weights[TOY] * requests\n")
-    key = "    eviction_weight: Weight = 0.01\n"
-    scratch.edit("runtime/config/serving.py", key, key + "    toy_weight: Weight = 0.0\n")
-    key = "    eviction_weight: 0.01\n"
-    scratch.edit("serving.yaml", key, key + "    # What a running request costs.\n    toy_weight: 0.0\n")
+    row = '    Term("others", "+ others", "what others wait because of it", ""),\n'
+    scratch.edit(cost, row, row + '    Term("toy", "+ toy", "of each request", "toy_ms"),\n')
+    scratch.edit(cost, "HOST, DISK, OTHERS = range", "HOST, DISK, OTHERS, TOY = range")
+    scratch.edit(cost, "delay_weight, crowd_weight = knobs", "delay_weight, crowd_weight, toy_ms = knobs")
+    scratch.edit(cost, "together(*[_FLOAT] * 7)", "together(*[_FLOAT] * 8)")
+    formula = "        total = 0.0\n"
+    scratch.edit(cost, formula, "        costs[i, TOY] = toy_ms * requests\n" + formula)
+    passed = "config.delay_weight, config.crowd_weight"
+    scratch.edit("router/placement/candidates.py", passed, passed + ", config.toy_ms")
+    key = "    decode_steps: Weight = 8.0"
+    scratch.edit("runtime/config/serving.py", key, "    toy_ms: Weight = 0.0\n" + key)
+    key = "    ship_token_ms: 0.003\n"
+    scratch.edit("serving.yaml", key, key + "    # What a running request costs.\n    toy_ms: 0.0\n")
     scratch.run("-c", COST)
     scratch.has_followed("Add a cost term")
 
 
 COST = """
-from router.placement.cost import NUM_TERMS, TERMS, TOY, Rules
+import random
+
+from router.placement.cost import NUM_TERMS, TERMS, TOY
 from runtime.config.serving import PlacementConfig, ServingConfig, load_config
 from pathlib import Path
+from router.placement.candidates import Request
+from tests.router.candidates import Candidate, place
 
 assert TERMS[TOY].name == "toy" and TOY == NUM_TERMS - 1
-assert Rules(PlacementConfig(toy_weight=3.0)).decode[TOY] == 3.0
+placement = place(Request(100, 16), [Candidate(("d", 1), 0, 0, 0, 2)], [], PlacementConfig(toy_ms=3.0), random.Random())
+assert placement.costs[0].terms[TOY] == 6.0
 assert load_config(Path("serving.yaml")) == ServingConfig()
 """
 

@@ -5,13 +5,16 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from msgspec.structs import astuple
 
 from router.placement import placement
 from router.placement.candidates import Candidates, Request
-from router.placement.cost import Rules
 from router.placement.placement import Placement, Weighing
 from runtime.config.serving import PlacementConfig
+from runtime.config.step_times import StepTimes
 from runtime.discovery.worker_key import WorkerKey
+
+TIMES = StepTimes()
 
 
 class Candidate(NamedTuple):
@@ -20,8 +23,9 @@ class Candidate(NamedTuple):
     queued_prefill_tokens: int
     active_blocks: int
     requests: int = 0
-    stored_blocks: float = 0.0
     queued_prefill_pairs: int = 0
+    times: StepTimes = TIMES
+    step_began_ms: int = 0  # now it is 1,000,000; 0: just now
 
 
 def place(
@@ -30,7 +34,7 @@ def place(
     prefill: Sequence[Candidate],
     config: PlacementConfig,
     rng: random.Random,
-    **limits: float,
+    **limits: int,
 ) -> Placement | None:
     return weigh(facts, decode, prefill, config, rng, **limits).placement()
 
@@ -41,16 +45,26 @@ def weigh(
     prefill: Sequence[Candidate],
     config: PlacementConfig,
     rng: random.Random,
-    **limits: float,
+    **limits: int,
 ) -> Weighing:
-    return placement.weigh(facts, columns(decode), columns(prefill), Rules(config), rng, **limits)
+    return placement.weigh(facts, columns(decode), columns(prefill), config, rng, **limits)
 
 
 def columns(rows: Sequence[Candidate]) -> Candidates:
-    load = [(row.requests, row.queued_prefill_tokens, row.active_blocks, row.queued_prefill_pairs) for row in rows]
+    load = [
+        (
+            *(row.requests, row.queued_prefill_tokens, row.active_blocks, row.queued_prefill_pairs),
+            (row.step_began_ms or NOW_MS) * 1000,
+        )
+        for row in rows
+    ]
     return Candidates(
         tuple(row.worker for row in rows),
         np.array([row.cached_blocks for row in rows], dtype=np.int32),
-        np.array(load, dtype=np.int64).reshape(len(rows), 4),
-        np.array([row.stored_blocks for row in rows], dtype=np.float64),
+        np.array(load, dtype=np.int64).reshape(len(rows), 5),
+        np.array([astuple(row.times) for row in rows]).reshape(len(rows), 6),
+        now_us=NOW_MS * 1000,
     )
+
+
+NOW_MS = 1_000_000

@@ -35,6 +35,7 @@ from router.workers.load import LoadLedger
 from router.workers.pool import PooledWorker, WorkerPool
 from runtime.blocks.block_hash import block_hashes
 from runtime.config.serving import RouterConfig
+from runtime.config.step_times import StepTimes
 from runtime.discovery.worker_key import WorkerKey
 
 BLOCK_SIZE = 16
@@ -103,13 +104,13 @@ class SimulatedRouter:
     def __init__(self, simulation: "Simulation", name: str, config: RouterConfig, seed: int) -> None:
         self.name = name
         self.tree = RadixTree()
-        self.ledger = LoadLedger(BLOCK_SIZE, 300.0, simulation.clock)
+        timing = simulation.timing
+        times = StepTimes(0.0, 1e3 / timing.prefill_tokens_per_s, 0.0, timing.step_s * 1e3, 0.02, 4.2e-5)
+        self.ledger = LoadLedger(BLOCK_SIZE, 300.0, simulation.clock, times=times)
         self.others = ForeignCharges(self.ledger, 1e9, simulation.clock)
         self.expected = ExpectedPrefixes(config.placement.expected_prefix_ttl_s, simulation.clock)
         self.pool = WorkerPool(name, "model", BLOCK_SIZE, self.ledger)
-        self.assigner = Assigner(
-            self.pool, self, self.ledger, config, random.Random(seed), self.expected, PrefixHits(clock=simulation.clock)
-        )
+        self.assigner = Assigner(self.pool, self, self.ledger, config, random.Random(seed), self.expected, PrefixHits())
         for worker in simulation.workers.values():
             link = cast(WorkerLink, SimpleNamespace(connected=True, failed=False, worker=worker.key))
             self.pool.workers[worker.key[0]] = PooledWorker(_record(worker), link, misfit="")

@@ -17,7 +17,6 @@ from baton.runs.access import Access
 from baton_proto.generated import inference_pb2 as pb
 from baton_proto.placement_words import BARRED, LEFT_OUT, REASONS
 
-COMPUTED = ("prompt", "cached", "queued")
 TIERS = ("host", "disk")  # terms that are shown where a candidate has one
 
 
@@ -107,23 +106,15 @@ def _carried(hop: pb.Hop) -> Iterator[str]:
 
 
 def _formula(rules: pb.PlacementRules) -> Iterator[str]:
-    """How the terms become a cost; what is computed (prompt, cached, queued) is weighted as one sum."""
-    weights, further = rules.weights, [term for term in rules.terms if term.name not in COMPUTED]
+    """How the terms become a cost."""
+    weights = rules.weights
+    amounts = (f"{weights[term.key]:g} * {term.amount}" if term.key else term.amount for term in rules.terms)
+    yield f"cost in ms: {' + '.join(amounts)}; temperature {rules.temperature:g}"
+    yield f"shipped: also {weights['ship_ms']:g} ms and what the prefill worker takes"
     yield (
-        f"cost in blocks of {rules.block_size} tokens: {weights['prefill_weight']:g} * (prompt - "
-        f"{weights['overlap_weight']:g} * cached + queued)"
-        + "".join(f" + {weights[term.decode_key]:g} * {term.amount}" for term in further if term.decode_key)
-        + f"; temperature {rules.temperature:g}"
+        f"others wait: {weights['crowd_weight']:g} * uncached share * min(mean queue, queued + prompt / 4); "
+        f"on a decode worker beside prefill workers also {weights['delay_weight']:g} * own computing * (requests + 1)"
     )
-    if rules.attention_tokens:
-        yield f"prompt, cached and queued count attention: behind {rules.attention_tokens} tokens a block counts as two"
-    others = (
-        f"{'' if term.decode_key else '+ '}{weights[term.mixed_key]:g} * {term.amount}"
-        for term in further
-        if term.mixed_key != term.decode_key
-    )
-    overlap = f"{weights['mixed_overlap_weight']:g} * cached, less for a prefix that everybody asks for"
-    yield f"without prefill workers: {'; '.join((overlap, *others))}"
 
 
 def _story(decision: pb.Decision, rules: pb.PlacementRules) -> Iterator[str]:
@@ -145,23 +136,22 @@ def _story(decision: pb.Decision, rules: pb.PlacementRules) -> Iterator[str]:
     for candidate in decision.candidates:
         if candidate.chosen and candidate.role == "decode":
             yield _disaggregation(candidate, decision, rules)
+    if decision.decode_worker:
+        took = f", which took {decision.took_ms:.1f} ms" if decision.took_ms else ""
+        yield f"expected {decision.expected_ms:.1f} ms until the first token{took}"
 
 
 def _disaggregation(decode: pb.CandidateCost, decision: pb.Decision, rules: pb.PlacementRules) -> str:
     """The rule by which the prompt was shipped or not, with its numbers."""
     if decision.reason == pb.PLACEMENT_REASON_NO_PREFILL:
         return "no prefill worker could be asked, so that nothing was shipped"
-    work = decode.uncached_tokens + decode.queued_prefill_tokens
-    comparison = "at most" if work <= rules.local_prefill_tokens else "more than"
-    story = (
-        f"{decode.uncached_tokens} tokens not cached on {decode.worker_id} + {decode.queued_prefill_tokens} queued "
-        f"there = {work}, {comparison} local_prefill_tokens {rules.local_prefill_tokens}"
-    )
+    uncached, most = decode.uncached_tokens, rules.local_prefill_tokens
+    story = f"{uncached} tokens not cached on {decode.worker_id}, {decode.queued_prefill_tokens} queued there"
     if decision.reason == pb.PLACEMENT_REASON_PREFILL_FULL:
-        story += f", but each prefill worker had prefill_queue_tokens {rules.prefill_queue_tokens} or more"
-    elif work <= rules.local_prefill_tokens and not decode.runs_prompt:
-        story += f", but it had local_prefill_requests {rules.local_prefill_requests} or more"
-    return story
+        return f"{story}; each prefill worker had prefill_queue_tokens {rules.prefill_queue_tokens} or more"
+    if uncached > most:
+        return f"{story}: more than local_prefill_tokens {most}"
+    return f"{story}: it costs less {'there' if decode.runs_prompt else 'to ship the prompt'}"
 
 
 def _candidates(decision: pb.Decision, rules: pb.PlacementRules) -> Table:
@@ -177,7 +167,7 @@ def _candidates(decision: pb.Decision, rules: pb.PlacementRules) -> Table:
             candidate.worker_id,
             candidate.role,
             "computed" if candidate.runs_prompt else "received",
-            *(f"{term:.6g}" for term in (*(values[term.name] for term in shown), candidate.total)),
+            *(f"{term:.4g}" for term in (*(values[term.name] for term in shown), candidate.total)),
             f"{candidate.chance:.0%}",
             _outcome(candidate, decision),
             style="bold" if candidate.chosen else None,
@@ -196,7 +186,7 @@ def _outcome(candidate: pb.CandidateCost, decision: pb.Decision) -> str:
     if chosen is None:
         return ""
     more = candidate.total - chosen.total
-    return "as good" if more == 0 else f"{more:+g}"
+    return "as good" if more == 0 else f"{more:+.4g}"
 
 
 def _why_left_out(worker: pb.LeftOut) -> str:

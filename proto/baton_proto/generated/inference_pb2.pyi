@@ -668,7 +668,7 @@ class Hop(_message.Message):
     def __init__(self, name: _Optional[str] = ..., depth: _Optional[int] = ..., choice: _Optional[int] = ..., attempt: _Optional[int] = ..., from_ms: _Optional[float] = ..., to_ms: _Optional[float] = ..., worker: _Optional[str] = ..., tokens: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., layers: _Optional[int] = ..., gb_per_s: _Optional[float] = ..., transport: _Optional[str] = ..., problem: _Optional[str] = ..., off_by_ms: _Optional[float] = ...) -> None: ...
 
 class PlacementRules(_message.Message):
-    __slots__ = ("block_size", "temperature", "local_prefill_tokens", "prefill_queue_tokens", "max_running_per_worker", "local_prefill_requests", "attention_tokens", "local_prefill_when_full", "weights", "terms")
+    __slots__ = ("block_size", "temperature", "local_prefill_tokens", "prefill_queue_tokens", "max_running_per_worker", "weights", "terms")
     class WeightsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -681,9 +681,6 @@ class PlacementRules(_message.Message):
     LOCAL_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_QUEUE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_RUNNING_PER_WORKER_FIELD_NUMBER: _ClassVar[int]
-    LOCAL_PREFILL_REQUESTS_FIELD_NUMBER: _ClassVar[int]
-    ATTENTION_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    LOCAL_PREFILL_WHEN_FULL_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     TERMS_FIELD_NUMBER: _ClassVar[int]
     block_size: int
@@ -691,29 +688,24 @@ class PlacementRules(_message.Message):
     local_prefill_tokens: int
     prefill_queue_tokens: int
     max_running_per_worker: int
-    local_prefill_requests: int
-    attention_tokens: int
-    local_prefill_when_full: bool
     weights: _containers.ScalarMap[str, float]
     terms: _containers.RepeatedCompositeFieldContainer[TermRule]
-    def __init__(self, block_size: _Optional[int] = ..., temperature: _Optional[float] = ..., local_prefill_tokens: _Optional[int] = ..., prefill_queue_tokens: _Optional[int] = ..., max_running_per_worker: _Optional[int] = ..., local_prefill_requests: _Optional[int] = ..., attention_tokens: _Optional[int] = ..., local_prefill_when_full: _Optional[bool] = ..., weights: _Optional[_Mapping[str, float]] = ..., terms: _Optional[_Iterable[_Union[TermRule, _Mapping]]] = ...) -> None: ...
+    def __init__(self, block_size: _Optional[int] = ..., temperature: _Optional[float] = ..., local_prefill_tokens: _Optional[int] = ..., prefill_queue_tokens: _Optional[int] = ..., max_running_per_worker: _Optional[int] = ..., weights: _Optional[_Mapping[str, float]] = ..., terms: _Optional[_Iterable[_Union[TermRule, _Mapping]]] = ...) -> None: ...
 
 class TermRule(_message.Message):
-    __slots__ = ("name", "heading", "amount", "decode_key", "mixed_key")
+    __slots__ = ("name", "heading", "amount", "key")
     NAME_FIELD_NUMBER: _ClassVar[int]
     HEADING_FIELD_NUMBER: _ClassVar[int]
     AMOUNT_FIELD_NUMBER: _ClassVar[int]
-    DECODE_KEY_FIELD_NUMBER: _ClassVar[int]
-    MIXED_KEY_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
     name: str
     heading: str
     amount: str
-    decode_key: str
-    mixed_key: str
-    def __init__(self, name: _Optional[str] = ..., heading: _Optional[str] = ..., amount: _Optional[str] = ..., decode_key: _Optional[str] = ..., mixed_key: _Optional[str] = ...) -> None: ...
+    key: str
+    def __init__(self, name: _Optional[str] = ..., heading: _Optional[str] = ..., amount: _Optional[str] = ..., key: _Optional[str] = ...) -> None: ...
 
 class Decision(_message.Message):
-    __slots__ = ("request_id", "choice", "attempt", "age_s", "waited_s", "num_tokens", "decode_worker", "prefill_worker", "candidates", "left_out", "reason")
+    __slots__ = ("request_id", "choice", "attempt", "age_s", "waited_s", "num_tokens", "decode_worker", "prefill_worker", "candidates", "left_out", "reason", "expected_ms", "took_ms")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     CHOICE_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -725,6 +717,8 @@ class Decision(_message.Message):
     CANDIDATES_FIELD_NUMBER: _ClassVar[int]
     LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_MS_FIELD_NUMBER: _ClassVar[int]
+    TOOK_MS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     choice: int
     attempt: int
@@ -736,7 +730,9 @@ class Decision(_message.Message):
     candidates: _containers.RepeatedCompositeFieldContainer[CandidateCost]
     left_out: _containers.RepeatedCompositeFieldContainer[LeftOut]
     reason: PlacementReason
-    def __init__(self, request_id: _Optional[str] = ..., choice: _Optional[int] = ..., attempt: _Optional[int] = ..., age_s: _Optional[float] = ..., waited_s: _Optional[float] = ..., num_tokens: _Optional[int] = ..., decode_worker: _Optional[str] = ..., prefill_worker: _Optional[str] = ..., candidates: _Optional[_Iterable[_Union[CandidateCost, _Mapping]]] = ..., left_out: _Optional[_Iterable[_Union[LeftOut, _Mapping]]] = ..., reason: _Optional[_Union[PlacementReason, str]] = ...) -> None: ...
+    expected_ms: float
+    took_ms: float
+    def __init__(self, request_id: _Optional[str] = ..., choice: _Optional[int] = ..., attempt: _Optional[int] = ..., age_s: _Optional[float] = ..., waited_s: _Optional[float] = ..., num_tokens: _Optional[int] = ..., decode_worker: _Optional[str] = ..., prefill_worker: _Optional[str] = ..., candidates: _Optional[_Iterable[_Union[CandidateCost, _Mapping]]] = ..., left_out: _Optional[_Iterable[_Union[LeftOut, _Mapping]]] = ..., reason: _Optional[_Union[PlacementReason, str]] = ..., expected_ms: _Optional[float] = ..., took_ms: _Optional[float] = ...) -> None: ...
 
 class LeftOut(_message.Message):
     __slots__ = ("worker_id", "role", "reason", "detail")
@@ -751,7 +747,7 @@ class LeftOut(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ..., reason: _Optional[_Union[LeftOutReason, str]] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class CandidateCost(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "role", "prompt_blocks", "cached_blocks", "queued_prefill_tokens", "active_blocks", "uncached_tokens", "runs_prompt", "total", "chance", "chosen", "overlap_weight", "terms", "barred", "host_blocks", "disk_blocks")
+    __slots__ = ("worker_id", "incarnation", "role", "prompt_blocks", "cached_blocks", "queued_prefill_tokens", "active_blocks", "uncached_tokens", "runs_prompt", "total", "chance", "chosen", "terms", "barred", "host_blocks", "disk_blocks", "ttft_ms")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -764,11 +760,11 @@ class CandidateCost(_message.Message):
     TOTAL_FIELD_NUMBER: _ClassVar[int]
     CHANCE_FIELD_NUMBER: _ClassVar[int]
     CHOSEN_FIELD_NUMBER: _ClassVar[int]
-    OVERLAP_WEIGHT_FIELD_NUMBER: _ClassVar[int]
     TERMS_FIELD_NUMBER: _ClassVar[int]
     BARRED_FIELD_NUMBER: _ClassVar[int]
     HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     DISK_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    TTFT_MS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: int
     role: str
@@ -781,12 +777,12 @@ class CandidateCost(_message.Message):
     total: float
     chance: float
     chosen: bool
-    overlap_weight: float
     terms: _containers.RepeatedCompositeFieldContainer[CostTerm]
     barred: BarredReason
     host_blocks: int
     disk_blocks: int
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., role: _Optional[str] = ..., prompt_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., active_blocks: _Optional[int] = ..., uncached_tokens: _Optional[int] = ..., runs_prompt: _Optional[bool] = ..., total: _Optional[float] = ..., chance: _Optional[float] = ..., chosen: _Optional[bool] = ..., overlap_weight: _Optional[float] = ..., terms: _Optional[_Iterable[_Union[CostTerm, _Mapping]]] = ..., barred: _Optional[_Union[BarredReason, str]] = ..., host_blocks: _Optional[int] = ..., disk_blocks: _Optional[int] = ...) -> None: ...
+    ttft_ms: float
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., role: _Optional[str] = ..., prompt_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., active_blocks: _Optional[int] = ..., uncached_tokens: _Optional[int] = ..., runs_prompt: _Optional[bool] = ..., total: _Optional[float] = ..., chance: _Optional[float] = ..., chosen: _Optional[bool] = ..., terms: _Optional[_Iterable[_Union[CostTerm, _Mapping]]] = ..., barred: _Optional[_Union[BarredReason, str]] = ..., host_blocks: _Optional[int] = ..., disk_blocks: _Optional[int] = ..., ttft_ms: _Optional[float] = ...) -> None: ...
 
 class CostTerm(_message.Message):
     __slots__ = ("name", "value")

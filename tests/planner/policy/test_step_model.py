@@ -7,16 +7,14 @@ import numpy as np
 import pytest
 
 from baton_proto.planner import StepSample
-from planner.policy.step_model import (
+from planner.policy.step_model import StepModel, initial_model, learned
+from runtime.config.step_fit import (
     DECODE_POINTS,
     PREFILL_POINTS,
-    StepModel,
     Vector,
     decode_rows,
     errors,
     fitted,
-    initial_model,
-    learned,
     prefill_rows,
 )
 from runtime.config.step_times import StepTimes

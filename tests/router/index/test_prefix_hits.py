@@ -1,6 +1,6 @@
 """Counts of reused prefixes: bounded, and fading."""
 
-from router.index.prefix_hits import RECENT_S, PrefixHits
+from router.index.prefix_hits import PrefixHits
 
 
 def test_reuse_of_the_same_prefix_adds_up_and_no_reuse_counts_nothing() -> None:
@@ -20,15 +20,3 @@ def test_what_is_used_stays_when_thousands_are_used_once() -> None:
     assert len(counts) <= 100
     assert max(counts, key=counts.__getitem__) == b"hot     "
     assert counts[b"hot     "] > 1
-
-
-def test_what_was_reused_lately_weighs_half_after_each_while() -> None:
-    now_s = 100.0
-    hits = PrefixHits(clock=lambda: now_s)
-    for _ in range(4):
-        hits.count(b"a" * 8)
-    assert (hits.recent(b"a" * 8), hits.recent(b"b" * 8), hits.recent(b"")) == (4.0, 0.0, 0.0)
-    now_s += RECENT_S
-    assert hits.recent(b"a" * 8) == 2.0
-    hits.count(b"a" * 8)
-    assert (hits.recent(b"a" * 8), hits.counts()) == (3.0, {b"a" * 8: 5})

@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from baton_proto.discovery import WorkerLoad
 from baton_proto.kv_events import DISK
 from router.index.radix_tree import RadixTree
 from router.placement.assignment import Assigner
 from router.placement.candidates import Request
 from router.text.tokenizer import Tokenizer
 from runtime.blocks.block_hash import block_hashes, sequence_hashes
+from runtime.config.step_times import StepTimes
 from tests.router.scripted_worker import ScriptedWorker
 from tests.router.small_router import CONFIG, Holdings, Router, routing
 from tests.tiny_model import VOCAB_SIZE
@@ -60,26 +62,17 @@ async def test_a_prefix_on_the_device_is_preferred_to_one_on_disk_until_that_is_
         assert restored(NUM_TOKENS) == {"d0": (0, 10), "d1": (0, 0)}
 
 
-@pytest.mark.parametrize("excluded", [["p0"], ["p0", "p1"]])
-async def test_what_was_stored_lately_counts_when_no_prefill_worker_may_serve(
-    tokenizer: Tokenizer, excluded: list[str]
-) -> None:
-    """As where there is none at all: whoever decodes computes the prompt, and gives up what it holds for it."""
-    workers = [
-        ScriptedWorker("d0"),
-        ScriptedWorker("d1"),
-        ScriptedWorker("p0", "prefill"),
-        ScriptedWorker("p1", "prefill"),
-    ]
-    async with routing(tokenizer, *workers) as router:
-        router.ledger.charge("earlier", ("d0", 1), None, 16 * NUM_TOKENS, 16 * NUM_TOKENS).release()
+async def test_a_worker_that_has_shown_that_it_is_slower_gets_what_others_take_sooner(tokenizer: Tokenizer) -> None:
+    async with routing(tokenizer, ScriptedWorker("d0"), ScriptedWorker("d1")) as router:
         assigner = Assigner(router.pool, Holdings(), router.ledger, CONFIG, random.Random(0))
-        facts = Request(NUM_TOKENS, 16, frozenset((name, 1) for name in excluded))
         hashes = np.arange(NUM_TOKENS // 16, dtype=np.uint64)
-        chosen = set()
-        for _ in range(20):
-            placement = assigner.weigh(facts, NUM_TOKENS + 10, hashes).placement()
-            assert placement is not None
-            chosen.add((placement.decode[0], placement.prefill and placement.prefill[0]))
-        both = {("d0", "p1"), ("d1", "p1")}
-        assert chosen == (both if excluded == ["p0"] else {("d1", None)})
+
+        def chosen() -> set[str]:
+            facts = Request(NUM_TOKENS, 16)
+            placements = [assigner.weigh(facts, NUM_TOKENS + 10, hashes).placement() for _ in range(20)]
+            return {placement.decode[0] for placement in placements if placement}
+
+        assert chosen() == {"d0", "d1"}
+        router.ledger.report(("d0", 1), WorkerLoad())
+        router.ledger.learn(("d0", 1), StepTimes(12.0, 0.04, 2.4e-6, 10.0, 0.04, 8.4e-5))
+        assert chosen() == {"d1"}

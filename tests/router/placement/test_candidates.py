@@ -5,11 +5,12 @@ import random
 
 import numpy as np
 import pytest
-from msgspec.structs import replace
+from msgspec.structs import astuple
 
 from router.placement import cost
-from router.placement.candidates import NO_CANDIDATES, Candidates, Cost, Request, Weighed, chances
+from router.placement.candidates import NO_CANDIDATES, NO_SHIPPER, Candidates, Cost, Request, Weighed, chances
 from runtime.config.serving import PlacementConfig
+from runtime.config.step_times import StepTimes
 
 CONFIG = PlacementConfig()
 
@@ -45,35 +46,24 @@ def test_chances_follow_cost_and_temperature_and_a_barred_candidate_has_none(
     assert chances(costs(*totals), temperature) == pytest.approx(expected)
 
 
-def weighed(
-    role: str,
-    rows: list[tuple[int, ...]],
-    request: Request,
-    config: PlacementConfig = CONFIG,
-    *,
-    can_ship: bool = False,
-) -> Weighed:
+def weighed(role: str, rows: list[tuple[int, ...]], request: Request, config: PlacementConfig = CONFIG) -> Weighed:
     """Rows: cached blocks, then the load. A prefill worker, or a decode worker beside prefill workers."""
     workers = Candidates(
         tuple((f"w{i}", 1) for i in range(len(rows))),
         np.array([row[0] for row in rows], dtype=np.int32),
-        np.array([row[1:] for row in rows], dtype=np.int64).reshape(len(rows), 4),
-        np.zeros(len(rows)),
+        np.array([(*row[1:], 0) for row in rows], dtype=np.int64).reshape(len(rows), 5),
+        np.array([astuple(StepTimes())] * len(rows)),
     )
-    rules = cost.Rules(config)
-    weights = rules.prefill if role == "prefill" else rules.decode
-    return Weighed(
-        *(role, request, workers, rules, weights, random.Random(1)), alone=role == "prefill", can_ship=can_ship
-    )
+    shipper = NO_SHIPPER if role == "prefill" else (10.0, 8.0)
+    return Weighed(role, request, workers, config, random.Random(1), alone=role == "prefill", shipper=shipper)
 
 
 def test_a_candidates_cost_comes_with_the_facts_behind_it() -> None:
-    config = replace(CONFIG, overlap_weight=1.5)
     rows = [(5, 1, 300, 40, 9), (70, 2, 0, 50, 0)]
     request = Request(1000, 16, frozenset([("w0", 1)]))
-    barred, free = weighed("decode", rows, request, config, can_ship=True).costs()
+    barred, free = weighed("decode", rows, request).costs()
     assert (barred.worker, free.worker) == (("w0", 1), ("w1", 1))
-    assert (barred.role, barred.prompt_blocks, barred.overlap_weight) == ("decode", 63, 1.5)
+    assert (barred.role, barred.prompt_blocks) == ("decode", 63)
     assert (barred.cached_blocks, barred.queued_tokens, barred.active_blocks) == (5, 300, 40)
     assert (free.cached_blocks, free.queued_tokens, free.active_blocks) == (62, 0, 50)
     assert (barred.barred, free.barred) == (cost.EXCLUDED, cost.FREE)
@@ -87,31 +77,16 @@ def test_a_prefill_workers_active_blocks_are_told_as_0_and_it_runs_the_prompt() 
     assert (only.role, only.active_blocks, only.runs_prompt, only.reason) == ("prefill", 0, True, cost.ALONE)
 
 
-def test_the_attention_of_a_prompt_costs_its_pairs_of_tokens_over_the_tokens_that_double_a_block() -> None:
-    """A prompt of twice `attention_tokens` costs twice its blocks, whatever the size of a block."""
-    for block_size in (16, 64):
-        config = replace(CONFIG, attention_tokens=1024, prefill_weight=1.0)
-        (only,) = weighed("prefill", [(0, 0, 0, 0, 0)], Request(2048, block_size), config).costs()
-        assert only.total == pytest.approx(2 * 2048 / block_size)
-        (flat,) = weighed(
-            "prefill", [(0, 0, 0, 0, 0)], Request(2048, block_size), replace(config, attention_tokens=0)
-        ).costs()
-        assert flat.total == pytest.approx(2048 / block_size)
-
-
-@pytest.mark.parametrize(("when_full", "tokens", "helps"), [(True, 1, True), (True, 0, False), (False, 32, False)])
-def test_a_decode_worker_helps_full_prefill_workers_only_where_it_may_run_prompts_at_all(
-    when_full: bool, tokens: int, helps: bool
-) -> None:
-    config = replace(CONFIG, local_prefill_when_full=when_full, local_prefill_tokens=tokens)
-    one = weighed("decode", [(0, 0, 0, 0, 0)], Request(5000, 16), config)
-    assert (one.chosen, one.reason(0)) == ((0, cost.FULL) if helps else (-1, cost.SHIPPED))
+def test_the_chosen_prefill_worker_tells_what_it_costs_that_it_takes_the_prompt() -> None:
+    taken = weighed("prefill", [(0, 0, 30_000, 0, 0), (0, 0, 10_000, 0, 0)], Request(1000, 16))
+    (_, chosen) = taken.costs()
+    assert taken.shipper == (chosen.total, chosen.ttft_ms) == (taken.costs()[1].total, taken.ttft_ms(1))
+    assert weighed("prefill", [], Request(1000, 16)).shipper == NO_SHIPPER
 
 
 def test_of_no_candidates_none_is_chosen_and_none_has_a_cost() -> None:
-    rules = cost.Rules(CONFIG)
     nobody = Weighed(
-        *("decode", Request(10, 16), NO_CANDIDATES, rules, rules.decode, random.Random(1)), alone=False, can_ship=True
+        "decode", Request(10, 16), NO_CANDIDATES, CONFIG, random.Random(1), alone=False, shipper=(1.0, 1.0)
     )
     assert (nobody.chosen, len(nobody), nobody.costs()) == (-1, 0, [])
 

@@ -18,6 +18,7 @@ from router.text.tokenizer import Tokenizer
 from router.views.explain import Explainer
 from router.workers.account import LoadView
 from runtime.config.serving import PlacementConfig, RouterConfig
+from runtime.config.step_times import StepTimes
 from runtime.discovery.directory import Change
 from tests.router.candidates import Candidate, weigh
 from tests.router.scripted_worker import ScriptedWorker, answer, steps_of
@@ -58,7 +59,7 @@ async def test_a_request_of_the_past_is_explained_with_its_candidates(tokenizer:
     async with routing(
         tokenizer, ScriptedWorker("p0", "prefill"), ScriptedWorker("d0"), ScriptedWorker("d1")
     ) as router:
-        load(router, "d1", blocks_used=5)
+        load(router, "d1", running=5)
         wanted = request(10)
         await collect(stream(router, wanted))
         response = explainer(router).request(wanted.request_id)
@@ -69,7 +70,8 @@ async def test_a_request_of_the_past_is_explained_with_its_candidates(tokenizer:
         assert (decision.decode_worker, decision.prefill_worker) == ("d0", "p0")
         weighed = by_worker(decision)
         assert [w for w, candidate in weighed.items() if candidate.chosen] == ["p0", "d0"]
-        assert (term(weighed["d1"], "load"), weighed["d1"].total - weighed["d0"].total) == (5.0, pytest.approx(5.0))
+        assert term(weighed["d1"], "decode") == pytest.approx(weighed["d1"].total - weighed["d0"].total)
+        assert (decision.expected_ms, decision.took_ms > 0) == (weighed["d0"].ttft_ms, True)
         assert response.rules.local_prefill_tokens == 0
 
 
@@ -96,17 +98,8 @@ async def test_an_unknown_request_is_not_explained(tokenizer: Tokenizer) -> None
         assert explainer(router).request("nobody") is None
 
 
-@pytest.mark.parametrize("attention_tokens", [0, 500])
-async def test_terms_add_up_to_the_cost(tokenizer: Tokenizer, attention_tokens: int) -> None:
-    placement = PlacementConfig(
-        prefill_weight=2.0,
-        overlap_weight=0.5,
-        load_weight=3.0,
-        transfer_weight=0.25,
-        local_prefill_tokens=100,
-        attention_tokens=attention_tokens,
-    )
-    config = RouterConfig(placement=placement)
+async def test_terms_add_up_to_the_cost(tokenizer: Tokenizer) -> None:
+    config = RouterConfig(placement=PlacementConfig(local_prefill_tokens=100, delay_weight=0.0))
     workers = [
         ScriptedWorker("p0", "prefill"),
         ScriptedWorker("p1", "prefill"),
@@ -114,25 +107,22 @@ async def test_terms_add_up_to_the_cost(tokenizer: Tokenizer, attention_tokens: 
         ScriptedWorker("d1"),
     ]
     async with routing(tokenizer, *workers) as router:
-        load(router, "p0", queued_prefill_tokens=40, queued_prefill_pairs=800)
-        load(router, "d0", blocks_used=7, queued_prefill_tokens=10)
-        load(router, "d1", blocks_used=1, queued_prefill_tokens=90)
+        for worker in workers:
+            load(router, worker.worker_id)
+            router.ledger.learn((worker.worker_id, 1), StepTimes(1.0, 0.1, 0.001, 4.0, 1.0, 0.0))
+        load(router, "d0", running=2, blocks_used=7)
         (decision,) = explainer(router, config, p0=4, d0=8, d1=6).prompt(prompt(200)).decisions
         weighed = by_worker(decision)
         assert set(weighed) == {"p0", "p1", "d0", "d1"}
         for cost in weighed.values():
             assert cost.total == pytest.approx(sum(term.value for term in cost.terms)), cost.worker_id
         p0, d0, d1 = weighed["p0"], weighed["d0"], weighed["d1"]
-        pair = 1 / (attention_tokens * 16) if attention_tokens else 0.0  # in blocks
-        attended = (26.0 + 2 * 200**2 / 2 * pair, -4.0 - 64**2 / 2 * pair, 5.0 + 2 * 800 * pair)
-        assert (term(p0, "prompt"), term(p0, "cached"), term(p0, "queued")) == pytest.approx(attended)
-        assert term(p0, "load") == 0.0
-        assert (d0.runs_prompt, term(d0, "queued"), term(d0, "load")) == (True, 1.25, 21.0)
-        assert term(d0, "cached") == pytest.approx(-8.0 - 128**2 / 2 * pair)
-        assert (d0.uncached_tokens, d0.queued_prefill_tokens) == (72, 10)
-        assert (d1.runs_prompt, term(d1, "cached"), term(d1, "queued"), term(d1, "load")) == (False, 0.0, 0.0, 3.0)
-        assert (term(p0, "transfer"), term(d0, "transfer"), term(d1, "transfer")) == (0.0, 0.0, 1.75)
-        assert (d1.uncached_tokens, d1.queued_prefill_tokens) == (104, 90)
+        computed = 136 * 0.1 + 0.001 * (200**2 - 64**2) / 2
+        assert (term(p0, "computed"), term(p0, "queued"), term(p0, "decode")) == pytest.approx((computed, 0.0, 0.0))
+        assert (d0.runs_prompt, d0.uncached_tokens, term(d0, "decode")) == (True, 72, 8 * 6.0)
+        assert term(d0, "computed") == pytest.approx(72 * 0.1 + 0.001 * (200**2 - 128**2) / 2)
+        assert (d1.runs_prompt, d1.uncached_tokens, term(d1, "computed")) == (False, 104, 0.0)
+        assert term(d1, "shipped") == pytest.approx(p0.ttft_ms + 2.0 + 104 * 0.003)
 
 
 async def test_asking_about_a_prompt_says_what_would_come_and_charges_nothing(tokenizer: Tokenizer) -> None:
@@ -174,7 +164,6 @@ async def test_a_prompt_that_a_decode_worker_runs_for_full_prefill_workers_says_
     async with routing(tokenizer, ScriptedWorker("p0", "prefill"), ScriptedWorker("d0")) as router:
         load(router, "p0", queued_prefill_tokens=100)
         response = explainer(router, config).prompt(prompt(40))
-        assert response.rules.local_prefill_when_full
         (decision,) = response.decisions
         chosen = (decision.decode_worker, decision.prefill_worker, decision.reason)
         assert chosen == ("d0", "", pb.PLACEMENT_REASON_PREFILL_FULL)
@@ -210,7 +199,7 @@ async def test_a_request_that_found_a_worker_full_says_so(tokenizer: Tokenizer) 
 @pytest.mark.parametrize("temperature", [0.0, 0.5])
 def test_chances_are_how_often_each_is_chosen(temperature: float) -> None:
     config = PlacementConfig(temperature=temperature, local_prefill_tokens=1000)
-    candidates = [Candidate((f"d{i}", 1), 0, 0, active) for i, active in enumerate((3, 3, 5, 9))]
+    candidates = [Candidate((f"d{i}", 1), 0, 0, 0, running) for i, running in enumerate((3, 3, 5, 9))]
     excluded = Request(100, 16, frozenset({("d1", 1)}))
     rng = random.Random(5)
     rounds = 4000

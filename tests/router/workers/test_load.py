@@ -4,10 +4,12 @@ from dataclasses import dataclass
 
 import pytest
 from hypothesis import given, strategies as st
+from msgspec.structs import astuple
 
 from baton_proto.discovery import WorkerLoad, prefill_pairs
 from router.workers.account import NOTHING, REPORT_DELAY_S, LoadView, Totals
-from router.workers.load import MAX_HALF_LIVES, STORED_HALF_LIFE_S, Charge, LoadLedger
+from router.workers.load import Charge, LoadLedger
+from runtime.config.step_times import StepTimes
 
 D, P = ("d", 1), ("p", 1)
 IDLE = LoadView(0, 0, 0)
@@ -87,7 +89,7 @@ def test_loads_return_to_zero_after_any_course_of_events(steps: list[tuple[str, 
                 case "release":
                     charge.release()
         asked = (workers[2], ("never heard of", 1), *workers)
-        columns = ledger.columns(asked).tolist()
+        columns = ledger.columns(asked)[:, :4].tolist()
         assert columns == [list(ledger.view(worker)) if worker in workers else [0, 0, 0, 0] for worker in asked]
         assert min(map(min, columns)) >= 0
     for charge in charges:
@@ -113,7 +115,8 @@ def test_the_larger_of_charge_and_report_counts(ledger: LoadLedger) -> None:
         ledger.report(D, WorkerLoad(running=5, waiting=1, blocks_used=4))
         ledger.report(P, WorkerLoad(queued_prefill_tokens=1000))
         assert ledger.view(D) == LoadView(6, 0, 10)
-        assert ledger.view(P).queued_prefill_tokens == 1000
+        assert ledger.view(P).queued_prefill_tokens == 160, "the report counts what is cached of waiting prompts, too"
+    assert ledger.view(P).queued_prefill_tokens == 1000, "nobody knows better"
 
 
 def test_attention_that_is_computed_already_leaves_the_queue_with_the_report(ledger: LoadLedger, clock: Clock) -> None:
@@ -198,20 +201,32 @@ def test_workers_that_are_gone_leave_no_account_behind(ledger: LoadLedger) -> No
     assert ("late", 1) not in ledger._accounts
 
 
-def test_what_prompts_had_to_store_fades_with_time(ledger: LoadLedger, clock: Clock) -> None:
-    ledger.charge("local", D, None, num_tokens=320, prefill_tokens=160).release()
-    ledger.charge("shipped", D, P, num_tokens=320, prefill_tokens=320).release()
-    assert ledger.stored((D, P, ("unknown", 1))).tolist() == [10.0, 20.0, 0.0]
-    clock.now_s += STORED_HALF_LIFE_S
-    assert ledger.stored((D,)).tolist() == pytest.approx([5.0])
-    ledger.charge("another", D, None, num_tokens=32, prefill_tokens=32).release()
-    assert ledger.stored((D,)).tolist() == pytest.approx([7.0])
-    for _ in range(3):  # however long it goes on
-        clock.now_s += (MAX_HALF_LIVES / 2 + 1) * STORED_HALF_LIFE_S
-        ledger.charge("late", D, None, num_tokens=64, prefill_tokens=64).release()
-        assert ledger.stored((D,)).tolist() == pytest.approx([4.0])
+def test_a_worker_has_the_profiles_step_times_until_its_own_are_learned_and_its_successor_again() -> None:
+    profile, slow = StepTimes(), StepTimes(12.0, 0.04, 2.4e-6, 10.0, 0.04, 8.4e-5)
+    ledger = LoadLedger(16, 300.0, times=profile)
+    for worker in (D, P):
+        ledger.report(worker, WorkerLoad())
+    ledger.learn(D, slow)
+    asked = (D, P, ("unknown", 1))
+    assert [tuple(row) for row in ledger.times(asked).tolist()] == [astuple(slow), astuple(profile), astuple(profile)]
     ledger.forget(D)
-    assert ledger.stored((D,)).tolist() == [0.0]
+    ledger.report(D, WorkerLoad())
+    assert tuple(ledger.times((D,))[0].tolist()) == astuple(profile)
+
+
+def test_a_step_begins_with_a_report_or_with_a_prompt_for_an_idle_worker(ledger: LoadLedger, clock: Clock) -> None:
+    def began_us() -> int:
+        return int(ledger.columns((D,))[0, 4])
+
+    clock.now_s = 5.0
+    first = ledger.charge("first", D, None, 100, 100)
+    assert began_us() == 5_000_000
+    clock.now_s = 6.0
+    ledger.charge("second", D, None, 100, 100)
+    assert began_us() == 5_000_000, "it waits for the first"
+    ledger.report(D, WorkerLoad(running=2, queued_prefill_tokens=100))
+    assert began_us() == 6_000_000
+    first.release()
 
 
 def test_the_report_knows_how_much_of_a_long_prompt_is_computed(ledger: LoadLedger, clock: Clock) -> None:
@@ -229,7 +244,7 @@ def test_the_report_knows_how_much_of_a_long_prompt_is_computed(ledger: LoadLedg
         ledger.set_foreign("r1", D, Totals(1, 300, 20))
         assert ledger.view(D).queued_prefill_tokens == 4460
     charge.prefill_done()
-    assert ledger.view(D).queued_prefill_tokens == 4000, "until the next report"
+    assert ledger.view(D).queued_prefill_tokens == 300, "the other router's"
     ledger.report(D, WorkerLoad(running=1))
     ledger.set_foreign("r1", D, NOTHING)
     assert ledger.view(D).queued_prefill_tokens == 0

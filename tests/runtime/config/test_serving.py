@@ -113,10 +113,10 @@ def test_a_size_that_is_none_is_refused_by_its_key(text: str) -> None:
 
 
 def test_overrides_change_single_keys_and_leave_the_rest() -> None:
-    base = parse_config({"router": {"http_port": 1, "placement": {"load_weight": 2.0}}, "workers": {"prefill": 3}})
+    base = parse_config({"router": {"http_port": 1, "placement": {"decode_steps": 3.0}}, "workers": {"prefill": 3}})
     config = with_overrides(base, {"router": {"placement": {"temperature": 0.1}}, "workers": {"decode": 4}})
     assert config.router.http_port == 1
-    assert (config.router.placement.load_weight, config.router.placement.temperature) == (2.0, 0.1)
+    assert (config.router.placement.decode_steps, config.router.placement.temperature) == (3.0, 0.1)
     assert (config.workers.prefill, config.workers.decode) == (3, 4)
     assert with_overrides(base, {}) == base
 

@@ -1,0 +1,131 @@
+"""Step times fitted to timed steps, for the planner and for each worker that a router knows.
+
+The formulas are those of step_times.py. A fit has two steps:
+
+1. The engine's slowdown against the profile is the median of the samples' ratios.
+2. The coefficients minimise the squared relative error (a short step counts as much as a long one). No coefficient is
+   negative, and outliers weigh less (Huber). Because B and K usually rise and fall together, the samples alone may not
+   determine the coefficients; the profile, at the measured speed, therefore joins as PRIOR samples.
+"""
+
+from collections.abc import Iterable
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from baton_proto.discovery import TimedStep
+from baton_proto.planner import StepSample
+from runtime.config.step_times import StepTimes
+
+Vector = NDArray[np.float64]
+
+ENOUGH = 20  # samples before the fit replaces the profile
+PRIOR = 5.0  # number of samples that the profile counts as
+ROUNDS = 3  # of weighing and solving
+HUBER = 1.5  # multiple of the median error beyond which a sample counts less
+UNDER_FLOOR = 0.7  # prompts expected to take less than this share of the floor measure the floor
+
+# Points [n, pairs] and [1, B, K] at which the profile joins the fit.
+PREFILL_POINTS = np.array([[256, 32e3], [2048, 2.1e6], [2048, 14.7e6], [8192, 33.6e6]])
+DECODE_POINTS = np.array([[1, 1, 1e3], [1, 32, 8e3], [1, 32, 64e3], [1, 128, 64e3], [1, 128, 256e3]])
+
+
+def prefill_rows(steps: Iterable[StepSample | TimedStep]) -> list[list[float]]:
+    """[n, pairs, ms] of each step that only ran prompts."""
+    return [
+        [step.prompt_tokens, step.prompt_pairs, step.step_ms]
+        for step in steps
+        if step.prompt_tokens > 0 and not step.sequences and step.step_ms > 0
+    ]
+
+
+def decode_rows(steps: Iterable[StepSample | TimedStep]) -> list[list[float]]:
+    """[1, B, K, ms] of each step that only decoded."""
+    return [
+        [1.0, step.sequences, step.context_tokens, step.step_ms]
+        for step in steps
+        if step.sequences > 0 and not step.prompt_tokens and step.step_ms > 0
+    ]
+
+
+def fitted(prefill: list[list[float]], decode: list[list[float]], profile: StepTimes) -> StepTimes:
+    """Step times fitted to rows as `prefill_rows` and `decode_rows` make them. A kind with fewer than ENOUGH rows keeps
+    the profile's values."""
+    prefill_times, decode_times = profile.prefill, profile.decode
+    if len(prefill) >= ENOUGH:
+        prefill_times = _fitted_prefill(np.array(prefill), np.array(prefill_times))
+    if len(decode) >= ENOUGH:
+        decode_times = _fitted_decode(np.array(decode), np.array(decode_times))
+    return StepTimes(*prefill_times, *decode_times)
+
+
+def errors(prefill: list[list[float]], decode: list[list[float]], times: StepTimes) -> tuple[Vector, Vector]:
+    """The relative errors of `times`: [prefill rows] and [decode rows]."""
+    rows, x = np.reshape(prefill, (-1, 3)), np.reshape(decode, (-1, 4))
+    expected = np.maximum(times.prefill_floor_ms, rows[:, :2] @ times.prefill[1:])
+    found = x[:, :3] @ times.decode
+    return np.abs(expected / rows[:, 2] - 1), np.abs(found / x[:, 3] - 1)
+
+
+def _fitted_prefill(rows: Vector, profile: Vector) -> tuple[float, float, float]:
+    """`rows` [samples, 3]; `profile`: floor, per token, per pair."""
+    x, y = rows[:, :2], rows[:, 2]
+    profile = profile * _slower(y, np.maximum(profile[0], x @ profile[1:]))
+    floor_ms, straight = profile[0], profile[1:]
+    for _ in range(ROUNDS):
+        expected = x @ straight
+        short, long = expected < UNDER_FLOOR * floor_ms, expected >= floor_ms
+        floor_ms = float(np.median(y[short])) if short.sum() >= ENOUGH // 4 else profile[0]
+        straight = _fitted(x[long], y[long], profile[1:], straight, PREFILL_POINTS)
+    return float(floor_ms), float(straight[0]), float(straight[1])
+
+
+def _fitted_decode(rows: Vector, profile: Vector) -> tuple[float, float, float]:
+    """`rows` [samples, 4]; `profile`: floor, per sequence, per token of context."""
+    x, y = rows[:, :3], rows[:, 3]
+    profile = profile * _slower(y, x @ profile)
+    found = profile
+    for _ in range(ROUNDS):
+        found = _fitted(x, y, profile, found, DECODE_POINTS)
+    return float(found[0]), float(found[1]), float(found[2])
+
+
+def _slower(y: Vector, expected: Vector) -> float:
+    known = expected > 0
+    return float(np.median(y[known] / expected[known])) if known.any() else 1.0
+
+
+def _fitted(x: Vector, y: Vector, profile: Vector, coefficients: Vector, points: Vector) -> Vector:
+    """One round: weighs the samples by the errors of `coefficients`, and returns the best ones for these weights."""
+    relative = x / y[:, None]
+    errors = np.abs(relative @ coefficients - 1)
+    typical = max(1e-3, float(np.median(errors))) if len(errors) else 1.0
+    weights = np.minimum(1.0, HUBER * typical / np.maximum(errors, 1e-9))
+    squares, products = (relative * weights[:, None]).T @ relative, weights @ relative
+    expected = points @ profile
+    at_points = points[expected > 0] / expected[expected > 0, None]
+    share = PRIOR / len(points)
+    return _non_negative(squares + share * at_points.T @ at_points, products + share * at_points.sum(axis=0))
+
+
+def _non_negative(squares: Vector, products: Vector) -> Vector:
+    """The x >= 0 that minimises x^T squares x / 2 - products x. Exact: each of the at most seven sets of positive
+    coefficients is tried. Because K is a million times 1, columns are scaled first."""
+    scale = np.sqrt(np.maximum(np.diag(squares), 1e-300))
+    squares = squares / np.outer(scale, scale) + 1e-9 * np.eye(len(scale))
+    products = products / scale
+    size = len(products)
+    best, best_value = np.zeros(size), 0.0
+    free = np.linalg.solve(squares, products)
+    if (free >= 0).all():
+        return free / scale
+    for count in range(1, size):
+        for some in combinations(range(size), count):
+            chosen = np.array(some)
+            found = np.linalg.solve(squares[np.ix_(chosen, chosen)], products[chosen])
+            value = float(-found @ products[chosen])  # twice the minimum
+            if (found >= 0).all() and value < best_value - 1e-12:
+                best, best_value = np.zeros(size), value
+                best[chosen] = found
+    return best / scale
