@@ -108,12 +108,15 @@ import random
 from router.placement.cost import NUM_TERMS, TERMS, TOY
 from runtime.config.serving import PlacementConfig, ServingConfig, load_config
 from pathlib import Path
-from router.placement.candidates import Request
-from tests.router.candidates import Candidate, place
+from router.placement.candidates import NO_CANDIDATES, Candidates, Request
+from router.placement.placement import weigh
+import numpy as np
 
 assert TERMS[TOY].name == "toy" and TOY == NUM_TERMS - 1
-placement = place(Request(100, 16), [Candidate(("d", 1), 0, 0, 0, 2)], [], PlacementConfig(toy_ms=3.0), random.Random())
-assert placement.costs[0].terms[TOY] == 6.0
+load = np.array([[2, 0, 0, 0, 0]])
+decode = Candidates((("d", 1),), np.zeros(1, dtype=np.int32), load, np.ones((1, 6)))
+weighing = weigh(Request(100, 16), decode, NO_CANDIDATES, PlacementConfig(toy_ms=3.0), random.Random())
+assert weighing.costs()[0].terms[TOY] == 6.0
 assert load_config(Path("serving.yaml")) == ServingConfig()
 """
 

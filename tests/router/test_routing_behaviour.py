@@ -59,7 +59,7 @@ def test_a_shared_system_prompt_is_served_by_all_64_workers_alike(num_routers: i
 
 
 def test_a_shared_system_prompt_is_computed_by_most_of_64_prefill_workers_when_they_have_work() -> None:
-    """At two thirds of what they can do, they wait for less than the 0.7 s that computing the prompt anew would take."""
+    """At two thirds of what they can do, they wait less than the 0.7 s that computing the prompt anew takes."""
     timing = Timing(prefill_tokens_per_s=1500)
     simulation = Simulation(prefill=64, decode=8, num_routers=3, timing=timing)
     shared_system_prompt(simulation, per_s=250, until_s=17, unique=(200, 300), output=(8, 64))
