@@ -23,7 +23,7 @@ from runtime.errors import (
 
 
 def assignment(decode: WorkerKey = ("d", 1), reason: int = ALONE) -> Assignment:
-    placement = SimpleNamespace(decode=decode, prefill=None, reason=reason, ttft_ms=100.0)
+    placement = SimpleNamespace(decode=decode, prefill=None, reason=reason, ttft_ms=5.0)
     return cast(Assignment, SimpleNamespace(link=SimpleNamespace(worker=decode), prefill=None, placement=placement))
 
 
