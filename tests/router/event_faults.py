@@ -110,11 +110,18 @@ class Slots:
     """A lower tier of which only the books are kept."""
 
     num_slots = 16
+    spare = 0
 
     def store(self, blocks: Run[int], slots: Run[int]) -> None:
         pass
 
     def load(self, slots: Run[int], blocks: Run[int]) -> None:
+        pass
+
+    def load_s(self, num_blocks: int) -> float:
+        return 0.0
+
+    def close(self) -> None:
         pass
 
 
