@@ -9,11 +9,12 @@ import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from baton_proto.sampling import TokenLogprobs
+from baton_proto.sampling import PromptLogprobs, TokenLogprobs
 from baton_proto.worker import Delta, Failure, Submit
 from router.counters.metrics import RouterMetrics
 from router.counters.tally import Tally
@@ -117,6 +118,8 @@ class Choice:
     def _turn(self, facts: Request, tokens: NDArray[np.uint32]) -> Turn[Assignment]:
         parts, request = self._parts, self._request
         hashes = block_hashes(tokens, parts.block_size, request.hash_seed)
+        if self._sampling.prompt_logprobs is not None:
+            hashes = hashes[:0]  # because the whole prompt is computed, wherever it is cached
 
         def assign() -> Assignment | None:
             began_s = time.monotonic()
@@ -183,11 +186,13 @@ class Choice:
         """Makes the news of one or more steps one piece; None when they hold no output."""
         token_ids: list[int] = []
         logprobs: list[TokenLogprobs] = []
+        prompt_logprobs: PromptLogprobs | None = None
         for delta in deltas:
             token_ids += delta.token_ids
             logprobs += delta.logprobs
             if delta.cached_tokens is not None:
                 self._tally.prompt_done(assignment.placement, delta.cached_tokens, delta.handoff, delta.timeline)
+            prompt_logprobs = prompt_logprobs or delta.prompt_logprobs
         if logprobs and len(logprobs) != len(token_ids):
             raise ProtocolError(assignment.link.worker[0], f"{len(logprobs)} logprobs for {len(token_ids)} tokens")
         finish = deltas[-1].finish if deltas[-1].finish in ("stop", "length") else None
@@ -199,7 +204,18 @@ class Choice:
             assignment.prefill_done()
             assignment.charge.grow(len(self._request.prompt) + self._tally.output_tokens)
         self.output += token_ids
-        return piece
+        if self._sampling.prompt_logprobs is None:
+            return piece
+        return self._with_prompt_logprobs(piece, prompt_logprobs, assignment)
+
+    def _with_prompt_logprobs(self, piece: Piece, found: PromptLogprobs | None, assignment: Assignment) -> Piece:
+        """The first piece. A replay does not ask for them again."""
+        if found is None or not found.fits(len(self._request.prompt)):
+            raise ProtocolError(
+                assignment.link.worker[0], "sent no log-probabilities of the prompt, or not all of them"
+            )
+        self._sampling = msgspec.structs.replace(self._sampling, prompt_logprobs=None)
+        return msgspec.structs.replace(piece, prompt_logprobs=found)
 
     def _check_goes_on(self, delta: Delta, assignment: Assignment) -> None:
         """Raises what the worker's last word on the request means, if this is it; WorkerLostError when the choice has

@@ -45,6 +45,7 @@ class Choice:
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str = ""  # "stop" | "length"; "" while it is being written
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # of the prompt's tokens but the first
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,10 @@ class Answer:
         return self.choices[0].logprobs if self.choices else []
 
     @property
+    def prompt_logprobs(self) -> list[TokenLogprob]:
+        return self.choices[0].prompt_logprobs if self.choices else []
+
+    @property
     def decode_tokens_per_s(self) -> float:
         """Tokens per second after the first token; 0 when there was no further token."""
         later = sum(len(choice.token_ids) for choice in self.choices) - len(self.choices)
@@ -111,6 +116,9 @@ class Answer:
             case "finished":
                 self.usage = plain(Usage, response.finished.usage)
                 self.served_by = [plain(ServedBy, one) for one in response.finished.served_by]
+            case "prompt_logprobs":
+                told = response.prompt_logprobs
+                self._choice(told.index).prompt_logprobs += [plain(TokenLogprob, one) for one in told.tokens]
             case "piece":
                 piece = _piece(response.piece)
                 if piece.token_ids and not self.ttft_s:
@@ -120,13 +128,16 @@ class Answer:
         return None
 
     def _append(self, piece: Piece) -> None:
-        while len(self.choices) <= piece.index:
-            self.choices.append(Choice())
-        choice = self.choices[piece.index]
+        choice = self._choice(piece.index)
         choice.text += piece.text
         choice.token_ids += piece.token_ids
         choice.logprobs += piece.logprobs
         choice.finish_reason = piece.finish_reason
+
+    def _choice(self, index: int) -> Choice:
+        while len(self.choices) <= index:
+            self.choices.append(Choice())
+        return self.choices[index]
 
 
 def plain(kind: type[T], message: Message) -> T:

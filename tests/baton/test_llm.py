@@ -216,7 +216,7 @@ def test_no_prompts_have_no_answers(llm: LLM) -> None:
 def test_the_parameters_are_the_services() -> None:
     given = SamplingParams().options().given
     assert given == {name: row.default for name, row in PARAMETERS.items() if name in given}
-    assert PARAMETERS.keys() - given.keys() == {"max_tokens", "seed", "logprobs", "grammar"}, (
+    assert PARAMETERS.keys() - given.keys() == {"max_tokens", "seed", "logprobs", "grammar", "prompt_logprobs"}, (
         "those that nobody has set"
     )
 

@@ -1,11 +1,15 @@
 """Translates between the messages of inference.proto and the router's own types."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from baton_proto.generated import inference_pb2 as pb
 from baton_proto.grammar import Grammar
 from baton_proto.sampling import TokenLogprobs
+from router.api.prompts.logprobs import rows_in_parts
 from router.api.sampling_options import Options
 from router.api.validation import MAX_MESSAGES, Chat, Prompt, plain_role
 from router.requests.request import Finished, Piece
@@ -75,6 +79,17 @@ def piece_message(piece: Piece, tokenizer: Tokenizer) -> pb.Piece:
         logprobs=[_logprob_message(token_id, logprobs, tokenizer) for token_id, logprobs in told],
         finish_reason=FINISH_REASONS[piece.finish_reason],
     )
+
+
+def prompt_messages(piece: Piece, prompt: NDArray[np.uint32], tokenizer: Tokenizer) -> Iterator[pb.PromptLogprobs]:
+    """What the piece says of its prompt, part by part."""
+    first = 0
+    for rows in rows_in_parts(prompt, piece.prompt_logprobs) if piece.prompt_logprobs is not None else ():
+        known = [(row.token_id, TokenLogprobs(row.logprob, row.top)) for row in rows if row.logprob is not None]
+        if known:
+            tokens = [_logprob_message(token_id, logprobs, tokenizer) for token_id, logprobs in known]
+            yield pb.PromptLogprobs(index=piece.index, first=first, tokens=tokens)
+        first += len(rows)
 
 
 def finished_message(finished: Finished) -> pb.Finished:

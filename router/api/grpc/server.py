@@ -19,8 +19,16 @@ from baton_proto.generated import inference_pb2 as pb, inference_pb2_grpc as pb_
 from router.api.grpc.admin import AdminService, Context, Questions
 from router.api.grpc.decoding import DecodeRequests
 from router.api.grpc.errors import Status, ours_alone, status_of
-from router.api.grpc.messages import finished_message, options_of, piece_message, prompt_field_of, prompt_of
+from router.api.grpc.messages import (
+    finished_message,
+    options_of,
+    piece_message,
+    prompt_field_of,
+    prompt_messages,
+    prompt_of,
+)
 from router.api.grpc.receiving import Receiving
+from router.api.prompts.logprobs import check_call
 from router.api.validation import Call, make_request_id, tenant_of, validate
 from router.requests.fan_out import pieces_of
 from router.requests.frontend import Frontend
@@ -161,6 +169,7 @@ class InferenceService(pb_grpc.InferenceServicer):
                 timeout_s=context.time_remaining(),
             )
             wanted = await validate(self._frontend, call, prompt_of(request), options_of(request.sampling))
+            check_call("prompt_logprobs", [wanted])
             await context.send_initial_metadata(((REQUEST_ID_METADATA, shown_id),))
             started = pb.Started(model=self._frontend.model, prompt_tokens=len(wanted.prompt))
             await context.write(pb.GenerateResponse(request_id=shown_id, started=started))
@@ -189,6 +198,9 @@ class InferenceService(pb_grpc.InferenceServicer):
                 if isinstance(item, Finished):
                     event = pb.GenerateResponse(request_id=shown_id, finished=finished_message(item))
                 else:
+                    for part in prompt_messages(item, wanted.prompt, self._frontend.tokenizer):
+                        await context.write(pb.GenerateResponse(request_id=shown_id, prompt_logprobs=part))
+                        await asyncio.sleep(0)
                     piece = piece_message(item, self._frontend.tokenizer)
                     event = pb.GenerateResponse(request_id=shown_id, piece=piece)
                 await context.write(event)

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 
 import structlog
@@ -17,6 +17,8 @@ from router.api.http.json_response import json_response
 from router.api.http.openai_answer import Answer, Heading, usage_of
 from router.api.http.openai_types import GenerationBody
 from router.api.http.server_sent_events import EventStream
+from router.api.prompts.logprobs import check_call
+from router.api.prompts.shown import NO_WISH, PromptWish, ShownPrompt
 from router.api.sampling_options import Options, check_range
 from router.api.validation import MAX_TIMEOUT_S, Call, Prompt, make_request_id, tenant_of, validate
 from router.requests.fan_out import generate_all
@@ -64,14 +66,19 @@ class GenerationEndpoint:
                 body, options, prompts = await self._read(data, timeout_s)
                 requests = await self._validate(body, options, prompts, work_id, timeout_s, http)
                 answer = self._new_answer(body, options, shown_id, requests)
+                shows = self._show_prompts(answer, body.wish(), requests, prompts)
                 streamed, include_usage = body.stream, body.include_usage
                 del data, body, prompts  # from here on their tokens are enough
             items = generate_all(self._frontend.generator, requests)
             if streamed:
                 events = EventStream(send, {REQUEST_ID_HEADER: shown_id})
+                if shows:
+                    items = _prompts_first(items, lambda piece: _send_prompt(events, answer, piece))
                 sending = _send_events(events, items, answer, include_usage, shown_id)
                 await until_disconnect(receive, sending)
             else:
+                if shows:
+                    items = _prompts_first(items, lambda piece: _add_prompt(answer, piece))
                 whole = await until_disconnect(receive, _collect(items, answer))
                 await json_response(whole, headers={REQUEST_ID_HEADER: shown_id})(scope, receive, send)
             self._frontend.answered("http", "200", None)
@@ -117,6 +124,7 @@ class GenerationEndpoint:
             requests.append(await validate(self._frontend, call, prompt, options))
             if not alone:
                 await asyncio.sleep(0)  # others need not wait for all prompts of a call
+        check_call(options.name_of("prompt_logprobs"), requests)
         return requests
 
     def _new_answer(
@@ -126,6 +134,42 @@ class GenerationEndpoint:
         num_choices = sum(len(request.sampling) for request in requests)
         with_logprobs = "logprobs" in options.given
         return self._answer(heading, self._frontend.tokenizer, num_choices, with_logprobs, body.include_usage)
+
+    def _show_prompts(
+        self, answer: Answer, wish: PromptWish, requests: list[GenerateRequest], prompts: Sequence[Prompt]
+    ) -> bool:
+        """Whether the answer shows its prompts, choice by choice."""
+        if wish is NO_WISH:
+            return False
+        texts = [prompt if isinstance(prompt, str) else None for prompt in prompts]
+        answer.show_prompts(
+            [
+                ShownPrompt(self._frontend.tokenizer, request.prompt, text, wish)
+                for request, text in zip(requests, texts, strict=True)
+                for _ in request.sampling
+            ]
+        )
+        return True
+
+
+async def _prompts_first(items: Items, show: Callable[[Piece], Awaitable[None]]) -> Items:
+    async with aclosing(items):
+        async for item in items:
+            if not isinstance(item, Finished):
+                await show(item)
+            yield item
+
+
+async def _send_prompt(events: EventStream, answer: Answer, piece: Piece) -> None:
+    for chunk in answer.prompt_chunks(piece):
+        events.add(chunk)
+        await events.flush()
+        await asyncio.sleep(0)
+
+
+async def _add_prompt(answer: Answer, piece: Piece) -> None:
+    for _ in answer.add_prompt(piece):
+        await asyncio.sleep(0)
 
 
 async def _collect(items: Items, answer: Answer) -> object:

@@ -1,15 +1,14 @@
 """What the answers of both OpenAI endpoints have in common."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from msgspec import UNSET, Struct, UnsetType
 
+from router.api.prompts.shown import ShownPrompt
 from router.requests.request import Finished, Piece
 from router.text.tokenizer import Tokenizer
-
-LEAST_LOGPROB = -9999.0  # JSON has no infinity; OpenAI writes this
 
 
 class PromptTokensDetails(Struct, frozen=True):
@@ -42,11 +41,23 @@ class Heading(Struct, frozen=True):
 
 class Answer(Protocol):
     """An endpoint's form of the output, one object per HTTP request. A streamed answer is made of `chunks` and
-    `usage_chunk`, a whole one of `add` and `whole`."""
+    `usage_chunk`, a whole one of `add` and `whole`.
+
+    Where the request wants its prompts shown, `prompt_chunks` or `add_prompt` goes before each piece; others may run
+    between their results.
+    """
 
     def __init__(
         self, heading: Heading, tokenizer: Tokenizer, num_choices: int, with_logprobs: bool, include_usage: bool
     ) -> None: ...
+
+    def show_prompts(self, prompts: Sequence[ShownPrompt]) -> None:
+        """`prompts`: one per choice."""
+        ...
+
+    def prompt_chunks(self, piece: Piece) -> Iterable[Struct]: ...
+
+    def add_prompt(self, piece: Piece) -> Iterable[None]: ...
 
     def chunks(self, piece: Piece) -> Iterable[Struct]:
         """The events of a piece."""
@@ -68,7 +79,3 @@ def usage_of(finished: Finished) -> Usage:
         finished.prompt_tokens + finished.completion_tokens,
         PromptTokensDetails(finished.cached_tokens),
     )
-
-
-def finite(logprob: float) -> float:
-    return max(logprob, LEAST_LOGPROB)

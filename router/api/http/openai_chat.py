@@ -1,12 +1,13 @@
 """Answers of /v1/chat/completions: one whole object, or chunks. Shapes as OpenAI documents them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from baton_proto.sampling import TokenLogprobs
-from router.api.http.openai_answer import CompletionTokensDetails, Heading, Usage, finite
+from router.api.http.openai_answer import CompletionTokensDetails, Heading, Usage
+from router.api.prompts.shown import Detail, JsonLists, ShownPrompt, finite
 from router.parsing.events import Arguments, CallBegun, CallCut, Event, Reasoning, Text
 from router.requests.request import Parsed, Piece
 from router.text.tokenizer import Tokenizer
@@ -66,6 +67,7 @@ class ChatCompletion(Struct, frozen=True):
     choices: list[Choice]
     usage: Usage
     object: str = "chat.completion"
+    prompt_logprobs: list[Mapping[int, Detail] | None] | UnsetType = UNSET  # vLLM's
 
 
 class Delta(Struct, frozen=True):
@@ -104,6 +106,24 @@ class ChatAnswer:
         ]
         self._begun: set[int] = set()
         self._reasoning_tokens: int | None = None  # None: nothing was taken apart
+        self._prompt: ShownPrompt | None = None
+        self._prompt_lists: JsonLists | None = None
+
+    def show_prompts(self, prompts: Sequence[ShownPrompt]) -> None:
+        """All choices have the same."""
+        self._prompt = prompts[0]
+
+    def prompt_chunks(self, piece: Piece) -> Iterator[Struct]:
+        """None: the body refuses what would be shown."""
+        return iter(())
+
+    def add_prompt(self, piece: Piece) -> Iterator[None]:
+        prompt, self._prompt = self._prompt, None
+        if prompt is not None:
+            self._prompt_lists = JsonLists()
+            for part in prompt.parts(piece.prompt_logprobs):
+                self._prompt_lists.add("prompt_logprobs", part.details)
+                yield
 
     def chunks(self, piece: Piece) -> Iterator[Struct]:
         if piece.index not in self._begun:
@@ -143,7 +163,10 @@ class ChatAnswer:
             if choice.message.tool_calls:
                 choice.message.content = choice.message.content or None
         heading = self._heading
-        return ChatCompletion(heading.id, heading.created, heading.model, self._choices, self._with_reasoning(usage))
+        whole = ChatCompletion(heading.id, heading.created, heading.model, self._choices, self._with_reasoning(usage))
+        if self._prompt_lists is None:
+            return whole
+        return msgspec.structs.replace(whole, prompt_logprobs=self._prompt_lists.whole("prompt_logprobs"))
 
     def _count(self, parsed: Parsed) -> None:
         self._reasoning_tokens = (self._reasoning_tokens or 0) + parsed.reasoning_tokens

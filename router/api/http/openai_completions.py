@@ -3,30 +3,18 @@
 A request may have several prompts; choice j of prompt i has the index i * n + j.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
+import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from baton_proto.sampling import TokenLogprobs
-from router.api.http.openai_answer import Heading, Usage, finite
+from router.api.http.openai_answer import Heading, Usage
+from router.api.prompts.shown import Detail, JsonLists, Logprobs, ShownPrompt, finite
 from router.requests.request import Piece
 from router.text.detokenizer import Detokenizer, make_detokenizer
 from router.text.tokenizer import Tokenizer
-
-
-class Logprobs(Struct):
-    """Parallel lists, one entry per token. (msgspec copies mutable defaults.)"""
-
-    tokens: list[str] = []
-    token_logprobs: list[float] = []
-    top_logprobs: list[dict[str, float]] = []
-    text_offset: list[int] = []
-
-    def extend(self, more: "Logprobs") -> None:
-        self.tokens += more.tokens
-        self.token_logprobs += more.token_logprobs
-        self.top_logprobs += more.top_logprobs
-        self.text_offset += more.text_offset
 
 
 class Choice(Struct):
@@ -34,6 +22,7 @@ class Choice(Struct):
     text: str = ""
     logprobs: Logprobs | None = None
     finish_reason: str | None = None
+    prompt_logprobs: list[Mapping[int, Detail] | None] | UnsetType = UNSET  # vLLM's
 
 
 class Completion(Struct, frozen=True):
@@ -53,6 +42,32 @@ class CompletionAnswer:
         self._no_usage: UnsetType | None = None if include_usage else UNSET
         self._choices = [Choice(index, logprobs=Logprobs() if with_logprobs else None) for index in range(num_choices)]
         self._writers = [_LogprobWriter(tokenizer) if with_logprobs else None for _ in range(num_choices)]
+        self._prompts: dict[int, _Prompt] = {}  # by choice, where they are shown
+
+    def show_prompts(self, prompts: Sequence[ShownPrompt]) -> None:
+        self._prompts = {index: _Prompt(prompt) for index, prompt in enumerate(prompts)}
+
+    def prompt_chunks(self, piece: Piece) -> Iterator[Struct]:
+        prompt = self._prompts[piece.index]
+        if prompt.begin():
+            for part in prompt.shown.parts(piece.prompt_logprobs):
+                yield self._completion([Choice(piece.index, part.text, part.logprobs)], self._no_usage)
+            self._end_prompt(piece, prompt)
+
+    def add_prompt(self, piece: Piece) -> Iterator[None]:
+        prompt, choice = self._prompts[piece.index], self._choices[piece.index]
+        if prompt.begin():
+            for part in prompt.shown.parts(piece.prompt_logprobs):
+                choice.text += part.text
+                if part.logprobs is not None:
+                    prompt.add(part.logprobs)
+                prompt.lists.add("prompt_logprobs", part.details)
+                yield
+            self._end_prompt(piece, prompt)
+
+    def _end_prompt(self, piece: Piece, prompt: "_Prompt") -> None:
+        if (writer := self._writers[piece.index]) is not None:
+            writer.offset = prompt.shown.num_chars
 
     def chunks(self, piece: Piece) -> Iterator[Struct]:
         choice = self._choice(piece)
@@ -60,7 +75,7 @@ class CompletionAnswer:
             yield self._completion([choice], self._no_usage)
 
     def usage_chunk(self, usage: Usage) -> Struct:
-        return self._completion([], usage)
+        return self._completion([], self._usage_shown(usage))
 
     def add(self, piece: Piece) -> None:
         choice, more = self._choices[piece.index], self._choice(piece)
@@ -70,15 +85,46 @@ class CompletionAnswer:
             choice.logprobs.extend(more.logprobs)
 
     def whole(self, usage: Usage) -> Completion:
-        return self._completion(self._choices, usage)
+        for index, prompt in self._prompts.items():
+            choice, wish = self._choices[index], prompt.shown.wish
+            if choice.logprobs is not None and wish.logprobs is not None:
+                prompt.add(choice.logprobs)
+                choice.logprobs = Logprobs(*map(prompt.lists.whole, Logprobs.__struct_fields__))
+            if wish.details is not None:
+                choice.prompt_logprobs = prompt.lists.whole("prompt_logprobs")
+        return self._completion(self._choices, self._usage_shown(usage))
+
+    def _usage_shown(self, usage: Usage) -> Usage:
+        """An output that nobody wants is not counted."""
+        if not any(prompt.shown.wish.no_output for prompt in self._prompts.values()):
+            return usage
+        return msgspec.structs.replace(usage, completion_tokens=0, total_tokens=usage.prompt_tokens)
 
     def _completion(self, choices: list[Choice], usage: Usage | UnsetType | None) -> Completion:
         return Completion(self._heading.id, self._heading.created, self._heading.model, choices, usage)
 
     def _choice(self, piece: Piece) -> Choice:
+        if piece.index in self._prompts and self._prompts[piece.index].shown.wish.no_output:
+            return Choice(piece.index, finish_reason=piece.finish_reason and "length")
         writer = self._writers[piece.index]
         logprobs = None if writer is None else writer.write(piece)
         return Choice(piece.index, piece.text, logprobs, piece.finish_reason)
+
+
+@dataclass(slots=True)
+class _Prompt:
+    shown: ShownPrompt
+    lists: JsonLists = field(default_factory=JsonLists)
+    begun: bool = False
+
+    def begin(self) -> bool:
+        """Whether it was not shown before."""
+        begun, self.begun = self.begun, True
+        return not begun
+
+    def add(self, logprobs: Logprobs) -> None:
+        for name in Logprobs.__struct_fields__:
+            self.lists.add(name, getattr(logprobs, name))
 
 
 class _LogprobWriter:
@@ -87,7 +133,7 @@ class _LogprobWriter:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._detokenizer: Detokenizer = make_detokenizer(tokenizer)
-        self._offset = 0
+        self.offset = 0
 
     def write(self, piece: Piece) -> Logprobs:
         written = Logprobs()
@@ -96,8 +142,8 @@ class _LogprobWriter:
                 written.tokens.append(self._tokenizer.token_text(token_id))
                 written.token_logprobs.append(finite(logprobs.logprob))
                 written.top_logprobs.append(self._top(token_id, logprobs))
-                written.text_offset.append(self._offset)
-                self._offset += len(self._detokenizer.push((token_id,)))
+                written.text_offset.append(self.offset)
+                self.offset += len(self._detokenizer.push((token_id,)))
         return written
 
     def _top(self, sampled_id: int, logprobs: TokenLogprobs) -> dict[str, float]:
