@@ -61,6 +61,21 @@ def tool_use(tools: Raw, choice: Any, parallel: bool | None) -> ToolUse:
     return ToolUse(given, kind, named, parallel is not False)
 
 
+def named_choice(name: str) -> Mapping[str, Any]:
+    """The choice of one tool, as OpenAI writes it."""
+    return {"type": "function", "function": {"name": name}}
+
+
+def schema_object(where: str, text: str) -> dict[str, Any]:
+    """A JSON object that is written down. Raises InvalidRequestError."""
+    if len(text) > MAX_TOOLS_BYTES:
+        raise InvalidRequestError(where, f"has {len(text)} characters; at most {MAX_TOOLS_BYTES} are allowed")
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidRequestError(where, f"must be the JSON of an object: {error}") from error
+
+
 def _checked(where: str, tool: Mapping[str, Any]) -> str:
     """Returns the name. Raises InvalidRequestError."""
     if tool.get("type") != "function":

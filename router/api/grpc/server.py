@@ -6,6 +6,7 @@ Health is SERVING while a request that came now would be served.
 
 import asyncio
 import logging
+import time
 from collections.abc import Sequence
 from contextlib import aclosing
 
@@ -36,7 +37,7 @@ from router.api.grpc.messages import (
 )
 from router.api.grpc.receiving import Receiving
 from router.api.prompts.logprobs import check_call
-from router.api.validation import make_request_id, validate
+from router.api.validation import IN_PLACE_BYTES, Prompt, make_request_id, validate
 from router.requests.fan_out import pieces_of
 from router.requests.frontend import Frontend
 from router.requests.request import Finished, GenerateRequest
@@ -163,7 +164,8 @@ class InferenceService(pb_grpc.InferenceServicer):
                 drop_cache=request.drop_cache,
                 timeout_s=context.time_remaining(),
             )
-            wanted = await validate(self._frontend, call, prompt_of(request), options_of(request.sampling))
+            prompt = await self._prompt(request, context)
+            wanted = await validate(self._frontend, call, prompt, options_of(request.sampling))
             check_call("prompt_logprobs", [wanted])
             await context.send_initial_metadata(((REQUEST_ID_METADATA, shown_id),))
             started = pb.Started(model=self._frontend.model, prompt_tokens=len(wanted.prompt))
@@ -183,12 +185,23 @@ class InferenceService(pb_grpc.InferenceServicer):
         self._frontend.answered("grpc", grpc.StatusCode.OK.name, None)
         return None
 
+    async def _prompt(self, request: pb.GenerateRequest, context: Context) -> Prompt:
+        """Raises InvalidRequestError, and what the side lane raises."""
+        if request.ByteSize() <= IN_PLACE_BYTES or request.WhichOneof("input") != "chat":
+            return prompt_of(request)
+        left_s = context.time_remaining()
+        deadline_s = None if left_s is None else time.monotonic() + left_s
+        return await self._frontend.lane.run(deadline_s, prompt_of, request)
+
     async def _stream(self, wanted: GenerateRequest, shown_id: str, context: Context) -> None:
+        reasoning_tokens = 0
         async with aclosing(pieces_of(self._frontend.generator, wanted)) as pieces:
             async for item in pieces:
                 if isinstance(item, Finished):
-                    event = pb.GenerateResponse(request_id=shown_id, finished=finished_message(item))
+                    finished = finished_message(item, reasoning_tokens)
+                    event = pb.GenerateResponse(request_id=shown_id, finished=finished)
                 else:
+                    reasoning_tokens += 0 if item.parsed is None else item.parsed.reasoning_tokens
                     for part in prompt_messages(item, wanted.prompt, self._frontend.tokenizer):
                         await context.write(pb.GenerateResponse(request_id=shown_id, prompt_logprobs=part))
                         await asyncio.sleep(0)

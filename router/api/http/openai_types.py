@@ -142,9 +142,9 @@ def plain_messages(messages: Sequence[ChatMessage]) -> tuple[list[Message], int]
     return plain, sum(len(call.function.arguments) for call in calls)
 
 
-def template_variables(kwargs: Raw) -> Mapping[str, Any]:
-    """Those of chat_template_kwargs. Raises InvalidRequestError."""
-    name, written = "chat_template_kwargs", memoryview(kwargs)
+def template_variables(kwargs: Raw, name: str = "chat_template_kwargs") -> Mapping[str, Any]:
+    """`name`: the caller's, of the field. Raises InvalidRequestError."""
+    written = memoryview(kwargs)
     if written.nbytes > MAX_VARIABLE_BYTES:
         raise InvalidRequestError(name, f"has {written.nbytes} bytes; at most {MAX_VARIABLE_BYTES} are allowed")
     try:
