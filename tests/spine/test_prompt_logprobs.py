@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -199,6 +200,24 @@ def assert_exact(answer: Answer, prompt: list[int], oracle: Oracle) -> None:
     assert [one.token_id for one in told] == prompt[1:]
     exact = [row[token].item() for row, token in zip(rows, prompt[1:], strict=False)]
     assert [one.logprob for one in told] == pytest.approx(exact, abs=NEAR)
+
+
+async def test_choices_share_one_computed_and_shipped_prompt(model: Path, oracle: Oracle) -> None:
+    prompt = random_prompt(SHIPPED, seed=5)
+    async with running_service(model, 1, 1, SHIP_SOME) as service:
+        sampling = pb.SamplingOptions(temperature=0.9, seed=3, max_tokens=12, n=4, prompt_logprobs=1, ignore_eos=True)
+        request = pb.GenerateRequest(tokens=pb.TokenIds(ids=prompt), sampling=sampling)
+        together = await service.client.generate(request, 60)
+        assert [one.prefill_worker for one in together.served_by] == ["prefill-1", "", "", ""]
+        for choice in together.choices:
+            assert_exact(replace(together, choices=[choice]), prompt, oracle)
+        for i, choice in enumerate(together.choices):
+            sampling = pb.SamplingOptions(temperature=0.9, seed=3 + i, max_tokens=12, ignore_eos=True)
+            alone = await service.client.generate(
+                pb.GenerateRequest(tokens=pb.TokenIds(ids=prompt), sampling=sampling), 60
+            )
+            assert choice.token_ids == alone.token_ids
+        await until_idle(service)
 
 
 async def test_a_prefill_worker_killed_in_mid_prompt_costs_no_score(model: Path, oracle: Oracle) -> None:
