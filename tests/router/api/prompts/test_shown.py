@@ -8,7 +8,7 @@ import pytest
 from baton_proto.sampling import MAX_PROMPT_LOGPROBS, PromptLogprobs, SamplingParams
 from baton_proto.worker import MAJOR, FirstToken, encode
 from kvtransfer.wire.framing import MAX_PAYLOAD_BYTES
-from router.api.prompts.logprobs import VALUES_AT_ONCE, check_prompt, rows_in_parts
+from router.api.prompts.logprobs import ROW_COST, VALUES_AT_ONCE, check_prompt, rows_in_parts
 from router.api.prompts.shown import JsonLists, PromptWish, ShownPrompt
 from router.text.tokenizer import Tokenizer
 from runtime.errors import InvalidRequestError
@@ -32,7 +32,7 @@ def test_parts_are_small_and_add_up(num_top: int) -> None:
     prompt = np.arange(5000, dtype=np.uint32) % VOCAB_SIZE
     found = made_up(4999, num_top)
     parts = list(rows_in_parts(prompt, found))
-    assert max(len(part) * (1 + num_top) for part in parts) <= VALUES_AT_ONCE
+    assert max(len(part) * (ROW_COST + num_top) for part in parts) <= VALUES_AT_ONCE
     rows = [row for part in parts for row in part]
     assert [row.token_id for row in rows] == prompt.tolist()
     assert rows[0].logprob is None
