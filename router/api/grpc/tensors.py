@@ -12,6 +12,7 @@ from runtime.errors import InvalidRequestError
 MAX_TEXTS: Final = 4096  # elements of a tensor of BYTES
 MAX_INPUTS: Final = 256
 MAX_DIMENSIONS: Final = 8
+MAX_SHOWN: Final = 40  # characters of a name
 LENGTH_BYTES: Final = 4  # before each element of BYTES
 
 
@@ -51,21 +52,25 @@ def read_inputs(request: pb.ModelInferRequest, max_numbers: int) -> dict[str, Va
     found: dict[str, Values] = {}
     for place, tensor in enumerate(inputs):
         if tensor.name in found:
-            raise InvalidRequestError(tensor.name, "is given twice")
+            raise InvalidRequestError(_shown(tensor), "is given twice")
         if tensor.datatype not in DATATYPES:
-            raise InvalidRequestError(tensor.name, f"has datatype {tensor.datatype!r:.40}, not one of {_known()}")
+            raise InvalidRequestError(_shown(tensor), f"has datatype {tensor.datatype!r:.40}, not one of {_known()}")
         if len(tensor.shape) > MAX_DIMENSIONS or any(size < 0 for size in tensor.shape):
             raise InvalidRequestError(
-                tensor.name, f"must have a shape of at most {MAX_DIMENSIONS} sizes, 0 or more each"
+                _shown(tensor), f"must have a shape of at most {MAX_DIMENSIONS} sizes, 0 or more each"
             )
         num_values, most = math.prod(tensor.shape), MAX_TEXTS if tensor.datatype == BYTES else max_numbers
         if num_values > most:
-            raise InvalidRequestError(tensor.name, f"has {num_values} values; at most {most} are allowed")
+            raise InvalidRequestError(_shown(tensor), f"has {num_values} values; at most {most} are allowed")
         values = _raw(tensor, raw[place]) if raw else _contents(tensor, num_values)
         if len(values) != num_values:
-            raise InvalidRequestError(tensor.name, f"has {len(values)} values, and its shape {num_values}")
+            raise InvalidRequestError(_shown(tensor), f"has {len(values)} values, and its shape {num_values}")
         found[tensor.name] = values
     return found
+
+
+def _shown(tensor: pb.ModelInferRequest.InferInputTensor) -> str:
+    return tensor.name[:MAX_SHOWN]
 
 
 def _known() -> str:
@@ -74,10 +79,10 @@ def _known() -> str:
 
 def _raw(tensor: pb.ModelInferRequest.InferInputTensor, data: bytes) -> Values:
     if tensor.datatype == BYTES:
-        return [_text(tensor.name, element) for element in _elements(tensor.name, data)]
+        return [_text(_shown(tensor), element) for element in _elements(_shown(tensor), data)]
     kind = np.dtype(DATATYPES[tensor.datatype].raw)
     if len(data) % kind.itemsize:
-        raise InvalidRequestError(tensor.name, f"has {len(data)} bytes, not a multiple of {kind.itemsize}")
+        raise InvalidRequestError(_shown(tensor), f"has {len(data)} bytes, not a multiple of {kind.itemsize}")
     return np.frombuffer(data, kind)
 
 
@@ -96,12 +101,12 @@ def _elements(name: str, data: bytes) -> Iterator[bytes]:
 def _contents(tensor: pb.ModelInferRequest.InferInputTensor, num_values: int) -> Values:
     kind = DATATYPES[tensor.datatype]
     if not kind.contents:
-        raise InvalidRequestError(tensor.name, f"of datatype {tensor.datatype} must stand in raw_input_contents")
+        raise InvalidRequestError(_shown(tensor), f"of datatype {tensor.datatype} must stand in raw_input_contents")
     values = getattr(tensor.contents, kind.contents)
     if len(values) != num_values:
-        raise InvalidRequestError(tensor.name, f"has {len(values)} values, and its shape {num_values}")
+        raise InvalidRequestError(_shown(tensor), f"has {len(values)} values, and its shape {num_values}")
     if tensor.datatype == BYTES:
-        return [_text(tensor.name, element) for element in values]
+        return [_text(_shown(tensor), element) for element in values]
     return np.array(values)
 
 
