@@ -75,11 +75,14 @@ class DecodeWorker:
         self._accept(router, request, token_ids, matcher)
 
     def _accept(self, router: RouterStream, request: Submit, token_ids: list[int], matcher: Matcher | None) -> None:
+        sampling = request.sampling
+        if request.prefill:  # that worker computes the log-probabilities of the prompt
+            sampling = structs.replace(sampling, prompt_logprobs=None)
         sequence = Sequence(
             f"{request.request_id}/{next(self._serial)}",
             token_ids,
             request.num_prompt_tokens,
-            request.sampling,
+            sampling,
             priority=request.priority,
             hash_seed=request.hash_seed,
             hint=request.hint,
@@ -229,6 +232,8 @@ def _delta(request: Request, output: SequenceOutput) -> Delta:
     cached_tokens = None
     if not request.started:
         own, theirs = request.sequence.num_cached_tokens, request.handoff.cached_tokens if request.handoff else 0
+        if request.prompt_logprobs is not None:  # all of it was computed, though less was shipped
+            own = 0
         cached_tokens = min(max(own, theirs), request.submit.num_prompt_tokens)
     delta = Delta(
         request_id=request.submit.request_id,
@@ -239,8 +244,9 @@ def _delta(request: Request, output: SequenceOutput) -> Delta:
         finish=output.finish,
         stop_token=output.stop_token,
         timeline=None if request.started else _timeline(request),
+        prompt_logprobs=output.prompt_logprobs or request.prompt_logprobs,
     )
-    request.started = True
+    request.started, request.prompt_logprobs = True, None
     return delta
 
 

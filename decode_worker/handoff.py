@@ -185,6 +185,7 @@ class Handoffs:
             cached_tokens=first.cached_tokens,
         )
         request.timeline = _timeline(request, event, first)
+        request.prompt_logprobs = first.prompt_logprobs
         self._runtime.metrics.received(event.transport, event.kv_bytes)
         self._bridge.post(
             lambda engine: engine.admit(request.sequence, first.token_id, first.logprobs),

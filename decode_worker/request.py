@@ -13,6 +13,7 @@ import enum
 import time
 from dataclasses import dataclass, field
 
+from baton_proto.sampling import PromptLogprobs
 from baton_proto.timeline import Timeline
 from baton_proto.worker import Grant, Handoff, Submit
 from engine.core.sequence import Sequence
@@ -41,6 +42,7 @@ class Request:
     started: bool = False  # the router has the first token
     accepted_s: float = field(default_factory=time.monotonic)
     granted_s: float = 0.0  # when it had its blocks
+    prompt_logprobs: PromptLogprobs | None = None  # what the prefill worker computed, until the router has it
     timeline: Timeline | None = None  # of its KV, without the first token's time; None: the prompt runs here
 
     @property

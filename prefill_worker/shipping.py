@@ -106,4 +106,5 @@ def _first_token(job: ShippingJob, output: SequenceOutput) -> FirstToken:
         cached_tokens=output.sequence.num_cached_tokens,
         begun_us=micros(job.begun_s - job.accepted_s),
         chunks=chunks_of(output.sequence, job.accepted_s),
+        prompt_logprobs=output.prompt_logprobs,
     )

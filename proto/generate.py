@@ -16,7 +16,7 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSe
 SOURCES = Path(__file__).parent
 PACKAGE = "baton_proto.generated"
 TARGET = SOURCES / "baton_proto" / "generated"
-PROTO_FILES = ["baton/v1/inference.proto"]
+PROTO_FILES = ["baton/v1/inference.proto", "kserve/v2/open_inference.proto"]
 
 
 def main(target: Path) -> None:
@@ -43,8 +43,10 @@ def _run_protoc(folder: Path) -> None:
 
 
 def _as_our_package(text: str) -> str:
-    text = re.sub(r"^from baton\.v\d+ import (\w+_pb2)", rf"from {PACKAGE} import \1", text, flags=re.MULTILINE)
-    return re.sub(r"'baton\.v\d+\.(\w+_pb2)'", rf"'{PACKAGE}.\1'", text)
+    text = re.sub(
+        r"^from (?:baton|kserve)\.v\d+ import (\w+_pb2)", rf"from {PACKAGE} import \1", text, flags=re.MULTILINE
+    )
+    return re.sub(r"'(?:baton|kserve)\.v\d+\.(\w+_pb2)'", rf"'{PACKAGE}.\1'", text)
 
 
 def _grpc_types(file: FileDescriptorProto) -> Iterator[str]:

@@ -106,6 +106,7 @@ def test_the_wheel_holds_what_a_user_needs_beside_the_code(wheel: Path) -> None:
         "/serving.yaml",
         "/cluster.yaml",
         "/proto/baton/v1/inference.proto",
+        "/proto/kserve/v2/open_inference.proto",
         "/inference_pb2.pyi",
         "router/ui/page.html",
         "/LICENSE",

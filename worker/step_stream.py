@@ -90,7 +90,14 @@ class RouterStream:
     def _write(self) -> None:
         deltas = list(map(_joined, self._deltas.values()))
         self._deltas.clear()
-        self._stream.send(StepMessage(deltas, self._current_load()))
+        load = self._current_load()
+        # Those with log-probabilities of prompts leave one by one: together they may be too long for a message.
+        long = [delta for delta in deltas if delta.prompt_logprobs is not None]
+        for delta in long:
+            self._stream.send(StepMessage([delta], load))
+        if long:
+            deltas = [delta for delta in deltas if delta.prompt_logprobs is None]
+        self._stream.send(StepMessage(deltas, load))
         self._not_before_s = self._loop.time() + self._gather_s
 
 
@@ -158,4 +165,5 @@ def _joined(deltas: list[Delta]) -> Delta:
         last.stop_token,
         last.failure,
         first.timeline,
+        first.prompt_logprobs,
     )

@@ -31,6 +31,7 @@ class Options(TypedDict, total=False):
     stop_token_ids: Sequence[int] | None
     ignore_eos: bool | None
     logprobs: int | None  # alternatives per token; 0 gives the sampled token's alone
+    prompt_logprobs: int | None  # as logprobs, of the prompt's tokens but the first
     logit_bias: Mapping[int, float] | None
     n: int | None  # choices
     grammar: Mapping[str, Any] | None  # one of: json_schema, regex, choice (texts), ebnf, structural_tag, json_object

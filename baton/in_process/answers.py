@@ -7,12 +7,14 @@ from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import TypeVar
 
+import numpy as np
 from msgspec import Struct
 
-from baton_proto.sampling import TokenLogprobs
+from baton_proto.sampling import PromptLogprobs, TokenLogprobs
 from engine.core.engine import Engine, SequenceOutput, StepOutput
 from engine.core.loop import EngineLoop
 from engine.core.sequence import Sequence as EngineSequence
+from router.api.prompts.logprobs import rows_in_parts
 from router.requests.request import GenerateRequest
 from router.text.output_text import OutputText
 from router.text.tokenizer import Tokenizer
@@ -34,6 +36,7 @@ class Output(Struct):
     logprobs: list[TokenLogprobs] = []  # one per token, where they were asked for
     cached_tokens: int = 0  # of the prompt, whose KV was there already
     index: int = 0  # of the prompt
+    prompt_logprobs: list[TokenLogprobs] = []  # of the prompt's tokens but the first, where they were asked for
 
     def add(self, new: "Output") -> None:
         self.text += new.text
@@ -41,6 +44,7 @@ class Output(Struct):
         self.finish_reason = new.finish_reason
         self.logprobs += new.logprobs
         self.cached_tokens = new.cached_tokens
+        self.prompt_logprobs += new.prompt_logprobs
 
 
 class Answers:
@@ -174,7 +178,15 @@ class _Answer:
         sequence, token_ids, logprobs = self.sequence, list(output.token_ids), list(output.logprobs)
         text, finish = self._text.take(token_ids, logprobs, output.finish, output.stop_token)
         cached_tokens = min(sequence.num_cached_tokens, sequence.num_prompt_tokens)
-        return Output(text, token_ids, finish, logprobs, cached_tokens, self._index)
+        told = self._of_prompt(output.prompt_logprobs)
+        return Output(text, token_ids, finish, logprobs, cached_tokens, self._index, told)
+
+    def _of_prompt(self, found: PromptLogprobs | None) -> list[TokenLogprobs]:
+        if found is None:
+            return []
+        prompt = np.array(self.sequence.token_ids[: self.sequence.num_prompt_tokens], dtype=np.uint32)
+        rows = (row for part in rows_in_parts(prompt, found) for row in part)
+        return [TokenLogprobs(row.logprob, row.top) for row in rows if row.logprob is not None]
 
 
 def _tell_failure(done: "Future[None]", news: News) -> None:

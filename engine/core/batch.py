@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from baton_proto.sampling import TokenLogprobs
 from engine.core.moves import Move
-from engine.core.sequence import Sequence
+from engine.core.sequence import Sequence, TokenScores
 
 
 class ScheduledSequence(Struct, frozen=True):
@@ -28,17 +28,29 @@ class ScheduledSequence(Struct, frozen=True):
     def end(self) -> int:
         return self.start + self.num_tokens
 
+    @property
+    def scored(self) -> range:
+        """Positions of this step's tokens after each of which the log-probability of the prompt's next token is asked
+        for."""
+        sequence, last = self.sequence, self.sequence.num_prompt_tokens - 1
+        return range(max(self.start, last - sequence.num_unscored), min(self.end, last))
+
 
 class Batch:
-    """Prompt chunks, then decodes of one token each: attention is split by phase at `len(prefill)`."""
+    """Prompt chunks, then decodes of one token each: attention is split by phase at `len(prefill)`.
 
-    __slots__ = ("decode", "items", "num_tokens", "prefill")
+    `scored`: the chunks with log-probabilities of the prompt's tokens, and the positions in the sequence that give
+    them.
+    """
+
+    __slots__ = ("decode", "items", "num_tokens", "prefill", "scored")
 
     def __init__(self, prefill: list[ScheduledSequence], decode: list[ScheduledSequence]) -> None:
         self.prefill = prefill
         self.decode = decode
         self.items = prefill + decode
         self.num_tokens = sum([item.num_tokens for item in prefill]) + len(decode)
+        self.scored = [(item, rows) for item in prefill if item.sequence.num_unscored and (rows := item.scored)]
 
     def moves(self) -> list[Move]:
         """Of its sequences' blocks, each once."""
@@ -62,14 +74,22 @@ class StepOnItsWay(Protocol):
         """Waits for the step. Returns one token per item with `sample` set, in the order of `batch.items`."""
         ...
 
+    def scores(self) -> Run[TokenScores]:
+        """One per item of `batch.scored`, once `tokens` has returned."""
+        ...
+
 
 class StepDone(Struct, frozen=True):
     """A step that has ended when `submit` returns."""
 
     sampled: Run[SampledToken]
+    scored: Run[TokenScores] = ()
 
     def tokens(self) -> Run[SampledToken]:
         return self.sampled
+
+    def scores(self) -> Run[TokenScores]:
+        return self.scored
 
 
 class Runner(Protocol):

@@ -140,8 +140,9 @@ class BlockManager:
         return blocks[:num_here], blocks[num_here:]
 
     def _hits(self, sequence: Sequence) -> list[int]:
-        """Its cached blocks, wherever they lie, without the last token's: that one is computed."""
-        limit = (sequence.num_tokens - 1) // self.block_size
+        """Its cached blocks, wherever they lie, up to the first token that is to be computed: the last one at the
+        latest."""
+        limit = min(sequence.num_tokens - 1, sequence.num_cacheable_tokens) // self.block_size
         sequence.hash_blocks(limit, self.block_size)
         return self._cache.match(sequence, 0, limit)
 

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from baton_proto.discovery import WorkerLoad
 from baton_proto.kv_events import KvEvent
-from baton_proto.sampling import TokenLogprobs
+from baton_proto.sampling import PromptLogprobs, TokenLogprobs
 from engine.core.batch import Batch, LayerDone, Runner, SampledToken, ScheduledSequence, StepOnItsWay
 from engine.core.block_manager import BlockManager
 from engine.core.moves import BEFORE_STEP
@@ -37,6 +37,7 @@ class SequenceOutput(Struct, frozen=True):
     finish: str | None = None  # "stop" | "length" | "prefill" | "error"
     stop_token: int | None = None  # the EOS or stop token that ended it, which is the last of token_ids
     error: str | None = None  # the reason of finish "error"
+    prompt_logprobs: PromptLogprobs | None = None  # with the first token, where they are asked for
 
 
 class StepOutput(Struct, frozen=True):
@@ -232,6 +233,9 @@ class Engine:
             expected = sum(item.sample for item in done.batch.items)
             if len(tokens) != expected:
                 raise RuntimeError(f"the runner sampled {len(tokens)} tokens where {expected} were due")
+            if done.batch.scored:
+                for (item, _), scores in zip(done.batch.scored, done.step.scores(), strict=True):
+                    item.sequence.add_scores(scores)
         except Exception as error:
             log.exception("step failed", requests=[item.sequence.request_id for item in done.batch.items])
             return error
@@ -273,7 +277,8 @@ class Engine:
         if finish is not None:
             self._finish(sequence)
         logprobs = [] if token.logprobs is None else [token.logprobs]
-        return SequenceOutput(sequence, [token.token_id], logprobs, finish, stop_token)
+        asked = sequence.take_prompt_logprobs()
+        return SequenceOutput(sequence, [token.token_id], logprobs, finish, stop_token, prompt_logprobs=asked)
 
     def _finish_reason(self, sequence: Sequence, token_id: int) -> tuple[str | None, int | None]:
         """(finish, stop token). Invariant: the sampler gives no stop token before `min_tokens`."""

@@ -9,9 +9,10 @@ from array import array
 from dataclasses import KW_ONLY, dataclass, field
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
-from baton_proto.sampling import Needs, SamplingParams
+from baton_proto.sampling import Needs, PromptLogprobs, SamplingParams
 from baton_proto.timeline import MAX_CHUNKS
 from baton_proto.worker import NO_HINT, CacheHint
 from engine.core.moves import Move
@@ -27,6 +28,15 @@ class SequenceStatus(enum.Enum):
     REMOTE = "remote"  # holds blocks for its whole prompt, which a prefill worker computes
     RUNNING = "running"  # holds blocks; prefills or decodes here
     FINISHED = "finished"  # holds no blocks, unless it is pinned
+
+
+class TokenScores(Struct, frozen=True):
+    """Log-probabilities of prompt tokens that follow each other; see PromptLogprobs."""
+
+    logprobs: NDArray[np.float32]  # [rows]
+    ranks: NDArray[np.uint32]  # [rows]
+    top_ids: NDArray[np.uint32]  # [rows, num_top]
+    top_logprobs: NDArray[np.float32]  # [rows, num_top]
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -57,6 +67,10 @@ class Sequence:
     num_pending_tokens: int = field(default=0, init=False)  # those that these steps sample: the last of token_ids
     num_cached_tokens: int = field(default=0, init=False)  # the prefix hit of the first allocation
     num_preemptions: int = field(default=0, init=False)
+    num_unscored: int = field(
+        default=0, init=False
+    )  # last prompt tokens whose log-probabilities are asked for, unknown
+    scores: list[TokenScores] | None = field(default=None, init=False)  # of those before; None: not asked for, or taken
     block_table: list[int] = field(default_factory=list, init=False)
     retired_blocks: list[int] = field(default_factory=list, init=False)  # replaced by canonical ones, but still read
     moves: list[Move] = field(default_factory=list, init=False)  # of its blocks, which its next step comes after
@@ -71,6 +85,8 @@ class Sequence:
         assert self.matcher is None or self.sampling.grammar is not None  # vLLM has masks of its own
         assert self.prefill_only or not self.pinned, "only a prefill-only sequence has readers of its blocks"
         self.needs = self.sampling.needs
+        if self.sampling.prompt_logprobs is not None:
+            self.num_unscored, self.scores = self.num_prompt_tokens - 1, []
 
     @property
     def num_tokens(self) -> int:
@@ -106,6 +122,33 @@ class Sequence:
         """The smallest runs first and is preempted last: higher priority, then earlier arrival."""
         assert self.arrival is not None
         return (-self.priority, self.arrival)
+
+    @property
+    def num_cacheable_tokens(self) -> int:
+        """Leading tokens that need not be computed where their KV is cached: their log-probabilities are known, or not
+        asked for."""
+        if not self.num_unscored:
+            return self.num_tokens
+        return self.num_prompt_tokens - 1 - self.num_unscored
+
+    def add_scores(self, scores: TokenScores) -> None:
+        """Takes the log-probabilities of the next prompt tokens."""
+        assert self.scores is not None, "nobody takes them before they are complete"
+        self.scores.append(scores)
+        self.num_unscored -= len(scores.logprobs)
+
+    def take_prompt_logprobs(self) -> PromptLogprobs | None:
+        """Those of the whole prompt, once; None when they are not asked for, or were taken."""
+        if self.scores is None:
+            return None
+        assert not self.num_unscored, "a token is sampled after the whole prompt"
+        scores, self.scores = self.scores, None
+        parts = [
+            b"".join(getattr(one, name).tobytes() for one in scores)
+            for name in ("logprobs", "ranks", "top_ids", "top_logprobs")
+        ]
+        num_top = scores[0].top_ids.shape[1] if scores else 0
+        return PromptLogprobs(num_top, *parts)
 
     def note_chunk(self, start_s: float, end_s: float, num_tokens: int) -> None:
         """Remembers when a step computed prompt tokens (time.monotonic); beyond MAX_CHUNKS the last entry grows."""

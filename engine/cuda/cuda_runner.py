@@ -15,7 +15,7 @@ from torch import Tensor
 from baton_proto.sampling import SamplingParams
 from engine.core.batch import Batch, LayerDone, SampledToken, ScheduledSequence
 from engine.core.moves import Move
-from engine.core.sequence import Sequence
+from engine.core.sequence import Sequence, TokenScores
 from engine.cuda.decode_graphs import LARGEST_GRAPH, DecodeGraphs
 from engine.cuda.graph_recorder import GraphRecorder
 from engine.cuda.prompt_graphs import PromptGraphs, without_graphs
@@ -26,6 +26,7 @@ from engine.model.attention import StepAttention
 from engine.model.llama import Llama
 from engine.model.shard import vocabulary_share
 from engine.parallel.collective import Collective
+from engine.runners.prompt_scores import ScoresOnTheWay, logits_in_parts, score, scored_rows
 from engine.runners.sampler import Sampler
 from engine.runners.step_shape import DeviceStep, StepShape
 
@@ -39,6 +40,7 @@ class CudaStep:
     host: Tensor  # int32 [samples], pinned
     copied: torch.cuda.Event | None
     known: dict[int, SampledToken]  # tokens that were drawn on the host, by sample
+    scored: list[ScoresOnTheWay]
 
     def tokens(self) -> Run[SampledToken]:
         if self.copied is not None:
@@ -47,6 +49,9 @@ class CudaStep:
         for index, token in self.known.items():
             tokens[index] = token
         return tokens
+
+    def scores(self) -> Run[TokenScores]:
+        return [scores.landed() for scores in self.scored]
 
 
 class CudaRunner:
@@ -109,16 +114,19 @@ class CudaRunner:
         return peak
 
     def _run_largest(self, max_model_len: int) -> None:
-        """A step with as many tokens and as many samples as a step can have."""
+        """A step with as many tokens and as many samples as a step can have, and one with log-probabilities of as many
+        prompt tokens."""
         num_tokens = min(max_model_len, max(1, len(self._sampled) // self._max_rows))
         self._run_prompts(min(self._max_rows, len(self._sampled) // num_tokens), num_tokens)
+        self._run_prompts(1, min(max_model_len, len(self._sampled)), prompt_logprobs=0)
 
-    def _run_prompts(self, count: int, num_tokens: int) -> None:
+    def _run_prompts(self, count: int, num_tokens: int, prompt_logprobs: int | None = None) -> None:
         """Prompts of zeros, all of them in the slab's first block."""
         blocks = [0] * -(-num_tokens // self._slab.shape[4])
         items = []
+        sampling = SamplingParams(max_tokens=1, prompt_logprobs=prompt_logprobs)
         for index in range(count):
-            sequence = Sequence(f"prompt {index}", [0] * num_tokens, num_tokens, SamplingParams(max_tokens=1))
+            sequence = Sequence(f"prompt {index}", [0] * num_tokens, num_tokens, sampling)
             sequence.block_table = blocks
             items.append(ScheduledSequence(sequence, 0, num_tokens, sample=True))
         self.submit(Batch(items, []))
@@ -162,19 +170,23 @@ class CudaRunner:
         rows = rows_of(batch.items)
         drawn = [row for sequence, row in rows.items() if not self._sampler.is_plain(sequence)]
         if self.tell is not None:
-            self.tell(DeviceStep(shape, size, drawn, words.numpy().data.cast("B")))
-        logits = self._execute(shape, size, words, layer_done, batch.moves())
+            self.tell(DeviceStep(shape, size, drawn, words.numpy().data.cast("B"), scored_rows(batch)))
+        hidden, logits = self._execute(shape, size, words, layer_done, batch.moves())
         self._rows = rows
         sequences = list(rows)
         known = self._draw(logits, drawn, [sequences[row] for row in drawn]) if drawn else {}
-        return self._read_back(len(rows), known)
+        scored = score(hidden, batch, self._whole_logits) if hidden is not None else []
+        return self._read_back(len(rows), known, scored)
 
     @torch.inference_mode()
     def follow(self, step: DeviceStep, layer_done: LayerDone | None) -> None:
         """Another rank's part of a step."""
-        logits = self._execute(step.shape, step.graph, self._buffer.take(step.words), layer_done)
+        hidden, logits = self._execute(step.shape, step.graph, self._buffer.take(step.words), layer_done)
         if step.drawn_rows:
             self._draw(logits, step.drawn_rows, None)
+        if hidden is not None:
+            for _ in logits_in_parts(hidden, step.scored_rows, self._whole_logits):
+                pass
 
     def _execute(
         self,
@@ -183,7 +195,8 @@ class CudaRunner:
         words: Tensor,
         layer_done: LayerDone | None,
         moves: Run[Move] = (),
-    ) -> Tensor | None:
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Hidden states of all tokens, None of a graph; and the logits of `_run`."""
         self._buffer.upload(words)
         if graph is None or self._graphs is None:
             return self._run(self._buffer.view(shape), shape.tokens - shape.rows, layer_done, moves=moves)
@@ -194,7 +207,7 @@ class CudaRunner:
         if layer_done is not None:
             for layer in range(self.num_layers):
                 layer_done(layer)
-        return self._logits[:graph]
+        return None, self._logits[:graph]
 
     def _warm_up(self) -> None:
         """Runs prompts of each power of 2, because loading a kernel at its first use stops the GPU. The prompts write
@@ -219,18 +232,19 @@ class CudaRunner:
         layer_done: LayerDone | None,
         logits_out: Tensor | None = None,
         moves: Run[Move] = (),
-    ) -> Tensor | None:
-        """Logits of the sampled rows, None when there are none; `sampled` gets their tokens."""
+    ) -> tuple[Tensor, Tensor | None]:
+        """Hidden states of all tokens, and logits of the sampled rows, None when there are none; `sampled` gets their
+        tokens."""
         forward, mixed, num_tokens = self._model.forward, None, len(inputs.token_ids)
         if num_prefill_tokens and self._prompt_graphs is not None and self._prompt_graphs.has_room(num_tokens):
             forward, mixed = self._prompt_graphs.forward, self._prompt_graphs.mixed(num_tokens)
         attend = StepAttention(self._attention, inputs, self._slab, num_prefill_tokens, layer_done, mixed, moves)
         hidden = forward(inputs.token_ids, attend)
         if inputs.shape.samples == 0:
-            return None
-        if num_prefill_tokens:  # without prompts every row is sampled, in order
-            hidden = hidden.index_select(0, inputs.sample_rows)
-        logits = self._model.logits(hidden, logits_out)
+            return hidden, None
+        # Without prompts every row is sampled, in order.
+        rows = hidden.index_select(0, inputs.sample_rows) if num_prefill_tokens else hidden
+        logits = self._model.logits(rows, logits_out)
         sample(
             logits,
             inputs.temperatures,
@@ -240,16 +254,23 @@ class CudaRunner:
             self._sampled,
             self._split,
         )
-        return logits
+        return hidden, logits
 
-    def _read_back(self, count: int, known: dict[int, SampledToken]) -> CudaStep:
+    def _whole_logits(self, hidden: Tensor) -> Tensor:
+        """[rows, hidden] -> [rows, vocab]"""
+        logits = self._model.logits(hidden)
+        if self._collective is None:
+            return logits
+        return self._collective.gather_columns(logits, self._share, self._vocab_size)
+
+    def _read_back(self, count: int, known: dict[int, SampledToken], scored: list[ScoresOnTheWay]) -> CudaStep:
         host = next(self._hosts)[:count]
         host.copy_(self._sampled[:count], non_blocking=True)
         copied = None
         if self._is_cuda:
             copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             copied.record()
-        return CudaStep(host, copied, known)
+        return CudaStep(host, copied, known, scored)
 
     def _draw(
         self, logits: Tensor | None, rows: list[int], sequences: list[Sequence] | None

@@ -10,8 +10,8 @@ from collections.abc import Sequence as Run
 import numpy as np
 
 from baton_proto.sampling import TokenLogprobs
-from engine.core.batch import Batch, LayerDone, SampledToken, StepDone
-from engine.core.sequence import Sequence
+from engine.core.batch import Batch, LayerDone, SampledToken, ScheduledSequence, StepDone
+from engine.core.sequence import Sequence, TokenScores
 from engine.core.timed_steps import work_of
 from runtime.config.serving import MockConfig
 from runtime.grammar.matcher import Matcher
@@ -45,7 +45,8 @@ class MockRunner:
         self.now_s += step_ms(batch, self._config) / 1e3
         if layer_done is not None:
             layer_done(0)
-        return StepDone([self._sample(item.sequence) for item in batch.items if item.sample])
+        scored = [_scores(item, positions) for item, positions in batch.scored]
+        return StepDone([self._sample(item.sequence) for item in batch.items if item.sample], scored)
 
     def _sample(self, sequence: Sequence) -> SampledToken:
         sampling = sequence.sampling
@@ -70,6 +71,16 @@ class MockRunner:
             return self._eos
         key = 0 if sequence.sampling.is_greedy else sequence.sampling.seed
         return int(allowed[_mixed(key, sequence.num_output_tokens) % len(allowed)])
+
+
+def _scores(item: ScheduledSequence, positions: range) -> TokenScores:
+    """As if every token of a prompt were the best one."""
+    tokens = np.array(item.sequence.token_ids[positions.start + 1 : positions.stop + 1], dtype=np.uint32)
+    logprobs = np.full(len(tokens), LOGPROB, dtype=np.float32)
+    num_top = min(1, item.sequence.sampling.prompt_logprobs or 0)
+    return TokenScores(
+        logprobs, np.ones(len(tokens), dtype=np.uint32), tokens[:, None][:, :num_top], logprobs[:, None][:, :num_top]
+    )
 
 
 def _mixed(key: int, counter: int) -> int:

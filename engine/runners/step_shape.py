@@ -60,6 +60,7 @@ class TorchStep(msgspec.Struct, frozen=True, tag="torch_step", array_like=True):
     prefill: list[Span]
     decode: list[Span]
     sample_rows: list[int]
+    scored_rows: list[tuple[int, int]] = []  # see engine/runners/prompt_scores.py
 
 
 class DeviceStep(msgspec.Struct, frozen=True, tag="device_step", array_like=True):
@@ -69,3 +70,4 @@ class DeviceStep(msgspec.Struct, frozen=True, tag="device_step", array_like=True
     graph: int | None  # rows of the graph that is replayed; None: the step is launched kernel by kernel
     drawn_rows: list[int]  # samples that rank 0 draws on the host
     words: memoryview  # int32
+    scored_rows: list[tuple[int, int]] = []  # see engine/runners/prompt_scores.py

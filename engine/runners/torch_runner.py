@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence as Run
 import torch
 from torch import Tensor
 
-from engine.core.batch import Batch, LayerDone, ScheduledSequence, StepDone
+from engine.core.batch import Batch, LayerDone, SampledToken, ScheduledSequence, StepDone
 from engine.model.attention import Span, StepAttention
 from engine.model.llama import Llama
 from engine.model.operations import Operations, TorchOperations
@@ -18,6 +18,7 @@ from engine.model.weights import TensorSource
 from engine.parallel.collective import Collective, own_shard
 from engine.parallel.sharded_operations import ShardedOperations
 from engine.runners.auto import dtype_name, is_auto, resolve_device
+from engine.runners.prompt_scores import logits_in_parts, score, scored_rows
 from engine.runners.sampler import Sampler
 from engine.runners.step_shape import TorchStep
 from engine.runners.torch_attention import TorchAttention
@@ -62,21 +63,29 @@ class ModelRunner:
         token_ids = itertools.chain.from_iterable(
             item.sequence.token_ids[item.start : item.end] for item in batch.items
         )
-        step = TorchStep(list(token_ids), _spans(batch.prefill), _spans(batch.decode), _sample_rows(batch))
+        step = TorchStep(
+            list(token_ids), _spans(batch.prefill), _spans(batch.decode), _sample_rows(batch), scored_rows(batch)
+        )
         if self.tell is not None:
             self.tell(step)
-        logits = self._run(step, layer_done)
-        if logits is None:
-            return StepDone([])
-        return StepDone(self._sampler.sample(logits, [item.sequence for item in batch.items if item.sample]))
+        hidden = self._run(step, layer_done)
+        sampled: list[SampledToken] = []
+        if step.sample_rows:
+            logits = self._logits(hidden[self._tensor(step.sample_rows)])
+            sampled = self._sampler.sample(logits, [item.sequence for item in batch.items if item.sample])
+        return StepDone(sampled, [scores.landed() for scores in score(hidden, batch, self._logits)])
 
     @torch.inference_mode()
     def follow(self, step: TorchStep, layer_done: LayerDone | None) -> None:
         """Computes this rank's part of rank 0's step."""
-        self._run(step, layer_done)
+        hidden = self._run(step, layer_done)
+        if step.sample_rows:
+            self._logits(hidden[self._tensor(step.sample_rows)])
+        for _ in logits_in_parts(hidden, step.scored_rows, self._logits):
+            pass
 
-    def _run(self, step: TorchStep, layer_done: LayerDone | None) -> Tensor | None:
-        """Logits [sampled rows, vocab]; None without sampled rows."""
+    def _run(self, step: TorchStep, layer_done: LayerDone | None) -> Tensor:
+        """Hidden states [tokens, hidden]."""
         attend = StepAttention(
             backend=self._attention,
             metadata=self._attention.prepare(step.prefill, step.decode),
@@ -84,10 +93,11 @@ class ModelRunner:
             num_prefill_tokens=len(step.token_ids) - len(step.decode),
             layer_done=layer_done,
         )
-        hidden = self._model.forward(self._tensor(step.token_ids), attend)
-        if not step.sample_rows:
-            return None
-        logits = self._model.logits(hidden[self._tensor(step.sample_rows)])
+        return self._model.forward(self._tensor(step.token_ids), attend)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """[rows, hidden] -> [rows, vocab]"""
+        logits = self._model.logits(hidden)
         if self._collective is None:
             return logits
         vocab_size = self._model.config.vocab_size

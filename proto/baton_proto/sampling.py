@@ -10,17 +10,18 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 from msgspec import Meta, Struct
 
-from baton_proto.decoding import Int32, Rows, Small
+from baton_proto.decoding import Int32, Packed, Rows, Small
 from baton_proto.grammar import Grammar
 
 GREEDY_BELOW = 1e-5  # a lower temperature takes the best token: dividing by it would overflow float32 logits
 MAX_SEED = 2**63 - 1
+MAX_PROMPT_LOGPROBS = 100_000  # values of a prompt, alternatives included: 8 bytes each, and a COMMIT takes 1 MiB
 
 
 class Needs(IntEnum):
     """What it takes to apply a parameter whose value is not the default, the cheapest first."""
 
-    KERNEL = 0  # the device's sampling kernel applies every value, or the engine does at the end of a sequence
+    KERNEL = 0  # the device's sampling kernel applies every value, or the engine does apart from sampling
     LOGITS = 1  # engine/runners/sampler.py applies it to the logits
     TOKENS = 2  # the sampler also reads all tokens before, so the step before must have ended
 
@@ -64,6 +65,7 @@ class SamplingParams(Struct, frozen=True, omit_defaults=True):
     logprobs: Annotated[Small | None, Rule(0, 20, Needs.LOGITS)] = None  # alternatives per token, 0: the sampled one's
     logit_bias: Annotated[dict[Small, float], Meta(max_length=1024), Rule(-100.0, 100.0, Needs.LOGITS, most=1024)] = {}
     grammar: Annotated[Grammar | None, Rule(needs=Needs.TOKENS)] = None  # what the answer must look like
+    prompt_logprobs: Annotated[Small | None, Rule(0, 20, Needs.KERNEL)] = None  # as logprobs, of the prompt's tokens
 
     @property
     def is_greedy(self) -> bool:
@@ -104,3 +106,25 @@ class TokenLogprobs(Struct, frozen=True, array_like=True):
 
     logprob: float
     top: Annotated[list[tuple[Small, float]], Rows]  # (token id, logprob), best first
+
+
+class PromptLogprobs(Struct, frozen=True, array_like=True):
+    """Log-probabilities of a prompt's tokens, as TokenLogprobs has them of an output's. Nothing comes before the first
+    token, which has none: row i is for token i + 1."""
+
+    num_top: Small  # alternatives per token
+    logprobs: Packed  # f32 LE [rows]
+    ranks: Packed  # u32 LE [rows]: 1 + the number of tokens that were more probable
+    top_ids: Packed  # u32 LE [rows, num_top], best first
+    top_logprobs: Packed  # f32 LE [rows, num_top]
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.logprobs) // 4
+
+    def fits(self, num_prompt_tokens: int) -> bool:
+        """Whether every part has the size that it should have."""
+        rows = 4 * (num_prompt_tokens - 1)
+        return len(self.logprobs) == len(self.ranks) == rows and (
+            len(self.top_ids) == len(self.top_logprobs) == rows * self.num_top
+        )

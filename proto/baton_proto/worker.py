@@ -15,7 +15,7 @@ from msgspec import Struct
 from baton_proto.decoding import Count, Int32, Name, Packed, Rows, Small, Text, decoder
 from baton_proto.discovery import TransferEndpoint, WorkerLoad
 from baton_proto.kv_events import DEFAULT_HASH_SEED, HashSeed, Stored
-from baton_proto.sampling import SamplingParams, TokenLogprobs
+from baton_proto.sampling import PromptLogprobs, SamplingParams, TokenLogprobs
 from baton_proto.timeline import Chunks, Timeline
 
 MAJOR = 1
@@ -116,6 +116,7 @@ class Delta(Struct, frozen=True, omit_defaults=True):
     stop_token: Small | None = None  # the EOS or stop token that ended it, which is the last of token_ids
     failure: Failure | None = None
     timeline: Timeline | None = None  # with the first token
+    prompt_logprobs: PromptLogprobs | None = None  # with the first token, where they are asked for
 
 
 class StepMessage(Struct, frozen=True, tag="step"):
@@ -181,6 +182,7 @@ class FirstToken(Struct, frozen=True):
     cached_tokens: Small  # prefix hit on the prefill worker
     begun_us: Count = 0  # from the prompt's arrival to the begin of its push
     chunks: Chunks = []  # since the prompt's arrival
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 # --- questions --------------------------------------------------------------------------------------------------------

@@ -12,8 +12,8 @@ from router.api.http.openai_fields import ABSENT, AS_NAMED
 from router.api.http.openai_types import template_variables
 from router.api.validation import check_thinking
 
-OWN_NAMES = ("max_tokens", "logprobs")
-"""Sampling parameters that each protocol spells in its own way."""
+OWN_NAMES = ("max_tokens", "logprobs", "prompt_logprobs")
+"""Sampling parameters that each protocol spells in its own way, or has no place for in its answers."""
 SAMPLED = [name for name in AS_NAMED if name not in OWN_NAMES]
 
 if TYPE_CHECKING:

@@ -81,6 +81,21 @@ def read_tools(tools: Raw) -> list[dict[str, Any]]:
     return given
 
 
+def named_choice(name: str) -> Mapping[str, Any]:
+    """The choice of one tool, as OpenAI writes it."""
+    return {"type": "function", "function": {"name": name}}
+
+
+def schema_object(where: str, text: str) -> dict[str, Any]:
+    """A JSON object that is written down. Raises InvalidRequestError."""
+    if len(text) > MAX_TOOLS_BYTES:
+        raise InvalidRequestError(where, f"has {len(text)} characters; at most {MAX_TOOLS_BYTES} are allowed")
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidRequestError(where, f"must be the JSON of an object: {error}") from error
+
+
 def _checked(where: str, tool: Mapping[str, Any]) -> str:
     """Returns the name. Raises InvalidRequestError."""
     if tool.get("type") != "function":

@@ -19,6 +19,7 @@ from msgspec import Struct
 from baton_proto.grammar import Grammar
 from baton_proto.sampling import MAX_SEED
 from baton_proto.worker import CacheHint
+from router.api.prompts.logprobs import check_prompt
 from router.api.sampling_options import Options, check_in_vocabulary, check_range, check_sampling
 from router.api.tool_use import ToolUse, answer_form, check_tools
 from router.requests.frontend import Frontend, Limits
@@ -109,6 +110,7 @@ async def validate(frontend: Frontend, call: Call, prompt: Prompt, options: Opti
             sampling = msgspec.structs.replace(sampling, grammar=calls)
     max_tokens = _check_length(call.prompt_field, len(tokens), options, limits, frontend.sampling_defaults)
     sampling = msgspec.structs.replace(sampling, max_tokens=max_tokens)
+    check_prompt(options.name_of("prompt_logprobs"), len(tokens), sampling)
     if sampling.min_tokens > sampling.max_tokens:
         problem = f"is {sampling.min_tokens}, above the {sampling.max_tokens} tokens that may be generated"
         raise InvalidRequestError("min_tokens", problem)

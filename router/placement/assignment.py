@@ -97,6 +97,11 @@ class Assigner:
         expectation = self._expected.expect(placement.prefill or placement.decode, hashes, placement.held_blocks)
         return Assignment(self._pool.link(placement.decode), target, placement, charge, expectation)
 
+    def computed(self, worker: WorkerKey, hashes: NDArray[np.uint64]) -> None:
+        """The worker holds a prompt with these block hashes, which its event will tell."""
+        if (expectation := self._expected.expect(worker, hashes, 0)) is not None:
+            expectation.first_token()
+
     def weigh(self, request: Request, max_tokens: int, hashes: NDArray[np.uint64]) -> Weighing:
         """What `assign` would decide, without a trace."""
         return self._weigh(request, max_tokens, hashes)[0]

@@ -9,11 +9,12 @@ import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from baton_proto.sampling import TokenLogprobs
+from baton_proto.sampling import PromptLogprobs, TokenLogprobs
 from baton_proto.worker import Delta, Failure, Submit
 from router.counters.metrics import RouterMetrics
 from router.counters.tally import Tally
@@ -23,6 +24,7 @@ from router.placement.decisions import DecisionLog
 from router.requests.admission import AdmissionQueue, Ticket, Turn
 from router.requests.answer import Answer
 from router.requests.request import GenerateRequest, Piece
+from router.requests.shared_prompt import SharedPrompt
 from router.text.tokenizer import Tokenizer
 from router.workers.inbox import UnreadError
 from router.workers.pool import WorkerPool, largest
@@ -31,6 +33,8 @@ from runtime.blocks.block_hash import block_hashes
 from runtime.config.serving import RouterConfig
 from runtime.discovery.worker_key import WorkerKey
 from runtime.errors import DeadlineError, InvalidRequestError, ProtocolError, UnavailableError, WorkerLostError
+
+NO_HASHES = np.empty(0, dtype=np.uint64)
 
 log = structlog.get_logger()
 
@@ -54,12 +58,18 @@ class _TurnedError(Exception):
 
 
 class Choice:
-    def __init__(self, parts: Parts, request: GenerateRequest, tally: Tally, ticket: Ticket) -> None:
+    def __init__(
+        self, parts: Parts, request: GenerateRequest, tally: Tally, ticket: Ticket, prompt: SharedPrompt
+    ) -> None:
         self.output: list[int] = []
+        self._prompt = prompt
         self._tally = tally
         self._parts = parts
         self._request = request
         self._sampling = request.sampling[tally.index]
+        self._owes_logprobs = self._sampling.prompt_logprobs is not None  # of the prompt, with the first piece
+        if tally.index:  # the first choice has them computed
+            self._sampling = msgspec.structs.replace(self._sampling, prompt_logprobs=None)
         self._max_tokens = len(request.prompt) + self._sampling.max_tokens  # of prompt and output
         self._ticket = ticket
         self._answer = Answer(parts.tokenizer, request, tally.index)
@@ -67,6 +77,7 @@ class Choice:
         self._placing_s = 0.0  # how long the last decision took
         self._tokens_due = len(request.prompt)  # what the tenant pays for the next attempt
         self._excluded: set[WorkerKey] = set()  # workers that have failed this choice
+        self._hashes = NO_HASHES  # of the last attempt's blocks
 
     async def stream(self) -> AsyncGenerator[Piece, None]:
         """Ends after the piece with a finish reason. Raises as Generator.generate does.
@@ -74,6 +85,7 @@ class Choice:
         One generator serves all attempts, because passing a piece through another one costs as much as making it.
         """
         try:
+            await self._prompt.turn(self._tally.index)
             while True:
                 self._tally.attempt()
                 try:
@@ -105,6 +117,7 @@ class Choice:
                     log.debug("client reads on", request_id=self._request.request_id, tokens=len(self.output))
         finally:
             self._tally.ended()
+            self._prompt_done()
 
     def _note_loss(self, lost: WorkerLostError) -> None:
         """Raises UnavailableError when that was the last attempt."""
@@ -125,7 +138,9 @@ class Choice:
 
     def _turn(self, facts: Request, tokens: NDArray[np.uint32]) -> Turn[Assignment]:
         parts, request = self._parts, self._request
-        hashes = block_hashes(tokens, parts.block_size, request.hash_seed)
+        hashes = self._hashes = block_hashes(tokens, parts.block_size, request.hash_seed)
+        if self._sampling.prompt_logprobs is not None:
+            hashes = hashes[:0]  # because the whole prompt is computed, wherever it is cached
 
         def assign() -> Assignment | None:
             began_s = time.monotonic()
@@ -192,11 +207,13 @@ class Choice:
         """Makes the news of one or more steps one piece; None when they hold no output."""
         token_ids: list[int] = []
         logprobs: list[TokenLogprobs] = []
+        prompt_logprobs: PromptLogprobs | None = None
         for delta in deltas:
             token_ids += delta.token_ids
             logprobs += delta.logprobs
             if delta.cached_tokens is not None:
                 self._tally.prompt_done(assignment.placement, delta.cached_tokens, delta.handoff, delta.timeline)
+            prompt_logprobs = prompt_logprobs or delta.prompt_logprobs
         if logprobs and len(logprobs) != len(token_ids):
             raise ProtocolError(assignment.link.worker[0], f"{len(logprobs)} logprobs for {len(token_ids)} tokens")
         finish = deltas[-1].finish if deltas[-1].finish in ("stop", "length") else None
@@ -208,7 +225,31 @@ class Choice:
             assignment.prefill_done()
             assignment.charge.grow(len(self._request.prompt) + self._tally.output_tokens)
         self.output += token_ids
+        if self._owes_logprobs:
+            piece = self._with_prompt_logprobs(piece, prompt_logprobs, assignment)
+        if token_ids and self._leads_others:
+            self._parts.assigner.computed(assignment.placement.decode, self._hashes)
+            self._prompt_done()
         return piece
+
+    def _with_prompt_logprobs(self, piece: Piece, found: PromptLogprobs | None, assignment: Assignment) -> Piece:
+        """The first piece. A replay does not ask for them again."""
+        if self._sampling.prompt_logprobs is not None:
+            if found is None or not found.fits(len(self._request.prompt)):
+                problem = "sent no log-probabilities of the prompt, or not all of them"
+                raise ProtocolError(assignment.link.worker[0], problem)
+            self._prompt.logprobs = found
+            self._sampling = msgspec.structs.replace(self._sampling, prompt_logprobs=None)
+        self._owes_logprobs = False
+        return msgspec.structs.replace(piece, prompt_logprobs=self._prompt.logprobs)
+
+    @property
+    def _leads_others(self) -> bool:
+        return not self._tally.index and self._prompt.is_awaited
+
+    def _prompt_done(self) -> None:
+        if self._leads_others:
+            self._prompt.computed()
 
     def _check_goes_on(self, delta: Delta, assignment: Assignment) -> None:
         """Raises what the worker's last word on the request means, if this is it; WorkerLostError when the choice has

@@ -14,6 +14,7 @@ from router.requests.frontend import Limits
 from router.requests.merge import merge
 from router.requests.rate_limits import Account
 from router.requests.request import Finished, GenerateRequest, Piece
+from router.requests.shared_prompt import SharedPrompt
 from router.text.tokenizer import Tokenizer
 from router.workers.pool import largest
 from runtime.errors import UnavailableError
@@ -53,7 +54,10 @@ class Generator:
                 raise UnavailableError("the router is draining and takes no new requests")
             admitted = self._parts.queue.admit(request.priority, request.tenant, request.deadline_s)
             with admitted as ticket, _charged(request.account, tally):
-                choices = [Choice(self._parts, request, tally.choice(i), ticket) for i in range(len(request.sampling))]
+                prompt, parts = SharedPrompt(request), self._parts
+                choices = [
+                    Choice(parts, request, tally.choice(i), ticket, prompt) for i in range(len(request.sampling))
+                ]
                 if len(choices) == 1:
                     async with aclosing(choices[0].stream()) as pieces:
                         async for piece in pieces:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from baton_proto.sampling import SamplingParams, TokenLogprobs
+from baton_proto.sampling import PromptLogprobs, SamplingParams, TokenLogprobs
 from baton_proto.worker import NO_HINT, CacheHint
 from router.counters.recent import Service
 from router.parsing.events import Event
@@ -51,6 +51,7 @@ class Piece(Struct, frozen=True, gc=False):
     logprobs: list[TokenLogprobs] = []  # one per token, or none
     parsed: Parsed | None = None  # with GenerateRequest.parsing; it may lag behind `text`
     stop_string: str | None = None  # of the request, which has ended the choice
+    prompt_logprobs: PromptLogprobs | None = None  # with the first piece, where they are asked for
 
 
 class Finished(Struct, frozen=True):

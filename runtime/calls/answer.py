@@ -28,6 +28,24 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """What some of a chat's text means."""
+
+    kind: str  # "content" | "reasoning" | "call_begun" | "call_arguments" | "call_cut"
+    text: str = ""  # of content, reasoning and arguments
+    index: int = 0  # of the call
+    id: str = ""  # of a call that has begun, as is the next one
+    name: str = ""
+
+
+@dataclass(slots=True)
+class ToolCall:
+    id: str
+    name: str
+    arguments: str = ""  # JSON of an object
+
+
+@dataclass(frozen=True, slots=True)
 class Piece:
     """New output of choice `index`. `text` may lag behind `token_ids`: characters are never split, and what may become
     a stop string is held back."""
@@ -36,15 +54,33 @@ class Piece:
     text: str
     token_ids: list[int]
     logprobs: list[TokenLogprob]
-    finish_reason: str  # "stop" | "length" on the choice's last piece, else ""
+    finish_reason: str  # "stop" | "length" | "tool_calls" on the choice's last piece, else ""
+    parts: list[Part] = field(default_factory=list)  # for chats that ask for them
 
 
 @dataclass(slots=True)
 class Choice:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
-    finish_reason: str = ""  # "stop" | "length"; "" while it is being written
+    finish_reason: str = ""  # "stop" | "length" | "tool_calls"; "" while it is being written
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # of the prompt's tokens but the first
+    content: str = ""  # this and what follows: of chats that ask for parts
+    reasoning: str = ""
+    tool_calls: list[ToolCall] = field(default_factory=list)
+
+    def add_part(self, part: Part) -> None:
+        match part.kind:
+            case "content":
+                self.content += part.text
+            case "reasoning":
+                self.reasoning += part.text
+            case "call_begun":
+                self.tool_calls.append(ToolCall(part.id, part.name))
+            case "call_arguments":
+                self.tool_calls[part.index].arguments += part.text
+            case "call_cut":
+                del self.tool_calls[part.index :]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +88,7 @@ class Usage:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0  # of the prompt: their KV was there already
+    reasoning_tokens: int = 0  # of the completion, for chats that ask for parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +134,10 @@ class Answer:
         return self.choices[0].logprobs if self.choices else []
 
     @property
+    def prompt_logprobs(self) -> list[TokenLogprob]:
+        return self.choices[0].prompt_logprobs if self.choices else []
+
+    @property
     def decode_tokens_per_s(self) -> float:
         """Tokens per second after the first token; 0 when there was no further token."""
         later = sum(len(choice.token_ids) for choice in self.choices) - len(self.choices)
@@ -111,6 +152,9 @@ class Answer:
             case "finished":
                 self.usage = plain(Usage, response.finished.usage)
                 self.served_by = [plain(ServedBy, one) for one in response.finished.served_by]
+            case "prompt_logprobs":
+                told = response.prompt_logprobs
+                self._choice(told.index).prompt_logprobs += [plain(TokenLogprob, one) for one in told.tokens]
             case "piece":
                 piece = _piece(response.piece)
                 if piece.token_ids and not self.ttft_s:
@@ -120,13 +164,18 @@ class Answer:
         return None
 
     def _append(self, piece: Piece) -> None:
-        while len(self.choices) <= piece.index:
-            self.choices.append(Choice())
-        choice = self.choices[piece.index]
+        choice = self._choice(piece.index)
         choice.text += piece.text
         choice.token_ids += piece.token_ids
         choice.logprobs += piece.logprobs
         choice.finish_reason = piece.finish_reason
+        for part in piece.parts:
+            choice.add_part(part)
+
+    def _choice(self, index: int) -> Choice:
+        while len(self.choices) <= index:
+            self.choices.append(Choice())
+        return self.choices[index]
 
 
 def plain(kind: type[T], message: Message) -> T:
@@ -143,4 +192,13 @@ def _piece(piece: pb.Piece) -> Piece:
         list(piece.token_ids),
         [plain(TokenLogprob, one) for one in piece.logprobs],
         pb.FinishReason.Name(reason).removeprefix("FINISH_REASON_").lower() if reason else "",
+        list(map(_part, piece.parts)),
     )
+
+
+def _part(part: pb.Part) -> Part:
+    kind = part.WhichOneof("kind") or "content"
+    value = getattr(part, kind)
+    if isinstance(value, str):
+        return Part(kind, value)
+    return Part(kind, **{field.name: getattr(value, field.name) for field in value.DESCRIPTOR.fields})

@@ -102,6 +102,18 @@ def test_a_stop_string_ends_the_text_before_it_and_the_sequence_with_it(llm: LLM
     assert (ended.text, ended.token_ids, ended.finish_reason) == ("", [EOS_TOKEN_IDS[0]], "stop")
 
 
+def test_a_prompts_tokens_have_log_probabilities(llm: LLM) -> None:
+    prompts = [random_prompt(50, seed=12), random_prompt(1, seed=13)]
+    scored, alone = llm.generate(prompts, SamplingParams(max_tokens=2, prompt_logprobs=2))
+    assert (len(scored.prompt_logprobs), alone.prompt_logprobs) == (49, [])
+    assert all(len(each.top) == 2 for each in scored.prompt_logprobs)
+    *before, last = prompts[0]
+    forced = SamplingParams(max_tokens=1, logprobs=2, logit_bias={last: 100.0})
+    (sampled,) = llm.generate([before], forced)
+    assert sampled.token_ids == [last]
+    assert sampled.logprobs[0].logprob == pytest.approx(scored.prompt_logprobs[-1].logprob, abs=1e-4)
+
+
 def test_a_prompt_that_came_before_is_cached(llm: LLM) -> None:
     prompt = random_prompt(100, seed=11)
     params = SamplingParams(max_tokens=1)
@@ -216,7 +228,7 @@ def test_no_prompts_have_no_answers(llm: LLM) -> None:
 def test_the_parameters_are_the_services() -> None:
     given = SamplingParams().options().given
     assert given == {name: row.default for name, row in PARAMETERS.items() if name in given}
-    assert PARAMETERS.keys() - given.keys() == {"max_tokens", "seed", "logprobs", "grammar"}, (
+    assert PARAMETERS.keys() - given.keys() == {"max_tokens", "seed", "logprobs", "grammar", "prompt_logprobs"}, (
         "those that nobody has set"
     )
 

@@ -10,12 +10,14 @@ from collections.abc import AsyncIterator, Iterator
 import grpc.aio
 import httpx
 
-from baton_proto.generated import inference_pb2 as pb
+from baton_proto.generated import inference_pb2 as pb, open_inference_pb2 as kserve
 
 BODY_BYTES = 8_000_000
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 GENERATE = "/baton.v1.Inference/Generate"
+MODEL_INFER = "/inference.GRPCInferenceService/ModelInfer"
+MODEL = "tiny"
 
 
 def repeated(head: str, unit: str, tail: str, num_bytes: int = BODY_BYTES) -> bytes:
@@ -69,6 +71,29 @@ def http_bodies() -> Iterator[tuple[str, str, bytes]]:
     yield "lists as input", MESSAGES, repeated(head, "[]", ']}}]},{"role":"user","content":"d"}]}', 700_000)
 
 
+def tensors(name: str, datatype: str, shape: list[int], raw: bytes = b"", **contents: list[int]) -> bytes:
+    """A ModelInferRequest with one input."""
+    given = kserve.InferTensorContents(**contents)  # type: ignore[arg-type]
+    tensor = kserve.ModelInferRequest.InferInputTensor(name=name, datatype=datatype, shape=shape, contents=given)
+    request = kserve.ModelInferRequest(model_name=MODEL, inputs=[tensor], raw_input_contents=[raw] if raw else [])
+    return request.SerializeToString()
+
+
+def kserve_messages() -> Iterator[tuple[str, bytes]]:
+    """(name, encoded ModelInferRequest)."""
+    yield "tensors: parameters", b"\x22\x02\x0a\x00" * (BODY_BYTES // 4)
+    yield "tensors: a long name", tensors("x" * BODY_BYTES, "BYTES", [1], b"\0" * 4)
+    yield "tensors: no texts", tensors("text_input", "BYTES", [4096], b"\0" * BODY_BYTES)
+    yield "tensors: token ids", tensors("input_ids", "INT64", [BODY_BYTES // 8], b"\5" * BODY_BYTES)
+    yield "tensors: listed token ids", tensors("input_ids", "INT64", [131_000], int64_contents=[5000] * 131_000)
+    yield "tensors: sizes", tensors("input_ids", "INT64", [2**62] * 100_000)
+    yield "tensors: sampling parameters", tensors("sampling_parameters", "BYTES", [1], text_element(BODY_BYTES))
+
+
+def text_element(length: int) -> bytes:
+    return length.to_bytes(4, "little") + b"{" * length
+
+
 def grpc_messages() -> Iterator[tuple[str, bytes]]:
     """(name, encoded GenerateRequest)."""
     yield "empty messages", b"\x1a\x80\x89\x7a" + b"\x0a\x00" * 1_000_000
@@ -86,6 +111,9 @@ async def answers(http: httpx.AsyncClient, channel: grpc.aio.Channel) -> AsyncIt
     for name, message in grpc_messages():
         call = channel.unary_stream(GENERATE)(message, timeout=60)
         yield f"gRPC {name} {(await call.code()).name}"
+    for name, message in kserve_messages():
+        infer = channel.unary_stream(MODEL_INFER)(message, timeout=60)
+        yield f"gRPC {name} {(await infer.code()).name}"
 
 
 async def main(http_port: str, grpc_port: str) -> None:

@@ -6,7 +6,7 @@ would answer UNKNOWN with the name of a Python class, and log a stack trace.
 
 import inspect
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Any
@@ -34,14 +34,15 @@ MAX_FIELDS = 64 * 1024  # of a message and those inside
 
 
 class DecodeRequests(grpc.aio.ServerInterceptor):
-    """Stands before all methods; those of the services in `file` are unary. Methods are coroutines or asynchronous
-    generators."""
+    """Stands before all methods. Methods are coroutines or asynchronous generators. The requests of a stream, of a
+    service in `files`, raise BatonError when the next one cannot be read."""
 
-    def __init__(self, file: FileDescriptor, lane: SideLane, receiving: Receiving) -> None:
+    def __init__(self, files: Sequence[FileDescriptor], lane: SideLane, receiving: Receiving) -> None:
         self._lane = lane
         self._receiving = receiving
         self._kinds = {
             f"/{service.full_name}/{method.name}": method.input_type
+            for file in files
             for service in file.services_by_name.values()
             for method in service.methods
         }
@@ -53,7 +54,9 @@ class DecodeRequests(grpc.aio.ServerInterceptor):
         handler = await continuation(details)
         if handler is None:
             return None
-        read = partial(self._read, handler.request_deserializer, self._kinds.get(details.method))
+        kind = self._kinds.get(details.method)
+        whole = partial(self._read_or_raise, handler.request_deserializer, kind)
+        read = whole if handler.request_streaming and kind is not None else partial(_or_abort, whole)
         request = partial(_all if handler.request_streaming else _one, read)
         if handler.unary_unary is not None:
             serve = _coroutine(handler.unary_unary, request)
@@ -62,24 +65,29 @@ class DecodeRequests(grpc.aio.ServerInterceptor):
         serve = (_generator if inspect.isasyncgenfunction(behaviour) else _coroutine)(behaviour, request)
         return grpc.stream_stream_rpc_method_handler(serve, None, handler.response_serializer)
 
-    async def _read(self, decode: Decode, kind: Descriptor | None, context: Any) -> Any:
-        """The next request of a call; None: it has no more."""
-        try:
-            async with self._receiving.message(context) as data:
-                if data is None:
-                    return None
-                if kind is None:
-                    return _or_empty(decode, data)
+    async def _read_or_raise(self, decode: Decode, kind: Descriptor | None, context: Any) -> Any:
+        """The next request of a call; None: it has no more. Raises BatonError."""
+        async with self._receiving.message(context) as data:
+            if data is None:
+                return None
+            if kind is None:
+                return _or_empty(decode, data)
+            try:
                 if len(data) <= IN_PLACE_BYTES:
                     return decode(data)
                 left_s = context.time_remaining()
                 deadline_s = None if left_s is None else time.monotonic() + left_s
                 return await self._lane.run(deadline_s, _decode_long, decode, data, kind)
-        except DecodeError as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"request: {error}")
-        except BatonError as error:
-            status = status_of(error, "")
-            await context.abort(status.code, status.details, tuple(status.trailing_metadata))
+            except DecodeError as error:
+                raise InvalidRequestError("request", str(error)) from error
+
+
+async def _or_abort(read: Read, context: Any) -> Any:
+    try:
+        return await read(context)
+    except BatonError as error:
+        status = status_of(error, "")
+        await context.abort(status.code, status.details, tuple(status.trailing_metadata))
 
 
 async def _one(read: Read, context: Any) -> Any:

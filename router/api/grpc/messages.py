@@ -1,14 +1,24 @@
 """Translates between the messages of inference.proto and the router's own types."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
+
+import numpy as np
+from msgspec import Raw
+from numpy.typing import NDArray
 
 from baton_proto.generated import inference_pb2 as pb
 from baton_proto.grammar import Grammar
 from baton_proto.sampling import TokenLogprobs
+from router.api.http.json_response import encode_json
+from router.api.http.openai_types import template_variables
+from router.api.openai_tools import CalledFunction, ToolCall, named_choice, plain_calls, schema_object, tool_use
+from router.api.prompts.logprobs import rows_in_parts
 from router.api.sampling_options import Options
 from router.api.validation import MAX_MESSAGES, Chat, Prompt, plain_role
+from router.parsing.events import Arguments, CallBegun, CallCut, Event, Reasoning, Text
 from router.requests.request import Finished, Piece
+from router.text.chat_template import Message
 from router.text.tokenizer import Tokenizer
 from runtime.errors import InvalidRequestError
 
@@ -16,7 +26,9 @@ FINISH_REASONS = {
     None: pb.FINISH_REASON_UNSPECIFIED,
     "stop": pb.FINISH_REASON_STOP,
     "length": pb.FINISH_REASON_LENGTH,
+    "tool_calls": pb.FINISH_REASON_TOOL_CALLS,
 }
+TOOL_CHOICES = {pb.TOOL_CHOICE_NONE: "none", pb.TOOL_CHOICE_REQUIRED: "required"}
 PROMPT_FIELDS = {"text": "text", "chat": "chat.messages", "tokens": "tokens.ids", None: "input"}
 """Kind of input -> the caller's name of the prompt."""
 
@@ -29,15 +41,52 @@ def prompt_of(request: pb.GenerateRequest) -> Prompt:
         case "text":
             return request.text
         case "chat":
-            if (num := len(request.chat.messages)) > MAX_MESSAGES:
-                raise InvalidRequestError("chat.messages", f"has {num} messages; at most {MAX_MESSAGES} are allowed")
-            messages = enumerate(request.chat.messages)
-            return Chat(
-                [{"role": plain_role(f"chat.messages[{i}]", m.role), "content": m.content} for i, m in messages]
-            )
+            return _chat(request.chat)
         case "tokens":
             return request.tokens.ids
     raise InvalidRequestError("input", "is missing; one of text, chat and tokens is needed")
+
+
+def _chat(chat: pb.ChatMessages) -> Chat:
+    """Raises InvalidRequestError."""
+    if (num := len(chat.messages)) > MAX_MESSAGES:
+        raise InvalidRequestError("chat.messages", f"has {num} messages; at most {MAX_MESSAGES} are allowed")
+    messages = [_message(f"chat.messages[{i}]", message) for i, message in enumerate(chat.messages)]
+    tools, variables = _tools(chat), chat.template_variables.encode()
+    size = sum(len(call.arguments) for message in chat.messages for call in message.tool_calls)
+    size += memoryview(tools).nbytes + len(variables)
+    use = None
+    if chat.tools or chat.with_parts:
+        choice = named_choice(chat.named_tool) if chat.named_tool else TOOL_CHOICES.get(chat.tool_choice, "auto")
+        use = tool_use(tools, choice, chat.parallel_tool_calls if chat.HasField("parallel_tool_calls") else None)
+    return Chat(messages, template_variables(Raw(variables), "chat.template_variables"), size, use)
+
+
+def _tools(chat: pb.ChatMessages) -> Raw:
+    """As OpenAI's API has them."""
+    told = []
+    for i, tool in enumerate(chat.tools):
+        function: dict[str, Any] = {"name": tool.name}
+        if tool.description:
+            function["description"] = tool.description
+        if tool.parameters:
+            function["parameters"] = schema_object(f"chat.tools[{i}].parameters", tool.parameters)
+        told.append({"type": "function", "function": function})
+    return Raw(encode_json(told)) if told else Raw(b"")
+
+
+def _message(where: str, message: pb.ChatMessage) -> Message:
+    plain: dict[str, Any] = {"role": plain_role(where, message.role), "content": message.content}
+    if message.name:
+        plain["name"] = message.name
+    if message.tool_call_id:
+        plain["tool_call_id"] = message.tool_call_id
+    if message.reasoning:
+        plain["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        calls = [ToolCall(CalledFunction(call.name, call.arguments), call.id) for call in message.tool_calls]
+        plain["tool_calls"] = plain_calls(f"{where}.tool_calls", calls)
+    return plain
 
 
 def prompt_field_of(request: pb.GenerateRequest) -> str:
@@ -74,14 +123,41 @@ def piece_message(piece: Piece, tokenizer: Tokenizer) -> pb.Piece:
         text=piece.text,
         logprobs=[_logprob_message(token_id, logprobs, tokenizer) for token_id, logprobs in told],
         finish_reason=FINISH_REASONS[piece.finish_reason],
+        parts=[] if piece.parsed is None else list(map(_part, piece.parsed.events)),
     )
 
 
-def finished_message(finished: Finished) -> pb.Finished:
+def _part(event: Event) -> pb.Part:
+    match event:
+        case Text(text):
+            return pb.Part(content=text)
+        case Reasoning(text):
+            return pb.Part(reasoning=text)
+        case CallBegun(index, call_id, name):
+            return pb.Part(call_begun=pb.CallBegun(index=index, id=call_id, name=name))
+        case Arguments(index, text):
+            return pb.Part(call_arguments=pb.CallArguments(index=index, text=text))
+        case CallCut(index):
+            return pb.Part(call_cut=pb.CallCut(index=index))
+
+
+def prompt_messages(piece: Piece, prompt: NDArray[np.uint32], tokenizer: Tokenizer) -> Iterator[pb.PromptLogprobs]:
+    """What the piece says of its prompt, part by part."""
+    first = 0
+    for rows in rows_in_parts(prompt, piece.prompt_logprobs) if piece.prompt_logprobs is not None else ():
+        known = [(row.token_id, TokenLogprobs(row.logprob, row.top)) for row in rows if row.logprob is not None]
+        if known:
+            tokens = [_logprob_message(token_id, logprobs, tokenizer) for token_id, logprobs in known]
+            yield pb.PromptLogprobs(index=piece.index, first=first, tokens=tokens)
+        first += len(rows)
+
+
+def finished_message(finished: Finished, reasoning_tokens: int = 0) -> pb.Finished:
     usage = pb.Usage(
         prompt_tokens=finished.prompt_tokens,
         completion_tokens=finished.completion_tokens,
         cached_tokens=finished.cached_tokens,
+        reasoning_tokens=reasoning_tokens,
     )
     served_by = [pb.ServedBy(**{name: getattr(one, name) for name in SERVED_BY}) for one in finished.served_by]
     return pb.Finished(usage=usage, served_by=served_by)

@@ -1,13 +1,14 @@
-"""The router's gRPC server: `baton.v1.Inference` and `baton.v1.Admin` with health and reflection.
+"""The router's gRPC server: `baton.v1.Inference`, `baton.v1.Admin` and the Open Inference Protocol, with health and
+reflection.
 
 Health is SERVING while a request that came now would be served.
 """
 
 import asyncio
 import logging
+import time
 from collections.abc import Sequence
 from contextlib import aclosing
-from typing import Any
 
 import grpc
 import grpc.aio
@@ -15,32 +16,45 @@ import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-from baton_proto.generated import inference_pb2 as pb, inference_pb2_grpc as pb_grpc
+from baton_proto.generated import (
+    inference_pb2 as pb,
+    inference_pb2_grpc as pb_grpc,
+    open_inference_pb2 as kserve,
+    open_inference_pb2_grpc as kserve_grpc,
+)
 from router.api.grpc.admin import AdminService, Context, Questions
+from router.api.grpc.calling import REQUEST_ID_METADATA, STALL_GRACE_S, Calls, metadata
 from router.api.grpc.decoding import DecodeRequests
 from router.api.grpc.errors import Status, ours_alone, status_of
-from router.api.grpc.messages import finished_message, options_of, piece_message, prompt_field_of, prompt_of
+from router.api.grpc.kserve import KserveService
+from router.api.grpc.messages import (
+    finished_message,
+    options_of,
+    piece_message,
+    prompt_field_of,
+    prompt_messages,
+    prompt_of,
+)
 from router.api.grpc.receiving import Receiving
-from router.api.validation import Call, make_request_id, tenant_of, validate
+from router.api.prompts.logprobs import check_call
+from router.api.validation import IN_PLACE_BYTES, Prompt, make_request_id, validate
 from router.requests.fan_out import pieces_of
 from router.requests.frontend import Frontend
 from router.requests.request import Finished, GenerateRequest
 from runtime.address import format_address
 from runtime.security.bearer_keys import BearerKeys
-from runtime.security.callers import ANYONE, Caller
-from runtime.security.grpc_bearer import HEADER, SERVER_OPTIONS, RequireBearer
+from runtime.security.grpc_bearer import SERVER_OPTIONS, RequireBearer
 from runtime.security.grpc_server import grpc_server
 from runtime.security.keys import OPERATOR_REMEDY
 from runtime.security.secret import Secret
 from runtime.security.tls import Tls
 
-REQUEST_ID_METADATA = "x-request-id"
-TENANT_METADATA = "baton-tenant"
 HEALTH_INTERVAL_S = 0.2
-STALL_GRACE_S = 5.0  # beyond the deadline, for a client to take what is left
 REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
 ADMIN = "/baton.v1.Admin/"
-SERVICES = [service.full_name for service in pb.DESCRIPTOR.services_by_name.values()]
+KSERVE = "/inference.GRPCInferenceService/"
+FILES = (pb.DESCRIPTOR, kserve.DESCRIPTOR)
+SERVICES = [service.full_name for file in FILES for service in file.services_by_name.values()]
 
 log = structlog.get_logger()
 
@@ -61,13 +75,13 @@ class GrpcApi:
         logging.getLogger("grpc._cython.cygrpc").addFilter(ours_alone)
         self.port = 0
         self._frontend = frontend
-        self._inference = InferenceService(frontend, keys)
+        self._calls = Calls(frontend, keys)
         self._health = health.aio.HealthServicer()
         self._tls = tls
         size_limit = ("grpc.max_receive_message_length", frontend.max_body_bytes)
         receiving = Receiving(frontend.max_buffered_bytes, frontend.max_body_bytes)
-        guards: list[grpc.aio.ServerInterceptor] = [DecodeRequests(pb.DESCRIPTOR, frontend.lane, receiving)]
-        elsewhere = [f"/{health.SERVICE_NAME}/"]
+        guards: list[grpc.aio.ServerInterceptor] = [DecodeRequests(FILES, frontend.lane, receiving)]
+        elsewhere = [f"/{health.SERVICE_NAME}/", *(f"{KSERVE}{method}" for method in ("ServerLive", "ServerReady"))]
         if operators:
             elsewhere.append(ADMIN)
             guards.insert(
@@ -78,7 +92,8 @@ class GrpcApi:
         guards += innermost
         options = [("grpc.so_reuseport", 0), size_limit, *SERVER_OPTIONS]
         self._server = grpc_server(options, guards)
-        pb_grpc.add_InferenceServicer_to_server(self._inference, self._server)
+        pb_grpc.add_InferenceServicer_to_server(InferenceService(frontend, self._calls), self._server)
+        kserve_grpc.add_GRPCInferenceServiceServicer_to_server(KserveService(frontend, self._calls), self._server)
         pb_grpc.add_AdminServicer_to_server(AdminService(frontend, questions), self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         _add_reflection([*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server)
@@ -105,7 +120,7 @@ class GrpcApi:
         if self._watch is not None:
             self._watch.cancel()
         await self._health.enter_graceful_shutdown()
-        await self._inference.until_idle(grace_s)
+        await self._calls.until_idle(grace_s)
         await self._server.stop(None)  # only watchers of the health are left, who never end by themselves
 
     async def _watch_health(self) -> None:
@@ -121,46 +136,37 @@ class GrpcApi:
 
 
 class InferenceService(pb_grpc.InferenceServicer):
-    def __init__(self, frontend: Frontend, keys: BearerKeys | None) -> None:
+    def __init__(self, frontend: Frontend, calls: Calls) -> None:
         self._frontend = frontend
-        self._keys = keys
-        self._running: set[asyncio.Task[Any]] = set()
-
-    async def until_idle(self, timeout_s: float) -> None:
-        if self._running:
-            await asyncio.wait(self._running, timeout=timeout_s)
+        self._calls = calls
 
     async def Generate(  # noqa: N802 (gRPC's name)
         self, request: pb.GenerateRequest, context: Context
     ) -> None:
         """Writes instead of yielding, so that a cancelled call reaches the generator wherever it waits."""
-        task = asyncio.current_task()
-        assert task is not None
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
-        failure = await self._generate(request, context)
+        with self._calls.running():
+            failure = await self._generate(request, context)
         if failure is not None:
             await context.abort(failure.code, failure.details, tuple(failure.trailing_metadata))
 
     async def _generate(self, request: pb.GenerateRequest, context: Context) -> Status | None:
         shown_id, work_id = make_request_id(None)
         try:
-            shown_id, work_id = make_request_id(request.request_id or _metadata(context, REQUEST_ID_METADATA))
-            caller = self._caller(context)
-            self._frontend.rate_limits.account(caller).admit()
-            call = Call(
-                request_id=work_id,
+            shown_id, work_id = make_request_id(request.request_id or metadata(context, REQUEST_ID_METADATA))
+            call = self._calls.admit(
+                context,
+                work_id,
                 prompt_field=prompt_field_of(request),
                 model=request.model,
                 priority=request.priority,
-                caller=caller,
-                tenant=tenant_of(caller, TENANT_METADATA, _metadata(context, TENANT_METADATA)),
                 cache_salt=request.cache_salt,
                 keep_cache_s=request.keep_cache_s,
                 drop_cache=request.drop_cache,
                 timeout_s=context.time_remaining(),
             )
-            wanted = await validate(self._frontend, call, prompt_of(request), options_of(request.sampling))
+            prompt = await self._prompt(request, context)
+            wanted = await validate(self._frontend, call, prompt, options_of(request.sampling))
+            check_call("prompt_logprobs", [wanted])
             await context.send_initial_metadata(((REQUEST_ID_METADATA, shown_id),))
             started = pb.Started(model=self._frontend.model, prompt_tokens=len(wanted.prompt))
             await context.write(pb.GenerateResponse(request_id=shown_id, started=started))
@@ -179,16 +185,26 @@ class InferenceService(pb_grpc.InferenceServicer):
         self._frontend.answered("grpc", grpc.StatusCode.OK.name, None)
         return None
 
-    def _caller(self, context: Context) -> Caller:
-        shown = _metadata(context, HEADER) or ""
-        return ANYONE if self._keys is None else self._keys.caller(shown.encode()) or ANYONE
+    async def _prompt(self, request: pb.GenerateRequest, context: Context) -> Prompt:
+        """Raises InvalidRequestError, and what the side lane raises."""
+        if request.ByteSize() <= IN_PLACE_BYTES or request.WhichOneof("input") != "chat":
+            return prompt_of(request)
+        left_s = context.time_remaining()
+        deadline_s = None if left_s is None else time.monotonic() + left_s
+        return await self._frontend.lane.run(deadline_s, prompt_of, request)
 
     async def _stream(self, wanted: GenerateRequest, shown_id: str, context: Context) -> None:
+        reasoning_tokens = 0
         async with aclosing(pieces_of(self._frontend.generator, wanted)) as pieces:
             async for item in pieces:
                 if isinstance(item, Finished):
-                    event = pb.GenerateResponse(request_id=shown_id, finished=finished_message(item))
+                    finished = finished_message(item, reasoning_tokens)
+                    event = pb.GenerateResponse(request_id=shown_id, finished=finished)
                 else:
+                    reasoning_tokens += 0 if item.parsed is None else item.parsed.reasoning_tokens
+                    for part in prompt_messages(item, wanted.prompt, self._frontend.tokenizer):
+                        await context.write(pb.GenerateResponse(request_id=shown_id, prompt_logprobs=part))
+                        await asyncio.sleep(0)
                     piece = piece_message(item, self._frontend.tokenizer)
                     event = pb.GenerateResponse(request_id=shown_id, piece=piece)
                 await context.write(event)
@@ -212,10 +228,3 @@ def _add_reflection(services: Sequence[str], server: grpc.aio.Server) -> None:
         reflection_pb2.ServerReflectionResponse.SerializeToString,
     )
     server.add_registered_method_handlers(REFLECTION_V1, {"ServerReflectionInfo": handler})
-
-
-def _metadata(context: Context, name: str) -> str | None:
-    for key, value in context.invocation_metadata() or ():
-        if key == name:
-            return value if isinstance(value, str) else value.decode("latin-1")
-    return None

@@ -24,9 +24,27 @@ class Asked(Struct, frozen=True, kw_only=True):
     form: Any = None  # what the dialect wants to know when it answers
 
 
+class PromptAnswer(Protocol):
+    """What an answer shows of its prompts. One of the two goes before each piece; others may run between their
+    results."""
+
+    def prompt_chunks(self, piece: Piece) -> Iterable[Struct]:
+        """The events of a prompt, at the first piece of its choice."""
+        ...
+
+    def add_prompt(self, piece: Piece) -> Iterable[None]:
+        """Collects a prompt for the whole answer, part by part."""
+        ...
+
+
 class Answer(Protocol):
     """One HTTP request's output in a dialect. A streamed answer is made of `chunks` and `ending`, a whole one of `add`
     and `whole`."""
+
+    @property
+    def of_prompts(self) -> PromptAnswer | None:
+        """None: the request does not want its prompts shown."""
+        ...
 
     def chunks(self, piece: Piece) -> Iterable[Struct]:
         """The events of a piece."""

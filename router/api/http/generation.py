@@ -2,20 +2,22 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from functools import partial
 
 import structlog
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
 from router.api.http.body import BodyBudget, received_body
-from router.api.http.dialect import Answer, Asked, Dialect
+from router.api.http.dialect import Answer, Asked, Dialect, PromptAnswer
 from router.api.http.disconnect import until_disconnect
 from router.api.http.errors import describe, error_response
 from router.api.http.json_body import read_soon
 from router.api.http.json_response import json_response
 from router.api.http.server_sent_events import EventStream
+from router.api.prompts.logprobs import check_call
 from router.api.sampling_options import Options, check_range
 from router.api.validation import MAX_TIMEOUT_S, Call, Prompt, make_request_id, tenant_of, validate
 from router.requests.fan_out import generate_all
@@ -59,8 +61,12 @@ class GenerationEndpoint:
             items = generate_all(self._frontend.generator, requests)
             if streamed:
                 events = EventStream(send, {REQUEST_ID_HEADER: shown_id}, self._dialect.named_events)
+                if answer.of_prompts is not None:
+                    items = _prompts_first(items, partial(_send_prompt, events, answer.of_prompts))
                 await until_disconnect(receive, _send_events(events, items, answer, shown_id))
             else:
+                if answer.of_prompts is not None:
+                    items = _prompts_first(items, partial(_add_prompt, answer.of_prompts))
                 whole = await until_disconnect(receive, _collect(items, answer))
                 await json_response(whole, headers={REQUEST_ID_HEADER: shown_id})(scope, receive, send)
             self._frontend.answered("http", "200", None)
@@ -105,12 +111,33 @@ class GenerationEndpoint:
             requests.append(await validate(self._frontend, call, prompt, options))
             if not alone:
                 await asyncio.sleep(0)  # others need not wait for all prompts of a call
+        check_call(options.name_of("prompt_logprobs"), requests)
         return requests
 
 
 def asking_tenant(http: Request) -> str:
     """Raises InvalidRequestError."""
     return tenant_of(http.scope.get(CALLER, ANYONE), TENANT_HEADER, http.headers.get(TENANT_HEADER))
+
+
+async def _prompts_first(items: Items, show: Callable[[Piece], Awaitable[None]]) -> Items:
+    async with aclosing(items):
+        async for item in items:
+            if not isinstance(item, Finished):
+                await show(item)
+            yield item
+
+
+async def _send_prompt(events: EventStream, answer: PromptAnswer, piece: Piece) -> None:
+    for chunk in answer.prompt_chunks(piece):
+        events.add(chunk)
+        await events.flush()
+        await asyncio.sleep(0)
+
+
+async def _add_prompt(answer: PromptAnswer, piece: Piece) -> None:
+    for _ in answer.add_prompt(piece):
+        await asyncio.sleep(0)
 
 
 async def _collect(items: Items, answer: Answer) -> object:

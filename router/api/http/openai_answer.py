@@ -6,17 +6,16 @@ from typing import Any, Protocol
 
 from msgspec import UNSET, Struct, UnsetType
 
-from router.api.http.dialect import Asked
+from router.api.http.dialect import Asked, PromptAnswer
 from router.api.http.errors import ErrorBody, openai_form
 from router.api.http.json_body import read_body
 from router.api.http.openai_types import GenerationBody
+from router.api.prompts.shown import NO_WISH, PromptWish, ShownPrompt
 from router.api.sampling_options import Options
 from router.api.validation import Prompt
 from router.requests.frontend import Frontend
 from router.requests.request import Finished, GenerateRequest, Piece
 from router.text.tokenizer import Tokenizer
-
-LEAST_LOGPROB = -9999.0  # JSON has no infinity; OpenAI writes this
 
 
 class PromptTokensDetails(Struct, frozen=True):
@@ -54,6 +53,7 @@ class Wanted(Struct, frozen=True):
     logprobs: bool = False
     usage: bool = False  # at the end of a stream
     prompts: Sequence[Sequence[int]] = ()  # the token ids of each; empty: no token ids are told
+    shown: Sequence[ShownPrompt] = ()  # one per choice; empty: prompts are not shown
 
     def prompt_of(self, index: int) -> Sequence[int]:
         """The prompt of a choice."""
@@ -65,6 +65,9 @@ class OpenAIAnswer(Protocol):
 
     def __init__(self, heading: Heading, tokenizer: Tokenizer, wanted: Wanted) -> None: ...
 
+    @property
+    def of_prompts(self) -> PromptAnswer | None: ...
+
     def chunks(self, piece: Piece) -> Iterable[Struct]: ...
 
     def ending(self, finished: Finished) -> Iterable[Struct]: ...
@@ -74,6 +77,15 @@ class OpenAIAnswer(Protocol):
     def add(self, piece: Piece) -> None: ...
 
     def whole(self, finished: Finished) -> Any: ...
+
+
+class _Form(Struct, frozen=True):
+    """What the answer says of the request."""
+
+    include_usage: bool
+    token_ids: bool
+    wish: PromptWish
+    texts: Sequence[str | None]  # of the prompts; None: given as tokens, or a chat
 
 
 class OpenAIDialect:
@@ -91,6 +103,7 @@ class OpenAIDialect:
     def read(self, data: bytes, tenant: str) -> tuple[Asked, Options, Sequence[Prompt]]:
         """Raises InvalidRequestError."""
         body, options, prompts = read_body(data, self._body)
+        texts = [prompt if isinstance(prompt, str) else None for prompt in prompts]
         asked = Asked(
             prompt_field=body.prompt_field,
             model=body.model,
@@ -99,7 +112,7 @@ class OpenAIDialect:
             cache_salt=body.cache_salt or "",
             keep_s=body.keep_s,
             drop_cache=bool(body.drop_cache),
-            form=(body.include_usage, bool(body.return_token_ids)),
+            form=_Form(body.include_usage, bool(body.return_token_ids), body.wish(), texts),
         )
         return asked, options, prompts
 
@@ -107,11 +120,20 @@ class OpenAIDialect:
         self, asked: Asked, options: Options, request_id: str, tenant: str, requests: Sequence[GenerateRequest]
     ) -> OpenAIAnswer:
         heading = Heading.new(self._prefix, request_id, self._frontend.model)
-        include_usage, token_ids = asked.form
+        form: _Form = asked.form
         num_choices = sum(len(request.sampling) for request in requests)
-        prompts = [request.prompt.tolist() for request in requests] if token_ids else []
-        wanted = Wanted(num_choices, "logprobs" in options.given, include_usage, prompts)
+        prompts = [request.prompt.tolist() for request in requests] if form.token_ids else []
+        shown = [] if form.wish is NO_WISH else self._shown(form, requests)
+        wanted = Wanted(num_choices, "logprobs" in options.given, form.include_usage, prompts, shown)
         return self._answer(heading, self._frontend.tokenizer, wanted)
+
+    def _shown(self, form: _Form, requests: Sequence[GenerateRequest]) -> Sequence[ShownPrompt]:
+        """One per choice."""
+        return [
+            ShownPrompt(self._frontend.tokenizer, request.prompt, text, form.wish)
+            for request, text in zip(requests, form.texts, strict=True)
+            for _ in request.sampling
+        ]
 
     def error(self, status: int, error: ErrorBody, request_id: str) -> Struct:
         return openai_form(status, error, request_id)
@@ -124,7 +146,3 @@ def usage_of(finished: Finished) -> Usage:
         finished.prompt_tokens + finished.completion_tokens,
         PromptTokensDetails(finished.cached_tokens),
     )
-
-
-def finite(logprob: float) -> float:
-    return max(logprob, LEAST_LOGPROB)

@@ -1,13 +1,14 @@
 """Answers of /v1/chat/completions: one whole object, or chunks. Shapes as OpenAI documents them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from baton_proto.sampling import TokenLogprobs
 from router.api.http.errors import ErrorAnswer, ErrorBody
-from router.api.http.openai_answer import CompletionTokensDetails, Heading, Usage, Wanted, finite, usage_of
+from router.api.http.openai_answer import CompletionTokensDetails, Heading, Usage, Wanted, usage_of
+from router.api.prompts.shown import Detail, JsonLists, finite
 from router.parsing.events import Arguments, CallBegun, CallCut, Event, Reasoning, Text
 from router.requests.request import Finished, Parsed, Piece
 from router.text.tokenizer import Tokenizer
@@ -70,6 +71,7 @@ class ChatCompletion(Struct, frozen=True):
     usage: Usage
     object: str = "chat.completion"
     prompt_token_ids: Sequence[int] | UnsetType = UNSET
+    prompt_logprobs: list[Mapping[int, Detail] | None] | UnsetType = UNSET  # vLLM's
 
 
 class Delta(Struct, frozen=True):
@@ -114,6 +116,23 @@ class ChatAnswer:
         ]
         self._begun: set[int] = set()
         self._reasoning_tokens: int | None = None  # None: nothing was taken apart
+        self._prompt_lists: JsonLists | None = None
+
+    @property
+    def of_prompts(self) -> "ChatAnswer | None":
+        return self if self._wanted.shown else None
+
+    def prompt_chunks(self, piece: Piece) -> Iterator[Struct]:
+        """None: the body refuses what would be shown."""
+        return iter(())
+
+    def add_prompt(self, piece: Piece) -> Iterator[None]:
+        """All choices have the same prompt, which comes with the first piece of all."""
+        if self._prompt_lists is None:
+            self._prompt_lists = JsonLists()
+            for part in self._wanted.shown[0].parts(piece.prompt_logprobs):
+                self._prompt_lists.add("prompt_logprobs", part.details)
+                yield
 
     def chunks(self, piece: Piece) -> Iterator[Struct]:
         if piece.index not in self._begun:
@@ -165,9 +184,11 @@ class ChatAnswer:
         for choice in self._choices:
             if choice.message.tool_calls:
                 choice.message.content = choice.message.content or None
-        heading, usage = self._heading, self._with_reasoning(usage_of(finished))
+        heading, usage, lists = self._heading, self._with_reasoning(usage_of(finished)), self._prompt_lists
         return ChatCompletion(
-            *(heading.id, heading.created, heading.model, self._choices, usage), prompt_token_ids=self._prompt
+            *(heading.id, heading.created, heading.model, self._choices, usage),
+            prompt_token_ids=self._prompt,
+            prompt_logprobs=UNSET if lists is None else lists.whole("prompt_logprobs"),
         )
 
     def _count(self, parsed: Parsed) -> None:

@@ -3,31 +3,19 @@
 A request may have several prompts; choice j of prompt i has the index i * n + j.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
+import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from baton_proto.sampling import TokenLogprobs
 from router.api.http.errors import ErrorAnswer, ErrorBody
-from router.api.http.openai_answer import Heading, Usage, Wanted, finite, usage_of
+from router.api.http.openai_answer import Heading, Usage, Wanted, usage_of
+from router.api.prompts.shown import Detail, JsonLists, Logprobs, ShownPrompt, finite
 from router.requests.request import Finished, Piece
 from router.text.detokenizer import Detokenizer, make_detokenizer
 from router.text.tokenizer import Tokenizer
-
-
-class Logprobs(Struct):
-    """Parallel lists, one entry per token. (msgspec copies mutable defaults.)"""
-
-    tokens: list[str] = []
-    token_logprobs: list[float] = []
-    top_logprobs: list[dict[str, float]] = []
-    text_offset: list[int] = []
-
-    def extend(self, more: "Logprobs") -> None:
-        self.tokens += more.tokens
-        self.token_logprobs += more.token_logprobs
-        self.top_logprobs += more.top_logprobs
-        self.text_offset += more.text_offset
 
 
 class Choice(Struct):
@@ -37,6 +25,7 @@ class Choice(Struct):
     finish_reason: str | None = None
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: Sequence[int] | UnsetType = UNSET  # in the first chunk of a choice
+    prompt_logprobs: list[Mapping[int, Detail] | None] | UnsetType = UNSET  # vLLM's
 
 
 class Completion(Struct, frozen=True):
@@ -64,7 +53,36 @@ class CompletionAnswer:
             for index in indices
         ]
         self._writers = [_LogprobWriter(tokenizer) if wanted.logprobs else None for _ in indices]
+        self._prompts = {index: _Prompt(shown) for index, shown in enumerate(wanted.shown)}  # by choice
         self._begun: set[int] = set()
+
+    @property
+    def of_prompts(self) -> "CompletionAnswer | None":
+        return self if self._prompts else None
+
+    def prompt_chunks(self, piece: Piece) -> Iterator[Struct]:
+        prompt = self._prompts[piece.index]
+        if prompt.begin():
+            for part in prompt.shown.parts(piece.prompt_logprobs):
+                choice = Choice(piece.index, part.text, part.logprobs)
+                self._begin(choice)
+                yield self._completion([choice], self._no_usage)
+            self._end_prompt(piece, prompt)
+
+    def add_prompt(self, piece: Piece) -> Iterator[None]:
+        prompt, choice = self._prompts[piece.index], self._choices[piece.index]
+        if prompt.begin():
+            for part in prompt.shown.parts(piece.prompt_logprobs):
+                choice.text += part.text
+                if part.logprobs is not None:
+                    prompt.add(part.logprobs)
+                prompt.lists.add("prompt_logprobs", part.details)
+                yield
+            self._end_prompt(piece, prompt)
+
+    def _end_prompt(self, piece: Piece, prompt: "_Prompt") -> None:
+        if (writer := self._writers[piece.index]) is not None:
+            writer.offset = prompt.shown.num_chars
 
     def chunks(self, piece: Piece) -> Iterator[Struct]:
         choice = self._choice(piece)
@@ -73,7 +91,7 @@ class CompletionAnswer:
 
     def ending(self, finished: Finished) -> Iterator[Struct]:
         if self._wanted.usage:
-            yield self._completion([], usage_of(finished))
+            yield self._completion([], self._usage(finished))
 
     def failure(self, status: int, error: ErrorBody) -> Struct:
         return ErrorAnswer(error)
@@ -85,28 +103,67 @@ class CompletionAnswer:
         if choice.logprobs is not None and more.logprobs is not None:
             choice.logprobs.extend(more.logprobs)
         if choice.token_ids is not UNSET:
-            choice.token_ids += piece.token_ids
+            choice.token_ids += more.token_ids or ()
 
     def whole(self, finished: Finished) -> Completion:
-        return self._completion(self._choices, usage_of(finished))
+        for index, prompt in self._prompts.items():
+            choice, wish = self._choices[index], prompt.shown.wish
+            if choice.logprobs is not None and wish.logprobs is not None:
+                prompt.add(choice.logprobs)
+                choice.logprobs = Logprobs(*map(prompt.lists.whole, Logprobs.__struct_fields__))
+            if wish.details is not None:
+                choice.prompt_logprobs = prompt.lists.whole("prompt_logprobs")
+        return self._completion(self._choices, self._usage(finished))
+
+    def _usage(self, finished: Finished) -> Usage:
+        """An output that nobody wants is not counted."""
+        usage = usage_of(finished)
+        if not any(prompt.shown.wish.no_output for prompt in self._prompts.values()):
+            return usage
+        return msgspec.structs.replace(usage, completion_tokens=0, total_tokens=usage.prompt_tokens)
 
     def _completion(self, choices: list[Choice], usage: Usage | UnsetType | None) -> Completion:
         return Completion(self._heading.id, self._heading.created, self._heading.model, choices, usage)
 
     def _choice(self, piece: Piece) -> Choice:
-        writer = self._writers[piece.index]
-        logprobs = None if writer is None else writer.write(piece)
-        choice = Choice(piece.index, piece.text, logprobs, piece.finish_reason)
+        if piece.index in self._prompts and self._prompts[piece.index].shown.wish.no_output:
+            choice = Choice(piece.index, finish_reason=piece.finish_reason and "length")
+            token_ids: list[int] = []
+        else:
+            writer = self._writers[piece.index]
+            logprobs = None if writer is None else writer.write(piece)
+            choice = Choice(piece.index, piece.text, logprobs, piece.finish_reason)
+            token_ids = piece.token_ids
         if self._wanted.prompts:
-            choice.token_ids = piece.token_ids
-            if piece.index not in self._begun:
-                self._begun.add(piece.index)
-                choice.prompt_token_ids = self._wanted.prompt_of(piece.index)
+            choice.token_ids = token_ids
+        self._begin(choice)
         return choice
+
+    def _begin(self, choice: Choice) -> None:
+        """The first chunk of a choice tells the tokens of its prompt, where they are wanted."""
+        if self._wanted.prompts and choice.index not in self._begun:
+            self._begun.add(choice.index)
+            choice.prompt_token_ids = self._wanted.prompt_of(choice.index)
 
 
 def _has_tokens(logprobs: Logprobs | None) -> bool:
     return logprobs is not None and bool(logprobs.tokens)
+
+
+@dataclass(slots=True)
+class _Prompt:
+    shown: ShownPrompt
+    lists: JsonLists = field(default_factory=JsonLists)
+    begun: bool = False
+
+    def begin(self) -> bool:
+        """Whether it was not shown before."""
+        begun, self.begun = self.begun, True
+        return not begun
+
+    def add(self, logprobs: Logprobs) -> None:
+        for name in Logprobs.__struct_fields__:
+            self.lists.add(name, getattr(logprobs, name))
 
 
 class _LogprobWriter:
@@ -115,7 +172,7 @@ class _LogprobWriter:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._detokenizer: Detokenizer = make_detokenizer(tokenizer)
-        self._offset = 0
+        self.offset = 0
 
     def write(self, piece: Piece) -> Logprobs:
         written = Logprobs()
@@ -124,8 +181,8 @@ class _LogprobWriter:
                 written.tokens.append(self._tokenizer.token_text(token_id))
                 written.token_logprobs.append(finite(logprobs.logprob))
                 written.top_logprobs.append(self._top(token_id, logprobs))
-                written.text_offset.append(self._offset)
-                self._offset += len(self._detokenizer.push((token_id,)))
+                written.text_offset.append(self.offset)
+                self.offset += len(self._detokenizer.push((token_id,)))
         return written
 
     def _top(self, sampled_id: int, logprobs: TokenLogprobs) -> dict[str, float]:

@@ -37,7 +37,6 @@ NOT_SERVED: Mapping[str, tuple[Any, ...]] = {
     "audio": (),
     "prediction": (),
     "web_search_options": (),
-    "echo": (False,),
     "suffix": ("",),
     "best_of": (1,),
     "use_beam_search": (False,),
@@ -45,7 +44,6 @@ NOT_SERVED: Mapping[str, tuple[Any, ...]] = {
     "bad_words": ([],),
     "allowed_token_ids": (),
     "truncate_prompt_tokens": (),
-    "prompt_logprobs": (),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "include_stop_str_in_output": (False,),
@@ -65,6 +63,10 @@ if TYPE_CHECKING:
     class NamedFields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """As msgspec defines it below: one field for each sampling parameter and for each name above. A field that is
         absent or null is None."""
+
+        max_tokens: int | None = None
+        logprobs: Any = None
+        prompt_logprobs: int | None = None
 
 else:
     _NAMED = [(name, PARAMETERS[name].type | None, None) for name in AS_NAMED]

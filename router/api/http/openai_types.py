@@ -21,6 +21,7 @@ from router.api.http.openai_fields import (
     retention_s,
 )
 from router.api.openai_tools import tool_use
+from router.api.prompts.shown import NO_WISH, PromptWish
 from router.api.sampling_options import Options
 from router.api.structured_output import STRUCTURED, grammar_of
 from router.api.validation import MAX_MESSAGES, MIXTURE, Chat, Prompt, check_thinking
@@ -35,11 +36,13 @@ class GenerationBody(NamedFields, frozen=True, kw_only=True):
     """What both endpoints share."""
 
     prompt_field: ClassVar[str] = "prompt"
+    unstreamed: ClassVar[str] = "set stream to false, or echo and logprobs instead"
 
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     stop: str | list[str] | None = None
+    echo: bool | None = None
     n: int | None = None
     priority: int | None = None
     cache_salt: str | None = None  # as in vLLM
@@ -55,6 +58,12 @@ class GenerationBody(NamedFields, frozen=True, kw_only=True):
     def prompts(self) -> Sequence[Prompt]:
         """One or more. Raises InvalidRequestError."""
         raise NotImplementedError
+
+    def wish(self) -> PromptWish:
+        """What the answer shows of its prompts. Raises InvalidRequestError."""
+        if self.prompt_logprobs is not None and self.stream:
+            raise InvalidRequestError("prompt_logprobs", f"cannot be streamed; {self.unstreamed}")
+        return NO_WISH if self.prompt_logprobs is None else PromptWish(details=self.prompt_logprobs)
 
     @property
     def keep_s(self) -> float:
@@ -81,6 +90,7 @@ class ChatBody(GenerationBody, frozen=True, kw_only=True):
     """/v1/chat/completions"""
 
     prompt_field: ClassVar[str] = "messages"
+    unstreamed: ClassVar[str] = "set stream to false"
 
     messages: Sequence[ChatMessage]
     max_completion_tokens: int | None = None
@@ -99,6 +109,8 @@ class ChatBody(GenerationBody, frozen=True, kw_only=True):
         return max((super().keep_s, *marks))
 
     def adapt(self, given: dict[str, Any]) -> Mapping[str, str]:
+        if self.echo:
+            raise InvalidRequestError("echo", "is not supported for chats; /v1/completions has it")
         names = {"logprobs": "top_logprobs"}
         if self.max_completion_tokens is not None:
             given["max_tokens"] = self.max_completion_tokens
@@ -136,9 +148,9 @@ def thinking_variables(effort: str | None) -> Mapping[str, Any]:
     return {"reasoning_effort": effort, **({"enable_thinking": False} if effort == "none" else {})}
 
 
-def template_variables(kwargs: Raw) -> Mapping[str, Any]:
-    """Those of chat_template_kwargs. Raises InvalidRequestError."""
-    name, written = "chat_template_kwargs", memoryview(kwargs)
+def template_variables(kwargs: Raw, name: str = "chat_template_kwargs") -> Mapping[str, Any]:
+    """`name`: the caller's, of the field. Raises InvalidRequestError."""
+    written = memoryview(kwargs)
     if written.nbytes > MAX_VARIABLE_BYTES:
         raise InvalidRequestError(name, f"has {written.nbytes} bytes; at most {MAX_VARIABLE_BYTES} are allowed")
     try:
@@ -156,7 +168,21 @@ class CompletionBody(GenerationBody, frozen=True, kw_only=True):
 
     def adapt(self, given: dict[str, Any]) -> Mapping[str, str]:
         given.setdefault("max_tokens", self.default_max_tokens)
-        return {}
+        if self._no_output:
+            given["max_tokens"] = 1  # a prompt is not computed without it
+        if not self.echo or self.logprobs is None:
+            return {}
+        given["prompt_logprobs"] = max(self.logprobs, self.prompt_logprobs or 0)
+        return {} if given["prompt_logprobs"] == self.prompt_logprobs else {"prompt_logprobs": "logprobs"}
+
+    @property
+    def _no_output(self) -> bool:
+        return bool(self.echo) and self.max_tokens == 0
+
+    def wish(self) -> PromptWish:
+        if not self.echo:
+            return super().wish()
+        return PromptWish(True, self.logprobs, super().wish().details, self._no_output)
 
     def prompts(self) -> Sequence[Prompt]:
         if isinstance(self.prompt, str):

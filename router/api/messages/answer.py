@@ -39,6 +39,8 @@ def error_answer(status: int, error: ErrorBody, request_id: str) -> MessageError
 
 
 class MessageAnswer:
+    of_prompts = None
+
     def __init__(self, message: Message, request_id: str) -> None:
         """`message`: with the tokens of the prompt, and nothing written."""
         self._message = message

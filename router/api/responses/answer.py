@@ -31,6 +31,8 @@ Keep = Callable[[Response], None]
 
 
 class ResponseAnswer:
+    of_prompts = None
+
     def __init__(self, response: Response, tokenizer: Tokenizer, keep: Keep | None) -> None:
         """`response`: what was asked; `keep`: for the response when it is complete."""
         self._response = response

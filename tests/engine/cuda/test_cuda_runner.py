@@ -15,6 +15,7 @@ from runtime.checkpoint.model_files import ModelFiles, resolve_model
 from runtime.config.serving import EngineConfig
 from runtime.device.drivers import memory_of
 from tests.engine.engine_runs import run, sequences, small_engine
+from tests.engine.prompt_logprobs import assert_engine_scores
 from tests.tiny_model import write_tiny_model
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -92,3 +93,12 @@ def test_sampling_that_the_kernel_does_not_know(files: ModelFiles) -> None:
 def test_preemption_under_a_small_pool(files: ModelFiles) -> None:
     params = [SamplingParams(max_tokens=6, seed=i, temperature=0.7, ignore_eos=True) for i in range(3)]
     both(files, params, seed=5, num_blocks=5)
+
+
+def test_log_probabilities_of_prompts(files: ModelFiles) -> None:
+    """Chunks of prompts beside each other and beside decodes."""
+    asking = SamplingParams(max_tokens=3, temperature=0.0, prompt_logprobs=2)
+    drawing = SamplingParams(max_tokens=6, seed=1, temperature=0.8, top_p=0.9, ignore_eos=True)
+    assert_engine_scores(
+        files.folder, engine(files, cuda_runner(files)), sequences([asking, drawing, asking, asking], seed=6)
+    )

@@ -16,6 +16,7 @@ from runtime.checkpoint.model_files import ModelFiles, resolve_model
 from runtime.config.serving import EngineConfig
 from tests.engine.engine_runs import run, sequences, small_engine
 from tests.engine.interpreted_rank import FEW_LARGE_PROGRAMS, NUM_BLOCKS, interpreted_part
+from tests.engine.prompt_logprobs import assert_engine_scores
 from tests.service import assert_gone
 from tests.tiny_model import write_tiny_model
 
@@ -68,3 +69,5 @@ def test_two_ranks_sample_what_one_does(files: ModelFiles, monkeypatch: pytest.M
     with loaded(files, 2, monkeypatch) as model:
         engine = small_engine(files, model.runner, NUM_BLOCKS, 48, 6)
         assert run(engine, sequences(PARAMS, seed=1)) == expected
+        asking = [SamplingParams(max_tokens=2, seed=1, top_p=0.9, prompt_logprobs=k) for k in (2, None, 0)]
+        assert_engine_scores(files.folder, small_engine(files, model.runner, NUM_BLOCKS, 48, 6), sequences(asking, 3))

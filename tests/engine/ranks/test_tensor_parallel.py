@@ -29,6 +29,7 @@ from runtime.checkpoint.model_files import ModelFiles, resolve_model
 from runtime.config.serving import EngineConfig
 from runtime.errors import ConfigError, ModelError, RankLostError
 from tests.engine.engine_runs import run, sequences, small_engine
+from tests.engine.prompt_logprobs import assert_engine_scores
 from tests.freezing import freeze
 from tests.open_files import open_files
 from tests.service import assert_gone
@@ -147,6 +148,12 @@ def test_sampling_of_every_kind_is_that_of_one_rank(files: ModelFiles) -> None:
     expected = run(small_engine(files, load_model(files, config(1)).runner, NUM_BLOCKS, 48, 6), sequences(params, 2))
     with loaded(files, 2) as model:
         assert run(engine(files, model), sequences(params, 2)) == expected
+
+
+def test_log_probabilities_of_prompts(files: ModelFiles) -> None:
+    params = [SamplingParams(max_tokens=3, temperature=0.0, prompt_logprobs=k) for k in (2, None, 0)]
+    with loaded(files, 2) as model:
+        assert_engine_scores(files.folder, engine(files, model), sequences(params, seed=3))
 
 
 @pytest.fixture(scope="module")

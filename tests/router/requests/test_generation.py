@@ -6,16 +6,19 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from baton_proto.sampling import PromptLogprobs
 from baton_proto.worker import Delta, Failure, Submit
 from router.requests.rate_limits import Account
-from router.requests.request import Finished, Piece
+from router.requests.request import Finished, GenerateRequest, Piece
 from router.text.tokenizer import Tokenizer
 from router.workers.account import LoadView
 from runtime.errors import (
     DeadlineError,
+    InvalidRequestError,
     ProtocolError,
     UnavailableError,
 )
@@ -88,6 +91,54 @@ async def test_choices_run_beside_each_other(tokenizer: Tokenizer) -> None:
         assert result.finished.completion_tokens == 24
         assert sorted(submit.sampling.seed for submit in decode.submits) == [0, 1, 2]
         assert [service.index for service in result.finished.served_by] == [0, 1, 2]
+        router.check_idle()
+
+
+def of_length(asked: GenerateRequest, num_tokens: int) -> GenerateRequest:
+    return replace(asked, prompt=np.resize(asked.prompt, num_tokens))
+
+
+async def test_choices_wait_for_the_one_that_computes_their_long_prompt(tokenizer: Tokenizer) -> None:
+    submitted: list[int] = []
+
+    async def one_first(worker: ScriptedWorker, submit: Submit) -> None:
+        submitted.append(submit.sampling.seed)
+        if submit.sampling.seed == 0:
+            for _ in range(50):  # the others would have come by now
+                await asyncio.sleep(0)
+            assert len(worker.submits) == 1
+        await answer(worker, submit)
+
+    decode = ScriptedWorker("d0", script=one_first)
+    async with routing(tokenizer, decode) as router:
+        asked = of_length(request(8, n=3), 128)
+        result = await collect(stream(router, asked))
+        assert result.tokens == dict.fromkeys(range(3), greedy(asked.prompt.tolist(), 8))
+        assert (submitted[0], sorted(submitted)) == (0, [0, 1, 2])
+        router.check_idle()
+
+
+async def test_a_first_choice_that_fails_keeps_no_other_waiting(tokenizer: Tokenizer) -> None:
+    async def refuses(worker: ScriptedWorker, submit: Submit) -> None:
+        failure = Failure("refused", "no", retryable=False, worker_id="d0")
+        worker.send(Delta(submit.request_id, failure=failure))
+
+    async with routing(tokenizer, ScriptedWorker("d0", script=refuses)) as router:
+        with fails_with(InvalidRequestError, "refused it: no"):
+            await collect(stream(router, of_length(request(8, n=3), 128)))
+        router.check_idle()
+
+
+async def test_a_worker_that_scores_half_a_prompt_breaks_the_protocol(tokenizer: Tokenizer) -> None:
+    async def half(worker: ScriptedWorker, submit: Submit) -> None:
+        told = PromptLogprobs(0, bytes(8), bytes(8), b"", b"")
+        worker.send(Delta(submit.request_id, token_ids=[50], cached_tokens=0, prompt_logprobs=told))
+
+    asked = request(8)
+    sampling = (replace(asked.sampling[0], prompt_logprobs=0),)
+    async with routing(tokenizer, ScriptedWorker("d0", script=half)) as router:
+        with fails_with(ProtocolError, "no log-probabilities of the prompt, or not all of them"):
+            await collect(stream(router, replace(asked, sampling=sampling)))
         router.check_idle()
 
 

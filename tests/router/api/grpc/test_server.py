@@ -18,7 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 
 from baton_proto.generated import inference_pb2 as pb, inference_pb2_grpc as pb_grpc
-from router.api.grpc.server import GrpcApi
+from router.api.grpc.server import GrpcApi, InferenceService
 from router.requests.frontend import Frontend
 from runtime.blocks.block_hash import SEED
 from runtime.errors import DeadlineError, OverloadedError, UnavailableError, WorkerLostError
@@ -311,7 +311,7 @@ async def test_a_caller_who_has_left_by_the_time_of_its_answer_is_no_error(
     if where == "in a write":
         generator.error, generator.error_at = left, 1
     else:
-        monkeypatch.setattr(api._inference, "_generate", AsyncMock(side_effect=left))
+        monkeypatch.setattr(InferenceService, "_generate", AsyncMock(side_effect=left))
     with structlog.testing.capture_logs() as ours:
         with contextlib.suppress(grpc.aio.AioRpcError):
             [_ async for _ in stub.Generate(pb.GenerateRequest(text="a"), timeout=1)]

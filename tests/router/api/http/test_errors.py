@@ -77,7 +77,7 @@ COMPLETION_REFUSALS: list[tuple[dict[str, Any], int, str, str | None]] = [
     ({"prompt": [512]}, 400, "prompt", None),
     ({"prompt": ["a"] * 65}, 400, "prompt", None),
     ({"prompt": {"text": "a"}}, 400, "prompt", None),
-    ({"echo": True}, 400, "echo", None),
+    ({"best_of": 2}, 400, "best_of", None),
     ({"suffix": "end"}, 400, "suffix", None),
     ({"best_of": 3}, 400, "best_of", None),
     ({"logprobs": 21}, 400, "logprobs", None),

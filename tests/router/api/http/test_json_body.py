@@ -7,6 +7,7 @@ from hypothesis import example, given, settings, strategies as st
 from router.api.http import json_body
 from router.api.http.json_body import IN_PLACE_BYTES, MAX_VALUES, parse_body, read_body
 from router.api.http.openai_types import ChatBody, CompletionBody, GenerationBody, OpenChatBody, OpenCompletionBody
+from router.api.prompts.shown import PromptWish
 from runtime.errors import InvalidRequestError
 
 USER = {"role": "user", "content": "Hi"}
@@ -49,7 +50,7 @@ def test_an_unknown_field_is_refused_with_the_nearest_known_one(
     assert len(str(error)) < 200
 
 
-@pytest.mark.parametrize("field", ["prompt_logprobs", "functions", "echo", "suffix"])
+@pytest.mark.parametrize("field", ["functions", "audio", "suffix"])
 def test_fields_that_would_change_the_answer_and_are_not_served_are_refused_by_both_endpoints(field: str) -> None:
     for kind, body in ((ChatBody, {"messages": [USER]}), (CompletionBody, {"prompt": "a"})):
         error = refused(kind, body | {field: ["x"]})
@@ -122,7 +123,18 @@ def test_unknown_fields_are_ignored_everywhere_where_the_configuration_says_so()
     assert prompt == parse_body(json.dumps({"messages": [USER]}).encode(), ChatBody).prompts()[0]
     assert not body.include_usage
     read_body(b'{"prompt": "a", "x": 1, "stream_options": {"x": 1}}', OpenCompletionBody)
-    assert refused(OpenCompletionBody, {"prompt": "a", "echo": True}).field == "echo"
+    assert refused(OpenCompletionBody, {"prompt": "a", "suffix": "b"}).field == "suffix"
+
+
+def test_an_echo_is_for_completions() -> None:
+    assert refused(ChatBody, {"messages": [USER], "echo": True}).field == "echo"
+    body, options, _ = read_body(b'{"prompt": "a", "echo": true, "logprobs": 2, "prompt_logprobs": 5}', CompletionBody)
+    assert options.given["prompt_logprobs"] == 5
+    assert body.wish() == PromptWish(echo=True, logprobs=2, details=5)
+    body, options, _ = read_body(b'{"prompt": "a", "echo": true, "logprobs": 2, "max_tokens": 0}', CompletionBody)
+    assert (options.given["max_tokens"], options.given["prompt_logprobs"]) == (1, 2)
+    assert options.name_of("prompt_logprobs") == "logprobs"
+    assert body.wish().no_output
 
 
 def counted(data: bytes, monkeypatch: pytest.MonkeyPatch) -> int:

@@ -1,0 +1,54 @@
+"""What every call for text needs, whichever service it asks: who calls, and how long the server waits for it to end."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from router.api.validation import Call, tenant_of
+from router.requests.frontend import Frontend
+from runtime.security.bearer_keys import BearerKeys
+from runtime.security.callers import ANYONE, Caller
+from runtime.security.grpc_bearer import HEADER
+
+REQUEST_ID_METADATA = "x-request-id"
+TENANT_METADATA = "baton-tenant"
+STALL_GRACE_S = 5.0  # beyond the deadline, for a client to take what is left
+
+
+class Calls:
+    def __init__(self, frontend: Frontend, keys: BearerKeys | None) -> None:
+        self._frontend = frontend
+        self._keys = keys
+        self._running: set[asyncio.Task[Any]] = set()
+
+    async def until_idle(self, timeout_s: float) -> None:
+        if self._running:
+            await asyncio.wait(self._running, timeout=timeout_s)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """The current task serves a call."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._running.add(task)
+        try:
+            yield
+        finally:
+            self._running.discard(task)
+
+    def admit(self, context: Any, work_id: str, **fields: Any) -> Call:
+        """`fields`: of Call. Raises InvalidRequestError, and OverloadedError when the caller's rate limit is
+        reached."""
+        shown = metadata(context, HEADER) or ""
+        caller: Caller = ANYONE if self._keys is None else self._keys.caller(shown.encode()) or ANYONE
+        self._frontend.rate_limits.account(caller).admit()
+        tenant = tenant_of(caller, TENANT_METADATA, metadata(context, TENANT_METADATA))
+        return Call(request_id=work_id, caller=caller, tenant=tenant, **fields)
+
+
+def metadata(context: Any, name: str) -> str | None:
+    for key, value in context.invocation_metadata() or ():
+        if key == name:
+            return value if isinstance(value, str) else value.decode("latin-1")
+    return None
