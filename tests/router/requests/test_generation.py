@@ -290,11 +290,12 @@ async def test_draining_finishes_what_runs_and_refuses_what_comes(tokenizer: Tok
 async def test_requests_with_a_new_prefix_follow_the_first_one_and_stop_when_it_is_cancelled(
     tokenizer: Tokenizer,
 ) -> None:
-    """No event comes from any of the four prefill workers."""
+    """No event comes from any of the four prefill workers. Computing the prefix takes three times a step's floor."""
     prefill = [ScriptedWorker(f"p{number}", "prefill") for number in range(4)]
     decode = ScriptedWorker("d0", script=silent)
+    prompt = np.arange(900, dtype=np.uint32) % VOCAB_SIZE
     async with routing(tokenizer, *prefill, decode) as router:
-        tasks = [asyncio.create_task(collect(stream(router, request(10)))) for _ in range(3)]
+        tasks = [asyncio.create_task(collect(stream(router, replace(request(10), prompt=prompt)))) for _ in range(3)]
         await decode.until(lambda: len(decode.submits) == 3)
         chosen = [submit.prefill.worker_id for submit in decode.submits if submit.prefill is not None]
         assert len(chosen) == 3
