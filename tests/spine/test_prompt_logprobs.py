@@ -135,25 +135,32 @@ async def an_echo_is_the_callers_text(http: httpx.AsyncClient, tokenizer: Tokeni
     assert (await complete(http, prompt=tokens, max_tokens=0, echo=True))["choices"][0] == {
         "index": 0, "text": shown, "logprobs": None, "finish_reason": "length",
     }  # fmt: skip
+    alone = await complete(http, prompt=tokens, max_tokens=0, echo=True, return_token_ids=True)
+    assert (alone["choices"][0]["prompt_token_ids"], alone["choices"][0]["token_ids"]) == (tokens, [])
 
 
 async def a_streamed_echo_adds_up_to_the_whole(http: httpx.AsyncClient) -> None:
-    body = {"prompt": random_prompt(300, seed=7), "max_tokens": 5, "temperature": 0, "echo": True, "logprobs": 20}
+    prompt = random_prompt(300, seed=7)
+    body = {"prompt": prompt, "max_tokens": 5, "temperature": 0, "echo": True, "logprobs": 20, "return_token_ids": True}
     whole = (await complete(http, **body))["choices"][0]
+    assert (whole["prompt_token_ids"], len(whole["token_ids"])) == (prompt, 5)
     async with http.stream("POST", "/completions", json=body | {"stream": True, "n": 2}) as stream:
         chunks = [line.removeprefix("data: ") async for line in stream.aiter_lines() if line]
     assert chunks.pop() == "[DONE]"
     assert len(chunks) > 4
     for index in (0, 1):
-        text = ""
+        text, prompts, output = "", [], []
         told: dict[str, list[Any]] = {name: [] for name in whole["logprobs"]}
         for choice in (json.loads(chunk)["choices"][0] for chunk in chunks):
             if choice["index"] != index:
                 continue
             text += choice["text"]
+            prompts.append(choice.get("prompt_token_ids"))
+            output += choice.get("token_ids", [])
             for name in told:
                 told[name] += choice["logprobs"][name] if choice["logprobs"] else []
         assert (text, told["text_offset"]) == (whole["text"], whole["logprobs"]["text_offset"])
+        assert (prompts, output) == ([prompt, *[None] * (len(prompts) - 1)], whole["token_ids"])
         assert told["tokens"] == whole["logprobs"]["tokens"]
         assert told["token_logprobs"][1:] == pytest.approx(whole["logprobs"]["token_logprobs"][1:], abs=NEAR)
 

@@ -99,12 +99,14 @@ async def _budget(http: httpx.AsyncClient, model: str) -> None:
         "chat_template_kwargs": {"enable_thinking": True},
     }
     free = (await http.post("/v1/chat/completions", json=chat)).json()
-    bound = (await http.post("/v1/chat/completions", json=chat | {"thinking_token_budget": BUDGET})).json()
+    asked = {"thinking_token_budget": BUDGET, "prompt_logprobs": 0}
+    bound = (await http.post("/v1/chat/completions", json=chat | asked)).json()
     prompt, output = bound["prompt_token_ids"], bound["choices"][0]["token_ids"]
+    assert [list(map(int, told or ())) for told in bound["prompt_logprobs"]] == [[], *([one] for one in prompt[1:])]
     assert output[:BUDGET] == free["choices"][0]["token_ids"][:BUDGET]
     assert bound["choices"][0]["message"]["reasoning"].endswith("\n")
-    asked = {"prompt": "\n</think>\n\n", "add_special_tokens": False}
-    end = (await http.post("/tokenize", json=asked)).json()["tokens"]
+    ending = {"prompt": "\n</think>\n\n", "add_special_tokens": False}
+    end = (await http.post("/tokenize", json=ending)).json()["tokens"]
     begun = output[: BUDGET + len(end)]
     assert begun[BUDGET:] == end
     rest = greedy | {"prompt": prompt + begun, "max_tokens": MAX_TOKENS - len(begun)}

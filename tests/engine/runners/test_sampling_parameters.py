@@ -16,6 +16,7 @@ OUTPUT = list(range(5, 25))
 ROWS = pytest.mark.parametrize("row", PARAMETERS.values(), ids=list(PARAMETERS))
 GRAMMAR = ("grammar",)  # needs a matcher: tests/baton/test_grammars.py
 ENGINES = ("max_tokens", "min_tokens", "stop_token_ids", "ignore_eos")  # decide about the end of a sequence
+SCORES = ("prompt_logprobs",)  # tests/engine/runners/test_prompt_scores.py
 KERNELS = ("seed", "temperature")  # engine/kernels/sampling.py: inputs of a step
 
 
@@ -53,7 +54,7 @@ def test_only_what_the_kernel_or_the_engine_applies_is_plain(row: Parameter) -> 
         asks = sequence(row.name, value)
         is_short = row.name == "min_tokens" and value > len(OUTPUT)
         assert Sampler(EOS).is_plain(asks) == (row.rule.needs is Needs.KERNEL and not is_short), value
-    assert (row.rule.needs is Needs.KERNEL) == (row.name in (*ENGINES, *KERNELS))
+    assert (row.rule.needs is Needs.KERNEL) == (row.name in (*ENGINES, *SCORES, *KERNELS))
 
 
 @ROWS
@@ -65,7 +66,7 @@ def test_only_what_reads_the_tokens_waits_for_them(row: Parameter) -> None:
         assert asks.awaits_token == (row.rule.needs is Needs.TOKENS), value
 
 
-@pytest.mark.parametrize("name", [name for name in PARAMETERS if name not in (*ENGINES, *GRAMMAR)])
+@pytest.mark.parametrize("name", [name for name in PARAMETERS if name not in (*ENGINES, *SCORES, *GRAMMAR)])
 def test_the_sampler_applies_it(name: str) -> None:
     """Some allowed value changes some token, or what is told with it."""
     row = PARAMETERS[name]

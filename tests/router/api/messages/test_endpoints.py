@@ -280,6 +280,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "output_config.format.schema",
     ),
     ({"container": "a"}, "container"),
+    ({"prompt_logprobs": 1}, "prompt_logprobs"),
     ({"stop_sequences": [""]}, "stop_sequences"),
 ]
 

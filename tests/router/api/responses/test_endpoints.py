@@ -331,6 +331,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"max_output_tokens": 0}, "max_output_tokens"),
     ({"max_output_tokens": 10**6}, "max_output_tokens"),
     ({"top_logprobs": 3}, "top_logprobs"),
+    ({"prompt_logprobs": 1}, "prompt_logprobs"),
+    ({"echo": True}, "echo"),
     ({"truncation": "auto"}, "truncation"),
     ({"background": True}, "background"),
     ({"conversation": "conv_1"}, "conversation"),
