@@ -37,6 +37,8 @@ SHIP_TOKEN_MS = RESTORE_TOKEN_MS
 class Slots:
     """A lower tier of which only the books are kept: nothing is copied."""
 
+    spare = 0
+
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
 
@@ -44,6 +46,12 @@ class Slots:
         pass
 
     def load(self, slots: Run[int], blocks: Run[int]) -> None:
+        pass
+
+    def load_s(self, num_blocks: int) -> float:
+        return 0.0
+
+    def close(self) -> None:
         pass
 
 
