@@ -12,6 +12,7 @@ SAME_NAME = (
 """Parameters with vLLM's name and meaning."""
 TRANSLATED = ("max_tokens", "min_tokens", "seed", "temperature", "stop_token_ids", "ignore_eos", "grammar")
 """Parameters whose value is another one for vLLM."""
+NOT_SERVED = ("prompt_logprobs",)
 NOT_REPLAYED = ("presence_penalty", "frequency_penalty", "grammar")
 """Parameters that look at the output alone. vLLM takes the output of a lost worker for a part of the prompt."""
 
@@ -28,6 +29,9 @@ SEED_STEP = 0x9E3779B97F4A7C15  # from one attempt's seed to the next: odd, so t
 
 def refusal(sampling: SamplingParams, num_replayed: int) -> str:
     """Why vLLM cannot serve a request of whose output `num_replayed` tokens are there already; empty when it can."""
+    for name in NOT_SERVED:
+        if getattr(sampling, name) != PARAMETERS[name].default:
+            return f"{name}: workers with vLLM do not serve it; leave it out"
     for name in NOT_REPLAYED if num_replayed else ():
         if getattr(sampling, name) != PARAMETERS[name].default:
             return f"{name}: vLLM cannot go on with the answer of a lost worker, only begin one; ask again"

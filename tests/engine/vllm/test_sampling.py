@@ -9,6 +9,7 @@ from baton_proto.sampling import MAX_SEED, PARAMETERS, SamplingParams
 from engine.vllm.sampling import (
     GRAMMAR_FIELDS,
     NOT_REPLAYED,
+    NOT_SERVED,
     SAME_NAME,
     TRANSLATED,
     refusal,
@@ -20,8 +21,14 @@ EOS = frozenset({2, 7})
 
 
 def test_every_parameter_has_its_row() -> None:
-    assert sorted(SAME_NAME + TRANSLATED) == sorted(PARAMETERS)
+    assert sorted(SAME_NAME + TRANSLATED + NOT_SERVED) == sorted(PARAMETERS)
     assert set(GRAMMAR_FIELDS) == set(get_args(GrammarKind))
+
+
+def test_what_vllm_does_not_serve_is_refused_by_name() -> None:
+    sampling = SamplingParams(max_tokens=1, prompt_logprobs=2)
+    assert refusal(sampling, 0) == "prompt_logprobs: workers with vLLM do not serve it; leave it out"
+    assert refusal(SamplingParams(max_tokens=1), 0) == ""
 
 
 def test_a_greedy_request_needs_no_random_stream() -> None:
