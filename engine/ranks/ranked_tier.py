@@ -4,14 +4,14 @@ from collections.abc import Sequence
 
 from engine.core.block_manager import LowerTier
 from engine.ranks.rank_commands import LoadKv, OpenTier, StoreKv, TierCommand
-from engine.ranks.ranks import Ranks
+from engine.ranks.ranks import HANG_LIMIT_S, Ranks
 from engine.tiers.host_kv import HostKv, HostTier, slot_bytes
 from kvtransfer.slab.slab import Slab
 
 
 class RankedTier:
-    """Implements `LowerTier` on rank 0. Because ranks carry out copies and steps in rank 0's order, a copy takes effect
-    everywhere before the next step. Raises RankLostError."""
+    """Implements `LowerTier` on rank 0. A copy is made everywhere when a call returns, because after it a peer may be
+    let in to write the blocks. Raises RankLostError."""
 
     def __init__(self, own: HostTier, ranks: Ranks) -> None:
         self.num_slots = own.num_slots
@@ -22,12 +22,14 @@ class RankedTier:
     spare = 0
 
     def store(self, blocks: Sequence[int], slots: Sequence[int]) -> None:
-        self._ranks.tell(StoreKv(list(blocks), list(slots)))
+        told = self._ranks.tell(StoreKv(list(blocks), list(slots)))
         self._own.store(blocks, slots)
+        self._ranks.wait_done(told, HANG_LIMIT_S)
 
     def load(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
-        self._ranks.tell(LoadKv(list(slots), list(blocks)))
+        told = self._ranks.tell(LoadKv(list(slots), list(blocks)))
         self._own.load(slots, blocks)
+        self._ranks.wait_done(told, HANG_LIMIT_S)
 
     def load_s(self, num_blocks: int) -> float:
         return self._own.load_s(num_blocks)

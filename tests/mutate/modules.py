@@ -9,6 +9,7 @@ PURE: Final = (
     "engine/core/prefill_budget.py",
     "engine/core/prefix_cache.py",
     "engine/core/kept.py",
+    "engine/core/moves.py",
     "engine/core/resting.py",
     "engine/core/scheduler.py",
     "kvtransfer/decode_side/lease.py",
@@ -38,6 +39,7 @@ PURE: Final = (
     "router/text/stop_strings.py",
     "router/workers/account.py",
     "runtime/blocks/block_hash.py",
+    "runtime/config/step_fit.py",
     "runtime/kv_events/feed.py",
 )
 
@@ -49,6 +51,7 @@ ALSO: Final = {
         "tests/engine/core/test_prefix_collisions.py",
         "tests/engine/core/test_lower_tier.py",
     ),
+    "engine/core/moves.py": ("tests/engine/core/test_lower_tier.py",),
     "engine/core/kept.py": ("tests/engine/core/test_cache_hints.py",),
     "engine/core/resting.py": ("tests/engine/core/test_prefix_cache.py", "tests/engine/core/test_lower_tier.py"),
     "router/index/edge.py": ("tests/router/index/test_radix_tree.py",),
@@ -57,6 +60,7 @@ ALSO: Final = {
     "router/index/match.py": ("tests/router/index/test_radix_tree.py",),
     "router/placement/candidates.py": ("tests/router/placement/test_placement.py",),
     "router/placement/cost.py": ("tests/router/placement/test_placement.py",),
+    "runtime/config/step_fit.py": ("tests/planner/policy/test_step_model.py",),
 }
 """A part that is only reached through another module is judged by that module's tests too."""
 

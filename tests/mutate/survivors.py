@@ -186,22 +186,6 @@ EQUIVALENT: Final[dict[str, dict[tuple[str, str], str]]] = {
             "a whole number of requests that fades by the exponential function never is 1e-6 to the last bit"
         ),
     },
-    "planner/policy/step_model.py": {
-        (_RESHAPED, _RESHAPED.replace("(-1, 3)", "(-2, 3)")): _ANY_NEGATIVE,
-        (_RESHAPED, _RESHAPED.replace("(-1, 4)", "(-2, 4)")): _ANY_NEGATIVE,
-        (_MEDIAN_OF_SHORT, _MEDIAN_OF_SHORT.replace("//", "/")): "4 divides ENOUGH",
-        (_SPEED, _SPEED.replace("1.0", "2.0")): "without an expected time the profile is zero, at any speed",
-        (_TYPICAL, _TYPICAL.replace("len(errors)", "(len(errors)) or True")): _NO_ERRORS,
-        (_TYPICAL, _TYPICAL.replace("1.0", "2.0")): _NO_ERRORS,
-        (_RIDGE, _RIDGE.replace("+", "-")): (
-            "the profile's points keep all eigenvalues above 1e-3, and without a profile either sign parts them from 0"
-        ),
-        (_FREE, _FREE.replace(">=", ">")): _ZERO_LEFT_OUT,
-        (_BEST, _BEST.replace("0.0", "1.0")): "no value is above 0, and 0 is that of coefficients that are all zero",
-        (_BETTER, _BETTER.replace(">=", ">")): _ZERO_LEFT_OUT,
-        (_BETTER, _BETTER.replace("value <", "value <=")): _SAME_FIT,
-        (_BETTER, _BETTER.replace("- 1e-12", "+ 1e-12")): _SAME_FIT,
-    },
     "router/index/edge.py": {
         ("if rise <= 0:", "if rise < 0:"): _NO_CHANGE,
         ("if fall <= 0:", "if fall < 0:"): _NO_CHANGE,
@@ -257,12 +241,6 @@ EQUIVALENT: Final[dict[str, dict[tuple[str, str], str]]] = {
         ): "the root has no blocks, and nothing asks for them",
         ("self._waiting[expectation] = None", 'self._waiting[expectation] = ""'): _KEYS,
     },
-    "router/placement/placement.py": {
-        (
-            "can_ship=False,",
-            "can_ship=True,",
-        ): "it says whether somebody else takes the prompt, and a prefill worker runs each prompt itself",
-    },
     "router/requests/fair_queue.py": {
         **dict.fromkeys(
             [(line, line.replace("None", '""')) for line in _SETS], "the values of an ordered set are not read"
@@ -301,6 +279,22 @@ EQUIVALENT: Final[dict[str, dict[tuple[str, str], str]]] = {
             "hash_rows(data.view(WORD), block_size * TOKEN.itemsize // WORD.itemsize, np.uint64(seed), hashes)",
             "hash_rows(data.view(WORD), block_size * TOKEN.itemsize / WORD.itemsize, np.uint64(seed), hashes)",
         ): "the quotient is whole, and the compiled function makes an integer of it",
+    },
+    "runtime/config/step_fit.py": {
+        (_RESHAPED, _RESHAPED.replace("(-1, 3)", "(-2, 3)")): _ANY_NEGATIVE,
+        (_RESHAPED, _RESHAPED.replace("(-1, 4)", "(-2, 4)")): _ANY_NEGATIVE,
+        (_MEDIAN_OF_SHORT, _MEDIAN_OF_SHORT.replace("//", "/")): "4 divides ENOUGH",
+        (_SPEED, _SPEED.replace("1.0", "2.0")): "without an expected time the profile is zero, at any speed",
+        (_TYPICAL, _TYPICAL.replace("len(errors)", "(len(errors)) or True")): _NO_ERRORS,
+        (_TYPICAL, _TYPICAL.replace("1.0", "2.0")): _NO_ERRORS,
+        (_RIDGE, _RIDGE.replace("+", "-")): (
+            "the profile's points keep all eigenvalues above 1e-3, and without a profile either sign parts them from 0"
+        ),
+        (_FREE, _FREE.replace(">=", ">")): _ZERO_LEFT_OUT,
+        (_BEST, _BEST.replace("0.0", "1.0")): "no value is above 0, and 0 is that of coefficients that are all zero",
+        (_BETTER, _BETTER.replace(">=", ">")): _ZERO_LEFT_OUT,
+        (_BETTER, _BETTER.replace("value <", "value <=")): _SAME_FIT,
+        (_BETTER, _BETTER.replace("- 1e-12", "+ 1e-12")): _SAME_FIT,
     },
 }
 """By module: (line, mutated line) -> why no test can tell them apart."""
