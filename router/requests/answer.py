@@ -5,6 +5,7 @@ from router.parsing.events import Arguments, CallBegun, CallCut, Event, joined
 from router.parsing.parser import Parser
 from router.parsing.parsing import Parsing
 from router.requests.request import GenerateRequest, Parsed, Piece
+from router.text.detokenizer import MAX_UNFINISHED
 from router.text.output_text import OutputText
 from router.text.tokenizer import Tokenizer
 
@@ -43,7 +44,7 @@ class Answer:
         goes_on = not stopped and (finish is None or accepted < len(token_ids))
         del token_ids[accepted:], logprobs[accepted:]
         self._num_left -= accepted
-        if goes_on and parts.thinking_is_over:
+        if goes_on and self._has_thought_enough(parts):
             forced = parts.end_thinking()[: self._num_left]
             added, stopped = self._push(parts, forced, None, texts)
             token_ids += forced[:added]
@@ -73,9 +74,14 @@ class Answer:
             texts.append(text)
             if stopped:
                 return accepted, True
-            if parts.thinking_is_over:
+            if self._has_thought_enough(parts):
                 break
         return accepted, False
+
+    def _has_thought_enough(self, parts: "_Parts") -> bool:
+        """A character that the budget cuts is completed first: a grammar has no text in which it stays cut."""
+        left = parts.thinking_left
+        return left is not None and (left <= -MAX_UNFINISHED or (left <= 0 and not self._text.mid_character))
 
 
 class _Parts:
@@ -88,9 +94,9 @@ class _Parts:
         self._end_of_thinking = parsing.end_of_thinking
 
     @property
-    def thinking_is_over(self) -> bool:
-        """The budget is used up, and the reasoning goes on."""
-        return self._thinking_left is not None and self._thinking_left <= 0 and self._parser.reasons
+    def thinking_left(self) -> int | None:
+        """Tokens of the budget that the reasoning has left, if it goes on and has one."""
+        return self._thinking_left if self._parser.reasons else None
 
     def end_thinking(self) -> list[int]:
         """The tokens that end it. That happens once: reasoning that the model begins anew has no budget."""

@@ -21,6 +21,11 @@ MAX_UNFINISHED = 8  # tokens; no character needs more than four bytes, so a long
 
 
 class Detokenizer(Protocol):
+    @property
+    def mid_character(self) -> bool:
+        """Whether the last token has left a character without its last bytes."""
+        ...
+
     def push(self, token_ids: Sequence[int]) -> str:
         """Text that is certain now."""
         ...
@@ -43,6 +48,10 @@ class ByteLevelDetokenizer:
         self._tokenizer = tokenizer
         self._marks = marks
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    @property
+    def mid_character(self) -> bool:
+        return bool(self._decoder.getstate()[0])
 
     def push(self, token_ids: Sequence[int]) -> str:
         if self._marks and not self._marks.isdisjoint(token_ids):
@@ -70,6 +79,10 @@ class WindowDetokenizer:
         self._marks = marks
         self._shown: list[int] = []  # the last tokens whose text is out: context for the next
         self._waiting: list[int] = []
+
+    @property
+    def mid_character(self) -> bool:
+        return bool(self._waiting) and self._tokenizer.decode(self._waiting).endswith(REPLACEMENT)
 
     def push(self, token_ids: Sequence[int]) -> str:
         return "".join(map(self._push, token_ids))

@@ -25,6 +25,11 @@ class OutputText:
         """What has ended the text."""
         return None if self._stop_strings is None else self._stop_strings.found
 
+    @property
+    def mid_character(self) -> bool:
+        """Whether the last token has left a character without its last bytes."""
+        return self._detokenizer.mid_character
+
     def push(self, token_ids: Sequence[int], stop_token: int | None = None) -> tuple[int, str, bool]:
         """Returns (how many of the tokens are accepted, text that may be shown now, stopped).
 

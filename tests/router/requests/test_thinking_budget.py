@@ -13,6 +13,7 @@ from router.parsing.families import REASONING_FAMILIES
 from router.parsing.parsing import Parsing
 from router.requests.answer import Answer
 from router.requests.request import Finished, GenerateRequest, Piece
+from router.text.detokenizer import MAX_UNFINISHED
 from router.text.tokenizer import Tokenizer
 from tests.router.scripted_worker import ScriptedWorker, next_token, tokens_of
 from tests.router.small_router import PROMPT, request, routing, stream
@@ -128,3 +129,22 @@ def test_an_answer_that_ends_with_its_budget_has_ended(tokenizer: Tokenizer, end
     piece = answer.take(PROMPT[:BUDGET], [], "stop", None)
     assert (piece.finish_reason, piece.token_ids) == ("stop", PROMPT[:BUDGET])
     assert not answer.turned
+
+
+def test_a_character_that_the_budget_cuts_is_completed_first(tokenizer: Tokenizer, end: tuple[int, ...]) -> None:
+    letters = tokenizer.encode("abc", add_special_tokens=False).tolist()
+    cut = tokenizer.encode("\U0001f98a", add_special_tokens=False).tolist()
+    assert len(letters) == BUDGET - 1
+    assert len(cut) > 1
+    answer = Answer(tokenizer, thinking(100, end), 0)
+    piece = answer.take([*letters, *cut, *letters], [], None, None)
+    assert piece.token_ids == [*letters, *cut, *end]
+    assert piece.text.startswith("abc\U0001f98a\n")
+    assert answer.turned
+
+
+def test_what_never_becomes_a_character_ends_the_reasoning_too(tokenizer: Tokenizer, end: tuple[int, ...]) -> None:
+    lead = tokenizer.encode("\U0001f98a", add_special_tokens=False).tolist()[0]
+    answer = Answer(tokenizer, thinking(100, end), 0)
+    piece = answer.take([lead] * 50, [], None, None)
+    assert piece.token_ids == [lead] * (BUDGET + MAX_UNFINISHED) + list(end)

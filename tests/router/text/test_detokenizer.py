@@ -97,3 +97,15 @@ def test_half_a_character_at_the_end_becomes_a_replacement_character(byte_level:
 
 def test_special_tokens_have_no_text(byte_level: Tokenizer) -> None:
     assert pieces(byte_level, [0, 1, 2]) == ["", "", "", ""]
+
+
+def test_a_cut_character_is_told(byte_level: Tokenizer, byte_fallback: Tokenizer) -> None:
+    fox = "\U0001f98a"
+    spelled = byte_level.encode(fox, add_special_tokens=False).tolist()
+    for tokenizer, token_ids in ((byte_level, spelled), (byte_fallback, [2 + byte for byte in fox.encode()])):
+        detokenizer = make_detokenizer(tokenizer)
+        told = [detokenizer.mid_character]
+        for token_id in token_ids:
+            detokenizer.push([token_id])
+            told.append(detokenizer.mid_character)
+        assert told == [False, *[True] * (len(token_ids) - 1), False]
