@@ -20,7 +20,7 @@ from runtime.security.bearer_keys import bearer
 from tests.service import Service, running_service
 from tests.spine.oracle import Oracle
 from tests.spine.prompts import ask, random_prompt
-from tests.spine.worker_view import until_idle, until_running, until_tree_is_right, until_used
+from tests.spine.worker_view import first_running, until_idle, until_tree_is_right, until_used
 from tests.tiny_model import write_tiny_model
 
 SHIP_ALL = {"router": {"placement": {"local_prefill_tokens": 0}}}
@@ -118,12 +118,12 @@ async def test_none_changes_when_one_does_not_drain_and_an_update_that_broke_off
         for seed in range(12):  # more than memory has room for
             await ask(service.client, random_prompt(320, seed=seed), 1)
         (former,) = (tmp_path / "disk").iterdir()
-        long = asyncio.create_task(ask(service.client, random_prompt(40, seed=1), 400, ignore_eos=True))
-        busy = await asyncio.wait_for(first_running(service), 10)
+        long = asyncio.create_task(ask(service.client, random_prompt(40, seed=1), 900, ignore_eos=True))
+        busy = await first_running(service, ["decode-1", "decode-2"])
         said = await refusal(service, new, timeout_s=0.01)
         assert said == f"no weights were changed: {busy} keeps its weights: 1 requests are in flight after 0.0 s"
         await until_used(service)
-        assert len((await long).token_ids) == 400
+        assert len((await long).token_ids) == 900
         await answers_are_of(old, service, "")
 
         record = next(one for one in (await service.client.status(5)).workers if one.worker_id == "decode-1")
@@ -151,15 +151,6 @@ async def test_none_changes_when_one_does_not_drain_and_an_update_that_broke_off
         assert (again.usage.cached_tokens, again.token_ids) == (0, Oracle(new).greedy(random_prompt(320, seed=7), 8))
         assert former not in list((tmp_path / "disk").iterdir())
         await until_tree_is_right(service)
-
-
-async def first_running(service: Service) -> str:
-    waits = [asyncio.create_task(until_running(service, name)) for name in ("decode-1", "decode-2")]
-    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    running = [name for name, wait in zip(("decode-1", "decode-2"), waits, strict=True) if wait.done()]
-    for wait in waits:
-        wait.cancel()
-    return running[0]
 
 
 async def test_workers_that_sleep_or_have_several_ranks_take_new_weights_too(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from baton_proto.generated import inference_pb2_grpc as pb_grpc
 from tests.router.tracing.collector import Collector, collecting
 from tests.service import Service, running_service
 from tests.spine.prompts import greedy, random_prompt
-from tests.spine.worker_view import until_running
+from tests.spine.worker_view import first_running
 
 PARENT = "00f067aa0ba902b7"
 SHIP_ALL = {"placement": {"local_prefill_tokens": 0}, "no_worker_timeout_s": 2.0}
@@ -110,8 +110,8 @@ async def test_neither_a_caller_who_says_no_nor_a_share_of_0_makes_a_trace(
 async def test_a_replayed_request_shows_both_attempts(traced: tuple[Service, Collector]) -> None:
     service, collector = traced
     trace_id = "33" * 16
-    asking = asyncio.create_task(complete(service, trace_id, 3000))
-    lost = await asyncio.wait_for(_busy(service), 30)
+    asking = asyncio.create_task(complete(service, trace_id, 4000))
+    lost = await first_running(service, service.workers("prefill"))
     service.kill(lost)
     await asking
     spans = await asyncio.to_thread(collector.trace, trace_id)
@@ -146,12 +146,3 @@ async def test_a_grpc_request_goes_on_in_its_callers_trace(traced: tuple[Service
     )
     assert asked["rpc.grpc.status_code"] == 0
     assert facts(generate)["gen_ai.usage.output_tokens"] == 3
-
-
-async def _busy(service: Service) -> str:
-    waits = {asyncio.create_task(until_running(service, name)): name for name in service.workers("prefill")}
-    done, left = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    for wait in left:
-        wait.cancel()
-    await asyncio.gather(*left, return_exceptions=True)
-    return waits[done.pop()]

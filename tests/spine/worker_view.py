@@ -2,6 +2,8 @@
 
 import asyncio
 import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 
 from baton_proto.worker import InspectReport
 from runtime.calls.worker import WorkerClient
@@ -10,9 +12,13 @@ from tests.service import Service
 POLL_S = 0.01
 
 
-async def inspect(service: Service, worker_id: str) -> InspectReport:
+def worker_client(service: Service, worker_id: str) -> WorkerClient:
     address = service.supervisor.ready[worker_id].addresses["rpc"]
-    async with WorkerClient(worker_id, address, service.supervisor.keys.cluster) as client:
+    return WorkerClient(worker_id, address, service.supervisor.keys.cluster)
+
+
+async def inspect(service: Service, worker_id: str) -> InspectReport:
+    async with worker_client(service, worker_id) as client:
         return await client.inspect()
 
 
@@ -23,8 +29,18 @@ async def inspect_all(service: Service) -> list[InspectReport]:
 
 
 async def until_running(service: Service, worker_id: str, timeout_s: float = 45) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not (await inspect(service, worker_id)).load.running:
+    await first_running(service, [worker_id], timeout_s)
+
+
+async def first_running(service: Service, worker_ids: Sequence[str], timeout_s: float = 45) -> str:
+    """The first of these workers that is seen with a sequence in its batch."""
+    async with asyncio.timeout(timeout_s), AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(worker_client(service, worker_id)) for worker_id in worker_ids]
+        while True:
+            reports = await asyncio.gather(*(client.inspect() for client in clients))
+            for worker_id, report in zip(worker_ids, reports, strict=True):
+                if report.load.running:
+                    return worker_id
             await asyncio.sleep(POLL_S)
 
 
