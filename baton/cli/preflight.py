@@ -6,7 +6,7 @@ from baton.service.launcher import Machines, uses_gpus
 from engine.model.shard import shard_of
 from engine.tiers.disk_kv import check_disk_kv, check_folder
 from engine.tiers.host_kv import check_host_kv
-from engine.vllm.arguments import check_keys
+from engine.vllm.arguments import check_keys, check_sharing
 from kvtransfer.slab.layout import SlabLayout
 from kvtransfer.transports.table import check_choice, choices, offered
 from router.tracing.sdk import check_sdk
@@ -18,18 +18,24 @@ from runtime.device.driver import MemoryKind
 from runtime.errors import ConfigError
 from runtime.processes.other_python import interpreter
 from runtime.processes.ports import try_to_listen
+from runtime.security.secret import read_secrets
 
 
 def check_start(config: ServingConfig, files: ModelFiles, machines: Machines | None) -> None:
     """`machines` None: nobody knows them yet. Raises ConfigError."""
-    if config.workers.decode == 0 and not config.planner.enabled and config.nats.url is None:
+    _check_external(config)
+    others = config.planner.enabled or config.nats.url is not None or config.external_workers
+    if config.workers.decode == 0 and not others:
         raise ConfigError("workers.decode", "0 decode workers can answer nobody: start at least 1 (--decode 1)")
     check_choice(config.transfer.transport)
     check_disk_kv(config.engine)
     if machines is not None:
         _check_machine(config, machines)
+    if config.external_workers and not config.workers.decode:
+        return
     if config.workers.engine == "vllm":
         check_keys(config)
+        check_sharing(config, on_gpu=machines is not None and uses_gpus(config, machines))
         interpreter(config)
     elif not is_mock(config):
         on_gpu = machines is None or uses_gpus(config, machines)
@@ -38,6 +44,21 @@ def check_start(config: ServingConfig, files: ModelFiles, machines: Machines | N
             _check_engine(for_prefill_worker(config).engine, files, on_gpu)
     elif config.engine.tensor_parallel > 1:
         raise ConfigError("engine.tensor_parallel", "the mock model computes nothing that could be shared: 1")
+
+
+def _check_external(config: ServingConfig) -> None:
+    """Raises ConfigError for what external workers cannot do."""
+    if not config.external_workers:
+        return
+    if is_mock(config):
+        raise ConfigError("external_workers", "the mock model is our own engine's: name the model that they serve")
+    if config.workers.prefill:
+        raise ConfigError("workers.prefill", "external workers run their prompts themselves: set it to 0")
+    if config.planner.enabled:
+        raise ConfigError("planner.enabled", "the planner cannot start external workers: set it to false")
+    for external in config.external_workers:
+        if external.api_key_file is not None:
+            read_secrets(external.api_key_file, f"{external.where}.api_key_file")
 
 
 def _check_machine(config: ServingConfig, machines: Machines) -> None:

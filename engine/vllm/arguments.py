@@ -49,10 +49,6 @@ def check_keys(config: ServingConfig) -> None:
     for name in OURS_ALONE:
         if getattr(config.engine, name) != getattr(EngineConfig(), name):
             raise ConfigError(f"engine.{name}", "vLLM has no such thing: leave it out, or set workers.engine: baton")
-    if config.workers.prefill:
-        raise ConfigError("workers.prefill", "vLLM's workers run their prompts themselves: set it to 0")
-    if config.planner.enabled and config.planner.limits.max_prefill:
-        raise ConfigError("planner.limits.max_prefill", "vLLM's workers run their prompts themselves: set it to 0")
     if config.workers.per_process not in (None, 1):
         raise ConfigError("workers.per_process", "each worker with vLLM has a process of its own: leave it out")
     for name, key in OWNED.items():
@@ -61,11 +57,25 @@ def check_keys(config: ServingConfig) -> None:
             raise ConfigError(f"vllm.{name}", other)
 
 
+def shares_kv(config: ServingConfig) -> bool:
+    """Whether prompts may run on other workers than the answers."""
+    return bool(config.workers.prefill or (config.planner.enabled and config.planner.limits.max_prefill))
+
+
+def check_sharing(config: ServingConfig, *, on_gpu: bool) -> None:
+    """Raises ConfigError where workers with vLLM cannot send each other KV."""
+    if shares_kv(config) and (on_gpu or config.engine.tensor_parallel > 1):
+        where = "on GPUs" if on_gpu else "of several ranks"
+        key = "workers.prefill" if config.workers.prefill else "planner.limits.max_prefill"
+        raise ConfigError(key, f"vLLM's workers {where} run their prompts themselves: set it to 0")
+
+
 def vllm_arguments(
     config: ServingConfig, folder: Path, events: dict[str, Any], known: Collection[str], *, on_cpu: bool
 ) -> dict[str, Any]:
     """Arguments of vLLM's AsyncEngineArgs, which are `known`. `folder`: the model's. `events`: a KVEventsConfig's
     fields. Raises ConfigError."""
+    check_sharing(config, on_gpu=not on_cpu)
     for name in config.vllm:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from baton_proto.kv_events import DEFAULT_HASH_SEED, KvEvent, Stored
+from engine.core.sequence import Sequence
 from runtime.kv_events.vllm.followed_cache import FollowedCache
 
 SALT = "baton-"
@@ -54,5 +55,9 @@ class VllmCache(FollowedCache):
 
     vacate = clear
 
-    def on_disk_done(self, wake: Callable[[], object]) -> None:
-        """There is no disk tier."""
+    def restores(self, sequence: Sequence) -> bool:
+        """True of any that waits for blocks: vLLM has been asked, and may be asked for others meanwhile."""
+        return True
+
+    def on_copied(self, wake: Callable[[], object]) -> None:
+        """There are no tiers to copy between."""

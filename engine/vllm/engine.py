@@ -51,7 +51,7 @@ class VllmEngine:
     def add(self, sequence: Sequence) -> None:
         """A sequence that vLLM refuses ends with finish "error"."""
         self._sequences[sequence.request_id] = self._waiting[sequence.request_id] = sequence
-        if sequence.sampling.grammar is not None:
+        if sequence.sampling.grammar is not None and not sequence.prefill_only:
             self._send(self._add_with_grammar(sequence))
             return
         try:
@@ -90,9 +90,13 @@ class VllmEngine:
         from vllm.sampling_params import StructuredOutputsParams
 
         sampling = sequence.sampling
-        arguments = vllm_sampling(sampling, sequence.num_output_tokens, self._eos_token_ids)
-        if sampling.grammar is not None:
-            arguments["structured_outputs"] = StructuredOutputsParams(**vllm_grammar(sampling.grammar))
+        if sequence.prefill_only:
+            arguments: dict[str, Any] = {"max_tokens": 1, "temperature": 0.0, "detokenize": False}
+        else:
+            arguments = vllm_sampling(sampling, sequence.num_output_tokens, self._eos_token_ids)
+            if sampling.grammar is not None:
+                arguments["structured_outputs"] = StructuredOutputsParams(**vllm_grammar(sampling.grammar))
+        arguments |= self._transfer(sequence)
         prompt = TokensPrompt(type="token", prompt_token_ids=sequence.token_ids.copy())
         if (salt := salt_of(sequence.hash_seed)) is not None:
             prompt["cache_salt"] = salt
@@ -100,6 +104,10 @@ class VllmEngine:
         return processor.process_inputs(
             sequence.request_id, prompt, SamplingParams(**arguments), ("generate",), priority=-sequence.priority
         )
+
+    def _transfer(self, sequence: Sequence) -> dict[str, Any]:
+        """What vLLM's KV connector has to know of a request, as arguments for vllm.SamplingParams."""
+        return {}
 
     def _send(self, message: Coroutine[Any, Any, None]) -> None:
         """Messages leave in the order of the calls, because tasks begin in order and a message leaves at once."""
@@ -156,7 +164,7 @@ class VllmEngine:
             self._forget(item.request_id)
         elif not item.new_token_ids:
             return None
-        return SequenceOutput(sequence, item.new_token_ids, _logprobs(sequence, item), finish, stop_token, error)
+        return SequenceOutput(sequence, item.new_token_ids, self._logprobs(sequence, item), finish, stop_token, error)
 
     def _finish(self, item: Any) -> tuple[str | None, int | None, str | None]:
         """(finish, stop token, error)."""
@@ -178,12 +186,26 @@ class VllmEngine:
     def _note_prompt(self, sequence: Sequence, item: Any, end_s: float) -> None:
         """The first token: the prompt is computed."""
         del self._waiting[sequence.request_id]
-        stats = getattr(item, "prefill_stats", None)
-        cached = stats.num_cached_tokens if stats is not None else getattr(item, "num_cached_tokens", 0)
-        sequence.num_cached_tokens = max(0, cached)
+        sequence.num_cached_tokens = self._cached_tokens(sequence, item)
         computed = sequence.num_tokens - sequence.num_cached_tokens
         self.num_prompt_tokens += computed
         sequence.note_chunk(self._begun_s.pop(sequence.request_id, end_s), end_s, computed)
+
+    def _logprobs(self, sequence: Sequence, item: Any) -> list[TokenLogprobs]:
+        """vLLM's rows have the sampled token first, then the best ones."""
+        wanted, rows = sequence.sampling.logprobs, item.new_logprobs
+        if wanted is None or rows is None:
+            return []
+        ids, values = rows[0].tolist(), rows[1].tolist()
+        return [
+            TokenLogprobs(of[0], list(zip(row[1 : 1 + wanted], of[1 : 1 + wanted], strict=True)))
+            for row, of in zip(ids, values, strict=True)
+        ]
+
+    def _cached_tokens(self, sequence: Sequence, item: Any) -> int:
+        stats = getattr(item, "prefill_stats", None)
+        cached: int = stats.num_cached_tokens if stats is not None else getattr(item, "num_cached_tokens", 0)
+        return max(0, cached)
 
     # --- questions ----------------------------------------------------------------------------------------------------
 
@@ -214,15 +236,3 @@ class VllmEngine:
         """What is wrong with the books, in sentences; empty when all is well."""
         strangers = self._waiting.keys() - self._sequences.keys()
         return [f"{name} waits without being registered" for name in strangers]
-
-
-def _logprobs(sequence: Sequence, item: Any) -> list[TokenLogprobs]:
-    """vLLM's rows have the sampled token first, then the best ones."""
-    wanted, rows = sequence.sampling.logprobs, item.new_logprobs
-    if wanted is None or rows is None:
-        return []
-    ids, values = rows[0].tolist(), rows[1].tolist()
-    return [
-        TokenLogprobs(of[0], list(zip(row[1 : 1 + wanted], of[1 : 1 + wanted], strict=True)))
-        for row, of in zip(ids, values, strict=True)
-    ]

@@ -4,16 +4,16 @@ Interface and order are those of `EngineLoop`. Calls run between steps.
 """
 
 import asyncio
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar, cast
 
 import structlog
 
-from engine.core.call_queue import CallQueue, refused_call
+from engine.core.call_queue import EventLoopCalls
 from engine.core.engine import Engine, StepOutput
 from engine.vllm.engine import VllmEngine
+from engine.vllm.kv.engine import SharingEngine
 from runtime.end_task import end_tasks
 from runtime.errors import BatonError, UnavailableError
 from runtime.kv_events.vllm.stream import VllmStream
@@ -34,15 +34,16 @@ class VllmLoop:
         self._engine = engine
         self._events = events
         self._on_step = on_step
-        self._calls = CallQueue()
+        self._calls = EventLoopCalls(self._wake)
         self._loop = asyncio.get_running_loop()
-        self._loop_thread = threading.get_ident()
         self._tasks: list[asyncio.Task[None]] = []
         self._next: asyncio.Handle | None = None
         self._closing: asyncio.Task[None] | None = None
         engine.wake = self._wake
 
     def start(self) -> None:
+        if isinstance(self._engine, SharingEngine):
+            self._loop.add_reader(self._engine.link.fileno(), self._read_kv_news, self._engine)
         work = (self._follow_steps(), self._follow_events(), self._report())
         self._tasks = [asyncio.ensure_future(one) for one in work]
         for task in self._tasks:
@@ -59,19 +60,14 @@ class VllmLoop:
 
         The future holds what it returned or raised, or UnavailableError when the loop ended first.
         """
-        if self._loop.is_closed():
-            return refused_call()
-        future = self._calls.add(function)
-        if threading.get_ident() == self._loop_thread:
-            self._wake()
-        else:
-            self._loop.call_soon_threadsafe(self._wake)
-        return future
+        return self._calls.add(function)
 
     def tell(self, output: StepOutput) -> None:
         """News that are no step's."""
-        if not output.is_news:
-            return
+        if output.is_news:
+            self._step(output)
+
+    def _step(self, output: StepOutput) -> None:
         try:
             self._on_step(output)
         except Exception:
@@ -99,6 +95,15 @@ class VllmLoop:
         async for item in self._events.messages():
             self.tell(StepOutput([], self._engine.block_manager.take(item)))
 
+    def _read_kv_news(self, engine: SharingEngine) -> None:
+        try:
+            output = engine.take_kv_news()
+        except Exception as error:  # also of the roles' books, after which nobody knows which blocks were sent
+            self._end(error)
+            return
+        if output is not None:
+            self._step(output)  # also without outputs: a request may have its blocks
+
     async def _report(self) -> None:
         while True:
             await asyncio.sleep(REPORT_S)
@@ -117,6 +122,9 @@ class VllmLoop:
 
     async def _close(self, error: BaseException | None) -> None:
         self._calls.refuse()
+        if isinstance(self._engine, SharingEngine):
+            self._loop.remove_reader(self._engine.link.fileno())
+            self._engine.link.close()
         await end_tasks(*self._tasks)
         await self._events.close()
         if error is None:

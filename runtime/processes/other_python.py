@@ -9,7 +9,7 @@ from runtime.checkpoint.served_model import served_model
 from runtime.config.serving import ServingConfig
 from runtime.errors import ConfigError
 
-PACKAGES = ("baton_proto", "decode_worker", "engine", "kvtransfer", "runtime", "worker")
+PACKAGES = ("baton_proto", "decode_worker", "engine", "kvtransfer", "prefill_worker", "runtime", "worker")
 
 
 def package_links(folder: Path) -> Path:

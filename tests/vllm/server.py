@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
@@ -15,16 +16,30 @@ MODEL = "smollm2"
 BLOCK = 32  # what vLLM's attention on a CPU can do is multiples of 32
 NUM_BLOCKS = 24  # few, so that prompts evict each other
 MAX_MODEL_LEN = 512
-START_TIMEOUT_S = 180.0
+START_TIMEOUT_S = 400.0
 
 
 class VllmServer:
-    def __init__(self, python: Path, log_file: Path) -> None:
+    """`max_model_len`, `num_blocks`: of its engine. `flags`: more of them, names and values in turn."""
+
+    def __init__(
+        self,
+        python: Path,
+        log_file: Path,
+        max_model_len: int = MAX_MODEL_LEN,
+        num_blocks: int = NUM_BLOCKS,
+        flags: Sequence[str] = (),
+    ) -> None:
+        self._max_model_len, self._num_blocks, self._flags = max_model_len, num_blocks, flags
         self.port, self._events_port, self._replay_port = _free_ports(3)
         self._python = python
         self._log_file = log_file
         self._process: asyncio.subprocess.Process | None = None
-        self._client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.port}", timeout=60)
+        self._client = httpx.AsyncClient(base_url=self.address, timeout=60)
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
 
     @property
     def endpoint(self) -> str:
@@ -48,12 +63,12 @@ class VllmServer:
             "--host": "127.0.0.1",
             "--port": str(self.port),
             "--dtype": "float32",
-            "--max-model-len": str(MAX_MODEL_LEN),
+            "--max-model-len": str(self._max_model_len),
             "--block-size": str(BLOCK),
-            "--num-gpu-blocks-override": str(NUM_BLOCKS),
+            "--num-gpu-blocks-override": str(self._num_blocks),
             "--kv-events-config": json.dumps(events),
         }
-        arguments = [word for option in options.items() for word in option]
+        arguments = [word for option in options.items() for word in option] + [*self._flags]
         with self._log_file.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *(str(self._python), "-m", "vllm.entrypoints.openai.api_server", "--enforce-eager", *arguments),
@@ -81,8 +96,11 @@ class VllmServer:
 
     def kill(self) -> None:
         """Ends all of its processes at once."""
+        self.signal(signal.SIGKILL)
+
+    def signal(self, number: signal.Signals) -> None:
         if self._process is not None and self._process.returncode is None:
-            os.killpg(self._process.pid, signal.SIGKILL)
+            os.killpg(self._process.pid, number)
 
     async def close(self) -> None:
         await self._client.aclose()

@@ -9,16 +9,14 @@ import msgspec
 import pytest
 import torch
 
-from baton_proto.generated import inference_pb2 as pb
-from runtime.calls.answer import Answer
 from runtime.checkpoint.model_files import resolve_model
 from runtime.errors import ModelError
-from tests.service import Service, running_service
+from tests.service import running_service
 from tests.spine.oracle import Oracle
-from tests.spine.prompts import ask, greedy, random_prompt
-from tests.spine.worker_view import until_gone, until_idle, until_tree_is_right, until_used
+from tests.spine.prompts import ask, random_prompt
+from tests.spine.worker_view import until_idle, until_tree_is_right, until_used
 from tests.tiny_model import VOCAB_SIZE, write_tiny_model
-from tests.vllm.test_workers import BLOCK, sections, text
+from tests.vllm.test_workers import BLOCK, a_killed_decode_worker_costs_no_token, sections, text
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
@@ -62,24 +60,5 @@ async def test_our_engine_and_vllm_serve_one_model_together(vllm_python: Path) -
         service.supervisor.config = msgspec.structs.replace(config, workers=workers, vllm={})
         assert await service.start_worker("decode") == "decode-2"
         await until_used(service)
-        await a_lost_vllm_costs_no_token(service, oracle)
-
-
-async def a_lost_vllm_costs_no_token(service: Service, oracle: Oracle) -> None:
-    prompts = [text(300 + number, 40) for number in range(6)]
-    begun: set[int] = set()
-
-    async def stream(number: int) -> Answer:
-        def note(_: pb.Piece) -> None:
-            begun.add(number)
-            if len(begun) == len(prompts) and "decode-1" in service.workers("decode"):
-                service.kill("decode-1")
-
-        return await service.client.generate(greedy(prompts[number], 40, ignore_eos=True), 120, note)
-
-    answers = await asyncio.gather(*map(stream, range(len(prompts))))
-    expected = [oracle.greedy(prompt, 40, ignore_eos=True) for prompt in prompts]
-    assert [answer.token_ids for answer in answers] == expected
-    assert {answer.served_by[0].decode_worker for answer in answers} == {"decode-2"}
-    assert any(answer.served_by[0].attempts > 1 for answer in answers)
-    await until_gone(service, "decode-1")
+        prompts = [text(300 + number, 40) for number in range(6)]
+        await a_killed_decode_worker_costs_no_token(service, oracle, prompts, 40, 120)

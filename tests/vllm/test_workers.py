@@ -17,7 +17,7 @@ from runtime.checkpoint.model_files import resolve_model
 from tests.service import Service, running_service
 from tests.spine.oracle import Oracle
 from tests.spine.prompts import ask, greedy
-from tests.spine.worker_view import inspect, until_gone, until_idle, until_running, until_tree_is_right, until_used
+from tests.spine.worker_view import first_running, inspect, until_gone, until_idle, until_tree_is_right, until_used
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
@@ -156,7 +156,7 @@ async def a_sleeper_forgets_and_serves_again(service: Service, oracle: Oracle) -
 
 async def the_load_and_the_steps_are_told(service: Service) -> None:
     answering = asyncio.create_task(ask(service.client, text(17, 3 * BLOCK), 200, ignore_eos=True))
-    worker_id = await one_that_runs(service)
+    worker_id = await first_running(service, service.workers("decode"))
     load = (await inspect(service, worker_id)).load
     assert load.running == 1
     assert load.blocks_used >= 3
@@ -164,15 +164,6 @@ async def the_load_and_the_steps_are_told(service: Service) -> None:
     assert load.steps > 0
     assert load.step_ms > 0
     await answering
-
-
-async def one_that_runs(service: Service) -> str:
-    ids = service.workers("decode")
-    waits = {asyncio.create_task(until_running(service, worker_id), name=worker_id) for worker_id in ids}
-    done, others = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    for other in others:
-        other.cancel()
-    return done.pop().get_name()
 
 
 async def a_killed_process_costs_no_token(service: Service, oracle: Oracle) -> None:
@@ -204,3 +195,25 @@ async def killed_in_mid_stream(service: Service, oracle: Oracle, worker_id: str,
     await until_gone(service, worker_id)
     await until_idle(service)
     await until_tree_is_right(service)
+
+
+async def a_killed_decode_worker_costs_no_token(
+    service: Service, oracle: Oracle, prompts: list[list[int]], num_tokens: int, timeout_s: float
+) -> None:
+    """Kills decode-1 as soon as every prompt has an answer that has begun; decode-2 ends them all."""
+    begun: set[int] = set()
+
+    async def stream(number: int) -> Answer:
+        def note(_: pb.Piece) -> None:
+            begun.add(number)
+            if len(begun) == len(prompts) and "decode-1" in service.workers("decode"):
+                service.kill("decode-1")
+
+        return await service.client.generate(greedy(prompts[number], num_tokens, ignore_eos=True), timeout_s, note)
+
+    answers = await asyncio.gather(*map(stream, range(len(prompts))))
+    expected = [oracle.greedy(prompt, num_tokens, ignore_eos=True) for prompt in prompts]
+    assert [answer.token_ids for answer in answers] == expected
+    assert {answer.served_by[0].decode_worker for answer in answers} == {"decode-2"}
+    assert any(answer.served_by[0].attempts > 1 for answer in answers)
+    await until_gone(service, "decode-1")

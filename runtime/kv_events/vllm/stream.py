@@ -20,6 +20,7 @@ from runtime.errors import ConfigError, UnavailableError
 
 NUMBER_BYTES = 8
 END_OF_REPLAY = (-1).to_bytes(NUMBER_BYTES, "big", signed=True)
+NEVER = 2**63 - 1  # a message's number
 QUEUED_MESSAGES = 10_000  # read ahead; more wait in ZeroMQ's own queue
 
 log = structlog.get_logger()
@@ -94,6 +95,11 @@ class VllmStream:
                 continue
             async for item in self._in_order(item_or_connection):
                 yield item
+
+    async def check_replay(self) -> None:
+        """Raises UnavailableError when the replay endpoint does not answer."""
+        if self._replay_endpoint is not None:
+            await self._replay(self._replay_endpoint, NEVER)
 
     async def close(self) -> None:
         await end_tasks(*self._tasks)

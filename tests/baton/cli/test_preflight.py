@@ -14,6 +14,14 @@ from runtime.checkpoint.served_model import served_model
 from runtime.config.serving import ServingConfig, parse_config
 from runtime.errors import ConfigError
 
+EXTERNAL = {
+    "name": "gpu-7",
+    "address": "http://127.0.0.1:9",
+    "events": "tcp://127.0.0.1:9",
+    "replay": "tcp://127.0.0.1:9",
+    "api_key_file": "/no/key",
+}
+ALONE = {"external_workers": [EXTERNAL], "workers": {"prefill": 0, "decode": 0}}
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"workers": {"decode": 0}}, "workers.decode: 0 decode workers can answer nobody: start at least 1"),
     ({"workers": {"prefill": 0, "decode": 0}}, "workers.decode: 0"),
@@ -32,6 +40,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"security": {"api_key_file": "/no/keys"}}, "security.api_key_file: /no/keys: No such file"),
     ({"security": {"tls_cert_file": "/no/cert"}}, "security.tls_"),
     ({"nats": {"token_file": "/no/token"}}, "nats.token_file: /no/token: No such file"),
+    ({"external_workers": [EXTERNAL]}, "workers.prefill: external workers run their prompts themselves: set it to 0"),
+    (ALONE | {"planner": {"enabled": True}}, "planner.enabled: the planner cannot start external workers"),
+    (ALONE | {"model": "mock"}, "external_workers: the mock model is our own engine's"),
+    (ALONE, "external_workers.gpu-7.api_key_file: /no/key: No such file"),
 ]
 
 

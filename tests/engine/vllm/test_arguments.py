@@ -12,6 +12,8 @@ from runtime.errors import ConfigError
 
 KNOWN = {*OWNED, "structured_outputs_config", "scheduling_policy", "generation_config", "quantization", "seed"}
 VLLM = {"prefill": 0, "engine": "vllm"}
+APART = {"prefill": 1, "engine": "vllm"}
+RANKS = {"block_size": 32, "tensor_parallel": 2}
 
 
 def arguments(data: dict[str, Any], *, on_cpu: bool = True) -> dict[str, Any]:
@@ -48,13 +50,19 @@ def test_an_argument_that_this_version_does_not_know_is_left_out_if_it_is_baton_
         ({"engine": {"block_size": 16}}, r"engine\.block_size: 16: .* multiple of 32 tokens"),
         ({"workers": VLLM | {"per_process": 2}}, r"workers\.per_process: each worker with vLLM"),
         ({"model": "mock"}, r"workers\.engine: the mock model is our own"),
-        ({"planner": {"enabled": True}}, r"planner\.limits\.max_prefill: .* set it to 0"),
-        ({"workers": {"engine": "vllm", "prefill": 1}}, r"set workers\.prefill: 0"),
+        ({"engine": RANKS, "planner": {"enabled": True}}, r"planner\.limits\.max_prefill: .* set it to 0"),
+        ({"engine": RANKS, "workers": APART}, r"workers\.prefill: vLLM's workers of several ranks .* set it to 0"),
     ],
 )
 def test_what_a_worker_with_vllm_cannot_do_is_refused_by_name(data: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         arguments(data)
+
+
+def test_prompts_run_apart_from_answers_on_cpus_alone() -> None:
+    assert arguments({"workers": APART})
+    with pytest.raises(ConfigError, match=r"workers\.prefill: vLLM's workers on GPUs run their prompts themselves"):
+        arguments({"workers": APART}, on_cpu=False)
 
 
 @pytest.mark.parametrize("version", ["0.25.1", "0.9.2", "unknown"])

@@ -1,0 +1,114 @@
+"""HTTP to one vLLM server."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+from typing import Any, Final, Self
+
+import aiohttp
+import msgspec
+
+from runtime.config.external import ExternalWorkerConfig
+from runtime.errors import ProtocolError, UnavailableError
+from runtime.security.secret import read_secrets
+
+CONNECT_TIMEOUT_S: Final = 5.0
+ANSWER_TIMEOUT_S: Final = 30.0  # a server that says nothing for as long is lost
+KEPT_S: Final = 3.0  # an idle connection, less than vLLM's 5: a request on one that it closes just then would be lost
+MAX_EVENT_BYTES: Final = 16 * 1024 * 1024  # the first one of an answer repeats the prompt
+SHOWN_CHARS: Final = 500  # of an error's text
+
+
+class RefusedError(Exception):
+    """The server answers with a status of 400 or more. Its text is what the server says."""
+
+    def __init__(self, status: int, text: str) -> None:
+        self.status = status
+        super().__init__(text)
+
+
+class _Error(msgspec.Struct):
+    message: str = ""
+
+
+class _ErrorBody(msgspec.Struct):
+    error: _Error
+
+
+class VllmServer:
+    """Use it as a context. Event loop only."""
+
+    def __init__(self, external: ExternalWorkerConfig) -> None:
+        """Raises ConfigError when the key cannot be read."""
+        self.address = external.address.rstrip("/").removesuffix("/v1")
+        self._headers = {}
+        if external.api_key_file is not None:
+            key = read_secrets(external.api_key_file, f"{external.where}.api_key_file")[0]
+            self._headers = {"Authorization": f"Bearer {key.reveal()}"}
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S)
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT_S)  # the router limits what runs here
+        self._session = aiohttp.ClientSession(headers=self._headers, timeout=timeout, connector=connector)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def ask(self, path: str, question: Any = None) -> bytes:
+        """The body of the answer. `question`: what is posted as JSON, if anything. Raises UnavailableError,
+        RefusedError."""
+        try:
+            async with asyncio.timeout(ANSWER_TIMEOUT_S), self._request(path, question) as answer:
+                await _check_status(answer)
+                return await answer.read()
+        except TimeoutError as error:
+            raise UnavailableError(f"{self.address}{path} says nothing for {ANSWER_TIMEOUT_S:g} s") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise self._gone(error) from error
+
+    async def stream(self, path: str, question: bytes) -> AsyncIterator[bytes]:
+        """The data of each server-sent event. Raises UnavailableError when the connection breaks, RefusedError, and
+        ProtocolError for an event that is too long."""
+        rest = b""
+        try:
+            async with self._request(path, question) as answer:
+                await _check_status(answer)
+                async for part in answer.content.iter_any():
+                    *lines, rest = (rest + part).split(b"\n")
+                    for line in lines:
+                        if line.startswith(b"data: "):
+                            yield line[len(b"data: ") :]
+                    if len(rest) > MAX_EVENT_BYTES:
+                        raise ProtocolError(self.address, f"an event of more than {MAX_EVENT_BYTES} bytes")
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise self._gone(error) from error
+
+    def _request(self, path: str, question: Any) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        assert self._session is not None, "the server is used as a context"
+        if question is None:
+            return self._session.get(self.address + path)
+        data = question if isinstance(question, bytes) else msgspec.json.encode(question)
+        return self._session.post(self.address + path, data=data, headers={"Content-Type": "application/json"})
+
+    def _gone(self, error: Exception) -> UnavailableError:
+        return UnavailableError(f"no vLLM at {self.address}: {str(error) or type(error).__name__}")
+
+
+async def _check_status(answer: aiohttp.ClientResponse) -> None:
+    """Raises RefusedError."""
+    if answer.status >= 400:
+        raise RefusedError(answer.status, told(await answer.content.read(2 * SHOWN_CHARS)) or f"status {answer.status}")
+
+
+def told(body: bytes) -> str:
+    """What an error says, in vLLM's form or another one."""
+    try:
+        return msgspec.json.decode(body, type=_ErrorBody).error.message[:SHOWN_CHARS]
+    except msgspec.DecodeError:
+        return body[:SHOWN_CHARS].decode(errors="replace")

@@ -1,0 +1,128 @@
+"""The KV connector that vLLM loads into its processes. Only this file needs vLLM's classes.
+
+vLLM makes two: one beside its scheduler, which keeps books (books.py), and one in the process that computes, which
+talks to the worker process (link.py). What the first has to say travels with vLLM's own step to the second. Leases,
+pushes and connections to other workers are the worker process's: it maps the KV cache.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from vllm import __version__
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata, KVConnectorRole
+
+from baton_proto.vllm_kv import Arrived, LayerComputed, Refused, StepBegins
+from engine.vllm.kv.books import SharedRequests, Step
+from engine.vllm.kv.cache_memory import OwnMemory
+from engine.vllm.kv.link import VllmEnd
+
+if TYPE_CHECKING:
+    import torch
+
+SOCKET = "socket"  # of kv_connector_extra_config: the path of the worker's end
+
+
+class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]
+    def __init__(self, step: Step) -> None:
+        self.step = step
+
+
+class BatonConnector(KVConnectorBase_V1):  # type: ignore[misc]
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        if role is KVConnectorRole.SCHEDULER:
+            self._books = SharedRequests()
+            return
+        self._link = VllmEnd(vllm_config.kv_transfer_config.kv_connector_extra_config[SOCKET])
+        self._memory = OwnMemory()
+        self._layers: dict[str, int] = {}
+        self._next_layer = 0  # of those whose KV is to be told; behind the last one: none
+        self._ended: set[str] = set()  # prompts whose blocks are kept
+        self._sent: set[str] = set()  # whose blocks nobody reads
+        self._bad_blocks: set[int] = set()
+
+    # --- beside the scheduler -----------------------------------------------------------------------------------------
+
+    def on_new_request(self, request: Any) -> None:
+        self._books.new_request(request)
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
+        return self._books.tokens_to_fetch(request, num_computed_tokens)
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        self._books.allocated(request, list(blocks.get_block_ids()[0]), num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: Any) -> StepMetadata:
+        return StepMetadata(self._books.step(scheduler_output))
+
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, None]:
+        return self._books.ended(request), None
+
+    # --- where vLLM computes ------------------------------------------------------------------------------------------
+
+    def get_mem_pool_context(self) -> OwnMemory:
+        return self._memory
+
+    def register_kv_caches(self, kv_caches: "dict[str, torch.Tensor]") -> None:
+        self._layers = {name: number for number, name in enumerate(kv_caches)}
+        context = self._vllm_config.compilation_config.static_forward_context
+        kind = context[next(iter(kv_caches))].get_attn_backend().get_name()
+        described = self._memory.described(kv_caches, f"vllm {__version__} {kind} {_instruction_set()}")
+        assert self._memory.memory is not None
+        self._link.introduce(described, self._memory.memory.export())
+
+    def bind_connector_metadata(self, connector_metadata: StepMetadata) -> None:
+        """Before the step."""
+        super().bind_connector_metadata(connector_metadata)
+        step = connector_metadata.step
+        for reserved in step.reserved:
+            self._link.send(reserved)
+        self._ended.update(step.ended)
+        self._next_layer = 0 if step.chunks else len(self._layers)
+        if step.chunks or step.lost:
+            self._link.send(StepBegins(step.chunks, step.lost))
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        """The worker process has begun already."""
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """No step runs on blocks that have not arrived."""
+
+    def save_kv_layer(self, layer_name: str, kv_layer: "torch.Tensor", attn_metadata: Any, **kwargs: Any) -> None:
+        self._computed(self._layers[layer_name] + 1)
+
+    def wait_for_save(self) -> None:
+        """After the step, which may have computed layers without a word. vLLM keeps the blocks, so nothing waits."""
+        self._computed(len(self._layers))
+
+    def _computed(self, num_layers: int) -> None:
+        for layer in range(self._next_layer, num_layers):
+            self._link.send(LayerComputed(layer, ends=layer == len(self._layers) - 1))
+            self._next_layer = layer + 1
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str], set[str]]:
+        arrived = set()
+        for message in self._link.news():
+            if isinstance(message, Arrived):
+                arrived.add(message.request_id)
+            elif isinstance(message, Refused):
+                arrived.add(message.request_id)
+                self._bad_blocks.update(message.block_ids)
+            else:
+                self._sent.add(message.request_id)
+        sent = self._sent & self._ended
+        self._sent -= sent
+        self._ended -= sent
+        return sent, arrived
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        """vLLM asks after get_finished()."""
+        bad, self._bad_blocks = self._bad_blocks, set()
+        return bad
+
+
+def _instruction_set() -> str:
+    """The cache's inside on a CPU follows what the CPU can do."""
+    import torch
+
+    has_amx = getattr(torch.cpu, "_is_amx_tile_supported", bool)()  # as vLLM asks
+    return torch.backends.cpu.get_cpu_capability() + " AMX" * has_amx

@@ -1,0 +1,167 @@
+"""A VllmEngine whose workers share KV: prompts that are sent, and requests whose prompt another worker computes.
+
+What vLLM says of its blocks (link.py) becomes what roles ask of our own engine: reserve, admit, release; on_batch,
+unpin.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from baton_proto.sampling import TokenLogprobs
+from baton_proto.vllm_kv import Arrived, Chunk, LayerComputed, Refused, Reserved, Sent, StepBegins
+from engine.core.batch import Batch, LayerDone, ScheduledSequence
+from engine.core.engine import SequenceOutput, StepOutput
+from engine.core.sequence import Sequence, SequenceStatus
+from engine.vllm.cache import VllmCache
+from engine.vllm.engine import VllmEngine
+from engine.vllm.kv.books import FETCH, PARAMETER, SEND
+from engine.vllm.kv.link import WorkerEnd
+from runtime.errors import UnavailableError
+
+
+class SharingEngine(VllmEngine):
+    """Event loop only."""
+
+    def __init__(self, llm: Any, cache: VllmCache, eos_token_ids: frozenset[int], link: WorkerEnd) -> None:
+        super().__init__(llm, cache, eos_token_ids)
+        self.on_batch: Callable[[Batch], LayerDone | None] | None = None
+        self.link = link
+        self._fetching: set[str] = set()  # asked for blocks, and neither admitted nor released
+        self._with_vllm: set[str] = set()  # prompts that are sent, whose blocks vLLM keeps
+        self._chunks: list[Chunk] = []  # of the running step
+        self._layer_done: LayerDone | None = None
+        self._begun_step_s = 0.0
+
+    # --- a request whose prompt another worker computes ---------------------------------------------------------------
+
+    def follows(self, sequence: Sequence, beside: Iterable[Sequence]) -> bool:
+        """Whether it waits for a prefix that others fetch: never, because vLLM finds only what it holds."""
+        return False
+
+    def reserve(self, sequence: Sequence) -> bool:
+        """Asks vLLM for blocks, once. True as soon as they are there."""
+        name = sequence.request_id
+        if name not in self._fetching:
+            self._fetching.add(name)
+            self.add(sequence)
+            self._waiting.pop(name, None)  # its prompt is not computed here
+        return sequence.status is SequenceStatus.REMOTE
+
+    def forgo(self, sequence: Sequence) -> None:
+        """Nobody waits for its blocks any more."""
+        if sequence.status is SequenceStatus.REMOTE:
+            self.release(sequence)
+        else:
+            self._fetching.discard(sequence.request_id)
+            self.abort(sequence.request_id)
+
+    def admit(self, sequence: Sequence, token_id: int, logprobs: TokenLogprobs | None) -> None:
+        """vLLM computes the first token again: it takes no token that another engine drew."""
+        self._fetching.remove(sequence.request_id)
+        sequence.status = SequenceStatus.RUNNING
+        self.link.send(Arrived(sequence.request_id))
+
+    def release(self, sequence: Sequence) -> None:
+        """vLLM ends a request whose blocks are bad. Invariant: nobody writes to them any more."""
+        self._fetching.remove(sequence.request_id)
+        self._forget(sequence.request_id)
+        skip = sequence.num_cached_tokens // self.block_manager.block_size
+        self.link.send(Refused(sequence.request_id, sequence.block_table[skip:]))
+
+    def _reserved(self, message: Reserved) -> None:
+        sequence = self._sequences.get(message.request_id)
+        skip = message.skip_tokens // self.block_manager.block_size
+        if sequence is None or message.request_id not in self._fetching:
+            self.link.send(Refused(message.request_id, message.block_ids[skip:]))
+            return
+        sequence.block_table = message.block_ids
+        sequence.num_cached_tokens = sequence.num_computed_tokens = message.skip_tokens
+        sequence.status = SequenceStatus.REMOTE
+
+    # --- a prompt whose KV is sent ------------------------------------------------------------------------------------
+
+    def unpin(self, sequence: Sequence) -> None:
+        """Nobody reads the blocks of a prompt that has ended."""
+        if sequence.request_id in self._with_vllm:
+            self._with_vllm.remove(sequence.request_id)
+            self.link.send(Sent(sequence.request_id))
+
+    def add(self, sequence: Sequence) -> None:
+        if sequence.prefill_only:
+            self._with_vllm.add(sequence.request_id)
+        super().add(sequence)
+
+    def _refused(self, sequence: Sequence, error: Exception) -> None:
+        self._with_vllm.discard(sequence.request_id)
+        super()._refused(sequence, error)
+
+    def _step_begins(self, message: StepBegins) -> list[SequenceOutput]:
+        """Returns the ends of prompts that were preempted."""
+        lost = [sequence for name in message.lost if (sequence := self.abort(name)) is not None]
+        self._chunks = [chunk for chunk in message.chunks if chunk.request_id in self._sequences]
+        self._begun_step_s = time.monotonic()
+        for chunk in self._chunks:
+            sequence = self._sequences[chunk.request_id]
+            if not sequence.block_table:
+                sequence.num_cached_tokens = chunk.start
+            sequence.block_table += chunk.new_block_ids
+        items = [
+            ScheduledSequence(sequence, chunk.start, chunk.end - chunk.start, chunk.end == sequence.num_tokens)
+            for chunk in self._chunks
+            for sequence in [self._sequences[chunk.request_id]]
+        ]
+        self._layer_done = self.on_batch(Batch(items, [])) if self.on_batch is not None and items else None
+        return [SequenceOutput(sequence, [], [], "error", error=PREEMPTED) for sequence in lost]
+
+    def _step_ends(self) -> list[SequenceOutput]:
+        """Returns the ends of prompts that are computed. The token that vLLM draws is not waited for: the decode worker
+        draws it again."""
+        ends = []
+        now_s = time.monotonic()
+        for chunk in self._chunks:
+            sequence = self._sequences.get(chunk.request_id)
+            if sequence is None:
+                continue
+            sequence.note_chunk(self._begun_step_s, now_s, chunk.end - chunk.start)
+            self.num_prompt_tokens += chunk.end - chunk.start
+            if chunk.end == sequence.num_tokens:
+                self._forget(chunk.request_id)
+                ends.append(SequenceOutput(sequence, [NO_TOKEN], [], "prefill"))
+        self._chunks, self._layer_done = [], None
+        return ends
+
+    # --- what vLLM says -----------------------------------------------------------------------------------------------
+
+    def take_kv_news(self) -> StepOutput | None:
+        """None: nothing has come. Raises UnavailableError when vLLM has ended, or ProtocolError."""
+        news = self.link.news()
+        if news is None:
+            raise UnavailableError("vLLM's computing process has ended")
+        ends: list[SequenceOutput] = []
+        for message in news:
+            match message:
+                case Reserved():
+                    self._reserved(message)
+                case StepBegins():
+                    ends += self._step_begins(message)
+                case LayerComputed():
+                    if self._layer_done is not None:
+                        self._layer_done(message.layer)
+                    if message.ends:
+                        ends += self._step_ends()
+        return StepOutput(ends, []) if news else None
+
+    def _news(self, item: Any, timestamp_s: float) -> SequenceOutput | None:
+        sequence = self._sequences.get(item.request_id)
+        if sequence is not None and sequence.prefill_only and self._finish(item)[2] is None:
+            return None  # its layers may still be on their way to us
+        return super()._news(item, timestamp_s)
+
+    def _transfer(self, sequence: Sequence) -> dict[str, Any]:
+        way = SEND if sequence.prefill_only else FETCH if sequence.request_id in self._fetching else None
+        return {"extra_args": {"kv_transfer_params": {PARAMETER: way}}} if way else {}
+
+
+PREEMPTED = "vLLM preempted the prompt before its KV was sent"
+NO_TOKEN = 0

@@ -1,0 +1,95 @@
+"""A server for faults that a real vLLM cannot be made to show: it says what the test wants."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiohttp import web
+
+from runtime.config.external import ExternalWorkerConfig
+
+METRICS = """\
+# HELP vllm:num_requests_running Number of requests in model execution batches.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="m"} 3.0
+vllm:num_requests_waiting{engine="0",model_name="m"} 1.0
+vllm:num_requests_waiting_by_reason{engine="0",model_name="m",reason="capacity"} 1.0
+vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
+vllm:prompt_tokens_total{engine="0",model_name="m"} 100.0
+vllm:inter_token_latency_seconds_bucket{engine="0",le="0.01",model_name="m"} 5.0
+vllm:inter_token_latency_seconds_count{engine="0",model_name="m"} 10.0
+vllm:inter_token_latency_seconds_sum{engine="0",model_name="m"} 0.2
+vllm:cache_config_info{block_size="32",cache_dtype="auto",engine="0",num_gpu_blocks="728"} 1.0
+"""
+MODELS = {"data": [{"id": "m", "max_model_len": 512}]}
+Say = Callable[[web.StreamResponse], Awaitable[None]]
+
+
+class Imitation:
+    """`say`: writes the answer to a completion. `tokenize`: a text's tokens. `is_healthy`, `hangs`: what it does when
+    asked for its health."""
+
+    def __init__(self, say: Say, tokenize: Callable[[str], list[int]] = lambda _: []) -> None:
+        self.say = say
+        self.tokenize = tokenize
+        self.metrics = METRICS
+        self.question: dict[str, Any] = {}  # the last one
+        self.api_key = ""  # that it asks for
+        self.is_healthy = True
+        self.hangs = False
+        self.gone = asyncio.Event()  # a client has left
+        self.port = 0
+
+    @property
+    def worker(self) -> ExternalWorkerConfig:
+        return ExternalWorkerConfig("gpu-7", f"http://127.0.0.1:{self.port}", "tcp://127.0.0.1:1", "tcp://127.0.0.1:1")
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator["Imitation"]:
+        app = web.Application()
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/version", self._version)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_post("/tokenize", self._tokenize)
+        app.router.add_post("/v1/completions", self._complete)
+        runner = web.AppRunner(app, shutdown_timeout=0, handler_cancellation=True)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", self.port, reuse_address=True)
+        await site.start()
+        self.port = runner.addresses[0][1]
+        try:
+            yield self
+        finally:
+            await runner.cleanup()
+
+    async def _health(self, _: web.Request) -> web.Response:
+        if self.hangs:
+            await asyncio.Event().wait()
+        return web.Response(status=200 if self.is_healthy else 503)
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        return web.Response(text=self.metrics)
+
+    async def _version(self, request: web.Request) -> web.Response:
+        if self.api_key and request.headers.get("Authorization") != f"Bearer {self.api_key}":
+            return web.json_response({"error": {"message": "Unauthorized"}}, status=401)
+        return web.json_response({"version": "0.32.0"})
+
+    async def _models(self, _: web.Request) -> web.Response:
+        return web.json_response(MODELS)
+
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        return web.json_response({"tokens": self.tokenize((await request.json())["prompt"])})
+
+    async def _complete(self, request: web.Request) -> web.StreamResponse:
+        self.question = await request.json()
+        answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        try:
+            await answer.prepare(request)
+            await self.say(answer)
+        except (asyncio.CancelledError, ConnectionError):
+            self.gone.set()
+            raise
+        return answer

@@ -1,0 +1,166 @@
+"""An engine that shares KV, told by a script in vLLM's place what vLLM says over the real socket."""
+
+import asyncio
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from baton_proto.sampling import SamplingParams
+from baton_proto.vllm_kv import (
+    Arrived,
+    CacheMemory,
+    Chunk,
+    FromVllm,
+    LayerComputed,
+    Refused,
+    Reserved,
+    Sent,
+    StepBegins,
+)
+from engine.core.batch import Batch
+from engine.core.engine import StepOutput
+from engine.core.sequence import Sequence, SequenceStatus
+from engine.vllm.cache import VllmCache
+from engine.vllm.kv.engine import SharingEngine
+from engine.vllm.kv.link import VllmEnd, WorkerEnd
+from runtime.errors import UnavailableError
+from tests.engine.vllm.test_engine import Core, item, step
+
+BLOCK = 4
+PROMPT = list(range(10))
+
+
+class Scene:
+    def __init__(self, folder: Path) -> None:
+        link = WorkerEnd(folder / "kv")
+        self.vllm = VllmEnd(str(folder / "kv"))
+        with open(os.devnull) as file:
+            self.vllm.introduce(CacheMemory(2, 10, 1, BLOCK, 8, "float32", "form"), file.fileno())
+        memory, fd = link.accept(5)
+        os.close(fd)
+        assert memory.form == "form"
+        self.core = Core()
+        llm: Any = SimpleNamespace(engine_core=self.core)
+        self.engine = SharingEngine(llm, VllmCache(BLOCK, 10), frozenset({2}), link)
+        self.engine._request = lambda one: (one.request_id, self.engine._transfer(one))  # type: ignore[method-assign]
+        self.layers: list[int] = []
+        self.batches: list[list[tuple[str, int, list[int]]]] = []
+        self.engine.on_batch = self._batch
+
+    def _batch(self, batch: Batch) -> Any:
+        self.batches.append([(one.sequence.request_id, one.end, [*one.sequence.block_table]) for one in batch.items])
+        return self.layers.append
+
+    def say(self, *messages: FromVllm) -> StepOutput:
+        for message in messages:
+            self.vllm.send(message)
+        output = self.engine.take_kv_news()
+        assert output is not None
+        return output
+
+
+@pytest.fixture
+async def scene(tmp_path: Path) -> Any:
+    scene = Scene(tmp_path)
+    yield scene
+    scene.engine.link.close()
+    scene.vllm.close()
+
+
+def sequence(name: str, *, sent: bool = False) -> Sequence:
+    return Sequence(name, [*PROMPT], len(PROMPT), SamplingParams(max_tokens=9), prefill_only=sent, pinned=sent)
+
+
+async def test_a_fetching_request_gets_its_blocks_waits_for_its_kv_and_decodes(scene: Scene) -> None:
+    one = sequence("one")
+    assert not scene.engine.reserve(one)
+    assert not scene.engine.reserve(one)
+    await asyncio.sleep(0)
+    assert scene.core.sent == [("add", ("one", {"extra_args": {"kv_transfer_params": {"baton": "fetch"}}}))], "once"
+    assert scene.engine.load().queued_prefill_tokens == 0, "its prompt is computed elsewhere"
+    scene.say(Reserved("one", [7, 3, 5], 4))
+    assert scene.engine.reserve(one)
+    assert (one.status, one.block_table, one.num_computed_tokens) == (SequenceStatus.REMOTE, [7, 3, 5], 4)
+    scene.engine.admit(one, 0, None)
+    assert scene.vllm.news() == [Arrived("one")]
+    scene.core.outputs.put_nowait(step(item("one", [8])))
+    (out,) = (await scene.engine.next_step()).outputs
+    assert (out.token_ids, one.num_cached_tokens) == ([8], 4), "what came from another worker was not cached here"
+
+
+async def test_blocks_whose_kv_does_not_come_are_refused_and_only_those_behind_the_prefix(scene: Scene) -> None:
+    one = sequence("one")
+    scene.engine.reserve(one)
+    scene.say(Reserved("one", [7, 3, 5], 4))
+    scene.engine.release(one)
+    assert scene.vllm.news() == [Refused("one", [3, 5])]
+    scene.core.outputs.put_nowait(step(item("one", [], "error")))
+    assert not (await scene.engine.next_step()).outputs, "the request has ended already"
+
+
+async def test_a_request_that_was_given_up_before_it_had_blocks_returns_them_when_they_come(scene: Scene) -> None:
+    one = sequence("one")
+    scene.engine.reserve(one)
+    scene.engine.forgo(one)
+    await asyncio.sleep(0)
+    assert scene.core.sent[-1] == ("abort", ["one"])
+    scene.say(Reserved("one", [7, 3, 5], 8))
+    assert scene.vllm.news() == [Refused("one", [5])]
+
+
+async def test_the_layers_of_a_step_reach_the_batch_and_the_last_chunk_ends_the_prompt(scene: Scene) -> None:
+    one = sequence("one", sent=True)
+    scene.engine.add(one)
+    assert not scene.say(StepBegins([Chunk("one", 4, 7, [6, 2])])).outputs
+    assert not scene.say(LayerComputed(0), LayerComputed(1, ends=True)).outputs
+    first_layer = scene.say(StepBegins([Chunk("one", 7, 10, [9])]), LayerComputed(0))
+    assert (first_layer.outputs, scene.layers) == ([], [0, 1, 0]), "a layer leaves before the next is computed"
+    scene.core.outputs.put_nowait(step(item("one", [8], "length")))
+    assert not (await scene.engine.next_step()).outputs, "vLLM's own end may overtake the last layers"
+    (end,) = scene.say(LayerComputed(1, ends=True)).outputs
+    assert (end.finish, one.num_cached_tokens, scene.engine.num_prompt_tokens) == ("prefill", 4, 6)
+    assert scene.batches == [[("one", 7, [6, 2])], [("one", 10, [6, 2, 9])]]
+    assert scene.vllm.news() == []
+    scene.engine.unpin(one)
+    assert scene.vllm.news() == [Sent("one")]
+
+
+async def test_a_preempted_prompt_ends_with_an_error_and_nothing_of_it_is_computed_again(scene: Scene) -> None:
+    one = sequence("one", sent=True)
+    scene.engine.add(one)
+    scene.say(StepBegins([Chunk("one", 0, 7, [6, 2])]), LayerComputed(0), LayerComputed(1, ends=True))
+    (end,) = scene.say(StepBegins([], ["one"])).outputs
+    assert (end.finish, end.error) == ("error", "vLLM preempted the prompt before its KV was sent")
+    await asyncio.sleep(0)
+    assert scene.core.sent[-1] == ("abort", ["one"])
+    scene.engine.unpin(one)
+    assert scene.vllm.news() == [Sent("one")]
+
+
+async def test_a_prompt_that_vllm_refused_keeps_no_blocks(scene: Scene) -> None:
+    def refuse(_: Sequence) -> Any:
+        raise ValueError("too long")
+
+    scene.engine._request = refuse  # type: ignore[method-assign]
+    one = sequence("one", sent=True)
+    scene.engine.add(one)
+    assert [end.error for end in scene.engine.take_dead_ends()] == ["vLLM: too long"]
+    scene.engine.unpin(one)
+    assert scene.vllm.news() == []
+
+
+async def test_the_end_of_vllms_process_is_noticed(scene: Scene) -> None:
+    scene.vllm.close()
+    with pytest.raises(UnavailableError, match="has ended"):
+        scene.engine.take_kv_news()
+    with pytest.raises(UnavailableError, match="takes no news"):
+        scene.engine.link.send(Sent("one"))
+
+
+def test_a_process_that_does_not_share_its_cache_is_an_error(tmp_path: Path) -> None:
+    link = WorkerEnd(tmp_path / "kv")
+    with pytest.raises(UnavailableError, match="did not share"):
+        link.accept(0.01)

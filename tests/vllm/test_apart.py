@@ -1,0 +1,204 @@
+"""Prompts on vLLM prefill workers, answers on vLLM decode workers: KV goes through our transfers, answers are exact."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from baton_proto.generated import inference_pb2 as pb
+from runtime.calls.answer import Answer
+from runtime.checkpoint.model_files import resolve_model
+from tests.service import Service, running_service
+from tests.spine import prompts as spine_prompts, worker_view
+from tests.spine.oracle import Oracle
+from tests.spine.prompts import greedy
+from tests.spine.worker_view import inspect, until_gone, until_tree_is_right, until_used
+from tests.vllm.test_workers import BLOCK, a_killed_decode_worker_costs_no_token, sections, text
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1500)]
+
+STEP_TOKENS, CHUNK_TOKENS = 128, 32  # so four prompts share a step
+LONG = 700  # tokens of a prompt that takes several steps
+PATIENCE_S = 300.0  # two cores are few for four engines
+POOL = "96MiB"  # 68 blocks: three long prompts
+
+
+async def ask(service: Service, prompt: list[int], max_tokens: int, **options: Any) -> Answer:
+    return await spine_prompts.ask(service.client, prompt, max_tokens, **{"timeout_s": PATIENCE_S} | options)
+
+
+@asynccontextmanager
+async def apart(python: Path, prefill: int, decode: int, transport: str) -> AsyncIterator[Service]:
+    settings: dict[str, Any] = sections(python)
+    settings["engine"] |= {"max_batch_tokens": STEP_TOKENS, "kv_memory": POOL}
+    settings["workers"]["ready_timeout_s"] = 900.0
+    settings["vllm"] |= {"long_prefill_token_threshold": CHUNK_TOKENS}
+    settings["router"] = {
+        "placement": {"local_prefill_tokens": 0},
+        "no_worker_timeout_s": 60.0,
+        "max_attempts": 10,
+    }
+    async with running_service("smollm2", prefill, decode, transfer={"transport": transport}, **settings) as service:
+        yield service
+
+
+async def test_prompts_and_answers_on_different_vllm_workers(vllm_python: Path) -> None:
+    """One service for all of it, because each engine takes a minute to start."""
+    oracle = Oracle(resolve_model("smollm2").folder)
+    async with apart(vllm_python, 1, 2, "shm") as service:
+        await every_prompt_is_shipped_and_answered_exactly(service, oracle, "shm")
+        await the_first_layer_leaves_before_the_last_is_computed(service)
+        await a_second_question_fetches_only_what_its_worker_has_not(service, oracle)
+        await all_blocks_are_free_again(service, oracle)
+        await preempted_prompts_are_begun_again(service, oracle)
+        names = service.workers("prefill") + service.workers("decode")
+        assert not [name for name in names if "Traceback" in service.log(name) or "[error" in service.log(name)]
+
+
+async def test_a_killed_worker_of_either_kind_costs_no_token(vllm_python: Path) -> None:
+    oracle = Oracle(resolve_model("smollm2").folder)
+    async with apart(vllm_python, 2, 2, "shm") as service:
+        await every_prompt_is_shipped_and_answered_exactly(service, oracle, "shm")
+        await a_killed_prefill_worker_costs_no_answer(service, oracle)
+        prompts = [text(500 + number, 60) for number in range(4)]
+        await a_killed_decode_worker_costs_no_token(service, oracle, prompts, 60, 300)
+        await worker_view.until_idle(service, PATIENCE_S)
+        await until_tree_is_right(service, PATIENCE_S)
+
+
+async def test_over_tcp_prompts_and_answers_are_the_same(vllm_python: Path) -> None:
+    oracle = Oracle(resolve_model("smollm2").folder)
+    async with apart(vllm_python, 1, 1, "tcp") as service:
+        await every_prompt_is_shipped_and_answered_exactly(service, oracle, "tcp")
+        await whoever_leaves_in_mid_transfer_spoils_nothing(service, oracle)
+        await more_prompts_than_blocks_wait_for_each_other(service, oracle)
+        await without_a_prefill_worker_the_decode_worker_runs_the_prompt(service, oracle)
+
+
+async def every_prompt_is_shipped_and_answered_exactly(service: Service, oracle: Oracle, transport: str) -> None:
+    prompts = [text(number, length) for number, length in enumerate((1, 2, 31, 32, 33, 64, 127, 129, 300))]
+    answers = await asyncio.gather(*(ask(service, prompt, 12) for prompt in prompts))
+    assert [answer.token_ids for answer in answers] == [oracle.greedy(prompt, 12) for prompt in prompts]
+    shipped = [answer.served_by[0] for answer in answers]
+    assert {(one.attempts, one.transport) for one in shipped} == {(1, transport)}
+    assert {one.prefill_worker for one in shipped} == {*service.workers("prefill")}
+    assert [one.kv_blocks for one in shipped] == [-(-len(prompt) // BLOCK) for prompt in prompts]
+    assert all(answer.usage.cached_tokens == 0 for answer in answers)
+    await worker_view.until_idle(service, PATIENCE_S)
+    await until_tree_is_right(service, PATIENCE_S)
+
+
+async def the_first_layer_leaves_before_the_last_is_computed(service: Service) -> None:
+    request = greedy(text(50, CHUNK_TOKENS), 2)
+    request.request_id = "layers"
+    await service.client.generate(request, PATIENCE_S)
+    hops = (await service.client.explain(pb.ExplainRequest(request_id="layers"), 10)).hops
+    (chunk,) = [hop for hop in hops if hop.name == "prefill chunk"]
+    (push,) = [hop for hop in hops if hop.name == "KV push"]
+    assert chunk.from_ms < push.from_ms < chunk.to_ms
+    assert (chunk.tokens, push.layers) == (CHUNK_TOKENS, 30)
+
+
+async def a_second_question_fetches_only_what_its_worker_has_not(service: Service, oracle: Oracle) -> None:
+    chat = text(100, 5 * BLOCK)
+    first = await ask(service, chat, 2 * BLOCK, ignore_eos=True)
+    await worker_view.until_idle(service, PATIENCE_S)
+    await until_tree_is_right(service, PATIENCE_S)
+    longer = [*chat, *first.token_ids, 504, 3575]
+    second = await ask(service, longer, 6)
+    assert second.served_by[0].decode_worker == first.served_by[0].decode_worker
+    assert second.usage.cached_tokens >= 6 * BLOCK, "prompt and answer but for the last block"
+    assert second.served_by[0].kv_blocks <= 2
+    assert second.token_ids == oracle.greedy(longer, 6)
+    await worker_view.until_idle(service, PATIENCE_S)
+    await until_tree_is_right(service, PATIENCE_S)
+
+
+async def whoever_leaves_in_mid_transfer_spoils_nothing(service: Service, oracle: Oracle) -> None:
+    """Blocks of a broken transfer are used again, and hold what the next one brought; its own are in no cache."""
+    left = [text(200 + number, LONG) for number in range(4)]
+    asked = [asyncio.create_task(ask(service, prompt, 4)) for prompt in left]
+    await worker_view.until_running(service, "prefill-1", PATIENCE_S)
+    for task in asked:
+        task.cancel()
+    prompts = [text(210, LONG), left[0]]
+    answers = await asyncio.gather(*(ask(service, prompt, 8) for prompt in prompts))
+    assert [answer.token_ids for answer in answers] == [oracle.greedy(prompt, 8) for prompt in prompts]
+    with pytest.raises(grpc.aio.AioRpcError, match="DEADLINE_EXCEEDED"):
+        await ask(service, text(220, LONG), 300, timeout_s=0.5, ignore_eos=True)
+    await worker_view.until_idle(service, PATIENCE_S)
+    await asyncio.gather(*asked, return_exceptions=True)
+
+
+async def more_prompts_than_blocks_wait_for_each_other(service: Service, oracle: Oracle) -> None:
+    """The decode workers preempt some, which they then compute themselves."""
+    prompts = [text(300 + number, 150 + 40 * number) for number in range(8)]
+    answers = await asyncio.gather(*(ask(service, prompt, 40, ignore_eos=True) for prompt in prompts))
+    expected = [oracle.greedy(prompt, 40, ignore_eos=True) for prompt in prompts]
+    assert [answer.token_ids for answer in answers] == expected
+    await worker_view.until_idle(service, PATIENCE_S)
+    await until_tree_is_right(service, PATIENCE_S)
+
+
+async def all_blocks_are_free_again(service: Service, oracle: Oracle) -> None:
+    """vLLM falls asleep only when no request has blocks."""
+    for name in (*service.workers("prefill"), *service.workers("decode")):
+        async with asyncio.timeout(PATIENCE_S):
+            while not await falls_asleep(service, name):
+                await until_used(service)
+        assert (await service.client.wake(name)).state == "ready"
+        await until_used(service)
+    prompts = [text(350 + number, 100) for number in range(4)]
+    answers = await asyncio.gather(*(ask(service, prompt, 4) for prompt in prompts))
+    assert [answer.token_ids for answer in answers] == [oracle.greedy(prompt, 4) for prompt in prompts]
+    assert {(answer.served_by[0].attempts, answer.served_by[0].transport) for answer in answers} == {(1, "shm")}
+    await worker_view.until_idle(service, PATIENCE_S)
+
+
+async def falls_asleep(service: Service, name: str) -> bool:
+    """False: a step of vLLM's that frees the last blocks is still to come."""
+    try:
+        return (await service.client.sleep(name)).state == "sleeping"
+    except grpc.aio.AioRpcError as error:
+        if error.code() is not grpc.StatusCode.FAILED_PRECONDITION:
+            raise
+        return False
+
+
+async def a_killed_prefill_worker_costs_no_answer(service: Service, oracle: Oracle) -> None:
+    prompts = [text(400 + number, LONG) for number in range(3)]
+    asked = [asyncio.create_task(ask(service, prompt, 6)) for prompt in prompts]
+    await worker_view.until_running(service, "prefill-1", PATIENCE_S)
+    service.kill("prefill-1")
+    answers = await asyncio.gather(*asked)
+    assert [answer.token_ids for answer in answers] == [oracle.greedy(prompt, 6) for prompt in prompts]
+    assert any(answer.served_by[0].attempts > 1 for answer in answers)
+    assert {answer.served_by[0].prefill_worker for answer in answers} == {"prefill-2"}
+    await until_gone(service, "prefill-1")
+    await worker_view.until_idle(service, PATIENCE_S)
+
+
+async def preempted_prompts_are_begun_again(service: Service, oracle: Oracle) -> None:
+    """Two decode workers grant more blocks than the one prefill worker has."""
+    prompts = [text(450 + number, LONG) for number in range(6)]
+    answers = await asyncio.gather(*(ask(service, prompt, 4) for prompt in prompts))
+    assert [answer.token_ids for answer in answers] == [oracle.greedy(prompt, 4) for prompt in prompts]
+    assert "vLLM preempted the prompt before its KV was sent" in service.log("decode-1") + service.log("decode-2")
+    await worker_view.until_idle(service, PATIENCE_S)
+
+
+async def without_a_prefill_worker_the_decode_worker_runs_the_prompt(service: Service, oracle: Oracle) -> None:
+    """Its KV has not come: vLLM is told so, and computes the prompt as a new request."""
+    prompt = text(600, LONG)
+    asked = asyncio.create_task(ask(service, prompt, 6))
+    await worker_view.until_running(service, "prefill-1", PATIENCE_S)
+    service.kill("prefill-1")
+    answer = await asked
+    assert answer.token_ids == oracle.greedy(prompt, 6)
+    assert answer.served_by[0].prefill_worker == ""
+    assert (await inspect(service, "decode-1")).load.leases == 0
+    await worker_view.until_idle(service, PATIENCE_S)
