@@ -8,7 +8,8 @@ from baton.cli.conversation import converse
 from baton.cli.terminal import options
 from baton.cli.terminal.answering import answer
 from baton.cli.terminal.stdin import text_or_stdin
-from baton.client.request import Message, Options
+from baton.client.chat import Message
+from baton.client.request import Options
 from baton.runs.access import Access
 
 

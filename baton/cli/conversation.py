@@ -8,7 +8,8 @@ import typer
 
 from baton.cli.terminal.answering import answer
 from baton.cli.terminal.exit_codes import ExitCode
-from baton.client.request import Message, Options
+from baton.client.chat import Message
+from baton.client.request import Options
 from baton.runs.access import Access
 
 QUIT = "/quit"

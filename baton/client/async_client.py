@@ -10,7 +10,8 @@ from typing import Self, TypeVar, Unpack
 
 import grpc
 
-from baton.client.request import Message, Options, Prompt, generate_request
+from baton.client.chat import Message
+from baton.client.request import Options, Prompt, generate_request
 from baton.client.service_status import Model, Status, WorkerSleep, WorkerWeights
 from baton.runs.access import Access
 from baton_proto.generated import inference_pb2 as pb

@@ -3,13 +3,12 @@
 import difflib
 from collections.abc import Mapping, Sequence
 from json import dumps
-from typing import Any, TypedDict, cast
+from typing import Any, Literal, TypedDict, cast
 
+from baton.client.chat import CHAT_FIELDS, Message, Tool, chat_messages, set_field
 from baton_proto.generated import inference_pb2 as pb
 from runtime.errors import InvalidRequestError
 
-Message = Mapping[str, str]
-"""{"role": ..., "content": ...}"""
 Prompt = str | Sequence[int] | Sequence[Message]
 """A text, token ids, or the messages of a chat."""
 
@@ -35,6 +34,13 @@ class Options(TypedDict, total=False):
     logit_bias: Mapping[int, float] | None
     n: int | None  # choices
     grammar: Mapping[str, Any] | None  # one of: json_schema, regex, choice (texts), ebnf, structural_tag, json_object
+    # Of a chat:
+    tools: Sequence[Tool] | None  # what the model may call
+    tool_choice: Literal["auto", "none", "required"] | None
+    named_tool: str | None  # the one tool that must be called
+    parallel_tool_calls: bool | None  # more than one call may be made, which is the default
+    template_variables: Mapping[str, Any] | None  # of the chat template, such as enable_thinking
+    with_parts: bool | None  # content, reasoning and calls apart, as they always are with tools
     # Of the request itself:
     model: str  # the one that is served
     request_id: str  # stands in every log line of the request
@@ -51,22 +57,26 @@ def generate_request(prompt: Prompt, sampling: object, options: Options) -> pb.G
     """`sampling`: a mapping, or an object with attributes of these names; `options` go before it. Raises
     InvalidRequestError, which names the field."""
     given = _given(sampling) | {name: value for name, value in options.items() if value is not None}
-    request = pb.GenerateRequest()
+    request, of_chat = pb.GenerateRequest(), dict[str, Any]()
     for name, value in given.items():
         if name in SAMPLING:
-            _set(request.sampling, name, _as_written(name, value))
+            set_field(request.sampling, name, _as_written(name, value))
+        elif name in CHAT_FIELDS:
+            of_chat[name] = value
         elif name in Options.__annotations__:
-            _set(request, name, value)
+            set_field(request, name, value)
         else:
             (near,) = difflib.get_close_matches(name, Options.__annotations__, n=1, cutoff=0.0)
             raise InvalidRequestError(name, f"is not known here; the nearest known field is {near!r}")
-    if isinstance(prompt, str):
-        _set(request, "text", prompt)
-    elif prompt and isinstance(prompt[0], Mapping):
-        messages = enumerate(cast("Sequence[Message]", prompt))
-        _set(request, "chat", pb.ChatMessages(messages=[_message(i, message) for i, message in messages]))
+    is_chat = bool(prompt) and isinstance(prompt[0], Mapping)
+    if is_chat:
+        set_field(request, "chat", chat_messages(cast("Sequence[Message]", prompt), of_chat))
+    elif of_chat:
+        raise InvalidRequestError(next(iter(of_chat)), "is for chats: give messages as the prompt")
+    elif isinstance(prompt, str):
+        set_field(request, "text", prompt)
     else:
-        _set(request.tokens, "ids", prompt)
+        set_field(request.tokens, "ids", prompt)
         request.tokens.SetInParent()  # an empty list is for the service to refuse
     return request
 
@@ -98,20 +108,3 @@ def _rule(kind: str, rule: Any) -> Any:
         case "json_object":
             return {}
     return dumps(rule) if isinstance(rule, Mapping) else rule
-
-
-def _message(index: int, message: Message) -> pb.ChatMessage:
-    made = pb.ChatMessage()
-    for name, value in message.items():
-        if name not in ("role", "content"):
-            raise InvalidRequestError(f"messages[{index}]", f"{name!r} is not known here; known are role and content")
-        _set(made, name, value)
-    return made
-
-
-def _set(message: Any, name: str, value: Any) -> None:
-    """Sets a field of any kind. Raises InvalidRequestError when `value` is not of its type."""
-    try:
-        message.MergeFrom(type(message)(**{name: value}))
-    except (TypeError, ValueError) as error:
-        raise InvalidRequestError(name, f"cannot be {value!r:.100}: {error}") from error

@@ -8,7 +8,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Self, TypeVar, Unpack
 
 from baton.client.async_client import AsyncClient, AsyncStream
-from baton.client.request import Message, Options, Prompt
+from baton.client.chat import Message
+from baton.client.request import Options, Prompt
 from baton.client.service_status import Model, Status, WorkerSleep, WorkerWeights
 from runtime.calls.answer import Answer, Piece
 from runtime.errors import BatonError

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from engine.cuda.cuda_runner import CudaRunner
 from engine.cuda.flash_attention import FlashAttention
+from engine.cuda.mask_buffer import MaskBuffer
 from engine.cuda.step_inputs import StepBuffer
 from engine.cuda.triton_attention import TritonAttention
 from engine.cuda.triton_operations import TritonOperations
@@ -80,7 +81,8 @@ def build_cuda_runner(
         with_page_table=attention.with_page_table,
         device=device,
     )
-    return CudaRunner(model, attention, slab, sampled, buffer, Sampler(eos_token_ids), max_rows, collective)
+    masks = MaskBuffer(min(2 * max_running, max_batch_tokens), config.vocab_size, device)  # decodes and new prompts
+    return CudaRunner(model, attention, slab, sampled, buffer, masks, Sampler(eos_token_ids), max_rows, collective)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,14 @@
 
 A step is one copy of its indices to the device, a CUDA graph (decodes only) or launches (any batch with a prompt
 chunk), and one copy of its tokens back. The tokens of a step feed the next step on the device, so the next step can be
-submitted before the host has seen them. On a CPU the same code runs in Triton's interpreter, for tests.
+submitted before the host has seen them. What depends on them, such as the mask of a grammar, comes while the device
+computes the step: `draw` then samples the rows concerned once more, before the next step reads their tokens. On a CPU
+the same code runs in Triton's interpreter, for tests.
 """
 
 import itertools
 from collections.abc import Callable, Sequence as Run
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -15,34 +17,45 @@ from torch import Tensor
 from baton_proto.sampling import SamplingParams
 from engine.core.batch import Batch, LayerDone, SampledToken, ScheduledSequence
 from engine.core.moves import Move
-from engine.core.sequence import Sequence, TokenScores
+from engine.core.sequence import Sequence, SequenceStatus, TokenScores
 from engine.cuda.decode_graphs import LARGEST_GRAPH, DecodeGraphs
 from engine.cuda.graph_recorder import GraphRecorder
+from engine.cuda.mask_buffer import MaskBuffer
 from engine.cuda.prompt_graphs import PromptGraphs, without_graphs
 from engine.cuda.step_inputs import StepBuffer, StepInputs, rows_of
 from engine.cuda.triton_attention import TritonAttention
-from engine.kernels.sampling import VocabularySplit, partial_buffer, sample
+from engine.kernels.sampling import MaskedRows, VocabularySplit, partial_buffer, sample
 from engine.model.attention import StepAttention
 from engine.model.llama import Llama
 from engine.model.shard import vocabulary_share
 from engine.parallel.collective import Collective
 from engine.runners.prompt_scores import ScoresOnTheWay, logits_in_parts, score, scored_rows
-from engine.runners.sampler import Sampler
-from engine.runners.step_shape import DeviceStep, StepShape
+from engine.runners.sampler import Sampler, is_masked
+from engine.runners.step_shape import DeviceDraw, DeviceStep, StepShape
 
 _ON_THE_WAY = 3  # steps whose tokens may be unread: depth + 1, and one that failed
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CudaStep:
     """Implements `engine.core.batch.StepOnItsWay`."""
 
-    host: Tensor  # int32 [samples], pinned
-    copied: torch.cuda.Event | None
-    known: dict[int, SampledToken]  # tokens that were drawn on the host, by sample
+    runner: "CudaRunner"
+    shape: StepShape
+    logits: Tensor | None
+    sequences: list[Sequence]  # by sample
     scored: list[ScoresOnTheWay]
+    known: dict[int, SampledToken] = field(default_factory=dict)  # tokens that were drawn on the host, by sample
+    host: Tensor | None = None  # int32 [samples], pinned
+    copied: torch.cuda.Event | None = None
+
+    def draw(self) -> None:
+        self.known = self.runner.draw(self.shape, self.logits, self.sequences)
+        self.logits = None
+        self.host, self.copied = self.runner.read_back(len(self.sequences))
 
     def tokens(self) -> Run[SampledToken]:
+        assert self.host is not None, "the step was drawn"
         if self.copied is not None:
             self.copied.synchronize()
         tokens = [SampledToken(token_id, None) for token_id in self.host.tolist()]
@@ -70,18 +83,20 @@ class CudaRunner:
         slab: Tensor,
         sampled: Tensor,
         buffer: StepBuffer,
+        masks: MaskBuffer,
         sampler: Sampler,
         max_rows: int,
         collective: Collective | None = None,
     ) -> None:
         """sampled: int32 [most tokens of a step], the tokens that a step samples; the model's `embed` reads it."""
-        self.tell: Callable[[DeviceStep], object] | None = None  # called before a step runs here
+        self.tell: Callable[[DeviceStep | DeviceDraw], object] | None = None  # called before it runs here
         self.num_layers = model.config.num_layers
         self._model = model
         self._attention = attention
         self._slab = slab
         self._sampled = sampled
         self._buffer = buffer
+        self._masks = masks
         self._sampler = sampler
         self._collective = collective
         self._vocab_size = model.config.vocab_size
@@ -97,6 +112,7 @@ class CudaRunner:
         self._graphs: DecodeGraphs | None = None
         self._prompt_graphs: PromptGraphs | None = None
         self._logits = torch.empty(0)  # of the last graph that ran
+        self._followed: tuple[StepShape, Tensor | None] | None = None  # the step that a DeviceDraw follows
         self._max_rows = max_rows
 
     @torch.inference_mode()
@@ -145,6 +161,7 @@ class CudaRunner:
             shape = (min(self._max_rows, LARGEST_GRAPH), len(self._model.vocabulary))
             self._logits = torch.empty(shape, dtype=self._slab.dtype, device=self._slab.device)
             self._graphs = DecodeGraphs(self._max_rows, self._clear, self._run_padded)
+            self._draw_masked(self._buffer.decode_shape(1), self._logits, 1, self._masks.received(1))  # compiles
         if self._collective is None:  # because graphs of parts would break PeerSum's turns
             self._prompt_graphs = self._record_pieces()
 
@@ -167,23 +184,47 @@ class CudaRunner:
             size = self._graphs.size_for(len(batch.decode))
         shape = self._buffer.shape(batch) if size is None else self._buffer.decode_shape(size)
         words = self._buffer.pack(batch, shape, self._rows)
-        rows = rows_of(batch.items)
-        drawn = [row for sequence, row in rows.items() if not self._sampler.is_plain(sequence)]
         if self.tell is not None:
-            self.tell(DeviceStep(shape, size, drawn, words.numpy().data.cast("B"), scored_rows(batch)))
+            self.tell(DeviceStep(shape, size, words.numpy().data.cast("B"), scored_rows(batch)))
         hidden, logits = self._execute(shape, size, words, layer_done, batch.moves())
-        self._rows = rows
-        sequences = list(rows)
-        known = self._draw(logits, drawn, [sequences[row] for row in drawn]) if drawn else {}
+        self._rows = rows_of(batch.items)
         scored = score(hidden, batch, self._whole_logits) if hidden is not None else []
-        return self._read_back(len(rows), known, scored)
+        return CudaStep(self, shape, logits, list(self._rows), scored)
 
     @torch.inference_mode()
-    def follow(self, step: DeviceStep, layer_done: LayerDone | None) -> None:
+    def draw(self, shape: StepShape, logits: Tensor | None, sequences: list[Sequence]) -> dict[int, SampledToken]:
+        """Samples the rows that the step's kernel could not. Returns the tokens that were drawn on the host."""
+        rows = [
+            (row, sequence)
+            for row, sequence in enumerate(sequences)
+            if not self._sampler.is_plain(sequence) and sequence.status is not SequenceStatus.FINISHED
+        ]
+        if not rows:
+            return {}
+        masked = [(row, sequence) for row, sequence in rows if is_masked(sequence)]
+        drawn = [(row, sequence) for row, sequence in rows if not is_masked(sequence)]
+        if masked:
+            self._masks.fill([row for row, _ in masked], [sequence for _, sequence in masked])
+        drawn_rows = [row for row, _ in drawn]
+        if self.tell is not None:
+            self.tell(DeviceDraw(len(masked), drawn_rows))
+        if masked:
+            self._draw_masked(shape, logits, len(masked), self._masks.upload(len(masked)))
+        return self._draw(logits, drawn_rows, [sequence for _, sequence in drawn]) if drawn else {}
+
+    @torch.inference_mode()
+    def follow(self, step: DeviceStep | DeviceDraw, layer_done: LayerDone | None) -> None:
         """Another rank's part of a step."""
+        if isinstance(step, DeviceDraw):
+            assert self._followed is not None, "rank 0 draws what a step has left"
+            shape, logits = self._followed
+            if step.num_masked:
+                self._draw_masked(shape, logits, step.num_masked, self._masks.received(step.num_masked))
+            if step.drawn_rows:
+                self._draw(logits, step.drawn_rows, None)
+            return
         hidden, logits = self._execute(step.shape, step.graph, self._buffer.take(step.words), layer_done)
-        if step.drawn_rows:
-            self._draw(logits, step.drawn_rows, None)
+        self._followed = step.shape, logits
         if hidden is not None:
             for _ in logits_in_parts(hidden, step.scored_rows, self._whole_logits):
                 pass
@@ -245,6 +286,17 @@ class CudaRunner:
         # Without prompts every row is sampled, in order.
         rows = hidden.index_select(0, inputs.sample_rows) if num_prefill_tokens else hidden
         logits = self._model.logits(rows, logits_out)
+        self._sample(logits, inputs)
+        return hidden, logits
+
+    def _draw_masked(self, shape: StepShape, logits: Tensor | None, count: int, words: Tensor) -> None:
+        """Samples the rows that `words`, rank 0's, name. The inputs of the step are still on the device."""
+        assert logits is not None, "every drawn row is sampled"
+        if self._collective is not None:
+            self._collective.broadcast(words)
+        self._sample(logits, self._buffer.view(shape), self._masks.rows(count))
+
+    def _sample(self, logits: Tensor, inputs: StepInputs, masked: MaskedRows | None = None) -> None:
         sample(
             logits,
             inputs.temperatures,
@@ -253,8 +305,8 @@ class CudaRunner:
             self._partial,
             self._sampled,
             self._split,
+            masked,
         )
-        return hidden, logits
 
     def _whole_logits(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] -> [rows, vocab]"""
@@ -263,14 +315,16 @@ class CudaRunner:
             return logits
         return self._collective.gather_columns(logits, self._share, self._vocab_size)
 
-    def _read_back(self, count: int, known: dict[int, SampledToken], scored: list[ScoresOnTheWay]) -> CudaStep:
+    @torch.inference_mode()
+    def read_back(self, count: int) -> tuple[Tensor, torch.cuda.Event | None]:
+        """Where the tokens of the step's samples will be, and when."""
         host = next(self._hosts)[:count]
         host.copy_(self._sampled[:count], non_blocking=True)
         copied = None
         if self._is_cuda:
             copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             copied.record()
-        return CudaStep(host, copied, known, scored)
+        return host, copied
 
     def _draw(
         self, logits: Tensor | None, rows: list[int], sequences: list[Sequence] | None

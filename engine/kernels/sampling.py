@@ -1,4 +1,5 @@
-"""From logits to tokens inside a CUDA graph: argmax of logit / temperature + Gumbel noise, or of the logit alone.
+"""From logits to tokens, in a CUDA graph or after it: argmax of logit / temperature + Gumbel noise, or of the logit
+alone, among all tokens or those of a mask.
 
 The noise is that of engine/kernels/philox.py, so the host's sampler draws the same tokens.
 """
@@ -28,6 +29,14 @@ class VocabularySplit:
     gather: Callable[[Tensor], Tensor]  # [n] -> [ranks, n], from all ranks
 
 
+@dataclass(frozen=True, slots=True)
+class MaskedRows:
+    """The only rows that are sampled, and the tokens that they may get."""
+
+    rows: Tensor  # int32 [n]
+    words: Tensor  # int32 [n, words]: a bit per token of the whole vocabulary, the lowest first
+
+
 def sample(
     logits: Tensor,
     temperatures: Tensor,
@@ -36,14 +45,19 @@ def sample(
     partial: Tensor,
     out: Tensor,
     split: VocabularySplit | None = None,
+    masked: MaskedRows | None = None,
 ) -> None:
     """Writes one token id per row of `logits` [rows, vocab] to int32 `out` [rows or more].
 
     temperatures: float32 [rows], 0 is greedy. seeds: int32 [rows, 2], low and high word. positions: int32 [rows], the
     output position of the token. partial: scratch from `partial_buffer`. With `split` each rank compares the best
-    tokens of all ranks' chunks, so all ranks write the same tokens.
+    tokens of all ranks' chunks, so all ranks write the same tokens. With `masked` the other rows of `out` stay as they
+    are.
     """
     rows, here = logits.shape
+    chosen, masks, words = positions, positions, 0  # never read
+    if masked is not None:
+        chosen, masks, (rows, words) = masked.rows, masked.words, masked.words.shape
     chunks = triton.cdiv(here if split is None else split.share, _CHUNK)
     assert partial.numel() >= 2 * rows * chunks
     best = partial[: 2 * rows * chunks]
@@ -55,10 +69,13 @@ def sample(
         positions,
         best[: rows * chunks].view(torch.float32),
         best[rows * chunks :],
+        chosen,
+        masks,
         0 if split is None else split.first,
         VOCAB=here,
         CHUNK=_CHUNK,
         CHUNKS=chunks,
+        WORDS=words,
         FAST=logits.is_cuda,
         OVERLAP=overlap,
         num_warps=8,
@@ -72,9 +89,11 @@ def sample(
         best.view(torch.float32),
         best,
         out,
+        chosen,
         rows * chunks,
         VOCAB=here if split is None else split.vocab,
         CHUNKS=chunks,
+        MASKED=masked is not None,
         RANKS=ranks,
         PADDED=triton.next_power_of_2(ranks * chunks),
         OVERLAP=overlap,
@@ -97,10 +116,13 @@ def _best_of_chunk(
     positions,
     values,
     indices,
+    chosen,
+    masks,
     first,
     VOCAB: tl.constexpr,
     CHUNK: tl.constexpr,
     CHUNKS: tl.constexpr,
+    WORDS: tl.constexpr,
     FAST: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -108,16 +130,22 @@ def _best_of_chunk(
         gdc_launch_dependents()
         gdc_wait()
     row = tl.program_id(0).to(tl.int64)
+    at = row
+    if WORDS:
+        at = tl.load(chosen + row).to(tl.int64)
     chunk = tl.program_id(1)
     columns = chunk * CHUNK + tl.arange(0, CHUNK)
-    scores = tl.load(logits + row * VOCAB + columns, mask=columns < VOCAB, other=float("-inf")).to(tl.float32)
-    temperature = tl.load(temperatures + row)
+    scores = tl.load(logits + at * VOCAB + columns, mask=columns < VOCAB, other=float("-inf")).to(tl.float32)
+    if WORDS:
+        allowed = tl.load(masks + row * WORDS + (first + columns) // 32, mask=columns < VOCAB, other=0)
+        scores = tl.where((allowed >> ((first + columns) % 32)) & 1 != 0, scores, float("-inf"))
+    temperature = tl.load(temperatures + at)
     if temperature > 0:
-        low = tl.load(seeds + row * 2).to(tl.uint32, bitcast=True).to(tl.uint64)
-        high = tl.load(seeds + row * 2 + 1).to(tl.uint32, bitcast=True).to(tl.uint64)
+        low = tl.load(seeds + at * 2).to(tl.uint32, bitcast=True).to(tl.uint64)
+        high = tl.load(seeds + at * 2 + 1).to(tl.uint32, bitcast=True).to(tl.uint64)
         groups = (first // 4 + chunk * (CHUNK // 4) + tl.arange(0, CHUNK // 4)).to(tl.uint32)
         zero = groups * 0
-        position = tl.load(positions + row).to(tl.uint32, bitcast=True) + zero
+        position = tl.load(positions + at).to(tl.uint32, bitcast=True) + zero
         w0, w1, w2, w3 = tl.philox(low | (high << 32), groups, position, zero, zero)
         words = tl.reshape(tl.join(tl.join(w0, w2), tl.join(w1, w3)), (CHUNK,))  # word i of counter g at 4 * g + i
         uniform = tl.minimum((words.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 0.999999940395355224609375)
@@ -146,9 +174,11 @@ def _best_of_row(
     values,
     indices,
     out,
+    chosen,
     size,
     VOCAB: tl.constexpr,
     CHUNKS: tl.constexpr,
+    MASKED: tl.constexpr,
     RANKS: tl.constexpr,
     PADDED: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -163,4 +193,7 @@ def _best_of_row(
     scores = tl.load(values + at, mask=chunks < RANKS * CHUNKS, other=float("-inf"))
     best = tl.minimum(tl.argmax(scores, axis=0), RANKS * CHUNKS - 1)
     token = tl.load(indices + size + best // CHUNKS * (2 * size) + row * CHUNKS + best % CHUNKS)
-    tl.store(out + row, tl.minimum(token, VOCAB - 1))  # in range even for rows of NaN
+    to = row
+    if MASKED:
+        to = tl.load(chosen + row).to(tl.int64)
+    tl.store(out + to, tl.minimum(token, VOCAB - 1))  # in range even for rows of NaN

@@ -15,7 +15,7 @@ from baton_proto.sampling import Needs, SamplingParams, TokenLogprobs
 from engine.core.batch import SampledToken
 from engine.core.sequence import Sequence
 from engine.kernels.philox import WORDS_PER_COUNTER, uniform_at, uniform_rows
-from runtime.grammar.matcher import Words
+from runtime.grammar.matcher import Asked, Words, fill_masks
 
 _REACH = 26.0  # a token further below the best never wins, because Gumbel noise lies between -2.9 and 22.9
 
@@ -25,15 +25,16 @@ class Sampler:
         self._eos_token_ids = tuple(eos_token_ids)
 
     def sample(self, logits: Tensor, sequences: Run[Sequence]) -> list[SampledToken]:
-        """`logits` [n, vocab] of any float type: row i is for the next token of sequences[i]. They are not changed."""
+        """`logits` [n, vocab] of any float type: row i is for the first unknown token of sequences[i]. They are not
+        changed."""
         params = [sequence.sampling for sequence in sequences]
         drawn = _rows(params, lambda p: not p.is_greedy)
-        adjusted = any(map(_adjusts, params)) or any(map(self._is_short, sequences))
+        adjusted = any(map(_adjusts, params)) or any(map(is_short, sequences))
         adjusted = adjusted or any(sequence.matcher is not None for sequence in sequences)
         scores = logits
         if adjusted:
             scores = logits.to(torch.float32, copy=True)
-            _forbid_unmatched(scores, sequences, self._is_short)
+            _forbid_unmatched(scores, sequences)
             self._forbid_stops(scores, sequences)
             _add_bias(scores, params)
             _penalize(scores, sequences)
@@ -47,17 +48,14 @@ class Sampler:
 
     def is_plain(self, sequence: Sequence) -> bool:
         """Whether the next token depends on logits, temperature and noise alone, and no logprobs are asked for."""
-        return sequence.needs is Needs.KERNEL and not self._is_short(sequence)
-
-    def _is_short(self, sequence: Sequence) -> bool:
-        return sequence.num_output_tokens < sequence.sampling.min_tokens
+        return sequence.needs is Needs.KERNEL and not is_short(sequence)
 
     def _forbid_stops(self, scores: Tensor, sequences: Run[Sequence]) -> None:
         """Forbids the tokens that would end a sequence before `min_tokens` tokens are out."""
         rows: list[int] = []
         columns: list[int] = []
         for row, sequence in enumerate(sequences):
-            if self._is_short(sequence) and sequence.matcher is None:
+            if is_short(sequence) and sequence.matcher is None:
                 stops = sequence.sampling.stop_token_ids
                 if not sequence.sampling.ignore_eos:
                     stops += self._eos_token_ids
@@ -65,6 +63,26 @@ class Sampler:
                 columns.extend(stops)
         if rows:
             scores[_index(rows, scores), _index(columns, scores)] = float("-inf")
+
+
+def is_masked(sequence: Sequence) -> bool:
+    """Whether the next token depends on a mask of the grammar too, and on nothing else."""
+    return sequence.needs is Needs.MASK and sequence.matcher is not None
+
+
+def is_short(sequence: Sequence) -> bool:
+    return sequence.next_position < sequence.sampling.min_tokens
+
+
+def fill_rows(sequences: Iterable[Sequence], words: Words) -> None:
+    """Fills words [n, num_words] with the tokens that the grammars of n sequences allow. min_tokens and ignore_eos give
+    way where a grammar allows nothing but the end."""
+    asked = []
+    for sequence in sequences:
+        assert sequence.matcher is not None
+        ends = not (is_short(sequence) or sequence.sampling.ignore_eos)
+        asked.append(Asked(sequence.matcher, sequence.output_from(sequence.matcher.num_read), ends))
+    fill_masks(asked, words)
 
 
 def _rows(params: Run[SamplingParams], asks: Callable[[SamplingParams], bool]) -> list[int]:
@@ -92,22 +110,17 @@ def _truncates(p: SamplingParams) -> bool:
     return p.top_k > 0 or p.top_p < 1 or p.min_p > 0
 
 
-def _forbid_unmatched(scores: Tensor, sequences: Run[Sequence], is_short: Callable[[Sequence], bool]) -> None:
-    """Forbids what the grammars of sequences do not allow. Invariant: every row keeps a token. min_tokens and
-    ignore_eos give way where a grammar allows nothing but the end."""
+def _forbid_unmatched(scores: Tensor, sequences: Run[Sequence]) -> None:
+    """Forbids what the grammars of sequences do not allow. Invariant: every row keeps a token."""
     rows = [row for row, sequence in enumerate(sequences) if sequence.matcher is not None]
     if not rows:
         return
-    words = np.stack([_mask(sequences[row], is_short(sequences[row])) for row in rows])
+    words = np.empty((len(rows), -(-scores.shape[1] // 32)), dtype=np.int32)
+    fill_rows([sequences[row] for row in rows], words)
     bits = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little", count=scores.shape[1])
     allowed = torch.from_numpy(bits).to(scores.device, torch.bool)
     at = _index(rows, scores)
     scores[at] = scores[at].masked_fill(~allowed, float("-inf"))
-
-
-def _mask(sequence: Sequence, is_short: bool) -> Words:
-    assert sequence.matcher is not None
-    return sequence.matcher.mask(sequence.output_token_ids, ends=not (is_short or sequence.sampling.ignore_eos))
 
 
 def _add_bias(scores: Tensor, params: Run[SamplingParams]) -> None:
@@ -128,7 +141,7 @@ def _penalize(scores: Tensor, sequences: Run[Sequence]) -> None:
     params = [sequence.sampling for sequence in penalized]
     at = _index(rows, scores)
     values = scores[at]
-    seen = _counts([sequence.token_ids for sequence in penalized], values) > 0
+    seen = _counts([sequence.known_token_ids for sequence in penalized], values) > 0
     counts = _counts([sequence.output_token_ids for sequence in penalized], values)
     repetition = _column([p.repetition_penalty for p in params], scores)
     values = torch.where(seen, torch.where(values > 0, values / repetition, values * repetition), values)
@@ -157,7 +170,7 @@ def _draw(scores: Tensor, sequences: Run[Sequence]) -> Tensor:
         at = _index(truncated, scores)
         scores[at] = _truncate(scores[at], [params[row] for row in truncated])
     seeds = _index([p.seed for p in params], scores)
-    positions = _index([sequence.num_output_tokens for sequence in sequences], scores)
+    positions = _index([sequence.next_position for sequence in sequences], scores)
     # Because noise is expensive, it is made only for tokens that can win where they are few.
     rows, token_ids = torch.nonzero(scores >= scores.amax(dim=-1, keepdim=True) - _REACH, as_tuple=True)
     if len(rows) * WORDS_PER_COUNTER < scores.numel():

@@ -68,6 +68,12 @@ class DeviceStep(msgspec.Struct, frozen=True, tag="device_step", array_like=True
 
     shape: StepShape
     graph: int | None  # rows of the graph that is replayed; None: the step is launched kernel by kernel
-    drawn_rows: list[int]  # samples that rank 0 draws on the host
     words: memoryview  # int32
     scored_rows: list[tuple[int, int]] = []  # see engine/runners/prompt_scores.py
+
+
+class DeviceDraw(msgspec.Struct, frozen=True, tag="device_draw", array_like=True):
+    """What follows a DeviceStep some of whose samples depend on the tokens of the step before."""
+
+    num_masked: int  # samples that a mask of rank 0 constrains
+    drawn_rows: list[int]  # samples that rank 0 draws on the host

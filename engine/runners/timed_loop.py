@@ -5,14 +5,13 @@ Hundreds of mock workers fit into one process and one thread.
 """
 
 import asyncio
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
 import structlog
 
-from engine.core.call_queue import CallQueue, refused_call
+from engine.core.call_queue import EventLoopCalls
 from engine.core.engine import Engine, StepOutput
 
 TIMER_SLACK_S = 0.002  # event loops count in milliseconds
@@ -31,9 +30,8 @@ class TimedLoop:
         self.ended: Future[None] = Future()
         self._engine = engine
         self._on_step = on_step
-        self._calls = CallQueue()
+        self._calls = EventLoopCalls(self._wake)
         self._loop = asyncio.get_running_loop()
-        self._loop_thread = threading.get_ident()
         self._started = False
         self._stopping = False
         self._next: asyncio.Handle | None = None  # the next turn, at once or when the step is over
@@ -54,14 +52,7 @@ class TimedLoop:
 
         The future holds what it returned or raised, or UnavailableError when the loop ended first.
         """
-        if self._loop.is_closed():
-            return refused_call()
-        future = self._calls.add(function)
-        if threading.get_ident() == self._loop_thread:
-            self._wake()
-        else:
-            self._loop.call_soon_threadsafe(self._wake)
-        return future
+        return self._calls.add(function)
 
     def _wake(self) -> None:
         if self._stopping:

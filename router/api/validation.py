@@ -81,6 +81,7 @@ class Call(Struct, frozen=True, kw_only=True):
     keep_cache_s: float = 0.0  # more than router.max_keep_cache_s: that long
     drop_cache: bool = False
     timeout_s: float | None = None
+    first_token_s: float | None = None  # until its first token is due
 
 
 async def validate(frontend: Frontend, call: Call, prompt: Prompt, options: Options) -> GenerateRequest:
@@ -121,6 +122,7 @@ async def validate(frontend: Frontend, call: Call, prompt: Prompt, options: Opti
         sampling=tuple(msgspec.structs.replace(sampling, seed=(sampling.seed + i) & MAX_SEED) for i in choices),
         stop=tuple(options.stop),
         deadline_s=deadline_s,
+        first_by_s=min(deadline_s, started_s + min(call.first_token_s or math.inf, frontend.reject_ttft_s)),
         priority=call.priority,
         account=frontend.rate_limits.account(call.caller),
         tenant=call.tenant,
@@ -141,6 +143,20 @@ def make_request_id(wanted: str | None) -> tuple[str, str]:
     if not REQUEST_ID.fullmatch(wanted):
         raise InvalidRequestError("request_id", "must be 1 to 128 visible ASCII characters")
     return wanted, f"{wanted}-{_dice.getrandbits(32):08x}"
+
+
+def seconds_of(name: str, text: str | None, per_s: int = 1) -> float | None:
+    """A time that a header gives in seconds, or in milliseconds (`per_s` 1000); None stays None. Raises
+    InvalidRequestError."""
+    if text is None:
+        return None
+    try:
+        number = float(text)
+    except ValueError as error:
+        unit = "seconds" if per_s == 1 else "milliseconds"
+        raise InvalidRequestError(name, f"is {text[:100]!r}, must be a number of {unit}") from error
+    check_range(name, number, 0.0, MAX_TIMEOUT_S * per_s, open_below=True)
+    return number / per_s
 
 
 def tenant_of(caller: Caller, where: str, named: str | None) -> str:

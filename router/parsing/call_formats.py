@@ -1,23 +1,18 @@
 """How families write tool calls. Each function reads what follows the mark that opens a call or a list of calls."""
 
-import ast
 import json
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from router.parsing.events import Arguments, CallBegun, Event
+from router.parsing.python_literals import python_literal
 from router.parsing.reader import EndedError, MalformedError, Reader, Steps
 
 Schemas = Mapping[str, Mapping[str, Any]]
 """Name of a tool -> the JSON schema of its parameters."""
 
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
-_PYTHON = {  # what changes nothing in a literal, by the quote that is open
-    "": re.compile(r"[^'\"(\[{)\]},]*"),
-    "'": re.compile(r"[^'\\]*"),
-    '"': re.compile(r'[^"\\]*'),
-}
 
 
 class CallWriter:
@@ -217,7 +212,7 @@ def _xml_value(reader: Reader, calls: CallWriter, schema: Any) -> Steps[None]:
 
 
 def pythonic(reader: Reader, calls: CallWriter) -> Steps[None]:
-    """[name(key=value, ...), ...] with Python's literals. An argument is given out when it is complete."""
+    """[name(key=value, ...), ...] with Python's literals."""
     yield from reader.literal("[")
     while True:
         yield from reader.spaces()
@@ -234,8 +229,10 @@ def pythonic(reader: Reader, calls: CallWriter) -> Steps[None]:
                 yield from reader.spaces()
             key = (yield from _until_sign(reader, "=")).strip()
             reader.take(1)
-            value = yield from _python_value(reader)
-            calls.arguments(f"{before}{json.dumps(key)}: {value}")
+            calls.arguments(f"{before}{json.dumps(key)}: ")
+            yield from python_literal(reader, calls.arguments)
+            if (yield from reader.peek()) not in ",)":
+                raise MalformedError
             before = ", "
         reader.take(1)
         calls.arguments("{}" if before == "{" else "}")
@@ -248,30 +245,6 @@ def pythonic(reader: Reader, calls: CallWriter) -> Steps[None]:
             case ",":
                 continue
         raise MalformedError
-
-
-def _python_value(reader: Reader) -> Steps[str]:
-    """A literal up to the comma or bracket behind it, as JSON."""
-    parts: list[str] = []
-    depth, quote, escaped = 0, "", False
-    while True:
-        if not escaped:
-            parts.append(reader.take_run(_PYTHON[quote]))
-        sign = yield from reader.peek()
-        if not quote and not depth and sign in ",)":
-            break
-        parts.append(reader.take(1))
-        if quote:
-            quote = quote if escaped or sign != quote else ""
-            escaped = not escaped and sign == "\\"
-        elif sign in "'\"":
-            quote = sign
-        else:
-            depth += (sign in "([{") - (sign in ")]}")
-    try:
-        return json.dumps(ast.literal_eval("".join(parts).strip()), ensure_ascii=False)
-    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
-        raise MalformedError from error
 
 
 def _object(reader: Reader, calls: CallWriter) -> Steps[None]:

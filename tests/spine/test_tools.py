@@ -5,6 +5,8 @@ from pathlib import Path
 
 import openai
 
+from baton import AsyncClient
+from baton.client.chat import Message
 from tests.service import running_service
 from tests.tiny_model import write_tiny_model
 
@@ -42,3 +44,13 @@ async def test_a_required_call_always_parses(tmp_path: Path) -> None:
             assert call.function.name == "rain"
             assert given["day"] in ("today", "tomorrow")
             assert 0 <= given["hours"] <= 24
+        async with AsyncClient(service.grpc_address) as ours:
+            tools = [{"name": "rain", "parameters": SCHEMA}]
+            messages: list[Message] = [{"role": "user", "content": "When does it rain?"}]
+            for _ in range(2):
+                answer = await ours.chat(messages, tools=tools, named_tool="rain", max_tokens=400, seed=1)
+                assert answer.finish_reason == "tool_calls"
+                assert [call.name for call in answer.tool_calls] == ["rain"]
+                assert set(json.loads(answer.tool_calls[0].arguments)) == {"day", "hours"}
+                result = {"role": "tool", "tool_call_id": answer.tool_calls[0].id, "content": "no"}
+                messages += [answer.choices[0].message(), result]

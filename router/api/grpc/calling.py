@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from router.api.validation import Call, tenant_of
+from router.api.validation import Call, seconds_of, tenant_of
 from router.requests.frontend import Frontend
 from runtime.security.bearer_keys import BearerKeys
 from runtime.security.callers import ANYONE, Caller
@@ -13,6 +13,7 @@ from runtime.security.grpc_bearer import HEADER
 
 REQUEST_ID_METADATA = "x-request-id"
 TENANT_METADATA = "baton-tenant"
+FIRST_TOKEN_METADATA = "baton-deadline-ms"  # of the first token: a request that would miss it is refused
 STALL_GRACE_S = 5.0  # beyond the deadline, for a client to take what is left
 
 
@@ -44,7 +45,8 @@ class Calls:
         caller: Caller = ANYONE if self._keys is None else self._keys.caller(shown.encode()) or ANYONE
         self._frontend.rate_limits.account(caller).admit()
         tenant = tenant_of(caller, TENANT_METADATA, metadata(context, TENANT_METADATA))
-        return Call(request_id=work_id, caller=caller, tenant=tenant, **fields)
+        first_token_s = seconds_of(FIRST_TOKEN_METADATA, metadata(context, FIRST_TOKEN_METADATA), per_s=1000)
+        return Call(request_id=work_id, caller=caller, tenant=tenant, first_token_s=first_token_s, **fields)
 
 
 def metadata(context: Any, name: str) -> str | None:

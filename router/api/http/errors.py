@@ -17,6 +17,7 @@ from runtime.errors import (
     InvalidRequestError,
     OverloadedError,
     RateLimitError,
+    TooLateError,
     UnavailableError,
     UnknownModelError,
     WorkerLostError,
@@ -54,6 +55,8 @@ def describe(error: Exception, request_id: str) -> tuple[int, ErrorBody]:
             return status, ErrorBody(str(error), "invalid_request_error", error.field, code)
         case RateLimitError():
             return 429, ErrorBody(str(error), "rate_limit_error", code="rate_limit_exceeded")
+        case TooLateError():
+            return 429, ErrorBody(str(error), "rate_limit_error", code="too_late")
         case OverloadedError():
             return 429, ErrorBody(str(error), "rate_limit_error", code="overloaded")
         case UnavailableError() | WorkerLostError():

@@ -18,16 +18,16 @@ from router.api.http.json_body import read_soon
 from router.api.http.json_response import json_response
 from router.api.http.server_sent_events import EventStream
 from router.api.prompts.logprobs import check_call
-from router.api.sampling_options import Options, check_range
-from router.api.validation import MAX_TIMEOUT_S, Call, Prompt, make_request_id, tenant_of, validate
+from router.api.sampling_options import Options
+from router.api.validation import Call, Prompt, make_request_id, seconds_of, tenant_of, validate
 from router.requests.fan_out import generate_all
 from router.requests.frontend import Frontend
 from router.requests.request import Finished, GenerateRequest, Piece
-from runtime.errors import InvalidRequestError
 from runtime.security.callers import ANYONE
 
 REQUEST_ID_HEADER = "x-request-id"
-TIMEOUT_HEADER = "x-request-timeout-s"
+TIMEOUT_HEADER = "x-request-timeout-s"  # of the whole answer
+FIRST_TOKEN_HEADER = "x-baton-deadline-ms"  # of the first token: a request that would miss it is refused
 CALLER = "baton.caller"  # who shows the key of a request; a key of its scope
 TENANT_HEADER = "x-baton-tenant"
 
@@ -50,7 +50,7 @@ class GenerationEndpoint:
         try:
             shown_id, work_id = make_request_id(http.headers.get(REQUEST_ID_HEADER))
             self._frontend.rate_limits.account(scope.get(CALLER, ANYONE)).admit()
-            timeout_s, tenant = _timeout_s(http), asking_tenant(http)
+            timeout_s, tenant = seconds_of(TIMEOUT_HEADER, http.headers.get(TIMEOUT_HEADER)), asking_tenant(http)
             with self._bodies.hold() as held:
                 data = await received_body(http, self._frontend.max_body_bytes, held)
                 asked, options, prompts = await self._read(data, tenant, timeout_s)
@@ -107,6 +107,7 @@ class GenerationEndpoint:
                 keep_cache_s=asked.keep_s,
                 drop_cache=asked.drop_cache,
                 timeout_s=timeout_s,
+                first_token_s=seconds_of(FIRST_TOKEN_HEADER, http.headers.get(FIRST_TOKEN_HEADER), per_s=1000),
             )
             requests.append(await validate(self._frontend, call, prompt, options))
             if not alone:
@@ -167,11 +168,3 @@ async def _send_events(events: EventStream, items: Items, answer: Answer, reques
             raise
         events.add(answer.failure(*describe(error, request_id)))
     await events.end()
-
-
-def _timeout_s(http: Request) -> float | None:
-    text = http.headers.get(TIMEOUT_HEADER)
-    try:
-        return check_range(TIMEOUT_HEADER, None if text is None else float(text), 0.0, MAX_TIMEOUT_S, open_below=True)
-    except ValueError as error:
-        raise InvalidRequestError(TIMEOUT_HEADER, f"is {text!r}, must be a number of seconds") from error

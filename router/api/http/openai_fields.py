@@ -4,8 +4,8 @@ Fields without effect are not even decoded. A field that is not served is refuse
 nothing. Every other name is unknown.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Container, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 from msgspec import Raw, Struct
@@ -127,7 +127,7 @@ class ChatMessage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             name = next(name for name in NOT_SERVED_IN_MESSAGES if getattr(self, name))
             raise InvalidRequestError(f"{where}.{name}", "is not supported")
         no_content = self.content is None and self.tool_calls
-        content = "" if no_content else _plain_content(f"{where}.content", self.content)
+        content = "" if no_content else _message_text(f"{where}.content", self.content)
         plain: dict[str, Any] = {"role": role, "content": content}
         if self.name is not None:
             plain["name"] = self.name
@@ -147,13 +147,27 @@ def retention_s(where: str, name: str | None, known: Mapping[str | None, float])
     return known[name]
 
 
-def _plain_content(where: str, content: str | Sequence[TextPart] | None) -> str:
-    """Text parts stand on lines of their own."""
-    if content is None:
-        raise InvalidRequestError(where, "is missing")
+class TextPiece(Protocol):
+    """A part of a content in any of the protocols."""
+
+    @property
+    def type(self) -> str: ...
+
+    @property
+    def text(self) -> str | None: ...
+
+
+def plain_text(where: str, content: str | Sequence[TextPiece], types: Container[str], wanted: str) -> str:
+    """Pieces of the types stand on lines of their own. Raises InvalidRequestError, which says what is `wanted`."""
     if isinstance(content, str):
         return content
-    for index, part in enumerate(content):
-        if part.type != "text" or part.text is None:
-            raise InvalidRequestError(f"{where}[{index}]", "must be a part of type 'text' with a text")
-    return "\n".join(part.text or "" for part in content)
+    for index, piece in enumerate(content):
+        if piece.type not in types or piece.text is None:
+            raise InvalidRequestError(f"{where}[{index}]", f"must be a {wanted}")
+    return "\n".join(piece.text or "" for piece in content)
+
+
+def _message_text(where: str, content: str | Sequence[TextPart] | None) -> str:
+    if content is None:
+        raise InvalidRequestError(where, "is missing")
+    return plain_text(where, content, ("text",), "part of type 'text' with a text")

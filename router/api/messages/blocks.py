@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw, Struct
 
-from router.api.http.openai_fields import ABSENT, TTLS_S, CacheControl, retention_s
+from router.api.http.openai_fields import ABSENT, TTLS_S, CacheControl, plain_text, retention_s
 from router.api.openai_tools import MAX_CALLS, plain_call
 from router.api.validation import plain_role
 from router.text.chat_template import Message
@@ -102,7 +102,7 @@ class Conversation:
         call_id = _required(f"{where}.tool_use_id", block.tool_use_id)
         if self._parts:
             self._end_message("user")
-        text = plain_text(f"{where}.content", block.content or "")
+        text = blocks_text(f"{where}.content", block.content or "")
         self.messages.append({"role": "tool", "content": text, "tool_call_id": call_id})
 
 
@@ -116,14 +116,9 @@ _OF_ASSISTANT: Mapping[str, _Take] = {
 }
 
 
-def plain_text(where: str, content: str | Sequence[TextBlock]) -> str:
-    """Blocks stand on lines of their own. Raises InvalidRequestError."""
-    if isinstance(content, str):
-        return content
-    for i, block in enumerate(content):
-        if block.type != "text" or block.text is None:
-            raise InvalidRequestError(f"{where}[{i}]", "must be a block of type 'text' with a text")
-    return "\n".join(block.text or "" for block in content)
+def blocks_text(where: str, content: str | Sequence[TextBlock]) -> str:
+    """Raises InvalidRequestError."""
+    return plain_text(where, content, ("text",), "block of type 'text' with a text")
 
 
 def keeps_s(where: str, content: str | Sequence[TextBlock] | None) -> Iterator[float]:

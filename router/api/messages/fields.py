@@ -9,7 +9,7 @@ from msgspec import Raw, Struct
 from baton_proto.grammar import Grammar
 from router.api.extensions import ExtendedBody
 from router.api.http.openai_fields import ABSENT, CacheControl
-from router.api.messages.blocks import Block, Conversation, TextBlock, Turn, keep_s, keeps_s, plain_text
+from router.api.messages.blocks import Block, Conversation, TextBlock, Turn, blocks_text, keep_s, keeps_s
 from router.api.openai_tools import check_distinct, check_function, check_named, plain_tool, read_tools
 from router.api.sampling_options import Options
 from router.api.structured_output import schema_grammar
@@ -109,7 +109,7 @@ class CountBody(ExtendedBody, frozen=True, kw_only=True):
         """Raises InvalidRequestError."""
         conversation = Conversation()
         if self.system:
-            conversation.messages.append({"role": "system", "content": plain_text("system", self.system)})
+            conversation.messages.append({"role": "system", "content": blocks_text("system", self.system)})
         for i, turn in enumerate(self.messages):
             conversation.add(f"messages[{i}]", turn)
         messages = conversation.messages

@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec import Raw, Struct
 
-from router.api.http.openai_fields import ABSENT
+from router.api.http.openai_fields import ABSENT, plain_text
 from router.api.openai_tools import MAX_CALLS, plain_call, read_arguments
 from router.api.validation import plain_role
 from router.text.chat_template import Message
@@ -80,7 +80,7 @@ class Conversation:
     def _message(self, where: str, item: Item) -> None:
         if item.role is None or item.content is None:
             raise InvalidRequestError(f"{where}.{'content' if item.role else 'role'}", "is missing")
-        role, text = plain_role(where, item.role), plain_text(f"{where}.content", item.content)
+        role, text = plain_role(where, item.role), parts_text(f"{where}.content", item.content)
         if role != "assistant":
             self._end_turn()
             self.messages.append({"role": role, "content": text})
@@ -103,14 +103,14 @@ class Conversation:
         if item.call_id is None or item.output is None:
             raise InvalidRequestError(f"{where}.{'output' if item.call_id else 'call_id'}", "is missing")
         self._end_turn()
-        text = plain_text(f"{where}.output", item.output)
+        text = parts_text(f"{where}.output", item.output)
         self.messages.append({"role": "tool", "content": text, "tool_call_id": item.call_id})
 
     def _reasoning(self, where: str, item: Item) -> None:
         """Its summary stands in for reasoning that is not sent back."""
         if self._turn is not None and (self._turn["content"] or "tool_calls" in self._turn):
             self._end_turn()
-        text = plain_text(f"{where}.content", item.content or item.summary or "")
+        text = parts_text(f"{where}.content", item.content or item.summary or "")
         turn = self._assistant()
         turn["reasoning_content"] = turn.get("reasoning_content", "") + text
 
@@ -123,11 +123,6 @@ _KINDS: Mapping[str, Callable[[Conversation, str, Item], None]] = {
 }
 
 
-def plain_text(where: str, content: str | Sequence[Part]) -> str:
-    """Parts stand on lines of their own. Raises InvalidRequestError."""
-    if isinstance(content, str):
-        return content
-    for i, part in enumerate(content):
-        if part.type not in TEXT_PARTS or part.text is None:
-            raise InvalidRequestError(f"{where}[{i}]", "must be a part with a text, of type 'input_text' as a rule")
-    return "\n".join(part.text or "" for part in content)
+def parts_text(where: str, content: str | Sequence[Part]) -> str:
+    """Raises InvalidRequestError."""
+    return plain_text(where, content, TEXT_PARTS, "part with a text, of type 'input_text' as a rule")

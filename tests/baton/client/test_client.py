@@ -17,6 +17,7 @@ import pytest_asyncio
 import baton
 from baton import AsyncClient, Client
 from baton.client import service_status as shown
+from baton.client.chat import CHAT_FIELDS
 from baton.client.request import SAMPLING, Options, generate_request
 from baton_proto.generated import inference_pb2 as pb
 from runtime.calls import answer as said
@@ -77,8 +78,59 @@ async def test_plain_answers_have_the_fields_of_the_protocol(kind: Any, message:
 
 async def test_options_are_those_of_the_protocol() -> None:
     own = {"model", "request_id", "priority", "cache_salt", "keep_cache_s", "drop_cache"}
-    assert Options.__annotations__.keys() - own == {*SAMPLING}
+    assert Options.__annotations__.keys() - own == {*SAMPLING, *CHAT_FIELDS}
     assert own <= {field.name for field in pb.GenerateRequest.DESCRIPTOR.fields}
+
+
+RAIN = {"name": "rain", "description": "When it rains.", "parameters": {"type": "object"}}
+SENT_RAIN = pb.Tool(name="rain", description="When it rains.", parameters='{"type": "object"}')
+
+
+async def test_tools_are_sent_and_an_answer_goes_back_as_a_message() -> None:
+    choice = said.Choice(content="So:", reasoning="Hm.", tool_calls=[said.ToolCall("c1", "rain", '{"day": 1}')])
+    openai_call = {"id": "c2", "type": "function", "function": {"name": "rain", "arguments": "{}"}}
+    messages: list[Any] = [
+        {"role": "user", "content": "When?"},
+        choice.message(),
+        {"role": "tool", "tool_call_id": "c1", "content": "5 pm"},
+        {"role": "assistant", "content": None, "tool_calls": [openai_call]},
+    ]
+    tools: list[Any] = [RAIN, {"type": "function", "function": RAIN}]
+    wanted = Options(tools=tools, tool_choice="required", parallel_tool_calls=False, template_variables={"a": True})
+    sent = generate_request(messages, {"max_tokens": 5}, wanted).chat
+    assert sent == pb.ChatMessages(
+        messages=[
+            pb.ChatMessage(role="user", content="When?"),
+            pb.ChatMessage(
+                role="assistant",
+                content="So:",
+                reasoning="Hm.",
+                tool_calls=[pb.ToolCall(id="c1", name="rain", arguments='{"day": 1}')],
+            ),
+            pb.ChatMessage(role="tool", tool_call_id="c1", content="5 pm"),
+            pb.ChatMessage(role="assistant", tool_calls=[pb.ToolCall(id="c2", name="rain", arguments="{}")]),
+        ],
+        tools=[SENT_RAIN, SENT_RAIN],
+        tool_choice=pb.TOOL_CHOICE_REQUIRED,
+        parallel_tool_calls=False,
+        template_variables='{"a": true}',
+    )
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "field"),
+    [
+        ("text", {"tools": [RAIN]}, "tools"),
+        ([{"role": "user"}], {"tools": ["rain"]}, "tools[0]"),
+        ([{"role": "user"}], {"tools": [RAIN, {"title": "b"}]}, "tools[1]"),
+        ([{"role": "user"}], {"tool_choice": "rain"}, "tool_choice"),
+        ([{"role": "user", "tool_calls": [{"name": 5}]}], {}, "messages[0].tool_calls[0].name"),
+    ],
+)
+async def test_what_a_chat_cannot_say_is_refused_with_its_field(prompt: Any, options: Any, field: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        generate_request(prompt, None, options)
+    assert caught.value.field == field
 
 
 @pytest.mark.parametrize(

@@ -4,16 +4,19 @@ interpreter elsewhere."""
 import pytest
 import torch
 
+from baton_proto.grammar import Grammar
 from baton_proto.sampling import SamplingParams
 from engine.core.batch import Runner
 from engine.core.engine import Engine
 from engine.cuda.cuda_build import build_cuda_runner
+from engine.cuda.mask_buffer import MaskBuffer
 from engine.kernels import small_linear
 from engine.model.weights import Weights
 from engine.runners.torch_runner import build_runner
 from runtime.checkpoint.model_files import ModelFiles, resolve_model
 from runtime.config.serving import EngineConfig
 from runtime.device.drivers import memory_of
+from runtime.grammar.compiler import GrammarCompiler
 from tests.engine.engine_runs import run, sequences, small_engine
 from tests.engine.prompt_logprobs import assert_engine_scores
 from tests.tiny_model import write_tiny_model
@@ -21,6 +24,7 @@ from tests.tiny_model import write_tiny_model
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 NUM_BLOCKS, BLOCK_SIZE = 40, 16
 MAX_BATCH_TOKENS, MAX_RUNNING = 48, 6
+LETTERS = Grammar("regex", "[a-e]{10,60}")
 
 
 @pytest.fixture(autouse=True)
@@ -62,14 +66,20 @@ def engine(files: ModelFiles, runner: Runner, num_blocks: int = NUM_BLOCKS) -> E
     return small_engine(files, runner, num_blocks, MAX_BATCH_TOKENS, MAX_RUNNING)
 
 
-def both(files: ModelFiles, params: list[SamplingParams], seed: int, num_blocks: int = NUM_BLOCKS) -> None:
+def both(
+    files: ModelFiles,
+    params: list[SamplingParams],
+    seed: int,
+    num_blocks: int = NUM_BLOCKS,
+    grammars: GrammarCompiler | None = None,
+) -> None:
     torch_slab = slab(files, torch.device("cpu"), stale=3.0)  # it multiplies what is stale by zero
     torch_runner = build_runner(
         files, EngineConfig(device="cpu", attention="torch"), torch_slab, Weights(files.folder, torch_slab.dtype)
     )
-    expected = run(engine(files, torch_runner, num_blocks), sequences(params, seed))
+    expected = run(engine(files, torch_runner, num_blocks), sequences(params, seed, grammars))
     pressed = engine(files, cuda_runner(files), num_blocks)
-    assert run(pressed, sequences(params, seed)) == expected
+    assert run(pressed, sequences(params, seed, grammars)) == expected
     assert (pressed.scheduler.num_preemptions > 0) == (num_blocks < NUM_BLOCKS)
     assert sum(len(set(tokens)) for tokens in expected.values()) > 12, "the test says nothing when models repeat"
 
@@ -88,6 +98,45 @@ def test_sampling_that_the_kernel_does_not_know(files: ModelFiles) -> None:
         SamplingParams(max_tokens=6, seed=5, temperature=0.0, logprobs=2),
     ]
     both(files, params, seed=2)
+
+
+def test_grammars_beside_what_kernel_and_sampler_draw(files: ModelFiles) -> None:
+    params = [
+        SamplingParams(max_tokens=7, seed=1, temperature=0.0, grammar=LETTERS),
+        SamplingParams(max_tokens=4, seed=2, temperature=0.8),
+        SamplingParams(max_tokens=7, seed=3, temperature=0.9, grammar=LETTERS),
+        SamplingParams(max_tokens=6, seed=4, temperature=0.9, top_p=0.9, frequency_penalty=1.0, grammar=LETTERS),
+        SamplingParams(max_tokens=6, seed=5, temperature=1.5, min_tokens=6, grammar=Grammar("regex", "[xyz]{2,6}")),
+    ]
+    grammars = GrammarCompiler(files.folder, files.config.vocab_size, files.eos_token_ids)
+    both(files, params, seed=3, grammars=grammars)
+
+
+def test_a_sequence_with_a_grammar_is_in_every_step(files: ModelFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next step is on its way before the mask of the one before is known."""
+    grammars = GrammarCompiler(files.folder, files.config.vocab_size, files.eos_token_ids)
+    news, tokens = list[str](), list[int]()
+    fill = MaskBuffer.fill
+    monkeypatch.setattr(MaskBuffer, "fill", lambda *given: (news.append("mask"), fill(*given)))
+    ours = engine(files, cuda_runner(files))
+    ours.add(sequences([SamplingParams(max_tokens=5, seed=1, grammar=LETTERS)], 1, grammars)[0])
+    while ours.has_work:
+        tokens.append(len(ours.step().outputs))
+    assert tokens[-6:] == [0, 1, 1, 1, 1, 1], "a token with each step but the first"
+    assert news == ["mask"] * 5
+
+
+def test_a_mask_that_fails_ends_its_step_and_no_other(files: ModelFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    grammars = GrammarCompiler(files.folder, files.config.vocab_size, files.eos_token_ids)
+    params = [SamplingParams(max_tokens=4, seed=1, grammar=LETTERS)]
+    ours = engine(files, cuda_runner(files))
+    with monkeypatch.context() as patch:
+        patch.setattr(MaskBuffer, "fill", lambda *_: 1 / 0)
+        ours.add(sequences(params, 1, grammars)[0])
+        ends = [one for _ in range(4) for one in ours.step().outputs]
+    assert [one.error for one in ends] == ["the step failed: ZeroDivisionError: division by zero"]
+    assert ours.check_integrity() == []
+    assert len(run(ours, sequences(params, 1, grammars))["r0"]) == 4
 
 
 def test_preemption_under_a_small_pool(files: ModelFiles) -> None:

@@ -1,10 +1,11 @@
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from engine.kernels.sampling import VocabularySplit, partial_buffer, sample
+from engine.kernels.sampling import MaskedRows, VocabularySplit, partial_buffer, sample
 from engine.model.shard import vocabulary_share
 from tests.engine.kernels.device import DEVICE, DTYPES, random
 from tests.engine.kernels.references import sample_reference
@@ -58,6 +59,45 @@ def test_rows_of_nan_still_give_a_token() -> None:
     logits = torch.full((1, 70), float("nan"), device=DEVICE)
     found = draw(logits, torch.zeros(1, device=DEVICE), int32([0, 0]).view(1, 2), int32([0]))
     assert 0 <= found.item() < 70
+
+
+@pytest.mark.parametrize(("vocab", "ranks"), [(515, 1), (10_001, 1), (515, 2), (10_001, 4)])
+def test_masked_rows_alone_are_drawn_among_their_tokens(vocab: int, ranks: int) -> None:
+    """Also where a rank's part of the vocabulary begins in the middle of a word."""
+    logits = random(6, vocab, scale=3.0)
+    temperatures = torch.tensor([0.0, 0.6, 1.0, 0.0, 2.5, 0.9], device=DEVICE)
+    seeds, positions = torch.arange(12, device=DEVICE).int().view(6, 2), int32([0, 1, 2, 3, 4, 5])
+    chosen = [1, 3, 5]
+    allowed = torch.rand(len(chosen), vocab, generator=torch.Generator().manual_seed(1)) < 0.1
+    allowed[2] = False
+    allowed[2, vocab - 1] = True
+    bits = np.packbits(allowed.numpy(), axis=1, bitorder="little")
+    words = np.zeros((len(chosen), -(-vocab // 32) * 4), dtype=np.uint8)
+    words[:, : bits.shape[1]] = bits
+    masked = MaskedRows(int32(chosen), torch.from_numpy(words.view(np.int32)).to(DEVICE))
+    constrained = logits[chosen].masked_fill(~allowed.to(DEVICE), float("-inf"))
+    expected = [-7] * 6
+    drawn = sample_reference(constrained, temperatures[chosen], seeds[chosen], positions[chosen])
+    for row, token_id in zip(chosen, drawn.tolist(), strict=True):
+        expected[row] = token_id
+    assert expected[5] == vocab - 1
+    share = vocabulary_share(vocab, ranks)
+    told: list[Tensor] = []
+
+    def drawn_by(rank: int, gather: Callable[[Tensor], Tensor]) -> list[int]:
+        part = logits[:, rank * share : (rank + 1) * share].contiguous()
+        out = torch.full((6,), -7, dtype=torch.int32, device=DEVICE)
+        split = VocabularySplit(rank * share, share, vocab, gather) if ranks > 1 else None
+        sample(part, temperatures, seeds, positions, partial_buffer(6, share, DEVICE), out, split, masked)
+        return out.tolist()
+
+    def tell(best: Tensor) -> Tensor:
+        told.append(best.clone())
+        return best.expand(ranks, -1).contiguous()
+
+    for rank in range(ranks):
+        drawn_by(rank, tell)
+    assert [drawn_by(rank, lambda best: torch.stack(told)) for rank in range(ranks)] == [expected] * ranks
 
 
 @pytest.mark.parametrize(("vocab", "ranks"), [(515, 2), (10_001, 2), (10_001, 4)])

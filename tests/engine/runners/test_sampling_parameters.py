@@ -55,15 +55,19 @@ def test_only_what_the_kernel_or_the_engine_applies_is_plain(row: Parameter) -> 
         is_short = row.name == "min_tokens" and value > len(OUTPUT)
         assert Sampler(EOS).is_plain(asks) == (row.rule.needs is Needs.KERNEL and not is_short), value
     assert (row.rule.needs is Needs.KERNEL) == (row.name in (*ENGINES, *SCORES, *KERNELS))
+    assert (row.rule.needs is Needs.MASK) == (row.name in GRAMMAR)
 
 
 @ROWS
-def test_only_what_reads_the_tokens_waits_for_them(row: Parameter) -> None:
+def test_the_sampler_reads_no_pending_token(row: Parameter) -> None:
+    """A step's own token is pending while it is drawn."""
+    logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(1)) * 0.5
     for value in values_of(row):
-        asks = sequence(row.name, value if row.name != "max_tokens" else 100)
+        asks = sequence(row.name, value)
+        expected = sampled(logits, asks)
         asks.token_ids.append(PENDING)
         asks.num_pending_tokens = 1
-        assert asks.awaits_token == (row.rule.needs is Needs.TOKENS), value
+        assert sampled(logits, asks) == expected, value
 
 
 @pytest.mark.parametrize("name", [name for name in PARAMETERS if name not in (*ENGINES, *SCORES, *GRAMMAR)])
