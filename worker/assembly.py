@@ -3,6 +3,7 @@
 
 import dataclasses
 import functools
+import importlib
 import os
 import threading
 from collections.abc import Awaitable, Callable, Sequence
@@ -94,6 +95,7 @@ class EngineAssembly:
     loop: LoopFactory = EngineLoop  # what steps the engine
     engine_masks: bool = False  # whether the engine compiles grammars itself; else sequences have matchers
     refuses: Refuses = lambda sampling, num_replayed: ""
+    kv_form: str = ""  # what the bytes of a block depend on beside layout and model, where it is not our own engine
 
     @property
     def own_slab(self) -> Slab:
@@ -107,10 +109,22 @@ class EngineAssembly:
         return _model_hash(self.config_hash, self.memory)
 
     def identity(self, worker_id: str, incarnation: int) -> SlabIdentity:
-        return SlabIdentity(worker_id, incarnation, self.model_hash, self.layout, Shard(0, self.ranks))
+        meaning = self.model_hash + self.kv_form
+        return SlabIdentity(worker_id, incarnation, meaning, self.layout, Shard(0, self.ranks))
 
 
 EngineFactory = Callable[[ServingConfig], EngineAssembly]
+
+
+BUILDERS = {"baton": ("worker.assembly", "build_engine"), "vllm": ("worker.vllm_assembly", "build_vllm")}
+"""Module and function by `workers.engine`; only the module of the engine that is wanted is imported."""
+
+
+def build_worker_engine(config: ServingConfig) -> EngineAssembly:
+    """Raises ConfigError or ModelError."""
+    module, function = BUILDERS[config.workers.engine]
+    build: EngineFactory = getattr(importlib.import_module(module), function)
+    return build(config)
 
 
 def build_engine(config: ServingConfig, on_rank_lost: Callable[[RankLostError], None] | None = None) -> EngineAssembly:

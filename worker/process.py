@@ -2,8 +2,9 @@
 
 import asyncio
 import os
+import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,7 +22,7 @@ from runtime.kv_events.publisher import EventPublisher
 from runtime.nats.client import NatsClient, connect
 from runtime.processes.serving import print_ready, stop_signal
 from runtime.security.keys import Keys, check_reach, load_keys
-from worker.assembly import EngineAssembly, EngineFactory, build_engine
+from worker.assembly import EngineAssembly, EngineFactory, build_worker_engine
 from worker.metrics import MetricsEndpoint, WorkerMetrics
 from worker.role import Role
 from worker.rpc_server import WorkerService
@@ -31,6 +32,7 @@ from worker.stream_server import StreamServer
 LOAD_INTERVAL_S = 1.0
 END_GRACE_S = 2.0  # for requests that the end of the drain timeout cut off
 STOP_TIMEOUT_S = 10.0
+FLUSH_POLL_S = 0.02
 
 log = structlog.get_logger()
 
@@ -44,13 +46,13 @@ class RoleFactory(Protocol):
 
 
 async def run_worker(
-    config: ServingConfig, worker_id: str, build_role: RoleFactory, build: EngineFactory = build_engine
+    config: ServingConfig, worker_id: str, build_role: RoleFactory, build: EngineFactory = build_worker_engine
 ) -> None:
     """One worker alone in its process: serves until SIGTERM or SIGINT, then drains."""
     stop = stop_signal()
     assembly = build(config)
     async with shared_parts(config, worker_id) as shared:
-        await serve_worker(shared, worker_id, build_role, assembly, stop, _print_ready)
+        await serve_worker(shared, worker_id, build_role, assembly, stop, announce_ready)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,13 +143,23 @@ async def _until_stopped(stop: asyncio.Event, runtime: WorkerRuntime) -> None:
 
 
 async def _drain(runtime: WorkerRuntime) -> None:
+    """Prefixes in memory have what requests leave of the drain timeout to get to the disk."""
+    began_s, timeout_s = time.monotonic(), runtime.config.workers.drain_timeout_s
     log.info("draining", in_flight=len(runtime.role.in_flight))
-    remaining = await runtime.drain(runtime.config.workers.drain_timeout_s)
+    remaining = await runtime.drain(timeout_s)
     if remaining:
         log.warning("drain timeout: requests cut off", remaining=remaining)
         message = f"{runtime.worker_id} drained before the request ended"
         runtime.role.end_all(Failure("refused", message, retryable=True, worker_id=runtime.worker_id))
         await runtime.role.in_flight.wait_empty(END_GRACE_S)
+    if runtime.config.engine.disk_kv.folder is not None:
+        await _flush(runtime, began_s + timeout_s)
+
+
+async def _flush(runtime: WorkerRuntime, until_s: float) -> None:
+    with suppress(UnavailableError):  # the engine has ended
+        while await runtime.bridge.call(lambda engine: engine.block_manager.flush()) and time.monotonic() < until_s:
+            await asyncio.sleep(FLUSH_POLL_S)
 
 
 async def _report_load(runtime: WorkerRuntime, nats: NatsClient) -> None:
@@ -180,7 +192,8 @@ def _record(runtime: WorkerRuntime, rpc_address: str, stream_address: str, metri
     )
 
 
-def _print_ready(record: WorkerRecord) -> None:
+def announce_ready(record: WorkerRecord) -> None:
+    """Tells whoever has started the process."""
     addresses = {"rpc": record.rpc_address, "stream": record.stream_address, "metrics": record.metrics_address}
     print_ready(f"{record.role}_worker", record.worker_id, addresses)
     log.info("ready", worker=record.worker_id, incarnation=record.incarnation, rpc=record.rpc_address)

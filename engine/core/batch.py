@@ -70,6 +70,11 @@ whole batch; on a GPU, after the writes were enqueued."""
 class StepOnItsWay(Protocol):
     """A submitted step. Invariant: its KV is written before that of a step submitted later."""
 
+    def draw(self) -> None:
+        """Samples what depends on the tokens of the step before. The engine calls it once, when it knows these and has
+        submitted no later step; not where the runner's depth is 0."""
+        ...
+
     def tokens(self) -> Run[SampledToken]:
         """Waits for the step. Returns one token per item with `sample` set, in the order of `batch.items`."""
         ...
@@ -84,6 +89,9 @@ class StepDone(Struct, frozen=True):
 
     sampled: Run[SampledToken]
     scored: Run[TokenScores] = ()
+
+    def draw(self) -> None:
+        pass
 
     def tokens(self) -> Run[SampledToken]:
         return self.sampled

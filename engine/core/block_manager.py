@@ -70,6 +70,7 @@ class BlockManager:
         self.step_s: Callable[[], float] = lambda: 0.0  # how long the last step took
         self._moves = Moves()
         self._wake: Callable[[], object] = lambda: None
+        self._is_flushing = False
         self._is_awaited_move = False  # whether somebody asks again when one has ended
         self._tier = tier
         self._disk = disk
@@ -121,7 +122,9 @@ class BlockManager:
         self._share(here, num_resting)
         self._cache.keep(lowered)
         # Sorted, blocks that were evicted deepest first form one run of memory again, and are shipped as one.
-        new = sorted(self._take(num_new))
+        # Who has to wait for copies anyway leaves empty blocks to decodes, which would wait behind all these copies.
+        keep_empty = self._tier.spare // 2 if self._tier is not None and num_new > self.num_free else 0
+        new = sorted(self._take(num_new, keep_empty))
         if lowered:
             self._restore(lowered, new[: len(lowered)])
         sequence.block_table = here + new
@@ -142,21 +145,24 @@ class BlockManager:
     def _hits(self, sequence: Sequence) -> list[int]:
         """Its cached blocks, wherever they lie, up to the first token that is to be computed: the last one at the
         latest."""
+        return self._cache.match(sequence, 0, self._hash(sequence))
+
+    def _hash(self, sequence: Sequence) -> int:
+        """Hashes the blocks that need not be computed where they are cached, and returns how many they are."""
         limit = min(sequence.num_tokens - 1, sequence.num_cacheable_tokens) // self.block_size
         sequence.hash_blocks(limit, self.block_size)
-        return self._cache.match(sequence, 0, limit)
+        return limit
 
     def _usable(self, hits: list[int]) -> list[int]:
         """The hits before the first one that would have to be read from the disk; those of the device alone, when the
         others are computed sooner than copied."""
         if self._disk is not None:
             first = self._num_before(hits, self._cache.first_copy)
-            hits = hits[: next((i for i in range(first, len(hits)) if not self._is_near(hits[i])), len(hits))]
+            hits = hits[: next((i for i in range(first, len(hits)) if not self._is_in_memory(hits[i])), len(hits))]
         if self._tier is not None:
-            num_here = self._num_before(hits, self.num_blocks)
-            num_lowered = len(hits) - num_here
-            if num_lowered and self._tier.load_s(num_lowered) > self.compute_s(num_lowered * self.block_size):
-                return hits[:num_here]
+            here, lowered = self._by_home(hits)
+            if lowered and self._tier.load_s(len(lowered)) > self.compute_s(len(lowered) * self.block_size):
+                return here
         return hits
 
     def _num_before(self, hits: list[int], first_id: int) -> int:
@@ -175,6 +181,13 @@ class BlockManager:
         """Tokens that a sequence without blocks would find cached if it got blocks now."""
         return len(self._usable(self._hits(sequence))) * self.block_size
 
+    def shared_tokens(self, sequence: Sequence, other: Sequence) -> int:
+        """Leading tokens in whole blocks that two prompts have in common, by their hashes, and that need not be
+        computed for the first one where they are cached. `other` has blocks."""
+        ours, theirs = sequence.sequence_hashes, other.sequence_hashes
+        end = min(self._hash(sequence), len(theirs))
+        return bisect_left(range(end), True, key=lambda i: ours[i] != theirs[i]) * self.block_size
+
     # --- the disk -----------------------------------------------------------------------------------------------------
 
     def restores(self, sequence: Sequence) -> bool:
@@ -184,7 +197,7 @@ class BlockManager:
             return False
         hits = self._hits(sequence)
         on_disk = hits[self._num_before(hits, self._cache.first_copy) :]
-        missing = [block for block in on_disk if not self._is_near(block)]
+        missing = [block for block in on_disk if not self._is_in_memory(block)]
         reads = self._cache.copies.reads
         num_new = sum(block not in reads for block in missing)
         if not missing or self._disk.read_s(num_new) >= self.compute_s(len(missing) * self.block_size):
@@ -205,9 +218,9 @@ class BlockManager:
     # --- copies between device and lower tier -------------------------------------------------------------------------
 
     def is_near(self, sequence: Sequence) -> bool:
-        """Whether the moves of its blocks end within the time of a step."""
+        """Whether the moves of its blocks are enqueued, and end within the time of a step."""
         step_s = self.step_s()
-        return all(move.left_s() <= step_s for move in sequence.moves)
+        return all(move.is_enqueued() and move.left_s() <= step_s for move in sequence.moves)
 
     def is_moving(self, sequence: Sequence) -> bool:
         """Whether blocks that others shall write for it are still being copied. Then land() will have news."""
@@ -272,7 +285,7 @@ class BlockManager:
         """Reads and writes of the disk tier that failed."""
         return self._disk.num_errors if self._disk is not None else 0
 
-    def _is_near(self, block: int) -> bool:
+    def _is_in_memory(self, block: int) -> bool:
         return self._cache.content(block) is not None
 
     def _is_awaited(self, copy: int) -> bool:
@@ -280,7 +293,8 @@ class BlockManager:
 
     def _write_behind(self) -> None:
         if self._disk is not None:
-            self._cache.write_behind(self._disk.max_writes)
+            write = self._cache.write_all if self._is_flushing else self._cache.write_behind
+            write(self._disk.max_writes)
         self._carry_out()
 
     def _carry_out(self) -> None:
@@ -390,7 +404,9 @@ class BlockManager:
         self._cache.expire(now_s)
 
     def clear(self) -> None:
-        """Empties the prefix cache but for blocks that sequences hold; those are announced again."""
+        """Empties the prefix cache but for blocks that sequences hold; those are announced again. When it returns, no
+        copy is under way."""
+        self._moves.wait()
         self._returned += self._cache.clear()
         self._restoring.clear()
         if self._disk is not None:
@@ -402,12 +418,25 @@ class BlockManager:
             self._disk.move(name)
 
     def vacate(self) -> None:
-        """Empties the device: prefixes that fit go into the lower tier. Invariant: no sequence holds blocks."""
+        """Empties the device: prefixes that fit go into the lower tier, and are there when it returns. Invariant: no
+        sequence holds blocks."""
         assert not self._holders
         if self._tier is None:
             self.clear()  # in one event
         else:
             self._returned += self._evict(self.num_cached)
+            self._moves.wait()
+
+    def flush(self) -> bool:
+        """For a worker that ends: from now on, prefixes in memory are written to the disk, those that would be given up
+        last first. Returns whether any are being written."""
+        if self._disk is None:
+            return False
+        self._is_flushing = True
+        if not self._holders:
+            self.vacate()
+        self._write_behind()
+        return bool(self._cache.copies.writes)
 
     def runs(self) -> list[Stored]:
         """A snapshot of the prefix cache, referenced blocks included; parents come before children."""
@@ -446,15 +475,18 @@ class BlockManager:
     def has_events(self) -> bool:
         return self._cache.has_events
 
-    def _take(self, count: int) -> list[int]:
-        """Blocks, each with one reference now: returned ones, then fresh ones, then the oldest cached ones."""
+    def _take(self, count: int, keep_empty: int = 0) -> list[int]:
+        """Blocks, each with one reference now: returned ones, then fresh ones, then the oldest cached ones. keep_empty:
+        so many empty ones stay, as far as there are cached ones in their place."""
+        num_evicted = min(self.num_cached, max(0, count - max(0, self.num_free - keep_empty)))
+        evicted, count = self._evict(num_evicted), count - num_evicted
         returned = self._returned
         blocks = [returned.pop() for _ in range(min(count, len(returned)))]
         num_known = len(self._references)
         num_fresh = min(count - len(blocks), self.num_blocks - num_known)
         blocks += range(num_known, num_known + num_fresh)
         self._references.frombytes(bytes(num_fresh * self._references.itemsize))
-        blocks += self._evict(count - len(blocks))
+        blocks += evicted
         for block in blocks:
             self._references[block] = 1
         return blocks

@@ -1,5 +1,7 @@
 """What other threads want run with an engine, between its steps: the queue that every engine loop has."""
 
+import asyncio
+import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -44,6 +46,27 @@ class CallQueue:
             _, future = self._calls.popleft()
             if future.set_running_or_notify_cancel():
                 future.set_exception(_stopped())
+
+
+class EventLoopCalls(CallQueue):
+    """The queue of an engine loop that runs on an event loop, the one on which the queue is created. `wake` is called
+    there after each call."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        super().__init__()
+        self._wake = wake
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+
+    def add(self, function: Callable[[Engine], T]) -> Future[T]:
+        if self._loop.is_closed():
+            return refused_call()
+        future = super().add(function)
+        if threading.get_ident() == self._thread:
+            self._wake()
+        else:
+            self._loop.call_soon_threadsafe(self._wake)
+        return future
 
 
 def refused_call() -> Future[Any]:

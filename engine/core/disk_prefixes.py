@@ -41,6 +41,18 @@ class DiskPrefixCache(PrefixCache):
                 copies.begin_write(source, self._disk_block(block))
             self._give_up_slot(kind)
 
+    def write_all(self, max_writes: int) -> None:
+        """Begins to write blocks of host memory that have no copy, those that would be given up last first, while the
+        disk has room or older blocks."""
+        copies = self.copies
+        for age, slot in self._lowered.youngest(self._now):
+            for block in self._without_copy(slot):
+                if block < self.num_blocks:
+                    break  # a sequence holds the parent; its KV is not in host memory
+                if len(copies.writes) >= max_writes or block in copies.sources or not self._make_copy(age):
+                    return
+                copies.begin_write(block, self._disk_block(block))
+
     def _without_copy(self, block: int) -> list[int]:
         """The block and those above it that have no copy, parents first."""
         missing = []

@@ -1,7 +1,8 @@
 """The engine: each `step()` schedules a batch, submits it to the runner, and collects the tokens of finished batches.
 
 A runner of depth 1 computes a step while the next one is scheduled. Its tokens are collected one step later, so a
-sequence that has ended meanwhile was scheduled once too often; that surplus token is dropped. With depth 0 the same
+sequence that has ended meanwhile was scheduled once too often; that surplus token is dropped. What can be sampled only
+after the token before, such as a token of a grammar, is drawn when that token has been collected. With depth 0 the same
 code collects each batch at once.
 
 Owned by one thread (`EngineLoop`), which alone calls anything here. Torch-free: the runner has the tensors.
@@ -9,10 +10,10 @@ Owned by one thread (`EngineLoop`), which alone calls anything here. Torch-free:
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence as Run
 
 import structlog
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from baton_proto.discovery import WorkerLoad
 from baton_proto.kv_events import KvEvent
@@ -112,6 +113,11 @@ class Engine:
             raise InvalidRequestError("prompt", f"{sequence.num_tokens} tokens do not fit into this worker's KV pool")
         return self.scheduler.reserve(sequence)
 
+    def follows(self, sequence: Sequence, leaders: Run[Sequence]) -> bool:
+        """Whether a sequence that is to be reserved had better wait until one of `leaders`, which are reserved, has
+        arrived with the prefix that both have in common."""
+        return not sequence.block_table and self.scheduler.follows(sequence, leaders)
+
     def forgo(self, sequence: Sequence) -> None:
         """Nobody asks again for a sequence that could not be reserved."""
         if sequence.status is SequenceStatus.REMOTE:  # it has blocks, which are being copied
@@ -164,6 +170,8 @@ class Engine:
         batch = self._schedule()
         is_under_way = self._submit(batch)
         outputs, num_landed = self._collect(self.runner.depth if is_under_way else 0)
+        if is_under_way and self._in_flight:
+            self._draw()
         return StepOutput(outputs, self.block_manager.take_events(), batch.num_tokens or num_landed, restored)
 
     def _schedule(self) -> Batch:
@@ -176,11 +184,11 @@ class Engine:
         """Whether a new step is on its way."""
         if batch.num_tokens == 0:
             return False
+        for move in batch.moves():
+            move.before(BEFORE_STEP)
         started_s, began_s = self.clock(), time.monotonic()
         step: StepOnItsWay | Exception
         try:
-            for move in batch.moves():
-                move.before(BEFORE_STEP)
             layer_done = None if self.on_batch is None else self.on_batch(batch)
             step = self.runner.submit(batch, layer_done)
         except RankLostError:
@@ -197,6 +205,17 @@ class Engine:
         self.num_prompt_tokens += sum(item.num_tokens for item in batch.prefill)
         self._in_flight.append(_InFlight(batch, step, started_s, began_s))
         return not isinstance(step, Exception)
+
+    def _draw(self) -> None:
+        """Completes the newest step, now that the tokens of the step before are known."""
+        newest = self._in_flight[-1]
+        assert not isinstance(newest.step, Exception)
+        try:
+            newest.step.draw()
+        except RankLostError:
+            raise
+        except Exception as error:
+            self._in_flight[-1] = structs.replace(newest, step=error)
 
     def _collect(self, depth: int) -> tuple[list[SequenceOutput], int]:
         """Collects the oldest steps until `depth` or fewer are on their way. Returns news and the number of tokens."""

@@ -11,7 +11,12 @@ BEFORE_STEP = -1
 
 
 class Move(Protocol):
-    """Copies of some blocks, in all layers. Only `wait` may be called from any thread."""
+    """Copies of some blocks, in all layers. Only `wait` may be called from any thread. All but `then` raise what keeps
+    copies from being enqueued, after which the engine cannot go on."""
+
+    def is_enqueued(self) -> bool:
+        """Whether the device knows of all the copies, so that a step may be launched that comes after them."""
+        ...
 
     def left_s(self) -> float:
         """About how long they go on; 0 when they have ended."""
@@ -19,7 +24,7 @@ class Move(Protocol):
 
     def before(self, layer: int) -> None:
         """What a step enqueues from now on comes after the copies that its work in this layer needs; BEFORE_STEP: that
-        any of its work needs. Called in the order of the layers."""
+        any of its work needs, which waits until all copies are enqueued. Called in the order of the layers."""
         ...
 
     def then(self, wake: Callable[[], object]) -> None:
@@ -49,6 +54,11 @@ class Moves:
         if not self._of:
             return []
         return list(dict.fromkeys(self._of[block] for block in blocks if block in self._of))
+
+    def wait(self) -> None:
+        """Returns when all have ended."""
+        for move in self._blocks:
+            move.wait()
 
     def end(self) -> bool:
         """Forgets those that have ended. Whether there were any."""

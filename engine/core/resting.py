@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Iterator
+from heapq import merge
 from itertools import chain
 from operator import itemgetter
 from typing import Final
@@ -43,13 +44,19 @@ class Resting:
     def oldest(self, now: int) -> tuple[float, int]:
         """(age, kind) of the block to give up next; an age below all others when nothing rests. Of equals it is the one
         of the lowest kind, because a child's kind is not above its parent's."""
-        return max(
-            (
-                ((now - next(iter(blocks.values()))) * rate if blocks else -1.0, kind)
-                for kind, (blocks, rate) in enumerate(zip(self.by_kind, AGING, strict=True))
-            ),
-            key=itemgetter(0),
-        )
+        most, of = -1.0, 0
+        for kind, blocks in enumerate(self.by_kind):
+            if blocks and (age := (now - next(iter(blocks.values()))) * AGING[kind]) > most:
+                most, of = age, kind
+        return most, of
+
+    def youngest(self, now: int) -> Iterator[tuple[float, int]]:
+        """(age, block), those that would be given up last first: parents before children."""
+        queues = [
+            [((now - at) * rate, -kind, block) for block, at in reversed(blocks.items())]
+            for kind, (blocks, rate) in enumerate(zip(self.by_kind, AGING, strict=True))
+        ]
+        return ((age, block) for age, _, block in merge(*queues, key=itemgetter(0, 1)))
 
     def add(self, kind: int, block: int, at: int) -> None:
         """At its place, which is the last one but for blocks that were kept for some time and begin to age here."""

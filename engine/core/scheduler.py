@@ -4,21 +4,23 @@ One order rules memory, `Sequence.order`: higher priority first, then earlier ar
 while it waits for a reservation and when it is preempted. Memory is taken from the last sequence in order for the
 first, and no sequence starts or reserves before an earlier one that waits for memory. Of a step's token budget, the
 first prompt in order has a quarter by right (prefill_budget.py). A sequence whose prefix is being read from the disk is
-passed by later ones until that has ended. Hence the first sequence that waits for no read always advances, and no
-sequence starves. Nor does one whose blocks are being copied hold up others.
+passed by later ones until that has ended, and so is one that waits for an earlier prompt to compute the prefix that
+both have in common. Such a sequence holds no blocks, and only earlier ones are waited for. Hence the first sequence
+that waits for no read always advances, and no sequence starves. Nor does one whose blocks are being copied hold up
+others.
 """
 
 import itertools
 from bisect import bisect_left, insort
-from collections.abc import Iterator
-from itertools import groupby, islice
+from collections.abc import Iterator, Sequence as Run
+from itertools import groupby
 from operator import attrgetter
 from typing import NamedTuple
 
 from baton_proto.discovery import prefill_pairs
 from engine.core.batch import Batch, ScheduledSequence
 from engine.core.block_manager import BlockManager
-from engine.core.prefill_budget import share_out, slips_in
+from engine.core.prefill_budget import follows, share_out, slips_in
 from engine.core.sequence import Sequence, SequenceStatus
 
 LOOK_AHEAD = 8  # waiting sequences that may slip in
@@ -91,6 +93,26 @@ class Scheduler:
         sequence.status = SequenceStatus.REMOTE
         return not self.block_manager.is_moving(sequence)
 
+    def follows(self, sequence: Sequence, leaders: Run[Sequence]) -> bool:
+        """Whether a sequence without blocks had better wait, because an earlier one of `leaders` is about to have what
+        it would compute next. leaders: with blocks whose KV is being computed, here or elsewhere."""
+        self._stamp(sequence)
+        leader = sequence.leader
+        if leader is not None and leader in leaders and leader.num_computed_tokens < sequence.num_led_tokens:
+            return True
+        manager = self.block_manager
+        sequence.leader, cached = None, -1
+        for leader in leaders:
+            shared = manager.shared_tokens(sequence, leader) if leader.order < sequence.order else 0
+            if leader.num_computed_tokens >= shared:
+                continue
+            cached = manager.cached_tokens(sequence) if cached < 0 else cached
+            left = leader.num_tokens - leader.num_scheduled_tokens
+            if follows(sequence.num_tokens - cached, shared - cached, left, self.max_batch_tokens):
+                sequence.leader, sequence.num_led_tokens = leader, shared
+                return True
+        return False
+
     def admit(self, sequence: Sequence) -> None:
         """A remote sequence, whose prompt's KV and first token have arrived, decodes from now on."""
         sequence.status = SequenceStatus.RUNNING
@@ -113,10 +135,11 @@ class Scheduler:
 
     def schedule(self) -> Batch:
         """The next step: a token for each decoding sequence, and prompt chunks for the rest of the budget. May be
-        empty."""
-        decode = self._schedule_decode()
+        empty. A sequence whose copies are not enqueued yet is left out, unless there is nothing else to run."""
+        grown = self._schedule_decode()
+        decode = [item for item in grown if _is_enqueued(item.sequence)]
         prefill = self._schedule_prefill(self.max_batch_tokens - len(decode), alone=not decode)
-        return Batch(prefill, decode)
+        return Batch(prefill, decode if decode or prefill else grown)
 
     @property
     def is_short_of_memory(self) -> bool:
@@ -213,9 +236,14 @@ class Scheduler:
         """Starts the sequences whose turn comes in this step, in order until memory is short, and those that slip in
         before their turn. They join `prompts`, which stays in order."""
         passed: Sequence | None = None  # the first one whose turn does not come; memory is kept for it
-        for sequence in list(islice(self.waiting, LOOK_AHEAD)):
-            if len(self.running) >= self.max_running:
+        leaders = [sequence for sequence in self.running if sequence.num_computed_tokens < sequence.num_prefill_tokens]
+        num_seen = 0
+        for sequence in list(self.waiting):
+            if len(self.running) >= self.max_running or num_seen == LOOK_AHEAD:
                 return
+            if self.follows(sequence, leaders):
+                continue
+            num_seen += 1
             if self.block_manager.restores(sequence):
                 continue
             place = bisect_left(prompts, sequence.order, key=_order)
@@ -225,6 +253,7 @@ class Scheduler:
             kept = 0 if passed is None else self.block_manager.blocks_for(passed.num_tokens)
             if self._start(sequence, self._headroom() + kept):
                 prompts.insert(place, sequence)
+                leaders.append(sequence)
             elif passed is None:
                 self._starved = sequence
                 return
@@ -265,6 +294,7 @@ class Scheduler:
 
     def _leave_waiting(self, sequence: Sequence) -> None:
         self.waiting.remove(sequence)
+        sequence.leader = None
         self._waiting_tokens -= sequence.num_tokens
         self._waiting_pairs -= prefill_pairs(0, sequence.num_tokens)
         if sequence is self._starved:
@@ -295,6 +325,10 @@ class Scheduler:
             )
         )
         return problems
+
+
+def _is_enqueued(sequence: Sequence) -> bool:
+    return not sequence.moves or all(move.is_enqueued() for move in sequence.moves)
 
 
 def _left(sequence: Sequence) -> int:

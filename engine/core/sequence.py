@@ -78,6 +78,8 @@ class Sequence:
     block_hashes: list[int] = field(default_factory=list, init=False)  # of leading full blocks, as far as needed
     sequence_hashes: list[int] = field(default_factory=list, init=False)
     chunks: list[tuple[float, float, int]] = field(default_factory=list, init=False)  # see note_chunk
+    leader: "Sequence | None" = field(default=None, init=False)  # while it waits: who computes its next blocks
+    num_led_tokens: int = field(default=0, init=False)  # leading ones that it has in common with its leader
     hashed_tokens: "array[int]" = field(default_factory=lambda: array("I"), init=False)  # of these blocks
 
     def __post_init__(self) -> None:
@@ -94,12 +96,27 @@ class Sequence:
 
     @property
     def num_output_tokens(self) -> int:
-        """Also the output position of the next token, which its noise depends on."""
+        """Pending ones included. Also the output position of the token that a new step samples."""
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
+    def next_position(self) -> int:
+        """The output position of the first token that is not known, which its noise depends on."""
+        return self.num_output_tokens - self.num_pending_tokens
+
+    @property
+    def known_token_ids(self) -> list[int]:
+        """Prompt and output, without pending tokens."""
+        return self.token_ids[: len(self.token_ids) - self.num_pending_tokens]
+
+    @property
     def output_token_ids(self) -> list[int]:
-        return self.token_ids[self.num_prompt_tokens :]
+        """Without pending tokens."""
+        return self.output_from(0)
+
+    def output_from(self, position: int) -> list[int]:
+        """The known output tokens from an output position on."""
+        return self.token_ids[self.num_prompt_tokens + position : len(self.token_ids) - self.num_pending_tokens]
 
     @property
     def num_scheduled_tokens(self) -> int:
@@ -112,10 +129,10 @@ class Sequence:
 
     @property
     def awaits_token(self) -> bool:
-        """Whether the pending token must be known before the next step, because it is the last or sampling reads it."""
+        """Whether the pending token is the last one."""
         if not self.num_pending_tokens:
             return False
-        return self.prefill_only or self.num_output_tokens >= self.sampling.max_tokens or self.needs is Needs.TOKENS
+        return self.prefill_only or self.num_output_tokens >= self.sampling.max_tokens
 
     @property
     def order(self) -> tuple[int, int]:

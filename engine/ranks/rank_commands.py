@@ -10,7 +10,7 @@ from typing import TypeAlias
 import msgspec
 
 from baton_proto.worker import Grant
-from engine.runners.step_shape import DeviceStep, TorchStep
+from engine.runners.step_shape import DeviceDraw, DeviceStep, TorchStep
 from runtime.checkpoint.model_config import ModelConfig
 from runtime.config.serving import EngineConfig, TransferConfig
 from runtime.security.cluster_key import TlsMode
@@ -134,7 +134,17 @@ PushCommand: TypeAlias = OpenSender | BeginPush | Ship | CommitPush | AbortPush 
 TierCommand: TypeAlias = OpenTier | StoreKv | LoadKv
 UpdateCommand: TypeAlias = TakeTensor | EndUpdate | ReadWeights
 Command: TypeAlias = (
-    Load | TorchStep | DeviceStep | PushCommand | TierCommand | ExportSlab | Sleep | Wake | UpdateCommand | Stop
+    Load
+    | TorchStep
+    | DeviceStep
+    | DeviceDraw
+    | PushCommand
+    | TierCommand
+    | ExportSlab
+    | Sleep
+    | Wake
+    | UpdateCommand
+    | Stop
 )
 
 encode_command = msgspec.msgpack.Encoder().encode

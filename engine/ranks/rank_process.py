@@ -32,7 +32,7 @@ from engine.ranks.rank_pushes import RankPushes
 from engine.ranks.rank_reports import ReportWriter
 from engine.ranks.ranked_tier import RankTier
 from engine.runners.auto import resolve_device
-from engine.runners.step_shape import DeviceStep, TorchStep
+from engine.runners.step_shape import DeviceDraw, DeviceStep, TorchStep
 from kvtransfer.slab.head_plan import Shard
 from runtime.checkpoint.model_files import ModelFiles
 from runtime.config.serving import LoggingConfig
@@ -70,7 +70,7 @@ def serve(rank: int, commands: CommandReader, reports: ReportWriter, build: Buil
     commands.done()
     while True:
         match decode_command(commands.receive()):
-            case TorchStep() | DeviceStep() as step:
+            case TorchStep() | DeviceStep() | DeviceDraw() as step:
                 part.runner.follow(step, pushes.take_layer_done())
             case OpenTier() | StoreKv() | LoadKv() as copy:
                 tier.obey(copy)

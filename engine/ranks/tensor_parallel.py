@@ -4,14 +4,16 @@ While the model is loaded, all ranks run the same code and meet in the same coll
 runner tells the other ranks of each step before the step begins.
 """
 
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence as Run
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
-from engine.core.batch import Batch, LayerDone, Runner, StepOnItsWay
+from engine.core.batch import Batch, LayerDone, Runner, SampledToken, StepOnItsWay
+from engine.core.sequence import TokenScores
 from engine.loading.loaded_model import LoadedModel, load_model
 from engine.loading.model_memory import KV_CACHE, Tensors
 from engine.model.checkpoint import Checkpoint
@@ -48,13 +50,36 @@ class LeadRunner:
 
     def submit(self, batch: Batch, layer_done: LayerDone | None) -> StepOnItsWay:
         """Raises RankLostError for any failure."""
+        with self.together():
+            return _LeadStep(self._inner.submit(batch, layer_done), self)
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Raises RankLostError for any failure."""
         try:
-            return self._inner.submit(batch, layer_done)
+            yield
         except RankLostError:
             raise
         except Exception as error:  # often because another rank has died
             problem = f"failed in a step that the others are in: {type(error).__name__}: {error}"
             raise self._ranks.dead() or RankLostError(0, os.getpid(), problem) from error
+
+
+@dataclass(frozen=True, slots=True)
+class _LeadStep:
+    inner: StepOnItsWay
+    runner: LeadRunner
+
+    def draw(self) -> None:
+        """Raises RankLostError for any failure."""
+        with self.runner.together():
+            self.inner.draw()
+
+    def tokens(self) -> Run[SampledToken]:
+        return self.inner.tokens()
+
+    def scores(self) -> Run[TokenScores]:
+        return self.inner.scores()
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,15 @@
 The copy engines do the work: a kernel that reads or writes host memory reaches the same 52 GB/s, but slows the steps
 beside it by 10 to 100 % (H200). A copy of many blocks is made layer by layer, with an event each: a step that restores
 a prefix computes its first layer while the others are still on their way.
+
+Enqueuing 36,000 copies, a prefix of 32k tokens and what makes room for it, takes the driver 25 ms. A thread does that,
+in the order of the calls. Invariant: only that thread touches the streams; the books are the engine thread's.
 """
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
@@ -15,29 +19,36 @@ from numpy.typing import NDArray
 
 from engine.core.moves import BEFORE_STEP
 from kvtransfer.slab.slab import Slab
-from runtime.device.cuda_memory import CudaMemory
 from runtime.device.pinned_memory import PinnedMemory
+
+if TYPE_CHECKING:
+    from runtime.device.cuda_memory import CudaMemory
 
 SPARE = 32  # blocks of the device that are empty ahead of need: what some hundred decodes take in eight steps
 _GROUP_BYTES = 32 << 20  # copies between two events, at least: 0.6 ms
+_CALL_COPIES = 512  # by one call of the driver, at most: a step's launches wait for it, 0.4 ms
 _PROBE_BYTES = 64 << 20
 
 
+Addresses = NDArray[np.uint64]
+
+
 class _Lane:
-    """A stream of copies in one direction, and how far it is. `ends`: bytes asked for up to each event."""
+    """A stream of copies in one direction, and how far it is. `ends`: bytes enqueued up to each event."""
 
     def __init__(self, device: torch.device) -> None:
         self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self.asked = 0
+        self._enqueued = 0
         self._done = 0
         self._ends: deque[tuple[torch.cuda.Event, int]] = deque()
 
     def end(self, nbytes: int) -> torch.cuda.Event:
-        """Marks the end of copies that were enqueued."""
+        """Marks the end of copies that were enqueued. On the thread that enqueues."""
         event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         event.record(self.stream)
-        self.asked += nbytes
-        self._ends.append((event, self.asked))
+        self._enqueued += nbytes
+        self._ends.append((event, self._enqueued))
         return event
 
     def left(self, asked: int) -> int:
@@ -48,21 +59,29 @@ class _Lane:
 
 
 class GpuMove:
-    """Implements `engine.core.moves.Move`. `events[i]` ends the copies of layers [i * step, (i + 1) * step)."""
+    """Implements `engine.core.moves.Move`. `events[i]` ends the copies of layers [i * step, (i + 1) * step); they are
+    all there when `enqueued` is done."""
 
     def __init__(self, tier: "GpuHostKv", lane: _Lane, step: int, by_layer: bool) -> None:
         self.events: list[torch.cuda.Event] = []
+        self.enqueued: Future[None]
         self.step = step
         self._tier = tier
         self.lane = lane
         self._by_layer = by_layer
-        self.asked = 0
+        self._asked = lane.asked
         self._is_watched = False
 
+    def is_enqueued(self) -> bool:
+        return self.enqueued.done() and self.enqueued.result() is None
+
     def left_s(self) -> float:
-        return self.lane.left(self.asked) / self._tier.bytes_per_s
+        self.is_enqueued()  # a later move's end would hide that this one failed
+        return self.lane.left(self._asked) / self._tier.bytes_per_s
 
     def before(self, layer: int) -> None:
+        if layer == BEFORE_STEP:
+            self.enqueued.result()
         if not self._by_layer:
             if layer == BEFORE_STEP:
                 torch.cuda.current_stream().wait_event(self.events[-1])
@@ -75,10 +94,13 @@ class GpuMove:
             self._tier.watcher.submit(self._wait_and, wake)
 
     def _wait_and(self, wake: Callable[[], object]) -> None:
-        self.wait()
-        wake()
+        try:
+            self.wait()
+        finally:
+            wake()  # what it finds may be that the move has failed
 
     def wait(self) -> None:
+        self.enqueued.result()
         self.events[-1].synchronize()
 
 
@@ -87,19 +109,20 @@ class GpuHostKv:
 
     def __init__(self, slab: Slab, nbytes: int) -> None:
         """nbytes: of host memory, in whole blocks. Raises UnavailableError when there is not that much."""
-        assert isinstance(slab.driver, CudaMemory)
+        assert slab.driver.kind == "cuda"
         layout = slab.layout
         self._layout = layout
-        self._driver = slab.driver
+        self._driver = cast("CudaMemory", slab.driver)
         self.slot_bytes = layout.num_layers * layout.block_bytes
         self.num_slots = nbytes // self.slot_bytes
         self.spare = min(SPARE, layout.num_blocks // 32)
-        self._memory = PinnedMemory(slab.driver, max(1, self.num_slots) * self.slot_bytes)
+        self._memory = PinnedMemory(self._driver, max(1, self.num_slots) * self.slot_bytes)
         self._device = slab.tensor.data_ptr()
         self._down, self._up = _Lane(self._driver.device), _Lane(self._driver.device)
         self._of_block: dict[int, GpuMove] = {}  # the last one of each
         self._of_slot: dict[int, GpuMove] = {}
-        self.watcher = ThreadPoolExecutor(1, "kv moves")  # its thread begins with the first call
+        self._enqueuer = ThreadPoolExecutor(1, "kv copies")
+        self.watcher = ThreadPoolExecutor(1, "kv moves")  # their threads begin with the first call
         self.bytes_per_s = 1.0
         self.bytes_per_s = self._measured()
 
@@ -119,33 +142,42 @@ class GpuHostKv:
         return self._memory.array[begin : begin + self.slot_bytes].data
 
     def close(self) -> None:
+        self._enqueuer.shutdown()
         self.watcher.shutdown()
         self._of_block.clear()
         self._of_slot.clear()
         self._memory.close()
 
     def _copy(self, lane: _Lane, blocks: Sequence[int], slots: Sequence[int]) -> GpuMove:
-        layout, layers, upwards = self._layout, self._layout.num_layers, lane is self._up
-        step = min(layers, max(1, -(-_GROUP_BYTES // (len(blocks) * layout.block_bytes))))
+        layout, upwards = self._layout, lane is self._up
+        step = min(layout.num_layers, max(1, -(-_GROUP_BYTES // (len(blocks) * layout.block_bytes))))
+        lane.asked += len(blocks) * self.slot_bytes
         move = GpuMove(self, lane, step, upwards)
         # Because one stream keeps its order, only copies in the other direction need be waited for.
         touched = [self._of_block.get(block) for block in blocks] + [self._of_slot.get(slot) for slot in slots]
         earlier = [one for one in dict.fromkeys(touched) if one and one.lane is not lane and one.left_s()]
         device = self._device + np.array(blocks, np.uint64) * np.uint64(layout.block_bytes)
         host = self._memory.address + np.array(slots, np.uint64) * np.uint64(self.slot_bytes)
-        for first in range(0, layers, step):
-            group = np.arange(first, min(layers, first + step), dtype=np.uint64)[:, None]
-            for one in earlier:
-                lane.stream.wait_event(one.events[int(group[-1, 0]) // one.step])
-            here = (device + group * np.uint64(layout.num_blocks * layout.block_bytes)).ravel()
-            there = (host + group * np.uint64(layout.block_bytes)).ravel()
-            ends: tuple[NDArray[np.uint64], NDArray[np.uint64]] = (here, there) if upwards else (there, here)
-            self._driver.copy(*ends, layout.block_bytes, lane.stream.cuda_stream)
-            move.events.append(lane.end(len(here) * layout.block_bytes))
-        move.asked = lane.asked
+        ends = (device, host) if upwards else (host, device)
+        move.enqueued = self._enqueuer.submit(self._enqueue, move, *ends, earlier)
         self._of_block.update(dict.fromkeys(blocks, move))
         self._of_slot.update(dict.fromkeys(slots, move))
         return move
+
+    def _enqueue(self, move: GpuMove, targets: Addresses, sources: Addresses, earlier: list[GpuMove]) -> None:
+        """The addresses are those of layer 0."""
+        layout, lane = self._layout, move.lane
+        by_layer = layout.num_blocks * layout.block_bytes, layout.block_bytes  # on the device, in host memory
+        strides = np.array(by_layer if lane is self._up else by_layer[::-1], np.uint64)
+        for first in range(0, layout.num_layers, move.step):
+            group = np.arange(first, min(layout.num_layers, first + move.step), dtype=np.uint64)[:, None]
+            for one in earlier:
+                lane.stream.wait_event(one.events[int(group[-1, 0]) // one.step])
+            to, of = (targets + group * strides[0]).ravel(), (sources + group * strides[1]).ravel()
+            for begin in range(0, len(to), _CALL_COPIES):
+                some = slice(begin, begin + _CALL_COPIES)
+                self._driver.copy(to[some], of[some], layout.block_bytes, lane.stream.cuda_stream)
+            move.events.append(lane.end(len(to) * layout.block_bytes))
 
     def _measured(self) -> float:
         """Bytes per second of the link, from the host to the device. The slab holds nothing yet."""
@@ -156,9 +188,9 @@ class GpuHostKv:
         for _ in range(2):  # the first one wakes the link up
             before = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             after = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            before.record(self._up.stream)
+            self._enqueuer.submit(before.record, self._up.stream)
             self.load(ids, ids)
-            after.record(self._up.stream)
+            self._enqueuer.submit(after.record, self._up.stream).result()
             after.synchronize()
             took_ms = before.elapsed_time(after)
         self._of_block.clear()

@@ -103,6 +103,9 @@ class FakeStep:
             if item.sample:
                 self._sampled.append(SampledToken(next_token(tokens), None))
 
+    def draw(self) -> None:
+        pass
+
     def tokens(self) -> list[SampledToken]:
         self.run()
         assert self._sampled is not None

@@ -35,6 +35,25 @@ async def test_answers_stay_the_same_while_prefixes_go_to_the_disk_and_come(tiny
         assert "+ disk" in shown.output
 
 
+async def test_a_worker_that_is_stopped_leaves_what_its_memory_held_to_the_next_one(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    prompts = [random_prompt(320, seed=seed) for seed in range(5)]
+    async with running_service(tiny_model, 0, 1, tiers(tmp_path)) as service:
+        before = [(await ask(service.client, prompt, 6)).token_ids for prompt in prompts]
+        await until_idle(service)
+        (stopped,) = service.workers("decode")
+        assert await metric(service, stopped, "kv_disk_blocks") == 0
+        assert await service.stop_worker(stopped)
+        await until_gone(service, stopped)
+        await service.start_worker("decode")
+        await until_tree_is_right(service)
+        answers = [await ask(service.client, prompt, 6) for prompt in prompts]
+        assert [answer.token_ids for answer in answers] == before
+        assert [answer.usage.cached_tokens for answer in answers] == [304] * 5
+        await until_idle(service)
+
+
 async def test_a_worker_that_was_killed_finds_its_prefixes_again(tiny_model: Path, tmp_path: Path) -> None:
     prompts = [random_prompt(320, seed=seed) for seed in range(16)]
     async with running_service(tiny_model, 0, 1, tiers(tmp_path)) as service:

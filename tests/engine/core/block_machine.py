@@ -1,6 +1,6 @@
 """Random traffic against a block manager, whose oracle is a dict of what each block holds."""
 
-from collections.abc import Callable, Iterable, Sequence as Run
+from collections.abc import Callable, Iterable, MutableMapping, Sequence as Run
 from functools import partial
 from math import inf
 
@@ -47,7 +47,7 @@ class Slots:
 
     spare = 0
 
-    def __init__(self, num_slots: int, content: dict[int, tuple[int, ...]]) -> None:
+    def __init__(self, num_slots: int, content: MutableMapping[int, tuple[int, ...]]) -> None:
         self.num_slots = num_slots
         self._content = content
         self._slots: dict[int, tuple[int, ...]] = {}
@@ -78,13 +78,17 @@ class Slots:
 
 
 class LateSlots(Slots):
-    """Copies are made when somebody waits for them, or `work` is called."""
+    """Copies are made when somebody waits for them, or `work` is called; they are enqueued at once, or by `enqueue`
+    when the tier is slow."""
 
     spare = 2
 
-    def __init__(self, num_slots: int, content: dict[int, tuple[int, ...]]) -> None:
+    def __init__(self, num_slots: int, content: MutableMapping[int, tuple[int, ...]], slow: bool = False) -> None:
         super().__init__(num_slots, content)
         self.moves: list[LateMove] = []
+        self.enqueued: list[LateMove] = self.moves  # and not made
+        if slow:
+            self.enqueued = []
 
     def store(self, blocks: Run[int], slots: Run[int]) -> Move | None:
         return self._later(super().store, blocks, slots)
@@ -96,14 +100,26 @@ class LateSlots(Slots):
         self.moves.append(LateMove(self, partial(copy, list(sources), list(targets))))
         return self.moves[-1]
 
+    def enqueue(self) -> None:
+        self.enqueued.append(self.moves[len(self.enqueued)])
+
     def work(self) -> None:
-        self.moves.pop(0).copy()
+        """Makes the oldest copies."""
+        if not self.enqueued:
+            self.enqueue()
+        move = self.moves.pop(0)
+        if self.enqueued is not self.moves:
+            self.enqueued.pop(0)
+        move.copy()
 
 
 class LateMove:
     def __init__(self, slots: LateSlots, copy: Callable[[], object]) -> None:
         self.copy = copy
         self._slots = slots
+
+    def is_enqueued(self) -> bool:
+        return self in self._slots.enqueued or self not in self._slots.moves
 
     def left_s(self) -> float:
         return float(self in self._slots.moves)
@@ -464,6 +480,21 @@ class DiskBlockMachine(HomesMachine):
     def vacate(self, often: bool) -> None:  # type: ignore[override]
         if not often:
             super().vacate()
+
+    @rule(often=often)
+    def flush(self, often: bool) -> None:
+        if not often and not self.sequences:
+            self.content_on_disk()
+
+    def content_on_disk(self) -> None:
+        """Everything in memory gets to the disk, as far as it has room."""
+        self.files.max_writes = 2
+        while self.manager.flush():
+            self.disk_works_off_everything()
+        cache = self.manager._cache
+        assert not cache._resting
+        if not self.waiting:
+            assert len(cache.copies.of) == min(len(cache), self.NUM_COPIES)
 
     @rule(tokens=prompts, pinned=st.booleans())
     def restore(self, tokens: list[int], pinned: bool) -> None:

@@ -5,7 +5,7 @@ from typing import cast
 
 import pytest
 
-from decode_worker.request import Request
+from decode_worker.request import Phase, Request
 from decode_worker.reservations import Reservations
 from engine.core.block_manager import BlockManager
 from engine.core.engine import Engine
@@ -97,8 +97,9 @@ def test_others_reserve_while_the_first_reservation_waits_for_the_disk(waits: Wa
     reservations = Reservations(engine, receiver, 4, 9.0, lambda request: granted.append(request.sequence.request_id))
 
     def request(sequence: Sequence) -> Request:
-        submit = SimpleNamespace(priority=0)
-        return cast(Request, SimpleNamespace(sequence=sequence, submit=submit, deadline_s=9e9, grant=None))
+        submit = SimpleNamespace(priority=0, prefill=None)
+        facts = {"sequence": sequence, "submit": submit, "deadline_s": 9e9, "phase": Phase.RESERVING}
+        return cast(Request, SimpleNamespace(**facts, is_arriving=False))
 
     restored = request(make_sequence("restored", ON_DISK))
     reservations.add(restored)

@@ -204,6 +204,20 @@ def test_some_blocks_of_the_device_are_emptied_before_anybody_needs_them() -> No
     assert tiered.manager.check_integrity() == []
 
 
+def test_a_long_prompt_that_waits_for_copies_leaves_an_empty_block_to_a_decode() -> None:
+    tiered = Tiered(num_blocks=6, num_slots=8, slots=LateSlots)
+    reader = tiered.begin(50, 51, 52)
+    tiered.compute(reader)
+    tiered.run(*range(16))
+    assert (tiered.manager.num_free, tiered.manager.num_cached) == (1, 4)
+    long = tiered.begin(*range(20, 28))
+    assert long.moves
+    reader.token_ids += [53, 54]
+    assert tiered.manager.append(reader)
+    assert not reader.moves, "its step does not wait for the copies"
+    assert tiered.manager.check_integrity() == []
+
+
 def test_what_is_copied_later_than_it_would_be_computed_is_computed() -> None:
     tiered = Tiered(num_blocks=3, num_slots=8)
     tiered.run(*range(9))

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given, strategies as st
 
-from engine.core.prefill_budget import share_out, slips_in
+from engine.core.prefill_budget import follows, share_out, slips_in
 
 
 def test_nobody_gets_anything_of_nothing() -> None:
@@ -38,3 +38,21 @@ def test_a_step_is_filled_and_no_prompt_gets_more_than_it_has_left(budget: int, 
 @pytest.mark.parametrize(("left", "first", "slips"), [(50, 100, True), (51, 100, False), (1, 2, True), (2, 2, False)])
 def test_a_prompt_of_at_most_half_the_length_begins_before_its_turn(left: int, first: int, slips: bool) -> None:
     assert slips_in(left, first) is slips
+
+
+@pytest.mark.parametrize(
+    ("left", "led", "leader_left", "step_tokens", "waits"),
+    [
+        (2064, 2000, 2064, 8192, True),
+        (2064, 128, 2064, 8192, False),  # a step takes as long
+        (2064, 129, 2064, 8192, True),
+        (60, 20, 60, 64, True),  # steps are small
+        (60, 16, 60, 64, False),
+        (2064, 2000, 4127, 8192, True),
+        (2064, 2000, 4128, 8192, False),  # it would have a larger share of the steps itself
+    ],
+)
+def test_a_prompt_waits_for_a_leader_of_similar_length_that_computes_more_than_a_steps_worth(
+    left: int, led: int, leader_left: int, step_tokens: int, waits: bool
+) -> None:
+    assert follows(left, led, leader_left, step_tokens) is waits

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from baton_proto.grammar import Grammar
 from baton_proto.sampling import SamplingParams
 from engine.kernels import small_linear
 from engine.ranks.rank_commands import Load
@@ -14,6 +15,7 @@ from engine.ranks.ranks import Ranks
 from engine.ranks.tensor_parallel import TensorParallelModel, led_by
 from runtime.checkpoint.model_files import ModelFiles, resolve_model
 from runtime.config.serving import EngineConfig
+from runtime.grammar.compiler import GrammarCompiler
 from tests.engine.engine_runs import run, sequences, small_engine
 from tests.engine.interpreted_rank import FEW_LARGE_PROGRAMS, NUM_BLOCKS, interpreted_part
 from tests.engine.prompt_logprobs import assert_engine_scores
@@ -26,6 +28,7 @@ PARAMS = [
     SamplingParams(max_tokens=6, seed=2, temperature=0.8),
     SamplingParams(max_tokens=6, seed=3, temperature=0.8, top_p=0.9),
     SamplingParams(max_tokens=6, seed=4, temperature=0.0, logprobs=2),
+    SamplingParams(max_tokens=6, seed=5, temperature=0.8, grammar=Grammar("regex", "[a-z0-9 ]{6,20}")),
 ]
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter runs where there is no GPU")
@@ -60,14 +63,15 @@ def loaded(files: ModelFiles, size: int, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 
 def test_two_ranks_sample_what_one_does(files: ModelFiles, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Greedy, drawn by the kernel, and drawn on the host, in mixed batches."""
+    """Greedy, drawn by the kernel, with and without a mask, and drawn on the host, in mixed batches."""
     monkeypatch.setattr(small_linear, "TILE", FEW_LARGE_PROGRAMS[0])
     monkeypatch.setattr(small_linear, "MIN_PROGRAMS", FEW_LARGE_PROGRAMS[1])
     alone = interpreted_part(Load("", str(files.folder), files.config, files.eos_token_ids, config(1)), 0)
-    expected = run(small_engine(files, alone.runner, NUM_BLOCKS, 48, 6), sequences(PARAMS, seed=1))
+    grammars = GrammarCompiler(files.folder, files.config.vocab_size, files.eos_token_ids)
+    expected = run(small_engine(files, alone.runner, NUM_BLOCKS, 48, 6), sequences(PARAMS, 1, grammars))
     assert sum(len(set(tokens)) for tokens in expected.values()) > 12, "the test says nothing when the model repeats"
     with loaded(files, 2, monkeypatch) as model:
         engine = small_engine(files, model.runner, NUM_BLOCKS, 48, 6)
-        assert run(engine, sequences(PARAMS, seed=1)) == expected
+        assert run(engine, sequences(PARAMS, 1, grammars)) == expected
         asking = [SamplingParams(max_tokens=2, seed=1, top_p=0.9, prompt_logprobs=k) for k in (2, None, 0)]
         assert_engine_scores(files.folder, small_engine(files, model.runner, NUM_BLOCKS, 48, 6), sequences(asking, 3))

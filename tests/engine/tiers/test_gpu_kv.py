@@ -53,8 +53,11 @@ def test_copies_and_steps_in_any_order_leave_what_they_would_one_by_one(seed: in
                         move.before(layer)
                     if layer >= 0:
                         memory[layer, some] = value
+                torch.cuda.current_stream().synchronize()  # no step on its way writes blocks that are copied
                 for block in some:
                     blocks[block] = value
+    for move in move_of.values():
+        move.before(BEFORE_STEP)  # all copies are enqueued
     torch.cuda.synchronize()
     assert all(move.left_s() == 0 for move in move_of.values())
     found = memory.float()
