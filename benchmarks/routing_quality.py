@@ -38,7 +38,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from benchmarks.quality.policies import LeastLoaded, LongestPrefix, MakePolicy, Placed, Turns, Weighted
+from benchmarks.quality.policies import LeastLoaded, LongestPrefix, MakePolicy, Placed, Weighted
 from benchmarks.quality.simulation import Fleet, simulate
 from benchmarks.quality.trace import TraceRequest, arrivals
 from benchmarks.quality.traffic import GENERATORS, HELD_OUT, TUNED, traffic
@@ -58,7 +58,6 @@ NOISE = 0.1  # of a prompt step's time
 OURS, STATIC = "Baton", "static"
 SETTINGS = ((4, 1, 1), (16, 3, 1), (16, 1, 0), (16, 7, 1), (1, 1, 0.25))  # prefill, overlap and load weights of STATIC
 POLICIES: dict[str, MakePolicy] = {
-    "round robin": Turns,
     "least loaded": LeastLoaded,
     "longest prefix": LongestPrefix,
     "Dynamo, defaults": partial(Weighted, 1.0, 1.0, 1.0),

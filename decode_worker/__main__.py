@@ -3,7 +3,6 @@
 import uvloop
 
 from decode_worker.decode_worker import DecodeWorker
-from decode_worker.engines import build_worker_engine
 from runtime.config.serving import load_config
 from runtime.errors import BatonError
 from runtime.telemetry.logging import configure_logging
@@ -16,7 +15,13 @@ def main() -> None:
     try:
         config = load_config(arguments.config)
         configure_logging(config.logging, arguments.worker_id)
-        uvloop.run(run_worker(config, arguments.worker_id, DecodeWorker, build_worker_engine))
+        external = config.external_worker(arguments.worker_id)
+        if external is None:
+            uvloop.run(run_worker(config, arguments.worker_id, DecodeWorker))
+        else:
+            from worker.external.lives import run_external  # here: the environment of a worker with vLLM has no aiohttp
+
+            uvloop.run(run_external(config, external, DecodeWorker))
     except BatonError as error:
         raise SystemExit(f"{arguments.worker_id}: {error}") from None
 

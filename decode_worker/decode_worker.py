@@ -149,8 +149,7 @@ class DecodeWorker:
             if output.finish == "error":
                 worker_id = self._runtime.worker_id
                 failure = Failure("internal", (output.error or "an engine step failed")[:MAX_TEXT], True, worker_id)
-                self._runtime.metrics.failures += 1
-                self._end(request, _failed(request, failure))
+                self.fail(request, failure)
                 continue
             delta = _delta(request, output)
             self._runtime.metrics.output_tokens += len(output.token_ids)

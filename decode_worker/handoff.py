@@ -80,6 +80,7 @@ class Handoffs:
             if link := self._open_link(request):
                 link.cancel(request)
             self.receiver.cancel(request.grant.transfer_id, reason)
+            self._bridge.post(lambda _: self.reservations.retry())
 
     async def close(self) -> None:
         for link in list(self._links.values()):
@@ -136,8 +137,15 @@ class Handoffs:
     def _link_lost(self, link: PrefillLink, requests: list[Request], reason: str) -> None:
         if self._links.get(link.target) is link:
             del self._links[link.target]
+        # Else each of them would wait for a connection in its turn.
+        self._bridge.post(
+            lambda _: self.reservations.followers(link.target), lambda followers: self._fail_all(followers, reason)
+        )
+        self._fail_all(requests, reason)
+
+    def _fail_all(self, requests: list[Request], reason: str) -> None:
         for request in requests:
-            self._fail(request, _prefill_lost(request, reason))
+            self._fail_if_alive(request, reason)
 
     # --- events of the receiver ---------------------------------------------------------------------------------------
 
@@ -188,9 +196,15 @@ class Handoffs:
         request.prompt_logprobs = first.prompt_logprobs
         self._runtime.metrics.received(event.transport, event.kv_bytes)
         self._bridge.post(
-            lambda engine: engine.admit(request.sequence, first.token_id, first.logprobs),
-            lambda output: self._on_outputs([output]),
+            lambda engine: self._admit(engine, request, first),
+            lambda output: self._on_outputs([output] if output else []),
         )
+
+    def _admit(self, engine: Engine, request: Request, first: FirstToken) -> SequenceOutput | None:
+        """Engine thread. None: the engine draws the first token itself."""
+        output: SequenceOutput | None = engine.admit(request.sequence, first.token_id, first.logprobs)
+        self.reservations.retry()
+        return output
 
     def _release(self, request: Request, engine: Engine) -> None:
         """Engine thread."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from baton_proto.sampling import PromptLogprobs
 from baton_proto.timeline import Timeline
 from baton_proto.worker import Grant, Handoff, Submit
-from engine.core.sequence import Sequence
+from engine.core.sequence import Sequence, SequenceStatus
 from worker.step_stream import RouterStream
 
 
@@ -49,6 +49,11 @@ class Request:
     def name(self) -> tuple[RouterStream, str]:
         """The router's name for the request."""
         return (self.router, self.submit.request_id)
+
+    @property
+    def is_arriving(self) -> bool:
+        """Of a request with a lease: whether its KV is still expected."""
+        return self.phase is not Phase.ENDED and self.sequence.status is SequenceStatus.REMOTE
 
     @property
     def key(self) -> str:

@@ -2,11 +2,14 @@
 
 import bisect
 import time
+from collections import defaultdict
 from collections.abc import Callable
 
-from decode_worker.request import Request
+from baton_proto.worker import PrefillTarget
+from decode_worker.request import Phase, Request
 from engine.core.engine import Engine
 from engine.core.scheduler import LOOK_AHEAD
+from engine.core.sequence import Sequence
 from kvtransfer.decode_side.receiver import Receiver
 
 MIN_TTL_S = 1.0  # of a grant to a request that is almost out of time; the request's own deadline ends it
@@ -15,8 +18,9 @@ MIN_TTL_S = 1.0  # of a grant to a request that is almost out of time; the reque
 class Reservations:
     """Serves higher priority first, then first come, first served, so that short prompts do not starve a long one.
 
-    A request whose prefix is being read from the disk is passed by others. `granted(request)` is called when
-    `request.grant` is set. Invariant: whatever frees blocks calls retry() afterwards.
+    A request whose prefix is being read from the disk is passed by others, and so is one whose prefix the same prefill
+    worker ships for an earlier request: it comes once. `granted(request)` is called when `request.grant` is set.
+    Invariant: whatever frees blocks calls retry() afterwards, and so does whatever ends a request with a grant.
     """
 
     def __init__(
@@ -33,6 +37,7 @@ class Reservations:
         self._lease_ttl_s = lease_ttl_s
         self._granted = granted
         self._waiting: list[Request] = []
+        self._arriving: list[Request] = []  # with a lease; may hold what has ended
 
     def add(self, request: Request) -> None:
         bisect.insort_right(self._waiting, request, key=lambda waiting: -waiting.submit.priority)
@@ -45,15 +50,26 @@ class Reservations:
             self._engine.forgo(request.sequence)
             self.retry()
 
+    def followers(self, target: PrefillTarget) -> list[Request]:
+        """Requests that wait for what this prefill worker ships for another one."""
+        waiting = [request for request in self._waiting if request.submit.prefill == target]
+        return [request for request in waiting if request.sequence.leader is not None]
+
     def retry(self) -> None:
+        self._arriving = [request for request in self._arriving if request.is_arriving]
+        leaders: defaultdict[PrefillTarget | None, list[Sequence]] = defaultdict(list)
+        for request in self._arriving:
+            leaders[request.submit.prefill].append(request.sequence)
         passed = 0
-        while passed < min(LOOK_AHEAD, len(self._waiting)):
-            sequence = self._waiting[passed].sequence
-            if self._engine.reserve(sequence):
-                self._lease(self._waiting.pop(passed))
-            elif self._engine.block_manager.restores(sequence):
-                passed += 1
-            else:
+        for request in list(self._waiting):
+            beside = leaders[request.submit.prefill]
+            if request.phase is Phase.ENDED or self._engine.follows(request.sequence, beside):
+                continue
+            if self._engine.reserve(request.sequence):
+                self._waiting.remove(request)
+                self._lease(request)
+                beside.append(request.sequence)
+            elif not self._engine.block_manager.restores(request.sequence) or (passed := passed + 1) == LOOK_AHEAD:
                 return
 
     def _lease(self, request: Request) -> None:
@@ -63,4 +79,5 @@ class Reservations:
         ttl_s = min(self._lease_ttl_s, max(MIN_TTL_S, request.deadline_s - time.monotonic()))
         block_ids = sequence.block_table[skip_tokens // self._block_size : num_blocks]
         request.grant = self._receiver.reserve(block_ids, skip_tokens, ttl_s)
+        self._arriving.append(request)
         self._granted(request)

@@ -77,7 +77,7 @@ class PrefillWorker:
             failure = Failure("refused", problem, retryable=True, worker_id=self._runtime.worker_id)
             stream.send(PrefillFailed(request.request_id, failure))
             return
-        if request.sampling.grammar is None:
+        if request.sampling.grammar is None or self._runtime.assembly.engine_masks:
             self._begin(stream, request, token_ids, None)
             return
         key = (stream, request.request_id)

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import math
 import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -262,6 +263,7 @@ def _frontend(config: ServingConfig, files: ModelFiles, generator: Generator, me
         generator=generator,
         not_ready=generator.not_ready,
         request_timeout_s=config.router.request_timeout_s,
+        reject_ttft_s=(config.router.reject_ttft_ms or math.inf) / 1e3,
         max_body_bytes=config.router.max_body_bytes,
         cache_salt=config.engine.cache_salt or "",
         cache_per_tenant=config.engine.cache_per_tenant,

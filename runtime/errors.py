@@ -8,7 +8,8 @@ BatonError
 ├── ConfigError             serving.yaml, a flag or a model folder
 ├── UnauthorizedError       a key or a login is missing, or is not the right one
 ├── OverloadedError         bounded queue is full; says when to try again
-│   └── RateLimitError        the caller's key has used up its requests or tokens per minute
+│   ├── RateLimitError        the caller's key has used up its requests or tokens per minute
+│   └── TooLateError          the first token would come after the request's deadline
 ├── UnavailableError        no worker that can serve
 ├── DeadlineError           a hop or the whole request ran out of time
 ├── WorkerLostError         a worker died or refused in mid-request; the router replays elsewhere
@@ -94,6 +95,18 @@ class RateLimitError(OverloadedError):
         super().__init__(f"{unit} per minute", limit, retry_after_s)
         self.unit = unit
         self.args = (f"this key's limit of {limit} {unit} per minute is reached; try again in {retry_after_s:.1f} s",)
+
+
+class TooLateError(OverloadedError):
+    """A request is refused at once instead of running out of time. When the work before it has become less by what it
+    is too late, it can be met: so much later it may come again."""
+
+    def __init__(self, expected_s: float, due_s: float) -> None:
+        super().__init__("queue", 0, expected_s - due_s)
+        self.expected_s = expected_s
+        self.due_s = due_s
+        expected = f"the first token is expected in {expected_s:.2g} s, and is due in {max(0.0, due_s):.2g} s"
+        self.args = (f"{expected}; try again in {self.retry_after_s:.2g} s",)
 
 
 class UnavailableError(BatonError):

@@ -14,16 +14,19 @@ from itertools import count, cycle
 import numpy as np
 from msgspec import structs
 
-from baton_proto.kv_events import KvEvent
+from baton_proto.kv_events import KvEvent, Stored
 from benchmarks.quality.policies import MakePolicy, Question
 from benchmarks.quality.trace import TraceRequest
 from benchmarks.quality.worker import SHIP_TOKEN_MS, Job, SimulatedWorker, new_job
-from router.index.match import Match
 from router.index.radix_tree import RadixTree
-from router.placement.candidates import NO_CANDIDATES, Candidates, Request
+from router.placement.assignment import candidates
+from router.placement.candidates import NO_CANDIDATES, Request
+from router.placement.expected_prefixes import Expectation, ExpectedPrefixes
 from router.workers.load import Charge, LoadLedger
 from runtime.config.serving import MockConfig
 from runtime.discovery.worker_key import WorkerKey
+
+EXPECTED_S = 30.0  # as in PlacementConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,7 @@ class Fleet:
     host_tier: float = 0  # host memory for KV, as a multiple of the device's
     prefill_workers: int = 0
     speeds: tuple[float, ...] = (1.0,)  # of the workers in turn, as multiples of the engine's
+    expects: bool = False  # whether the router takes prompts that are on their way for cached
     noise: float = 0.0  # standard deviation of the logarithm of a prompt step's time
 
 
@@ -70,17 +74,20 @@ class Router:
         self._prefill, self._decode = tuple(prefill), tuple(decode)
         self._block_size = fleet.block_size
         self._policy = policy(random.Random(seed))
+        self._expected = ExpectedPrefixes(EXPECTED_S if fleet.expects else 0.0, clock=lambda: self.now_s)
+        self._expectations: dict[int, Expectation] = {}  # by request
 
     def choose(self, request: TraceRequest) -> tuple[WorkerKey, WorkerKey | None, Charge]:
         """The worker that decodes the request, the one that runs its prompt if it is another, and their charge."""
-        match = self.tree.find(request.block_hashes)
-        facts = Request(request.prompt_tokens, self._block_size)
-        prefills = self._candidates(match, self._prefill) if self._prefill else NO_CANDIDATES
-        decodes = self._candidates(match, self._decode)
-        answer = self._policy.choose(Question(facts, prefills, decodes))
+        question = self.question(request)
+        answer = self._policy.choose(question)
         decode = self._decode[answer.decode]
         prefill = None if answer.prefill is None else self._prefill[answer.prefill]
-        held = decodes.cached[answer.decode] if answer.prefill is None else prefills.cached[answer.prefill]
+        runs, index = (question.decode, answer.decode) if answer.prefill is None else (question.prefill, answer.prefill)
+        held = runs.cached[index]
+        expectation = self._expected.expect(prefill or decode, request.block_hashes, int(held))
+        if expectation is not None:
+            self._expectations[request.number] = expectation
         cached = min(int(held), (request.prompt_tokens - 1) // self._block_size)
         uncached = request.prompt_tokens - cached * self._block_size
         return (
@@ -89,16 +96,25 @@ class Router:
             self.ledger.charge(str(request.number), decode, prefill, request.prompt_tokens, uncached),
         )
 
-    def _candidates(self, match: Match, keys: tuple[WorkerKey, ...]) -> Candidates:
-        loads, times = self.ledger.columns(keys), self.ledger.times(keys)
-        return Candidates(keys, match.column(keys), loads, times, match.lower(keys), self.ledger.now_us)
+    def question(self, request: TraceRequest) -> Question:
+        match = self.tree.find(request.block_hashes)
+        facts = (match, self._expected.outlook(match, request.block_hashes), self._block_size)
+        prefills = candidates(self.ledger, self._prefill, *facts) if self._prefill else NO_CANDIDATES
+        decodes = candidates(self.ledger, self._decode, *facts)
+        return Question(Request(request.prompt_tokens, self._block_size), prefills, decodes)
+
+    def first_token(self, request: TraceRequest) -> None:
+        if (expectation := self._expectations.pop(request.number, None)) is not None:
+            expectation.first_token()
 
     def learn(self, key: WorkerKey, events: Iterable[KvEvent]) -> None:
         for event in events:
             self.tree.apply(key, event)
+            if isinstance(event, Stored):
+                self._expected.stored(key, event.block_hashes)
 
 
-class _Run:
+class Run:
     """One run: the workers, and what is to happen to them."""
 
     def __init__(self, fleet: Fleet, policy: MakePolicy, seed: int) -> None:
@@ -168,14 +184,15 @@ class _Run:
             missing = job.request.prompt_tokens - self.workers[job.decode].blocks.cached_tokens(arrived.sequence)
             self._push(now_s + missing * SHIP_TOKEN_MS / 1e3, job.decode, arrived)
         for job in ended.first_tokens:
-            self._note(job)
+            self.note(job)
+            self.router.first_token(job.request)
             job.charge.prefill_done()
             job.charge.grow(job.sequence.num_tokens)
         for job in ended.finished:
             job.charge.release()
         self.router.ledger.report(key, worker.load())
 
-    def _note(self, job: Job) -> None:
+    def note(self, job: Job) -> None:
         outcome = self.outcome
         outcome.prompt_tokens += job.request.prompt_tokens
         outcome.cached_tokens += job.found_tokens if job.shipped else job.sequence.num_cached_tokens
@@ -190,7 +207,7 @@ def simulate(
     progress: Callable[[], None] = lambda: None,
 ) -> Outcome:
     """`progress` is called for each request that has arrived."""
-    run = _Run(fleet, policy, seed)
+    run = Run(fleet, policy, seed)
     for now_s, request in coming:
         run.arrive(now_s, request)
         progress()

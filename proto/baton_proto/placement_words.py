@@ -18,6 +18,7 @@ REASONS: Final = PLACED | {
     pb.PLACEMENT_REASON_WAITS_FOR_PREFILL_ROOM: (
         "it would wait: every prefill worker has its fill of queued prompts, and no decode worker may run one"
     ),
+    pb.PLACEMENT_REASON_TOO_LATE: "refused: its first token would have come too late",
 }
 BARRED: Final = {
     pb.BARRED_REASON_UNSPECIFIED: "",

@@ -22,18 +22,18 @@ class Needs(IntEnum):
     """What it takes to apply a parameter whose value is not the default, the cheapest first."""
 
     KERNEL = 0  # the device's sampling kernel applies every value, or the engine does apart from sampling
-    LOGITS = 1  # engine/runners/sampler.py applies it to the logits
-    TOKENS = 2  # the sampler also reads all tokens before, so the step before must have ended
+    MASK = 1  # the kernel applies a mask of tokens, made once the token before is known
+    LOGITS = 2  # engine/runners/sampler.py applies it to the logits, and the step waits for the device
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Which values a request may give, and what applying them needs. Needs.TOKENS is right for every parameter, so a
+    """Which values a request may give, and what applying them needs. Needs.LOGITS is right for every parameter, so a
     new one starts with it."""
 
     low: float | None = None  # bounds a number, or each value of a mapping; token ids are bounded by the vocabulary
     high: float | None = None
-    needs: Needs = Needs.TOKENS
+    needs: Needs = Needs.LOGITS
     open_below: bool = False  # `low` itself is refused
     off: int | None = None  # a second spelling of the default
     most: int | None = None  # entries of a list or mapping
@@ -54,9 +54,9 @@ class SamplingParams(Struct, frozen=True, omit_defaults=True):
     top_p: Annotated[float, Rule(0.0, 1.0, Needs.LOGITS, open_below=True)] = 1.0
     top_k: Annotated[Int32, Rule(-1, 2**31 - 1, Needs.LOGITS, off=-1)] = 0  # 0 is off, as is vLLM's -1
     min_p: Annotated[float, Rule(0.0, 1.0, Needs.LOGITS)] = 0.0
-    presence_penalty: Annotated[float, Rule(-2.0, 2.0, Needs.TOKENS)] = 0.0
-    frequency_penalty: Annotated[float, Rule(-2.0, 2.0, Needs.TOKENS)] = 0.0
-    repetition_penalty: Annotated[float, Rule(0.0, 2.0, Needs.TOKENS, open_below=True)] = 1.0
+    presence_penalty: Annotated[float, Rule(-2.0, 2.0, Needs.LOGITS)] = 0.0
+    frequency_penalty: Annotated[float, Rule(-2.0, 2.0, Needs.LOGITS)] = 0.0
+    repetition_penalty: Annotated[float, Rule(0.0, 2.0, Needs.LOGITS, open_below=True)] = 1.0
     min_tokens: Annotated[Small, Rule(0, None, Needs.KERNEL)] = (
         0  # before, EOS and stop tokens are masked: see is_plain
     )
@@ -64,7 +64,7 @@ class SamplingParams(Struct, frozen=True, omit_defaults=True):
     ignore_eos: Annotated[bool, Rule(needs=Needs.KERNEL)] = False
     logprobs: Annotated[Small | None, Rule(0, 20, Needs.LOGITS)] = None  # alternatives per token, 0: the sampled one's
     logit_bias: Annotated[dict[Small, float], Meta(max_length=1024), Rule(-100.0, 100.0, Needs.LOGITS, most=1024)] = {}
-    grammar: Annotated[Grammar | None, Rule(needs=Needs.TOKENS)] = None  # what the answer must look like
+    grammar: Annotated[Grammar | None, Rule(needs=Needs.MASK)] = None  # what the answer must look like
     prompt_logprobs: Annotated[Small | None, Rule(0, 20, Needs.KERNEL)] = None  # as logprobs, of the prompt's tokens
 
     @property

@@ -18,6 +18,7 @@ from runtime.errors import (
     DeadlineError,
     InvalidRequestError,
     OverloadedError,
+    TooLateError,
     UnavailableError,
     UnknownModelError,
 )
@@ -39,6 +40,7 @@ REFUSALS: Final[dict[type, str]] = {  # the first that fits
     ContextLengthError: "context_length",
     BodyTooLargeError: "body_too_large",
     InvalidRequestError: "invalid",
+    TooLateError: "too_late",
     OverloadedError: "overloaded",
     UnavailableError: "unavailable",
 }

@@ -115,8 +115,7 @@ class Holders(Roster):
         own = bits(edge.full & ~self.nearer)
         found = dict.fromkeys(compress(self.names, own.tobytes()), Held(len(edge.blocks) // HASH_BYTES))
         for bit, covered in (edge.partial or {}).items():
-            if not self.nearer >> bit & 1:
-                found[self.names[bit]] = Held(covered // HASH_BYTES)
+            found[self.names[bit]] = Held(covered // HASH_BYTES)  # of a worker with several bits, what follows holds
         for worker, numbers in self._bits.items() if self.nearer else ():
             if len(numbers) > 1 and worker in found:
                 found[worker] = _held(edge.covered(bit) for bit in numbers)

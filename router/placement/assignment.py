@@ -1,6 +1,7 @@
 """The router's whole decision for one attempt: match the prefix, list the candidates, place, charge. Invariant: no
 await in between, so that each request sees what the one before was charged."""
 
+import math
 import random
 from typing import Final, Protocol
 
@@ -11,6 +12,7 @@ from baton_proto.worker import PrefillTarget
 from router.index.match import Match, column
 from router.index.prefix_hits import PrefixHits
 from router.placement.candidates import NO_CANDIDATES, Candidates, Request
+from router.placement.early_refusal import check_in_time
 from router.placement.expected_prefixes import Expectation, ExpectedPrefixes, Outlook
 from router.placement.placement import Placement, Weighing, weigh
 from router.workers.account import LoadView
@@ -83,10 +85,17 @@ class Assigner:
         self._hits = PrefixHits() if hits is None else hits
 
     def assign(
-        self, request_id: str, request: Request, max_tokens: int, hashes: NDArray[np.uint64]
+        self,
+        request_id: str,
+        request: Request,
+        max_tokens: int,
+        hashes: NDArray[np.uint64],
+        due_ms: float = math.inf,
     ) -> Assignment | None:
-        """None: no workers can take it now. `max_tokens`: prompt and the longest possible output."""
+        """None: no workers can take it now. `max_tokens`: prompt and the longest possible output. Raises TooLate when
+        no first token can come within `due_ms`."""
         weighing, reused = self._weigh(request, max_tokens, hashes)
+        check_in_time(weighing, 0, due_ms)
         placement = weighing.placement()
         if placement is None:
             return None
@@ -125,13 +134,20 @@ class Assigner:
     ) -> Candidates:
         if not workers:
             return NO_CANDIDATES
-        load = self._ledger.columns(workers)
-        if outlook.computing:
-            queued, pairs = load[:, QUEUED], load[:, QUEUED_PAIRS]
-            shared = np.minimum(queued, block_size * column(outlook.computing, workers))
-            pairs -= pairs * shared // np.maximum(queued, 1)  # as if all tokens of the queue had as many pairs
-            queued -= shared
-        cached, lower = column(outlook.cached, workers), match.lower(workers)
-        if lower.size and outlook.cached is not match:
-            lower[:, cached > match.column(workers)] = 0  # a prompt that goes on behind them brings them to the device
-        return Candidates(workers, cached, load, self._ledger.times(workers), lower, self._ledger.now_us)
+        return candidates(self._ledger, workers, match, outlook, block_size)
+
+
+def candidates(
+    ledger: LoadLedger, workers: tuple[WorkerKey, ...], match: Match, outlook: Outlook, block_size: int
+) -> Candidates:
+    """The workers with what they hold or are expected to hold of a prompt, and what else is in their queues."""
+    load = ledger.columns(workers)
+    if outlook.computing:
+        queued, pairs = load[:, QUEUED], load[:, QUEUED_PAIRS]
+        shared = np.minimum(queued, block_size * column(outlook.computing, workers))
+        pairs -= pairs * shared // np.maximum(queued, 1)  # as if all tokens of the queue had as many pairs
+        queued -= shared
+    cached, lower = column(outlook.cached, workers), match.lower(workers)
+    if lower.size and outlook.cached is not match:
+        lower[:, cached > match.column(workers)] = 0  # a prompt that goes on behind them brings them to the device
+    return Candidates(workers, cached, load, ledger.times(workers), lower, ledger.now_us)

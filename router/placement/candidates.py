@@ -133,6 +133,23 @@ class Weighed:
     def ttft_ms(self, index: int) -> float:
         return self._costs.item(index, cost.TTFT)
 
+    def soonest_ms(self, *, full_ones: bool) -> float:
+        """When the first token comes at the earliest, from now on, in ms; infinite: no candidate takes the prompt.
+        full_ones: also of those that take none now."""
+        if not len(self):
+            return math.inf
+        barred, times = self._codes[1], self._costs[:, cost.TTFT]
+        able = barred != cost.EXCLUDED if full_ones else barred == cost.FREE
+        return float(times[able].min(initial=math.inf))
+
+    def has_idle(self) -> bool:
+        """Whether a candidate that takes the prompt has none queued."""
+        return bool(len(self)) and bool(((self._codes[1] == cost.FREE) & (self._candidates.load[:, 1] == 0)).any())
+
+    def share_ms(self, num_tokens: float) -> float:
+        """How long so many prompt tokens take when the candidates share them, in ms."""
+        return num_tokens / float((1 / np.maximum(self._candidates.times[:, 1], 1e-9)).sum()) if len(self) else 0.0
+
     def __len__(self) -> int:
         return len(self._candidates.workers)
 

@@ -38,6 +38,8 @@ TOTAL, TTFT = NUM_TERMS, NUM_TERMS + 1  # columns behind the terms
 
 STEPS_TO_FIRST: Final = 1.5  # decode steps until a prompt's first token: half of the present one, one beside it
 
+LOWEST: Final = 3.0  # times that the shortest queue counts beside the mean: no later prompt finds a worker sooner
+
 Limits = tuple[int, int, int]  # see `choose`
 Knobs = tuple[float, ...]  # see `choose`
 
@@ -163,10 +165,10 @@ def choose(
     # What a whole prompt costs others, by its tokens and pairs: on slow workers no more than on fast ones.
     token_ms, pair_ms = times[:, 1].mean(), times[:, 2].mean()
     whole_ms = token_ms * num_tokens + pair_ms * num_tokens * num_tokens / 2
-    mean_ms = waits.mean()
+    mean_ms, lowest_ms = waits.mean(), LOWEST * (1 - 1 / len(waits)) * min(waits.min(), whole_ms)
     for i in range(len(cached)):
         requests, queued = load[i, 0], load[i, 1]
-        cached_blocks = min(cached[i], (num_tokens - 1) // block_size)  # the last token is computed, for its logits
+        cached_blocks = min(int(cached[i]), (num_tokens - 1) // block_size)  # the last token is always computed
         start = cached_blocks * block_size
         uncached = num_tokens - start
         pairs = (num_tokens * num_tokens - start * start) / 2
@@ -175,7 +177,7 @@ def choose(
         costs[i, DECODE] = decode_steps * step if requests else 0.0
         costs[i, QUEUED], costs[i, COMPUTED], costs[i, SHIP] = waits[i], own, 0.0
         share = (token_ms * uncached + pair_ms * pairs) / whole_ms if whole_ms > 0.0 else 0.0
-        costs[i, OTHERS] = crowd_weight * share * min(mean_ms, waits[i] + whole_ms / 4)
+        costs[i, OTHERS] = crowd_weight * share * (min(mean_ms, waits[i] + whole_ms / 4) + lowest_ms)
         reasons[i] = ALONE
         if not alone:
             # Without the floor, because a step with decodes reads the weights anyway. Another request may come.
@@ -194,8 +196,8 @@ def choose(
         runs = reasons[i] >= RUNS_PROMPT
         costs[i, HOST] = costs[i, DISK] = 0.0
         if lower.shape[1]:
-            in_host = min(cached_blocks, cached[i] - lower[0, i] - lower[1, i]) * block_size
-            on_disk = min(cached_blocks, cached[i] - lower[1, i]) * block_size
+            in_host = min(cached_blocks, int(cached[i] - lower[0, i] - lower[1, i])) * block_size
+            on_disk = min(cached_blocks, int(cached[i] - lower[1, i])) * block_size
             most = (times[i, 1], times[i, 2]) if runs else (ship_token_ms, 0.0)
             costs[i, HOST] = _restored(in_host, on_disk, host_ms, most)
             costs[i, DISK] = _restored(on_disk, start, disk_ms, most)

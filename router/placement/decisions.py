@@ -8,7 +8,7 @@ from typing import Final
 from msgspec import Struct
 
 from router.placement.candidates import Request
-from router.placement.placement import Placement
+from router.placement.placement import Placement, Weighing
 
 MAX_DECISIONS: Final = 1024
 MAX_COSTS: Final = 100_000  # of all decisions together: about 20 MB, however many workers there are
@@ -22,7 +22,9 @@ class Decision(Struct, frozen=True):
     at_s: float  # monotonic
     waited_s: float
     request: Request
-    placement: Placement
+    weighing: Weighing
+    placement: Placement | None  # None: it was refused
+    expected_ms: float  # until the first token
 
 
 class DecisionLog:
@@ -45,13 +47,24 @@ class DecisionLog:
         placement: Placement,
     ) -> None:
         """Remembers a decision, and forgets the oldest ones beyond the limits."""
-        decision = Decision(request_id, choice, attempt, time.monotonic(), waited_s, request, placement)
+        facts = (request, placement.weighing, placement, placement.ttft_ms)
+        self._remember(Decision(request_id, choice, attempt, time.monotonic(), waited_s, *facts))
+
+    def add_refusal(
+        self, request_id: str, choice: int, attempt: int, request: Request, weighing: Weighing, expected_ms: float
+    ) -> None:
+        """The request's first token was expected too late."""
+        self._remember(
+            Decision(request_id, choice, attempt, time.monotonic(), 0.0, request, weighing, None, expected_ms)
+        )
+
+    def _remember(self, decision: Decision) -> None:
         self._decisions.append(decision)
-        self._num_costs += placement.num_candidates
+        self._num_costs += decision.weighing.num_candidates
         while len(self._decisions) > self._max_decisions or (
             self._num_costs > self._max_costs and len(self._decisions) > 1
         ):
-            self._num_costs -= self._decisions.popleft().placement.num_candidates
+            self._num_costs -= self._decisions.popleft().weighing.num_candidates
 
     def of(self, request_id: str) -> tuple[list[Decision], int]:
         """Decisions of a request in order, and how many older requests have the same caller's id.

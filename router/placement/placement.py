@@ -4,11 +4,12 @@ All costs are in milliseconds. The cost of a worker that runs the prompt is the 
 that costs others:
 
     queued prompts + own computing + decode_steps * decode step
-    + crowd_weight * uncached share of the prompt * min(mean queue, own queue + whole prompt / 4)
+    + crowd_weight * uncached share of the prompt * (min(mean queue, own queue + whole prompt / 4)
+                                                     + 3 * (1 - 1 / workers) * min(shortest queue, whole prompt))
 
 Times follow from the worker's own step times, attention included. The prompt in computation counts with what is left of
-it. The last line is what later prompts wait because this one is computed again. It makes a cached prefix worth the
-more, the fuller the workers are; where nobody queues, the earliest first token wins.
+it. The last lines are what later prompts wait because this one is computed again. They make a cached prefix worth the
+more, the fuller the workers are, most of all where nobody idles; where nobody queues, the earliest first token wins.
 
 Beside prefill workers, each decode worker's prompt may be shipped to it or run on it, and the cheaper way counts. A
 prompt that runs on it also delays the tokens of the requests there (`delay_weight`). A prompt that is shipped costs
@@ -41,10 +42,6 @@ class Placement(NamedTuple):
         """Of all candidates, the chosen ones included."""
         return self.weighing.costs()
 
-    @property
-    def num_candidates(self) -> int:
-        return len(self.weighing.prefill) + len(self.weighing.decode)
-
 
 class Weighing(NamedTuple):
     """All candidates with what they cost, and who came out first, even when the request has to wait."""
@@ -70,6 +67,10 @@ class Weighing(NamedTuple):
 
     def costs(self) -> list[Cost]:
         return self.prefill.costs() + self.decode.costs()
+
+    @property
+    def num_candidates(self) -> int:
+        return len(self.prefill) + len(self.decode)
 
 
 def weigh(

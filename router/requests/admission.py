@@ -80,6 +80,11 @@ class Turn(Generic[R]):
     def tenant(self) -> str:
         return self.ticket.tenant
 
+    @property
+    def is_decided(self) -> bool:
+        """Whether wait() returns or raises at once."""
+        return self._future.done()
+
     async def wait(self, timeout_s: float) -> R | None:
         """What `attempt` returned; None when the time is up, and the turn keeps its place. Raises what `attempt`
         raised, and OverloadedError when the request had to make room for another one."""
@@ -151,6 +156,17 @@ class AdmissionQueue:
         oldest_s = min((turn.ticket.arrived_s for turn in self._waiting), default=None)
         age_s = 0.0 if oldest_s is None else time.monotonic() - oldest_s
         return QueueView(len(self._waiting), self._running, self._limit, age_s)
+
+    def tokens_before(self, turn: Turn[R]) -> int:
+        """Prompt tokens of the waiting choices that surely get workers before this one: those of higher priority, and
+        its tenant's earlier ones."""
+        place = (-turn.priority, turn.ticket.arrived_s)
+        return sum(
+            other.tokens
+            for other in self._waiting
+            if (-other.priority, other.ticket.arrived_s) < place
+            and (other.tenant == turn.tenant or other.priority > turn.priority)
+        )
 
     def waiting_tokens(self) -> int:
         """Prompt tokens of the waiting choices. A replay counts none."""

@@ -5,6 +5,7 @@ What the client has is `output`. A replay submits prompt and output together. Be
 on the position alone, the next worker goes on exactly where the lost one stopped.
 """
 
+import math
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from router.counters.tally import Tally
 from router.placement.assignment import Assigner, Assignment
 from router.placement.candidates import Request
 from router.placement.decisions import DecisionLog
+from router.placement.early_refusal import TooLate, check_in_time
 from router.requests.admission import AdmissionQueue, Ticket, Turn
 from router.requests.answer import Answer
 from router.requests.request import GenerateRequest, Piece
@@ -32,7 +34,14 @@ from router.workers.submission import Submission
 from runtime.blocks.block_hash import block_hashes
 from runtime.config.serving import RouterConfig
 from runtime.discovery.worker_key import WorkerKey
-from runtime.errors import DeadlineError, InvalidRequestError, ProtocolError, UnavailableError, WorkerLostError
+from runtime.errors import (
+    DeadlineError,
+    InvalidRequestError,
+    ProtocolError,
+    TooLateError,
+    UnavailableError,
+    WorkerLostError,
+)
 
 NO_HASHES = np.empty(0, dtype=np.uint64)
 
@@ -93,7 +102,7 @@ class Choice:
                     facts = Request(len(tokens), self._parts.block_size, frozenset(self._excluded))
                     began_s = time.monotonic()
                     with self._turn(facts, tokens) as turn:
-                        assignment = await self._wait(turn)
+                        assignment = await self._wait(turn, facts)
                         self._note_placement(facts, assignment, time.monotonic() - began_s)
                         with self._submit(assignment, tokens) as inbox:
                             while True:
@@ -144,15 +153,42 @@ class Choice:
 
         def assign() -> Assignment | None:
             began_s = time.monotonic()
-            assignment = parts.assigner.assign(request.request_id, facts, self._max_tokens, hashes)
+            due_ms = self._due_ms(began_s)
+            assignment = parts.assigner.assign(request.request_id, facts, self._max_tokens, hashes, due_ms)
             self._placing_s = time.monotonic() - began_s
             return assignment
 
         return parts.queue.turn(self._ticket, assign, self._tokens_due)
 
-    async def _wait(self, turn: Turn[Assignment]) -> Assignment:
-        """Waits for the turn. Raises DeadlineError, InvalidRequestError when no worker is large enough, and
-        UnavailableError when no worker that can serve has been ready for `no_worker_timeout_s`."""
+    async def _wait(self, turn: Turn[Assignment], facts: Request) -> Assignment:
+        """Waits for the turn. Raises TooLateError, also at once where the queue is too long, and as _patiently."""
+        try:
+            if self._due_ms() < math.inf and not turn.is_decided:
+                self._check_queue(turn, facts)
+            return await self._patiently(turn)
+        except TooLate as late:
+            if self._request.deadline_s <= time.monotonic():
+                raise self._late() from None
+            work = (self._request.request_id, self._tally.index, self._tally.attempts)
+            self._parts.decisions.add_refusal(*work, facts, late.weighing, late.expected_ms)
+            raise TooLateError(late.expected_ms / 1e3, self._due_ms() / 1e3) from None
+
+    def _due_ms(self, now_s: float | None = None) -> float:
+        """Until the first token is due. Infinite for what has begun: a replay, or another choice of the request."""
+        if self._tally.index or self._tally.attempts > 1:
+            return math.inf
+        return (self._request.first_by_s - (time.monotonic() if now_s is None else now_s)) * 1e3
+
+    def _check_queue(self, turn: Turn[Assignment], facts: Request) -> None:
+        """Raises TooLate. Of those before it as much is taken for cached as of those that have run."""
+        parts, totals = self._parts, self._parts.metrics.totals
+        uncached = 1 - totals.cached_tokens / max(1, totals.started_tokens)
+        weighing = parts.assigner.weigh(facts, self._max_tokens, self._hashes)
+        check_in_time(weighing, parts.queue.tokens_before(turn) * uncached, self._due_ms())
+
+    async def _patiently(self, turn: Turn[Assignment]) -> Assignment:
+        """Raises DeadlineError, InvalidRequestError when no worker is large enough, and UnavailableError when no worker
+        that can serve has been ready for `no_worker_timeout_s`."""
         patience_s = self._parts.config.no_worker_timeout_s
         began_s = time.monotonic()
         timeout_s = 0.0

@@ -1,5 +1,6 @@
 """What the gRPC and the HTTP API need of the rest of the router."""
 
+import math
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -41,6 +42,7 @@ class Frontend:
     request_timeout_s: float  # of a request whose caller names no deadline
     max_body_bytes: int
     max_buffered_bytes: int  # of each API's bodies together
+    reject_ttft_s: float = math.inf  # a request whose first token is expected later is refused
     cache_salt: str = ""  # engine.cache_salt
     cache_per_tenant: bool = False  # engine.cache_per_tenant
     unknown_fields: Literal["refuse", "ignore"] = "refuse"  # of HTTP bodies

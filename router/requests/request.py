@@ -3,6 +3,7 @@
 Objects that every request or piece needs are Structs, because making a frozen dataclass takes ten times as long.
 """
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -26,6 +27,7 @@ class GenerateRequest(Struct, frozen=True):
     sampling: tuple[SamplingParams, ...]  # one per choice; choice i differs by its seed
     stop: tuple[str, ...]  # stop strings; the text ends before the first one
     deadline_s: float  # on time.monotonic()
+    first_by_s: float = math.inf  # the same for its first token: it is refused when that cannot come in time
     priority: int = 0
     account: Account | None = None  # which its tokens are charged to
     tenant: str = ""  # who shares the router with others; empty: all callers that name none

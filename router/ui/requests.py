@@ -8,7 +8,7 @@ from typing import Any, Final
 from msgspec import Struct, structs
 
 from baton_proto.generated import inference_pb2 as pb
-from baton_proto.placement_words import BARRED, PLACED
+from baton_proto.placement_words import BARRED, REASONS
 from router.counters.recent import Recent, RecentRequest, Service
 from router.views.explain import Explainer
 from router.views.hops import Hop, hops
@@ -100,7 +100,7 @@ def _placement(request: RecentRequest, decision: pb.Decision) -> Mapping[str, ob
         of_role = sorted((c for c in decision.candidates if c.role == role), key=lambda c: (not c.chosen, c.total))
         shown += of_role[:CANDIDATES]
     return {name: getattr(decision, name) for name in ("choice", "attempt", "prefill_worker", "decode_worker")} | {
-        "reason": PLACED[decision.reason],
+        "reason": REASONS[decision.reason],
         "queued_ms": round(placed_ms - decision.waited_s * 1e3, 2),
         "placed_ms": placed_ms,
         "weighed": len(decision.candidates),

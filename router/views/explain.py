@@ -66,7 +66,9 @@ class Explainer:
         return len(self._decisions)
 
     def _remembered(self, decision: Decision, request: RecentRequest | None) -> pb.Decision:
-        message = self._decision(decision.request, decision.placement.weighing, decision.placement)
+        message = self._decision(decision.request, decision.weighing, decision.placement)
+        if decision.placement is None:
+            message.reason, message.expected_ms = pb.PLACEMENT_REASON_TOO_LATE, decision.expected_ms
         message.request_id = decision.request_id
         message.choice, message.attempt = decision.choice, decision.attempt
         message.age_s, message.waited_s = time.monotonic() - decision.at_s, decision.waited_s

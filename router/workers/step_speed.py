@@ -14,7 +14,7 @@ from runtime.config.step_times import StepTimes
 from runtime.discovery.worker_key import WorkerKey
 
 WINDOW: Final = 128  # steps kept of each kind
-REFIT_AFTER: Final = 16  # new steps; a fit takes about a millisecond
+REFIT_AFTER: Final = 16  # new steps
 
 
 class _Steps:
@@ -49,7 +49,8 @@ class StepSpeeds:
             steps.new += 1
         if steps.new >= REFIT_AFTER and max(len(steps.prefill), len(steps.decode)) >= ENOUGH:
             steps.new = 0
-            steps.times = fitted(list(steps.prefill), list(steps.decode), self._profile)
+            known = None if steps.times is self._profile else steps.times
+            steps.times = fitted(list(steps.prefill), list(steps.decode), self._profile, known)
             self._ledger.learn(key, steps.times)
 
     def forget(self, worker: WorkerKey) -> None:

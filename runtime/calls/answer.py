@@ -1,7 +1,7 @@
 """What a service answers, as plain dataclasses: fields as inference.proto has them, without protobuf."""
 
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from google.protobuf.json_format import MessageToDict
@@ -69,6 +69,12 @@ class Choice:
     reasoning: str = ""
     tool_calls: list[ToolCall] = field(default_factory=list)
 
+    def message(self) -> dict[str, Any]:
+        """What the next request of the chat says of this answer; a tool's result follows it. Of an answer in parts."""
+        calls = [{"id": call.id, "name": call.name, "arguments": call.arguments} for call in self.tool_calls]
+        said = {"content": self.content, "reasoning": self.reasoning, "tool_calls": calls}
+        return {"role": "assistant"} | {name: value for name, value in said.items() if value}
+
     def add_part(self, part: Part) -> None:
         match part.kind:
             case "content":
@@ -106,8 +112,8 @@ class ServedBy:
 
 @dataclass(slots=True)
 class Answer:
-    """An answer, as far as it has come. `text`, `token_ids`, `finish_reason` and `logprobs` are those of the first
-    choice, which is the only one unless `n` asks for more."""
+    """An answer, as far as it has come. `text`, `token_ids`, `tool_calls`, `finish_reason` and `logprobs` are those of
+    the first choice, which is the only one unless `n` asks for more."""
 
     request_id: str = ""
     model: str = ""
@@ -124,6 +130,10 @@ class Answer:
     @property
     def token_ids(self) -> list[int]:
         return self.choices[0].token_ids if self.choices else []
+
+    @property
+    def tool_calls(self) -> list[ToolCall]:
+        return self.choices[0].tool_calls if self.choices else []
 
     @property
     def finish_reason(self) -> str:

@@ -14,13 +14,17 @@ BOUNDS = {"gt": "above", "ge": "of at least", "lt": "below", "le": "at most"}
 def refusal(data: Any, schema: type[Struct], path: str, problem: str) -> str:
     """`path`: `engine.block_size`, of the value in `data` that msgspec refuses because of `problem`."""
     kind: inspect.Type = inspect.type_info(schema)
-    for name in path.split(".") if path else ():
+    for name in re.findall(r"[^.[\]]+", path):
         while isinstance(kind, inspect.Metadata):
             kind = kind.type
-        assert isinstance(kind, inspect.StructType)
+        if isinstance(kind, inspect.VarTupleType) and name.isdecimal():  # an item of a list
+            kind, data = kind.item_type, data[int(name)]
+            continue
+        if not isinstance(kind, inspect.StructType):
+            return problem
         field = next((field for field in kind.fields if field.name == name), None)
         if field is None:
-            return problem  # inside of a list
+            return problem
         kind, data = field.type, data[name]
     if isinstance(kind, inspect.StructType) and isinstance(data, dict):
         return problem  # values that do not go together
@@ -44,6 +48,8 @@ def _wanted(kind: inspect.Type) -> str:
             return "null"
         case inspect.UnionType():
             return " or ".join(map(_wanted, kind.types))
+        case inspect.VarTupleType():
+            return "a list"
         case inspect.DictType():
             return "a section"
         case inspect.StructType():

@@ -14,6 +14,7 @@ import msgspec
 import yaml
 from msgspec import Meta, Struct
 
+from runtime.config.external import ExternalWorkerConfig, check_names
 from runtime.config.planner import PlannerConfig
 from runtime.config.refusal import refusal
 from runtime.config.step_times import StepTimes
@@ -86,6 +87,7 @@ class RouterConfig(Struct, frozen=True, forbid_unknown_fields=True):
     queue_limit: Positive = 1024  # requests admitted and not finished, beyond which new ones are refused
     max_running_per_worker: Positive = 256  # requests in flight on one decode worker; more wait in the queue
     request_timeout_s: Seconds = 600.0  # when the caller names no deadline
+    reject_ttft_ms: Weight = 0.0  # a request whose first token is expected later is refused; 0: no such limit
     no_worker_timeout_s: Seconds = 5.0  # how long a request waits for a worker to appear
     max_attempts: Positive = 4  # replays after lost workers, the first attempt included
     max_body_bytes: Positive = 8 * 1024 * 1024
@@ -119,10 +121,6 @@ class WorkersConfig(Struct, frozen=True, forbid_unknown_fields=True):
     gather_events_ms: Weight = 20.0  # KV events leave at most so often
     ready_timeout_s: Seconds = 60.0
     drain_timeout_s: Seconds = 30.0
-
-    def __post_init__(self) -> None:
-        if self.engine == "vllm" and self.prefill:
-            raise ValueError("vLLM's workers run their prompts themselves: set workers.prefill: 0")
 
 
 class DiskKvConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -232,6 +230,7 @@ class ServingConfig(Struct, frozen=True, forbid_unknown_fields=True):
     workers: WorkersConfig = WorkersConfig()
     engine: EngineConfig = EngineConfig()
     vllm: dict[str, Any] = {}  # arguments of vLLM's engine, as `vllm serve` has them, with _ for -
+    external_workers: tuple[ExternalWorkerConfig, ...] = ()  # engines that already run, as `vllm serve`
     mock: MockConfig = MockConfig()
     transfer: TransferConfig = TransferConfig()
     discovery: DiscoveryConfig = DiscoveryConfig()
@@ -240,6 +239,13 @@ class ServingConfig(Struct, frozen=True, forbid_unknown_fields=True):
     ray: RayConfig = RayConfig()
     logging: LoggingConfig = LoggingConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
+
+    def __post_init__(self) -> None:
+        check_names(self.external_workers)
+
+    def external_worker(self, worker_id: str) -> ExternalWorkerConfig | None:
+        """None: we start its engine."""
+        return next((worker for worker in self.external_workers if worker.name == worker_id), None)
 
 
 AUTO_KEYS = ("block_size", "max_batch_tokens", "prefill_batch_tokens", "max_running")
@@ -311,6 +317,9 @@ def with_absolute_paths(config: ServingConfig) -> ServingConfig:
     for name, keys in PATH_KEYS.items():
         section = functools.reduce(operator.getitem, name.split("."), data)
         section |= {key: _absolute(path) for key in keys if (path := section[key]) is not None}
+    for worker in data["external_workers"]:
+        if worker["api_key_file"] is not None:
+            worker["api_key_file"] = _absolute(worker["api_key_file"])
     if Path(config.model).expanduser().exists():
         data["model"] = _absolute(config.model)
     return parse_config(data)
@@ -346,6 +355,9 @@ def _refuse_unknown_keys(data: Any, schema: type[Struct], where: str, path: tupl
         inner = fields[key]
         if isinstance(inner, type) and issubclass(inner, Struct):
             _refuse_unknown_keys(value, inner, where, (*path, str(key)))
+        elif inner == tuple[ExternalWorkerConfig, ...] and isinstance(value, list):
+            for number, item in enumerate(value):
+                _refuse_unknown_keys(item, ExternalWorkerConfig, where, (*path, f"{key}[{number}]"))
         elif get_origin(inner) is dict and isinstance(value, dict):
             for name in value:
                 if not isinstance(name, str):

@@ -49,14 +49,17 @@ def decode_rows(steps: Iterable[StepSample | TimedStep]) -> list[list[float]]:
     ]
 
 
-def fitted(prefill: list[list[float]], decode: list[list[float]], profile: StepTimes) -> StepTimes:
+def fitted(
+    prefill: list[list[float]], decode: list[list[float]], profile: StepTimes, known: StepTimes | None = None
+) -> StepTimes:
     """Step times fitted to rows as `prefill_rows` and `decode_rows` make them. A kind with fewer than ENOUGH rows keeps
-    the profile's values."""
+    the profile's values. `known`: of a fit to mostly the same rows, from which one more round goes on."""
     prefill_times, decode_times = profile.prefill, profile.decode
+    starts = (None, None) if known is None else (np.array(known.prefill), np.array(known.decode))
     if len(prefill) >= ENOUGH:
-        prefill_times = _fitted_prefill(np.array(prefill), np.array(prefill_times))
+        prefill_times = _fitted_prefill(np.array(prefill), np.array(prefill_times), starts[0])
     if len(decode) >= ENOUGH:
-        decode_times = _fitted_decode(np.array(decode), np.array(decode_times))
+        decode_times = _fitted_decode(np.array(decode), np.array(decode_times), starts[1])
     return StepTimes(*prefill_times, *decode_times)
 
 
@@ -68,12 +71,13 @@ def errors(prefill: list[list[float]], decode: list[list[float]], times: StepTim
     return np.abs(expected / rows[:, 2] - 1), np.abs(found / x[:, 3] - 1)
 
 
-def _fitted_prefill(rows: Vector, profile: Vector) -> tuple[float, float, float]:
-    """`rows` [samples, 3]; `profile`: floor, per token, per pair."""
+def _fitted_prefill(rows: Vector, profile: Vector, known: Vector | None) -> tuple[float, float, float]:
+    """`rows` [samples, 3]; `profile` and `known`: floor, per token, per pair."""
     x, y = rows[:, :2], rows[:, 2]
     profile = profile * _slower(y, np.maximum(profile[0], x @ profile[1:]))
-    floor_ms, straight = profile[0], profile[1:]
-    for _ in range(ROUNDS):
+    start = profile if known is None else known
+    floor_ms, straight = start[0], start[1:]
+    for _ in range(ROUNDS if known is None else 1):
         expected = x @ straight
         short, long = expected < UNDER_FLOOR * floor_ms, expected >= floor_ms
         floor_ms = float(np.median(y[short])) if short.sum() >= ENOUGH // 4 else profile[0]
@@ -81,12 +85,12 @@ def _fitted_prefill(rows: Vector, profile: Vector) -> tuple[float, float, float]
     return float(floor_ms), float(straight[0]), float(straight[1])
 
 
-def _fitted_decode(rows: Vector, profile: Vector) -> tuple[float, float, float]:
-    """`rows` [samples, 4]; `profile`: floor, per sequence, per token of context."""
+def _fitted_decode(rows: Vector, profile: Vector, known: Vector | None) -> tuple[float, float, float]:
+    """`rows` [samples, 4]; `profile` and `known`: floor, per sequence, per token of context."""
     x, y = rows[:, :3], rows[:, 3]
     profile = profile * _slower(y, x @ profile)
-    found = profile
-    for _ in range(ROUNDS):
+    found = profile if known is None else known
+    for _ in range(ROUNDS if known is None else 1):
         found = _fitted(x, y, profile, found, DECODE_POINTS)
     return float(found[0]), float(found[1]), float(found[2])
 

@@ -27,8 +27,8 @@ if _version_not_supported:
 
 class InferenceStub:
     """Text generation. Errors: INVALID_ARGUMENT names the field and the limit, NOT_FOUND an unknown model,
-    RESOURCE_EXHAUSTED an overloaded service (with `retry-after-ms` in the trailing metadata),
-    UNAVAILABLE no worker that can serve, DEADLINE_EXCEEDED the caller's deadline.
+    RESOURCE_EXHAUSTED an overloaded service, or a first token that is expected after it is due (with `retry-after-ms` in
+    the trailing metadata), UNAVAILABLE no worker that can serve, DEADLINE_EXCEEDED the caller's deadline.
     """
 
     def __init__(self, channel):
@@ -51,8 +51,8 @@ class InferenceStub:
 
 class InferenceServicer:
     """Text generation. Errors: INVALID_ARGUMENT names the field and the limit, NOT_FOUND an unknown model,
-    RESOURCE_EXHAUSTED an overloaded service (with `retry-after-ms` in the trailing metadata),
-    UNAVAILABLE no worker that can serve, DEADLINE_EXCEEDED the caller's deadline.
+    RESOURCE_EXHAUSTED an overloaded service, or a first token that is expected after it is due (with `retry-after-ms` in
+    the trailing metadata), UNAVAILABLE no worker that can serve, DEADLINE_EXCEEDED the caller's deadline.
     """
 
     def Generate(self, request, context):
@@ -91,8 +91,8 @@ def add_InferenceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class Inference:
     """Text generation. Errors: INVALID_ARGUMENT names the field and the limit, NOT_FOUND an unknown model,
-    RESOURCE_EXHAUSTED an overloaded service (with `retry-after-ms` in the trailing metadata),
-    UNAVAILABLE no worker that can serve, DEADLINE_EXCEEDED the caller's deadline.
+    RESOURCE_EXHAUSTED an overloaded service, or a first token that is expected after it is due (with `retry-after-ms` in
+    the trailing metadata), UNAVAILABLE no worker that can serve, DEADLINE_EXCEEDED the caller's deadline.
     """
 
     @staticmethod

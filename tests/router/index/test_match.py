@@ -5,8 +5,10 @@ from types import MappingProxyType
 import numpy as np
 import pytest
 
+from baton_proto.kv_events import DISK
+from router.index.edge_table import EdgeTable
 from router.index.holders import Holders
-from router.index.match import Match, bits, column
+from router.index.match import Match, column
 from runtime.discovery.worker_key import WorkerKey
 
 A: WorkerKey = ("a", 1)
@@ -32,6 +34,16 @@ def test_workers_with_nothing_do_not_appear_in_the_mapping_and_are_0_in_a_column
     asked = (D, C, STRANGER, B, A)
     assert match.column(asked).tolist() == [0, 5, 0, 3, 5]
     assert match.column(asked).dtype == np.int32
+
+
+def test_of_a_worker_with_lower_homes_the_mapping_has_what_lies_in_any_of_them() -> None:
+    holders = Holders()
+    holders.add(A)
+    on_device, in_host, anywhere = holders.distinguish(A, DISK, EdgeTable().root)
+    match = Match([], [(7, anywhere), (5, in_host), (2, on_device)], holders, b"", 0)
+    assert match.as_dict() == {A: 7}
+    assert match.lower((A, STRANGER)).tolist() == [[3, 0], [2, 0]]
+    assert Match([(7, 1 << anywhere), (2, 1 << on_device)], [], holders, b"", 0).as_dict() == {A: 7}
 
 
 def test_the_mapping_is_made_once(match: Match) -> None:
@@ -62,12 +74,3 @@ def test_a_column_of_any_mapping_is_that_of_a_match(match: Match) -> None:
         found = column(held, asked)
         assert found.tolist() == [0, 5, 0, 3, 5]
         assert found.dtype == np.int32
-
-
-@pytest.mark.parametrize("mask", [0, 1, 0b100, 0x80, 0x100, 0x1FF, 1 << 300 | 1 << 64 | 5])
-def test_the_bits_of_a_mask_come_lowest_first_up_to_the_highest_that_is_set(mask: int) -> None:
-    found = bits(mask)
-    assert found.tolist() == [bool(mask >> bit & 1) for bit in range(mask.bit_length())]
-    assert found.dtype == np.bool_
-    with pytest.raises(ValueError, match="read-only"):
-        found[:] = True

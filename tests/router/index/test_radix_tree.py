@@ -572,13 +572,13 @@ def test_moves_of_unknown_blocks_are_counted_and_known_ones_made() -> None:
     with pytest.raises(UnknownBlockError, match=r"worker a: moved: 2 block\(s\) that it does not hold"):
         tree.apply_moved(A, packed([chain(1, 2, 3)[-1], 12345, chain(7)[0]]), HOST)
     assert lower(tree, 1, 2, 3) == {A: [1, 0]}
-    with pytest.raises(UnknownBlockError):
+    with pytest.raises(UnknownBlockError, match=r"worker b: moved: 1 block\(s\) that it does not hold"):
         tree.apply_moved(B, packed([chain(1)[0]]), HOST)
     tree.apply_moved(A, packed(chain(1, 2, 3)[::-1]), DISK)
     with pytest.raises(UnknownBlockError):  # its parent lies on disk
         tree.apply_moved(A, packed(chain(1, 2)[1:]), HOST)
     assert lower(tree, 1, 2, 3) == {A: [0, 3]}
-    with pytest.raises(ProtocolError):
+    with pytest.raises(ProtocolError, match="worker a: moved hashes are not a whole number of u64"):
         tree.apply_moved(A, b"123", HOST)
     tree.apply_moved(B, b"", HOST)
     assert tree.workers == [A]

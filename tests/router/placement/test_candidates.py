@@ -77,6 +77,15 @@ def test_a_prefill_workers_active_blocks_are_told_as_0_and_it_runs_the_prompt() 
     assert (only.role, only.active_blocks, only.runs_prompt, only.reason) == ("prefill", 0, True, cost.ALONE)
 
 
+def test_each_candidate_tells_which_of_its_own_blocks_lie_in_host_memory_and_on_disk() -> None:
+    names = tuple((f"w{i}", 1) for i in range(3))
+    lower = np.array([[1, 2, 3], [4, 5, 6]], dtype=np.int32)
+    times = np.array([astuple(StepTimes())] * 3)
+    workers = Candidates(names, np.full(3, 9, np.int32), np.zeros((3, 5), np.int64), times, lower)
+    told = Weighed("prefill", Request(1000, 16), workers, CONFIG, random.Random(1), alone=True).costs()
+    assert [one.lower_blocks for one in told] == [(1, 4), (2, 5), (3, 6)]
+
+
 def test_the_chosen_prefill_worker_tells_what_it_costs_that_it_takes_the_prompt() -> None:
     taken = weighed("prefill", [(0, 0, 30_000, 0, 0), (0, 0, 10_000, 0, 0)], Request(1000, 16))
     (_, chosen) = taken.costs()

@@ -17,6 +17,7 @@ from router.placement.cost import (
     FULL,
     NO_ROOM,
     NOBODY_SHIPS,
+    OTHERS,
     QUEUE_FULL,
     QUEUED,
     SHIPPED,
@@ -101,9 +102,10 @@ def test_the_choice_is_the_cheapest_that_is_allowed(
             sum(getattr(one.times, name) for one in among) / len(among)
             for name in ("prefill_token_ms", "prefill_pair_ms")
         )
-        whole = token_ms * num_tokens + pair_ms * num_tokens**2 / 2
+        waits, whole = list(map(wait, among)), token_ms * num_tokens + pair_ms * num_tokens**2 / 2
         share = (token_ms * uncached(c) + pair_ms * pairs(c)) / whole
-        later = min(sum(map(wait, among)) / len(among), wait(c) + whole / 4)
+        later = min(sum(waits) / len(among), wait(c) + whole / 4)
+        later += 3 * (1 - 1 / len(among)) * min(*waits, whole)
         return wait(c) + own(c), config.crowd_weight * share * later
 
     alive = [p for p in prefill if p.worker[0] not in excluded]
@@ -207,6 +209,36 @@ def test_a_cached_prefix_is_worth_the_more_the_longer_prompts_wait() -> None:
         chosen.append(placement.decode[0])
     assert chosen[0] != "home"
     assert chosen[1] == "home"
+
+
+@given(st.integers(1, 4000), candidates("d", 2), st.data())
+def test_what_others_wait_is_nothing_where_nobody_waits_and_grows_with_every_queue(
+    num_tokens: int, workers: list[Candidate], data: st.DataObject
+) -> None:
+    def others(workers: list[Candidate]) -> list[float]:
+        placement = place(request(num_tokens), workers, [], CONFIG, random.Random(0))
+        assert placement is not None
+        return [cost.terms[OTHERS] for cost in placement.costs]
+
+    workers = [c._replace(step_began_ms=NOW_MS) for c in workers]
+    before = others(workers)
+    if not any(c.queued_prefill_tokens for c in workers):
+        assert not any(before)
+    i = data.draw(st.integers(0, len(workers) - 1))
+    workers[i] = workers[i]._replace(queued_prefill_tokens=workers[i].queued_prefill_tokens + 5000)
+    assert all(now >= ms for now, ms in zip(others(workers), before, strict=True))
+
+
+def test_where_nobody_idles_a_prefix_is_not_computed_again_on_the_worker_with_the_shortest_queue() -> None:
+    """The prefix saves 20 ms, and its worker is free 50 ms later than another, which idles or has 40 ms to do."""
+    chosen = []
+    for queued in (0, 2000):
+        home = candidate("home", cached=62, queued=queued + 2500)
+        busy = [candidate(f"d{i}", queued=5000) for i in range(6)]
+        placement = place(request(3000), [home, *busy, candidate("least", queued=queued)], [], CONFIG, random.Random())
+        assert placement is not None
+        chosen.append(placement.decode[0])
+    assert chosen == ["least", "home"]
 
 
 def test_equal_workers_share_at_random() -> None:
@@ -375,5 +407,5 @@ def test_a_placement_tells_its_candidates_and_how_much_of_the_prompt_its_worker_
     placement = place(request(40 * BLOCK_SIZE), [candidate("d")], prefill, config, random.Random())
     assert placement is not None
     assert (placement.decode, placement.prefill, placement.reason) == (("d", 1), ("p0", 1), SHIPPED)
-    assert (placement.cached_blocks, placement.held_blocks, placement.num_candidates) == (39, 40, 3)
+    assert (placement.cached_blocks, placement.held_blocks, placement.weighing.num_candidates) == (39, 40, 3)
     assert [cost.role for cost in placement.costs] == ["prefill", "prefill", "decode"]

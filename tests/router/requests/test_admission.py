@@ -46,6 +46,16 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
+async def test_who_surely_comes_before_a_turn_are_more_urgent_ones_and_earlier_ones_of_its_tenant() -> None:
+    queue = AdmissionQueue(100)
+    with contextlib.ExitStack() as stack:
+        turns = []
+        for priority, tenant, tokens in ((0, "a", 1), (1, "b", 10), (0, "b", 100), (0, "a", 1000), (0, "a", 10_000)):
+            ticket = stack.enter_context(queue.admit(priority, tenant))
+            turns.append(stack.enter_context(queue.turn(ticket, lambda: None, tokens)))
+        assert [queue.tokens_before(turn) for turn in turns] == [10, 0, 10, 11, 1011]
+
+
 async def test_the_order_is_priority_then_arrival() -> None:
     queue, rooms, leave = AdmissionQueue(100), Rooms(0), asyncio.Event()
     names = [("a", 0), ("b", 5), ("c", 0), ("d", 5), ("e", -1)]

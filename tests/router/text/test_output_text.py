@@ -74,6 +74,15 @@ def test_an_end_token_is_accepted_without_text(tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("stop", [(), ("two",)])
+def test_special_tokens_are_spelled_out_where_they_are_marks(tokenizer: Tokenizer, stop: tuple[str, ...]) -> None:
+    end = EOS_TOKEN_IDS[0]
+    token_ids = [*ids(tokenizer, "Hi"), end, *ids(tokenizer, "!")]
+    without, spelled = OutputText(tokenizer, stop), OutputText(tokenizer, stop, marks={end})
+    assert without.push(token_ids)[1] + without.flush() == "Hi!"
+    assert spelled.push(token_ids)[1] + spelled.flush() == f"Hi{tokenizer.token_bytes(end).decode()}!"
+
+
+@pytest.mark.parametrize("stop", [(), ("two",)])
 def test_a_stop_token_that_is_a_word_is_not_in_the_text(tokenizer: Tokenizer, stop: tuple[str, ...]) -> None:
     token_ids = ids(tokenizer, "one. one.")
     text = OutputText(tokenizer, stop)
@@ -120,3 +129,6 @@ def test_an_engines_news_keep_what_is_accepted(tokenizer: Tokenizer) -> None:
     held = OutputText(tokenizer, ("ab!",))
     assert held.take(ids(tokenizer, "xa"), [], None, None) == ("x", None)
     assert held.take(ids(tokenizer, "b"), [], "length", None) == ("ab", "length")
+    token_ids = ids(tokenizer, "one.")
+    assert OutputText(tokenizer, ()).take(token_ids, [], "stop", token_ids[-1]) == ("one", "stop")
+    assert token_ids == ids(tokenizer, "one.")

@@ -54,6 +54,14 @@ def test_without_stop_strings_all_text_is_shown_at_once() -> None:
     assert StopStrings(()).push("all of it") == ("all of it", False)
 
 
+def test_what_has_ended_the_text_is_told_and_until_then_nothing() -> None:
+    strings = StopStrings(("ab", "b!", "c"))
+    assert strings.push("xa!") == ("xa!", False)
+    assert strings.found is None
+    assert strings.push("b!c") == ("", True)
+    assert strings.found == "b!"
+
+
 def test_nothing_is_held_back_once_the_text_has_ended() -> None:
     strings = StopStrings(("abb", "bc"))
     assert strings.push("xab") == ("x", False)

@@ -15,6 +15,13 @@ def test_a_new_account_is_empty() -> None:
     assert account().own == NOTHING
 
 
+def test_a_workers_step_began_with_its_last_report_and_before_any_at_the_clocks_zero() -> None:
+    books = account()
+    assert books.step_began_s == 0.0
+    books.take_report(WorkerLoad(), LATER_S)
+    assert books.step_began_s == LATER_S
+
+
 def test_requests_and_blocks_are_the_larger_of_charge_and_report() -> None:
     books = account()
     books.requests, books.blocks = 3, 40

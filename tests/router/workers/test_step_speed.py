@@ -3,10 +3,12 @@
 import random
 
 import pytest
+from msgspec.structs import replace
 
 from baton_proto.discovery import LoadReport, TimedStep, WorkerLoad
 from router.workers.load import LoadLedger
-from router.workers.step_speed import StepSpeeds
+from router.workers.step_speed import REFIT_AFTER, WINDOW, StepSpeeds
+from runtime.config.step_fit import ENOUGH
 from runtime.config.step_times import StepTimes
 
 WORKER = ("d", 1)
@@ -39,6 +41,60 @@ def test_a_worker_that_is_slower_than_the_profile_is_known_after_some_seconds(mi
     for n in (1000, 4000):
         assert learned.prefill_ms(n, n * n / 2) == pytest.approx(SLOW.prefill_ms(n, n * n / 2), rel=0.1)
     assert learned.decode_ms(32, 22_400) == pytest.approx(SLOW.decode_ms(32, 22_400), rel=0.1)
+
+
+def test_a_step_without_prompts_and_decodes_or_shorter_than_its_decodes_alone_teaches_nothing() -> None:
+    ledger = LoadLedger(16, 300.0, times=PROFILE)
+    speeds = StepSpeeds(ledger, PROFILE)
+    ledger.report(WORKER, WorkerLoad())
+    decode_ms = PROFILE.decode_ms(8, 4000)
+    empty = [TimedStep(0, 0.0, 0, 0, 5.0), TimedStep(0, 0.0, 8, 4000, 0.0), TimedStep(100, 5000.0, 8, 4000, decode_ms)]
+    speeds.load_report(report(empty * 100))
+    assert StepTimes(*ledger.times((WORKER,))[0].tolist()) == PROFILE
+
+
+def test_steps_are_fitted_when_they_are_enough_and_again_after_some_more_for_their_worker_alone() -> None:
+    other, ledger = ("e", 1), LoadLedger(16, 300.0, times=PROFILE)
+    speeds = StepSpeeds(ledger, PROFILE)
+    for worker in (WORKER, other):
+        ledger.report(worker, WorkerLoad())
+
+    def after(count: int, step_ms: float) -> StepTimes:
+        steps = [TimedStep(0, 0.0, 1 + i % 7, 100 * i, step_ms * (1 + i % 7)) for i in range(count)]
+        speeds.load_report(report(steps))
+        return StepTimes(*ledger.times((WORKER,))[0].tolist())
+
+    assert after(ENOUGH - 1, 0.1) == PROFILE
+    first = after(1, 0.1)
+    assert first.decode_ms(4, 0) < 1.0
+    assert after(REFIT_AFTER - 1, 0.2) == first
+    assert after(1, 0.2) != first
+    assert StepTimes(*ledger.times((other,))[0].tolist()) == PROFILE
+
+
+def test_a_short_prompt_alone_takes_all_of_its_step() -> None:
+    ledger = LoadLedger(16, 300.0, times=PROFILE)
+    speeds = StepSpeeds(ledger, PROFILE)
+    ledger.report(WORKER, WorkerLoad())
+    speeds.load_report(report([TimedStep(n, n * n / 2, 0, 0, n / 1000) for n in range(1000, 5000, 100)]))
+    learned = StepTimes(*ledger.times((WORKER,))[0].tolist())
+    assert learned.prefill_ms(2000, 2e6) == pytest.approx(2.0, rel=0.1)
+
+
+def test_a_worker_that_becomes_faster_is_known_by_its_last_steps_alone_and_one_that_left_by_none() -> None:
+    dice, ledger = random.Random(2), LoadLedger(16, 300.0, times=PROFILE)
+    speeds = StepSpeeds(ledger, PROFILE)
+    ledger.report(WORKER, WorkerLoad())
+    slow = [step(dice, prompts=prompts, decodes=not prompts) for prompts in (True, False) * WINDOW]
+    speeds.load_report(report(slow))
+    fast = [replace(one, step_ms=one.step_ms / 3) for one in slow]
+    speeds.load_report(report(fast))
+    learned = StepTimes(*ledger.times((WORKER,))[0].tolist())
+    assert learned.prefill_ms(4000, 8e6) == pytest.approx(PROFILE.prefill_ms(4000, 8e6), rel=0.02)
+    assert learned.decode_ms(32, 22_400) == pytest.approx(PROFILE.decode_ms(32, 22_400), rel=0.02)
+    speeds.forget(WORKER)
+    speeds.forget(WORKER)
+    assert not speeds._steps
 
 
 def test_a_worker_that_the_ledger_does_not_know_leaves_nothing_behind() -> None:
