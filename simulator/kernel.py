@@ -39,18 +39,21 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def part(function: F, cache: bool = False) -> F:
     """A compiled function without reference counting, which would cost 40 % of the time; nothing is allocated here."""
-    options: Any = {"_nrt": False, "cache": cache}
+    options: Any = {"_nrt": False, "cache": cache, "forceinline": not cache, "error_model": "numpy"}
     made: F = numba.njit(**options)(function)
     return made
 
 
 def entry(function: F) -> F:
-    """A compiled function that numba caches on disk, with all parts that it calls."""
-    return part(function, cache=True)
+    """A compiled function that numba caches on disk, with all parts that it calls, where a folder can be written."""
+    try:
+        return part(function, cache=True)
+    except RuntimeError:
+        return part(function)
 
 
 # Because numba's cache ignores changes of step_times.py, a test compares the compiled functions with the originals.
-_prefill_time, _decode_time, _token_pairs = part(prefill_time), part(decode_time), part(token_pairs)
+prefill_seconds, decode_seconds, pairs_of = part(prefill_time), part(decode_time), part(token_pairs)
 
 
 class Model(NamedTuple):
@@ -120,10 +123,10 @@ def _started(model: Model, requests: Requests, state: State) -> bool:
     if d < 0:
         return False
     count = requests.uncached[request]
-    pairs = _token_pairs(requests.prompt[request] - count, count)
+    pairs = pairs_of(requests.prompt[request] - count, count)
     floor_s, token_s, pair_s = model.prefill
     worker, successor = state.workers[p], state.workers[d]
-    state.prompt_end_s[p] = state.now_s[0] + _prefill_time(floor_s, token_s, pair_s, count, pairs)
+    state.prompt_end_s[p] = state.now_s[0] + prefill_seconds(floor_s, token_s, pair_s, count, pairs)
     worker.prompt = request
     worker.successor = d
     successor.reserved += need
@@ -179,7 +182,7 @@ def _end_prompt(p: int, now_s: float, model: Model, requests: Requests, state: S
     state.prompt_end_s[p] = IDLE
     ttft_s = now_s - requests.arrival_s[request]
     state.first_s[request] = now_s
-    state.ttft[_bucket(ttft_s * 1e3)] += 1
+    state.ttft[bucket(ttft_s * 1e3)] += 1
     state.counters[TTFT_MET] += ttft_s <= model.ttft_s
     worker = state.workers[d]
     _decode_until(now_s, model, worker)
@@ -205,7 +208,7 @@ def _end_sequence(d: int, now_s: float, model: Model, requests: Requests, state:
     met = first_s - requests.arrival_s[request] <= model.ttft_s
     if output > 1:
         itl_s = (now_s - first_s) / (output - 1)
-        state.itl[_bucket(itl_s * 1e3)] += 1
+        state.itl[bucket(itl_s * 1e3)] += 1
         met = met and itl_s <= model.itl_s
     state.counters[FINISHED] += 1
     state.counters[OUTPUT_TOKENS] += output
@@ -237,7 +240,7 @@ def _next_end(model: Model, worker: Worker, first_end: float) -> Any:
 @part
 def _step_s(model: Model, worker: Worker) -> Any:
     floor_s, sequence_s, token_s = model.decode
-    return _decode_time(floor_s, sequence_s, token_s, worker.batch, worker.context)
+    return decode_seconds(floor_s, sequence_s, token_s, worker.batch, worker.context)
 
 
 @part
@@ -273,5 +276,5 @@ def _pop(size: int, keys: Floats, values: Ints) -> Any:
 
 
 @part
-def _bucket(milliseconds: float) -> int:
+def bucket(milliseconds: float) -> int:
     return min(BUCKETS - 1, max(0, int(np.log(max(milliseconds, 1.0)) / BUCKET_LOG)))

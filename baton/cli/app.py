@@ -23,6 +23,7 @@ COMMANDS = {
     "wake": "baton.cli.workers.sleep:wake",
     "update-weights": "baton.cli.workers.update_weights:update_weights",
     "profile": "baton.cli.profile:profile",
+    "advise": "baton.cli.advice.advise:advise",
     "bench": "baton.cli.bench:bench",
     "demo": "baton.cli.demo:demo",
     "events": "baton.cli.events.app:app",

@@ -21,7 +21,7 @@ def test_where_ray_is_not_installed_they_say_how_to_get_it(command: list[str]) -
     assert (result.returncode, result.stderr) == (2, "error: ray: is not installed: pip install 'ray[default]'\n")
 
 
-@pytest.mark.parametrize("command", [["down"], ["logs", "decode-1"]])
+@pytest.mark.parametrize("command", [["down"], ["logs", "decode-1"], ["logs"]])
 def test_where_nothing_runs_here_nor_on_ray_they_say_both(command: list[str]) -> None:
     result = run(*command, before=WITHOUT_RAY)
     assert result.returncode == 3

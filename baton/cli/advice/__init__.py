@@ -1,0 +1,1 @@
+"""`baton advise`: its command, its questions and its answer."""

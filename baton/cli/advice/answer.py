@@ -1,0 +1,112 @@
+"""The answer of `baton advise`: a table, sentences, or JSON."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from simulator.advice.comparison import RESOLUTION, Comparison, Standing
+from simulator.advice.layouts import name
+from simulator.advice.verdict import Point, Range, best_of_each, difference, ranges
+
+SHOWN = 12  # layouts in the table
+HEADERS = ("goodput/GPU", "in time", "TTFT ms P50", "P99", "ITL ms P50", "P99", "carries/GPU", "+-")
+
+
+def table(comparison: Comparison, standings: Sequence[Standing], rate: float) -> Table:
+    targets = comparison.targets
+    title = f"{comparison.gpus} GPUs, {rate:g} requests/s, TTFT {targets.ttft_ms:g} ms, ITL {targets.itl_ms:g} ms"
+    shown = Table("layout", title=title)
+    for header in HEADERS:
+        shown.add_column(header, justify="right")
+    for one in standings[:SHOWN]:
+        latencies = [f"{one.mean(field):,.0f}" for field in ("ttft_p50_ms", "ttft_p99_ms")]
+        latencies += [f"{one.mean(field):,.1f}" for field in ("itl_p50_ms", "itl_p99_ms")]
+        carries, spread = _carries(one, comparison.gpus)
+        goodput, in_time = f"{one.mean('goodput') / comparison.gpus:.3g}", f"{one.mean('in_time'):.1%}"
+        shown.add_row(name(one.layout), goodput, in_time, *latencies, f"{carries:.3g}", f"{spread:.2g}")
+    return shown
+
+
+def sentences(
+    comparison: Comparison,
+    standings: Sequence[Standing],
+    equal: Sequence[Standing],
+    points: Sequence[Point],
+    rate: float,
+) -> list[str]:
+    """`equal`: what `recommended` says."""
+    best, share = equal[0], comparison.targets.attainment
+    carries, spread = (value * comparison.gpus for value in _carries(best, comparison.gpus))
+    said = [f"Recommended: {name(best.layout)}, {carries:.3g} +- {spread:.2g} requests/s with {share:.4g} in time."]
+    if not carries:
+        said = [f"Recommended: {name(best.layout)}, {best.mean('in_time'):.1%} in time at {rate:g} requests/s."]
+        said.append(f"At no rate has any layout {share:.4g} in time: raise --ttft or --itl, or lower --attainment.")
+    elif carries < rate:
+        said.append(f"No layout carries {rate:g} requests/s within the targets: take more GPUs, or wider targets.")
+    if len(equal) > 1:
+        said.append(f"Within noise of it: {'; '.join(name(one.layout) for one in equal[1:4])}.")
+    sides = best_of_each(standings)
+    if len(sides) == 2:
+        mixed, split = sides
+        gain, base = difference(split.carried, mixed.carried, RESOLUTION), float(np.mean(mixed.carried))
+        if base and not gain.is_noise:
+            told = f"carries {gain.mean / base:+.1%} +- {gain.plus_minus / base:.1%}, beside"
+        else:
+            told = "carries the same, within noise, as"
+        said.append(f"Splitting: the best split, {name(split.layout)}, {told} the best mixed, {name(mixed.layout)}.")
+    return said + [_sentence(one) for one in ranges(points)]
+
+
+def document(
+    comparison: Comparison,
+    standings: Sequence[Standing],
+    equal: Sequence[Standing],
+    points: Sequence[Point],
+    rate: float,
+) -> dict[str, Any]:
+    rows = [
+        {
+            "layout": name(one.layout),
+            "prefill": one.layout.prefill,
+            "decode": one.layout.decode,
+            "gpus_per_prefill_worker": one.layout.prefill_kind.gpus,
+            "gpus_per_decode_worker": one.layout.decode_kind.gpus,
+            "max_batch_tokens": one.layout.decode_kind.max_batch_tokens,
+            "goodput_per_gpu": one.mean("goodput") / comparison.gpus,
+            "in_time": one.mean("in_time"),
+            "ttft_ms": {"p50": one.mean("ttft_p50_ms"), "p99": one.mean("ttft_p99_ms")},
+            "itl_ms": {"p50": one.mean("itl_p50_ms"), "p99": one.mean("itl_p99_ms")},
+            "carries_per_gpu": _carries(one, comparison.gpus)[0],
+            "carries_per_gpu_plus_minus": _carries(one, comparison.gpus)[1],
+        }
+        for one in standings
+    ]
+    best = equal[0]
+    return {
+        "gpus": comparison.gpus,
+        "rate": rate,
+        "targets": comparison.targets,
+        "seeds": len(comparison.seeds),
+        "recommended": name(best.layout),
+        "split_pays": all(one.layout.prefill for one in equal),
+        "within_noise": [name(one.layout) for one in equal[1:]],
+        "layouts": rows,
+        "curve": points,
+        "ranges": ranges(points),
+    }
+
+
+def _carries(one: Standing, gpus: int) -> tuple[float, float]:
+    """Mean and half of the 95 % interval, in requests/s per GPU."""
+    spread = difference(one.carried, [0.0] * len(one.carried)).plus_minus
+    return float(np.mean(one.carried)) / gpus, spread / gpus
+
+
+def _sentence(found: Range) -> str:
+    rates = f"At {found.from_rate:.3g} to {found.to_rate:.3g} requests/s"
+    if found.ahead == "neither":
+        return f"{rates} the best mixed and the best split layout give the same, within noise."
+    better, worse = ("split", "mixed") if found.ahead == "split" else ("mixed", "split")
+    return f"{rates} the best {better} layout gives up to {found.by:.1%} more goodput than the best {worse} one."

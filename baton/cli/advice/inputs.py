@@ -1,0 +1,126 @@
+"""What `baton advise` compares: workers as profiles describe them, and requests as a trace or numbers do."""
+
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from baton.bench.workload import trace_lines
+from baton.cli.profile import PROFILE_S, measured_profile, suited_config
+from baton.cli.terminal.length_range import length_range
+from runtime.config.overrides import with_overrides
+from runtime.config.serving import ServingConfig, load_config, read_yaml
+from runtime.config.step_times import StepTimes
+from runtime.errors import ConfigError
+from simulator.advice.layouts import layouts
+from simulator.advice.traffic import RandomTraffic, TraceTraffic, Traffic
+from simulator.stepwise.fleet import Layout, WorkerKind
+
+MIXED_TOKENS = (512, 2048, 8192)  # budgets of a mixed worker's step to try, where the profile says none
+PREFILL_TOKENS = 8192
+MAX_RUNNING = 256
+LONGEST = 10_000_000  # tokens of a prompt or an answer
+
+
+class Workers:
+    """The workers that layouts are made of. Of several profiles, the first one has targets, budgets and placement."""
+
+    def __init__(self, profiles: Sequence[Path], model: str | None, kv_tokens: int) -> None:
+        """`kv_tokens` of one GPU. Raises ConfigError, ModelError."""
+        if bool(profiles) == bool(model):
+            raise ConfigError(
+                "--profile", "give --profile FILE, of `baton profile --out`, or --model NAME to measure it"
+            )
+        configs = [(load_config(path), read_yaml(path) or {}) for path in profiles] or [(_measured(str(model)), {})]
+        self.config = configs[0][0]
+        self._given: dict[str, Any] = configs[0][1].get("engine") or {}
+        self.kinds = [self._kind(config, kv_tokens) for config, _ in configs]
+        sizes = [kind.gpus for kind in self.kinds]
+        if len(set(sizes)) < len(sizes):
+            raise ConfigError("--profile", f"two of them have engine.tensor_parallel {max(sizes, key=sizes.count)}")
+
+    def layouts(self, gpus: int) -> tuple[list[Layout], list[Layout]]:
+        """(mixed ones, splits). Raises ConfigError when the GPUs are too few for a worker."""
+        engine = self.config.engine
+        tokens = (engine.max_batch_tokens,) if "max_batch_tokens" in self._given else MIXED_TOKENS
+        mixed, splits = layouts(self.kinds, gpus, tokens, engine.prefill_batch_tokens or max(PREFILL_TOKENS, *tokens))
+        if not mixed:
+            raise ConfigError("--gpus", f"{gpus} are too few: a worker takes {min(kind.gpus for kind in self.kinds)}")
+        return mixed, splits
+
+    def check_room(self, prompt: int, output: int) -> None:
+        """Raises ConfigError when a worker's memory cannot hold the longest request."""
+        room = min(kind.kv_tokens for kind in self.kinds)
+        if prompt + output > room:
+            problem = (
+                f"a worker's {room:,} tokens cannot hold a request of {prompt:,} + {output:,}: give more, or leave"
+            )
+            raise ConfigError("--kv-tokens", f"{problem} such requests out")
+
+    def _kind(self, config: ServingConfig, kv_tokens: int) -> WorkerKind:
+        engine, tp = config.engine, config.engine.tensor_parallel
+        running = engine.max_running if "max_running" in self._given else MAX_RUNNING
+        tokens = engine.max_batch_tokens if "max_batch_tokens" in self._given else MIXED_TOKENS[0]
+        if tokens <= running:
+            problem = f"{tokens} are no more than the {running} sequences of engine.max_running: prompts would not run"
+            raise ConfigError("engine.max_batch_tokens", problem)
+        return WorkerKind(config.planner.slo.profile, tp, kv_tokens * tp, running, tokens)
+
+
+def _measured(model: str) -> ServingConfig:
+    config = suited_config(None, model, "advise")
+    if model == "mock":  # its formula needs no measuring
+        times = StepTimes(*(ms / config.mock.speed_up for ms in (*config.mock.prefill, *config.mock.decode)))
+    else:
+        times = measured_profile(config, PROFILE_S).times
+    return with_overrides(config, {"planner": {"slo": {"profile": {name: getattr(times, name) for name in _TIMES}}}})
+
+
+_TIMES = StepTimes.__struct_fields__
+
+
+def traffic(
+    trace: Path | None,
+    rate: float | None,
+    input_tokens: str | None,
+    output_tokens: str | None,
+    requests: int | None,
+    cached: float,
+) -> tuple[Traffic, float, tuple[int, int]]:
+    """(the requests, how many come in a second, the longest prompt and answer). `requests`: how many; None, with a
+    trace: all. Raises ConfigError, typer.BadParameter."""
+    if trace is not None:
+        if input_tokens or output_tokens:
+            raise ConfigError("--trace", "has its own lengths: leave --input and --output out")
+        found = _traced(trace, requests, cached)
+        return found, rate or found.rate, (int(found.prompt.max()), int(found.output.max()))
+    if rate is None or not input_tokens or not output_tokens:
+        raise ConfigError("--rate", "give --trace FILE, or all of --rate, --input and --output")
+    prompt, output = length_range(input_tokens, "--input"), length_range(output_tokens, "--output")
+    for flag, (_, longest) in (("--input", prompt), ("--output", output)):
+        if longest > LONGEST:
+            raise ConfigError(flag, f"{longest} tokens are more than {LONGEST:,}")
+    assert requests
+    return RandomTraffic(prompt, output, requests, cached), rate, (prompt[1], output[1])
+
+
+def _traced(path: Path, limit: int | None, cached: float) -> TraceTraffic:
+    """Requests of one timestamp are spread up to the next, because traces round their times."""
+    lines = sorted(trace_lines(path, limit), key=lambda line: line.timestamp)
+    for number, line in enumerate(lines):
+        if not (0 < line.input_length <= LONGEST and 0 <= line.output_length <= LONGEST):
+            lengths = f"{line.input_length} and {line.output_length} tokens"
+            raise ConfigError("--trace", f"{path}: request {number + 1} by time has {lengths}, not 1 to {LONGEST:,}")
+    groups = [list(group) for _, group in groupby(lines, key=lambda line: line.timestamp)]
+    if len(groups) < 2:
+        raise ConfigError("--trace", f"{path}: all requests have one timestamp, so that no rate is known")
+    starts = [group[0].timestamp / 1e3 for group in groups]
+    starts.append(2 * starts[-1] - starts[-2])
+    times = [
+        np.linspace(start, end, len(group), endpoint=False)
+        for group, start, end in zip(groups, starts, starts[1:], strict=False)
+    ]
+    prompt, output = (np.array([getattr(line, name) for line in lines]) for name in ("input_length", "output_length"))
+    return TraceTraffic(np.concatenate(times), prompt, np.maximum(1, output), cached)

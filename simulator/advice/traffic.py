@@ -1,0 +1,70 @@
+"""The requests that layouts are compared on, at any rate: random ones, or those of a trace."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.workload import Requests
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+PARTS = 20  # of a trace, drawn with replacement
+
+
+class Traffic(Protocol):
+    def requests(self, rate: float, seed: int) -> Requests:
+        """At `rate` requests/s. The same seed gives the same requests, sooner or later after one another."""
+
+
+@dataclass(frozen=True, slots=True)
+class RandomTraffic:
+    """Poisson arrivals; lengths uniform between the bounds."""
+
+    prompt: tuple[int, int]
+    output: tuple[int, int]
+    count: int
+    cached: float = 0.0  # share of each prompt
+
+    def requests(self, rate: float, seed: int) -> Requests:
+        dice = np.random.default_rng(seed)
+        arrival_s = np.cumsum(dice.exponential(1 / rate, self.count))
+        prompt = dice.integers(self.prompt[0], self.prompt[1] + 1, self.count)
+        output = dice.integers(self.output[0], self.output[1] + 1, self.count)
+        return Requests(arrival_s, prompt, _uncached(prompt, self.cached), output)
+
+
+@dataclass(frozen=True, slots=True)
+class TraceTraffic:
+    """The requests of a trace in their order. Seed 0 takes them as they are; another one draws PARTS parts of equal
+    duration with replacement (a block bootstrap), which keeps bursts shorter than a part."""
+
+    arrival_s: Floats  # [requests], rising
+    prompt: Ints
+    output: Ints
+    cached: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        return len(self.arrival_s) / self.duration_s
+
+    @property
+    def duration_s(self) -> float:
+        return float(self.arrival_s[-1] - self.arrival_s[0])
+
+    def requests(self, rate: float, seed: int) -> Requests:
+        times, order = self.arrival_s - self.arrival_s[0], np.arange(len(self.arrival_s))
+        if seed:
+            part_s = self.duration_s / PARTS
+            part_of = np.minimum(PARTS - 1, times // part_s).astype(np.int64)
+            drawn = np.random.default_rng(seed).integers(PARTS, size=PARTS)
+            order = np.concatenate([np.flatnonzero(part_of == part) for part in drawn])
+            moved = np.concatenate([np.full((part_of == part).sum(), n - part) for n, part in enumerate(drawn)])
+            times = times[order] + moved * part_s
+        prompt, output = self.prompt[order], self.output[order]
+        return Requests(times * self.rate / rate, prompt, _uncached(prompt, self.cached), output)
+
+
+def _uncached(prompt: Ints, cached: float) -> Ints:
+    return np.maximum(1, np.round(prompt * (1 - cached)).astype(np.int64))

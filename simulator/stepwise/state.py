@@ -1,0 +1,135 @@
+"""The arrays that the stepwise simulation works on, and the lists of requests in them."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.kernel import BUCKETS, part
+from simulator.stepwise.winner_tree import Trees, change, new_trees
+from simulator.workload import Requests
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Worker = Any  # one element of State.workers
+
+NOBODY = -1  # no worker, or no request
+PREFILLS, DECODES = range(2)  # kinds of workers
+WAITING, ROOMLESS, COMING = range(3)  # lists: wait for their turn, for room on their decode worker, for their KV
+MOST_PROMPTS = 16  # of one worker that are begun at a time
+STEP_END = 0  # trees: when a worker's step ends. The others follow for each kind of workers:
+IDLE, NEAR, FAR, LEAST = range(1, 5)  # see placing.py
+TREES = 9
+
+# Records instead of columns, because each worker and each request then costs few cache lines.
+WORKER = np.dtype(
+    [
+        ("began_s", "f8"),  # when the present step or run began
+        ("context", "f8"),  # tokens of the sequences that decode: K
+        ("charged", "f8"),  # tokens of all requests that decode here, prompts that are still to come included
+        ("queue_pairs", "f8"),
+        ("queue_s", "f8"),  # the time from which on the queue takes what the formula says
+        ("free_s", "f8"),  # when the queue is done by the formula; 0 without one
+        ("steps_s", "f8"),  # what its decode steps cost a request, by the router
+        ("queue_tokens", "i8"),  # of prompts that are to run here
+        ("reserved", "i8"),  # KV tokens of the requests that have their memory
+        ("taken", "i4"),  # number of these requests
+        ("kind", "i4"),  # PREFILLS or DECODES
+        ("run", "i4"),  # steps until the end of the present step or run; 0: there is none
+        ("computes", "i4"),  # whether the step has prompt chunks
+        ("prompts", "i4"),  # that are begun
+        ("batch", "i4"),  # sequences that decode: B
+        ("steps", "i4"),  # done since the start
+        ("requests", "i4"),  # that the router has sent to decode here
+        ("first", "i4", 3),  # of WAITING, ROOMLESS and COMING
+        ("last", "i4", 3),
+    ],
+    align=True,
+)
+REQUEST = np.dtype(
+    [
+        ("arrival_s", "f8"),
+        ("first_s", "f8"),  # when the first token came or, while the KV is on its way, will come
+        ("end_s", "f8"),  # when the last one came
+        ("prompt", "i4"),  # tokens
+        ("left", "i4"),  # of these, still to be computed
+        ("output", "i4"),  # tokens
+        ("follower", "i4"),  # the next one in its list
+        ("runs_on", "i4"),  # the worker that runs the prompt
+        ("decodes_on", "i4"),
+        ("unused", "i8", 2),  # a cache line in all
+    ]
+)
+CHUNK = np.dtype([("request", "i4"), ("tokens", "i4")])  # of a begun prompt, in the present step
+
+
+class Fleet(NamedTuple):
+    """What does not change. Rows: PREFILLS, DECODES."""
+
+    times: Floats  # [2, 6] as in StepTimes, in seconds
+    kv_tokens: Ints  # [2] of a worker
+    max_running: Ints  # [2]
+    max_batch_tokens: Ints  # [2]
+    workers: Ints  # [2] how many there are; those that prefill come first
+    decode_steps: float  # this and the rest as in PlacementConfig, in seconds
+    ship_s: float
+    ship_token_s: float
+    delay_weight: float
+    crowd_weight: float
+    local_prefill_tokens: int
+
+
+class State(NamedTuple):
+    workers: NDArray[np.void]  # [workers] of WORKER
+    requests: NDArray[np.void]  # [requests] of REQUEST
+    trees: Trees  # [TREES, nodes]
+    begun: NDArray[np.void]  # [workers, MOST_PROMPTS] of CHUNK, in order of arrival
+    ends: Ints  # [workers, max_running] heap of count of steps * 2^32 + the request that ends then
+    events: Ints  # [1] how many there were
+    gaps: Ints  # [BUCKETS] histogram of the times between two tokens of a request
+    backlog: Floats  # [2, 2] per kind: the sum of free_s over workers with a queue, and their number
+
+
+def new_state(fleet: Fleet, given: Requests) -> State:
+    workers = np.zeros(fleet.workers.sum(), WORKER)
+    workers["kind"] = np.repeat([PREFILLS, DECODES], fleet.workers)
+    workers["first"] = workers["last"] = NOBODY
+    trees = new_trees(TREES, len(workers))
+    for worker, kind in enumerate(workers["kind"].tolist()):
+        for tree in (IDLE, LEAST):  # nobody has a queue, nobody decodes
+            change(4 * kind + tree, worker, 0.0, trees)
+    requests = np.zeros(len(given.arrival_s), REQUEST)
+    requests["arrival_s"], requests["prompt"] = given.arrival_s, given.prompt
+    requests["left"], requests["output"] = given.uncached, given.output
+    return State(
+        workers,
+        requests,
+        trees,
+        begun=np.zeros((len(workers), MOST_PROMPTS), CHUNK),
+        ends=np.zeros((len(workers), fleet.max_running.max()), np.int64),
+        events=np.zeros(1, np.int64),
+        gaps=np.zeros(BUCKETS, np.int64),
+        backlog=np.zeros((2, 2)),
+    )
+
+
+@part
+def append(worker: Worker, which: int, request: int, state: State) -> None:
+    state.requests[request].follower = NOBODY
+    if worker.last[which] == NOBODY:
+        worker.first[which] = request
+    else:
+        state.requests[worker.last[which]].follower = request
+    worker.last[which] = request
+
+
+@part
+def take_out(worker: Worker, which: int, request: int, before: int, state: State) -> None:
+    """`before`: the request before it in the list; NOBODY: it is the first."""
+    after = state.requests[request].follower
+    if before == NOBODY:
+        worker.first[which] = after
+    else:
+        state.requests[before].follower = after
+    if after == NOBODY:
+        worker.last[which] = before

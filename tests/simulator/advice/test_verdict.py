@@ -1,0 +1,105 @@
+"""What the comparison of layouts says, where the answer is known."""
+
+import numpy as np
+import pytest
+
+from runtime.config.planner import TargetsConfig
+from runtime.config.serving import PlacementConfig
+from runtime.config.step_times import StepTimes
+from simulator.advice.comparison import Comparison, Standing
+from simulator.advice.layouts import layouts, name
+from simulator.advice.traffic import RandomTraffic, TraceTraffic
+from simulator.advice.verdict import Difference, Point, best_of_each, curve, difference, ranges, recommended
+from simulator.stepwise.fleet import Layout, WorkerKind
+
+KIND = WorkerKind(StepTimes(), max_batch_tokens=512)
+TWO_GPUS = WorkerKind(StepTimes(prefill_token_ms=0.011, decode_floor_ms=3.0), gpus=2, max_batch_tokens=512)
+
+
+def compared(
+    prompt: int, output: int, targets: TargetsConfig, gpus: int, rate: float = 5.0
+) -> tuple[Comparison, list[Standing]]:
+    traffic = RandomTraffic((prompt // 2, prompt * 3 // 2), (output // 2, output * 3 // 2), 3000)
+    comparison = Comparison(traffic, targets, PlacementConfig(), gpus, 3)
+    mixed, splits = layouts([KIND], gpus, (512, 2048), 8192)
+    return comparison, [comparison.standing(layout, rate) for layout in mixed + splits]
+
+
+def test_splitting_wins_where_prompts_are_long_and_tokens_must_come_evenly() -> None:
+    comparison, standings = compared(6000, 200, TargetsConfig(3000.0, 12.0, 0.9), 8)
+    mixed, split = best_of_each(standings)
+    gain = difference(split.carried, mixed.carried)
+    assert not gain.is_noise
+    assert gain.mean > 0.1 * np.mean(mixed.carried)
+    assert all(one.layout.prefill for one in recommended(standings))
+    assert [one.ahead for one in ranges(curve(comparison, standings))][-1] == "split"
+
+
+def test_mixed_workers_win_where_answers_are_long_and_prompts_disturb_nobody() -> None:
+    _, standings = compared(100, 800, TargetsConfig(2000.0, 12.0, 0.9), 2)
+    mixed, split = best_of_each(standings)
+    assert np.mean(mixed.carried) > 1.2 * np.mean(split.carried)
+    assert not recommended(standings)[0].layout.prefill
+
+
+def test_where_nobody_is_late_mixed_workers_are_recommended_for_being_simpler() -> None:
+    standing = compared(500, 100, TargetsConfig(), 2)[1][0]
+    split = Standing(Layout(1, KIND, 1, KIND), standing.scores, standing.carried)
+    assert [one.layout.prefill for one in recommended([standing, split])] == [0, 1]
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_more_gpus_carry_more(split: bool) -> None:
+    traffic, targets = RandomTraffic((200, 3000), (50, 300), 4000), TargetsConfig(1000.0, 20.0, 0.95)
+    comparison, before = Comparison(traffic, targets, PlacementConfig(), 1, 3), [0.0] * 3
+    for gpus in (2, 4, 8, 16):
+        layout = Layout(gpus // 2, KIND, gpus // 2, KIND) if split else Layout(0, KIND, gpus, KIND)
+        carried = comparison.standing(layout, 10.0 * gpus).carried
+        assert np.mean(carried) > 1.5 * np.mean(before)
+        before = carried
+
+
+def test_goodput_never_grows_with_tighter_targets() -> None:
+    traffic = RandomTraffic((200, 3000), (50, 300), 2000)
+    goodputs = []
+    for itl_ms in (40.0, 12.0, 8.0):
+        comparison = Comparison(traffic, TargetsConfig(1000.0, itl_ms, 0.9), PlacementConfig(), 4, 2)
+        goodputs.append(comparison.score(Layout(0, KIND, 4, KIND), 40.0, 0).goodput)
+    assert goodputs == sorted(goodputs, reverse=True)
+    assert goodputs[0] > goodputs[-1]
+
+
+def test_layouts_are_all_splits_of_all_sizes_of_workers() -> None:
+    mixed, splits = layouts([KIND, TWO_GPUS], 4, (512,), 8192)
+    assert [name(one) for one in mixed] == ["4 mixed, 512 tokens a step", "2 mixed x 2 GPUs, 512 tokens a step"]
+    assert {name(one) for one in splits} == {
+        *("1P + 3D", "2P + 2D", "3P + 1D", "1P x 2 GPUs + 2D", "1P x 2 GPUs + 1D x 2 GPUs"),
+        *("1P + 1D x 2 GPUs", "2P + 1D x 2 GPUs"),
+    }
+    assert all(one.gpus <= 4 for one in mixed + splits)
+    assert len(layouts([KIND], 1000, (512,), 8192)[1]) <= 31
+
+
+def test_a_difference_is_noise_when_its_interval_holds_zero() -> None:
+    assert difference([1.0, 2.0, 3.0], [1.1, 1.9, 3.05]).is_noise
+    assert difference([2.0, 3.0, 4.0], [1.0, 2.0, 3.0]) == Difference(1.0, 0.0, False)
+    assert difference([10.001, 10.001], [10.0, 10.0]).is_noise
+
+
+def test_ranges_say_where_who_is_ahead() -> None:
+    gains = [Difference(0.0, 1.0, True), Difference(2.0, 0.5, False), Difference(1.0, 0.5, False)]
+    points = [Point(float(rate), 10.0, 10.0 + gain.mean, gain) for rate, gain in enumerate(gains, 1)]
+    found = ranges(points)
+    assert [(one.ahead, one.from_rate, one.to_rate) for one in found] == [("neither", 1, 1), ("split", 2, 3)]
+    assert found[1].by == pytest.approx(2 / 12)
+
+
+def test_parts_of_a_trace_are_drawn_whole_and_in_order() -> None:
+    times = np.arange(1000) / 10
+    trace = TraceTraffic(times, np.arange(1, 1001), np.full(1000, 5))
+    as_it_is, drawn = trace.requests(trace.rate, 0), trace.requests(trace.rate * 2, 3)
+    assert as_it_is.arrival_s == pytest.approx(times)
+    assert (np.diff(drawn.arrival_s) >= 0).all()
+    assert drawn.arrival_s[-1] == pytest.approx(times[-1] / 2, rel=0.06)
+    assert len(set(drawn.prompt.tolist())) < len(drawn.prompt)  # some parts came twice
+    assert (np.diff(drawn.prompt) == 1).mean() > 0.97

@@ -1,0 +1,83 @@
+"""The placement of the fast simulation against the router's own, on random loads of equal workers."""
+
+import random
+
+import numpy as np
+import pytest
+
+from router.placement.candidates import NO_CANDIDATES, Candidates, Request
+from router.placement.placement import Weighing, weigh
+from runtime.config.serving import PlacementConfig
+from runtime.config.step_times import StepTimes, token_pairs
+from simulator.stepwise.fleet import Layout, WorkerKind, fleet_of
+from simulator.stepwise.placing import note_load, placed
+from simulator.stepwise.state import DECODES, Fleet, State, new_state
+from simulator.workload import Requests
+
+BLOCK = 16
+KIND = WorkerKind(StepTimes())
+CONFIG = PlacementConfig()
+NOW_US = 5_000_000
+NO_REQUESTS = Requests(np.zeros(0), *(np.zeros(0, np.int64) for _ in range(3)))
+
+
+def random_state(layout: Layout, dice: random.Random, busy: float) -> tuple[Fleet, State]:
+    fleet = fleet_of(layout, CONFIG)
+    state = new_state(fleet, NO_REQUESTS)
+    for w, worker in enumerate(state.workers):
+        if dice.random() < busy:
+            worker["queue_tokens"] = dice.randrange(1, 20) * BLOCK * 10
+            worker["queue_pairs"] = int(token_pairs(0, int(worker["queue_tokens"])))
+            worker["queue_s"] = NOW_US / 1e6 - dice.randrange(1000) / 1e6
+        if worker["kind"] == DECODES and (worker["queue_tokens"] or dice.random() < 0.8):
+            worker["requests"] = dice.randrange(1, 60)
+            worker["charged"] = worker["queue_tokens"] + dice.randrange(2000) * BLOCK
+        note_load(w, fleet, state)
+    return fleet, state
+
+
+def candidates(state: State, kind: int) -> Candidates:
+    rows = state.workers[state.workers["kind"] == kind]
+    if not len(rows):
+        return NO_CANDIDATES
+    blocks = rows["charged"] // BLOCK
+    load = [rows["requests"], rows["queue_tokens"], blocks, rows["queue_pairs"], np.round(rows["queue_s"] * 1e6)]
+    times = np.tile([list(KIND.times.prefill + KIND.times.decode)], (len(rows), 1))
+    keys = tuple((f"{kind}-{number}", 1) for number in range(len(rows)))
+    columns = np.ascontiguousarray(np.array(load).T.astype(np.int64))
+    return Candidates(keys, np.zeros(len(rows), np.int32), columns, times, now_us=NOW_US)
+
+
+def weighed(tokens: int, state: State) -> Weighing:
+    decode, prefill = candidates(state, DECODES), candidates(state, 1 - DECODES)
+    return weigh(Request(tokens, BLOCK), decode, prefill, CONFIG, random.Random(0))
+
+
+@pytest.mark.parametrize("workers", [2, 8, 100])
+@pytest.mark.parametrize("busy", [0.3, 0.9, 1.0])
+def test_mixed_workers_are_chosen_as_the_router_chooses(workers: int, busy: float) -> None:
+    dice = random.Random(f"{workers} {busy}")
+    for _ in range(100):
+        fleet, state = random_state(Layout(0, KIND, workers, KIND), dice, busy)
+        tokens = dice.randrange(1, 500) * BLOCK
+        costs = weighed(tokens, state).decode.costs()
+        chosen, same = placed(tokens, tokens, NOW_US / 1e6, fleet, state)
+        assert chosen == same
+        assert costs[chosen].total == pytest.approx(min(cost.total for cost in costs), rel=1e-6)
+
+
+@pytest.mark.parametrize("workers", [(4, 12), (1, 1), (1, 7)])
+@pytest.mark.parametrize("busy", [0.3, 0.9, 1.0])
+def test_prefill_and_decode_workers_are_chosen_as_the_router_chooses(workers: tuple[int, int], busy: float) -> None:
+    dice = random.Random(f"{workers} {busy}")
+    prefill, decode = workers
+    for _ in range(100):
+        fleet, state = random_state(Layout(prefill, KIND, decode, KIND), dice, busy)
+        tokens = dice.randrange(1, 500) * BLOCK
+        theirs = weighed(tokens, state)
+        runs, decodes = placed(tokens, tokens, NOW_US / 1e6, fleet, state)
+        costs, shippers = theirs.decode.costs(), theirs.prefill.costs()
+        assert costs[decodes - prefill].total == pytest.approx(min(cost.total for cost in costs), rel=1e-6)
+        assert costs[decodes - prefill].runs_prompt == (runs == decodes)
+        if runs != decodes:
+            assert shippers[runs].total == pytest.approx(min(cost.total for cost in shippers), rel=1e-6)
