@@ -63,6 +63,11 @@ class TimedStep:
     def __init__(self, clock: HostClock, step: CudaStep) -> None:
         self.clock, self.step = clock, step
 
+    def draw(self) -> None:
+        started_s = time.perf_counter()
+        self.step.draw()
+        self.clock.submit_s += time.perf_counter() - started_s
+
     def tokens(self) -> Any:
         started_s = time.perf_counter()
         tokens: list[SampledToken] = list(self.step.tokens())

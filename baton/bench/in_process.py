@@ -1,6 +1,7 @@
 """A model's engine in this process, as a worker has it: all requests at once."""
 
 from collections.abc import Callable, Sequence as Listed
+from itertools import accumulate
 
 from baton.bench.measured import Point, Timing, summed
 from baton.bench.workload import Amount, random_ids
@@ -24,11 +25,18 @@ def bench_model(config: ServingConfig, amount: Amount, temperature: float, done:
         if longest > assembly.max_model_len:
             problem = f"a request has {longest} tokens, and the engine takes {assembly.max_model_len}"
             raise ConfigError("engine.max_model_len", f"{problem}; or give --prompt-tokens and --output-tokens")
-        warm = [(asks[0][0], WARM_TOKENS)]  # compiles kernels, and chooses matrix products
-        run_engine(assembly.engine, warm, temperature, lambda: None)
-        return summed("at once", run_engine(assembly.engine, asks, temperature, done))
+        engine = assembly.engine
+        run_engine(engine, _warm_up(asks, engine.scheduler.max_batch_tokens), temperature, lambda: None)
+        return summed("at once", run_engine(engine, asks, temperature, done))
     finally:
         assembly.close()
+
+
+def _warm_up(asks: Listed[tuple[list[int], int]], max_tokens: int) -> list[tuple[list[int], int]]:
+    """A step full of prompts and some decodes, which compile kernels and choose matrix products."""
+    totals = accumulate(len(prompt) for prompt, _ in asks)
+    fitting = [prompt for (prompt, _), total in zip(asks, totals, strict=True) if total <= max_tokens]
+    return [(prompt, WARM_TOKENS) for prompt in fitting or [asks[0][0]]]
 
 
 def run_engine(

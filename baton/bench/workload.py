@@ -67,22 +67,27 @@ def texts(amount: Amount, words_per_token: float) -> list[Ask]:
     ]
 
 
-def traced(path: Path, limit: int | None, speed: float, words_per_token: float) -> list[Ask]:
-    """`limit`: of requests. `speed` divides the trace's times. Raises ConfigError."""
-    asks: list[Ask] = []
+def trace_lines(path: Path, limit: int | None = None) -> list[TraceLine]:
+    """The first `limit` requests of a trace, which may be gzipped. Raises ConfigError."""
+    lines: list[TraceLine] = []
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            for line in itertools.islice(file, limit):
-                row = msgspec.json.decode(line, type=TraceLine)
-                text = _text_of(row, len(asks), words_per_token)
-                asks.append(Ask(text, max(1, row.output_length), row.timestamp / 1e3 / speed))
-    except OSError as error:
-        raise ConfigError("--trace", f"{path}: {error.strerror or error}") from error
+            lines.extend(msgspec.json.decode(line, type=TraceLine) for line in itertools.islice(file, limit))
+    except (OSError, EOFError) as error:
+        raise ConfigError("--trace", f"{path}: {getattr(error, 'strerror', None) or error}") from error
     except msgspec.DecodeError as error:
-        raise ConfigError("--trace", f"{path}: line {len(asks) + 1}: {error}") from error
-    if not asks:
+        raise ConfigError("--trace", f"{path}: line {len(lines) + 1}: {error}") from error
+    if not lines:
         raise ConfigError("--trace", f"{path}: holds no request")
-    return asks
+    return lines
+
+
+def traced(path: Path, limit: int | None, speed: float, words_per_token: float) -> list[Ask]:
+    """`limit`: of requests. `speed` divides the trace's times. Raises ConfigError."""
+    return [
+        Ask(_text_of(row, number, words_per_token), max(1, row.output_length), row.timestamp / 1e3 / speed)
+        for number, row in enumerate(trace_lines(path, limit))
+    ]
 
 
 def at_random(asks: Sequence[Ask], per_s: float, seed: int) -> list[Ask]:

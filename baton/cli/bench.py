@@ -17,6 +17,7 @@ from baton.bench.measured import Point, Spread
 from baton.bench.workload import NANO_VLLM_BENCH, Amount
 from baton.cli.terminal import options
 from baton.cli.terminal.exit_codes import errors_reported
+from baton.cli.terminal.length_range import length_range
 from baton.cli.terminal.output import console, print_table
 from baton.runs.access import Access
 from runtime.config.overrides import with_overrides
@@ -85,8 +86,8 @@ def bench(
         raise typer.BadParameter("--concurrency, --rate and --trace want an address", param_hint="--address")
     amount = Amount(
         requests or NANO_VLLM_BENCH.requests,
-        _lengths(prompt_tokens, "--prompt-tokens"),
-        _lengths(output_tokens, "--output-tokens"),
+        length_range(prompt_tokens, "--prompt-tokens"),
+        length_range(output_tokens, "--output-tokens"),
         seed,
     )
     users, rates = _numbers(concurrency, "--concurrency", int), _numbers(rate, "--rate", float)
@@ -158,16 +159,6 @@ def _show(name: str, points: Sequence[Point]) -> None:
 
 def _shares(spread: Spread) -> tuple[float, float, float]:
     return spread.p50, spread.p90, spread.p99
-
-
-def _lengths(text: str, flag: str) -> tuple[int, int]:
-    """'100-1024' -> (100, 1024), '512' -> (512, 512). Raises typer.BadParameter."""
-    low, _, high = text.partition("-")
-    if not (low.isdecimal() and (high or low).isdecimal() and 0 < int(low) <= int(high or low)):
-        raise typer.BadParameter(
-            f"{text!r} is neither a number of tokens nor a range such as 100-1024", param_hint=flag
-        )
-    return int(low), int(high or low)
 
 
 def _numbers(text: str, flag: str, kind: type[N]) -> list[N]:

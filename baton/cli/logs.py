@@ -51,11 +51,11 @@ def logs(
             else:
                 _print(_read_file(log_dir / f"{process}{SUFFIX}", lines, follow))
             return
-        if process is None:
-            raise ConfigError("PROCESS", "on Ray one process's log is read at a time; name one, such as router-1")
         with ray_cluster(address, namespace):
             from baton.service.on_ray.commands import read_log
 
+            if process is None:
+                raise ConfigError("PROCESS", "on Ray one process's log is read at a time; name one, such as router-1")
             _print(read_log(process, lines, follow))
 
 

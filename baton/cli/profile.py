@@ -33,6 +33,7 @@ from worker.assembly import build_engine
 
 FITS = 5  # each begins with the result of the last, until the configured profile has no weight
 DIGITS = 4
+PROFILE_S = 60.0
 
 
 class Fit(Struct, frozen=True):
@@ -53,7 +54,9 @@ def profile(
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="serving.yaml of the service to be.")] = None,
     model: Annotated[str | None, typer.Option(metavar="NAME_OR_PATH", help="As in `baton up`.")] = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the section of serving.yaml there.")] = None,
-    seconds: Annotated[float, typer.Option(min=1.0, help="How long prompts and batches may take, each, about.")] = 60.0,
+    seconds: Annotated[
+        float, typer.Option(min=1.0, help="How long prompts and batches may take, each, about.")
+    ] = PROFILE_S,
     as_json: JsonOption = False,
 ) -> None:
     """Measure how long the engine's steps take on this machine, for the planner.
@@ -62,11 +65,7 @@ def profile(
     configuration would, and fits the six coefficients of planner.slo.profile. Nothing else should run meanwhile.
     """
     with errors_reported():
-        serving = with_overrides(load_config(config), {"model": model} if model else {}, "flags")
-        configure_logging(serving.logging, "profile")
-        given, gpu = {} if config is None else read_yaml(config), uses_gpus(serving, this_machine())
-        serving = suited(serving, given, served_model(serving, progress=True), gpu=gpu)
-        found = _profile(serving, seconds)
+        found = measured_profile(suited_config(config, model, "profile"), seconds)
         section = yaml.safe_dump({"planner": {"slo": {"profile": msgspec.to_builtins(found.times)}}}, sort_keys=False)
         if out is not None:
             try:
@@ -81,7 +80,15 @@ def profile(
         typer.echo(section, nl=False)
 
 
-def _profile(config: ServingConfig, seconds: float) -> Profile:
+def suited_config(config: Path | None, model: str | None, command: str) -> ServingConfig:
+    """What workers with this configuration take on this machine. Raises ConfigError, ModelError."""
+    serving = with_overrides(load_config(config), {"model": model} if model else {}, "flags")
+    configure_logging(serving.logging, command)
+    given, gpu = {} if config is None else read_yaml(config), uses_gpus(serving, this_machine())
+    return suited(serving, given, served_model(serving, progress=True), gpu=gpu)
+
+
+def measured_profile(config: ServingConfig, seconds: float) -> Profile:
     """Times prompts as a prefill worker runs them, if there are any, and batches as a decode worker does."""
     prompts_on = for_prefill_worker(config) if config.workers.prefill else config
     prefill = prefill_rows(_measured(prompts_on, "prompts", seconds))

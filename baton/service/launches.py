@@ -37,13 +37,24 @@ class Launches:
             yield Launch(ROUTER_ID, "router", self.config, ["--router-id", ROUTER_ID], keys=self.keys)
         if self.children.had_workers and self.config.planner.enabled:
             return
+        for external in self.config.external_workers:
+            if self.children.living(external.name) is None:
+                yield self._external(external.name)
         wanted: dict[Role, int] = {"prefill": self.config.workers.prefill, "decode": self.config.workers.decode}
-        roles = [role for role, count in wanted.items() for _ in range(count - len(self.children.workers(role)))]
+        roles = [role for role, count in wanted.items() for _ in range(count - self._count(role))]
         size = self._workers_per_process
         if size == 1:
             yield from (self.worker(role, self.children.new_id(role)) for role in roles)
         else:
             yield from (self._many(roles[start : start + size]) for start in range(0, len(roles), size))
+
+    def _external(self, name: str) -> Launch:
+        """It takes no GPU, and computes nothing."""
+        return Launch(name, "decode_worker", self.config, ["--worker-id", name], {name: "decode"}, 0, self.keys)
+
+    def _count(self, role: Role) -> int:
+        """Of living workers whose engines are our own."""
+        return sum(self.config.external_worker(name) is None for name in self.children.workers(role))
 
     @property
     def _workers_per_process(self) -> int:

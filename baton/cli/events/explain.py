@@ -112,17 +112,19 @@ def _formula(rules: pb.PlacementRules) -> Iterator[str]:
     yield f"cost in ms: {' + '.join(amounts)}; temperature {rules.temperature:g}"
     yield f"shipped: also {weights['ship_ms']:g} ms and what the prefill worker takes"
     yield (
-        f"others wait: {weights['crowd_weight']:g} * uncached share * min(mean queue, queued + prompt / 4); "
+        f"others wait: {weights['crowd_weight']:g} * uncached share * (min(mean queue, queued + prompt / 4)"
+        " + 3 * (1 - 1 / workers) * min(shortest queue, prompt)); "
         f"on a decode worker beside prefill workers also {weights['delay_weight']:g} * own computing * (requests + 1)"
     )
 
 
 def _story(decision: pb.Decision, rules: pb.PlacementRules) -> Iterator[str]:
     if decision.request_id:
+        refused = decision.reason == pb.PLACEMENT_REASON_TOO_LATE
+        waited = "" if refused else f" after {decision.waited_s * 1000:.1f} ms in the queue"
         yield (
             f"request {decision.request_id}, choice {decision.choice}, attempt {decision.attempt}: "
-            f"{decision.num_tokens} tokens, "
-            f"placed {decision.age_s:.1f} s ago after {decision.waited_s * 1000:.1f} ms in the queue"
+            f"{decision.num_tokens} tokens, {'refused' if refused else 'placed'} {decision.age_s:.1f} s ago{waited}"
         )
     else:
         yield f"a prompt of {decision.num_tokens} tokens, if it came now:"
@@ -136,7 +138,7 @@ def _story(decision: pb.Decision, rules: pb.PlacementRules) -> Iterator[str]:
     for candidate in decision.candidates:
         if candidate.chosen and candidate.role == "decode":
             yield _disaggregation(candidate, decision, rules)
-    if decision.decode_worker:
+    if decision.expected_ms:
         took = f", which took {decision.took_ms:.1f} ms" if decision.took_ms else ""
         yield f"expected {decision.expected_ms:.1f} ms until the first token{took}"
 
