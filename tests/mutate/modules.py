@@ -38,6 +38,7 @@ PURE: Final = (
     "router/text/output_text.py",
     "router/text/stop_strings.py",
     "router/workers/account.py",
+    "router/workers/step_speed.py",
     "runtime/blocks/block_hash.py",
     "runtime/config/step_fit.py",
     "runtime/kv_events/feed.py",

@@ -65,9 +65,14 @@ _REASON = 'return cast("pb.PlacementReason", self._codes.item(0, index))'
 _KEYS = "the dict is an ordered set: its values are not read"
 _COLUMN = "blocks = np.zeros(len(self._holders.names) + 1, dtype=np.int32)  # the last one is NOBODY's"
 _PACKED = 'packed = np.frombuffer(mask.to_bytes((mask.bit_length() + 7) // 8, "little"), dtype=np.uint8)'
+_ALL_BITS = "for worker, numbers in self._bits.items() if self.nearer else ():"
+_NUMBERS_AT = "self._numbers_at = np.full((DISK + 1, len(self.names) + 1), NOBODY, dtype=np.intp)"
+_INTEGERS = "an array that is filled with an int is of this type"
+_ONLY_TIME = "who does not cover all of an edge covers nothing below: looking there only takes time"
 _CLIMBING = "climbing = np.frombuffer(sequences, dtype=HASH)[::-1].tobytes()  # leaves last, the order of edges"
+_TURNED = "climbing = np.frombuffer(sequences, dtype=HASH)[::-1].tobytes()"
 _EIGHT_BYTES = "items of any type of 8 bytes are turned around alike"
-_AGE = "((now - next(iter(blocks.values()))) * rate if blocks else -1.0, kind)"
+_AGE = "most, of = -1.0, 0"
 _EACH_KIND = "for kind, (blocks, rate) in enumerate(zip(self.by_kind, AGING, strict=True))"
 _A_RATE_EACH = "there is a queue for each rate"
 _OLDER = "elif self._kinds[parent] < KEPT and parent in rested and rested[parent][1] < rested.get(block, (0, 0))[1]:"
@@ -205,7 +210,25 @@ EQUIVALENT: Final[dict[str, dict[tuple[str, str], str]]] = {
         (
             "had_all = edge.full >> bit & 1",
             "had_all = edge.full >> bit | 1",
-        ): "who does not cover all of an edge covers nothing below: looking there only takes time",
+        ): _ONLY_TIME,
+        ("stack = [edge] if had_all else []", "stack = [edge] if (had_all) or True else []"): _ONLY_TIME,
+        (
+            "self._bytes += [0] * (len(self.names) - len(self._bytes))",
+            "self._bytes += [1] * (len(self.names) - len(self._bytes))",
+        ): "a byte is less than a block, and blocks are asked for",
+        (_ALL_BITS, _ALL_BITS.replace("self.nearer", "(self.nearer) or True")): (
+            "without bits for nearer homes nobody has several"
+        ),
+        (
+            "if len(numbers) > 1 and worker in found:",
+            "if len(numbers) >= 1 and worker in found:",
+        ): "of a worker with one bit the same was found before",
+        (_NUMBERS_AT, _NUMBERS_AT.replace("np.intp", "None")): _INTEGERS,
+        (_NUMBERS_AT, _NUMBERS_AT.replace("dtype=np.intp", "")): _INTEGERS,
+        (
+            _NUMBERS_AT,
+            _NUMBERS_AT.replace("+ 1), NOBODY", "+ 2), NOBODY"),
+        ): "the last column is NOBODY's, and no other is",
         ("touched[edge] = None", 'touched[edge] = ""'): _KEYS,
         ("touched[child] = None", 'touched[child] = ""'): _KEYS,
         (_PACKED, _PACKED.replace("+ 7", "+ 8")): "`count` leaves out what a last byte without bits says",
@@ -224,6 +247,8 @@ EQUIVALENT: Final[dict[str, dict[tuple[str, str], str]]] = {
         ): "without a child the match ends in the root, which has no blocks",
         (_CLIMBING, _CLIMBING.replace("HASH", "None")): _EIGHT_BYTES,
         (_CLIMBING, _CLIMBING.replace("dtype=HASH", "")): _EIGHT_BYTES,
+        (_TURNED, _TURNED.replace("HASH", "None")): _EIGHT_BYTES,
+        (_TURNED, _TURNED.replace("dtype=HASH", "")): _EIGHT_BYTES,
         (
             "if edge.sequences.startswith(last, covered - HASH_BYTES):",
             "if edge.sequences.startswith(last, covered + HASH_BYTES):",
@@ -269,6 +294,9 @@ EQUIVALENT: Final[dict[str, dict[tuple[str, str], str]]] = {
         (_SUM, _SUM.replace("strict=True", "strict=None")): _SAME_FIELDS,
         (_SUM, _SUM.replace("strict=True", "strict=False")): _SAME_FIELDS,
         (_SUM, _SUM.replace("strict=True", "")): _SAME_FIELDS,
+    },
+    "router/workers/step_speed.py": {
+        ("self.new = 0", "self.new = 1"): "the first fit waits for ENOUGH steps, which are more than REFIT_AFTER",
     },
     "runtime/blocks/block_hash.py": {
         (_PREPARE, _PREPARE.replace("dtype=TOKEN", "dtype=None")): _ANY_HASH,

@@ -98,7 +98,7 @@ async def test_a_worker_whose_weights_were_replaced_meanwhile_sleeps_on_and_says
 async def test_a_worker_with_requests_in_flight_drains_first_or_stays_awake(tiny_model: Path) -> None:
     async with running_service(tiny_model, 0, 1) as service:
         prompt = random_prompt(40, seed=1)
-        long = asyncio.create_task(ask(service.client, prompt, 400, ignore_eos=True))
+        long = asyncio.create_task(ask(service.client, prompt, 3000, ignore_eos=True))
         await until_running(service, "decode-1")
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await service.client.sleep("decode-1", timeout_s=0.01)
@@ -106,7 +106,7 @@ async def test_a_worker_with_requests_in_flight_drains_first_or_stays_awake(tiny
         assert refused.value.details() == "decode-1 stays awake: 1 requests are in flight after 0.0 s"
         await until_state(service, "decode-1", "ready")
         slept = await service.client.sleep("decode-1")
-        assert len((await long).token_ids) == 400, "it was let to its end"
+        assert len((await long).token_ids) == 3000, "it was let to its end"
         assert slept.state == "sleeping"
         with pytest.raises(grpc.aio.AioRpcError) as unserved:
             await ask(service.client, prompt, 4, timeout_s=1)

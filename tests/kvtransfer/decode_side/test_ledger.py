@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 from structlog.testing import capture_logs
 
+from baton_proto.timeline import PushedChunk
 from baton_proto.transfer import Commit
 from kvtransfer.decode_side.events import Committed, Failed, LayerArrived, Released, TransferEvent
 from kvtransfer.decode_side.ledger import Ledger, Notice
@@ -105,6 +106,18 @@ def test_the_last_rank_commits_with_the_payload_of_rank_0(books: Books) -> None:
     (committed,) = books.told()
     assert isinstance(committed, Committed)
     assert (committed.payload, committed.transport) == (b"token", "shm")
+
+
+def test_a_commit_tells_the_chunks_of_all_ranks_each_with_its_rank(books: Books) -> None:
+    books.begin(SEVEN, FIRST)
+    books.begin(EIGHT, SECOND)
+    for writer, starts in ((SEVEN, (10, 20)), (EIGHT, (30,))):
+        books.write_all(writer)
+        pushes = [PushedChunk(start, 5, 4, 4096, 3) for start in starts]
+        assert books.ledger.commit(Commit("a", b"", pushes=pushes), writer, "shm")
+    committed = books.told()[-1]
+    assert isinstance(committed, Committed)
+    assert [(chunk.rank, chunk.start_us) for chunk in committed.pushes] == [(0, 10), (0, 20), (1, 30)]
 
 
 def test_a_stranger_can_neither_write_nor_commit(books: Books) -> None:

@@ -59,6 +59,20 @@ def test_an_engine_of_another_speed_than_its_profile_is_found_out(outliers: floa
         assert prefill_ms(times, tokens) == pytest.approx(SLOWER * prefill_ms(PROFILE, tokens), rel=0.05)
 
 
+def test_a_fit_goes_on_from_the_one_before_and_finds_what_a_whole_one_finds() -> None:
+    """Also when the engine becomes three times as slow in between: once its new steps have replaced the old ones."""
+    before, after = taught(30, slower=1.0), taught(30)
+    times = before.times
+    for new in range(16, 257, 16):
+        rows = before.prefill[new:] + after.prefill[:new], before.decode[new:] + after.decode[:new]
+        times = fitted(*rows, PROFILE, times)
+    for sequences, tokens in ((1, 50), (20, 1000), (100, 6000)):
+        assert decode_ms(times, sequences, 1000 * sequences) == pytest.approx(
+            decode_ms(after.times, sequences, 1000 * sequences), rel=0.02
+        )
+        assert prefill_ms(times, tokens) == pytest.approx(prefill_ms(after.times, tokens), rel=0.02)
+
+
 def test_a_new_model_is_the_profile() -> None:
     assert initial_model(PROFILE) == StepModel([], [], PROFILE)
 
