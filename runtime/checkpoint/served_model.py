@@ -9,7 +9,8 @@ def served_model(config: ServingConfig, progress: bool = False) -> ModelFiles:
     """Raises ConfigError when there is no such model, ModelError when it cannot be used."""
     if is_mock(config):
         return mock_files(config.mock, progress)
-    return resolve_model(config.model, progress, foreign=config.workers.engine == "vllm")
+    foreign = config.workers.engine == "vllm" or (bool(config.external_workers) and not config.workers.decode)
+    return resolve_model(config.model, progress, foreign=foreign)
 
 
 def is_mock(config: ServingConfig) -> bool:
