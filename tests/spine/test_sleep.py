@@ -44,7 +44,7 @@ async def test_requests_go_to_those_who_are_awake_and_come_back(tiny_model: Path
             assert [answer.token_ids for answer in answers] == expected
             return {(answer.served_by[0].prefill_worker, answer.served_by[0].decode_worker) for answer in answers}
 
-        assert await all_answered() == {("prefill-1", "decode-1"), ("prefill-1", "decode-2")}
+        await all_answered()
         for level in (1, 2):
             slept = await service.client.sleep("decode-1", level)
             assert (slept.state, list(slept.asleep)) == ("sleeping", ["weights", "kv_cache"])
@@ -58,7 +58,11 @@ async def test_requests_go_to_those_who_are_awake_and_come_back(tiny_model: Path
             assert (half.state, list(half.asleep)) == ("sleeping", ["kv_cache"])
             assert (await service.client.wake("decode-1")).state == "ready"
             await until_used(service)
-            assert ("prefill-1", "decode-1") in await all_answered()
+            await service.client.sleep("decode-2")
+            await until_state(service, "decode-2", "sleeping")
+            assert await all_answered() == {("prefill-1", "decode-1")}
+            await service.client.wake("decode-2")
+            await until_used(service)
 
         await service.client.sleep("prefill-1")
         await until_state(service, "prefill-1", "sleeping")
