@@ -10,7 +10,7 @@ from baton_proto.generated import inference_pb2 as pb
 from runtime.calls.answer import Answer
 from tests.service import running_service
 from tests.spine.prompts import random_prompt
-from tests.spine.worker_view import inspect
+from tests.spine.worker_view import kill_running
 
 SHIP_ALL = {"router": {"placement": {"local_prefill_tokens": 0}, "no_worker_timeout_s": 5.0}}
 SHORTEST, LONGEST = 1500, 1540  # letters: an answer takes long enough that a worker can be killed in the middle of it
@@ -33,8 +33,7 @@ async def test_a_killed_decode_worker_changes_no_answer_with_a_grammar(tiny_mode
 
         streams = [asyncio.create_task(stream(prompt, first)) for prompt, first in zip(prompts, begun, strict=True)]
         await asyncio.gather(*(first.wait() for first in begun))
-        busy = (await inspect(service, "decode-1")).load.running
-        service.kill("decode-1" if busy else "decode-2")
+        await kill_running(service, ["decode-1", "decode-2"])
         stormy = await asyncio.gather(*streams)
         assert [answer.token_ids for answer in stormy] == [answer.token_ids for answer in calm]
         assert all(answer.served_by[0].prefill_worker for answer in calm)

@@ -17,7 +17,7 @@ from runtime.calls.answer import Answer
 from tests.service import Service, running_service
 from tests.spine.oracle import Oracle
 from tests.spine.prompts import ask, greedy, random_prompt
-from tests.spine.worker_view import until_idle, until_running
+from tests.spine.worker_view import kill_running, until_idle, until_running
 from tests.tiny_model import VOCAB_SIZE, write_tiny_model
 
 NEAR = 1e-3
@@ -239,22 +239,16 @@ async def test_a_prefill_worker_killed_in_mid_prompt_costs_no_score(model: Path,
 async def test_a_decode_worker_killed_in_mid_stream_costs_and_doubles_no_score(model: Path, oracle: Oracle) -> None:
     prompts = [random_prompt(length, seed=length) for length in (HERE, SHIPPED, 2, SHIPPED + 1)]
     async with running_service(model, 1, 2, SHIP_SOME) as service:
-        killed: list[str] = []
+        begun = asyncio.Event()
 
         async def answer_of(prompt: list[int]) -> Answer:
-            pieces = 0
-
-            def kill_one(_: pb.Piece) -> None:
-                nonlocal pieces
-                pieces += 1
-                if pieces == 2 and not killed:
-                    killed.append("decode-1")
-                    service.kill("decode-1")
-
             request = greedy(prompt, 400, ignore_eos=True, prompt_logprobs=1)
-            return await service.client.generate(request, 60, kill_one)
+            return await service.client.generate(request, 60, lambda piece: begun.set())
 
-        answers = await asyncio.gather(*map(answer_of, prompts))
+        requests = [asyncio.create_task(answer_of(prompt)) for prompt in prompts]
+        await begun.wait()
+        await kill_running(service, ["decode-1", "decode-2"])
+        answers = await asyncio.gather(*requests)
         assert any(answer.served_by[0].attempts > 1 for answer in answers)
         for prompt, answer in zip(prompts, answers, strict=True):
             assert_exact(answer, prompt, oracle)

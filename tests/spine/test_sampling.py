@@ -19,7 +19,7 @@ from runtime.calls.answer import Answer
 from tests.service import Service, running_service
 from tests.spine.oracle import Oracle
 from tests.spine.prompts import random_prompt
-from tests.spine.worker_view import until_idle, until_tree_is_right
+from tests.spine.worker_view import kill_running, until_idle, until_tree_is_right
 from tests.tiny_model import EOS_TOKEN_IDS, VOCAB_SIZE, write_tiny_model
 
 SHIP_SOME = {"router": {"placement": {"local_prefill_tokens": 16}}}
@@ -216,15 +216,18 @@ async def seeds_decide_alone(service: Service) -> None:
 
 
 async def while_a_worker_dies(service: Service, prompt: list[int], max_tokens: int, **options: object) -> list[Answer]:
-    """Four times the same, spread over the decode workers; one of those is killed after some tokens."""
+    """Four times the same; a decode worker that is busy with them is killed after some tokens."""
     sampling = pb.SamplingOptions(max_tokens=max_tokens, **options)  # type: ignore[arg-type]
     request = pb.GenerateRequest(tokens=pb.TokenIds(ids=prompt), sampling=sampling)
-    num_tokens = 0
+    num_tokens, some = 0, asyncio.Event()
 
-    def kill_one(piece: pb.Piece) -> None:
+    def count(piece: pb.Piece) -> None:
         nonlocal num_tokens
-        before, num_tokens = num_tokens, num_tokens + len(piece.token_ids)
-        if before <= 80 < num_tokens:
-            service.kill("decode-1")
+        num_tokens += len(piece.token_ids)
+        if num_tokens > 80:
+            some.set()
 
-    return list(await asyncio.gather(*(service.client.generate(request, 60, kill_one) for _ in range(4))))
+    requests = [asyncio.create_task(service.client.generate(request, 60, count)) for _ in range(4)]
+    await some.wait()
+    await kill_running(service, ["decode-1", "decode-2"])
+    return list(await asyncio.gather(*requests))

@@ -10,7 +10,7 @@ import psutil
 from tests.service import Service, running_service
 from tests.spine.oracle import Oracle
 from tests.spine.prompts import ask, random_prompt
-from tests.spine.worker_view import until_idle, until_running
+from tests.spine.worker_view import first_running, until_idle
 
 TWO_RANKS: dict[str, Any] = {"engine": {"device": "cpu", "tensor_parallel": 2, "max_batch_tokens": 128}}
 
@@ -36,11 +36,10 @@ async def test_a_killed_rank_ends_its_worker_and_the_request_goes_on_elsewhere(t
     oracle = Oracle(tiny_model)
     prompts = [random_prompt(40, seed=seed) for seed in range(6)]
     async with running_service(tiny_model, 0, 1, TWO_RANKS) as service:
-        (doomed,) = service.workers("decode")
-        pid = rank_pid(service, doomed)
         await service.start_worker("decode")
         running = [asyncio.create_task(ask(service.client, prompt, 200)) for prompt in prompts]
-        await until_running(service, doomed)
+        doomed = await first_running(service, service.workers("decode"))
+        pid = rank_pid(service, doomed)
         psutil.Process(pid).send_signal(signal.SIGKILL)
         exit_ = await asyncio.wait_for(service.supervisor.children[doomed].wait(), 30)
         assert exit_.returncode == 1

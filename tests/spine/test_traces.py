@@ -18,7 +18,7 @@ from baton_proto.generated import inference_pb2_grpc as pb_grpc
 from tests.router.tracing.collector import Collector, collecting
 from tests.service import Service, running_service
 from tests.spine.prompts import greedy, random_prompt
-from tests.spine.worker_view import first_running
+from tests.spine.worker_view import kill_running
 
 PARENT = "00f067aa0ba902b7"
 SHIP_ALL = {"placement": {"local_prefill_tokens": 0}, "no_worker_timeout_s": 2.0}
@@ -111,8 +111,7 @@ async def test_a_replayed_request_shows_both_attempts(traced: tuple[Service, Col
     service, collector = traced
     trace_id = "33" * 16
     asking = asyncio.create_task(complete(service, trace_id, 4000))
-    lost = await first_running(service, service.workers("prefill"))
-    service.kill(lost)
+    lost = await kill_running(service, service.workers("prefill"))
     await asking
     spans = await asyncio.to_thread(collector.trace, trace_id)
     first, second = named(spans, "attempt")
