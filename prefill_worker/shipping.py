@@ -32,7 +32,6 @@ class ShippingJob:
     plan: PushPlan
     push: KvPush | None = None
     accepted_s: float = field(default_factory=time.monotonic)
-    begun_s: float = 0.0  # when its push began
 
 
 class Shipping:
@@ -54,7 +53,6 @@ class Shipping:
         """Begins a job; `on_done` will follow."""
         self._jobs[job.sequence.request_id] = job
         self._engine.add(job.sequence)
-        job.begun_s = time.monotonic()
         try:
             job.push = self._sender.begin(grant, lambda result: self._on_done(job, result))
         except BatonError as error:
@@ -80,7 +78,7 @@ class Shipping:
             if job is None or job.push is None:
                 continue
             if sequence_output.finish == "prefill":
-                job.push.commit(encode(_first_token(job, sequence_output)))
+                job.push.commit(encode(_first_token(job, job.push, sequence_output)))
             else:
                 job.push.abort(sequence_output.error or f"the prompt ended with {sequence_output.finish!r}")
 
@@ -97,14 +95,14 @@ class Shipping:
         return self._sender.ship(pieces) if pieces else None
 
 
-def _first_token(job: ShippingJob, output: SequenceOutput) -> FirstToken:
+def _first_token(job: ShippingJob, push: KvPush, output: SequenceOutput) -> FirstToken:
     logprobs: TokenLogprobs | None = output.logprobs[0] if output.logprobs else None
     return FirstToken(
         version=MAJOR,
         token_id=output.token_ids[0],
         logprobs=logprobs,
         cached_tokens=output.sequence.num_cached_tokens,
-        begun_us=micros(job.begun_s - job.accepted_s),
+        begun_us=micros(push.started_s - job.accepted_s),
         chunks=chunks_of(output.sequence, job.accepted_s),
         prompt_logprobs=output.prompt_logprobs,
     )

@@ -48,7 +48,7 @@ class RankedPush:
 
     def __init__(self, own: KvPush, ranks: RanksOfSender, on_done: Callable[[PushResult], None]) -> None:
         """`own`: rank 0's part."""
-        self.transfer_id = own.transfer_id
+        self.transfer_id, self.started_s = own.transfer_id, own.started_s
         self.on_done = on_done
         self.awaited = set(range(ranks.size))  # ranks whose part has not ended
         self.results: list[PushResult] = []  # in order of arrival, but rank 0's first

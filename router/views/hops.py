@@ -80,19 +80,23 @@ class _Rows:
 
     def _prefill(self, timeline: Timeline, worker: str, got_s: float, done_s: float, off_by_ms: float) -> Iterator[Hop]:
         tokens = sum(chunk.tokens for chunk in timeline.chunks)
-        yield self._hop("prefill", 1, got_s, done_s, worker=worker, tokens=tokens, off_by_ms=off_by_ms)
+        prefill = self._hop("prefill", 1, got_s, done_s, worker=worker, tokens=tokens, off_by_ms=off_by_ms)
+        yield prefill
         if timeline.chunks:
             begun_s = got_s + timeline.chunks[0].start_us / 1e6
-            yield self._hop("prefill queue", 2, got_s, begun_s, worker=worker, off_by_ms=off_by_ms)
+            yield self._hop("prefill queue", 2, got_s, begun_s, prefill, worker=worker, off_by_ms=off_by_ms)
         for chunk in timeline.chunks:
             times = (got_s + chunk.start_us / 1e6, got_s + (chunk.start_us + chunk.took_us) / 1e6)
-            yield self._hop("prefill chunk", 2, *times, worker=worker, tokens=chunk.tokens, off_by_ms=off_by_ms)
+            yield self._hop(
+                "prefill chunk", 2, *times, prefill, worker=worker, tokens=chunk.tokens, off_by_ms=off_by_ms
+            )
         for push in timeline.pushes:
             yield self._hop(
                 "KV push",
                 2,
                 got_s + push.start_us / 1e6,
                 got_s + (push.start_us + push.took_us) / 1e6,
+                prefill,
                 worker=f"{worker} rank {push.rank}" if push.rank else worker,
                 kv_bytes=push.kv_bytes,
                 layers=push.layers,
@@ -107,6 +111,7 @@ class _Rows:
         depth: int,
         began_s: float,
         ended_s: float,
+        parent: Hop | None = None,
         *,
         worker: str = "",
         tokens: int = 0,
@@ -117,9 +122,10 @@ class _Rows:
         problem: str = "",
         off_by_ms: float = 0.0,
     ) -> Hop:
-        """A hop within its attempt, whatever a worker says."""
-        began_s = min(max(began_s, self._attempt.queued_s), self._end_s)
-        ended_s = min(max(ended_s, began_s), self._end_s)
+        """A hop within its parent (None: its attempt), whatever a worker says."""
+        first_s, last_s = (parent.began_s, parent.ended_s) if parent else (self._attempt.queued_s, self._end_s)
+        began_s = min(max(began_s, first_s), last_s)
+        ended_s = min(max(ended_s, began_s), last_s)
         facts = (worker, tokens, kv_bytes, layers, round(gb_per_s, 3), transport, problem, round(off_by_ms, 3))
         return Hop(name, depth, self._choice.index, self._attempt.number, began_s, ended_s, *facts)
 

@@ -10,7 +10,7 @@ import torch
 
 from baton_proto.decoding import decoder
 from baton_proto.sampling import SamplingParams
-from baton_proto.worker import FirstToken
+from baton_proto.worker import FirstToken, Grant
 from engine.core.batch import Batch, LayerDone, SampledToken, StepDone
 from engine.core.block_manager import BlockManager
 from engine.core.engine import Engine
@@ -18,7 +18,7 @@ from engine.core.loop import EngineLoop
 from engine.core.sequence import Sequence, SequenceStatus
 from kvtransfer.decode_side.events import Committed, Failed, LayerArrived, Released, TransferEvent
 from kvtransfer.decode_side.receiver import Receiver
-from kvtransfer.prefill_side.push import PushResult
+from kvtransfer.prefill_side.push import Push, PushResult
 from kvtransfer.prefill_side.sender import Sender
 from kvtransfer.slab.layout import SlabLayout
 from kvtransfer.slab.slab import Slab
@@ -213,6 +213,25 @@ def test_layer_0_arrives_before_the_last_layer_is_computed(pair: Pair) -> None:
     pair.ship([5] * 32, [0, 1])
     assert isinstance(pair.event(), Committed)
     assert [(event.layer, event.blocks) for event in arrived_before] == [(0, 2)]
+
+
+def test_the_commit_leaves_after_the_last_chunk_by_the_stamps_however_long_a_new_link_takes(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = pair.sender.begin
+
+    def after_a_while(grant: Grant, on_done: Callable[[PushResult], None]) -> Push:
+        threading.Event().wait(0.2)  # longer than the whole prompt takes
+        return begin(grant, on_done)
+
+    monkeypatch.setattr(pair.sender, "begin", after_a_while)
+    pair.ship([5] * 100, list(range(7)))
+    committed = pair.event()
+    assert isinstance(committed, Committed)
+    first = decoder(FirstToken)(committed.payload)
+    last = first.chunks[-1]
+    assert len(first.chunks) == 3
+    assert first.begun_us + committed.sent_us >= last.start_us + last.took_us
 
 
 def test_two_prompts_with_one_new_prefix_at_once_arrive_whole(pair: Pair) -> None:

@@ -45,7 +45,7 @@ class OwnPush:
 
     def __init__(self, transfer_id: str, on_done: Callable[[PushResult], None]) -> None:
         self.transfer_id = transfer_id
-        self.on_done = on_done
+        self.on_done, self.started_s = on_done, 0.0
         self.calls: list[tuple[object, ...]] = []
 
     def layer_ready(self, *arguments: object) -> None:
