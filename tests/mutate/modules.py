@@ -46,7 +46,11 @@ PURE: Final = (
 
 ALSO: Final = {
     "engine/core/block_manager.py": ("tests/engine/core/test_lower_tier.py",),
-    "engine/core/disk_prefixes.py": ("tests/engine/core/test_disk_waits.py", "tests/engine/core/test_lower_tier.py"),
+    "engine/core/disk_prefixes.py": (
+        "tests/engine/core/test_disk_waits.py",
+        "tests/engine/core/test_flush.py",
+        "tests/engine/core/test_lower_tier.py",
+    ),
     "engine/core/prefix_cache.py": (
         "tests/engine/core/test_block_manager.py",
         "tests/engine/core/test_prefix_collisions.py",
