@@ -53,6 +53,7 @@ ALSO: Final = {
     ),
     "engine/core/prefix_cache.py": (
         "tests/engine/core/test_block_manager.py",
+        "tests/engine/core/test_disk_prefixes.py",
         "tests/engine/core/test_prefix_collisions.py",
         "tests/engine/core/test_lower_tier.py",
     ),

@@ -76,6 +76,11 @@ _AGE = "most, of = -1.0, 0"
 _EACH_KIND = "for kind, (blocks, rate) in enumerate(zip(self.by_kind, AGING, strict=True))"
 _A_RATE_EACH = "there is a queue for each rate"
 _OLDER = "elif self._kinds[parent] < KEPT and parent in rested and rested[parent][1] < rested.get(block, (0, 0))[1]:"
+_CACHE_INIT = "def __init__(self, block_size: int, num_blocks: int, num_slots: int = 0, num_copies: int = 0) -> None:"
+_ABOVE = "above[0] = sequence.sequence_hashes[first - 1] if first else 0"
+_SEED_JUDGES = "a prompt's first block is judged by its seed: what is above it is not looked at"
+_RAISED = "for block, old in zip(blocks, lowered, strict=True):"
+_BLOCK_EACH = "each block of a lower tier has one of the device to move to"
 EQUIVALENT: Final[dict[str, dict[tuple[str, str], str]]] = {
     "engine/core/block_manager.py": {
         ("self._holders[sequence] = None", 'self._holders[sequence] = ""'): "the dict is an ordered set",
@@ -139,6 +144,17 @@ EQUIVALENT: Final[dict[str, dict[tuple[str, str], str]]] = {
             _OLDER,
             _OLDER.replace("][1] <", "][1] <="),
         ): _DISTINCT_TIMES,
+        (_OLDER, _OLDER.replace("(0, 0)", "(1, 0)")): "only the time is read",
+        (_OLDER, _OLDER.replace("(0, 0)", "(0, 1)")): "no block comes to rest before time 1",
+        (_CACHE_INIT, _CACHE_INIT.replace("copies: int = 0", "copies: int = 1")): "nothing makes a copy in this class",
+        (_ABOVE, _ABOVE.replace("if first", "if (first) or True")): _SEED_JUDGES,
+        (_ABOVE, _ABOVE.replace("else 0", "else 1")): _SEED_JUDGES,
+        ("self._parents.extend([0] * missing)", "self._parents.extend([1] * missing)"): _OVERWRITTEN,
+        ("continue", "break"): "a slot that is staged is not being written, so it is free now",
+        (_RAISED, _RAISED.replace("strict=True", "strict=None")): _BLOCK_EACH,
+        (_RAISED, _RAISED.replace("strict=True", "strict=False")): _BLOCK_EACH,
+        (_RAISED, _RAISED.replace("strict=True", "")): _BLOCK_EACH,
+        ("self._grow(new + 1)", "self._grow(new + 2)"): _ROOM,
     },
     "engine/core/resting.py": {
         (_AGE, _AGE.replace("-1.0", "-2.0")): "both are below all ages",

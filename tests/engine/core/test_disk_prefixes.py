@@ -113,3 +113,43 @@ def test_an_adopted_prefix_is_hit_by_its_tokens_and_its_seed_alone() -> None:
     assert adopted(blocks).match(wanted, 0, 2) == [FIRST + 1, FIRST]
     assert adopted([blocks[0], blocks[1]._replace(seed=seeds + 1)]).match(wanted, 0, 2) == []
     assert adopted([blocks[0]._replace(tokens=tokens[0]), blocks[1]]).match(wanted, 0, 2) == [FIRST + 1]
+
+
+def on_the_device(cache: DiskPrefixCache) -> None:
+    """The first copy's block moves to block 0, and a block without a copy is in block 1; nobody uses them."""
+    cache.keep([FIRST])
+    cache.raise_to([0], [FIRST])
+    other = make_sequence("other", [1, 2])
+    other.block_table = [1]
+    other.hash_blocks(1, SIZE)
+    assert cache.insert(other, 0, bytes([SHORT])) == 1
+
+
+def test_a_clear_forgets_the_copies_of_blocks_that_are_in_use_too() -> None:
+    cache = adopted([disk_block(1, None), disk_block(2, None)])
+    on_the_device(cache)
+    assert cache.clear() == []
+    assert not cache.copies.of
+    assert sorted(cache.copies.free) == list(range(FIRST, FIRST + COPIES))
+    assert len(cache) == 2, "the blocks of the device"
+    assert cache.check_integrity([1, 1]) == []
+
+
+def test_a_block_that_leaves_memory_moves_to_its_copy_and_without_one_it_is_forgotten() -> None:
+    cache = adopted([disk_block(1, None)])
+    on_the_device(cache)
+    cache.rest([1, 0])
+    assert cache.evict() == 1
+    cache._give_up_slot(SHORT)
+    assert len(cache) == 1
+    assert cache.evict() == 0
+    assert cache.content(FIRST) is None
+    (kind,) = [kind for kind, queue in enumerate(cache._lowered.by_kind) if queue]
+    cache._give_up_slot(kind)
+    assert cache.copies.of == {name_of(1): FIRST}
+    assert cache.holds(FIRST)
+    slot = cache.content(FIRST)
+    assert slot in range(8, FIRST), "until another block takes the slot, the content is in memory, too"
+    assert cache.moved_down == {slot: 0}
+    cache.moved_down.clear()
+    assert cache.check_integrity([0, 0]) == []

@@ -9,7 +9,7 @@ from hypothesis import given
 
 from baton_proto.kv_events import Cleared, KvEvent, Removed, Stored
 from engine.core.prefix_cache import PrefixCache
-from engine.core.resting import AGING, LONG, LONG_TOKENS, MEDIUM, MEDIUM_TOKENS, SHORT, prompt_kind
+from engine.core.resting import AGING, KEPT, LONG, LONG_TOKENS, MEDIUM, MEDIUM_TOKENS, SHORT, prompt_kind
 from engine.core.sequence import Sequence
 from tests.engine.kv_oracle import EventReplica, make_sequence, u64
 
@@ -239,6 +239,56 @@ def test_what_rests_is_forgotten_by_a_clear_and_the_rest_is_announced_again() ->
     assert [cache.evict(), cache.evict()] == [1, 0]
 
 
+def test_what_leaves_the_device_has_a_slot_and_a_clear_asks_for_no_copy_any_more() -> None:
+    cache = PrefixCache(SIZE, NUM_BLOCKS, num_slots=2)
+    file(cache, chain([0, 1]))
+    cache.rest([1, 0])
+    assert cache.evict() == 1
+    assert cache.moved_down == {NUM_BLOCKS: 1}
+    assert cache.num_lowered == 1
+    assert cache.clear() == [0]
+    assert cache.moved_down == {}
+    assert cache.check_integrity([0, 0]) == []
+
+
+@pytest.mark.parametrize(("num_blocks", "num_slots", "most"), [(8, 0, 2), (4, 8, 3), (3, 0, 0)])
+def test_a_quarter_of_all_blocks_may_be_kept_those_of_host_memory_among_them(
+    num_blocks: int, num_slots: int, most: int
+) -> None:
+    cache = PrefixCache(SIZE, num_blocks, num_slots)
+    blocks = list(range(min(num_blocks, 4)))
+    file(cache, chain(blocks))
+    cache.retain(blocks, 10.0)
+    assert len(cache.kept) == most
+
+
+def test_a_prompt_that_was_dropped_is_given_up_before_older_ones_and_a_reused_one_is_not() -> None:
+    for reused, order in ((False, [1, 0]), (True, [0, 1])):
+        cache = PrefixCache(SIZE, NUM_BLOCKS)
+        file(cache, chain([0], list(range(4))))
+        file(cache, chain([1], list(range(60, 64))))
+        if reused:
+            cache.reuse([1], 0)
+        cache.drop([1])
+        cache.rest([0, 1])
+        file(cache, chain([2], [7] * 4))
+        cache.rest([2])  # so that the other two have an age
+        assert [cache.evict(), cache.evict()] == order
+
+
+def test_a_block_that_was_kept_is_new_when_its_time_is_over() -> None:
+    cache = PrefixCache(SIZE, NUM_BLOCKS)
+    file(cache, chain([0], list(range(4))))
+    file(cache, chain([1], list(range(60, 64))))
+    cache.retain([0], 5.0)
+    cache.rest([0, 1])
+    cache.expire(4.0)
+    assert cache._resting.oldest(cache._now) == (0.0, SHORT), "block 1, and none that ages before it"
+    cache.expire(5.0)
+    assert cache._resting.oldest(cache._now) == (AGING[SHORT], SHORT), "one block has come to rest since block 1"
+    assert [cache.evict(), cache.evict()] == [1, 0]
+
+
 # --- the check of the books -------------------------------------------------------------------------------------------
 
 REFERENCES = [2, 1, 0, 0, 0]
@@ -246,7 +296,7 @@ REFERENCES = [2, 1, 0, 0, 0]
 
 def books() -> PrefixCache:
     """Blocks 0 and 1 are referenced, 2 rests below 0, and 4 rests below 3."""
-    cache = PrefixCache(SIZE, NUM_BLOCKS)
+    cache = PrefixCache(SIZE, NUM_BLOCKS, num_slots=1, num_copies=1)
     file(cache, chain([0, 1]))
     file(cache, chain([0, 2], [*range(4), *range(60, 64)]), 1)
     file(cache, chain([3, 4], list(range(80, 88))))
@@ -258,9 +308,41 @@ def test_sound_books_have_no_problem() -> None:
     assert books().check_integrity(REFERENCES) == []
 
 
+def unrest(cache: PrefixCache) -> None:
+    del cache._resting.by_kind[SHORT][4]
+    cache.num_resting -= 1
+
+
+def give_a_copy(cache: PrefixCache) -> None:
+    cache.copies.of[cache._sequence_hashes[4]] = cache.copies.free.pop()
+
+
+def copy_of_a_stranger(cache: PrefixCache) -> None:
+    cache.copies.of[77] = cache.copies.free.pop()
+
+
+def sink_parent(cache: PrefixCache) -> None:
+    """Block 3 goes to host memory, and its child stays."""
+    at = cache._resting.by_kind[SHORT].pop(3)
+    cache.num_resting -= 1
+    cache._move(3, slot := cache._free_slots.pop())
+    cache._lowered.add(SHORT, slot, at)
+
+
 def swap_times(cache: PrefixCache) -> None:
     resting = cache._resting.by_kind[SHORT]
     resting[3], resting[4] = resting[4], resting[3]
+
+
+def test_blocks_that_are_kept_do_not_age_so_a_parent_may_have_rested_before_its_child() -> None:
+    cache = books()
+    kept = cache._resting.by_kind[KEPT]
+    for block in (3, 4):
+        cache.kept.add(cache._sequence_hashes[block], SHORT, 9.0)
+        cache._kinds[block] = KEPT
+        kept[block] = cache._resting.by_kind[SHORT].pop(block)
+    kept[3], kept[4] = kept[4], kept[3]
+    assert cache.check_integrity(REFERENCES) == []
 
 
 def unfile_last(cache: PrefixCache) -> None:
@@ -295,6 +377,15 @@ def unfile_last(cache: PrefixCache) -> None:
         ),
         (swap_times, ["block 4 would be evicted after its parent 3"]),
         (lambda cache: cache._kinds.__setitem__(4, LONG), ["block 4 rests in the wrong place"]),
+        (unrest, ["cached block 4 has 0 references, resting False"]),
+        (lambda cache: cache.kept.add(9, SHORT, 1.0), ["other blocks are kept than are booked as kept"]),
+        (sink_parent, [f"parent {NUM_BLOCKS} of block 4 lies in a lower tier"]),
+        (give_a_copy, ["block 4 has a copy on the disk, and its parent 3 has none"]),
+        (copy_of_a_stranger, ["1 copies are of blocks that are not cached"]),
+        (
+            lambda cache: cache._free_slots.pop(),
+            ["the slots of host memory are not those that are free, hold a block or are being used"],
+        ),
     ],
 )
 def test_each_account_that_is_wrong_is_told(damage: Callable[[PrefixCache], object], problems: list[str]) -> None:
