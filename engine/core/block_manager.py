@@ -193,6 +193,7 @@ class BlockManager:
     def restores(self, sequence: Sequence) -> bool:
         """Whether a sequence without blocks had better wait, because its next blocks are read from the disk sooner than
         they are computed. Begins to read them."""
+        assert not sequence.block_table
         if self._disk is None:
             return False
         hits = self._hits(sequence)
