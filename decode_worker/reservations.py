@@ -18,8 +18,9 @@ MIN_TTL_S = 1.0  # of a grant to a request that is almost out of time; the reque
 class Reservations:
     """Serves higher priority first, then first come, first served, so that short prompts do not starve a long one.
 
-    A request whose prefix is being read from the disk is passed by others, and so is one whose prefix the same prefill
-    worker ships for an earlier request: it comes once. `granted(request)` is called when `request.grant` is set.
+    A request whose prefix is being read from the disk is passed by others. So is one whose blocks are still being
+    copied, and one whose prefix the same prefill worker ships for an earlier request: it comes once.
+    `granted(request)` is called when `request.grant` is set.
     Invariant: whatever frees blocks calls retry() afterwards, and so does whatever ends a request with a grant.
     """
 
@@ -69,6 +70,8 @@ class Reservations:
                 self._waiting.remove(request)
                 self._lease(request)
                 beside.append(request.sequence)
+            elif request.sequence.block_table:
+                continue  # they are being copied
             elif not self._engine.block_manager.restores(request.sequence) or (passed := passed + 1) == LOOK_AHEAD:
                 return
 

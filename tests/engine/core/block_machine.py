@@ -70,6 +70,10 @@ class Slots:
     def close(self) -> None:
         """Nothing to do."""
 
+    def is_late(self, slot: int) -> bool:
+        """Whether copies to or from it are still to be made."""
+        return False
+
     def __getitem__(self, slot: int) -> tuple[int, ...]:
         return self._slots[slot]
 
@@ -91,14 +95,29 @@ class LateSlots(Slots):
             self.enqueued = []
 
     def store(self, blocks: Run[int], slots: Run[int]) -> Move | None:
-        return self._later(super().store, blocks, slots)
+        return self._later(super().store, blocks, slots, slots)
 
     def load(self, slots: Run[int], blocks: Run[int]) -> Move | None:
-        return self._later(super().load, slots, blocks)
+        return self._later(super().load, slots, blocks, slots)
 
-    def _later(self, copy: Callable[..., object], sources: Run[int], targets: Run[int]) -> Move:
-        self.moves.append(LateMove(self, partial(copy, list(sources), list(targets))))
+    def _later(self, copy: Callable[..., object], sources: Run[int], targets: Run[int], slots: Run[int]) -> Move:
+        self.moves.append(LateMove(self, partial(copy, list(sources), list(targets)), frozenset(slots)))
         return self.moves[-1]
+
+    def is_late(self, slot: int) -> bool:
+        return any(slot in move.of for move in self.moves)
+
+    def __getitem__(self, slot: int) -> tuple[int, ...]:
+        self._await(slot)
+        return super().__getitem__(slot)
+
+    def __setitem__(self, slot: int, content: tuple[int, ...]) -> None:
+        self._await(slot)
+        super().__setitem__(slot, content)
+
+    def _await(self, slot: int) -> None:
+        while self.is_late(slot):
+            self.work()
 
     def enqueue(self) -> None:
         self.enqueued.append(self.moves[len(self.enqueued)])
@@ -114,8 +133,9 @@ class LateSlots(Slots):
 
 
 class LateMove:
-    def __init__(self, slots: LateSlots, copy: Callable[[], object]) -> None:
+    def __init__(self, slots: LateSlots, copy: Callable[[], object], of: frozenset[int]) -> None:
         self.copy = copy
+        self.of = of  # slots
         self._slots = slots
 
     def is_enqueued(self) -> bool:
@@ -138,7 +158,8 @@ class LateMove:
 
 class Disk:
     """Files of the oracle's dict, which are read and written when `work` is called, and come to nothing if it says so.
-    Invariant: nobody touches a host slot from the beginning of a read or write to its end."""
+    Invariant: nobody touches a host slot from the beginning of a read or write to its end. Copies of the slot that were
+    asked for before are waited for at the end."""
 
     def __init__(self, num_slots: int, slots: Slots) -> None:
         self.num_slots = num_slots
@@ -148,17 +169,18 @@ class Disk:
         self.late = False
         self.files: dict[int, tuple[DiskBlock, tuple[int, ...]]] = {}  # the last one is the youngest
         self._slots = slots
-        self._writes: list[tuple[int, int, DiskBlock, tuple[int, ...]]] = []
-        self._reads: list[tuple[int, int, DiskBlock]] = []
+        self._writes: list[tuple[int, int, DiskBlock, tuple[int, ...] | None]] = []
+        self._reads: list[tuple[int, int, DiskBlock, bool]] = []
         self._done: list[Done] = []
 
     def write(self, slot: int, copy: int, block: DiskBlock) -> None:
         assert 0 <= copy < self.num_slots
-        self._writes.append((slot, copy, block, self._slots[slot]))
+        self._writes.append((slot, copy, block, None if self._slots.is_late(slot) else self._slots[slot]))
 
     def read(self, copy: int, slot: int, block: DiskBlock) -> None:
-        self._slots[slot] = (-1,)
-        self._reads.append((copy, slot, block))
+        if is_marked := not self._slots.is_late(slot):
+            self._slots[slot] = (-1,)
+        self._reads.append((copy, slot, block, is_marked))
 
     def done(self) -> list[Done]:
         done, self._done = self._done, []
@@ -178,19 +200,19 @@ class Disk:
     def work(self, writes: bool, ok: bool) -> None:
         """Ends the oldest write or read."""
         if writes and self._writes:
-            slot, copy, block, content = self._writes.pop(0)
-            assert self._slots[slot] == content, "a host slot was used while it was being written"
+            slot, copy, block, before = self._writes.pop(0)
+            content = self._slots[slot]
+            assert before in (None, content), "a host slot was used while it was being written"
             self.files.pop(copy, None)
             if ok:
                 self.files[copy] = block, content
             self._done.append(Done(copy, True, ok))
         elif not writes and self._reads:
-            copy, slot, block = self._reads.pop(0)
-            assert self._slots[slot] == (-1,), "a host slot was used while it was being read into"
+            copy, slot, block, is_marked = self._reads.pop(0)
+            assert not is_marked or self._slots[slot] == (-1,), "a host slot was used while it was being read into"
             found, content = self.files.get(copy, (None, ()))
             assert found is None or found._replace(kind=0) == block._replace(kind=0)
-            if ok and found:
-                self._slots[slot] = content
+            self._slots[slot] = content if ok and found else (-1,)
             self._done.append(Done(copy, False, ok and found is not None))
 
     def finish(self) -> bool:
@@ -492,7 +514,6 @@ class DiskBlockMachine(HomesMachine):
         while self.manager.flush():
             self.disk_works_off_everything()
         cache = self.manager._cache
-        assert not cache._resting
         if not self.waiting:
             assert len(cache.copies.of) == min(len(cache), self.NUM_COPIES)
 
@@ -551,7 +572,7 @@ class DiskBlockMachine(HomesMachine):
         if works:
             self.files.finish()
         files = dict(self.files.files)
-        slots = Slots(self.NUM_SLOTS, self.content)
+        self.tier = slots = self.SLOTS(self.NUM_SLOTS, self.content)
         self.content.clear()
         self.disk = Disk(self.NUM_COPIES, slots)
         self.disk.files = files
@@ -570,3 +591,15 @@ class DiskBlockMachine(HomesMachine):
         self.files.finish()
         self.manager.land()
         super().teardown()
+
+
+class LateDiskBlockMachine(LateBlockMachine, DiskBlockMachine):
+    """Copies are made late above a disk whose reads and writes end late."""
+
+    NUM_SLOTS = 4
+
+    @precondition(lambda self: not self.sequences)
+    @rule(often=often)
+    def vacate(self, often: bool) -> None:  # type: ignore[override]
+        if not often:
+            super().vacate()

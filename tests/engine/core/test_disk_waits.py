@@ -1,5 +1,6 @@
 """Sequences whose prefix is read from the disk: others pass them, and they wait only where that is sooner."""
 
+from math import inf
 from types import SimpleNamespace
 from typing import cast
 
@@ -13,7 +14,7 @@ from engine.core.scheduler import Scheduler
 from engine.core.sequence import Sequence
 from engine.core.timed_steps import TimedSteps
 from kvtransfer.decode_side.receiver import Receiver
-from tests.engine.core.block_machine import Disk, Slots, compute
+from tests.engine.core.block_machine import Disk, LateSlots, Slots, compute
 from tests.engine.core.test_scheduler import names, step
 from tests.engine.kv_oracle import EOS, FakeRunner, make_sequence
 
@@ -49,6 +50,24 @@ class Waits:
 @pytest.fixture
 def waits() -> Waits:
     return Waits()
+
+
+def request(sequence: Sequence) -> Request:
+    submit = SimpleNamespace(priority=0, prefill=None)
+    facts = {"sequence": sequence, "submit": submit, "deadline_s": 9e9, "phase": Phase.RESERVING}
+    return cast(Request, SimpleNamespace(**facts, is_arriving=False))
+
+
+def reserving(manager: BlockManager) -> tuple[Engine, Reservations, list[str]]:
+    """The last one lists, in order, who has got a grant."""
+    engine = Engine(FakeRunner(4), manager, max_batch_tokens=64, max_running=8, eos_token_ids=EOS)
+    granted: list[str] = []
+    receiver = cast(Receiver, SimpleNamespace(reserve=lambda blocks, skipped, ttl_s: (len(blocks), skipped)))
+    return (
+        engine,
+        Reservations(engine, receiver, 4, 9.0, lambda one: granted.append(one.sequence.request_id)),
+        granted,
+    )
 
 
 def test_others_pass_a_sequence_that_waits_for_the_disk_until_it_was_read(waits: Waits) -> None:
@@ -91,16 +110,7 @@ def test_a_prefix_is_computed_where_the_disk_would_take_longer(waits: Waits) -> 
 
 
 def test_others_reserve_while_the_first_reservation_waits_for_the_disk(waits: Waits) -> None:
-    engine = Engine(FakeRunner(4), waits.manager, max_batch_tokens=64, max_running=8, eos_token_ids=EOS)
-    granted: list[str] = []
-    receiver = cast(Receiver, SimpleNamespace(reserve=lambda blocks, skipped, ttl_s: (len(blocks), skipped)))
-    reservations = Reservations(engine, receiver, 4, 9.0, lambda request: granted.append(request.sequence.request_id))
-
-    def request(sequence: Sequence) -> Request:
-        submit = SimpleNamespace(priority=0, prefill=None)
-        facts = {"sequence": sequence, "submit": submit, "deadline_s": 9e9, "phase": Phase.RESERVING}
-        return cast(Request, SimpleNamespace(**facts, is_arriving=False))
-
+    engine, reservations, granted = reserving(waits.manager)
     restored = request(make_sequence("restored", ON_DISK))
     reservations.add(restored)
     reservations.add(request(make_sequence("other", range(100, 104))))
@@ -116,6 +126,40 @@ def test_others_reserve_while_the_first_reservation_waits_for_the_disk(waits: Wa
     reservations.retry()
     assert granted == ["other", "behind", "restored"]
     assert restored.grant == (1, 12)
+
+
+@pytest.mark.parametrize("num_copies", [0, 40])
+def test_a_reservation_whose_blocks_are_being_copied_holds_up_nobody_and_waits_for_no_disk(num_copies: int) -> None:
+    """Its blocks are being emptied, and meanwhile what it would have read becomes worth reading."""
+    slots = LateSlots(4, dict.fromkeys(range(6), (0,)))
+    disk = Disk(num_copies, slots) if num_copies else None
+    manager = BlockManager(6, 4, slots, disk)
+    engine, reservations, granted = reserving(manager)
+    manager.compute_s = lambda num_tokens: 0.0
+
+    def finish() -> None:
+        while slots.moves or (disk is not None and disk.finish()) or manager.land():
+            for _ in range(len(slots.moves)):
+                slots.work()
+
+    for number, tokens in enumerate((ON_DISK, range(100, 116), range(200, 216), range(300, 316))):
+        sequence = make_sequence(str(number), tokens)
+        assert manager.allocate(sequence)
+        finish()
+        compute(manager, sequence)
+        manager.free(sequence)
+        finish()
+    moving = request(make_sequence("moving", [*ON_DISK, 1]))
+    reservations.add(moving)
+    assert manager.is_moving(moving.sequence)
+    manager.compute_s = lambda num_tokens: inf
+    reservations.add(request(make_sequence("behind", range(400, 404))))
+    assert granted == ["behind"]
+    assert engine.check_integrity() == []
+    assert not manager._cache.copies.reads, "nothing is read for who has blocks"
+    finish()
+    reservations.retry()
+    assert granted == ["behind", "moving"]
 
 
 def test_a_reservation_that_was_cancelled_waits_for_the_disk_no_more(waits: Waits) -> None:
