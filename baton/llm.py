@@ -10,13 +10,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
 
-from msgspec.structs import replace
-
 from baton.in_process.answers import CLOSED, Answers, Output
 from baton.in_process.progress_bar import progress_bar
 from baton.in_process.prompt_reader import Messages, Params, PromptReader, Prompts
 from baton.in_process.sampling_params import SamplingParams
-from baton.service.machine_defaults import suited
+from baton.service.machine_defaults import ALONE, suited_alone
 from engine.core.engine import Engine
 from engine.loading.model_memory import LEVELS, TAGS, Tensors
 from kvtransfer.slab.slab import Slab
@@ -42,15 +40,17 @@ class LLM:
     def __init__(self, model: str | Path, **settings: Any) -> None:
         """`model`: what `baton up --model` takes. `settings`: keys of serving.yaml's section `engine`, such as
         tensor_parallel=2 or kv_memory="8GiB". Raises ConfigError or ModelError."""
+        from engine.runners.auto import resolve_device  # late, because it imports torch
+
         quieten_logging()
-        one_worker = {"workers": {"prefill": 0, "decode": 1}}
         if settings.get("tensor_parallel", 1) != 1 and threading.current_thread() is not threading.main_thread():
             raise ConfigError(
                 "tensor_parallel", "its processes end with the thread that starts them: use the main thread"
             )
-        config = with_overrides(ServingConfig(), {"model": str(model), "engine": settings} | one_worker, "LLM")
+        config = with_overrides(ServingConfig(), {"model": str(model), "engine": settings} | ALONE, "LLM")
         files = served_model(config, progress=sys.stderr.isatty())
-        config = _suited(config, settings, files)
+        on_gpu = resolve_device(config.engine).type == "cuda"
+        config = suited_alone(config, {"engine": settings}, files, gpu=on_gpu)
         self._config = config.engine
         self.tokenizer = Tokenizer(files.folder, files.config.vocab_size)
         answers: Answers | None = None
@@ -171,16 +171,6 @@ class LLM:
         if self._open is None:
             raise UnavailableError(CLOSED)
         return self._open
-
-
-def _suited(config: ServingConfig, settings: Mapping[str, Any], files: ModelFiles) -> ServingConfig:
-    """As for a service, but for steps as long as a prefill worker's: nobody waits for the next token."""
-    from engine.runners.auto import resolve_device
-
-    config = suited(config, {"engine": settings}, files, gpu=resolve_device(config.engine).type == "cuda")
-    if "max_batch_tokens" in settings or config.engine.prefill_batch_tokens is None:
-        return config
-    return replace(config, engine=replace(config.engine, max_batch_tokens=config.engine.prefill_batch_tokens))
 
 
 def _use_device_of(slab: Slab) -> None:

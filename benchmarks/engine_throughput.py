@@ -3,8 +3,9 @@
     python benchmarks/engine_throughput.py --model 0.6b
     python benchmarks/engine_throughput.py --model 8b --section decode1,prefill --profile
 
-Sections: `bench` is nano-vllm's bench.py (its 256 requests, prompts and outputs of 100 to 1024 tokens); `decode256`,
-`decode1` and `decode1_32k` time decoding alone; `prefill` runs 128 prompts of 1024 tokens. Each is warmed up first.
+Sections: `bench` is nano-vllm's bench.py (its 256 requests, prompts and outputs of 100 to 1024 tokens), measured as
+`baton bench` measures it; `decode256`, `decode1` and `decode1_32k` time decoding alone; `prefill` runs 128 prompts of
+1024 tokens. Each is warmed up first.
 """
 
 import argparse
@@ -17,6 +18,8 @@ from typing import Any
 
 import torch
 
+from baton.bench.in_process import timed
+from baton.bench.measured import summed
 from baton.bench.workload import NANO_VLLM_BENCH, random_ids
 from baton_proto.sampling import SamplingParams
 from benchmarks.kernel_profile import profile_steps
@@ -92,9 +95,7 @@ class Bench:
         self.arguments = arguments
 
     def add(self, prompt_tokens: int, max_tokens: int, index: int) -> None:
-        self._add([self.random.randrange(10000) for _ in range(prompt_tokens)], max_tokens, index)
-
-    def _add(self, prompt: list[int], max_tokens: int, index: int) -> None:
+        prompt = [self.random.randrange(10000) for _ in range(prompt_tokens)]
         sampling = SamplingParams(max_tokens=max_tokens, seed=index, temperature=0.6, ignore_eos=True)
         self.engine.add(Sequence(f"r{index}", prompt, len(prompt), sampling))
 
@@ -113,11 +114,10 @@ class Bench:
 
     def bench(self) -> dict[str, float]:
         asks = random_ids(NANO_VLLM_BENCH, self.vocab_size)
-        for index, (prompt, max_tokens) in enumerate(asks):
-            self._add(prompt, max_tokens, index)
-        num_tokens, seconds = self.finish()
-        assert num_tokens == sum(max_tokens for _, max_tokens in asks)
-        return {"tokens_per_s": num_tokens / seconds, "seconds": seconds}
+        point = summed("bench", timed(self.engine, asks, temperature=0.6))
+        assert point.output_tokens == sum(max_tokens for _, max_tokens in asks)
+        assert self.engine.check_integrity() == []
+        return {"tokens_per_s": point.output_tokens_per_s, "seconds": point.seconds}
 
     def prefill(self) -> dict[str, float]:
         for index in range(128):
@@ -157,7 +157,7 @@ class Bench:
             "decode1": lambda: self.decode(1, 1024, 200),
             "decode1_32k": lambda: self.decode(1, 32768, 150),
         }
-        if name in ("bench", "prefill"):  # the first run compiles kernels and chooses matrix products
+        if name == "prefill":  # the first run compiles kernels and chooses matrix products
             self.prefill()
         if name == "prefill" and self.arguments.profile:
             for index in range(32):

@@ -6,6 +6,7 @@ import math
 import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 from starlette.routing import Route
@@ -109,6 +110,9 @@ async def run_router(config: ServingConfig, router_id: str) -> None:
         routes = [*SleepEndpoints(questions.sleep, guard).routes(), weights_route(questions.weights, guard)]
         routes += [] if page is None else UiEndpoints(*page, guard).routes()
         dialects, dialect_routes = _dialects(config, frontend)
+        traces = _traces(config, router_id, frontend.model, parts.metrics)
+        if traces is not None:
+            closing.push_async_callback(traces.close)
         app = create_app(
             frontend,
             parts.metrics.exposition,
@@ -118,11 +122,8 @@ async def run_router(config: ServingConfig, router_id: str) -> None:
             [*TokenizationEndpoints(frontend).routes(), *openapi.ROUTES, *dialect_routes],
             config.router.cors_origins,
             dialects,
+            None if traces is None else partial(over_http, traces),
         )
-        traces = _traces(config, router_id, frontend.model, parts.metrics)
-        if traces is not None:
-            closing.push_async_callback(traces.close)
-            app = over_http(app, traces)
         addresses = await _open_apis(config, keys, tls, frontend, questions, app, traces, closing)
         if page is not None:
             await page[0].start()

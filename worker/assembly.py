@@ -36,6 +36,7 @@ from runtime.checkpoint.mock_model import answer_vocabulary
 from runtime.checkpoint.model_files import ModelFiles
 from runtime.checkpoint.served_model import is_mock, served_model
 from runtime.config.serving import ServingConfig, TransferConfig
+from runtime.device.kernel_cache import keep_kernels
 from runtime.errors import ConfigError, RankLostError
 from runtime.grammar.compiler import GrammarCompiler
 from runtime.security.cluster_key import ClusterKey
@@ -139,6 +140,7 @@ def build_engine(config: ServingConfig, on_rank_lost: Callable[[RankLostError], 
 def _model_engine(
     files: ModelFiles, config: ServingConfig, on_rank_lost: Callable[[RankLostError], None] | None
 ) -> EngineAssembly:
+    keep_kernels()
     # Imported late, because torch takes seconds and the mock engine needs none of it.
     from engine.loading.loaded_model import LoadedModel, load_model
     from engine.ranks.ranks import end_process

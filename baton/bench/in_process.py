@@ -1,4 +1,4 @@
-"""A model's engine in this process, as a worker has it: all requests at once."""
+"""A model's engine in this process, as Python's LLM has it: all requests at once."""
 
 from collections.abc import Callable, Sequence as Listed
 from itertools import accumulate
@@ -13,7 +13,11 @@ from runtime.config.serving import ServingConfig
 from runtime.errors import ConfigError, ModelError
 from worker.assembly import build_engine
 
-WARM_TOKENS = 8
+Asks = Listed[tuple[list[int], int]]
+"""Prompts, each with the number of tokens to answer."""
+
+WARM_STEPS = 8  # full of prompts
+WARM_TOKENS = 8  # of an answer
 
 
 def bench_model(config: ServingConfig, amount: Amount, temperature: float, done: Callable[[], None]) -> Point:
@@ -25,41 +29,54 @@ def bench_model(config: ServingConfig, amount: Amount, temperature: float, done:
         if longest > assembly.max_model_len:
             problem = f"a request has {longest} tokens, and the engine takes {assembly.max_model_len}"
             raise ConfigError("engine.max_model_len", f"{problem}; or give --prompt-tokens and --output-tokens")
-        engine = assembly.engine
-        run_engine(engine, _warm_up(asks, engine.scheduler.max_batch_tokens), temperature, lambda: None)
-        return summed("at once", run_engine(engine, asks, temperature, done))
+        return summed("at once", timed(assembly.engine, asks, temperature, done))
     finally:
         assembly.close()
 
 
-def _warm_up(asks: Listed[tuple[list[int], int]], max_tokens: int) -> list[tuple[list[int], int]]:
-    """A step full of prompts and some decodes, which compile kernels and choose matrix products."""
+def timed(engine: Engine, asks: Asks, temperature: float, done: Callable[[], None] = lambda: None) -> list[Timing]:
+    """Warms the engine up, and measures. Raises ModelError when a step fails."""
+    run_engine(engine, _warm_up(asks, engine.scheduler.max_batch_tokens), temperature)
+    return run_engine(engine, asks, temperature, done)
+
+
+def _warm_up(asks: Asks, max_tokens: int) -> Asks:
+    """Some full steps of prompts and some of decodes, which compile kernels and choose matrix products."""
     totals = accumulate(len(prompt) for prompt, _ in asks)
-    fitting = [prompt for (prompt, _), total in zip(asks, totals, strict=True) if total <= max_tokens]
+    fitting = [prompt for (prompt, _), total in zip(asks, totals, strict=True) if total <= WARM_STEPS * max_tokens]
     return [(prompt, WARM_TOKENS) for prompt in fitting or [asks[0][0]]]
 
 
-def run_engine(
-    engine: Engine, asks: Listed[tuple[list[int], int]], temperature: float, done: Callable[[], None]
-) -> list[Timing]:
-    """`asks`: (prompt, output tokens) each. Raises ModelError when a step fails."""
-    timings: dict[str, Timing] = {}
-    for number, (prompt, output_tokens) in enumerate(asks):
-        sampling = SamplingParams(output_tokens, number, temperature, ignore_eos=True)
-        timings[str(number)] = Timing(engine.clock(), prompt_tokens=len(prompt))
-        engine.add(Sequence(str(number), list(prompt), len(prompt), sampling))
+def run_engine(engine: Engine, asks: Asks, temperature: float, done: Callable[[], None] = lambda: None) -> list[Timing]:
+    """The time of all requests begins before the first one is given to the engine. Raises ModelError when a step
+    fails."""
+    sequences = [
+        Sequence(str(number), list(prompt), len(prompt), SamplingParams(tokens, number, temperature, ignore_eos=True))
+        for number, (prompt, tokens) in enumerate(asks)
+    ]
+    steps: list[tuple[float, list[str], list[int]]] = []  # its end, whose tokens, how many: read after the last step
+    began_s = engine.clock()
+    for sequence in sequences:
+        engine.add(sequence)
     while engine.has_work:
         outputs = engine.step().outputs
-        now_s = engine.clock()
+        names, counts = (
+            [output.sequence.request_id for output in outputs],
+            [len(output.token_ids) for output in outputs],
+        )
+        steps.append((engine.clock(), names, counts))
         for output in outputs:
             if output.finish == "error":
                 raise ModelError("bench", output.error or "an engine step failed")
-            timing = timings[output.sequence.request_id]
-            timing.tokens_s += [now_s] * len(output.token_ids)
-            timing.output_tokens += len(output.token_ids)
             if output.finish is not None:
-                timing.ended_s = now_s
                 done()
     engine.clear_cache()
     engine.block_manager.take_events()
+    timings = {sequence.request_id: Timing(began_s, prompt_tokens=sequence.num_prompt_tokens) for sequence in sequences}
+    for now_s, names, counts in steps:
+        for name, count in zip(names, counts, strict=True):
+            timing = timings[name]
+            timing.tokens_s += [now_s] * count
+            timing.output_tokens += count
+            timing.ended_s = now_s
     return list(timings.values())

@@ -76,7 +76,7 @@ def bench(
 ) -> None:
     """Measure throughput, time to first token (TTFT) and inter-token latency (ITL).
 
-    In process: the requests of nano-vllm's benchmark, all at once, on an engine as a worker has it. With --address:
+    In process: the requests of nano-vllm's benchmark, all at once, on an engine as Python's LLM has it. With --address:
     English prompts, one load for each number of --concurrency or --rate; `events/token` below 1 says that tokens came
     together.
     """
@@ -96,13 +96,14 @@ def bench(
             from baton.bench.in_process import bench_model
             from baton.service.launcher import uses_gpus
             from baton.service.local_launcher import this_machine
-            from baton.service.machine_defaults import suited
+            from baton.service.machine_defaults import ALONE, suited_alone
             from runtime.checkpoint.served_model import served_model
 
-            serving = with_overrides(load_config(config), {"model": model} if model else {}, "flags")
+            flags = ALONE | ({"model": model} if model else {})
+            serving = with_overrides(load_config(config), flags, "flags")
             configure_logging(serving.logging, "bench")
             given, gpu = {} if config is None else read_yaml(config), uses_gpus(serving, this_machine())
-            serving = suited(serving, given, served_model(serving, progress=True), gpu=gpu)
+            serving = suited_alone(serving, given, served_model(serving, progress=True), gpu=gpu)
             name = serving.model
             points = [bench_model(serving, amount, temperature, begin("at once", amount.requests))]
         else:
@@ -131,7 +132,8 @@ def _progress() -> Iterator[Begin]:
     """What gets a load's name and number of requests, and returns what is called for each that has ended."""
     terminal = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal) as progress:
+    quiet, calm = not terminal.is_terminal, 2  # drawing takes time from the engine's steps
+    with Progress(*columns, console=terminal, transient=True, disable=quiet, refresh_per_second=calm) as progress:
 
         def begin(name: str, num_requests: int) -> Callable[[], None]:
             task = progress.add_task(name, total=num_requests)

@@ -5,7 +5,7 @@ step that keep the inter-token latency below three times that of a quiet worker.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -15,6 +15,8 @@ from runtime.config.serving import AUTO_KEYS, ServingConfig, for_prefill_worker
 
 SMALL_HIDDEN_SIZE = 2048  # up to about 2B parameters
 PREFILL_TOKENS = 8192  # of one step, as vLLM takes on large GPUs
+ALONE: Final = {"workers": {"prefill": 0, "decode": 1}}
+"""What serving.yaml says of an engine in a program, which shares the machine's cores and memory with no worker."""
 
 
 def suited(config: ServingConfig, given: Mapping[str, Any], files: ModelFiles, *, gpu: bool) -> ServingConfig:
@@ -35,6 +37,16 @@ def suited(config: ServingConfig, given: Mapping[str, Any], files: ModelFiles, *
         chosen |= {"max_batch_tokens": PREFILL_TOKENS, "prefill_batch_tokens": None}  # its decodes wait for no prompt
     open_keys = {key: value for key, value in chosen.items() if key not in wrote}
     return msgspec.structs.replace(config, engine=msgspec.structs.replace(config.engine, **open_keys))
+
+
+def suited_alone(config: ServingConfig, given: Mapping[str, Any], files: ModelFiles, *, gpu: bool) -> ServingConfig:
+    """As `suited`, for an engine in a program: its steps are as long as a prefill worker's, unless the user wrote how
+    long, because nobody waits for the next token."""
+    config = suited(config, given, files, gpu=gpu)
+    if given.get("engine", {}).get("max_batch_tokens", "auto") != "auto":
+        return config
+    tokens = config.engine.prefill_batch_tokens or config.engine.max_batch_tokens
+    return msgspec.structs.replace(config, engine=msgspec.structs.replace(config.engine, max_batch_tokens=tokens))
 
 
 def described(config: ServingConfig, files: ModelFiles, *, gpu: bool) -> dict[str, Any]:

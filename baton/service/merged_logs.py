@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from datetime import datetime, timedelta
+from datetime import datetime, time, timedelta
 from pathlib import Path
 
 from baton.service.log_file import PIECE_BYTES, log_tail
@@ -48,24 +48,35 @@ class MergedLogs:
 
 def _entries(text: str, written: datetime) -> list[tuple[datetime, str]]:
     """(time, lines) in the order of `text`, whose last line was written at `written`: most lines tell no date."""
-    entries: list[tuple[str | None, str]] = []
+    entries: list[tuple[datetime | time | None, str]] = []
     for line in text.splitlines(keepends=True):
-        found = _TIME.search(line)
-        if found is None and entries:
-            time, before = entries[-1]
-            entries[-1] = time, before + line
-        else:
-            entries.append((found and (found[1] or found[2]), line))
+        shown = _shown_time(line)
+        if shown is None and entries:
+            shown, before = entries.pop()
+            line = before + line
+        entries.append((shown, line))
     dated, now = [], written
-    for time, lines in reversed(entries):
-        now = now if time is None else _dated(time, now)
+    for shown, lines in reversed(entries):
+        now = now if shown is None else _dated(shown, now)
         dated.append((now, lines))
     return dated[::-1]
 
 
-def _dated(time: str, before: datetime) -> datetime:
-    """The last moment until `before` at which a clock here showed `time`, which may have a date of its own."""
-    if len(time) > len("00:00:00.000000"):
-        return datetime.fromisoformat(time).astimezone().replace(tzinfo=None)
-    moment = datetime.combine(before.date(), datetime.strptime(time, "%H:%M:%S.%f").time())
+def _shown_time(line: str) -> datetime | time | None:
+    """What a clock here showed at the line; None also where the line only resembles one of ours."""
+    if (found := _TIME.search(line)) is None:
+        return None
+    try:
+        if found[1]:
+            return datetime.strptime(found[1], "%H:%M:%S.%f").time()
+        return datetime.fromisoformat(found[2]).astimezone().replace(tzinfo=None)
+    except (ValueError, OverflowError):
+        return None
+
+
+def _dated(shown: datetime | time, before: datetime) -> datetime:
+    """The last moment until `before` at which a clock here showed `shown`, unless it has a date of its own."""
+    if isinstance(shown, datetime):
+        return shown
+    moment = datetime.combine(before.date(), shown)
     return moment if moment <= before + SLACK else moment - timedelta(days=1)

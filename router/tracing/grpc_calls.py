@@ -29,7 +29,8 @@ class TraceCalls(grpc.aio.ServerInterceptor):
         async def serve(request: Any, context: Any) -> None:
             wanted = ("traceparent", "tracestate")
             carrier = {key: value for key, value in context.invocation_metadata() or () if key in wanted}
-            async with self._traces.call(GENERATE[1:], carrier, ATTRIBUTES) as trace:
+            operation = "chat" if request.HasField("chat") else "text_completion"
+            async with self._traces.call(GENERATE[1:], operation, carrier, ATTRIBUTES) as trace:
                 try:
                     await behaviour(request, context)
                 finally:

@@ -59,15 +59,16 @@ class Traces:
 
     @asynccontextmanager
     async def call(
-        self, name: str, carrier: Mapping[str, str], attributes: dict[str, Any]
+        self, name: str, operation: str, carrier: Mapping[str, str], attributes: dict[str, Any]
     ) -> AsyncIterator[Trace | None]:
-        """Around a call; None: it is not sampled. `carrier`: its headers, where `traceparent` may be."""
+        """Around a call; None: it is not sampled. `carrier`: its headers, where `traceparent` may be. The caller must
+        have shown its key: a caller with a `traceparent` decides by itself that it is sampled."""
         began_ns, began_s = time.time_ns(), time.monotonic()
         span = self._sdk.start(name, carrier, attributes, began_ns)
         if span is None:
             yield None
             return
-        trace = Trace(span, "chat" if "/chat/" in name else "text_completion", began_s, began_ns)
+        trace = Trace(span, operation, began_s, began_ns)
         token = self._current.set(trace)
         try:
             yield trace
@@ -120,19 +121,16 @@ class Traces:
 Application = Callable[[Any, Any, Any], Awaitable[None]]
 
 
-def over_http(app: Application, traces: Traces) -> Application:
-    """`app` with a trace around each request for text."""
+def over_http(traces: Traces, path: str, endpoint: Application) -> Application:
+    """The endpoint of POST requests for text at `path`, with a trace around each of its calls."""
+    name, operation = f"POST {path}", "text_completion" if path == "/v1/completions" else "chat"
+    attributes = {"http.request.method": "POST", "http.route": path, "url.path": path}
+    wanted = {b"traceparent", b"tracestate"}
 
     async def traced(scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST" or not scope["path"].startswith("/v1/"):
-            await app(scope, receive, send)
-            return
-        path = scope["path"]
-        wanted = {b"traceparent", b"tracestate"}
         carrier = {name.decode(): value.decode("latin-1") for name, value in scope["headers"] if name in wanted}
-        attributes = {"http.request.method": "POST", "http.route": path, "url.path": path}
-        async with traces.call(f"POST {path}", carrier, attributes) as trace:
-            await app(scope, receive, send if trace is None else _noting_status(send, trace))
+        async with traces.call(name, operation, carrier, attributes) as trace:
+            await endpoint(scope, receive, send if trace is None else _noting_status(send, trace))
 
     return traced
 

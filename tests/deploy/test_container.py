@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from runtime.checkpoint.model_cache import cache_folder
 from runtime.config.serving import ServingConfig
 from tests.deploy.folder import DEPLOY, ROOT
 
 DOCKERFILE = (DEPLOY / "Dockerfile").read_text()
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+COMPOSE_CUDA = yaml.safe_load((DEPLOY / "compose.cuda.yaml").read_text())
 HADOLINT = shutil.which("hadolint") or str(Path(sys.executable).parent / "hadolint")
 
 
@@ -56,3 +58,25 @@ def test_what_compose_mounts_exists_and_its_ports_are_those_that_are_served() ->
     assert all(port.startswith("127.0.0.1:") for port in services["baton"]["ports"])
     patience_s = ServingConfig().workers.drain_timeout_s
     assert float(services["baton"]["stop_grace_period"].removesuffix("s")) > patience_s + 10
+
+
+def test_what_a_start_leaves_for_the_next_one_lies_in_volumes(monkeypatch: pytest.MonkeyPatch) -> None:
+    last = DOCKERFILE.split("\nFROM ")[-1]
+    variables = dict(re.findall(r"(\w+)=(\S+)", re.search(r"^ENV (.*)", last, re.MULTILINE)[1]))  # type: ignore[index]
+    for name in ("BATON_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", variables["XDG_CACHE_HOME"])
+    folders = {variables["HF_HOME"], str(cache_folder().parent)}
+    assert set(re.search(r"^VOLUME (.*)", last, re.MULTILINE)[1].split()) == folders  # type: ignore[index]
+    assert {volume.split(":")[1] for volume in COMPOSE["services"]["baton"]["volumes"]} == folders
+    assert f"install -d -o baton {' '.join(sorted(folders, reverse=True))}" in last, "the user may write there"
+
+
+def test_with_gpus_the_service_reserves_them_and_is_built_for_them() -> None:
+    (service,) = COMPOSE_CUDA["services"].items()
+    assert service[0] in COMPOSE["services"]
+    assert service[1]["build"]["args"].keys() <= COMPOSE["services"]["baton"]["build"]["args"].keys()
+    device = service[1]["build"]["args"]["DEVICE"]
+    assert f"AS torch-{device}\n" in DOCKERFILE
+    (reserved,) = service[1]["deploy"]["resources"]["reservations"]["devices"]
+    assert (reserved["driver"], reserved["count"], reserved["capabilities"]) == ("nvidia", "${GPUS:-all}", ["gpu"])

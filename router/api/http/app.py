@@ -31,6 +31,7 @@ from runtime.security.callers import ANYONE
 OPEN_PATHS = ("/health", "/ready", "/ping")  # for whoever checks that the router lives, without a key
 
 Targets = Callable[[], Awaitable[object]]
+Around = Callable[[str, ASGIApp], ASGIApp]
 NO_DIALECTS: Mapping[str, Dialect] = MappingProxyType({})
 
 
@@ -47,11 +48,12 @@ def create_app(
     more_routes: Sequence[Route] = (),
     cors_origins: Sequence[str] = (),
     dialects: Mapping[str, Dialect] = NO_DIALECTS,
+    around: Around | None = None,
 ) -> ASGIApp:
     """`metrics` returns the Prometheus text of this process, `targets` the addresses of every process's. With `keys`,
     every path but OPEN_PATHS and those of `operators_routes`, which ask for another one by themselves, asks for one of
     them. `cors_origins`: of web pages that browsers let call this API. `dialects`: path -> what is said there, besides
-    OpenAI's chats and completions.
+    OpenAI's chats and completions. `around` is put around the endpoint of each path where text is asked for.
 
     Requests for text go straight to their endpoints, which answer their own errors, because each layer between would
     cost time for every event.
@@ -64,10 +66,13 @@ def create_app(
         "/v1/completions": OpenAIDialect(frontend, completion, CompletionAnswer, "cmpl"),
         **dialects,
     }
-    direct = {path: GenerationEndpoint(frontend, bodies, dialect) for path, dialect in spoken.items()}
+    endpoints: dict[str, ASGIApp] = {
+        path: GenerationEndpoint(frontend, bodies, dialect) for path, dialect in spoken.items()
+    }
+    direct = endpoints if around is None else {path: around(path, endpoint) for path, endpoint in endpoints.items()}
     pages = _Pages(frontend, metrics, targets)
     routes = [
-        *(Route(path, endpoint, methods=["POST"]) for path, endpoint in direct.items()),
+        *(Route(path, endpoint, methods=["POST"]) for path, endpoint in endpoints.items()),
         Route("/v1/models", pages.list_models),
         Route("/v1/models/{model:path}", pages.retrieve_model),
         Route("/health", pages.health),

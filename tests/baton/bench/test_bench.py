@@ -9,14 +9,20 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+import torch
 from typer.testing import CliRunner, Result
 
+from baton import LLM
+from baton.bench.in_process import run_engine
 from baton.bench.measured import Timing, summed
 from baton.bench.workload import NANO_VLLM_BENCH, Amount, at_random, random_ids, texts, traced
 from baton.cli.app import app
 from baton.cli.terminal.exit_codes import ExitCode
+from runtime.config.serving import ServingConfig
 from runtime.errors import ConfigError
 from tests.service import Service, running_service
+from tests.tiny_model import VOCAB_SIZE
+from worker.assembly import build_engine
 
 SHORT = ("--prompt-tokens", "20-40", "--output-tokens", "8", "--json")
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -30,6 +36,12 @@ def run(*arguments: str) -> Result:
 async def service(tiny_model: Path) -> AsyncIterator[Service]:
     async with running_service(tiny_model, 0, 1) as service:
         yield service
+
+
+def _on_cpu(folder: Path) -> Path:
+    file = folder.parent / "bench.yaml"
+    file.write_text(json.dumps({"engine": {"device": "cpu", "kv_memory": "16MiB"}}))
+    return file
 
 
 async def measured(service: Service, *arguments: str) -> list[dict[str, Any]]:
@@ -101,6 +113,61 @@ async def test_an_engine_in_process_answers_every_request(tmp_path: Path) -> Non
     too_long = await asyncio.to_thread(run, "--model", "mock", "-n", "1", "--prompt-tokens", "10000000")
     assert too_long.exit_code == ExitCode.USAGE
     assert "engine.max_model_len: a request has 10000" in too_long.stderr
+
+
+@pytest.mark.timeout(300)
+async def test_a_real_model_on_a_cpu_answers_every_request(tiny_model: Path) -> None:
+    arguments = ("-n", "6", "--prompt-tokens", "20-60", "--output-tokens", "3-9", "--json")
+    done = await asyncio.to_thread(run, "--model", str(tiny_model), "--config", str(_on_cpu(tiny_model)), *arguments)
+    assert done.exit_code == 0, done.output
+    (point,) = json.loads(done.stdout.splitlines()[-1])["points"]
+    asks = random_ids(Amount(6, (20, 60), (3, 9)), VOCAB_SIZE)
+    assert (point["requests"], point["output_tokens"]) == (6, sum(tokens for _, tokens in asks))
+    assert point["prompt_tokens"] == sum(len(prompt) for prompt, _ in asks)
+    assert 0 < point["ttft_ms"]["p50"] < point["request_ms"]["p50"] <= point["seconds"] * 1e3
+
+
+async def test_an_engine_in_process_has_the_whole_machine_and_the_steps_of_llm(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[ServingConfig] = []
+
+    def noted(config: ServingConfig, *_: Any) -> Any:
+        built.append(config)
+        raise ConfigError("engine", "is not wanted here")
+
+    monkeypatch.setattr("baton.bench.in_process.build_engine", noted)
+    monkeypatch.setattr("baton.service.launcher.uses_gpus", lambda *_: True)
+    await asyncio.to_thread(run, "--model", str(tiny_model))
+    monkeypatch.setattr("baton.llm.build_engine", noted)
+    monkeypatch.setattr("engine.runners.auto.resolve_device", lambda _: torch.device("cuda"))
+    for settings in ({}, {"max_batch_tokens": "auto"}):
+        with pytest.raises(ConfigError, match="is not wanted here"):
+            LLM(tiny_model, **settings)
+    assert [(config.engine, config.workers) for config in built[1:]] == [(built[0].engine, built[0].workers)] * 2
+    assert (built[0].workers.prefill, built[0].workers.decode) == (0, 1), "it shares cores and memory with no worker"
+    assert built[0].engine.max_batch_tokens == built[0].engine.prefill_batch_tokens
+
+
+async def test_all_requests_are_measured_from_before_the_first_one_is_added_and_a_step_has_one_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assembly = build_engine(ServingConfig(model="mock"))
+    engine, steps = assembly.engine, []
+    step, add = engine.step, engine.add
+    begun_s: list[float] = []
+    monkeypatch.setattr(engine, "add", lambda sequence: (begun_s.append(engine.clock()), add(sequence)))
+    monkeypatch.setattr(engine, "step", lambda: steps.append(step()) or steps[-1])
+    timings = run_engine(engine, [([1] * 30, 4), ([2] * 900, 7)], temperature=0.6)
+    assembly.close()
+    assert len({timing.sent_s for timing in timings}) == 1
+    assert timings[0].sent_s <= begun_s[0]
+    assert [(timing.prompt_tokens, timing.output_tokens, len(timing.tokens_s)) for timing in timings] == [
+        (30, 4, 4),
+        (900, 7, 7),
+    ]
+    assert timings[0].tokens_s[-1] == timings[0].ended_s < timings[1].ended_s
+    assert len({at_s for timing in timings for at_s in timing.tokens_s}) <= len(steps)
 
 
 async def test_a_sweep_measures_each_load_of_a_service(service: Service, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from baton.service.machine_defaults import described, suited
+from baton.service.machine_defaults import described, suited, suited_alone
 from runtime.checkpoint.model_files import ModelFiles, resolve_model
 from runtime.config.serving import EngineConfig, ServingConfig, for_prefill_worker, parse_config
 
@@ -61,6 +61,23 @@ def test_what_the_user_wrote_stays_also_when_it_is_the_default(large: ModelFiles
     assert (chosen.block_size, chosen.max_batch_tokens, chosen.max_running) == (16, 16384, 64)
     assert chosen.prefill_batch_tokens == 16384  # not fewer than where answers wait
     assert engine(large, {"engine": {"prefill_batch_tokens": None}}).prefill_batch_tokens is None
+
+
+@pytest.mark.parametrize(
+    ("wrote", "tokens"),
+    [
+        ({}, 8192),
+        ({"max_batch_tokens": "auto"}, 8192),
+        ({"max_batch_tokens": 256}, 256),
+        ({"prefill_batch_tokens": 2048}, 2048),
+        ({"prefill_batch_tokens": None}, 512),
+    ],
+)
+def test_an_engine_in_a_program_takes_the_steps_of_a_prefill_worker(
+    large: ModelFiles, wrote: dict[str, Any], tokens: int
+) -> None:
+    given = {"engine": wrote}
+    assert suited_alone(parse_config(given), given, large, gpu=True).engine.max_batch_tokens == tokens
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ import os
 from datetime import datetime, timedelta
 from pathlib import Path
 
+import pytest
+
 from baton.service.merged_logs import MergedLogs
 
 NOW = datetime.now().replace(microsecond=0)
@@ -39,6 +41,25 @@ def test_lines_of_all_files_come_in_the_order_of_time_and_tracebacks_stay_whole(
     assert [word in line for word, line in zip(words, lines, strict=True)] == [True] * 8
     assert MergedLogs(tmp_path).tail(2) == lines[-2:]
     assert MergedLogs(tmp_path).tail(0) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '  body = {"timestamp": "soon"}',
+        '{"timestamp": "0001-01-01T00:00:00"}',
+        "25:61:00.1 hi",
+        "12:00:00.1234567 hi",
+        "[7] 2026/01/01 99:00:00.1 hi",
+    ],
+)
+def test_a_line_that_only_resembles_a_time_stays_behind_the_one_before(tmp_path: Path, line: str) -> None:
+    written(tmp_path / "a.log", plain(1, "one") + line + "\n" + plain(3, "three"), 3)
+    written(tmp_path / "b.log", plain(2, "two"), 2)
+    logs = MergedLogs(tmp_path)
+    assert [shown.split()[-1] for shown in logs.tail(9)] == ["one", line.split()[-1], "two", "three"]
+    (tmp_path / "c.log").write_text(line + "\n")
+    assert list(logs.news()) == [line + "\n"]
 
 
 def test_a_line_before_midnight_comes_before_one_after_it(tmp_path: Path) -> None:

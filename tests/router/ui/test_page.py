@@ -80,6 +80,7 @@ async def test_it_shows_the_workers_of_a_service_and_follows_a_request(tmp_path:
         passed += ("first step", "decode")
         assert [name for name in passed if any(row.strip().startswith(name) for row in rows)] == list(passed)
         assert any("GB/s by shm" in row for row in rows)
+        assert "candidates, costs in ms" in story
         assert "completed after" in story
         await tab.value("document.querySelector('#tree-section').scrollIntoView()")  # else it is not asked for
         await tab.until("document.querySelectorAll('#tree .row').length > 0")
