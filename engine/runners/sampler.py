@@ -80,7 +80,7 @@ def fill_rows(sequences: Iterable[Sequence], words: Words) -> None:
     asked = []
     for sequence in sequences:
         assert sequence.matcher is not None
-        ends = not (is_short(sequence) or sequence.sampling.ignore_eos)
+        ends = not (sequence.sampling.ignore_eos or is_short(sequence))
         asked.append(Asked(sequence.matcher, sequence.output_from(sequence.matcher.num_read), ends))
     fill_masks(asked, words)
 

@@ -18,7 +18,7 @@ import tokenizers
 
 from baton_proto.grammar import MAX_GRAMMAR_CHARS, Grammar
 from runtime.errors import DeadlineError, InvalidRequestError, ModelError
-from runtime.grammar.matcher import Matcher
+from runtime.grammar.matcher import EndTokens, Matcher
 from runtime.grammar.repeats import MAX_WRITTEN_OUT, written_out
 from runtime.grammar.source import llguidance_source, longest_text, parsed, path_of
 from runtime.side_lane import SideLane
@@ -51,6 +51,7 @@ class GrammarCompiler:
         self._folder = folder
         self._vocab_size = vocab_size
         self._eos_token_ids = sorted(eos_token_ids)
+        self._ends = EndTokens(eos_token_ids, -(-vocab_size // 32))
         self._kept: OrderedDict[Grammar, llguidance.LLMatcher] = OrderedDict()
         self._lane = SideLane(THREADS, MAX_WAITING, "grammars")
         self._lock = threading.Lock()
@@ -91,7 +92,7 @@ class GrammarCompiler:
             return self._kept.get(grammar)
 
     def _fresh(self, compiled: llguidance.LLMatcher) -> Matcher:
-        return Matcher(compiled.deep_copy(), -(-self._vocab_size // 32), self._eos_token_ids)
+        return Matcher(compiled.deep_copy(), self._ends)
 
     def _compile(self, grammar: Grammar, field: str) -> llguidance.LLMatcher:
         if grammar.num_chars > MAX_GRAMMAR_CHARS:

@@ -10,49 +10,46 @@ import numpy as np
 from numpy.typing import NDArray
 
 Words = NDArray[np.int32]  # a bit per token, the lowest first
-MAX_THREADS: Final = 8
+MAX_THREADS: Final = 16
+
+
+class EndTokens:
+    """The tokens that end answers, as bits of a mask's words. All matchers of one vocabulary share them."""
+
+    def __init__(self, token_ids: Collection[int], num_words: int) -> None:
+        whole = np.zeros(num_words, dtype=np.uint32)
+        for token_id in token_ids:
+            whole[token_id // 32] |= np.uint32(1 << token_id % 32)
+        self.num_words = num_words
+        self.at = np.flatnonzero(whole)  # the words that have such a bit: few
+        self.bits: Words = whole.view(np.int32)[self.at]
 
 
 class Matcher:
     """Follows one answer. Invariant: its state depends on grammar and output alone, so a fresh matcher that reads the
     output so far is as good as one that was there from the start: replay, preemption and hand-over are one path."""
 
-    def __init__(self, inner: llguidance.LLMatcher, num_words: int, eos_token_ids: Collection[int]) -> None:
+    def __init__(self, inner: llguidance.LLMatcher, ends: EndTokens) -> None:
         self.problem = ""  # why no further mask can be told; the sequence must end
         self.num_read = 0  # tokens of the output
         self.inner = inner
-        self._eos = np.zeros(num_words, dtype=np.int32)
-        for token_id in eos_token_ids:
-            self._eos.view(np.uint32)[token_id // 32] |= np.uint32(1 << token_id % 32)
+        self.ends = ends
 
     def mask(self, output: Sequence[int], *, ends: bool = True) -> Words:
         """The tokens that may follow `output`, which begins with what was read before; see `fill_masks`."""
-        words: Words = np.empty_like(self._eos)
-        fill_masks([Asked(self, list(output[self.num_read :]), ends)], words[None])
-        return words
+        words: Words = np.empty((1, self.ends.num_words), dtype=np.int32)
+        fill_masks([Asked(self, list(output[self.num_read :]), ends)], words)
+        row: Words = words[0]
+        return row
 
-    def goes_on(self, new: int, problem: bool) -> bool:
-        """Books `new` tokens as read. False: `close` alone says what may follow."""
-        self.num_read += new
-        if problem or self.inner.is_error():
-            self._fail(self.inner.get_error() or "the output does not match")
-        return not self.problem and not self.inner.is_stopped()
-
-    def close(self, words: Words, *, computed: bool, any_left: bool, ends: bool) -> None:
-        """Corrects `words`, which the library has computed, or not."""
-        if computed and self.inner.is_error():
-            self._fail(self.inner.get_error())
-        elif computed and not any_left:
-            self._fail("no token may follow")
-        if not computed or self.problem:
-            words[:] = self._eos
-        elif not ends:
-            others = words & ~self._eos
-            if others.any():
-                words[:] = others
-
-    def _fail(self, problem: str) -> None:
-        self.problem = self.problem or f"the grammar cannot be followed: {problem.splitlines()[0]:.200}"
+    def note_read(self, count: int, matches: bool) -> None:
+        """Books `count` tokens as read. There is a `problem` when they do not match, or nothing may follow."""
+        self.num_read += count
+        if not self.problem and (not matches or self.inner.is_error()):
+            error = self.inner.get_error() or "the output does not match"
+            if "NoExtension" in error:
+                error = "no token may follow"
+            self.problem = f"the grammar cannot be followed: {error.splitlines()[0]:.200}"
 
 
 class Asked(NamedTuple):
@@ -65,22 +62,21 @@ class Asked(NamedTuple):
 
 def fill_masks(asked: Sequence[Asked], words: Words) -> None:
     """Fills words [len(asked), num_words] with the tokens that may follow, on several threads where there are several
-    masks; other Python threads run meanwhile.
+    masks; other Python threads run meanwhile. The matchers are of one vocabulary.
 
     EOS is among them where a grammar is complete, and alone where nothing else may follow, or after a `problem`.
     """
     assert words.flags.c_contiguous
-    assert len(words) == len(asked)
-    goes_on = [one.matcher.goes_on(len(one.new), not read) for one, read in zip(asked, _read(asked), strict=True)]
-    filled = [(asked[row].matcher.inner, row) for row in np.flatnonzero(goes_on).tolist()]
-    if len(filled) > 1:
-        _threads().unsafe_compute_mask_ptr(filled, words.ctypes.data, words.nbytes // len(words), len(words))
-    else:
-        for inner, row in filled:
-            inner.unsafe_compute_mask_ptr(words[row].ctypes.data, words[row].nbytes)
-    any_left = np.any(words, axis=1).tolist()
-    for row, one in enumerate(asked):
-        one.matcher.close(words[row], computed=goes_on[row], any_left=any_left[row], ends=one.ends)
+    assert len(words) == len(asked) > 0
+    read = _read(asked)
+    _compute(asked, words)
+    _put_off_ends(asked, words)
+    ends = asked[0].matcher.ends
+    for row, (matcher, new, _) in enumerate(asked):
+        matcher.note_read(len(new), read[row])
+        if matcher.problem:
+            words[row] = 0
+            words[row, ends.at] = ends.bits
 
 
 def _read(asked: Sequence[Asked]) -> list[bool]:
@@ -92,7 +88,29 @@ def _read(asked: Sequence[Asked]) -> list[bool]:
     return [next(read) if len(one.new) == 1 else one.matcher.inner.consume_tokens(one.new) for one in asked]
 
 
+def _compute(asked: Sequence[Asked], words: Words) -> None:
+    """A matcher that has ended or failed, also because no token may follow, allows EOS alone."""
+    row_bytes = words.nbytes // len(words)
+    if len(asked) == 1:
+        asked[0].matcher.inner.unsafe_compute_mask_ptr(words.ctypes.data, row_bytes)
+    else:
+        rows = [(one.matcher.inner, row) for row, one in enumerate(asked)]
+        _threads().unsafe_compute_mask_ptr(rows, words.ctypes.data, row_bytes, len(words))
+
+
+def _put_off_ends(asked: Sequence[Asked], words: Words) -> None:
+    """Forbids EOS where it is asked for, and another token is left."""
+    ends = asked[0].matcher.ends
+    computed = words[:, ends.at]
+    may_end = np.array([one.ends for one in asked])
+    put_off = np.where(may_end[:, None], 0, computed & ends.bits)
+    if put_off.any():
+        words[:, ends.at] = computed & ~put_off
+        nothing_left = np.bitwise_or.reduce(words, axis=1) == 0
+        words[:, ends.at] |= np.where(nothing_left[:, None], put_off, 0)
+
+
 @functools.cache
 def _threads() -> llguidance.LLExecutor:
-    """The other half of the cores is for the engine thread and other processes."""
-    return llguidance.LLExecutor(max(1, min(MAX_THREADS, len(os.sched_getaffinity(0)) // 2)))
+    """A quarter of the cores is for the engine thread and other processes."""
+    return llguidance.LLExecutor(max(1, min(MAX_THREADS, len(os.sched_getaffinity(0)) * 3 // 4)))
