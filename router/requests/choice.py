@@ -66,6 +66,10 @@ class _TurnedError(Exception):
     """The client has other tokens than the worker: it has to go on from them, like one that replays."""
 
 
+class _UnsupportedError(Exception):
+    """The worker's kind of engine cannot serve the choice; another worker may."""
+
+
 class Choice:
     def __init__(
         self, parts: Parts, request: GenerateRequest, tally: Tally, ticket: Ticket, prompt: SharedPrompt
@@ -117,6 +121,9 @@ class Choice:
                                 self._check_goes_on(deltas[-1], assignment)
                 except WorkerLostError as lost:
                     self._note_loss(lost)
+                except _UnsupportedError as unsupported:
+                    self._tally.attempt_ended(str(unsupported))
+                    self._tokens_due = 0
                 except _TurnedError:
                     self._tally.attempt_ended("the budget for reasoning was used up")
                     self._tokens_due = 0
@@ -303,6 +310,8 @@ class Choice:
             if failure.code == "refused":
                 return InvalidRequestError("prompt", f"worker {blamed} refused it: {failure.message}")
             return ProtocolError(f"worker {blamed}", failure.message)
+        if failure.code == "unsupported":
+            return self._unsupported(f"worker {blamed} cannot serve it: {failure.message}", assignment)
         prefill = assignment.placement.prefill
         if prefill is not None and (failure.code == "prefill_lost" or blamed == prefill[0]):
             self._excluded.add(prefill)
@@ -310,6 +319,13 @@ class Choice:
             # A worker that failed once is still better than none; one that refuses is not.
             self._excluded.add(assignment.link.worker)
         return WorkerLostError(blamed, failure.message)
+
+    def _unsupported(self, problem: str, assignment: Assignment) -> Exception:
+        """Final when no other worker is left. A client that has a part of the answer has asked for nothing wrong."""
+        self._excluded.add(assignment.link.worker)
+        if self._has_worker():
+            return _UnsupportedError(problem)
+        return UnavailableError(problem) if self.output else InvalidRequestError("request", problem)
 
     def _late(self) -> DeadlineError:
         return DeadlineError("the request", self._request.deadline_s - self._tally.arrived_s)
