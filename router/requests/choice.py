@@ -10,9 +10,9 @@ import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
-import msgspec
 import numpy as np
 import structlog
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from baton_proto.sampling import PromptLogprobs, TokenLogprobs
@@ -25,6 +25,7 @@ from router.placement.decisions import DecisionLog
 from router.placement.early_refusal import TooLate, check_in_time
 from router.requests.admission import AdmissionQueue, Ticket, Turn
 from router.requests.answer import Answer
+from router.requests.one_kv_form import of_one_form
 from router.requests.request import GenerateRequest, Piece
 from router.requests.shared_prompt import SharedPrompt
 from router.text.tokenizer import Tokenizer
@@ -82,7 +83,7 @@ class Choice:
         self._sampling = request.sampling[tally.index]
         self._owes_logprobs = self._sampling.prompt_logprobs is not None  # of the prompt, with the first piece
         if tally.index:  # the first choice has them computed
-            self._sampling = msgspec.structs.replace(self._sampling, prompt_logprobs=None)
+            self._sampling = replace(self._sampling, prompt_logprobs=None)
         self._max_tokens = len(request.prompt) + self._sampling.max_tokens  # of prompt and output
         self._ticket = ticket
         self._answer = Answer(parts.tokenizer, request, tally.index)
@@ -161,7 +162,8 @@ class Choice:
         def assign() -> Assignment | None:
             began_s = time.monotonic()
             due_ms = self._due_ms(began_s)
-            assignment = parts.assigner.assign(request.request_id, facts, self._max_tokens, hashes, due_ms)
+            able = of_one_form(parts.pool, parts.assigner, facts, self._max_tokens, hashes)
+            assignment = parts.assigner.assign(request.request_id, able, self._max_tokens, hashes, due_ms)
             self._placing_s = time.monotonic() - began_s
             return assignment
 
@@ -282,9 +284,9 @@ class Choice:
                 problem = "sent no log-probabilities of the prompt, or not all of them"
                 raise ProtocolError(assignment.link.worker[0], problem)
             self._prompt.logprobs = found
-            self._sampling = msgspec.structs.replace(self._sampling, prompt_logprobs=None)
+            self._sampling = replace(self._sampling, prompt_logprobs=None)
         self._owes_logprobs = False
-        return msgspec.structs.replace(piece, prompt_logprobs=self._prompt.logprobs)
+        return replace(piece, prompt_logprobs=self._prompt.logprobs)
 
     @property
     def _leads_others(self) -> bool:
