@@ -88,7 +88,9 @@ class DecodeWorker:
             hint=request.hint,
             matcher=matcher,
         )
-        phase = Phase.RESERVING if request.prefill and self._takes_kv else Phase.RUNNING
+        # The KV of an answer that begins again would be that of the prompt and what the client has of the answer.
+        begins_again = sequence.num_output_tokens > 0 and self._runtime.assembly.repeats(sampling)
+        phase = Phase.RESERVING if request.prefill and self._takes_kv and not begins_again else Phase.RUNNING
         accepted = Request(router, request, sequence, time.monotonic() + request.timeout_s, phase)
         late = Failure("deadline", f"not finished within {request.timeout_s:.1f} s", retryable=False)
         accepted.timer = asyncio.get_running_loop().call_later(request.timeout_s, self.fail, accepted, late)
@@ -129,8 +131,8 @@ class DecodeWorker:
             problem = f"{num_tokens} tokens, {request.num_prompt_tokens} of the prompt, leave nothing to generate"
         elif request.num_prompt_tokens + request.sampling.max_tokens > limit:
             problem = f"{request.num_prompt_tokens} + {request.sampling.max_tokens} tokens are more than {limit}"
-        elif refused := self._runtime.assembly.refuses(request.sampling, num_tokens - request.num_prompt_tokens):
-            problem = refused
+        elif unsupported := self._runtime.assembly.refuses(request.sampling):
+            return Failure("unsupported", unsupported, retryable=True, worker_id=worker_id)
         else:
             return None
         return Failure("refused", problem, retryable=False, worker_id=worker_id)
@@ -148,7 +150,8 @@ class DecodeWorker:
                 continue  # it ended while the step was running
             if output.finish == "error":
                 worker_id = self._runtime.worker_id
-                failure = Failure("internal", (output.error or "an engine step failed")[:MAX_TEXT], True, worker_id)
+                code = "unsupported" if output.refused else "internal"
+                failure = Failure(code, (output.error or "an engine step failed")[:MAX_TEXT], True, worker_id)
                 self.fail(request, failure)
                 continue
             delta = _delta(request, output)

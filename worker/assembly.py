@@ -74,9 +74,10 @@ class SleepingMemory(Protocol):
     def read(self, checkpoint: "Checkpoint") -> None: ...
 
 
-Refuses = Callable[[SamplingParams, int], str]
-"""Why the engine cannot serve a request with these parameters, of whose output so many tokens are there already; empty
-when it can."""
+Refuses = Callable[[SamplingParams], str]
+"""Why the engine cannot serve a request with these parameters; empty when it can."""
+Repeats = Callable[[SamplingParams], bool]
+"""Whether the engine computes the answer of a lost worker from its beginning again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,8 @@ class EngineAssembly:
     grammars: GrammarCompiler
     loop: LoopFactory = EngineLoop  # what steps the engine
     engine_masks: bool = False  # whether the engine compiles grammars itself; else sequences have matchers
-    refuses: Refuses = lambda sampling, num_replayed: ""
+    refuses: Refuses = lambda sampling: ""
+    repeats: Repeats = lambda sampling: False
     kv_form: str = ""  # what the bytes of a block depend on beside layout and model, where it is not our own engine
 
     @property

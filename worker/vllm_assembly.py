@@ -21,7 +21,7 @@ from engine.vllm.kv.engine import SharingEngine
 from engine.vllm.kv.link import WorkerEnd
 from engine.vllm.loop import VllmLoop
 from engine.vllm.memory import VllmMemory
-from engine.vllm.sampling import refusal
+from engine.vllm.sampling import refusal, repeats
 from engine.vllm.versions import check_version
 from kvtransfer.prefill_side.sender import Sender
 from kvtransfer.slab.layout import SlabLayout
@@ -181,6 +181,7 @@ def _assembled(
         loop=make_loop,
         engine_masks=True,
         refuses=refusal,
+        repeats=repeats,
         kv_form=form,
     )
 

@@ -39,6 +39,7 @@ class SequenceOutput(Struct, frozen=True):
     stop_token: int | None = None  # the EOS or stop token that ended it, which is the last of token_ids
     error: str | None = None  # the reason of finish "error"
     prompt_logprobs: PromptLogprobs | None = None  # with the first token, where they are asked for
+    refused: bool = False  # the error is the request's: this engine cannot serve it, another kind of engine may
 
 
 class StepOutput(Struct, frozen=True):

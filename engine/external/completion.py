@@ -34,6 +34,7 @@ class Item:
     new_logprobs: List[TokenLogprobs] = ()
     finish_reason: str | None = None  # a reason that vLLM has not is an error's text
     events: tuple[Any, ...] = ()
+    refused: bool = False  # the server says that the request is wrong
 
 
 class _Logprobs(Struct):
@@ -54,10 +55,10 @@ class _Chunk(Struct):
 _chunk = msgspec.json.Decoder(_Chunk)
 
 
-def completion(sequence: Sequence, model: str, eos_token_ids: frozenset[int]) -> Completion:
-    """model: the server's name for it."""
+def completion(sequence: Sequence, prompt: List[int], model: str, eos_token_ids: frozenset[int]) -> Completion:
+    """prompt: with as much of the answer as the server shall take for a part of it. model: the server's name for it."""
     sampling = sequence.sampling
-    body = vllm_sampling(sampling, sequence.num_output_tokens, eos_token_ids)
+    body = vllm_sampling(sampling, len(prompt) - sequence.num_prompt_tokens, eos_token_ids)
     del body["detokenize"]  # its server always does
     if sampling.logit_bias:
         body["logit_bias"] = {str(token_id): bias for token_id, bias in sampling.logit_bias.items()}
@@ -67,7 +68,7 @@ def completion(sequence: Sequence, model: str, eos_token_ids: frozenset[int]) ->
         body["cache_salt"] = salt
     if sequence.priority:
         body["priority"] = -sequence.priority
-    body |= {"model": model, "prompt": sequence.token_ids, "stream": True}
+    body |= {"model": model, "prompt": prompt, "stream": True}
     body |= {"return_token_ids": True, "return_tokens_as_token_ids": True}
     return Completion(sequence.request_id, msgspec.json.encode(body))
 

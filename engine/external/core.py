@@ -19,6 +19,7 @@ from engine.vllm.engine import FINISHES
 from runtime.end_task import end_tasks
 from runtime.errors import BatonError, UnavailableError
 
+WRONG_REQUEST: Final = (400, 413, 422)  # statuses of a server that cannot serve this request, and others well
 CUT_SHORT: Final = "the answer stops before its end"
 POLL_S: Final = 1.0  # between two looks at the server
 
@@ -85,10 +86,12 @@ class ServerCore:
                 if last.finish_reason is None or last.finish_reason in FINISHES:
                     self._tell(last)
         except (BatonError, RefusedError) as error:
-            last = Item(completion.request_id, finish_reason=str(error))
+            refused = isinstance(error, RefusedError) and error.status in WRONG_REQUEST
+            last = Item(completion.request_id, finish_reason=str(error), refused=refused)
         if last.finish_reason not in FINISHES:
             await self._look()
-            self._tell(Item(completion.request_id, finish_reason=last.finish_reason or CUT_SHORT))
+            reason = last.finish_reason or CUT_SHORT
+            self._tell(Item(completion.request_id, finish_reason=reason, refused=last.refused))
 
     def _tell(self, item: Item) -> None:
         self._news.outputs.append(item)

@@ -8,9 +8,10 @@ from msgspec.structs import replace
 
 from baton_proto.discovery import WorkerLoad
 from baton_proto.sampling import TokenLogprobs
+from engine.core.engine import SequenceOutput
 from engine.core.sequence import Sequence
 from engine.external.cache import ExternalCache
-from engine.external.completion import Completion, completion
+from engine.external.completion import Completion, Item, completion
 from engine.external.core import News, ServerCore
 from engine.external.gauges import step
 from engine.vllm.engine import VllmEngine
@@ -66,11 +67,15 @@ class ExternalEngine(VllmEngine):
             self.timed_steps.add(step((end_s - start_s) * 1000, tokens, decoding), end_s, self.context_tokens())
 
     def _request(self, sequence: Sequence) -> Completion:
-        return completion(sequence, self._model, self._eos_token_ids)
+        return completion(sequence, self._prompt(sequence), self._model, self._eos_token_ids)
 
     def _logprobs(self, sequence: Sequence, item: Any) -> list[TokenLogprobs]:
         wanted = sequence.sampling.logprobs
         return [] if wanted is None else [TokenLogprobs(row.logprob, row.top[:wanted]) for row in item.new_logprobs]
 
     def _cached_tokens(self, sequence: Sequence, item: Any) -> int:
-        return sequence.num_cached_tokens
+        return min(sequence.num_cached_tokens, len(self._prompt(sequence)) - 1)
+
+    def _news(self, item: Item, timestamp_s: float) -> SequenceOutput | None:
+        output = super()._news(item, timestamp_s)
+        return replace(output, refused=True) if output is not None and item.refused else output

@@ -68,6 +68,9 @@ def check_sharing(config: ServingConfig, *, on_gpu: bool) -> None:
         where = "on GPUs" if on_gpu else "of several ranks"
         key = "workers.prefill" if config.workers.prefill else "planner.limits.max_prefill"
         raise ConfigError(key, f"vLLM's workers {where} run their prompts themselves: set it to 0")
+    if shares_kv(config) and config.vllm.get("async_scheduling"):
+        problem = "a step that is scheduled early may take the blocks of a prompt that is being sent: leave it out"
+        raise ConfigError("vllm.async_scheduling", problem)
 
 
 def vllm_arguments(
@@ -108,6 +111,8 @@ def vllm_arguments(
         arguments["kv_cache_memory_bytes"] = parse_bytes(
             CPU_KV_MEMORY if memory == "auto" else memory, "engine.kv_memory"
         )
+    if shares_kv(config):
+        arguments["async_scheduling"] = False
     if not on_cpu:
         arguments["gpu_memory_utilization"] = engine.gpu_memory_share / engine.gpu_share
     return {name: value for name, value in arguments.items() if name in known} | config.vllm

@@ -16,7 +16,7 @@ from baton_proto.sampling import TokenLogprobs
 from engine.core.engine import SequenceOutput, StepOutput
 from engine.core.sequence import Sequence, SequenceStatus
 from engine.vllm.cache import VllmCache, salt_of
-from engine.vllm.sampling import vllm_grammar, vllm_sampling
+from engine.vllm.sampling import repeats, vllm_grammar, vllm_sampling
 from engine.vllm.steps import VllmSteps
 
 log = structlog.get_logger()
@@ -25,6 +25,7 @@ REFUSALS = (ValueError, TypeError, KeyError)
 """What vLLM's checks of a request raise."""
 FINISHES = {"stop": "stop", "length": "length", "repetition": "stop"}
 """Ours by vLLM's; any other one is an error."""
+OTHER_TURN = "the answer, computed again from its beginning, is not what the client has of it"
 
 
 class VllmEngine:
@@ -40,6 +41,7 @@ class VllmEngine:
         self._eos_token_ids = eos_token_ids
         self._sequences: dict[str, Sequence] = {}
         self._waiting: dict[str, Sequence] = {}  # without a first token
+        self._repeated: dict[str, list[int]] = {}  # what the client has of answers that begin again, and vLLM has not
         self._begun_s: dict[str, float] = {}  # when vLLM began a waiting one, on time.monotonic()
         self._dead_ends: list[SequenceOutput] = []
         self._num_running = 0
@@ -51,6 +53,8 @@ class VllmEngine:
     def add(self, sequence: Sequence) -> None:
         """A sequence that vLLM refuses ends with finish "error"."""
         self._sequences[sequence.request_id] = self._waiting[sequence.request_id] = sequence
+        if sequence.num_output_tokens and not sequence.prefill_only and repeats(sequence.sampling):
+            self._repeated[sequence.request_id] = sequence.token_ids[sequence.num_prompt_tokens :]
         if sequence.sampling.grammar is not None and not sequence.prefill_only:
             self._send(self._add_with_grammar(sequence))
             return
@@ -74,7 +78,8 @@ class VllmEngine:
 
     def _refused(self, sequence: Sequence, error: Exception) -> None:
         if self._forget(sequence.request_id) is sequence:
-            self._dead_ends.append(SequenceOutput(sequence, [], [], "error", error=f"vLLM: {error}"))
+            output = SequenceOutput(sequence, [], [], "error", error=f"vLLM: {error}", refused=True)
+            self._dead_ends.append(output)
 
     def abort(self, request_id: str) -> Sequence | None:
         """Ends a sequence without an output, and returns it; None when there is none."""
@@ -89,21 +94,26 @@ class VllmEngine:
         from vllm.inputs import TokensPrompt
         from vllm.sampling_params import StructuredOutputsParams
 
-        sampling = sequence.sampling
+        sampling, tokens = sequence.sampling, self._prompt(sequence)
         if sequence.prefill_only:
             arguments: dict[str, Any] = {"max_tokens": 1, "temperature": 0.0, "detokenize": False}
         else:
-            arguments = vllm_sampling(sampling, sequence.num_output_tokens, self._eos_token_ids)
+            arguments = vllm_sampling(sampling, len(tokens) - sequence.num_prompt_tokens, self._eos_token_ids)
             if sampling.grammar is not None:
                 arguments["structured_outputs"] = StructuredOutputsParams(**vllm_grammar(sampling.grammar))
         arguments |= self._transfer(sequence)
-        prompt = TokensPrompt(type="token", prompt_token_ids=sequence.token_ids.copy())
+        prompt = TokensPrompt(type="token", prompt_token_ids=tokens)
         if (salt := salt_of(sequence.hash_seed)) is not None:
             prompt["cache_salt"] = salt
         processor = self._llm.input_processor
         return processor.process_inputs(
             sequence.request_id, prompt, SamplingParams(**arguments), ("generate",), priority=-sequence.priority
         )
+
+    def _prompt(self, sequence: Sequence) -> list[int]:
+        """What vLLM takes for the prompt when it begins."""
+        whole = sequence.request_id not in self._repeated
+        return sequence.token_ids[: None if whole else sequence.num_prompt_tokens]
 
     def _transfer(self, sequence: Sequence) -> dict[str, Any]:
         """What vLLM's KV connector has to know of a request, as arguments for vllm.SamplingParams."""
@@ -123,6 +133,7 @@ class VllmEngine:
     def _forget(self, request_id: str) -> Sequence | None:
         self._waiting.pop(request_id, None)
         self._begun_s.pop(request_id, None)
+        self._repeated.pop(request_id, None)
         sequence = self._sequences.pop(request_id, None)
         if sequence is not None:
             sequence.status = SequenceStatus.FINISHED
@@ -158,13 +169,28 @@ class VllmEngine:
         self._note_events(item)
         if item.new_token_ids and item.request_id in self._waiting:
             self._note_prompt(sequence, item, timestamp_s)
-        sequence.token_ids += item.new_token_ids
         finish, stop_token, error = self._finish(item)
+        num_known, goes_on = self._compared(item)
+        if not goes_on and error is None:
+            self.abort(item.request_id)
+            return SequenceOutput(sequence, [], [], "error", error=OTHER_TURN)
+        new, logprobs = item.new_token_ids[num_known:], self._logprobs(sequence, item)[num_known:]
+        sequence.token_ids += new
         if finish is not None:
             self._forget(item.request_id)
-        elif not item.new_token_ids:
+        elif not new:
             return None
-        return SequenceOutput(sequence, item.new_token_ids, self._logprobs(sequence, item), finish, stop_token, error)
+        return SequenceOutput(sequence, new, logprobs, finish, stop_token, error)
+
+    def _compared(self, item: Any) -> tuple[int, bool]:
+        """How many of these tokens the client has, and whether they are what it has."""
+        known = self._repeated.get(item.request_id)
+        if not known:
+            return 0, True
+        again = item.new_token_ids[: len(known)]
+        equal = list(again) == known[: len(again)]
+        del known[: len(again)]
+        return len(again), equal and (item.finish_reason is None or not known)
 
     def _finish(self, item: Any) -> tuple[str | None, int | None, str | None]:
         """(finish, stop token, error)."""
@@ -187,7 +213,7 @@ class VllmEngine:
         """The first token: the prompt is computed."""
         del self._waiting[sequence.request_id]
         sequence.num_cached_tokens = self._cached_tokens(sequence, item)
-        computed = sequence.num_tokens - sequence.num_cached_tokens
+        computed = len(self._prompt(sequence)) - sequence.num_cached_tokens
         self.num_prompt_tokens += computed
         sequence.note_chunk(self._begun_s.pop(sequence.request_id, end_s), end_s, computed)
 

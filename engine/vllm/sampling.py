@@ -13,8 +13,8 @@ SAME_NAME = (
 TRANSLATED = ("max_tokens", "min_tokens", "seed", "temperature", "stop_token_ids", "ignore_eos", "grammar")
 """Parameters whose value is another one for vLLM."""
 NOT_SERVED = ("prompt_logprobs",)
-NOT_REPLAYED = ("presence_penalty", "frequency_penalty", "grammar")
-"""Parameters that look at the output alone. vLLM takes the output of a lost worker for a part of the prompt."""
+OF_OUTPUT = ("presence_penalty", "frequency_penalty", "grammar")
+"""Parameters that look at the output alone, while vLLM takes the output of a lost worker for a part of the prompt."""
 
 GRAMMAR_FIELDS: dict[GrammarKind, str] = {
     "json_object": "json_object",
@@ -27,15 +27,17 @@ GRAMMAR_FIELDS: dict[GrammarKind, str] = {
 SEED_STEP = 0x9E3779B97F4A7C15  # from one attempt's seed to the next: odd, so that no two are equal
 
 
-def refusal(sampling: SamplingParams, num_replayed: int) -> str:
-    """Why vLLM cannot serve a request of whose output `num_replayed` tokens are there already; empty when it can."""
+def refusal(sampling: SamplingParams) -> str:
+    """Why vLLM cannot serve a request; empty when it can."""
     for name in NOT_SERVED:
         if getattr(sampling, name) != PARAMETERS[name].default:
             return f"{name}: workers with vLLM do not serve it; leave it out"
-    for name in NOT_REPLAYED if num_replayed else ():
-        if getattr(sampling, name) != PARAMETERS[name].default:
-            return f"{name}: vLLM cannot go on with the answer of a lost worker, only begin one; ask again"
     return ""
+
+
+def repeats(sampling: SamplingParams) -> bool:
+    """Whether vLLM has to compute the answer of a lost worker from its beginning again."""
+    return any(getattr(sampling, name) != PARAMETERS[name].default for name in OF_OUTPUT)
 
 
 def vllm_sampling(sampling: SamplingParams, num_replayed: int, eos_token_ids: frozenset[int]) -> dict[str, Any]:

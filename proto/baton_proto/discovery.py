@@ -41,6 +41,7 @@ class WorkerRecord(Struct, frozen=True):
     metrics_address: Name = ""  # HOST:PORT of the Prometheus endpoint
     stream_address: Name = ""  # HOST:PORT where it takes streams of messages; empty for EVENTS_ROLE
     tls: bool = False  # whether gRPC and streams speak it
+    kv_form: Name = ""  # beside weights and configuration: workers with another one take none of its KV
 
 
 def prefill_pairs(start: int, end: int) -> int:

@@ -98,7 +98,7 @@ class Handoff(Struct, frozen=True):
 class Failure(Struct, frozen=True):
     """Why a request ended without an answer. `retryable`: the router may replay it elsewhere."""
 
-    code: Name  # "prefill_lost" | "refused" | "deadline" | "internal"
+    code: Name  # "prefill_lost" | "refused" | "unsupported" (by the worker's kind of engine) | "deadline" | "internal"
     message: Text
     retryable: bool
     worker_id: Name = ""  # of the worker that failed

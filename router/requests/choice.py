@@ -10,9 +10,9 @@ import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
-import msgspec
 import numpy as np
 import structlog
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from baton_proto.sampling import PromptLogprobs, TokenLogprobs
@@ -25,6 +25,7 @@ from router.placement.decisions import DecisionLog
 from router.placement.early_refusal import TooLate, check_in_time
 from router.requests.admission import AdmissionQueue, Ticket, Turn
 from router.requests.answer import Answer
+from router.requests.one_kv_form import of_one_form
 from router.requests.request import GenerateRequest, Piece
 from router.requests.shared_prompt import SharedPrompt
 from router.text.tokenizer import Tokenizer
@@ -66,6 +67,10 @@ class _TurnedError(Exception):
     """The client has other tokens than the worker: it has to go on from them, like one that replays."""
 
 
+class _UnsupportedError(Exception):
+    """The worker's kind of engine cannot serve the choice; another worker may."""
+
+
 class Choice:
     def __init__(
         self, parts: Parts, request: GenerateRequest, tally: Tally, ticket: Ticket, prompt: SharedPrompt
@@ -78,7 +83,7 @@ class Choice:
         self._sampling = request.sampling[tally.index]
         self._owes_logprobs = self._sampling.prompt_logprobs is not None  # of the prompt, with the first piece
         if tally.index:  # the first choice has them computed
-            self._sampling = msgspec.structs.replace(self._sampling, prompt_logprobs=None)
+            self._sampling = replace(self._sampling, prompt_logprobs=None)
         self._max_tokens = len(request.prompt) + self._sampling.max_tokens  # of prompt and output
         self._ticket = ticket
         self._answer = Answer(parts.tokenizer, request, tally.index)
@@ -117,6 +122,9 @@ class Choice:
                                 self._check_goes_on(deltas[-1], assignment)
                 except WorkerLostError as lost:
                     self._note_loss(lost)
+                except _UnsupportedError as unsupported:
+                    self._tally.attempt_ended(str(unsupported))
+                    self._tokens_due = 0
                 except _TurnedError:
                     self._tally.attempt_ended("the budget for reasoning was used up")
                     self._tokens_due = 0
@@ -154,7 +162,8 @@ class Choice:
         def assign() -> Assignment | None:
             began_s = time.monotonic()
             due_ms = self._due_ms(began_s)
-            assignment = parts.assigner.assign(request.request_id, facts, self._max_tokens, hashes, due_ms)
+            able = of_one_form(parts.pool, parts.assigner, facts, self._max_tokens, hashes)
+            assignment = parts.assigner.assign(request.request_id, able, self._max_tokens, hashes, due_ms)
             self._placing_s = time.monotonic() - began_s
             return assignment
 
@@ -275,9 +284,9 @@ class Choice:
                 problem = "sent no log-probabilities of the prompt, or not all of them"
                 raise ProtocolError(assignment.link.worker[0], problem)
             self._prompt.logprobs = found
-            self._sampling = msgspec.structs.replace(self._sampling, prompt_logprobs=None)
+            self._sampling = replace(self._sampling, prompt_logprobs=None)
         self._owes_logprobs = False
-        return msgspec.structs.replace(piece, prompt_logprobs=self._prompt.logprobs)
+        return replace(piece, prompt_logprobs=self._prompt.logprobs)
 
     @property
     def _leads_others(self) -> bool:
@@ -303,6 +312,8 @@ class Choice:
             if failure.code == "refused":
                 return InvalidRequestError("prompt", f"worker {blamed} refused it: {failure.message}")
             return ProtocolError(f"worker {blamed}", failure.message)
+        if failure.code == "unsupported":
+            return self._unsupported(f"worker {blamed} cannot serve it: {failure.message}", assignment)
         prefill = assignment.placement.prefill
         if prefill is not None and (failure.code == "prefill_lost" or blamed == prefill[0]):
             self._excluded.add(prefill)
@@ -310,6 +321,13 @@ class Choice:
             # A worker that failed once is still better than none; one that refuses is not.
             self._excluded.add(assignment.link.worker)
         return WorkerLostError(blamed, failure.message)
+
+    def _unsupported(self, problem: str, assignment: Assignment) -> Exception:
+        """Final when no other worker is left. A client that has a part of the answer has asked for nothing wrong."""
+        self._excluded.add(assignment.link.worker)
+        if self._has_worker():
+            return _UnsupportedError(problem)
+        return UnavailableError(problem) if self.output else InvalidRequestError("request", problem)
 
     def _late(self) -> DeadlineError:
         return DeadlineError("the request", self._request.deadline_s - self._tally.arrived_s)

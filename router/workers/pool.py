@@ -76,6 +76,7 @@ class WorkerPool:
     ) -> None:
         self.workers: dict[str, PooledWorker] = {}  # by worker id
         self._by_role: dict[str, _Ready] = {}  # a cache, see _ready
+        self._strangers: tuple[frozenset[WorkerKey], ...] | None = None  # a cache, see strangers
         self._router_id = router_id
         self._model = model
         self._block_size = block_size
@@ -130,6 +131,17 @@ class WorkerPool:
 
     def prefill_keys(self, num_tokens: int = 0) -> tuple[WorkerKey, ...]:
         return self._ready("prefill").keys_that_take(num_tokens)
+
+    def strangers(self) -> tuple[frozenset[WorkerKey], ...]:
+        """For each form of KV that decode workers have, the workers with another one: while these are left out, all
+        can exchange KV. Empty where all workers have one form, and where nobody ships KV."""
+        if self._strangers is None:
+            decode, prefill = self._ready("decode").workers, self._ready("prefill").workers
+            both = [*decode, *prefill]
+            forms = sorted({worker.record.kv_form for worker in decode}) if prefill else []
+            others = (frozenset(worker.key for worker in both if worker.record.kv_form != form) for form in forms)
+            self._strangers = tuple(others) if len({worker.record.kv_form for worker in both}) > 1 else ()
+        return self._strangers
 
     def link(self, key: WorkerKey) -> WorkerLink:
         """Raises WorkerLostError."""
@@ -200,6 +212,7 @@ class WorkerPool:
 
     def _changed(self) -> None:
         self._by_role.clear()
+        self._strangers = None
         if self._ready("decode").workers:
             self._no_decode_since_s = None
         elif self._no_decode_since_s is None:

@@ -120,6 +120,7 @@ class ScriptedWorker:
         self.incarnation = incarnation
         self.hello = Hello(MAJOR, worker_id, incarnation)
         self.max_model_len = 4096
+        self.kv_form = ""
         self.load = WorkerLoad(blocks_total=256)
         self.submits: list[Submit] = []
         self.cancels: list[str] = []
@@ -149,6 +150,7 @@ class ScriptedWorker:
             num_blocks=256,
             max_model_len=self.max_model_len,
             pid=0,
+            kv_form=self.kv_form,
         )
 
     def added(self, state: str = "ready") -> Change:

@@ -144,6 +144,33 @@ async def test_a_refusing_decode_worker_is_not_asked_again(tokenizer: Tokenizer)
         router.check_idle()
 
 
+UNSUPPORTED = Failure("unsupported", "prompt_logprobs: not with this engine", retryable=True, worker_id="d0")
+
+
+async def test_what_one_kind_of_engine_cannot_serve_goes_to_another_however_often(tokenizer: Tokenizer) -> None:
+    """Attempts are not spent on it, because no worker was lost."""
+    unable = [ScriptedWorker(f"d{i}", script=then_fail(0, replace(UNSUPPORTED, worker_id=f"d{i}"))) for i in range(6)]
+    async with routing(tokenizer, *unable, ScriptedWorker("d6"), config=replace(CONFIG, max_attempts=1)) as router:
+        for _ in range(5):
+            assert (await collect(stream(router, request(3)))).tokens == {0: greedy(PROMPT, 3)}
+        assert sum(len(worker.submits) for worker in unable) > 0
+        assert "baton_router_failovers_total 0.0" in router.metrics.exposition().decode()
+        router.check_idle()
+
+
+@pytest.mark.parametrize(("num_tokens", "kind"), [(0, InvalidRequestError), (2, UnavailableError)])
+async def test_what_no_engine_that_is_left_can_serve_ends_with_its_reason(
+    tokenizer: Tokenizer, num_tokens: int, kind: type[BatonError]
+) -> None:
+    """A client whose answer has begun has asked for nothing wrong."""
+    unable = ScriptedWorker("d0", script=then_fail(num_tokens, UNSUPPORTED))
+    async with routing(tokenizer, unable) as router:
+        with fails_with(kind, "worker d0 cannot serve it: prompt_logprobs: not with this engine"):
+            await collect(stream(router, request(10)))
+        assert len(unable.submits) == 1
+        router.check_idle()
+
+
 async def test_a_worker_whose_step_failed_is_tried_again_when_there_is_no_other(tokenizer: Tokenizer) -> None:
     stumble = Failure("internal", "an engine step failed", retryable=True, worker_id="d0")
     decode = ScriptedWorker("d0", script=steps_of(then_fail(3, stumble), then_fail(2, stumble), answer))

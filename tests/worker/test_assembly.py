@@ -1,12 +1,16 @@
 """What a worker refuses to be put together from."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from baton_proto.discovery import TransferEndpoint
+from baton_proto.worker import Grant
+from kvtransfer.wire.identity import check_hello, hello
 from runtime.config.serving import parse_config
-from runtime.errors import ConfigError
+from runtime.errors import ConfigError, HandshakeError
 from tests.tiny_model import write_tiny_model
 from worker.assembly import build_engine
 
@@ -14,6 +18,19 @@ from worker.assembly import build_engine
 def test_a_mock_of_several_ranks_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"engine\.tensor_parallel: the mock model"):
         build_engine(parse_config({"model": "mock", "engine": {"tensor_parallel": 4}}))
+
+
+def test_workers_with_different_forms_of_kv_refuse_each_other_at_the_handshake() -> None:
+    assembly = build_engine(parse_config({"model": "mock"}))
+    assembly.close()
+    old, new = (
+        dataclasses.replace(assembly, kv_form=f"vllm {version} CPU_ATTN AVX512") for version in ("0.31", "0.32")
+    )
+    ours = new.identity("decode", 1)
+    grant = Grant("t", "decode", 1, 1, [1], 0, 60.0, TransferEndpoint("host", "", ""))
+    check_hello(hello(new.identity("prefill", 1), grant, "tcp"), ours, grant.generation)
+    with pytest.raises(HandshakeError, match="model_hash differs"):
+        check_hello(hello(old.identity("prefill", 1), grant, "tcp"), ours, grant.generation)
 
 
 def test_the_model_hash_tells_weights_and_configurations_apart_and_nothing_else(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from engine.external.cache import ExternalCache
 from engine.external.core import ServerCore
 from engine.external.engine import ExternalEngine
 from engine.vllm.loop import VllmLoop
-from engine.vllm.sampling import refusal
+from engine.vllm.sampling import refusal, repeats
 from kvtransfer.slab.layout import SlabLayout
 from runtime.blocks import block_hash
 from runtime.checkpoint.model_files import ModelFiles
@@ -100,4 +100,5 @@ def external_assembly(
         loop=make_loop,
         engine_masks=True,
         refuses=refusal,
+        repeats=repeats,
     )

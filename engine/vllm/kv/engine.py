@@ -29,6 +29,7 @@ class SharingEngine(VllmEngine):
         self.link = link
         self._fetching: set[str] = set()  # asked for blocks, and neither admitted nor released
         self._with_vllm: set[str] = set()  # prompts that are sent, whose blocks vLLM keeps
+        self._half_ended: set[str] = set()  # prompts that are sent: computed, or ended by vLLM, but not both yet
         self._chunks: list[Chunk] = []  # of the running step
         self._layer_done: LayerDone | None = None
         self._begun_step_s = 0.0
@@ -115,9 +116,8 @@ class SharingEngine(VllmEngine):
         return [SequenceOutput(sequence, [], [], "error", error=PREEMPTED) for sequence in lost]
 
     def _step_ends(self) -> list[SequenceOutput]:
-        """Returns the ends of prompts that are computed. The token that vLLM draws is not waited for: the decode worker
-        draws it again."""
-        ends = []
+        """Returns the ends of prompts that are computed."""
+        ends: list[SequenceOutput] = []
         now_s = time.monotonic()
         for chunk in self._chunks:
             sequence = self._sequences.get(chunk.request_id)
@@ -125,11 +125,25 @@ class SharingEngine(VllmEngine):
                 continue
             sequence.note_chunk(self._begun_step_s, now_s, chunk.end - chunk.start)
             self.num_prompt_tokens += chunk.end - chunk.start
-            if chunk.end == sequence.num_tokens:
-                self._forget(chunk.request_id)
-                ends.append(SequenceOutput(sequence, [NO_TOKEN], [], "prefill"))
+            if chunk.end == sequence.num_tokens and (end := self._half_ends(sequence)) is not None:
+                ends.append(end)
         self._chunks, self._layer_done = [], None
         return ends
+
+    def _half_ends(self, sequence: Sequence) -> SequenceOutput | None:
+        """The prompt is computed, or vLLM has ended it; None: the other one is still to come. Invariant: a prompt is
+        committed only when both have come, because vLLM keeps its blocks from the request's end on, and until then may
+        preempt it. Nobody needs the token that vLLM drew: the decode worker draws it again."""
+        name = sequence.request_id
+        if name not in self._half_ended:
+            self._half_ended.add(name)
+            return None
+        self._forget(name)
+        return SequenceOutput(sequence, [NO_TOKEN], [], "prefill")
+
+    def _forget(self, request_id: str) -> Sequence | None:
+        self._half_ended.discard(request_id)
+        return super()._forget(request_id)
 
     # --- what vLLM says -----------------------------------------------------------------------------------------------
 
@@ -154,9 +168,10 @@ class SharingEngine(VllmEngine):
 
     def _news(self, item: Any, timestamp_s: float) -> SequenceOutput | None:
         sequence = self._sequences.get(item.request_id)
-        if sequence is not None and sequence.prefill_only and self._finish(item)[2] is None:
-            return None  # its layers may still be on their way to us
-        return super()._news(item, timestamp_s)
+        finish, _, error = self._finish(item)
+        if sequence is None or not sequence.prefill_only or error is not None:
+            return super()._news(item, timestamp_s)
+        return None if finish is None else self._half_ends(sequence)
 
     def _transfer(self, sequence: Sequence) -> dict[str, Any]:
         way = SEND if sequence.prefill_only else FETCH if sequence.request_id in self._fetching else None

@@ -38,6 +38,7 @@ class Imitation:
         self.api_key = ""  # that it asks for
         self.is_healthy = True
         self.hangs = False
+        self.refuses: tuple[int, str] | None = None  # status and reason with which it refuses completions
         self.gone = asyncio.Event()  # a client has left
         self.port = 0
 
@@ -85,6 +86,9 @@ class Imitation:
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         self.question = await request.json()
+        if self.refuses is not None:
+            status, reason = self.refuses
+            return web.json_response({"error": {"message": reason}}, status=status)
         answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         try:
             await answer.prepare(request)

@@ -83,6 +83,16 @@ async def test_a_request_that_breaks_ends_with_a_reason_while_the_server_goes_on
         assert (await until_finished(core))[-1].finish_reason == "length"
 
 
+@pytest.mark.parametrize(("status", "refused"), [(400, True), (422, True), (401, False), (503, False)])
+async def test_a_request_that_the_server_refuses_says_whether_the_request_is_wrong(status: int, refused: bool) -> None:
+    async with asked(saying(LAST)) as (imitation, core):
+        await until_finished(core)
+        imitation.refuses = status, "max_tokens is too large"
+        await core.add_request_async(Completion("next", b"{}"))
+        (last,) = await until_finished(core)
+    assert (last.finish_reason, last.refused) == ("max_tokens is too large", refused)
+
+
 async def test_an_event_without_end_is_no_more_memory_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "MAX_EVENT_BYTES", 1000)
     async with asked(saying(b"data: " + b"x" * 100_000)) as (_, core):

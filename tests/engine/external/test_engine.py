@@ -47,7 +47,7 @@ def sequence(tokens: list[int], **sampling: Any) -> Sequence:
 
 
 def body(of: Sequence) -> dict[str, Any]:
-    told: dict[str, Any] = msgspec.json.decode(completion(of, "theirs", EOS).body)
+    told: dict[str, Any] = msgspec.json.decode(completion(of, of.token_ids, "theirs", EOS).body)
     return told
 
 

@@ -10,7 +10,10 @@ from engine.vllm.versions import check_version
 from runtime.config.serving import parse_config
 from runtime.errors import ConfigError
 
-KNOWN = {*OWNED, "structured_outputs_config", "scheduling_policy", "generation_config", "quantization", "seed"}
+KNOWN = {
+    *(*OWNED, "structured_outputs_config", "scheduling_policy", "generation_config"),
+    *("quantization", "seed", "async_scheduling"),
+}
 VLLM = {"prefill": 0, "engine": "vllm"}
 APART = {"prefill": 1, "engine": "vllm"}
 RANKS = {"block_size": 32, "tensor_parallel": 2}
@@ -51,6 +54,7 @@ def test_an_argument_that_this_version_does_not_know_is_left_out_if_it_is_baton_
         ({"workers": VLLM | {"per_process": 2}}, r"workers\.per_process: each worker with vLLM"),
         ({"model": "mock"}, r"workers\.engine: the mock model is our own"),
         ({"engine": RANKS, "planner": {"enabled": True}}, r"planner\.limits\.max_prefill: .* set it to 0"),
+        ({"workers": APART, "vllm": {"async_scheduling": True}}, r"vllm\.async_scheduling: .* leave it out"),
         ({"engine": RANKS, "workers": APART}, r"workers\.prefill: vLLM's workers of several ranks .* set it to 0"),
     ],
 )
@@ -60,7 +64,8 @@ def test_what_a_worker_with_vllm_cannot_do_is_refused_by_name(data: dict[str, An
 
 
 def test_prompts_run_apart_from_answers_on_cpus_alone() -> None:
-    assert arguments({"workers": APART})
+    assert arguments({"workers": APART})["async_scheduling"] is False
+    assert arguments({"vllm": {"async_scheduling": True}})["async_scheduling"] is True
     with pytest.raises(ConfigError, match=r"workers\.prefill: vLLM's workers on GPUs run their prompts themselves"):
         arguments({"workers": APART}, on_cpu=False)
 

@@ -10,7 +10,7 @@ import pytest
 from baton_proto.grammar import Grammar
 from baton_proto.kv_events import Cleared, Stored
 from baton_proto.sampling import SamplingParams
-from engine.core.engine import StepOutput
+from engine.core.engine import SequenceOutput, StepOutput
 from engine.core.sequence import Sequence
 from engine.vllm.cache import VllmCache, salt_of, seed_of
 from engine.vllm.engine import VllmEngine
@@ -115,6 +115,48 @@ async def scene() -> Any:
     await scene.close()
 
 
+def begun(**sampling: Any) -> Sequence:
+    """A replay: the client has the tokens 8 and 9."""
+    return Sequence("one", [5, 6, 7, 8, 9], 3, SamplingParams(max_tokens=9, **sampling))
+
+
+async def test_an_answer_with_a_penalty_begins_again_and_the_client_gets_what_it_has_not(scene: Scene) -> None:
+    one = begun(presence_penalty=0.5)
+    await scene.call(lambda engine: engine.add(one))
+    assert scene.engine._prompt(one) == [5, 6, 7]
+    scene.core.outputs.put_nowait(step(item("one", [8])))
+    scene.core.outputs.put_nowait(step(item("one", [9, 4])))
+    scene.core.outputs.put_nowait(step(item("one", [3], "length")))
+    outputs: list[SequenceOutput] = []
+    while not outputs or outputs[-1].finish is None:
+        outputs += (await scene.news()).outputs
+    assert [(output.token_ids, output.finish) for output in outputs] == [([4], None), ([3], "length")]
+    assert one.token_ids == [5, 6, 7, 8, 9, 4, 3]
+    assert one.chunks[0][2] == 3, "tokens of the prompt"
+    assert scene.engine.check_integrity() == []
+
+
+@pytest.mark.parametrize("news", [item("one", [8, 4]), item("one", [8], "stop")], ids=["another token", "an end"])
+async def test_an_answer_that_takes_another_turn_when_it_begins_again_ends_with_an_error(
+    scene: Scene, news: Any
+) -> None:
+    await scene.call(lambda engine: engine.add(begun(frequency_penalty=0.5)))
+    scene.core.outputs.put_nowait(step(news))
+    (output,) = (await scene.news()).outputs
+    assert (output.token_ids, output.finish, output.refused) == ([], "error", False)
+    assert "is not what the client has of it" in str(output.error)
+    assert scene.core.sent[-1] == ("abort", ["one"])
+
+
+async def test_any_other_answer_goes_on_behind_what_the_client_has(scene: Scene) -> None:
+    one = begun(repetition_penalty=1.5)
+    await scene.call(lambda engine: engine.add(one))
+    assert scene.engine._prompt(one) == [5, 6, 7, 8, 9]
+    scene.core.outputs.put_nowait(step(item("one", [8])))
+    (output,) = (await scene.news()).outputs
+    assert output.token_ids == [8]
+
+
 async def test_the_news_of_a_step_come_together_and_end_with_the_stop_token(scene: Scene) -> None:
     one, two = sequence("one"), sequence("two")
     await scene.call(lambda engine: (engine.add(one), engine.add(two)))
@@ -151,7 +193,7 @@ async def test_what_vllm_refuses_ends_with_its_reason(grammar: Grammar | None) -
     try:
         await scene.call(lambda engine: engine.add(sequence("one", grammar=grammar)))
         (out,) = (await scene.news()).outputs
-        assert (out.finish, out.error) == ("error", "vLLM: no such thing")
+        assert (out.finish, out.error, out.refused) == ("error", "vLLM: no such thing", True)
         assert scene.core.sent == []
         assert scene.engine.check_integrity() == []
     finally:

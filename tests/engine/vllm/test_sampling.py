@@ -8,11 +8,12 @@ from baton_proto.grammar import Grammar, GrammarKind
 from baton_proto.sampling import MAX_SEED, PARAMETERS, SamplingParams
 from engine.vllm.sampling import (
     GRAMMAR_FIELDS,
-    NOT_REPLAYED,
     NOT_SERVED,
+    OF_OUTPUT,
     SAME_NAME,
     TRANSLATED,
     refusal,
+    repeats,
     vllm_grammar,
     vllm_sampling,
 )
@@ -27,8 +28,8 @@ def test_every_parameter_has_its_row() -> None:
 
 def test_what_vllm_does_not_serve_is_refused_by_name() -> None:
     sampling = SamplingParams(max_tokens=1, prompt_logprobs=2)
-    assert refusal(sampling, 0) == "prompt_logprobs: workers with vLLM do not serve it; leave it out"
-    assert refusal(SamplingParams(max_tokens=1), 0) == ""
+    assert refusal(sampling) == "prompt_logprobs: workers with vLLM do not serve it; leave it out"
+    assert refusal(SamplingParams(max_tokens=1)) == ""
 
 
 def test_a_greedy_request_needs_no_random_stream() -> None:
@@ -72,9 +73,9 @@ def test_a_grammar_has_vllms_name(grammar: Grammar, told: dict[str, Any]) -> Non
 @pytest.mark.parametrize(
     ("name", "value"), [("presence_penalty", 0.5), ("frequency_penalty", -1.0), ("grammar", Grammar("json_object"))]
 )
-def test_what_looks_at_the_output_alone_is_refused_by_name_in_a_replay(name: str, value: Any) -> None:
+def test_an_answer_with_what_looks_at_the_output_alone_begins_again(name: str, value: Any) -> None:
     sampling = SamplingParams(max_tokens=9, **{name: value})
-    assert name in NOT_REPLAYED
-    assert refusal(sampling, 0) == ""
-    assert refusal(sampling, 3).startswith(f"{name}: ")
-    assert refusal(SamplingParams(max_tokens=9, repetition_penalty=1.2, temperature=0.3), 3) == ""
+    assert name in OF_OUTPUT
+    assert refusal(sampling) == ""
+    assert repeats(sampling)
+    assert not repeats(SamplingParams(max_tokens=9, repetition_penalty=1.2, temperature=0.3))

@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from aiohttp import web
 
@@ -139,6 +140,44 @@ async def test_servers_elsewhere_are_indexed_chosen_lost_and_found_again(tiny_mo
             await until_found(service, 24)
             answer = await ask(service.client, prompt, 5)
             assert (answer.served_by[0].decode_worker, answer.usage.cached_tokens) == ("gpu-2", PREFIX)
+
+
+async def test_a_penalized_answer_survives_its_server_and_what_no_server_takes_is_refused_with_the_reason(
+    tiny_model: Path,
+) -> None:
+    async with counting(tiny_model) as servers:
+        workers = [server.worker(f"gpu-{number}") for number, server in enumerate(servers, 1)]
+        sections: dict[str, Any] = {"external_workers": workers, "engine": {"block_size": BLOCK}}
+        async with running_service(tiny_model, 0, 0, **sections) as service:
+            prompt = [10, 11, 12]
+            with pytest.raises(grpc.aio.AioRpcError, match="prompt_logprobs: workers with vLLM do not serve it") as no:
+                await ask(service.client, prompt, 4, prompt_logprobs=0)
+            assert no.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            for server in servers:
+                server.http.refuses = 400, "max_tokens is too large for me"
+            with pytest.raises(grpc.aio.AioRpcError, match=r"cannot serve it: .* too large for me") as no:
+                await ask(service.client, prompt, 4)
+            assert no.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+            servers[0].http.refuses = servers[1].http.refuses = None
+            servers[0].slow = servers[1].slow = True
+            stopped: list[asyncio.Task[None]] = []
+
+            def stop_in_mid_stream(piece: pb.Piece) -> None:
+                """The server that has been asked; the other one goes on."""
+                if not stopped:
+                    asked, other = servers if servers[0].http.question else reversed(servers)
+                    other.slow = False
+                    stopped.append(asyncio.create_task(asked.stop()))
+
+            servers[0].http.question = servers[1].http.question = {}
+            sampling = pb.SamplingOptions(temperature=0.0, max_tokens=20, presence_penalty=0.5)
+            request = pb.GenerateRequest(tokens=pb.TokenIds(ids=prompt), sampling=sampling)
+            answer = await service.client.generate(request, 60, stop_in_mid_stream)
+            assert answer.token_ids == list(range(13, 33))
+            assert answer.served_by[0].attempts == 2
+            assert {tuple(server.http.question["prompt"]) for server in servers} == {(10, 11, 12)}
+            await asyncio.gather(*stopped)
 
 
 async def test_a_server_that_does_not_fit_ends_the_start_with_the_reason(tiny_model: Path) -> None:

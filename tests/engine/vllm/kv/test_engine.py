@@ -120,12 +120,35 @@ async def test_the_layers_of_a_step_reach_the_batch_and_the_last_chunk_ends_the_
     assert (first_layer.outputs, scene.layers) == ([], [0, 1, 0]), "a layer leaves before the next is computed"
     scene.core.outputs.put_nowait(step(item("one", [8], "length")))
     assert not (await scene.engine.next_step()).outputs, "vLLM's own end may overtake the last layers"
+    assert scene.engine.check_integrity() == []
     (end,) = scene.say(LayerComputed(1, ends=True)).outputs
     assert (end.finish, one.num_cached_tokens, scene.engine.num_prompt_tokens) == ("prefill", 4, 6)
     assert scene.batches == [[("one", 7, [6, 2])], [("one", 10, [6, 2, 9])]]
     assert scene.vllm.news() == []
     scene.engine.unpin(one)
     assert scene.vllm.news() == [Sent("one")]
+
+
+async def test_a_computed_prompt_ends_when_vllm_keeps_its_blocks_and_not_before(scene: Scene) -> None:
+    one = sequence("one", sent=True)
+    scene.engine.add(one)
+    computed = scene.say(StepBegins([Chunk("one", 0, 10, [6, 2, 9])]), LayerComputed(0), LayerComputed(1, ends=True))
+    assert not computed.outputs, "vLLM may still give its blocks to another one"
+    scene.core.outputs.put_nowait(step(item("one", [8], "length")))
+    (end,) = (await scene.engine.next_step()).outputs
+    assert end.finish == "prefill"
+    assert not scene.say(StepBegins([], ["one"])).outputs, "it has ended"
+
+
+async def test_a_prompt_that_is_preempted_between_its_last_layer_and_its_end_is_not_committed(scene: Scene) -> None:
+    one = sequence("one", sent=True)
+    scene.engine.add(one)
+    scene.say(StepBegins([Chunk("one", 0, 10, [6, 2, 9])]), LayerComputed(0), LayerComputed(1, ends=True))
+    (end,) = scene.say(StepBegins([], ["one"])).outputs
+    assert (end.finish, end.error) == ("error", "vLLM preempted the prompt before its KV was sent")
+    scene.core.outputs.put_nowait(step(item("one", [8], "length")))
+    assert not (await scene.engine.next_step()).outputs
+    assert scene.engine.check_integrity() == []
 
 
 async def test_a_preempted_prompt_ends_with_an_error_and_nothing_of_it_is_computed_again(scene: Scene) -> None:
