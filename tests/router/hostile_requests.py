@@ -15,6 +15,7 @@ from baton_proto.generated import inference_pb2 as pb, open_inference_pb2 as kse
 BODY_BYTES = 8_000_000
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
+TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
 GENERATE = "/baton.v1.Inference/Generate"
 MODEL_INFER = "/inference.GRPCInferenceService/ModelInfer"
 MODEL = "tiny"
@@ -69,6 +70,9 @@ def http_bodies() -> Iterator[tuple[str, str, bytes]]:
     head = '{"max_tokens":1,"messages":[{"role":"assistant","content":['
     head += '{"type":"tool_use","id":"a","name":"b","input":{"c":['
     yield "lists as input", MESSAGES, repeated(head, "[]", ']}}]},{"role":"user","content":"d"}]}', 700_000)
+
+    yield "tokens to decode", DETOKENIZE, repeated('{"tokens":[', "65", "]}", 3 * 131_000)
+    yield "tokens to spell", TOKENIZE, b'{"return_token_strs":true,"prompt":"%b"}' % (b"<|im_end|>" * 131_000)
 
 
 def tensors(name: str, datatype: str, shape: list[int], raw: bytes = b"", **contents: list[int]) -> bytes:

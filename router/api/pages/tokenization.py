@@ -13,13 +13,16 @@ from router.api.http.body import BodyBudget, received_body
 from router.api.http.errors import error_response
 from router.api.http.generation import CALLER
 from router.api.http.json_body import decode_body, read_soon
-from router.api.http.json_response import json_response
+from router.api.http.json_response import encode_in_slices
 from router.api.http.openai_fields import ABSENT, ChatMessage
 from router.api.http.openai_types import plain_messages, template_variables
 from router.api.validation import Chat, Prompt, check_model, make_request_id, tokenize
 from router.requests.frontend import Frontend
+from router.text.text_encoder import TokenIds
 from runtime.errors import InvalidRequestError
 from runtime.security.callers import ANYONE
+
+IN_PLACE_TOKENS = 1024  # answers about more are made in the side lane
 
 
 class TokenizeBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -70,29 +73,42 @@ class TokenizationEndpoints:
             Route("/detokenize", partial(self._answer, self._text), methods=["POST"]),
         ]
 
-    async def _answer(self, answer: Callable[[bytes, float], Awaitable[Struct]], http: Request) -> Response:
+    async def _answer(self, answer: Callable[[bytes, float], Awaitable[bytes]], http: Request) -> Response:
         shown_id, _ = make_request_id(None)
         try:
             self._frontend.rate_limits.account(http.scope.get(CALLER, ANYONE)).admit()
             with self._bodies.hold() as held:
                 data = await received_body(http, self._frontend.max_body_bytes, held)
-                return json_response(await answer(data, time.monotonic() + self._frontend.request_timeout_s))
+                deadline_s = time.monotonic() + self._frontend.request_timeout_s
+                return Response(await answer(data, deadline_s), media_type="application/json")
         except ClientDisconnect:
             raise
         except Exception as error:
             return error_response(error, shown_id)
 
-    async def _tokens(self, data: bytes, deadline_s: float) -> Tokens:
+    async def _tokens(self, data: bytes, deadline_s: float) -> bytes:
         body = await read_soon(self._frontend.lane, deadline_s, decode_body, data, TokenizeBody)
         check_model(self._frontend, body.model)
         name, prompt = body.wanted()
         tokens = await tokenize(self._frontend, prompt, name, deadline_s, body.add_special_tokens)
-        spelled = list(map(self._frontend.tokenizer.token_text, tokens.tolist())) if body.return_token_strs else None
-        return Tokens(len(tokens), self._frontend.generator.limits().max_model_len, tokens.tolist(), spelled)
+        max_model_len = self._frontend.generator.limits().max_model_len
+        spelled = partial(self._spelled, tokens, body.return_token_strs, max_model_len)
+        return await self._soon(len(tokens), deadline_s, spelled)
 
-    async def _text(self, data: bytes, deadline_s: float) -> Text:
+    async def _text(self, data: bytes, deadline_s: float) -> bytes:
         body = await read_soon(self._frontend.lane, deadline_s, decode_body, data, DetokenizeBody)
         check_model(self._frontend, body.model)
-        tokens = await tokenize(self._frontend, body.tokens, "tokens", deadline_s)
-        decode = self._frontend.tokenizer.decode
-        return Text(await self._frontend.lane.run(deadline_s, decode, tokens.tolist(), False))
+        await tokenize(self._frontend, body.tokens, "tokens", deadline_s)  # none is outside the vocabulary
+        return await self._soon(len(body.tokens), deadline_s, partial(self._decoded, body.tokens))
+
+    async def _soon(self, num_tokens: int, deadline_s: float, answer: Callable[[], bytes]) -> bytes:
+        """An answer about few tokens at once, one about many in the lane."""
+        return answer() if num_tokens <= IN_PLACE_TOKENS else await self._frontend.lane.run(deadline_s, answer)
+
+    def _spelled(self, tokens: TokenIds, each: bool, max_model_len: int) -> bytes:
+        token_ids = tokens.tolist()
+        texts = list(map(self._frontend.tokenizer.token_text, token_ids)) if each else None
+        return encode_in_slices(Tokens(len(token_ids), max_model_len, token_ids, texts))
+
+    def _decoded(self, token_ids: list[int]) -> bytes:
+        return encode_in_slices(Text(self._frontend.tokenizer.decode(token_ids, skip_special_tokens=False)))

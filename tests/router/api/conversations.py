@@ -12,6 +12,7 @@ from router.api.http.dialect import Dialect
 from router.api.http.server import HttpServer, serve_http
 from router.api.messages import endpoints as messages_endpoints
 from router.api.messages.endpoints import MessagesDialect
+from router.api.pages.tokenization import TokenizationEndpoints
 from router.api.responses import endpoints as responses_endpoints
 from router.api.responses.endpoints import ResponsesDialect
 from router.api.responses.store import ResponseStore
@@ -58,7 +59,7 @@ def app_of(frontend: Frontend, store: ResponseStore | None = None, keys: BearerK
     """Speaks every protocol."""
     responses = ResponsesDialect(frontend, store or ResponseStore(1 << 20, 60.0))
     messages = MessagesDialect(frontend)
-    routes = [*responses.routes(), *messages.routes()]
+    routes = [*TokenizationEndpoints(frontend).routes(), *responses.routes(), *messages.routes()]
     dialects: dict[str, Dialect] = {responses_endpoints.PATH: responses, messages_endpoints.PATH: messages}
     return create_app(frontend, lambda: b"", keys=keys, more_routes=routes, dialects=dialects)
 

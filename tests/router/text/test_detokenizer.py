@@ -1,11 +1,14 @@
+import random
 from pathlib import Path
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from tokenizers import AddedToken, Tokenizer as LibraryTokenizer, decoders, models
 
+from router.text import tokenizer as text
 from router.text.detokenizer import ByteLevelDetokenizer, WindowDetokenizer, make_detokenizer
 from router.text.tokenizer import Tokenizer
+from runtime.checkpoint.model_files import resolve_model
 from tests.router.scripted_generator import tiny_tokenizer
 from tests.tiny_model import VOCAB_SIZE
 
@@ -39,6 +42,12 @@ def byte_fallback(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     vocabulary = ["<unk>", "<s>", *(f"<0x{byte:02X}>" for byte in range(256)), *WORDS]
     folder = tmp_path_factory.mktemp("byte-fallback")
     return write_tokenizer(folder, vocabulary, decoders.Sequence(steps), byte_fallback=True)
+
+
+@pytest.fixture(scope="module")
+def smollm2() -> Tokenizer:
+    files = resolve_model("smollm2")
+    return Tokenizer(files.folder, files.config.vocab_size)
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +85,30 @@ def test_byte_fallback_pieces_add_up_to_the_decoded_whole(byte_fallback: Tokeniz
     )
     token_ids = [token_id for part in data.draw(st.lists(parts, max_size=20)) for token_id in part]
     assert "".join(pieces(byte_fallback, token_ids)) == byte_fallback.decode(token_ids)
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "byte_fallback", "metaspace", "smollm2"])
+@given(seed=st.integers(0, 2**32), special=st.booleans())
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_what_is_long_is_decoded_without_the_lock_into_the_same_text(
+    kind: str, seed: int, special: bool, request: pytest.FixtureRequest
+) -> None:
+    tokenizer: Tokenizer = request.getfixturevalue(kind)
+    dice = random.Random(seed)
+    token_ids = [dice.randrange(tokenizer.vocab_size) for _ in range(dice.randrange(60))]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(text, "MAX_LOCKED_TOKENS", 60)
+        at_once = tokenizer.decode(token_ids, special)
+        patch.setattr(text, "MAX_LOCKED_TOKENS", -1)
+        patch.setattr(tokenizer, "_tokenizer", _Unlocked(tokenizer._tokenizer))
+        assert tokenizer.decode(token_ids, special) == at_once
+
+
+class _Unlocked:
+    """A tokenizer of the library whose `decode` must not be called."""
+
+    def __init__(self, library: LibraryTokenizer) -> None:
+        self.decode_batch = library.decode_batch
 
 
 @given(token_ids=st.lists(st.integers(0, len(WORDS) + 1), max_size=30))
