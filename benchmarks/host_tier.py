@@ -140,7 +140,7 @@ def offloading(gpu: GpuEngine, host: GpuHostKv, rows: int = 256, steps: int = 30
     """Decodes in a pool that is full of cached prefixes, so that each new block pushes one out. The two take turns."""
     times: dict[str, list[float]] = {"forgotten": [], "offloaded": []}
     moved = 0
-    for turn in range(6):
+    for turn in range(12):
         name = ("forgotten", "offloaded")[turn % 2]
         server = Server(gpu, 8192, rows, host if name == "offloaded" else None)
         pool = gpu.slab.layout.num_blocks * BLOCK_SIZE
