@@ -18,8 +18,9 @@ MIN_TTL_S = 1.0  # of a grant to a request that is almost out of time; the reque
 class Reservations:
     """Serves higher priority first, then first come, first served, so that short prompts do not starve a long one.
 
-    A request whose prefix is being read from the disk is passed by others, and so are one whose blocks are still being
-    copied, and one whose prefix the same prefill worker ships for an earlier request: it comes once. `granted(request)` is called when `request.grant` is set.
+    A request whose prefix is being read from the disk is passed by others. So is one whose blocks are still being
+    copied, and one whose prefix the same prefill worker ships for an earlier request: it comes once.
+    `granted(request)` is called when `request.grant` is set.
     Invariant: whatever frees blocks calls retry() afterwards, and so does whatever ends a request with a grant.
     """
 

@@ -430,12 +430,11 @@ class BlockManager:
 
     def flush(self) -> bool:
         """For a worker that ends: from now on, prefixes in memory are written to the disk, those that would be given up
-        last first. Returns whether any are being written."""
+        last first; those of the device pass through host memory, and stay where they are. Returns whether any are being
+        written."""
         if self._disk is None:
             return False
         self._is_flushing = True
-        if not self._holders:
-            self.vacate()
         self._write_behind()
         return bool(self._cache.copies.writes)
 

@@ -5,6 +5,8 @@ until then. A block comes back through such a slot, into which its copy is read 
 """
 
 from collections.abc import Iterable
+from heapq import merge
+from operator import itemgetter
 
 import numpy as np
 
@@ -31,27 +33,52 @@ class DiskPrefixCache(PrefixCache):
             for block in self._without_copy(next(iter(self._lowered.by_kind[kind]))):
                 if len(copies.writes) == max_writes or block in copies.sources or not self._make_copy(age):
                     return  # a source without a copy: a write that does not count any more has not ended
-                source = block
                 if block < self.num_blocks:
                     if not self._free_slots and not copies.staged:
                         break  # the block without a copy is forgotten, and its slot serves those above it
                     self._make_slot(age)
-                    source = self._free_slots.pop()
-                    self.moved_down[source] = block
-                copies.begin_write(source, self._disk_block(block))
+                self._begin_write(block)
             self._give_up_slot(kind)
 
     def write_all(self, max_writes: int) -> None:
-        """Begins to write blocks of host memory that have no copy, those that would be given up last first, while the
-        disk has room or older blocks."""
+        """Begins to write blocks that have no copy, those that would be given up last first, while the disk has room or
+        older blocks. Slots for blocks of the device are those that are free, and those of blocks that have a copy."""
+        if self._write_youngest(max_writes) or self.copies.writes:
+            return
+        kind = self._lowered.oldest(self._now)[1]
+        if self._lowered.by_kind[kind]:  # one without a copy is forgotten, and its slot serves those above it
+            self._give_up_slot(kind)
+            self._write_youngest(max_writes)
+
+    def _write_youngest(self, max_writes: int) -> bool:
+        """False: it lacks a slot."""
         copies = self.copies
-        for age, slot in self._lowered.youngest(self._now):
-            for block in self._without_copy(slot):
-                if block < self.num_blocks:
-                    break  # a sequence holds the parent; its KV is not in host memory
+        queues = self._resting.youngest(self._now), self._lowered.youngest(self._now)
+        for age, leaf in merge(*queues, key=itemgetter(0)):
+            for block in self._without_copy(leaf):
                 if len(copies.writes) >= max_writes or block in copies.sources or not self._make_copy(age):
-                    return
-                copies.begin_write(block, self._disk_block(block))
+                    return True
+                if block < self.num_blocks and not self._spare_slot():
+                    return False
+                self._begin_write(block)
+        return True
+
+    def _spare_slot(self) -> bool:
+        """Whether there is a free slot; blocks of host memory move to their copies for it, the oldest first."""
+        while not self._free_slots and not self.copies.staged:
+            queue = self._lowered.by_kind[kind := self._lowered.oldest(self._now)[1]]
+            if not queue or self._sequence_hashes[next(iter(queue))] not in self.copies.of:
+                return False
+            self._give_up_slot(kind)
+        return self._make_slot(0)
+
+    def _begin_write(self, block: int) -> None:
+        """A block of the device is copied to a free slot first."""
+        source = block
+        if block < self.num_blocks:
+            source = self._free_slots.pop()
+            self.moved_down[source] = block
+        self.copies.begin_write(source, self._disk_block(block))
 
     def _without_copy(self, block: int) -> list[int]:
         """The block and those above it that have no copy, parents first."""

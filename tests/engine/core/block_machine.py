@@ -514,7 +514,6 @@ class DiskBlockMachine(HomesMachine):
         while self.manager.flush():
             self.disk_works_off_everything()
         cache = self.manager._cache
-        assert not cache._resting
         if not self.waiting:
             assert len(cache.copies.of) == min(len(cache), self.NUM_COPIES)
 
@@ -592,3 +591,15 @@ class DiskBlockMachine(HomesMachine):
         self.files.finish()
         self.manager.land()
         super().teardown()
+
+
+class LateDiskBlockMachine(LateBlockMachine, DiskBlockMachine):
+    """Copies are made late above a disk whose reads and writes end late."""
+
+    NUM_SLOTS = 4
+
+    @precondition(lambda self: not self.sequences)
+    @rule(often=often)
+    def vacate(self, often: bool) -> None:  # type: ignore[override]
+        if not often:
+            super().vacate()

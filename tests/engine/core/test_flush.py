@@ -1,5 +1,7 @@
 """What a worker that ends leaves on the disk."""
 
+import pytest
+
 from engine.core.block_manager import BlockManager
 from engine.core.sequence import Sequence
 from tests.engine.core.block_machine import Disk, Slots, compute
@@ -37,6 +39,45 @@ def test_all_that_memory_holds_is_written_parents_before_children() -> None:
     for block in written:
         assert block.parent in seen
         seen.add(block.sequence_hash)
+
+
+@pytest.mark.parametrize("num_slots", [12, 6, 4, 3, 1])
+def test_nothing_is_lost_while_the_disk_has_room_however_small_host_memory_is(num_slots: int) -> None:
+    slots = Slots(num_slots, dict.fromkeys(range(6), (0,)))
+    disk = Disk(40, slots)
+    manager = BlockManager(6, 4, slots, disk)
+    for number in range(8):
+        sequence = make_sequence("request", range(100 * number, 100 * number + 8))
+        assert manager.allocate(sequence)
+        compute(manager, sequence)
+        manager.free(sequence)
+        disk.finish()
+        manager.land()
+    before = len(manager._cache)
+    while manager.flush():
+        assert manager.check_integrity() == []
+        disk.finish()
+        manager.land()
+    assert len(on_disk(disk)) == manager.num_copies[0] == before
+
+
+def test_when_host_memory_is_full_and_nothing_there_can_be_written_one_block_is_given_up_for_the_others() -> None:
+    slots = Slots(3, dict.fromkeys(range(6), (0,)))
+    disk = Disk(40, slots)
+    disk.max_writes = 0
+    manager = BlockManager(6, 4, slots, disk)
+    sequences = [make_sequence("request", tokens) for tokens in (range(24), range(100, 112))]
+    for sequence in sequences:
+        assert manager.allocate(sequence)
+        compute(manager, sequence)
+        manager.free(sequence)
+    disk.max_writes = 2
+    while manager.flush():
+        assert manager.check_integrity() == []
+        disk.finish()
+        manager.land()
+    first, second = (one.sequence_hashes for one in sequences)
+    assert on_disk(disk) == {*first[:5], *second}
 
 
 def test_where_the_disk_is_too_small_it_gets_what_would_be_given_up_last() -> None:

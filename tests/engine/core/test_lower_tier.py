@@ -10,6 +10,7 @@ from engine.core.sequence import Sequence
 from tests.engine.core.block_machine import (
     DiskBlockMachine,
     LateBlockMachine,
+    LateDiskBlockMachine,
     LateSlots,
     Slots,
     TieredBlockMachine,
@@ -238,3 +239,5 @@ LateBlockMachine.TestCase.settings = settings(max_examples=300, stateful_step_co
 TestLateBlockMachine = LateBlockMachine.TestCase
 DiskBlockMachine.TestCase.settings = settings(max_examples=300, stateful_step_count=60, deadline=None)
 TestDiskBlockMachine = DiskBlockMachine.TestCase
+LateDiskBlockMachine.TestCase.settings = settings(max_examples=300, stateful_step_count=60, deadline=None)
+TestLateDiskBlockMachine = LateDiskBlockMachine.TestCase
