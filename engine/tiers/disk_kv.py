@@ -33,7 +33,8 @@ log = structlog.get_logger()
 
 class DiskKv:
     """Implements `engine.core.disk_copies.DiskTier`. The engine thread calls it, and never waits for the disk: one
-    thread writes and one reads. `wake` is called by these threads when something has ended."""
+    thread writes and one reads. `wake` is called by these threads when something has ended. Invariant: a read or
+    write ends and its thread goes on, whatever is raised."""
 
     def __init__(self, host: HostTier, files: BlockFiles) -> None:
         self.num_slots = files.num_slots
@@ -88,7 +89,9 @@ class DiskKv:
         return (len(self._asked_s) + num_blocks) * self._read_s
 
     def close(self) -> None:
-        """Ends the threads, when they have done what they were asked for. One that hangs is left alone."""
+        """Ends the threads, when they have done what they were asked for, and what was written is on the disk. One that
+        hangs is left alone."""
+        self._writes.put(lambda: self._tried(self._files.sync))
         for jobs in (self._reads, self._writes):
             jobs.put(None)
         for thread in self._threads:
@@ -104,13 +107,14 @@ class DiskKv:
 
     def _read(self, copy: int, slot: int, block: DiskBlock) -> None:
         began_s = time.monotonic()
+        problem = "it is damaged"
         try:
             ok = self._files.read(copy, block, self._host.content(slot))
-        except OSError:
-            ok = False
+        except Exception as error:
+            ok, problem = False, repr(error)
         if not ok:
             self.num_errors += 1
-            log.warning("a KV block on the disk is damaged", folder=str(self._files.folder), slot=copy)
+            log.warning("a KV block of the disk cannot be used", error=problem, folder=self._folder, slot=copy)
         took_s = time.monotonic() - began_s
         self._read_s = 0.8 * self._read_s + 0.2 * took_s if self._read_s else took_s
         self._end(Done(copy, False, ok))
@@ -119,10 +123,10 @@ class DiskKv:
         """Whether it went well. Nothing is written for some time after an error."""
         try:
             work()
-        except OSError as error:
+        except Exception as error:
             self.num_errors += 1
             if self.max_writes:
-                log.warning("KV blocks go to no disk for now", folder=str(self._files.folder), error=str(error))
+                log.warning("KV blocks go to no disk for now", folder=self._folder, error=repr(error))
             self._silent_until_s = max(self._silent_until_s, time.monotonic() + REST_S)
             return False
         return True
@@ -130,6 +134,10 @@ class DiskKv:
     def _end(self, done: Done) -> None:
         self._done.append(done)
         self.wake()
+
+    @property
+    def _folder(self) -> str:
+        return str(self._files.folder)
 
 
 def _work(jobs: "SimpleQueue[Job | None]") -> None:

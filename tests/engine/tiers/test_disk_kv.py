@@ -169,15 +169,16 @@ def test_a_damaged_disk_costs_time_and_no_answer(
         assert one.engine.block_manager.num_disk_errors > 0
 
 
+@pytest.mark.parametrize("problem", [OSError(28, "No space left on device"), ValueError("a fault of ours")], ids=repr)
 def test_a_disk_that_refuses_is_left_alone_for_a_while(
-    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, problem: Exception
 ) -> None:
     tried = 0
 
     def refuse(*arguments: object) -> None:
         nonlocal tried
         tried += 1
-        raise OSError(28, "No space left on device")
+        raise problem
 
     write = BlockFiles.write
     monkeypatch.setattr(BlockFiles, "write", refuse)
@@ -192,6 +193,55 @@ def test_a_disk_that_refuses_is_left_alone_for_a_while(
         one.answers(conversations(10, 2))
         one.until_written()
         assert one.engine.load().disk_blocks_used > 0
+
+
+@pytest.mark.parametrize("problem", [OSError(5, "Input/output error"), ValueError("a fault of ours")], ids=repr)
+def test_a_block_whose_read_fails_is_computed_and_the_next_one_is_read(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, problem: Exception
+) -> None:
+    with worker(tiny_model, tmp_path) as one:
+        _, before = one.answer(prompt(0))
+        _, other = one.answer(prompt(1))
+        one.answers([prompt(seed) for seed in range(2, 10)])
+        one.until_written()
+    read, failures = BlockFiles.read, [problem]
+
+    def fail(*arguments: object) -> bool:
+        if failures:
+            raise failures.pop()
+        return read(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(BlockFiles, "read", fail)
+    with worker(tiny_model, tmp_path) as again:
+        assert again.answer(prompt(0))[1] == before
+        assert again.engine.block_manager.num_disk_errors == 1
+        sequence, after = again.answer(prompt(1))
+        assert (after, sequence.num_cached_tokens) == (other, 144)
+
+
+def test_what_was_written_would_outlive_the_machine_when_the_tier_has_closed(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+
+    def recorded(name: str) -> None:
+        function = getattr(os, name)
+
+        def record(file: int, *arguments: object) -> object:
+            path = Path(os.readlink(f"/proc/self/fd/{file}"))
+            if path.is_relative_to(tmp_path):
+                calls.append(f"{name} {path.name}")
+            return function(file, *arguments)
+
+        monkeypatch.setattr(os, name, record)
+
+    with worker(tiny_model, tmp_path) as one:
+        recorded("pwrite")
+        recorded("fsync")
+        one.answers([prompt(seed) for seed in range(10)])
+        one.until_written()
+        assert {"pwrite index", "pwrite blocks"} == set(calls)
+    assert calls[-3:] == ["fsync blocks", "fsync index", "fsync 0"]
 
 
 def test_nobody_waits_for_a_disk_that_does_not_answer(
