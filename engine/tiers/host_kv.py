@@ -1,6 +1,5 @@
 """KV blocks in host memory: a second home for prefixes that the slab has no room for."""
 
-import os
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -9,6 +8,7 @@ import numpy as np
 from engine.core.block_manager import LowerTier
 from kvtransfer.slab.slab import Slab
 from runtime.config.serving import EngineConfig, parse_bytes
+from runtime.device.available_memory import available_bytes
 from runtime.device.driver import MemoryKind
 from runtime.errors import ConfigError, UnavailableError
 
@@ -70,8 +70,7 @@ def host_kv(slab: Slab, config: EngineConfig, ranks: int) -> HostTier | None:
     check_host_kv(config, slab.driver.kind)
     text = config.host_kv_memory.strip()
     if text == "auto":
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        nbytes = min(AUTO_FACTOR * slab.layout.nbytes, free // 2 // ranks)
+        nbytes = min(AUTO_FACTOR * slab.layout.nbytes, available_bytes() // 2 // ranks)
     else:
         nbytes = parse_bytes(text, KEY)
     if nbytes == 0:

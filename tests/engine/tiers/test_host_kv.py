@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from engine.core.engine import Engine
+from engine.tiers import host_kv as module
 from engine.tiers.host_kv import HostKv, check_host_kv, host_kv, slot_bytes
 from kvtransfer.slab.layout import SlabLayout
 from kvtransfer.slab.slab import Slab
@@ -60,6 +61,14 @@ def test_slots_outlive_a_sleep_of_the_slab(slab: Slab) -> None:
 def test_memory_is_given_in_whole_blocks(slab: Slab, text: str, slots: int | None) -> None:
     tier = host_kv(slab, EngineConfig(host_kv_memory=text), ranks=1)
     assert (None if tier is None else tier.num_slots) == slots
+
+
+def test_auto_leaves_half_of_what_a_container_may_still_take(slab: Slab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "available_bytes", lambda: 14 * slot_bytes(slab) + 1)
+    for ranks, slots in ((1, 7), (2, 3)):
+        tier = host_kv(slab, EngineConfig(host_kv_memory="auto"), ranks)
+        assert tier is not None
+        assert tier.num_slots == slots
 
 
 def test_what_has_no_room_for_a_block_is_refused_with_the_size_of_one(slab: Slab) -> None:
