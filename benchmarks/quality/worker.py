@@ -38,6 +38,7 @@ class Slots:
     """A lower tier of which only the books are kept: nothing is copied."""
 
     spare = 0
+    checksums = None
 
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots

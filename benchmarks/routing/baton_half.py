@@ -15,7 +15,19 @@ from typing import Any
 
 import numpy as np
 
-from baton_proto.kv_events import MAJOR, Cleared, KvEvent, KvEventBatch, Removed, Stored, decode_batch, encode_batch
+from baton_proto.kv_events import (
+    DISK,
+    HOST,
+    MAJOR,
+    Cleared,
+    KvEvent,
+    KvEventBatch,
+    Moved,
+    Removed,
+    Stored,
+    decode_batch,
+    encode_batch,
+)
 from benchmarks.routing.baton_router import BatonRouter
 from benchmarks.routing.half import serve
 from benchmarks.routing.inputs import (
@@ -104,8 +116,7 @@ class BatonHalf:
     def memory(self, folder: str, shape: str, num_blocks: int, num_workers: int) -> list[int]:
         """Growth of the process in bytes after each worker; all hold the same blocks. Call it in a fresh process."""
         tree = RadixTree()
-        tree.apply(worker(0), stored(next(chain_runs(1024))))
-        tree.apply(worker(0), Cleared())
+        begin_tree(tree)
         before = rss_bytes()
         grown: list[int] = []
         for number in range(num_workers):
@@ -113,6 +124,26 @@ class BatonHalf:
                 tree.apply(worker(number), stored(run))
             grown.append(rss_bytes() - before)
         return grown
+
+    def memory_of_homes(self, num_blocks: int) -> int:
+        """Growth of the process in bytes by prefixes of 32 blocks, of which 16 lie on the device of a worker, 8 in its
+        host memory and 8 on its disk. Call it in a fresh process."""
+        tree = RadixTree()
+        begin_tree(tree)
+        before = rss_bytes()
+        for run in chain_runs(num_blocks):
+            for start in range(0, len(run.blocks), 32):
+                sequences = run.sequences[start : start + 32].astype("<u8")
+                tree.apply(worker(0), stored(Run(None, run.blocks[start : start + 32], sequences)))
+                tree.apply(worker(0), Moved(sequences[24:].tobytes(), DISK))
+                tree.apply(worker(0), Moved(sequences[16:24].tobytes(), HOST))
+        return rss_bytes() - before
+
+
+def begin_tree(tree: RadixTree) -> None:
+    """The tree takes what it needs once."""
+    tree.apply(worker(0), stored(next(chain_runs(1024))))
+    tree.apply(worker(0), Cleared())
 
 
 def worker(number: int) -> WorkerKey:

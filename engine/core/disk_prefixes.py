@@ -138,23 +138,29 @@ class DiskPrefixCache(PrefixCache):
             return
         self._free_slots.append(target)
         if self.holds(copy) and not ok:
-            lost = [copy]
-            for block in lost:
-                lost += self._children_on_disk(block)
-            for block in reversed(lost):
-                self._lose(block)
+            self.lose(copy)
 
-    def _children_on_disk(self, block: int) -> list[int]:
-        """In a time that grows with the disk: for what happens rarely."""
-        parents = np.frombuffer(self._parents, np.uint64)[self.first_copy :]
-        places = np.frombuffer(self._places, np.uint8)[self.first_copy :]
+    def lose(self, block: int) -> None:
+        """Forgets a block of a lower tier, and all below it, which lie there too."""
+        lost = [block]
+        for one in lost:
+            lost += self._children_below(one)
+        for one in reversed(lost):
+            self._lose(one)
+
+    def _children_below(self, block: int) -> list[int]:
+        """In a time that grows with the lower tiers: for what happens rarely."""
+        parents = np.frombuffer(self._parents, np.uint64)[self.num_blocks :]
+        places = np.frombuffer(self._places, np.uint8)[self.num_blocks :]
         found = (parents == self._sequence_hashes[block]) & (places == CHILD)
-        return (np.flatnonzero(found) + self.first_copy).tolist()
+        return (np.flatnonzero(found) + self.num_blocks).tolist()
 
     def _lose(self, block: int) -> None:
-        """Forgets a block of the disk."""
+        """Forgets a leaf in a lower tier."""
         self._queue_of(block).pop(block)
         self._log.removed(self._forget(block))
+        if block < self.first_copy:
+            self._release_slot(block)
 
     def _disk_block(self, block: int) -> DiskBlock:
         return DiskBlock(

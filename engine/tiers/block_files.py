@@ -68,13 +68,15 @@ class BlockFiles:
                 order, _, block = parsed
                 yield order, slot, block
 
-    def write(self, slot: int, block: DiskBlock, kv: memoryview) -> None:
-        """Raises OSError."""
+    def write(self, slot: int, block: DiskBlock, kv: memoryview, kv_sum: int | None = None) -> None:
+        """kv_sum: what the checksum of `kv` should be; None: what it is. Raises OSError."""
         self._order += 1
         parent = block.parent or 0
         hashes = (block.sequence_hash, parent, block.block_hash, block.seed)
         root = block.parent is None
-        fields = self._header.pack(*hashes, self._order, _sum(kv), block.kind, root, block.tokens)
+        fields = self._header.pack(
+            *hashes, self._order, _sum(kv) if kv_sum is None else kv_sum, block.kind, root, block.tokens
+        )
         _write(self._blocks, kv, slot * self._block_bytes)
         _write(self._index, fields + _sum(fields).to_bytes(SUM_BYTES, "little"), slot * self._header_bytes)
         self._unflushed += self._block_bytes

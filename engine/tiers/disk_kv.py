@@ -102,7 +102,11 @@ class DiskKv:
     # --- on the threads -----------------------------------------------------------------------------------------------
 
     def _write(self, slot: int, copy: int, block: DiskBlock) -> None:
-        ok = self.max_writes > 0 and self._tried(lambda: self._files.write(copy, block, self._host.content(slot)))
+        sums = self._host.checksums
+        kv_sum = None if sums is None else sums.of(slot)  # a block that is damaged is known as damaged when it is read
+        ok = self.max_writes > 0 and self._tried(
+            lambda: self._files.write(copy, block, self._host.content(slot), kv_sum)
+        )
         self._end(Done(copy, True, ok))
 
     def _read(self, copy: int, slot: int, block: DiskBlock) -> None:
@@ -110,6 +114,8 @@ class DiskKv:
         problem = "it is damaged"
         try:
             ok = self._files.read(copy, block, self._host.content(slot))
+            if self._host.checksums is not None:
+                self._host.checksums.put(slot)
         except Exception as error:
             ok, problem = False, repr(error)
         if not ok:

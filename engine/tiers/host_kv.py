@@ -1,19 +1,21 @@
 """KV blocks in host memory: a second home for prefixes that the slab has no room for."""
 
-import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
+import xxhash
 
 from engine.core.block_manager import LowerTier
 from kvtransfer.slab.slab import Slab
 from runtime.config.serving import EngineConfig, parse_bytes
+from runtime.device.available_memory import available_bytes
 from runtime.device.driver import MemoryKind
 from runtime.errors import ConfigError, UnavailableError
 
 AUTO_FACTOR = 4  # times the slab
 KEY = "engine.host_kv_memory"
+CHECKSUM_KEY = "engine.host_kv_checksum"
 
 
 class HostTier(LowerTier, Protocol):
@@ -21,9 +23,34 @@ class HostTier(LowerTier, Protocol):
 
     slot_bytes: int
 
+    @property
+    def checksums(self) -> "SlotSums | None": ...
+
     def content(self, slot: int) -> memoryview:
         """The bytes of a slot, for the disk tier. From any thread, which waits for copies of the slot."""
         ...
+
+
+class SlotSums:
+    """Implements `engine.core.block_manager.Checksums`: xxh3, as on the disk. A slot has one owner at a time, which is
+    the engine thread or one of the disk tier's."""
+
+    def __init__(self, num_slots: int, content: Callable[[int], memoryview]) -> None:
+        self._sums = [0] * num_slots
+        self._content = content
+
+    def put(self, slot: int) -> None:
+        """The slot was filled."""
+        self._sums[slot] = xxhash.xxh3_64_intdigest(self._content(slot))
+
+    def of(self, slot: int) -> int:
+        return self._sums[slot]
+
+    def num_intact(self, slots: Sequence[int]) -> int:
+        return next(
+            (i for i, slot in enumerate(slots) if xxhash.xxh3_64_intdigest(self._content(slot)) != self._sums[slot]),
+            len(slots),
+        )
 
 
 class HostKv:
@@ -32,18 +59,21 @@ class HostKv:
 
     spare = 0
 
-    def __init__(self, slab: Slab, nbytes: int) -> None:
-        """nbytes: of host memory, in whole blocks."""
+    def __init__(self, slab: Slab, nbytes: int, checked: bool = False) -> None:
+        """nbytes: of host memory, in whole blocks. checked: with checksums."""
         layout = slab.layout
         self.slot_bytes = slot_bytes(slab)
         self.num_slots = nbytes // self.slot_bytes
         self._slab = slab
         self._slots = np.empty((self.num_slots, layout.num_layers, layout.block_bytes), dtype=np.uint8)
+        self.checksums = SlotSums(self.num_slots, self.content) if checked else None
 
     def store(self, blocks: Sequence[int], slots: Sequence[int]) -> None:
         device = self._blocks()
         for block, slot in zip(blocks, slots, strict=True):
             self._slots[slot] = device[:, block]
+            if self.checksums is not None:
+                self.checksums.put(slot)
 
     def load(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
         device = self._blocks()
@@ -70,8 +100,7 @@ def host_kv(slab: Slab, config: EngineConfig, ranks: int) -> HostTier | None:
     check_host_kv(config, slab.driver.kind)
     text = config.host_kv_memory.strip()
     if text == "auto":
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        nbytes = min(AUTO_FACTOR * slab.layout.nbytes, free // 2 // ranks)
+        nbytes = min(AUTO_FACTOR * slab.layout.nbytes, available_bytes() // 2 // ranks)
     else:
         nbytes = parse_bytes(text, KEY)
     if nbytes == 0:
@@ -79,7 +108,7 @@ def host_kv(slab: Slab, config: EngineConfig, ranks: int) -> HostTier | None:
     if nbytes < slot_bytes(slab):
         raise ConfigError(KEY, f"{text} is less than one KV block, {slot_bytes(slab)} bytes: 0 turns it off")
     if slab.driver.kind == "host":
-        return HostKv(slab, nbytes)
+        return HostKv(slab, nbytes, config.host_kv_checksum)
     from engine.tiers.gpu_kv import GpuHostKv  # here: torch and cuda-bindings are there only where a GPU is
 
     try:
@@ -90,6 +119,11 @@ def host_kv(slab: Slab, config: EngineConfig, ranks: int) -> HostTier | None:
 
 def check_host_kv(config: EngineConfig, memory: MemoryKind) -> None:
     """Raises ConfigError where there is no such tier."""
+    if config.host_kv_checksum and (memory != "host" or config.tensor_parallel > 1):
+        problem = (
+            "only CPU workers of one rank have it, because others would hash a prefix for longer than they copy it"
+        )
+        raise ConfigError(CHECKSUM_KEY, f"{problem}: leave it false")
     if config.host_kv_memory.strip() != "0" and memory != "host" and config.tensor_parallel > 1:
         raise ConfigError(KEY, "GPU workers with several ranks have no host tier yet: leave it at 0")
 

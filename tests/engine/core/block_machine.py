@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from baton_proto.kv_events import KvEvent, Stored
 from baton_proto.worker import NO_HINT, CacheHint
-from engine.core.block_manager import BlockManager
+from engine.core.block_manager import BlockManager, Checksums
 from engine.core.disk_copies import DiskBlock, Done
 from engine.core.moves import BEFORE_STEP, Move
 from engine.core.sequence import Sequence, SequenceStatus
@@ -46,6 +46,7 @@ class Slots:
     """A lower tier of the oracle's dict."""
 
     spare = 0
+    checksums: Checksums | None = None
 
     def __init__(self, num_slots: int, content: MutableMapping[int, tuple[int, ...]]) -> None:
         self.num_slots = num_slots

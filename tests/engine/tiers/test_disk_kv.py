@@ -19,7 +19,7 @@ from engine.core.sequence import Sequence
 from engine.tiers import disk_kv as module
 from engine.tiers.block_files import BlockFiles
 from engine.tiers.disk_kv import check_disk_kv, check_folder, fingerprint
-from engine.tiers.host_kv import slot_bytes
+from engine.tiers.host_kv import HostKv, slot_bytes
 from kvtransfer.slab.layout import SlabLayout
 from runtime.config.serving import DiskKvConfig, EngineConfig, ServingConfig
 from runtime.errors import ConfigError
@@ -33,7 +33,9 @@ TIMEOUT_S = 30.0
 class Worker:
     """An engine with a small pool, a smaller host tier and a disk tier below, driven as an engine loop drives it."""
 
-    def __init__(self, model: Path, folder: Path | None, num_disk: int = 128, num_host: int = 32) -> None:
+    def __init__(
+        self, model: Path, folder: Path | None, num_disk: int = 128, num_host: int = 32, checked: bool = False
+    ) -> None:
         plain = EngineConfig(device="cpu", threads=1, kv_memory="4MiB")
         probe = build_engine(ServingConfig(model=str(model), engine=plain))
         one_block = slot_bytes(probe.slab)
@@ -41,7 +43,8 @@ class Worker:
         engine = replace(plain, kv_memory=str(20 * one_block))
         if folder is not None:
             disk = DiskKvConfig(folder=str(folder), size=str(num_disk * (one_block + 128)))
-            engine = replace(engine, host_kv_memory=str(num_host * one_block), disk_kv=disk)
+            host = str(num_host * one_block)
+            engine = replace(engine, host_kv_memory=host, host_kv_checksum=checked, disk_kv=disk)
         self.assembly = build_engine(ServingConfig(model=str(model), engine=engine))
         self.engine: Engine = self.assembly.engine
         self.engine.block_manager.compute_s = lambda num_tokens: inf  # reading is sooner, however quick the machine
@@ -167,6 +170,36 @@ def test_a_damaged_disk_costs_time_and_no_answer(
     with worker(tiny_model, tmp_path) as one:
         assert one.answers(prompts) == expected(prompts)
         assert one.engine.block_manager.num_disk_errors > 0
+
+
+def test_what_is_damaged_in_host_memory_is_used_neither_from_there_nor_from_the_disk(
+    tiny_model: Path, tmp_path: Path, expected: Callable[[list[list[int]]], list[list[int]]]
+) -> None:
+    dice, prompts = random.Random(2), conversations(25, 3)
+    answers = expected(prompts)
+    num_damaged = num_disk_errors = 0
+    for _ in range(2):
+        with worker(tiny_model, tmp_path, checked=True) as one:
+            manager = one.engine.block_manager
+            tier = manager._tier
+            assert isinstance(tier, HostKv)
+
+            def damage(most: int, of: Worker = one, tier: HostKv = tier) -> None:
+                cache = of.engine.block_manager._cache
+                idle = sorted(set(cache._lowered) - cache.copies.sources)
+                for slot in dice.sample(idle, min(len(idle), most)):
+                    tier.content(slot - cache.num_blocks)[dice.randrange(tier.slot_bytes)] ^= 1
+
+            for tokens, answer in zip(prompts, answers, strict=True):
+                damage(2)
+                assert one.answer(tokens)[1] == answer
+            damage(99)
+            while manager.flush():
+                one.until_written()
+            num_damaged += manager.num_damaged
+            num_disk_errors += manager.num_disk_errors
+    assert num_damaged > 0
+    assert num_disk_errors > 0, "they were written with the checksums that they had before"
 
 
 @pytest.mark.parametrize("problem", [OSError(28, "No space left on device"), ValueError("a fault of ours")], ids=repr)

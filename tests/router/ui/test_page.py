@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from baton_proto.discovery import WorkerLoad
 from baton_proto.generated import inference_pb2 as pb
 from router.api.http.app import create_app
 from router.api.http.server import serve_http
@@ -14,7 +15,7 @@ from runtime.security.secret import Secret
 from tests.browser import Browser, Tab, browsing, needs_browser
 from tests.planner.live import planned_service
 from tests.router.scripted_generator import ScriptedGenerator, make_frontend, tiny_tokenizer
-from tests.router.ui.crowd import Crowd
+from tests.router.ui.crowd import BLOCKS, Crowd
 
 pytestmark = needs_browser
 
@@ -123,6 +124,20 @@ async def test_it_is_light_and_dark_and_tells_kinds_and_states_apart(tiny_model:
                 await tab.until(f"{COLOURED % colour} > 0")
         assert backs[0] != backs[1]
         assert await tab.text("#counts") == "1 decode draining · 2 decode ready · 1 decode sleeping · 2 prefill ready"
+
+
+async def test_a_worker_has_a_bar_for_each_of_its_lower_tiers(tiny_model: Path, browser: Browser) -> None:
+    crowd = Crowd(0, 1)
+    key = crowd.pool.workers["decode-1"].key
+    blocks = {"blocks_total": BLOCKS}
+    async with crowded(tiny_model, crowd) as address:
+        tab = await browser.open(f"{address}#key={KEY}")
+        await tab.until(LIVE)
+        for tier, colour in (("host", "--green"), ("disk", "--pink")):
+            assert await tab.value(COLOURED % colour) == 0
+            blocks |= {f"{tier}_blocks_used": 500, f"{tier}_blocks_total": 1000}
+            crowd.ledger.report(key, WorkerLoad(**blocks))
+            await tab.until(f"{COLOURED % colour} > 0")
 
 
 async def test_who_wishes_for_less_motion_gets_less_and_a_pause_ends_the_stream(
