@@ -35,6 +35,7 @@ from router.parsing.parsing import model_families
 from router.placement.assignment import Assigner
 from router.placement.expected_prefixes import ExpectedPrefixes
 from router.requests.admission import AdmissionQueue
+from router.requests.body_budget import BodyBudget
 from router.requests.choice import Parts
 from router.requests.frontend import Frontend
 from router.requests.generation import Generator
@@ -267,7 +268,7 @@ def _frontend(config: ServingConfig, files: ModelFiles, generator: Generator, me
         max_body_bytes=config.router.max_body_bytes,
         cache_salt=config.engine.cache_salt or "",
         cache_per_tenant=config.engine.cache_per_tenant,
-        max_buffered_bytes=config.router.max_buffered_bytes,
+        bodies=BodyBudget(config.router.max_buffered_bytes),
         sampling_defaults=model_defaults(files.folder) if config.router.generation_config == "auto" else {},
         max_priority=config.router.max_priority,
         grammars=GrammarCompiler(files.folder, files.config.vocab_size, files.eos_token_ids),
@@ -301,7 +302,8 @@ async def _open_apis(
     grpc_api = GrpcApi(frontend, questions, keys.api, tls, keys.operator, innermost)
     grpc_port = await grpc_api.start(host, config.router.grpc_port)
     closing.push_async_callback(grpc_api.stop, END_GRACE_S)
-    http_server = await serve_http(app, host, config.router.http_port, None if tls is None else tls.server_context())
+    context = None if tls is None else tls.server_context()
+    http_server = await serve_http(app, host, config.router.http_port, context, config.router.max_http_connections)
     closing.push_async_callback(http_server.stop, END_GRACE_S)
     return {"grpc": format_address(host, grpc_port), "http": format_address(host, http_server.port)}
 

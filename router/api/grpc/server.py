@@ -79,7 +79,7 @@ class GrpcApi:
         self._health = health.aio.HealthServicer()
         self._tls = tls
         size_limit = ("grpc.max_receive_message_length", frontend.max_body_bytes)
-        receiving = Receiving(frontend.max_buffered_bytes, frontend.max_body_bytes)
+        receiving = Receiving(frontend.bodies.limit_bytes, frontend.max_body_bytes)
         guards: list[grpc.aio.ServerInterceptor] = [DecodeRequests(FILES, frontend.lane, receiving)]
         elsewhere = [f"/{health.SERVICE_NAME}/", *(f"{KSERVE}{method}" for method in ("ServerLive", "ServerReady"))]
         if operators:

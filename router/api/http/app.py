@@ -13,7 +13,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from router.api.http.body import BodyBudget
 from router.api.http.dialect import Dialect
 from router.api.http.errors import error_response, on_http_exception, openai_form, unauthorized
 from router.api.http.generation import CALLER, REQUEST_ID_HEADER, GenerationEndpoint
@@ -56,7 +55,6 @@ def create_app(
     Requests for text go straight to their endpoints, which answer their own errors, because each layer between would
     cost time for every event.
     """
-    bodies = BodyBudget(frontend.max_buffered_bytes)
     strict = frontend.unknown_fields == "refuse"
     chat, completion = (ChatBody, CompletionBody) if strict else (OpenChatBody, OpenCompletionBody)
     spoken: dict[str, Dialect] = {
@@ -64,7 +62,7 @@ def create_app(
         "/v1/completions": OpenAIDialect(frontend, completion, CompletionAnswer, "cmpl"),
         **dialects,
     }
-    direct = {path: GenerationEndpoint(frontend, bodies, dialect) for path, dialect in spoken.items()}
+    direct = {path: GenerationEndpoint(frontend, dialect) for path, dialect in spoken.items()}
     pages = _Pages(frontend, metrics, targets)
     routes = [
         *(Route(path, endpoint, methods=["POST"]) for path, endpoint in direct.items()),
