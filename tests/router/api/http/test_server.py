@@ -125,8 +125,8 @@ def test_over_tls_who_shakes_no_hands_is_left_and_the_others_are_served(
     ca.issue_cert("127.0.0.1").configure_cert(theirs)
 
     async def visit() -> bytes:
-        async with await serve_http(hello, "127.0.0.1", 0, theirs) as server:
-            for said in (b"", b"GET / HTTP/1.1\r\nHost: baton\r\n\r\n"):
+        async with await serve_http(hello, "127.0.0.1", 0, theirs, max_connections=2) as server:
+            for said in (b"", b"GET / HTTP/1.1\r\nHost: baton\r\n\r\n", b"Hello"):
                 reader, writer = await asyncio.open_connection(server.host, server.port)
                 writer.write(said)
                 with contextlib.suppress(ConnectionResetError):
