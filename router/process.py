@@ -3,9 +3,10 @@
 import asyncio
 import gc
 import math
+import secrets
 import time
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 from starlette.routing import Route
@@ -70,12 +71,15 @@ from runtime.discovery.load_board import LoadBoard
 from runtime.errors import ConfigError
 from runtime.grammar.compiler import GrammarCompiler
 from runtime.nats.client import NatsClient, connect
+from runtime.processes.owned_folder import temporary_folder, write_private
 from runtime.processes.ports import check_router_ports
 from runtime.processes.serving import print_ready, stop_signal
 from runtime.security.keys import Keys, check_reach, load_keys
+from runtime.security.secret import Secret
 from runtime.security.tls import Tls, load_tls
 
 COLLECT_AFTER = (50_000, 20, 100)  # new objects, then collections of the younger generation
+OPERATOR_KEY = "operator.key"
 END_GRACE_S = 2.0  # for the last messages of requests that were cut off at the drain timeout
 
 log = structlog.get_logger()
@@ -93,6 +97,7 @@ async def run_router(config: ServingConfig, router_id: str) -> None:
     stop = stop_signal()
     files = await asyncio.to_thread(served_model, config)
     async with AsyncExitStack() as closing:
+        keys = keys if keys.operator else replace(keys, operator=(_own_operator_key(closing),))
         nats = await connect(config.nats.url, router_id, config.namespace, config.workers.ready_timeout_s, keys.nats)
         closing.push_async_callback(nats.close)
         view = _view(config, files, router_id, nats, keys)
@@ -106,7 +111,7 @@ async def run_router(config: ServingConfig, router_id: str) -> None:
         scrape_targets = ScrapeTargets(nats, view.directory, _scraped_by_https(config, keys, tls))
         await scrape_targets.start()
         page = _page(config, files, view, status, questions, nats) if config.router.ui else None
-        guard = OperatorsGuard(keys.operator, keys.api)
+        guard = OperatorsGuard(keys.operator)
         routes = [*SleepEndpoints(questions.sleep, guard).routes(), weights_route(questions.weights, guard)]
         routes += [] if page is None else UiEndpoints(*page, guard).routes()
         dialects, dialect_routes = _dialects(config, frontend)
@@ -136,6 +141,16 @@ async def run_router(config: ServingConfig, router_id: str) -> None:
         log.info("ready", **addresses)
         await stop.wait()
         await _drain(generator, config.workers.drain_timeout_s)
+
+
+def _own_operator_key(closing: AsyncExitStack) -> Secret:
+    """A fresh key in a file that only this user can read, for a router that was told none. Raises OSError."""
+    key, folder = Secret(secrets.token_hex(32)), temporary_folder()
+    closing.callback(folder.close)
+    file = folder.path / OPERATOR_KEY
+    write_private(file, key.reveal())
+    log.info("operators need the key in this file: --operator-key-file", file=str(file))
+    return key
 
 
 def _calm_collector() -> None:
