@@ -3,9 +3,10 @@
 import asyncio
 import gc
 import math
+import secrets
 import time
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import structlog
@@ -36,6 +37,7 @@ from router.parsing.parsing import model_families
 from router.placement.assignment import Assigner
 from router.placement.expected_prefixes import ExpectedPrefixes
 from router.requests.admission import AdmissionQueue
+from router.requests.body_budget import BodyBudget
 from router.requests.choice import Parts
 from router.requests.frontend import Frontend
 from router.requests.generation import Generator
@@ -70,12 +72,15 @@ from runtime.discovery.load_board import LoadBoard
 from runtime.errors import ConfigError
 from runtime.grammar.compiler import GrammarCompiler
 from runtime.nats.client import NatsClient, connect
+from runtime.processes.owned_folder import temporary_folder, write_private
 from runtime.processes.ports import check_router_ports
 from runtime.processes.serving import print_ready, stop_signal
 from runtime.security.keys import Keys, check_reach, load_keys
+from runtime.security.secret import Secret
 from runtime.security.tls import Tls, load_tls
 
 COLLECT_AFTER = (50_000, 20, 100)  # new objects, then collections of the younger generation
+OPERATOR_KEY = "operator.key"
 END_GRACE_S = 2.0  # for the last messages of requests that were cut off at the drain timeout
 
 log = structlog.get_logger()
@@ -93,6 +98,7 @@ async def run_router(config: ServingConfig, router_id: str) -> None:
     stop = stop_signal()
     files = await asyncio.to_thread(served_model, config)
     async with AsyncExitStack() as closing:
+        keys = keys if keys.operator else replace(keys, operator=(_own_operator_key(closing),))
         nats = await connect(config.nats.url, router_id, config.namespace, config.workers.ready_timeout_s, keys.nats)
         closing.push_async_callback(nats.close)
         view = _view(config, files, router_id, nats, keys)
@@ -106,7 +112,7 @@ async def run_router(config: ServingConfig, router_id: str) -> None:
         scrape_targets = ScrapeTargets(nats, view.directory, _scraped_by_https(config, keys, tls))
         await scrape_targets.start()
         page = _page(config, files, view, status, questions, nats) if config.router.ui else None
-        guard = OperatorsGuard(keys.operator, keys.api)
+        guard = OperatorsGuard(keys.operator)
         routes = [*SleepEndpoints(questions.sleep, guard).routes(), weights_route(questions.weights, guard)]
         routes += [] if page is None else UiEndpoints(*page, guard).routes()
         dialects, dialect_routes = _dialects(config, frontend)
@@ -136,6 +142,16 @@ async def run_router(config: ServingConfig, router_id: str) -> None:
         log.info("ready", **addresses)
         await stop.wait()
         await _drain(generator, config.workers.drain_timeout_s)
+
+
+def _own_operator_key(closing: AsyncExitStack) -> Secret:
+    """A fresh key in a file that only this user can read, for a router that was told none. Raises OSError."""
+    key, folder = Secret(secrets.token_hex(32)), temporary_folder()
+    closing.callback(folder.close)
+    file = folder.path / OPERATOR_KEY
+    write_private(file, key.reveal())
+    log.info("operators need the key in this file: --operator-key-file", file=str(file))
+    return key
 
 
 def _calm_collector() -> None:
@@ -268,7 +284,7 @@ def _frontend(config: ServingConfig, files: ModelFiles, generator: Generator, me
         max_body_bytes=config.router.max_body_bytes,
         cache_salt=config.engine.cache_salt or "",
         cache_per_tenant=config.engine.cache_per_tenant,
-        max_buffered_bytes=config.router.max_buffered_bytes,
+        bodies=BodyBudget(config.router.max_buffered_bytes),
         sampling_defaults=model_defaults(files.folder) if config.router.generation_config == "auto" else {},
         max_priority=config.router.max_priority,
         grammars=GrammarCompiler(files.folder, files.config.vocab_size, files.eos_token_ids),
@@ -302,7 +318,8 @@ async def _open_apis(
     grpc_api = GrpcApi(frontend, questions, keys.api, tls, keys.operator, innermost)
     grpc_port = await grpc_api.start(host, config.router.grpc_port)
     closing.push_async_callback(grpc_api.stop, END_GRACE_S)
-    http_server = await serve_http(app, host, config.router.http_port, None if tls is None else tls.server_context())
+    context = None if tls is None else tls.server_context()
+    http_server = await serve_http(app, host, config.router.http_port, context, config.router.max_http_connections)
     closing.push_async_callback(http_server.stop, END_GRACE_S)
     return {"grpc": format_address(host, grpc_port), "http": format_address(host, http_server.port)}
 

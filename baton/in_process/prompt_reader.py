@@ -10,6 +10,7 @@ from baton_proto.sampling import MAX_SEED
 from router.api.http.openai_fields import ChatMessage
 from router.api.sampling_options import NO_DEFAULTS, Options
 from router.api.validation import Call, Chat, Prompt, validate
+from router.requests.body_budget import BodyBudget
 from router.requests.frontend import Frontend, Limits
 from router.requests.request import Finished, GenerateRequest, Piece
 from router.text.tokenizer import Tokenizer
@@ -46,7 +47,7 @@ class PromptReader:
             not_ready=lambda: None,
             request_timeout_s=0.0,
             max_body_bytes=0,
-            max_buffered_bytes=0,
+            bodies=BodyBudget(0),
             cache_salt=cache_salt,
             sampling_defaults=sampling_defaults,
             lane=_InPlace(),

@@ -7,7 +7,7 @@ from msgspec import Struct
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from router.api.http.body import BodyBudget, received_body
+from router.api.http.body import received_body
 from router.api.http.errors import ErrorForm, error_response
 from router.api.http.generation import CALLER, asking_tenant
 from router.api.http.json_body import read_soon
@@ -27,7 +27,6 @@ class TokenCounter:
     ) -> None:
         """`field`: the body's name of the prompt; `answer`: makes an answer of the number."""
         self._frontend = frontend
-        self._bodies = BodyBudget(frontend.max_buffered_bytes)
         self._field = field
         self._read = read
         self._answer = answer
@@ -39,7 +38,7 @@ class TokenCounter:
         try:
             frontend.rate_limits.account(http.scope.get(CALLER, ANYONE)).admit()
             deadline_s = time.monotonic() + frontend.request_timeout_s
-            with self._bodies.hold() as held:
+            with frontend.bodies.hold() as held:
                 data = await received_body(http, frontend.max_body_bytes, held)
                 model, chat = await read_soon(frontend.lane, deadline_s, self._read, data, asking_tenant(http))
                 check_model(frontend, model)

@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol
 from msgspec import Struct
 
 from router.parsing.parsing import NO_FAMILIES, ModelFamilies
+from router.requests.body_budget import BodyBudget
 from router.requests.rate_limits import RateLimits
 from router.requests.request import Finished, GenerateRequest, Piece
 from router.text.tokenizer import Tokenizer
@@ -41,7 +42,7 @@ class Frontend:
     not_ready: Callable[[], str | None]  # why no request can be served now (no worker, draining); None: ready
     request_timeout_s: float  # of a request whose caller names no deadline
     max_body_bytes: int
-    max_buffered_bytes: int  # of each API's bodies together
+    bodies: BodyBudget  # of HTTP; gRPC messages have as much again, see router/api/grpc/receiving.py
     reject_ttft_s: float = math.inf  # a request whose first token is expected later is refused
     cache_salt: str = ""  # engine.cache_salt
     cache_per_tenant: bool = False  # engine.cache_per_tenant

@@ -34,7 +34,7 @@ class Client:
         operator_key: Secret | None = None,
     ) -> None:
         self._metadata = metadata(api_key)
-        self._operators = metadata(operator_key or api_key)  # without a cluster key, a service has no operator key
+        self._operators = metadata(operator_key)
         if ca is None:
             self._channel = grpc.aio.insecure_channel(address, options=OPTIONS)
         else:

@@ -19,8 +19,8 @@ log = structlog.get_logger()
 
 
 class BearerKeys:
-    """`keys`: at least one, each with who shows it. `file`: where they come from; it is read again within RELOAD_S of a
-    change: keys change while the service runs."""
+    """`keys`: each with who shows it; without any, nobody is let in. `file`: where they come from; it is read again
+    within RELOAD_S of a change: keys change while the service runs."""
 
     def __init__(self, keys: Sequence[tuple[Secret, Caller]], file: str | None = None) -> None:
         self._file = file
@@ -51,10 +51,10 @@ class BearerKeys:
     def first(self) -> Secret:
         """The key that our own calls show."""
         self._look()
-        return self._first
+        return self._keys[0]
 
     def _take(self, keys: Sequence[tuple[Secret, Caller]]) -> None:
-        self._first = keys[0][0]
+        self._keys = [key for key, _ in keys]
         # Digests have one length: a comparison tells nothing about the length of a key.
         self._callers = [(hashlib.sha256(key.reveal().encode()).digest(), caller) for key, caller in keys]
 

@@ -1,7 +1,8 @@
 """The keys of a process: those that it shows, and those that it asks for. They are read once, at its start.
 
-A key that is not configured is not asked for. A process without a cluster key listens on the loopback interface alone.
-`baton up` makes a cluster key for each run where none is given.
+A key that is not configured is not asked for, except the operator key: a router without any makes one. A process
+without a cluster key listens on the loopback interface alone. `baton up` makes a cluster key for each run where none is
+given.
 """
 
 import os

@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from runtime.address import is_address
+from runtime.address import is_address, is_loopback
 from runtime.config.serving import NatsConfig
 from runtime.errors import ConfigError
-from runtime.security.cluster_key import NATS, ClusterKey
+from runtime.security.cluster_key import NATS, ClusterKey, TlsMode
 from runtime.security.secret import Secret, read_file, read_secrets
 
 if TYPE_CHECKING:
@@ -67,13 +67,26 @@ def find_login(config: NatsConfig, cluster: ClusterKey | None, environ: Mapping[
     login = _given_login(config, environ)
     if cluster is None:
         return login or NO_LOGIN
-    if cluster.mode == "on" and config.url is not None and urlsplit(config.url).scheme != TLS_SCHEME:
-        problem = f"security.internal_tls is `on`, which wants {TLS_SCHEME}://; with `auto` another NATS may do without"
-        raise ConfigError("nats.url", problem)
+    _check_encrypted(config.url, cluster.mode)
     derived = NatsLogin(OWN_USER, cluster.derive(NATS))
     if login is not None and login.variables() != derived.variables():
         return login
     return replace(derived, tls=cluster.tls) if _is_ours(config.url) else derived
+
+
+def _check_encrypted(url: str | None, mode: TlsMode) -> None:
+    """Raises ConfigError where the processes of a service encrypt what goes between them, but not what goes to NATS."""
+    if url is None or mode == "off":
+        return
+    parts = urlsplit(url if "://" in url else f"//{url}")
+    if parts.scheme == TLS_SCHEME:
+        return
+    problem = f"security.internal_tls is `{mode}`, which wants {TLS_SCHEME}://"
+    if mode == "on":
+        raise ConfigError("nats.url", f"{problem}; with `auto` a NATS at 127.0.0.1 may do without")
+    if not is_loopback(parts.hostname or ""):
+        problem += " for a NATS on another machine as soon as workers.host is more than this one"
+        raise ConfigError("nats.url", f"{problem}; `off` sends all in plain text")
 
 
 def _given_login(config: NatsConfig, environ: Mapping[str, str]) -> NatsLogin | None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from router.api.grpc.server import GrpcApi
 from router.api.http.server import serve_http
 from router.process import COLLECT_AFTER
+from router.requests.body_budget import BodyBudget
 from tests.router.api.conversations import app_of
 from tests.router.operator_questions import make_questions
 from tests.router.scripted_generator import ScriptedGenerator, make_frontend, tiny_tokenizer
@@ -27,7 +28,7 @@ async def lags_s(
     `model`: a tiny one."""
     generator = ScriptedGenerator(tiny_tokenizer(model))
     generator.max_model_len = 131_072
-    frontend = replace(make_frontend(generator), max_body_bytes=8 * 1024 * 1024, max_buffered_bytes=2**30)
+    frontend = replace(make_frontend(generator), max_body_bytes=8 * 1024 * 1024, bodies=BodyBudget(2**30))
     api = GrpcApi(frontend, make_questions(_status))
     with _collector_of_a_router():
         async with await serve_http(app_of(frontend), "127.0.0.1", 0) as server:

@@ -8,6 +8,7 @@ from pathlib import Path
 from baton_proto.sampling import SamplingParams, TokenLogprobs
 from router.counters.tally import Service
 from router.requests.answer import Answer
+from router.requests.body_budget import BodyBudget
 from router.requests.frontend import Frontend, Limits
 from router.requests.request import Finished, GenerateRequest, Piece
 from router.text.tokenizer import Tokenizer
@@ -83,7 +84,7 @@ def make_frontend(
         not_ready=lambda: not_ready,
         request_timeout_s=60.0,
         max_body_bytes=1 << 20,
-        max_buffered_bytes=1 << 22,
+        bodies=BodyBudget(1 << 22),
         grammars=grammars,
     )
 

@@ -71,7 +71,7 @@ class GrpcApi:
         operators: Sequence[Secret] = (),
         innermost: Sequence[grpc.aio.ServerInterceptor] = (),
     ) -> None:
-        """With `operators`, `Admin` asks for one of them. With `keys`, all else but health asks for one of those."""
+        """`Admin` asks for one of `operators`. With `keys`, all else but health asks for one of those."""
         logging.getLogger("grpc._cython.cygrpc").addFilter(ours_alone)
         self.port = 0
         self._frontend = frontend
@@ -79,14 +79,13 @@ class GrpcApi:
         self._health = health.aio.HealthServicer()
         self._tls = tls
         size_limit = ("grpc.max_receive_message_length", frontend.max_body_bytes)
-        receiving = Receiving(frontend.max_buffered_bytes, frontend.max_body_bytes)
-        guards: list[grpc.aio.ServerInterceptor] = [DecodeRequests(FILES, frontend.lane, receiving)]
-        elsewhere = [f"/{health.SERVICE_NAME}/", *(f"{KSERVE}{method}" for method in ("ServerLive", "ServerReady"))]
-        if operators:
-            elsewhere.append(ADMIN)
-            guards.insert(
-                0, RequireBearer(BearerKeys.plain(operators), "operator key", prefix=ADMIN, remedy=OPERATOR_REMEDY)
-            )
+        receiving = Receiving(frontend.bodies.limit_bytes, frontend.max_body_bytes)
+        guards: list[grpc.aio.ServerInterceptor] = [
+            RequireBearer(BearerKeys.plain(operators), "operator key", prefix=ADMIN, remedy=OPERATOR_REMEDY),
+            DecodeRequests(FILES, frontend.lane, receiving),
+        ]
+        alive = (f"{KSERVE}{method}" for method in ("ServerLive", "ServerReady"))
+        elsewhere = [ADMIN, f"/{health.SERVICE_NAME}/", *alive]
         if keys is not None:
             guards.insert(0, RequireBearer(keys, "API key", open_to_all=tuple(elsewhere)))
         guards += innermost

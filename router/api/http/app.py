@@ -13,7 +13,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from router.api.http.body import BodyBudget
 from router.api.http.dialect import Dialect
 from router.api.http.errors import error_response, on_http_exception, openai_form, unauthorized
 from router.api.http.generation import CALLER, REQUEST_ID_HEADER, GenerationEndpoint
@@ -58,7 +57,6 @@ def create_app(
     Requests for text go straight to their endpoints, which answer their own errors, because each layer between would
     cost time for every event.
     """
-    bodies = BodyBudget(frontend.max_buffered_bytes)
     strict = frontend.unknown_fields == "refuse"
     chat, completion = (ChatBody, CompletionBody) if strict else (OpenChatBody, OpenCompletionBody)
     spoken: dict[str, Dialect] = {
@@ -66,9 +64,7 @@ def create_app(
         "/v1/completions": OpenAIDialect(frontend, completion, CompletionAnswer, "cmpl"),
         **dialects,
     }
-    endpoints: dict[str, ASGIApp] = {
-        path: GenerationEndpoint(frontend, bodies, dialect) for path, dialect in spoken.items()
-    }
+    endpoints: dict[str, ASGIApp] = {path: GenerationEndpoint(frontend, dialect) for path, dialect in spoken.items()}
     direct = endpoints if around is None else {path: around(path, endpoint) for path, endpoint in endpoints.items()}
     pages = _Pages(frontend, metrics, targets)
     routes = [

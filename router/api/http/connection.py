@@ -5,9 +5,12 @@ The client's clock runs while its head or body is awaited, and stands while an e
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, Final, cast
 
+from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
 
 from router.api.http.errors import ErrorAnswer, ErrorBody
 from router.api.http.json_response import encode_json
@@ -28,6 +31,13 @@ NOTHING: Final = ""  # the request is complete, and no byte of another one has c
 class Connection(HttpToolsProtocol):
     """Trailers are read and dropped. What is refused while an answer is being sent ends the connection after it."""
 
+    def __init__(
+        self, config: Config, state: ServerState, app_state: dict[str, Any], ended: Callable[[], None]
+    ) -> None:
+        """`ended` is called once the connection is lost."""
+        super().__init__(config, state, app_state)
+        self._ended = ended
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(cast(asyncio.Transport, GatheringTransport(transport, self.loop)))
         self._awaits: str = HEAD
@@ -44,6 +54,7 @@ class Connection(HttpToolsProtocol):
         self._set_clock()
         cast(GatheringTransport, self.transport).lost()
         super().connection_lost(exc)
+        self._ended()
 
     def data_received(self, data: bytes) -> None:
         if self._deaf:

@@ -10,7 +10,7 @@ import structlog
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
-from router.api.http.body import BodyBudget, received_body
+from router.api.http.body import received_body
 from router.api.http.dialect import Answer, Asked, Dialect, PromptAnswer
 from router.api.http.disconnect import until_disconnect
 from router.api.http.errors import describe, error_response
@@ -39,9 +39,8 @@ log = structlog.get_logger()
 class GenerationEndpoint:
     """An ASGI application, because it watches the connection while it generates."""
 
-    def __init__(self, frontend: Frontend, bodies: BodyBudget, dialect: Dialect) -> None:
+    def __init__(self, frontend: Frontend, dialect: Dialect) -> None:
         self._frontend = frontend
-        self._bodies = bodies
         self._dialect = dialect
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -51,7 +50,7 @@ class GenerationEndpoint:
             shown_id, work_id = make_request_id(http.headers.get(REQUEST_ID_HEADER))
             self._frontend.rate_limits.account(scope.get(CALLER, ANYONE)).admit()
             timeout_s, tenant = seconds_of(TIMEOUT_HEADER, http.headers.get(TIMEOUT_HEADER)), asking_tenant(http)
-            with self._bodies.hold() as held:
+            with self._frontend.bodies.hold() as held:
                 data = await received_body(http, self._frontend.max_body_bytes, held)
                 asked, options, prompts = await self._read(data, tenant, timeout_s)
                 requests = await self._validate(asked, options, prompts, work_id, timeout_s, tenant, http)

@@ -5,6 +5,7 @@ import contextlib
 import socket
 import ssl
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import structlog
@@ -12,19 +13,26 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from router.api.http.connection import HEAD_TIMEOUT_S, Connection
+from router.api.http.errors import ErrorAnswer, ErrorBody
+from router.api.http.json_response import encode_json
 
 log = structlog.get_logger()
 
 BACKLOG = 2048
+MAX_CONNECTIONS = 4096  # unless router.max_http_connections says another number
 RETRY_ACCEPT_S = 0.5
 SEND_BUFFER_BYTES = 128 * 1024  # that the kernel holds for a client that does not read; by itself it takes 4 MB
+TURNED_AWAY = (
+    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\nconnection: close\r\n"
+    b"content-length: %d\r\n\r\n%b"
+)
 KEEP_ALIVE_S = 75  # longer than clients keep idle connections, so that none is closed while it is being reused
 
 
 class HttpServer:
     """`async with await serve_http(app, host, port) as server:` serves until the block ends."""
 
-    def __init__(self, app: ASGIApp, listener: socket.socket, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, app: ASGIApp, listener: socket.socket, tls: ssl.SSLContext | None, max_connections: int) -> None:
         self.host, self.port = listener.getsockname()[:2]
         config = uvicorn.Config(
             app,
@@ -38,7 +46,7 @@ class HttpServer:
             proxy_headers=False,  # nobody asks for the client's address
             timeout_keep_alive=KEEP_ALIVE_S,
         )
-        self._server = _Server(config, tls)
+        self._server = _Server(config, tls, max_connections)
         self._task = asyncio.create_task(self._server.serve([listener]), name="http server")
 
     async def stop(self, grace_s: float = 0.0) -> None:
@@ -56,9 +64,15 @@ class HttpServer:
         await self.stop()
 
 
-async def serve_http(app: ASGIApp, host: str, port: int, tls: ssl.SSLContext | None = None) -> HttpServer:
-    """HTTPS with `tls`. Connections are accepted from its return on. Port 0 takes a free port. Raises OSError when the
-    address cannot be used."""
+async def serve_http(
+    app: ASGIApp,
+    host: str,
+    port: int,
+    tls: ssl.SSLContext | None = None,
+    max_connections: int = MAX_CONNECTIONS,
+) -> HttpServer:
+    """HTTPS with `tls`. Connections are accepted from its return on, `max_connections` at once. Port 0 takes a free
+    port. Raises OSError when the address cannot be used."""
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -70,19 +84,28 @@ async def serve_http(app: ASGIApp, host: str, port: int, tls: ssl.SSLContext | N
     except OSError:
         listener.close()
         raise
-    return HttpServer(app, listener, tls)
+    return HttpServer(app, listener, tls, max_connections)
 
 
 class _Acceptor:
     """Stands in for an asyncio.Server and accepts all waiting connections in one turn of the event loop. uvloop accepts
-    one per turn, and turns are long under load, so the last of many simultaneous clients would wait for all of them."""
+    one per turn, and turns are long under load, so the last of many simultaneous clients would wait for all of them.
+    Who comes while as many connections as are allowed are open gets a 503, over TLS nothing, and is left."""
 
     def __init__(
-        self, listener: socket.socket, make_protocol: Callable[[], asyncio.Protocol], tls: ssl.SSLContext | None
+        self,
+        listener: socket.socket,
+        make_protocol: Callable[[Callable[[], None]], asyncio.Protocol],
+        tls: ssl.SSLContext | None,
+        max_connections: int,
     ) -> None:
+        """`make_protocol` is told what to call when its connection has ended."""
         self._listener = listener
         self._tls: dict[str, Any] = {} if tls is None else {"ssl": tls, "ssl_handshake_timeout": HEAD_TIMEOUT_S}
         self._make_protocol = make_protocol
+        self._max_connections = max_connections
+        self._open: set[socket.socket] = set()
+        self._warned = False  # since there was room the last time
         self._loop = asyncio.get_running_loop()
         self._closed = False
         self._opening: set[asyncio.Task[Any]] = set()
@@ -106,17 +129,35 @@ class _Acceptor:
                 self._loop.call_later(RETRY_ACCEPT_S, self._resume)
                 return
             connection.setblocking(False)
+            if len(self._open) >= self._max_connections:
+                self._turn_away(connection)
+                continue
+            self._open.add(connection)
+            self._warned = False
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            task = self._loop.create_task(self._open(connection))
+            task = self._loop.create_task(self._begin(connection))
             self._opening.add(task)
             task.add_done_callback(self._opening.discard)
 
-    async def _open(self, connection: socket.socket) -> None:
+    async def _begin(self, connection: socket.socket) -> None:
+        ended = partial(self._open.discard, connection)
         try:
-            await self._loop.connect_accepted_socket(self._make_protocol, connection, **self._tls)
+            await self._loop.connect_accepted_socket(partial(self._make_protocol, ended), connection, **self._tls)
         except OSError as error:  # TLS failed, or the client has left
             log.debug("no connection came about", reason=str(error))
             connection.close()
+            ended()
+
+    def _turn_away(self, connection: socket.socket) -> None:
+        limit = f"all {self._max_connections} connections of router.max_http_connections are open"
+        if not self._warned:
+            log.warning("connections are refused", reason=limit)
+            self._warned = True
+        with connection, contextlib.suppress(OSError):
+            if not self._tls:
+                problem = f"{limit}; try again later, and close those that rest"
+                body = encode_json(ErrorAnswer(ErrorBody(problem, "service_unavailable_error", code="unavailable")))
+                connection.send(TURNED_AWAY % (len(body), body))
 
     def _resume(self) -> None:
         if not self._closed:
@@ -124,15 +165,17 @@ class _Acceptor:
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, config: uvicorn.Config, tls: ssl.SSLContext | None, max_connections: int) -> None:
         super().__init__(config)
         self._tls = tls
+        self._max_connections = max_connections
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        def make_protocol() -> asyncio.Protocol:
-            return Connection(self.config, self.server_state, self.lifespan.state)
+        def make_protocol(ended: Callable[[], None]) -> asyncio.Protocol:
+            return Connection(self.config, self.server_state, self.lifespan.state, ended)
 
-        self.servers = [_Acceptor(listener, make_protocol, self._tls) for listener in sockets or []]  # type: ignore[misc]
+        more = make_protocol, self._tls, self._max_connections
+        self.servers = [_Acceptor(listener, *more) for listener in sockets or []]  # type: ignore[misc]
         self.started = True
 
     @contextlib.contextmanager

@@ -15,17 +15,17 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class OperatorsGuard:
-    """Asks for one of the operators' keys, or, where there are none, for an API key, as `baton.v1.Admin` does."""
+    """Asks for one of the operators' keys, as `baton.v1.Admin` does."""
 
-    def __init__(self, operators: Sequence[Secret], api: BearerKeys | None) -> None:
-        self._keys, self._kind = (BearerKeys.plain(operators), "operator key") if operators else (api, "API key")
+    def __init__(self, operators: Sequence[Secret]) -> None:
+        self._keys = BearerKeys.plain(operators)
 
     def refusal(self, http: Request) -> Response | None:
         """None: the caller may go on."""
         shown = http.headers.get("authorization")
-        if self._keys is None or self._keys.accepts((shown or "").encode("latin-1")):
+        if self._keys.accepts((shown or "").encode("latin-1")):
             return None
-        return unauthorized(shown is not None, self._kind)
+        return unauthorized(shown is not None, "operator key")
 
     def guarded(self, answer: Endpoint) -> Endpoint:
         """The same endpoint behind the key. A BatonError of it becomes an answer."""

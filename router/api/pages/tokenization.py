@@ -9,7 +9,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from router.api.http.body import BodyBudget, received_body
+from router.api.http.body import received_body
 from router.api.http.errors import error_response
 from router.api.http.generation import CALLER
 from router.api.http.json_body import decode_body, read_soon
@@ -65,7 +65,6 @@ class Text(Struct, frozen=True):
 class TokenizationEndpoints:
     def __init__(self, frontend: Frontend) -> None:
         self._frontend = frontend
-        self._bodies = BodyBudget(frontend.max_buffered_bytes)
 
     def routes(self) -> list[Route]:
         return [
@@ -77,7 +76,7 @@ class TokenizationEndpoints:
         shown_id, _ = make_request_id(None)
         try:
             self._frontend.rate_limits.account(http.scope.get(CALLER, ANYONE)).admit()
-            with self._bodies.hold() as held:
+            with self._frontend.bodies.hold() as held:
                 data = await received_body(http, self._frontend.max_body_bytes, held)
                 deadline_s = time.monotonic() + self._frontend.request_timeout_s
                 return Response(await answer(data, deadline_s), media_type="application/json")

@@ -9,6 +9,7 @@ from tests.fuzz.test_fuzz import changed
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
 END_STREAM, END_HEADERS = 1, 4
+OPERATOR = "o" * 32  # the key of Admin's callers
 METHODS = (
     *("baton.v1.Inference/Generate", "baton.v1.Inference/Generate", "baton.v1.Inference/ListModels"),
     *("baton.v1.Admin/Status", "baton.v1.Admin/Tree", "baton.v1.Admin/Diff", "baton.v1.Admin/Explain"),
@@ -51,6 +52,7 @@ def call(chance: random.Random, stream: int) -> list[bytes]:
         (":authority", "baton"),
         ("content-type", chance.choice(("application/grpc",) * 9 + ("text/html",))),
         ("te", "trailers"),
+        ("authorization", f"Bearer {OPERATOR}"),
         ("grpc-timeout", chance.choice(("1S", "10m", "0n", "99999999H", "x", ""))),
         ("grpc-encoding", chance.choice(("identity",) * 5 + ("gzip", "nothing"))),
         ("x-request-id", "\xff" * chance.choice((1, 20_000))),

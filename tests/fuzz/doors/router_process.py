@@ -14,7 +14,9 @@ from baton_proto.generated import inference_pb2 as pb
 from router.api.grpc.server import GrpcApi
 from router.api.http.server import serve_http
 from runtime.config.serving import LoggingConfig
+from runtime.security.secret import Secret
 from runtime.telemetry.logging import configure_logging
+from tests.fuzz.doors.http2_frames import OPERATOR
 from tests.router.api.conversations import app_of
 from tests.router.operator_questions import make_questions
 from tests.router.scripted_generator import ScriptedGenerator, make_frontend, tiny_tokenizer
@@ -27,7 +29,7 @@ async def status() -> pb.StatusResponse:
 async def serve(folder: Path) -> None:
     configure_logging(LoggingConfig(level="error", format="json"), "router-1")
     frontend = make_frontend(ScriptedGenerator(tiny_tokenizer(folder), ["It is 42, she said. " * 20]))
-    grpc = GrpcApi(frontend, make_questions(status))
+    grpc = GrpcApi(frontend, make_questions(status), operators=[Secret(OPERATOR)])
     port = await grpc.start("127.0.0.1", 0)
     async with await serve_http(app_of(frontend), "127.0.0.1", 0) as http:
         print(json.dumps({"http": http.port, "grpc": port}), flush=True)

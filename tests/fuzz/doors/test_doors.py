@@ -135,12 +135,13 @@ async def test_bytes_on_the_grpc_port(router: Router) -> None:
 
 async def test_messages_to_each_grpc_method(router: Router) -> None:
     """Sound HTTP/2 from a sound client; only the messages, deadlines and farewells are not."""
+    shown = (("authorization", f"Bearer {http2_frames.OPERATOR}"),)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{router.grpc_port}") as channel:
 
         async def say(said: bytes, chance: random.Random) -> None:
             method = f"/{chance.choice(http2_frames.METHODS[:-1])}"
             timeout_s = chance.choice((0.0, 0.001, 0.01, 0.1, 0.5))
-            call = channel.unary_stream(method)(said, timeout=timeout_s)
+            call = channel.unary_stream(method)(said, timeout=timeout_s, metadata=shown)
             with contextlib.suppress(grpc.aio.AioRpcError, asyncio.CancelledError):
                 async for _ in call:
                     if chance.random() < 0.1:

@@ -55,8 +55,8 @@ class Crowd:
         self.plan: Plan | None = None
         self._dice = random.Random(1)
 
-    def endpoints(self, operators: Sequence[Secret] = ()) -> UiEndpoints:
-        return UiEndpoints(self.feed, self.requests, TreePicture(cast(Any, NoTree())), OperatorsGuard(operators, None))
+    def endpoints(self, operators: Sequence[Secret]) -> UiEndpoints:
+        return UiEndpoints(self.feed, self.requests, TreePicture(cast(Any, NoTree())), OperatorsGuard(operators))
 
     def add(self, worker_id: str, role: str, state: str = "ready") -> PooledWorker:
         record = WorkerRecord(

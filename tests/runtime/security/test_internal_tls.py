@@ -238,8 +238,23 @@ def test_another_nats_keeps_its_own_certificate_and_with_on_has_to_have_one() ->
     assert find_login(NatsConfig(url="tls://127.0.0.1:4222"), cluster, {}).tls is cluster.tls
     with pytest.raises(ConfigError, match=r"nats\.url: security\.internal_tls is `on`, which wants tls://"):
         find_login(NatsConfig(url="nats://nats.example:4222"), cluster, {})
-    assert find_login(NatsConfig(url="nats://nats.example:4222"), ClusterKey(Secret(TEXT), "auto"), {}).tls is None
+    with pytest.raises(ConfigError, match=r"nats\.url: .* `on`, .*; with `auto` a NATS at 127\.0\.0\.1 may do without"):
+        find_login(NatsConfig(url="nats://127.0.0.1:4222"), cluster, {})
     assert find_login(NatsConfig(), None, {}) == NO_LOGIN
+
+
+@pytest.mark.parametrize("url", ["nats://nats.example:4222", "nats://me:mine@10.0.0.7:4222", "nats.example:4222"])
+def test_where_all_else_is_encrypted_a_nats_elsewhere_has_to_be(url: str) -> None:
+    wide = {"workers": {"host": "0.0.0.0"}, "nats": {"url": url}}
+    with pytest.raises(ConfigError, match=r"nats\.url: .*tls:// for a NATS on another machine .*; `off` sends all"):
+        load_or_make_keys(parse_config(wide), {})
+    with pytest.raises(ConfigError, match=r"nats\.url: "):
+        load_keys(parse_config(wide), {"BATON_CLUSTER_KEY": TEXT})
+    plain = load_or_make_keys(parse_config(wide | {"security": {"internal_tls": "off"}}), {})
+    assert plain.nats.tls is None
+    for here in ("nats://127.0.0.1:4222", "localhost:4222"):
+        assert load_or_make_keys(parse_config(wide | {"nats": {"url": here}}), {}).nats.tls is None
+    load_or_make_keys(parse_config({"nats": {"url": url}}), {})  # workers on this machine alone: nothing is encrypted
 
 
 def test_on_without_a_cluster_key_is_refused() -> None:

@@ -20,6 +20,7 @@ from baton_proto.generated import (
     open_inference_pb2_grpc as pb_grpc,
 )
 from router.api.grpc.server import GrpcApi
+from router.requests.body_budget import BodyBudget
 from runtime.security.bearer_keys import BearerKeys
 from runtime.security.secret import Secret
 from tests.router.operator_questions import make_questions
@@ -216,7 +217,7 @@ async def test_a_key_is_asked_for_but_by_those_who_look_whether_the_server_lives
 
 async def test_an_idle_stream_gives_its_place_to_others(generator: ScriptedGenerator) -> None:
     """There is memory for one message at once, and who waits for the next one of a stream holds it."""
-    frontend = replace(make_frontend(generator), max_buffered_bytes=1)
+    frontend = replace(make_frontend(generator), bodies=BodyBudget(1))
     api = GrpcApi(frontend, make_questions(status))
     await api.start("127.0.0.1", 0)
     try:

@@ -11,6 +11,7 @@ from baton_proto.generated import inference_pb2 as pb, inference_pb2_grpc as pb_
 from router.api.grpc import receiving
 from router.api.grpc.receiving import Receiving
 from router.api.grpc.server import GrpcApi
+from router.requests.body_budget import BodyBudget
 from runtime.errors import OverloadedError
 from runtime.security.grpc_bearer import LOOKAHEAD_BYTES
 from tests.router.api.grpc.unfinished_messages import Unfinished
@@ -32,7 +33,7 @@ async def status() -> pb.StatusResponse:
 @pytest.fixture
 async def api(tiny_model: Path) -> AsyncIterator[GrpcApi]:
     frontend = make_frontend(ScriptedGenerator(tiny_tokenizer(tiny_model)))
-    frontend = replace(frontend, max_body_bytes=MESSAGE_BYTES, max_buffered_bytes=PLACES * MESSAGE_BYTES)
+    frontend = replace(frontend, max_body_bytes=MESSAGE_BYTES, bodies=BodyBudget(PLACES * MESSAGE_BYTES))
     api = GrpcApi(frontend, make_questions(status))
     await api.start("127.0.0.1", 0)
     yield api

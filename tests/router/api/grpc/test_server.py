@@ -22,13 +22,15 @@ from router.api.grpc.server import GrpcApi, InferenceService
 from router.requests.frontend import Frontend
 from runtime.blocks.block_hash import SEED
 from runtime.errors import DeadlineError, OverloadedError, UnavailableError, WorkerLostError
-from runtime.security.grpc_bearer import MAX_STREAMS
+from runtime.security.grpc_bearer import MAX_STREAMS, metadata as key_metadata
+from runtime.security.secret import Secret
 from tests.fuzz.doors.http2_frames import PREFACE, SETTINGS, frame
 from tests.router.operator_questions import make_questions
 from tests.router.scripted_generator import MODEL, ScriptedGenerator, make_frontend, tiny_tokenizer
 from tests.tiny_model import VOCAB_SIZE
 
 MAX_CONCURRENT_STREAMS = 3  # a setting of HTTP/2
+OPERATOR = Secret("o" * 32)
 TEXT = "It is 42, she said: ça va, 😀!"
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -44,7 +46,7 @@ def generator(tiny_model: Path) -> ScriptedGenerator:
 
 @pytest.fixture
 async def api(generator: ScriptedGenerator) -> AsyncIterator[GrpcApi]:
-    api = GrpcApi(make_frontend(generator), make_questions(status))
+    api = GrpcApi(make_frontend(generator), make_questions(status), operators=[OPERATOR])
     await api.start("127.0.0.1", 0)
     yield api
     await api.stop()
@@ -196,12 +198,12 @@ async def test_bad_input_names_field_and_limit(
         ("Inference/Generate", b"\xff\xff\xff"),
         ("Inference/Generate", b"\x12\x02\xff\xfe"),  # text that is not UTF-8
         ("Inference/ListModels", b"\xff\xff\xff"),
-        ("Admin/Status", b"\xff\xff\xff"),
+        ("Admin/Status", b"\xff\xff\xff"),  # with the key
     ],
 )
 async def test_bytes_that_are_no_request_are_refused(channel: grpc.aio.Channel, method: str, data: bytes) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await channel.unary_unary(f"/baton.v1.{method}")(data)
+        await channel.unary_unary(f"/baton.v1.{method}")(data, metadata=key_metadata(OPERATOR))
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert (caught.value.details() or "").startswith("request: Error parsing message")
 
@@ -342,8 +344,18 @@ async def test_a_cache_salt_gives_a_request_hashes_of_its_own(
 async def test_models_and_status(stub: pb_grpc.InferenceStub, channel: grpc.aio.Channel) -> None:
     (model,) = (await stub.ListModels(pb.ListModelsRequest())).models
     assert (model.id, model.max_model_len) == (MODEL, 4096)
-    answer = await pb_grpc.AdminStub(channel).Status(pb.StatusRequest())
+    answer = await pb_grpc.AdminStub(channel).Status(pb.StatusRequest(), metadata=key_metadata(OPERATOR))
     assert (answer.router_id, answer.queue.capacity) == ("router-0", 8)
+
+
+async def test_admin_is_closed_to_whoever_has_no_operators_key(generator: ScriptedGenerator) -> None:
+    for operators in ((), (OPERATOR,)):
+        api = GrpcApi(make_frontend(generator), make_questions(status), operators=operators)
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{await api.start('127.0.0.1', 0)}") as channel:
+            with pytest.raises(grpc.aio.AioRpcError, match=r"the operator key is missing .* --operator-key-file"):
+                await pb_grpc.AdminStub(channel).Status(pb.StatusRequest())
+            assert len((await pb_grpc.InferenceStub(channel).ListModels(pb.ListModelsRequest())).models) == 1
+        await api.stop()
 
 
 async def test_health_follows_readiness_and_says_so_to_watchers(generator: ScriptedGenerator) -> None:

@@ -7,21 +7,30 @@ from pathlib import Path
 import httpx
 import pytest
 
-from router.api.http.app import create_app
-from router.api.http.body import FREE_BYTES, BodyBudget
 from router.api.http.server import HttpServer, serve_http
+from router.requests.body_budget import FREE_BYTES, BodyBudget
 from runtime.errors import UnavailableError
+from tests.router.api.conversations import app_of
 from tests.router.http_client import COMPLETION
 from tests.router.scripted_generator import ScriptedGenerator, make_frontend, tiny_tokenizer
 
 BUDGET_BYTES = 300_000
+OTHER_DOORS = (
+    "/v1/chat/completions",
+    "/v1/responses",
+    "/v1/responses/input_tokens",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/tokenize",
+    "/detokenize",
+)
 LONG = json.dumps(COMPLETION | {"prompt": "a" * 1000, "user": "u" * 200_000}).encode()
 
 
 @pytest.fixture
 async def server(tiny_model: Path) -> AsyncIterator[HttpServer]:
     frontend = make_frontend(ScriptedGenerator(tiny_tokenizer(tiny_model)))
-    app = create_app(replace(frontend, max_buffered_bytes=BUDGET_BYTES), lambda: b"")
+    app = app_of(replace(frontend, bodies=BodyBudget(BUDGET_BYTES)))
     async with await serve_http(app, "127.0.0.1", 0) as server:
         yield server
 
@@ -50,6 +59,8 @@ async def test_long_bodies_share_a_budget_and_short_ones_need_none(server: HttpS
         refusal = await http.post("/v1/completions", content=LONG)
         assert refusal.status_code == 503
         assert "fill the 300000 bytes of router.max_buffered_bytes; try again later" in refusal.text
+        for door in OTHER_DOORS:
+            assert (await http.post(door, content=LONG)).status_code == 503, "all doors share the budget"
         for _, writer in held:
             writer.write(LONG[-1:])
         for answered in await asyncio.wait_for(asyncio.gather(*waiting), 10):

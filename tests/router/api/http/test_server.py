@@ -63,6 +63,27 @@ async def test_a_process_without_file_descriptors_takes_connections_again_when_i
     assert next(failures, None) is None
 
 
+@pytest.mark.parametrize("run", [uvloop.run, asyncio.run], ids=["uvloop", "asyncio"])
+def test_who_comes_while_all_connections_are_open_is_told_to_come_again(run: Any) -> None:
+    async def visit() -> None:
+        async with await serve_http(hello, "127.0.0.1", 0, max_connections=CROWD) as server:
+            held = [await asyncio.open_connection(server.host, server.port) for _ in range(CROWD)]
+            for _ in range(3):
+                reader, writer = await asyncio.open_connection(server.host, server.port)
+                answer = await asyncio.wait_for(reader.read(), 5)
+                writer.close()
+                assert answer.startswith(b"HTTP/1.1 503 ")
+                assert b"\r\nretry-after: 1\r\n" in answer
+                assert b"all 100 connections of router.max_http_connections are open; try again later" in answer
+            for reader, writer in held:
+                writer.write(b"GET / HTTP/1.1\r\nHost: baton\r\nConnection: close\r\n\r\n")
+                assert (await asyncio.wait_for(reader.read(), 5)).endswith(b"hello")
+                writer.close()
+            assert (await get(server)).endswith(b"hello"), "there is room again"
+
+    run(visit())
+
+
 async def test_a_closed_server_refuses_connections() -> None:
     async with await serve_http(hello, "127.0.0.1", 0) as server:
         assert (await get(server)).startswith(b"HTTP/1.1 200")
@@ -104,8 +125,8 @@ def test_over_tls_who_shakes_no_hands_is_left_and_the_others_are_served(
     ca.issue_cert("127.0.0.1").configure_cert(theirs)
 
     async def visit() -> bytes:
-        async with await serve_http(hello, "127.0.0.1", 0, theirs) as server:
-            for said in (b"", b"GET / HTTP/1.1\r\nHost: baton\r\n\r\n"):
+        async with await serve_http(hello, "127.0.0.1", 0, theirs, max_connections=2) as server:
+            for said in (b"", b"GET / HTTP/1.1\r\nHost: baton\r\n\r\n", b"Hello"):
                 reader, writer = await asyncio.open_connection(server.host, server.port)
                 writer.write(said)
                 with contextlib.suppress(ConnectionResetError):

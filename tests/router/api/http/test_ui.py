@@ -74,9 +74,12 @@ async def test_an_operators_key_opens_nothing_else(tiny_model: Path) -> None:
         assert (await http.get("/uiv1", headers=bearer(OPERATOR))).status_code == 401
 
 
-async def test_a_service_without_operators_keys_asks_for_none(tiny_model: Path) -> None:
+async def test_without_operators_keys_nobody_is_let_in(tiny_model: Path) -> None:
     async with serving(tiny_model, Crowd(1, 1), operators=()) as http:
-        assert (await http.get("/ui/tree")).json()["runs"] == []
+        assert (await http.get("/ui/tree", headers=bearer(API))).status_code == 401
+        assert (await http.get("/ui/tree")).status_code == 401
+    async with serving(tiny_model, Crowd(1, 1)) as http:
+        assert (await http.get("/ui/tree", headers=bearer(OPERATOR))).json()["runs"] == []
 
 
 async def test_the_stream_is_one_of_server_sent_events(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,3 +1,4 @@
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 from router.api.http.app import create_app
 from router.api.http.server import serve_http
 from router.api.pages import openapi
-from router.api.pages.tokenization import TokenizationEndpoints
+from router.api.pages.tokenization import IN_PLACE_TOKENS, TokenizationEndpoints
 from runtime.security.bearer_keys import BearerKeys
 from runtime.security.secret import Secret
 from tests.router.http_client import USER
@@ -44,6 +45,25 @@ async def test_a_text_becomes_tokens_and_a_text_again(http: httpx.AsyncClient, g
     assert answer["max_model_len"] == generator.max_model_len
     assert answer["token_strs"] == [generator.tokenizer.token_text(token) for token in expected]
     assert (await http.post("/detokenize", json={"tokens": expected})).json() == {"prompt": TEXT}
+
+
+async def test_many_tokens_are_spelled_and_written_beside_the_event_loop(
+    http: httpx.AsyncClient, generator: ScriptedGenerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known, threads = generator.tokenizer.token_text, set()
+
+    def token_text(token_id: int) -> str:
+        threads.add(threading.current_thread())
+        return known(token_id)
+
+    monkeypatch.setattr(generator.tokenizer, "token_text", token_text)
+    generator.max_model_len = 4096
+    text = "<|im_end|>" * (IN_PLACE_TOKENS + 1)
+    answer = (await http.post("/tokenize", json={"prompt": text, "return_token_strs": True})).json()
+    assert answer["token_strs"] == ["<|im_end|>"] * answer["count"]
+    assert answer["count"] == IN_PLACE_TOKENS + 1
+    assert threads.isdisjoint([threading.main_thread()])
+    assert (await http.post("/detokenize", json={"tokens": answer["tokens"]})).json() == {"prompt": text}
 
 
 async def test_a_chat_becomes_the_tokens_that_its_completion_would_have(
