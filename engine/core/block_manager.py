@@ -219,17 +219,18 @@ class BlockManager:
     # --- the disk -----------------------------------------------------------------------------------------------------
 
     def restores(self, sequence: Sequence) -> bool:
-        """Whether a sequence without blocks had better wait, because its next blocks are read from the disk sooner than
-        they are computed. Begins to read them."""
+        """Whether a sequence without blocks had better wait, because its next blocks are read from the disk, and copied
+        to the device, sooner than they are computed. Begins to read them."""
         assert not sequence.block_table
-        if self._disk is None:
+        if self._disk is None or self._tier is None:
             return False
         hits = self._hits(sequence)
         on_disk = hits[self._num_before(hits, self._cache.first_copy) :]
         missing = [block for block in on_disk if not self._is_in_memory(block)]
         reads = self._cache.copies.reads
         num_new = sum(block not in reads for block in missing)
-        if not missing or self._disk.read_s(num_new) >= self.compute_s(len(missing) * self.block_size):
+        restore_s = self._disk.read_s(num_new) + self._tier.load_s(len(missing))
+        if not missing or restore_s >= self.compute_s(len(missing) * self.block_size):
             return False
         self._restoring.setdefault(sequence, set()).update(on_disk)
         for block in on_disk:

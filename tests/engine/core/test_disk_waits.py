@@ -101,6 +101,11 @@ def test_a_prefix_is_computed_where_the_disk_would_take_longer(waits: Waits) -> 
     waits.manager.compute_s = lambda num_tokens: {12: 0.1}[num_tokens]
     assert not waits.manager.restores(restored)
     waits.manager.compute_s = lambda num_tokens: {12: 0.11}[num_tokens]
+    tier = waits.manager._tier
+    assert tier is not None
+    tier.load_s = lambda num_blocks: {3: 0.01}[num_blocks]  # type: ignore[method-assign]
+    assert not waits.manager.restores(restored), "the copy to the device counts, too"
+    tier.load_s = lambda num_blocks: 0.009  # type: ignore[method-assign]
     assert waits.manager.restores(restored)
     waits.disk.late = True
     assert waits.manager.land(), "whoever waits may go on"
