@@ -3,7 +3,8 @@
 from baton_proto.worker import NO_HINT, CacheHint
 from engine.core.block_manager import BlockManager
 from engine.core.sequence import SequenceStatus
-from tests.engine.core.block_machine import Slots, compute
+from tests.engine.core.block_machine import compute
+from tests.engine.core.fake_tiers import Slots
 from tests.engine.kv_oracle import make_sequence
 
 KEEP = CacheHint(keep_s=10)

@@ -14,7 +14,8 @@ from engine.core.scheduler import Scheduler
 from engine.core.sequence import Sequence
 from engine.core.timed_steps import TimedSteps
 from kvtransfer.decode_side.receiver import Receiver
-from tests.engine.core.block_machine import Disk, LateSlots, Slots, compute
+from tests.engine.core.block_machine import compute
+from tests.engine.core.fake_tiers import Disk, LateSlots, Slots
 from tests.engine.core.test_scheduler import names, step
 from tests.engine.kv_oracle import EOS, FakeRunner, make_sequence
 

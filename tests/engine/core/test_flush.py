@@ -4,7 +4,8 @@ import pytest
 
 from engine.core.block_manager import BlockManager
 from engine.core.sequence import Sequence
-from tests.engine.core.block_machine import Disk, Slots, compute
+from tests.engine.core.block_machine import compute
+from tests.engine.core.fake_tiers import Disk, Slots
 from tests.engine.kv_oracle import make_sequence
 
 

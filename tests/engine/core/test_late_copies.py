@@ -11,7 +11,7 @@ from engine.core.block_manager import BlockManager
 from engine.core.engine import Engine
 from engine.core.sequence import Sequence
 from runtime.errors import UnavailableError
-from tests.engine.core.block_machine import LateMove, LateSlots
+from tests.engine.core.fake_tiers import LateMove, LateSlots
 from tests.engine.core.test_scheduler import names
 from tests.engine.kv_oracle import Batch, FakeRunner, FakeSlab, FakeStep, make_sequence, sequential_answer
 

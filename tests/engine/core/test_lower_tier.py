@@ -12,11 +12,10 @@ from tests.engine.core.block_machine import (
     DiskBlockMachine,
     LateBlockMachine,
     LateDiskBlockMachine,
-    LateSlots,
-    Slots,
     TieredBlockMachine,
     compute,
 )
+from tests.engine.core.fake_tiers import LateSlots, Slots
 from tests.engine.kv_oracle import make_sequence, snapshot, u64
 
 
@@ -261,5 +260,5 @@ LateBlockMachine.TestCase.settings = settings(max_examples=300, stateful_step_co
 TestLateBlockMachine = LateBlockMachine.TestCase
 DiskBlockMachine.TestCase.settings = settings(max_examples=300, stateful_step_count=60, deadline=None)
 TestDiskBlockMachine = DiskBlockMachine.TestCase
-LateDiskBlockMachine.TestCase.settings = settings(max_examples=300, stateful_step_count=60, deadline=None)
+LateDiskBlockMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
 TestLateDiskBlockMachine = LateDiskBlockMachine.TestCase
