@@ -1,5 +1,5 @@
-"""The SDK's exporter with an encoder of our own. It fills in the protobuf messages where they end up, and takes a third of
-the time of the SDK's encoder, which copies each message into the next larger one."""
+"""The SDK's exporter with an encoder of our own. It fills in the protobuf messages where they end up, and takes a third
+of the time of the SDK's encoder, which copies each message into the next larger one."""
 
 from collections.abc import Sequence
 from typing import Any, Final, cast
