@@ -40,8 +40,6 @@ class LLM:
     def __init__(self, model: str | Path, **settings: Any) -> None:
         """`model`: what `baton up --model` takes. `settings`: keys of serving.yaml's section `engine`, such as
         tensor_parallel=2 or kv_memory="8GiB". Raises ConfigError or ModelError."""
-        from engine.runners.auto import resolve_device  # late, because it imports torch
-
         quieten_logging()
         if settings.get("tensor_parallel", 1) != 1 and threading.current_thread() is not threading.main_thread():
             raise ConfigError(
@@ -49,8 +47,7 @@ class LLM:
             )
         config = with_overrides(ServingConfig(), {"model": str(model), "engine": settings} | ALONE, "LLM")
         files = served_model(config, progress=sys.stderr.isatty())
-        on_gpu = resolve_device(config.engine).type == "cuda"
-        config = suited_alone(config, {"engine": settings}, files, gpu=on_gpu)
+        config = suited_alone(config, {"engine": settings}, files, gpu=_on_gpu(config))
         self._config = config.engine
         self.tokenizer = Tokenizer(files.folder, files.config.vocab_size)
         answers: Answers | None = None
@@ -171,6 +168,12 @@ class LLM:
         if self._open is None:
             raise UnavailableError(CLOSED)
         return self._open
+
+
+def _on_gpu(config: ServingConfig) -> bool:
+    from engine.runners.auto import resolve_device  # late, because it imports torch
+
+    return resolve_device(config.engine).type == "cuda"
 
 
 def _use_device_of(slab: Slab) -> None:

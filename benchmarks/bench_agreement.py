@@ -35,7 +35,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = write_model(Path(scratch) / "model", arguments.model)
         for turn in range(arguments.turns):
-            engine.append(_engine(arguments.model, Path(scratch) / "engine"))
+            engine.append(_engine(arguments.model, Path(scratch) / "engine", arguments.commit))
             command.append(_command(folder))
             print(f"turn {turn + 1}: {engine[-1]:,.0f} tok/s, `baton bench` {command[-1]:,.0f}", flush=True)
     found = differences(engine, command)
@@ -64,9 +64,9 @@ def differences(engine: list[float], command: list[float]) -> dict[str, float]:
     }
 
 
-def _engine(model: str, out: Path) -> float:
-    arguments = ("--model", model, "--section", "bench", "--max-batch-tokens", str(PREFILL_TOKENS), "--out", str(out))
-    _run("benchmarks.engine_throughput", *arguments)
+def _engine(model: str, out: Path, commit: str | None) -> float:
+    arguments = ["--model", model, "--section", "bench", "--max-batch-tokens", str(PREFILL_TOKENS), "--out", str(out)]
+    _run("benchmarks.engine_throughput", *arguments, *(() if commit is None else ("--commit", commit)))
     (result,) = out.glob("*.json")
     measured: dict[str, Any] = json.loads(result.read_text())["results"]["bench"]
     return float(measured["tokens_per_s"])

@@ -196,7 +196,7 @@ def main() -> None:
         kv_bytes=None,
         max_batch_tokens=arguments.max_batch_tokens,
         max_running=arguments.max_running,
-        max_model_len=arguments.max_model_len,
+        max_model_len=min(arguments.max_model_len, config.max_position),
         flash=flash,
         graphs=not arguments.no_graphs,
     )
@@ -251,11 +251,11 @@ def _print_table(model: str, results: dict[str, Any], profiles: dict[str, Any]) 
             print(f"  {category:<24} {milliseconds:8.3f} ms  {100 * milliseconds / profile['wall_ms']:5.1f} %")
         for kernel, milliseconds in profile["kernels"].items():
             print(f"      {milliseconds:8.3f} ms  {kernel}")
-    print(f"\nQwen3-{model.upper()} shape   {'tok/s':>10} {'nano-vllm':>10} {'goal':>10}")
+    print(f"\n{model} shape     {'tok/s':>10} {'nano-vllm':>10} {'goal':>10}")
     for name, result in results.items():
         value = result.get("tokens_per_s", result.get("seconds"))
         shown = result.get("error") or f"{value:10,.1f}"
-        peer, goal = NANO_VLLM[model].get(name, "-"), GOALS[model].get(name, "-")
+        peer, goal = (known.get(model, {}).get(name, "-") for known in (NANO_VLLM, GOALS))
         print(f"{name:<16} {shown:>10} {peer:>10} {goal:>10}   {_details(result)}")
 
 

@@ -1,6 +1,7 @@
 """Cost of the service around its engine: the same requests through the engine alone, over gRPC, and over HTTP.
 
     python -m benchmarks.serving_throughput --model 0.6b [--concurrency 256] [--requests 512]
+    python -m benchmarks.serving_throughput --model smollm2        (SmolLM2 itself, as `make` installs it)
     python -m benchmarks.serving_throughput --model tiny --concurrency 8 --requests 16     (on a CPU: does it run)
     python -m benchmarks.serving_throughput --model 0.6b --tokenizer FOLDER --peer 'vllm serve {model} --port {port}'
 
@@ -9,7 +10,8 @@ random, written once as a model folder. Prompts are random token ids. When all a
 they end in one step, and the next 256 requests come together. The clients have processes of their own.
 
 Without a tokenizer most tokens have no text, and few events leave. With one, the model has its vocabulary, and nearly
-every token is an event. The peer serves the same folder to the same HTTP clients, when our own processes have ended.
+every token is an event; so it is with SmolLM2, whose weights and tokenizer are its own. The peer serves the same folder
+to the same HTTP clients, when our own processes have ended.
 """
 
 import argparse
@@ -48,7 +50,7 @@ from engine.core.engine import Engine
 from engine.core.sequence import Sequence
 from engine.loading.loaded_model import load_model
 from runtime.calls.router import Client
-from runtime.checkpoint.model_files import resolve_model
+from runtime.checkpoint.model_files import SMOLLM2, resolve_model
 from runtime.config.overrides import with_overrides
 from runtime.config.serving import ServingConfig
 
@@ -72,13 +74,14 @@ Work = tuple[list[int], int]
 
 def all_work(arguments: argparse.Namespace) -> list[Work]:
     source = random.Random(arguments.seed)
+    highest = 49000 if arguments.tokenizer or arguments.model == SMOLLM2 else 500
 
     def length(fixed: int | None) -> int:
         return source.randint(*LENGTHS) if fixed is None else fixed
 
     return [
         (
-            [source.randrange(3, 49000 if arguments.tokenizer else 500) for _ in range(length(arguments.prompt))],
+            [source.randrange(3, highest) for _ in range(length(arguments.prompt))],
             length(arguments.output),
         )
         for _ in range(arguments.requests)
@@ -296,7 +299,11 @@ def main() -> None:
         print(run_engine(arguments.engine_of, arguments))
         return
     with tempfile.TemporaryDirectory() as scratch:
-        folder = arguments.served = str(write_model(Path(scratch) / "model", arguments.model, arguments.tokenizer))
+        if arguments.model == SMOLLM2:
+            folder = str(resolve_model(SMOLLM2, progress=True).folder)
+        else:
+            folder = str(write_model(Path(scratch) / "model", arguments.model, arguments.tokenizer))
+        arguments.served = folder
         command = [sys.executable, "-m", "benchmarks.serving_throughput", *sys.argv[1:], "--engine-of", folder]
         alone = float(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.split()[-1])
         print(f"engine   {alone:10,.0f} tok/s", flush=True)

@@ -26,5 +26,19 @@ SHAPES = {
     "8b": replace(
         _SMALL, hidden_size=4096, intermediate_size=12288, num_layers=36, num_heads=32, tie_word_embeddings=False
     ),
+    "smollm2": replace(
+        _SMALL,
+        architecture="llama",
+        vocab_size=49152,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_layers=30,
+        num_heads=9,
+        num_kv_heads=3,
+        head_dim=64,
+        max_position=8192,
+        rms_norm_eps=1e-5,
+        rope_theta=1e5,
+    ),
 }
-"""Qwen3-0.6B and Qwen3-8B"""
+"""Qwen3-0.6B, Qwen3-8B and SmolLM2-135M"""

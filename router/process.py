@@ -29,7 +29,7 @@ from router.api.pages.tokenization import TokenizationEndpoints
 from router.api.responses import endpoints as responses_endpoints
 from router.api.responses.endpoints import ResponsesDialect
 from router.api.responses.store import ResponseStore
-from router.api.sampling_options import model_defaults
+from router.api.sampling_options import chosen_defaults
 from router.counters.metrics import RouterMetrics
 from router.index.indexer import Indexer
 from router.index.prefix_hits import PrefixHits
@@ -285,7 +285,7 @@ def _frontend(config: ServingConfig, files: ModelFiles, generator: Generator, me
         cache_salt=config.engine.cache_salt or "",
         cache_per_tenant=config.engine.cache_per_tenant,
         bodies=BodyBudget(config.router.max_buffered_bytes),
-        sampling_defaults=model_defaults(files.folder) if config.router.generation_config == "auto" else {},
+        sampling_defaults=chosen_defaults(wanted.generation_config, files.folder),
         max_priority=config.router.max_priority,
         grammars=GrammarCompiler(files.folder, files.config.vocab_size, files.eos_token_ids),
         max_keep_cache_s=config.router.max_keep_cache_s,

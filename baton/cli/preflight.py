@@ -9,6 +9,7 @@ from engine.tiers.host_kv import check_host_kv
 from engine.vllm.arguments import check_keys, check_sharing
 from kvtransfer.slab.layout import SlabLayout
 from kvtransfer.transports.table import check_choice, choices, offered
+from router.api.sampling_options import chosen_defaults
 from router.tracing.sdk import check_sdk
 from runtime.checkpoint.model_config import served_dtype
 from runtime.checkpoint.model_files import ModelFiles
@@ -27,6 +28,7 @@ def check_start(config: ServingConfig, files: ModelFiles, machines: Machines | N
     others = config.planner.enabled or config.nats.url is not None or config.external_workers
     if config.workers.decode == 0 and not others:
         raise ConfigError("workers.decode", "0 decode workers can answer nobody: start at least 1 (--decode 1)")
+    chosen_defaults(config.router.generation_config, files.folder)
     check_choice(config.transfer.transport)
     check_disk_kv(config.engine)
     if machines is not None:

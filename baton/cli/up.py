@@ -44,13 +44,13 @@ def up(
     config: Annotated[Path | None, _option(RUN, "FILE", "Such as serving.yaml; flags go before it.")] = None,
     model: Annotated[
         str | None,
-        _option(MODEL, "NAME_OR_PATH", "A name on the Hugging Face Hub, a folder, a .gguf file, smollm2 or mock."),
+        _option(MODEL, "NAME_OR_PATH", "A model on the Hugging Face Hub, a folder, a .gguf file, smollm2 or mock."),
     ] = None,
     served_model_name: Annotated[
         str | None, _option(MODEL, "NAME", "What clients ask for. [default: the model's name]")
     ] = None,
     generation_config: Annotated[
-        str | None, _option(MODEL, "auto|none", "Whether the model's file says how to sample by default.")
+        str | None, _option(MODEL, "auto|none|FOLDER", "Whose generation_config.json says how to sample by default.")
     ] = None,
     tool_parser: Annotated[
         str | None, _option(MODEL, "auto|none|NAME", "How the model writes tool calls, such as hermes.")

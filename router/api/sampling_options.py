@@ -11,7 +11,7 @@ from msgspec import Struct
 from baton_proto.grammar import Grammar
 from baton_proto.sampling import GREEDY_BELOW, PARAMETERS, Parameter, SamplingParams
 from runtime.checkpoint.model_config import read_object
-from runtime.errors import InvalidRequestError, ModelError
+from runtime.errors import ConfigError, InvalidRequestError, ModelError
 
 N = TypeVar("N", int, float)
 
@@ -38,6 +38,18 @@ class Options(Struct, frozen=True, kw_only=True):
 
     def name_of(self, parameter: str) -> str:
         return self.names.get(parameter, parameter)
+
+
+def chosen_defaults(chosen: str, model: Path) -> dict[str, Any]:
+    """model_defaults() of what `router.generation_config` names; `model` is the model's folder. Raises ConfigError when
+    it names nothing, and ModelError."""
+    if chosen == "none":
+        return {}
+    folder = model if chosen == "auto" else Path(chosen).expanduser()
+    if chosen != "auto" and not (folder / GENERATION_CONFIG).is_file():
+        problem = f"{chosen!r} is neither auto nor none, nor a folder that has a {GENERATION_CONFIG}"
+        raise ConfigError("router.generation_config", problem)
+    return model_defaults(folder)
 
 
 def model_defaults(folder: Path) -> dict[str, Any]:

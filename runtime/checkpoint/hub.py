@@ -17,7 +17,13 @@ import structlog
 
 from runtime.errors import ModelError
 
-_NAME = re.compile(r"(?P<repo>\w[\w.-]*/\w[\w.-]*)(?:@(?P<revision>\w[\w./-]*))?")
+_REPO = r"(?P<repo>\w[\w.-]*/\w[\w.-]*)"
+_FILE = r"(?P<file>(?:\w[\w.+-]*/)*\w[\w.+-]*\.gguf)"
+_NAME = re.compile(rf"(?:hf://)?{_REPO}(?:@(?P<revision>refs/\w+/\w+|\w[\w./-]*?))?(?:/{_FILE})?")
+_PAGE = re.compile(
+    rf"https://(?:huggingface\.co|hf\.co)/{_REPO}"
+    rf"(?:/tree/(?P<revision>\w[\w./-]*?)|/(?:blob|resolve)/(?P<of_file>refs/\w+/\w+|\w[\w.-]*)/{_FILE})?/?(?:\?.*)?"
+)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 log = structlog.get_logger()
@@ -27,14 +33,25 @@ log = structlog.get_logger()
 class HubName:
     repo: str  # Qwen/Qwen3-0.6B
     revision: str  # branch, tag or commit
+    file: str = ""  # a .gguf file of the repository, which is the model; empty: the repository is
+
+    @property
+    def plain(self) -> str:
+        """Without the revision."""
+        return f"{self.repo}/{self.file}" if self.file else self.repo
+
+    def at(self, commit: str) -> str:
+        return f"{self.repo}@{commit}/{self.file}" if self.file else f"{self.repo}@{commit}"
 
 
 def hub_name(text: str) -> HubName | None:
-    """`OWNER/MODEL`, or `OWNER/MODEL@REVISION`; None for anything else."""
-    match = _NAME.fullmatch(text)
-    if match is None or text.endswith(".gguf"):
+    """`OWNER/MODEL`, `OWNER/MODEL@REVISION`, either of them with `/FILE.gguf`, also behind `hf://`, and the address of
+    the model or of its file on huggingface.co; None for anything else."""
+    match = _PAGE.fullmatch(text) or _NAME.fullmatch(text)
+    if match is None or match["repo"].endswith(".gguf"):
         return None
-    return HubName(match["repo"], match["revision"] or "main")
+    found = match.groupdict()
+    return HubName(found["repo"], found["revision"] or found.get("of_file") or "main", found["file"] or "")
 
 
 def hub_folder(name: HubName, small_files: Sequence[str], wanted: Callable[[Path], Sequence[str]]) -> Path:
@@ -59,6 +76,14 @@ def hub_folder(name: HubName, small_files: Sequence[str], wanted: Callable[[Path
     for weights in wanted(folder):
         _verify(name, folder / weights)
     return folder
+
+
+def hub_file(name: HubName) -> Path:
+    """The file that the name has, as it lies in the folder of its commit. Raises ModelError."""
+    path = hub_folder(name, [name.file], lambda _: [name.file]) / name.file
+    if not path.is_file():
+        raise ModelError(name.repo, f"has no file {name.file} at {name.revision}: name one of its .gguf files")
+    return path
 
 
 def _snapshot(

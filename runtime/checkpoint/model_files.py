@@ -6,12 +6,12 @@ Invariant: nothing here imports torch or transformers, neither directly nor indi
 import functools
 import importlib.util
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from runtime.checkpoint import added_tokens
 from runtime.checkpoint.foreign_config import load_foreign_config
-from runtime.checkpoint.hub import hub_folder, hub_name
+from runtime.checkpoint.hub import HubName, hub_file, hub_folder, hub_name
 from runtime.checkpoint.model_cache import converted_folder
 from runtime.checkpoint.model_config import ModelConfig, load_model_config, read_object, refuse_quantized
 from runtime.errors import ConfigError, ModelError
@@ -33,6 +33,7 @@ class ModelFiles:
     name: str  # of the model, unless the configuration gives it another
     config: ModelConfig
     eos_token_ids: frozenset[int]
+    commit: str = ""  # that the Hub's model was taken at
 
     @property
     def max_position(self) -> int:
@@ -56,8 +57,7 @@ def resolve_model(name_or_path: str, progress: bool = False, *, foreign: bool = 
     if path.exists():
         raise ConfigError("model", f"{name_or_path} is neither a folder nor a .gguf file")
     if name := hub_name(name_or_path):
-        wanted = functools.partial(_wanted_weights, foreign=foreign)
-        return _open_folder(hub_folder(name, SMALL_FILES, wanted), name.repo, foreign)
+        return _open_hub(name, progress, foreign)
     problem = f"neither {SMOLLM2!r} nor an existing folder or .gguf file, nor a name such as Qwen/Qwen3-0.6B"
     raise ConfigError("model", f"{name_or_path!r} is {problem}")
 
@@ -65,7 +65,16 @@ def resolve_model(name_or_path: str, progress: bool = False, *, foreign: bool = 
 def pinned(name_or_path: str, files: ModelFiles) -> str:
     """What resolve_model() was given, as a name that stays with these files when the Hub gets newer ones."""
     name = None if Path(name_or_path).expanduser().exists() else hub_name(name_or_path)
-    return name_or_path if name is None else f"{name.repo}@{files.folder.name}"
+    return name_or_path if name is None else name.at(files.commit)
+
+
+def _open_hub(name: HubName, progress: bool, foreign: bool) -> ModelFiles:
+    if name.file:
+        path = hub_file(name)
+        commit = path.parents[name.file.count("/")].name
+        return replace(_open_gguf(path, name.plain, progress), commit=commit)
+    folder = hub_folder(name, SMALL_FILES, functools.partial(_wanted_weights, foreign=foreign))
+    return replace(_open_folder(folder, name.plain, foreign), commit=folder.name)
 
 
 def _wanted_weights(folder: Path, *, foreign: bool = False) -> list[str]:

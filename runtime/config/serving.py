@@ -97,7 +97,9 @@ class RouterConfig(Struct, frozen=True, forbid_unknown_fields=True):
     max_keep_cache_s: Annotated[float, Meta(ge=0, le=7 * 86400)] = 3600.0  # that requests may ask for; 0: none
     response_store_bytes: Annotated[int, Meta(ge=0, le=2**40)] = 64 * 1024 * 1024  # of kept responses; 0: none are
     response_ttl_s: Seconds = 3600.0  # how long a response is kept
-    generation_config: Literal["auto", "none"] = "auto"  # auto: sampling parameters of the model's file are defaults
+    generation_config: Text = (
+        "auto"  # auto: the model's file says how to sample; none: it does not; or a folder with one
+    )
     unknown_fields: Literal["refuse", "ignore"] = "refuse"  # of HTTP bodies, which other servers of the API ignore
     tool_parser: ToolParser = "auto"  # auto: by the model's chat template and tokens
     reasoning_parser: ReasoningParser = "auto"
@@ -252,6 +254,7 @@ class ServingConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 AUTO_KEYS = ("block_size", "max_batch_tokens", "prefill_batch_tokens", "max_running")
 """Keys of the section `engine` that may say `auto`, which is the same as leaving them out."""
+GENERATION_CONFIGS = ("auto", "none")  # what is no folder
 PATH_KEYS = {
     "engine.disk_kv": ("folder",),
     "nats": ("store_dir", "credentials_file", "token_file"),
@@ -324,6 +327,8 @@ def with_absolute_paths(config: ServingConfig) -> ServingConfig:
             worker["api_key_file"] = _absolute(worker["api_key_file"])
     if Path(config.model).expanduser().exists():
         data["model"] = _absolute(config.model)
+    if config.router.generation_config not in GENERATION_CONFIGS:
+        data["router"]["generation_config"] = _absolute(config.router.generation_config)
     return parse_config(data)
 
 

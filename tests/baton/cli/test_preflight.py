@@ -36,6 +36,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"transfer": {"transport": "cuda_ipc"}}, "transfer.transport: 'cuda_ipc' cannot carry KV from here; can: auto"),
     ({"transfer": {"transport": "smh"}}, "transfer.transport: 'smh' is no transport; the nearest known one is 'shm'"),
     ({"planner": {"enabled": True, "journal": "/no/folder/x"}}, "planner.journal: /no/folder/x: its folder"),
+    (
+        {"router": {"generation_config": "atuo"}},
+        "router.generation_config: 'atuo' is neither auto nor none, nor a folder",
+    ),
     ({"model": "mock", "engine": {"tensor_parallel": 2}}, "engine.tensor_parallel: the mock model computes nothing"),
     ({"security": {"api_key_file": "/no/keys"}}, "security.api_key_file: /no/keys: No such file"),
     ({"security": {"tls_cert_file": "/no/cert"}}, "security.tls_"),

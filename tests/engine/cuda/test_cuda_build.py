@@ -1,8 +1,18 @@
-"""How much of a GPU the KV slab takes, in numbers alone."""
+"""How much of a GPU the KV slab takes, in numbers alone, and whether graphs are captured, by a runner that computes
+nothing."""
+
+from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+import torch
 
+from engine.cuda import cuda_build
 from engine.cuda.cuda_build import kv_room
+from engine.loading import loaded_model
+from runtime.checkpoint.model_files import resolve_model
+from runtime.config.serving import parse_config
+from runtime.device.drivers import memory_of
 
 GB = 10**9
 TOTAL = 100 * GB
@@ -24,3 +34,22 @@ def test_the_slab_takes_what_is_left_of_the_share_of_the_gpu(
 ) -> None:
     found = kv_room(TOTAL, free * GB, taken * GB, 2 * GB, gpu_share=gpu_share, memory_share=memory_share)
     assert found == (room * GB, part * GB)
+
+
+@pytest.mark.parametrize(("given", "captures"), [({}, 1), ({"cuda_graphs": True}, 1), ({"cuda_graphs": False}, 0)])
+def test_graphs_are_captured_unless_the_configuration_says_no(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, bool], captures: int
+) -> None:
+    runner, host = Mock(), memory_of(torch.device("cpu"))
+    runner.measure_peak.return_value = 0
+    monkeypatch.setattr(loaded_model, "resolve_attention", lambda *_: "triton")
+    monkeypatch.setattr(cuda_build, "build_cuda_runner", lambda *_, **__: runner)
+    monkeypatch.setattr(cuda_build, "memory_of", lambda _: host)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (TOTAL, TOTAL))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 0)
+    config = parse_config({"engine": {"device": "cpu", "kv_memory": "1MiB"} | given}).engine
+    loaded = loaded_model.load_model(resolve_model(str(tiny_model)), config)
+    loaded.close()
+    assert runner.capture.call_count == captures
+    runner.attach.assert_called_once()

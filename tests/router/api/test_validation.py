@@ -11,12 +11,12 @@ from msgspec.structs import replace
 
 from baton_proto.sampling import MAX_SEED, PARAMETERS
 from baton_proto.worker import NO_HINT, CacheHint
-from router.api.sampling_options import Options, model_defaults
+from router.api.sampling_options import Options, chosen_defaults, model_defaults
 from router.api.validation import IN_PLACE_CHARS, Call, Chat, Prompt, make_request_id, validate
 from router.requests.frontend import Frontend
 from router.requests.request import GenerateRequest
 from runtime.blocks.block_hash import SEED
-from runtime.errors import ContextLengthError, InvalidRequestError, ModelError, UnknownModelError
+from runtime.errors import ConfigError, ContextLengthError, InvalidRequestError, ModelError, UnknownModelError
 from tests.router.scripted_generator import MODEL, ScriptedGenerator, make_frontend, tiny_tokenizer
 from tests.tiny_model import VOCAB_SIZE
 
@@ -74,6 +74,20 @@ def test_the_models_defaults_are_what_vllm_takes_of_generation_config_json(tmp_p
     path = tmp_path / "generation_config.json"
     path.write_text(json.dumps(QWEN3 | {"do_sample": False, "max_new_tokens": 512, "min_p": None, "num_beams": 4}))
     assert model_defaults(tmp_path) == QWEN3 | {"max_tokens": 512}
+
+
+def test_the_defaults_are_those_of_the_model_of_a_folder_or_of_nobody(tmp_path: Path) -> None:
+    model, other = tmp_path / "model", tmp_path / "other"
+    for folder, top_k in ((model, 20), (other, 3)):
+        folder.mkdir()
+        (folder / "generation_config.json").write_text(json.dumps({"top_k": top_k}))
+    assert [chosen_defaults(chosen, model) for chosen in ("auto", "none", str(other))] == [
+        {"top_k": 20},
+        {},
+        {"top_k": 3},
+    ]
+    with pytest.raises(ConfigError, match=r"router\.generation_config: 'atuo' is neither auto nor none, nor a folder"):
+        chosen_defaults("atuo", model)
 
 
 @pytest.mark.parametrize("values", [{"temperature": "hot"}, {"top_p": 0}, {"top_k": 2.5}, {"max_new_tokens": 0}])

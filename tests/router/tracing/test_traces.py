@@ -29,8 +29,9 @@ from router.tracing.traces import Traces, over_http
 from runtime.config.serving import TracesConfig
 from runtime.security.bearer_keys import BearerKeys
 from runtime.security.secret import Secret
-from tests.router.api.grpc.test_server import make_questions, status
+from tests.router.api.grpc.test_server import status
 from tests.router.http_client import CHAT, COMPLETION, USER
+from tests.router.operator_questions import make_questions
 from tests.router.scripted_generator import MODEL, ScriptedGenerator, make_frontend, tiny_tokenizer
 from tests.router.tracing.collector import Collector, collecting
 

@@ -1,6 +1,8 @@
 import asyncio
+import statistics
+import time
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
 import msgspec
@@ -12,7 +14,7 @@ from baton_proto.planner_control import Plan
 from baton_proto.worker import Handoff
 from router.counters.tally import RequestTally
 from router.ui import feed as feed_module
-from router.ui.feed import KEPT, MAX_VIEWERS
+from router.ui.feed import INTERVAL_S, KEPT, MAX_VIEWERS
 from tests.router.ui.crowd import BLOCKS, Crowd
 
 
@@ -146,6 +148,27 @@ async def test_the_number_of_viewers_is_bounded_and_their_leaving_makes_room(cro
     assert not crowd.feed.full
     for viewer in viewers:
         await viewer.aclose()
+
+
+@pytest.mark.parametrize("viewers", [1, MAX_VIEWERS])
+async def test_a_viewer_of_a_thousand_workers_costs_at_most_2_percent_of_a_core_and_all_together_no_more(
+    viewers: int,
+) -> None:
+    """CPU time of this thread alone, so that it does not matter what else runs on the machine."""
+    crowd = Crowd(300, 700)
+    async with AsyncExitStack() as watching:
+        watched = [await watching.enter_async_context(aclosing(crowd.feed.messages())) for _ in range(viewers)]
+        costs_s = []
+        for _ in range(9):
+            crowd.stir()
+            waiting = [asyncio.create_task(anext(messages)) for messages in watched]
+            await asyncio.sleep(0)  # until all of them wait
+            began_s = time.thread_time()
+            await crowd.feed._tick()
+            told = await asyncio.gather(*waiting)
+            costs_s.append(time.thread_time() - began_s)
+            assert all(message.count(b"decode-700") for message in told)
+    assert statistics.median(costs_s) <= 0.02 * INTERVAL_S
 
 
 async def test_streams_end_with_the_router(crowd: Crowd) -> None:

@@ -12,6 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from runtime.checkpoint.hub import HubName, hub_name
 from tests.hub_server import COMMITS, HubServer, hub_server
+from tests.runtime.checkpoint.test_gguf import write_gguf
 from tests.tiny_model import write_tiny_model
 
 RESOLVE = """
@@ -74,6 +75,19 @@ def refused(home: Path, url: str, name: str = NAME, **environ: str) -> str:
     [
         ("Qwen/Qwen3-0.6B", HubName("Qwen/Qwen3-0.6B", "main")),
         ("Qwen/Qwen3-0.6B@refs/pr/3", HubName("Qwen/Qwen3-0.6B", "refs/pr/3")),
+        ("Qwen/Qwen3-0.6B@feature/x", HubName("Qwen/Qwen3-0.6B", "feature/x")),
+        ("hf://Qwen/Qwen3-0.6B", HubName("Qwen/Qwen3-0.6B", "main")),
+        ("hf://Qwen/Qwen3-0.6B@v1", HubName("Qwen/Qwen3-0.6B", "v1")),
+        ("https://huggingface.co/Qwen/Qwen3-0.6B", HubName("Qwen/Qwen3-0.6B", "main")),
+        ("https://huggingface.co/Qwen/Qwen3-0.6B/tree/refs/pr/3/", HubName("Qwen/Qwen3-0.6B", "refs/pr/3")),
+        ("acme/tiny-GGUF/tiny-Q4_K_M.gguf", HubName("acme/tiny-GGUF", "main", "tiny-Q4_K_M.gguf")),
+        ("hf://acme/tiny@refs/pr/3/q4/a.gguf", HubName("acme/tiny", "refs/pr/3", "q4/a.gguf")),
+        ("https://hf.co/acme/tiny/blob/v1/q4/a.gguf", HubName("acme/tiny", "v1", "q4/a.gguf")),
+        ("https://huggingface.co/acme/tiny/resolve/main/a.gguf?download=true", HubName("acme/tiny", "main", "a.gguf")),
+        ("https://huggingface.co/acme/tiny/blob/main/config.json", None),
+        ("https://huggingface.co/acme", None),
+        ("https://example.com/acme/tiny", None),
+        ("./acme/tiny/a.gguf", None),
         ("./Qwen3-0.6B", None),
         ("/models/Qwen3", None),
         ("~/Qwen3", None),
@@ -82,7 +96,9 @@ def refused(home: Path, url: str, name: str = NAME, **environ: str) -> str:
         ("gpt-5", None),
     ],
 )
-def test_a_name_of_the_hub_is_an_owner_and_a_model(text: str, name: HubName | None) -> None:
+def test_a_name_of_the_hub_is_an_owner_and_a_model_or_its_address_or_a_file_of_it(
+    text: str, name: HubName | None
+) -> None:
     assert hub_name(text) == name
 
 
@@ -108,6 +124,29 @@ def test_a_revision_is_a_folder_of_its_own(hub: HubServer, home: Path) -> None:
     folder, name, _ = resolved(home, hub.url, f"{NAME}@{COMMITS[0]}")
     assert (folder.name, name) == (COMMITS[0], NAME)
     assert f"has no revision 'v7' on {hub.url}" in refused(home, hub.url, f"{NAME}@v7")
+
+
+def test_the_address_of_a_model_is_another_form_of_its_name(hub: HubServer, home: Path) -> None:
+    folder, name, pin = resolved(home, hub.url, f"https://huggingface.co/{NAME}/tree/{COMMITS[0]}")
+    assert (folder.name, name, pin) == (COMMITS[0], NAME, f"{NAME}@{COMMITS[0]}")
+    assert resolved(home, UNREACHABLE, f"hf://{NAME}@{COMMITS[0]}")[0] == folder
+
+
+def test_a_gguf_file_of_a_repository_is_fetched_alone_and_converted(hub: HubServer, home: Path) -> None:
+    for file in ("tiny-Q8_0.gguf", "q4/tiny-Q4_K_M.gguf"):
+        (hub.folder / file).parent.mkdir(exist_ok=True)
+        write_gguf(hub.folder / file)
+    cache = {"BATON_CACHE": str(home.parent / "cache")}
+    name = f"{NAME}/q4/tiny-Q4_K_M.gguf"
+    folder, served, pin = resolved(home, hub.url, name, **cache)
+    assert folder.parent == home.parent / "cache" / "models"
+    assert folder.name.startswith("tiny-Q4_K_M-")
+    assert (served, pin) == (name, f"{NAME}@{COMMITS[-1]}/q4/tiny-Q4_K_M.gguf")
+    got = {path for path in (home / "hub").rglob("*") if path.is_symlink()}
+    assert [path.name for path in got] == ["tiny-Q4_K_M.gguf"]
+    assert resolved(home, UNREACHABLE, pin, **cache) == (folder, name, pin)
+    words = refused(home, hub.url, f"{NAME}/tiny-Q2_K.gguf", **cache)
+    assert f"{NAME}: has no file tiny-Q2_K.gguf at main: name one of its .gguf files" in words
 
 
 def test_a_cache_that_another_program_has_filled_is_used(tmp_path: Path, home: Path) -> None:

@@ -16,6 +16,7 @@ from runtime.config.serving import (
     load_config,
     parse_bytes,
     parse_config,
+    with_absolute_paths,
 )
 from runtime.errors import ConfigError
 
@@ -198,3 +199,12 @@ def test_arguments_of_vllm_have_names() -> None:
     assert parse_config({"vllm": {"quantization": "fp8"}}).vllm == {"quantization": "fp8"}
     with pytest.raises(ConfigError, match="vllm: 5 is not a name"):
         parse_config({"vllm": {5: "fp8"}})
+
+
+def test_a_folder_with_the_sampling_parameters_is_found_from_every_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = ({"router": {"generation_config": chosen}} for chosen in ("auto", "none", "mine"))
+    found = [with_absolute_paths(parse_config(one)).router.generation_config for one in given]
+    assert found == ["auto", "none", str(tmp_path / "mine")]
