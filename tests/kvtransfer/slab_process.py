@@ -56,9 +56,8 @@ class HostSlab:
         return True
 
 
-def cache_of_vllm() -> Slab:
+def cache_of_vllm(layout: SlabLayout = HOST_LAYOUT) -> Slab:
     """As a worker process maps it; here no vLLM computes on it."""
-    layout = HOST_LAYOUT
     memory = MemoryRange(HostMemory(), layout.nbytes)
     numbers = (layout.num_layers, layout.num_blocks, layout.num_kv_heads, layout.block_size, layout.head_dim)
     fd = memory.export()
