@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from baton_proto.planner_control import Scale
+from runtime.calls.answer import Answer
 from runtime.checkpoint.model_files import resolve_model
 from tests.planner.live import Planned, planned_service
 from tests.spine.oracle import Oracle
-from tests.spine.prompts import ask
-from tests.spine.worker_view import until_gone, until_idle, until_tree_is_right, until_used
+from tests.spine.prompts import greedy
+from tests.spine.worker_view import POLL_S, until_gone, until_idle, until_tree_is_right, until_used
 from tests.vllm.test_workers import sections, text
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
@@ -35,10 +36,19 @@ async def test_the_planner_adds_and_drains_workers_with_vllm(vllm_python: Path, 
         assert [effect.worker_id for effect in planned.effects("add")] == ["decode-2"]
         await until_used(service)
         prompts = [text(number, 40) for number in range(6)]
-        asked = [asyncio.create_task(ask(service.client, prompt, 60, ignore_eos=True)) for prompt in prompts]
+        begun: set[int] = set()
+
+        async def stream(number: int) -> Answer:
+            request = greedy(prompts[number], 100, ignore_eos=True)
+            return await service.client.generate(request, 120, lambda _: begun.add(number))
+
+        asked = [asyncio.create_task(stream(number)) for number in range(len(prompts))]
+        async with asyncio.timeout(60):
+            while len(begun) < len(prompts):
+                await asyncio.sleep(POLL_S)
         await one_is_drained(planned)
         answers = await asyncio.gather(*asked)
-        assert [answer.token_ids for answer in answers] == [oracle.greedy(one, 60, ignore_eos=True) for one in prompts]
+        assert [answer.token_ids for answer in answers] == [oracle.greedy(one, 100, ignore_eos=True) for one in prompts]
         assert {answer.served_by[0].attempts for answer in answers} == {1}, "a drained worker ends what it has begun"
         assert {answer.served_by[0].decode_worker for answer in answers} == {"decode-1", "decode-2"}
         await until_idle(service)
