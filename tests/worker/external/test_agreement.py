@@ -59,7 +59,9 @@ async def test_a_server_that_does_not_tell_its_blocks_is_refused_with_the_flag(t
 async def test_a_server_of_several_engines_is_refused_with_the_way_out(tiny_model: Path) -> None:
     imitation = Imitation(nothing)
     imitation.metrics += 'vllm:kv_cache_usage_perc{engine="1",model_name="m"} 0.75\n'
-    with pytest.raises(ConfigError, match="it has 2 engines, .*: start a server for each, with --data-parallel-size 1"):
+    with pytest.raises(
+        ConfigError, match=r"it has 2 engines, .*: start a server for each, with --data-parallel-size 1"
+    ):
         await agree(imitation, tiny_model, model="m")
 
 
