@@ -67,7 +67,7 @@ demo: $(INSTALLED)  ## start a small service, ask it one question, end it
 test: $(INSTALLED)  ## run the tests; ARGS="-k router -x" goes to pytest
 	@set -e; $(TESTS)
 
-test-vllm: $(INSTALLED)  ## the tests with a real vLLM, one after the other: about 15 minutes, after `make vllm-env`
+test-vllm: $(INSTALLED)  ## the tests with a real vLLM, one after the other: half an hour, after `make vllm-env`; not in `make check`
 	BATON_VLLM_PYTHON=$(abspath $(VLLM_VENV)/bin/python) $(PYTEST) -n 0 tests/vllm $(ARGS)
 
 test-frameworks: $(INSTALLED)  ## what LangChain asks of the API, against a small service; installs it into .venv

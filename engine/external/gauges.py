@@ -23,19 +23,22 @@ class Gauges:
     numbers: dict[str, float] = field(default_factory=dict)
     block_size: int = 0  # 0: not told
     num_blocks: int = 0
+    engines: int = 0  # of the server: more than one with --data-parallel-size
 
     @classmethod
     def read(cls, page: bytes) -> Self:
         """Raises ValueError."""
         numbers = dict.fromkeys(NUMBERS, 0.0)
         cache: dict[str, str] = {}
+        engines = 0
         for sample in _samples(page):
             name = sample.name.removeprefix(PREFIX)
             if name == CACHE:
                 cache = sample.labels
             else:
                 numbers[name] += sample.value
-        return cls(numbers, _number(cache.get("block_size")), _number(cache.get("num_gpu_blocks")))
+                engines += name == "kv_cache_usage_perc"
+        return cls(numbers, _number(cache.get("block_size")), _number(cache.get("num_gpu_blocks")), engines)
 
     @property
     def running(self) -> int:

@@ -6,12 +6,14 @@ import hashlib
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
 
+from baton_proto.vllm_kv import CacheMemory
 from baton_proto.worker import Grant
+from engine.vllm.kv.cache_memory import VllmSlab
 from kvtransfer.decode_side.events import TransferEvent
 from kvtransfer.decode_side.receiver import Receiver
 from kvtransfer.prefill_side.push import Push, PushResult
@@ -20,6 +22,8 @@ from kvtransfer.slab.layout import SlabLayout
 from kvtransfer.slab.slab import Slab
 from kvtransfer.wire.identity import SlabIdentity
 from runtime.config.serving import LoggingConfig, TransferConfig
+from runtime.device.host_memory import HostMemory
+from runtime.device.memory_range import MemoryRange
 from runtime.telemetry.logging import configure_logging
 from tests.kvtransfer.crowded_engine import CrowdedEngine
 
@@ -33,7 +37,7 @@ Say = Callable[..., None]
 class HostSlab:
     def __init__(self, settings: dict[str, Any]) -> None:
         self._random = np.random.default_rng(settings.get("seed", 0))
-        self.slab = Slab(HOST_LAYOUT)
+        self.slab = Slab(HOST_LAYOUT) if settings["memory"] == "host" else cache_of_vllm()
         self._words = np.frombuffer(self.slab.buffer, np.uint64).reshape(*HOST_LAYOUT.shape[:2], -1)
         self.fill()
 
@@ -50,6 +54,17 @@ class HostSlab:
 
     def computes(self) -> bool:
         return True
+
+
+def cache_of_vllm(layout: SlabLayout = HOST_LAYOUT) -> Slab:
+    """As a worker process maps it; here no vLLM computes on it."""
+    memory = MemoryRange(HostMemory(), layout.nbytes)
+    numbers = (layout.num_layers, layout.num_blocks, layout.num_kv_heads, layout.block_size, layout.head_dim)
+    fd = memory.export()
+    try:
+        return cast(Slab, VllmSlab(CacheMemory(*numbers, layout.dtype, "form"), fd))
+    finally:
+        os.close(fd)
 
 
 class GpuSlab:
@@ -111,7 +126,7 @@ def end_at_split(signal_number: int) -> None:
 
 def slab_of(settings: dict[str, Any]) -> HostSlab | GpuSlab:
     configure_logging(LoggingConfig(), "slab")
-    return HostSlab(settings) if settings["gpu"] is None else GpuSlab(settings)
+    return HostSlab(settings) if settings.get("memory") else GpuSlab(settings)
 
 
 def slab_prefill(settings: dict[str, Any], commands: Iterable[dict[str, Any]], say: Say) -> None:

@@ -1,6 +1,6 @@
 """The five ways in which KV transfers are known to have given wrong KV to a request that then ended well, on every
-transport: a transfer that failed after its lease was given, one that came late after a cancel, blocks reused while
-they were written or read, one id in two lives of a worker, and preemption before delivery.
+transport, on our slab and on vLLM's cache: a transfer that failed after its lease was given, one that came late after a
+cancel, blocks reused while they were written or read, one id in two lives of a worker, and preemption before delivery.
 """
 
 import signal
@@ -17,7 +17,7 @@ from tests.kvtransfer.driven import Decode, Prefill, any_blocks, arrive, decode_
 PLACES = [
     pytest.param((row.name, memory), id=f"{row.name}-{memory}", marks=on_gpus(row.name) if memory == "cuda" else ())
     for row in TRANSPORTS
-    for memory in row.memory
+    for memory in (*row.memory, *(("vllm",) if "host" in row.memory else ()))
 ]
 on_every_transport = pytest.mark.parametrize("place", PLACES)
 Place = tuple[str, str]  # transport, memory of both slabs
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.timeout(300)
 @contextmanager
 def decoding(place: Place, **settings: Any) -> Iterator[Decode]:
     transport, memory = place
-    on = {} if memory == "cuda" else {"gpu": None}
+    on = {} if memory == "cuda" else {"memory": memory}
     with decode_worker(transport, {**on, **settings}, connect_timeout_s=60.0) as decode:
         yield decode
 
@@ -36,7 +36,7 @@ def decoding(place: Place, **settings: Any) -> Iterator[Decode]:
 @contextmanager
 def prefilling(place: Place, **settings: Any) -> Iterator[Prefill]:
     transport, memory = place
-    on = {} if memory == "cuda" else {"gpu": None}
+    on = {} if memory == "cuda" else {"memory": memory}
     with prefill_worker(transport, {**on, **settings}, connect_timeout_s=60.0) as prefill:
         yield prefill
 

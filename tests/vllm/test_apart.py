@@ -1,12 +1,14 @@
 """Prompts on vLLM prefill workers, answers on vLLM decode workers: KV goes through our transfers, answers are exact."""
 
 import asyncio
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import grpc
+import psutil
 import pytest
 
 from baton_proto.generated import inference_pb2 as pb
@@ -17,7 +19,7 @@ from tests.spine import prompts as spine_prompts, worker_view
 from tests.spine.oracle import Oracle
 from tests.spine.prompts import greedy
 from tests.spine.worker_view import inspect, until_gone, until_tree_is_right, until_used
-from tests.vllm.test_workers import BLOCK, a_killed_decode_worker_costs_no_token, sections, text
+from tests.vllm.test_workers import BLOCK, sections, text
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1500)]
 
@@ -59,13 +61,16 @@ async def test_prompts_and_answers_on_different_vllm_workers(vllm_python: Path) 
         assert not [name for name in names if "Traceback" in service.log(name) or "[error" in service.log(name)]
 
 
-async def test_a_killed_worker_of_either_kind_costs_no_token(vllm_python: Path) -> None:
+@pytest.mark.parametrize(("transport", "victim"), [("shm", "the worker"), ("tcp", "its engine")])
+async def test_a_killed_worker_of_either_kind_costs_no_token(vllm_python: Path, transport: str, victim: str) -> None:
+    """Two of each kind; in the end one of each is left."""
     oracle = Oracle(resolve_model("smollm2").folder)
-    async with apart(vllm_python, 2, 2, "shm") as service:
-        await every_prompt_is_shipped_and_answered_exactly(service, oracle, "shm")
-        await a_killed_prefill_worker_costs_no_answer(service, oracle)
-        prompts = [text(500 + number, 60) for number in range(4)]
-        await a_killed_decode_worker_costs_no_token(service, oracle, prompts, 60, 300)
+    async with apart(vllm_python, 2, 2, transport) as service:
+        await every_prompt_is_shipped_and_answered_exactly(service, oracle, transport)
+        await what_comes_late_after_a_cancel_spoils_nothing(service, oracle)
+        await whoever_leaves_in_mid_transfer_spoils_nothing(service, oracle)
+        await a_killed_prefill_worker_costs_no_answer(service, oracle, victim)
+        await a_decode_worker_killed_in_mid_transfer_costs_no_token(service, oracle, victim)
         await worker_view.until_idle(service, PATIENCE_S)
         await until_tree_is_right(service, PATIENCE_S)
 
@@ -118,11 +123,29 @@ async def a_second_question_fetches_only_what_its_worker_has_not(service: Servic
     await until_tree_is_right(service, PATIENCE_S)
 
 
+async def what_comes_late_after_a_cancel_spoils_nothing(service: Service, oracle: Oracle) -> None:
+    """A prefill worker that stands still is given up; what it sends when it runs again is written nowhere."""
+    late = [asyncio.create_task(ask(service, text(700 + number, LONG), 4)) for number in range(4)]
+    held = await worker_view.first_running(service, service.workers("prefill"), PATIENCE_S)
+    service.kill(held, signal.SIGSTOP)
+    for task in late:
+        task.cancel()
+    await asyncio.gather(*late, return_exceptions=True)
+    prompts = [text(710 + number, LONG) for number in range(3)]
+    asked = [asyncio.create_task(ask(service, prompt, 6)) for prompt in prompts]
+    await asyncio.wait(asked, timeout=5.0)  # some are asked of the one that stands still
+    service.kill(held, signal.SIGCONT)
+    answers = await asyncio.gather(*asked)
+    assert [answer.token_ids for answer in answers] == [oracle.greedy(prompt, 6) for prompt in prompts]
+    await worker_view.until_idle(service, PATIENCE_S)
+    await until_used(service, PATIENCE_S)
+
+
 async def whoever_leaves_in_mid_transfer_spoils_nothing(service: Service, oracle: Oracle) -> None:
     """Blocks of a broken transfer are used again, and hold what the next one brought; its own are in no cache."""
     left = [text(200 + number, LONG) for number in range(4)]
     asked = [asyncio.create_task(ask(service, prompt, 4)) for prompt in left]
-    await worker_view.until_running(service, "prefill-1", PATIENCE_S)
+    await worker_view.first_running(service, service.workers("prefill"), PATIENCE_S)
     for task in asked:
         task.cancel()
     prompts = [text(210, LONG), left[0]]
@@ -169,17 +192,51 @@ async def falls_asleep(service: Service, name: str) -> bool:
         return False
 
 
-async def a_killed_prefill_worker_costs_no_answer(service: Service, oracle: Oracle) -> None:
+async def a_killed_prefill_worker_costs_no_answer(service: Service, oracle: Oracle, victim: str) -> None:
     prompts = [text(400 + number, LONG) for number in range(3)]
     asked = [asyncio.create_task(ask(service, prompt, 6)) for prompt in prompts]
     await worker_view.until_running(service, "prefill-1", PATIENCE_S)
-    service.kill("prefill-1")
+    kill(service, "prefill-1", victim)
     answers = await asyncio.gather(*asked)
     assert [answer.token_ids for answer in answers] == [oracle.greedy(prompt, 6) for prompt in prompts]
     assert any(answer.served_by[0].attempts > 1 for answer in answers)
     assert {answer.served_by[0].prefill_worker for answer in answers} == {"prefill-2"}
     await until_gone(service, "prefill-1")
     await worker_view.until_idle(service, PATIENCE_S)
+
+
+async def a_decode_worker_killed_in_mid_transfer_costs_no_token(service: Service, oracle: Oracle, victim: str) -> None:
+    """Some answers have begun, of others the KV is on its way."""
+    begun: set[int] = set()
+    short, long = [text(500 + number, 60) for number in range(4)], [text(510 + number, LONG) for number in range(2)]
+
+    async def stream(number: int) -> Answer:
+        request = greedy(short[number], 100, ignore_eos=True)
+        return await service.client.generate(request, PATIENCE_S, lambda _: begun.add(number))
+
+    streams = [asyncio.create_task(stream(number)) for number in range(len(short))]
+    async with asyncio.timeout(PATIENCE_S):
+        while len(begun) < len(short):
+            await asyncio.sleep(worker_view.POLL_S)
+        asked = [asyncio.create_task(ask(service, prompt, 6)) for prompt in long]
+        while not (lost := [one for one in service.workers("decode") if (await inspect(service, one)).load.leases]):
+            await asyncio.sleep(worker_view.POLL_S)
+    kill(service, lost[0], victim)
+    answers = await asyncio.gather(*streams)
+    assert [answer.token_ids for answer in answers] == [oracle.greedy(one, 100, ignore_eos=True) for one in short]
+    answers += await asyncio.gather(*asked)
+    assert [answer.token_ids for answer in answers[len(short) :]] == [oracle.greedy(prompt, 6) for prompt in long]
+    assert any(answer.served_by[0].attempts > 1 for answer in answers)
+    await until_gone(service, lost[0], PATIENCE_S)
+
+
+def kill(service: Service, worker_id: str, victim: str) -> None:
+    """The worker's process, or that of vLLM's engine behind it."""
+    if victim == "the worker":
+        service.kill(worker_id)
+    else:
+        children = psutil.Process(service.pid(worker_id)).children()
+        next(one for one in children if "EngineCore" in one.name()).kill()
 
 
 async def preempted_prompts_are_begun_again(service: Service, oracle: Oracle) -> None:

@@ -178,18 +178,21 @@ async def a_killed_process_costs_no_token(service: Service, oracle: Oracle) -> N
 async def killed_in_mid_stream(service: Service, oracle: Oracle, worker_id: str, pid: int) -> None:
     """Kills the process when each worker has begun to answer."""
     prompts = [text(200 + number, 40) for number in range(6)]
+    penalized = [greedy(text(210 + number, 40), 60, ignore_eos=True, **PENALIZED) for number in range(2)]
+    undisturbed = [(await service.client.generate(one, 120)).token_ids for one in penalized]
+    requests = [greedy(prompt, 60, ignore_eos=True) for prompt in prompts] + penalized
     begun: set[int] = set()
 
     async def stream(number: int) -> Answer:
         def note(_: pb.Piece) -> None:
             begun.add(number)
-            if len(begun) == len(prompts) and psutil.pid_exists(pid):
+            if len(begun) == len(requests) and psutil.pid_exists(pid):
                 psutil.Process(pid).kill()
 
-        return await service.client.generate(greedy(prompts[number], 60, ignore_eos=True), 120, note)
+        return await service.client.generate(requests[number], 120, note)
 
-    answers = await asyncio.gather(*map(stream, range(len(prompts))))
-    expected = [oracle.greedy(prompt, 60, ignore_eos=True) for prompt in prompts]
+    answers = await asyncio.gather(*map(stream, range(len(requests))))
+    expected = [oracle.greedy(prompt, 60, ignore_eos=True) for prompt in prompts] + undisturbed
     assert [answer.token_ids for answer in answers] == expected
     assert any(answer.served_by[0].attempts > 1 for answer in answers)
     await until_gone(service, worker_id)

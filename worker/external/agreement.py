@@ -57,6 +57,7 @@ async def agreed(config: ServingConfig, external: ExternalWorkerConfig, files: M
         models = msgspec.json.decode(await server.ask("/v1/models"), type=_Models).data
         gauges = Gauges.read(await server.ask("/metrics"))
         model = _model(models, external, config.served_model_name or files.name)
+        _check_engines(gauges, external)
         _check_blocks(gauges, config, external)
         question = {"model": model.id, "prompt": SAMPLE, "add_special_tokens": False}
         theirs = msgspec.json.decode(await server.ask("/tokenize", question), type=_Tokens).tokens
@@ -82,6 +83,12 @@ def _model(models: list[_Model], external: ExternalWorkerConfig, ours: str) -> _
             return model
     known = ", ".join(model.id for model in models)
     raise ConfigError(f"{external.where}.model", f"the server has no model {wanted!r}: name one of its own: {known}")
+
+
+def _check_engines(gauges: Gauges, external: ExternalWorkerConfig) -> None:
+    if gauges.engines > 1:
+        problem = f"it has {gauges.engines} engines, of which one worker can follow one: start a server for each, with"
+        raise ConfigError(f"{external.where}.address", f"{problem} --data-parallel-size 1")
 
 
 def _check_blocks(gauges: Gauges, config: ServingConfig, external: ExternalWorkerConfig) -> None:

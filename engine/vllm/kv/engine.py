@@ -8,6 +8,9 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from msgspec.structs import replace
+
+from baton_proto.discovery import WorkerLoad
 from baton_proto.sampling import TokenLogprobs
 from baton_proto.vllm_kv import Arrived, Chunk, LayerComputed, Refused, Reserved, Sent, StepBegins
 from engine.core.batch import Batch, LayerDone, ScheduledSequence
@@ -28,7 +31,7 @@ class SharingEngine(VllmEngine):
         self.on_batch: Callable[[Batch], LayerDone | None] | None = None
         self.link = link
         self._fetching: set[str] = set()  # asked for blocks, and neither admitted nor released
-        self._with_vllm: set[str] = set()  # prompts that are sent, whose blocks vLLM keeps
+        self._with_vllm: dict[str, Sequence] = {}  # prompts that are sent, whose blocks vLLM keeps
         self._half_ended: set[str] = set()  # prompts that are sent: computed, or ended by vLLM, but not both yet
         self._chunks: list[Chunk] = []  # of the running step
         self._layer_done: LayerDone | None = None
@@ -84,17 +87,16 @@ class SharingEngine(VllmEngine):
 
     def unpin(self, sequence: Sequence) -> None:
         """Nobody reads the blocks of a prompt that has ended."""
-        if sequence.request_id in self._with_vllm:
-            self._with_vllm.remove(sequence.request_id)
+        if self._with_vllm.pop(sequence.request_id, None) is not None:
             self.link.send(Sent(sequence.request_id))
 
     def add(self, sequence: Sequence) -> None:
         if sequence.prefill_only:
-            self._with_vllm.add(sequence.request_id)
+            self._with_vllm[sequence.request_id] = sequence
         super().add(sequence)
 
     def _refused(self, sequence: Sequence, error: Exception) -> None:
-        self._with_vllm.discard(sequence.request_id)
+        self._with_vllm.pop(sequence.request_id, None)
         super()._refused(sequence, error)
 
     def _step_begins(self, message: StepBegins) -> list[SequenceOutput]:
@@ -172,6 +174,26 @@ class SharingEngine(VllmEngine):
         if sequence is None or not sequence.prefill_only or error is not None:
             return super()._news(item, timestamp_s)
         return None if finish is None else self._half_ends(sequence)
+
+    # --- questions ----------------------------------------------------------------------------------------------------
+
+    def load(self) -> WorkerLoad:
+        """With the blocks of prompts that have ended here, and are still read."""
+        own = super().load()
+        read = sum(len(one.block_table) for name, one in self._with_vllm.items() if name not in self._sequences)
+        return replace(own, blocks_used=max(own.blocks_used, read))
+
+    def check_integrity(self) -> list[str]:
+        here = self._sequences
+        remote = {name for name, one in here.items() if one.status is SequenceStatus.REMOTE}
+        sent = {name for name, one in here.items() if one.prefill_only}
+        wrong = {
+            "is to get its KV without being registered": self._fetching - here.keys(),
+            "has blocks for its KV, which nobody brings": remote - self._fetching,
+            "sends its KV from blocks that vLLM does not keep": sent - self._with_vllm.keys(),
+            "has ended by half, and sends no KV": self._half_ended - sent,
+        }
+        return super().check_integrity() + [f"{name} {what}" for what, names in wrong.items() for name in sorted(names)]
 
     def _transfer(self, sequence: Sequence) -> dict[str, Any]:
         way = SEND if sequence.prefill_only else FETCH if sequence.request_id in self._fetching else None

@@ -56,6 +56,15 @@ async def test_a_server_that_does_not_tell_its_blocks_is_refused_with_the_flag(t
         await agree(imitation, tiny_model, model="m")
 
 
+async def test_a_server_of_several_engines_is_refused_with_the_way_out(tiny_model: Path) -> None:
+    imitation = Imitation(nothing)
+    imitation.metrics += 'vllm:kv_cache_usage_perc{engine="1",model_name="m"} 0.75\n'
+    with pytest.raises(
+        ConfigError, match=r"it has 2 engines, .*: start a server for each, with --data-parallel-size 1"
+    ):
+        await agree(imitation, tiny_model, model="m")
+
+
 async def test_a_server_that_starts_is_waited_for(tiny_model: Path) -> None:
     worker = ExternalWorkerConfig("gpu-7", "http://127.0.0.1:9", "tcp://127.0.0.1:9", "tcp://127.0.0.1:9")
     async with VllmServer(worker) as server:

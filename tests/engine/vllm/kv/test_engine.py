@@ -163,6 +163,36 @@ async def test_a_preempted_prompt_ends_with_an_error_and_nothing_of_it_is_comput
     assert scene.vllm.news() == [Sent("one")]
 
 
+async def test_blocks_count_until_the_last_reader_has_gone(scene: Scene) -> None:
+    one = sequence("one", sent=True)
+    scene.engine.add(one)
+    scene.say(StepBegins([Chunk("one", 0, 10, [6, 2, 9])]), LayerComputed(0), LayerComputed(1, ends=True))
+    scene.core.outputs.put_nowait(step(item("one", [8], "length")))
+    (end,) = (await scene.engine.next_step()).outputs
+    assert (end.finish, scene.engine.load().blocks_used) == ("prefill", 3)
+    scene.engine.unpin(one)
+    assert (scene.engine.load().blocks_used, scene.engine.check_integrity()) == (0, [])
+
+
+async def test_books_that_are_wrong_are_told(scene: Scene) -> None:
+    """An account for each way in which blocks would be lost, or read when they are another's."""
+    fetched, sent = sequence("fetched"), sequence("sent", sent=True)
+    scene.engine.reserve(fetched)
+    scene.engine.add(sent)
+    scene.say(Reserved("fetched", [7, 3, 5], 4))
+    assert scene.engine.check_integrity() == []
+    scene.engine._fetching = {"stranger"}
+    del scene.engine._with_vllm["sent"]
+    scene.engine._half_ended.add("fetched")
+    assert scene.engine.check_integrity() == [
+        "stranger is to get its KV without being registered",
+        "fetched has blocks for its KV, which nobody brings",
+        "sent sends its KV from blocks that vLLM does not keep",
+        "fetched has ended by half, and sends no KV",
+    ]
+    scene.engine._fetching = {"fetched"}
+
+
 async def test_a_prompt_that_vllm_refused_keeps_no_blocks(scene: Scene) -> None:
     def refuse(_: Sequence) -> Any:
         raise ValueError("too long")
