@@ -1,54 +1,17 @@
 """How families write tool calls. Each function reads what follows the mark that opens a call or a list of calls."""
 
-import json
-import re
-from collections.abc import Callable, Mapping
-from typing import Any
-
-from router.parsing.events import Arguments, CallBegun, Event
+from router.parsing.call_writer import CallWriter, is_json_object
 from router.parsing.python_literals import python_literal
-from router.parsing.reader import EndedError, MalformedError, Reader, Steps
+from router.parsing.reader import Emit, EndedError, MalformedError, Reader, Steps
 
-Schemas = Mapping[str, Mapping[str, Any]]
-"""Name of a tool -> the JSON schema of its parameters."""
-
-_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+_BARE_KEYS = ("name", "type", "id", "function", "parameters", "arguments")
+"""Of an object that is a call. Of another one a text is made as soon as it has another key."""
 
 
-class CallWriter:
-    """Makes events of the calls of one answer."""
-
-    def __init__(self, emit: Callable[[Event], None], new_id: Callable[[], str], schemas: Schemas) -> None:
-        self._emit = emit
-        self._new_id = new_id
-        self.schemas = schemas
-        self.num_calls = 0
-        self.is_open = False
-
-    def begin(self, name: str, reader: Reader) -> None:
-        """From here on the call stands, whatever follows. Raises MalformedError."""
-        if not _NAME.fullmatch(name):
-            raise MalformedError
-        reader.raw = None
-        self.is_open = True
-        self._emit(CallBegun(self.num_calls, self._new_id(), name))
-        self.num_calls += 1
-
-    def arguments(self, text: str) -> None:
-        self._emit(Arguments(self.num_calls - 1, text))
-
-    def done(self, reader: Reader) -> None:
-        self.is_open = False
-        reader.raw = []
-
-
-CallFormat = Callable[[Reader, CallWriter], Steps[None]]
-
-
-def json_call(reader: Reader, calls: CallWriter) -> Steps[None]:
-    """{"name": ..., "arguments" or "parameters": {...}}"""
+def json_call(reader: Reader, calls: CallWriter, keys: tuple[str, ...] = ()) -> Steps[None]:
+    """{"name": ..., "arguments" or "parameters": {...}}. `keys`: those that may stand before the name; empty: any."""
     held: list[str] = []
-    named = False
+    named = told = False
     yield from reader.literal("{")
     while True:
         yield from reader.spaces()
@@ -56,16 +19,16 @@ def json_call(reader: Reader, calls: CallWriter) -> Steps[None]:
         yield from reader.spaces()
         yield from reader.literal(":")
         yield from reader.spaces()
-        if key == "name":
-            calls.begin((yield from reader.string()), reader)
+        if keys and not named and key not in keys:
+            raise MalformedError
+        if key == "name" and not named:
+            calls.begin((yield from reader.string()))
             named = True
             for piece in held:
                 calls.arguments(piece)
-        elif key in ("arguments", "parameters"):
-            if (yield from reader.peek()) != "{":
-                raise MalformedError
-            yield from reader.value(calls.arguments if named else held.append)
-            held.append("")
+        elif key in ("arguments", "parameters") and not told:
+            told = True
+            yield from _arguments(reader, calls.arguments if named else held.append)
         else:
             yield from reader.value(lambda text: None)
         yield from reader.spaces()
@@ -75,23 +38,40 @@ def json_call(reader: Reader, calls: CallWriter) -> Steps[None]:
         yield from reader.literal(",")
     if not named:
         raise MalformedError
-    if not held:
+    if not told:
         calls.arguments("{}")
     calls.done(reader)
+
+
+def _arguments(reader: Reader, emit: Emit) -> Steps[None]:
+    """An object, or one that is written in a string, or null."""
+    match (yield from reader.peek()):
+        case "{":
+            yield from reader.value(emit)
+        case '"':
+            text = yield from reader.string()
+            if not is_json_object(text):
+                raise MalformedError
+            emit(text)
+        case "n":
+            yield from reader.literal("null")
+            emit("{}")
+        case _:
+            raise MalformedError
 
 
 def tagged_json(reader: Reader, calls: CallWriter) -> Steps[None]:
     """Hermes, Qwen3: JSON up to </tool_call>."""
     yield from reader.spaces()
     yield from json_call(reader, calls)
-    yield from _closing(reader, "</tool_call>")
+    yield from reader.closing("</tool_call>")
 
 
 def bare_json(reader: Reader, calls: CallWriter) -> Steps[None]:
     """Llama 3: JSON objects with semicolons between them."""
     while True:
         yield from reader.spaces()
-        yield from json_call(reader, calls)
+        yield from json_call(reader, calls, _BARE_KEYS)
         yield from reader.spaces()
         if not (yield from reader.starts_with((";",))):
             return
@@ -99,7 +79,7 @@ def bare_json(reader: Reader, calls: CallWriter) -> Steps[None]:
 
 
 def mistral(reader: Reader, calls: CallWriter) -> Steps[None]:
-    """A JSON list of calls, or NAME[ARGS]{...} or NAME{...}."""
+    """A JSON list of calls, or NAME[CALL_ID]ID[ARGS]{...}, NAME[ARGS]{...} or NAME{...}."""
     yield from reader.spaces()
     if (yield from reader.peek()) == "[":
         reader.take(1)
@@ -113,10 +93,13 @@ def mistral(reader: Reader, calls: CallWriter) -> Steps[None]:
         if sign != "]":
             raise MalformedError
         return
-    name = yield from _until_sign(reader, "[{")
+    name = yield from reader.until_sign("[{")
+    if (yield from reader.starts_with(("[CALL_ID]",))):
+        reader.take(len("[CALL_ID]"))
+        yield from reader.until_sign("[")
     if (yield from reader.starts_with(("[",))):
         yield from reader.literal("[ARGS]")
-    calls.begin(name.strip(), reader)
+    calls.begin(name.strip())
     yield from reader.spaces()
     yield from _object(reader, calls)
     calls.done(reader)
@@ -131,94 +114,46 @@ def deepseek(reader: Reader, calls: CallWriter) -> Steps[None]:
             reader.take(len(end))
             return
         yield from reader.literal("<｜tool▁call▁begin｜>")
-        name = yield from _until_sign(reader, "<")
+        name = yield from reader.until_sign("<")
         yield from reader.literal("<｜tool▁sep｜>")
         fenced = name == "function" and bool((yield from reader.peek()) not in "{")
         if fenced:
-            name = yield from _until_sign(reader, "\n")
+            name = yield from reader.until_sign("\n")
             yield from reader.spaces()
             yield from reader.literal("```json")
-        calls.begin(name.strip(), reader)
+        calls.begin(name.strip())
         yield from reader.spaces()
         yield from _object(reader, calls)
         calls.done(reader)
         yield from reader.spaces()
-        yield from _closing(reader, "```" if fenced else "")
-        yield from _closing(reader, "<｜tool▁call▁end｜>")
+        yield from reader.closing("```" if fenced else "")
+        yield from reader.closing("<｜tool▁call▁end｜>")
 
 
 def harmony(reader: Reader, calls: CallWriter) -> Steps[None]:
     """NAME, a channel or a constraint or both, <|message|>, JSON."""
-    recipient = yield from reader.starts_with((" to=functions.",))
+    yield from reader.spaces()
+    recipient = yield from reader.starts_with(("to=functions.",))
     reader.take(len(recipient))
-    name = yield from _until_sign(reader, " <")
+    name = yield from reader.until_sign(" <")
     if (yield from reader.until(("<|message|>",), lambda header: None)) is None:
         raise EndedError
-    calls.begin(name, reader)
+    calls.begin(name)
     yield from reader.spaces()
     yield from _object(reader, calls)
     calls.done(reader)
-    yield from _closing(reader, "<|call|>")
-
-
-def qwen_coder(reader: Reader, calls: CallWriter) -> Steps[None]:
-    """<function=NAME><parameter=KEY>value</parameter>...</function></tool_call>; the tool's schema says which values
-    are text."""
-    yield from reader.spaces()
-    yield from reader.literal("<function=")
-    name = yield from _until_sign(reader, ">")
-    reader.take(1)
-    calls.begin(name, reader)
-    properties = calls.schemas.get(name, {}).get("properties")
-    properties = properties if isinstance(properties, Mapping) else {}
-    before = "{"
-    while True:
-        yield from reader.spaces()
-        if (yield from reader.starts_with(("</function>",))):
-            break
-        yield from reader.literal("<parameter=")
-        key = yield from _until_sign(reader, ">")
-        reader.take(1)
-        calls.arguments(f"{before}{json.dumps(key, ensure_ascii=False)}: ")
-        before = ", "
-        yield from _xml_value(reader, calls, properties.get(key))
-    calls.arguments("{}" if before == "{" else "}")
-    yield from reader.literal("</function>")
-    calls.done(reader)
-    yield from _closing(reader, "</tool_call>")
-
-
-def _xml_value(reader: Reader, calls: CallWriter, schema: Any) -> Steps[None]:
-    """Text streams; any other value is known to be JSON at its end only. A line break around the value is no part."""
-    kind = schema.get("type") if isinstance(schema, Mapping) else None
-    if (yield from reader.starts_with(("\n",))):
-        reader.take(1)
-    ends = ("\n</parameter>", "</parameter>")
-    if kind == "string":
-        calls.arguments('"')
-        if (yield from reader.until(ends, lambda text: calls.arguments(_escaped(text)))) is None:
-            raise EndedError
-        calls.arguments('"')
-        return
-    parts: list[str] = []
-    if (yield from reader.until(ends, parts.append)) is None:
-        raise EndedError
-    text = "".join(parts)
-    try:
-        json.loads(text)
-        calls.arguments(text.strip())
-    except ValueError:
-        calls.arguments(json.dumps(text, ensure_ascii=False))
+    yield from reader.closing("<|call|>")
 
 
 def pythonic(reader: Reader, calls: CallWriter) -> Steps[None]:
     """[name(key=value, ...), ...] with Python's literals."""
+    yield from reader.spaces()
     yield from reader.literal("[")
     while True:
         yield from reader.spaces()
-        name = yield from _until_sign(reader, "(")
+        name = yield from reader.until_sign("(")
         reader.take(1)
-        calls.begin(name, reader)
+        calls.begin(name)
         before = "{"
         while True:
             yield from reader.spaces()
@@ -227,9 +162,9 @@ def pythonic(reader: Reader, calls: CallWriter) -> Steps[None]:
             if before != "{":
                 yield from reader.literal(",")
                 yield from reader.spaces()
-            key = (yield from _until_sign(reader, "=")).strip()
+            key = (yield from reader.until_sign("=")).strip()
             reader.take(1)
-            calls.arguments(f"{before}{json.dumps(key)}: ")
+            calls.arguments(f'{before}"{_checked(key)}": ')
             yield from python_literal(reader, calls.arguments)
             if (yield from reader.peek()) not in ",)":
                 raise MalformedError
@@ -241,7 +176,7 @@ def pythonic(reader: Reader, calls: CallWriter) -> Steps[None]:
         yield from reader.peek()
         match reader.take(1):
             case "]":
-                return
+                return (yield from reader.closing("<|python_end|>"))
             case ",":
                 continue
         raise MalformedError
@@ -253,22 +188,8 @@ def _object(reader: Reader, calls: CallWriter) -> Steps[None]:
     yield from reader.value(calls.arguments)
 
 
-def _until_sign(reader: Reader, signs: str) -> Steps[str]:
-    """A name, up to one of `signs`, which stays."""
-    name: list[str] = []
-    while (sign := (yield from reader.peek())) not in signs:
-        if len(name) >= 256:
-            raise MalformedError
-        name.append(reader.take(len(sign)))
-    return "".join(name)
-
-
-def _closing(reader: Reader, mark: str) -> Steps[None]:
-    """Takes the mark that closes a call, which is complete without it."""
-    yield from reader.spaces()
-    if (yield from reader.starts_with((mark,))):
-        reader.take(len(mark))
-
-
-def _escaped(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)[1:-1]
+def _checked(key: str) -> str:
+    """Raises MalformedError when it is no name in Python."""
+    if not key.isidentifier():
+        raise MalformedError
+    return key

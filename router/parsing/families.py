@@ -4,7 +4,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from router.parsing import call_formats
-from router.parsing.call_formats import CallFormat
+from router.parsing.call_writer import CallFormat
+from router.parsing.xml_calls import qwen_coder
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,7 +13,7 @@ class ToolFamily:
     opens: tuple[str, ...]  # marks behind which calls stand, anywhere in the text
     body: CallFormat
     inner: tuple[str, ...] = ()  # marks within a call
-    bare: tuple[str, ...] = ()  # what calls begin with when the text is nothing else; it is part of them
+    bare: tuple[str, ...] = ()  # what calls begin with when the text is nothing else, but for spaces; part of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,8 @@ class ReasoningFamily:
     closes: str
     inner: tuple[str, ...] = ()  # special tokens that its marks are made of
     skips: tuple[str, ...] = ()  # marks between the parts of an answer, which say nothing
+    heads: tuple[str, ...] = ()  # the same, with what stands behind them up to `head_end`
+    head_end: str = ""
     ends: str = ""  # what makes a model go on behind its reasoning; empty: `closes`, on a line of its own
 
 
@@ -36,20 +39,20 @@ _HARMONY = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>
 
 TOOL_FAMILIES = {
     "hermes": ToolFamily(("<tool_call>",), call_formats.tagged_json, ("</tool_call>",)),
-    "qwen3_coder": ToolFamily(("<tool_call>",), call_formats.qwen_coder, ("</tool_call>",)),
-    "llama3_json": ToolFamily(("<|python_tag|>",), call_formats.bare_json, bare=('{"name"',)),
-    "pythonic": ToolFamily((), call_formats.pythonic, bare=("[",)),
-    "mistral": ToolFamily(("[TOOL_CALLS]",), call_formats.mistral, ("[ARGS]",)),
+    "qwen3_coder": ToolFamily(("<tool_call>",), qwen_coder, ("</tool_call>",)),
+    "llama3_json": ToolFamily(("<|python_tag|>",), call_formats.bare_json, bare=("{",)),
+    "pythonic": ToolFamily(("<|python_start|>",), call_formats.pythonic, ("<|python_end|>",), bare=("[",)),
+    "mistral": ToolFamily(("[TOOL_CALLS]",), call_formats.mistral, ("[ARGS]", "[CALL_ID]")),
     "deepseek_v3": ToolFamily(
         ("<｜tool▁calls▁begin｜>",),
         call_formats.deepseek,
         ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"),
     ),
     "harmony": ToolFamily(  # gpt-oss; the recipient may stand behind <|start|>assistant, which a prompt ends with
-        ("<|channel|>commentary to=functions.",),
+        ("<|channel|>commentary to=functions.", "<|channel|>analysis to=functions."),
         call_formats.harmony,
         _HARMONY,
-        bare=(" to=functions.",),
+        bare=("to=functions.",),
     ),
 }
 REASONING_FAMILIES = {
@@ -63,6 +66,8 @@ REASONING_FAMILIES = {
             *("<|start|>assistant", "<|channel|>final<|message|>", "<|channel|>commentary<|message|>"),
             *("<|end|>", "<|return|>", "<|call|>"),
         ),
+        heads=("<|channel|>final <|constrain|>", "<|channel|>commentary <|constrain|>"),
+        head_end="<|message|>",
         ends="<|end|><|start|>assistant<|channel|>final<|message|>",
     ),
 }
@@ -72,6 +77,7 @@ TOOL_SIGNS = (
     Sign("hermes", ("<tool_call>",)),
     Sign("mistral", ("[TOOL_CALLS]",)),
     Sign("deepseek_v3", ("<｜tool▁calls▁begin｜>",)),
+    Sign("pythonic", ("[func_name1(params_name1=",)),  # as the templates of Llama 3.2 and 4 for it say
     Sign("llama3_json", ("<|python_tag|>",)),
     Sign("harmony", ("<|channel|>", "<|constrain|>", "<|call|>")),
 )

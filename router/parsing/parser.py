@@ -1,13 +1,13 @@
 """Takes one answer apart while it is written: text, reasoning and tool calls.
 
 Its text shows the special tokens that families use as marks. What is no call after all becomes text, so nothing is
-lost; a call whose name is told already keeps the arguments that it has, and what follows becomes text.
+lost; if its name is told already, the call is cut. A call that ends too early is cut, too, and its text is dropped.
 """
 
 from collections.abc import Callable
 
-from router.parsing.call_formats import CallWriter, Schemas
-from router.parsing.events import CallCut, Event, Reasoning, Text
+from router.parsing.call_writer import CallWriter, Schemas
+from router.parsing.events import Event, Reasoning, Text
 from router.parsing.families import ReasoningFamily, ToolFamily
 from router.parsing.reader import EndedError, MalformedError, Reader, Steps
 
@@ -35,7 +35,7 @@ class Parser:
 
     @property
     def num_calls(self) -> int:
-        """Calls that have begun."""
+        """Calls that are complete."""
         return self._calls.num_calls
 
     def push(self, text: str) -> list[Event]:
@@ -64,23 +64,34 @@ class Parser:
         if thinking is not None and self._in_reasoning:
             yield from self._reason(thinking)
         skips = thinking.skips if thinking else ()
-        marks = (*(tools.opens if tools else ()), *((thinking.opens,) if thinking else ()), *skips)
-        beginnings = tools.bare if tools else ()
+        heads = thinking.heads if thinking else ()
+        marks = (*(tools.opens if tools else ()), *((thinking.opens,) if thinking else ()), *skips, *heads)
+        begins = True  # a part of the answer, which may be a call without a mark
         while True:
-            if beginnings and (yield from reader.starts_with(beginnings)):
-                yield from self._call()
-            beginnings = ()
+            if begins and tools is not None and tools.bare:
+                yield from self._bare_call(tools)
             mark = yield from reader.until(marks, self._text)
             if mark is None:
                 return
-            if mark in skips:
-                beginnings = tools.bare if tools else ()
-                continue
-            if thinking is not None and mark == thinking.opens:
+            begins = True
+            if thinking is not None and mark in heads:
+                yield from reader.until((thinking.head_end,), lambda head: None)
+            elif thinking is not None and mark == thinking.opens:
                 yield from self._reason(thinking)
-                beginnings = tools.bare if tools else ()
-            else:
+            elif mark not in skips:
+                begins = False
                 yield from self._call(mark)
+
+    def _bare_call(self, family: ToolFamily) -> Steps[None]:
+        """Calls, if they come next, perhaps behind spaces."""
+        reader, read = self._reader, list[str]()
+        reader.raw = read
+        yield from reader.spaces()
+        reader.raw, spaces = None, "".join(read)
+        if (yield from reader.starts_with(family.bare)):
+            yield from self._call(spaces)
+        elif spaces:
+            self._text(spaces)
 
     def _reason(self, family: ReasoningFamily) -> Steps[None]:
         self.reasons = True
@@ -88,26 +99,20 @@ class Parser:
         self.reasons = False
         yield from self._reader.spaces()
 
-    def _call(self, mark: str = "") -> Steps[None]:
-        """Reads calls up to their end, or to where they are none."""
+    def _call(self, before: str) -> Steps[None]:
+        """Reads calls up to their end, or to where they are none. before: what is read of them already."""
         assert self._tools is not None
         reader, calls = self._reader, self._calls
-        reader.raw = [mark]
-        before = calls.num_calls
+        reader.raw, num_calls, is_text = [before], calls.num_calls, False
         try:
             yield from self._tools.body(reader, calls)
         except MalformedError:
-            self._give_back(before)
+            is_text = True
         except EndedError:
-            if calls.is_open and self._cut:
-                self._events.append(CallCut(calls.num_calls - 1))
-            elif not self._cut:
-                self._give_back(before)
-        reader.raw, calls.is_open = None, False
-        if calls.num_calls > before:
-            yield from reader.spaces()
-
-    def _give_back(self, calls_before: int) -> None:
-        raw = "".join(self._reader.raw or ())
-        if raw.strip() or self._calls.num_calls == calls_before:
+            is_text = not self._cut and not calls.is_open
+        calls.cut()
+        raw, reader.raw = "".join(reader.raw), None
+        if is_text and raw.strip():
             self._text(raw)
+        elif calls.num_calls > num_calls:
+            yield from reader.spaces()

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Set
 
 from msgspec import Struct
 
-from router.parsing.call_formats import Schemas
+from router.parsing.call_writer import Schemas
 from router.parsing.families import (
     REASONING_FAMILIES,
     REASONING_SIGNS,

@@ -1,6 +1,7 @@
 """Python's literals into JSON while they are written, for calls in Python's syntax.
 
-Of a list or dict every part is given out when it is complete, so a long value costs a little with each piece of text.
+Texts are given out as they come, and numbers and names when they are complete, so a long value costs a little with each
+piece of text.
 """
 
 import ast
@@ -9,14 +10,12 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from router.parsing.python_texts import python_text
 from router.parsing.reader import Emit, MalformedError, Reader, Steps
 
 MAX_DEPTH = 64  # of brackets
-_RUN = {  # what changes nothing in a scalar, by the quote that is open
-    "": re.compile(r"[^'\"(\[{)\]},:]*"),
-    "'": re.compile(r"[^'\\]*"),
-    '"': re.compile(r'[^"\\]*'),
-}
+MAX_SCALAR_CHARS = 512  # of a number or a name
+_RUN = re.compile(r"[^'\"(\[{)\]},:]*")  # what changes nothing in a scalar
 _PLAIN = re.compile(r"-?(?:0|[1-9][0-9]{0,15})")  # what JSON writes as Python does
 _NAMES = {"True": "true", "False": "false", "None": "null"}
 _CLOSES = {"[": "]", "(": ")", "{": "}"}
@@ -28,7 +27,7 @@ def python_literal(reader: Reader, emit: Emit, depth: int = 0) -> Steps[None]:
     yield from reader.spaces()
     sign = yield from reader.peek()
     if sign not in _CLOSES:
-        emit(_json((yield from _scalar(reader))))
+        yield from _scalar(reader, emit)
     elif depth == MAX_DEPTH:
         raise MalformedError
     else:
@@ -47,9 +46,11 @@ def _list(reader: Reader, emit: Emit, depth: int) -> Steps[None]:
 
 def _dict(reader: Reader, emit: Emit, depth: int) -> Steps[None]:
     def item(into: Emit) -> Steps[None]:
-        key = _json((yield from _scalar(reader)))
-        into(key if key.startswith('"') else f'"{key}"')
+        key: list[str] = []
+        yield from _scalar(reader, key.append)
         yield from reader.literal(":")
+        text = "".join(key)
+        into(text if text.startswith('"') else f'"{text}"')
         into(": ")
         yield from python_literal(reader, into, depth)
 
@@ -97,22 +98,23 @@ def _items(
         yield from reader.literal(",")
 
 
-def _scalar(reader: Reader) -> Steps[str]:
-    """The text of a number, a name or a string, up to the sign behind it."""
+def _scalar(reader: Reader, emit: Emit) -> Steps[None]:
+    """A number, a name or a text, up to the sign behind it."""
     parts: list[str] = []
-    quote, escaped = "", False
+    num_chars = 0
     while True:
-        if not escaped:
-            parts.append(reader.take_run(_RUN[quote]))
-        sign = yield from reader.peek()
-        if not quote and sign in "([{)]},:":
-            return "".join(parts).strip()
-        parts.append(reader.take(1))
-        if quote:
-            quote = quote if escaped or sign != quote else ""
-            escaped = not escaped and sign == "\\"
-        elif sign in "'\"":
-            quote = sign
+        parts.append(reader.take_run(_RUN))
+        num_chars += len(parts[-1])
+        if num_chars > MAX_SCALAR_CHARS:
+            raise MalformedError
+        if (sign := (yield from reader.peek())) in "'\"([{)]},:":
+            break
+    text = "".join(parts).strip()
+    if sign not in "'\"":
+        return emit(_json(text))
+    if text not in ("", "r", "R", "u", "U"):
+        raise MalformedError
+    yield from python_text(reader, emit, raw=text in ("r", "R"))
 
 
 def _json(text: str) -> str:
@@ -123,6 +125,6 @@ def _json(text: str) -> str:
         return _NAMES[text]
     try:
         value: Any = ast.literal_eval(text)
-        return json.dumps(value, ensure_ascii=False)
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
         raise MalformedError from error

@@ -14,6 +14,7 @@ T = TypeVar("T")
 Steps = Generator[None, None, T]
 Emit = Callable[[str], None]
 
+MAX_NAME_CHARS = 256
 _SPACES = re.compile(r"[ \t\r\n]*")
 _PLAIN_STRING = re.compile(r'"([^"\\\x00-\x1f]*)"')  # of JSON, without escapes
 _QUOTED = re.compile(r'[^"\\]*')  # what changes nothing within a text of JSON,
@@ -98,6 +99,21 @@ class Reader:
             if (yield from self.peek()) != wanted:
                 raise MalformedError
             self.take(1)
+
+    def until_sign(self, signs: str) -> Steps[str]:
+        """A name, up to one of `signs`, which stays. Raises MalformedError when it is too long for one."""
+        name: list[str] = []
+        while (sign := (yield from self.peek())) not in signs:
+            if len(name) >= MAX_NAME_CHARS:
+                raise MalformedError
+            name.append(self.take(len(sign)))
+        return "".join(name)
+
+    def closing(self, mark: str) -> Steps[None]:
+        """Takes the mark that closes a call, which is complete without it."""
+        yield from self.spaces()
+        if (yield from self.starts_with((mark,))):
+            self.take(len(mark))
 
     def spaces(self) -> Steps[None]:
         """Skips them; the end of the text is as good."""

@@ -50,7 +50,7 @@ class MessageAnswer:
         self._arguments: list[str] = []  # of the call that is being written
         self._parsed = False
         self._thinking_tokens = 0
-        self._cut_call = False
+        self._cut_calls: list[ContentBlock] = []
 
     # --- what the endpoint calls ----------------------------------------------------------------------------------
 
@@ -95,8 +95,8 @@ class MessageAnswer:
     def whole(self, finished: Finished) -> Message:
         for _ in self.ending(finished):
             pass
-        if self._cut_call:
-            self._message.content.pop()
+        cut = list(map(id, self._cut_calls))
+        self._message.content = [block for block in self._message.content if id(block) not in cut]
         return self._message
 
     # --- the blocks as they grow ----------------------------------------------------------------------------------
@@ -116,8 +116,9 @@ class MessageAnswer:
             case Arguments(_, text):
                 self._arguments.append(text)
                 yield self._delta(Delta("input_json_delta", partial_json=text))
-            case CallCut():  # half a call stands in a stream, which then says `max_tokens`, and not in a whole message
-                self._cut_call = True
+            case CallCut():  # half a call stands in a stream, and not in a whole message
+                assert self._block is not None
+                self._cut_calls.append(self._block)
 
     def _of_kind(self, fresh: ContentBlock) -> Generator[Struct, None, ContentBlock]:
         """Begins `fresh` unless a block of its type is being written. Returns the one to write to."""

@@ -39,6 +39,7 @@ class ResponseAnswer:
         self._tokenizer = tokenizer
         self._keep = keep
         self._number = 0  # of the next event
+        self._num_cut = 0  # calls that a stream has begun and that are no part of the response
         self._item: OutputItem | None = None  # that is being written, the last of the output
         self._logprobs: list[TokenLogprob] = []  # of tokens whose text is still to come
         self._reasoning_tokens = 0
@@ -51,6 +52,7 @@ class ResponseAnswer:
             yield ResponseEvent("response.created", self._next(), self._response)
             yield ResponseEvent("response.in_progress", self._next(), self._response)
         self._logprobs += token_logprobs(self._tokenizer, piece)
+        self._cut = piece.finish_reason == "length"
         if piece.parsed is not None:
             self._reasoning_tokens += piece.parsed.reasoning_tokens
             for event in piece.parsed.events:
@@ -58,7 +60,6 @@ class ResponseAnswer:
         elif piece.text:
             yield from self._take(Text(piece.text))
         if piece.finish_reason is not None:
-            self._cut = piece.finish_reason == "length"
             yield from self._end_item("incomplete" if self._cut else "completed")
 
     def ending(self, finished: Finished) -> Iterator[Struct]:
@@ -110,8 +111,13 @@ class ResponseAnswer:
                 item.arguments = (item.arguments or "") + text
                 kind = "response.function_call_arguments.delta"
                 yield ArgumentsEvent(kind, self._next(), self._index, item.id, delta=text)
-            case CallCut():  # its arguments are incomplete, so that nobody may make the call
+            case CallCut():  # nobody may make the call; a response that is complete has no item that is not done
+                item = self._open("function_call")
+                item.status = "incomplete"
+                if not self._cut:
+                    yield ItemEvent("response.output_item.done", self._next(), self._index, item)
                 self._response.output.pop()
+                self._num_cut += 1
                 self._item = None
 
     def _write(self, kind: str, text: str) -> Iterator[Struct]:
@@ -168,7 +174,7 @@ class ResponseAnswer:
 
     @property
     def _index(self) -> int:
-        return len(self._response.output) - 1
+        return len(self._response.output) - 1 + self._num_cut
 
     def _next(self) -> int:
         number = self._number

@@ -1,5 +1,6 @@
 """Calls in Python's syntax: their arguments are JSON, whatever they hold and however the text is cut."""
 
+import ast
 import json
 import sys
 from types import FrameType
@@ -47,6 +48,26 @@ def test_what_is_no_literal_becomes_text_after_the_name(value: str) -> None:
     events = parsed(f"[f(a={value})]", 3)
     assert events[0] == CallBegun(0, "id", "f")
     assert isinstance(events[-1], Text)
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        r"'\n\t\\\'\"\x41\u00e9\U0001f389\101\0\N{DIGIT ONE}'",
+        r"r'\n\''",
+        "'a' \"b\"\n'c'",
+        "'''a\n'b''c'''",
+        "''",
+        '""',
+        r"'\ud83d\ude00'",
+        "'a\\\nb'",
+    ],
+)
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_texts_are_read_as_python_reads_them(written: str, size: int) -> None:
+    (_, arguments) = parsed(f"[f(a={written})]", size)
+    assert isinstance(arguments, Arguments)
+    assert json.loads(arguments.text) == json.loads(json.dumps({"a": ast.literal_eval(f"({written})")}))
 
 
 @pytest.mark.parametrize("depth", [MAX_DEPTH, MAX_DEPTH + 1])

@@ -273,6 +273,23 @@ async def test_a_response_that_is_cut_off_is_incomplete_and_has_no_call(
     assert done == ["reasoning", "message"], "nobody may make half a call"
 
 
+async def test_what_follows_a_broken_call_has_places_of_its_own(
+    client: openai.AsyncOpenAI, generator: ScriptedGenerator
+) -> None:
+    broken = '<tool_call>\n{"name": "find", "arguments": {"q": nope}}\n</tool_call>'
+    answers(generator, f"{broken}\n{CALL}")
+    whole = await client.responses.create(**ASKED, tools=[FIND])
+    assert [item.type for item in whole.output] == ["message", "function_call"]
+    async with client.responses.stream(**ASKED, tools=[FIND]) as stream:
+        added = [event async for event in stream if event.type == "response.output_item.added"]
+    assert [(event.output_index, event.item.type) for event in added] == [
+        (0, "function_call"),
+        (1, "message"),
+        (2, "function_call"),
+    ]
+    assert [item.type for item in (await stream.get_final_response()).output] == ["message", "function_call"]
+
+
 async def test_options_reach_the_engine(client: openai.AsyncOpenAI, generator: ScriptedGenerator) -> None:
     answers(generator, "Well.")
     named: Any = {"type": "function", "name": "stop"}
