@@ -17,6 +17,7 @@ what the cheapest prefill worker costs, the way of the tokens that the decode wo
 no prefill worker takes more, a decode worker without a queued prompt runs one.
 """
 
+import math
 import random
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -80,14 +81,24 @@ def weigh(
     config: PlacementConfig,
     rng: random.Random,
     max_running: int = NO_LIMIT,
+    due_ms: float = math.inf,
 ) -> Weighing:
-    """`max_running`: a decode worker with as many requests has no room."""
+    """`max_running`: a decode worker with as many requests has no room. `due_ms`: when the first token is due, from now
+    on. Among the workers that are in time the cheapest is chosen, and the soonest where none is."""
     alone = nobody_ships(request, prefill.workers)
+    shipped_ms = due_ms - config.ship_ms - config.ship_token_ms * request.num_tokens  # at most so long is the way
     prefills = Weighed(
-        "prefill", request, prefill, config, rng, alone=True, max_queued_tokens=config.prefill_queue_tokens
+        *("prefill", request, prefill, config, rng),
+        alone=True,
+        due_ms=shipped_ms,
+        max_queued_tokens=config.prefill_queue_tokens,
     )
     decodes = Weighed(
-        *("decode", request, decode, config, rng), alone=alone, shipper=prefills.shipper, max_requests=max_running
+        *("decode", request, decode, config, rng),
+        alone=alone,
+        due_ms=due_ms,
+        shipper=prefills.shipper,
+        max_requests=max_running,
     )
     return Weighing(prefills, decodes)
 

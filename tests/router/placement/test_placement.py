@@ -85,9 +85,12 @@ def test_the_choice_is_the_cheapest_that_is_allowed(
     def pairs(c: Candidate) -> float:
         return (num_tokens**2 - (num_tokens - uncached(c)) ** 2) / 2
 
-    def wait(c: Candidate) -> float:
+    def prompts(c: Candidate) -> float:
         queued = c.times.prefill_ms(c.queued_prefill_tokens, c.queued_prefill_pairs)
-        return abs(queued - (NOW_MS - c.step_began_ms)) if c.queued_prefill_tokens else 0.0
+        return queued if c.queued_prefill_tokens else 0.0
+
+    def wait(c: Candidate) -> float:
+        return abs(prompts(c) - (NOW_MS - c.step_began_ms)) if c.queued_prefill_tokens else 0.0
 
     def own(c: Candidate) -> float:
         return c.times.prefill_ms(uncached(c), pairs(c))
@@ -96,28 +99,29 @@ def test_the_choice_is_the_cheapest_that_is_allowed(
         context = max(0, c.active_blocks * BLOCK_SIZE - c.queued_prefill_tokens)
         return c.times.decode_ms(c.requests, context) if c.requests else 0.0
 
-    def run(c: Candidate, among: list[Candidate]) -> tuple[float, float]:
+    def run(c: Candidate, among: list[Candidate], free: list[Candidate]) -> tuple[float, float]:
         """(time to the first token without decode steps, what others wait)"""
         token_ms, pair_ms = (
             sum(getattr(one.times, name) for one in among) / len(among)
             for name in ("prefill_token_ms", "prefill_pair_ms")
         )
-        waits, whole = list(map(wait, among)), token_ms * num_tokens + pair_ms * num_tokens**2 / 2
+        whole = token_ms * num_tokens + pair_ms * num_tokens**2 / 2
+        waits = [min(wait(one), prompts(one)) for one in free] or [0.0]
         share = (token_ms * uncached(c) + pair_ms * pairs(c)) / whole
-        later = min(sum(waits) / len(among), wait(c) + whole / 4)
-        later += 3 * (1 - 1 / len(among)) * min(*waits, whole)
+        later = min(sum(waits) / len(waits), wait(c) + whole / 4)
+        later += 3 * (1 - 1 / len(waits)) * min(*waits, whole)
         return wait(c) + own(c), config.crowd_weight * share * later
 
     alive = [p for p in prefill if p.worker[0] not in excluded]
     takers = [p for p in alive if p.queued_prefill_tokens < config.prefill_queue_tokens]
-    ways = {p.worker[0]: sum(run(p, prefill)) for p in takers}
+    ways = {p.worker[0]: sum(run(p, prefill, takers)) for p in takers}
     shipper = min(ways.values(), default=None)
     costs: dict[str, float] = {}
     local: set[str] = set()
     for d in decode:
         if d.worker[0] in excluded:
             continue
-        here = sum(run(d, decode))
+        here = sum(run(d, decode, [one for one in decode if one.worker[0] not in excluded]))
         if not alive:
             local.add(d.worker[0])
             costs[d.worker[0]] = here + config.decode_steps * steps(d)
@@ -180,6 +184,31 @@ def test_a_worker_whose_step_is_late_is_expected_to_be_so_late_again() -> None:
     assert placement.decode == ("busy", 1)
     late, _ = placement.costs
     assert late.terms[QUEUED] == pytest.approx(2000 - 20)
+
+
+def others_of(decode: list[Candidate], *excluded: str) -> float:
+    placement = place(request(2600, *excluded), decode, [], CONFIG, random.Random())
+    assert placement is not None
+    return placement.costs[0].terms[OTHERS]
+
+
+def test_later_prompts_wait_for_no_worker_that_is_barred_and_for_one_that_hangs_no_longer_than_its_prompts_take() -> (
+    None
+):
+    busy = [candidate(f"d{i}", queued=5000) for i in range(4)]
+    assert others_of([*busy, candidate("idle")], "idle") == others_of(busy) > others_of([*busy, candidate("idle")])
+    late, later = (candidate("hung", queued=900, step_began_ms=NOW_MS - ms) for ms in (5000, 50_000))
+    assert others_of([*busy, late]) == others_of([*busy, later]) < others_of(busy)
+
+
+def test_what_decode_steps_cost_does_not_change_when_the_first_token_is_expected() -> None:
+    decode = [candidate("d", requests=40, active=500)]
+    expected = set()
+    for steps in (0.0, 8.0):
+        placement = place(request(640), decode, [], replace(CONFIG, decode_steps=steps), random.Random())
+        assert placement is not None
+        expected.add(placement.ttft_ms)
+    assert expected == {640 * 0.02 + 1.2e-6 * 640**2 / 2 + 1.5 * TIMES.decode_ms(40, 500 * BLOCK_SIZE)}
 
 
 def test_each_worker_is_taken_for_as_fast_as_its_own_steps() -> None:
