@@ -41,14 +41,14 @@ class Candidates(NamedTuple):
 
     workers: Sequence[WorkerKey]
     cached: NDArray[np.int32]  # [n] blocks of the prompt's prefix that the worker holds
-    load: NDArray[np.int64]  # [n, 5], see LoadLedger.columns
+    load: NDArray[np.int64]  # [n, 7], see LoadLedger.columns
     times: NDArray[np.float64]  # [n, 6] in ms, see LoadLedger.times
     lower: NDArray[np.int32] = NONE_LOWER  # [2, n] those of `cached` in host memory and on disk, see Match.lower
     now_us: int = 0  # of the ledger's clock
 
 
 NOBODY: Final = np.empty(0, dtype=np.bool_)
-NO_CANDIDATES: Final = Candidates((), np.empty(0, dtype=np.int32), np.empty((0, 5), dtype=np.int64), np.empty((0, 6)))
+NO_CANDIDATES: Final = Candidates((), np.empty(0, dtype=np.int32), np.empty((0, 7), dtype=np.int64), np.empty((0, 6)))
 NO_SHIPPER: Final = (math.inf, math.inf)
 
 
@@ -180,7 +180,7 @@ class Weighed:
         return [self._cost(i) for i in range(len(self))]
 
     def _cost(self, i: int) -> Cost:
-        _, queued, active, _, _ = self._candidates.load[i].tolist()
+        _, queued, active, *_ = self._candidates.load[i].tolist()
         reason, barred = self._codes[:, i].tolist()
         *terms, total, ttft_ms = self._costs[i].tolist()
         return Cost(

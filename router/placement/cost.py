@@ -105,21 +105,21 @@ def _bar(queued: int, requests: int, excluded: bool, limits: Limits) -> int:
 def _waits(
     load: NDArray[np.int64], times: NDArray[np.float64], now_us: int, barred: NDArray[np.int8]
 ) -> tuple[NDArray[np.float64], float, float, int]:
-    """How long the prompts of each worker take from now, in ms, [n]; of those that are not barred the mean and the
-    least, and how many they are.
+    """How long the prompts of each worker take from now, in ms, [n]; of those that are not barred the mean, the
+    least, and how many they are. In the mean each counts by its speed, because it takes as much of what comes later.
 
     A worker whose step is late by its model is expected to be so late again: a hung worker looks the worse the longer
     it hangs. In mean and least it counts with no more than the time of its prompts."""
-    waits, total, least, count = np.zeros(len(load)), 0.0, math.inf, 0
+    waits, least, total, weights, count = np.zeros(len(load)), math.inf, 0.0, 0.0, 0
     for i in range(len(load)):
         prompts = 0.0
         if load[i, 1] > 0:
             prompts = _prefill_time(times[i, 0], times[i, 1], times[i, 2], load[i, 1], load[i, 3])
             waits[i] = abs(prompts - max(0, now_us - load[i, 4]) / 1e3)
         if barred[i] == FREE:
-            wait = min(waits[i], prompts)
-            total, least, count = total + wait, min(least, wait), count + 1
-    return waits, total / max(1, count), least if count else 0.0, count
+            wait, weight = min(waits[i], prompts), 1 / max(times[i, 1], 1e-9)
+            least, total, weights, count = min(least, wait), total + weight * wait, weights + weight, count + 1
+    return (waits, total / weights, least, count) if count else (waits, 0.0, 0.0, 0)
 
 
 @inlined
@@ -161,7 +161,7 @@ def choose(
 
     Equal costs are decided by `draw` from [0, 1). Above temperature 0 the draw is from the softmax over
     -(total - lowest) / (highest - lowest) / temperature.
-    columns: cached blocks [n]; load [n, 5], see LoadLedger.columns; step times [n, 6] as StepTimes' fields;
+    columns: cached blocks [n]; load [n, 7], see LoadLedger.columns; step times [n, 6] as StepTimes' fields;
         excluded [n], [0] for none; those of the cached blocks in host memory and on disk [2, n], [2, 0] for none.
     alone: whoever is chosen runs the prompt. decodes: it goes on to decode. now_us: of the load's clock.
     due_ms: when the first token is due, from now on; infinite: at no time.
@@ -194,7 +194,10 @@ def choose(
         own = _prefill_time(times[i, 0], times[i, 1], times[i, 2], uncached, pairs)
         step = _decode_time(times[i, 3], times[i, 4], times[i, 5], requests, max(0, load[i, 2] * block_size - queued))
         costs[i, DECODE] = decode_steps * step if decodes and requests else 0.0
-        costs[i, QUEUED], costs[i, COMPUTED], costs[i, SHIP] = waits[i], own, 0.0
+        # Until so many blocks have come free that there is room for it and those before it.
+        room_ms = max(0.0, (queued + uncached) / block_size - load[i, 5]) * load[i, 6] / 1e3
+        wait = max(waits[i], room_ms)
+        costs[i, QUEUED], costs[i, COMPUTED], costs[i, SHIP] = wait, own, 0.0
         share = (token_ms * uncached + pair_ms * pairs) / whole_ms if whole_ms > 0.0 else 0.0
         costs[i, OTHERS] = crowd_weight * share * (min(mean_ms, waits[i] + whole_ms / 4) + lowest_ms)
         reasons[i] = ALONE
@@ -202,15 +205,15 @@ def choose(
             # Without the floor, because a step with decodes reads the weights anyway. Another request may come.
             costs[i, OTHERS] += (times[i, 1] * uncached + times[i, 2] * pairs) * delay_weight * (requests + 1)
             way_ms = ship_ms + ship_token_ms * uncached
-            local, shipped = waits[i] + own, shipper[1] + way_ms
+            local, shipped = wait + own, room_ms + shipper[1] + way_ms
             sooner = local <= shipped
-            cheaper = local + costs[i, OTHERS] <= shipper[0] + way_ms
+            cheaper = local + costs[i, OTHERS] <= room_ms + shipper[0] + way_ms
             allowed = uncached <= limits[2]
             if allowed and (can_ship or queued == 0) and (cheaper if max(local, shipped) <= due_ms else sooner):
                 reasons[i] = SHORT if can_ship else FULL
             else:
                 reasons[i] = BUSY if allowed and sooner else SHIPPED
-                costs[i, QUEUED] = costs[i, COMPUTED] = 0.0
+                costs[i, QUEUED], costs[i, COMPUTED] = room_ms, 0.0
                 costs[i, OTHERS] = shipper[0] - shipper[1] if can_ship else 0.0
                 costs[i, SHIP] = (shipper[1] if can_ship else 0.0) + way_ms
         runs = reasons[i] >= RUNS_PROMPT
