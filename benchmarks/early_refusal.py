@@ -31,6 +31,7 @@ from benchmarks.quality.traffic import traffic
 from benchmarks.quality.worker import Job
 from benchmarks.routing.report import machine, write_results
 from benchmarks.routing_quality import FLEETS, NOISE, TRACE_FOLDERS
+from router.placement.candidates import NO_WORK
 from router.placement.early_refusal import TooLate, check_in_time
 from router.placement.placement import weigh
 from runtime.config.serving import PlacementConfig
@@ -61,17 +62,18 @@ class Row(Struct, frozen=True):
 
 
 class Refusing(Run):
-    def __init__(self, fleet: Fleet, seed: int, due_ms: float, probes: float) -> None:
+    def __init__(self, fleet: Fleet, seed: int, probes: float) -> None:
         super().__init__(fleet, partial(Placed, CONFIG), seed)
         self.fates: dict[int, Fate] = {}
-        self._due_ms, self._probes, self._dice = due_ms, probes, random.Random(seed)
+        self._probes, self._dice = probes, random.Random(seed)
 
     def arrive(self, now_s: float, request: TraceRequest) -> None:
         self.until(now_s)
         self.router.now_s = now_s
-        facts = self.router.question(request)
+        facts, due_ms = self.router.question(request), self.fleet.due_ms
         try:
-            check_in_time(weigh(facts.request, facts.decode, facts.prefill, CONFIG, self._dice), 0, self._due_ms)
+            weighing = weigh(facts.request, facts.decode, facts.prefill, CONFIG, self._dice, due_ms=due_ms)
+            check_in_time(weighing, NO_WORK, due_ms)
             refused = False
         except TooLate:
             refused = True
@@ -85,7 +87,8 @@ class Refusing(Run):
 
 
 def fates_of(requests: list[TraceRequest], rate: float, options: argparse.Namespace, due_ms: float) -> list[Fate]:
-    run = Refusing(dataclasses.replace(FLEETS[options.fleet], noise=NOISE, expects=True), 0, due_ms, options.probes)
+    fleet = dataclasses.replace(FLEETS[options.fleet], noise=NOISE, expects=True, due_ms=due_ms)
+    run = Refusing(fleet, 0, options.probes)
     for now_s, request in arrivals(requests, rate, 0):
         run.arrive(now_s, request)
     run.until(float("inf"))

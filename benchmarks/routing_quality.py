@@ -13,9 +13,9 @@ policies have the same workers and the same eviction.
 
 `Dynamo` stands for the cost that Dynamo's router minimises, with the queued prompt blocks that it counts as load, at
 its defaults and at prefill_load_scale 16; `static` for the best of several settings of its weights, chosen for each
-cell in hindsight. Regret is a time divided by the best that any policy has in the same cell. Goals: mean and p99 TTFT
-at most 1.02 times the best in every cell; at least 28 % of prompt tokens found in the conversation trace at rate 1 in
-a mixed fleet. Exit code 1 when a goal is missed.
+cell in hindsight, for mean and p99 apart. Regret is a time divided by the best that any policy has in the same cell.
+Goals: mean and p99 TTFT at most 1.02 times the best in every cell; at least 28 % of prompt tokens found in the
+conversation trace at rate 1 in a mixed fleet. Exit code 1 when a goal is missed.
 
 With --host-tier, each worker also has host memory for KV, so many times as much as its device; what comes back from
 there costs what 50 GB/s take. The goal is then 35 %.
@@ -179,7 +179,7 @@ def _run(options: argparse.Namespace, job: tuple[Cell, str, float]) -> Run:
 
 
 def summary(runs: list[Run], goal_hit_rate: float = GOAL_HIT_RATE) -> list[Row]:
-    """One row per cell and policy, in the order of the runs; of the settings of STATIC the best one alone."""
+    """One row per cell and policy, in the order of the runs; of the settings of STATIC one row, see `_judged`."""
     groups: dict[tuple[Cell, str], list[Run]] = {}
     for run in runs:
         groups.setdefault((run.cell, run.policy), []).append(run)
@@ -196,10 +196,14 @@ def _mean(runs: list[Run]) -> Row:
 
 
 def _judged(cell: Cell, rows: list[Row], goal_hit_rate: float) -> Iterator[Row]:
+    """STATIC's row has the mean of the setting that is best by mean, and the p99 of the one that is best by p99."""
     here = [row for row in rows if row.cell == cell]
     static = [row for row in here if row.policy.startswith(STATIC)]
-    best = min(static, key=lambda row: row.mean_ttft_ms, default=None)
-    here = [row for row in here if row not in static or row is best]
+    if static:
+        best, least = min(static, key=lambda row: row.mean_ttft_ms), min(static, key=lambda row: row.p99_ttft_ms)
+        names = best.policy if best is least else f"{best.policy} |{least.policy.removeprefix(STATIC)}"
+        both = structs.replace(best, policy=names, p99_ttft_ms=least.p99_ttft_ms)
+        here = [both if row is best else row for row in here if row not in static or row is best]
     mean_ms, p99_ms = min(row.mean_ttft_ms for row in here), min(row.p99_ttft_ms for row in here)
     for row in here:
         regrets = (row.mean_ttft_ms / mean_ms, row.p99_ttft_ms / p99_ms)

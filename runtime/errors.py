@@ -98,11 +98,11 @@ class RateLimitError(OverloadedError):
 
 
 class TooLateError(OverloadedError):
-    """A request is refused at once instead of running out of time. When the work before it has become less by what it
-    is too late, it can be met: so much later it may come again."""
+    """A request is refused at once instead of running out of time. It may come again after the time that it would have
+    waited, when the work before it is done."""
 
     def __init__(self, expected_s: float, due_s: float) -> None:
-        super().__init__("queue", 0, expected_s - due_s)
+        super().__init__("queue", 0, expected_s)
         self.expected_s = expected_s
         self.due_s = due_s
         expected = f"the first token is expected in {expected_s:.2g} s, and is due in {max(0.0, due_s):.2g} s"

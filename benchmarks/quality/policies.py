@@ -1,6 +1,7 @@
 """Rules that choose workers, to compare placement with: all see what the router sees, and nothing else."""
 
 import itertools
+import math
 import random
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
@@ -21,6 +22,7 @@ class Question(NamedTuple):
     request: Request
     prefill: Candidates
     decode: Candidates
+    due_ms: float = math.inf  # when the first token is due, from now on
 
 
 class Answer(NamedTuple):
@@ -42,8 +44,8 @@ class Placed:
         self._config, self._dice = config, dice
 
     def choose(self, question: Question) -> Answer:
-        request, prefill, decode = question
-        weighing = weigh(request, decode, prefill, self._config, self._dice)
+        request, prefill, decode, due_ms = question
+        weighing = weigh(request, decode, prefill, self._config, self._dice, due_ms=due_ms)
         placement = weighing.placement()
         if placement is None:  # all are full; in a service the request would wait in the router's queue
             return Answer(_cheapest(decode.load[:, 2], self._dice), _cheapest(prefill.load[:, 1], self._dice))

@@ -6,6 +6,7 @@ the time that a link of 50 GB/s takes for what is not there yet.
 """
 
 import heapq
+import math
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from benchmarks.quality.trace import TraceRequest
 from benchmarks.quality.worker import SHIP_TOKEN_MS, Job, SimulatedWorker, new_job
 from router.index.radix_tree import RadixTree
 from router.placement.assignment import candidates
-from router.placement.candidates import NO_CANDIDATES, Request
+from router.placement.candidates import Request
 from router.placement.expected_prefixes import Expectation, ExpectedPrefixes
 from router.workers.load import Charge, LoadLedger
 from runtime.config.serving import MockConfig
@@ -39,6 +40,7 @@ class Fleet:
     prefill_workers: int = 0
     speeds: tuple[float, ...] = (1.0,)  # of the workers in turn, as multiples of the engine's
     expects: bool = False  # whether the router takes prompts that are on their way for cached
+    due_ms: float = math.inf  # when each first token is due
     noise: float = 0.0  # standard deviation of the logarithm of a prompt step's time
 
 
@@ -73,6 +75,7 @@ class Router:
         self.ledger = LoadLedger(fleet.block_size, 300.0, clock=lambda: self.now_s)
         self._prefill, self._decode = tuple(prefill), tuple(decode)
         self._block_size = fleet.block_size
+        self._due_ms = fleet.due_ms
         self._policy = policy(random.Random(seed))
         self._expected = ExpectedPrefixes(EXPECTED_S if fleet.expects else 0.0, clock=lambda: self.now_s)
         self._expectations: dict[int, Expectation] = {}  # by request
@@ -98,10 +101,9 @@ class Router:
 
     def question(self, request: TraceRequest) -> Question:
         match = self.tree.find(request.block_hashes)
-        facts = (match, self._expected.outlook(match, request.block_hashes), self._block_size)
-        prefills = candidates(self.ledger, self._prefill, *facts) if self._prefill else NO_CANDIDATES
-        decodes = candidates(self.ledger, self._decode, *facts)
-        return Question(Request(request.prompt_tokens, self._block_size), prefills, decodes)
+        facts = (match, self._expected.outlook(match, request.block_hashes))
+        prefills, decodes = (candidates(self.ledger, keys, *facts) for keys in (self._prefill, self._decode))
+        return Question(Request(request.prompt_tokens, self._block_size), prefills, decodes, self._due_ms)
 
     def first_token(self, request: TraceRequest) -> None:
         if (expectation := self._expectations.pop(request.number, None)) is not None:

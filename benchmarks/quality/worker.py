@@ -182,6 +182,7 @@ class SimulatedWorker:
             running=len(self._prefilling) + len(self._decoding),
             waiting=len(self._waiting) + len(self._arrived),
             blocks_used=self.blocks.num_used,
+            blocks_total=self.blocks.num_blocks,
             queued_prefill_tokens=queued,
             queued_prefill_pairs=pairs,
         )

@@ -3,7 +3,8 @@ await in between, so that each request sees what the one before was charged."""
 
 import math
 import random
-from typing import Final, Protocol
+from collections.abc import Mapping
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,19 +12,15 @@ from numpy.typing import NDArray
 from baton_proto.worker import PrefillTarget
 from router.index.match import Match, column
 from router.index.prefix_hits import PrefixHits
-from router.placement.candidates import NO_CANDIDATES, Candidates, Request
+from router.placement.candidates import NO_CANDIDATES, NO_WORK, Candidates, Request
 from router.placement.early_refusal import check_in_time
-from router.placement.expected_prefixes import Expectation, ExpectedPrefixes, Outlook
+from router.placement.expected_prefixes import Expectation, ExpectedPrefixes
 from router.placement.placement import Placement, Weighing, weigh
-from router.workers.account import LoadView
 from router.workers.link import WorkerLink
 from router.workers.load import Charge, LoadLedger
 from router.workers.pool import WorkerPool
 from runtime.config.serving import RouterConfig
 from runtime.discovery.worker_key import WorkerKey
-
-QUEUED: Final = LoadView._fields.index("queued_prefill_tokens")
-QUEUED_PAIRS: Final = LoadView._fields.index("queued_prefill_pairs")
 
 
 class PrefixIndex(Protocol):
@@ -94,8 +91,8 @@ class Assigner:
     ) -> Assignment | None:
         """None: no workers can take it now. `max_tokens`: prompt and the longest possible output. Raises TooLate when
         no first token can come within `due_ms`."""
-        weighing, reused = self._weigh(request, max_tokens, hashes)
-        check_in_time(weighing, 0, due_ms)
+        weighing, reused = self._weigh(request, max_tokens, hashes, due_ms)
+        check_in_time(weighing, NO_WORK, due_ms)
         placement = weighing.placement()
         if placement is None:
             return None
@@ -111,11 +108,15 @@ class Assigner:
         if (expectation := self._expected.expect(worker, hashes, 0)) is not None:
             expectation.first_token()
 
-    def weigh(self, request: Request, max_tokens: int, hashes: NDArray[np.uint64]) -> Weighing:
+    def weigh(
+        self, request: Request, max_tokens: int, hashes: NDArray[np.uint64], due_ms: float = math.inf
+    ) -> Weighing:
         """What `assign` would decide, without a trace."""
-        return self._weigh(request, max_tokens, hashes)[0]
+        return self._weigh(request, max_tokens, hashes, due_ms)[0]
 
-    def _weigh(self, request: Request, max_tokens: int, hashes: NDArray[np.uint64]) -> tuple[Weighing, bytes]:
+    def _weigh(
+        self, request: Request, max_tokens: int, hashes: NDArray[np.uint64], due_ms: float
+    ) -> tuple[Weighing, bytes]:
         """Also the last block (sequence hash, u64 LE) of the prefix that some worker holds; empty when none does."""
         config = self._config
         decode = prefill = NO_CANDIDATES
@@ -123,31 +124,21 @@ class Assigner:
         if decode_keys := self._pool.decode_keys(max_tokens):
             match = self._index.match(hashes)
             reused = match.last_block
-            outlook = self._expected.outlook(match, hashes)
+            cached = self._expected.outlook(match, hashes)
             prefill_keys = self._pool.prefill_keys(request.num_tokens)
-            decode = self._candidates(decode_keys, match, outlook, request.block_size)
-            prefill = self._candidates(prefill_keys, match, outlook, request.block_size)
-        return weigh(request, decode, prefill, config.placement, self._rng, config.max_running_per_worker), reused
-
-    def _candidates(
-        self, workers: tuple[WorkerKey, ...], match: Match, outlook: Outlook, block_size: int
-    ) -> Candidates:
-        if not workers:
-            return NO_CANDIDATES
-        return candidates(self._ledger, workers, match, outlook, block_size)
+            decode = candidates(self._ledger, decode_keys, match, cached)
+            prefill = candidates(self._ledger, prefill_keys, match, cached)
+        limits = (config.max_running_per_worker, due_ms)
+        return weigh(request, decode, prefill, config.placement, self._rng, *limits), reused
 
 
 def candidates(
-    ledger: LoadLedger, workers: tuple[WorkerKey, ...], match: Match, outlook: Outlook, block_size: int
+    ledger: LoadLedger, workers: tuple[WorkerKey, ...], match: Match, cached: Mapping[WorkerKey, int]
 ) -> Candidates:
-    """The workers with what they hold or are expected to hold of a prompt, and what else is in their queues."""
-    load = ledger.columns(workers)
-    if outlook.computing:
-        queued, pairs = load[:, QUEUED], load[:, QUEUED_PAIRS]
-        shared = np.minimum(queued, block_size * column(outlook.computing, workers))
-        pairs -= pairs * shared // np.maximum(queued, 1)  # as if all tokens of the queue had as many pairs
-        queued -= shared
-    cached, lower = column(outlook.cached, workers), match.lower(workers)
-    if lower.size and outlook.cached is not match:
-        lower[:, cached > match.column(workers)] = 0  # a prompt that goes on behind them brings them to the device
-    return Candidates(workers, cached, load, ledger.times(workers), lower, ledger.now_us)
+    """The workers with what they hold of a prompt, and with what they hold or are expected to hold (`cached`)."""
+    if not workers:
+        return NO_CANDIDATES
+    blocks, lower = column(cached, workers), match.lower(workers)
+    if lower.size and cached is not match:
+        lower[:, blocks > match.column(workers)] = 0  # a prompt that goes on behind them brings them to the device
+    return Candidates(workers, blocks, ledger.columns(workers), ledger.times(workers), lower, ledger.now_us)

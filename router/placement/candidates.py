@@ -26,19 +26,29 @@ class Request(Struct, frozen=True, gc=False):
     excluded: frozenset[WorkerKey] = frozenset()  # workers that failed or refused the request
 
 
+class Work(NamedTuple):
+    """What is to be computed of prompts."""
+
+    tokens: float
+    pairs: float  # each of these tokens with each token before it
+
+
+NO_WORK: Final = Work(0, 0)
+
+
 class Candidates(NamedTuple):
     """Workers of one role that are ready, as columns."""
 
     workers: Sequence[WorkerKey]
     cached: NDArray[np.int32]  # [n] blocks of the prompt's prefix that the worker holds
-    load: NDArray[np.int64]  # [n, 5], see LoadLedger.columns
+    load: NDArray[np.int64]  # [n, 7], see LoadLedger.columns
     times: NDArray[np.float64]  # [n, 6] in ms, see LoadLedger.times
     lower: NDArray[np.int32] = NONE_LOWER  # [2, n] those of `cached` in host memory and on disk, see Match.lower
     now_us: int = 0  # of the ledger's clock
 
 
 NOBODY: Final = np.empty(0, dtype=np.bool_)
-NO_CANDIDATES: Final = Candidates((), np.empty(0, dtype=np.int32), np.empty((0, 5), dtype=np.int64), np.empty((0, 6)))
+NO_CANDIDATES: Final = Candidates((), np.empty(0, dtype=np.int32), np.empty((0, 7), dtype=np.int64), np.empty((0, 6)))
 NO_SHIPPER: Final = (math.inf, math.inf)
 
 
@@ -60,13 +70,18 @@ class Cost(Struct, frozen=True, gc=False):
     ttft_ms: float  # until the first token, from now on, as far as is known
 
 
-def chances(costs: Sequence[Cost], temperature: float) -> list[float]:
+def chances(costs: Sequence[Cost], temperature: float, due_ms: float = math.inf) -> list[float]:
     """How likely each of the candidates of one role was to be chosen, before the dice fell."""
-    free = [cost.total for cost in costs if not cost.barred]
+    limit_ms = max(due_ms, min((cost.ttft_ms for cost in costs if not cost.barred), default=math.inf))
+    able = [not cost.barred and cost.ttft_ms <= limit_ms for cost in costs]
+    free = [cost.total for cost, is_able in zip(costs, able, strict=True) if is_able]
     if not free:
         return [0.0] * len(costs)
     lowest, spread = min(free), max(free) - min(free)
-    weights = [0.0 if cost.barred else _weight(cost.total - lowest, spread * temperature) for cost in costs]
+    weights = [
+        _weight(cost.total - lowest, spread * temperature) if is_able else 0.0
+        for cost, is_able in zip(costs, able, strict=True)
+    ]
     return [weight / sum(weights) for weight in weights]
 
 
@@ -79,7 +94,7 @@ def _weight(dearer: float, scale: float) -> float:
 class Weighed:
     """The candidates of one role with what each of them costs, and the index of the chosen one; -1: all are barred."""
 
-    __slots__ = ("_candidates", "_codes", "_costs", "_request", "_role", "chosen")
+    __slots__ = ("_candidates", "_codes", "_costs", "_request", "_role", "chosen", "due_ms")
 
     def __init__(
         self,
@@ -91,12 +106,13 @@ class Weighed:
         *,
         alone: bool,
         shipper: tuple[float, float] = NO_SHIPPER,
+        due_ms: float = math.inf,
         max_requests: int = NO_LIMIT,
         max_queued_tokens: int = NO_LIMIT,
     ) -> None:
         """`alone`: whoever is chosen runs the prompt. `shipper`: see `Weighed.shipper` of the prefill workers."""
         self._role, self._request, self._candidates = role, request, candidates
-        self.chosen = -1
+        self.chosen, self.due_ms = -1, due_ms
         workers, cached, load, times, lower, now_us = candidates
         if not workers:
             return
@@ -108,15 +124,10 @@ class Weighed:
         self._costs = np.empty((n, cost.NUM_TERMS + 2))
         self.chosen = cost.choose(
             (cached, load, times, excluded, lower),
-            *(request.num_tokens, request.block_size, alone, now_us, shipper),
+            *(request.num_tokens, request.block_size, alone, role == "decode", now_us, due_ms, shipper),
             (max_requests, max_queued_tokens, config.local_prefill_tokens),
             (
-                *(
-                    config.decode_steps if role == "decode" else 0.0,
-                    config.ship_ms,
-                    config.ship_token_ms,
-                    config.host_token_ms,
-                ),
+                *(config.decode_steps, config.ship_ms, config.ship_token_ms, config.host_token_ms),
                 *(config.disk_token_ms, config.delay_weight, config.crowd_weight),
             ),
             (config.temperature, rng.random()),
@@ -133,22 +144,22 @@ class Weighed:
     def ttft_ms(self, index: int) -> float:
         return self._costs.item(index, cost.TTFT)
 
-    def soonest_ms(self, *, full_ones: bool) -> float:
-        """When the first token comes at the earliest, from now on, in ms; infinite: no candidate takes the prompt.
-        full_ones: also of those that take none now."""
+    def soonest_ms(self) -> float:
+        """When the first token comes at the earliest, from now on, in ms, also of those that are full now; infinite: no
+        candidate ever takes the prompt."""
         if not len(self):
             return math.inf
-        barred, times = self._codes[1], self._costs[:, cost.TTFT]
-        able = barred != cost.EXCLUDED if full_ones else barred == cost.FREE
-        return float(times[able].min(initial=math.inf))
+        return float(self._costs[self._codes[1] != cost.EXCLUDED, cost.TTFT].min(initial=math.inf))
 
     def has_idle(self) -> bool:
         """Whether a candidate that takes the prompt has none queued."""
         return bool(len(self)) and bool(((self._codes[1] == cost.FREE) & (self._candidates.load[:, 1] == 0)).any())
 
-    def share_ms(self, num_tokens: float) -> float:
-        """How long so many prompt tokens take when the candidates share them, in ms."""
-        return num_tokens / float((1 / np.maximum(self._candidates.times[:, 1], 1e-9)).sum()) if len(self) else 0.0
+    def share_ms(self, work: Work) -> float:
+        """How long so much work takes when the candidates share it, in ms."""
+        times = self._candidates.times
+        alone_ms = np.maximum(times[:, 1] * work.tokens + times[:, 2] * work.pairs, 1e-9)
+        return 1 / float((1 / alone_ms).sum()) if len(self) else 0.0
 
     def __len__(self) -> int:
         return len(self._candidates.workers)
@@ -169,7 +180,7 @@ class Weighed:
         return [self._cost(i) for i in range(len(self))]
 
     def _cost(self, i: int) -> Cost:
-        _, queued, active, _, _ = self._candidates.load[i].tolist()
+        _, queued, active, *_ = self._candidates.load[i].tolist()
         reason, barred = self._codes[:, i].tolist()
         *terms, total, ttft_ms = self._costs[i].tolist()
         return Cost(

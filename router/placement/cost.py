@@ -63,14 +63,19 @@ _prefill_time, _decode_time = inlined(prefill_time), inlined(decode_time)
 
 
 @inlined
-def _draw(barred: NDArray[np.int8], totals: NDArray[np.float64], temperature: float, draw: float) -> int:
-    lowest, highest = math.inf, -math.inf
+def _draw(barred: NDArray[np.int8], costs: NDArray[np.float64], due_ms: float, temperature: float, draw: float) -> int:
+    totals, ttft = costs[:, TOTAL], costs[:, TTFT]
+    soonest = math.inf
     for i in range(len(totals)):
         if barred[i] == FREE:
+            soonest = min(soonest, ttft[i])
+    limit_ms, lowest, highest = max(due_ms, soonest), math.inf, -math.inf
+    for i in range(len(totals)):
+        if barred[i] == FREE and ttft[i] <= limit_ms:
             lowest, highest = min(lowest, totals[i]), max(highest, totals[i])
     chances = np.zeros(len(totals))
     for i in range(len(totals)):
-        if barred[i] == FREE:
+        if barred[i] == FREE and ttft[i] <= limit_ms:
             if totals[i] == lowest:
                 chances[i] = 1.0
             elif temperature > 0.0:
@@ -87,26 +92,34 @@ def _draw(barred: NDArray[np.int8], totals: NDArray[np.float64], temperature: fl
 
 
 @inlined
-def _bar(queued: int, requests: int, has_prompt: bool, limits: Limits) -> int:
-    """has_prompt: the candidate runs the prompt, or somebody ships it."""
+def _bar(queued: int, requests: int, excluded: bool, limits: Limits) -> int:
     max_requests, max_queued_tokens, _ = limits
+    if excluded:
+        return EXCLUDED
     if queued >= max_queued_tokens:
         return QUEUE_FULL
-    if requests >= max_requests:
-        return NO_ROOM
-    return FREE if has_prompt else NOBODY_SHIPS
+    return NO_ROOM if requests >= max_requests else FREE
 
 
 @inlined
-def _waits(load: NDArray[np.int64], times: NDArray[np.float64], now_us: int) -> NDArray[np.float64]:
-    """How long the prompts of each worker take from now, in ms, [n]. A worker whose step is late by its model is
-    expected to be so late again: a hung worker looks the worse the longer it hangs."""
-    waits = np.zeros(len(load))
+def _waits(
+    load: NDArray[np.int64], times: NDArray[np.float64], now_us: int, barred: NDArray[np.int8]
+) -> tuple[NDArray[np.float64], float, float, int]:
+    """How long the prompts of each worker take from now, in ms, [n]; of those that are not barred the mean, the
+    least, and how many they are. In the mean each counts by its speed, because it takes as much of what comes later.
+
+    A worker whose step is late by its model is expected to be so late again: a hung worker looks the worse the longer
+    it hangs. In mean and least it counts with no more than the time of its prompts."""
+    waits, least, total, weights, count = np.zeros(len(load)), math.inf, 0.0, 0.0, 0
     for i in range(len(load)):
+        prompts = 0.0
         if load[i, 1] > 0:
-            queued = _prefill_time(times[i, 0], times[i, 1], times[i, 2], load[i, 1], load[i, 3])
-            waits[i] = abs(queued - max(0, now_us - load[i, 4]) / 1e3)
-    return waits
+            prompts = _prefill_time(times[i, 0], times[i, 1], times[i, 2], load[i, 1], load[i, 3])
+            waits[i] = abs(prompts - max(0, now_us - load[i, 4]) / 1e3)
+        if barred[i] == FREE:
+            wait, weight = min(waits[i], prompts), 1 / max(times[i, 1], 1e-9)
+            least, total, weights, count = min(least, wait), total + weight * wait, weights + weight, count + 1
+    return (waits, total / weights, least, count) if count else (waits, 0.0, 0.0, 0)
 
 
 @inlined
@@ -120,7 +133,7 @@ def _restored(first: int, end: int, token_ms: float, most: tuple[float, float]) 
 # Plain tuples, because numba takes 0.5 us longer to recognize a named one.
 @compiled(
     together(numba.int32[::1], numba.int64[:, ::1], _FLOAT[:, ::1], _BOOL[::1], numba.int32[:, ::1]),
-    *(_INT, _INT, _BOOL, _INT),
+    *(_INT, _INT, _BOOL, _BOOL, _INT, _FLOAT),
     together(_FLOAT, _FLOAT),
     together(_INT, _INT, _INT),
     together(*[_FLOAT] * 7),
@@ -133,7 +146,9 @@ def choose(
     num_tokens: int,
     block_size: int,
     alone: bool,
+    decodes: bool,
     now_us: int,
+    due_ms: float,
     shipper: tuple[float, float],
     limits: Limits,
     knobs: Knobs,
@@ -141,13 +156,15 @@ def choose(
     codes: NDArray[np.int8],
     costs: NDArray[np.float64],
 ) -> int:
-    """Index of the cheapest candidate that is not barred; -1: all are barred.
+    """Index of the cheapest candidate that is not barred and in time, or of the soonest when none is in time; -1: all
+    are barred.
 
     Equal costs are decided by `draw` from [0, 1). Above temperature 0 the draw is from the softmax over
     -(total - lowest) / (highest - lowest) / temperature.
-    columns: cached blocks [n]; load [n, 5], see LoadLedger.columns; step times [n, 6] as StepTimes' fields;
+    columns: cached blocks [n]; load [n, 7], see LoadLedger.columns; step times [n, 6] as StepTimes' fields;
         excluded [n], [0] for none; those of the cached blocks in host memory and on disk [2, n], [2, 0] for none.
-    alone: whoever is chosen runs the prompt. now_us: of the load's clock.
+    alone: whoever is chosen runs the prompt. decodes: it goes on to decode. now_us: of the load's clock.
+    due_ms: when the first token is due, from now on; infinite: at no time.
     shipper: cost and time to the first token, both in ms, of the prefill worker that would take the prompt; infinite:
         there is none.
     limits: requests and queued tokens of a candidate; tokens that one beside prefill workers may compute of a prompt.
@@ -159,13 +176,15 @@ def choose(
     """
     cached, load, times, excluded, lower = columns
     decode_steps, ship_ms, ship_token_ms, host_ms, disk_ms, delay_weight, crowd_weight = knobs
-    reasons, barred, totals = codes[0], codes[1], costs[:, TOTAL]
+    reasons, barred = codes[0], codes[1]
     can_ship = shipper[0] < math.inf
-    waits = _waits(load, times, now_us)
+    for i in range(len(cached)):
+        barred[i] = _bar(load[i, 1], load[i, 0], len(excluded) > 0 and excluded[i], limits)
+    waits, mean_ms, least_ms, count = _waits(load, times, now_us, barred)
     # What a whole prompt costs others, by its tokens and pairs: on slow workers no more than on fast ones.
     token_ms, pair_ms = times[:, 1].mean(), times[:, 2].mean()
     whole_ms = token_ms * num_tokens + pair_ms * num_tokens * num_tokens / 2
-    mean_ms, lowest_ms = waits.mean(), LOWEST * (1 - 1 / len(waits)) * min(waits.min(), whole_ms)
+    lowest_ms = LOWEST * (1 - 1 / max(1, count)) * min(least_ms, whole_ms)
     for i in range(len(cached)):
         requests, queued = load[i, 0], load[i, 1]
         cached_blocks = min(int(cached[i]), (num_tokens - 1) // block_size)  # the last token is always computed
@@ -174,23 +193,27 @@ def choose(
         pairs = (num_tokens * num_tokens - start * start) / 2
         own = _prefill_time(times[i, 0], times[i, 1], times[i, 2], uncached, pairs)
         step = _decode_time(times[i, 3], times[i, 4], times[i, 5], requests, max(0, load[i, 2] * block_size - queued))
-        costs[i, DECODE] = decode_steps * step if requests else 0.0
-        costs[i, QUEUED], costs[i, COMPUTED], costs[i, SHIP] = waits[i], own, 0.0
+        costs[i, DECODE] = decode_steps * step if decodes and requests else 0.0
+        # Until so many blocks have come free that there is room for it and those before it.
+        room_ms = max(0.0, (queued + uncached) / block_size - load[i, 5]) * load[i, 6] / 1e3
+        wait = max(waits[i], room_ms)
+        costs[i, QUEUED], costs[i, COMPUTED], costs[i, SHIP] = wait, own, 0.0
         share = (token_ms * uncached + pair_ms * pairs) / whole_ms if whole_ms > 0.0 else 0.0
         costs[i, OTHERS] = crowd_weight * share * (min(mean_ms, waits[i] + whole_ms / 4) + lowest_ms)
         reasons[i] = ALONE
         if not alone:
             # Without the floor, because a step with decodes reads the weights anyway. Another request may come.
             costs[i, OTHERS] += (times[i, 1] * uncached + times[i, 2] * pairs) * delay_weight * (requests + 1)
-            local = waits[i] + own + costs[i, OTHERS]
             way_ms = ship_ms + ship_token_ms * uncached
-            shipped = shipper[0] + way_ms
+            local, shipped = wait + own, room_ms + shipper[1] + way_ms
+            sooner = local <= shipped
+            cheaper = local + costs[i, OTHERS] <= room_ms + shipper[0] + way_ms
             allowed = uncached <= limits[2]
-            if allowed and local <= shipped and (can_ship or queued == 0):
+            if allowed and (can_ship or queued == 0) and (cheaper if max(local, shipped) <= due_ms else sooner):
                 reasons[i] = SHORT if can_ship else FULL
             else:
-                reasons[i] = BUSY if allowed and waits[i] + own < shipper[1] + way_ms else SHIPPED
-                costs[i, QUEUED] = costs[i, COMPUTED] = 0.0
+                reasons[i] = BUSY if allowed and sooner else SHIPPED
+                costs[i, QUEUED], costs[i, COMPUTED] = room_ms, 0.0
                 costs[i, OTHERS] = shipper[0] - shipper[1] if can_ship else 0.0
                 costs[i, SHIP] = (shipper[1] if can_ship else 0.0) + way_ms
         runs = reasons[i] >= RUNS_PROMPT
@@ -204,11 +227,9 @@ def choose(
         total = 0.0
         for term in range(NUM_TERMS):
             total += costs[i, term]
-        totals[i] = total
-        first_step = STEPS_TO_FIRST * step if requests and decode_steps > 0.0 else 0.0
+        costs[i, TOTAL] = total
+        first_step = STEPS_TO_FIRST * step if decodes and requests else 0.0
         costs[i, TTFT] = total - costs[i, OTHERS] - costs[i, DECODE] + first_step
-        if len(excluded) and excluded[i]:
-            barred[i] = EXCLUDED
-        else:
-            barred[i] = _bar(queued, requests, can_ship or runs, limits)
-    return _draw(barred, totals, dice[0], dice[1])
+        if barred[i] == FREE and not can_ship and not runs:
+            barred[i] = NOBODY_SHIPS
+    return _draw(barred, costs, due_ms, dice[0], dice[1])

@@ -4,8 +4,7 @@ What a prompt adds to its worker's cache counts as cached there from the moment 
 comes, the request ends without a token, or its time is over. Usually empty or small, and costs next to nothing then.
 No I/O; event loop only.
 
-While the prompt is still to be computed, it stands in its worker's queue. A sibling waits for these blocks no longer
-than computing them elsewhere would take; therefore they are told apart from the rest of the queue.
+While the prompt is still to be computed, it stands in its worker's queue, and a sibling waits for it there.
 
 A trie of runs like the radix tree, but with workers only on what they do not hold yet.
 """
@@ -13,7 +12,6 @@ A trie of runs like the radix tree, but with workers only on what they do not ho
 import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,12 +28,11 @@ MAX_RUNS = 32  # that a query follows: prompts that branch off one another after
 class _Node(Run):
     """It stays while an expectation ends in it or below it."""
 
-    __slots__ = ("computing", "ending", "workers")
+    __slots__ = ("ending", "workers")
 
     def __init__(self, parent: "_Node | None", blocks: bytes) -> None:
         super().__init__(parent, blocks)
         self.workers: Counter[WorkerKey] = Counter()  # expectations that cover the run; no zeros
-        self.computing: Counter[WorkerKey] = Counter()  # those of them that wait for their first token; no zeros
         self.ending = 0  # expectations that begin or end right behind the run
 
 
@@ -56,7 +53,6 @@ class Expectation:
         end.ending += 1
         for node in self.covered():
             node.workers[worker] += 1
-            node.computing[worker] += 1
 
     def covered(self) -> list[_Node]:
         nodes = []
@@ -78,13 +74,6 @@ class Expectation:
     def cancel(self) -> None:
         """The request has ended. Without a first token nothing more is to be expected."""
         self._owner.cancel(self)
-
-
-class Outlook(NamedTuple):
-    """Leading blocks of a prompt, by worker."""
-
-    cached: Mapping[WorkerKey, int]  # held already or expected
-    computing: Mapping[WorkerKey, int]  # how many of them stand in the worker's queue
 
 
 class ExpectedPrefixes:
@@ -116,13 +105,13 @@ class ExpectedPrefixes:
         self._by_end.setdefault((worker, expectation.last_block), set()).add(expectation)
         return expectation
 
-    def outlook(self, cached: Mapping[WorkerKey, int], hashes: NDArray[np.uint64]) -> Outlook:
-        """`cached`: leading blocks of a prompt that each worker holds, as the radix tree has it."""
+    def outlook(self, cached: Mapping[WorkerKey, int], hashes: NDArray[np.uint64]) -> Mapping[WorkerKey, int]:
+        """Leading blocks of a prompt that each worker holds or is expected to hold. `cached`: those that it holds, as
+        the radix tree has them; returned itself when nothing more is expected."""
         if not self._root.children:
-            return Outlook(cached, {})
+            return cached
         self._expire()
         expected: dict[WorkerKey, int] = {}
-        computing: Counter[WorkerKey] = Counter()
         query = hashes.tobytes()
         node, position = self._root, 0
         for _ in range(MAX_RUNS):
@@ -133,12 +122,10 @@ class ExpectedPrefixes:
             position += length
             for worker in node.workers:
                 expected[worker] = position // HASH_BYTES
-            for worker in node.computing:
-                computing[worker] += length // HASH_BYTES
             if length < len(node.blocks):
                 break
         more = {worker: blocks for worker, blocks in expected.items() if blocks > cached.get(worker, 0)}
-        return Outlook({**cached, **more} if more else cached, computing)
+        return {**cached, **more} if more else cached
 
     def stored(self, worker: WorkerKey, block_hashes: bytes) -> None:
         """The worker's event: it holds a run of blocks (u64 LE)."""
@@ -154,7 +141,7 @@ class ExpectedPrefixes:
 
     def first_token(self, expectation: Expectation) -> None:
         if expectation in self._waiting:
-            self._end_of_wait(expectation)
+            del self._waiting[expectation]
             expectation.expires_s = self._clock() + EVENT_GRACE_S
             self._computed.append(expectation)
 
@@ -186,7 +173,7 @@ class ExpectedPrefixes:
     def _split(self, node: _Node, length: int) -> _Node:
         """Puts a node with the first `length` bytes of the run above it; whoever ends at the node ends there still."""
         upper = _Node(node.parent, node.blocks[:length])
-        upper.workers, upper.computing = node.workers.copy(), node.computing.copy()
+        upper.workers = node.workers.copy()
         node.parent, node.blocks = upper, node.blocks[length:]
         node.attach()
         return upper
@@ -199,18 +186,12 @@ class ExpectedPrefixes:
         ending.remove(expectation)
         if not ending:
             del self._by_end[key]
-        if expectation in self._waiting:
-            self._end_of_wait(expectation)
+        self._waiting.pop(expectation, None)
         for node in expectation.covered():
             _decrement(node.workers, expectation.worker)
         for node in (expectation.end, expectation.begin):
             node.ending -= 1
             self._prune(node)
-
-    def _end_of_wait(self, expectation: Expectation) -> None:
-        del self._waiting[expectation]
-        for node in expectation.covered():
-            _decrement(node.computing, expectation.worker)
 
     def _prune(self, node: _Node) -> None:
         """Takes out what no expectation needs any more. Splits stay until then."""

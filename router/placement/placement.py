@@ -3,13 +3,14 @@
 All costs are in milliseconds. The cost of a worker that runs the prompt is the time until its first token, and what
 that costs others:
 
-    queued prompts + own computing + decode_steps * decode step
+    max(queued prompts, until its blocks are free) + own computing + decode_steps * decode step
     + crowd_weight * uncached share of the prompt * (min(mean queue, own queue + whole prompt / 4)
                                                      + 3 * (1 - 1 / workers) * min(shortest queue, whole prompt))
 
 Times follow from the worker's own step times, attention included. The prompt in computation counts with what is left of
-it. The last lines are what later prompts wait because this one is computed again. They make a cached prefix worth the
-more, the fuller the workers are, most of all where nobody idles; where nobody queues, the earliest first token wins.
+it. Blocks of the KV cache come free as fast as they did lately. The last lines are what later prompts wait because this
+one is computed again; in the mean, a faster worker's queue counts for more. They make a cached prefix worth the more,
+the fuller the workers are, most of all where nobody idles; where nobody queues, the earliest first token wins.
 
 Beside prefill workers, each decode worker's prompt may be shipped to it or run on it, and the cheaper way counts. A
 prompt that runs on it also delays the tokens of the requests there (`delay_weight`). A prompt that is shipped costs
@@ -17,6 +18,7 @@ what the cheapest prefill worker costs, the way of the tokens that the decode wo
 no prefill worker takes more, a decode worker without a queued prompt runs one.
 """
 
+import math
 import random
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -80,14 +82,24 @@ def weigh(
     config: PlacementConfig,
     rng: random.Random,
     max_running: int = NO_LIMIT,
+    due_ms: float = math.inf,
 ) -> Weighing:
-    """`max_running`: a decode worker with as many requests has no room."""
+    """`max_running`: a decode worker with as many requests has no room. `due_ms`: when the first token is due, from now
+    on. Among the workers that are in time the cheapest is chosen, and the soonest where none is."""
     alone = nobody_ships(request, prefill.workers)
+    shipped_ms = due_ms - config.ship_ms - config.ship_token_ms * request.num_tokens  # at most so long is the way
     prefills = Weighed(
-        "prefill", request, prefill, config, rng, alone=True, max_queued_tokens=config.prefill_queue_tokens
+        *("prefill", request, prefill, config, rng),
+        alone=True,
+        due_ms=shipped_ms,
+        max_queued_tokens=config.prefill_queue_tokens,
     )
     decodes = Weighed(
-        *("decode", request, decode, config, rng), alone=alone, shipper=prefills.shipper, max_requests=max_running
+        *("decode", request, decode, config, rng),
+        alone=alone,
+        due_ms=due_ms,
+        shipper=prefills.shipper,
+        max_requests=max_running,
     )
     return Weighing(prefills, decodes)
 

@@ -157,16 +157,16 @@ class AdmissionQueue:
         age_s = 0.0 if oldest_s is None else time.monotonic() - oldest_s
         return QueueView(len(self._waiting), self._running, self._limit, age_s)
 
-    def tokens_before(self, turn: Turn[R]) -> int:
-        """Prompt tokens of the waiting choices that surely get workers before this one: those of higher priority, and
+    def prompts_before(self, turn: Turn[R]) -> list[int]:
+        """Prompt tokens of each waiting choice that surely gets workers before this one: those of higher priority, and
         its tenant's earlier ones."""
         place = (-turn.priority, turn.ticket.arrived_s)
-        return sum(
+        return [
             other.tokens
             for other in self._waiting
             if (-other.priority, other.ticket.arrived_s) < place
             and (other.tenant == turn.tenant or other.priority > turn.priority)
-        )
+        ]
 
     def waiting_tokens(self) -> int:
         """Prompt tokens of the waiting choices. A replay counts none."""

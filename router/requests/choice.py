@@ -15,12 +15,13 @@ import structlog
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from baton_proto.discovery import prefill_pairs
 from baton_proto.sampling import PromptLogprobs, TokenLogprobs
 from baton_proto.worker import Delta, Failure, Submit
 from router.counters.metrics import RouterMetrics
 from router.counters.tally import Tally
 from router.placement.assignment import Assigner, Assignment
-from router.placement.candidates import Request
+from router.placement.candidates import Request, Work
 from router.placement.decisions import DecisionLog
 from router.placement.early_refusal import TooLate, check_in_time
 from router.requests.admission import AdmissionQueue, Ticket, Turn
@@ -192,8 +193,10 @@ class Choice:
         """Raises TooLate. Of those before it as much is taken for cached as of those that have run."""
         parts, totals = self._parts, self._parts.metrics.totals
         uncached = 1 - totals.cached_tokens / max(1, totals.started_tokens)
-        weighing = parts.assigner.weigh(facts, self._max_tokens, self._hashes)
-        check_in_time(weighing, parts.queue.tokens_before(turn) * uncached, self._due_ms())
+        weighing = parts.assigner.weigh(facts, self._max_tokens, self._hashes, due_ms=0.0)
+        starts = [(n, round(n * (1 - uncached))) for n in parts.queue.prompts_before(turn)]
+        before = Work(sum(n - start for n, start in starts), sum(prefill_pairs(start, n) for n, start in starts))
+        check_in_time(weighing, before, self._due_ms())
 
     async def _patiently(self, turn: Turn[Assignment]) -> Assignment:
         """Raises DeadlineError, InvalidRequestError when no worker is large enough, and UnavailableError when no worker

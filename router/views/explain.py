@@ -90,7 +90,8 @@ class Explainer:
             message.expected_ms = placement.ttft_ms
         for weighed in (weighing.prefill, weighing.decode):
             costs = weighed.costs()
-            for one, chance in zip(costs, chances(costs, self._config.placement.temperature), strict=True):
+            odds = chances(costs, self._config.placement.temperature, weighed.due_ms)
+            for one, chance in zip(costs, odds, strict=True):
                 message.candidates.append(_candidate(request, one, chance, one.worker in chosen))
         return message
 

@@ -6,11 +6,14 @@ is charged in full until its first token, but the report knows how much of it is
 waiting prompt in full, but its charge leaves out what is cached. Prompts that the report may not know yet count fully.
 """
 
+from math import exp
 from typing import Final, NamedTuple
 
 from baton_proto.discovery import WorkerLoad
 from runtime.discovery.worker_key import WorkerKey
 
+FREEING_S: Final = 10.0  # the time over which it is seen how fast a worker frees its blocks
+NO_LIMIT: Final = 2**31 - 1  # blocks: the worker has not reported how many it has
 REPORT_DELAY_S: Final = 0.2  # a report may not know what was charged so shortly before it came
 
 
@@ -69,6 +72,8 @@ class Account:
     """What is known of one worker's load."""
 
     __slots__ = (
+        "_freed_s",
+        "_freeing",
         "_since_s",
         "blocks",
         "by_router",
@@ -92,6 +97,7 @@ class Account:
         self.reported = WorkerLoad()
         self.step_began_s = 0.0  # a report comes when a step ends, and the next one begins
         self._since_s = 0.0  # when the period began
+        self._freeing = self._freed_s = 0.0  # blocks that ended requests have freed lately, and when last
 
     def take_report(self, load: WorkerLoad, now_s: float) -> None:
         self.reported, self.step_began_s = load, now_s
@@ -99,6 +105,19 @@ class Account:
             self._since_s = now_s
             self.tokens.begin_period()
             self.pairs.begin_period()
+
+    def free(self, blocks: int, now_s: float) -> None:
+        """A request has ended, which had so many blocks of its own."""
+        self._freeing = self._freeing * exp((self._freed_s - now_s) / FREEING_S) + blocks
+        self._freed_s = now_s
+
+    @property
+    def room(self) -> tuple[int, int]:
+        """Blocks that nobody uses, and in how many us one more comes free."""
+        reported = self.reported
+        if not reported.blocks_total or self._freeing < 1:
+            return NO_LIMIT, 0
+        return reported.blocks_total - reported.blocks_used, int(FREEING_S * 1e6 / self._freeing)
 
     @property
     def queues(self) -> bool:

@@ -30,7 +30,7 @@ class Charge:
     """What one request costs its workers, until `release` or the end of `with`. Releasing it again has no effect."""
 
     __slots__ = (
-        *("_blocks", "_decode", "_ledger", "_prefill", "_prefill_pairs", "_prefill_tokens"),
+        *("_blocks", "_cached_blocks", "_decode", "_ledger", "_prefill", "_prefill_pairs", "_prefill_tokens"),
         *("expires_s", "request_id"),
     )
 
@@ -50,6 +50,7 @@ class Charge:
         self._decode = decode
         self._prefill = prefill  # the decode worker's own account when it runs the prompt
         self._blocks = blocks
+        self._cached_blocks = blocks - ledger.blocks_of(prefill_tokens)
         self._prefill_tokens = prefill_tokens
         self._prefill_pairs = prefill_pairs
         decode.requests += 1
@@ -83,6 +84,7 @@ class Charge:
         """Takes the charge off its workers' accounts. The ledger has dropped it."""
         self._decode.requests -= 1
         self._decode.blocks -= self._blocks
+        self._ledger.freed(self._decode, self._blocks - self._cached_blocks)
         self._take_off_prefill()
         self._ledger.changed(self._decode, self._prefill)
 
@@ -122,7 +124,7 @@ class LoadLedger:
         self._clock = clock
         self._accounts: dict[WorkerKey, Account] = {}
         self._roster = Roster()  # of those with an account
-        self._columns = np.zeros((1, len(LoadView._fields) + 1), dtype=np.int64)  # by number; the last row is NOBODY's
+        self._columns = np.zeros((1, len(LoadView._fields) + 3), dtype=np.int64)  # by number; the last row is NOBODY's
         self._stale: set[Account] = set()  # their rows in _columns are out of date
         self.num_routers = 1  # that charge these workers, this one included
         self._profile = astuple(times)
@@ -166,7 +168,8 @@ class LoadLedger:
         return self._account(worker).view()
 
     def columns(self, workers: tuple[WorkerKey, ...]) -> NDArray[np.int64]:
-        """The loads of the workers, [n, 5]: LoadView's fields, and when the present step began, in us of the clock."""
+        """The loads of the workers, [n, 7]: LoadView's fields, when the present step began, in us of the clock, and
+        Account.room."""
         self.expire()
         self._write_down()
         rows: NDArray[np.int64] = self._columns[self._roster.numbers(workers)]
@@ -237,6 +240,10 @@ class LoadLedger:
         account.step_began_s = self._clock()
         self.changed(account)
 
+    def freed(self, account: Account, blocks: int) -> None:
+        """A request has ended, which had so many blocks of its own. Other routers are taken to free as many."""
+        account.free(blocks * self.num_routers, self._clock())
+
     def expire(self) -> None:
         """Drops charges that nobody released or renewed for `charge_ttl_s`."""
         now = self._clock()
@@ -285,5 +292,8 @@ class LoadLedger:
         """Brings the columns up to date: when they are asked for, because many reports come between two requests."""
         for account in self._stale:
             if self._accounts.get(account.worker) is account:  # a charge may outlive its worker
-                self._columns[self._roster.get(account.worker)] = (*account.view(), int(account.step_began_s * 1e6))
+                self._columns[self._roster.get(account.worker)] = (
+                    *(*account.view(), int(account.step_began_s * 1e6)),
+                    *account.room,
+                )
         self._stale.clear()

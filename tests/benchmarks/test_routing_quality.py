@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from benchmarks.quality.policies import LeastLoaded, LongestPrefix, MakePolicy, Turns
 from benchmarks.quality.simulation import Fleet, simulate
@@ -139,4 +140,8 @@ def test_goals_compare_ours_with_the_best_of_the_others() -> None:
     assert [row.mean_regret for row in rows] == [1.5, 1.0, 1.015]
     assert geometric_means(rows)["tuned", "static"] == (1.0, 1.0)
     assert summary([*others, run(OURS, 0.29, 210.0)])[-1].goals_met is False
+    with_tail = structs.replace(others[1], p99_ttft_ms=100.0)
+    *_, static, ours = summary([others[0], with_tail, others[2], run(OURS, 0.29, 203.0)])
+    assert (static.policy, static.mean_regret, static.p99_regret) == ("static b | a", 1.0, 1.0)
+    assert (ours.mean_regret, ours.p99_regret, ours.goals_met) == (1.015, 2.03, False)
     assert summary([*others, run(OURS, 0.27, 190.0)])[-1].goals_met is False

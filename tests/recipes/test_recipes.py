@@ -94,7 +94,7 @@ def test_add_a_cost_term(scratch: Scratch) -> None:
     scratch.edit(cost, formula, "        costs[i, TOY] = toy_ms * requests\n" + formula)
     passed = "config.delay_weight, config.crowd_weight"
     scratch.edit("router/placement/candidates.py", passed, passed + ", config.toy_ms")
-    key = "    decode_steps: Weight = 8.0"
+    key = "    decode_steps: Weight = 2.0"
     scratch.edit("runtime/config/serving.py", key, "    toy_ms: Weight = 0.0\n" + key)
     key = "    ship_token_ms: 0.003\n"
     scratch.edit("serving.yaml", key, key + "    # What a running request costs.\n    toy_ms: 0.0\n")
@@ -113,7 +113,7 @@ from router.placement.placement import weigh
 import numpy as np
 
 assert TERMS[TOY].name == "toy" and TOY == NUM_TERMS - 1
-load = np.array([[2, 0, 0, 0, 0]])
+load = np.array([[2, 0, 0, 0, 0, 99, 0]])
 decode = Candidates((("d", 1),), np.zeros(1, dtype=np.int32), load, np.ones((1, 6)))
 weighing = weigh(Request(100, 16), decode, NO_CANDIDATES, PlacementConfig(toy_ms=3.0), random.Random())
 assert weighing.costs()[0].terms[TOY] == 6.0

@@ -10,6 +10,7 @@ from msgspec.structs import astuple
 from router.placement import placement
 from router.placement.candidates import Candidates, Request
 from router.placement.placement import Placement, Weighing
+from router.workers.account import NO_LIMIT
 from runtime.config.serving import PlacementConfig
 from runtime.config.step_times import StepTimes
 from runtime.discovery.worker_key import WorkerKey
@@ -26,6 +27,7 @@ class Candidate(NamedTuple):
     queued_prefill_pairs: int = 0
     times: StepTimes = TIMES
     step_began_ms: int = 0  # now it is 1,000,000; 0: just now
+    room: tuple[int, int] = (NO_LIMIT, 0)  # see Account.room
 
 
 def place(
@@ -54,14 +56,14 @@ def columns(rows: Sequence[Candidate]) -> Candidates:
     load = [
         (
             *(row.requests, row.queued_prefill_tokens, row.active_blocks, row.queued_prefill_pairs),
-            (row.step_began_ms or NOW_MS) * 1000,
+            *((row.step_began_ms or NOW_MS) * 1000, *row.room),
         )
         for row in rows
     ]
     return Candidates(
         tuple(row.worker for row in rows),
         np.array([row.cached_blocks for row in rows], dtype=np.int32),
-        np.array(load, dtype=np.int64).reshape(len(rows), 5),
+        np.array(load, dtype=np.int64).reshape(len(rows), 7),
         np.array([astuple(row.times) for row in rows]).reshape(len(rows), 6),
         now_us=NOW_MS * 1000,
     )

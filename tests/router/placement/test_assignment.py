@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from baton_proto.discovery import WorkerLoad
@@ -13,8 +14,10 @@ from baton_proto.kv_events import DISK
 from router.index.radix_tree import RadixTree
 from router.placement.assignment import Assigner
 from router.placement.candidates import Request
+from router.placement.expected_prefixes import ExpectedPrefixes
 from router.text.tokenizer import Tokenizer
 from runtime.blocks.block_hash import block_hashes, sequence_hashes
+from runtime.config.serving import PlacementConfig
 from runtime.config.step_times import StepTimes
 from tests.router.scripted_worker import ScriptedWorker
 from tests.router.small_router import CONFIG, Holdings, Router, routing
@@ -76,3 +79,25 @@ async def test_a_worker_that_has_shown_that_it_is_slower_gets_what_others_take_s
         router.ledger.report(("d0", 1), WorkerLoad())
         router.ledger.learn(("d0", 1), StepTimes(12.0, 0.04, 2.4e-6, 10.0, 0.04, 8.4e-5))
         assert chosen() == {"d1"}
+
+
+async def test_a_prompt_whose_prefix_is_on_its_way_waits_until_it_is_there_or_goes_where_that_is_sooner(
+    tokenizer: Tokenizer,
+) -> None:
+    async with routing(tokenizer, ScriptedWorker("d0"), ScriptedWorker("d1")) as router:
+        expected = ExpectedPrefixes(30.0)
+        config = replace(CONFIG, placement=PlacementConfig(decode_steps=2.0, crowd_weight=3.0))
+        assigner = Assigner(router.pool, Holdings(), router.ledger, config, random.Random(0), expected)
+        facts, hashes = Request(3200, 16), np.arange(200, dtype=np.uint64)
+        first = assigner.assign("first", facts, 3210, hashes)
+        assert first is not None
+        follower = assigner.weigh(facts, 3210, hashes).placement()
+        assert follower is not None
+        assert follower.decode == first.link.worker, "computing it once more would cost others"
+        assert follower.ttft_ms == pytest.approx(first.placement.ttft_ms, rel=0.2)
+        router.ledger.report(other := ({("d0", 1), ("d1", 1)} - {first.link.worker}).pop(), WorkerLoad())
+        router.ledger.learn(other, StepTimes(1.0, 0.005, 3e-7, 5.0, 0.02, 4.2e-5))
+        sooner = assigner.weigh(facts, 3210, hashes).placement()
+        assert sooner is not None
+        assert sooner.decode == other
+        first.release()

@@ -27,7 +27,7 @@ TIMES = msgspec.structs.astuple(StepTimes())
 def weighed(kind: str, config: PlacementConfig = CONFIG) -> Weighed:
     """Two workers that have some of everything; of what they hold, two blocks lie in host memory and one on disk. A
     decode worker receives the prompt's KV."""
-    load = np.array([[3, 400, 70, 9000, 0]] * 2, dtype=np.int64)
+    load = np.array([[3, 400, 70, 9000, 0, 60, 500]] * 2, dtype=np.int64)
     lower = np.array([[2, 2], [1, 1]], dtype=np.int32)
     workers = Candidates(
         (("a", 1), ("b", 1)), np.array([5, 7], dtype=np.int32), load, np.array([TIMES] * 2), lower, 2_000
@@ -52,7 +52,7 @@ def thrown(
 ) -> Weighed:
     """Workers that prefill and decode, named by their place, which differ in running requests alone."""
     n = len(running)
-    load = np.array([[count, 0, 0, 0, 0] for count in running], dtype=np.int64)
+    load = np.array([[count, 0, 0, 0, 0, 999, 0] for count in running], dtype=np.int64)
     names = tuple((str(i), 1) for i in range(n))
     workers = Candidates(names, np.zeros(n, dtype=np.int32), load, np.array([TIMES] * n).reshape(n, 6))
     request = Request(1000, 16, frozenset((str(i), 1) for i in excluded))
@@ -127,7 +127,7 @@ def restored(
     """A worker with blocks in host memory and on disk. A decode worker receives the prompt."""
     config = msgspec.structs.replace(CONFIG, local_prefill_tokens=0, **changes)
     lower = np.array([[host], [disk]], dtype=np.int32)
-    column, load = np.array([cached], dtype=np.int32), np.zeros((1, 5), dtype=np.int64)
+    column, load = np.array([cached], dtype=np.int32), np.array([[0, 0, 0, 0, 0, 9999, 0]], dtype=np.int64)
     workers = Candidates((("a", 1),), column, load, np.array([TIMES]), lower)
     shipper = (20.0, 15.0) if kind == "decode" else NO_SHIPPER
     return Weighed(

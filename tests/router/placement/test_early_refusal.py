@@ -7,7 +7,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from router.placement.candidates import Request
+from router.placement.candidates import NO_WORK, Request, Work
 from router.placement.early_refusal import TooLate, check_in_time
 from router.placement.placement import Weighing
 from runtime.config.serving import PlacementConfig
@@ -18,19 +18,22 @@ FACTS = Request(1600, 16)
 
 
 def weighed(
-    decode: list[int], prefill: list[int] | None = None, config: PlacementConfig = CONFIG, max_running: int = 9
+    decode: list[int],
+    prefill: list[int] | None = None,
+    config: PlacementConfig = CONFIG,
+    due_ms: float = 0.0,
 ) -> Weighing:
     """By tokens in the workers' queues."""
     rows = [
         [Candidate((f"{role}{i}", 1), 0, queued, 0) for i, queued in enumerate(queues)]
         for role, queues in (("d", decode), ("p", prefill or []))
     ]
-    return weigh(FACTS, rows[0], rows[1], config, random.Random(1), max_running=max_running)
+    return weigh(FACTS, rows[0], rows[1], config, random.Random(1), max_running=9, due_ms=due_ms)
 
 
-def expected_ms(weighing: Weighing, tokens_before: int = 0) -> float:
+def expected_ms(weighing: Weighing, before: Work = NO_WORK) -> float:
     with pytest.raises(TooLate) as late:
-        check_in_time(weighing, tokens_before, 0.0)
+        check_in_time(weighing, before, 0.0)
     return late.value.expected_ms
 
 
@@ -39,23 +42,26 @@ def test_a_request_is_refused_when_no_worker_can_serve_it_in_time() -> None:
     placement = weighing.placement()
     assert placement is not None
     assert expected_ms(weighing) == placement.ttft_ms
-    check_in_time(weighing, 0, placement.ttft_ms)
+    check_in_time(weighing, NO_WORK, placement.ttft_ms)
     with pytest.raises(TooLate):
-        check_in_time(weighing, 0, placement.ttft_ms - 0.001)
+        check_in_time(weighing, NO_WORK, placement.ttft_ms - 0.001)
 
 
 def test_no_request_is_refused_while_a_worker_has_nothing_to_do() -> None:
-    check_in_time(weighed([90_000, 0]), 0, 0.0)
-    check_in_time(weighed([90_000], [0, 50_000], PlacementConfig(local_prefill_tokens=0)), 0, 0.0)
+    check_in_time(weighed([90_000, 0]), NO_WORK, 0.0)
+    check_in_time(weighed([90_000], [0, 50_000], PlacementConfig(local_prefill_tokens=0)), NO_WORK, 0.0)
     with pytest.raises(TooLate):
-        check_in_time(weighed([90_000, 0]), 10**9, 0.0)
+        check_in_time(weighed([90_000, 0]), Work(10**9, 0), 0.0)
 
 
 def test_prompts_that_wait_before_it_are_shared_by_all_workers_that_run_prompts() -> None:
-    alone, behind = expected_ms(weighed([5000, 5000])), expected_ms(weighed([5000, 5000]), 10_000)
-    assert behind - alone == pytest.approx(10_000 * TIMES.prefill[1] / 2)
-    split = weighed([0], [5000, 5000], PlacementConfig(local_prefill_tokens=0))
-    assert expected_ms(split, 10_000) - expected_ms(split) == pytest.approx(10_000 * TIMES.prefill[1] / 2)
+    """With the attention of each."""
+    work = Work(100_000, 5e9)
+    taken_ms = 100_000 * TIMES.prefill[1] + 5e9 * TIMES.prefill[2]
+    assert taken_ms > 3 * 100_000 * TIMES.prefill[1]
+    mixed, split = weighed([5000, 5000]), weighed([0], [5000, 5000], PlacementConfig(local_prefill_tokens=0))
+    for weighing in (mixed, split):
+        assert expected_ms(weighing, work) - expected_ms(weighing) == pytest.approx(taken_ms / 2)
 
 
 def test_while_every_prefill_worker_has_its_fill_their_queues_count() -> None:
@@ -66,8 +72,44 @@ def test_while_every_prefill_worker_has_its_fill_their_queues_count() -> None:
 
 
 def test_a_request_that_is_due_at_no_time_or_that_nobody_could_take_waits() -> None:
-    check_in_time(weighed([10**9]), 10**9, math.inf)
-    check_in_time(weighed([]), 0, 1.0)
+    check_in_time(weighed([10**9]), Work(10**9, 0), math.inf)
+    check_in_time(weighed([]), NO_WORK, 1.0)
+
+
+def shippers(num_tokens: int, due_ms: float) -> Weighing:
+    """Prompts that are shipped by workers with (cached blocks, queued tokens)."""
+    rows = [((365, 15910), "dear"), ((104, 3120), "soon"), ((167, 10831), "late")]
+    prefill = [Candidate((name, 1), cached, queued, 0) for (cached, queued), name in rows]
+    config = PlacementConfig(local_prefill_tokens=0)
+    facts = Request(num_tokens, 16)
+    return weigh(facts, [Candidate(("d", 1), 0, 0, 0)], prefill, config, random.Random(1), due_ms=due_ms)
+
+
+def test_a_prompt_is_shipped_by_a_worker_that_is_in_time_however_cheap_one_is_that_is_not() -> None:
+    chosen = {}
+    for due_ms in (278.0, math.inf):
+        weighing = shippers(6400, due_ms)
+        check_in_time(weighing, NO_WORK, due_ms)
+        placement = weighing.placement()
+        assert placement is not None
+        assert placement.ttft_ms <= due_ms
+        chosen[due_ms] = placement.prefill
+    assert chosen == {278.0: ("soon", 1), math.inf: ("dear", 1)}
+
+
+def test_a_request_that_is_let_in_goes_to_the_cheapest_worker_that_is_in_time() -> None:
+    rows = ((2, 6016), (232, 12907), (94, 5714))
+    decode = [Candidate((f"d{i}", 1), cached, queued, 0) for i, (cached, queued) in enumerate(rows)]
+    for due_ms in (282.0, 240.0, 1.0, math.inf):
+        weighing = weigh(Request(6400, 16), decode, [], CONFIG, random.Random(1), due_ms=due_ms)
+        placement = weighing.placement()
+        assert placement is not None
+        costs = placement.costs
+        soonest = min(cost.ttft_ms for cost in costs)
+        in_time = [cost.total for cost in costs if cost.ttft_ms <= max(due_ms, soonest)]
+        (chosen,) = [cost for cost in costs if cost.worker == placement.decode]
+        assert chosen.total == min(in_time)
+        assert chosen.ttft_ms <= max(due_ms, soonest)
 
 
 @given(
@@ -79,10 +121,10 @@ def test_a_request_that_is_due_at_no_time_or_that_nobody_could_take_waits() -> N
 def test_a_request_that_some_worker_serves_in_time_is_never_refused(
     decode: list[int], prefill: list[int], due_ms: float, fill: int
 ) -> None:
-    weighing = weighed(decode, prefill, PlacementConfig(prefill_queue_tokens=fill))
+    weighing = weighed(decode, prefill, PlacementConfig(prefill_queue_tokens=fill), due_ms)
     free = [cost.ttft_ms for cost in weighing.decode.costs() if not cost.barred]
     try:
-        check_in_time(weighing, 0, due_ms)
+        check_in_time(weighing, NO_WORK, due_ms)
     except TooLate:
         assert all(ttft_ms > due_ms for ttft_ms in free)
     else:

@@ -36,21 +36,21 @@ def expected(clock: Clock) -> ExpectedPrefixes:
 
 def test_a_prompt_counts_as_cached_as_far_as_a_query_shares_it(expected: ExpectedPrefixes) -> None:
     expected.expect(A, blocks([1, 2, 3, 4]), 0)
-    assert expected.outlook({}, blocks([1, 2, 9])) == ({A: 2}, {A: 2})
-    assert expected.outlook({B: 3}, blocks([1, 2, 3, 4, 5])) == ({A: 4, B: 3}, {A: 4})
-    assert expected.outlook({B: 1}, blocks([2, 1])) == ({B: 1}, {})
+    assert expected.outlook({}, blocks([1, 2, 9])) == {A: 2}
+    assert expected.outlook({B: 3}, blocks([1, 2, 3, 4, 5])) == {A: 4, B: 3}
+    assert expected.outlook({B: 1}, blocks([2, 1])) == {B: 1}
 
 
 def test_what_the_worker_holds_already_is_not_expected_of_it(expected: ExpectedPrefixes) -> None:
     expected.expect(A, blocks([1, 2, 3, 4]), 2)
-    assert expected.outlook({A: 2}, blocks([1, 2, 3])) == ({A: 3}, {A: 1})
-    assert expected.outlook({A: 2}, blocks([1, 2])) == ({A: 2}, {})
+    assert expected.outlook({A: 2}, blocks([1, 2, 3])) == {A: 3}
+    assert expected.outlook({A: 2}, blocks([1, 2])) == {A: 2}
     assert expected.expect(A, blocks([1, 2]), 2) is None
 
 
 def test_the_tree_is_believed_where_it_knows_more(expected: ExpectedPrefixes) -> None:
     expected.expect(A, blocks([1, 2]), 0)
-    assert expected.outlook({A: 5}, blocks([1, 2, 3, 4, 5])).cached == {A: 5}
+    assert expected.outlook({A: 5}, blocks([1, 2, 3, 4, 5])) == {A: 5}
 
 
 def test_the_workers_event_ends_it(expected: ExpectedPrefixes) -> None:
@@ -59,7 +59,7 @@ def test_the_workers_event_ends_it(expected: ExpectedPrefixes) -> None:
     expected.stored(A, blocks([1, 2]).tobytes())
     assert expected.count == 2, "a part of the prompt"
     expected.stored(A, blocks([3]).tobytes())
-    assert expected.outlook({}, blocks([1, 2, 3])).cached == {B: 3}
+    assert expected.outlook({}, blocks([1, 2, 3])) == {B: 3}
 
 
 def test_a_request_that_ends_without_a_token_leaves_nothing_to_expect(expected: ExpectedPrefixes) -> None:
@@ -67,7 +67,7 @@ def test_a_request_that_ends_without_a_token_leaves_nothing_to_expect(expected: 
     assert expectation is not None
     expectation.cancel()
     expectation.cancel()
-    assert expected.outlook({}, blocks([1])) == ({}, {})
+    assert expected.outlook({}, blocks([1])) == {}
 
 
 def test_after_the_first_token_the_event_is_awaited_for_a_moment_only(expected: ExpectedPrefixes, clock: Clock) -> None:
@@ -75,9 +75,9 @@ def test_after_the_first_token_the_event_is_awaited_for_a_moment_only(expected: 
     assert expectation is not None
     expectation.first_token()
     expectation.cancel()  # the request has ended, its blocks stay cached
-    assert expected.outlook({}, blocks([1])) == ({A: 1}, {}), "nothing of it is in the queue any more"
+    assert expected.outlook({}, blocks([1])) == {A: 1}
     clock.now_s += EVENT_GRACE_S
-    assert expected.outlook({}, blocks([1])).cached == {}
+    assert expected.outlook({}, blocks([1])) == {}
 
 
 def test_an_expectation_that_is_never_met_ends_with_its_time(expected: ExpectedPrefixes, clock: Clock) -> None:
@@ -85,10 +85,10 @@ def test_an_expectation_that_is_never_met_ends_with_its_time(expected: ExpectedP
     clock.now_s = 20.0
     expected.expect(A, blocks([2]), 0)
     clock.now_s = 30.0
-    assert expected.outlook({}, blocks([1])).cached == {}
-    assert expected.outlook({}, blocks([2])).cached == {A: 1}
+    assert expected.outlook({}, blocks([1])) == {}
+    assert expected.outlook({}, blocks([2])) == {A: 1}
     clock.now_s = 50.0
-    assert expected.outlook({}, blocks([2])).cached == {}
+    assert expected.outlook({}, blocks([2])) == {}
     assert expected.count == 0
 
 
@@ -96,7 +96,7 @@ def test_nothing_is_expected_of_a_worker_that_is_gone_or_when_it_is_switched_off
     expected.expect(A, blocks([1]), 0)
     expected.expect(B, blocks([1]), 0)
     expected.forget(A)
-    assert expected.outlook({}, blocks([1])).cached == {B: 1}
+    assert expected.outlook({}, blocks([1])) == {B: 1}
     assert ExpectedPrefixes(0.0).expect(A, blocks([1]), 0) is None
 
 
@@ -104,15 +104,15 @@ def test_the_oldest_makes_room_when_too_many_prompts_wait(expected: ExpectedPref
     for number in range(MAX_WAITING + 3):
         expected.expect(A, blocks([number + 1, 5]), 0)
     assert expected.count == MAX_WAITING
-    assert expected.outlook({}, blocks([3, 5])).cached == {}
-    assert expected.outlook({}, blocks([4, 5])).cached == {A: 2}
+    assert expected.outlook({}, blocks([3, 5])) == {}
+    assert expected.outlook({}, blocks([4, 5])) == {A: 2}
 
 
 def test_a_query_follows_a_bounded_number_of_branches(expected: ExpectedPrefixes) -> None:
     trunk = list(range(1, 2 * MAX_RUNS))
     for length in range(1, len(trunk)):
         expected.expect(A, blocks([*trunk[:length], 999]), 0)
-    assert expected.outlook({}, blocks(trunk)).cached == {A: MAX_RUNS}
+    assert expected.outlook({}, blocks(trunk)) == {A: MAX_RUNS}
 
 
 paths = st.lists(st.integers(1, 3), min_size=1, max_size=8)
@@ -174,9 +174,7 @@ def test_it_answers_as_a_list_of_prompts_would(steps: list[tuple[object, ...]], 
                 shared = min(len(path), len(query)) if shared is None else shared
                 if shared > known:
                     reach[worker] = max(reach.get(worker, 0), shared)
-            answer = expected.outlook({}, blocks(query))
-            assert answer.cached == reach
-            assert set(answer.computing) <= set(reach)
+            assert expected.outlook({}, blocks(query)) == reach
     for made, *_ in live:
         made.first_token()
     clock.now_s += 100.0
@@ -190,13 +188,12 @@ def test_it_answers_as_a_list_of_prompts_would(steps: list[tuple[object, ...]], 
     st.dictionaries(workers, st.integers(0, 8)),
     paths,
 )
-def test_of_a_query_the_blocks_that_some_waiting_prompt_computes_are_counted_once_per_worker(
+def test_of_a_query_each_worker_is_expected_to_hold_what_its_longest_prompt_shares_with_it(
     prompts: list[tuple[tuple[str, int], list[int], int, bool]], held: dict[tuple[str, int], int], query: list[int]
 ) -> None:
     """Whatever the order of the prompts, and with what the tree knows already."""
     expected = ExpectedPrefixes(30.0, Clock())
     reach = dict(held)
-    computing: dict[tuple[str, int], set[int]] = {}
     for worker, path, known, has_token in prompts:
         made = expected.expect(worker, blocks(path), known)
         assert (made is None) == (known >= len(path))
@@ -208,21 +205,18 @@ def test_of_a_query_the_blocks_that_some_waiting_prompt_computes_are_counted_onc
         shared = min(len(path), len(query)) if shared is None else shared
         if shared > known:
             reach[worker] = max(reach.get(worker, 0), shared)
-            if not has_token:
-                computing.setdefault(worker, set()).update(range(known, shared))
     answer = expected.outlook(held, blocks(query))
-    assert answer.cached == reach
-    assert answer.computing == {worker: len(positions) for worker, positions in computing.items()}
-    assert all(type(count) is int for counts in answer for count in counts.values())
+    assert answer == reach
+    assert all(type(count) is int for count in answer.values())
 
 
 def test_what_the_tree_says_is_passed_on_as_it_is_when_no_more_is_expected(expected: ExpectedPrefixes) -> None:
     """A Match gives its columns faster than a dict."""
     held = {A: 2}
-    assert expected.outlook(held, blocks([1, 2])).cached is held
+    assert expected.outlook(held, blocks([1, 2])) is held
     expected.expect(A, blocks([1, 2]), 1)
-    assert expected.outlook(held, blocks([1, 2])).cached is held
-    assert expected.outlook(held, blocks([9])).cached is held
+    assert expected.outlook(held, blocks([1, 2])) is held
+    assert expected.outlook(held, blocks([9])) is held
 
 
 def test_a_prompt_is_expected_for_its_time_from_when_it_is_placed(expected: ExpectedPrefixes, clock: Clock) -> None:
@@ -242,10 +236,10 @@ def test_prompts_with_one_end_stand_for_each_other_until_the_last_is_gone(expect
     assert longer is not None
     assert expected.count == 3
     first.cancel()
-    assert expected.outlook({}, blocks([1, 2, 3])) == ({A: 3}, {A: 3})
-    assert expected.outlook({}, blocks([1, 2])) == ({A: 2}, {A: 2})
+    assert expected.outlook({}, blocks([1, 2, 3])) == {A: 3}
+    assert expected.outlook({}, blocks([1, 2])) == {A: 2}
     second.cancel()
-    assert expected.outlook({A: 2}, blocks([1, 2, 3])) == ({A: 3}, {A: 1})
+    assert expected.outlook({A: 2}, blocks([1, 2, 3])) == {A: 3}
     longer.cancel()
     assert expected.count == 0
     assert not expected._root.children
@@ -262,7 +256,7 @@ def test_computed_prompts_are_forgotten_in_the_order_of_their_first_tokens(
         clock.now_s += EVENT_GRACE_S / 4
     expected.stored(A, blocks([2]).tobytes())
     clock.now_s = EVENT_GRACE_S
-    assert [expected.outlook({}, blocks([number])).cached for number in (1, 2, 3)] == [{A: 1}, {}, {}]
+    assert [expected.outlook({}, blocks([number])) for number in (1, 2, 3)] == [{A: 1}, {}, {}]
     clock.now_s = 2 * EVENT_GRACE_S
     expected.outlook({}, blocks([1]))
     assert (expected.count, len(expected._computed)) == (0, 0)

@@ -1,5 +1,6 @@
 """Placement against a brute-force reading of its cost, and the rules for where a prompt runs."""
 
+import operator
 import random
 from collections import Counter
 from typing import Any
@@ -45,11 +46,12 @@ def candidates(prefix: str, min_size: int) -> st.SearchStrategy[list[Candidate]]
     cached, queued, active = st.integers(0, 200), st.just(0) | st.integers(0, 20_000), st.integers(0, 2000)
     loads = st.tuples(cached, queued, active, st.integers(0, 10), st.integers(0, 10**9))
     times, began_ms = st.sampled_from([TIMES, StepTimes(12.0, 0.04, 2e-6, 9.0, 0.05, 1e-4)]), st.integers(-900, 0)
-    rows = st.lists(st.tuples(loads, times, began_ms), min_size=min_size, max_size=8)
+    rooms = st.tuples(st.integers(0, 3000), st.integers(0, 20_000))
+    rows = st.lists(st.tuples(loads, times, began_ms, rooms), min_size=min_size, max_size=8)
     return rows.map(
         lambda rows: [
-            candidate(f"{prefix}{i}", *load, times=times, step_began_ms=NOW_MS + began_ms)
-            for i, (load, times, began_ms) in enumerate(rows)
+            candidate(f"{prefix}{i}", *load, times=times, step_began_ms=NOW_MS + began_ms, room=room)
+            for i, (load, times, began_ms, room) in enumerate(rows)
         ]
     )
 
@@ -85,9 +87,15 @@ def test_the_choice_is_the_cheapest_that_is_allowed(
     def pairs(c: Candidate) -> float:
         return (num_tokens**2 - (num_tokens - uncached(c)) ** 2) / 2
 
-    def wait(c: Candidate) -> float:
+    def prompts(c: Candidate) -> float:
         queued = c.times.prefill_ms(c.queued_prefill_tokens, c.queued_prefill_pairs)
-        return abs(queued - (NOW_MS - c.step_began_ms)) if c.queued_prefill_tokens else 0.0
+        return queued if c.queued_prefill_tokens else 0.0
+
+    def wait(c: Candidate) -> float:
+        return abs(prompts(c) - (NOW_MS - c.step_began_ms)) if c.queued_prefill_tokens else 0.0
+
+    def room(c: Candidate) -> float:
+        return max(0, (c.queued_prefill_tokens + uncached(c)) / BLOCK_SIZE - c.room[0]) * c.room[1] / 1e3
 
     def own(c: Candidate) -> float:
         return c.times.prefill_ms(uncached(c), pairs(c))
@@ -96,28 +104,31 @@ def test_the_choice_is_the_cheapest_that_is_allowed(
         context = max(0, c.active_blocks * BLOCK_SIZE - c.queued_prefill_tokens)
         return c.times.decode_ms(c.requests, context) if c.requests else 0.0
 
-    def run(c: Candidate, among: list[Candidate]) -> tuple[float, float]:
+    def run(c: Candidate, among: list[Candidate], free: list[Candidate]) -> tuple[float, float]:
         """(time to the first token without decode steps, what others wait)"""
         token_ms, pair_ms = (
             sum(getattr(one.times, name) for one in among) / len(among)
             for name in ("prefill_token_ms", "prefill_pair_ms")
         )
-        waits, whole = list(map(wait, among)), token_ms * num_tokens + pair_ms * num_tokens**2 / 2
+        whole = token_ms * num_tokens + pair_ms * num_tokens**2 / 2
+        waits = [min(wait(one), prompts(one)) for one in free] or [0.0]
+        speeds = [1 / one.times.prefill_token_ms for one in free] or [1.0]
         share = (token_ms * uncached(c) + pair_ms * pairs(c)) / whole
-        later = min(sum(waits) / len(among), wait(c) + whole / 4)
-        later += 3 * (1 - 1 / len(among)) * min(*waits, whole)
-        return wait(c) + own(c), config.crowd_weight * share * later
+        mean = sum(map(operator.mul, waits, speeds)) / sum(speeds)
+        later = min(mean, wait(c) + whole / 4)
+        later += 3 * (1 - 1 / len(waits)) * min(*waits, whole)
+        return max(wait(c), room(c)) + own(c), config.crowd_weight * share * later
 
     alive = [p for p in prefill if p.worker[0] not in excluded]
     takers = [p for p in alive if p.queued_prefill_tokens < config.prefill_queue_tokens]
-    ways = {p.worker[0]: sum(run(p, prefill)) for p in takers}
+    ways = {p.worker[0]: sum(run(p, prefill, takers)) for p in takers}
     shipper = min(ways.values(), default=None)
     costs: dict[str, float] = {}
     local: set[str] = set()
     for d in decode:
         if d.worker[0] in excluded:
             continue
-        here = sum(run(d, decode))
+        here = sum(run(d, decode, [one for one in decode if one.worker[0] not in excluded]))
         if not alive:
             local.add(d.worker[0])
             costs[d.worker[0]] = here + config.decode_steps * steps(d)
@@ -125,7 +136,7 @@ def test_the_choice_is_the_cheapest_that_is_allowed(
         straight = d.times.prefill_token_ms * uncached(d) + d.times.prefill_pair_ms * pairs(d)
         here += config.delay_weight * straight * (d.requests + 1)
         may = uncached(d) <= config.local_prefill_tokens
-        there = shipper + config.ship_ms + config.ship_token_ms * uncached(d) if shipper is not None else None
+        there = room(d) + shipper + config.ship_ms + config.ship_token_ms * uncached(d) if shipper is not None else None
         if may and (here <= there if there is not None else d.queued_prefill_tokens == 0):
             local.add(d.worker[0])
             costs[d.worker[0]] = here + config.decode_steps * steps(d)
@@ -180,6 +191,48 @@ def test_a_worker_whose_step_is_late_is_expected_to_be_so_late_again() -> None:
     assert placement.decode == ("busy", 1)
     late, _ = placement.costs
     assert late.terms[QUEUED] == pytest.approx(2000 - 20)
+
+
+def others_of(decode: list[Candidate], *excluded: str) -> float:
+    placement = place(request(2600, *excluded), decode, [], CONFIG, random.Random())
+    assert placement is not None
+    return placement.costs[0].terms[OTHERS]
+
+
+def test_later_prompts_wait_for_no_worker_that_is_barred_and_for_one_that_hangs_no_longer_than_its_prompts_take() -> (
+    None
+):
+    busy = [candidate(f"d{i}", queued=5000) for i in range(4)]
+    assert others_of([*busy, candidate("idle")], "idle") == others_of(busy) > others_of([*busy, candidate("idle")])
+    late, later = (candidate("hung", queued=900, step_began_ms=NOW_MS - ms) for ms in (5000, 50_000))
+    assert others_of([*busy, late]) == others_of([*busy, later]) < others_of(busy)
+
+
+def test_what_decode_steps_cost_does_not_change_when_the_first_token_is_expected() -> None:
+    decode = [candidate("d", requests=40, active=500)]
+    expected = set()
+    for steps in (0.0, 8.0):
+        placement = place(request(640), decode, [], replace(CONFIG, decode_steps=steps), random.Random())
+        assert placement is not None
+        expected.add(placement.ttft_ms)
+    assert expected == {640 * 0.02 + 1.2e-6 * 640**2 / 2 + 1.5 * TIMES.decode_ms(40, 500 * BLOCK_SIZE)}
+
+
+@pytest.mark.parametrize("prefill", [[], [candidate("p")]])
+def test_a_prompt_waits_until_there_is_room_for_its_blocks_or_goes_where_there_is_some(
+    prefill: list[Candidate],
+) -> None:
+    """Of the 100 blocks that it needs, 40 are free, and one more comes free every 5 ms."""
+    full = candidate("full", requests=1, room=(40, 5000))
+    config = replace(CONFIG, local_prefill_tokens=0)
+    placement = place(request(1600), [full, candidate("busy", requests=20)], prefill, config, random.Random())
+    assert placement is not None
+    assert placement.decode == ("busy", 1)
+    only = place(request(1600), [full._replace(requests=0)], prefill, config, random.Random())
+    free = place(request(1600), [candidate("d")], prefill, config, random.Random())
+    assert only is not None
+    assert free is not None
+    assert only.ttft_ms == pytest.approx(free.ttft_ms + 60 * 5)
 
 
 def test_each_worker_is_taken_for_as_fast_as_its_own_steps() -> None:
@@ -308,7 +361,7 @@ def test_a_prompt_runs_where_it_costs_less_and_the_reason_says_whom_that_spares(
 
 def test_a_decode_worker_helps_when_that_is_sooner_than_the_queues_of_the_prefill_workers() -> None:
     decode = [candidate("d", requests=10, active=500)]
-    for queued, prefill in ((2000, "p"), (16_000, None)):
+    for queued, prefill in ((1000, "p"), (16_000, None)):
         placement = place(request(2000), decode, [candidate("p", queued=queued)], CONFIG, random.Random())
         assert placement is not None
         assert (placement.prefill and placement.prefill[0]) == prefill

@@ -53,7 +53,8 @@ async def test_who_surely_comes_before_a_turn_are_more_urgent_ones_and_earlier_o
         for priority, tenant, tokens in ((0, "a", 1), (1, "b", 10), (0, "b", 100), (0, "a", 1000), (0, "a", 10_000)):
             ticket = stack.enter_context(queue.admit(priority, tenant))
             turns.append(stack.enter_context(queue.turn(ticket, lambda: None, tokens)))
-        assert [queue.tokens_before(turn) for turn in turns] == [10, 0, 10, 11, 1011]
+        before = [sorted(queue.prompts_before(turn)) for turn in turns]
+        assert before == [[10], [], [10], [1, 10], [1, 10, 1000]]
 
 
 async def test_the_order_is_priority_then_arrival() -> None:

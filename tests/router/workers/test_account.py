@@ -1,7 +1,9 @@
 """One worker's load: what was charged against what was reported."""
 
+import pytest
+
 from baton_proto.discovery import WorkerLoad
-from router.workers.account import NOTHING, REPORT_DELAY_S, Account, LoadView, Totals
+from router.workers.account import NO_LIMIT, NOTHING, REPORT_DELAY_S, Account, LoadView, Totals
 
 LATER_S = 100.0
 
@@ -149,3 +151,18 @@ def test_a_router_that_charged_nothing_may_leave() -> None:
     books = account()
     books.set_foreign("b", NOTHING)
     assert (books.foreign, books.by_router) == (NOTHING, {})
+
+
+def test_how_fast_blocks_come_free_is_seen_from_the_requests_that_end_and_room_from_the_report() -> None:
+    books = account()
+    books.take_report(WorkerLoad(blocks_used=90, blocks_total=100), LATER_S)
+    assert books.room == (NO_LIMIT, 0), "none has ended"
+    for second in range(100):
+        books.free(20, LATER_S + second)
+    blocks, freed_us = books.room
+    assert (blocks, freed_us) == (10, pytest.approx(1e6 / 20, rel=0.1))
+    for second in range(100, 200, 2):
+        books.free(20, LATER_S + second)
+    assert books.room == (10, pytest.approx(2e6 / 20, rel=0.15))
+    books.take_report(WorkerLoad(blocks_used=90), LATER_S)
+    assert books.room == (NO_LIMIT, 0), "it does not say how many it has"

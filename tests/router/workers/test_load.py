@@ -7,7 +7,7 @@ from hypothesis import given, strategies as st
 from msgspec.structs import astuple
 
 from baton_proto.discovery import WorkerLoad, prefill_pairs
-from router.workers.account import NOTHING, REPORT_DELAY_S, LoadView, Totals
+from router.workers.account import FREEING_S, NOTHING, REPORT_DELAY_S, LoadView, Totals
 from router.workers.load import Charge, LoadLedger
 from runtime.config.step_times import StepTimes
 
@@ -248,3 +248,13 @@ def test_the_report_knows_how_much_of_a_long_prompt_is_computed(ledger: LoadLedg
     ledger.report(D, WorkerLoad(running=1))
     ledger.set_foreign("r1", D, NOTHING)
     assert ledger.view(D).queued_prefill_tokens == 0
+
+
+def test_a_request_that_ends_frees_the_blocks_that_were_its_own(ledger: LoadLedger, clock: Clock) -> None:
+    """Its prompt of 100 blocks found 60 of them cached. A second router is taken to free as many."""
+    ledger.num_routers = 2
+    charge = ledger.charge("r", D, None, num_tokens=1600, prefill_tokens=640)
+    ledger.report(D, WorkerLoad(blocks_used=70, blocks_total=100))
+    charge.grow(1760)
+    charge.release()
+    assert ledger.columns((D,))[0, 5:].tolist() == [30, int(FREEING_S * 1e6 / (2 * 50))]

@@ -7,6 +7,7 @@ import pytest
 
 from router.placement.candidates import NO_CANDIDATES, Candidates, Request
 from router.placement.placement import Weighing, weigh
+from router.workers.account import NO_LIMIT
 from runtime.config.serving import PlacementConfig
 from runtime.config.step_times import StepTimes, token_pairs
 from simulator.stepwise.fleet import Layout, WorkerKind, fleet_of
@@ -42,6 +43,7 @@ def candidates(state: State, kind: int) -> Candidates:
         return NO_CANDIDATES
     blocks = rows["charged"] // BLOCK
     load = [rows["requests"], rows["queue_tokens"], blocks, rows["queue_pairs"], np.round(rows["queue_s"] * 1e6)]
+    load += [np.full(len(rows), NO_LIMIT), np.zeros(len(rows))]
     times = np.tile([list(KIND.times.prefill + KIND.times.decode)], (len(rows), 1))
     keys = tuple((f"{kind}-{number}", 1) for number in range(len(rows)))
     columns = np.ascontiguousarray(np.array(load).T.astype(np.int64))
