@@ -1,10 +1,10 @@
 """Runs batches on a GPU and waits for the GPU only where tokens are read.
 
-A step is one copy of its indices to the device, a CUDA graph (decodes only) or launches (any batch with a prompt
-chunk), and one small kernel that writes its tokens to the host. The tokens of a step feed the next step on the device,
-so the next step can be submitted before the host has seen them. What depends on them, such as the mask of a grammar,
-comes while the device computes the step: `draw` then samples the rows concerned once more, before the next step reads
-their tokens. On a CPU the same code runs in Triton's interpreter, for tests.
+A step is one small kernel that reads its indices from the host, a CUDA graph (decodes only) or launches (any batch with
+a prompt chunk), and one small kernel that writes its tokens there. The tokens of a step feed the next step on the
+device, so the next step can be submitted before the host has seen them. What depends on them, such as the mask of a
+grammar, comes while the device computes the step: `draw` then samples the rows concerned once more, before the next
+step reads their tokens. On a CPU the same code runs in Triton's interpreter, for tests.
 """
 
 import itertools
@@ -24,7 +24,7 @@ from engine.cuda.mask_buffer import MaskBuffer
 from engine.cuda.prompt_graphs import PromptGraphs, without_graphs
 from engine.cuda.step_inputs import StepBuffer, StepInputs, rows_of
 from engine.cuda.triton_attention import TritonAttention
-from engine.kernels.read_back import read_back
+from engine.kernels.copy_words import copy_words
 from engine.kernels.sampling import MaskedRows, VocabularySplit, partial_buffer, sample
 from engine.model.attention import StepAttention
 from engine.model.llama import Llama
@@ -321,7 +321,7 @@ class CudaRunner:
         """Where the tokens of the step's samples will be, and when."""
         host = next(self._hosts)[:count]
         if count:
-            read_back(self._sampled[:count], host)
+            copy_words(self._sampled[:count], host)
         copied = None
         if self._is_cuda:
             copied = torch.cuda.Event()  # type: ignore[no-untyped-call]

@@ -1,7 +1,7 @@
-"""A step as the GPU sees it: all indices of a batch in one int32 buffer, which one asynchronous copy transfers.
+"""A step as the GPU sees it: all indices of a batch in one int32 buffer, which one small kernel transfers.
 
 The `StepShape` alone decides where the buffer's fields lie: a CUDA graph is captured for one shape, and every step that
-replays the graph fills the same places, with padding. Host buffers take turns, because a copy may still read the last.
+replays the graph fills the same places, with padding. Host buffers take turns, because a step may still read the last.
 """
 
 import functools
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from engine.core.batch import Batch, ScheduledSequence
 from engine.core.sequence import PENDING, Sequence
+from engine.kernels.copy_words import copy_words
 from engine.kernels.decode_attention import DecodePlan, num_programs, plan_pieces
 from engine.kernels.prefill_attention import PrefillPlan, plan_tiles
 from engine.runners.step_shape import StepShape
@@ -148,7 +149,7 @@ class StepBuffer:
 
     def upload(self, words: Tensor) -> None:
         """Copies the result of `pack` or `take` to the device, in stream order, where `view` sees it."""
-        self._device[: len(words)].copy_(words, non_blocking=True)
+        copy_words(words, self._device[: len(words)])
 
     def take(self, words: memoryview) -> Tensor:
         """A host buffer with the words that `pack` returned on rank 0."""
