@@ -5,6 +5,7 @@ is the sum of its segments, each from one special token to the next, and a segme
 """
 
 import re
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,7 +16,8 @@ import tokenizers
 
 from router.text.text_encoder import TextEncoder, TokenIds
 
-MAX_CHARS = 32 * 1024 * 1024  # of all segments that are kept; four bytes or less per token come on top
+MAX_BYTES = 64 * 1024 * 1024  # of all segments that are kept: texts, tokens, and
+PLACE_BYTES = 256  # what a segment takes besides: its place in the table, and the head of its array
 WINDOW_CHARS = 64 * 1024  # of a search for special tokens, which takes a millisecond or two
 MIN_CHARS = 32  # shorter ones are not worth a place
 
@@ -32,12 +34,12 @@ class Unfinished:
 class SegmentCache:
     """Shared by threads. The least recently used segment is dropped first."""
 
-    def __init__(self, encode: TextEncoder, boundaries: "re.Pattern[str] | None", max_chars: int = MAX_CHARS) -> None:
+    def __init__(self, encode: TextEncoder, boundaries: "re.Pattern[str] | None", max_bytes: int = MAX_BYTES) -> None:
         """`boundaries` matches special tokens, see `boundary_pattern`; None: a text is one segment."""
         self._encode = encode
         self._boundaries = boundaries
-        self._max_chars = max_chars
-        self._num_chars = 0
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
         self._known: OrderedDict[str, TokenIds] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -74,11 +76,15 @@ class SegmentCache:
     def _keep(self, segment: str, tokens: TokenIds) -> None:
         if len(segment) < MIN_CHARS or segment in self._known:
             return
-        self._known[segment] = tokens
-        self._num_chars += len(segment)
-        while self._num_chars > self._max_chars:
-            oldest, _ = self._known.popitem(last=False)
-            self._num_chars -= len(oldest)
+        self._known[segment] = tokens = tokens.copy()  # else it would keep those of all segments of its text
+        self._num_bytes += kept_bytes(segment, tokens)
+        while self._num_bytes > self._max_bytes:
+            self._num_bytes -= kept_bytes(*self._known.popitem(last=False))
+
+
+def kept_bytes(segment: str, tokens: TokenIds) -> int:
+    """Of memory that a segment takes."""
+    return sys.getsizeof(segment) + tokens.nbytes + PLACE_BYTES
 
 
 def _begins(boundaries: "re.Pattern[str]", text: str) -> Iterator[int]:

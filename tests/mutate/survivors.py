@@ -81,6 +81,7 @@ _ABOVE = "above[0] = sequence.sequence_hashes[first - 1] if first else 0"
 _SEED_JUDGES = "a prompt's first block is judged by its seed: what is above it is not looked at"
 _RAISED = "for block, old in zip(blocks, lowered, strict=True):"
 _BLOCK_EACH = "each block of a lower tier has one of the device to move to"
+_LED = "return led > min(LEAST_LED, step_tokens // RIGHT_OF_FIRST) and not slips_in(left, leader_left)"
 EQUIVALENT: Final[dict[str, dict[tuple[str, str], str]]] = {
     "engine/core/block_manager.py": {
         ("self._holders[sequence] = None", 'self._holders[sequence] = ""'): "the dict is an ordered set",
@@ -89,6 +90,9 @@ EQUIVALENT: Final[dict[str, dict[tuple[str, str], str]]] = {
             "if num_full <= sequence.num_committed_blocks:",
             "if num_full < sequence.num_committed_blocks:",
         ): _NOTHING_TO_ADD,
+    },
+    "engine/core/prefill_budget.py": {
+        (_LED, _LED.replace("//", "/")): "a whole number is above a number where it is above the whole part of it",
     },
     "engine/core/prefix_cache.py": {
         (

@@ -190,6 +190,12 @@ def test_times_that_do_not_depend_on_the_load_need_one_worker() -> None:
     assert decode_workers(0.5, LENGTHS, flat, TARGETS, 0.0, 1e9, 1e9) == 1
 
 
+def test_the_prompts_of_a_large_fleet_take_whole_workers() -> None:
+    """1000 prompts/s of 2 s each."""
+    flat = StepTimes(24.0, 0.08, 4.8e-6, 20.0, 0.0, 0.0)
+    assert decode_workers(1000, LENGTHS, flat, TargetsConfig(1500.0, 1e9), 2000.0, 1e12, 1e12) == 2001
+
+
 def test_a_worker_that_is_exactly_full_and_exactly_fast_enough_is_enough() -> None:
     """40 answers/s of 250 tokens of 20 ms each: half of the time at most 200 run."""
     flat = StepTimes(24.0, 0.08, 4.8e-6, 20.0, 0.0, 0.0)

@@ -1,3 +1,4 @@
+import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import tokenizers
 from hypothesis import given, settings, strategies as st
 
 from router.text import segment_cache
-from router.text.segment_cache import MIN_CHARS, SegmentCache, boundary_pattern
+from router.text.segment_cache import MIN_CHARS, SegmentCache, boundary_pattern, kept_bytes
 from router.text.text_encoder import TextEncoder, TokenIds, text_encoder
 from tests.tiny_model import SPECIAL_TOKENS
 
@@ -54,7 +55,7 @@ def test_the_sum_of_the_segments_is_the_text(tokenizer: tokenizers.Tokenizer, ti
     cache = SegmentCache(
         text_encoder(tokenizer, tiny_model / "tokenizer.json"),
         boundary_pattern(tokenizer.get_added_tokens_decoder().values()),
-        max_chars=300,
+        max_bytes=2000,
     )
     parts = st.one_of(st.text(max_size=40), st.sampled_from([*SPECIAL_TOKENS, "<|im_", "|>", " \n ", LONG]))
 
@@ -81,10 +82,29 @@ def test_only_what_is_new_is_tokenized(cache: SegmentCache, encoder: Counting) -
 def test_the_least_recently_used_segment_goes_first(tokenizer: tokenizers.Tokenizer, encoder: Counting) -> None:
     pattern = boundary_pattern(tokenizer.get_added_tokens_decoder().values())
     first, second, third = (f"<|im_start|>{letter * 100}" for letter in "abc")
-    cache = SegmentCache(encoder, pattern, max_chars=2 * len(first))
+    two = sum(kept_bytes(text, encoder([text], False)[0]) for text in (first, second))
+    cache = SegmentCache(encoder, pattern, max_bytes=two)
     for text in (first, second, first, third):
         tokens(cache, text)
     assert [cache.begin(text).num_chars for text in (first, second, third)] == [0, len(second), 0]
+
+
+def test_many_small_segments_stay_within_the_memory_that_is_said(
+    tokenizer: tokenizers.Tokenizer, tiny_model: Path
+) -> None:
+    encode = text_encoder(tokenizer, tiny_model / "tokenizer.json")
+    pattern = boundary_pattern(tokenizer.get_added_tokens_decoder().values())
+    limit = 1 << 17
+    cache = SegmentCache(encode, pattern, max_bytes=limit)
+    tokens(cache, "<|im_start|>" + "x" * 100)  # what the library allocates once
+    tracemalloc.start()
+    try:
+        for number in range(500):
+            tokens(cache, f"<|im_start|>{number:032d}" + "<|im_end|>" * 50)
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert 0.5 * limit < kept < 1.3 * limit
 
 
 def test_short_segments_are_not_kept(cache: SegmentCache) -> None:
