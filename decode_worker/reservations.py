@@ -20,7 +20,8 @@ class Reservations:
 
     A request whose prefix is being read from the disk is passed by others. So is one whose blocks are still being
     copied, and one whose prefix the same prefill worker ships for an earlier request: it comes once.
-    `granted(request)` is called when `request.grant` is set.
+    `granted(request)` is called when `request.grant` is set. Nobody passes who waits for memory, but for those who
+    have blocks: they may be what it waits for.
     Invariant: whatever frees blocks calls retry() afterwards, and so does whatever ends a request with a grant.
     """
 
@@ -61,19 +62,19 @@ class Reservations:
         leaders: defaultdict[PrefillTarget | None, list[Sequence]] = defaultdict(list)
         for request in self._arriving:
             leaders[request.submit.prefill].append(request.sequence)
-        passed = 0
+        passed, is_over = 0, False
         for request in list(self._waiting):
-            beside = leaders[request.submit.prefill]
-            if request.phase is Phase.ENDED or self._engine.follows(request.sequence, beside):
+            sequence, beside = request.sequence, leaders[request.submit.prefill]
+            has_blocks = bool(sequence.block_table)  # which were still being copied
+            if request.phase is Phase.ENDED or (not has_blocks and (is_over or self._engine.follows(sequence, beside))):
                 continue
-            if self._engine.reserve(request.sequence):
+            if self._engine.reserve(sequence):
                 self._waiting.remove(request)
                 self._lease(request)
-                beside.append(request.sequence)
-            elif request.sequence.block_table:
-                continue  # they are being copied
-            elif not self._engine.block_manager.restores(request.sequence) or (passed := passed + 1) == LOOK_AHEAD:
-                return
+                beside.append(sequence)
+            elif not sequence.block_table:
+                passed += 1
+                is_over = not self._engine.block_manager.restores(sequence) or passed == LOOK_AHEAD
 
     def _lease(self, request: Request) -> None:
         sequence = request.sequence

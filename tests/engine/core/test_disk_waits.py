@@ -1,5 +1,6 @@
 """Sequences whose prefix is read from the disk: others pass them, and they wait only where that is sooner."""
 
+import random
 from math import inf
 from types import SimpleNamespace
 from typing import cast
@@ -166,6 +167,54 @@ def test_a_reservation_whose_blocks_are_being_copied_holds_up_nobody_and_waits_f
     finish()
     reservations.retry()
     assert granted == ["behind", "moving"]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_reservations_keep_the_books_and_all_get_their_turn_whatever_the_tiers_do(seed: int) -> None:
+    dice = random.Random(seed)
+    slots = LateSlots(4, dict.fromkeys(range(6), (0,)))
+    disk = Disk(40, slots)
+    manager = BlockManager(6, 4, slots, disk)
+    engine, reservations, granted = reserving(manager)
+    requests: dict[str, Request] = {}
+    num_moving = 0
+
+    def tiers_work() -> None:
+        if slots.moves and dice.randrange(2):
+            slots.work()
+        disk.work(writes=bool(dice.randrange(2)), ok=dice.randrange(9) > 0)
+        if manager.land():
+            reservations.retry()
+
+    def one_arrives() -> None:
+        if granted:
+            sequence = requests.pop(granted.pop(dice.randrange(len(granted)))).sequence
+            compute(manager, sequence)
+            engine.release(sequence)
+            reservations.retry()
+
+    for number in range(400):
+        manager.compute_s = dice.choice((lambda num_tokens: 0.0, lambda num_tokens: inf))
+        if len(requests) < 5:
+            first = 100 * dice.randrange(8)
+            tokens = range(first, first + dice.choice((9, 13, 17)))
+            requests[str(number)] = request(make_sequence(str(number), tokens))
+            reservations.add(requests[str(number)])
+        num_moving += any(one.sequence.block_table for one in reservations._waiting)
+        if reservations._waiting and dice.randrange(12) == 0:
+            cancelled = dice.choice(reservations._waiting)
+            del requests[cancelled.sequence.request_id]
+            reservations.cancel(cancelled)
+        tiers_work()
+        if dice.randrange(3) == 0:
+            one_arrives()
+        assert engine.check_integrity() == []
+    assert num_moving > 20
+    assert manager.num_read > 5
+    for _ in range(200):
+        tiers_work()
+        one_arrives()
+    assert not requests
 
 
 def test_a_reservation_that_was_cancelled_waits_for_the_disk_no_more(waits: Waits) -> None:
