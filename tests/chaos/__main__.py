@@ -64,7 +64,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--fault", action="append", default=[], choices=list(BY_NAME), help="only these; may be repeated"
     )
-    parser.add_argument("--engine", choices=["tiny", "mock"], help="scenarios of this engine alone")
+    parser.add_argument("--engine", choices=["tiny", "mock", "vllm"], help="scenarios of this engine alone")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="of all workers that compute")
     parser.add_argument("--folder", help="for configuration and logs; a new one in /tmp by default")
     parser.add_argument("--json", type=Path, help="where to write the record of the run")
@@ -80,7 +80,8 @@ def chosen(names: list[str] | None, engine: str | None, device: Device) -> tuple
     """Scenarios that can run here, in the order in which they were named, and why each other one cannot. Exits when
     none can."""
     asked = [scenarios.BY_NAME[name] for name in names] if names else list(SCENARIOS)
-    asked = [one for one in asked if not engine or one.engine == engine]
+    if engine or not names:  # those with vLLM take minutes to start, so they are played where they are asked for
+        asked = [one for one in asked if one.engine == engine or (not engine and one.engine != "vllm")]
     why = {f"scenario {one.name}": why_not(one, device) for one in asked}
     able = tuple(one.name for one in asked if not why[f"scenario {one.name}"])
     left_out = {name: said for name, said in why.items() if said}

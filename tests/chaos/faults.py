@@ -97,6 +97,19 @@ async def _kill(fleet: Fleet, strike: Strike, kinds: Sequence[Kind]) -> AsyncIte
 
 
 @asynccontextmanager
+async def _engine_killed(fleet: Fleet, strike: Strike) -> AsyncIterator[None]:
+    """vLLM's own process behind a worker, which ends then."""
+    members = _chosen(fleet, strike, "prefill", "decode")
+    async with _ended(fleet, members, signal.SIGCONT, strike):
+        for member in members:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                for child in psutil.Process(member.pid).children():
+                    if "EngineCore" in child.name():
+                        child.kill()
+        yield
+
+
+@asynccontextmanager
 async def _double_kill(fleet: Fleet, strike: Strike) -> AsyncIterator[None]:
     up = [member for member in fleet.of("prefill", "decode") if member.ready]
     first = strike.target % max(1, len(up))
@@ -308,6 +321,15 @@ def _has_disk(scenario: Scenario) -> bool:
     return scenario.has_disk
 
 
+def _with_vllm(scenario: Scenario) -> bool:
+    return scenario.engine == "vllm"
+
+
+def _ours(scenario: Scenario) -> bool:
+    """What a process of vLLM does when it lacks something is its own affair."""
+    return scenario.engine != "vllm"
+
+
 def _several_hosts(scenario: Scenario) -> bool:
     return scenario.hosts > 1
 
@@ -327,6 +349,7 @@ def _in_namespaces(scenario: Scenario) -> bool:
 WORKERS: tuple[Kind, ...] = ("prefill", "decode")
 FAULTS: tuple[Fault, ...] = (
     Fault(Odds("kill", 6), partial(_kill, kinds=WORKERS)),
+    Fault(Odds("kill engine", 4), _engine_killed, fits=_with_vllm),
     Fault(Odds("double kill", 2), _double_kill),
     Fault(Odds("kill router", 1), partial(_kill, kinds=("router",)), fits=lambda scenario: not scenario.ray),
     Fault(Odds("role gone", 1, (0.0, 0.5), 6.0), _role_gone),
@@ -344,19 +367,22 @@ FAULTS: tuple[Fault, ...] = (
         Odds("few descriptors", 3, (0.3, 1.5), 5.0),
         partial(_limited, lower=lower_descriptors, which=resource.RLIMIT_NOFILE, may_end=False),
         why_no_limits,
+        _ours,
     ),
     Fault(
         Odds("little memory", 2, (0.3, 1.5), 5.0),
         partial(_limited, lower=lower_memory, which=resource.RLIMIT_AS, may_end=True),
         why_no_limits,
+        _ours,
     ),
     Fault(
         Odds("no file grows", 2, (0.3, 1.5), 5.0),
         partial(_limited, lower=lower_file_size, which=resource.RLIMIT_FSIZE, may_end=False),
         why_no_limits,
+        _ours,
     ),
-    Fault(Odds("few threads", 3, (0.3, 1.5), 5.0), _few_threads, why_no_thread_limit),
-    Fault(Odds("full disk", 3, (0.3, 1.5), 5.0), _full_disk, why_no_small_disk),
+    Fault(Odds("few threads", 3, (0.3, 1.5), 5.0), _few_threads, why_no_thread_limit, _ours),
+    Fault(Odds("full disk", 3, (0.3, 1.5), 5.0), _full_disk, why_no_small_disk, _ours),
     Fault(Odds("clock jumps", 20, (0.3, 4.0), 8.0), _clock_jumps, fits=lambda scenario: scenario.clocks),
     Fault(Odds("network cut", 8, (0.1, 1.5), 12.0), _network_cut, fits=_several_hosts),
     Fault(Odds("connections reset", 6), _connections_reset, fits=_wired),

@@ -10,6 +10,7 @@ import pytest
 from baton_proto.grammar import Grammar
 from tests.baton.random_schemas import instance_of
 from tests.chaos import asking, grammars
+from tests.chaos.__main__ import chosen
 from tests.chaos.asking import WAYS, WEIGHTS, Door
 from tests.chaos.faults import BY_NAME, FAULTS, usable
 from tests.chaos.judging.leaks import Look, growth, slope
@@ -47,6 +48,18 @@ def test_a_row_has_a_name_of_its_own_and_a_reason_where_it_cannot_be_done() -> N
         fitting = {fault.odds.name for fault in FAULTS if fault.fits(scenario)}
         assert {one.name for one in able} | set(why_not) == fitting
         assert all(why_not.values())
+
+
+def test_scenarios_with_vllm_are_played_where_they_are_asked_for_and_ask_for_greedy_answers_alone() -> None:
+    names, _ = chosen(None, None, "cpu")
+    with_vllm = [scenario for scenario in SCENARIOS if scenario.engine == "vllm"]
+    assert with_vllm
+    assert not {scenario.name for scenario in with_vllm} & {*names}
+    asks = [ask for number in range(50) for ask in plan_round(1, number, with_vllm[0], ODDS, WEIGHTS).asks]
+    assert {ask.sampling["temperature"] for ask in asks} == {0.0}
+    fitting, _ = usable(with_vllm[0])
+    assert {"kill", "kill engine", "stop"} <= {odds.name for odds in fitting}
+    assert "little memory" not in {odds.name for odds in fitting}
 
 
 def test_scenarios_take_turns() -> None:

@@ -21,6 +21,7 @@ from nats.aio.client import Client as NatsConnection
 from baton.service.nats_server import find_binary
 from baton_proto.generated import inference_pb2 as pb
 from runtime.calls.router import Client
+from runtime.processes.other_python import package_links
 from runtime.security.cluster_key import OPERATOR, ClusterKey
 from runtime.security.internal_tls import InternalTls
 from runtime.security.nats_login import NatsLogin
@@ -36,6 +37,7 @@ from tests.chaos.machine.wires import wired_hosts
 from tests.chaos.service.member import Kind, Member
 from tests.chaos.service.scenarios import Device, Scenario, merged
 from tests.service import assert_gone
+from tests.vllm.environment import vllm_python
 
 POLL_S = 0.15  # between two questions to a router what it knows of its workers
 STATUS_TIMEOUT_S = 2.0
@@ -141,7 +143,7 @@ class Fleet:
 
     async def until_useful(self) -> None:
         """Until there is a router, and a worker of each role: a round without them would teach nothing."""
-        async with asyncio.timeout(90):
+        async with asyncio.timeout(30 + self.scenario.start_s):
             kinds: list[Kind] = ["router", "decode", *(["prefill"] if self.scenario.prefill else [])]  # type: ignore[list-item]
             while not all(self.able(kind) for kind in kinds):
                 await asyncio.sleep(POLL_S / 3)
@@ -218,7 +220,14 @@ class Fleet:
         variables = self._variables()
         clock = Clock(self.folder, name) if self.scenario.clocks and kind != "nats" else None
         variables |= {} if clock is None else clock.variables
-        self.members[name] = Member(name, kind, command, self.disk.folder / f"{name}.log", host, variables, clock)
+        member = Member(name, kind, command, self.disk.folder / f"{name}.log", host, variables, clock)
+        if self.scenario.engine == "vllm" and kind in ("prefill", "decode"):
+            member.python, member.ready_timeout_s = vllm_python(), self.scenario.start_s
+            temporary = self.folder / f"{name}-tmp"  # of its own, because a killed vLLM leaves files there
+            temporary.mkdir()
+            links = package_links(self.folder)
+            member.variables = variables | {"PYTHONPATH": str(links), "TMPDIR": str(temporary)}
+        self.members[name] = member
         self.known[name] = kind
 
     def _variables(self) -> dict[str, str]:
@@ -344,6 +353,7 @@ async def running_fleet(scenario: Scenario, folder: Path, model: str, device: De
             hosts = await stack.enter_async_context(wired_hosts(scenario.hosts, folder))
         disk = stack.enter_context(Disk(folder / "disk"))
         fleet = kind_of_fleet(scenario)(scenario, hosts, folder, model, device, disk)
+        fleet.whole_within_s = max(fleet.whole_within_s, scenario.start_s)
         stack.push_async_callback(fleet.close)
         try:
             await fleet.start()

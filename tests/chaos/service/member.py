@@ -41,6 +41,8 @@ class Member:
     host: Host = HERE
     variables: Mapping[str, str] = field(default_factory=dict)
     clock: Clock | None = None
+    ready_timeout_s: float = READY_TIMEOUT_S
+    python: Path | None = None  # another interpreter than ours
     addresses: dict[str, str] = field(default_factory=dict)
     struck: list[str] = field(default_factory=list)
     expected_end: bool = False
@@ -72,7 +74,7 @@ class Member:
         with self.log_file.open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
                 *self.host.prefix,
-                *launch_command(self.command[0]),
+                *launch_command(self.command[0], self.python),
                 *self.command[1:],
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
@@ -81,7 +83,7 @@ class Member:
                 start_new_session=True,
             )
         try:
-            self.addresses = await asyncio.wait_for(self._until_ready(self.process), READY_TIMEOUT_S)
+            self.addresses = await asyncio.wait_for(self._until_ready(self.process), self.ready_timeout_s)
         except BaseException:
             self.expected_end = True
             await self.kill()

@@ -7,8 +7,9 @@ from typing import Any, Literal
 
 from tests.chaos.machine.hosts import why_no_namespaces
 from tests.chaos.machine.preload import why_no_preload
+from tests.vllm.environment import vllm_python
 
-Engine = Literal["tiny", "mock"]
+Engine = Literal["tiny", "mock", "vllm"]
 Device = Literal["cpu", "cuda"]
 Network = Literal["none", "wires", "namespaces"]
 STRETCH = 40  # consecutive rounds that share one scenario, and with it the running processes
@@ -19,6 +20,12 @@ TINY = {
     "engine": {"device": "cpu", "threads": 1, "kv_memory": "4MiB", "host_kv_memory": "2MiB", "max_batch_tokens": 64}
 }
 MOCK = {"mock": {"speed_up": 20.0, "kv_blocks": 256, "answer_tokens": 1000}, "engine": {"device": "cpu", "threads": 1}}
+# A worker takes half a minute to start, and more when others start too.
+VLLM: dict[str, Any] = {
+    "workers": {"engine": "vllm", "python": str(vllm_python()), "ready_timeout_s": 300.0},
+    "engine": {"threads": 1, "block_size": 32, "kv_memory": "8MiB", "max_batch_tokens": 128, "max_model_len": 2048},
+}
+OF_ENGINE: dict[Engine, dict[str, Any]] = {"tiny": TINY, "mock": MOCK, "vllm": VLLM}
 # Several workers share one GPU. Only in float32 is the order of a sum too small a thing to change an answer.
 ON_ONE_GPU = {"engine": {"device": "cuda", "dtype": "float32", "attention": "triton", "gpu_share": 8}}
 BETWEEN_GPUS = {"shm": "cuda_ipc", "tcp": "tcp"}
@@ -65,22 +72,27 @@ class Scenario:
         return self.overrides.get("security") == SECURED["security"]
 
     @property
+    def start_s(self) -> float:
+        """How long a worker may take to start, and the service to be whole again."""
+        return 300.0 if self.engine == "vllm" else 60.0
+
+    @property
     def has_disk(self) -> bool:
         """Whether its workers have a disk tier, on a CPU."""
         return self.engine == "tiny" and "tensor_parallel" not in self.overrides.get("engine", {})
 
     def sections(self, device: Device, folder: Path) -> dict[str, Any]:
         """Of serving.yaml. folder: for the disk tier."""
-        if self.engine == "mock" or device == "cpu":
+        if self.engine != "tiny" or device == "cpu":
             disk = {"engine": {"disk_kv": {"folder": str(folder / KV), "size": "4MiB"}}} if self.has_disk else {}
-            return merged(TINY if self.engine == "tiny" else MOCK, disk, self.overrides)
+            return merged(OF_ENGINE[self.engine], disk, self.overrides)
         on_gpu = merged(TINY, self.overrides, ON_ONE_GPU)
         transfer = on_gpu.get("transfer", {})
         return on_gpu | {"transfer": transfer | {"transport": BETWEEN_GPUS.get(transfer.get("transport"), "auto")}}
 
 
-def _transport(name: str) -> dict[str, Any]:
-    return SHIP | {"transfer": {"transport": name, "lease_ttl_s": 8.0, "checksum": True}}
+def _transport(name: str, lease_ttl_s: float = 8.0) -> dict[str, Any]:
+    return SHIP | {"transfer": {"transport": name, "lease_ttl_s": lease_ttl_s, "checksum": True}}
 
 
 SCENARIOS: tuple[Scenario, ...] = (
@@ -94,6 +106,8 @@ SCENARIOS: tuple[Scenario, ...] = (
     Scenario("three-hosts", 2, 2, hosts=3, network="wires", overrides=_transport("tcp")),
     Scenario("namespaces", 2, 2, hosts=3, network="namespaces", overrides=_transport("tcp") | PLAIN),
     Scenario("ranks", 1, 2, overrides=_transport("shm") | RANKS),
+    Scenario("vllm-shm", 1, 2, engine="vllm", overrides=_transport("shm", lease_ttl_s=30.0)),
+    Scenario("vllm-tcp", 1, 2, engine="vllm", overrides=_transport("tcp", lease_ttl_s=30.0)),
     Scenario("planner", 1, 2, engine="mock", planner=True, overrides=_transport("tcp")),
     Scenario("ray", 1, 2, engine="mock", planner=True, ray=True, overrides=_transport("tcp")),
 )
@@ -109,6 +123,10 @@ def why_not(scenario: Scenario, device: Device = "cpu") -> str:
     """Why the scenario cannot run on this machine; empty when it can."""
     if device == "cuda" and "tensor_parallel" in scenario.overrides.get("engine", {}):
         return "ranks need a GPU each, and all workers share one"
+    if scenario.engine == "vllm" and (vllm_python() is None or device == "cuda"):
+        return (
+            "vLLM's workers share KV on CPUs alone" if device == "cuda" else "no environment with vLLM: make vllm-env"
+        )
     if scenario.ray and not importlib.util.find_spec("ray"):
         return "Ray is not installed"
     if scenario.network == "namespaces" and (why := why_no_namespaces()):
