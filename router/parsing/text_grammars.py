@@ -48,6 +48,8 @@ def text_terminals(schema: Mapping[str, Any], where: str) -> list[str]:
                 parts.append(f"/{_FORMATS[value]}/")
             case "format", str():
                 problem = f"is none of {', '.join(_FORMATS)}"
+            case (("minLength" | "maxLength"), int()) if value > MAX_WRITTEN_OUT:
+                problem = f"is more than {MAX_WRITTEN_OUT}"
             case (("minLength" | "maxLength"), int()):
                 parts.append(f"/(.|\\n){{{f'{value},' if keyword == 'minLength' else f'0,{value}'}}}/")
             case _ if keyword in _CANNOT_FOLLOW:

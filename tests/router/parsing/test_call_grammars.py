@@ -239,7 +239,9 @@ def test_a_text_in_xml_matches_its_schema(
         assert json.loads(arguments.text) == {"a": text}
 
 
-@pytest.mark.parametrize("says", [{"format": "ipv6"}, {"pattern": "(^a)"}, {"enum": [1]}, {"not": {"const": "a"}}])
+@pytest.mark.parametrize(
+    "says", [{"format": "ipv6"}, {"pattern": "(^a)"}, {"enum": [1]}, {"not": {"const": "a"}}, {"maxLength": 20_001}]
+)
 def test_what_a_text_without_quotes_cannot_follow_is_refused_with_its_path(says: dict[str, object]) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "string", **says}}}
     with pytest.raises(InvalidRequestError) as refusal:
