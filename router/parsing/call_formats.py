@@ -32,8 +32,10 @@ def json_call(reader: Reader, calls: CallWriter, keys: tuple[str, ...] = ()) -> 
         else:
             yield from reader.value(lambda text: None)
         yield from reader.spaces()
-        if (yield from reader.peek()) == "}":
+        if (sign := (yield from reader.peek())) == "}":
             reader.take(1)
+            break
+        if sign != "," and named and told:  # the last bracket is forgotten
             break
         yield from reader.literal(",")
     if not named:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from router.parsing.parsing import ModelFamilies
+from router.parsing.text_grammars import text_terminals
 from runtime.grammar.source import JSON_OPTIONS
 
 Schemas = Sequence[tuple[str, Mapping[str, Any]]]
@@ -25,8 +26,10 @@ class _Rules:
         self.lines: list[str] = []
 
     def mark(self, text: str) -> str:
-        """A special token is written as such, because a text that looks like it is made of other tokens."""
-        return f"<[{self.marks[text]}]>" if text in self.marks else json.dumps(text)
+        """Special tokens are written as such, because a text that looks like them is made of other tokens."""
+        among = f"({'|'.join(map(re.escape, self.marks))})" if self.marks else r"(?!)"
+        parts = [part for part in re.split(among, text) if part]
+        return " ".join(f"<[{self.marks[part]}]>" if part in self.marks else json.dumps(part) for part in parts)
 
     def rule(self, body: str, attribute: str = "") -> str:
         """Returns the name of the rule."""
@@ -39,10 +42,15 @@ class _Rules:
 
     def text_without(self, mark: str) -> str:
         """No special token is a part of it anyway."""
-        if mark in self.marks:
-            return self.rule(_ANYTHING)
+        return self.rule(_ANYTHING) if mark in self.marks else self._terminal(_without(mark))
+
+    def text_before(self, end: str, terminals: Sequence[str]) -> str:
+        """A text that matches all `terminals`, and the end behind it: one terminal, because one takes all it can."""
+        return self._terminal(f"({' & '.join((_without(end.strip()), *terminals))}) {json.dumps(end)}")
+
+    def _terminal(self, body: str) -> str:
         name = f"TEXT_{len(self.lines)}"
-        self.lines.append(f"{name}: {_ANYTHING} & ~/(.|\\n)*{_escaped(mark)}(.|\\n)*/")
+        self.lines.append(f"{name}: {body}")
         return name
 
     def text_until(self, end: str) -> str:
@@ -56,7 +64,7 @@ def call_grammar(
     families: ModelFamilies, tools: Schemas, many: bool, in_reasoning: bool, free: bool = False
 ) -> str | None:
     """None: the family's calls cannot be enforced. many: more than one call may follow. free: text may stand around
-    calls, or instead of them; what follows the mark that opens one is a call."""
+    calls, or instead of them; what follows the mark that opens one is a call. Raises InvalidRequestError."""
     form, family = _FORMS.get(families.tool_name or ""), families.tools
     if form is None or family is None or (free and not family.opens) or (free and family.bare):
         return None
@@ -65,14 +73,20 @@ def call_grammar(
     if thinking is not None:
         thought = rules.text_until(thinking.closes)
         thought += f" {_SPACES} "
+        if thinking.next_part:
+            thought += f"({rules.mark(thinking.next_part)})? "
         head = thought if in_reasoning else f"({rules.mark(thinking.opens)} {thought})? "
-    (mark,) = family.opens
+    mark = family.opens[0]
     if free:
         call = form(rules, tools, False, rules.text_until(mark))
         body = f"({call}){'*' if many else '?'} {rules.text_without(mark)}"
     else:
         body = form(rules, tools, many, rules.mark(mark))
     return "\n".join((f"start: {head}{body}", *rules.lines))
+
+
+def _without(text: str) -> str:
+    return f"{_ANYTHING} & ~/(.|\\n)*{_escaped(text)}(.|\\n)*/"
 
 
 def _escaped(text: str) -> str:
@@ -119,27 +133,35 @@ def _deepseek(rules: _Rules, tools: Schemas, many: bool, opens: str) -> str:
 
 def _qwen_coder(rules: _Rules, tools: Schemas, many: bool, opens: str) -> str:
     """Parameters come in the order of the schema; those that it does not require may be left out."""
-    calls = [rules.rule(" ".join((f'"<function={name}>\\n"', *_parameters(rules, schema)))) for name, schema in tools]
+    calls = [
+        rules.rule(" ".join((f'"<function={name}>\\n"', *_parameters(rules, name, schema)))) for name, schema in tools
+    ]
     closes = rules.mark("</tool_call>")
     tagged = rules.rule(f'{opens} "\\n" ({" | ".join(calls)}) "</function>\\n" {closes}')
     return _repeated(tagged, _LINE_END, many)
 
 
-def _parameters(rules: _Rules, schema: Mapping[str, Any]) -> list[str]:
+def _parameters(rules: _Rules, tool: str, schema: Mapping[str, Any]) -> list[str]:
     written = []
     definitions = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
     for key, inner in (schema.get("properties") or {}).items():
         begin = json.dumps(f"<parameter={key}>\n")
         inner = inner if isinstance(inner, Mapping) else {}
-        if inner.get("type") == "string" and "enum" not in inner:
-            value = rules.text_until("\n</parameter>") + ' "\\n"'
-        elif inner.get("type") == "string":
-            value = f'({" | ".join(json.dumps(each) for each in inner["enum"])}) "\\n</parameter>\\n"'
-        else:
+        if inner.get("type") != "string":
             value = f'{rules.json({**definitions, **inner})} "\\n</parameter>\\n"'
+        elif terminals := text_terminals(inner, f"{tool}.properties.{key}"):
+            value = rules.text_before("\n</parameter>", terminals) + ' "\\n"'
+        else:
+            value = rules.text_until("</parameter>") + ' "\\n"'
         whole = f"{begin} {value}"
         written.append(whole if key in schema.get("required", ()) else f"({whole})?")
     return written
+
+
+def _harmony(rules: _Rules, tools: Schemas, many: bool, opens: str) -> str:
+    """The one call of an answer, which ends with it."""
+    calls = [f"{rules.mark(f'{name} <|constrain|>json<|message|>')} {rules.json(schema)}" for name, schema in tools]
+    return f"{opens} ({' | '.join(calls)})"
 
 
 _FORMS: Mapping[str, Callable[[_Rules, Schemas, bool, str], str]] = {
@@ -148,6 +170,7 @@ _FORMS: Mapping[str, Callable[[_Rules, Schemas, bool, str], str]] = {
     "llama3_json": _llama3_json,
     "mistral": _mistral,
     "deepseek_v3": _deepseek,
+    "harmony": _harmony,
 }
 """(rules, tools, may there be many calls, what stands where the first one opens). There is none for pythonic calls: no
 JSON schema describes their literals."""

@@ -30,7 +30,8 @@ class Arguments(Struct, frozen=True):
 
 
 class CallCut(Struct, frozen=True):
-    """The answer was cut off within a call that had begun: what came of the call is to be dropped."""
+    """A call that had begun does not stand, because the answer ends within it or its arguments are no JSON object: what
+    came of it is to be dropped."""
 
     index: int
 

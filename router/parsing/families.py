@@ -24,6 +24,7 @@ class ReasoningFamily:
     skips: tuple[str, ...] = ()  # marks between the parts of an answer, which say nothing
     heads: tuple[str, ...] = ()  # the same, with what stands behind them up to `head_end`
     head_end: str = ""
+    next_part: str = ""  # what begins the next part of an answer
     ends: str = ""  # what makes a model go on behind its reasoning; empty: `closes`, on a line of its own
 
 
@@ -68,6 +69,7 @@ REASONING_FAMILIES = {
         ),
         heads=("<|channel|>final <|constrain|>", "<|channel|>commentary <|constrain|>"),
         head_end="<|message|>",
+        next_part="<|start|>assistant",
         ends="<|end|><|start|>assistant<|channel|>final<|message|>",
     ),
 }

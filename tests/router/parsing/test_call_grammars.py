@@ -10,9 +10,11 @@ import pytest
 from baton_proto.grammar import Grammar
 from router.parsing.call_grammars import call_grammar
 from router.parsing.events import Arguments, CallBegun, Reasoning, joined
+from router.parsing.families import TOOL_FAMILIES
 from router.parsing.parsing import ModelFamilies, Parsing
 from router.text.output_text import OutputText
 from router.text.tokenizer import Tokenizer
+from runtime.errors import InvalidRequestError
 from runtime.grammar.compiler import GrammarCompiler
 from tests.tiny_model import EOS_TOKEN_IDS, VOCAB_SIZE
 
@@ -57,7 +59,7 @@ def written(grammars: GrammarCompiler, tokenizer: Tokenizer, grammar: str, seed:
     raise AssertionError(tokenizer.decode(output)[:500])
 
 
-@pytest.mark.parametrize("family", ["hermes", "qwen3_coder", "llama3_json", "mistral", "deepseek_v3"])
+@pytest.mark.parametrize("family", ["hermes", "qwen3_coder", "llama3_json", "mistral", "deepseek_v3", "harmony"])
 @pytest.mark.parametrize("marks", [{}, {"<tool_call>": 1, "[TOOL_CALLS]": 1, "<｜tool▁calls▁begin｜>": 1}])
 def test_what_the_grammar_lets_through_are_calls(
     family: str, marks: dict[str, int], grammars: GrammarCompiler, tokenizer: Tokenizer
@@ -174,8 +176,75 @@ def test_reasoning_that_the_prompt_has_opened_comes_before_the_calls(
     assert isinstance(events[1], CallBegun)
 
 
+def test_a_call_in_harmony_may_stand_behind_reasoning(grammars: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    grammar = call_grammar(ModelFamilies("harmony", "harmony"), TOOLS, many=True, in_reasoning=False)
+    assert grammar is not None
+    call = "<|channel|>commentary to=functions.stop <|constrain|>json<|message|>{}"
+    thought = "<|channel|>analysis<|message|>So.<|end|><|start|>assistant"
+    assert lets_through(grammars, tokenizer, grammar, call)
+    assert lets_through(grammars, tokenizer, grammar, thought + call)
+    assert not lets_through(grammars, tokenizer, grammar, thought + call.replace("{}", '{"a": 1}'))
+    assert not lets_through(grammars, tokenizer, grammar, thought)
+
+
 def test_special_tokens_that_are_marks_are_spelled_among_the_text(tokenizer: Tokenizer) -> None:
     plain, marked = OutputText(tokenizer, ()), OutputText(tokenizer, (), marks=frozenset((1,)))
     token_ids = [*map(int, tokenizer.encode("ça")), 1, 2, *map(int, tokenizer.encode(" va"))]
     assert plain.push(token_ids)[1] == "ça va"
     assert marked.push(token_ids)[1] == "ça<|im_start|> va"
+
+
+TEXTS: list[tuple[dict[str, object], str, bool]] = [
+    ({}, "any\ntext", True),
+    ({}, "a</parameter>b", False),
+    ({"const": "a/b"}, "a/b", True),
+    ({"const": "a/b"}, "a", False),
+    ({"enum": ["a", None]}, "a", True),
+    ({"enum": ["a", None]}, "null", False),
+    ({"maxLength": 3}, "äbc", True),
+    ({"maxLength": 3}, "abcd", False),
+    ({"minLength": 2, "maxLength": 30}, "a", False),
+    ({"pattern": "^[a-c]+$"}, "abc", True),
+    ({"pattern": "^[a-c]+$"}, "abcd", False),
+    ({"pattern": "b/|^c"}, "ab/a", True),
+    ({"pattern": "b/|^c"}, "cd", True),
+    ({"pattern": "b/|^c"}, "dc", False),
+    ({"pattern": "^a", "maxLength": 2}, "abb", False),
+    ({"format": "date"}, "2026-02-28", True),
+    ({"format": "date"}, "2026-13-28", False),
+    ({"format": "date-time"}, "2026-02-28T10:11:12.5+01:00", True),
+    ({"format": "email"}, "a.b@c.de", True),
+    ({"format": "email"}, "a.b", False),
+    ({"format": "ipv4"}, "10.0.0.256", False),
+    ({"format": "uri"}, "https://a.b/c?d=e/f", True),
+    ({"format": "uuid"}, "123e4567-e89b-12d3-a456-426614174000", True),
+    ({"format": "hostname", "title": "A host", "x-ours": 1}, "a-b.c", True),
+    ({"format": "time"}, "10:11", False),
+]
+
+
+@pytest.mark.parametrize(("says", "text", "good"), TEXTS)
+def test_a_text_in_xml_matches_its_schema(
+    says: dict[str, object], text: str, good: bool, grammars: GrammarCompiler, tokenizer: Tokenizer
+) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string", **says}}, "required": ["a"]}
+    grammar = call_grammar(ModelFamilies("qwen3_coder"), [("f", schema)], many=False, in_reasoning=False)
+    assert grammar is not None
+    call = f"<tool_call>\n<function=f>\n<parameter=a>\n{text}\n</parameter>\n</function>\n</tool_call>"
+    assert lets_through(grammars, tokenizer, grammar, call) is good
+    if good:
+        parser = Parsing(TOOL_FAMILIES["qwen3_coder"], None, frozenset(), {"f": schema}).parser()
+        (_, arguments) = joined(parser.push(call) + parser.end(cut=False))
+        assert isinstance(arguments, Arguments)
+        assert json.loads(arguments.text) == {"a": text}
+
+
+@pytest.mark.parametrize(
+    "says", [{"format": "ipv6"}, {"pattern": "(^a)"}, {"enum": [1]}, {"not": {"const": "a"}}, {"maxLength": 20_001}]
+)
+def test_what_a_text_without_quotes_cannot_follow_is_refused_with_its_path(says: dict[str, object]) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string", **says}}}
+    with pytest.raises(InvalidRequestError) as refusal:
+        call_grammar(ModelFamilies("qwen3_coder"), [("f", schema)], many=False, in_reasoning=False)
+    (keyword,) = says
+    assert f"f.properties.a.{keyword}" in refusal.value.problem

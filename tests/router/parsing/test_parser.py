@@ -17,7 +17,12 @@ def numbered_ids(prefix: str) -> Callable[[], str]:
     return lambda: f"call_{prefix}_{next(numbers)}"
 
 
-SCHEMAS = {"find": {"type": "object", "properties": {"text": {"type": "string"}, "n": {"type": "integer"}}}}
+SCHEMAS = {
+    "find": {
+        "type": "object",
+        "properties": {"text": {"type": "string"}, "n": {"type": "integer"}, "l": {"type": "array"}},
+    }
+}
 ARGUMENTS = {"text": 'a "b" \\ {[ü🎉]} </tool_call> ```\n', "n": 3}
 JSON = json.dumps({"name": "find", "arguments": ARGUMENTS}, ensure_ascii=False)
 ARGUMENTS_JSON = json.dumps(ARGUMENTS, ensure_ascii=False)
@@ -93,7 +98,15 @@ def test_the_channels_of_harmony_are_told_apart(size: int) -> None:
 def test_any_cuts_of_any_text_give_the_same_events(family: str, data: st.DataObject) -> None:
     parts = [
         *REASONING_FAMILIES["harmony"].skips,
+        *REASONING_FAMILIES["harmony"].heads,
         " to=functions.",
+        '{ "type": "function", "name": "find", "parameters": ',
+        '{"name": "f", "arguments": "{}"}',
+        "[f(a='",
+        "<function=find><parameter=l>[1",
+        "[CALL_ID]1",
+        "'" * 3,
+        "\\u00",
         "<think>",
         "</think>",
         "a<",

@@ -23,6 +23,7 @@ FORMS = [
     ("hermes", '<tool_call>{"name": "find", "arguments": "{\\"n\\": 3}"}</tool_call>'),
     ("hermes", '<tool_call>{"arguments": {"n": 3}, "parameters": {"n": 4}, "name": "find"}</tool_call>'),
     ("hermes", '<tool_call>{"name": "find", "arguments": {"n": 3}, "name": "stop"}</tool_call>'),
+    ("hermes", '<tool_call>{"name": "find", "arguments": {"n": 3}</tool_call>'),
 ]
 
 
