@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 import llguidance
@@ -11,18 +10,17 @@ from baton_proto.grammar import Grammar
 
 WHITESPACE = r"[\x20\x0A\x0D\x09]{0,16}"  # bounded: a model that writes nothing else would never end
 JSON_OPTIONS: Any = {"whitespace_pattern": WHITESPACE}
+_SCHEMA_LINE = re.compile(r"(?<=: )%json \{.*\}$", re.MULTILINE)
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*+"', re.DOTALL)
-_NOT_SCHEMAS = frozenset(("enum", "const", "default", "examples"))
-_NAMED_SCHEMAS = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"))
 
 
 def llguidance_source(grammar: Grammar) -> str:
     """Raises ValueError."""
     match grammar.kind:
         case "json_object":
-            return _json_source({"type": "object"})
+            return json_source({"type": "object"})
         case "json_schema":
-            return _json_source(parsed(grammar.text))
+            return json_source(parsed(grammar.text))
         case "regex":
             return llguidance.LLMatcher.grammar_from_regex(grammar.text)
         case "choice":
@@ -38,11 +36,16 @@ def llguidance_source(grammar: Grammar) -> str:
 
 def longest_text(grammar: Grammar) -> int:
     """Characters of the longest text that an answer is matched against in one piece, as they are written."""
-    if grammar.kind in ("regex", "ebnf"):
+    if grammar.kind == "regex":
         return len(grammar.text)
-    return max(
-        (*map(len, grammar.choices), *(len(string[0]) - 2 for string in _STRING.finditer(grammar.text))), default=0
-    )
+    if grammar.kind == "ebnf":  # the schemas of tools stand on lines of their own
+        schemas = [line[0] for line in _SCHEMA_LINE.finditer(grammar.text)]
+        return max((len(grammar.text) - sum(map(len, schemas)), *map(_longest_string, schemas)))
+    return max((*map(len, grammar.choices), _longest_string(grammar.text)))
+
+
+def _longest_string(text: str) -> int:
+    return max((len(string[0]) - 2 for string in _STRING.finditer(text)), default=0)
 
 
 def parsed(text: str) -> Any:
@@ -52,7 +55,7 @@ def parsed(text: str) -> Any:
         raise ValueError("is nested too deeply") from error
 
 
-def _json_source(schema: Any) -> str:
+def json_source(schema: Any) -> str:
     if not isinstance(schema, dict | bool):
         raise ValueError(f"must be an object or a boolean, not {type(schema).__name__}")
     return llguidance.LLMatcher.grammar_from_json_schema(
@@ -75,23 +78,3 @@ def _tags_source(tag: Any) -> str:
     except (KeyError, TypeError, AttributeError, AssertionError) as error:
         form = '{"structures": [{"begin": ..., "schema": {...}, "end": ...}], "triggers": [...]}'
         raise ValueError(f"must be {form}: {type(error).__name__} {error}") from error
-
-
-def path_of(schema: Any, keyword: str) -> str | None:
-    """The JSON path of the first schema that uses a keyword."""
-    return next(_paths(schema, keyword, "$"), None)
-
-
-def _paths(schema: Any, keyword: str, path: str) -> Iterator[str]:
-    if isinstance(schema, Mapping):
-        if keyword in schema:
-            yield f"{path}.{keyword}"
-        for name, value in schema.items():
-            if name in _NAMED_SCHEMAS and isinstance(value, Mapping):
-                for inner, named in value.items():
-                    yield from _paths(named, keyword, f"{path}.{name}.{inner}")
-            elif name not in _NOT_SCHEMAS:
-                yield from _paths(value, keyword, f"{path}.{name}")
-    elif isinstance(schema, list):
-        for index, value in enumerate(schema):
-            yield from _paths(value, keyword, f"{path}[{index}]")

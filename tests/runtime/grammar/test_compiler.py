@@ -76,6 +76,36 @@ def nested(depth: int) -> str:
 
 BAD = {
     Grammar("json_schema", '{"properties": {"a": {"items": {"not": {}}}}}'): "'not' at $.properties.a.items.not",
+    **{
+        Grammar("json_schema", json.dumps({"properties": {"a": {"items": wrong}}})): f"$.properties.a.items{problem}"
+        for wrong, problem in (
+            (
+                {"oneOf": [{"type": "object"}, {"type": "object"}]},
+                ".oneOf: oneOf constraints are not supported. use anyOf",
+            ),
+            ({"type": "string", "format": "moon"}, ".format: Unknown format: moon"),
+            ({"type": "string", "pattern": "(?=a)b"}, ".pattern: regex parse error"),
+            ({"$ref": "#/$defs/none"}, ".$ref: Pointer '/$defs/none' does not exist"),
+            ({"type": "strin"}, ".type: Invalid type: strin"),
+            ({"minItems": -1}, ".minItems: Expected positive integer"),
+            ({"prefixItems": [{}, {"multipleOf": 0}]}, ".prefixItems[1].multipleOf: invalid multiple of"),
+            ({"allOf": [{}, {"uniqueItems": True}]}, ".allOf[1].uniqueItems, which is not supported"),
+        )
+    },
+    Grammar(
+        "json_schema",
+        json.dumps(
+            {
+                "type": "object",
+                "properties": {"a": {"type": "object", "properties": {"b": False}, "required": ["b"]}},
+                "required": ["a"],
+            }
+        ),
+    ): "$.properties.a.required: Unsatisfiable schema: required property 'b' is unsatisfiable",
+    Grammar(
+        "json_schema",
+        json.dumps({"$defs": {"day": {"format": "moon"}}, "properties": {"a": {"$ref": "#/$defs/day"}}}),
+    ): "$.$defs.day.format: Unknown format: moon",
     Grammar("json_schema", '{"$ref": "#"}'): "no answer",
     Grammar("json_schema", '{"x'): "cannot be used",
     Grammar("json_schema", "[]"): "an object or a boolean",
