@@ -7,6 +7,7 @@ from typing import Any
 import llguidance
 
 from baton_proto.grammar import Grammar
+from runtime.grammar.structural_tags import tags_source
 
 WHITESPACE = r"[\x20\x0A\x0D\x09]{0,16}"  # bounded: a model that writes nothing else would never end
 JSON_OPTIONS: Any = {"whitespace_pattern": WHITESPACE}
@@ -31,7 +32,7 @@ def llguidance_source(grammar: Grammar) -> str:
         case "ebnf":
             return llguidance.grammar_from("grammar", grammar.text)
         case "structural_tag":
-            return _tags_source(parsed(grammar.text))
+            return tags_source(parsed(grammar.text), JSON_OPTIONS)
 
 
 def longest_text(grammar: Grammar) -> int:
@@ -61,20 +62,3 @@ def json_source(schema: Any) -> str:
     return llguidance.LLMatcher.grammar_from_json_schema(
         json.dumps(schema if isinstance(schema, dict) else {} if schema else {"not": {}}), overrides=JSON_OPTIONS
     )
-
-
-def _tags_source(tag: Any) -> str:
-    """Free text with tags in it: {"structures": [{"begin", "schema", "end"}], "triggers": [...]}."""
-    try:
-        triggers = [str(trigger) for trigger in tag["triggers"]]
-        tags = []
-        for each in tag["structures"]:
-            trigger = next((t for t in triggers if t and each["begin"].startswith(t)), None)
-            if trigger is None:
-                raise ValueError(f"no trigger begins {each['begin']!r:.100}")
-            schema = {**each["schema"], "x-guidance": JSON_OPTIONS}
-            tags.append(llguidance.StructTag(trigger=trigger, begin=each["begin"], grammar=schema, end=each["end"]))
-        return llguidance.StructTag.to_grammar(tags, assume_special=False)
-    except (KeyError, TypeError, AttributeError, AssertionError) as error:
-        form = '{"structures": [{"begin": ..., "schema": {...}, "end": ...}], "triggers": [...]}'
-        raise ValueError(f"must be {form}: {type(error).__name__} {error}") from error
