@@ -198,7 +198,7 @@ def _cache_hint(call: Call, max_keep_s: float) -> CacheHint:
     if call.keep_cache_s and call.drop_cache:
         raise InvalidRequestError(
             "drop_cache",
-            "contradicts a wish to keep the prompt, such as keep_cache_s or prompt_cache_key: leave one of them out",
+            "contradicts keep_cache_s, and what else asks to keep the prompt: leave one of them out",
         )
     return CacheHint(math.ceil(min(call.keep_cache_s, max_keep_s)), call.drop_cache)
 
