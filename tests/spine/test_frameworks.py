@@ -87,7 +87,7 @@ import asyncio, json, sys
 import litellm
 
 async def main(url, model, tools, schema):
-    asked = dict(model=f"hosted_vllm/{model}", api_base=url, api_key="none", seed=1, max_tokens=300)
+    asked = dict(model=f"hosted_vllm/{model}", api_base=url, api_key="none", seed=1, max_tokens=400)
     asked["messages"] = [{"role": "user", "content": "Which line?"}]
     chunks = [chunk async for chunk in await litellm.acompletion(**asked, stream=True)]
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
