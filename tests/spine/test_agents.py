@@ -154,6 +154,7 @@ def whole_calls(calls: list[tuple[Any, str]]) -> list[tuple[Any, Any]]:
     return read
 
 
+@pytest.mark.timeout(300)
 async def test_coding_agents_read_call_and_leave_in_the_middle_over_every_protocol(service: Service) -> None:
     async with (
         openai.AsyncOpenAI(base_url=f"{service.http_url}/v1", api_key="none", timeout=120) as client,
