@@ -70,9 +70,9 @@ test: $(INSTALLED)  ## run the tests; ARGS="-k router -x" goes to pytest
 test-vllm: $(INSTALLED)  ## the tests with a real vLLM, one after the other: half an hour, after `make vllm-env`; not in `make check`
 	BATON_VLLM_PYTHON=$(abspath $(VLLM_VENV)/bin/python) $(PYTEST) -n 0 tests/vllm $(ARGS)
 
-test-frameworks: $(INSTALLED)  ## what LangChain asks of the API, against a small service; installs it into .venv
+test-frameworks: $(INSTALLED)  ## what LangChain, LiteLLM and lm-eval ask of a small service; installs them into .venv
 	@$(PIP) --quiet -c constraints.txt -e '.[$(EXTRAS),frameworks]'
-	$(PYTEST) -n 0 tests/spine/test_agents.py $(ARGS)
+	$(PYTEST) -n 0 tests/spine/test_frameworks.py $(ARGS)
 
 gputest: $(INSTALLED)  ## on a host with NVIDIA GPUs: transfers and faults on them; with two, NCCL and ranks as well
 	BATON_TEST_DEVICE=cuda $(PYTEST) -n 6 $(ON_GPUS) -k 'not smollm2' $(ARGS)

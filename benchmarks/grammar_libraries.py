@@ -2,20 +2,25 @@
 
     pip install --target FOLDER --no-deps xgrammar apache-tvm-ffi
     python -m benchmarks.grammar_libraries --xgrammar FOLDER [--tokenizer FILE] [--schemas 200] [--json FILE]
+                                           [--suite FOLDER]
 
 Vocabularies: that of `--tokenizer` (a tokenizer.json), and a made-up one of 152,000 tokens (all bytes, then random
 strings of 2 to 8 letters, spaces and JSON's signs). Random schemas from a seed; of each two instances, and three with
 one value changed, judged by jsonschema. A library is right when it lets the valid ones pass to their end and no others.
+`--suite`: a folder of the JSON-Schema-Test-Suite, such as tests/draft2020-12; its schemas and instances are measured
+as well, with its own word for which are valid. jsonschema's source distribution has it in json/tests.
 Each library runs in a process of its own, so that its memory can be told.
 """
 
 import argparse
 import copy
+import itertools
 import json
 import random
 import subprocess
 import sys
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +33,8 @@ from benchmarks.machine import describe
 from tests.baton.random_schemas import instance_of, random_schema
 
 SYNTHETIC = 152_000
+Case = tuple[dict[str, Any], list[tuple[Any, bool]]]
+"""A schema, and instances of which each is valid or not."""
 LIBRARIES = ("llguidance", "xgrammar")
 
 
@@ -162,33 +169,46 @@ def is_valid(schema: dict[str, Any], instance: Any) -> bool:
     return jsonschema.Draft202012Validator(schema).is_valid(instance)
 
 
-def measure(name: str, tokenizer: Path | None, schemas: int) -> dict[str, Any]:
+def random_cases(schemas: int) -> Iterator[Case]:
+    source = random.Random(19)
+    for _ in range(schemas):
+        schema = random_schema(source)
+        instances = [instance_of(source, schema) for _ in range(2)]
+        instances += [mutated(source, instances[0]) for _ in range(3)]
+        yield schema, [(instance, is_valid(schema, instance)) for instance in instances]
+
+
+def suite_cases(folder: Path) -> Iterator[Case]:
+    for path in sorted(folder.glob("*.json")):
+        for case in json.loads(path.read_text()):
+            schema = case["schema"]
+            schema = schema if isinstance(schema, dict) else {} if schema else {"not": {}}
+            yield schema, [(test["data"], test["valid"]) for test in case["tests"]]
+
+
+def measure(name: str, tokenizer: Path | None, cases: Iterable[Case]) -> dict[str, Any]:
     tokens, end = tokens_of(tokenizer)
     ids = ids_of(tokens)
     before = psutil.Process().memory_info().rss
     started = time.perf_counter()
     library = (Llguidance if name == "llguidance" else Xgrammar)(tokens, end)
     vocabulary_ms = (time.perf_counter() - started) * 1e3
-    source = random.Random(19)
     compile_ms: list[float] = []
     times_us: list[float] = []
     kept, counts = [], {"schemas": 0, "refused": 0, "valid": 0, "valid passed": 0, "invalid": 0, "invalid passed": 0}
-    for _ in range(schemas):
-        schema = random_schema(source)
-        instances = [instance_of(source, schema) for _ in range(2)]
-        instances += [mutated(source, instances[0]) for _ in range(3)]
+    for schema, instances in cases:
         counts["schemas"] += 1
         started = time.perf_counter()
         try:
             compiled = library.compile(schema)
-        except (ValueError, RuntimeError):
+        except Exception:  # each library has its own
             counts["refused"] += 1
             continue
         compile_ms.append((time.perf_counter() - started) * 1e3)
         kept.append(compiled)
-        for instance in instances:
+        for instance, valid in instances:
             text = json.dumps(instance, ensure_ascii=False, separators=(", ", ": ")).encode()
-            kind = "valid" if is_valid(schema, instance) else "invalid"
+            kind = "valid" if valid else "invalid"
             counts[kind] += 1
             counts[f"{kind} passed"] += follows(library, compiled, _split(text, ids), end, times_us)
     grown = psutil.Process().memory_info().rss - before
@@ -225,23 +245,28 @@ def main() -> None:
     parser.add_argument("--xgrammar", type=Path, help="the folder that it was installed into")
     parser.add_argument("--tokenizer", type=Path, help="a byte-level tokenizer.json")
     parser.add_argument("--schemas", type=int, default=200)
+    parser.add_argument("--suite", type=Path, help="a folder of the JSON-Schema-Test-Suite")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--only", choices=LIBRARIES, help="measure this library, here, with --tokenizer or without")
     arguments = parser.parse_args()
     if arguments.only:
         if arguments.xgrammar:
             sys.path.append(str(arguments.xgrammar))
-        print(json.dumps(measure(arguments.only, arguments.tokenizer, arguments.schemas)))
+        cases = suite_cases(arguments.suite) if arguments.suite else random_cases(arguments.schemas)
+        print(json.dumps(measure(arguments.only, arguments.tokenizer, cases)))
         return
     rows = []
-    for tokenizer in [arguments.tokenizer, None] if arguments.tokenizer else [None]:
-        for library in LIBRARIES if arguments.xgrammar else LIBRARIES[:1]:
+    vocabularies = [arguments.tokenizer, None] if arguments.tokenizer else [None]
+    libraries = LIBRARIES if arguments.xgrammar else LIBRARIES[:1]
+    for suite in [None, arguments.suite] if arguments.suite else [None]:
+        for tokenizer, library in itertools.product(vocabularies, libraries):
             command = [sys.executable, "-m", "benchmarks.grammar_libraries", "--only", library]
             command += ["--schemas", str(arguments.schemas)]
             command += ["--xgrammar", str(arguments.xgrammar)] if library == "xgrammar" else []
             command += ["--tokenizer", str(tokenizer)] if tokenizer else []
+            command += ["--suite", str(suite)] if suite else []
             said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-            rows.append(json.loads(said.splitlines()[-1]))
+            rows.append({"cases": "test suite" if suite else "random", **json.loads(said.splitlines()[-1])})
             print(json.dumps(rows[-1]), flush=True)
     if arguments.json:
         arguments.json.write_text(json.dumps({"machine": describe(), "rows": rows}, indent=1) + "\n")

@@ -11,7 +11,8 @@ Message = Mapping[str, Any]
 """{"role": ..., "content": ...}. Of the assistant also "reasoning" and "tool_calls", as `Choice.message` writes them;
 a tool's result is {"role": "tool", "tool_call_id": ..., "content": ...}."""
 Tool = Mapping[str, Any]
-"""{"name": ..., "description": ..., "parameters": JSON schema of an object}, or the same as OpenAI's "function"."""
+"""{"name": ..., "description": ..., "parameters": JSON schema of an object, "strict": ...}, or the same as OpenAI's
+"function"."""
 
 CHAT_FIELDS = [field.name for field in pb.ChatMessages.DESCRIPTOR.fields if field.name != "messages"]
 

@@ -38,15 +38,19 @@ class Options(TypedDict, total=False):
     tools: Sequence[Tool] | None  # what the model may call
     tool_choice: Literal["auto", "none", "required"] | None
     named_tool: str | None  # the one tool that must be called
+    allowed_tools: Sequence[str] | None  # the tools that may be called; all
     parallel_tool_calls: bool | None  # more than one call may be made, which is the default
     template_variables: Mapping[str, Any] | None  # of the chat template, such as enable_thinking
-    with_parts: bool | None  # content, reasoning and calls apart, as they always are with tools
+    reasoning_effort: str | None  # of the chat template; "none" also sets its enable_thinking to false
+    thinking_token_budget: int | None  # tokens of reasoning, after which it is ended
+    with_parts: bool | None  # content, reasoning and calls apart, as they always are with tools or a thinking budget
     # Of the request itself:
     model: str  # the one that is served
     request_id: str  # stands in every log line of the request
     priority: int  # higher is served first
     cache_salt: str  # only requests with the same salt share cached prefixes
     keep_cache_s: int  # the prompt's KV is given up after that of others for so long
+    prompt_cache_key: str  # of the session that goes on from this prompt: as a keep_cache_s of 300
     drop_cache: bool  # nobody asks for this prompt again: its KV is given up first
 
 

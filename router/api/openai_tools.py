@@ -1,13 +1,13 @@
 """Tools as OpenAI's chat API writes them: `tools`, `tool_choice`, and the calls in messages that are sent back."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 from msgspec import Raw, Struct
 
-from router.api.tool_use import NO_PARAMETERS, ToolChoice, ToolUse
+from router.api.tool_use import NO_PARAMETERS, SCHEMA_FIELD, ToolChoice, ToolUse
 from router.api.validation import IN_PLACE_BYTES, NAME_COST
 from runtime.errors import InvalidRequestError
 
@@ -58,14 +58,15 @@ def plain_calls(where: str, calls: Sequence[ToolCall]) -> list[Mapping[str, Any]
     return [call.plain(f"{where}[{i}]") for i, call in enumerate(calls)]
 
 
-def tool_use(tools: Raw, choice: Any, parallel: bool | None) -> ToolUse:
-    """Raises InvalidRequestError."""
+def tool_use(tools: Raw, choice: Any, parallel: bool | None, schema_field: str = SCHEMA_FIELD) -> ToolUse:
+    """`schema_field`: the caller's name of a tool's schema, with {} for the tool's number. Raises
+    InvalidRequestError."""
     given = read_tools(tools)
     names = [_checked(f"tools[{i}]", tool) for i, tool in enumerate(given)]
     check_distinct("tools[{}].function.name", names)
     strict = [name for name, tool in zip(names, given, strict=True) if tool["function"].get("strict") is True]
     kind, named, allowed = _choice(choice, names)
-    return ToolUse(given, kind, named, parallel is not False, allowed, strict)
+    return ToolUse(given, kind, named, parallel is not False, allowed, strict, schema_field)
 
 
 def read_tools(tools: Raw) -> list[dict[str, Any]]:
@@ -84,6 +85,11 @@ def read_tools(tools: Raw) -> list[dict[str, Any]]:
 def named_choice(name: str) -> Mapping[str, Any]:
     """The choice of one tool, as OpenAI writes it."""
     return {"type": "function", "function": {"name": name}}
+
+
+def allowed_choice(mode: str, names: Iterable[str]) -> Mapping[str, Any]:
+    """The choice of some tools, likewise."""
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [{"name": name} for name in names]}}
 
 
 def schema_object(where: str, text: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}, "additio
 
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
+SCHEMA_FIELD = "tools[{}].function.parameters"
 ToolChoice = Literal["none", "auto", "required"]
 
 
@@ -27,6 +28,7 @@ class ToolUse(Struct, frozen=True):
     parallel: bool = True  # more than one call may be made
     allowed: Collection[str] | None = None  # the tools that may be called; None: all
     strict: Collection[str] = ()  # tools whose calls match their schema, also with "auto"
+    schema_field: str = SCHEMA_FIELD  # the caller's name of a tool's schema, with {} for the tool's number
 
     def schemas(self) -> dict[str, Mapping[str, Any]]:
         """Of the tools that may be called."""

@@ -3,6 +3,7 @@
 Invariant: no GenerateRequest fails later for a reason that lies in the request.
 """
 
+import json
 import math
 import random
 import re
@@ -107,7 +108,7 @@ async def validate(frontend: Frontend, call: Call, prompt: Prompt, options: Opti
         form = prompt.tools, frontend.families, frontend.tokenizer
         parsing, calls = answer_form(*form, tokens, sampling.grammar, prompt.thinking_tokens)
         if calls is not None:
-            await _check_grammar(frontend, calls, "tools", deadline_s)
+            await _check_calls(frontend, prompt.tools, calls, deadline_s)
             sampling = msgspec.structs.replace(sampling, grammar=calls)
     max_tokens = _check_length(call.prompt_field, len(tokens), options, limits, frontend.sampling_defaults)
     sampling = msgspec.structs.replace(sampling, max_tokens=max_tokens)
@@ -195,7 +196,10 @@ def _cache_hint(call: Call, max_keep_s: float) -> CacheHint:
     if not 0 <= call.keep_cache_s < math.inf:
         raise InvalidRequestError("keep_cache_s", f"is {call.keep_cache_s}, must be 0 or more seconds")
     if call.keep_cache_s and call.drop_cache:
-        raise InvalidRequestError("drop_cache", "contradicts keep_cache_s: leave one of them out")
+        raise InvalidRequestError(
+            "drop_cache",
+            "contradicts keep_cache_s, and what else asks to keep the prompt: leave one of them out",
+        )
     return CacheHint(math.ceil(min(call.keep_cache_s, max_keep_s)), call.drop_cache)
 
 
@@ -210,6 +214,19 @@ async def _check_grammar(frontend: Frontend, grammar: Grammar, name: str, deadli
     if frontend.grammars is None:
         raise InvalidRequestError(name, "is not supported here")
     await frontend.grammars.matcher_soon(grammar, name, deadline_s, frontend.grammar_lane)
+
+
+async def _check_calls(frontend: Frontend, use: ToolUse, calls: Grammar, deadline_s: float) -> None:
+    """`calls`: of the tools together. Where that cannot be followed, they are tried one by one."""
+    try:
+        await _check_grammar(frontend, calls, "tools", deadline_s)
+    except InvalidRequestError:
+        for name, schema in use.schemas().items():
+            index = [tool["function"]["name"] for tool in use.tools].index(name)
+            alone = Grammar("json_schema", json.dumps(schema))
+            await _check_grammar(frontend, alone, use.schema_field.format(index), deadline_s)
+        problem = "make a grammar that cannot be followed; give fewer tools, or simpler schemas"
+        raise InvalidRequestError("tools", problem) from None
 
 
 async def tokenize(

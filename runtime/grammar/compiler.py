@@ -6,10 +6,10 @@ Any thread may call; llguidance lets other threads run meanwhile. A lane of its 
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import llguidance
 import numpy as np
@@ -18,9 +18,10 @@ import tokenizers
 
 from baton_proto.grammar import MAX_GRAMMAR_CHARS, Grammar
 from runtime.errors import DeadlineError, InvalidRequestError, ModelError
+from runtime.grammar.faults import find_fault
 from runtime.grammar.matcher import EndTokens, Matcher
 from runtime.grammar.repeats import MAX_WRITTEN_OUT, written_out
-from runtime.grammar.source import llguidance_source, longest_text, parsed, path_of
+from runtime.grammar.source import json_source, llguidance_source, longest_text, parsed
 from runtime.side_lane import SideLane
 
 log = structlog.get_logger()
@@ -43,6 +44,7 @@ _LIMITS = llguidance.LLParserLimits(
     precompute_large_lexemes=False,
     verbose_errors=False,
 )
+_THEIR_WAY_OUT = "Enable 'coerce_one_of' option to approximate oneOf with anyOf"
 
 
 class GrammarCompiler:
@@ -110,9 +112,9 @@ class GrammarCompiler:
             raise InvalidRequestError(field, f"cannot be used: {error}") from error
         with self._vocabulary_lock:
             vocabulary = self._vocabulary
-        compiled = llguidance.LLMatcher(vocabulary, source, log_level=0, limits=_LIMITS)
+        compiled = _compiled(vocabulary, source)
         if compiled.is_error():
-            raise InvalidRequestError(field, _reason(grammar, compiled.get_error()))
+            raise InvalidRequestError(field, _reason(vocabulary, grammar, _plain(compiled.get_error())))
         if problem := self._probed(compiled):
             raise InvalidRequestError(field, f"has no answer, or is too complex ({problem})")
         return compiled
@@ -142,11 +144,26 @@ class GrammarCompiler:
             raise ModelError(str(self._folder), f"no grammar can be followed with its tokenizer: {error}") from error
 
 
-def _reason(grammar: Grammar, error: str) -> str:
-    """What is wrong, with the path of an unsupported keyword."""
-    problem = " ".join(error.split())
-    if grammar.kind == "json_schema" and problem.startswith("Unimplemented keys"):
-        keyword = problem.split('"')[1]
-        path = path_of(parsed(grammar.text), keyword)
-        return f"uses {keyword!r} at {path or '$'}, which is not supported; leave it out"
-    return f"cannot be used: {problem:.500}"
+def _compiled(vocabulary: llguidance.LLTokenizer, source: str) -> llguidance.LLMatcher:
+    return llguidance.LLMatcher(vocabulary, source, log_level=0, limits=_LIMITS)
+
+
+def _plain(error: str) -> str:
+    return " ".join(error.split())
+
+
+def _reason(vocabulary: llguidance.LLTokenizer, grammar: Grammar, problem: str) -> str:
+    """What is wrong, and in a schema where."""
+    if grammar.kind != "json_schema":
+        return f"cannot be used: {problem:.500}"
+
+    def error_of(schema: Mapping[str, Any]) -> str:
+        try:
+            return _plain(_compiled(vocabulary, json_source(schema)).get_error())
+        except ValueError as error:
+            return str(error)
+
+    path, problem = find_fault(parsed(grammar.text), problem, error_of)
+    if problem.startswith("Unimplemented keys"):
+        return f"uses {problem.split(chr(34))[1]!r} at {path}, which is not supported; leave it out"
+    return f"cannot be used at {path}: {problem.replace(_THEIR_WAY_OUT, 'use anyOf'):.500}"

@@ -2,27 +2,26 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 import llguidance
 
 from baton_proto.grammar import Grammar
+from runtime.grammar.structural_tags import tags_source
 
 WHITESPACE = r"[\x20\x0A\x0D\x09]{0,16}"  # bounded: a model that writes nothing else would never end
 JSON_OPTIONS: Any = {"whitespace_pattern": WHITESPACE}
+_SCHEMA_LINE = re.compile(r"(?<=: )%json \{.*\}$", re.MULTILINE)
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*+"', re.DOTALL)
-_NOT_SCHEMAS = frozenset(("enum", "const", "default", "examples"))
-_NAMED_SCHEMAS = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"))
 
 
 def llguidance_source(grammar: Grammar) -> str:
     """Raises ValueError."""
     match grammar.kind:
         case "json_object":
-            return _json_source({"type": "object"})
+            return json_source({"type": "object"})
         case "json_schema":
-            return _json_source(parsed(grammar.text))
+            return json_source(parsed(grammar.text))
         case "regex":
             return llguidance.LLMatcher.grammar_from_regex(grammar.text)
         case "choice":
@@ -33,16 +32,21 @@ def llguidance_source(grammar: Grammar) -> str:
         case "ebnf":
             return llguidance.grammar_from("grammar", grammar.text)
         case "structural_tag":
-            return _tags_source(parsed(grammar.text))
+            return tags_source(parsed(grammar.text), JSON_OPTIONS)
 
 
 def longest_text(grammar: Grammar) -> int:
     """Characters of the longest text that an answer is matched against in one piece, as they are written."""
-    if grammar.kind in ("regex", "ebnf"):
+    if grammar.kind == "regex":
         return len(grammar.text)
-    return max(
-        (*map(len, grammar.choices), *(len(string[0]) - 2 for string in _STRING.finditer(grammar.text))), default=0
-    )
+    if grammar.kind == "ebnf":  # the schemas of tools stand on lines of their own
+        schemas = [line[0] for line in _SCHEMA_LINE.finditer(grammar.text)]
+        return max((len(grammar.text) - sum(map(len, schemas)), *map(_longest_string, schemas)))
+    return max((*map(len, grammar.choices), _longest_string(grammar.text)))
+
+
+def _longest_string(text: str) -> int:
+    return max((len(string[0]) - 2 for string in _STRING.finditer(text)), default=0)
 
 
 def parsed(text: str) -> Any:
@@ -52,46 +56,9 @@ def parsed(text: str) -> Any:
         raise ValueError("is nested too deeply") from error
 
 
-def _json_source(schema: Any) -> str:
+def json_source(schema: Any) -> str:
     if not isinstance(schema, dict | bool):
         raise ValueError(f"must be an object or a boolean, not {type(schema).__name__}")
     return llguidance.LLMatcher.grammar_from_json_schema(
         json.dumps(schema if isinstance(schema, dict) else {} if schema else {"not": {}}), overrides=JSON_OPTIONS
     )
-
-
-def _tags_source(tag: Any) -> str:
-    """Free text with tags in it: {"structures": [{"begin", "schema", "end"}], "triggers": [...]}."""
-    try:
-        triggers = [str(trigger) for trigger in tag["triggers"]]
-        tags = []
-        for each in tag["structures"]:
-            trigger = next((t for t in triggers if t and each["begin"].startswith(t)), None)
-            if trigger is None:
-                raise ValueError(f"no trigger begins {each['begin']!r:.100}")
-            schema = {**each["schema"], "x-guidance": JSON_OPTIONS}
-            tags.append(llguidance.StructTag(trigger=trigger, begin=each["begin"], grammar=schema, end=each["end"]))
-        return llguidance.StructTag.to_grammar(tags, assume_special=False)
-    except (KeyError, TypeError, AttributeError, AssertionError) as error:
-        form = '{"structures": [{"begin": ..., "schema": {...}, "end": ...}], "triggers": [...]}'
-        raise ValueError(f"must be {form}: {type(error).__name__} {error}") from error
-
-
-def path_of(schema: Any, keyword: str) -> str | None:
-    """The JSON path of the first schema that uses a keyword."""
-    return next(_paths(schema, keyword, "$"), None)
-
-
-def _paths(schema: Any, keyword: str, path: str) -> Iterator[str]:
-    if isinstance(schema, Mapping):
-        if keyword in schema:
-            yield f"{path}.{keyword}"
-        for name, value in schema.items():
-            if name in _NAMED_SCHEMAS and isinstance(value, Mapping):
-                for inner, named in value.items():
-                    yield from _paths(named, keyword, f"{path}.{name}.{inner}")
-            elif name not in _NOT_SCHEMAS:
-                yield from _paths(value, keyword, f"{path}.{name}")
-    elif isinstance(schema, list):
-        for index, value in enumerate(schema):
-            yield from _paths(value, keyword, f"{path}[{index}]")

@@ -11,11 +11,20 @@ from baton_proto.generated import inference_pb2 as pb
 from baton_proto.grammar import Grammar
 from baton_proto.sampling import TokenLogprobs
 from router.api.http.json_response import encode_json
-from router.api.http.openai_types import template_variables
-from router.api.openai_tools import CalledFunction, ToolCall, named_choice, plain_calls, schema_object, tool_use
+from router.api.http.openai_types import template_variables, thinking_variables
+from router.api.openai_tools import (
+    CalledFunction,
+    ToolCall,
+    allowed_choice,
+    check_named,
+    named_choice,
+    plain_calls,
+    schema_object,
+    tool_use,
+)
 from router.api.prompts.logprobs import rows_in_parts
 from router.api.sampling_options import Options
-from router.api.validation import MAX_MESSAGES, Chat, Prompt, plain_role
+from router.api.validation import MAX_MESSAGES, Chat, Prompt, check_thinking, plain_role
 from router.parsing.events import Arguments, CallBegun, CallCut, Event, Reasoning, Text
 from router.requests.request import Finished, Piece
 from router.text.chat_template import Message
@@ -55,11 +64,27 @@ def _chat(chat: pb.ChatMessages) -> Chat:
     tools, variables = _tools(chat), chat.template_variables.encode()
     size = sum(len(call.arguments) for message in chat.messages for call in message.tool_calls)
     size += memoryview(tools).nbytes + len(variables)
-    use = None
-    if chat.tools or chat.with_parts:
-        choice = named_choice(chat.named_tool) if chat.named_tool else TOOL_CHOICES.get(chat.tool_choice, "auto")
-        use = tool_use(tools, choice, chat.parallel_tool_calls if chat.HasField("parallel_tool_calls") else None)
-    return Chat(messages, template_variables(Raw(variables), "chat.template_variables"), size, use)
+    use, budget = None, chat.thinking_token_budget if chat.HasField("thinking_token_budget") else None
+    if chat.tools or chat.with_parts or budget is not None:
+        parallel = chat.parallel_tool_calls if chat.HasField("parallel_tool_calls") else None
+        use = tool_use(tools, _tool_choice(chat), parallel, "chat.tools[{}].parameters")
+    effort = thinking_variables(chat.reasoning_effort or None)
+    told = template_variables(Raw(variables), "chat.template_variables")
+    return Chat(messages, {**effort, **told}, size, use, check_thinking("chat.thinking_token_budget", budget))
+
+
+def _tool_choice(chat: pb.ChatMessages) -> Any:
+    """As OpenAI's API has it. Raises InvalidRequestError."""
+    choice = TOOL_CHOICES.get(chat.tool_choice, "auto")
+    if not chat.allowed_tools:
+        return named_choice(chat.named_tool) if chat.named_tool else choice
+    if chat.named_tool or choice == "none":
+        other = "named_tool" if chat.named_tool else "tool_choice"
+        raise InvalidRequestError("chat.allowed_tools", f"contradicts {other}: leave one of them out")
+    names = [tool.name for tool in chat.tools]
+    for i, name in enumerate(chat.allowed_tools):
+        check_named(f"chat.allowed_tools[{i}]", name, names)
+    return allowed_choice(choice, chat.allowed_tools)
 
 
 def _tools(chat: pb.ChatMessages) -> Raw:
@@ -71,6 +96,8 @@ def _tools(chat: pb.ChatMessages) -> Raw:
             function["description"] = tool.description
         if tool.parameters:
             function["parameters"] = schema_object(f"chat.tools[{i}].parameters", tool.parameters)
+        if tool.strict:
+            function["strict"] = True
         told.append({"type": "function", "function": function})
     return Raw(encode_json(told)) if told else Raw(b"")
 

@@ -19,13 +19,13 @@ from runtime.errors import InvalidRequestError
 
 ABSENT = Raw(b"")
 
-WITHOUT_EFFECT = (
-    *("user", "metadata", "store", "service_tier", "safety_identifier", "parallel_tool_calls"),
-    "prompt_cache_key",
-)
+WITHOUT_EFFECT = ("user", "metadata", "store", "service_tier", "safety_identifier", "parallel_tool_calls")
 
 RETENTIONS_S: Mapping[str | None, float] = {None: 0.0, "in_memory": 0.0, "in-memory": 0.0, "24h": 86400.0}
 """OpenAI's prompt_cache_retention -> for how long the prompt shall stay cached."""
+
+SESSION_KEEP_S = 300.0
+"""For how long a prompt with a `prompt_cache_key` shall stay cached: its session is likely to go on from it."""
 
 TTLS_S: Mapping[str | None, float] = {None: 300.0, "5m": 300.0, "1h": 3600.0}
 """Anthropic's `ttl` of a cache_control -> the same."""
@@ -81,8 +81,9 @@ class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
     continuous_usage_stats: Raw = ABSENT
 
 
-class CacheControl(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Anthropic's mark: the prompt up to here shall stay cached. Our hints are for whole prompts."""
+class CacheControl(Struct, frozen=True, kw_only=True):
+    """Anthropic's mark: the prompt up to here shall stay cached. Our hints are for whole prompts. What agents say in it
+    beside, such as `scope`, is about whom the cache serves, which a cache_salt says here; it has no effect."""
 
     type: str = "ephemeral"
     ttl: str | None = None
@@ -145,6 +146,11 @@ def retention_s(where: str, name: str | None, known: Mapping[str | None, float])
     if name not in known:
         raise InvalidRequestError(where, f"is {name!r}, must be one of {', '.join(filter(None, known))}")
     return known[name]
+
+
+def session_keep_s(key: str | None) -> float:
+    """Of a prompt_cache_key. Prefixes themselves say which requests belong together, so its value is not read."""
+    return SESSION_KEEP_S if key else 0.0
 
 
 class TextPiece(Protocol):

@@ -19,6 +19,7 @@ from router.api.http.openai_fields import (
     StreamOptions,
     TextPart,
     retention_s,
+    session_keep_s,
 )
 from router.api.openai_tools import tool_use
 from router.api.prompts.shown import NO_WISH, PromptWish
@@ -49,7 +50,8 @@ class GenerationBody(NamedFields, frozen=True, kw_only=True):
     return_token_ids: bool | None = None  # as in vLLM, too
     keep_cache_s: float | None = None  # ours, as is the next one
     drop_cache: bool | None = None
-    prompt_cache_retention: str | None = None  # OpenAI's
+    prompt_cache_retention: str | None = None  # OpenAI's, as is the next one
+    prompt_cache_key: str | None = None
 
     @property
     def include_usage(self) -> bool:
@@ -69,7 +71,7 @@ class GenerationBody(NamedFields, frozen=True, kw_only=True):
     def keep_s(self) -> float:
         """For how long the prompts shall stay cached. Raises InvalidRequestError."""
         retention = retention_s("prompt_cache_retention", self.prompt_cache_retention, RETENTIONS_S)
-        return max(self.keep_cache_s or 0.0, retention)
+        return max(self.keep_cache_s or 0.0, retention, session_keep_s(self.prompt_cache_key))
 
     def options(self) -> Options:
         """Raises InvalidRequestError."""

@@ -10,6 +10,7 @@ from baton_proto.grammar import Grammar
 from router.api.extensions import ExtendedBody
 from router.api.http.openai_fields import ABSENT, CacheControl
 from router.api.messages.blocks import Block, Conversation, TextBlock, Turn, blocks_text, keep_s, keeps_s
+from router.api.messages.editing import ContextManagement, Edit
 from router.api.openai_tools import check_distinct, check_function, check_named, plain_tool, read_tools
 from router.api.sampling_options import Options
 from router.api.structured_output import schema_grammar
@@ -64,12 +65,12 @@ class CountBody(ExtendedBody, frozen=True, kw_only=True):
         "thinking": Thinking,
         "output_config": OutputConfig,
         "format": Format,
-        "cache_control": CacheControl,
+        "context_management": ContextManagement,
+        "edits": Edit,
     }
     not_served: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "container": (),
         "mcp_servers": ([],),
-        "context_management": (),
     }
     without_effect: ClassVar[Sequence[str]] = (
         *("metadata", "service_tier", "inference_geo", "speed", "user_profile_id", "workspace_id", "diagnostics"),
@@ -84,7 +85,7 @@ class CountBody(ExtendedBody, frozen=True, kw_only=True):
     cache_control: CacheControl | None = None
     container: Any = None
     mcp_servers: Any = None
-    context_management: Any = None
+    context_management: ContextManagement | None = None
     metadata: Raw = ABSENT
     service_tier: Raw = ABSENT
     inference_geo: Raw = ABSENT
@@ -108,6 +109,8 @@ class CountBody(ExtendedBody, frozen=True, kw_only=True):
     def chat(self) -> Chat:
         """Raises InvalidRequestError."""
         conversation = Conversation()
+        if self.context_management is not None:
+            self.context_management.check()
         if self.system:
             conversation.messages.append({"role": "system", "content": blocks_text("system", self.system)})
         for i, turn in enumerate(self.messages):
@@ -157,7 +160,14 @@ class CountBody(ExtendedBody, frozen=True, kw_only=True):
         if choice.type == "any" and not names:
             raise InvalidRequestError("tool_choice", "is 'any' and there are no tools")
         named = check_named("tool_choice.name", choice.name, names) if choice.type == "tool" else None
-        return ToolUse(tools, CHOICES[choice.type], named, not choice.disable_parallel_tool_use, strict=strict)
+        return ToolUse(
+            tools,
+            CHOICES[choice.type],
+            named,
+            not choice.disable_parallel_tool_use,
+            strict=strict,
+            schema_field="tools[{}].input_schema",
+        )
 
 
 class MessagesBody(CountBody, frozen=True, kw_only=True):

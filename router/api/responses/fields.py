@@ -7,7 +7,7 @@ from msgspec import Meta, Raw, Struct
 
 from baton_proto.grammar import Grammar
 from router.api.extensions import ExtendedBody
-from router.api.http.openai_fields import ABSENT, RETENTIONS_S, retention_s
+from router.api.http.openai_fields import ABSENT, RETENTIONS_S, retention_s, session_keep_s
 from router.api.http.openai_types import thinking_variables
 from router.api.openai_tools import (
     allowed_tools,
@@ -91,7 +91,7 @@ class ResponsesBody(ExtendedBody, frozen=True, kw_only=True):
         "moderation": (),
     }
     without_effect: ClassVar[Sequence[str]] = (
-        *("user", "safety_identifier", "service_tier", "prompt_cache_key", "stream_options", "max_tool_calls"),
+        *("user", "safety_identifier", "service_tier", "stream_options", "max_tool_calls"),
         *("access_programs", "image"),
     )
 
@@ -111,6 +111,7 @@ class ResponsesBody(ExtendedBody, frozen=True, kw_only=True):
     metadata: Annotated[dict[Name, Value], Meta(max_length=16)] | None = None
     prompt_cache_retention: str | None = None
     prompt_cache_options: CacheOptions | None = None
+    prompt_cache_key: str | None = None
     stop: str | list[str] | None = None  # as in the chat API
     background: Any = None
     conversation: Any = None
@@ -120,7 +121,6 @@ class ResponsesBody(ExtendedBody, frozen=True, kw_only=True):
     user: Raw = ABSENT
     safety_identifier: Raw = ABSENT
     service_tier: Raw = ABSENT
-    prompt_cache_key: Raw = ABSENT
     stream_options: Raw = ABSENT
     max_tool_calls: Raw = ABSENT
     access_programs: Raw = ABSENT
@@ -130,7 +130,8 @@ class ResponsesBody(ExtendedBody, frozen=True, kw_only=True):
         """Raises InvalidRequestError."""
         options = self.prompt_cache_options or CacheOptions()
         retention = retention_s("prompt_cache_retention", self.prompt_cache_retention, RETENTIONS_S)
-        return max(retention, retention_s("prompt_cache_options.ttl", options.ttl, CACHE_TTLS_S))
+        session = session_keep_s(self.prompt_cache_key)
+        return max(session, retention, retention_s("prompt_cache_options.ttl", options.ttl, CACHE_TTLS_S))
 
     def options(self) -> Options:
         """Raises InvalidRequestError."""
@@ -177,7 +178,15 @@ class ResponsesBody(ExtendedBody, frozen=True, kw_only=True):
             strict += names[-1:] if tool.get("strict") is True else []
         check_distinct("tools[{}].name", names)
         kind, named, allowed = _choice(self.tool_choice, names)
-        return ToolUse(tools, kind, named, self.parallel_tool_calls is not False, allowed, strict)
+        return ToolUse(
+            tools,
+            kind,
+            named,
+            self.parallel_tool_calls is not False,
+            allowed,
+            strict,
+            schema_field="tools[{}].parameters",
+        )
 
 
 def _choice(choice: Any, names: Sequence[str]) -> tuple[ToolChoice, str | None, Sequence[str] | None]:

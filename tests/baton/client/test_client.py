@@ -77,7 +77,7 @@ async def test_plain_answers_have_the_fields_of_the_protocol(kind: Any, message:
 
 
 async def test_options_are_those_of_the_protocol() -> None:
-    own = {"model", "request_id", "priority", "cache_salt", "keep_cache_s", "drop_cache"}
+    own = {"model", "request_id", "priority", "cache_salt", "keep_cache_s", "prompt_cache_key", "drop_cache"}
     assert Options.__annotations__.keys() - own == {*SAMPLING, *CHAT_FIELDS}
     assert own <= {field.name for field in pb.GenerateRequest.DESCRIPTOR.fields}
 
@@ -95,8 +95,16 @@ async def test_tools_are_sent_and_an_answer_goes_back_as_a_message() -> None:
         {"role": "tool", "tool_call_id": "c1", "content": "5 pm"},
         {"role": "assistant", "content": None, "tool_calls": [openai_call]},
     ]
-    tools: list[Any] = [RAIN, {"type": "function", "function": RAIN}]
-    wanted = Options(tools=tools, tool_choice="required", parallel_tool_calls=False, template_variables={"a": True})
+    tools: list[Any] = [RAIN | {"strict": True}, {"type": "function", "function": RAIN}]
+    wanted = Options(
+        tools=tools,
+        tool_choice="required",
+        allowed_tools=["rain"],
+        parallel_tool_calls=False,
+        template_variables={"a": True},
+        thinking_token_budget=50,
+        reasoning_effort="low",
+    )
     sent = generate_request(messages, {"max_tokens": 5}, wanted).chat
     assert sent == pb.ChatMessages(
         messages=[
@@ -110,10 +118,16 @@ async def test_tools_are_sent_and_an_answer_goes_back_as_a_message() -> None:
             pb.ChatMessage(role="tool", tool_call_id="c1", content="5 pm"),
             pb.ChatMessage(role="assistant", tool_calls=[pb.ToolCall(id="c2", name="rain", arguments="{}")]),
         ],
-        tools=[SENT_RAIN, SENT_RAIN],
+        tools=[
+            pb.Tool(name="rain", description="When it rains.", parameters=SENT_RAIN.parameters, strict=True),
+            SENT_RAIN,
+        ],
         tool_choice=pb.TOOL_CHOICE_REQUIRED,
         parallel_tool_calls=False,
         template_variables='{"a": true}',
+        allowed_tools=["rain"],
+        thinking_token_budget=50,
+        reasoning_effort="low",
     )
 
 

@@ -29,7 +29,7 @@ TEMPLATE = (
     "{% if message.reasoning_content %}({{ message.reasoning_content }}){% endif %}{{ message.content }}"
     "{% for call in message.tool_calls or [] %}{{ call.function.name }}:{{ call.function.arguments | tojson }}"
     "{% endfor %}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
-    "{% if enable_thinking is defined %}{{ enable_thinking }}{% endif %}"
+    "{{ reasoning_effort }}{% if enable_thinking is defined %}{{ enable_thinking }}{% endif %}"
 )
 CALL = '<tool_call>\n{"name": "find", "arguments": {"q": "caf\u00e9 {"}}\n</tool_call>'
 THOUGHT = f"<think>So be it.</think>\n\nLet me see.\n{CALL}"

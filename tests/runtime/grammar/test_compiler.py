@@ -37,6 +37,37 @@ GOOD = {
     ): ("so <f>1</f>"),
 }
 
+CONST: dict[str, object] = {"type": "json_schema", "json_schema": {"const": 1}}
+CALL: dict[str, object] = {"begin": "<f=g>", "content": CONST, "end": "</f>"}
+FORMATS: list[tuple[dict[str, object], str]] = [
+    ({"type": "triggered_tags", "triggers": ["<f"], "tags": [CALL]}, "so <f=g>1</f> and <f=g>1</f>."),
+    ({"type": "triggered_tags", "triggers": ["<f"], "tags": [CALL]}, "no call"),
+    ({"type": "triggered_tags", "triggers": ["<f"], "tags": [CALL], "stop_after_first": True}, "so <f=g>1</f>"),
+    ({"type": "triggered_tags", "triggers": ["<f"], "tags": [CALL], "at_least_one": True}, "<f=g>1</f>"),
+    (CALL | {"type": "tag"}, "<f=g>1</f>"),
+    ({"type": "tag", "begin": "<t>", "content": {"type": "any_text"}, "end": "</t>"}, "<t>anything </t>"),
+    (
+        {"type": "sequence", "elements": [{"type": "const_string", "value": "a/"}, CONST, CALL | {"type": "tag"}]},
+        "a/1<f=g>1</f>",
+    ),
+    ({"type": "or", "elements": [CONST, {"type": "regex", "pattern": "a+/"}]}, "aaa/"),
+]
+
+
+@pytest.mark.parametrize(("given", "text"), FORMATS)
+def test_the_newer_form_of_structural_tags_allows_its_answer_and_then_the_end(
+    compiler: GrammarCompiler, tiny_model: Path, given: dict[str, object], text: str
+) -> None:
+    grammar = Grammar("structural_tag", json.dumps({"type": "structural_tag", "format": given}))
+    test_every_kind_allows_its_answer_and_then_the_end(compiler, tiny_model, grammar, text)
+
+
+def test_what_a_trigger_opens_is_a_call(compiler: GrammarCompiler, tiny_model: Path) -> None:
+    given = {"type": "triggered_tags", "triggers": ["<f"], "tags": [CALL]}
+    matcher = compiler.matcher(Grammar("structural_tag", json.dumps({"format": given})))
+    tokens = Tokenizer(tiny_model, VOCAB_SIZE).encode("so <f=g>2").tolist()
+    assert tokens[-1] not in allowed(matcher.mask(tokens[:-1]))
+
 
 @pytest.mark.parametrize(("grammar", "text"), GOOD.items(), ids=[grammar.kind for grammar in GOOD])
 def test_every_kind_allows_its_answer_and_then_the_end(
@@ -76,6 +107,36 @@ def nested(depth: int) -> str:
 
 BAD = {
     Grammar("json_schema", '{"properties": {"a": {"items": {"not": {}}}}}'): "'not' at $.properties.a.items.not",
+    **{
+        Grammar("json_schema", json.dumps({"properties": {"a": {"items": wrong}}})): f"$.properties.a.items{problem}"
+        for wrong, problem in (
+            (
+                {"oneOf": [{"type": "object"}, {"type": "object"}]},
+                ".oneOf: oneOf constraints are not supported. use anyOf",
+            ),
+            ({"type": "string", "format": "moon"}, ".format: Unknown format: moon"),
+            ({"type": "string", "pattern": "(?=a)b"}, ".pattern: regex parse error"),
+            ({"$ref": "#/$defs/none"}, ".$ref: Pointer '/$defs/none' does not exist"),
+            ({"type": "strin"}, ".type: Invalid type: strin"),
+            ({"minItems": -1}, ".minItems: Expected positive integer"),
+            ({"prefixItems": [{}, {"multipleOf": 0}]}, ".prefixItems[1].multipleOf: invalid multiple of"),
+            ({"allOf": [{}, {"uniqueItems": True}]}, ".allOf[1].uniqueItems, which is not supported"),
+        )
+    },
+    Grammar(
+        "json_schema",
+        json.dumps(
+            {
+                "type": "object",
+                "properties": {"a": {"type": "object", "properties": {"b": False}, "required": ["b"]}},
+                "required": ["a"],
+            }
+        ),
+    ): "$.properties.a.required: Unsatisfiable schema: required property 'b' is unsatisfiable",
+    Grammar(
+        "json_schema",
+        json.dumps({"$defs": {"day": {"format": "moon"}}, "properties": {"a": {"$ref": "#/$defs/day"}}}),
+    ): "$.$defs.day.format: Unknown format: moon",
     Grammar("json_schema", '{"$ref": "#"}'): "no answer",
     Grammar("json_schema", '{"x'): "cannot be used",
     Grammar("json_schema", "[]"): "an object or a boolean",
@@ -88,6 +149,15 @@ BAD = {
     Grammar("ebnf", "start: nosuch"): "unknown name",
     Grammar("ebnf", "root ::= r0\n" + "".join(f"r{i} ::= r{i + 1}\n" for i in range(3000))): "at most 16384",
     Grammar("structural_tag", "{}"): "structures",
+    Grammar("structural_tag", '{"format": {"type": "odd"}}'): "format.type is 'odd', must be one of triggered_tags",
+    Grammar(
+        "structural_tag",
+        '{"format": {"type": "triggered_tags", "triggers": ["<"], "tags": [{"begin": "<", "end": ""}]}}',
+    ): "format.tags[0].content is missing",
+    Grammar(
+        "structural_tag", '{"format": {"type": "sequence", "elements": [{"type": "const_string"}]}}'
+    ): "format.elements[0].value is missing",
+    Grammar("structural_tag", '{"format": {"type": "triggered_tags", "tags": []}}'): "format.triggers is missing",
     Grammar("regex", "x" * 300_000): "at most 262144",
     Grammar("regex", "|".join(f"word{number}" for number in range(3000))): "at most 16384 are allowed in one",
     Grammar("choice", choices=("yes", "x" * 20_000)): "text of 20000 characters",
@@ -118,6 +188,14 @@ ALLOWED = {
     "enum": {"enum": [f"value {number}" for number in range(5000)]},
     "properties": wide(500),
 }
+
+
+def test_the_schemas_of_many_tools_are_no_text_in_one_piece(compiler: GrammarCompiler) -> None:
+    schema = json.dumps({"type": "object", "properties": {"path": {"type": "string", "description": "Long. " * 100}}})
+    rules = "\n".join(f"rule_{i}: %json {schema}" for i in range(40))
+    lark = f"start: {' | '.join(f'rule_{i}' for i in range(40))}\n{rules}"
+    assert len(lark) > 16 * 1024
+    assert allowed(compiler.matcher(Grammar("ebnf", lark)).mask([]))
 
 
 @pytest.mark.parametrize("schema", ALLOWED.values(), ids=ALLOWED)

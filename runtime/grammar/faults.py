@@ -1,0 +1,59 @@
+"""Where a JSON schema that cannot be followed goes wrong: its parts are tried one by one."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+LOOKING_S: Final = 0.2  # of the thread's own time; only the words of a refusal depend on it
+UNSATISFIABLE = "Unsatisfiable schema"
+_NOT_SCHEMAS = frozenset(("enum", "const", "default", "examples"))
+_NAMED_SCHEMAS = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"))
+_DEFINITIONS = ("$defs", "definitions")
+_TRIED_LAST = ("properties", "type")  # without them many an error vanishes that another keyword causes
+
+ErrorOf = Callable[[Mapping[str, Any]], str]
+"""What is wrong with a schema; empty: nothing."""
+
+
+def find_fault(schema: Any, error: str, error_of: ErrorOf) -> tuple[str, str]:
+    """(JSON path, error) of the innermost keyword that goes wrong as the whole schema does, with `error`."""
+    definitions = {name: schema[name] for name in _DEFINITIONS if isinstance(schema, Mapping) and name in schema}
+    until_s, path = time.thread_time() + LOOKING_S, "$"
+
+    def told(part: Mapping[str, Any]) -> str | None:
+        """None: there is no time left to try it."""
+        return error_of({**part, **definitions}) if time.thread_time() < until_s else None
+
+    def inner(whole: Any) -> tuple[str, Any, str] | None:
+        for name, part in _parts(whole):
+            if _same(problem := told(part) or "", error):
+                return name, part, problem
+        return None
+
+    while found := inner(schema):
+        name, schema, error = found
+        path += name
+    if isinstance(schema, Mapping):
+        for keyword in sorted(schema, key=lambda name: (name in _TRIED_LAST, name == "type")):
+            problem = told({name: value for name, value in schema.items() if name != keyword})
+            if problem is not None and problem != error and keyword not in _DEFINITIONS:
+                return f"{path}.{keyword}", error
+    return path, error
+
+
+def _same(inner: str, outer: str) -> bool:
+    """What is unsatisfiable makes what requires it unsatisfiable, in other words."""
+    return bool(inner) and (inner == outer or (inner.startswith(UNSATISFIABLE) and outer.startswith(UNSATISFIABLE)))
+
+
+def _parts(schema: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """(path from the schema on, schema) of those right within it."""
+    for name, value in schema.items() if isinstance(schema, Mapping) else ():
+        if name in _NOT_SCHEMAS:
+            continue
+        if isinstance(value, Mapping):
+            named = value.items() if name in _NAMED_SCHEMAS else (("", value),)
+            parts = [(f".{name}.{key}" if key else f".{name}", part) for key, part in named]
+        else:
+            parts = [(f".{name}[{i}]", part) for i, part in enumerate(value)] if isinstance(value, list) else []
+        yield from ((path, part) for path, part in parts if isinstance(part, Mapping))
