@@ -1,7 +1,7 @@
 """Early refusal: whom it refuses wrongly, and what an overloaded fleet still serves in time.
 
     python -m benchmarks.early_refusal [--kinds agents,documents] [--fleet mixed] [--loads 0.8,2] [--due-ms 2000]
-        [--requests N] [--probes 0.05] [--json FILE]
+        [--requests N] [--probes 0.2] [--json FILE]
 
 Simulated time, with the workers, traffic and fleets of routing_quality; each request is weighed by the router's own
 placement, which knows what is on its way to the workers, and refused by the router's own rule. The capacity is what the
@@ -136,7 +136,7 @@ def main() -> None:
     parser.add_argument("--loads", type=lambda text: list(map(float, text.split(","))), default=[0.8, 2.0])
     parser.add_argument("--due-ms", type=float, default=2000.0, help="when each first token is due")
     parser.add_argument("--requests", type=int, default=6000, help="of each kind")
-    parser.add_argument("--probes", type=float, default=0.05, help="share of the refused that is served all the same")
+    parser.add_argument("--probes", type=float, default=0.2, help="share of the refused that is served all the same")
     parser.add_argument("--json", type=Path, help="also write the rows there, with the machine and the command")
     options = parser.parse_args()
     began = machine()

@@ -333,7 +333,7 @@ def _add_gauges(config: ServingConfig, view: _View, status: StatusView, nats: Na
     metrics = view.parts.metrics
     metrics.watch(nats)
     add_queue_gauges(metrics, view.parts.queue, config.planner.targets)
-    add_worker_gauges(metrics, view.directory, view.parts.pool, status)
+    add_worker_gauges(metrics, view.directory, view.parts.pool, status, view.speeds)
     add_event_gauges(metrics, view.indexer)
     add_sharing_gauges(metrics, view.sharing, view.expected)
 

@@ -7,7 +7,7 @@ from baton_proto.discovery import TimedStep
 from engine.core.batch import Batch
 from runtime.config.step_times import token_pairs
 
-KEPT = 4  # from one `take` to the next
+KEPT = 16  # from one `take` to the next
 DECAY = 0.9  # of what prompts took, with each step
 
 

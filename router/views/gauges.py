@@ -9,6 +9,7 @@ from router.requests.admission import AdmissionQueue
 from router.views.status import StatusView
 from router.workers.charge_sharing import ChargeSharing
 from router.workers.pool import PooledWorker, WorkerPool
+from router.workers.step_speed import StepSpeeds
 from runtime.config.planner import TargetsConfig
 from runtime.discovery.directory import Directory
 from runtime.telemetry.metrics import Read, Samples
@@ -29,7 +30,9 @@ def add_queue_gauges(metrics: RouterMetrics, queue: AdmissionQueue, targets: Tar
     gauge("baton_router_itl_target_seconds", "What is aimed at: planner.targets.itl_ms", lambda: targets.itl_ms / 1000)
 
 
-def add_worker_gauges(metrics: RouterMetrics, directory: Directory, pool: WorkerPool, status: StatusView) -> None:
+def add_worker_gauges(
+    metrics: RouterMetrics, directory: Directory, pool: WorkerPool, status: StatusView, speeds: StepSpeeds
+) -> None:
     metrics.gauge(
         "baton_router_workers",
         "Workers in discovery; unusable: ready, but not reachable or of another model",
@@ -42,6 +45,12 @@ def add_worker_gauges(metrics: RouterMetrics, directory: Directory, pool: Worker
         "baton_router_workers_with_trouble",
         "Workers that status has a note on, such as missing events",
         lambda: sum(1 for worker in pool.workers.values() if status.note(worker)),
+    )
+    metrics.gauge(
+        "baton_router_worker_slowness",
+        "How long a worker's steps take, as a multiple of the profile's: 2 is half as fast",
+        speeds.slowness,
+        "worker",
     )
 
 

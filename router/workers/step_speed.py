@@ -1,30 +1,57 @@
 """How fast each worker's steps are: the step-time model, fitted to the steps that its load reports time.
 
-A worker is as fast as the profile until it has reported ENOUGH steps. In a step that does both, prompts took what the
+A worker is as fast as the profile until it has reported ENOUGH steps. When the last RECENT steps of a kind take CHANGED
+times as long as expected, or as short, the worker has changed: the earlier ones are forgotten, and until ENOUGH new
+ones are there, the coefficients are those from before, so many times. In a step that does both, prompts took what the
 decodes did not take by the model. Event loop only.
 """
 
 from collections import deque
 from typing import Final
 
+import numpy as np
+from msgspec.structs import astuple
+
 from baton_proto.discovery import LoadReport
 from router.workers.load import LoadLedger
-from runtime.config.step_fit import ENOUGH, fitted
+from runtime.config.step_fit import ENOUGH, fitted, ratios
 from runtime.config.step_times import StepTimes
 from runtime.discovery.worker_key import WorkerKey
 
 WINDOW: Final = 128  # steps kept of each kind
 REFIT_AFTER: Final = 16  # new steps
+RECENT: Final = 16  # steps of a kind
+CHANGED: Final = 1.3
+TYPICAL: Final = (2048, 2.1e6, 32, 64e3)  # a step: prompt tokens, their pairs, sequences, tokens of their context
 
 
 class _Steps:
-    __slots__ = ("decode", "new", "prefill", "times")
+    __slots__ = ("decode", "known", "new", "prefill", "profile", "times")
 
     def __init__(self, times: StepTimes) -> None:
         self.prefill: deque[list[float]] = deque(maxlen=WINDOW)  # rows as step_fit has them
         self.decode: deque[list[float]] = deque(maxlen=WINDOW)
         self.new = 0
-        self.times = times
+        self.known = False  # `times` are of a fit to mostly the same rows
+        self.profile = self.times = times
+
+    def notice_change(self) -> None:
+        """Keeps of each kind what the worker has reported since it became faster or slower."""
+        slower = [1.0, 1.0]
+        for kind, rows in enumerate((self.prefill, self.decode)):
+            found = ratios(list(rows)[-RECENT:], self.times)
+            ratio = float(np.median(found)) if len(found) == RECENT else 1.0
+            if not 1 / CHANGED < ratio < CHANGED:
+                slower[kind] = ratio
+                for _ in range(len(rows) - RECENT):
+                    rows.popleft()
+        if slower != [1.0, 1.0]:
+            scaled = [ms * slower[place // 3] for place, ms in enumerate(astuple(self.times))]
+            self.profile, self.known = StepTimes(*scaled), False
+
+    def fit(self) -> None:
+        self.times = fitted(list(self.prefill), list(self.decode), self.profile, self.times if self.known else None)
+        self.known = max(len(self.prefill), len(self.decode)) >= ENOUGH
 
 
 class StepSpeeds:
@@ -47,11 +74,16 @@ class StepSpeeds:
             elif step.sequences and not step.prompt_tokens and step.step_ms > 0:
                 steps.decode.append([1.0, step.sequences, step.context_tokens, step.step_ms])
             steps.new += 1
-        if steps.new >= REFIT_AFTER and max(len(steps.prefill), len(steps.decode)) >= ENOUGH:
+        if steps.new >= REFIT_AFTER and max(len(steps.prefill), len(steps.decode)) >= RECENT:
             steps.new = 0
-            known = None if steps.times is self._profile else steps.times
-            steps.times = fitted(list(steps.prefill), list(steps.decode), self._profile, known)
+            steps.notice_change()
+            steps.fit()
             self._ledger.learn(key, steps.times)
+
+    def slowness(self) -> list[tuple[tuple[str], float]]:
+        """By worker: how long a step takes there, as a multiple of what it takes by the profile."""
+        usual_ms = self._profile.step_ms(*TYPICAL)
+        return [((key[0],), steps.times.step_ms(*TYPICAL) / usual_ms) for key, steps in self._steps.items()]
 
     def forget(self, worker: WorkerKey) -> None:
         """The incarnation is gone."""

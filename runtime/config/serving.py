@@ -52,9 +52,9 @@ class PlacementConfig(Struct, frozen=True, forbid_unknown_fields=True):
     ship_token_ms: Weight = 0.003
     host_token_ms: Weight = 0.003
     disk_token_ms: Weight = 0.06
-    decode_steps: Weight = 2.0  # of the worker that the request is charged with
+    decode_steps: Weight = 8.0  # of the worker that the request is charged with
     delay_weight: Weight = 0.25  # of a ms that a prompt delays another request's tokens
-    crowd_weight: Weight = 3.0  # of the ms that later prompts wait because this one is not cached
+    crowd_weight: Weight = 4.0  # of the ms that later prompts wait because this one is not cached
     temperature: Weight = 0.0  # 0: argmin with random ties; above: softmax over negative normalised costs
     local_prefill_tokens: Count = 2**31 - 1  # that a decode worker may compute of a prompt; 0: all prompts are shipped
     prefill_queue_tokens: Positive = 16384  # a prefill worker with as many queued tokens gets no new request

@@ -65,10 +65,18 @@ def fitted(
 
 def errors(prefill: list[list[float]], decode: list[list[float]], times: StepTimes) -> tuple[Vector, Vector]:
     """The relative errors of `times`: [prefill rows] and [decode rows]."""
-    rows, x = np.reshape(prefill, (-1, 3)), np.reshape(decode, (-1, 4))
-    expected = np.maximum(times.prefill_floor_ms, rows[:, :2] @ times.prefill[1:])
-    found = x[:, :3] @ times.decode
-    return np.abs(expected / rows[:, 2] - 1), np.abs(found / x[:, 3] - 1)
+    return np.abs(1 / ratios(prefill, times) - 1), np.abs(1 / ratios(decode, times) - 1)
+
+
+def ratios(rows: list[list[float]], times: StepTimes) -> Vector:
+    """How long steps of one kind took, as multiples of what they take by `times`: [rows]."""
+    if not rows:
+        return np.empty(0)
+    x = np.array(rows)
+    prompts = x.shape[1] == 3
+    expected = np.maximum(times.prefill_floor_ms, x[:, :2] @ times.prefill[1:]) if prompts else x[:, :3] @ times.decode
+    found: Vector = x[:, -1] / np.maximum(expected, 1e-9)
+    return found
 
 
 def _fitted_prefill(rows: Vector, profile: Vector, known: Vector | None) -> tuple[float, float, float]:

@@ -94,7 +94,7 @@ def test_add_a_cost_term(scratch: Scratch) -> None:
     scratch.edit(cost, formula, "        costs[i, TOY] = toy_ms * requests\n" + formula)
     passed = "config.delay_weight, config.crowd_weight"
     scratch.edit("router/placement/candidates.py", passed, passed + ", config.toy_ms")
-    key = "    decode_steps: Weight = 2.0"
+    key = "    decode_steps: Weight = 8.0"
     scratch.edit("runtime/config/serving.py", key, "    toy_ms: Weight = 0.0\n" + key)
     key = "    ship_token_ms: 0.003\n"
     scratch.edit("serving.yaml", key, key + "    # What a running request costs.\n    toy_ms: 0.0\n")

@@ -250,11 +250,11 @@ def test_the_time_until_the_first_token_is_expected_with_attention() -> None:
 
 
 def test_a_cached_prefix_is_worth_the_more_the_longer_prompts_wait() -> None:
-    """Its worker has 100 ms more to do than the others, and computing the prefix takes 54 ms."""
+    """Its worker has 120 ms more to do than the others, and computing the prefix takes 54 ms."""
     chosen = []
     for queued in (0, 10_000):
         decode = [
-            candidate("home", cached=156, queued=queued + 5000),
+            candidate("home", cached=156, queued=queued + 6000),
             *(candidate(f"d{i}", queued=queued) for i in "123"),
         ]
         placement = place(request(2600), decode, [], CONFIG, random.Random())

@@ -119,7 +119,7 @@ async def test_terms_add_up_to_the_cost(tokenizer: Tokenizer) -> None:
         p0, d0, d1 = weighed["p0"], weighed["d0"], weighed["d1"]
         computed = 136 * 0.1 + 0.001 * (200**2 - 64**2) / 2
         assert (term(p0, "computed"), term(p0, "queued"), term(p0, "decode")) == pytest.approx((computed, 0.0, 0.0))
-        assert (d0.runs_prompt, d0.uncached_tokens, term(d0, "decode")) == (True, 72, 2 * 6.0)
+        assert (d0.runs_prompt, d0.uncached_tokens, term(d0, "decode")) == (True, 72, 8 * 6.0)
         assert term(d0, "computed") == pytest.approx(72 * 0.1 + 0.001 * (200**2 - 128**2) / 2)
         assert (d1.runs_prompt, d1.uncached_tokens, term(d1, "computed")) == (False, 104, 0.0)
         assert term(d1, "shipped") == pytest.approx(p0.ttft_ms + 2.0 + 104 * 0.003)

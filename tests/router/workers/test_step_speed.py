@@ -7,8 +7,7 @@ from msgspec.structs import replace
 
 from baton_proto.discovery import LoadReport, TimedStep, WorkerLoad
 from router.workers.load import LoadLedger
-from router.workers.step_speed import REFIT_AFTER, WINDOW, StepSpeeds
-from runtime.config.step_fit import ENOUGH
+from router.workers.step_speed import RECENT, REFIT_AFTER, WINDOW, StepSpeeds
 from runtime.config.step_times import StepTimes
 
 WORKER = ("d", 1)
@@ -27,15 +26,15 @@ def report(steps: list[TimedStep], worker_id: str = "d") -> LoadReport:
 
 
 @pytest.mark.parametrize("mixed", [False, True])
-def test_a_worker_that_is_slower_than_the_profile_is_known_after_some_seconds(mixed: bool) -> None:
-    """At four steps a second; also where hardly a step only computes prompts."""
+def test_a_worker_that_is_slower_than_the_profile_is_known_after_some_steps(mixed: bool) -> None:
+    """Also where hardly a step only computes prompts."""
     dice, ledger = random.Random(1), LoadLedger(16, 300.0, times=PROFILE)
     speeds = StepSpeeds(ledger, PROFILE)
     ledger.report(WORKER, WorkerLoad())
-    for second in range(20):
+    for number in range(20):
         kinds = [(True, mixed), (False, True)] * 2
         speeds.load_report(report([step(dice, prompts=prompts, decodes=decodes) for prompts, decodes in kinds]))
-        if second == 3:
+        if number == 3:
             assert ledger.times((WORKER,))[0, 1] == PROFILE.prefill_token_ms, "too few to say"
     learned = StepTimes(*ledger.times((WORKER,))[0].tolist())
     for n in (1000, 4000):
@@ -64,7 +63,7 @@ def test_steps_are_fitted_when_they_are_enough_and_again_after_some_more_for_the
         speeds.load_report(report(steps))
         return StepTimes(*ledger.times((WORKER,))[0].tolist())
 
-    assert after(ENOUGH - 1, 0.1) == PROFILE
+    assert after(RECENT - 1, 0.1) == PROFILE
     first = after(1, 0.1)
     assert first.decode_ms(4, 0) < 1.0
     assert after(REFIT_AFTER - 1, 0.2) == first
@@ -103,3 +102,35 @@ def test_a_worker_that_the_ledger_does_not_know_leaves_nothing_behind() -> None:
     speeds.load_report(report([TimedStep(100, 5000.0, 0, 0, 9.0)], "stranger"))
     assert not speeds._steps
     assert not ledger.knows(("stranger", 1))
+
+
+@pytest.mark.parametrize("kind", ["prompts", "decodes"])
+def test_a_worker_that_has_become_slow_or_quick_is_known_by_its_next_sixteen_steps(kind: str) -> None:
+    """However many it has reported before. The steps of the other kind stay what they were."""
+    dice, ledger = random.Random(3), LoadLedger(16, 300.0, times=PROFILE)
+    speeds = StepSpeeds(ledger, PROFILE)
+    ledger.report(WORKER, WorkerLoad())
+    quick = [step(dice, prompts=prompts, decodes=not prompts) for prompts in (True, False) * 2 * WINDOW]
+    quick = [replace(one, step_ms=one.step_ms / 3 * dice.lognormvariate(0.0, 0.1)) for one in quick]
+    speeds.load_report(report(quick))
+    assert speeds.slowness() == [(("d",), pytest.approx(1.0, rel=0.1))]
+    for times in (4, 1):
+        some = [one for one in quick if bool(one.prompt_tokens) == (kind == "prompts")][:RECENT]
+        speeds.load_report(report([replace(one, step_ms=times * one.step_ms) for one in some]))
+        learned = StepTimes(*ledger.times((WORKER,))[0].tolist())
+        expected = [times if one == kind else 1 for one in ("prompts", "decodes")]
+        ratios = [
+            learned.prefill_ms(4000, 8e6) / PROFILE.prefill_ms(4000, 8e6),
+            learned.decode_ms(32, 22_400) / PROFILE.decode_ms(32, 22_400),
+        ]
+        assert ratios == pytest.approx(expected, rel=0.15)
+
+
+def test_steps_that_vary_by_a_tenth_are_no_change() -> None:
+    dice, ledger = random.Random(4), LoadLedger(16, 300.0, times=PROFILE)
+    speeds = StepSpeeds(ledger, PROFILE)
+    ledger.report(WORKER, WorkerLoad())
+    for _ in range(50):
+        steps = [step(dice, prompts=prompts, decodes=not prompts) for prompts in (True, False) * REFIT_AFTER]
+        speeds.load_report(report([replace(one, step_ms=one.step_ms * dice.lognormvariate(0.0, 0.1)) for one in steps]))
+    assert len(speeds._steps[WORKER].prefill) == len(speeds._steps[WORKER].decode) == WINDOW
