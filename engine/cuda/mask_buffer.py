@@ -14,14 +14,13 @@ _ALIGNMENT = 32  # words; kernels are compiled for pointers that are aligned to 
 
 class MaskBuffer:
     """Row numbers, then masks, in one copy. Invariant: a step's masks are filled when the tokens of the step before are
-    known, so nothing on the device reads the masks before them, and the copy runs beside the step that needs them."""
+    known, so nothing on the device reads the masks before them."""
 
     def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
         self._num_words = -(-vocab_size // 32)
         size = _aligned(max_rows) + max_rows * self._num_words
         self._host = torch.zeros(size, dtype=torch.int32, pin_memory=device.type == "cuda")
         self._device = torch.zeros(size, dtype=torch.int32, device=device)
-        self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     def fill(self, rows: list[int], sequences: Iterable[Sequence]) -> None:
         """Computes the masks of sampled rows, for `upload`."""
@@ -30,13 +29,9 @@ class MaskBuffer:
         fill_rows(sequences, masked.words.numpy())
 
     def upload(self, count: int) -> Tensor:
-        """Copies what was filled to the device; the current stream waits for it. Returns the words, which other ranks
-        `receive`."""
+        """Copies what was filled to the device, in stream order. Returns the words, which other ranks `receive`."""
         words = self.received(count)
-        with torch.cuda.stream(self._copies):  # None: the current one
-            words.copy_(self._host[: len(words)], non_blocking=True)
-        if self._copies is not None:
-            torch.cuda.current_stream(words.device).wait_stream(self._copies)
+        words.copy_(self._host[: len(words)], non_blocking=True)
         return words
 
     def received(self, count: int) -> Tensor:
