@@ -33,8 +33,6 @@ _SHRINKS_AGAIN = "if wanted.of(role) < have and since_s < now.config.down_cooldo
 _SHRINKS = "if wanted.of(role) < have and grew_s < now.config.reversal_s:"
 _GROWS = "if wanted.of(role) > have and shrank_s < now.config.reversal_s:"
 _READY_ALIKE = "all ready workers have this constant in their key, and the part before it parts them from the others"
-_RESHAPED = "rows, x = np.reshape(prefill, (-1, 3)), np.reshape(decode, (-1, 4))"
-_ANY_NEGATIVE = "numpy finds the size that is negative, whichever number it is"
 _MEDIAN_OF_SHORT = "floor_ms = float(np.median(y[short])) if short.sum() >= ENOUGH // 4 else profile[0]"
 _TYPICAL = "typical = max(1e-3, float(np.median(errors))) if len(errors) else 1.0"
 _NO_ERRORS = "without samples there is nothing to weigh (and numpy's warning, an error in CI, is ignored here)"
@@ -329,8 +327,6 @@ EQUIVALENT: Final[dict[str, dict[tuple[str, str], str]]] = {
         ): "the quotient is whole, and the compiled function makes an integer of it",
     },
     "runtime/config/step_fit.py": {
-        (_RESHAPED, _RESHAPED.replace("(-1, 3)", "(-2, 3)")): _ANY_NEGATIVE,
-        (_RESHAPED, _RESHAPED.replace("(-1, 4)", "(-2, 4)")): _ANY_NEGATIVE,
         (_MEDIAN_OF_SHORT, _MEDIAN_OF_SHORT.replace("//", "/")): "4 divides ENOUGH",
         (_SPEED, _SPEED.replace("1.0", "2.0")): "without an expected time the profile is zero, at any speed",
         (_TYPICAL, _TYPICAL.replace("len(errors)", "(len(errors)) or True")): _NO_ERRORS,
