@@ -259,7 +259,7 @@ class CudaRunner:
             length = min(num_tokens, self._attention.num_positions)
             self._run_prompts(min(self._max_rows, num_tokens // length), length)
             num_tokens *= 2
-        torch.cuda.synchronize()
+            torch.cuda.synchronize()  # because the buffers of the host take turns
 
     def _clear(self, rows: int) -> None:
         self._buffer.clear(self._buffer.decode_shape(rows))

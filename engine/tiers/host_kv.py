@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
+import structlog
 import xxhash
 
 from engine.core.block_manager import LowerTier
@@ -16,6 +17,8 @@ from runtime.errors import ConfigError, UnavailableError
 AUTO_FACTOR = 4  # times the slab
 KEY = "engine.host_kv_memory"
 CHECKSUM_KEY = "engine.host_kv_checksum"
+
+log = structlog.get_logger()
 
 
 class HostTier(LowerTier, Protocol):
@@ -101,6 +104,9 @@ def host_kv(slab: Slab, config: EngineConfig, ranks: int) -> HostTier | None:
     text = config.host_kv_memory.strip()
     if text == "auto":
         nbytes = min(AUTO_FACTOR * slab.layout.nbytes, available_bytes() // 2 // ranks)
+        if nbytes < slot_bytes(slab):
+            log.warning("no host tier: too little memory is free", bytes=nbytes, block_bytes=slot_bytes(slab))
+            return None
     else:
         nbytes = parse_bytes(text, KEY)
     if nbytes == 0:

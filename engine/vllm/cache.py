@@ -56,6 +56,10 @@ class VllmCache(FollowedCache):
 
     vacate = clear
 
+    def flush(self) -> bool:
+        """False: there is nothing to write."""
+        return False
+
     def restores(self, sequence: Sequence) -> bool:
         """True of any that waits for blocks: vLLM has been asked, and may be asked for others meanwhile."""
         return True

@@ -173,7 +173,7 @@ class VllmEngine:
         num_known, goes_on = self._compared(item)
         if not goes_on and error is None:
             self.abort(item.request_id)
-            return SequenceOutput(sequence, [], [], "error", error=OTHER_TURN)
+            return SequenceOutput(sequence, [], [], "error", error=OTHER_TURN, refused=True)
         new, logprobs = item.new_token_ids[num_known:], self._logprobs(sequence, item)[num_known:]
         sequence.token_ids += new
         if finish is not None:

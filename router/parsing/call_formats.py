@@ -22,11 +22,14 @@ def json_call(reader: Reader, calls: CallWriter, keys: tuple[str, ...] = ()) -> 
         if keys and not named and key not in keys:
             raise MalformedError
         if key == "name" and not named:
-            calls.begin((yield from reader.string()))
-            named = True
+            name, named = (yield from reader.string()), True
+            if told or not keys:
+                calls.begin(name)
             for piece in held:
                 calls.arguments(piece)
         elif key in ("arguments", "parameters") and not told:
+            if named and keys:
+                calls.begin(name)
             told = True
             yield from _arguments(reader, calls.arguments if named else held.append)
         else:
@@ -38,7 +41,7 @@ def json_call(reader: Reader, calls: CallWriter, keys: tuple[str, ...] = ()) -> 
         if sign != "," and named and told:  # the last bracket is forgotten
             break
         yield from reader.literal(",")
-    if not named:
+    if not named or (keys and not told):  # a bare object is a call by its arguments alone
         raise MalformedError
     if not told:
         calls.arguments("{}")

@@ -8,6 +8,7 @@ in time.
 import math
 
 from router.placement.candidates import Work
+from router.placement.cost import RUNS_PROMPT
 from router.placement.placement import Weighing
 
 
@@ -33,5 +34,7 @@ def check_in_time(weighing: Weighing, before: Work, due_ms: float) -> None:
     if before.tokens:
         expected += runs.share_ms(before)
     # Where a worker is idle, to come again would not help, and only answers teach how fast the workers are.
-    if due_ms < expected < math.inf and (before.tokens or not runs.has_idle()):
+    runs_it = chosen >= 0 and weighing.decode.reason(chosen) >= RUNS_PROMPT
+    is_idle = runs.has_idle() or (runs_it and weighing.decode.has_idle())
+    if due_ms < expected < math.inf and (before.tokens or not is_idle):
         raise TooLate(weighing, expected)

@@ -86,8 +86,26 @@ def weigh(
 ) -> Weighing:
     """`max_running`: a decode worker with as many requests has no room. `due_ms`: when the first token is due, from now
     on. Among the workers that are in time the cheapest is chosen, and the soonest where none is."""
-    alone = nobody_ships(request, prefill.workers)
     shipped_ms = due_ms - config.ship_ms - config.ship_token_ms * request.num_tokens  # at most so long is the way
+    weighing = _weighing(request, decode, prefill, config, rng, max_running, due_ms, shipped_ms)
+    if weighing.decode.chosen >= 0 and weighing.decode.ttft_ms(weighing.decode.chosen) > due_ms:
+        # The decode worker's part of the way was longer: the soonest prefill worker may be in time.
+        weighing = _weighing(request, decode, prefill, config, rng, max_running, due_ms, -math.inf)
+    return weighing
+
+
+def _weighing(
+    request: Request,
+    decode: Candidates,
+    prefill: Candidates,
+    config: PlacementConfig,
+    rng: random.Random,
+    max_running: int,
+    due_ms: float,
+    shipped_ms: float,
+) -> Weighing:
+    """`shipped_ms`: when the prompt is due at the end of its computing."""
+    alone = nobody_ships(request, prefill.workers)
     prefills = Weighed(
         *("prefill", request, prefill, config, rng),
         alone=True,

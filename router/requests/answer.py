@@ -88,6 +88,7 @@ class _Parts:
     def __init__(self, parsing: Parsing) -> None:
         self._parser: Parser = parsing.parser()
         self._one_call = parsing.one_call
+        self._allowed = 0  # the index of the one call
         self._events: list[Event] = []
         self._reasoning_tokens = 0  # of the piece
         self._thinking_left = parsing.thinking_tokens
@@ -124,5 +125,8 @@ class _Parts:
 
     def _add(self, events: list[Event]) -> None:
         for event in events:
-            if not (self._one_call and isinstance(event, CallBegun | Arguments | CallCut) and event.index):
-                self._events.append(event)
+            if self._one_call and isinstance(event, CallBegun | Arguments | CallCut):
+                if event.index > self._allowed:
+                    continue
+                self._allowed += isinstance(event, CallCut)  # the next one may stand in its place
+            self._events.append(event)

@@ -163,7 +163,7 @@ class Choice:
         def assign() -> Assignment | None:
             began_s = time.monotonic()
             due_ms = self._due_ms(began_s)
-            able = of_one_form(parts.pool, parts.assigner, facts, self._max_tokens, hashes)
+            able = of_one_form(parts.pool, parts.assigner, facts, self._max_tokens, hashes, due_ms)
             assignment = parts.assigner.assign(request.request_id, able, self._max_tokens, hashes, due_ms)
             self._placing_s = time.monotonic() - began_s
             return assignment
@@ -330,7 +330,7 @@ class Choice:
         self._excluded.add(assignment.link.worker)
         if self._has_worker():
             return _UnsupportedError(problem)
-        return UnavailableError(problem) if self.output else InvalidRequestError("request", problem)
+        return UnavailableError(problem) if self.output or self._losses else InvalidRequestError("request", problem)
 
     def _late(self) -> DeadlineError:
         return DeadlineError("the request", self._request.deadline_s - self._tally.arrived_s)

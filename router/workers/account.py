@@ -111,11 +111,11 @@ class Account:
         self._freeing = self._freeing * exp((self._freed_s - now_s) / FREEING_S) + blocks
         self._freed_s = now_s
 
-    @property
-    def room(self) -> tuple[int, int]:
-        """Blocks that nobody uses, and in how many us one more comes free."""
+    def room(self, now_s: float) -> tuple[int, int]:
+        """Blocks that nobody uses, and in how many us one more comes free. No limit: nothing ended lately, so nobody
+        knows how soon."""
         reported = self.reported
-        if not reported.blocks_total or self._freeing < 1:
+        if not reported.blocks_total or self._freeing < 1 or now_s - self._freed_s > FREEING_S:
             return NO_LIMIT, 0
         return reported.blocks_total - reported.blocks_used, int(FREEING_S * 1e6 / self._freeing)
 

@@ -290,10 +290,11 @@ class LoadLedger:
 
     def _write_down(self) -> None:
         """Brings the columns up to date: when they are asked for, because many reports come between two requests."""
+        now_s = self._clock()
         for account in self._stale:
             if self._accounts.get(account.worker) is account:  # a charge may outlive its worker
                 self._columns[self._roster.get(account.worker)] = (
                     *(*account.view(), int(account.step_began_s * 1e6)),
-                    *account.room,
+                    *account.room(now_s),
                 )
         self._stale.clear()

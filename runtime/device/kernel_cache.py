@@ -13,10 +13,10 @@ def keep_kernels() -> None:
     names another one. Where it cannot be written, Triton keeps its own. To be called before Triton is imported."""
     if os.environ.get(VARIABLE):
         return
-    folder = cache_folder() / "kernels"
     try:
+        folder = cache_folder() / "kernels"
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
+    except (OSError, RuntimeError):  # RuntimeError: the user has no home
         return
     if os.access(folder, os.W_OK):
         os.environ[VARIABLE] = str(folder)

@@ -35,6 +35,8 @@ def find_fault(schema: Any, error: str, error_of: ErrorOf) -> tuple[str, str]:
         path += name
     if isinstance(schema, Mapping):
         for keyword in sorted(schema, key=lambda name: (name in _TRIED_LAST, name == "type")):
+            if time.thread_time() >= until_s:
+                break
             problem = told({name: value for name, value in schema.items() if name != keyword})
             if problem is not None and problem != error and keyword not in _DEFINITIONS:
                 return f"{path}.{keyword}", error

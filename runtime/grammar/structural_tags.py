@@ -4,19 +4,24 @@ The older form lists structures and what triggers them; the newer one, xgrammar'
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import llguidance
 
 TEXT = "/(.|\\n)*/"
+_SLASH = re.compile(r"\\.|/", re.DOTALL)  # one that is not escaped ends a pattern in Lark
 OLDER = '{"structures": [{"begin": ..., "schema": {...}, "end": ...}], "triggers": [...]}'
 
 
 def tags_source(tag: Any, json_options: Any) -> str:
     """`json_options`: of llguidance, for the schemas. Raises ValueError, which names the field."""
     if isinstance(tag, Mapping) and "format" in tag:
-        return _Format(json_options).source(tag["format"])
+        try:
+            return _Format(json_options).source(tag["format"])
+        except RecursionError as error:
+            raise ValueError("format is nested too deeply") from error
     try:
         triggers = [str(trigger) for trigger in tag["triggers"]]
         tags = []
@@ -68,7 +73,8 @@ class _Format:
         return _literal(_member(where, given, "value", str))
 
     def _regex(self, where: str, given: Mapping[str, Any]) -> str:
-        pattern = _member(where, given, "pattern", str).replace("/", "\\/").replace("\n", "\\n")
+        pattern = _SLASH.sub(lambda part: "\\/" if part[0] == "/" else part[0], _member(where, given, "pattern", str))
+        pattern = pattern.replace("\n", "\\n")
         return self._rule(f"/{pattern}/")
 
     def _sequence(self, where: str, given: Mapping[str, Any], sign: str = " ") -> str:

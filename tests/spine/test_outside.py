@@ -222,7 +222,7 @@ def test_a_command_says_what_its_key_or_its_ca_lacks(service: Guarded) -> None:
     cases: list[tuple[list[str], dict[str, str], str]] = [
         (trust, {}, "the operator key is missing"),
         (trust, {"BATON_OPERATOR_KEY": "wrong"}, "this is not the operator key"),
-        (trust, {"BATON_API_KEY": service.api_key}, "this is not the operator key"),
+        (trust, {"BATON_API_KEY": service.api_key}, "the operator key is missing"),
         ([*trust, "--operator-key-file", "/nowhere"], {}, "--operator-key-file: /nowhere: No such file"),
         (key, {}, "speaks TLS; name its CA with --ca-file or BATON_CA_FILE"),
         ([*key, "--ca-file", str(foreign)], {}, "a certificate that --ca-file does not vouch for"),

@@ -72,6 +72,12 @@ def test_auto_leaves_half_of_what_a_container_may_still_take(slab: Slab, monkeyp
         assert tier.num_slots == slots
 
 
+def test_auto_is_no_tier_where_no_block_has_room(slab: Slab, monkeypatch: pytest.MonkeyPatch) -> None:
+    for nbytes in (0, 2 * slot_bytes(slab) - 1):
+        monkeypatch.setattr(module, "available_bytes", lambda nbytes=nbytes: nbytes)
+        assert host_kv(slab, EngineConfig(host_kv_memory="auto"), ranks=1) is None
+
+
 def test_what_has_no_room_for_a_block_is_refused_with_the_size_of_one(slab: Slab) -> None:
     with pytest.raises(
         ConfigError, match=rf"engine\.host_kv_memory: 5 B is less than one KV block, {slot_bytes(slab)}"

@@ -39,7 +39,10 @@ def test_arguments_that_are_null_are_an_empty_object() -> None:
     assert calls(parsed("hermes", ['<tool_call>{"name": "f", "arguments": null}</tool_call>'])) == [("f", {})]
 
 
-@pytest.mark.parametrize("text", ['{"answer": 1, "name": "f"}', "\n\n{x", "  \n", '{"name": 1}', " [1, 2]"])
+@pytest.mark.parametrize(
+    "text",
+    ['{"answer": 1, "name": "f"}', '{"id": 7, "name": "f", "price": 3}', "\n\n{x", "  \n", '{"name": 1}', " [1, 2]"],
+)
 @pytest.mark.parametrize("family", ["llama3_json", "pythonic"])
 def test_text_that_begins_like_a_call_stays_as_it_is(family: str, text: str) -> None:
     assert parsed(family, list(text)) == [Text(text)]

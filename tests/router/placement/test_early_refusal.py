@@ -97,6 +97,21 @@ def test_a_prompt_is_shipped_by_a_worker_that_is_in_time_however_cheap_one_is_th
     assert chosen == {278.0: ("soon", 1), math.inf: ("dear", 1)}
 
 
+def test_a_cheap_prefill_worker_is_passed_where_the_decode_workers_part_of_the_way_makes_it_late() -> None:
+    decode = [Candidate(("d", 1), 0, 0, 0, room=(0, 200))]  # each block comes free after 0.2 ms
+    prefill = [Candidate(("dear", 1), 365, 15910, 0), Candidate(("soon", 1), 104, 3120, 0)]
+    config = PlacementConfig(local_prefill_tokens=0)
+    ttft_ms = {}
+    for due_ms in (1e9, 1.0):
+        placement = weigh(Request(6400, 16), decode, prefill, config, random.Random(1), due_ms=due_ms).placement()
+        assert placement is not None
+        ttft_ms[placement.prefill] = placement.ttft_ms
+    cheap_ms, soonest_ms = ttft_ms["dear", 1], ttft_ms["soon", 1]
+    for due_ms in (cheap_ms - 1, cheap_ms - 20, soonest_ms):
+        weighing = weigh(Request(6400, 16), decode, prefill, config, random.Random(1), due_ms=due_ms)
+        check_in_time(weighing, NO_WORK, due_ms)
+
+
 def test_a_request_that_is_let_in_goes_to_the_cheapest_worker_that_is_in_time() -> None:
     rows = ((2, 6016), (232, 12907), (94, 5714))
     decode = [Candidate((f"d{i}", 1), cached, queued, 0) for i, (cached, queued) in enumerate(rows)]
@@ -128,4 +143,6 @@ def test_a_request_that_some_worker_serves_in_time_is_never_refused(
     except TooLate:
         assert all(ttft_ms > due_ms for ttft_ms in free)
     else:
-        assert not free or min(free) <= due_ms or 0 in (prefill or decode)
+        placement = weighing.placement()
+        runs_it = placement is not None and placement.prefill is None
+        assert not free or min(free) <= due_ms or 0 in (prefill or decode) or (runs_it and 0 in decode)

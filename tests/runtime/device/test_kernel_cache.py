@@ -53,3 +53,12 @@ def test_where_nothing_can_be_written_triton_keeps_its_own_folder(cache: Path) -
     cache.write_text("a file, no folder")
     keep_kernels()
     assert os.environ[VARIABLE] == ""
+
+
+def test_a_user_without_a_home_keeps_tritons_own_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr("runtime.device.kernel_cache.cache_folder", homeless)
+    keep_kernels()
+    assert os.environ[VARIABLE] == ""

@@ -51,6 +51,7 @@ FORMATS: list[tuple[dict[str, object], str]] = [
         "a/1<f=g>1</f>",
     ),
     ({"type": "or", "elements": [CONST, {"type": "regex", "pattern": "a+/"}]}, "aaa/"),
+    ({"type": "regex", "pattern": "a\\/[/b]"}, "a/b"),
 ]
 
 
@@ -149,6 +150,7 @@ BAD = {
     Grammar("ebnf", "start: nosuch"): "unknown name",
     Grammar("ebnf", "root ::= r0\n" + "".join(f"r{i} ::= r{i + 1}\n" for i in range(3000))): "at most 16384",
     Grammar("structural_tag", "{}"): "structures",
+    Grammar("structural_tag", '{"format": ' + '{"type": "sequence", "elements": [' * 400 + "]}" * 400 + "}"): "nested",
     Grammar("structural_tag", '{"format": {"type": "odd"}}'): "format.type is 'odd', must be one of triggered_tags",
     Grammar(
         "structural_tag",

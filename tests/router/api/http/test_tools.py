@@ -30,6 +30,7 @@ STOP: Any = {"type": "function", "function": {"name": "stop"}}
 TOOLS: Any = [FIND, STOP]
 CALL = '<tool_call>\n{"name": "find", "arguments": {"q": "caf\u00e9 {"}}\n</tool_call>'
 CALLS = f'Let me see.\n{CALL}\n<tool_call>\n{{"name": "stop", "arguments": {{}}}}\n</tool_call>'
+CUT = '<tool_call>{"name": "find", "arguments": {"q": oops}}</tool_call>'
 THOUGHT = f"<think>So.</think>\n\n{CALL}"
 
 
@@ -125,6 +126,17 @@ async def test_calls_stand_apart_from_the_text(client: openai.AsyncOpenAI, gener
     assert '"name": "find"' in prompt_of(generator)
     first = await client.chat.completions.create(model=MODEL, messages=USER, tools=TOOLS, parallel_tool_calls=False)
     assert len(first.choices[0].message.tool_calls or ()) == 1
+
+
+async def test_the_one_call_that_is_wanted_is_the_first_that_is_whole(
+    client: openai.AsyncOpenAI, generator: ScriptedGenerator
+) -> None:
+    answers(generator, f'{CUT}<tool_call>{{"name": "stop", "arguments": {{}}}}</tool_call>')
+    answer = await client.chat.completions.create(model=MODEL, messages=USER, tools=TOOLS, parallel_tool_calls=False)
+    (choice,) = answer.choices
+    calls: Any = choice.message.tool_calls
+    assert [call.function.name for call in calls] == ["stop"]
+    assert choice.finish_reason == "tool_calls"
 
 
 async def test_reasoning_is_told_apart_and_counted(client: openai.AsyncOpenAI, generator: ScriptedGenerator) -> None:
