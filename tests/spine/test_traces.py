@@ -30,7 +30,7 @@ async def traced(tiny_model: Path) -> AsyncIterator[tuple[Service, Collector]]:
         environment.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")  # ms until spans are sent, instead of 5 s
         traces = {"enabled": True, "endpoint": collector.endpoint, "sample": 0.0}
         async with running_service(
-            tiny_model, 2, 1, router=SHIP_ALL, engine={"max_batch_tokens": 64}, telemetry={"traces": traces}
+            tiny_model, 2, 1, router=SHIP_ALL, engine={"max_batch_tokens": 16}, telemetry={"traces": traces}
         ) as service:
             yield service, collector
 
