@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from baton_proto.sampling import SamplingParams
+from benchmarks.disk_restart import plain_s
 from benchmarks.machine import describe, write_result
 from benchmarks.shapes import SHAPES
 from engine.core.block_manager import BlockManager
@@ -28,11 +29,12 @@ from engine.model.random_weights import RandomWeights
 from engine.model.shard import Shard
 from engine.runners.auto import flash_is_available
 from engine.tiers.block_files import BlockFiles
-from engine.tiers.disk_kv import DiskKv
+from engine.tiers.disk_kv import READERS, DiskKv
 from engine.tiers.gpu_kv import GpuHostKv, GpuMove
 from kvtransfer.slab.layout import SlabLayout
 from kvtransfer.slab.slab import Slab
 from runtime.device.drivers import memory_of
+from runtime.device.pinned_memory import PinnedMemory
 
 BLOCK_SIZE = 64
 PREFIX = 32768
@@ -238,8 +240,13 @@ def from_disk(gpu: GpuEngine, host: GpuHostKv, folder: Path, computed_s: float) 
             time.sleep(0.01)
         if time.perf_counter() - began > 60:
             return {"disk": f"not on the disk after {seed - 100} prompts"}
+    count = min(PREFIX // BLOCK_SIZE - 1, (files.folder / "blocks").stat().st_size // host.slot_bytes)
+    spare = PinnedMemory(gpu.slab.driver, count * host.slot_bytes)
+    targets = [spare.array[i * host.slot_bytes : (i + 1) * host.slot_bytes].data for i in range(count)]
     drop_page_cache(folder / "host-tier")
-    raw = disk_gb_per_s(folder / "host-tier")
+    plain = plain_s(files.folder / "blocks", targets, READERS)
+    del targets
+    spare.close()
     drop_page_cache(folder / "host-tier")
     before = server.manager.num_read
     took = server.first_token_s("from disk", prompt(1, PREFIX))
@@ -249,19 +256,12 @@ def from_disk(gpu: GpuEngine, host: GpuHostKv, folder: Path, computed_s: float) 
     return {
         "disk s": took,
         "blocks read": read,
+        "of blocks": count,
         "disk / computed": took / computed_s,
-        "the disk alone GB/s": raw,
+        "readers": READERS,
+        "read plainly s": plain,
+        "read plainly GB/s": count * host.slot_bytes / plain / 1e9,
     }
-
-
-def disk_gb_per_s(folder: Path) -> float:
-    """Of one reader of at most 2 GB, with nothing cached."""
-    nbytes, buffer, began = 0, bytearray(8 << 20), time.perf_counter()
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        with path.open("rb", buffering=0) as file:
-            while nbytes < 2_000_000_000 and (count := file.readinto(buffer)):
-                nbytes += count
-    return nbytes / (time.perf_counter() - began) / 1e9
 
 
 def first_hash(tokens: list[int]) -> int:

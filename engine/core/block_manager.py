@@ -224,13 +224,13 @@ class BlockManager:
         assert not sequence.block_table
         if self._disk is None or self._tier is None:
             return False
+        reads = self._cache.copies.reads
+        if num_left := len(self._restoring.get(sequence, set()) & reads.keys()):  # without a look at each block
+            return self._is_sooner(0, num_left)
         hits = self._hits(sequence)
         on_disk = hits[self._num_before(hits, self._cache.first_copy) :]
         missing = [block for block in on_disk if not self._is_in_memory(block)]
-        reads = self._cache.copies.reads
-        num_new = sum(block not in reads for block in missing)
-        restore_s = self._disk.read_s(num_new) + self._tier.load_s(len(missing))
-        if not missing or restore_s >= self.compute_s(len(missing) * self.block_size):
+        if not missing or not self._is_sooner(sum(block not in reads for block in missing), len(missing)):
             return False
         self._restoring.setdefault(sequence, set()).update(on_disk)
         for block in on_disk:
@@ -238,6 +238,13 @@ class BlockManager:
         self._cache.fetch(missing)
         self._carry_out()
         return any(block in reads for block in missing)
+
+    def _is_sooner(self, num_new: int, num_blocks: int) -> bool:
+        """Whether blocks of the disk, of which some are not being read yet, come sooner than they are computed."""
+        assert self._disk is not None
+        assert self._tier is not None
+        restore_s = self._disk.read_s(num_new) + self._tier.load_s(num_blocks)
+        return restore_s < self.compute_s(num_blocks * self.block_size)
 
     def forgo(self, sequence: Sequence) -> None:
         """The sequence does not wait for the disk any more."""
@@ -287,6 +294,9 @@ class BlockManager:
                 self._cache.was_read(copy, ok)
                 self.num_read += ok
                 news = True
+                if not ok:  # who waits for it asks anew: what was to follow it is lost
+                    for sequence in [one for one, wanted in self._restoring.items() if copy in wanted]:
+                        self.forgo(sequence)
             if self._is_awaited(copy):
                 self._cache.copies.hold(copy)
         if done:

@@ -33,7 +33,7 @@ def header_struct(block_size: int) -> struct.Struct:
 
 class BlockFiles:
     """Owns the first folder `parent/N` that no other worker owns; the lock ends with the process. One thread writes,
-    another one may read; a slot is not read and written at the same time."""
+    others may read; a slot is not read and written at the same time."""
 
     def __init__(self, parent: Path, nbytes: int, block_bytes: int, block_size: int) -> None:
         """nbytes: of both files, at most. Raises OSError."""

@@ -23,6 +23,8 @@ from runtime.errors import ConfigError
 KEY = "engine.disk_kv"
 WRITES_BYTES = 256 << 20  # on their way, at most: what the disk writes during some steps
 LATE_S = 2.0  # a read that takes longer is not waited for, and none is begun
+READERS = max(2, min(8, len(os.sched_getaffinity(0)) // 2))  # threads: what a quick disk and a checksum of it take
+DECAY = 0.95  # of what reads took, with each block
 REST_S = 30.0  # how long nothing is written after an error
 STOP_TIMEOUT_S = 10.0
 
@@ -33,10 +35,11 @@ log = structlog.get_logger()
 
 class DiskKv:
     """Implements `engine.core.disk_copies.DiskTier`. The engine thread calls it, and never waits for the disk: one
-    thread writes and one reads. `wake` is called by these threads when something has ended. Invariant: a read or
-    write ends and its thread goes on, whatever is raised."""
+    thread writes and some read, each a whole block into its host slot, and compute its checksum. `wake` is called by
+    these threads when something has ended. Invariant: a read or write ends and its thread goes on, whatever is raised.
+    """
 
-    def __init__(self, host: HostTier, files: BlockFiles) -> None:
+    def __init__(self, host: HostTier, files: BlockFiles, num_readers: int = READERS) -> None:
         self.num_slots = files.num_slots
         self.num_errors = 0
         self.wake: Callable[[], object] = lambda: None
@@ -44,13 +47,16 @@ class DiskKv:
         self._files = files
         self._most_writes = max(2, min(WRITES_BYTES // host.slot_bytes, host.num_slots // 4))
         self._silent_until_s = 0.0
-        self._asked_s: dict[int, float] = {}  # reads on their way, the oldest first
-        self._read_s = 0.0  # per block, of the last reads; at first the disk is believed to be quick
+        self._num_reads = 0  # on their way
+        self._began_s: dict[int, float] = {}  # those that a thread is at
+        self._read_blocks = self._read_s = 0.0  # of the last reads, see `_measure`; no disk is slow at first
+        self._last_end_s = 0.0
+        self._measuring = threading.Lock()
         self._done: deque[Done] = deque()
         self._writes, self._reads = SimpleQueue[Job | None](), SimpleQueue[Job | None]()
         self._threads = [
             threading.Thread(target=_work, args=(jobs,), name=name, daemon=True)
-            for name, jobs in (("kv to disk", self._writes), ("kv from disk", self._reads))
+            for name, jobs in (("kv to disk", self._writes), *[("kv from disk", self._reads)] * num_readers)
         ]
         for thread in self._threads:
             thread.start()
@@ -63,7 +69,7 @@ class DiskKv:
         self._writes.put(partial(self._write, slot, copy, block))
 
     def read(self, copy: int, slot: int, block: DiskBlock) -> None:
-        self._asked_s[copy] = time.monotonic()
+        self._num_reads += 1
         self._reads.put(partial(self._read, copy, slot, block))
 
     def wipe(self) -> None:
@@ -78,24 +84,25 @@ class DiskKv:
 
     def done(self) -> list[Done]:
         done = [self._done.popleft() for _ in range(len(self._done))]
-        for copy, written, _ in done:
-            if not written:
-                del self._asked_s[copy]
+        self._num_reads -= sum(not one.written for one in done)
         return done
 
     def read_s(self, num_blocks: int) -> float:
-        if self._asked_s and time.monotonic() - next(iter(self._asked_s.values())) > LATE_S:
+        if time.monotonic() - min(list(self._began_s.values()), default=inf) > LATE_S:
             return inf
-        return (len(self._asked_s) + num_blocks) * self._read_s
+        read_blocks, read_s = self._read_blocks, self._read_s
+        return (self._num_reads + num_blocks) * (read_s / read_blocks if read_blocks else 0.0)
 
     def close(self) -> None:
         """Ends the threads, when they have done what they were asked for, and what was written is on the disk. One that
         hangs is left alone."""
         self._writes.put(lambda: self._tried(self._files.sync))
-        for jobs in (self._reads, self._writes):
-            jobs.put(None)
+        self._writes.put(None)
+        for _ in self._threads[1:]:
+            self._reads.put(None)
+        deadline_s = time.monotonic() + STOP_TIMEOUT_S
         for thread in self._threads:
-            thread.join(STOP_TIMEOUT_S)
+            thread.join(max(0.0, deadline_s - time.monotonic()))
         if not any(thread.is_alive() for thread in self._threads):
             self._files.close()
 
@@ -110,7 +117,7 @@ class DiskKv:
         self._end(Done(copy, True, ok))
 
     def _read(self, copy: int, slot: int, block: DiskBlock) -> None:
-        began_s = time.monotonic()
+        self._began_s[copy] = time.monotonic()
         problem = "it is damaged"
         try:
             ok = self._files.read(copy, block, self._host.content(slot))
@@ -118,19 +125,27 @@ class DiskKv:
                 self._host.checksums.put(slot)
         except Exception as error:
             ok, problem = False, repr(error)
+        self._measure(self._began_s.pop(copy), num_errors=not ok)
         if not ok:
-            self.num_errors += 1
             log.warning("a KV block of the disk cannot be used", error=problem, folder=self._folder, slot=copy)
-        took_s = time.monotonic() - began_s
-        self._read_s = 0.8 * self._read_s + 0.2 * took_s if self._read_s else took_s
         self._end(Done(copy, False, ok))
+
+    def _measure(self, began_s: float, num_errors: int) -> None:
+        """A read has ended. Of reads at a time, each adds the time since the one that ended before it."""
+        with self._measuring:
+            now_s = time.monotonic()
+            self._read_blocks = DECAY * self._read_blocks + 1
+            self._read_s = DECAY * self._read_s + now_s - max(began_s, self._last_end_s)
+            self._last_end_s = now_s
+            self.num_errors += num_errors
 
     def _tried(self, work: Job) -> bool:
         """Whether it went well. Nothing is written for some time after an error."""
         try:
             work()
         except Exception as error:
-            self.num_errors += 1
+            with self._measuring:
+                self.num_errors += 1
             if self.max_writes:
                 log.warning("KV blocks go to no disk for now", folder=self._folder, error=repr(error))
             self._silent_until_s = max(self._silent_until_s, time.monotonic() + REST_S)

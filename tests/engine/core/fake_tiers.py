@@ -166,7 +166,7 @@ class Disk:
         self.finish()
 
     def work(self, writes: bool, ok: bool) -> None:
-        """Ends the oldest write or read."""
+        """Ends the oldest write, or a read: these end in any order."""
         if writes and self._writes:
             slot, copy, block, before = self._writes.pop(0)
             content = self._slots[slot]
@@ -176,7 +176,7 @@ class Disk:
                 self.files[copy] = block, content
             self._done.append(Done(copy, True, ok))
         elif not writes and self._reads:
-            copy, slot, block, is_marked = self._reads.pop(0)
+            copy, slot, block, is_marked = self._reads.pop(-(len(self._reads) % 2))
             assert not is_marked or self._slots[slot] == (-1,), "a host slot was used while it was being read into"
             found, content = self.files.get(copy, (None, ()))
             assert found is None or found._replace(kind=0) == block._replace(kind=0)

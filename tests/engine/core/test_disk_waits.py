@@ -98,6 +98,21 @@ def test_a_sequence_that_was_aborted_lets_go_of_what_was_read_for_it(waits: Wait
     assert waits.manager.check_integrity() == []
 
 
+def test_a_block_that_is_damaged_ends_the_wait_for_those_behind_it(waits: Waits) -> None:
+    scheduler = Scheduler(waits.manager, max_batch_tokens=64, max_running=8)
+    waiting = make_sequence("waiting", ON_DISK)
+    scheduler.add(waiting)
+    assert step(scheduler).num_tokens == 0
+    waits.disk.work(False, True)
+    waits.disk.work(False, False)  # the first one
+    assert len(waits.disk._reads) == 1
+    assert waits.manager.land()
+    assert names(step(scheduler)) == (["waiting"], [])
+    waits.disk.finish()
+    waits.manager.land()
+    assert waits.manager.check_integrity() == []
+
+
 def test_a_prefix_is_computed_where_the_disk_would_take_longer(waits: Waits) -> None:
     restored = make_sequence("restored", ON_DISK)
     waits.manager.compute_s = lambda num_tokens: {12: 0.1}[num_tokens]

@@ -277,6 +277,32 @@ def test_what_was_written_would_outlive_the_machine_when_the_tier_has_closed(
     assert calls[-3:] == ["fsync blocks", "fsync index", "fsync 0"]
 
 
+def test_several_blocks_are_read_at_a_time_and_all_end_before_the_tier_has_closed(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with worker(tiny_model, tmp_path) as one:
+        _, before = one.answer(prompt(0))
+        one.answers([prompt(seed) for seed in range(1, 10)])
+        one.until_written()
+    together = threading.Barrier(module.READERS)
+    read, ended = BlockFiles.read, []
+
+    def meet(*arguments: object) -> bool:
+        if not ended:
+            together.wait(TIMEOUT_S)
+        ended.append(threading.current_thread())
+        return read(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(BlockFiles, "read", meet)
+    with worker(tiny_model, tmp_path) as again:
+        sequence, after = again.answer(prompt(0))
+        assert (after, sequence.num_cached_tokens) == (before, 144)
+        again.engine.add(make_sequence("is left behind", prompt(1), max_tokens=6))
+        again.engine.step()
+    assert len(ended) == 18
+    assert not any(thread.is_alive() for thread in ended)
+
+
 def test_nobody_waits_for_a_disk_that_does_not_answer(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -309,7 +335,8 @@ def test_a_prompt_is_computed_where_that_is_sooner(tiny_model: Path, tmp_path: P
         one.until_written()
         one.engine.block_manager.compute_s = float  # a second a token
         for read_s, found in ((1e9, 0), (1e-9, 144)):
-            one.engine.block_manager._disk._read_s = read_s  # type: ignore[union-attr]
+            disk = one.engine.block_manager._disk
+            disk._read_blocks, disk._read_s = 1.0, read_s  # type: ignore[union-attr]
             sequence, _ = one.answer(prompt(0))
             assert sequence.num_cached_tokens == found
             one.answers([prompt(seed) for seed in range(1, 10)])
