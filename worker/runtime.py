@@ -3,6 +3,7 @@ Event loop only."""
 
 import msgspec
 
+from baton_proto.decoding import MAX_MS
 from baton_proto.discovery import MAJOR as DISCOVERY_MAJOR, LoadReport, WorkerLoad
 from baton_proto.grammar import Grammar
 from baton_proto.worker import MAJOR, Hello
@@ -89,10 +90,19 @@ class WorkerRuntime:
     async def load_report(self) -> LoadReport:
         """A report for the metrics plane, with the steps timed since the last report. Waits for the running step to
         end."""
-        self._engine_load, context_tokens, steps = await self.bridge.call(
-            lambda engine: (engine.load(), engine.context_tokens(), engine.timed_steps.take())
+        self._engine_load, context_tokens, steps, (host_ms, disk_ms) = await self.bridge.call(
+            lambda engine: (engine.load(), engine.context_tokens(), engine.timed_steps.take(), engine.restoring_ms())
         )
-        return LoadReport(DISCOVERY_MAJOR, self.worker_id, self.incarnation, self.load, context_tokens, steps)
+        return LoadReport(
+            DISCOVERY_MAJOR,
+            self.worker_id,
+            self.incarnation,
+            self.load,
+            context_tokens=context_tokens,
+            steps=steps,
+            host_token_ms=min(host_ms, MAX_MS),
+            disk_token_ms=min(disk_ms, MAX_MS),
+        )
 
     async def drain(self, timeout_s: float) -> int:
         """Takes no new request from now on. Returns how many are in flight when all have ended or the time is up."""

@@ -39,6 +39,7 @@ class Slots:
 
     spare = 0
     checksums = None
+    block_s = 0.0
 
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots

@@ -52,6 +52,11 @@ class LowerTier(Protocol):
         """Copies slots into blocks of the device."""
         ...
 
+    @property
+    def block_s(self) -> float:
+        """Seconds that a block takes back to the device, by what was measured; 0: nothing was."""
+        ...
+
     def load_s(self, num_blocks: int) -> float:
         """Seconds until so many more blocks would be on the device."""
         ...
@@ -245,6 +250,12 @@ class BlockManager:
         assert self._tier is not None
         restore_s = self._disk.read_s(num_new) + self._tier.load_s(num_blocks)
         return restore_s < self.compute_s(num_blocks * self.block_size)
+
+    def restoring_ms(self) -> tuple[float, float]:
+        """What a token takes to the device from host memory and from the disk, by what was measured; 0: not known."""
+        host_s = self._tier.block_s if self._tier is not None else 0.0
+        disk_s = self._disk.block_s if self._disk is not None else 0.0
+        return host_s / self.block_size * 1e3, (disk_s + host_s if disk_s else 0.0) / self.block_size * 1e3
 
     def forgo(self, sequence: Sequence) -> None:
         """The sequence does not wait for the disk any more."""

@@ -39,6 +39,11 @@ class DiskTier(Protocol):
     wake: Callable[[], object]  # called on any thread when something has ended
 
     @property
+    def block_s(self) -> float:
+        """Seconds that a block takes to be read, by the last ones; 0: none was read."""
+        ...
+
+    @property
     def max_writes(self) -> int:
         """On their way, at most; 0 while the disk cannot be written."""
         ...

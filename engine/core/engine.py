@@ -364,6 +364,10 @@ class Engine:
             step_ms=self._step_ms,
         )
 
+    def restoring_ms(self) -> tuple[float, float]:
+        """See `BlockManager.restoring_ms`."""
+        return self.block_manager.restoring_ms()
+
     def context_tokens(self) -> int:
         """Tokens of all running sequences."""
         return sum(sequence.num_tokens for sequence in self.scheduler.running)

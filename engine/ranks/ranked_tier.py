@@ -32,6 +32,10 @@ class RankedTier:
         self._own.load(slots, blocks)
         self._ranks.wait_done(told, HANG_LIMIT_S)
 
+    @property
+    def block_s(self) -> float:
+        return self._own.block_s
+
     def load_s(self, num_blocks: int) -> float:
         return self._own.load_s(num_blocks)
 

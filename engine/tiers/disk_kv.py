@@ -62,6 +62,11 @@ class DiskKv:
             thread.start()
 
     @property
+    def block_s(self) -> float:
+        with self._measuring:
+            return self._read_s / self._read_blocks if self._read_blocks else 0.0
+
+    @property
     def max_writes(self) -> int:
         return self._most_writes if time.monotonic() >= self._silent_until_s else 0
 
@@ -90,8 +95,7 @@ class DiskKv:
     def read_s(self, num_blocks: int) -> float:
         if time.monotonic() - min(list(self._began_s.values()), default=inf) > LATE_S:
             return inf
-        read_blocks, read_s = self._read_blocks, self._read_s
-        return (self._num_reads + num_blocks) * (read_s / read_blocks if read_blocks else 0.0)
+        return (self._num_reads + num_blocks) * self.block_s
 
     def close(self) -> None:
         """Ends the threads, when they have done what they were asked for, and what was written is on the disk. One that

@@ -134,6 +134,10 @@ class GpuHostKv:
     def load(self, slots: Sequence[int], blocks: Sequence[int]) -> GpuMove:
         return self._copy(self._up, blocks, slots)
 
+    @property
+    def block_s(self) -> float:
+        return self.slot_bytes / self.bytes_per_s
+
     def load_s(self, num_blocks: int) -> float:
         return (self._up.left(self._up.asked) + num_blocks * self.slot_bytes) / self.bytes_per_s
 

@@ -254,6 +254,9 @@ class VllmEngine:
             step_ms=self.timed_steps.last_ms,
         )
 
+    def restoring_ms(self) -> tuple[float, float]:
+        return 0.0, 0.0
+
     def context_tokens(self) -> int:
         """Tokens of all sequences that decode."""
         return sum(sequence.num_tokens for key, sequence in self._sequences.items() if key not in self._waiting)

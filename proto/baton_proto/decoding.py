@@ -11,6 +11,8 @@ from baton_proto.version import check_major
 # Invariant: a message that was decoded can be added up, sent on and shown. The sum of a thousand counts fits an int64.
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Small = Annotated[int, Meta(ge=0, le=2**31 - 1)]  # tokens of a sequence, blocks of a slab: what others hold in 32 bits
+MAX_MS = 1e6
+Ms = Annotated[float, Meta(ge=0, le=MAX_MS)]  # neither infinite nor NaN
 Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 Hash = Annotated[int, Meta(ge=0)]  # u64: msgpack has no larger integers
 

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from msgspec import Struct
 
-from baton_proto.decoding import Count, Name, Rows, Small, Text, versioned
+from baton_proto.decoding import Count, Ms, Name, Rows, Small, Text, versioned
 
 MAJOR = 1
 
@@ -86,6 +86,8 @@ class LoadReport(Struct, frozen=True):
     load: WorkerLoad
     context_tokens: Count = 0  # of the running sequences together
     steps: Annotated[list[TimedStep], Rows] = []  # a few of those since the last report
+    host_token_ms: Ms = 0.0  # that a token's KV takes from host memory to the device, measured; 0: not known
+    disk_token_ms: Ms = 0.0  # and from the disk
 
 
 decode_record = versioned(WorkerRecord, "worker record", MAJOR, json=True)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from baton_proto.worker import PrefillTarget
 from router.index.match import Match, column
 from router.index.prefix_hits import PrefixHits
-from router.placement.candidates import NO_CANDIDATES, NO_WORK, Candidates, Request
+from router.placement.candidates import NO_CANDIDATES, NO_RATES, NO_WORK, Candidates, Request
 from router.placement.early_refusal import check_in_time
 from router.placement.expected_prefixes import Expectation, ExpectedPrefixes
 from router.placement.placement import Placement, Weighing, weigh
@@ -141,4 +141,6 @@ def candidates(
     blocks, lower = column(cached, workers), match.lower(workers)
     if lower.size and cached is not match:
         lower[:, blocks > match.column(workers)] = 0  # a prompt that goes on behind them brings them to the device
-    return Candidates(workers, blocks, ledger.columns(workers), ledger.times(workers), lower, ledger.now_us)
+    restoring = ledger.restoring(workers) if lower.size else NO_RATES
+    facts = ledger.columns(workers), ledger.times(workers), lower, ledger.now_us
+    return Candidates(workers, blocks, *facts, restoring)

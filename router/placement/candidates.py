@@ -36,6 +36,9 @@ class Work(NamedTuple):
 NO_WORK: Final = Work(0, 0)
 
 
+NO_RATES: Final = np.empty((0, 2))
+
+
 class Candidates(NamedTuple):
     """Workers of one role that are ready, as columns."""
 
@@ -45,6 +48,7 @@ class Candidates(NamedTuple):
     times: NDArray[np.float64]  # [n, 6] in ms, see LoadLedger.times
     lower: NDArray[np.int32] = NONE_LOWER  # [2, n] those of `cached` in host memory and on disk, see Match.lower
     now_us: int = 0  # of the ledger's clock
+    restoring: NDArray[np.float64] = NO_RATES  # [n, 2] see LoadLedger.restoring; [0, 2]: nobody has measured
 
 
 NOBODY: Final = np.empty(0, dtype=np.bool_)
@@ -113,7 +117,7 @@ class Weighed:
         """`alone`: whoever is chosen runs the prompt. `shipper`: see `Weighed.shipper` of the prefill workers."""
         self._role, self._request, self._candidates = role, request, candidates
         self.chosen, self.due_ms = -1, due_ms
-        workers, cached, load, times, lower, now_us = candidates
+        workers, cached, load, times, lower, now_us, restoring = candidates
         if not workers:
             return
         n = len(workers)
@@ -123,7 +127,7 @@ class Weighed:
         self._codes = np.empty((2, n), dtype=np.int8)  # reasons and barred, as `choose` fills them
         self._costs = np.empty((n, cost.NUM_TERMS + 2))
         self.chosen = cost.choose(
-            (cached, load, times, excluded, lower),
+            (cached, load, times, excluded, lower, restoring),
             *(request.num_tokens, request.block_size, alone, role == "decode", now_us, due_ms, shipper),
             (max_requests, max_queued_tokens, config.local_prefill_tokens),
             (

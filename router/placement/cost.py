@@ -28,8 +28,8 @@ TERMS: Final = (
     Term("computed", "+ own", "computing what is not cached", ""),
     Term("decode", "+ decode", "decode steps of the worker", "decode_steps"),
     Term("shipped", "+ shipped", "tokens shipped", "ship_token_ms"),
-    Term("host", "+ from host", "tokens from host memory", "host_token_ms"),
-    Term("disk", "+ from disk", "tokens from disk", "disk_token_ms"),
+    Term("host", "+ from host", "tokens from host memory, or as it measured", "host_token_ms"),
+    Term("disk", "+ from disk", "tokens from disk, or as it measured", "disk_token_ms"),
     Term("others", "+ others", "what others wait because of it", ""),
 )
 NUM_TERMS: Final = len(TERMS)
@@ -132,7 +132,7 @@ def _restored(first: int, end: int, token_ms: float, most: tuple[float, float]) 
 
 # Plain tuples, because numba takes 0.5 us longer to recognize a named one.
 @compiled(
-    together(numba.int32[::1], numba.int64[:, ::1], _FLOAT[:, ::1], _BOOL[::1], numba.int32[:, ::1]),
+    together(numba.int32[::1], numba.int64[:, ::1], _FLOAT[:, ::1], _BOOL[::1], numba.int32[:, ::1], _FLOAT[:, ::1]),
     *(_INT, _INT, _BOOL, _BOOL, _INT, _FLOAT),
     together(_FLOAT, _FLOAT),
     together(_INT, _INT, _INT),
@@ -142,7 +142,10 @@ def _restored(first: int, end: int, token_ms: float, most: tuple[float, float]) 
     returns=_INT,
 )
 def choose(
-    columns: tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.float64], NDArray[np.bool_], NDArray[np.int32]],
+    columns: tuple[
+        *tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.float64]],
+        *tuple[NDArray[np.bool_], NDArray[np.int32], NDArray[np.float64]],
+    ],
     num_tokens: int,
     block_size: int,
     alone: bool,
@@ -162,7 +165,8 @@ def choose(
     Equal costs are decided by `draw` from [0, 1). Above temperature 0 the draw is from the softmax over
     -(total - lowest) / (highest - lowest) / temperature.
     columns: cached blocks [n]; load [n, 7], see LoadLedger.columns; step times [n, 6] as StepTimes' fields;
-        excluded [n], [0] for none; those of the cached blocks in host memory and on disk [2, n], [2, 0] for none.
+        excluded [n], [0] for none; those of the cached blocks in host memory and on disk [2, n], [2, 0] for none; ms
+        that a token takes from there [n, 2], 0: as configured, [0, 2] for all.
     alone: whoever is chosen runs the prompt. decodes: it goes on to decode. now_us: of the load's clock.
     due_ms: when the first token is due, from now on; infinite: at no time.
     shipper: cost and time to the first token, both in ms, of the prefill worker that would take the prompt; infinite:
@@ -174,7 +178,7 @@ def choose(
     codes, filled here: reasons and barred [2, n]. costs, filled here: the terms, their sum, and the time to the first
         token [n, NUM_TERMS + 2].
     """
-    cached, load, times, excluded, lower = columns
+    cached, load, times, excluded, lower, restoring = columns
     decode_steps, ship_ms, ship_token_ms, host_ms, disk_ms, delay_weight, crowd_weight = knobs
     reasons, barred = codes[0], codes[1]
     can_ship = shipper[0] < math.inf
@@ -222,8 +226,11 @@ def choose(
             in_host = min(cached_blocks, int(cached[i] - lower[0, i] - lower[1, i])) * block_size
             on_disk = min(cached_blocks, int(cached[i] - lower[1, i])) * block_size
             most = (times[i, 1], times[i, 2]) if runs else (ship_token_ms, 0.0)
-            costs[i, HOST] = _restored(in_host, on_disk, host_ms, most)
-            costs[i, DISK] = _restored(on_disk, start, disk_ms, most)
+            known = len(restoring) > 0
+            from_host = restoring[i, 0] if known and restoring[i, 0] > 0.0 else host_ms
+            from_disk = restoring[i, 1] if known and restoring[i, 1] > 0.0 else disk_ms
+            costs[i, HOST] = _restored(in_host, on_disk, from_host, most)
+            costs[i, DISK] = _restored(on_disk, start, from_disk, most)
         total = 0.0
         for term in range(NUM_TERMS):
             total += costs[i, term]

@@ -129,6 +129,7 @@ class LoadLedger:
         self.num_routers = 1  # that charge these workers, this one included
         self._profile = astuple(times)
         self._times = np.array([self._profile])  # of steps, by number
+        self._restoring = np.zeros((1, 2))  # by number, see `restoring`
         self._charges: OrderedDict[Charge, None] = OrderedDict()  # the one that expires first is first
 
     def charge(
@@ -179,6 +180,16 @@ class LoadLedger:
         """How long the workers' steps take in ms, [n, 6] in the order of StepTimes' fields."""
         rows: NDArray[np.float64] = self._times[self._roster.numbers(workers)]
         return rows
+
+    def restoring(self, workers: tuple[WorkerKey, ...]) -> NDArray[np.float64]:
+        """What a token's KV takes from host memory and from disk by what the workers measured, [n, 2] in ms; 0: they do
+        not know."""
+        rows: NDArray[np.float64] = self._restoring[self._roster.numbers(workers)]
+        return rows
+
+    def learn_restoring(self, worker: WorkerKey, host_token_ms: float, disk_token_ms: float) -> None:
+        """Of a worker that has an account."""
+        self._restoring[self._roster.get(worker)] = host_token_ms, disk_token_ms
 
     def learn(self, worker: WorkerKey, times: StepTimes) -> None:
         """The worker, which has an account, takes so long for its steps."""
@@ -278,6 +289,7 @@ class LoadLedger:
             if self._roster.add(worker) == len(self._columns) - 1:
                 self._columns = np.concatenate([self._columns, np.zeros_like(self._columns)])
                 self._times = np.concatenate([self._times, np.full_like(self._times, self._profile)])
+                self._restoring = np.concatenate([self._restoring, np.zeros_like(self._restoring)])
         return account
 
     def _close_account(self, worker: WorkerKey) -> None:
@@ -285,7 +297,7 @@ class LoadLedger:
         if account is not None:
             self._stale.discard(account)
             number = self._roster.get(worker)
-            self._columns[number], self._times[number] = 0, self._profile
+            self._columns[number], self._times[number], self._restoring[number] = 0, self._profile, 0.0
             self._roster.discard(worker)
 
     def _write_down(self) -> None:

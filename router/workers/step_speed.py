@@ -1,4 +1,5 @@
-"""How fast each worker's steps are: the step-time model, fitted to the steps that its load reports time.
+"""How fast each worker is: the step-time model, fitted to the steps that its load reports time, and what it measured
+of restoring KV.
 
 A worker is as fast as the profile until it has reported ENOUGH steps. When the last RECENT steps of a kind take CHANGED
 times as long as expected, or as short, the worker has changed: the earlier ones are forgotten, and until ENOUGH new
@@ -64,6 +65,7 @@ class StepSpeeds:
         key = (report.worker_id, report.incarnation)
         if not self._ledger.knows(key):
             return
+        self._ledger.learn_restoring(key, report.host_token_ms, report.disk_token_ms)
         steps = self._steps.get(key)
         if steps is None:
             steps = self._steps[key] = _Steps(self._profile)

@@ -1,6 +1,7 @@
 """What a peer says has bounds: numbers, text and depth."""
 
 import importlib
+import math
 import pkgutil
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -75,6 +76,14 @@ def test_a_load_beyond_what_can_be_sent_on_is_refused() -> None:
         report = {"version": 1, "worker_id": "decode-0", "incarnation": 3, "load": load}
         with pytest.raises(msgspec.DecodeError):
             discovery.decode_load_report(msgspec.msgpack.encode(report))
+
+
+@pytest.mark.parametrize("ms", [-0.1, math.inf, math.nan, 1e7])
+def test_a_rate_that_is_none_is_refused(ms: float) -> None:
+    report = {"version": 1, "worker_id": "decode-0", "incarnation": 3, "load": {}}
+    discovery.decode_load_report(msgspec.msgpack.encode(report | {"disk_token_ms": 0.5}))
+    with pytest.raises(msgspec.DecodeError):
+        discovery.decode_load_report(msgspec.msgpack.encode(report | {"disk_token_ms": ms}))
 
 
 @pytest.mark.parametrize("name", DECODERS)

@@ -89,7 +89,9 @@ RECORD = WorkerRecord(
     42,
     "127.0.0.1:2",
 )
-REPORT = LoadReport(1, "decode-0", 3, WorkerLoad(running=1, blocks_total=100), 50, [TimedStep(0, 0.0, 1, 50, 5.5)])
+REPORT = LoadReport(
+    1, "decode-0", 3, WorkerLoad(running=1, blocks_total=100), 50, [TimedStep(0, 0.0, 1, 50, 5.5)], 0.003, 0.06
+)
 ROUTER_REPORT = RouterReport(1, "router-1", 3, 12.5, RouterQueue(2, 300, 0.5), RouterTotals(arrivals=9, ttft=[0, 4]))
 
 

@@ -13,6 +13,7 @@ class Slots:
     """A lower tier of the oracle's dict."""
 
     spare = 0
+    block_s = 0.0
     checksums: Checksums | None = None
 
     def __init__(self, num_slots: int, content: MutableMapping[int, tuple[int, ...]]) -> None:
@@ -128,6 +129,8 @@ class Disk:
     """Files of the oracle's dict, which are read and written when `work` is called, and come to nothing if it says so.
     Invariant: nobody touches a host slot from the beginning of a read or write to its end. Copies of the slot that were
     asked for before are waited for at the end."""
+
+    block_s = 0.0
 
     def __init__(self, num_slots: int, slots: Slots) -> None:
         self.num_slots = num_slots

@@ -136,12 +136,15 @@ def test_a_restart_finds_prefixes_and_tells_of_them(tiny_model: Path, tmp_path: 
         one.until_written()
         kept = one.engine.load().disk_blocks_used
     with worker(tiny_model, tmp_path) as again:
+        assert again.engine.restoring_ms() == (0.0, 0.0), "nothing has come back yet"
         stored = again.engine.step().events
         assert sum(len(event.sequence_hashes) // 8 for event in stored) == kept  # type: ignore[union-attr]
         sequence, after = again.answer(prompt(0))
         assert after == before
         assert sequence.num_cached_tokens == 144
         assert again.engine.block_manager.num_read == 9
+        host_ms, disk_ms = again.engine.restoring_ms()
+        assert 0 < host_ms < disk_ms, "both were measured"
 
 
 def test_blocks_of_another_model_are_left_alone(tmp_path: Path) -> None:

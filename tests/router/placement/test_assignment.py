@@ -9,13 +9,15 @@ import pytest
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from baton_proto.discovery import WorkerLoad
+from baton_proto.discovery import LoadReport, WorkerLoad
 from baton_proto.kv_events import DISK
 from router.index.radix_tree import RadixTree
+from router.placement import cost
 from router.placement.assignment import Assigner
 from router.placement.candidates import Request
 from router.placement.expected_prefixes import ExpectedPrefixes
 from router.text.tokenizer import Tokenizer
+from router.workers.step_speed import StepSpeeds
 from runtime.blocks.block_hash import block_hashes, sequence_hashes
 from runtime.config.serving import PlacementConfig
 from runtime.config.step_times import StepTimes
@@ -79,6 +81,34 @@ async def test_a_worker_that_has_shown_that_it_is_slower_gets_what_others_take_s
         router.ledger.report(("d0", 1), WorkerLoad())
         router.ledger.learn(("d0", 1), StepTimes(12.0, 0.04, 2.4e-6, 10.0, 0.04, 8.4e-5))
         assert chosen() == {"d1"}
+
+
+async def test_of_two_workers_with_the_prefix_on_disk_the_one_whose_disk_was_measured_to_be_faster_is_chosen(
+    tokenizer: Tokenizer,
+) -> None:
+    hashes = block_hashes(np.arange(NUM_TOKENS, dtype=np.uint32), 16)
+    tree, names = RadixTree(), sequence_hashes(hashes)
+    async with routing(tokenizer, ScriptedWorker("d0"), ScriptedWorker("d1")) as router:
+        speeds = StepSpeeds(router.ledger, StepTimes())
+        for key in (("d0", 1), ("d1", 1)):
+            router.ledger.report(key, WorkerLoad())
+            tree.apply_stored(key, None, hashes.tobytes(), names.tobytes())
+            tree.apply_moved(key, names[::-1].tobytes(), DISK)
+        index = SimpleNamespace(match=tree.find)
+        config = replace(CONFIG, placement=PlacementConfig(disk_token_ms=0.01))
+        assigner = Assigner(router.pool, index, router.ledger, config, random.Random(0))
+
+        def weighed() -> tuple[set[str], list[float]]:
+            weighings = [assigner.weigh(Request(NUM_TOKENS, 16), NUM_TOKENS, hashes) for _ in range(20)]
+            placements = [weighing.placement() for weighing in weighings]
+            terms = [round(one.terms[cost.DISK] / (NUM_TOKENS - 16), 6) for one in weighings[0].costs()]
+            return {placement.decode[0] for placement in placements if placement}, terms
+
+        assert weighed() == ({"d0", "d1"}, [0.01, 0.01]), "as configured, until they have measured"
+        speeds.load_report(LoadReport(1, "d0", 1, WorkerLoad(), disk_token_ms=0.012))
+        assert weighed() == ({"d1"}, [0.012, 0.01])
+        speeds.load_report(LoadReport(1, "d1", 1, WorkerLoad(), disk_token_ms=0.015))
+        assert weighed() == ({"d0"}, [0.012, 0.015])
 
 
 async def test_a_prompt_whose_prefix_is_on_its_way_waits_until_it_is_there_or_goes_where_that_is_sooner(

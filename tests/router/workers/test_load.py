@@ -207,11 +207,14 @@ def test_a_worker_has_the_profiles_step_times_until_its_own_are_learned_and_its_
     for worker in (D, P):
         ledger.report(worker, WorkerLoad())
     ledger.learn(D, slow)
+    ledger.learn_restoring(D, 0.001, 0.02)
     asked = (D, P, ("unknown", 1))
     assert [tuple(row) for row in ledger.times(asked).tolist()] == [astuple(slow), astuple(profile), astuple(profile)]
+    assert ledger.restoring(asked).tolist() == [[0.001, 0.02], [0.0, 0.0], [0.0, 0.0]]
     ledger.forget(D)
     ledger.report(D, WorkerLoad())
     assert tuple(ledger.times((D,))[0].tolist()) == astuple(profile)
+    assert ledger.restoring((D,)).tolist() == [[0.0, 0.0]]
 
 
 def test_a_step_begins_with_a_report_or_with_a_prompt_for_an_idle_worker(ledger: LoadLedger, clock: Clock) -> None:
