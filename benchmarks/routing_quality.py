@@ -1,7 +1,8 @@
 """Quality of routing: what a policy finds in caches and how long first tokens take, on many kinds of traffic.
 
     python -m benchmarks.routing_quality [--kinds conversation,agents | tuned | held-out | all] [--rates 1,6]
-        [--fleets mixed,split,unequal] [--seeds 0,1,2] [--requests N] [--host-tier 4] [--processes 2] [--json FILE]
+        [--fleets mixed,split,unequal] [--seeds 0,1,2] [--requests N] [--host-tier 4]
+        [--policies "Baton;Dynamo, scale 16"] [--processes 2] [--json FILE]
 
 The traffic runs in simulated time through the router's real placement, ledger and radix tree and the engine's real
 block manager. Fleets: `mixed`, 8 workers that prefill and decode; `split`, 4 that prefill and 4 that decode;
@@ -105,7 +106,7 @@ def main() -> None:
     options = _parse()
     console = Console() if sys.stdout.isatty() else Console(width=120)
     cells = [Cell(*names) for names in product(options.fleets, options.kinds, options.rates)]
-    jobs = list(product(cells, POLICIES, options.seeds))
+    jobs = list(product(cells, options.policies, options.seeds))
     runs = list(_run_all(jobs, options))
     rows = summary(runs, GOAL_HIT_RATE_TIERED if options.host_tier else GOAL_HIT_RATE)
     _print_rows(console, rows, len(options.seeds))
@@ -127,6 +128,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--block-size", type=int, default=FLEET.block_size, help="larger: quicker, and less exact")
     parser.add_argument("--kv-tokens", type=int, default=FLEET.tokens_per_worker, help="of each worker's device")
     parser.add_argument("--host-tier", type=float, default=0.0, help="host memory for KV, times the device's")
+    parser.add_argument(
+        "--policies", type=_policies, default=list(POLICIES), help=f"with ; between them: {'; '.join(POLICIES)}"
+    )
     parser.add_argument("--processes", type=int, default=2, help="that simulate at a time")
     parser.add_argument("--json", type=Path, help="also write rows and runs there, with the machine and the command")
     return parser.parse_args()
@@ -140,6 +144,13 @@ def _fleets(text: str) -> list[str]:
     names = text.split(",")
     if unknown := set(names) - FLEETS.keys():
         raise argparse.ArgumentTypeError(f"no fleet {', '.join(sorted(unknown))}: there are {', '.join(FLEETS)}")
+    return names
+
+
+def _policies(text: str) -> list[str]:
+    names = text.split(";")
+    if unknown := set(names) - POLICIES.keys():
+        raise argparse.ArgumentTypeError(f"no policy {'; '.join(sorted(unknown))}: there are {'; '.join(POLICIES)}")
     return names
 
 
