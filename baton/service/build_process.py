@@ -26,7 +26,7 @@ def build_process(
         login = load_keys(config, launch.keys).nats
         return NatsServer(0, config.nats.store_dir or folder / "nats", nats_host, log_file, login, folder)
     python = None
-    if config.workers.engine == "vllm" and launch.workers and config.external_worker(launch.name) is None:
+    if launch.workers and config.workers.engine == "vllm":
         python, config = interpreter(config), with_model_folder(config)
         variables = {**variables, "PYTHONPATH": str(package_links(folder))}
     path = folder / "serving.yaml"
