@@ -29,7 +29,7 @@ def build_process(
     if launch.workers and config.workers.engine == "vllm":
         python, config = interpreter(config), with_model_folder(config)
         variables = {**variables, "PYTHONPATH": str(package_links(folder))}
-    path = folder / "serving.yaml"
+    path = folder / f"{launch.name}.yaml"  # of its own: processes with one folder may have different engines
     path.write_text(dump_config(config))
     threads = config.engine.threads if launch.ranks else 1
     environ = {**environment(threads), **launch.keys, **variables, "TMPDIR": str(folder)}
