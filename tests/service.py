@@ -25,9 +25,10 @@ import psutil
 import pytest
 
 from baton.service.child_process import ChildProcess
-from baton.service.launcher import Launcher, Role
+from baton.service.launcher import Launcher
 from baton.service.nats_server import NatsServer
 from baton.service.supervisor import Supervisor
+from baton_proto.planner import Role
 from runtime.calls.router import Client
 from runtime.config.overrides import with_overrides
 from runtime.config.serving import ServingConfig

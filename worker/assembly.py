@@ -253,4 +253,4 @@ def _threads(config: ServingConfig) -> int:
 
 def _ranks_of_machine(config: ServingConfig) -> int:
     """The ranks of all workers of a machine, which share its cores and its memory."""
-    return max(1, config.workers.prefill + config.workers.decode) * config.engine.tensor_parallel
+    return max(1, config.workers.total) * config.engine.tensor_parallel

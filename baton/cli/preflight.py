@@ -26,23 +26,26 @@ def check_start(config: ServingConfig, files: ModelFiles, machines: Machines | N
     """`machines` None: nobody knows them yet. Raises ConfigError."""
     _check_external(config)
     others = config.planner.enabled or config.nats.url is not None or config.external_workers
-    if config.workers.decode == 0 and not others:
+    if config.workers.count("decode") == 0 and not others:
         raise ConfigError("workers.decode", "0 decode workers can answer nobody: start at least 1 (--decode 1)")
     chosen_defaults(config.router.generation_config, files.folder)
     check_choice(config.transfer.transport)
     check_disk_kv(config.engine)
     if machines is not None:
         _check_machine(config, machines)
-    if config.external_workers and not config.workers.decode:
+    if config.external_workers and not config.workers.count("decode"):
         return
-    if config.workers.engine == "vllm":
+    _check_pairs(config)
+    if config.workers.uses("vllm"):
         check_keys(config)
         check_sharing(config, on_gpu=machines is not None and uses_gpus(config, machines))
         interpreter(config)
-    elif not is_mock(config):
+    if not config.workers.uses("baton"):
+        return
+    if not is_mock(config):
         on_gpu = machines is None or uses_gpus(config, machines)
         _check_engine(config.engine, files, on_gpu)
-        if config.workers.prefill or config.planner.enabled:
+        if config.workers.count("prefill") or config.planner.enabled:
             _check_engine(for_prefill_worker(config).engine, files, on_gpu)
     elif config.engine.tensor_parallel > 1:
         raise ConfigError("engine.tensor_parallel", "the mock model computes nothing that could be shared: 1")
@@ -54,13 +57,27 @@ def _check_external(config: ServingConfig) -> None:
         return
     if is_mock(config):
         raise ConfigError("external_workers", "the mock model is our own engine's: name the model that they serve")
-    if config.workers.prefill:
+    if config.workers.count("prefill"):
         raise ConfigError("workers.prefill", "external workers run their prompts themselves: set it to 0")
     if config.planner.enabled:
         raise ConfigError("planner.enabled", "the planner cannot start external workers: set it to false")
     for external in config.external_workers:
         if external.api_key_file is not None:
             read_secrets(external.api_key_file, f"{external.where}.api_key_file")
+
+
+def _check_pairs(config: ServingConfig) -> None:
+    """Raises ConfigError for prefill workers whose KV no decode worker of this service takes. With a NATS server that
+    other services use too, those may have the decode workers."""
+    limits = config.planner.limits
+    has_prefill = config.workers.count("prefill") or (config.planner.enabled and limits.max_prefill)
+    if not has_prefill or config.nats.url is not None:
+        return
+    decode = config.workers.by_engine("decode")
+    for engine in config.workers.by_engine("prefill").keys() - decode.keys():
+        problem = f"a prefill worker with {engine} sends KV to decode workers with {engine} alone, and there is none"
+        key = "workers.prefill" if config.workers.count("prefill") else "planner.limits.max_prefill"
+        raise ConfigError(key, f"{problem}: set it to 0, or name the same engine in both roles")
 
 
 def _check_machine(config: ServingConfig, machines: Machines) -> None:

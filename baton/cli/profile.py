@@ -90,7 +90,7 @@ def suited_config(config: Path | None, model: str | None, command: str) -> Servi
 
 def measured_profile(config: ServingConfig, seconds: float) -> Profile:
     """Times prompts as a prefill worker runs them, if there are any, and batches as a decode worker does."""
-    prompts_on = for_prefill_worker(config) if config.workers.prefill else config
+    prompts_on = for_prefill_worker(config) if config.workers.count("prefill") else config
     prefill = prefill_rows(_measured(prompts_on, "prompts", seconds))
     decode = decode_rows(_measured(config, "batches", seconds))
     for kind, rows in (("prompts", prefill), ("batches", decode)):

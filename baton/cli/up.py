@@ -23,6 +23,8 @@ from runtime.checkpoint.model_files import ModelFiles, pinned
 from runtime.checkpoint.served_model import is_mock, served_model
 from runtime.config.overrides import merged, with_overrides
 from runtime.config.serving import ServingConfig, load_config, read_yaml, with_absolute_paths
+from runtime.config.types import Workers
+from runtime.config.workers import EngineCounts
 from runtime.errors import ConfigError
 from runtime.telemetry.logging import configure_logging
 
@@ -36,8 +38,23 @@ def _option(group: str, metavar: str | None, words: str, *names: str, **settings
     return typer.Option(*names, metavar=metavar, help=words, rich_help_panel=group, **settings)
 
 
+def worker_counts(text: str) -> int | dict[str, int]:
+    """What `workers.prefill` and `workers.decode` hold, of a flag. Raises typer.BadParameter."""
+    try:
+        if "=" not in text:
+            return msgspec.convert(text, Workers, strict=False)
+        given = dict(part.split("=") for part in text.split(","))
+        return msgspec.structs.asdict(msgspec.convert(given, EngineCounts, strict=False))  # all: the file's go
+    except ValueError as error:
+        names = " or ".join(EngineCounts.__struct_fields__)
+        raise typer.BadParameter(f"{text!r} is neither a count nor counts of {names} such as baton=1,vllm=2") from error
+
+
 PortOption = Annotated[int | None, _option(REACH, "PORT", "0 picks a free one.", min=0, max=65535)]
-CountOption = Annotated[int | None, _option(WORKERS, "N", "How many workers of this role.", min=0)]
+CountOption = Annotated[
+    Any | None,
+    _option(WORKERS, "N|ENGINE=N,...", "Workers of this role, such as 2 or baton=1,vllm=2.", parser=worker_counts),
+]
 
 
 def up(

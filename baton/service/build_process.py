@@ -26,10 +26,10 @@ def build_process(
         login = load_keys(config, launch.keys).nats
         return NatsServer(0, config.nats.store_dir or folder / "nats", nats_host, log_file, login, folder)
     python = None
-    if config.workers.engine == "vllm" and launch.workers and config.external_worker(launch.name) is None:
+    if launch.workers and config.workers.engine == "vllm":
         python, config = interpreter(config), with_model_folder(config)
         variables = {**variables, "PYTHONPATH": str(package_links(folder))}
-    path = folder / "serving.yaml"
+    path = folder / f"{launch.name}.yaml"  # of its own: processes with one folder may have different engines
     path.write_text(dump_config(config))
     threads = config.engine.threads if launch.ranks else 1
     environ = {**environment(threads), **launch.keys, **variables, "TMPDIR": str(folder)}

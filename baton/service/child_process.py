@@ -37,7 +37,7 @@ class ChildProcess(LocalProcess):
         python: Path | None = None,
     ) -> None:
         self.name = name
-        self._command = [*launch_command(module, python), *arguments]
+        self.command = [*launch_command(module, python), *arguments]
         self._environment = dict(environment)
         self._log_file = log_file
         self._ready: asyncio.Future[Ready] | None = None
@@ -46,7 +46,7 @@ class ChildProcess(LocalProcess):
     async def start(self) -> None:
         with _stderr_target(self._log_file) as stderr:
             self._process = await asyncio.create_subprocess_exec(
-                *self._command,
+                *self.command,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=stderr,

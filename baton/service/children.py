@@ -5,7 +5,9 @@ import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 
-from baton.service.launcher import Launch, Role
+from baton.service.launcher import Launch
+from baton_proto.planner import Role
+from runtime.config.workers import WorkerEngine
 from runtime.processes.process import Process, ProcessExit
 
 
@@ -15,38 +17,46 @@ class Children(dict[str, Process]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._process_of: dict[str, str] = {}  # worker id -> name of its process
-        self._roles: dict[str, Role] = {}  # by worker id
+        self._launches: dict[str, Launch] = {}  # by worker id
         self._numbers = defaultdict[str, Iterator[int]](lambda: itertools.count(1))  # of the next worker or process
 
     def add(self, launch: Launch, process: Process) -> None:
         self[launch.name] = process
-        self._roles |= launch.workers
-        self._process_of |= dict.fromkeys(launch.workers, launch.name)
+        self._launches |= dict.fromkeys(launch.workers, launch)
 
     def new_id(self, kind: str) -> str:
-        taken = self._roles.keys() | self.keys()
+        taken = self._launches.keys() | self.keys()
         return next(name for number in self._numbers[kind] if (name := f"{kind}-{number}") not in taken)
 
     @property
     def had_workers(self) -> bool:
-        return bool(self._roles)
+        return bool(self._launches)
 
     def has_started(self, worker_id: str) -> bool:
         """Whether it was ever a worker of this service."""
-        return worker_id in self._roles
+        return worker_id in self._launches
 
     def workers(self, role: Role) -> list[str]:
         """Ids of the workers whose processes live."""
-        return [name for name, its in self._roles.items() if its == role and self.living(name) is not None]
+        return [
+            name
+            for name, launch in self._launches.items()
+            if launch.workers[name] == role and self.living(name) is not None
+        ]
+
+    def engine(self, worker_id: str) -> WorkerEngine | None:
+        """What computes in a worker that has started; None: an engine that somebody else started."""
+        config = self._launches[worker_id].config
+        return None if config.external_worker(worker_id) else config.workers.engine
 
     def of_worker(self, worker_id: str) -> Process:
         """Of a worker that has started."""
-        return self[self._process_of[worker_id]]
+        return self[self._launches[worker_id].name]
 
     def living(self, worker_id: str) -> Process | None:
         """The worker's process, while it lives."""
-        child = self.get(self._process_of.get(worker_id, ""))
+        launch = self._launches.get(worker_id)
+        child = None if launch is None else self[launch.name]
         return child if child is not None and child.alive else None
 
 

@@ -1,15 +1,14 @@
 """What a supervisor asks of the place where its processes run: this machine, or a Ray cluster."""
 
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 from msgspec import Struct
 
+from baton_proto.planner import Role
 from runtime.checkpoint.served_model import is_mock
 from runtime.config.serving import ServingConfig
 from runtime.processes.process import Process
-
-Role = Literal["prefill", "decode"]
 
 
 class Launch(Struct, frozen=True):

@@ -1,15 +1,18 @@
 """The launches that a configuration asks for: NATS, one router, and the workers, one or many in a process."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from baton.service.children import Children
-from baton.service.launcher import Launch, Role
+from baton.service.launcher import Launch
 from baton.service.nats_server import NATS
+from baton_proto.planner import ROLES, Role
 from runtime.checkpoint.served_model import is_mock
 from runtime.config.serving import ServingConfig, for_prefill_worker
+from runtime.config.workers import WorkerEngine
 from runtime.errors import ConfigError
 from runtime.security.nats_login import split_url
 
@@ -26,10 +29,14 @@ class Launches:
     def nats(self) -> Launch:
         return Launch(NATS, NATS, self.config, keys=self.keys)
 
-    def worker(self, role: Role, worker_id: str) -> Launch:
+    def worker(self, role: Role, worker_id: str, engine: WorkerEngine | None = None) -> Launch:
+        """`engine` None: what keeps the role's proportions."""
+        engine = engine or self.config.workers.next_engine(role, self._living(role))
         ranks = (for_prefill_worker(self.config) if role == "prefill" else self.config).engine.tensor_parallel
         arguments = ["--worker-id", worker_id]
-        return Launch(worker_id, f"{role}_worker", self.config, arguments, {worker_id: role}, ranks, self.keys)
+        return Launch(
+            worker_id, f"{role}_worker", self._config_of(engine), arguments, {worker_id: role}, ranks, self.keys
+        )
 
     def missing(self) -> Iterator[Launch]:
         """What is not there yet. Where a planner has been at work, it knows better how many workers there should be."""
@@ -40,35 +47,43 @@ class Launches:
         for external in self.config.external_workers:
             if self.children.living(external.name) is None:
                 yield self._external(external.name)
-        wanted: dict[Role, int] = {"prefill": self.config.workers.prefill, "decode": self.config.workers.decode}
-        roles = [role for role, count in wanted.items() for _ in range(count - self._count(role))]
+        lacking = [(role, engine) for role in ROLES for engine in self._lacking(role).elements()]
         size = self._workers_per_process
         if size == 1:
-            yield from (self.worker(role, self.children.new_id(role)) for role in roles)
+            yield from (self.worker(role, self.children.new_id(role), engine) for role, engine in lacking)
         else:
+            roles = [role for role, _ in lacking]
             yield from (self._many(roles[start : start + size]) for start in range(0, len(roles), size))
 
     def _external(self, name: str) -> Launch:
-        """It takes no GPU, and computes nothing."""
-        return Launch(name, "decode_worker", self.config, ["--worker-id", name], {name: "decode"}, 0, self.keys)
+        """It takes no GPU, and computes nothing: it needs no more than our own environment."""
+        arguments = ["--worker-id", name]
+        return Launch(name, "decode_worker", self._config_of("baton"), arguments, {name: "decode"}, 0, self.keys)
 
-    def _count(self, role: Role) -> int:
-        """Of living workers whose engines are our own."""
-        return sum(self.config.external_worker(name) is None for name in self.children.workers(role))
+    def _living(self, role: Role) -> Counter[WorkerEngine]:
+        engines = map(self.children.engine, self.children.workers(role))
+        return Counter(engine for engine in engines if engine is not None)
+
+    def _lacking(self, role: Role) -> Counter[WorkerEngine]:
+        return Counter(self.config.workers.by_engine(role)) - self._living(role)
+
+    def _config_of(self, engine: WorkerEngine) -> ServingConfig:
+        """Of a process whose workers have this engine."""
+        return msgspec.structs.replace(self.config, workers=self.config.workers.of(engine))
 
     @property
     def _workers_per_process(self) -> int:
         workers = self.config.workers
         if self.config.planner.enabled:
             return 1  # the planner ends workers one by one
-        return workers.per_process or (max(1, workers.prefill + workers.decode) if is_mock(self.config) else 1)
+        return workers.per_process or (max(1, workers.total) if is_mock(self.config) else 1)
 
     def _many(self, roles: Sequence[Role]) -> Launch:
         """All in one process."""
         workers = {self.children.new_id(role): role for role in roles}
         name = self.children.new_id("workers")
         arguments = ["--name", name, *workers]
-        return Launch(name, "baton.service.many_workers", self.config, arguments, workers, 1, self.keys)
+        return Launch(name, "baton.service.many_workers", self._config_of("baton"), arguments, workers, 1, self.keys)
 
 
 def check_alike(config: ServingConfig, launch: Launch) -> None:

@@ -22,8 +22,8 @@ class LocalLauncher:
     on_ray = False
 
     def __init__(self, config: ServingConfig, log_dir: Path | None = None) -> None:
-        prefill = [for_prefill_worker(config).engine.tensor_parallel] * config.workers.prefill
-        ranks = prefill + [config.engine.tensor_parallel] * config.workers.decode
+        prefill = [for_prefill_worker(config).engine.tensor_parallel] * config.workers.count("prefill")
+        ranks = prefill + [config.engine.tensor_parallel] * config.workers.count("decode")
         self.machines = this_machine()
         self.log_dir = log_dir
         self._places = GpuPlaces(visible_gpus() if config.engine.device != "cpu" else [], ranks)

@@ -13,11 +13,12 @@ from typing import Literal, Self
 
 from baton.runs.run_file import OwnRun
 from baton.service.children import Children, Endings
-from baton.service.launcher import Launch, Launcher, Role
+from baton.service.launcher import Launch, Launcher
 from baton.service.launches import ROUTER_ID, Launches, check_alike, with_nats_url, without_login
 from baton.service.local_launcher import LocalLauncher
 from baton.service.nats_server import NATS
 from baton.service.until_used import until_used
+from baton_proto.planner import Role
 from runtime.calls.router import Client
 from runtime.config.serving import ServingConfig
 from runtime.errors import UnavailableError

@@ -19,6 +19,7 @@ from typing import Any, Self
 
 import msgspec
 
+from baton_proto.planner import DECODE, PREFILL, ROLES
 from benchmarks.frontend.dynamo_model import write_model
 from runtime.checkpoint.model_files import ModelFiles
 from runtime.config.serving import ServingConfig
@@ -88,8 +89,8 @@ class DynamoService:
             *("--tokenizer", self._tokenizer, "--no-tokenizer-fallback"),
         ]
         workers, engine, mock = self._config.workers, self._config.engine, self._config.mock
-        roles = [("prefill", workers.prefill), ("decode", workers.decode)] if workers.prefill else []
-        for role, count in roles or [("agg", workers.decode)]:
+        roles = [(role, workers.count(role)) for role in ROLES] if workers.count(PREFILL) else []
+        for role, count in roles or [("agg", workers.count(DECODE))]:
             yield [
                 *("dynamo.mocker", "--model-path", str(self._folder / "model"), "--model-name", self._files.name),
                 *("--disaggregation-mode", role, "--num-workers", str(count)),
@@ -121,7 +122,7 @@ class DynamoService:
             )
 
     async def _ready(self) -> None:
-        expected = self._config.workers.prefill + self._config.workers.decode
+        expected = self._config.workers.total
         until_s = time.monotonic() + START_TIMEOUT_S
         while await asyncio.to_thread(self._num_workers) < expected or not await asyncio.to_thread(self._has_model):
             ended = [process.returncode for process in self._processes if process.returncode is not None]

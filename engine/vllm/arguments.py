@@ -39,7 +39,7 @@ OURS_ALONE = (
     *("attention", "host_kv_memory", "host_kv_checksum", "disk_kv", "prefill_batch_tokens", "prefill_tensor_parallel"),
     "prepare_sleep",
 )
-"""Keys of the section `engine` that vLLM has nothing for."""
+"""Keys of the section `engine` that vLLM has nothing for. In a mixed service they are our own engine's."""
 
 
 def check_keys(config: ServingConfig) -> None:
@@ -47,8 +47,9 @@ def check_keys(config: ServingConfig) -> None:
     checked by vllm_arguments()."""
     if is_mock(config):
         raise ConfigError("workers.engine", "the mock model is our own engine's: baton, or another model")
+    mixed = config.workers.uses("baton")
     for name in OURS_ALONE:
-        if getattr(config.engine, name) != getattr(EngineConfig(), name):
+        if not mixed and getattr(config.engine, name) != getattr(EngineConfig(), name):
             raise ConfigError(f"engine.{name}", "vLLM has no such thing: leave it out, or set workers.engine: baton")
     if config.workers.per_process not in (None, 1):
         raise ConfigError("workers.per_process", "each worker with vLLM has a process of its own: leave it out")
@@ -60,14 +61,16 @@ def check_keys(config: ServingConfig) -> None:
 
 def shares_kv(config: ServingConfig) -> bool:
     """Whether prompts may run on other workers than the answers."""
-    return bool(config.workers.prefill or (config.planner.enabled and config.planner.limits.max_prefill))
+    prefill = config.workers.by_engine("prefill")
+    more = config.planner.enabled and config.planner.limits.max_prefill
+    return "vllm" in prefill and bool(prefill["vllm"] or more)
 
 
 def check_sharing(config: ServingConfig, *, on_gpu: bool) -> None:
     """Raises ConfigError where workers with vLLM cannot send each other KV."""
     if shares_kv(config) and (on_gpu or config.engine.tensor_parallel > 1):
         where = "on GPUs" if on_gpu else "of several ranks"
-        key = "workers.prefill" if config.workers.prefill else "planner.limits.max_prefill"
+        key = "workers.prefill" if config.workers.count("prefill") else "planner.limits.max_prefill"
         raise ConfigError(key, f"vLLM's workers {where} run their prompts themselves: set it to 0")
     if shares_kv(config) and config.vllm.get("async_scheduling"):
         problem = "a step that is scheduled early may take the blocks of a prompt that is being sent: leave it out"

@@ -20,6 +20,8 @@ def refusal(data: Any, schema: type[Struct], path: str, problem: str) -> str:
         if isinstance(kind, inspect.VarTupleType) and name.isdecimal():  # an item of a list
             kind, data = kind.item_type, data[int(name)]
             continue
+        if isinstance(kind, inspect.UnionType) and isinstance(data, dict):
+            kind = next((one for one in kind.types if isinstance(one, inspect.StructType)), kind)
         if not isinstance(kind, inspect.StructType):
             return problem
         field = next((field for field in kind.fields if field.name == name), None)

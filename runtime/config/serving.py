@@ -8,7 +8,7 @@ import functools
 import operator
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
 import yaml
@@ -31,9 +31,9 @@ from runtime.config.types import (
     Text,
     Threads,
     Weight,
-    Workers,
     in_order,
 )
+from runtime.config.workers import WorkersConfig
 from runtime.errors import ConfigError
 
 
@@ -111,19 +111,6 @@ class RouterConfig(Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if self.http_port == self.grpc_port != 0:
             raise ValueError(f"http_port and grpc_port are both {self.http_port}: one of them must be another, or 0")
-
-
-class WorkersConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    host: Text = "127.0.0.1"
-    prefill: Workers = 1
-    decode: Workers = 1
-    engine: Literal["baton", "vllm"] = "baton"  # what computes; see `vllm`
-    python: Text | None = None  # with engine vllm: the interpreter of the environment that has it
-    per_process: Positive | None = None  # workers that share a process; None: one, of the mock engine all
-    gather_ms: Weight = 10.0  # tokens between a request's first and last leave at most so often
-    gather_events_ms: Weight = 20.0  # KV events leave at most so often
-    ready_timeout_s: Seconds = 60.0
-    drain_timeout_s: Seconds = 30.0
 
 
 class DiskKvConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -360,8 +347,9 @@ def _refuse_unknown_keys(data: Any, schema: type[Struct], where: str, path: tupl
             near = difflib.get_close_matches(str(key), fields, n=1, cutoff=0.0)
             raise ConfigError(f"{where}: {at}", f"unknown key; the nearest known one is {'.'.join((*path, near[0]))!r}")
         inner = fields[key]
-        if isinstance(inner, type) and issubclass(inner, Struct):
-            _refuse_unknown_keys(value, inner, where, (*path, str(key)))
+        sections = [kind for kind in (inner, *get_args(inner)) if isinstance(kind, type) and issubclass(kind, Struct)]
+        if sections and get_origin(inner) is not tuple:
+            _refuse_unknown_keys(value, sections[0], where, (*path, str(key)))
         elif inner == tuple[ExternalWorkerConfig, ...] and isinstance(value, list):
             for number, item in enumerate(value):
                 _refuse_unknown_keys(item, ExternalWorkerConfig, where, (*path, f"{key}[{number}]"))

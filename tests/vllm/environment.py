@@ -31,9 +31,12 @@ def smollm2() -> Path:
 
 
 def variables() -> dict[str, str]:
-    """Of every process with vLLM on a CPU: a small cache, no network."""
+    """Of every process with vLLM on a CPU: a small cache, one thread, no network. By default each server would bind
+    threads to all cores, which then wait for each other."""
     ours = {
         "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",

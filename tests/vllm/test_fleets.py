@@ -5,18 +5,21 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 
+from baton_proto.generated import inference_pb2 as pb
+from runtime.calls.answer import Answer
 from runtime.checkpoint.model_files import resolve_model
 from runtime.errors import ModelError
-from tests.service import running_service
+from tests.service import Service, running_service
 from tests.spine.oracle import Oracle
-from tests.spine.prompts import ask, random_prompt
-from tests.spine.worker_view import until_idle, until_tree_is_right, until_used
+from tests.spine.prompts import ask, greedy, random_prompt
+from tests.spine.worker_view import until_gone, until_idle, until_tree_is_right
 from tests.tiny_model import VOCAB_SIZE, write_tiny_model
-from tests.vllm.test_workers import BLOCK, a_killed_decode_worker_costs_no_token, sections, text
+from tests.vllm.test_workers import BLOCK, sections, text
+
+TOKENS = 40
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
@@ -54,11 +57,29 @@ async def test_a_model_that_our_engine_has_not_is_served_exactly(vllm_python: Pa
 async def test_our_engine_and_vllm_serve_one_model_together(vllm_python: Path) -> None:
     """An answer that began with vLLM and lost it goes on with ours, token for token."""
     oracle = Oracle(resolve_model("smollm2").folder)
-    async with running_service("smollm2", 0, 1, **sections(vllm_python)) as service:
-        config = service.config
-        workers = msgspec.structs.replace(config.workers, engine="baton", python=None)
-        service.supervisor.config = msgspec.structs.replace(config, workers=workers, vllm={})
-        assert await service.start_worker("decode") == "decode-2"
-        await until_used(service)
-        prompts = [text(300 + number, 40) for number in range(6)]
-        await a_killed_decode_worker_costs_no_token(service, oracle, prompts, 40, 120)
+    settings = sections(vllm_python)
+    settings["workers"] |= {"engine": "baton", "decode": {"baton": 1, "vllm": 1}}
+    async with running_service("smollm2", 0, **settings) as service:
+        assert ["vLLM built" in service.log(name) for name in ("decode-1", "decode-2")] == [False, True]
+        await a_killed_decode_worker_costs_no_token(service, oracle, lost="decode-2", left="decode-1")
+
+
+async def a_killed_decode_worker_costs_no_token(service: Service, oracle: Oracle, lost: str, left: str) -> None:
+    """Kills the one worker as soon as every prompt has an answer that has begun; the other one ends them all."""
+    prompts = [text(300 + number, 40) for number in range(6)]
+    begun: set[int] = set()
+
+    async def stream(number: int) -> Answer:
+        def note(_: pb.Piece) -> None:
+            begun.add(number)
+            if len(begun) == len(prompts) and lost in service.workers("decode"):
+                service.kill(lost)
+
+        return await service.client.generate(greedy(prompts[number], TOKENS, ignore_eos=True), 120, note)
+
+    answers = await asyncio.gather(*map(stream, range(len(prompts))))
+    expected = [oracle.greedy(prompt, TOKENS, ignore_eos=True) for prompt in prompts]
+    assert [answer.token_ids for answer in answers] == expected
+    assert {answer.served_by[0].decode_worker for answer in answers} == {left}
+    assert any(answer.served_by[0].attempts > 1 for answer in answers)
+    await until_gone(service, lost)

@@ -201,25 +201,3 @@ async def killed_in_mid_stream(service: Service, oracle: Oracle, worker_id: str,
     await until_gone(service, worker_id)
     await until_idle(service)
     await until_tree_is_right(service)
-
-
-async def a_killed_decode_worker_costs_no_token(
-    service: Service, oracle: Oracle, prompts: list[list[int]], num_tokens: int, timeout_s: float
-) -> None:
-    """Kills decode-1 as soon as every prompt has an answer that has begun; decode-2 ends them all."""
-    begun: set[int] = set()
-
-    async def stream(number: int) -> Answer:
-        def note(_: pb.Piece) -> None:
-            begun.add(number)
-            if len(begun) == len(prompts) and "decode-1" in service.workers("decode"):
-                service.kill("decode-1")
-
-        return await service.client.generate(greedy(prompts[number], num_tokens, ignore_eos=True), timeout_s, note)
-
-    answers = await asyncio.gather(*map(stream, range(len(prompts))))
-    expected = [oracle.greedy(prompt, num_tokens, ignore_eos=True) for prompt in prompts]
-    assert [answer.token_ids for answer in answers] == expected
-    assert {answer.served_by[0].decode_worker for answer in answers} == {"decode-2"}
-    assert any(answer.served_by[0].attempts > 1 for answer in answers)
-    await until_gone(service, "decode-1")

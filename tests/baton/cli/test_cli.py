@@ -261,7 +261,7 @@ def test_nothing_outlives_an_up_that_is_killed_while_it_starts(tiny_model: Path)
 
 
 def test_a_lost_worker_is_told_and_the_rest_serves_on(tiny_model: Path) -> None:
-    with baton_up(tiny_model, "--prefill", "0", "--decode", "2") as (process, lines, _):
+    with baton_up(tiny_model, "--prefill", "0", "--decode", "baton=2") as (process, lines, _):
         pids = {line["id"]: line["pid"] for line in lines if line["event"] == "ready"}
         assert process.stdout is not None
         os.kill(pids["decode-1"], signal.SIGKILL)

@@ -25,6 +25,15 @@ ALONE = {"external_workers": [EXTERNAL], "workers": {"prefill": 0, "decode": 0}}
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"workers": {"decode": 0}}, "workers.decode: 0 decode workers can answer nobody: start at least 1"),
     ({"workers": {"prefill": 0, "decode": 0}}, "workers.decode: 0"),
+    (
+        {"workers": {"prefill": {"vllm": 1}, "decode": 2}},
+        "workers.prefill: a prefill worker with vllm sends KV to decode workers with vllm alone, and there is none:",
+    ),
+    (
+        {"workers": {"prefill": 0, "decode": {"vllm": 2}}, "planner": {"enabled": True}},
+        "planner.limits.max_prefill: a prefill worker with baton sends KV to decode workers with baton alone",
+    ),
+    ({"workers": {"decode": {"baton": 1, "vllm": 1}}}, "workers.python: names the interpreter of the environment"),
     ({"workers": {"host": "no.such.host.invalid"}}, "workers.host: 'no.such.host.invalid'"),
     ({"workers": {"host": "192.0.2.1"}}, "workers.host: '192.0.2.1': Cannot assign"),
     ({"engine": {"device": "cuda"}}, "engine.device: 'cuda'"),
@@ -79,6 +88,12 @@ def test_up_refuses_before_it_starts_a_process(
         {"workers": {"prefill": 0}},
         {"workers": {"decode": 0}, "planner": {"enabled": True}},  # the planner starts one
         {"workers": {"decode": 0}, "nats": {"url": "nats://127.0.0.1:4222"}},  # others may run them
+        {"workers": {"prefill": {"vllm": 1}, "python": sys.executable}, "nats": {"url": "nats://127.0.0.1:4222"}},
+        {
+            "workers": {"decode": {"baton": 1, "vllm": 1}, "python": sys.executable},
+            "engine": {"host_kv_memory": "1MiB"},
+        },
+        {"workers": {"prefill": 0, "decode": {"vllm": 2}, "python": sys.executable}},
         {"engine": {"tensor_parallel": 2, "kv_memory": "1MiB"}},
         {"model": "mock", "engine": {"attention": "triton", "kv_memory": "1KiB"}},
     ],

@@ -29,8 +29,10 @@ def leaves(kind: inspect.Type, path: str = "") -> Iterator[tuple[str, inspect.Ty
         for field in kind.fields:
             yield from leaves(field.type, f"{path}.{field.name}" if path else field.name)
     elif isinstance(kind, inspect.UnionType):
-        (inner,) = (one for one in kind.types if not isinstance(one, inspect.NoneType))
-        yield from ((path, found, True) for _, found, _ in leaves(inner, path))
+        inner = [one for one in kind.types if not isinstance(one, inspect.NoneType)]
+        nullable = len(inner) < len(kind.types)
+        for one in inner:
+            yield from ((at, found, nullable or may_be_null) for at, found, may_be_null in leaves(one, path))
     else:
         yield path, kind, False
 
@@ -67,6 +69,11 @@ def test_a_key_refuses_values_that_it_cannot_mean(path: str, kind: inspect.Type,
         ("planner.enabled", "yes", '"yes" is not true or false'),
         ("planner.targets.attainment", 1, "1 is not a number above 0 and below 1"),
         ("namespace", "Has Spaces", "lower-case letters"),
+        (
+            "workers.decode",
+            "many",
+            '"many" is not a whole number of at least 0 and at most 1024 or a section with keys',
+        ),
         ("router", None, "null is not a section with keys such as host"),
         ("nats.url", "nats://me:secret@h\n", "nats://...@h"),
         ("model", "m" * 5000, "mmm..."),

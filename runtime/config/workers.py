@@ -1,0 +1,62 @@
+"""The section `workers` of serving.yaml: how many workers there are of each role, and what computes in them."""
+
+from collections.abc import Mapping
+from typing import Literal, Self
+
+import msgspec
+from msgspec import Struct
+
+from baton_proto.planner import DECODE, PREFILL, ROLES, Role
+from runtime.config.types import Positive, Seconds, Text, Weight, Workers
+
+WorkerEngine = Literal["baton", "vllm"]
+
+
+class EngineCounts(Struct, frozen=True, forbid_unknown_fields=True):
+    """Workers of one role, by what computes in them."""
+
+    baton: Workers = 0
+    vllm: Workers = 0
+
+
+class WorkersConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    host: Text = "127.0.0.1"
+    prefill: Workers | EngineCounts = 1  # a number: of `engine`
+    decode: Workers | EngineCounts = 1
+    engine: WorkerEngine = "baton"  # where a role names none; in a worker's process: its own
+    python: Text | None = None  # with vllm: the interpreter of the environment that has it
+    per_process: Positive | None = None  # workers that share a process; None: one, of the mock engine all
+    gather_ms: Weight = 10.0  # tokens between a request's first and last leave at most so often
+    gather_events_ms: Weight = 20.0  # KV events leave at most so often
+    ready_timeout_s: Seconds = 60.0
+    drain_timeout_s: Seconds = 30.0
+
+    def by_engine(self, role: Role) -> dict[WorkerEngine, int]:
+        """The engines that workers of the role have, and how many of each there are at the start. Never empty: a role
+        without workers has the engine that a planner would give them."""
+        counts = self.prefill if role == PREFILL else self.decode
+        if isinstance(counts, int):
+            return {self.engine: counts}
+        given: dict[WorkerEngine, int] = {"baton": counts.baton, "vllm": counts.vllm}
+        return {engine: count for engine, count in given.items() if count} or {self.engine: 0}
+
+    def count(self, role: Role) -> int:
+        return sum(self.by_engine(role).values())
+
+    @property
+    def total(self) -> int:
+        return sum(map(self.count, ROLES))
+
+    def uses(self, engine: WorkerEngine) -> bool:
+        """Whether any worker has this engine."""
+        return any(self.by_engine(role).get(engine) for role in ROLES) or (not self.total and engine == self.engine)
+
+    def next_engine(self, role: Role, living: Mapping[WorkerEngine, int]) -> WorkerEngine:
+        """Of one more worker beside those that live: the role keeps its proportions (D'Hondt's method)."""
+        counts = self.by_engine(role)
+        return max(counts, key=lambda engine: counts[engine] / (living.get(engine, 0) + 1))
+
+    def of(self, engine: WorkerEngine) -> Self:
+        """The section for the process of a worker with this engine. The numbers of workers keep their meaning."""
+        prefill, decode = (EngineCounts(**self.by_engine(role)) for role in (PREFILL, DECODE))
+        return msgspec.structs.replace(self, engine=engine, prefill=prefill, decode=decode)
