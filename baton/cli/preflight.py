@@ -37,7 +37,7 @@ def check_start(config: ServingConfig, files: ModelFiles, machines: Machines | N
         return
     if config.workers.engine == "vllm":
         check_keys(config)
-        check_sharing(config, on_gpu=machines is not None and uses_gpus(config, machines))
+        check_sharing(config)
         interpreter(config)
     elif not is_mock(config):
         on_gpu = machines is None or uses_gpus(config, machines)
