@@ -4,11 +4,15 @@
 
 Rows: the link (copies of 512 blocks in runs of 64 and 256 KiB), decodes beside offloading, a long prefix computed,
 restored from host memory and from the disk, and the longest gap between tokens of others while a prefix is restored.
+`--vllm PYTHON`: beside it vLLM's own offloading to host memory (vllm_offloading.py), with the same blocks.
 """
 
 import argparse
+import json
 import os
 import statistics
+import subprocess
+import tempfile
 import time
 from pathlib import Path
 from threading import Event
@@ -20,6 +24,7 @@ import torch
 from baton_proto.sampling import SamplingParams
 from benchmarks.disk_restart import plain_s
 from benchmarks.machine import describe, write_result
+from benchmarks.random_model import write_config
 from benchmarks.shapes import SHAPES
 from engine.core.block_manager import BlockManager
 from engine.core.engine import Engine
@@ -38,6 +43,7 @@ from runtime.device.pinned_memory import PinnedMemory
 
 BLOCK_SIZE = 64
 PREFIX = 32768
+NUM_BLOCKS = 1400  # two prefixes, and a part of a third
 DEVICE = torch.device("cuda", 0)
 
 
@@ -270,6 +276,16 @@ def first_hash(tokens: list[int]) -> int:
     return sequence.sequence_hashes[0]
 
 
+def vllm_offloading(python: str, model: str, restored: dict[str, Any], host_gib: float) -> dict[str, Any]:
+    """vLLM's times, and ours as shares of them."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_config(Path(folder), model)
+        command = [python, "-m", "benchmarks.vllm_offloading", folder, str(PREFIX), str(NUM_BLOCKS), str(host_gib)]
+        ran = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    peer: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+    return peer | {f"ours / vLLM, {name}": restored[name] / peer[name] for name in ("computed s", "device s", "host s")}
+
+
 def drop_page_cache(folder: Path) -> None:
     """The page cache gives up what it can of the files."""
     for path in folder.rglob("*"):
@@ -283,6 +299,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=SHAPES, default="8b")
     parser.add_argument("--disk", type=Path, help="a folder for the disk tier; without it that is left out")
+    parser.add_argument("--vllm", metavar="PYTHON", help="an interpreter that has vLLM, to measure beside")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     document: dict[str, Any] = {"machine": describe(), "model": arguments.model}
@@ -307,15 +324,18 @@ def main() -> None:
         frozenset(),
         dtype="bfloat16",
         block_size=BLOCK_SIZE,
-        kv_bytes=1400 * slot_bytes,  # two prefixes of 32k, and a part of a third
+        kv_bytes=NUM_BLOCKS * slot_bytes,
         max_batch_tokens=8192,
         max_running=256,
         max_model_len=40960,
         flash=flash_is_available(DEVICE, torch.bfloat16),
     )
     host = GpuHostKv(gpu.slab, 3000 * slot_bytes)
-    show("restoring", restoring(gpu, host, arguments.disk))
+    restored = restoring(gpu, host, arguments.disk)
+    show("restoring", restored)
     show("offloading", offloading(gpu, host))
+    if arguments.vllm:
+        show("vLLM", vllm_offloading(arguments.vllm, arguments.model, restored, 3000 * slot_bytes / 2**30))
 
 
 if __name__ == "__main__":

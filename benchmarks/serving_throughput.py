@@ -4,6 +4,7 @@
     python -m benchmarks.serving_throughput --model smollm2        (SmolLM2 itself, as `make` installs it)
     python -m benchmarks.serving_throughput --model tiny --concurrency 8 --requests 16     (on a CPU: does it run)
     python -m benchmarks.serving_throughput --model 0.6b --tokenizer FOLDER --peer 'vllm serve {model} --port {port}'
+        [--peer 'baton up --config vllm.yaml --model {model} --port {port}']
 
 One decode worker that prefills for itself, one router, NATS: what `baton up --prefill 0 --decode 1` starts. Weights are
 random, written once as a model folder. Prompts are random token ids. When all answers have one length (`--output 256`),
@@ -249,10 +250,10 @@ class HttpAsker:
         return int(count), answer.count(b"data: ")
 
 
-async def run_peer(folder: str, arguments: argparse.Namespace) -> float:
+async def run_peer(peer: str, folder: str, arguments: argparse.Namespace) -> float:
     """Tokens per second of the peer's server. Raises RuntimeError when it ends before it is ready."""
     port = free_port()
-    command = shlex.split(arguments.peer.format(model=folder, port=port))
+    command = shlex.split(peer.format(model=folder, port=port))
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True) as server:
         try:
             async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
@@ -260,7 +261,10 @@ async def run_peer(folder: str, arguments: argparse.Namespace) -> float:
                     if server.poll() is not None:
                         raise RuntimeError(f"the peer ended with {server.returncode}: {command}")
                     with contextlib.suppress(httpx.TransportError):
-                        if (await http.get("/health")).is_success:
+                        ready = await http.get("/ready")  # a service of Baton's
+                        if ready.status_code == 404:
+                            ready = await http.get("/health")
+                        if ready.is_success:
                             break
                     await asyncio.sleep(0.5)
             rates = [await asyncio.to_thread(run_clients, "http", f"127.0.0.1:{port}", arguments) for _ in range(2)]
@@ -287,7 +291,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tokenizer", type=Path, help="a model folder: every token of its vocabulary has text")
     parser.add_argument(
-        "--peer", metavar="COMMAND", help="a server to measure beside; {model} and {port} are filled in"
+        "--peer",
+        metavar="COMMAND",
+        action="append",
+        default=[],
+        help="a server to measure beside, may be given again; {model} and {port} are filled in",
     )
     parser.add_argument("--out", type=Path)
     parser.add_argument(
@@ -309,13 +317,10 @@ def main() -> None:
         print(f"engine   {alone:10,.0f} tok/s", flush=True)
         results = asyncio.run(run_service(folder, arguments, alone))
         print(f"{results['events per answer']:.0f} events per answer", flush=True)
-        if arguments.peer:
-            results["peer"] = asyncio.run(run_peer(folder, arguments))
-            events, ratio = arguments.events / arguments.requests, results["http"] / results["peer"]
-            print(
-                f"peer     {results['peer']:10,.0f} tok/s   {events:.0f} events per answer; ours {ratio:.2f}x",
-                flush=True,
-            )
+        for number, peer in enumerate(arguments.peer, start=1):
+            rate = results[f"peer {number}"] = asyncio.run(run_peer(peer, folder, arguments))
+            events, ratio = arguments.events / arguments.requests, results["http"] / rate
+            print(f"peer {number} {rate:10,.0f} tok/s   {events:.0f} events per answer; ours {ratio:.2f}x", flush=True)
     if arguments.out:
         document: dict[str, Any] = {
             "machine": describe(),

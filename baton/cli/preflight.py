@@ -38,7 +38,7 @@ def check_start(config: ServingConfig, files: ModelFiles, machines: Machines | N
     _check_pairs(config)
     if config.workers.uses("vllm"):
         check_keys(config)
-        check_sharing(config, on_gpu=machines is not None and uses_gpus(config, machines))
+        check_sharing(config)
         interpreter(config)
     if not config.workers.uses("baton"):
         return

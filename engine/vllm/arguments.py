@@ -66,12 +66,11 @@ def shares_kv(config: ServingConfig) -> bool:
     return "vllm" in prefill and bool(prefill["vllm"] or more)
 
 
-def check_sharing(config: ServingConfig, *, on_gpu: bool) -> None:
+def check_sharing(config: ServingConfig) -> None:
     """Raises ConfigError where workers with vLLM cannot send each other KV."""
-    if shares_kv(config) and (on_gpu or config.engine.tensor_parallel > 1):
-        where = "on GPUs" if on_gpu else "of several ranks"
+    if shares_kv(config) and config.engine.tensor_parallel > 1:
         key = "workers.prefill" if config.workers.count("prefill") else "planner.limits.max_prefill"
-        raise ConfigError(key, f"vLLM's workers {where} run their prompts themselves: set it to 0")
+        raise ConfigError(key, "vLLM's workers of several ranks run their prompts themselves: set it to 0")
     if shares_kv(config) and config.vllm.get("async_scheduling"):
         problem = "a step that is scheduled early may take the blocks of a prompt that is being sent: leave it out"
         raise ConfigError("vllm.async_scheduling", problem)
@@ -82,7 +81,7 @@ def vllm_arguments(
 ) -> dict[str, Any]:
     """Arguments of vLLM's AsyncEngineArgs, which are `known`. `folder`: the model's. `events`: a KVEventsConfig's
     fields. Raises ConfigError."""
-    check_sharing(config, on_gpu=not on_cpu)
+    check_sharing(config)
     for name in config.vllm:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)

@@ -7,7 +7,7 @@ import structlog
 from runtime.errors import ConfigError
 
 OLDEST = (0, 26)
-TESTED = ((0, 32),)
+TESTED = ((0, 26), (0, 32))  # on a GPU, on CPUs
 
 log = structlog.get_logger()
 

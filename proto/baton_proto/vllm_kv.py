@@ -6,7 +6,7 @@ until then vLLM keeps the blocks.
 """
 
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Struct
@@ -29,6 +29,7 @@ class CacheMemory(Struct, frozen=True, tag="cache"):
     head_dim: Count
     dtype: Name
     form: Name
+    device: Literal["cpu", "cuda"] = "cpu"
 
 
 class Reserved(Struct, frozen=True, tag="reserved"):

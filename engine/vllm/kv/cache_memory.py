@@ -3,13 +3,12 @@
 What is inside a head's bytes is vLLM's own affair: they are copied as they are, between caches of one form.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from baton_proto.vllm_kv import CacheMemory
 from kvtransfer.slab.adopted_slab import AdoptedSlab
 from kvtransfer.slab.layout import ITEM_BYTES, SlabLayout
 from kvtransfer.slab.slab import Mark
-from runtime.device.host_memory import HostMemory
 from runtime.device.memory_range import MemoryRange
 from runtime.errors import ModelError
 
@@ -18,28 +17,48 @@ if TYPE_CHECKING:
 
 
 class OwnMemory:
-    """In vLLM: a context in which its one allocation of the KV cache takes memory that can be shared."""
+    """In vLLM: memory that can be shared, which the process's next allocations of a KV cache take."""
 
-    def __init__(self) -> None:
-        self.memory: MemoryRange | None = None
+    def __init__(self, nbytes: int, device: "torch.device") -> None:
+        """`nbytes`: of all layers."""
+        self._nbytes = nbytes
+        self._device = device
+        self._memory: MemoryRange | None = None
+        self._used = 0
         self._mode: Any = None
 
-    def __enter__(self) -> None:
+    def begin(self) -> None:
+        """vLLM allocates its KV cache, whole or layer by layer, between this and end(), on the same thread."""
         import torch
         from torch.overrides import TorchFunctionMode
 
         class ZerosAreShared(TorchFunctionMode):
             def __torch_function__(mode, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: N805
-                if function is torch.zeros and self.memory is None and isinstance(args[0], int):
-                    self.memory = memory = MemoryRange(HostMemory(), args[0])
-                    return memory.bytes()[: args[0]].view(torch.int8)
+                nbytes = args[0] if function is torch.zeros and (kwargs or {}).get("dtype") is torch.int8 else None
+                if isinstance(nbytes, int) and nbytes <= self._nbytes - self._used:
+                    return self._take(nbytes)
                 return function(*args, **(kwargs or {}))
 
         self._mode = ZerosAreShared()
         self._mode.__enter__()
 
-    def __exit__(self, *error: object) -> None:
-        self._mode.__exit__(*error)
+    def end(self) -> None:
+        self._mode.__exit__(None, None, None)
+
+    def _take(self, nbytes: int) -> "torch.Tensor":
+        import torch
+
+        from runtime.device.drivers import memory_of
+
+        if self._memory is None:
+            self._memory = MemoryRange(memory_of(self._device), self._nbytes)
+        begin, self._used = self._used, self._used + nbytes
+        return self._memory.bytes()[begin : self._used].view(torch.int8)
+
+    def export(self) -> int:
+        """A descriptor, the caller's own."""
+        assert self._memory is not None
+        return self._memory.export()
 
     def described(self, caches: dict[str, "torch.Tensor"], form: str) -> CacheMemory:
         """caches: by layer, in the order of the layers, each `[blocks, kv_heads, block_size, 2 * head_dim]`. Raises
@@ -47,16 +66,17 @@ class OwnMemory:
         layers = list(caches.values())
         first = layers[0]
         dtype = str(first.dtype).removeprefix("torch.")
-        if self.memory is None or first.dim() != 4 or dtype not in ITEM_BYTES:
+        if self._memory is None or first.dim() != 4 or dtype not in ITEM_BYTES:
             raise ModelError("vllm", f"its KV cache {tuple(first.shape)} of {dtype} cannot be shared: {ADVICE}")
         num_blocks, heads, block_size, width = first.shape
         layout = SlabLayout(len(layers), num_blocks, heads, block_size, width // 2, dtype)
-        base = self.memory.bytes().data_ptr()
+        base = self._memory.bytes().data_ptr()
         for number, cache in enumerate(layers):
             at = cache.data_ptr() - base
             if cache.shape != first.shape or not cache.is_contiguous() or at != layout.offset(number, 0):
                 raise ModelError("vllm", f"layer {number} of its KV cache lies elsewhere than in a slab: {ADVICE}")
-        return CacheMemory(len(layers), num_blocks, heads, block_size, width // 2, dtype, form)
+        on: Literal["cpu", "cuda"] = "cuda" if self._device.type == "cuda" else "cpu"
+        return CacheMemory(len(layers), num_blocks, heads, block_size, width // 2, dtype, form, on)
 
 
 ADVICE = "set workers.prefill: 0, so that workers with vLLM run their prompts themselves"
@@ -65,10 +85,15 @@ ADVICE = "set workers.prefill: 0, so that workers with vLLM run their prompts th
 class VllmSlab(AdoptedSlab):
     """In the worker process: the cache, which vLLM computes on and our transfers read and write."""
 
-    generation = 1  # vLLM on a CPU sleeps without giving memory back
+    generation = 1  # this memory stays where it is when vLLM sleeps
 
     def __init__(self, memory: CacheMemory, fd: int) -> None:
-        """`fd` stays the caller's. Raises ProtocolError or UnavailableError."""
+        """The worker process and vLLM's see one GPU, the same. `fd` stays the caller's. Raises ProtocolError or
+        UnavailableError."""
+        import torch
+
+        from runtime.device.drivers import memory_of
+
         layout = SlabLayout(
             memory.num_layers,
             memory.num_blocks,
@@ -77,7 +102,7 @@ class VllmSlab(AdoptedSlab):
             memory.head_dim,
             memory.dtype,
         )
-        super().__init__(layout, HostMemory(), fd, "vLLM")
+        super().__init__(layout, memory_of(torch.device(memory.device)), fd, "vLLM")
 
     def mark(self) -> Mark | None:
         """None: what vLLM says to be computed is computed."""

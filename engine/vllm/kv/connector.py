@@ -5,18 +5,17 @@ talks to the worker process (link.py). What the first has to say travels with vL
 pushes and connections to other workers are the worker process's: it maps the KV cache.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
 from vllm import __version__
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata, KVConnectorRole
+from vllm.platforms import current_platform
 
 from baton_proto.vllm_kv import Arrived, LayerComputed, Refused, StepBegins
 from engine.vllm.kv.books import SharedRequests, Step
 from engine.vllm.kv.cache_memory import OwnMemory
 from engine.vllm.kv.link import VllmEnd
-
-if TYPE_CHECKING:
-    import torch
 
 SOCKET = "socket"  # of kv_connector_extra_config: the path of the worker's end
 
@@ -33,12 +32,20 @@ class BatonConnector(KVConnectorBase_V1):  # type: ignore[misc]
             self._books = SharedRequests()
             return
         self._link = VllmEnd(vllm_config.kv_transfer_config.kv_connector_extra_config[SOCKET])
-        self._memory = OwnMemory()
+        # What older versions lack, a context for the allocation, begins here and ends when the caches are registered.
+        self._memory = OwnMemory(sum(tensor.size for tensor in kv_cache_config.kv_cache_tensors), _device())
+        self._memory.begin()
+        self._on_gpu = current_platform.is_cuda()
         self._layers: dict[str, int] = {}
         self._next_layer = 0  # of those whose KV is to be told; behind the last one: none
         self._ended: set[str] = set()  # prompts whose blocks are kept
         self._sent: set[str] = set()  # whose blocks nobody reads
         self._bad_blocks: set[int] = set()
+
+    @classmethod
+    def get_required_kvcache_layout(cls, vllm_config: Any) -> str | None:
+        """One layer after the other, in each the blocks, in each block the heads, as a slab has them."""
+        return "HND" if current_platform.is_cuda() else None
 
     # --- beside the scheduler -----------------------------------------------------------------------------------------
 
@@ -59,16 +66,13 @@ class BatonConnector(KVConnectorBase_V1):  # type: ignore[misc]
 
     # --- where vLLM computes ------------------------------------------------------------------------------------------
 
-    def get_mem_pool_context(self) -> OwnMemory:
-        return self._memory
-
     def register_kv_caches(self, kv_caches: "dict[str, torch.Tensor]") -> None:
+        self._memory.end()
         self._layers = {name: number for number, name in enumerate(kv_caches)}
         context = self._vllm_config.compilation_config.static_forward_context
         kind = context[next(iter(kv_caches))].get_attn_backend().get_name()
-        described = self._memory.described(kv_caches, f"vllm {__version__} {kind} {_instruction_set()}")
-        assert self._memory.memory is not None
-        self._link.introduce(described, self._memory.memory.export())
+        described = self._memory.described(kv_caches, f"vllm {__version__} {kind} {_inside()}")
+        self._link.introduce(described, self._memory.export())
 
     def bind_connector_metadata(self, connector_metadata: StepMetadata) -> None:
         """Before the step."""
@@ -88,11 +92,17 @@ class BatonConnector(KVConnectorBase_V1):  # type: ignore[misc]
         """No step runs on blocks that have not arrived."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: "torch.Tensor", attn_metadata: Any, **kwargs: Any) -> None:
-        self._computed(self._layers[layer_name] + 1)
+        """On a GPU the layer is only enqueued, and a chunk's layers leave together, as with our own engine, so that
+        CUDA graphs of whole steps, which do not come by here, do no harm."""
+        if not self._on_gpu:
+            self._computed(self._layers[layer_name] + 1)
 
     def wait_for_save(self) -> None:
-        """After the step, which may have computed layers without a word. vLLM keeps the blocks, so nothing waits."""
-        self._computed(len(self._layers))
+        """After the step, which may have computed layers without a word. vLLM keeps the blocks: nothing else waits."""
+        if self._next_layer < len(self._layers):
+            if self._on_gpu:
+                torch.cuda.current_stream().synchronize()
+            self._computed(len(self._layers))
 
     def _computed(self, num_layers: int) -> None:
         for layer in range(self._next_layer, num_layers):
@@ -120,9 +130,13 @@ class BatonConnector(KVConnectorBase_V1):  # type: ignore[misc]
         return bad
 
 
-def _instruction_set() -> str:
-    """The cache's inside on a CPU follows what the CPU can do."""
-    import torch
+def _device() -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device()) if current_platform.is_cuda() else torch.device("cpu")
 
+
+def _inside() -> str:
+    """What a head's bytes depend on beside version and attention: on a CPU they follow what the CPU can do."""
+    if current_platform.is_cuda():
+        return "cuda"
     has_amx = getattr(torch.cpu, "_is_amx_tile_supported", bool)()  # as vLLM asks
     return torch.backends.cpu.get_cpu_capability() + " AMX" * has_amx

@@ -63,11 +63,10 @@ def test_what_a_worker_with_vllm_cannot_do_is_refused_by_name(data: dict[str, An
         arguments(data)
 
 
-def test_prompts_run_apart_from_answers_on_cpus_alone() -> None:
-    assert arguments({"workers": APART})["async_scheduling"] is False
-    assert arguments({"vllm": {"async_scheduling": True}})["async_scheduling"] is True
-    with pytest.raises(ConfigError, match=r"workers\.prefill: vLLM's workers on GPUs run their prompts themselves"):
-        arguments({"workers": APART}, on_cpu=False)
+def test_no_step_is_scheduled_early_where_prompts_run_apart_from_answers() -> None:
+    for on_cpu in (True, False):
+        assert arguments({"workers": APART}, on_cpu=on_cpu)["async_scheduling"] is False
+        assert arguments({"vllm": {"async_scheduling": True}}, on_cpu=on_cpu)["async_scheduling"] is True
 
 
 @pytest.mark.parametrize("version", ["0.25.1", "0.9.2", "unknown"])

@@ -1,4 +1,4 @@
-"""vLLM's one allocation of its KV cache lies in memory that another mapping of it sees, block by block."""
+"""What vLLM allocates for its KV cache lies in memory that another mapping of it sees, block by block."""
 
 import os
 
@@ -12,21 +12,22 @@ LAYERS, BLOCKS, HEADS, BLOCK, WIDTH = 3, 5, 2, 4, 16
 LAYER_BYTES = BLOCKS * HEADS * BLOCK * WIDTH * 4
 
 
-def allocated(memory: OwnMemory) -> dict[str, torch.Tensor]:
-    """As vLLM does: zeros, and a view for each layer."""
-    with memory:
-        buffer = torch.zeros(LAYERS * LAYER_BYTES, dtype=torch.int8, device="cpu")
-        torch.zeros((2, 2))  # others are left alone
-    layers = buffer.view(torch.float32).view(LAYERS, BLOCKS, HEADS, BLOCK, WIDTH)
+def allocated(memory: OwnMemory, calls: int = 1) -> dict[str, torch.Tensor]:
+    """As vLLM does: zeros, once or for each layer, and a view for each layer."""
+    memory.begin()
+    raw = [torch.zeros(LAYERS * LAYER_BYTES // calls, dtype=torch.int8, device="cpu") for _ in range(calls)]
+    torch.zeros((2, 2)), torch.zeros(16), torch.zeros(16, dtype=torch.int8)  # others are left alone
+    memory.end()
+    layers = [layer for part in raw for layer in part.view(torch.float32).view(-1, BLOCKS, HEADS, BLOCK, WIDTH)]
     return {f"layers.{number}": layers[number] for number in range(LAYERS)}
 
 
-def test_what_vllm_writes_is_what_the_slab_shows_and_the_other_way_round() -> None:
-    memory = OwnMemory()
-    caches = allocated(memory)
+@pytest.mark.parametrize("calls", [1, LAYERS])
+def test_what_vllm_writes_is_what_the_slab_shows_and_the_other_way_round(calls: int) -> None:
+    memory = OwnMemory(LAYERS * LAYER_BYTES, torch.device("cpu"))
+    caches = allocated(memory, calls)
     described = memory.described(caches, "form")
-    assert memory.memory is not None
-    fd = memory.memory.export()
+    fd = memory.export()
     slab = VllmSlab(described, fd)
     os.close(fd)
     caches["layers.1"][3, 1] = 7.0
@@ -40,7 +41,7 @@ def test_what_vllm_writes_is_what_the_slab_shows_and_the_other_way_round() -> No
 
 @pytest.mark.parametrize("how", ["another order", "another layout", "memory of its own"])
 def test_a_cache_that_is_no_slab_is_refused_with_the_way_out(how: str) -> None:
-    memory = OwnMemory()
+    memory = OwnMemory(LAYERS * LAYER_BYTES, torch.device("cpu"))
     caches = allocated(memory)
     if how == "another order":
         caches = dict(reversed(caches.items()))
