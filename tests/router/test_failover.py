@@ -264,7 +264,7 @@ async def test_workers_with_other_weights_than_most_decode_workers_get_nothing(t
             router.pool.apply(Change("changed", replace(workers[name].record(), model_hash=weights)))
             return (
                 [worker.key[0] for worker in router.pool.ready_decode()],
-                [worker.key[0] for worker in router.pool.ready_prefill()],
+                [key[0] for key in router.pool.prefill_keys()],
             )
 
         for name in names:
