@@ -24,13 +24,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import numpy as np
 import psutil
 import tokenizers
 
 from benchmarks.machine import describe
 from tests.baton.random_schemas import instance_of, random_schema
+from tests.baton.schema_judge import is_valid
 
 SYNTHETIC = 152_000
 Case = tuple[dict[str, Any], list[tuple[Any, bool]]]
@@ -163,10 +163,6 @@ def mutated(source: random.Random, instance: Any) -> Any:
         changed[at] = mutated(source, changed[at])
         return changed
     return source.choice([None, True, 4711, -0.5, "something else that is long", [], {}])
-
-
-def is_valid(schema: dict[str, Any], instance: Any) -> bool:
-    return jsonschema.Draft202012Validator(schema).is_valid(instance)
 
 
 def random_cases(schemas: int) -> Iterator[Case]:

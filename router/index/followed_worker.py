@@ -58,11 +58,6 @@ class FollowedWorker:
         return self.feed.applied if self.state in (State.FOLLOWING, State.HOLED) else None
 
     @property
-    def lag(self) -> int:
-        """Batches that the worker has published and that the tree does not contain."""
-        return max(0, self.feed.expected - self.feed.applied)
-
-    @property
     def settled(self) -> bool:
         """The tree contains all that the worker is known to have published."""
         return self.contained is not None and not self.feed.behind

@@ -3,7 +3,7 @@ await in between, so that each request sees what the one before was charged."""
 
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -15,6 +15,7 @@ from router.index.prefix_hits import PrefixHits
 from router.placement.candidates import NO_CANDIDATES, NO_RATES, NO_WORK, Candidates, Request
 from router.placement.early_refusal import check_in_time
 from router.placement.expected_prefixes import Expectation, ExpectedPrefixes
+from router.placement.one_kv_form import best_form, of_each_form
 from router.placement.placement import Placement, Weighing, weigh
 from router.workers.link import WorkerLink
 from router.workers.load import Charge, LoadLedger
@@ -91,7 +92,8 @@ class Assigner:
     ) -> Assignment | None:
         """None: no workers can take it now. `max_tokens`: prompt and the longest possible output. Raises TooLate when
         no first token can come within `due_ms`."""
-        weighing, reused = self._weigh(request, max_tokens, hashes, due_ms)
+        forms = of_each_form(request, self._pool.strangers())
+        weighing, reused = self._weigh(forms, max_tokens, hashes, due_ms)
         check_in_time(weighing, NO_WORK, due_ms)
         placement = weighing.placement()
         if placement is None:
@@ -111,13 +113,14 @@ class Assigner:
     def weigh(
         self, request: Request, max_tokens: int, hashes: NDArray[np.uint64], due_ms: float = math.inf
     ) -> Weighing:
-        """What `assign` would decide, without a trace."""
-        return self._weigh(request, max_tokens, hashes, due_ms)[0]
+        """What `assign` would decide if all workers had one form of KV, without a trace."""
+        return self._weigh([request], max_tokens, hashes, due_ms)[0]
 
     def _weigh(
-        self, request: Request, max_tokens: int, hashes: NDArray[np.uint64], due_ms: float
+        self, forms: Sequence[Request], max_tokens: int, hashes: NDArray[np.uint64], due_ms: float
     ) -> tuple[Weighing, bytes]:
-        """Also the last block (sequence hash, u64 LE) of the prefix that some worker holds; empty when none does."""
+        """`forms`: the request, as each form of KV has it. Also returns the last block (sequence hash, u64 LE) of the
+        prefix that some worker holds; empty when none does."""
         config = self._config
         decode = prefill = NO_CANDIDATES
         reused = b""
@@ -125,11 +128,12 @@ class Assigner:
             match = self._index.match(hashes)
             reused = match.last_block
             cached = self._expected.outlook(match, hashes)
-            prefill_keys = self._pool.prefill_keys(request.num_tokens)
+            prefill_keys = self._pool.prefill_keys(forms[0].num_tokens)
             decode = candidates(self._ledger, decode_keys, match, cached)
             prefill = candidates(self._ledger, prefill_keys, match, cached)
         limits = (config.max_running_per_worker, due_ms)
-        return weigh(request, decode, prefill, config.placement, self._rng, *limits), reused
+        weighings = [weigh(form, decode, prefill, config.placement, self._rng, *limits) for form in forms]
+        return best_form(weighings, due_ms) if len(forms) > 1 else weighings[0], reused
 
 
 def candidates(

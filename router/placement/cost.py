@@ -24,7 +24,7 @@ class Term(NamedTuple):
 
 
 TERMS: Final = (
-    Term("queued", "queued", "prompts before it", ""),
+    Term("queued", "queued", "the wait for prompts before it or for KV room", ""),
     Term("computed", "+ own", "computing what is not cached", ""),
     Term("decode", "+ decode", "decode steps of the worker", "decode_steps"),
     Term("shipped", "+ shipped", "tokens shipped", "ship_token_ms"),

@@ -88,7 +88,8 @@ def weigh(
     on. Among the workers that are in time the cheapest is chosen, and the soonest where none is."""
     shipped_ms = due_ms - config.ship_ms - config.ship_token_ms * request.num_tokens  # at most so long is the way
     weighing = _weighing(request, decode, prefill, config, rng, max_running, due_ms, shipped_ms)
-    if weighing.decode.chosen >= 0 and weighing.decode.ttft_ms(weighing.decode.chosen) > due_ms:
+    chosen = weighing.decode.chosen
+    if weighing.prefill.chosen >= 0 and chosen >= 0 and weighing.decode.ttft_ms(chosen) > due_ms:
         # The decode worker's part of the way was longer: the soonest prefill worker may be in time.
         weighing = _weighing(request, decode, prefill, config, rng, max_running, due_ms, -math.inf)
     return weighing

@@ -26,7 +26,6 @@ from router.placement.decisions import DecisionLog
 from router.placement.early_refusal import TooLate, check_in_time
 from router.requests.admission import AdmissionQueue, Ticket, Turn
 from router.requests.answer import Answer
-from router.requests.one_kv_form import of_one_form
 from router.requests.request import GenerateRequest, Piece
 from router.requests.shared_prompt import SharedPrompt
 from router.text.tokenizer import Tokenizer
@@ -163,8 +162,7 @@ class Choice:
         def assign() -> Assignment | None:
             began_s = time.monotonic()
             due_ms = self._due_ms(began_s)
-            able = of_one_form(parts.pool, parts.assigner, facts, self._max_tokens, hashes, due_ms)
-            assignment = parts.assigner.assign(request.request_id, able, self._max_tokens, hashes, due_ms)
+            assignment = parts.assigner.assign(request.request_id, facts, self._max_tokens, hashes, due_ms)
             self._placing_s = time.monotonic() - began_s
             return assignment
 

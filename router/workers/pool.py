@@ -122,9 +122,6 @@ class WorkerPool:
         """Usable decode workers that take sequences of `num_tokens`."""
         return self._ready("decode").that_take(num_tokens)
 
-    def ready_prefill(self, num_tokens: int = 0) -> list[PooledWorker]:
-        return self._ready("prefill").that_take(num_tokens)
-
     def decode_keys(self, num_tokens: int = 0) -> tuple[WorkerKey, ...]:
         """The keys of `ready_decode`; the same tuple as long as nothing changes."""
         return self._ready("decode").keys_that_take(num_tokens)

@@ -10,9 +10,6 @@ from numpy.typing import NDArray
 
 from runtime.compiled import HASHES, U64, compiled, inlined
 
-MAX_WORDS = 16
-"""Longest input of `hash_rows`, in u64."""
-
 _SECRET = np.frombuffer(
     bytes.fromhex(
         "b8fe6c3923a44bbe7c01812cf721ad1cded46de9839097db7240a4a4b7b3671f"

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, Final
 
 LOOKING_S: Final = 0.2  # of the thread's own time; only the words of a refusal depend on it
@@ -17,29 +18,42 @@ ErrorOf = Callable[[Mapping[str, Any]], str]
 
 def find_fault(schema: Any, error: str, error_of: ErrorOf) -> tuple[str, str]:
     """(JSON path, error) of the innermost keyword that goes wrong as the whole schema does, with `error`."""
-    definitions = {name: schema[name] for name in _DEFINITIONS if isinstance(schema, Mapping) and name in schema}
-    until_s, path = time.thread_time() + LOOKING_S, "$"
+    if not isinstance(schema, Mapping):
+        return "$", error
+    until_s = time.thread_time() + LOOKING_S
+    definitions = {name: schema[name] for name in _DEFINITIONS if isinstance(schema.get(name), Mapping)}
 
-    def told(part: Mapping[str, Any]) -> str | None:
+    def error_in_time(known: Mapping[str, Any], part: Mapping[str, Any]) -> str | None:
         """None: there is no time left to try it."""
-        return error_of({**part, **definitions}) if time.thread_time() < until_s else None
+        return error_of({**part, **known}) if time.thread_time() < until_s else None
 
-    def inner(whole: Any) -> tuple[str, Any, str] | None:
-        for name, part in _parts(whole):
+    # A part is at fault by itself before one is that refers to it, so definitions are tried first, and without others.
+    rest = {name: value for name, value in schema.items() if name not in definitions}
+    starts = [*_parts(definitions), ("", rest)]
+    for known in ({name: dict.fromkeys(named, True) for name, named in definitions.items()}, definitions):
+        told = partial(error_in_time, known)
+        for path, start in starts:
+            if _same(problem := told(start) or "", error):
+                return _innermost(f"${path}", start, problem, told)
+    return "$", error
+
+
+def _innermost(
+    path: str, schema: Mapping[str, Any], error: str, told: Callable[[Mapping[str, Any]], str | None]
+) -> tuple[str, str]:
+    def inner() -> tuple[str, Mapping[str, Any], str] | None:
+        for name, part in _parts(schema):
             if _same(problem := told(part) or "", error):
                 return name, part, problem
         return None
 
-    while found := inner(schema):
+    while found := inner():
         name, schema, error = found
         path += name
-    if isinstance(schema, Mapping):
-        for keyword in sorted(schema, key=lambda name: (name in _TRIED_LAST, name == "type")):
-            if time.thread_time() >= until_s:
-                break
-            problem = told({name: value for name, value in schema.items() if name != keyword})
-            if problem is not None and problem != error and keyword not in _DEFINITIONS:
-                return f"{path}.{keyword}", error
+    for keyword in sorted(schema, key=lambda name: (name in _TRIED_LAST, name == "type")):
+        problem = told({name: value for name, value in schema.items() if name != keyword})
+        if problem is not None and problem != error:
+            return f"{path}.{keyword}", error
     return path, error
 
 
@@ -48,9 +62,9 @@ def _same(inner: str, outer: str) -> bool:
     return bool(inner) and (inner == outer or (inner.startswith(UNSATISFIABLE) and outer.startswith(UNSATISFIABLE)))
 
 
-def _parts(schema: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _parts(schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """(path from the schema on, schema) of those right within it."""
-    for name, value in schema.items() if isinstance(schema, Mapping) else ():
+    for name, value in schema.items():
         if name in _NOT_SCHEMAS:
             continue
         if isinstance(value, Mapping):

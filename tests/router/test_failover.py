@@ -171,6 +171,17 @@ async def test_what_no_engine_that_is_left_can_serve_ends_with_its_reason(
         router.check_idle()
 
 
+async def test_after_a_lost_worker_the_request_is_not_to_blame_for_what_the_rest_cannot_serve(
+    tokenizer: Tokenizer,
+) -> None:
+    stumble = Failure("internal", "an engine step failed", retryable=True, worker_id="d0")
+    decode = ScriptedWorker("d0", script=steps_of(then_fail(0, stumble), then_fail(0, UNSUPPORTED)))
+    async with routing(tokenizer, decode) as router:
+        with fails_with(UnavailableError, "worker d0 cannot serve it"):
+            await collect(stream(router, request(10)))
+        router.check_idle()
+
+
 async def test_a_worker_whose_step_failed_is_tried_again_when_there_is_no_other(tokenizer: Tokenizer) -> None:
     stumble = Failure("internal", "an engine step failed", retryable=True, worker_id="d0")
     decode = ScriptedWorker("d0", script=steps_of(then_fail(3, stumble), then_fail(2, stumble), answer))
@@ -253,7 +264,7 @@ async def test_workers_with_other_weights_than_most_decode_workers_get_nothing(t
             router.pool.apply(Change("changed", replace(workers[name].record(), model_hash=weights)))
             return (
                 [worker.key[0] for worker in router.pool.ready_decode()],
-                [worker.key[0] for worker in router.pool.ready_prefill()],
+                [key[0] for key in router.pool.prefill_keys()],
             )
 
         for name in names:

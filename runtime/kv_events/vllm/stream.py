@@ -60,7 +60,6 @@ class VllmStream:
         self._sockets: list[zmq.asyncio.Socket] = []
         self._next: int | None = None  # None: whatever comes
         self._last_heard = -1  # on the subscription, in this connection
-        self.malformed_messages = 0
 
     async def open(self) -> None:
         """Returns when vLLM is connected. Raises UnavailableError, or ConfigError for an impossible endpoint."""
@@ -173,7 +172,6 @@ class VllmStream:
             if len(frames) == 3 and len(frames[1]) == NUMBER_BYTES:
                 await self._queue.put(Message(int.from_bytes(frames[1], "big"), frames[2]))
             else:
-                self.malformed_messages += 1
                 log.warning("not a message of vLLM's", frames=len(frames))
 
     async def _watch(self, monitor: zmq.asyncio.Socket) -> None:

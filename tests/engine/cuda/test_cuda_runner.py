@@ -9,6 +9,7 @@ from baton_proto.sampling import SamplingParams
 from engine.core.batch import Runner
 from engine.core.engine import Engine
 from engine.cuda.cuda_build import build_cuda_runner
+from engine.cuda.cuda_runner import CudaRunner
 from engine.cuda.mask_buffer import MaskBuffer
 from engine.kernels import small_linear
 from engine.model.weights import Weights
@@ -47,13 +48,13 @@ def slab(files: ModelFiles, device: torch.device, stale: float = float("nan")) -
     return torch.full(shape, stale, device=device)
 
 
-def cuda_runner(files: ModelFiles) -> Runner:
+def cuda_runner(files: ModelFiles, max_batch_tokens: int = MAX_BATCH_TOKENS) -> CudaRunner:
     runner = build_cuda_runner(
         files.config,
         Weights(files.folder, torch.float32, memory_of(DEVICE)),
         slab(files, DEVICE),
         files.eos_token_ids,
-        max_batch_tokens=MAX_BATCH_TOKENS,
+        max_batch_tokens=max_batch_tokens,
         max_running=MAX_RUNNING,
         max_model_len=512,
         flash=False,
@@ -151,3 +152,15 @@ def test_log_probabilities_of_prompts(files: ModelFiles) -> None:
     assert_engine_scores(
         files.folder, engine(files, cuda_runner(files)), sequences([asking, drawing, asking, asking], seed=6)
     )
+
+
+def test_the_device_is_waited_for_after_each_prompt_of_the_warm_up(
+    files: ModelFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The buffers of the host take turns: a third prompt would be written over the first one on its way."""
+    runner = cuda_runner(files, max_batch_tokens=256)
+    done: list[str] = []
+    monkeypatch.setattr(runner, "submit", lambda batch: done.append("prompt"))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: done.append("wait"))
+    runner._warm_up()
+    assert done == ["prompt", "wait"] * 4  # of 32 to 256 tokens

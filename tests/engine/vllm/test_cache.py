@@ -14,3 +14,7 @@ async def test_a_bridge_takes_an_engine_with_it() -> None:
     )
     engine.block_manager = VllmCache(16, 4)  # type: ignore[assignment]
     EngineBridge(engine, lambda output, load: None, TimedLoop)
+
+
+def test_nothing_is_left_to_write_when_a_worker_drains() -> None:
+    assert not VllmCache(16, 4).flush()

@@ -88,6 +88,6 @@ async def test_nothing_is_sent_to_a_worker_that_is_known_by_its_events_alone() -
     pool = WorkerPool("router-0", "tiny", 16, LoadLedger(16, 60.0))
     record = WorkerRecord(MAJOR, "w", 1, EVENTS_ROLE, "ready", "", None, "tiny", "", 16, 100, 1600, 1)
     pool.apply(Change("added", record))
-    assert pool.ready_decode() == pool.ready_prefill() == []
+    assert pool.decode_keys() == pool.prefill_keys() == ()
     pool.apply(Change("removed", record))
     await pool.close()

@@ -146,3 +146,21 @@ def test_a_request_that_some_worker_serves_in_time_is_never_refused(
         placement = weighing.placement()
         runs_it = placement is not None and placement.prefill is None
         assert not free or min(free) <= due_ms or 0 in (prefill or decode) or (runs_it and 0 in decode)
+
+
+class Dice(random.Random):
+    """Counts its draws: one per role and weighing."""
+
+    draws = 0
+
+    def random(self) -> float:
+        self.draws += 1
+        return super().random()
+
+
+def test_a_late_request_is_weighed_again_only_where_a_prefill_worker_takes_it() -> None:
+    idle, full = Candidate(("d", 1), 0, 0, 0), Candidate(("p", 1), 0, 10**6, 0)
+    for prefill, draws in (([], 1), ([full], 2), ([full, Candidate(("q", 1), 0, 0, 0)], 4)):
+        dice = Dice(1)
+        weigh(FACTS, [idle], prefill, CONFIG, dice, due_ms=1.0)
+        assert dice.draws == draws

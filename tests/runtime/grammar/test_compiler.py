@@ -138,6 +138,15 @@ BAD = {
         "json_schema",
         json.dumps({"$defs": {"day": {"format": "moon"}}, "properties": {"a": {"$ref": "#/$defs/day"}}}),
     ): "$.$defs.day.format: Unknown format: moon",
+    Grammar(
+        "json_schema",
+        json.dumps(
+            {
+                "properties": {"a": {"$ref": "#/$defs/tree"}},
+                "$defs": {"tree": {"items": {"$ref": "#/$defs/tree"}, "uniqueItems": True}},
+            }
+        ),
+    ): "'uniqueItems' at $.$defs.tree.uniqueItems",
     Grammar("json_schema", '{"$ref": "#"}'): "no answer",
     Grammar("json_schema", '{"x'): "cannot be used",
     Grammar("json_schema", "[]"): "an object or a boolean",

@@ -3,15 +3,14 @@
 import math
 import random
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
+from router.placement import assignment, placement
 from router.placement.candidates import Request
+from router.placement.one_kv_form import best_form, of_each_form
 from router.placement.placement import Weighing
-from router.requests.one_kv_form import of_one_form
 from router.text.tokenizer import Tokenizer
 from runtime.config.serving import PlacementConfig
 from tests.router.candidates import Candidate, weigh
@@ -62,13 +61,27 @@ async def test_forms_do_not_matter_where_nobody_ships(tokenizer: Tokenizer) -> N
 def test_the_form_that_is_in_time_is_taken_although_another_one_costs_less() -> None:
     rows = [Candidate(("cheap", 1), 399, 12000, 0), Candidate(("soon", 1), 0, 3120, 0)]  # cached blocks, queued tokens
 
-    def weighed(request: Request, max_tokens: int, hashes: Any, due_ms: float) -> Weighing:
-        return weigh(request, rows, [], PlacementConfig(), random.Random(1), due_ms=due_ms)
+    facts = Request(6400, 16)
+    others = [frozenset([row.worker]) for row in rows]
+    chosen = {}
+    for due_ms in (math.inf, 222.0, 1.0):
+        forms = of_each_form(facts, others)
+        weighings = [weigh(form, rows, [], PlacementConfig(), random.Random(1), due_ms=due_ms) for form in forms]
+        best = best_form(weighings, due_ms).placement()
+        assert best is not None
+        chosen[due_ms] = best.decode
+    assert chosen == {math.inf: ("cheap", 1), 222.0: ("soon", 1), 1.0: ("soon", 1)}
 
-    pool: Any = SimpleNamespace(strangers=lambda: tuple(frozenset([row.worker]) for row in rows))
-    assigner: Any = SimpleNamespace(weigh=weighed)
-    facts, hashes = Request(6400, 16), np.zeros(0, np.uint64)
-    left_out = {
-        due_ms: of_one_form(pool, assigner, facts, 1, hashes, due_ms).excluded for due_ms in (math.inf, 222.0, 1.0)
-    }
-    assert left_out == {math.inf: {("soon", 1)}, 222.0: {("cheap", 1)}, 1.0: {("cheap", 1)}}
+
+async def test_each_form_is_weighed_once(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    weighed = []
+
+    def count(request: Request, *others: Any) -> Weighing:
+        weighed.append(request.excluded)
+        return placement.weigh(request, *others)
+
+    monkeypatch.setattr(assignment, "weigh", count)
+    workers = [worker(f"{role}-{form}", form) for role in ("p", "d") for form in ("old", "new")]
+    async with routing(tokenizer, *workers) as router:
+        await collect(stream(router, request(3)))
+    assert sorted(map(sorted, weighed)) == [[("d-new", 1), ("p-new", 1)], [("d-old", 1), ("p-old", 1)]]
