@@ -1,6 +1,7 @@
 """The router's HTTP application: the OpenAI-compatible API, health and metrics."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -14,7 +15,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.api.http.dialect import Dialect
-from router.api.http.errors import error_response, on_http_exception, openai_form, unauthorized
+from router.api.http.errors import ErrorForm, error_response, on_http_exception, openai_form, unauthorized
 from router.api.http.generation import CALLER, REQUEST_ID_HEADER, GenerationEndpoint
 from router.api.http.json_response import json_response
 from router.api.http.openai_answer import OpenAIDialect
@@ -79,22 +80,26 @@ def create_app(
         *more_routes,
         *operators_routes,
     ]
-    others = Starlette(routes=routes, exception_handlers={HTTPException: on_http_exception})
+    form_at = partial(_form_at, dialects)
+    refused = partial(on_http_exception, form_at)
+    others = Starlette(routes=routes, exception_handlers={HTTPException: refused})
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         endpoint: ASGIApp | None = direct.get(scope["path"]) if scope.get("method") == "POST" else None
         await (endpoint or others)(scope, receive, send)
 
     unguarded = (*OPEN_PATHS, *(route.path.partition("{")[0] for route in operators_routes))
-    guarded = app if keys is None else _guarded(app, keys, unguarded, dialects)
+    guarded = app if keys is None else _guarded(app, keys, unguarded, form_at)
     return guarded if not cors_origins else _from_web_pages(guarded, cors_origins)
 
 
-def _guarded(
-    app: ASGIApp, keys: BearerKeys, unguarded: Sequence[str], dialects: Mapping[str, Dialect] = NO_DIALECTS
-) -> ASGIApp:
-    """`unguarded`: paths, and beginnings of paths that end with a slash. A path that begins with that of a dialect is
-    refused in the dialect's form."""
+def _form_at(dialects: Mapping[str, Dialect], path: str) -> ErrorForm:
+    """A path that begins with that of a dialect has the dialect's form of errors."""
+    return next((spoken.error for begin, spoken in dialects.items() if path.startswith(begin)), openai_form)
+
+
+def _guarded(app: ASGIApp, keys: BearerKeys, unguarded: Sequence[str], form_at: Callable[[str], ErrorForm]) -> ASGIApp:
+    """`unguarded`: paths, and beginnings of paths that end with a slash."""
     prefixes = tuple(path for path in unguarded if path.endswith("/"))
 
     async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
@@ -104,10 +109,7 @@ def _guarded(
             scope[CALLER] = caller or ANYONE
             await app(scope, receive, send)
         else:
-            form = next(
-                (spoken.error for path, spoken in dialects.items() if scope["path"].startswith(path)), openai_form
-            )
-            await unauthorized(given=shown is not None, form=form)(scope, receive, send)
+            await unauthorized(given=shown is not None, form=form_at(scope["path"]))(scope, receive, send)
 
     return guarded
 

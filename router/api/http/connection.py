@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Final, cast
 
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
@@ -93,7 +94,9 @@ class Connection(HttpToolsProtocol):
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse("400 Bad Request", "request", "is not HTTP/1.1")
+        """data_received() answers for what is too long; the parser gives up on a path of 64 KiB by itself."""
+        if self._overhead_bytes <= MAX_HEAD_BYTES:
+            self._refuse("400 Bad Request", "request", "is not HTTP/1.1")
 
     def _unsupported_upgrade_warning(self) -> None:
         """The parser reads no further. The request is answered as if it had asked for no upgrade."""
@@ -103,7 +106,8 @@ class Connection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._serving = cycle
-        super()._start_asgi_task(cycle, app)
+        served: Any = app if cycle.scope["http_version"] != "1.0" else _without_chunks(app, cycle)
+        super()._start_asgi_task(cycle, served)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -164,6 +168,26 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
         else:
             last.keep_alive = False
+
+
+def _without_chunks(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
+    """HTTP/1.0 knows no chunks: an answer whose length is not said ends with its connection."""
+
+    async def served(scope: Scope, receive: Receive, send: Send) -> None:
+        unsaid = False
+
+        async def sent(message: Message) -> None:
+            nonlocal unsaid
+            if message["type"] == "http.response.start":
+                unsaid = all(name.lower() != b"content-length" for name, _ in message.get("headers", ()))
+                cycle.chunked_encoding = False if unsaid else None
+            elif unsaid:
+                cycle.expected_content_length = len(message.get("body", b""))  # uvicorn counts it down to 0
+            await send(message)
+
+        await app(scope, receive, sent)
+
+    return served
 
 
 class GatheringTransport:

@@ -84,11 +84,12 @@ def unauthorized(given: bool, key: str = "API key", form: ErrorForm = openai_for
     return json_response(form(401, body, ""), 401, {"www-authenticate": "Bearer"})
 
 
-async def on_http_exception(request: Request, error: Exception) -> Response:
-    """Answers what starlette refuses: unknown paths and methods."""
+async def on_http_exception(form_at: Callable[[str], ErrorForm], request: Request, error: Exception) -> Response:
+    """Answers what starlette refuses: unknown paths and methods. `form_at`: the form of errors at a path."""
     assert isinstance(error, HTTPException)
-    what = f"{request.method} {request.url.path}: {error.detail}"
-    return json_response(ErrorAnswer(ErrorBody(what, "invalid_request_error")), error.status_code, error.headers)
+    path, status = request.url.path, error.status_code
+    body = ErrorBody(f"{request.method} {path}: {error.detail}", "invalid_request_error")
+    return json_response(form_at(path)(status, body, ""), status, error.headers)
 
 
 def _status_of_refusal(error: InvalidRequestError) -> tuple[int, str | None]:

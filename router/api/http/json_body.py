@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from router.api.http.openai_fields import NOT_SERVED, WITHOUT_EFFECT, ChatMessage, StreamOptions, TextPart
+from router.api.http.openai_fields import NOT_SERVED, WITHOUT_EFFECT, CacheOptions, ChatMessage, StreamOptions, TextPart
 from router.api.http.openai_types import GenerationBody
 from router.api.sampling_options import Options
 from router.api.validation import IN_PLACE_BYTES, MAX_VALUES, NAME_COST, Prompt
@@ -30,7 +30,12 @@ _HALF_CHARACTER = re.compile(
     rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 )
 _INDEX = re.compile(r"\[[^]]*\]")
-_INNER: Mapping[str, type[Struct]] = {"messages": ChatMessage, "content": TextPart, "stream_options": StreamOptions}
+_INNER: Mapping[str, type[Struct]] = {
+    "messages": ChatMessage,
+    "content": TextPart,
+    "stream_options": StreamOptions,
+    "prompt_cache_options": CacheOptions,
+}
 
 Body = TypeVar("Body", bound=GenerationBody)
 Plain = TypeVar("Plain", bound=Struct)

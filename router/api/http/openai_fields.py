@@ -30,6 +30,9 @@ SESSION_KEEP_S = 300.0
 TTLS_S: Mapping[str | None, float] = {None: 300.0, "5m": 300.0, "1h": 3600.0}
 """Anthropic's `ttl` of a cache_control -> the same."""
 
+CACHE_TTLS_S: Mapping[str | None, float] = {None: 0.0, "30m": 1800.0, "12h": 43200.0}
+"""OpenAI's `ttl` of prompt_cache_options -> the same."""
+
 NOT_SERVED: Mapping[str, tuple[Any, ...]] = {
     "functions": ([],),
     "function_call": ("none", "auto"),
@@ -37,6 +40,7 @@ NOT_SERVED: Mapping[str, tuple[Any, ...]] = {
     "audio": (),
     "prediction": (),
     "web_search_options": (),
+    "moderation": (),
     "suffix": ("",),
     "best_of": (1,),
     "use_beam_search": (False,),
@@ -79,6 +83,15 @@ class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
     include_usage: bool | None = None
     include_obfuscation: bool | None = None  # without effect: our events have no padding
     continuous_usage_stats: Raw = ABSENT
+
+
+class CacheOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    mode: str | None = None  # hints are for whole prompts in either mode
+    ttl: str | None = None
+
+    def keep_s(self) -> float:
+        """Raises InvalidRequestError."""
+        return retention_s("prompt_cache_options.ttl", self.ttl, CACHE_TTLS_S)
 
 
 class CacheControl(Struct, frozen=True, kw_only=True):

@@ -14,6 +14,7 @@ from router.api.http.openai_fields import (
     ABSENT,
     AS_NAMED,
     RETENTIONS_S,
+    CacheOptions,
     ChatMessage,
     NamedFields,
     StreamOptions,
@@ -103,12 +104,15 @@ class ChatBody(GenerationBody, frozen=True, kw_only=True):
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
+    verbosity: str | None = None  # goes to the chat template
+    prompt_cache_options: CacheOptions | None = None
     thinking_token_budget: int | None = None  # as in vLLM
 
     @property
     def keep_s(self) -> float:
         marks = (message.keep_s(f"messages[{i}]") for i, message in enumerate(self.messages))
-        return max((super().keep_s, *marks))
+        options = 0.0 if self.prompt_cache_options is None else self.prompt_cache_options.keep_s()
+        return max((super().keep_s, options, *marks))
 
     def adapt(self, given: dict[str, Any]) -> Mapping[str, str]:
         if self.echo:
@@ -119,7 +123,7 @@ class ChatBody(GenerationBody, frozen=True, kw_only=True):
             names["max_tokens"] = "max_completion_tokens"
         if given.pop("logprobs", False):
             given["logprobs"] = self.top_logprobs or 0
-        elif self.top_logprobs is not None:
+        elif self.top_logprobs:
             raise InvalidRequestError("top_logprobs", "needs logprobs to be true")
         return names
 
@@ -131,7 +135,8 @@ class ChatBody(GenerationBody, frozen=True, kw_only=True):
         return [Chat(messages, self._variables(), size, use, budget)]
 
     def _variables(self) -> Mapping[str, Any]:
-        return {**thinking_variables(self.reasoning_effort), **template_variables(self.chat_template_kwargs)}
+        told = {**verbosity_variables(self.verbosity), **thinking_variables(self.reasoning_effort)}
+        return {**told, **template_variables(self.chat_template_kwargs)}
 
 
 def plain_messages(messages: Sequence[ChatMessage]) -> tuple[list[Message], int]:
@@ -148,6 +153,10 @@ def thinking_variables(effort: str | None) -> Mapping[str, Any]:
     if effort is None:
         return {}
     return {"reasoning_effort": effort, **({"enable_thinking": False} if effort == "none" else {})}
+
+
+def verbosity_variables(verbosity: str | None) -> Mapping[str, Any]:
+    return {} if verbosity is None else {"verbosity": verbosity}
 
 
 def template_variables(kwargs: Raw, name: str = "chat_template_kwargs") -> Mapping[str, Any]:

@@ -76,7 +76,7 @@ class ShownPrompt:
         self.num_chars = 0  # of what was shown
         self._tokenizer = tokenizer
         self._tokens = tokens
-        self._text = text
+        self._text = text if wish.echo else None
 
     def parts(self, found: PromptLogprobs | None) -> Iterator[Part]:
         """`found`: where log-probabilities were asked for."""

@@ -7,8 +7,8 @@ from msgspec import Meta, Raw, Struct
 
 from baton_proto.grammar import Grammar
 from router.api.extensions import ExtendedBody
-from router.api.http.openai_fields import ABSENT, RETENTIONS_S, retention_s, session_keep_s
-from router.api.http.openai_types import thinking_variables
+from router.api.http.openai_fields import ABSENT, RETENTIONS_S, CacheOptions, retention_s, session_keep_s
+from router.api.http.openai_types import thinking_variables, verbosity_variables
 from router.api.openai_tools import (
     allowed_tools,
     check_distinct,
@@ -25,7 +25,6 @@ from router.api.tool_use import ToolChoice, ToolUse
 from runtime.errors import InvalidRequestError
 
 LOGPROBS = "message.output_text.logprobs"  # of `include`
-CACHE_TTLS_S: Mapping[str | None, float] = {None: 0.0, "30m": 1800.0, "12h": 43200.0}
 ONLY_FUNCTIONS = "must be 'function': the service runs no tools of its own"
 
 Name = Annotated[str, Meta(max_length=64)]
@@ -63,11 +62,6 @@ class Reasoning(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     generate_summary: str | None = None
     context: str | None = None
     mode: str | None = None
-
-
-class CacheOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    mode: str | None = None  # hints are for whole prompts in either mode
-    ttl: str | None = None
 
 
 class ResponsesBody(ExtendedBody, frozen=True, kw_only=True):
@@ -128,10 +122,9 @@ class ResponsesBody(ExtendedBody, frozen=True, kw_only=True):
 
     def keep_s(self) -> float:
         """Raises InvalidRequestError."""
-        options = self.prompt_cache_options or CacheOptions()
         retention = retention_s("prompt_cache_retention", self.prompt_cache_retention, RETENTIONS_S)
         session = session_keep_s(self.prompt_cache_key)
-        return max(session, retention, retention_s("prompt_cache_options.ttl", options.ttl, CACHE_TTLS_S))
+        return max(session, retention, 0.0 if self.prompt_cache_options is None else self.prompt_cache_options.keep_s())
 
     def options(self) -> Options:
         """Raises InvalidRequestError."""
@@ -163,9 +156,8 @@ class ResponsesBody(ExtendedBody, frozen=True, kw_only=True):
     def template_variables(self) -> dict[str, Any]:
         """Raises InvalidRequestError."""
         verbosity = None if self.text is None else self.text.verbosity
-        told = {} if verbosity is None else {"verbosity": verbosity}
         effort = None if self.reasoning is None else self.reasoning.effort
-        return self.variables({**told, **thinking_variables(effort)})
+        return self.variables({**verbosity_variables(verbosity), **thinking_variables(effort)})
 
     def tool_use(self) -> ToolUse:
         """Raises InvalidRequestError."""

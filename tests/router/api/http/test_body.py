@@ -1,4 +1,5 @@
 import asyncio
+import gzip
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -81,3 +82,14 @@ def test_what_a_body_has_grown_by_is_given_back_however_it_ends() -> None:
             second.grow(1)
     with budget.hold() as third:
         third.grow(FREE_BYTES + 1000)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", *OTHER_DOORS])
+async def test_a_body_that_is_compressed_is_refused_as_such(server: HttpServer, path: str) -> None:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as http:
+        told = {"content-encoding": "gzip"}
+        refused = await http.post(path, content=gzip.compress(json.dumps(COMPLETION).encode()), headers=told)
+        taken = await http.post(path, content=b"{", headers={"content-encoding": "identity"})
+    assert refused.status_code == 400
+    assert "content-encoding: is 'gzip'; send the body as it is" in refused.json()["error"]["message"]
+    assert "content-encoding" not in taken.json()["error"]["message"]

@@ -189,6 +189,23 @@ async def test_what_is_no_request_is_refused_in_words(server: HttpServer, said: 
     assert answer.endswith(b'"request: is not HTTP/1.1","type":"invalid_request_error","param":"request","code":null}}')
 
 
+async def test_a_path_that_is_too_long_for_the_parser_is_refused_as_such(server: HttpServer) -> None:
+    async with client(server) as (reader, writer):
+        writer.write(GET.replace(b"/ ", b"/%b " % (b"a" * 70_000)))
+        assert (await rest(reader)).startswith(b"HTTP/1.1 431 ")
+
+
+async def test_a_client_of_http_1_0_gets_an_answer_without_chunks_that_ends_with_the_connection(
+    server: HttpServer,
+) -> None:
+    async with client(server) as (reader, writer):
+        writer.write(b"POST / HTTP/1.0\r\ncontent-length: 4\r\n\r\nbody")
+        head, _, body = (await rest(reader)).partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head.lower()
+    assert b"connection: close" in head.lower()
+    assert body == b"<body>"
+
+
 async def test_few_requests_wait_for_the_answers_to_earlier_ones(server: HttpServer, echo: Echo) -> None:
     echo.may_end.clear()
     async with client(server) as (reader, writer):

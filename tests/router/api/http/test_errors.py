@@ -67,6 +67,9 @@ CHAT_REFUSALS: list[tuple[dict[str, Any], int, str, str | None]] = [
     ({"stream_options": 1}, 400, "stream_options", None),
     ({"seed": 2**63}, 400, "seed", None),
     ({"n": 99}, 400, "n", None),
+    ({"moderation": {"model": "omni"}}, 400, "moderation", None),
+    ({"prompt_cache_options": {"ttl": "1y"}}, 400, "prompt_cache_options.ttl", None),
+    ({"prompt_cache_options": {"tll": "30m"}}, 400, "prompt_cache_options.tll", None),
 ]
 COMPLETION_REFUSALS: list[tuple[dict[str, Any], int, str, str | None]] = [
     ({"prompt": ""}, 400, "prompt", None),
@@ -178,6 +181,9 @@ async def test_fields_that_change_nothing_are_taken(http: httpx.AsyncClient) -> 
         "response_format": {"type": "text"},
         "functions": None,
         "user": "me",
+        "top_logprobs": 0,
+        "verbosity": "low",
+        "prompt_cache_options": {"mode": "explicit", "ttl": "30m"},
     }
     assert (await http.post("/v1/chat/completions", json=CHAT | harmless)).status_code == 200
     harmless = {"echo": False, "suffix": "", "best_of": 1, "logit_bias": None, "stop": None, "stream": None}

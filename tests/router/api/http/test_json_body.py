@@ -1,13 +1,18 @@
 import json
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 from hypothesis import example, given, settings, strategies as st
+from openai.types.chat.completion_create_params import CompletionCreateParamsBase as ChatParams
+from openai.types.completion_create_params import CompletionCreateParamsBase as CompletionParams
+from openai.types.responses.response_create_params import ResponseCreateParamsBase as ResponseParams
 
 from router.api.http import json_body
 from router.api.http.json_body import IN_PLACE_BYTES, MAX_VALUES, parse_body, read_body
 from router.api.http.openai_types import ChatBody, CompletionBody, GenerationBody, OpenChatBody, OpenCompletionBody
 from router.api.prompts.shown import PromptWish
+from router.api.responses.fields import ResponsesBody
+from router.api.validation import Chat
 from runtime.errors import InvalidRequestError
 
 USER = {"role": "user", "content": "Hi"}
@@ -225,3 +230,15 @@ def test_messages_and_variables_are_bounded() -> None:
     deep = b'{"messages":[],"chat_template_kwargs":{"a":%b1%b}}' % (b"[" * 5000, b"]" * 5000)
     with pytest.raises(InvalidRequestError):
         read_body(deep, ChatBody)
+
+
+def test_all_that_openais_client_may_send_is_known_by_name() -> None:
+    for params, kind in ((ChatParams, ChatBody), (CompletionParams, CompletionBody), (ResponseParams, ResponsesBody)):
+        assert set(get_type_hints(params)) <= set(kind.__struct_fields__)
+
+
+def test_how_long_an_answer_may_be_is_told_to_the_template() -> None:
+    asked = b'{"messages": [{"role": "user", "content": "a"}], "verbosity": "low"}'
+    (chat,) = read_body(asked, ChatBody)[2]
+    assert isinstance(chat, Chat)
+    assert chat.variables["verbosity"] == "low"
