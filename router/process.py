@@ -1,7 +1,6 @@
 """Builds the router from its parts and runs it until a signal ends it."""
 
 import asyncio
-import gc
 import math
 import secrets
 import time
@@ -72,6 +71,7 @@ from runtime.discovery.load_board import LoadBoard
 from runtime.errors import ConfigError
 from runtime.grammar.compiler import GrammarCompiler
 from runtime.nats.client import NatsClient, connect
+from runtime.processes.collector import calm_collector
 from runtime.processes.owned_folder import temporary_folder, write_private
 from runtime.processes.ports import check_router_ports
 from runtime.processes.serving import print_ready, stop_signal
@@ -79,7 +79,6 @@ from runtime.security.keys import Keys, check_reach, load_keys
 from runtime.security.secret import Secret
 from runtime.security.tls import Tls, load_tls
 
-COLLECT_AFTER = (50_000, 20, 100)  # new objects, then collections of the younger generation
 OPERATOR_KEY = "operator.key"
 END_GRACE_S = 2.0  # for the last messages of requests that were cut off at the drain timeout
 
@@ -137,7 +136,7 @@ async def run_router(config: ServingConfig, router_id: str) -> None:
         reporter = Reporter(nats, router_id, parts.queue, parts.metrics, addresses["http"])
         await reporter.start()
         closing.push_async_callback(reporter.close)
-        _calm_collector()
+        calm_collector()
         print_ready("router", router_id, addresses)
         log.info("ready", **addresses)
         await stop.wait()
@@ -152,14 +151,6 @@ def _own_operator_key(closing: AsyncExitStack) -> Secret:
     write_private(file, key.reveal())
     log.info("operators need the key in this file: --operator-key-file", file=str(file))
     return key
-
-
-def _calm_collector() -> None:
-    """Makes Python's garbage collector run less often. Because requests leave hardly any cycles, little memory is lost;
-    a full collection takes 0.5 s when the tree has a million blocks."""
-    gc.collect()
-    gc.freeze()  # the collector never visits what exists now
-    gc.set_threshold(*COLLECT_AFTER)
 
 
 @dataclass(frozen=True, slots=True)

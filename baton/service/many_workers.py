@@ -19,6 +19,7 @@ from decode_worker.decode_worker import DecodeWorker
 from prefill_worker.prefill_worker import PrefillWorker
 from runtime.config.serving import ServingConfig, for_prefill_worker, load_config
 from runtime.errors import BatonError
+from runtime.processes.collector import calm_collector
 from runtime.processes.die_with_parent import die_with_parent
 from runtime.processes.serving import print_ready, stop_signal
 from runtime.telemetry.logging import configure_logging
@@ -52,6 +53,7 @@ async def run_workers(config: ServingConfig, name: str, worker_ids: Sequence[str
     def on_ready(record: WorkerRecord) -> None:
         ready.append(record)
         if len(ready) == len(worker_ids):
+            calm_collector()
             print_ready("workers", name, {"metrics": record.metrics_address})
             log.info("ready", workers=len(ready), metrics=record.metrics_address)
 

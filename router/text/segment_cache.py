@@ -19,7 +19,6 @@ from router.text.text_encoder import TextEncoder, TokenIds
 MAX_BYTES = 64 * 1024 * 1024  # of all segments that are kept: texts, tokens, and
 PLACE_BYTES = 256  # what a segment takes besides: its place in the table, and the head of its array
 WINDOW_CHARS = 64 * 1024  # of a search for special tokens, which takes a millisecond or two
-MIN_CHARS = 32  # shorter ones are not worth a place
 
 
 @dataclass(slots=True)
@@ -74,7 +73,7 @@ class SegmentCache:
         return tokens
 
     def _keep(self, segment: str, tokens: TokenIds) -> None:
-        if len(segment) < MIN_CHARS or segment in self._known:
+        if segment in self._known:
             return
         self._known[segment] = tokens = tokens.copy()  # else it would keep those of all segments of its text
         self._num_bytes += kept_bytes(segment, tokens)

@@ -5,6 +5,7 @@ byte-level BPE; it is used when it agrees with `tokenizers` on texts that are ha
 """
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,8 @@ def _plain_encoder(tokenizer: tokenizers.Tokenizer) -> TextEncoder:
 def _fast_encoder(tokenizer: Any) -> TextEncoder:
     def encode(texts: Sequence[str], add_special_tokens: bool) -> list[TokenIds]:
         ids, offsets = tokenizer.encode_batch_flat(list(texts), add_special_tokens=add_special_tokens)
-        return np.split(np.frombuffer(ids, dtype="<u4"), np.frombuffer(offsets, dtype="<u8")[1:-1].astype(np.int64))
+        tokens, ends = np.frombuffer(ids, dtype="<u4"), np.frombuffer(offsets, dtype="<u8").tolist()
+        return [tokens[start:end] for start, end in pairwise(ends)]
 
     return _refusing(encode)
 

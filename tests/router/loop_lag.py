@@ -12,8 +12,8 @@ from pathlib import Path
 
 from router.api.grpc.server import GrpcApi
 from router.api.http.server import serve_http
-from router.process import COLLECT_AFTER
 from router.requests.body_budget import BodyBudget
+from runtime.processes.collector import COLLECT_AFTER
 from tests.router.api.conversations import app_of
 from tests.router.operator_questions import make_questions
 from tests.router.scripted_generator import ScriptedGenerator, make_frontend, tiny_tokenizer

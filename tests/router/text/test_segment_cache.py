@@ -8,7 +8,7 @@ import tokenizers
 from hypothesis import given, settings, strategies as st
 
 from router.text import segment_cache
-from router.text.segment_cache import MIN_CHARS, SegmentCache, boundary_pattern, kept_bytes
+from router.text.segment_cache import SegmentCache, boundary_pattern, kept_bytes
 from router.text.text_encoder import TextEncoder, TokenIds, text_encoder
 from tests.tiny_model import SPECIAL_TOKENS
 
@@ -107,10 +107,12 @@ def test_many_small_segments_stay_within_the_memory_that_is_said(
     assert 0.5 * limit < kept < 1.3 * limit
 
 
-def test_short_segments_are_not_kept(cache: SegmentCache) -> None:
-    text = "x" * (MIN_CHARS - 1)
-    tokens(cache, text)
-    assert cache.begin(text).num_chars == len(text)
+def test_what_the_template_writes_around_each_message_is_tokenized_once(cache: SegmentCache, encoder: Counting) -> None:
+    end = "<|im_end|>\n"
+    tokens(cache, turn("user", "one") + turn("assistant", "two"))
+    encoder.asked.clear()
+    tokens(cache, turn("user", "three") + turn("assistant", "two"))
+    assert encoder.asked == [turn("user", "three").removesuffix(end)]
 
 
 def test_a_text_that_fails_leaves_nothing_behind(cache: SegmentCache) -> None:
