@@ -182,7 +182,8 @@ def plain_text(where: str, content: str | Sequence[TextPiece], types: Container[
         return content
     for index, piece in enumerate(content):
         if piece.type not in types or piece.text is None:
-            raise InvalidRequestError(f"{where}[{index}]", f"must be a {wanted}")
+            given = f"is of type {piece.type!r:.40}, " if piece.type not in types else ""
+            raise InvalidRequestError(f"{where}[{index}]", f"{given}must be a {wanted}")
     return "\n".join(piece.text or "" for piece in content)
 
 

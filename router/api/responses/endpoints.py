@@ -134,6 +134,8 @@ class ResponsesDialect:
     async def _retrieve(self, http: Request) -> HttpResponse:
         response_id = http.path_params["response_id"]
         try:
+            if http.query_params.get("stream") == "true":
+                raise InvalidRequestError("stream", "is not supported for a response that is kept; it is told whole")
             stored = self._store.get(response_id, asking_tenant(http))
         except InvalidRequestError as error:
             return error_response(error, make_request_id(None)[0])

@@ -198,6 +198,8 @@ async def test_a_conversation_goes_on_from_a_kept_response(
     told = "".join(f"<|im_start|>{turn}<|im_end|>\n" for turn in turns)
     assert prompt_of(generator) == f"{told}<|im_start|>assistant\n", "instructions are of one response"
     kept = await client.responses.retrieve(third.id)
+    with pytest.raises(openai.BadRequestError, match="stream: is not supported for a response that is kept"):
+        await client.responses.retrieve(third.id, stream=True)
     assert (kept.output_text, kept.id, kept.usage) == ("Never.", third.id, third.usage)
     await client.responses.delete(third.id)
     with pytest.raises(openai.NotFoundError):
