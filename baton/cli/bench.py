@@ -93,19 +93,7 @@ def bench(
     users, rates = _numbers(concurrency, "--concurrency", int), _numbers(rate, "--rate", float)
     with errors_reported(), _progress() as begin:
         if address is None:
-            from baton.bench.in_process import bench_model
-            from baton.service.launcher import uses_gpus
-            from baton.service.local_launcher import this_machine
-            from baton.service.machine_defaults import ALONE, suited_alone
-            from runtime.checkpoint.served_model import served_model
-
-            flags = ALONE | ({"model": model} if model else {})
-            serving = with_overrides(load_config(config), flags, "flags")
-            configure_logging(serving.logging, "bench")
-            given, gpu = {} if config is None else read_yaml(config), uses_gpus(serving, this_machine())
-            serving = suited_alone(serving, given, served_model(serving, progress=True), gpu=gpu)
-            name = serving.model
-            points = [bench_model(serving, amount, temperature, begin("at once", amount.requests))]
+            name, points = _in_process(model, config, amount, temperature, begin)
         else:
             from baton.bench.open_ai import Endpoint, Wishes
             from baton.bench.sweep import Sweep
@@ -125,6 +113,24 @@ def bench(
         typer.echo(json.dumps(measured))
     else:
         _show(name, points)
+
+
+def _in_process(
+    model: str | None, config: Path | None, amount: Amount, temperature: float, begin: Begin
+) -> tuple[str, list[Point]]:
+    """The model's name, and the one load."""
+    from baton.bench.in_process import bench_model
+    from baton.service.launcher import uses_gpus
+    from baton.service.local_launcher import this_machine
+    from baton.service.machine_defaults import ALONE, suited_alone
+    from runtime.checkpoint.served_model import served_model
+
+    flags = ALONE | ({"model": model} if model else {})
+    serving = with_overrides(load_config(config), flags, "flags")
+    configure_logging(serving.logging, "bench")
+    given, gpu = {} if config is None else read_yaml(config), uses_gpus(serving, this_machine())
+    serving = suited_alone(serving, given, served_model(serving, progress=True), gpu=gpu)
+    return serving.model, [bench_model(serving, amount, temperature, begin("at once", amount.requests))]
 
 
 @contextmanager

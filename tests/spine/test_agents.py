@@ -41,6 +41,16 @@ async def left_in_the_middle(stream: Any) -> None:
     await stream.close()
 
 
+async def answer(api: Any, final: str, turn: int, asked: dict[str, Any]) -> Any:
+    """Streamed to its end, in one round after one that is left. `final`: how the client calls the whole answer."""
+    if turn == CANCELLED_ROUND:
+        await left_in_the_middle(await api.create(stream=True, **asked))
+    async with api.stream(**asked) as stream:
+        async for _event in stream:
+            pass
+        return await getattr(stream, final)()
+
+
 def check_call(name: str, arguments: Any) -> None:
     assert name in NAMES
     assert arguments["path"] in ("a.py", "b.py")
@@ -55,12 +65,7 @@ async def chat_session(client: openai.AsyncOpenAI, model: str, seed: int) -> lis
         asked: dict[str, Any] = {"model": model, "messages": history, "tools": TOOLS, "tool_choice": "required"}
         asked |= {"seed": seed + turn, "max_tokens": TWO_CALLS["max_tokens"], "prompt_cache_key": f"session-{seed}"}
         asked["extra_body"] = {"min_tokens": TWO_CALLS["min_tokens"]}
-        if turn == CANCELLED_ROUND:
-            await left_in_the_middle(await client.chat.completions.create(stream=True, **asked))
-        async with client.chat.completions.stream(**asked) as stream:
-            async for _event in stream:
-                pass
-            message = (await stream.get_final_completion()).choices[0].message
+        message = (await answer(client.chat.completions, "get_final_completion", turn, asked)).choices[0].message
         calls = whole_calls([(call, call.function.arguments) for call in message.tool_calls or []])
         for call, arguments in calls:
             check_call(call.function.name, arguments)
@@ -86,12 +91,7 @@ async def responses_session(client: openai.AsyncOpenAI, model: str, seed: int) -
             "prompt_cache_key": f"session-{seed}", "max_output_tokens": TWO_CALLS["max_tokens"],
             "extra_body": {"seed": seed + turn, "min_tokens": TWO_CALLS["min_tokens"]},
         }  # fmt: skip
-        if turn == CANCELLED_ROUND:
-            await left_in_the_middle(await client.responses.create(stream=True, **asked))
-        async with client.responses.stream(**asked) as stream:
-            async for _event in stream:
-                pass
-            response = await stream.get_final_response()
+        response = await answer(client.responses, "get_final_response", turn, asked)
         items = [item for item in response.output if item.type == "function_call"]
         calls = whole_calls([(item, item.arguments) for item in items])
         for item, arguments in calls:
@@ -124,12 +124,7 @@ async def messages_session(client: anthropic.AsyncAnthropic, model: str, seed: i
                 "min_tokens": TWO_CALLS["min_tokens"],
             },
         }  # fmt: skip
-        if turn == CANCELLED_ROUND:
-            await left_in_the_middle(await client.messages.create(stream=True, **asked))
-        async with client.messages.stream(**asked) as stream:
-            async for _event in stream:
-                pass
-            message = await stream.get_final_message()
+        message = await answer(client.messages, "get_final_message", turn, asked)
         blocks = [block for block in message.content if block.type == "tool_use"]
         if message.stop_reason == "max_tokens":
             blocks.pop()  # it may be cut off

@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import pydantic
 from starlette.types import ASGIApp
 
 from router.api.http.app import create_app
@@ -34,6 +35,13 @@ TEMPLATE = (
 CALL = '<tool_call>\n{"name": "find", "arguments": {"q": "caf\u00e9 {"}}\n</tool_call>'
 THOUGHT = f"<think>So be it.</think>\n\nLet me see.\n{CALL}"
 FIND_SCHEMA = {"type": "object", "properties": {"q": {"type": "string"}}}
+
+
+class Rain(pydantic.BaseModel):
+    """What is asked for as a class."""
+
+    day: str
+    hours: int
 
 
 def write_talking_model(folder: Path) -> Path:

@@ -14,6 +14,7 @@ from router.api.http.app import create_app
 from router.api.http.server import HttpServer, serve_http
 from router.parsing.parsing import ModelFamilies
 from runtime.grammar.compiler import GrammarCompiler
+from tests.router.api.conversations import answers, prompt_of
 from tests.router.http_client import CHAT, USER
 from tests.router.scripted_generator import MODEL, ScriptedGenerator, make_frontend, tiny_tokenizer
 from tests.tiny_model import EOS_TOKEN_IDS, VOCAB_SIZE, write_tiny_model
@@ -55,24 +56,10 @@ async def server(generator: ScriptedGenerator, folder: Path) -> AsyncIterator[Ht
 
 
 @pytest.fixture
-async def http(server: HttpServer) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=20) as client:
-        yield client
-
-
-@pytest.fixture
 async def client(server: HttpServer) -> AsyncIterator[openai.AsyncOpenAI]:
     url = f"http://127.0.0.1:{server.port}/v1"
     async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=20) as client:
         yield client
-
-
-def answers(generator: ScriptedGenerator, text: str) -> None:
-    generator.answers = [[*map(int, generator.tokenizer.encode(text)), EOS_TOKEN_IDS[0]]]
-
-
-def prompt_of(generator: ScriptedGenerator) -> str:
-    return generator.tokenizer.decode(generator.requests[-1].prompt.tolist(), skip_special_tokens=False)
 
 
 async def streamed(client: openai.AsyncOpenAI, **asked: Any) -> dict[str, Any]:

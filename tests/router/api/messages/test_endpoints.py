@@ -10,7 +10,6 @@ from typing import Any
 
 import anthropic
 import httpx
-import pydantic
 import pytest
 
 from router.api.http.server import HttpServer
@@ -21,47 +20,20 @@ from tests.router.api.conversations import (
     CALL,
     FIND_SCHEMA,
     THOUGHT,
+    Rain,
     answers,
     prompt_of,
     serving,
     talking_frontend,
-    write_talking_model,
 )
 from tests.router.http_client import USER
-from tests.router.scripted_generator import MODEL, ScriptedGenerator, tiny_tokenizer
+from tests.router.scripted_generator import MODEL, ScriptedGenerator
 
 FIND: Any = {"name": "find", "description": "Finds.", "input_schema": FIND_SCHEMA}
 STOP: Any = {"type": "custom", "name": "stop", "input_schema": {"type": "object"}}
 BAD: Any = {"name": "bad", "input_schema": {"type": "object", "properties": {"a": {"format": "moon"}}}}
 ASKED: dict[str, Any] = {"model": MODEL, "max_tokens": 500, "messages": [{"role": "user", "content": "Rain?"}]}
 KEY = "sesame-sesame-sesame"
-
-
-class Rain(pydantic.BaseModel):
-    day: str
-    hours: int
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_talking_model(tmp_path_factory.mktemp("messages"))
-
-
-@pytest.fixture
-def generator(folder: Path) -> ScriptedGenerator:
-    return ScriptedGenerator(tiny_tokenizer(folder), [THOUGHT])
-
-
-@pytest.fixture
-async def server(generator: ScriptedGenerator, folder: Path) -> AsyncIterator[HttpServer]:
-    async with serving(talking_frontend(generator, folder)) as server:
-        yield server
-
-
-@pytest.fixture
-async def http(server: HttpServer) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=20) as client:
-        yield client
 
 
 def client_of(server: HttpServer, key: str = "none") -> anthropic.AsyncAnthropic:
