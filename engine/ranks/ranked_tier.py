@@ -20,7 +20,6 @@ class RankedTier:
 
     spare = 0
     checksums = None
-    content = None
 
     def store(self, blocks: Sequence[int], slots: Sequence[int]) -> None:
         told = self._ranks.tell(StoreKv(list(blocks), list(slots)))
