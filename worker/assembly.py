@@ -16,14 +16,14 @@ import structlog
 import xxhash
 
 from baton_proto.sampling import SamplingParams
-from engine.core.block_manager import BlockManager, LowerTier
+from engine.core.block_manager import BlockManager
 from engine.core.engine import Engine
 from engine.core.loop import EngineLoop
 from engine.loading.model_memory import ModelMemory, Tensors
 from engine.runners.mock_runner import MockRunner
 from engine.runners.timed_loop import TimedLoop
 from engine.tiers.disk_kv import disk_kv
-from engine.tiers.host_kv import HostTier, host_kv
+from engine.tiers.host_kv import host_kv
 from kvtransfer.prefill_side.sender import Sender
 from kvtransfer.prefill_side.sending import KvSender
 from kvtransfer.slab.adopted_slab import AdoptedSlab
@@ -44,6 +44,7 @@ from worker.engine_bridge import LoopFactory
 
 if TYPE_CHECKING:  # the mock engine needs no torch
     from engine.model.checkpoint import Checkpoint
+    from engine.ranks.tensor_parallel import TensorParallelModel
 
 log = structlog.get_logger()
 
@@ -155,8 +156,7 @@ def _model_engine(
     else:
         loaded = load_tensor_parallel(files, engine_config, on_rank_lost or end_process)
     slab = loaded.slab
-    on_all_ranks = loaded.tier if isinstance(loaded, TensorParallelModel) else None
-    manager = _manager(files, config, slab, loaded, on_all_ranks)
+    manager = _manager(files, config, slab, loaded, loaded if isinstance(loaded, TensorParallelModel) else None)
     engine = Engine(loaded.runner, manager, **_limits(files, config))
     return _assembled(files, config, engine, slab, loaded, loaded.sender, loaded.other_slabs, loaded.close, EngineLoop)
 
@@ -183,14 +183,16 @@ def _manager(
     config: ServingConfig,
     slab: Slab,
     memory: SleepingMemory,
-    on_all_ranks: Callable[[HostTier], LowerTier] | None = None,
+    on_ranks: "TensorParallelModel | None" = None,
 ) -> BlockManager:
-    """on_all_ranks: from rank 0's host tier to that of the worker; None: there is one rank."""
+    """on_ranks: has the tiers of all ranks; None: there is one rank."""
     host = host_kv(slab, config.engine, _ranks_of_machine(config))
     model_hash = _model_hash(config_hash(files), memory)  # waits until they are hashed: no event loop runs yet
     disk, found = disk_kv(host, slab.layout, config.engine, model_hash)
-    tier: LowerTier | None = host if host is None or on_all_ranks is None else on_all_ranks(host)
-    return BlockManager(slab.layout.num_blocks, slab.layout.block_size, tier, disk, found)
+    if on_ranks is None or host is None:
+        return BlockManager(slab.layout.num_blocks, slab.layout.block_size, host, disk, found)
+    tier, ranked_disk = on_ranks.tier(host), on_ranks.disk(disk) if disk is not None else None
+    return BlockManager(slab.layout.num_blocks, slab.layout.block_size, tier, ranked_disk, found)
 
 
 def _model_hash(shape: str, memory: SleepingMemory) -> str:

@@ -93,7 +93,8 @@ class WeightsUpdater:
 
         def read(engine: Engine) -> None:
             assembly.memory.read(checkpoint)
-            engine.block_manager.move_disk(fingerprint(assembly.own_slab.layout, assembly.model_hash))
+            name = fingerprint(assembly.own_slab.layout, assembly.model_hash, assembly.ranks)
+            engine.block_manager.move_disk(name)
 
         try:
             await self._sleeper.forget(forget_prefixes)

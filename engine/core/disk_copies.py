@@ -35,8 +35,12 @@ class DiskTier(Protocol):
     for. A read is ok when the copy holds exactly this block, undamaged."""
 
     num_slots: int
-    num_errors: int  # reads and writes that failed
     wake: Callable[[], object]  # called on any thread when something has ended
+
+    @property
+    def num_errors(self) -> int:
+        """Reads and writes that failed."""
+        ...
 
     @property
     def block_s(self) -> float:

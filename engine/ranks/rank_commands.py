@@ -2,7 +2,8 @@
 these types lie here and not among the contracts between independent processes (proto/).
 
 A new command is a type here, a member of a union below, and a case where it is carried out: in
-engine/ranks/rank_process.py, or beside it when it concerns pushes (rank_pushes.py) or the host tier (ranked_tier.py).
+engine/ranks/rank_process.py, or beside it when it concerns pushes (rank_pushes.py), the host tier (ranked_tier.py) or
+the disk tier (ranked_disk.py).
 """
 
 from typing import TypeAlias
@@ -10,6 +11,7 @@ from typing import TypeAlias
 import msgspec
 
 from baton_proto.worker import Grant
+from engine.core.disk_copies import DiskBlock
 from engine.runners.step_shape import DeviceDraw, DeviceStep, TorchStep
 from runtime.checkpoint.model_config import ModelConfig
 from runtime.config.serving import EngineConfig, TransferConfig
@@ -99,6 +101,43 @@ class LoadKv(msgspec.Struct, frozen=True, tag="load_kv", array_like=True):
     blocks: list[int]
 
 
+class OpenDisk(msgspec.Struct, frozen=True, tag="open_disk", array_like=True):
+    """Each rank opens its own files in rank 0's folder; as many slots as rank 0's have."""
+
+    folder: str
+    num_slots: int
+
+
+class WriteCopy(msgspec.Struct, frozen=True, tag="write_copy", array_like=True):
+    """`DiskTier.write` on every rank, which answers with one CopyEnded (engine/ranks/rank_reports.py)."""
+
+    slot: int
+    copy: int
+    block: DiskBlock
+
+
+class ReadCopy(msgspec.Struct, frozen=True, tag="read_copy", array_like=True):
+    """`DiskTier.read` on every rank, which answers with one CopyEnded."""
+
+    copy: int
+    slot: int
+    block: DiskBlock
+
+
+class WipeDisk(msgspec.Struct, frozen=True, tag="wipe_disk", array_like=True):
+    """`DiskTier.wipe` on every rank."""
+
+
+class MoveDisk(msgspec.Struct, frozen=True, tag="move_disk", array_like=True):
+    """`DiskTier.move` on every rank. Rank 0 renames the folder of all."""
+
+    name: str
+
+
+class CloseDisk(msgspec.Struct, frozen=True, tag="close_disk", array_like=True):
+    """What was written is on the disk when this command is done."""
+
+
 class Sleep(msgspec.Struct, frozen=True, tag="sleep", array_like=True):
     """`level`: see engine/loading/model_memory.py."""
 
@@ -132,6 +171,7 @@ class Stop(msgspec.Struct, frozen=True, tag="stop", array_like=True):
 
 PushCommand: TypeAlias = OpenSender | BeginPush | Ship | CommitPush | AbortPush | CloseSender
 TierCommand: TypeAlias = OpenTier | StoreKv | LoadKv
+DiskCommand: TypeAlias = OpenDisk | WriteCopy | ReadCopy | WipeDisk | MoveDisk | CloseDisk
 UpdateCommand: TypeAlias = TakeTensor | EndUpdate | ReadWeights
 Command: TypeAlias = (
     Load
@@ -140,6 +180,7 @@ Command: TypeAlias = (
     | DeviceDraw
     | PushCommand
     | TierCommand
+    | DiskCommand
     | ExportSlab
     | Sleep
     | Wake

@@ -15,21 +15,28 @@ from engine.model.checkpoint import Checkpoint
 from engine.parallel.collective import Collective
 from engine.ranks.command_channel import CommandReader, ReaderEnds
 from engine.ranks.rank_commands import (
+    CloseDisk,
     EndUpdate,
     ExportSlab,
     Load,
     LoadKv,
+    MoveDisk,
+    OpenDisk,
     OpenTier,
+    ReadCopy,
     ReadWeights,
     Sleep,
     Stop,
     StoreKv,
     TakeTensor,
     Wake,
+    WipeDisk,
+    WriteCopy,
     decode_command,
 )
 from engine.ranks.rank_pushes import RankPushes
 from engine.ranks.rank_reports import ReportWriter
+from engine.ranks.ranked_disk import RankDisk
 from engine.ranks.ranked_tier import RankTier
 from engine.runners.auto import resolve_device
 from engine.runners.step_shape import DeviceDraw, DeviceStep, TorchStep
@@ -67,6 +74,7 @@ def serve(rank: int, commands: CommandReader, reports: ReportWriter, build: Buil
     shard = Shard(rank, load.config.tensor_parallel)
     pushes = RankPushes(part.slab, shard, load.model.num_kv_heads, reports.push_ended)
     tier = RankTier(part.slab)
+    disk = RankDisk(rank, tier, part.slab.layout, reports.copy_ended)
     commands.done()
     while True:
         match decode_command(commands.receive()):
@@ -74,6 +82,8 @@ def serve(rank: int, commands: CommandReader, reports: ReportWriter, build: Buil
                 part.runner.follow(step, pushes.take_layer_done())
             case OpenTier() | StoreKv() | LoadKv() as copy:
                 tier.obey(copy)
+            case OpenDisk() | WriteCopy() | ReadCopy() | WipeDisk() | MoveDisk() | CloseDisk() as copy:
+                disk.obey(copy)
             case ExportSlab():
                 reports.slab_exported(part.slab.export())
             case Sleep(level):

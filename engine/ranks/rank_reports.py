@@ -1,4 +1,5 @@
-"""Reports from the other ranks of a tensor-parallel worker to rank 0: how pushes ended, and descriptors of slabs.
+"""Reports from the other ranks of a tensor-parallel worker to rank 0: how pushes and copies to and from the disk
+ended, and descriptors of slabs.
 
 Each rank inherits a SOCK_SEQPACKET socket, which keeps reports whole and in order.
 """
@@ -14,6 +15,7 @@ from typing import TypeAlias
 import msgspec
 import structlog
 
+from engine.core.disk_copies import Done
 from kvtransfer.prefill_side.push import PushResult
 from runtime.errors import ProtocolError, RankLostError
 
@@ -33,9 +35,17 @@ class SlabExported(msgspec.Struct, frozen=True, tag="slab_exported", array_like=
     """Answers ExportSlab; the slab's descriptor travels with the message."""
 
 
-Report: TypeAlias = PushEnded | SlabExported
+class CopyEnded(msgspec.Struct, frozen=True, tag="copy_ended", array_like=True):
+    """Answers WriteCopy and ReadCopy."""
+
+    done: Done
+
+
+Report: TypeAlias = PushEnded | CopyEnded | SlabExported
 OnPushEnded = Callable[[int, str, PushResult], None]
 """(rank, transfer id, result), on the reader's thread."""
+OnCopyEnded = Callable[[Done], None]
+"""On the reader's thread."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Report).decode
@@ -49,6 +59,9 @@ class ReportWriter:
 
     def push_ended(self, transfer_id: str, result: PushResult) -> None:
         self._socket.send(_encode(PushEnded(transfer_id, result)))
+
+    def copy_ended(self, done: Done) -> None:
+        self._socket.send(_encode(CopyEnded(done)))
 
     def slab_exported(self, fd: int) -> None:
         """Closes the descriptor."""
@@ -65,6 +78,7 @@ class ReportReader:
         """`ranks`: how many report, from rank 1 on. `on_malformed(rank, problem)`: the rank is out of step, and its
         later reports may not be read."""
         self.on_push_ended: OnPushEnded | None = None
+        self.on_copy_ended: OnCopyEnded | None = None
         self._on_malformed = on_malformed
         pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(ranks)]
         self._ours = {rank: ours for rank, (ours, _) in enumerate(pairs, 1)}
@@ -130,6 +144,9 @@ class ReportReader:
             return False
         if isinstance(report, SlabExported):
             self._slabs[rank].put(fds[0])
+        elif isinstance(report, CopyEnded):
+            if self.on_copy_ended is not None:
+                self.on_copy_ended(report.done)
         elif self.on_push_ended is not None:
             self._hand_over(self.on_push_ended, rank, report)
         return True

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from engine.core.block_manager import LowerTier
 from engine.ranks.rank_commands import LoadKv, OpenTier, StoreKv, TierCommand
 from engine.ranks.ranks import HANG_LIMIT_S, Ranks
 from engine.tiers.host_kv import HostKv, HostTier, slot_bytes
@@ -10,8 +9,8 @@ from kvtransfer.slab.slab import Slab
 
 
 class RankedTier:
-    """Implements `LowerTier` on rank 0. A copy is made everywhere when a call returns, because after it a peer may be
-    let in to write the blocks. Raises RankLostError."""
+    """Implements `engine.core.block_manager.LowerTier` on rank 0. A copy is made on all ranks when a call returns, for
+    after it a peer may be let in to write the blocks. Raises RankLostError."""
 
     def __init__(self, own: HostTier, ranks: Ranks) -> None:
         self.num_slots = own.num_slots
@@ -48,14 +47,19 @@ class RankTier:
 
     def __init__(self, slab: Slab) -> None:
         self._slab = slab
-        self._tier: LowerTier | None = None
+        self._tier: HostTier | None = None
+
+    @property
+    def host(self) -> HostTier:
+        """The rank's own."""
+        assert self._tier is not None, "rank 0 opens the tier first"
+        return self._tier
 
     def obey(self, command: TierCommand) -> None:
         if isinstance(command, OpenTier):
             self._tier = HostKv(self._slab, command.num_slots * slot_bytes(self._slab))
             return
-        assert self._tier is not None, "rank 0 opens the tier first"
         if isinstance(command, StoreKv):
-            self._tier.store(command.blocks, command.slots)
+            self.host.store(command.blocks, command.slots)
         else:
-            self._tier.load(command.slots, command.blocks)
+            self.host.load(command.slots, command.blocks)

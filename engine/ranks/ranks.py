@@ -15,7 +15,7 @@ from pathlib import Path
 from engine.parallel.collective import Collective
 from engine.ranks.command_channel import CommandWriter, ReaderEnds
 from engine.ranks.rank_commands import Command, Stop, encode_command
-from engine.ranks.rank_reports import OnPushEnded, ReportReader
+from engine.ranks.rank_reports import OnCopyEnded, OnPushEnded, ReportReader
 from runtime.errors import RankLostError
 from runtime.processes.launch import launch_command
 from runtime.processes.owned_folder import temporary_folder
@@ -127,6 +127,10 @@ class Ranks:
     def listen(self, on_push_ended: OnPushEnded) -> None:
         """Names the listener, before the first push."""
         self._reports.on_push_ended = on_push_ended
+
+    def listen_to_copies(self, on_copy_ended: OnCopyEnded) -> None:
+        """Names the listener, before the first write or read of a disk."""
+        self._reports.on_copy_ended = on_copy_ended
 
     def exported_slab(self, rank: int) -> int:
         """The descriptor with which the rank answers ExportSlab; the caller closes it. Raises RankLostError."""

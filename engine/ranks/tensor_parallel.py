@@ -20,10 +20,12 @@ from engine.model.checkpoint import Checkpoint
 from engine.model.shard import FIELD, shard_of
 from engine.parallel.collective import Collective
 from engine.ranks.rank_commands import EndUpdate, ExportSlab, Load, ReadWeights, Sleep, TakeTensor, Wake
+from engine.ranks.ranked_disk import RankedDisk
 from engine.ranks.ranked_sender import RankedSender
 from engine.ranks.ranked_tier import RankedTier
 from engine.ranks.ranks import Ranks, end_process
 from engine.runners.auto import resolve_device
+from engine.tiers.disk_kv import DiskKv
 from engine.tiers.host_kv import HostTier
 from kvtransfer.prefill_side.sending import KvSender
 from kvtransfer.slab.adopted_slab import AdoptedSlab
@@ -99,6 +101,10 @@ class TensorParallelModel:
     def tier(self, own: HostTier) -> RankedTier:
         """The host tiers of all ranks; `own` is rank 0's."""
         return RankedTier(own, self.ranks)
+
+    def disk(self, own: DiskKv) -> RankedDisk:
+        """The disk tiers of all ranks, once tier() was asked for; `own` is rank 0's."""
+        return RankedDisk(own, self.ranks)
 
     def other_slabs(self) -> list[AdoptedSlab]:
         """The other ranks' slabs, mapped here; asked for once. Raises RankLostError, or UnavailableError when this

@@ -14,7 +14,7 @@ import structlog
 import xxhash
 
 from engine.core.disk_copies import DiskBlock, Done
-from engine.tiers.block_files import FORMAT, BlockFiles
+from engine.tiers.block_files import FORMAT, BlockFiles, RankFiles
 from engine.tiers.host_kv import KEY as HOST_KEY, HostTier
 from kvtransfer.slab.layout import SlabLayout
 from runtime.config.serving import EngineConfig, parse_bytes
@@ -39,12 +39,12 @@ class DiskKv:
     these threads when something has ended. Invariant: a read or write ends and its thread goes on, whatever is raised.
     """
 
-    def __init__(self, host: HostTier, files: BlockFiles, num_readers: int = READERS) -> None:
+    def __init__(self, host: HostTier, files: RankFiles, num_readers: int = READERS) -> None:
+        self.files = files
         self.num_slots = files.num_slots
         self.num_errors = 0
         self.wake: Callable[[], object] = lambda: None
         self._host = host
-        self._files = files
         self._most_writes = max(2, min(WRITES_BYTES // host.slot_bytes, host.num_slots // 4))
         self._silent_until_s = 0.0
         self._num_reads = 0  # on their way
@@ -78,11 +78,11 @@ class DiskKv:
         self._reads.put(partial(self._read, copy, slot, block))
 
     def wipe(self) -> None:
-        self._writes.put(lambda: self._tried(self._files.wipe))
+        self._writes.put(lambda: self._tried(self.files.wipe))
 
     def move(self, name: str) -> None:
         def move() -> None:
-            moved = self._tried(lambda: self._files.move(self._files.folder.parent.parent / name))
+            moved = self._tried(lambda: self.files.move(self.files.folder.parent.parent / name))
             self._silent_until_s = 0.0 if moved else inf  # for ever: the folder still names the former weights
 
         self._writes.put(move)
@@ -100,7 +100,7 @@ class DiskKv:
     def close(self) -> None:
         """Ends the threads, when they have done what they were asked for, and what was written is on the disk. One that
         hangs is left alone."""
-        self._writes.put(lambda: self._tried(self._files.sync))
+        self._writes.put(lambda: self._tried(self.files.sync))
         self._writes.put(None)
         for _ in self._threads[1:]:
             self._reads.put(None)
@@ -108,7 +108,7 @@ class DiskKv:
         for thread in self._threads:
             thread.join(max(0.0, deadline_s - time.monotonic()))
         if not any(thread.is_alive() for thread in self._threads):
-            self._files.close()
+            self.files.close()
 
     # --- on the threads -----------------------------------------------------------------------------------------------
 
@@ -116,7 +116,7 @@ class DiskKv:
         sums = self._host.checksums
         kv_sum = None if sums is None else sums.of(slot)  # a block that is damaged is known as damaged when it is read
         ok = self.max_writes > 0 and self._tried(
-            lambda: self._files.write(copy, block, self._host.content(slot), kv_sum)
+            lambda: self.files.write(copy, block, self._host.content(slot), kv_sum)
         )
         self._end(Done(copy, True, ok))
 
@@ -124,7 +124,7 @@ class DiskKv:
         self._began_s[copy] = time.monotonic()
         problem = "it is damaged"
         try:
-            ok = self._files.read(copy, block, self._host.content(slot))
+            ok = self.files.read(copy, block, self._host.content(slot))
             if self._host.checksums is not None:
                 self._host.checksums.put(slot)
         except Exception as error:
@@ -162,7 +162,7 @@ class DiskKv:
 
     @property
     def _folder(self) -> str:
-        return str(self._files.folder)
+        return str(self.files.folder)
 
 
 def _work(jobs: "SimpleQueue[Job | None]") -> None:
@@ -173,14 +173,15 @@ def _work(jobs: "SimpleQueue[Job | None]") -> None:
 def disk_kv(
     host: HostTier | None, layout: SlabLayout, config: EngineConfig, model_hash: str
 ) -> tuple[DiskKv | None, list[tuple[int, DiskBlock]]]:
-    """As configured, with what it finds, the youngest first; None without a folder, or when the folder cannot be used:
-    the worker serves without it. Raises ConfigError."""
+    """That of rank 0, as configured, with what it finds, the youngest first; None without a folder, or when the folder
+    cannot be used: the worker serves without it. Raises ConfigError."""
     check_disk_kv(config)
     if host is None or config.disk_kv.folder is None:
         return None, []
-    folder = Path(config.disk_kv.folder) / fingerprint(layout, model_hash)
+    ranks = config.tensor_parallel
+    folder = Path(config.disk_kv.folder) / fingerprint(layout, model_hash, ranks)
     try:
-        files = BlockFiles(folder, parse_bytes(config.disk_kv.size, KEY), host.slot_bytes, layout.block_size)
+        files = BlockFiles(folder, parse_bytes(config.disk_kv.size, KEY), host.slot_bytes, layout.block_size, ranks)
         found = files.found()
     except OSError as error:
         log.warning("no disk tier for KV blocks", folder=str(folder), error=str(error))
@@ -191,10 +192,11 @@ def disk_kv(
     return DiskKv(host, files), found
 
 
-def fingerprint(layout: SlabLayout, model_hash: str) -> str:
-    """Names the folder of all workers whose blocks hold the same bytes for the same tokens."""
+def fingerprint(layout: SlabLayout, model_hash: str, ranks: int) -> str:
+    """Names the folder of all workers whose blocks hold the same bytes for the same tokens. layout: one rank's."""
     shape = (layout.dtype, layout.num_layers, layout.num_kv_heads, layout.block_size, layout.head_dim)
-    name: str = xxhash.xxh3_128_hexdigest(repr((FORMAT, model_hash, shape)).encode())
+    meaning = (FORMAT, model_hash, shape) if ranks == 1 else (FORMAT, model_hash, shape, ranks)
+    name: str = xxhash.xxh3_128_hexdigest(repr(meaning).encode())
     return name
 
 
@@ -204,8 +206,6 @@ def check_disk_kv(config: EngineConfig) -> None:
         return
     if config.host_kv_memory.strip() == "0":
         raise ConfigError(KEY, f"blocks go to the disk and come back through host memory: set {HOST_KEY} too")
-    if config.tensor_parallel > 1:
-        raise ConfigError(KEY, "only workers with tensor_parallel 1 have a disk tier: leave the folder out")
     parse_bytes(config.disk_kv.size, f"{KEY}.size")
 
 

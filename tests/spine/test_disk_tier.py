@@ -4,6 +4,8 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import psutil
+import pytest
 from typer.testing import CliRunner
 
 from baton.cli.app import app
@@ -13,11 +15,12 @@ from tests.spine.prompts import ask, random_prompt
 from tests.spine.worker_view import until_gone, until_idle, until_tree_is_right, until_used
 
 
-def tiers(folder: Path) -> dict[str, Any]:
+def tiers(folder: Path, ranks: int = 1) -> dict[str, Any]:
     """The slab has room for three of the prompts, the host tier for six, and the disk for all."""
     disk = {"folder": str(folder), "size": "16MiB"}
+    memory = {"kv_memory": f"{1024 // ranks}KiB", "host_kv_memory": f"{2048 // ranks}KiB"}
     return {
-        "engine": {"kv_memory": "1MiB", "host_kv_memory": "2MiB", "disk_kv": disk},
+        "engine": {**memory, "disk_kv": disk, "tensor_parallel": ranks},
         "router": {"placement": {"local_prefill_tokens": 0}},
     }
 
@@ -54,13 +57,19 @@ async def test_a_worker_that_is_stopped_leaves_what_its_memory_held_to_the_next_
         await until_idle(service)
 
 
-async def test_a_worker_that_was_killed_finds_its_prefixes_again(tiny_model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("ranks", "killed_rank"), [(1, 0), (2, 0), (2, 1)])
+async def test_a_worker_that_was_killed_finds_its_prefixes_again(
+    tiny_model: Path, tmp_path: Path, ranks: int, killed_rank: int
+) -> None:
     prompts = [random_prompt(320, seed=seed) for seed in range(16)]
-    async with running_service(tiny_model, 0, 1, tiers(tmp_path)) as service:
+    async with running_service(tiny_model, 0, 1, tiers(tmp_path, ranks)) as service:
         before = [(await ask(service.client, prompt, 6)).token_ids for prompt in prompts]
         await until_idle(service)
         (killed,) = service.workers("decode")
-        service.kill(killed)
+        if killed_rank:
+            psutil.Process(service.pid(killed)).children()[killed_rank - 1].kill()
+        else:
+            service.kill(killed)
         await until_gone(service, killed)
         await service.start_worker("decode")
         await until_used(service)

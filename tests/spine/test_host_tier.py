@@ -13,7 +13,7 @@ from baton_proto.generated import inference_pb2 as pb
 from tests.service import DEVICE, ON_DEVICE, running_service
 from tests.spine.conversations import converse, metric
 from tests.spine.prompts import ask, greedy, random_prompt
-from tests.spine.worker_view import until_idle, until_tree_is_right, until_used
+from tests.spine.worker_view import until_gone, until_idle, until_tree_is_right, until_used
 
 CPU_RANKS = pytest.mark.skipif(DEVICE == "cuda", reason="ranks on GPUs have no host tier yet")
 RANKS = pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=CPU_RANKS)])
@@ -47,6 +47,29 @@ async def test_answers_stay_the_same_while_prefixes_go_and_come(tiny_model: Path
         ] * 2
         shown = await asyncio.to_thread(CliRunner().invoke, app, ["status", "--address", service.grpc_address])
         assert "cached + host" in shown.output
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="these are transports of CPU workers")
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+async def test_a_new_decode_worker_gets_prefixes_from_the_host_tier_of_the_prefill_worker(
+    tiny_model: Path, transport: str
+) -> None:
+    prompts = [random_prompt(310, seed=seed) for seed in range(8)]  # the slab has room for three
+    overrides = {**small(1), "transfer": {"transport": transport, "checksum": True}}
+    async with running_service(tiny_model, 1, 1, overrides) as service:
+        before = [(await ask(service.client, prompt, 6)).token_ids for prompt in prompts]
+        assert await service.stop_worker("decode-1")
+        await until_gone(service, "decode-1")
+        await service.start_worker("decode")
+        await until_used(service)
+        answers = [await ask(service.client, prompt, 6) for prompt in prompts]
+        assert [answer.token_ids for answer in answers] == before
+        assert [answer.usage.cached_tokens for answer in answers] == [304] * 8
+        assert {(answer.served_by[0].transport, answer.served_by[0].kv_blocks) for answer in answers} == {
+            (transport, 20)
+        }
+        assert await metric(service, "prefill-1", "kv_blocks_restored_total") >= 5 * 19
+        await until_idle(service)
 
 
 @RANKS

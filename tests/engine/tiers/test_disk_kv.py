@@ -4,106 +4,22 @@ answer changes."""
 import os
 import random
 import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace as replaced
-from math import inf
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
-from engine.core.engine import Engine
-from engine.core.sequence import Sequence
 from engine.tiers import disk_kv as module
 from engine.tiers.block_files import BlockFiles
 from engine.tiers.disk_kv import check_disk_kv, check_folder, fingerprint
-from engine.tiers.host_kv import HostKv, slot_bytes
+from engine.tiers.host_kv import HostKv
 from kvtransfer.slab.layout import SlabLayout
 from runtime.config.serving import DiskKvConfig, EngineConfig, ServingConfig
 from runtime.errors import ConfigError
-from tests.engine.kv_oracle import make_sequence
-from tests.tiny_model import VOCAB_SIZE
+from tests.engine.tiers.disk_worker import Worker, conversations, prompt, worker
 from worker.assembly import build_engine
-
-TIMEOUT_S = 30.0
-
-
-class Worker:
-    """An engine with a small pool, a smaller host tier and a disk tier below, driven as an engine loop drives it."""
-
-    def __init__(
-        self, model: Path, folder: Path | None, num_disk: int = 128, num_host: int = 32, checked: bool = False
-    ) -> None:
-        plain = EngineConfig(device="cpu", threads=1, kv_memory="4MiB")
-        probe = build_engine(ServingConfig(model=str(model), engine=plain))
-        one_block = slot_bytes(probe.slab)
-        probe.close()
-        engine = replace(plain, kv_memory=str(20 * one_block))
-        if folder is not None:
-            disk = DiskKvConfig(folder=str(folder), size=str(num_disk * (one_block + 128)))
-            host = str(num_host * one_block)
-            engine = replace(engine, host_kv_memory=host, host_kv_checksum=checked, disk_kv=disk)
-        self.assembly = build_engine(ServingConfig(model=str(model), engine=engine))
-        self.engine: Engine = self.assembly.engine
-        self.engine.block_manager.compute_s = lambda num_tokens: inf  # reading is sooner, however quick the machine
-        self.disk_is_done = threading.Event()
-        self.engine.block_manager.on_copied(self.disk_is_done.set)
-        self.names = 0
-
-    def answers(self, prompts: list[list[int]]) -> list[list[int]]:
-        """Greedy answers, one request after the other."""
-        return [self.answer(prompt)[1] for prompt in prompts]
-
-    def answer(self, prompt: list[int]) -> tuple[Sequence, list[int]]:
-        self.names += 1
-        sequence = make_sequence(str(self.names), prompt, max_tokens=6, ignore_eos=True)
-        self.engine.add(sequence)
-        tokens: list[int] = []
-        deadline_s = time.monotonic() + TIMEOUT_S
-        while sequence.request_id in self.engine._sequences:
-            assert time.monotonic() < deadline_s
-            self.disk_is_done.clear()
-            output = self.engine.step()
-            tokens += [token for one in output.outputs for token in one.token_ids]
-            if not output.is_news:
-                self.disk_is_done.wait(0.1)
-            assert self.engine.check_integrity() == []
-        return sequence, tokens
-
-    def until_written(self) -> None:
-        manager = self.engine.block_manager
-        deadline_s = time.monotonic() + TIMEOUT_S
-        while manager._cache.copies.writes:
-            assert time.monotonic() < deadline_s
-            self.disk_is_done.wait(0.1)
-            self.disk_is_done.clear()
-            self.engine.step()
-
-    def close(self) -> None:
-        self.assembly.close()
-
-
-@contextmanager
-def worker(*arguments: object, **options: int) -> Iterator[Worker]:
-    one = Worker(*arguments, **options)  # type: ignore[arg-type]
-    try:
-        yield one
-    finally:
-        one.close()
-
-
-def conversations(count: int, seed: int) -> list[list[int]]:
-    """Prompts over a few long beginnings, which together are more than fit into memory."""
-    dice = random.Random(seed)
-    systems = [[random.Random(number).randrange(3, VOCAB_SIZE) for _ in range(150)] for number in range(10)]
-    return [dice.choice(systems) + [dice.randrange(3, VOCAB_SIZE) for _ in range(9)] for _ in range(count)]
-
-
-def prompt(seed: int, length: int = 150) -> list[int]:
-    dice = random.Random(seed)
-    return [dice.randrange(3, VOCAB_SIZE) for _ in range(length)]
 
 
 @pytest.fixture(scope="module")
@@ -149,12 +65,13 @@ def test_a_restart_finds_prefixes_and_tells_of_them(tiny_model: Path, tmp_path: 
 
 def test_blocks_of_another_model_are_left_alone(tmp_path: Path) -> None:
     layout = SlabLayout(2, 100, 2, 16, 8, "float32")
-    same = fingerprint(layout, "weights")
-    assert fingerprint(SlabLayout(2, 7, 2, 16, 8, "float32"), "weights") == same
+    same = fingerprint(layout, "weights", 1)
+    assert fingerprint(SlabLayout(2, 7, 2, 16, 8, "float32"), "weights", 1) == same
     shapes = (3, 2, 16, 8, "float32"), (2, 1, 16, 8, "float32"), (2, 2, 32, 8, "float32"), (2, 2, 16, 4, "float32")
-    others = {fingerprint(SlabLayout(layers, 100, *shape), "weights") for layers, *shape in shapes}
-    others |= {fingerprint(layout, "other weights"), fingerprint(replaced(layout, dtype="bfloat16"), "weights")}
-    assert len(others - {same}) == 6
+    others = {fingerprint(SlabLayout(layers, 100, *shape), "weights", 1) for layers, *shape in shapes}
+    others |= {fingerprint(layout, "other weights", 1), fingerprint(replaced(layout, dtype="bfloat16"), "weights", 1)}
+    others.add(fingerprint(layout, "weights", 2))
+    assert len(others - {same}) == 7
 
 
 def test_a_damaged_disk_costs_time_and_no_answer(
