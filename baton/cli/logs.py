@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Protocol
 
 import typer
 
@@ -11,10 +11,10 @@ from baton.cli.events.options import NamespaceOption
 from baton.cli.terminal.exit_codes import errors_reported
 from baton.cli.terminal.options import RayAddressOption, ServiceOption
 from baton.cli.terminal.service import local_run, ray_cluster
-from baton.runs.run_file import Run
-from baton.service.log_file import log_since, log_tail
-from baton.service.merged_logs import SUFFIX, MergedLogs
-from runtime.errors import ConfigError, UnavailableError
+from baton.service.logs.merged_logs import Entry, MergedLogs
+from runtime.config.serving import LoggingConfig
+from runtime.errors import UnavailableError
+from runtime.telemetry.logging import configure_logging
 
 POLL_S = 0.2
 
@@ -39,57 +39,51 @@ def logs(
 ) -> None:
     """Show the end of all logs as one, or of a process's.
 
-    They are those of the service on this machine, or of a process on whichever node of a Ray cluster.
+    They are those of the service on this machine, or of one on a Ray cluster, from all its nodes.
     """
     with errors_reported():
+        configure_logging(LoggingConfig(level="warning"), "baton")
         run = local_run(service, address) if log_dir is None else None
-        if run is not None:
-            log_dir = _folder_of(run)
+        if run is not None and run.file.log_dir is not None:
+            log_dir = Path(run.file.log_dir)
         if log_dir is not None:
-            if process is None:
-                _print(_read_all(log_dir, lines, follow))
-            else:
-                _print(_read_file(log_dir / f"{process}{SUFFIX}", lines, follow))
+            _print(_read(MergedLogs(log_dir, process), process, lines, follow))
             return
         with ray_cluster(address, namespace):
-            from baton.service.on_ray.commands import read_log
+            from baton.service.on_ray.cluster_logs import ClusterLogs
 
-            if process is None:
-                raise ConfigError("PROCESS", "on Ray one process's log is read at a time; name one, such as router-1")
-            _print(read_log(process, lines, follow))
+            _print(_read(ClusterLogs(process), process, lines, follow))
 
 
-def _folder_of(run: Run) -> Path:
-    """Raises UnavailableError."""
-    if run.file.log_dir is None:
-        raise UnavailableError(f"the service {run} logs to its own terminal: start it with --log-dir DIR to keep files")
-    return Path(run.file.log_dir)
+class Logs(Protocol):
+    """Of several processes as one; its methods raise OSError."""
+
+    @property
+    def there(self) -> bool:
+        """False when there is nothing to follow any more."""
+
+    def processes(self) -> list[str]: ...
+
+    def tail(self, lines: int) -> list[Entry]: ...
+
+    def news(self) -> list[Entry]: ...
 
 
-def _read_file(path: Path, lines: int, follow: bool) -> Iterator[str]:
+def _read(logs: Logs, process: str | None, lines: int, follow: bool) -> Iterator[str]:
     """Raises UnavailableError."""
     try:
-        text, offset = log_tail(path, lines)
-        yield text
-        while follow:
+        last = "".join(entry.text for entry in logs.tail(lines))
+        known = sorted(logs.processes())
+        if process is not None and process not in known:
+            raise UnavailableError(
+                f"there is no log of {process!r}; those that are there: {', '.join(known) or 'none'}"
+            )
+        if not known and not follow:
+            raise UnavailableError("no process has a log there")
+        yield from last.splitlines(keepends=True)[-lines:] if lines else []
+        while follow and logs.there:
             time.sleep(POLL_S)
-            text, offset = log_since(path, offset)
-            yield text
-    except OSError as error:
-        raise UnavailableError(f"{path}: {error.strerror}") from error
-
-
-def _read_all(folder: Path, lines: int, follow: bool) -> Iterator[str]:
-    """Raises UnavailableError."""
-    logs = MergedLogs(folder)
-    try:
-        last = logs.tail(lines)
-        if not last and not follow:
-            raise UnavailableError(f"{folder}: holds no log")
-        yield from last
-        while follow:
-            time.sleep(POLL_S)
-            yield from logs.news()
+            yield from (entry.text for entry in logs.news())
     except OSError as error:
         raise UnavailableError(f"{error.filename}: {error.strerror}") from error
 

@@ -96,7 +96,7 @@ def up(
     api_key_file: Annotated[Path | None, _option(REACH, "FILE", "Keys that clients must show, one per line.")] = None,
     nats_url: Annotated[str | None, _option(REACH, "URL", "Use this NATS instead of starting one.")] = None,
     log_dir: Annotated[
-        Path | None, _option(RUN, "DIR", "One log file per process, instead of all logs on stderr.")
+        Path | None, _option(RUN, "DIR", "One log file per process, which stays, and no logs on stderr.")
     ] = None,
     as_json: Annotated[bool, _option(RUN, None, "Print what happens as one JSON object per line.", "--json")] = False,
     ray: Annotated[bool, _option(RAY, None, "On a Ray cluster; return when the service is up.", "--ray")] = False,

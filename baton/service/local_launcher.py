@@ -9,15 +9,19 @@ import msgspec
 from baton.service.build_process import build_process
 from baton.service.gpu_places import GpuPlaces, visible_gpus
 from baton.service.launcher import Launch, Machines
+from baton.service.logs.merged_logs import SUFFIX
+from baton.service.logs.shown_logs import ShownLogs
 from runtime.config.serving import ServingConfig, for_prefill_worker
 from runtime.processes.owned_folder import OwnedFolder, temporary_folder
 from runtime.processes.process import Process
 
+LOGS = "logs"  # a folder beside the run's temporary files
+
 
 class LocalLauncher:
-    """`log_dir`: one file per process; None: all write to our own stderr. Workers share GPUs and cores evenly. Raises
-    ConfigError when there are GPUs, but fewer than a worker takes. Invariant: the main thread alone uses it (see
-    ChildProcess)."""
+    """`log_dir`: one file per process; None: in a folder of the run, and shown on our own stderr. Workers share GPUs
+    and cores evenly. Raises ConfigError when there are GPUs, but fewer than a worker takes. Invariant: the main thread
+    alone uses it (see ChildProcess)."""
 
     on_ray = False
 
@@ -25,7 +29,8 @@ class LocalLauncher:
         prefill = [for_prefill_worker(config).engine.tensor_parallel] * config.workers.count("prefill")
         ranks = prefill + [config.engine.tensor_parallel] * config.workers.count("decode")
         self.machines = this_machine()
-        self.log_dir = log_dir
+        self._log_dir = log_dir
+        self._shown: ShownLogs | None = None
         self._places = GpuPlaces(visible_gpus() if config.engine.device != "cpu" else [], ranks)
         self._taken: dict[Process, dict[str, str]] = {}
         self._threads = config.engine.threads or max(1, self.machines.cores // max(1, sum(ranks)))
@@ -34,10 +39,7 @@ class LocalLauncher:
         return config
 
     def process(self, launch: Launch) -> Process:
-        log_file = None
-        if self.log_dir is not None:
-            self.log_dir.mkdir(parents=True, exist_ok=True)
-            log_file = self.log_dir / f"{launch.name}.log"
+        log_file = self.log_dir / f"{launch.name}{SUFFIX}"
         place = self._places.next(launch.ranks) if launch.ranks else {}
         process = build_process(launch, self._here(launch.config), self._folder.path, log_file, place)
         self._taken[process] = place
@@ -51,7 +53,17 @@ class LocalLauncher:
         return []
 
     def close(self) -> None:
+        if self._shown is not None:
+            self._shown.close()
         self._folder.close()
+
+    @cached_property
+    def log_dir(self) -> Path:
+        folder = self._log_dir or self._folder.path / LOGS
+        folder.mkdir(parents=True, exist_ok=True)
+        if self._log_dir is None:
+            self._shown = ShownLogs(folder)
+        return folder
 
     @cached_property
     def _folder(self) -> OwnedFolder:

@@ -36,6 +36,7 @@ def connected(address: str, namespace: str) -> Iterator[None]:
 
     try:
         _check(address)
+        _leave_stdout_to_us()
         ray.init(
             address=address,
             namespace=ray_namespace(namespace),
@@ -95,6 +96,18 @@ async def answer(call: Awaitable[T]) -> T:
         if isinstance(error.cause, BatonError):
             raise error.cause from None
         raise
+
+
+def _leave_stdout_to_us() -> None:
+    """Because stdout carries results, also for programs, Ray tells of nodes that died and the like on stderr."""
+    from ray._private import worker
+
+    tell = worker.print_to_stdstream
+
+    def tell_on_stderr(data: dict[str, Any], ignore_prefix: bool) -> None:
+        tell({**data, "is_err": True}, ignore_prefix)
+
+    worker.print_to_stdstream = tell_on_stderr
 
 
 def _check(address: str) -> None:

@@ -1,4 +1,4 @@
-"""What the command line does to a service on a Ray cluster: bring it up, take it down, read its logs."""
+"""What the command line does to a service on a Ray cluster: bring it up, take it down."""
 
 import asyncio
 import os
@@ -48,22 +48,6 @@ def take_down(namespace: str, tell: Tell) -> bool:
     if drained is None and left is None:
         raise UnavailableError(f"nothing serves {namespace!r} on this cluster")
     return drained is not False and left is not False
-
-
-def read_log(name: str, lines: int, follow: bool) -> Iterator[str]:
-    """Yields the last lines of a process's log, and with `follow` the lines that come, until the process is gone.
-    Raises UnavailableError when there is no such process."""
-    actor = find_actor(CONTROL if name == "control" else name)
-    if actor is None:
-        known = ", ".join(sorted(one.removeprefix("baton-") for one in ray.util.list_named_actors())) or "none"
-        raise UnavailableError(f"no process {name!r} lives on the cluster; those that do: {known}")
-    text, offset = _ask(actor.log_tail.remote(lines))
-    yield text
-    while follow:
-        time.sleep(AGAIN_S)
-        text, offset = _ask(actor.log_since.remote(offset))
-        if text:
-            yield text
 
 
 def _new_control(config: ServingConfig) -> Any:

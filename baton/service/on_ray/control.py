@@ -11,7 +11,7 @@ import structlog
 from msgspec import Struct
 
 from baton.service.on_ray.launcher import RayLauncher
-from baton.service.on_ray.logged_actor import LoggedActor, own_stderr
+from baton.service.on_ray.node_logs import show_own_log
 from baton.service.service_run import ServiceRun
 from runtime.config.serving import ServingConfig
 from runtime.errors import BatonError
@@ -35,11 +35,11 @@ class State(Struct, frozen=True):
     error: BatonError | None  # why the service did not come up
 
 
-class Control(LoggedActor):
+class Control:
     def __init__(self, config: ServingConfig, keys: dict[str, str]) -> None:
         """`keys`: the secret variables of the process that brings the service up."""
         configure_logging(config.logging, "control")
-        self.log_file = own_stderr()
+        show_own_log("control")
         self._run = ServiceRun(config, RayLauncher(config), self._tell, keys)
         self._running: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()

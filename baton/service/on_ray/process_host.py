@@ -1,7 +1,7 @@
 """The actor that holds one process of Baton on a Ray cluster.
 
-The actor starts the process as its child, and the supervisor reaches the process through it: readiness, signals, end,
-log. The process itself knows nothing of Ray, and ends with the actor, however the actor ends.
+The actor starts the process as its child, and the supervisor reaches the process through it: readiness, signals,
+end. The process itself knows nothing of Ray, and ends with the actor, however the actor ends.
 """
 
 import signal
@@ -12,7 +12,7 @@ import ray
 
 from baton.service.build_process import build_process
 from baton.service.launcher import Launch
-from baton.service.on_ray.logged_actor import LoggedActor, own_stderr
+from baton.service.on_ray.node_logs import log_file
 from runtime.config.serving import ServingConfig
 from runtime.processes.owned_folder import temporary_folder
 from runtime.processes.process import ProcessExit, Ready
@@ -28,16 +28,15 @@ class Hosted(msgspec.Struct, frozen=True):
     group: Any | None  # the placement group that the actor holds
 
 
-class ProcessHost(LoggedActor):
+class ProcessHost:
     """An async actor: one thread runs its event loop all its life, and the kernel ties the child to this thread."""
 
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
         self._folder = temporary_folder()  # holds what a killed child leaves
-        self.log_file = own_stderr().parent / f"{ray.get_runtime_context().namespace}-{launch.name}.log"
         host = ray.util.get_node_ip_address()
         config = on_node(launch.config, host)
-        self._process = build_process(launch, config, self._folder.path, self.log_file, nats_host=host)
+        self._process = build_process(launch, config, self._folder.path, log_file(launch.name), nats_host=host)
         self._started = False
 
     async def start(self) -> int:

@@ -47,4 +47,4 @@ def test_without_ray_logs_are_read_from_their_folder(tmp_path: Path) -> None:
     result = run("logs", "decode-1", "--lines", "1", "--log-dir", str(tmp_path))
     assert (result.returncode, result.stdout) == (0, "two\n")
     result = run("logs", "decode-7", "--log-dir", str(tmp_path))
-    assert (result.returncode, "decode-7.log: No such file" in result.stderr) == (3, True)
+    assert (result.returncode, "no log of 'decode-7'; those that are there: decode-1" in result.stderr) == (3, True)

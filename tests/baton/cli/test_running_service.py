@@ -207,13 +207,40 @@ def test_two_services_are_told_apart_and_down_ends_the_one_that_is_named(tmp_pat
         assert done.stdout.endswith("all processes have ended\n")
         assert second.process.wait(10) == ExitCode.OK
         assert first.run("status").exit_code == 0
-        done = first.run("logs", "decode-1")
-        assert (done.exit_code, done.stdout) == (ExitCode.UNAVAILABLE, "")
-        assert done.stderr.endswith("logs to its own terminal: start it with --log-dir DIR to keep files\n")
         assert json.loads(first.run("down", "--json").stdout.splitlines()[-1]) == {"event": "stopped", "clean": True}
         assert first.process.wait(10) == ExitCode.OK
     assert not list(temporary.iterdir())
     assert not list((tmp_path / "state" / "baton").iterdir())
+
+
+def test_a_service_that_was_told_no_folder_keeps_logs_shows_them_and_leaves_none(
+    tmp_path: Path, temporary: Path
+) -> None:
+    with baton_up(tmp_path) as up:
+        for process, words in (("router-1", "process=router-1"), ("workers-1", "ready"), ("nats", "Server is ready")):
+            done = up.run("logs", process)
+            assert (done.exit_code, done.stderr) == (0, "")
+            assert words in done.stdout
+        done = up.run("logs", "decode-7")
+        assert done.exit_code == ExitCode.UNAVAILABLE
+        assert "no log of 'decode-7'; those that are there: nats, router-1, workers-1" in done.stderr
+        follower = subprocess.Popen(
+            [*BATON, "logs", "--follow"],
+            env={**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert follower.stdout is not None
+        follower.stdout.readline()
+        up.process.send_signal(signal.SIGTERM)
+        assert up.process.wait(30) == ExitCode.OK
+        with follower.stdout:
+            assert "process=router-1" in follower.stdout.read()
+        assert follower.wait(30) == 0  # it ends with the service
+    shown = (tmp_path / "up.log").read_text()
+    assert shown.count("process=router-1") > 0
+    assert "Server is ready" not in shown
+    assert not list(temporary.iterdir())
 
 
 def test_the_next_service_removes_what_a_killed_one_left_and_nothing_of_a_living_one(

@@ -6,6 +6,8 @@ The tests share one cluster and follow each other.
 import asyncio
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 import time
@@ -73,6 +75,12 @@ class RayService:
                 self.operator_key = find_operator_key(run_at(self.grpc), {})
         return done
 
+    def follow_logs(self) -> "Follower":
+        command = [*BATON, "logs", "--follow", "--lines", "1", "--address", self.cluster.address]
+        follower = Follower(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        follower.until("")
+        return follower
+
     def node_of(self, worker_id: str) -> str:
         """Its address."""
         return self.addresses[worker_id]["rpc"].rpartition(":")[0]
@@ -84,6 +92,13 @@ class RayService:
         assert len(answer.token_ids) == 64
         return answer.served_by[0]
 
+    async def newest(self) -> str:
+        """A worker that `baton up` has not told of."""
+        async with Client(self.grpc, operator_key=self.operator_key) as client:
+            workers = (await client.status(WAIT_S)).workers
+        (new,) = {one.worker_id for one in workers} - self.addresses.keys()
+        return new
+
     async def until(self, condition: Callable[[dict[str, str]], bool], limit_s: float = WAIT_S) -> None:
         """`condition` gets the roles of the workers that the router uses."""
         async with Client(self.grpc, operator_key=self.operator_key) as client, asyncio.timeout(limit_s):
@@ -92,6 +107,25 @@ class RayService:
                 if condition({w.worker_id: w.role for w in workers if w.state == "ready" and not w.note}):
                     return
                 await asyncio.sleep(0.05)
+
+
+class Follower:
+    """`baton logs --follow`."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self._process = process
+
+    def until(self, words: str) -> str:
+        """The first line from now on that has these words."""
+        assert self._process.stdout is not None
+        return next(line for line in self._process.stdout if words in line)
+
+    def end(self) -> str:
+        """What it said on stderr."""
+        self._process.send_signal(signal.SIGINT)
+        _, said = self._process.communicate(timeout=WAIT_S)
+        assert self._process.returncode == 130
+        return said
 
 
 def own_processes(name: str) -> list[psutil.Process]:
@@ -115,7 +149,7 @@ def test_where_nothing_serves_commands_say_so(service: RayService, monkeypatch: 
     assert (done.returncode, done.stderr) == (3, "error: nothing serves 'default' on this cluster\n")
     done = service.baton("logs", "decode-1")
     assert done.returncode == 3
-    assert "no process 'decode-1' lives on the cluster; those that do: none" in done.stderr
+    assert done.stderr == "error: there is no log of 'decode-1'; those that are there: none\n"
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     done = service.baton("down")
     assert done.returncode == 3
@@ -146,6 +180,20 @@ def test_the_log_of_each_process_is_shown_wherever_it_runs(service: RayService) 
         assert text in done.stdout
     lines = service.baton("logs", "control", "--lines", "2").stdout.splitlines()
     assert len(lines) == 2
+    done = service.baton("logs", "decode-7")
+    assert done.returncode == 3
+    assert "no log of 'decode-7'; those that are there: control, decode-1, decode-2, nats, prefill-1" in done.stderr
+
+
+def test_the_logs_of_all_nodes_are_shown_as_one_in_the_order_of_time(service: RayService) -> None:
+    done = service.baton("logs", "--lines", "1000")
+    assert done.returncode == 0, done.stderr
+    for name in ("control", "router-1", "prefill-1", "decode-1", "decode-2"):
+        assert f"process={name}" in done.stdout
+    assert "Server is ready" in done.stdout
+    times = re.findall(r"^(?:\[\d+\] [\d/]+ )?(\d\d:\d\d:\d\d\.\d+)", done.stdout, re.MULTILINE)
+    assert times == sorted(times)
+    assert len(service.baton("logs", "--lines", "3").stdout.splitlines()) == 3
 
 
 async def test_a_control_actor_that_died_is_missed_by_nobody_and_the_next_one_starts_nothing_twice(
@@ -171,6 +219,7 @@ async def test_a_node_that_dies_takes_its_workers_and_no_request_along_and_the_p
     address = next(service.node_of(name) for name in ("decode-1", "decode-2") if service.node_of(name) in service.nodes)
     (lost,) = [name for name, addresses in service.addresses.items() if addresses.get("rpc", "").startswith(address)]
     asking = asyncio.gather(*(service.ask(f"request {number}") for number in range(8)))
+    follower = service.follow_logs()
     died_s = time.monotonic()
     service.cluster.remove_node(service.nodes.pop(address), allow_graceful=False)
     await service.until(lambda workers: lost not in workers)
@@ -181,6 +230,27 @@ async def test_a_node_that_dies_takes_its_workers_and_no_request_along_and_the_p
     service.cluster.add_node(num_cpus=1, node_ip_address="127.0.0.5")
     await service.until(lambda workers: sorted(workers.values()) == ["decode", "decode", "prefill"])
     await service.ask("as many as before")
+    await asyncio.to_thread(follower.until, f"process={await service.newest()}")
+    said = await asyncio.to_thread(follower.end)
+    assert "logs of a node cannot be read any more" in said
+
+
+def test_what_ray_tells_of_its_nodes_does_not_get_into_results(service: RayService) -> None:
+    program = f"""
+import ray, time
+from baton.service.on_ray.cluster import connected
+with connected({service.cluster.address!r}, "default"):
+    worker = ray._private.worker.global_worker
+    ray._private.utils.push_error_to_driver(worker, "test", "a node died", worker.current_job_id)
+    print("result", flush=True)
+    time.sleep(60)
+"""
+    command = [sys.executable, "-u", "-c", program]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as driver:
+        assert driver.stderr is not None
+        assert any("a node died" in line for line in driver.stderr)
+        driver.kill()
+        assert driver.communicate()[0] == "result\n"
 
 
 def test_down_drains_and_leaves_nothing(service: RayService) -> None:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from baton.service.log_file import TAIL_BYTES, log_since, log_tail
+from baton.service.logs.log_file import TAIL_BYTES, log_since, log_tail
 
 
 def test_the_last_lines_and_then_what_comes(tmp_path: Path) -> None:
@@ -14,9 +14,12 @@ def test_the_last_lines_and_then_what_comes(tmp_path: Path) -> None:
     with path.open("a") as file:
         file.write("four\nfi")
     text, offset = log_since(path, offset)
-    assert text == "four\nfi"
-    assert offset == path.stat().st_size
-    assert log_tail(path, 0) == ("", offset)
+    assert text == "four\n"
+    assert offset == path.stat().st_size - 2
+    with path.open("a") as file:
+        file.write("ve\n")
+    assert log_since(path, offset) == ("five\n", path.stat().st_size)
+    assert log_tail(path, 0) == ("", path.stat().st_size)
 
 
 def test_a_long_log_is_read_from_near_its_end(tmp_path: Path) -> None:

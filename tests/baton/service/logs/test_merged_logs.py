@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from baton.service.merged_logs import MergedLogs
+from baton.service.logs.log_file import LONG_BYTES, shorten
+from baton.service.logs.merged_logs import Entry, MergedLogs
 
 NOW = datetime.now().replace(microsecond=0)
 
@@ -27,6 +28,10 @@ def as_json(seconds: float, words: str) -> str:
     return f'{{"process": "{words}", "timestamp": "{moment(seconds).astimezone().isoformat()}"}}\n'
 
 
+def shown(entries: list[Entry]) -> list[str]:
+    return [line for entry in entries for line in entry.text.splitlines(keepends=True)]
+
+
 def written(path: Path, text: str, seconds: float) -> None:
     path.write_text(text)
     os.utime(path, (moment(seconds).timestamp(),) * 2)
@@ -36,10 +41,10 @@ def test_lines_of_all_files_come_in_the_order_of_time_and_tracebacks_stay_whole(
     written(tmp_path / "router-1.log", plain(1, "one") + plain(4, "four") + "Traceback\n  at 10:00:00.1 here\n", 4)
     written(tmp_path / "nats.log", nats(0, "zero") + nats(3, "three"), 3)
     written(tmp_path / "decode-1.log", as_json(2, "two") + as_json(5, "five"), 5)
-    lines = MergedLogs(tmp_path).tail(100)
+    lines = shown(MergedLogs(tmp_path).tail(100))
     words = ("zero", "one", "two", "three", "four", "Traceback", "here", "five")
     assert [word in line for word, line in zip(words, lines, strict=True)] == [True] * 8
-    assert MergedLogs(tmp_path).tail(2) == lines[-2:]
+    assert shown(MergedLogs(tmp_path).tail(2))[-2:] == lines[-2:]
     assert MergedLogs(tmp_path).tail(0) == []
 
 
@@ -57,9 +62,9 @@ def test_a_line_that_only_resembles_a_time_stays_behind_the_one_before(tmp_path:
     written(tmp_path / "a.log", plain(1, "one") + line + "\n" + plain(3, "three"), 3)
     written(tmp_path / "b.log", plain(2, "two"), 2)
     logs = MergedLogs(tmp_path)
-    assert [shown.split()[-1] for shown in logs.tail(9)] == ["one", line.split()[-1], "two", "three"]
+    assert [said.split()[-1] for said in shown(logs.tail(9))] == ["one", line.split()[-1], "two", "three"]
     (tmp_path / "c.log").write_text(line + "\n")
-    assert list(logs.news()) == [line + "\n"]
+    assert shown(logs.news()) == [line + "\n"]
 
 
 def test_a_line_before_midnight_comes_before_one_after_it(tmp_path: Path) -> None:
@@ -67,18 +72,49 @@ def test_a_line_before_midnight_comes_before_one_after_it(tmp_path: Path) -> Non
     late, early = midnight.total_seconds() - 1, midnight.total_seconds() + 1
     written(tmp_path / "a.log", plain(late, "late") + plain(early, "early"), early)
     written(tmp_path / "b.log", plain(late - 1, "before"), late - 1)
-    assert [line.split()[-1] for line in MergedLogs(tmp_path).tail(9)] == ["before", "late", "early"]
+    assert [line.split()[-1] for line in shown(MergedLogs(tmp_path).tail(9))] == ["before", "late", "early"]
 
 
 def test_news_are_whole_lines_of_old_and_new_files(tmp_path: Path) -> None:
     written(tmp_path / "a.log", plain(1, "old"), 1)
     logs = MergedLogs(tmp_path)
     logs.tail(1)
-    assert list(logs.news()) == []
+    assert shown(logs.news()) == []
     with (tmp_path / "a.log").open("a") as file:
         file.write(plain(4, "four") + "hal")
     (tmp_path / "b.log").write_text(plain(3, "drei, français"))
-    assert [line.split("] ")[-1] for line in logs.news()] == ["drei, français\n", "four\n"]
+    assert [line.split("] ")[-1] for line in shown(logs.news())] == ["drei, français\n", "four\n"]
     with (tmp_path / "a.log").open("a") as file:
         file.write("f\n")
-    assert list(logs.news()) == ["half\n"]
+    assert shown(logs.news()) == ["half\n"]
+
+
+def test_one_process_is_read_alone_and_a_link_to_where_it_logs_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "life-1").write_text(plain(1, "first life"))
+    (tmp_path / "control.log").symlink_to(tmp_path / "life-1")
+    (tmp_path / "router-1.log").write_text(plain(1, "another"))
+    logs = MergedLogs(tmp_path, "control")
+    assert sorted(logs.processes()) == ["control", "router-1"]
+    assert [entry.process for entry in logs.tail(9)] == ["control"]
+    (tmp_path / "life-2").write_text(plain(2, "second life, which says more than the first one"))
+    (tmp_path / "control.log").unlink()
+    (tmp_path / "control.log").symlink_to(tmp_path / "life-2")
+    assert shown(logs.news()) == [plain(2, "second life, which says more than the first one")]
+
+
+def test_a_log_that_is_shortened_is_followed_without_a_gap_and_its_last_lines_are_still_found(tmp_path: Path) -> None:
+    path = tmp_path / "router-1.log"
+    path.write_bytes(b"x" * LONG_BYTES + b"\n" + plain(1, "seen").encode())
+    logs = MergedLogs(tmp_path)
+    logs.tail(1)
+    with path.open("a") as file:  # as a process writes it
+        file.write(plain(2, "before"))
+        file.flush()
+        shorten(path)
+        file.write(plain(3, "after"))
+    assert path.stat().st_size < 100
+    assert shown(logs.news()) == [plain(2, "before"), plain(3, "after")]
+    assert shown(logs.news()) == []
+    assert shown(MergedLogs(tmp_path).tail(3))[-3:] == [plain(1, "seen"), plain(2, "before"), plain(3, "after")]
+    shorten(path)
+    assert path.stat().st_size > 0  # it is short now
