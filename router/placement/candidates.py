@@ -24,6 +24,7 @@ class Request(Struct, frozen=True, gc=False):
     num_tokens: int  # prompt and replayed output
     block_size: int
     excluded: frozenset[WorkerKey] = frozenset()  # workers that failed or refused the request
+    is_dated: bool = False  # its first token is due, and its worker knows when
 
 
 class Work(NamedTuple):
@@ -45,6 +46,7 @@ class Candidates(NamedTuple):
     times: NDArray[np.float64]  # [n, 6] in ms, see LoadLedger.times
     lower: NDArray[np.int32] = NONE_LOWER  # [2, n] those of `cached` in host memory and on disk, see Match.lower
     now_us: int = 0  # of the ledger's clock
+    step_tokens: int = NO_LIMIT  # of prompts, in one step
 
 
 NOBODY: Final = np.empty(0, dtype=np.bool_)
@@ -113,7 +115,7 @@ class Weighed:
         """`alone`: whoever is chosen runs the prompt. `shipper`: see `Weighed.shipper` of the prefill workers."""
         self._role, self._request, self._candidates = role, request, candidates
         self.chosen, self.due_ms = -1, due_ms
-        workers, cached, load, times, lower, now_us = candidates
+        workers, cached, load, times, lower, now_us, step_tokens = candidates
         if not workers:
             return
         n = len(workers)
@@ -125,7 +127,7 @@ class Weighed:
         self.chosen = cost.choose(
             (cached, load, times, excluded, lower),
             *(request.num_tokens, request.block_size, alone, role == "decode", now_us, due_ms, shipper),
-            (max_requests, max_queued_tokens, config.local_prefill_tokens),
+            (max_requests, max_queued_tokens, config.local_prefill_tokens, step_tokens),
             (
                 *(config.decode_steps, config.ship_ms, config.ship_token_ms, config.host_token_ms),
                 *(config.disk_token_ms, config.delay_weight, config.crowd_weight),
