@@ -23,7 +23,7 @@ from runtime.errors import BatonError, InvalidRequestError
 from runtime.grammar.matcher import Matcher
 from worker.in_flight import InFlight
 from worker.runtime import WorkerRuntime
-from worker.stamps import chunks_of
+from worker.stamps import chunks_of, due_at
 from worker.step_stream import RouterStream
 from worker.stream_server import Handler
 
@@ -87,6 +87,7 @@ class DecodeWorker:
             hash_seed=request.hash_seed,
             hint=request.hint,
             matcher=matcher,
+            due_s=due_at(request.due_ms),
         )
         # The KV of an answer that begins again would be that of the prompt and what the client has of the answer.
         begins_again = sequence.num_output_tokens > 0 and self._runtime.assembly.repeats(sampling)

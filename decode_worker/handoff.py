@@ -25,6 +25,7 @@ from engine.core.engine import Engine, SequenceOutput
 from kvtransfer.decode_side.events import Committed, Failed, LayerArrived, Released, TransferEvent
 from kvtransfer.decode_side.receiver import Receiver
 from worker.runtime import WorkerRuntime
+from worker.stamps import due_in_ms
 
 log = structlog.get_logger()
 
@@ -109,6 +110,7 @@ class Handoffs:
             priority=submit.priority,
             hash_seed=submit.hash_seed,
             hint=submit.hint,
+            due_ms=due_in_ms(request.sequence.due_s),
         )
         link = self._open_link(request) or self._new_link(request)
         link.send(request, command)

@@ -25,6 +25,7 @@ from runtime.grammar.matcher import Matcher
 from runtime.streams.message_stream import MessageStream
 from worker.in_flight import InFlight
 from worker.runtime import WorkerRuntime
+from worker.stamps import due_at
 from worker.stream_server import Handler
 
 log = structlog.get_logger()
@@ -112,6 +113,7 @@ class PrefillWorker:
             hash_seed=request.hash_seed,
             hint=request.hint,
             matcher=matcher,
+            due_s=due_at(request.due_ms),
         )
         plan = PushPlan(len(token_ids), request.grant.skip_tokens, layout.block_size)
         prompt = Prompt(request, stream, ShippingJob(sequence, plan))

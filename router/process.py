@@ -174,6 +174,7 @@ def _view(config: ServingConfig, files: ModelFiles, router_id: str, nats: NatsCl
         config.engine.block_size,
         config.router.placement.charge_ttl_s,
         times=config.planner.slo.profile,
+        step_tokens=config.engine.max_batch_tokens,
         relieved=queue.wake,
         has_news=charged.set,
     )

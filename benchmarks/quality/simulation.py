@@ -18,7 +18,7 @@ from msgspec import structs
 from baton_proto.kv_events import KvEvent, Stored
 from benchmarks.quality.policies import MakePolicy, Question
 from benchmarks.quality.trace import TraceRequest
-from benchmarks.quality.worker import SHIP_TOKEN_MS, Job, SimulatedWorker, new_job
+from benchmarks.quality.worker import MAX_BATCH_TOKENS, SHIP_TOKEN_MS, Job, SimulatedWorker, new_job
 from router.index.radix_tree import RadixTree
 from router.placement.assignment import candidates
 from router.placement.candidates import Request
@@ -72,7 +72,7 @@ class Router:
     ) -> None:
         self.now_s = 0.0
         self.tree = RadixTree()
-        self.ledger = LoadLedger(fleet.block_size, 300.0, clock=lambda: self.now_s)
+        self.ledger = LoadLedger(fleet.block_size, 300.0, clock=lambda: self.now_s, step_tokens=MAX_BATCH_TOKENS)
         self._prefill, self._decode = tuple(prefill), tuple(decode)
         self._block_size = fleet.block_size
         self._due_ms = fleet.due_ms
@@ -96,14 +96,18 @@ class Router:
         return (
             decode,
             prefill,
-            self.ledger.charge(str(request.number), decode, prefill, request.prompt_tokens, uncached),
+            self.ledger.charge(
+                *(str(request.number), decode, prefill, request.prompt_tokens, uncached),
+                is_dated=self._due_ms < math.inf,
+            ),
         )
 
     def question(self, request: TraceRequest) -> Question:
         match = self.tree.find(request.block_hashes)
         facts = (match, self._expected.outlook(match, request.block_hashes))
         prefills, decodes = (candidates(self.ledger, keys, *facts) for keys in (self._prefill, self._decode))
-        return Question(Request(request.prompt_tokens, self._block_size), prefills, decodes, self._due_ms)
+        facts_of = Request(request.prompt_tokens, self._block_size, is_dated=self._due_ms < math.inf)
+        return Question(facts_of, prefills, decodes, self._due_ms)
 
     def first_token(self, request: TraceRequest) -> None:
         if (expectation := self._expectations.pop(request.number, None)) is not None:
@@ -154,6 +158,7 @@ class Run:
         decode, prefill, charge = self.router.choose(request)
         job = new_job(request, self.fleet.block_size, now_s, charge)
         job.decode = decode
+        job.due_s = now_s + self.fleet.due_ms / 1e3
         runs = decode if prefill is None else prefill
         self._submit(runs, job, now_s)
 

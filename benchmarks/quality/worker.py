@@ -20,9 +20,10 @@ from baton_proto.kv_events import KvEvent
 from baton_proto.sampling import SamplingParams
 from benchmarks.quality.trace import TraceRequest
 from engine.core.block_manager import BlockManager
-from engine.core.prefill_budget import share_out, slips_in
+from engine.core.prefill_budget import Due, Turns, share_by_turns, slips_in, turns
 from engine.core.scheduler import LOOK_AHEAD
 from engine.core.sequence import Sequence
+from engine.core.timed_steps import TimedSteps
 from router.workers.load import Charge
 from runtime.config.serving import MockConfig
 from runtime.config.step_times import StepTimes, token_pairs
@@ -69,6 +70,8 @@ class Job:
     shipped: bool = False  # its KV has come from a prefill worker
     found_tokens: int = 0  # in that worker's cache
     first_token_s: float = 0.0
+    due_s: float = math.inf  # when its first token is due
+    start: int = -1  # how much of its prompt need not be computed, as known last; -1: nobody looked
 
     @property
     def left(self) -> int:
@@ -117,6 +120,7 @@ class SimulatedWorker:
         self._waiting: deque[Job] = deque()
         self._prefilling: list[Job] = []  # in order of arrival
         self._decoding: list[Job] = []
+        self._timed = TimedSteps()
         self._context = 0  # tokens of the decoding sequences
 
     @property
@@ -134,7 +138,7 @@ class SimulatedWorker:
         assert self.step is None
         landed = self._land()
         num_raised = self.blocks.num_raised
-        chunks = self._schedule_prefill()
+        chunks = self._schedule_prefill(now_s)
         restored = (self.blocks.num_raised - num_raised) * self.blocks.block_size
         decodes = list(self._decoding)
         if chunks:
@@ -142,6 +146,9 @@ class SimulatedWorker:
             ms *= self._dice.lognormvariate(0.0, self._noise) if self._noise else 1.0
             ms += restored * RESTORE_TOKEN_MS / self._config.speed_up
             self.step = Step(now_s, now_s + ms / 1e3, chunks, decodes, 1)
+            tokens = sum(count for _, count in chunks)
+            pairs = sum(token_pairs(job.sequence.num_computed_tokens, count) for job, count in chunks)
+            self._timed.note(tokens, pairs, len(decodes), ms)
         elif decodes:
             count = 1 if landed else min(job.left for job in decodes)
             self.step = Step(now_s, now_s + self._decodes_ms(count) / 1e3, [], decodes, count)
@@ -203,26 +210,68 @@ class SimulatedWorker:
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
-    def _schedule_prefill(self) -> list[tuple[Job, int]]:
+    def _schedule_prefill(self, now_s: float) -> list[tuple[Job, int]]:
         budget = MAX_BATCH_TOKENS - len(self._decoding)
+        first, late = self._turns(now_s)
+        self._start_in_danger(first, budget)
         passed: Job | None = None
-        for job in list(itertools.islice(self._waiting, LOOK_AHEAD)):
+        for job in list(itertools.islice((job for job in self._waiting if job not in late), LOOK_AHEAD)):
             keep = len(self._decoding)
-            if not self._has_turn(job, budget):
+            if not self._has_turn(job, budget, late):
                 passed = passed or job
                 continue
             if passed is not None:
                 keep += self.blocks.blocks_for(passed.request.prompt_tokens)
-            if self.blocks.allocate(job.sequence, keep_available=keep):
-                self._waiting.remove(job)
-                insort(self._prefilling, job, key=_number)
-            elif passed is None:
+            if not self._start(job, keep) and passed is None:
                 break
-        shares = share_out(budget, list(map(_left, self._prefilling)))
+        for job in late:
+            if job in self._waiting and sum(map(_left, self._prefilling)) < budget:
+                self._start(job, len(self._decoding))
+        places = {id(job): place for place, job in enumerate(self._prefilling)}
+        order = Turns(*([places[id(job)] for job in jobs if id(job) in places] for jobs in (first, late)))
+        shares = share_by_turns(budget, list(map(_left, self._prefilling)), order)
         return [(job, share) for job, share in zip(self._prefilling, shares, strict=True) if share]
 
-    def _has_turn(self, job: Job, budget: int) -> bool:
+    def _turns(self, now_s: float) -> tuple[list[Job], list[Job]]:
+        """Those in danger, and those that are late."""
+        jobs = [job for job in (*self._prefilling, *self._waiting) if job.due_s < math.inf]
+        step_s = self._timed.attentive_s(MAX_BATCH_TOKENS, 0)
+        if not jobs or step_s == math.inf:
+            return [], []
+        jobs.sort(key=lambda job: job.due_s)
+        dues = [Due(self._left_s(job, fresh=place < LOOK_AHEAD), job.due_s - now_s) for place, job in enumerate(jobs)]
+        first, late = turns(dues, step_s)
+        return [jobs[i] for i in first], [jobs[i] for i in late]
+
+    def _left_s(self, job: Job, *, fresh: bool) -> float:
+        if job.sequence.block_table:
+            job.start = job.sequence.num_computed_tokens
+        elif fresh or job.start < 0:
+            job.start = self.blocks.cached_tokens(job.sequence)
+        end = job.request.prompt_tokens
+        return self._timed.attentive_s(end - job.start, prefill_pairs(job.start, end))
+
+    def _start_in_danger(self, first: list[Job], budget: int) -> None:
+        for job in first:
+            if budget <= 0:
+                return
+            if job in self._waiting:
+                passed = self._waiting[0]
+                keep = 0 if passed is job else self.blocks.blocks_for(passed.request.prompt_tokens)
+                if not self._start(job, len(self._decoding) + keep):
+                    continue
+            budget -= _left(job)
+
+    def _start(self, job: Job, keep_available: int) -> bool:
+        if not self.blocks.allocate(job.sequence, keep_available=keep_available):
+            return False
+        self._waiting.remove(job)
+        insort(self._prefilling, job, key=_number)
+        return True
+
+    def _has_turn(self, job: Job, budget: int, late: list[Job]) -> bool:
         before = self._prefilling[: bisect_left(self._prefilling, _number(job), key=_number)]
+        before = [one for one in before if one not in late]
         if sum(map(_left, before)) < budget:
             return True
         left = job.request.prompt_tokens - self.blocks.cached_tokens(job.sequence)

@@ -179,6 +179,7 @@ class Engine:
         """Empty while memory is short and a step is on its way, because no sequence of that step can be preempted."""
         if self._in_flight and self.scheduler.is_short_of_memory:
             return Batch([], [])
+        self.scheduler.look_ahead(time.monotonic(), self.timed_steps)
         return self.scheduler.schedule()
 
     def _submit(self, batch: Batch) -> bool:

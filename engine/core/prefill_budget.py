@@ -4,15 +4,23 @@ In order of arrival alone, a question of a hundred tokens would wait for a whole
 only a quarter of a step belongs to the first prompt by right, and the rest goes to the prompts with the fewest tokens
 left. A long prompt takes at most four times as long, and only while shorter ones arrive.
 
+A prompt may have a time at which its first token is due. While all are in time, nothing of this changes. A prompt that
+might be late if others had the next step goes before them, earliest due first; one that is late whatever happens goes
+after them, because what it takes would make others late, too. The first one that has to stand back keeps a small part
+of each step, so that it comes to an end however many are in danger.
+
 A prompt whose next tokens an earlier one computes right now waits until they are cached. Each token is then computed
 once, however many prompts with the same beginning come at the same time.
 """
 
 from collections.abc import Sequence
-from typing import Final
+from math import ceil, inf
+from typing import Final, NamedTuple
 
 RIGHT_OF_FIRST: Final = 4  # the first prompt has 1 / 4 of a step
 MUCH_SHORTER: Final = 2
+RIGHT_BESIDE_DANGER: Final = 32  # beside prompts in danger, the first of the others has 1 / 32 of a step
+CAUTION: Final = 1.5  # a first token is in danger when it would be late if all took so many times as long
 LEAST_LED: Final = 128  # tokens that a prompt waits for; fewer take no longer than a step takes anyway
 
 
@@ -43,3 +51,59 @@ def follows(left: int, led: int, leader_left: int, step_tokens: int) -> bool:
     share of the steps is smaller than its own would be.
     """
     return led > min(LEAST_LED, step_tokens // RIGHT_OF_FIRST) and not slips_in(left, leader_left)
+
+
+class Due(NamedTuple):
+    """A prompt's first token, in seconds."""
+
+    left_s: float  # what computing the rest of the prompt takes alone
+    due_s: float  # from now on; infinite: at no time
+
+
+class Turns(NamedTuple):
+    first: list[int]  # indices of the prompts that go before all others, in order
+    late: list[int]  # of those that go after all others
+
+
+def turns(prompts: Sequence[Due], step_s: float) -> Turns:
+    """Who is in danger and who is late. step_s: how long a full step takes; a prompt is complete when its step ends."""
+    dated = sorted((i for i, prompt in enumerate(prompts) if prompt.due_s < inf), key=lambda i: prompts[i].due_s)
+    all_s = sum(prompts[i].left_s for i in dated)
+    in_time: list[int] = []
+    late: list[int] = []
+    total_s, num_in_danger = 0.0, 0
+    for i in dated:
+        left_s, due_s = prompts[i]
+        end_s = max(total_s + left_s, min(ceil((total_s + left_s) / step_s) * step_s, all_s))
+        if end_s > due_s:
+            late.append(i)
+            all_s -= left_s
+            continue
+        total_s += left_s
+        in_time.append(i)
+        if CAUTION * end_s + step_s > due_s:
+            num_in_danger = len(in_time)
+    return Turns(in_time[:num_in_danger], late)
+
+
+def share_by_turns(budget: int, left: Sequence[int], order: Turns) -> list[int]:
+    """As `share_out`, where some prompts are in danger or late."""
+    shares = [0] * len(left)
+    first, late = order
+
+    def give(i: int, most: int) -> int:
+        more = min(left[i] - shares[i], most)
+        shares[i] += more
+        return more
+
+    others = [i for i in range(len(left)) if i not in first]
+    if others and (first or late):
+        budget -= give(others[0], -(-budget // RIGHT_BESIDE_DANGER))
+    for i in first:
+        budget -= give(i, budget)
+    rest = [i for i in others if i not in late]
+    for i, more in zip(rest, share_out(budget, [left[i] - shares[i] for i in rest]), strict=True):
+        budget -= give(i, more)
+    for i in sorted(late):
+        budget -= give(i, budget)
+    return shares

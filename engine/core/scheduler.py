@@ -3,7 +3,8 @@
 One order rules memory, `Sequence.order`: higher priority first, then earlier arrival. A sequence keeps its arrival
 while it waits for a reservation and when it is preempted. Memory is taken from the last sequence in order for the
 first, and no sequence starts or reserves before an earlier one that waits for memory. Of a step's token budget, the
-first prompt in order has a quarter by right (prefill_budget.py). A sequence whose prefix is being read from the disk is
+first prompt in order has a quarter by right, unless first tokens are about to be late (prefill_budget.py), which is
+looked at among the prompts of the highest priority. A sequence whose prefix is being read from the disk is
 passed by later ones until that has ended, and so is one that waits for an earlier prompt to compute the prefix that
 both have in common. Such a sequence holds no blocks, and only earlier ones are waited for. Hence the first sequence
 that waits for no read always advances, and no sequence starves. Nor does one whose blocks are being copied hold up
@@ -14,14 +15,16 @@ import itertools
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence as Run
 from itertools import groupby
+from math import inf
 from operator import attrgetter
 from typing import NamedTuple
 
 from baton_proto.discovery import prefill_pairs
 from engine.core.batch import Batch, ScheduledSequence
 from engine.core.block_manager import BlockManager
-from engine.core.prefill_budget import follows, share_out, slips_in
+from engine.core.prefill_budget import Due, Turns, follows, share_by_turns, slips_in, turns
 from engine.core.sequence import Sequence, SequenceStatus
+from engine.core.timed_steps import TimedSteps
 
 LOOK_AHEAD = 8  # waiting sequences that may slip in
 
@@ -49,6 +52,16 @@ class DeadEnd(NamedTuple):
     error: str | None
 
 
+class _Dated(NamedTuple):
+    """Sequences whose first tokens are due, see prefill_budget.Turns."""
+
+    first: list[Sequence]
+    late: list[Sequence]
+
+
+_NOBODY = _Dated([], [])
+
+
 class Scheduler:
     """Running sequences prefill, in chunks, or decode. Remote ones hold blocks, and only their owner knows them."""
 
@@ -66,6 +79,8 @@ class Scheduler:
         self._waiting_pairs = 0
         self._starved: Sequence | None = None  # the first of `waiting`, while it waits for memory
         self._dead_ends: list[DeadEnd] = []
+        self._dated = _NOBODY  # in the next step
+        self._has_dated = False  # whether a first token may be due
 
     def add(self, sequence: Sequence) -> None:
         """Queues a sequence to be prefilled and decoded here."""
@@ -76,6 +91,7 @@ class Scheduler:
             problem = f"{sequence.num_tokens} tokens do not fit into the KV pool of {pool_tokens}"
             self._dead_ends.append(DeadEnd(sequence, "error", problem))
             return
+        self._has_dated |= sequence.due_s < inf
         self._wait(sequence)
 
     def reserve(self, sequence: Sequence) -> bool:
@@ -132,6 +148,12 @@ class Scheduler:
         """Frees the blocks of a finished sequence if nobody uses them any more."""
         if not sequence.pinned and not sequence.num_in_flight_tokens:
             self.block_manager.free(sequence)
+
+    def look_ahead(self, now_s: float, took: TimedSteps) -> None:
+        """Before `schedule`: which first tokens would be late. now_s: on the clock of Sequence.due_s. took: how long
+        steps have taken."""
+        if self._has_dated:
+            self._dated = self._turns(now_s, took)
 
     def schedule(self) -> Batch:
         """The next step: a token for each decoding sequence, and prompt chunks for the rest of the budget. May be
@@ -219,13 +241,14 @@ class Scheduler:
         self._starved = None
         prompts = [sequence for sequence in self.running if sequence.is_prefilling]
         if self.waiting and budget > 0:
+            self._start_in_danger(prompts, budget)
             self._start_waiting(prompts, budget)
         near = [sequence for sequence in prompts if not sequence.moves or self.block_manager.is_near(sequence)]
         if near or not alone:
             prompts = near
         items: list[ScheduledSequence] = []
         for _, equals in groupby(prompts, key=attrgetter("priority")):
-            for sequence, num_tokens in _share(budget, list(equals)):
+            for sequence, num_tokens in self._share(budget, list(equals)):
                 start = sequence.num_scheduled_tokens
                 complete = start + num_tokens == sequence.num_prefill_tokens
                 items.append(ScheduledSequence(sequence, start, num_tokens, sample=complete))
@@ -237,17 +260,19 @@ class Scheduler:
         before their turn. They join `prompts`, which stays in order."""
         passed: Sequence | None = None  # the first one whose turn does not come; memory is kept for it
         leaders = [sequence for sequence in self.running if sequence.num_computed_tokens < sequence.num_prefill_tokens]
+        late = self._dated.late
         num_seen = 0
-        for sequence in list(self.waiting):
+        for sequence in [one for one in self.waiting if one not in late] + late if late else list(self.waiting):
             if len(self.running) >= self.max_running or num_seen == LOOK_AHEAD:
                 return
-            if self.follows(sequence, leaders):
+            if sequence.status is not SequenceStatus.WAITING or self.follows(sequence, leaders):
                 continue
             num_seen += 1
             if self.block_manager.restores(sequence):
                 continue
             place = bisect_left(prompts, sequence.order, key=_order)
-            if not self._has_turn(sequence, prompts[:place], budget):
+            before = prompts if sequence in late else [one for one in prompts[:place] if one not in late]
+            if not self._has_turn(sequence, before, budget):
                 passed = passed or sequence
                 continue
             kept = 0 if passed is None else self.block_manager.blocks_for(passed.num_tokens)
@@ -257,6 +282,40 @@ class Scheduler:
             elif passed is None:
                 self._starved = sequence
                 return
+
+    def _turns(self, now_s: float, took: TimedSteps) -> _Dated:
+        prompts = [sequence for sequence in self.running if sequence.is_prefilling]
+        dated = [sequence for sequence in (*prompts, *self.waiting) if sequence.due_s < inf]
+        self._has_dated = bool(dated)
+        step_s = took.attentive_s(self.max_batch_tokens, 0)
+        if not dated or step_s == inf:
+            return _NOBODY
+        highest = max(sequence.priority for sequence in (*prompts, *self.waiting[:1]))
+        dated = sorted((one for one in dated if one.priority == highest), key=attrgetter("due_s"))
+        for place, sequence in enumerate(dated):
+            if sequence.status is SequenceStatus.WAITING and (place < LOOK_AHEAD or sequence.num_looked_up < 0):
+                sequence.num_looked_up = self.block_manager.cached_tokens(sequence)
+        order = turns([Due(_left_s(sequence, took), sequence.due_s - now_s) for sequence in dated], step_s)
+        return _Dated(*([dated[i] for i in part] for part in order))
+
+    def _start_in_danger(self, prompts: list[Sequence], budget: int) -> None:
+        """Starts those that would be late if others had this step. They join `prompts`, which stays in order."""
+        for sequence in self._dated.first:
+            if budget <= 0 or len(self.running) >= self.max_running:
+                return
+            if sequence.status is SequenceStatus.WAITING:
+                passed = self.waiting[0]
+                kept = 0 if passed is sequence else self.block_manager.blocks_for(passed.num_tokens)
+                if self.block_manager.restores(sequence) or not self._start(sequence, self._headroom() + kept):
+                    continue
+                insort(prompts, sequence, key=_order)
+            budget -= _left(sequence)
+
+    def _share(self, budget: int, prompts: list[Sequence]) -> Iterator[tuple[Sequence, int]]:
+        """How many tokens each of some prompts of equal priority gets, in order."""
+        order = Turns(*([prompts.index(one) for one in part if one in prompts] for part in self._dated))
+        shares = share_by_turns(budget, list(map(_left, prompts)), order)
+        return ((sequence, share) for sequence, share in zip(prompts, shares, strict=True) if share)
 
     def _has_turn(self, sequence: Sequence, before: list[Sequence], budget: int) -> bool:
         if sum(map(_left, before)) < budget:
@@ -336,7 +395,10 @@ def _left(sequence: Sequence) -> int:
     return sequence.num_prefill_tokens - sequence.num_scheduled_tokens
 
 
-def _share(budget: int, prompts: list[Sequence]) -> Iterator[tuple[Sequence, int]]:
-    """How many tokens each of some prompts of equal priority gets, in order."""
-    shares = share_out(budget, list(map(_left, prompts)))
-    return ((sequence, share) for sequence, share in zip(prompts, shares, strict=True) if share)
+def _left_s(sequence: Sequence, took: TimedSteps) -> float:
+    """How long the rest of its prompt takes."""
+    if sequence.status is SequenceStatus.WAITING:
+        start, end = sequence.num_looked_up, sequence.num_tokens
+    else:
+        start, end = sequence.num_scheduled_tokens, sequence.num_prefill_tokens
+    return took.attentive_s(end - start, prefill_pairs(start, end))

@@ -7,6 +7,7 @@ block table, the engine appends its tokens; workers create and read it.
 import enum
 from array import array
 from dataclasses import KW_ONLY, dataclass, field
+from math import inf
 
 import numpy as np
 from msgspec import Struct
@@ -58,6 +59,7 @@ class Sequence:
     hash_seed: int = SEED  # of the block hashes; sequences of different seeds share no blocks
     hint: CacheHint = NO_HINT  # what becomes of its prompt's blocks when it has ended
     matcher: Matcher | None = None  # of the grammar of `sampling`, fresh
+    due_s: float = inf  # when its first token is due, on time.monotonic()
     needs: Needs = field(init=False)  # of `sampling`; kept, because every step asks for it
     status: SequenceStatus = field(default=SequenceStatus.WAITING, init=False)
     arrival: int | None = field(default=None, init=False)  # its place in the engine's order of arrival
@@ -79,6 +81,7 @@ class Sequence:
     sequence_hashes: list[int] = field(default_factory=list, init=False)
     chunks: list[tuple[float, float, int]] = field(default_factory=list, init=False)  # see note_chunk
     leader: "Sequence | None" = field(default=None, init=False)  # while it waits: who computes its next blocks
+    num_looked_up: int = field(default=-1, init=False)  # cached tokens while it waits, as seen last; -1: nobody looked
     num_led_tokens: int = field(default=0, init=False)  # leading ones that it has in common with its leader
     hashed_tokens: "array[int]" = field(default_factory=lambda: array("I"), init=False)  # of these blocks
 

@@ -9,6 +9,7 @@ from runtime.config.step_times import token_pairs
 
 KEPT = 16  # from one `take` to the next
 DECAY = 0.9  # of what prompts took, with each step
+PAIR_TOKENS = 6e-5  # what attention to one token costs, as part of computing one: of an 8B model, see StepTimes
 
 
 def work_of(batch: Batch) -> tuple[int, float, int, int]:
@@ -26,21 +27,33 @@ class TimedSteps:
 
     def __init__(self) -> None:
         self._steps: list[TimedStep] = []
-        self._prompt_tokens = self._prompt_ms = 0.0  # of steps that were mostly prompts, the last ones above all
+        # Of steps that were mostly prompts, the last ones above all.
+        self._prompt_tokens = self._prompt_pairs = self._prompt_ms = 0.0
         self._last_ms = 0.0
 
     def add(self, batch: Batch, step_ms: float) -> None:
-        self._last_ms = step_ms
-        num_tokens = batch.num_tokens - len(batch.decode)
-        if num_tokens > len(batch.decode):
-            self._prompt_tokens = DECAY * self._prompt_tokens + num_tokens
-            self._prompt_ms = DECAY * self._prompt_ms + step_ms
+        self.note(*(work := work_of(batch))[:3], step_ms)
         if len(self._steps) < KEPT:
-            self._steps.append(TimedStep(*work_of(batch), step_ms))
+            self._steps.append(TimedStep(*work, step_ms))
+
+    def note(self, num_tokens: int, num_pairs: float, num_decodes: int, step_ms: float) -> None:
+        """A step has taken so long."""
+        self._last_ms = step_ms
+        if num_tokens > num_decodes:
+            self._prompt_tokens = DECAY * self._prompt_tokens + num_tokens
+            self._prompt_pairs = DECAY * self._prompt_pairs + num_pairs
+            self._prompt_ms = DECAY * self._prompt_ms + step_ms
 
     def prompt_s(self, num_tokens: int) -> float:
         """How long so many prompt tokens take, about; infinite while nobody knows."""
         return num_tokens * self._prompt_ms / self._prompt_tokens / 1e3 if self._prompt_tokens else inf
+
+    def attentive_s(self, num_tokens: int, num_pairs: float) -> float:
+        """The same with the attention of just these tokens."""
+        if not self._prompt_tokens:
+            return inf
+        work = self._prompt_tokens + PAIR_TOKENS * self._prompt_pairs
+        return (num_tokens + PAIR_TOKENS * num_pairs) * self._prompt_ms / work / 1e3
 
     def last_s(self) -> float:
         """How long the last step took."""

@@ -74,6 +74,7 @@ class Submit(Struct, frozen=True, tag="submit"):
     priority: Int32 = 0
     hash_seed: HashSeed = DEFAULT_HASH_SEED
     hint: CacheHint = NO_HINT
+    due_ms: Small | None = None  # until the first token is due, from the moment of sending; None: at no time
 
 
 class Cancel(Struct, frozen=True, tag="cancel"):
@@ -153,6 +154,7 @@ class PrefillRequest(Struct, frozen=True, tag="prefill"):
     priority: Int32 = 0
     hash_seed: HashSeed = DEFAULT_HASH_SEED
     hint: CacheHint = NO_HINT
+    due_ms: Small | None = None  # as in Submit
 
 
 class PrefillCancel(Struct, frozen=True, tag="cancel"):

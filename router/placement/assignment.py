@@ -100,7 +100,8 @@ class Assigner:
             return None
         self._hits.count(reused)
         uncached = request.num_tokens - placement.cached_blocks * request.block_size
-        charge = self._ledger.charge(request_id, placement.decode, placement.prefill, request.num_tokens, uncached)
+        runs = (placement.decode, placement.prefill, request.num_tokens, uncached)
+        charge = self._ledger.charge(request_id, *runs, is_dated=request.is_dated)
         target = self._pool.prefill_target(placement.prefill) if placement.prefill else None
         expectation = self._expected.expect(placement.prefill or placement.decode, hashes, placement.held_blocks)
         return Assignment(self._pool.link(placement.decode), target, placement, charge, expectation)
@@ -128,23 +129,30 @@ class Assigner:
             match = self._index.match(hashes)
             reused = match.last_block
             cached = self._expected.outlook(match, hashes)
+            dated = forms[0].is_dated
             prefill_keys = self._pool.prefill_keys(forms[0].num_tokens)
-            decode = candidates(self._ledger, decode_keys, match, cached)
-            prefill = candidates(self._ledger, prefill_keys, match, cached)
+            decode = candidates(self._ledger, decode_keys, match, cached, is_dated=dated)
+            prefill = candidates(self._ledger, prefill_keys, match, cached, is_dated=dated)
         limits = (config.max_running_per_worker, due_ms)
         weighings = [weigh(form, decode, prefill, config.placement, self._rng, *limits) for form in forms]
         return best_form(weighings, due_ms) if len(forms) > 1 else weighings[0], reused
 
 
 def candidates(
-    ledger: LoadLedger, workers: tuple[WorkerKey, ...], match: Match, cached: Mapping[WorkerKey, int]
+    ledger: LoadLedger,
+    workers: tuple[WorkerKey, ...],
+    match: Match,
+    cached: Mapping[WorkerKey, int],
+    *,
+    is_dated: bool = False,
 ) -> Candidates:
-    """The workers with what they hold of a prompt, and with what they hold or are expected to hold (`cached`)."""
+    """The workers with what they hold of a prompt, and with what they hold or are expected to hold (`cached`).
+    `is_dated`: see LoadLedger.columns."""
     if not workers:
         return NO_CANDIDATES
     blocks, lower = column(cached, workers), match.lower(workers)
     if lower.size and cached is not match:
         lower[:, blocks > match.column(workers)] = 0  # a prompt that goes on behind them brings them to the device
     restoring = ledger.restoring(workers) if lower.size else NO_RATES
-    facts = ledger.columns(workers), ledger.times(workers), lower, ledger.now_us
-    return Candidates(workers, blocks, *facts, restoring)
+    facts = ledger.columns(workers, is_dated=is_dated), ledger.times(workers), lower, ledger.now_us
+    return Candidates(workers, blocks, *facts, restoring, ledger.step_tokens)

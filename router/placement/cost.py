@@ -40,7 +40,7 @@ STEPS_TO_FIRST: Final = 1.5  # decode steps until a prompt's first token: half o
 
 LOWEST: Final = 3.0  # times that the shortest queue counts beside the mean: no later prompt finds a worker sooner
 
-Limits = tuple[int, int, int]  # see `choose`
+Limits = tuple[int, int, int, int]  # see `choose`
 Knobs = tuple[float, ...]  # see `choose`
 
 # Where the prompt of a candidate would run and why. SHORT and above: on the candidate itself.
@@ -93,7 +93,7 @@ def _draw(barred: NDArray[np.int8], costs: NDArray[np.float64], due_ms: float, t
 
 @inlined
 def _bar(queued: int, requests: int, excluded: bool, limits: Limits) -> int:
-    max_requests, max_queued_tokens, _ = limits
+    max_requests, max_queued_tokens, _, _ = limits
     if excluded:
         return EXCLUDED
     if queued >= max_queued_tokens:
@@ -135,7 +135,7 @@ def _restored(first: int, end: int, token_ms: float, most: tuple[float, float]) 
     together(numba.int32[::1], numba.int64[:, ::1], _FLOAT[:, ::1], _BOOL[::1], numba.int32[:, ::1], _FLOAT[:, ::1]),
     *(_INT, _INT, _BOOL, _BOOL, _INT, _FLOAT),
     together(_FLOAT, _FLOAT),
-    together(_INT, _INT, _INT),
+    together(_INT, _INT, _INT, _INT),
     together(*[_FLOAT] * 7),
     together(_FLOAT, _FLOAT),
     *(numba.int8[:, ::1], _FLOAT[:, ::1]),
@@ -171,7 +171,8 @@ def choose(
     due_ms: when the first token is due, from now on; infinite: at no time.
     shipper: cost and time to the first token, both in ms, of the prefill worker that would take the prompt; infinite:
         there is none.
-    limits: requests and queued tokens of a candidate; tokens that one beside prefill workers may compute of a prompt.
+    limits: requests and queued tokens of a candidate; tokens that one beside prefill workers may compute of a prompt;
+        tokens of prompts in a step.
     knobs, of PlacementConfig: decode_steps, ship_ms, ship_token_ms, host_token_ms, disk_token_ms, delay_weight,
         crowd_weight.
     dice: temperature; draw.
@@ -235,7 +236,9 @@ def choose(
         for term in range(NUM_TERMS):
             total += costs[i, term]
         costs[i, TOTAL] = total
-        first_step = STEPS_TO_FIRST * step if decodes and requests else 0.0
+        # A decode step beside each step of the prompts.
+        beside = STEPS_TO_FIRST + ((queued + uncached) / limits[3] if runs else 0.0)
+        first_step = beside * step if decodes and requests else 0.0
         costs[i, TTFT] = total - costs[i, OTHERS] - costs[i, DECODE] + first_step
         if barred[i] == FREE and not can_ship and not runs:
             barred[i] = NOBODY_SHIPS

@@ -104,7 +104,8 @@ class Choice:
                 self._tally.attempt()
                 try:
                     tokens = self._tokens()
-                    facts = Request(len(tokens), self._parts.block_size, frozenset(self._excluded))
+                    excluded = frozenset(self._excluded)
+                    facts = Request(len(tokens), self._parts.block_size, excluded, self._is_dated)
                     began_s = time.monotonic()
                     with self._turn(facts, tokens) as turn:
                         assignment = await self._wait(turn, facts)
@@ -187,6 +188,15 @@ class Choice:
             return math.inf
         return (self._request.first_by_s - (time.monotonic() if now_s is None else now_s)) * 1e3
 
+    def _due_on_worker(self) -> int | None:
+        """As Submit says it."""
+        return max(0, round(self._due_ms())) if self._is_dated else None
+
+    @property
+    def _is_dated(self) -> bool:
+        """Whether the worker minds when the first token is due: not when only the whole answer is."""
+        return self._due_ms() < math.inf and self._request.first_by_s < self._request.deadline_s
+
     def _check_queue(self, turn: Turn[Assignment], facts: Request) -> None:
         """Raises TooLate. Of those before it as much is taken for cached as of those that have run."""
         parts, totals = self._parts, self._parts.metrics.totals
@@ -244,6 +254,7 @@ class Choice:
             priority=request.priority,
             hash_seed=request.hash_seed,
             hint=request.hint,
+            due_ms=self._due_on_worker(),
         )
         return Submission(assignment.link, submit, self._late, assignment.release)
 

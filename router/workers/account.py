@@ -44,10 +44,11 @@ class _Prefill:
     Time is cut into periods of REPORT_DELAY_S or longer, each of which begins with a report: what was charged in this
     period and the one before may be missing in the last report."""
 
-    __slots__ = ("_before", "_since", "charged")
+    __slots__ = ("_before", "_since", "charged", "undated")
 
     def __init__(self) -> None:
         self.charged = 0
+        self.undated = 0  # of these, of prompts whose first token is due at no time
         self._since = 0  # charged in this period
         self._before = 0  # charged in the period before
 
@@ -58,6 +59,11 @@ class _Prefill:
     def foreign_change(self, change: int) -> None:
         """Other routers have charged so much more, or less."""
         self._since += max(0, change)
+
+    def dated(self, left: int, foreign: int) -> int:
+        """Of what is left, so much goes before a first token that is due. Of other routers' nobody knows."""
+        charged = self.charged + foreign
+        return min(left, charged - self.undated) if charged else left
 
     def begin_period(self) -> None:
         self._before, self._since = self._since, 0
@@ -136,6 +142,18 @@ class Account:
             active_blocks=max(self.blocks + foreign.blocks, reported.blocks_used),
             queued_prefill_pairs=self.pairs.left(reported.queued_prefill_pairs, foreign.prefill_pairs),
         )
+
+    def dated(self, view: LoadView, step_tokens: int) -> tuple[int, int]:
+        """Queued tokens and pairs that go before a first token that is due: those of such prompts, and a step of the
+        others, which runs now."""
+        _, tokens, _, pairs = view
+        least = (
+            self.tokens.dated(tokens, self.foreign.prefill_tokens),
+            self.pairs.dated(pairs, self.foreign.prefill_pairs),
+        )
+        if tokens - least[0] <= step_tokens:
+            return tokens, pairs
+        return least[0] + step_tokens, least[1] + (pairs - least[1]) * step_tokens // (tokens - least[0])
 
     def set_foreign(self, router: str, totals: Totals) -> None:
         before = self.by_router.get(router, NOTHING)

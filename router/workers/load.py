@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from baton_proto.discovery import WorkerLoad, prefill_pairs
 from router.index.roster import Roster
-from router.workers.account import NOTHING, Account, LoadView, Totals
+from router.workers.account import NO_LIMIT, NOTHING, Account, LoadView, Totals
 from runtime.config.step_times import StepTimes
 from runtime.discovery.worker_key import WorkerKey
 
@@ -31,7 +31,7 @@ class Charge:
 
     __slots__ = (
         *("_blocks", "_cached_blocks", "_decode", "_ledger", "_prefill", "_prefill_pairs", "_prefill_tokens"),
-        *("expires_s", "request_id"),
+        *("_undated", "expires_s", "request_id"),
     )
 
     def __init__(
@@ -43,6 +43,7 @@ class Charge:
         blocks: int,
         prefill_tokens: int,
         prefill_pairs: int,
+        is_dated: bool,
     ) -> None:
         self.request_id = request_id
         self.expires_s = 0.0  # set by the ledger
@@ -57,6 +58,8 @@ class Charge:
         decode.blocks += blocks
         prefill.tokens.charge(prefill_tokens)
         prefill.pairs.charge(prefill_pairs)
+        self._undated = not is_dated
+        self._count_undated(1)
         ledger.changed(decode, prefill)
 
     def prefill_done(self) -> None:
@@ -88,7 +91,13 @@ class Charge:
         self._take_off_prefill()
         self._ledger.changed(self._decode, self._prefill)
 
+    def _count_undated(self, sign: int) -> None:
+        if self._undated:
+            self._prefill.tokens.undated += sign * self._prefill_tokens
+            self._prefill.pairs.undated += sign * self._prefill_pairs
+
     def _take_off_prefill(self) -> None:
+        self._count_undated(-1)
         self._prefill.tokens.charged -= self._prefill_tokens
         self._prefill.pairs.charged -= self._prefill_pairs
         self._prefill_tokens = self._prefill_pairs = 0
@@ -103,8 +112,9 @@ class Charge:
 
 
 class LoadLedger:
-    """`times`: of a worker's steps, until `learn` tells better ones. `relieved` is called whenever a worker may take
-    more than before. `has_news` is called when own charges differ from what `take_changed` returned last."""
+    """`times`: of a worker's steps, until `learn` tells better ones. `step_tokens`: of prompts, in one step. `relieved`
+    is called whenever a worker may take more than before. `has_news` is called when own charges differ from what
+    `take_changed` returned last."""
 
     def __init__(
         self,
@@ -113,10 +123,12 @@ class LoadLedger:
         clock: Callable[[], float] = time.monotonic,
         *,
         times: StepTimes = UNKNOWN,
+        step_tokens: int = NO_LIMIT,
         relieved: Callable[[], None] = lambda: None,
         has_news: Callable[[], None] = lambda: None,
     ) -> None:
         self.relieved = relieved
+        self.step_tokens = step_tokens
         self._has_news = has_news
         self._changed: set[WorkerKey] = set()
         self._block_size = block_size
@@ -133,10 +145,17 @@ class LoadLedger:
         self._charges: OrderedDict[Charge, None] = OrderedDict()  # the one that expires first is first
 
     def charge(
-        self, request_id: str, decode: WorkerKey, prefill: WorkerKey | None, num_tokens: int, prefill_tokens: int
+        self,
+        request_id: str,
+        decode: WorkerKey,
+        prefill: WorkerKey | None,
+        num_tokens: int,
+        prefill_tokens: int,
+        *,
+        is_dated: bool = False,
     ) -> Charge:
         """Charges blocks for `num_tokens` to the decode worker, and computing the last `prefill_tokens` of them to the
-        worker that runs the prompt; `prefill` None: the decode worker runs it."""
+        worker that runs the prompt; `prefill` None: the decode worker runs it. `is_dated`: its first token is due."""
         decode_account = self._account(decode)
         prefill_account = decode_account if prefill is None else self._account(prefill)
         blocks = self.blocks_of(num_tokens)
@@ -144,7 +163,7 @@ class LoadLedger:
         now_s = self._clock()
         if not prefill_account.queues:
             self.step_begins(prefill_account)
-        charge = Charge(self, request_id, decode_account, prefill_account, blocks, prefill_tokens, pairs)
+        charge = Charge(self, request_id, decode_account, prefill_account, blocks, prefill_tokens, pairs, is_dated)
         charge.expires_s = now_s + self._charge_ttl_s
         self._charges[charge] = None
         return charge
@@ -168,12 +187,16 @@ class LoadLedger:
         self.expire()
         return self._account(worker).view()
 
-    def columns(self, workers: tuple[WorkerKey, ...]) -> NDArray[np.int64]:
+    def columns(self, workers: tuple[WorkerKey, ...], *, is_dated: bool = False) -> NDArray[np.int64]:
         """The loads of the workers, [n, 7]: LoadView's fields, when the present step began, in us of the clock, and
-        Account.room."""
+        Account.room. `is_dated`: of prompts, what goes before one whose first token is due."""
         self.expire()
         self._write_down()
         rows: NDArray[np.int64] = self._columns[self._roster.numbers(workers)]
+        if is_dated:
+            for i, worker in enumerate(workers):
+                if (account := self._accounts.get(worker)) is not None and account.tokens.undated:
+                    rows[i, 1], rows[i, 3] = account.dated(account.view(), self.step_tokens)
         return rows
 
     def times(self, workers: tuple[WorkerKey, ...]) -> NDArray[np.float64]:

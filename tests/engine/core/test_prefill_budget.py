@@ -1,9 +1,27 @@
 """How prompts share a step."""
 
+from collections.abc import Sequence
+from itertools import accumulate, permutations
+from math import inf
+
 import pytest
 from hypothesis import given, strategies as st
 
-from engine.core.prefill_budget import follows, share_out, slips_in
+from engine.core.prefill_budget import CAUTION, Due, Turns, follows, share_by_turns, share_out, slips_in, turns
+
+STEP_S = 1.0  # prompts take whole steps here
+dues = st.lists(st.builds(Due, st.integers(1, 5), st.one_of(st.integers(0, 20), st.just(inf))), max_size=6)
+
+
+def can_be_in_time(prompts: Sequence[Due], begins_s: float = 0.0) -> bool:
+    """By trying all orders."""
+    return any(
+        all(
+            begins_s + end_s <= due_s
+            for end_s, (_, due_s) in zip(accumulate(p.left_s for p in order), order, strict=True)
+        )
+        for order in permutations(prompts)
+    )
 
 
 def test_nobody_gets_anything_of_nothing() -> None:
@@ -56,3 +74,57 @@ def test_a_prompt_waits_for_a_leader_of_similar_length_that_computes_more_than_a
     left: int, led: int, leader_left: int, step_tokens: int, waits: bool
 ) -> None:
     assert follows(left, led, leader_left, step_tokens) is waits
+
+
+@given(dues)
+def test_nobody_is_late_where_any_order_has_all_in_time_and_who_is_not_late_can_be_in_time(prompts: list[Due]) -> None:
+    late = turns(prompts, STEP_S).late
+    dated = [i for i, prompt in enumerate(prompts) if prompt.due_s < inf]
+    assert (not late) == can_be_in_time([prompts[i] for i in dated])
+    in_time = [i for i in dated if i not in late]
+    assert can_be_in_time([prompts[i] for i in in_time])
+    for i in late:
+        assert not can_be_in_time([prompts[j] for j in [*in_time, i] if prompts[j].due_s <= prompts[i].due_s])
+
+
+@given(dues)
+def test_who_goes_first_is_in_danger_and_nobody_else_is(prompts: list[Due]) -> None:
+    """A step of others, and somebody of them might be late; whoever comes after them can wait for it."""
+    first, late = turns(prompts, STEP_S)
+    in_time = [i for i, prompt in enumerate(prompts) if prompt.due_s < inf and i not in late]
+    slower = [Due(CAUTION * prompt.left_s, prompt.due_s) for prompt in prompts]
+    assert [prompts[i].due_s for i in first] == sorted(prompts[i].due_s for i in in_time)[: len(first)]
+    if first:
+        assert not can_be_in_time([slower[i] for i in first], STEP_S)
+    others = [slower[i] for i in in_time if i not in first]
+    assert can_be_in_time(others, STEP_S + sum(slower[i].left_s for i in first))
+
+
+def test_a_prompt_is_complete_when_the_step_ends_in_which_those_behind_it_are_computed_too() -> None:
+    assert turns([Due(0.25, 0.5)], STEP_S).late == []
+    assert turns([Due(0.25, 0.5), Due(0.75, 9)], STEP_S).late == [0]
+
+
+@given(st.integers(1, 200), st.lists(st.integers(1, 300), max_size=8))
+def test_where_nothing_is_due_the_shares_are_the_usual_ones(budget: int, left: list[int]) -> None:
+    assert share_by_turns(budget, left, turns([Due(n, inf) for n in left], STEP_S)) == share_out(budget, left)
+
+
+@given(
+    st.integers(1, 200), st.lists(st.tuples(st.integers(1, 300), st.sampled_from(["first", "late", ""])), max_size=8)
+)
+def test_danger_goes_first_and_late_ones_last_and_the_eldest_of_the_others_never_starves(
+    budget: int, prompts: list[tuple[int, str]]
+) -> None:
+    left = [n for n, _ in prompts]
+    first, late = ([i for i, (_, where) in enumerate(prompts) if where == name] for name in ("first", "late"))
+    shares = share_by_turns(budget, left, Turns(first, late))
+    assert sum(shares) == min(budget, sum(left))
+    assert all(0 <= share <= rest for share, rest in zip(shares, left, strict=True))
+    others = [i for i in range(len(left)) if i not in first]
+    right = min(left[others[0]], -(-budget // 32)) if others and (first or late) else 0
+    if right:
+        assert shares[others[0]] >= right
+    assert sum(shares[i] for i in first) == min(budget - right, sum(left[i] for i in first))
+    if any(shares[i] for i in late if i != others[0]):
+        assert all(shares[i] == left[i] for i in range(len(left)) if i not in late)

@@ -16,6 +16,7 @@ from engine.core.engine import Engine
 from engine.core.prefill_budget import share_out
 from engine.core.scheduler import LOOK_AHEAD, DeadEnd, Scheduler
 from engine.core.sequence import Sequence, SequenceStatus
+from engine.core.timed_steps import TimedSteps
 from tests.engine.kv_oracle import (
     EventReplica,
     FakeRunner,
@@ -112,6 +113,44 @@ def test_a_short_prompt_whose_prefix_is_cached_counts_as_short() -> None:
     step(scheduler)
     scheduler.add(make_sequence("b", [*shared, 2]))
     assert names(step(scheduler))[0] == ["long", "b"]
+
+
+def steps_of(ms_per_token: float) -> TimedSteps:
+    took = TimedSteps()
+    took.note(1000, 0, 0, 1000 * ms_per_token)
+    return took
+
+
+def test_a_prompt_that_would_be_late_goes_before_those_that_came_first() -> None:
+    scheduler = make_scheduler(256, max_batch_tokens=64)
+    scheduler.add(distinct("first", 200))
+    scheduler.add(distinct("second", 150))
+    step(scheduler)
+    urgent, took = distinct("urgent", 128), steps_of(1.0)
+    urgent.due_s = 0.15
+    scheduler.add(urgent)
+    scheduler.look_ahead(0.0, took)
+    assert [(item.sequence.request_id, item.num_tokens) for item in step(scheduler).prefill] == [
+        ("first", 2),
+        ("urgent", 62),
+    ]
+    urgent.due_s = 10.0
+    scheduler.look_ahead(0.1, took)
+    assert [item.num_tokens for item in step(scheduler).prefill if item.sequence.request_id == "first"] == [16]
+
+
+def test_a_prompt_that_is_late_anyway_goes_last_and_still_comes_to_an_end() -> None:
+    scheduler = make_scheduler(256, max_batch_tokens=64)
+    late, took = distinct("late", 100), steps_of(1.0)
+    late.due_s = 0.05
+    scheduler.add(late)
+    scheduler.add(distinct("other", 100))
+    computed: list[tuple[str, int]] = []
+    while late.num_computed_tokens < 100:
+        scheduler.look_ahead(0.0, took)
+        computed += [(item.sequence.request_id, item.num_tokens) for item in step(scheduler).prefill]
+    assert computed[0] == ("other", 64)
+    assert sum(tokens for name, tokens in computed if name == "other") == 100
 
 
 def test_what_slips_in_leaves_the_memory_for_those_whom_it_passes() -> None:

@@ -18,7 +18,8 @@ from engine.tiers.host_kv import HostKv
 from kvtransfer.slab.layout import SlabLayout
 from runtime.config.serving import DiskKvConfig, EngineConfig, ServingConfig
 from runtime.errors import ConfigError
-from tests.engine.tiers.disk_worker import Worker, conversations, prompt, worker
+from tests.engine.kv_oracle import make_sequence
+from tests.engine.tiers.disk_worker import TIMEOUT_S, Worker, conversations, prompt, worker
 from worker.assembly import build_engine
 
 
