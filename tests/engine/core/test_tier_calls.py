@@ -351,9 +351,9 @@ def test_what_a_token_takes_from_a_tier_is_known_when_it_was_measured() -> None:
     tier = waits.manager._tier
     assert tier is not None
     tier.block_s = 0.008  # type: ignore[misc]
-    assert waits.manager.restoring_ms() == (pytest.approx(2.0), 0.0)
+    assert waits.manager.restoring_ms() == pytest.approx((2.0, 0.0))
     waits.disk.block_s = 0.016
-    assert waits.manager.restoring_ms() == (pytest.approx(2.0), pytest.approx(6.0))
+    assert waits.manager.restoring_ms() == pytest.approx((2.0, 6.0))
 
 
 def test_both_tiers_are_closed_and_the_disk_goes_on_under_the_name_that_was_told(
@@ -361,7 +361,7 @@ def test_both_tiers_are_closed_and_the_disk_goes_on_under_the_name_that_was_told
 ) -> None:
     waits = Waits()
     done: list[str] = []
-    monkeypatch.setattr(Disk, "move", lambda disk, name: done.append(name), raising=False)
+    monkeypatch.setattr(Disk, "move", lambda disk, name: done.append(name))
     monkeypatch.setattr(Disk, "close", lambda disk: done.append("disk"))
     monkeypatch.setattr(Slots, "close", lambda slots: done.append("slots"))
     waits.manager.move_disk("other")
