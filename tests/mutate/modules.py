@@ -45,7 +45,11 @@ PURE: Final = (
 )
 
 ALSO: Final = {
-    "engine/core/block_manager.py": ("tests/engine/core/test_lower_tier.py",),
+    "engine/core/block_manager.py": (
+        "tests/engine/core/test_lower_tier.py",
+        "tests/engine/core/test_tier_calls.py",
+        "tests/engine/core/test_cache_hints.py",
+    ),
     "engine/core/disk_prefixes.py": (
         "tests/engine/core/test_disk_waits.py",
         "tests/engine/core/test_flush.py",

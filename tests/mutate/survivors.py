@@ -79,6 +79,15 @@ _ABOVE = "above[0] = sequence.sequence_hashes[first - 1] if first else 0"
 _SEED_JUDGES = "a prompt's first block is judged by its seed: what is above it is not looked at"
 _RAISED = "for block, old in zip(blocks, lowered, strict=True):"
 _BLOCK_EACH = "each block of a lower tier has one of the device to move to"
+_HITS = "hits = hits[: next((i for i in range(first, len(hits)) if not self._is_in_memory(hits[i])), len(hits))]"
+_NO_DISK = "if self._disk is None or self._tier is None:"
+_FRESH = "num_fresh = min(count - len(blocks), self.num_blocks - num_known)"
+_MERGED = "for age, leaf in merge(*queues, key=itemgetter(0)):"
+_DEVICE_FIRST = "of equal ages, the device's block comes first by its id, too"
+_KNOWN_SLOT = "there is a free slot or one of a block that has a copy: no age is looked at"
+_WAY_UP = "while above in known and not (above in placed or above in lost or above in path):"
+_LOST = "lost |= path.keys()"
+_SAVES_THE_WAY = "what is known to be lost only saves the way up to what is missing"
 _LED = "return led > min(LEAST_LED, step_tokens // RIGHT_OF_FIRST) and not slips_in(left, leader_left)"
 EQUIVALENT: Final[dict[str, dict[tuple[str, str], str]]] = {
     "engine/core/block_manager.py": {
@@ -88,6 +97,37 @@ EQUIVALENT: Final[dict[str, dict[tuple[str, str], str]]] = {
             "if num_full <= sequence.num_committed_blocks:",
             "if num_full < sequence.num_committed_blocks:",
         ): _NOTHING_TO_ADD,
+        (
+            "self._wake: Callable[[], object] = lambda: None",
+            "self._wake: Callable[[], object] = lambda: 0",
+        ): "what it returns is not read",
+        ("self._is_flushing = False", "self._is_flushing = None"): "only its truth is asked for",
+        ("news = False", "news = None"): "only its truth is asked for",
+        (
+            "return self.allocate(sequence, keep_available=keep_available)",
+            "return self.allocate(sequence, )",
+        ): "a block that is lost in a lower tier takes none of the device, where it was found that all fit",
+        (_HITS, _HITS.replace("len(hits))]", "None)]")): "a slice that ends at None goes to the end",
+        (_HITS, _HITS.replace("range(first, len", "range(len")): "those before `first` are in memory",
+        (_NO_DISK, _NO_DISK.replace(" or ", " and ")): "without a disk, no block is missing in memory",
+        (_FRESH, _FRESH.replace("blocks - num", "blocks + num")): "nobody asks for more blocks than are available",
+    },
+    "engine/core/disk_prefixes.py": {
+        ("self._make_slot(age)", "self._make_slot(None)"): _KNOWN_SLOT,
+        ("return self._make_slot(0)", "return self._make_slot(None)"): _KNOWN_SLOT,
+        ("return self._make_slot(0)", "return self._make_slot(1)"): _KNOWN_SLOT,
+        (_MERGED, _MERGED.replace("itemgetter(0)", "None")): _DEVICE_FIRST,
+        (_MERGED, _MERGED.replace("key=itemgetter(0)", "")): _DEVICE_FIRST,
+        (_WAY_UP, _WAY_UP.replace("in placed or", "in placed and")): (
+            "what is above a placed block is placed, and keeps its place"
+        ),
+        ("path[above] = None", 'path[above] = ""'): _KEYS,
+        (_LOST, _LOST.replace("|=", "=")): _SAVES_THE_WAY,
+        (_LOST, _LOST.replace("|=", "&=")): _SAVES_THE_WAY,
+        (
+            "self._parents[copy] = block.parent or 0",
+            "self._parents[copy] = block.parent or 1",
+        ): "the parent of a block that has none is not read",
     },
     "engine/core/prefill_budget.py": {
         (_LED, _LED.replace("//", "/")): "a whole number is above a number where it is above the whole part of it",

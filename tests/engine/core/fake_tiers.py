@@ -165,6 +165,9 @@ class Disk:
             self.work(True, True)
         self.files.clear()
 
+    def move(self, name: str) -> None:
+        self.wipe()
+
     def close(self) -> None:
         self.finish()
 

@@ -2,6 +2,7 @@
 
 from baton_proto.worker import NO_HINT, CacheHint
 from engine.core.block_manager import BlockManager
+from engine.core.resting import OUTPUT, SHORT
 from engine.core.sequence import SequenceStatus
 from tests.engine.core.block_machine import compute
 from tests.engine.core.fake_tiers import Slots
@@ -126,3 +127,18 @@ def test_a_prompt_whose_time_is_over_in_the_lower_tier_goes_after_those_that_cam
         cache.run(seed, num_tokens=12)
     assert cache.run(1, num_tokens=8) == 2
     assert cache.manager.check_integrity() == []
+
+
+def test_only_the_end_that_nobody_reused_ages_as_an_answer_does() -> None:
+    manager = BlockManager(8, 4)
+    kinds: list[int] = []
+    for number, hint in enumerate((NO_HINT, CacheHint(drop=True))):
+        sequence = make_sequence("request", [*range(8), *[50 + number] * 9])
+        sequence.hint = hint
+        sequence.status = SequenceStatus.FINISHED
+        assert manager.allocate(sequence)
+        compute(manager, sequence)
+        blocks = list(sequence.block_table)
+        manager.free(sequence)
+        kinds = [manager._cache._kinds[block] for block in blocks[:4]]
+    assert kinds == [SHORT + 1, SHORT + 1, OUTPUT, OUTPUT]

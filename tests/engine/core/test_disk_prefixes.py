@@ -1,13 +1,16 @@
 """Copies that an earlier process left: which of them are known again, as what, and in which order they are given up."""
 
+from collections.abc import Callable
+
 import hypothesis.strategies as st
 import numpy as np
+import pytest
 from hypothesis import given
 
 from baton_proto.kv_events import DISK, Stored
 from engine.core.disk_copies import DiskBlock
 from engine.core.disk_prefixes import DiskPrefixCache
-from engine.core.resting import KEPT, SHORT
+from engine.core.resting import AGING, KEPT, LONG, OUTPUT, SHORT
 from tests.engine.kv_oracle import make_sequence, u64
 
 SIZE, SLOTS, COPIES = 2, 4, 40
@@ -153,3 +156,232 @@ def test_a_block_that_leaves_memory_moves_to_its_copy_and_without_one_it_is_forg
     assert cache.moved_down == {slot: 0}
     cache.moved_down.clear()
     assert cache.check_integrity([0, 0]) == []
+
+
+# --- writes and reads -------------------------------------------------------------------------------------------------
+
+
+def cached(num_slots: int, num_copies: int, num_roots: int = 0) -> DiskPrefixCache:
+    """Prompts of one block each, at rest on the device in blocks 0 and up, the oldest first."""
+    cache = DiskPrefixCache(SIZE, 8, num_slots, num_copies)
+    for block in range(num_roots):
+        insert(cache, block, [1 + block, 0])
+    cache.rest(list(range(num_roots)))
+    return cache
+
+
+def insert(cache: DiskPrefixCache, block: int, tokens: list[int], kind: int = SHORT) -> int:
+    """The last block of these tokens lies in `block`. Returns its sequence hash."""
+    sequence = make_sequence("request", tokens)
+    num_blocks = len(tokens) // SIZE
+    sequence.block_table = [block] * num_blocks
+    sequence.hash_blocks(num_blocks, SIZE)
+    assert cache.insert(sequence, num_blocks - 1, bytes([kind])) == 1
+    return sequence.sequence_hashes[-1]
+
+
+def names_of(cache: DiskPrefixCache) -> set[int]:
+    return set(cache._block_of)
+
+
+def end_writes(cache: DiskPrefixCache) -> None:
+    for copy in list(cache.copies.writes):
+        cache.written(copy, True)
+    cache.copies.to_write.clear()
+    cache.moved_down.clear()
+
+
+@pytest.mark.parametrize("max_writes", [1, 2, 10])
+def test_old_blocks_are_written_until_half_of_the_slots_can_be_had_and_none_is_lost(max_writes: int) -> None:
+    cache = cached(4, 9, 4)
+    before = names_of(cache)
+    for _ in range(4):
+        cache.evict()
+    cache.write_behind(max_writes)
+    assert len(cache.copies.writes) == min(2, max_writes)
+    assert names_of(cache) == before, "all are known still, the one in the first slot too"
+    end_writes(cache)
+    cache.write_behind(max_writes)
+    assert len(cache.copies.staged) + len(cache.copies.writes) == 2
+    assert names_of(cache) == before
+
+
+def test_a_disk_that_cannot_be_written_gets_nothing_and_nothing_is_given_up_for_it() -> None:
+    cache = cached(4, 9, 4)
+    for _ in range(4):
+        cache.evict()
+    cache.write_behind(0)
+    cache.write_all(0)
+    assert cache.num_lowered == 4
+    assert not cache.copies.of
+    cache.write_all(9)
+    end_writes(cache)
+    assert len(cache.copies.of) == 4
+    cache.write_behind(0)
+    cache.write_all(9)
+    assert cache.num_lowered == 4, "what is written stays in memory while nobody needs the room"
+
+
+def test_blocks_in_host_memory_that_have_copies_move_there_until_half_of_the_slots_can_be_had() -> None:
+    cache = cached(4, 9, 4)
+    for _ in range(4):
+        cache.evict()
+    cache.write_all(9)
+    end_writes(cache)
+    cache.write_behind(9)
+    assert (len(cache.copies.staged), cache.num_lowered) == (2, 2)
+    assert not cache.copies.writes
+
+
+def test_the_youngest_block_is_written_too_when_it_takes_the_last_slot() -> None:
+    cache = cached(1, 9, 1)
+    cache.evict()
+    cache.write_behind(1)
+    assert len(cache.copies.writes) == 1
+
+
+@pytest.mark.parametrize("num_children", [3, 4])
+def test_a_parent_on_the_device_is_written_before_its_children_and_the_last_slot_is_given_up_for_it(
+    num_children: int,
+) -> None:
+    cache = cached(4, 9)
+    parent = insert(cache, 0, [1, 2])
+    children = [insert(cache, 1 + child, [1, 2, 10 + child, 0]) for child in range(num_children)]
+    cache.rest([*range(1, 1 + num_children), 0])
+    for _ in range(num_children):
+        cache.evict()
+    cache.moved_down.clear()
+    cache.write_behind(1)
+    assert len(cache.copies.writes) == 1
+    first = cache.copies.to_write[0]
+    assert first[2].sequence_hash == parent
+    assert cache.moved_down == {first[0]: 0}
+    assert names_of(cache) == {parent, *children[num_children - 3 :]}
+
+
+@pytest.mark.parametrize("write", [DiskPrefixCache.write_all, DiskPrefixCache.write_behind])
+def test_a_block_whose_write_does_not_count_any_more_is_not_written_again_before_that_has_ended(
+    write: Callable[[DiskPrefixCache, int], None],
+) -> None:
+    cache = cached(4, 9, 4)
+    for _ in range(4):
+        cache.evict()
+    cache.write_all(2)
+    first, second = cache.copies.writes
+    cache.written(first, False)
+    cache.copies.to_write.clear()
+    write(cache, 9)
+    sources = [source for source, _ in cache.copies.writes.values()]
+    assert len(set(sources)) == len(sources) > 1
+    cache.written(second, True)
+    assert len(cache) == 4
+
+
+@pytest.mark.parametrize("given_up", [(), (2,), (1,)])
+def test_after_a_write_that_failed_no_later_one_counts_whoever_was_forgotten_meanwhile(
+    given_up: tuple[int, ...],
+) -> None:
+    cache = cached(3, 9, 3)
+    for _ in range(3):
+        cache.evict()
+    cache.write_all(9)
+    copies = list(cache.copies.writes)
+    sources = [source for source, _ in cache.copies.writes.values()]
+    for at in given_up:
+        cache.lose(sources[at])
+    cache.copies.to_write.clear()
+    cache.moved_down.clear()
+    cache.written(copies[0], False)
+    assert not cache.copies.of
+    for copy in copies[1:]:
+        cache.written(copy, True)
+    assert not cache.copies.of
+    assert len(cache.copies.free) == 9
+    assert len(cache) == 3 - len(given_up)
+    assert cache.check_integrity([0, 0, 0]) == []
+
+
+def test_a_small_disk_gets_the_youngest_block_of_host_memory_before_an_older_one_of_the_device() -> None:
+    cache = DiskPrefixCache(SIZE, 8, 4, 1)
+    younger = insert(cache, 0, [1, 2])
+    cache.rest([0])
+    cache.evict()
+    insert(cache, 1, [3, 4], OUTPUT)
+    cache.rest([1])
+    cache._now += 100  # an answer ages faster
+    cache.write_all(9)
+    assert list(cache.copies.of) == [younger]
+
+
+def test_blocks_of_host_memory_that_have_copies_make_room_for_all_of_the_device() -> None:
+    cache = cached(4, 9, 4)
+    for _ in range(4):
+        cache.evict()
+    cache.write_all(9)
+    end_writes(cache)
+    for block in (0, 1):
+        insert(cache, block, [50 + block, 0])
+    cache.rest([0, 1])
+    cache.write_all(9)
+    assert len(cache.copies.writes) == 2
+    assert len(cache) == 6
+
+
+def test_a_copy_is_given_up_for_a_block_that_is_at_most_as_old() -> None:
+    cache = DiskPrefixCache(SIZE, 8, SLOTS, 1)
+    cache.adopt([(FIRST, disk_block(1, None))])
+    cache._now += 10
+    age = cache._stored.oldest(cache._now)[0]
+    assert not cache._make_copy(age + 0.1)
+    assert cache._make_copy(age)
+    assert len(cache) == 0
+
+
+@pytest.mark.parametrize("num_slots", range(1, 9))
+def test_reads_and_what_waits_after_them_take_half_of_host_memory_and_one_slot_at_least(num_slots: int) -> None:
+    cache = DiskPrefixCache(SIZE, 8, num_slots, COPIES)
+    first = cache.first_copy
+    cache.adopt((first + at, disk_block(at, None)) for at in range(12))
+    most = max(1, num_slots // 2)
+    cache.fetch([first])
+    cache.fetch([first, first + 1, first + 2, first + 3, first + 4])
+    assert list(cache.copies.reads) == [first + at for at in range(min(most, 5))]
+    cache.was_read(first, True)
+    cache.copies.hold(first)
+    cache.fetch([first + at for at in range(1, 12)])
+    assert len(cache.copies.reads) == most - 1
+
+
+def test_a_block_that_just_came_to_host_memory_gives_its_slot_to_a_read() -> None:
+    cache = DiskPrefixCache(SIZE, 8, 1, COPIES)
+    cache.adopt((9 + at, disk_block(at, None)) for at in range(2))
+    cache.keep([9])
+    cache.raise_to([0], [9])
+    cache.rest([0])
+    cache.evict()
+    cache.fetch([10])
+    assert list(cache.copies.reads) == [10]
+
+
+def test_a_block_that_is_kept_is_written_as_what_it_is_without_that() -> None:
+    cache = cached(4, 9, 1)
+    cache.reuse([0], 1)
+    kind = cache._kinds[0]
+    cache.retain([0], 9.0)
+    assert cache._kinds[0] == KEPT
+    assert cache._disk_block(0).kind == kind < KEPT
+
+
+def test_copies_whose_parents_go_round_in_a_circle_are_left_out_with_all_below_them() -> None:
+    cache = adopted([disk_block(3, 2), disk_block(2, 1), disk_block(1, 2), disk_block(4, 3), disk_block(0, None)])
+    assert set(cache.copies.of) == {name_of(0)}
+
+
+def test_copies_age_as_if_they_had_come_to_rest_one_after_the_other() -> None:
+    kinds = [OUTPUT, SHORT, SHORT, OUTPUT, LONG, SHORT]
+    cache = adopted([disk_block(at, None, kind) for at, kind in enumerate(kinds)])
+    assert cache._now == len(kinds)
+    ages = {FIRST + at: at * AGING[kind] for at, kind in enumerate(kinds)}
+    assert [copy for _, copy in cache._stored.youngest(cache._now)] == sorted(
+        ages, key=lambda copy: (ages[copy], -cache._kinds[copy])
+    )
